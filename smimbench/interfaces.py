@@ -1,0 +1,363 @@
+"""The four contracts (model, channel, prior, algorithm) and the small data types that pass between them.
+
+Every item is an immutable object, usually a frozen dataclass: its fields are its parameters, its class attributes
+``name``, ``version``, ``reference`` and ``capabilities`` say what it is. ``version`` is an integer that is raised
+whenever the numbers that the item produces change; it is part of the key under which results are stored.
+
+Shapes and letters used everywhere:
+
+===========  ==========================================================================================
+``n``        samples
+``T``        tokens of a sample
+``D``        dimension of a token
+``P``        index components (directions, or layers)
+``C``        sites: tokens (sequence-multi-index) or unordered token pairs a <= b (attention-indexed)
+``z``        latents, ``(n, P, C)``; given an estimate, ``z ~ N(omega, V (x) I_C)``, ``V`` of shape ``(P, P)``
+===========  ==========================================================================================
+
+Methods that are marked *optional* may be missing: the engine asks with ``hasattr`` and has a generic substitute.
+All arrays follow the Python array API standard; an item works on the namespace and the device of its inputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from smimbench.problem import Problem
+
+__all__ = [
+    "CONTRACT_VERSION",
+    "Algorithm",
+    "Array",
+    "Capabilities",
+    "Channel",
+    "Data",
+    "Denoised",
+    "Info",
+    "Model",
+    "Overlap",
+    "ParameterError",
+    "Posterior",
+    "Prior",
+    "Start",
+    "Uncertain",
+]
+
+Array: TypeAlias = Any
+
+CONTRACT_VERSION = 1
+"""Version of the contracts on this page. It is raised when an item written for an older one could break."""
+
+
+class ParameterError(ValueError):
+    """A parameter of an item has a value that makes no sense.
+
+    Parameters
+    ----------
+    key : str
+        Name of the parameter.
+    message : str
+        What is wrong and what would be right, without the name: ``"must be > 0, got -1"``.
+    """
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(f"{key}: {message}")
+        self.key = key
+        self.message = message
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an item can be combined with.
+
+    Attributes
+    ----------
+    models : tuple of str
+        Names of the models it works for; ``("*",)`` stands for all.
+    backends : tuple of str
+        Names of array namespaces it runs on; ``("*",)`` stands for every array API namespace.
+    dtypes : tuple of str
+        Real data types it is accurate in.
+    """
+
+    models: tuple[str, ...] = ("*",)
+    backends: tuple[str, ...] = ("*",)
+    dtypes: tuple[str, ...] = ("float64", "float32")
+
+
+class Uncertain(NamedTuple):
+    """A computed number (or array) with its numerical error and the method that gave it.
+
+    ``error`` is one standard error for Monte Carlo and an estimate of the absolute error for quadrature; it has the
+    shape of ``value`` or is a scalar. ``method`` is ``"closed form"``, ``"quadrature"`` or ``"Monte Carlo"``, or a
+    few words more.
+    """
+
+    value: Array
+    error: Array
+    method: str
+
+
+class Posterior(NamedTuple):
+    """Posterior of the latents of every sample.
+
+    Attributes
+    ----------
+    mean : array (n, P, C)
+        ``E[z | y, omega, V]``.
+    covariance : array (P, P)
+        ``Cov(z_c | y, omega, V)`` averaged over samples and sites.
+    second_moment : array (n, P, C, P, C) or None
+        ``E[z z^T | y, omega, V]``, not centred; only on request.
+    error : float
+        Numerical error of ``mean``: root mean square over samples, relative to ``sqrt(diag V)``. 0 for closed forms.
+    """
+
+    mean: Array
+    covariance: Array
+    second_moment: Array | None = None
+    error: float = 0.0
+
+
+class Overlap(NamedTuple):
+    """Order parameters: ``Q`` and ``V = second_moment - Q``, both ``(..., P, P)``.
+
+    ``V`` is given apart because the difference would lose all digits when ``Q`` is close to the second moment.
+    """
+
+    Q: Array
+    V: Array
+
+
+class Denoised(NamedTuple):
+    """Posterior mean of the signal and its error ``V`` (P, P), as claimed by the prior's own theory."""
+
+    estimate: Array
+    V: Array
+
+
+class Start(NamedTuple):
+    """Where an algorithm should begin: a signal-shaped estimate and the error ``V`` (P, P) to claim for it."""
+
+    estimate: Array
+    V: Array
+
+
+@dataclass(frozen=True)
+class Data:
+    """What an algorithm may see: the inputs, the labels and the sizes. Never the teacher.
+
+    Attributes
+    ----------
+    inputs : array (n, T, D)
+        Tokens, iid N(0, 1).
+    labels : array (n, ...)
+        What the channel's ``forward`` returned.
+    sample_ratio : float
+        alpha really used: ``n / D`` or ``n / D**2``.
+    start : Start or None
+        A starting point handed in by the engine (informed or spectral); None means the algorithm's own.
+    """
+
+    inputs: Array
+    labels: Array
+    sample_ratio: float
+    start: Start | None = None
+
+    @property
+    def dimension(self) -> int:
+        """D, the size of a token."""
+        return int(self.inputs.shape[-1])
+
+
+class Info(NamedTuple):
+    """What a step reports to the engine's loop; nothing in it is iterated.
+
+    Attributes
+    ----------
+    residual : float or 0-d array
+        Undamped relative change of the iterate; the tolerance applies to it. NaN or inf means divergence.
+    claimed : array (P, P) or None
+        Overlap that the algorithm claims, ``second_moment - V``. None for algorithms that claim nothing.
+    held : array (P, P) or None
+        Overlap that the estimate has with itself; on the Nishimori line it equals ``claimed``.
+    warning : str or None
+        Something the user should know about this run; the engine stores each different one once.
+    """
+
+    residual: Any
+    claimed: Array | None = None
+    held: Array | None = None
+    warning: str | None = None
+
+
+class Model(Protocol):
+    """How the signal meets the inputs.
+
+    Attributes
+    ----------
+    tokens : int
+        T.
+    kappa : float
+        Factor of ``Qhat = kappa alpha E sum_c g_c g_c^T``: 1 (low rank) or 2 (extensive rank).
+    sites : int
+        C.
+    """
+
+    name: str
+    version: int
+    reference: str
+    capabilities: Capabilities
+    tokens: int
+
+    @property
+    def kappa(self) -> float: ...
+
+    @property
+    def sites(self) -> int: ...
+
+    def sample_count(self, alpha: float, dimension: int) -> int:
+        """Number of samples n closest to the sample ratio, at least 1."""
+        ...
+
+    def sample_ratio(self, n: int, dimension: int) -> float:
+        """The inverse of ``sample_count``: n / D or n / D^2."""
+        ...
+
+    def signal_shape(self, components: int, dimension: int) -> tuple[int, ...]:
+        """Shape of a signal: (P, D) or (P, D, D)."""
+        ...
+
+    def draw_inputs(self, rng: np.random.Generator, out: Array) -> None:
+        """Fill the host array ``out`` (n, T, D) with iid N(0, 1) numbers, in place."""
+        ...
+
+    def draw_noise(self, rng: np.random.Generator, components: int, dimension: int) -> Array:
+        """The unit noise Z of the effective channel ``R = S + Qhat^(-1/2) Z``, signal-shaped, on the host."""
+        ...
+
+    def forward(self, inputs: Array, signal: Array) -> Array:
+        """Latents z (n, P, C) of the signal. Matrix products only."""
+        ...
+
+    def adjoint(self, inputs: Array, g: Array) -> Array:
+        """Signal-shaped sum over samples, so normalised that ``R = W_hat + Qhat^{-1} adjoint(g)``."""
+        ...
+
+    def adjoint_scale(self, dimension: int) -> float:
+        """``adjoint`` divided by the transpose of ``forward``: 1 (low rank) or kappa / D (extensive rank)."""
+        ...
+
+    def inner(self, first: Array, second: Array) -> Array:
+        """Overlap matrix (P, P) of two signals: ``A B^T / D`` or ``tr(A_p B_q) / D``."""
+        ...
+
+
+class Channel(Protocol):
+    """How the latents become the label, y = g(z), and what a label says about them.
+
+    A dataclass field named ``tokens`` is filled in from the model. ``symmetry`` names the transformations of the
+    signal that no label can see: ``"none"``, ``"signs"`` (each component apart), ``"permutations"``,
+    ``"signed-permutations"`` or ``"rotations"``.
+
+    Optional methods, each with a generic substitute in the engine:
+
+    ``information(Q, V) -> Uncertain``
+        ``E sum_c g_c g_c^T`` (..., P, P) with ``omega ~ N(0, Q (x) I_C)``; leading axes are a batch.
+    ``vjp(z, cotangent) -> array (n, P, C)``
+        Gradient of ``sum(cotangent * observable(forward(z)))`` with respect to ``z``.
+    ``observable(y) -> array``
+        The label as a user would measure it (probabilities); default: y itself.
+    ``log_likelihood(y, z) -> array (n,)``
+        In place of ``posterior``.
+    ``generalization_error(Q, V) -> dict of Uncertain``
+        Closed forms for ``"bayes"``, ``"plugin"`` and ``"constant"``.
+    """
+
+    name: str
+    version: int
+    reference: str
+    capabilities: Capabilities
+    symmetry: str
+
+    @property
+    def components(self) -> int: ...
+
+    def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
+        """Labels of the latents ``z`` (n, P, C). ``rng`` is required by noisy channels only."""
+        ...
+
+    def posterior(
+        self,
+        y: Array,
+        omega: Array,
+        V: Array,
+        *,
+        second_moment: bool = False,
+        rng: np.random.Generator | None = None,
+    ) -> Posterior:
+        """Posterior of z ~ N(omega, V (x) I_C) given y. ``rng`` is used by channels that integrate by sampling."""
+        ...
+
+
+class Prior(Protocol):
+    """The law of the signal.
+
+    ``second_moment`` is E[S S^T]/D, ``(P, P)`` for ``components`` components, and ``mean_overlap`` the part of it that
+    the prior mean already holds (0, or rho). Both are host arrays.
+    """
+
+    name: str
+    version: int
+    reference: str
+    capabilities: Capabilities
+
+    def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Array:
+        """Draw a signal on the host."""
+        ...
+
+    def mean(self, components: int, dimension: int) -> Array:
+        """Prior mean, signal-shaped, on the host."""
+        ...
+
+    def second_moment(self, components: int) -> Array: ...
+
+    def mean_overlap(self, components: int) -> Array: ...
+
+    def denoise(self, R: Array, Qhat: Array) -> Denoised:
+        """Posterior mean of the signal given ``R = S + Qhat^{-1/2} Z`` and its error V."""
+        ...
+
+    def overlap(self, Qhat: Array) -> Overlap:
+        """The state-evolution map of ``denoise``; ``Qhat`` (..., P, P), leading axes are a batch."""
+        ...
+
+
+class Algorithm(Protocol):
+    """Anything that maps data to an estimate of the signal.
+
+    The loop, the clock, the stopping rule, the time limit, divergence and the trajectory belong to the engine. An
+    attribute ``steps`` (optional) says after how many steps the algorithm is done by its own account. A method
+    ``restarted() -> Algorithm | None`` (optional) gives a more cautious version for the engine's one restart.
+    """
+
+    name: str
+    version: int
+    reference: str
+    capabilities: Capabilities
+
+    def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> Any:
+        """First state. ``rng`` is a host generator of its own for every run."""
+        ...
+
+    def step(self, problem: Problem, data: Data, state: Any) -> tuple[Any, Info]:
+        """One iteration: a new state and what to report."""
+        ...
+
+    def estimate(self, state: Any) -> Array:
+        """Signal-shaped estimate held by a state."""
+        ...

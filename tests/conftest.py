@@ -1,0 +1,66 @@
+"""Fixtures shared by all tests: array namespaces that stand in for a GPU."""
+
+from __future__ import annotations
+
+import os
+
+# SciPy reads this once, at import; it lets scipy.special dispatch to array-api-strict. Tests only, never the library.
+os.environ["SCIPY_ARRAY_API"] = "1"
+
+import array_api_compat
+import numpy as np
+import pytest
+
+from smimbench.backend import Backend, get_backend
+
+
+class ReadOnlyNumpy(Backend):
+    """NumPy whose arrays refuse to be written to: finds code that modifies its inputs."""
+
+    def asarray(self, array, *, dtype=None):
+        """Move an array here and lock it."""
+        result = np.array(super().asarray(array, dtype=dtype))
+        result.flags.writeable = False
+        return result
+
+
+def _make_backend(name: str) -> Backend:
+    if name == "numpy":
+        return get_backend("numpy")
+    if name == "numpy-readonly":
+        plain = get_backend("numpy")
+        return ReadOnlyNumpy("numpy", plain.xp, plain.dtype)
+    if name == "strict":
+        import array_api_strict
+
+        device = array_api_strict.Device("device1")
+        return Backend("array_api_strict", array_api_strict, "float64", device)
+    if name == "cupy":
+        return get_backend("cupy")
+    raise AssertionError(name)
+
+
+@pytest.fixture(params=["numpy", "numpy-readonly", "strict", pytest.param("cupy", marks=pytest.mark.gpu)])
+def backend(request) -> Backend:
+    """Every array namespace of this machine; CuPy only where there is a GPU."""
+    if request.param == "cupy":
+        cupy = pytest.importorskip("cupy")
+        if not cupy.is_available():
+            pytest.skip("no CUDA device")
+    return _make_backend(request.param)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """A generator with a fixed seed."""
+    return np.random.default_rng(20261120)
+
+
+def assert_placed(array, backend: Backend, shape=None, dtype=None) -> None:
+    """Check namespace, device, dtype and shape of a result."""
+    assert array_api_compat.array_namespace(array) is backend.xp
+    if backend.device is not None:
+        assert array_api_compat.device(array) == backend.device
+    assert array.dtype == getattr(backend.xp, dtype or backend.dtype)
+    if shape is not None:
+        assert array.shape == shape
