@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy as np
 
     from smimbench.problem import Problem
@@ -181,10 +183,16 @@ class Info(NamedTuple):
     ----------
     residual : float or 0-d array
         Undamped relative change of the iterate; the tolerance applies to it. NaN or inf means divergence.
-    claimed : array (P, P) or None
-        Overlap that the algorithm claims, ``second_moment - V``. None for algorithms that claim nothing.
-    held : array (P, P) or None
-        Overlap that the estimate has with itself; on the Nishimori line it equals ``claimed``.
+    claimed : array (P,) or None
+        Overlap of each component that the algorithm claims, ``diag(second_moment - V)``. None for algorithms that
+        claim nothing: then only the residual and the number of steps end a run.
+    held : array (P,) or None
+        Overlap of each component of the estimate with itself; on the Nishimori line it equals ``claimed``.
+    moved : array (P,) or None
+        Undamped squared change of each component in this step, in units of an overlap.
+    strain : array (P,) or None
+        Logarithm of the ratio of two independent estimates of the information that the data carry; 0 when the
+        algorithm's account of its own error is right.
     warning : str or None
         Something the user should know about this run; the engine stores each different one once.
     """
@@ -192,6 +200,8 @@ class Info(NamedTuple):
     residual: Any
     claimed: Array | None = None
     held: Array | None = None
+    moved: Array | None = None
+    strain: Array | None = None
     warning: str | None = None
 
 
@@ -254,6 +264,22 @@ class Model(Protocol):
 
     def inner(self, first: Array, second: Array) -> Array:
         """Overlap matrix (P, P) of two signals: ``A B^T / D`` or ``tr(A_p B_q) / D``."""
+        ...
+
+    def chunks(self, n: int, dimension: int, components: int) -> Iterable[slice]:
+        """Slices of the samples whose inputs and intermediate results fit the cache."""
+        ...
+
+    def align(self, signal: Array, estimate: Array, symmetry: str) -> Array:
+        """The estimate after the symmetry operation that brings it closest to the signal."""
+        ...
+
+    def squared_error(self, signal: Array, estimate: Array) -> Array:
+        """Squared error (P,) of every component, 1 for the prior mean in the limit."""
+        ...
+
+    def overlap(self, signal: Array, estimate: Array) -> Array:
+        """What the metric ``overlap`` reports (P,): the squared cosine (low rank), or tr(S_hat S) / D."""
         ...
 
 

@@ -1,0 +1,57 @@
+"""The hooks through which everything pluggable enters smimbench, what ships with it included.
+
+A plugin is a module (or package) that implements one or more of these functions with the marker ``hookimpl`` and is
+found through an entry point of the group ``smimbench``, or handed over as a file. Each hook receives ``register``; call
+it once for every class. Arguments may be added to a hook in the future, never removed, so a plugin that accepts fewer
+goes on working.
+
+Examples
+--------
+>>> from smimbench import hookimpl
+>>> @hookimpl
+... def smimbench_register_channels(register):
+...     register(MyChannel)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "hookimpl",
+    "hookspec",
+    "smimbench_register_algorithms",
+    "smimbench_register_channels",
+    "smimbench_register_models",
+    "smimbench_register_priors",
+]
+
+PROJECT = "smimbench"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@hookspec
+def smimbench_register_models(register: Callable[[type[Any]], None]) -> None:
+    """Register models: how the signal meets the inputs (see ``smimbench.interfaces.Model``)."""
+
+
+@hookspec
+def smimbench_register_channels(register: Callable[[type[Any]], None]) -> None:
+    """Register channels: how the latents become the label (see ``smimbench.interfaces.Channel``)."""
+
+
+@hookspec
+def smimbench_register_priors(register: Callable[[type[Any]], None]) -> None:
+    """Register priors: the law of the signal (see ``smimbench.interfaces.Prior``)."""
+
+
+@hookspec
+def smimbench_register_algorithms(register: Callable[[type[Any]], None]) -> None:
+    """Register algorithms: anything from data to an estimate (see ``smimbench.interfaces.Algorithm``)."""

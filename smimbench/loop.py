@@ -1,0 +1,309 @@
+"""The one loop that every algorithm runs in; it knows no mathematics.
+
+It owns the clock (paused while metrics are computed), the stopping rule, the time limit, divergence, the trajectory and
+the one automatic restart.
+
+How a run ends
+--------------
+* ``diverged``: the residual or an order parameter is not a finite number.
+* ``ok``: the residual fell below the tolerance, or the order parameters stood still for ``WINDOW`` iterations while the
+  estimate moved less than it is large, or the algorithm made all the steps it asked for. Algorithms that claim an
+  error of their own must besides hold what they claim: the overlap of the estimate with itself, and the strain, must
+  agree with the claim within finite-size fluctuations; if not, the run is ``not-converged``.
+* ``not-converged``: the largest number of iterations was reached first.
+* ``timeout``: the time limit was reached first.
+
+A run that ends ``diverged`` or with a broken claim is started once more if the algorithm offers a more cautious version
+of itself (``restarted``); the record says so.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.backend import namespace, to_host
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smimbench.backend import Backend
+    from smimbench.interfaces import Array, Data, Info
+    from smimbench.problem import Instance, Problem
+
+__all__ = ["LoopResult", "LoopSettings", "Status", "run_algorithm"]
+
+WINDOW = 10
+STILL = 1e-4
+AGREEMENT = 5.0
+STRAIN = math.log(2.0)
+SMALLEST_ERROR = 1e-6
+
+
+class Status(enum.Enum):
+    """How a cell ended, with a line for humans."""
+
+    OK = "ok"
+    NOT_CONVERGED = "not-converged"
+    DIVERGED = "diverged"
+    TIMEOUT = "timeout"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+    @property
+    def message(self) -> str:
+        """What it means."""
+        return {
+            Status.OK: "ended as it should",
+            Status.NOT_CONVERGED: "no trustworthy fixed point within the allowed iterations",
+            Status.DIVERGED: "numbers grew beyond bounds",
+            Status.TIMEOUT: "the time limit came first",
+            Status.FAILED: "an error was raised",
+            Status.SKIPPED: "not run",
+        }[self]
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """Stopping rule.
+
+    Attributes
+    ----------
+    tolerance : float
+        For the undamped residual.
+    max_iterations : int
+        For algorithms without a number of steps of their own.
+    timeout : float or None
+        Seconds on the algorithm's clock, metrics not counted.
+    """
+
+    tolerance: float = 1e-6
+    max_iterations: int = 300
+    timeout: float | None = None
+
+
+@dataclass
+class Attempt:
+    """One pass of the loop."""
+
+    status: Status
+    reason: str
+    metrics: dict[str, list[float]]
+    iterations: int
+    seconds: float
+    cpu_seconds: float
+    iteration_seconds: list[float]
+    trajectory: dict[str, list[Any]]
+    final: dict[str, Any]
+    warnings: list[str] = field(default_factory=list)
+    estimate: Array | None = None
+    broken_claim: bool = False
+
+
+@dataclass
+class LoopResult:
+    """The attempt that counts, and how often the algorithm had to start anew."""
+
+    attempt: Attempt
+    restarts: int
+    restart_reason: str | None
+    lost_seconds: float
+
+
+def run_algorithm(
+    problem: Problem,
+    instance: Instance,
+    data: Data,
+    algorithm: Any,
+    make_rng: Callable[[int], np.random.Generator],
+    settings: LoopSettings,
+    backend: Backend,
+) -> LoopResult:
+    """Run an algorithm on an instance until the stopping rule ends it.
+
+    Parameters
+    ----------
+    make_rng : callable
+        Gives the generator of attempt 0, 1, ...: every start has a stream of its own.
+    """
+    attempt = _attempt(problem, instance, data, algorithm, make_rng(0), settings, backend)
+    if attempt.status is Status.DIVERGED or attempt.broken_claim:
+        offer = getattr(algorithm, "restarted", None)
+        cautious = offer() if offer is not None else None
+        if cautious is not None:
+            second = _attempt(problem, instance, data, cautious, make_rng(1), settings, backend)
+            second.warnings = attempt.warnings + [w for w in second.warnings if w not in attempt.warnings]
+            return LoopResult(second, 1, f"{attempt.status.value}: {attempt.reason}", attempt.seconds)
+    return LoopResult(attempt, 0, None, 0.0)
+
+
+def _attempt(
+    problem: Problem,
+    instance: Instance,
+    data: Data,
+    algorithm: Any,
+    rng: np.random.Generator,
+    settings: LoopSettings,
+    backend: Backend,
+) -> Attempt:
+    import time
+
+    steps: int | None = getattr(algorithm, "steps", None)
+    last = steps if steps is not None else settings.max_iterations
+    watch = _Watch(problem, instance.dimension)
+    warnings: list[str] = []
+    trajectory: dict[str, list[Any]] = {"iteration": [], "seconds": [], "mse": [], "overlap": [], "residual": []}
+    durations: list[float] = []
+    status, reason = Status.NOT_CONVERGED, f"{last} iterations reached"
+    iteration, broken = 0, False
+    metrics: dict[str, list[float]] = {}
+
+    cpu = time.process_time()
+    begin = backend.clock()
+    state = algorithm.init(problem, data, rng)
+    seconds = backend.clock() - begin
+    cpu_seconds = time.process_time() - cpu
+
+    def record(residual: float) -> dict[str, list[float]]:
+        values = instance.metrics(algorithm.estimate(state))
+        trajectory["iteration"].append(iteration)
+        trajectory["seconds"].append(seconds)
+        trajectory["residual"].append(residual)
+        trajectory["mse"].append(values["mse"])
+        trajectory["overlap"].append(values["overlap"])
+        return values
+
+    metrics = record(math.inf)
+    while iteration < last:
+        cpu = time.process_time()
+        begin = backend.clock()
+        state, info = algorithm.step(problem, data, state)
+        readings = watch.read(info)  # the one transfer of an iteration
+        duration = backend.clock() - begin
+        cpu_seconds += time.process_time() - cpu
+        seconds += duration
+        durations.append(duration)
+        iteration += 1
+        if info.warning and info.warning not in warnings:
+            warnings.append(info.warning)
+        if not watch.finite:
+            status, reason = Status.DIVERGED, f"{watch.unfinite} is not a finite number at iteration {iteration}"
+            break
+        ending = watch.ending(settings.tolerance)
+        finished = steps is not None and iteration == steps
+        late = settings.timeout is not None and seconds > settings.timeout
+        if ending or finished or late or _is_logged(iteration, last):
+            metrics = record(readings)
+        if ending or finished:
+            problem_with_claim = watch.broken_claim()
+            if problem_with_claim:
+                # A claim may still come true: only give up when nothing moves any more.
+                status, reason, broken = Status.NOT_CONVERGED, problem_with_claim, True
+            else:
+                status, reason = Status.OK, ending or f"all {steps} steps made"
+            break
+        if late:
+            status, reason = Status.TIMEOUT, f"{settings.timeout:g} s reached after {iteration} iterations"
+            break
+    if trajectory["iteration"][-1] != iteration and watch.finite:
+        metrics = record(watch.residual)
+    if not all(math.isfinite(v) for values in metrics.values() for v in values):
+        status, reason = Status.DIVERGED, "the estimate is not made of finite numbers"
+    if status is Status.NOT_CONVERGED and not broken:
+        complaint = watch.broken_claim()
+        if complaint:
+            reason, broken = f"{reason}; {complaint}", True
+    return Attempt(
+        status=status,
+        reason=reason,
+        metrics=metrics,
+        iterations=iteration,
+        seconds=seconds,
+        cpu_seconds=cpu_seconds,
+        iteration_seconds=durations,
+        trajectory=trajectory,
+        final=watch.final(),
+        warnings=warnings,
+        estimate=algorithm.estimate(state),
+        broken_claim=broken,
+    )
+
+
+class _Watch:
+    """Reads what a step reports and judges whether a run stands still and holds what it claims."""
+
+    def __init__(self, problem: Problem, dimension: int) -> None:
+        size = getattr(problem.model, "fluctuation", None)
+        self.fluctuation = float(size(dimension)) if size is not None else dimension**-0.5
+        self.second = np.diagonal(np.asarray(problem.prior.second_moment(problem.components)))
+        self.residual = math.inf
+        self.unfinite = ""
+        self.history: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
+        self.latest: dict[str, np.ndarray[Any, Any]] = {}
+
+    def read(self, info: Info) -> float:
+        """Take the numbers of an Info to the host, all at once where they live on a device."""
+        named = {name: value for name in ("claimed", "held", "moved", "strain") if (value := getattr(info, name)) is not None}
+        residual = info.residual
+        if named and not isinstance(next(iter(named.values())), np.ndarray) and hasattr(residual, "shape"):
+            xp = namespace(residual)
+            flat = xp.concat([xp.reshape(residual, (-1,)), *(xp.reshape(v, (-1,)) for v in named.values())])
+            numbers = np.asarray(to_host(flat), dtype=np.float64)
+        else:
+            parts = [np.atleast_1d(to_host(v)) if hasattr(v, "shape") else np.array([v]) for v in (residual, *named.values())]
+            numbers = np.concatenate([part.astype(np.float64).ravel() for part in parts])
+        self.residual = float(numbers[0])
+        size = (len(numbers) - 1) // max(len(named), 1)
+        self.latest = {name: numbers[1 + i * size : 1 + (i + 1) * size] for i, name in enumerate(named)}
+        unfinite = [name for name, value in self.latest.items() if name != "strain" and not np.isfinite(value).all()]
+        self.unfinite = "the residual" if not math.isfinite(self.residual) else "".join(unfinite[:1])
+        if "claimed" in self.latest and "held" in self.latest:
+            self.history.append((self.latest["claimed"], self.latest["held"]))
+        return self.residual
+
+    @property
+    def finite(self) -> bool:
+        return not self.unfinite
+
+    def ending(self, tolerance: float) -> str | None:
+        """Why the run may end here, or None."""
+        if self.residual <= tolerance:
+            return f"residual {self.residual:.1e} below tolerance"
+        if len(self.history) <= WINDOW or "moved" not in self.latest:
+            return None
+        claimed, held = (np.stack(rows) for rows in zip(*self.history[-WINDOW - 1 :]))
+        error = np.maximum(self.second - claimed[-1], SMALLEST_ERROR)
+        still = all((np.ptp(rows, axis=0) <= STILL * error).all() for rows in (claimed, held))
+        # A sign that flips every step moves by four times the overlap though both overlaps stand still.
+        quiet = (self.latest["moved"] <= np.maximum(self.latest["held"], self.fluctuation)).all()
+        return f"overlaps stand still for {WINDOW} iterations" if still and quiet else None
+
+    def broken_claim(self) -> str | None:
+        """Where the claimed and the held overlap disagree, in words, or None."""
+        if "claimed" not in self.latest or "held" not in self.latest:
+            return None
+        claimed, held = self.latest["claimed"], self.latest["held"]
+        gap = np.abs(claimed - held) / self.second
+        worst = int(np.argmax(gap))
+        if gap[worst] > AGREEMENT * self.fluctuation:
+            return (
+                f"component {worst + 1} claims an overlap of {claimed[worst]:.3g} "
+                f"but its estimate holds {held[worst]:.3g}"
+            )
+        return None
+
+    def final(self) -> dict[str, Any]:
+        """Last readings, for the record."""
+        return {"residual": self.residual, **{name: value.tolist() for name, value in self.latest.items()}}
+
+
+def _is_logged(iteration: int, last: int) -> bool:
+    """All iterations of a short run, then about fifty for each doubling: enough to time any target to 2%."""
+    if last <= 200 or iteration <= 50:
+        return True
+    stride = 2 ** max(0, int(math.log2(iteration / 50)))
+    return iteration % stride == 0

@@ -1,0 +1,135 @@
+"""From a table of a suite to an item: typed validation of parameters against a class's own signature."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+import math
+import typing
+from typing import TYPE_CHECKING, Any
+
+from smimbench.interfaces import ParameterError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["build", "canonical_json", "explain_validation", "parameters_of"]
+
+ENGINE_FILLED = {"channel": ("tokens",)}
+"""Parameters that the engine takes from the model and a suite may not set."""
+
+
+def signature_of(cls: type[Any]) -> dict[str, inspect.Parameter]:
+    """Parameters of a class's constructor, without ``self`` and catch-alls."""
+    wanted = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    found = inspect.signature(cls).parameters.values()
+    return {p.name: p for p in found if p.kind in wanted}
+
+
+def build(cls: type[Any], kind: str, params: Mapping[str, Any], provided: Mapping[str, Any] | None = None) -> Any:
+    """Make an item from parameters, checking names and types strictly.
+
+    Parameters
+    ----------
+    cls : type
+        Class of the item; types come from its annotations, defaults from its signature.
+    kind : str
+        ``"model"``, ``"channel"``, ``"prior"`` or ``"algorithm"``.
+    params : mapping
+        Parameters as written in a suite, without ``name``.
+    provided : mapping
+        Values the engine supplies; those the class does not take are left out.
+
+    Raises
+    ------
+    ParameterError
+        With the key and what would be right.
+    """
+    import pydantic
+
+    available = signature_of(cls)
+    supplied = {k: v for k, v in (provided or {}).items() if k in available}
+    accepted = {name: p for name, p in available.items() if name not in ENGINE_FILLED.get(kind, ())}
+    for key in params:
+        if key not in accepted:
+            if key in supplied:
+                raise ParameterError(key, "is taken from the model; remove it here")
+            raise ParameterError(key, unknown_key(key, accepted))
+    try:
+        hints = typing.get_type_hints(cls.__init__)
+    except NameError:  # an annotation that only a type checker can resolve: fall back on the type of the default
+        hints = {}
+    fields: dict[str, Any] = {}
+    for name, parameter in accepted.items():
+        required = parameter.default is inspect.Parameter.empty
+        hint = hints.get(name, Any if required or parameter.default is None else type(parameter.default))
+        fields[name] = (hint, ... if required else parameter.default)
+    config = pydantic.ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True, protected_namespaces=())
+    schema = pydantic.create_model(cls.__name__, __config__=config, **fields)
+    try:
+        checked = schema.model_validate(_tuples(dict(params), hints))
+    except pydantic.ValidationError as error:
+        key, message = explain_validation(error)
+        raise ParameterError(key, message) from None
+    for key in checked.model_fields_set:
+        value = getattr(checked, key)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ParameterError(key, f"must be a finite number, got {value}")
+    values = {name: getattr(checked, name) for name in accepted if name in checked.model_fields_set}
+    return cls(**values, **supplied)
+
+
+def parameters_of(kind: str, item: Any) -> dict[str, Any]:
+    """The parameters of an item, defaults included, as plain JSON values (engine-supplied ones left out)."""
+    names = [n for n in signature_of(type(item)) if n not in ENGINE_FILLED.get(kind, ())]
+    found: dict[str, Any] = json.loads(json.dumps({name: getattr(item, name) for name in names}, default=_plain))
+    return found
+
+
+def explain_validation(error: Any) -> tuple[str, str]:
+    """Key and one clear line from a pydantic ValidationError (its first and most specific problem)."""
+    first = error.errors(include_url=False)[0]
+    parts = [p for p in first["loc"] if isinstance(p, int) or "[" not in str(p)]
+    # A union reports each member it tried under its own name: keep only what the user wrote.
+    parts = [p for p in parts if p not in ("int", "float", "str", "bool", "list", "dict")]
+    key = ""
+    for part in parts:
+        key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else str(part)
+    if first["type"] == "missing":
+        return key, "is missing"
+    message = first["msg"]
+    message = message[0].lower() + message[1:]
+    if first["type"] != "value_error":
+        message += f", got {first['input']!r}"
+    return key, message.removeprefix("value error, ")
+
+
+def unknown_key(key: str, known: Iterable[str]) -> str:
+    """What to say of a key that nobody reads."""
+    names = sorted(known)
+    close = difflib.get_close_matches(key, names, 1)
+    if close:
+        return f"unknown key, did you mean {close[0]!r}?"
+    return f"unknown key, choose from {', '.join(names)}" if names else "unknown key, it takes no parameters"
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and no spaces: equal values give equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_plain)
+
+
+def _tuples(params: dict[str, Any], hints: dict[str, Any]) -> dict[str, Any]:
+    """TOML has lists only; give strict validation the tuple that the annotation asks for."""
+    for key, value in params.items():
+        if isinstance(value, list) and typing.get_origin(hints.get(key)) is tuple:
+            params[key] = tuple(value)
+    return params
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    raise TypeError(f"a parameter must be made of numbers, strings, lists and tables, got {type(value).__name__}")

@@ -1,0 +1,274 @@
+"""A problem (model, channel, prior), its instances, and the error of an estimate with the symmetry removed."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.backend import Backend, get_backend, namespace, to_host
+from smimbench.interfaces import Channel, Data, Model, ParameterError, Prior, Start
+from smimbench.parameters import build, canonical_json, parameters_of
+from smimbench.registry import Registry, RegistryError, get_registry
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from smimbench.interfaces import Array
+
+__all__ = ["Instance", "Problem", "ProblemError", "STREAMS", "seed_sequence"]
+
+STREAMS = ("teacher", "data", "initialisation", "monte-carlo")
+"""Children of an instance's seed, in this order for ever: the order is part of what a seed means."""
+
+
+class ProblemError(ValueError):
+    """A problem cannot be put together; ``key`` names the part, the message what would be right."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(f"{key}: {message}")
+        self.key = key
+        self.message = message
+
+
+def words(text: str, count: int = 2) -> tuple[int, ...]:
+    """``count`` 32-bit words from the SHA-256 of a text: names and numbers as spawn keys."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return tuple(int.from_bytes(digest[4 * i : 4 * i + 4], "little") for i in range(count))
+
+
+def seed_sequence(
+    seed: int, problem: str, alpha: float, dimension: int, replicate: int, stream: str, *extra: str
+) -> np.random.SeedSequence:
+    """The node (problem, alpha, D, replicate, stream) of the one seed tree, with children named by ``extra``."""
+    key = (*words(problem), *words(repr(float(alpha))), dimension, replicate, STREAMS.index(stream))
+    for name in extra:
+        key += words(name)
+    return np.random.SeedSequence(seed, spawn_key=key)
+
+
+@dataclass(frozen=True, eq=False)
+class Instance:
+    """One draw of teacher and data, on the host: the same bits for every algorithm and every backend.
+
+    Attributes
+    ----------
+    problem : Problem
+    signal : ndarray
+        The teacher, ``(P, D)`` or ``(P, D, D)``. Algorithms never see it.
+    inputs : ndarray (n, T, D)
+    labels : ndarray (n, ...)
+    sample_ratio : float
+        alpha really used, n / D or n / D^2.
+    """
+
+    problem: Problem
+    signal: np.ndarray[Any, Any]
+    inputs: np.ndarray[Any, Any]
+    labels: np.ndarray[Any, Any]
+    sample_ratio: float
+
+    @property
+    def dimension(self) -> int:
+        """D."""
+        return int(self.inputs.shape[-1])
+
+    def data(self, backend: Backend, start: Start | None = None) -> Data:
+        """What an algorithm may see, moved to a backend. On the host nothing is copied; NumPy views are locked."""
+        inputs, labels = backend.asarray(self.inputs), backend.asarray(self.labels)
+        if backend.name == "numpy":
+            inputs, labels = _locked(inputs), _locked(labels)
+        return Data(inputs, labels, self.sample_ratio, start)
+
+    def metrics(self, estimate: Array) -> dict[str, list[float]]:
+        """``mse`` and ``overlap`` of an estimate, one number per component, after removing the symmetry.
+
+        Raises
+        ------
+        ValueError
+            If the estimate does not have the shape of the signal.
+        """
+        if tuple(estimate.shape) != self.signal.shape:
+            raise ValueError(f"an estimate must have the shape {self.signal.shape}, got {tuple(estimate.shape)}")
+        model: Any = self.problem.model
+        xp = namespace(estimate)
+        signal = _teacher_like(self, estimate, xp)
+        aligned = model.align(signal, estimate, self.problem.channel.symmetry)
+        return {
+            "mse": [float(v) for v in to_host(model.squared_error(signal, aligned))],
+            "overlap": [float(v) for v in to_host(model.overlap(signal, aligned))],
+        }
+
+
+class Problem:
+    """Model, channel and prior that belong together.
+
+    Parameters
+    ----------
+    model, channel, prior : str or mapping
+        A name, or a table ``{"name": ..., parameter: value, ...}``.
+    registry : Registry or None
+        Where to look names up; default: all installed plugins.
+
+    Raises
+    ------
+    ProblemError
+        Unknown name or parameter, a value that makes no sense, parts that do not belong together.
+
+    Examples
+    --------
+    >>> problem = Problem({"name": "attention-indexed", "tokens": 2}, "softmax", {"name": "wishart", "rho": 0.5})
+    >>> problem.components
+    1
+    """
+
+    model: Model
+    channel: Channel
+    prior: Prior
+
+    def __init__(
+        self,
+        model: str | Mapping[str, Any],
+        channel: str | Mapping[str, Any],
+        prior: str | Mapping[str, Any],
+        *,
+        registry: Registry | None = None,
+    ) -> None:
+        registry = registry or get_registry()
+        self.spec: dict[str, dict[str, Any]] = {}
+        self.model = self._make(registry, "model", model, None, {})
+        name = self.model.name
+        self.channel = self._make(registry, "channel", channel, name, {"tokens": self.model.tokens})
+        if not hasattr(self.channel, "posterior"):
+            from smimbench.theory.likelihood import IntegratedChannel
+
+            self.channel = IntegratedChannel(self.channel, sites=self.model.sites)
+        self.prior = self._make(registry, "prior", prior, name, {})
+        self.components: int = int(self.channel.components)
+
+    def _make(self, registry: Registry, kind: str, what: Any, model: str | None, provided: dict[str, Any]) -> Any:
+        table = {"name": what} if isinstance(what, str) else dict(what)
+        name = table.pop("name", None)
+        if not isinstance(name, str):
+            raise ProblemError(f"{kind}.name", "is missing" if name is None else f"must be a string, got {name!r}")
+        try:
+            entry = registry.get(kind, name, model)
+        except RegistryError as error:
+            raise ProblemError(f"{kind}.name", str(error)) from None
+        try:
+            item = build(entry.item, kind, table, provided)
+        except ParameterError as error:
+            raise ProblemError(f"{kind}.{error.key}", error.message) from None
+        spec = {"name": entry.name, "version": entry.item.version, **parameters_of(kind, item)}
+        if entry.distribution != "smimbench":
+            spec["distribution"] = entry.distribution
+        self.spec[kind] = spec
+        return item
+
+    def __repr__(self) -> str:
+        return f"Problem({self.label})"
+
+    @property
+    def label(self) -> str:
+        """Short human name: what differs between the problems of a suite is in its parameters."""
+        parts = []
+        for kind in ("model", "channel", "prior"):
+            spec = {k: v for k, v in self.spec[kind].items() if k not in ("name", "version", "distribution")}
+            inner = ", ".join(f"{k}={v}" for k, v in spec.items())
+            parts.append(f"{self.spec[kind]['name']}({inner})" if inner else self.spec[kind]["name"])
+        return " ".join(parts)
+
+    @property
+    def identity(self) -> str:
+        """Canonical text of names and parameters, without versions: a fix of a posterior does not change the data."""
+        bare = {k: {n: v for n, v in spec.items() if n != "version"} for k, spec in self.spec.items()}
+        return canonical_json(bare)
+
+    def instance(
+        self,
+        alpha: float,
+        dimension: int,
+        replicate: int = 0,
+        *,
+        seed: int = 0,
+        dtype: str = "float64",
+    ) -> Instance:
+        """Draw teacher and data.
+
+        Parameters
+        ----------
+        alpha : float
+            Sample ratio asked for; the one really used is n / D or n / D^2 with the nearest whole n >= 1.
+        dimension : int
+            D.
+        replicate : int
+            Which of the independent draws.
+        seed : int
+            Root of the seed tree.
+        dtype : str
+            Type of the inputs. Labels are computed in float64 from the inputs as rounded.
+        """
+        model: Any = self.model
+        channel = self.channel
+
+        def stream(name: str) -> np.random.Generator:
+            sequence = seed_sequence(seed, self.identity, alpha, dimension, replicate, name)
+            return np.random.Generator(np.random.PCG64DXSM(sequence))
+
+        signal = self.prior.sample(stream("teacher"), self.components, dimension)
+        n = model.sample_count(alpha, dimension)
+        rng = stream("data")
+        inputs = np.empty((n, model.tokens, dimension), dtype=dtype)
+        model.draw_inputs(rng, inputs)
+        labels: np.ndarray[Any, Any] | None = None
+        for part in model.chunks(n, dimension, self.components):
+            z = model.forward(np.asarray(inputs[part], dtype=np.float64), signal)
+            y = np.asarray(channel.forward(z, rng=rng))
+            if labels is None:
+                kind = dtype if y.dtype.kind == "f" else y.dtype
+                labels = np.empty((n, *y.shape[1:]), dtype=kind)
+            labels[part] = y
+        assert labels is not None
+        return Instance(self, signal, inputs, labels, model.sample_ratio(n, dimension))
+
+    def start(
+        self, instance: Instance, information: float, rng: np.random.Generator, backend: Backend, *, informed: bool
+    ) -> Start:
+        """A start that holds as much as it claims: ``denoise(S + information^(-1/2) Z)``.
+
+        Informed: S is the teacher. Uninformed: S is another draw of the prior, so the estimate has the right size
+        and points nowhere.
+        """
+        shape = (self.components, instance.dimension)
+        source = instance.signal if informed else self.prior.sample(rng, *shape)
+        noise = self.model.draw_noise(rng, *shape)
+        R = backend.asarray(source + noise / np.sqrt(information))
+        Qhat = backend.asarray(information * np.eye(self.components))
+        denoised = self.prior.denoise(R, Qhat)
+        return Start(denoised.estimate, denoised.V)
+
+
+def default_backend() -> Backend:
+    """NumPy in double precision."""
+    return get_backend("numpy")
+
+
+def _locked(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _teacher_like(instance: Instance, estimate: Array, xp: Any) -> Array:
+    """The teacher beside the estimate; the copy on a device is kept, because metrics are asked for often."""
+    if isinstance(estimate, np.ndarray):
+        return instance.signal.astype(estimate.dtype, copy=False)
+    cache: dict[str, Any] = instance.__dict__.setdefault("_teacher", {})
+    import array_api_compat
+
+    key = f"{xp.__name__} {array_api_compat.device(estimate)} {estimate.dtype}"
+    if key not in cache:
+        cache[key] = xp.asarray(instance.signal, dtype=estimate.dtype, device=array_api_compat.device(estimate))
+    return cache[key]

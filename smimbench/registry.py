@@ -1,0 +1,320 @@
+"""One door for all plugins: built-in, installed and dropped in; names, versions, capabilities.
+
+Each plugin is loaded in its own ``try``: one that fails is kept with its reason and harms nothing else.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import importlib.util
+import os
+import re
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from smimbench import hookspecs
+from smimbench.interfaces import CONTRACT_VERSION, Capabilities
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["KINDS", "Entry", "Plugin", "Registry", "RegistryError", "get_registry"]
+
+GROUP = "smimbench"
+BUILT_IN = "smimbench"
+KINDS = ("model", "channel", "prior", "algorithm")
+
+_REQUIRED = {
+    "model": ("sample_count", "sample_ratio", "signal_shape", "draw_inputs", "draw_noise", "forward", "adjoint"),
+    "channel": ("forward",),
+    "prior": ("sample", "denoise", "overlap"),
+    "algorithm": ("init", "step", "estimate"),
+}
+
+
+class RegistryError(LookupError):
+    """A name that is unknown, ambiguous or does not fit; the message says what would be right."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One registered item: its class and the distribution it came from."""
+
+    kind: str
+    name: str
+    item: type[Any]
+    distribution: str
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Models it works for."""
+        capabilities: Capabilities = self.item.capabilities
+        return capabilities.models
+
+    def fits(self, model: str | None) -> bool:
+        """Whether it works for the model (None: any)."""
+        return model is None or "*" in self.models or model in self.models
+
+    @property
+    def summary(self) -> str:
+        """First line of its documentation."""
+        return (self.item.__doc__ or "").strip().split("\n")[0]
+
+
+@dataclass
+class Plugin:
+    """One plugin and what became of it: ``loaded`` or ``failed``, with reasons."""
+
+    name: str
+    distribution: str
+    version: str
+    origin: str
+    entries: list[Entry] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    failed: bool = False
+
+    @property
+    def status(self) -> str:
+        """One word for a table."""
+        return "failed" if self.failed else ("loaded, with problems" if self.problems else "loaded")
+
+
+class Registry:
+    """All items by kind and name.
+
+    Parameters
+    ----------
+    paths : iterable of str
+        Files or folders of drop-in plugins.
+    third_party : bool
+        Whether to load installed third-party plugins and drop-ins; what ships with smimbench is always loaded.
+    trace : callable or None
+        Called with one line for every step of loading.
+    """
+
+    def __init__(
+        self,
+        paths: Iterable[str] = (),
+        *,
+        third_party: bool = True,
+        trace: Callable[[str], None] | None = None,
+    ) -> None:
+        self.paths = tuple(paths) if third_party else ()
+        self.third_party = third_party
+        self.plugins: list[Plugin] = []
+        self._entries: list[Entry] = []
+        self._trace = trace or (lambda line: None)
+        self._manager = pluggy.PluginManager(hookspecs.PROJECT)
+        self._manager.add_hookspecs(hookspecs)
+        self._load_installed()
+        for path in self.paths:
+            self._load_path(Path(path))
+        if not any(entry.distribution == BUILT_IN for entry in self._entries):
+            raise RegistryError(
+                "the models, channels, priors and algorithms of smimbench are not registered; "
+                "install the package (pip install .) instead of running from a bare folder"
+            )
+
+    # -- loading ------------------------------------------------------------------------------------------------
+
+    def _load_installed(self) -> None:
+        points = [(point, *_distribution(point)) for point in importlib.metadata.entry_points(group=GROUP)]
+        points.sort(key=lambda triple: (triple[1] != BUILT_IN, triple[1], triple[0].name))
+        seen: set[tuple[str, str]] = set()
+        for point, distribution, version in points:
+            if (distribution, point.value) in seen or (distribution != BUILT_IN and not self.third_party):
+                continue
+            seen.add((distribution, point.value))
+            plugin = Plugin(point.name, distribution, version, point.value)
+            self._load(plugin, point.load)
+
+    def _load_path(self, path: Path) -> None:
+        if not path.exists():
+            plugin = Plugin(path.name, path.name, "", str(path), failed=True)
+            plugin.problems.append(f"no such file or folder: {path}")
+            self.plugins.append(plugin)
+            return
+        files = [path]
+        if path.is_dir():
+            package = path / "__init__.py"
+            files = [package] if package.exists() else sorted(path.glob("*.py"))
+            if not files:
+                plugin = Plugin(path.name, path.name, "", str(path), failed=True)
+                plugin.problems.append(f"no *.py file in folder {path}")
+                self.plugins.append(plugin)
+        for file in files:
+            stem = file.parent.name if file.name == "__init__.py" else file.stem
+            self._load(Plugin(stem, stem, "", str(file)), lambda file=file, stem=stem: _import_file(file, stem))
+
+    def _load(self, plugin: Plugin, load: Callable[[], Any]) -> None:
+        self._trace(f"loading {plugin.name} of {plugin.distribution} from {plugin.origin}")
+        self.plugins.append(plugin)
+        try:
+            module = load()
+            unknown = _unknown_hooks(module)
+            if unknown:
+                raise RegistryError(unknown)
+            self._manager.register(module, name=f"{plugin.distribution}:{plugin.name}:{plugin.origin}")
+            for kind in KINDS:
+                hook = getattr(self._manager.hook, f"smimbench_register_{kind}s")
+                others = [m for m in self._manager.get_plugins() if m is not module]
+                subset = self._manager.subset_hook_caller(hook.name, others)
+                subset(register=lambda item, kind=kind: self._register(plugin, kind, item))
+        except (Exception, SystemExit) as error:  # a plugin may raise anything, and must harm nothing else
+            plugin.failed = True
+            line = " ".join(str(error).split()) or "no message"
+            plugin.problems.append(line if isinstance(error, RegistryError) else f"{type(error).__name__}: {line}")
+            self._entries = [entry for entry in self._entries if entry not in plugin.entries]
+            plugin.entries.clear()
+        for problem in plugin.problems:
+            self._trace(f"  {problem}")
+        for entry in plugin.entries:
+            self._trace(f"  {entry.kind} {entry.name}")
+
+    def _register(self, plugin: Plugin, kind: str, item: type[Any]) -> None:
+        if not isinstance(item, type):
+            raise RegistryError(f"{kind} {item!r} is not a class; register the class, not an instance")
+        missing = [name for name in ("name", "version", "reference", "capabilities") if not hasattr(item, name)]
+        missing += [name for name in _REQUIRED[kind] if not hasattr(item, name)]
+        if missing:
+            raise RegistryError(f"{kind} {item.__name__} lacks {', '.join(missing)}")
+        if not isinstance(item.name, str) or not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", item.name):
+            raise RegistryError(
+                f"{kind} {item.__name__}: name must be lower-case letters, digits, '.', '_' or '-', got {item.name!r}"
+            )
+        if isinstance(item.version, bool) or not isinstance(item.version, int):
+            raise RegistryError(f"{kind} {item.name}: version must be an integer, got {item.version!r}")
+        if not isinstance(item.capabilities, Capabilities):
+            raise RegistryError(f"{kind} {item.name}: capabilities must be a smimbench.Capabilities")
+        if kind == "channel" and not (hasattr(item, "posterior") or hasattr(item, "log_likelihood")):
+            raise RegistryError(f"channel {item.name} needs a posterior or a log_likelihood")
+        contract = getattr(item, "contract_version", CONTRACT_VERSION)
+        if contract > CONTRACT_VERSION:
+            raise RegistryError(
+                f"{kind} {item.name} is written for contract {contract}, this smimbench speaks {CONTRACT_VERSION}; "
+                f"upgrade smimbench"
+            )
+        entry = Entry(kind, item.name, item, plugin.distribution)
+        for other in self._entries:
+            if other.kind == kind and other.name == entry.name and _overlap(other.models, entry.models):
+                where = f"packages {other.distribution!r} and {entry.distribution!r}"
+                if other.distribution == entry.distribution:
+                    raise RegistryError(f"{kind} {entry.name!r} is registered twice by {entry.distribution!r}")
+                plugin.problems.append(
+                    f"{kind} {entry.name!r} is claimed by {where}; "
+                    f"write {entry.distribution}:{entry.name} to use this one"
+                )
+        plugin.entries.append(entry)
+        self._entries.append(entry)
+
+    # -- asking -------------------------------------------------------------------------------------------------
+
+    def entries(self, kind: str | None = None) -> list[Entry]:
+        """All items of a kind (None: all kinds), built-in ones first."""
+        return [entry for entry in self._entries if kind is None or entry.kind == kind]
+
+    def get(self, kind: str, name: str, model: str | None = None) -> Entry:
+        """Find an item.
+
+        Parameters
+        ----------
+        kind : str
+            One of ``KINDS``.
+        name : str
+            ``"name"`` or ``"distribution:name"``.
+        model : str or None
+            Name of the model it has to work for.
+
+        Raises
+        ------
+        RegistryError
+            Unknown name, a name that two packages claim, or an item that does not belong to the model.
+        """
+        distribution, _, plain = name.rpartition(":")
+        named = [e for e in self.entries(kind) if e.name == plain and distribution in ("", e.distribution)]
+        if not named:
+            known = sorted({e.name for e in self.entries(kind) if e.fits(model)})
+            close = difflib.get_close_matches(plain, known, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(known) or '(none)'}"
+            raise RegistryError(f"unknown {kind} {name!r}; {hint}")
+        fitting = [entry for entry in named if entry.fits(model)]
+        if not fitting:
+            theirs = ", ".join(sorted({m for e in named for m in e.models}))
+            ours = ", ".join(sorted({e.name for e in self.entries(kind) if e.fits(model)}))
+            raise RegistryError(
+                f"{kind} {name!r} belongs to model {theirs}, not to {model!r}; {kind}s of {model!r}: {ours or 'none'}"
+            )
+        if len(fitting) > 1 and not distribution:
+            # What ships keeps its plain name: an added package must not change what an old suite means.
+            built_in = [entry for entry in fitting if entry.distribution == BUILT_IN]
+            if not built_in and len({entry.distribution for entry in fitting}) > 1:
+                choices = " or ".join(f"{entry.distribution}:{plain}" for entry in fitting)
+                raise RegistryError(f"{kind} {plain!r} is claimed by several packages; write {choices}")
+            fitting = built_in or fitting
+        if len(fitting) > 1 and model is None:
+            theirs = ", ".join(sorted({m for e in fitting for m in e.models}))
+            raise RegistryError(f"{kind} {plain!r} exists for several models ({theirs}); say which")
+        return fitting[0]
+
+
+def get_registry() -> Registry:
+    """The registry of this process, made on first use from installed plugins and SMIMBENCH_PLUGINS."""
+    global _current
+    if _current is None:
+        paths = [p for p in os.environ.get("SMIMBENCH_PLUGINS", "").split(os.pathsep) if p]
+        _current = Registry(paths, third_party=os.environ.get("SMIMBENCH_NO_PLUGINS", "") == "")
+    return _current
+
+
+def set_registry(registry: Registry | None) -> None:
+    """Make ``registry`` the one of this process (None: make a new one on next use)."""
+    global _current
+    _current = registry
+
+
+_current: Registry | None = None
+
+
+def _distribution(point: importlib.metadata.EntryPoint) -> tuple[str, str]:
+    return (point.dist.name, point.dist.version) if point.dist else ("unknown", "")
+
+
+def _import_file(file: Path, stem: str) -> Any:
+    name = f"smimbench_dropin_{re.sub(r'[^0-9A-Za-z_]', '_', stem)}"
+    search = [str(file.parent)] if file.name == "__init__.py" else None
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=search)
+    if spec is None or spec.loader is None:
+        raise RegistryError(f"{file} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up by name
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return module
+
+
+def _unknown_hooks(module: Any) -> str | None:
+    known = [name for name in dir(hookspecs) if name.startswith("smimbench_")]
+    found = [name for name in dir(module) if name.startswith("smimbench_register")]
+    for name in found:
+        marked = hasattr(getattr(module, name), f"{hookspecs.PROJECT}_impl")
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {close[0]}?" if close else f"; hooks are {', '.join(known)}"
+            return f"unknown hook {name}{hint}"
+        if not marked:
+            return f"{name} is not marked with @smimbench.hookimpl"
+    if not found:
+        return f"no hook found; implement one of {', '.join(known)}"
+    return None
+
+
+def _overlap(first: tuple[str, ...], second: tuple[str, ...]) -> bool:
+    return "*" in first or "*" in second or bool(set(first) & set(second))
