@@ -1,0 +1,121 @@
+"""What both models need: chunks that fit the cache, the fixing of a symmetry, checks of parameters."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+import array_api_compat
+import numpy as np
+
+from smimbench.backend import namespace, to_host
+from smimbench.interfaces import ParameterError
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Array
+
+SYMMETRIES = ("none", "signs", "permutations", "signed-permutations", "rotations")
+
+# A chunk should stay in a core's second-level cache between the products that read it. Accelerators have no
+# use for that and pay for every launch, so that only the memory of the temporaries counts.
+HOST_CHUNK_BYTES = 1 << 20
+ACCELERATOR_CHUNK_BYTES = 1 << 28
+
+
+def check_tokens(tokens: object, least: int) -> None:
+    """Raise ParameterError unless ``tokens`` is an integer of at least ``least``."""
+    if not isinstance(tokens, Integral) or isinstance(tokens, bool) or tokens < least:
+        raise ParameterError("tokens", f"must be an integer >= {least}, got {tokens!r}")
+
+
+def check_inputs(inputs: Array, tokens: int, dimension: int) -> None:
+    """Raise ValueError unless ``inputs`` is (n, tokens, dimension)."""
+    if inputs.ndim != 3 or tuple(inputs.shape[1:]) != (tokens, dimension):
+        raise ValueError(f"inputs must have shape (n, {tokens}, {dimension}), got {tuple(inputs.shape)}")
+
+
+def nearest_count(alpha: float, unit: int) -> int:
+    """Integer closest to ``alpha * unit``, at least 1."""
+    if not math.isfinite(alpha) or alpha < 0:
+        raise ParameterError("alpha", f"must be finite and >= 0, got {alpha}")
+    return max(1, round(alpha * unit))
+
+
+def chunk_slices(n: int, sample_bytes: int, least: int, like: Array | None) -> list[slice]:
+    """Consecutive slices of about equal length that cover ``range(n)``.
+
+    ``sample_bytes`` is what one sample occupies, ``least`` the smallest sensible number of samples of a
+    slice, and ``like`` an array whose device decides about the size (None: the host).
+    """
+    budget = ACCELERATOR_CHUNK_BYTES if like is not None and _accelerated(like) else HOST_CHUNK_BYTES
+    count = max(1, math.ceil(n / max(least, budget // sample_bytes)))
+    step = math.ceil(n / count) if n else 1
+    return [slice(start, min(start + step, n)) for start in range(0, n, step)]
+
+
+def _accelerated(array: Array) -> bool:
+    return bool(array_api_compat.is_cupy_array(array))
+
+
+def fill_normal(rng: np.random.Generator, out: np.ndarray[Any, Any]) -> None:
+    """Fill a host array with iid N(0, 1) numbers in place; all dtypes see the same stream, rounded."""
+    if out.dtype == np.float64 and out.flags.c_contiguous:
+        rng.standard_normal(out=out)
+        return
+    row = max(1, out[0].size) if len(out) else 1
+    step = max(1, HOST_CHUNK_BYTES // (8 * row))
+    for start in range(0, len(out), step):
+        part = out[start : start + step]
+        part[...] = rng.standard_normal(part.shape)
+
+
+def align(signal: Array, estimate: Array, symmetry: str, inner: Array) -> Array:
+    """The element of the estimate's orbit under ``symmetry`` that is closest to the signal.
+
+    Minimises ``sum_p |s_p - (g shat)_p|^2`` over the group, which is the maximisation of ``sum_p s_p . (g
+    shat)_p``.
+
+    Parameters
+    ----------
+    signal, estimate : array (P, ...)
+        Not modified.
+    symmetry : str
+        ``"none"``, ``"signs"`` (one per component), ``"permutations"`` (of the components),
+        ``"signed-permutations"`` or ``"rotations"`` (orthogonal P x P, reflections included).
+    inner : array (P, P)
+        ``inner(signal, estimate)`` of the model, in any normalisation.
+
+    Returns
+    -------
+    array (P, ...)
+
+    Raises
+    ------
+    ValueError
+        If ``symmetry`` has another name.
+    """
+    if symmetry not in SYMMETRIES:
+        raise ValueError(f"symmetry must be one of {', '.join(SYMMETRIES)}, got {symmetry!r}")
+    if symmetry == "none":
+        return estimate
+    xp = namespace(signal, estimate)
+    shape = estimate.shape
+    flat = xp.reshape(estimate, (shape[0], -1))
+    if symmetry == "rotations":
+        left, _, right = xp.linalg.svd(inner, full_matrices=False)
+        return xp.reshape(xp.matmul(xp.matmul(left, right), flat), shape)
+    matrix = to_host(inner)
+    order = np.arange(shape[0])
+    if symmetry != "signs":
+        from scipy.optimize import linear_sum_assignment
+
+        signed = symmetry == "signed-permutations"
+        order = linear_sum_assignment(np.abs(matrix) if signed else matrix, maximize=True)[1]
+    device = array_api_compat.device(estimate)
+    flat = xp.take(flat, xp.asarray(order, device=device), axis=0)
+    if symmetry != "permutations":
+        # A sign of 0 would wipe out a component that happens to be orthogonal to its target.
+        signs = np.where(matrix[np.arange(shape[0]), order] < 0, -1.0, 1.0)[:, None]
+        flat = flat * xp.asarray(signs, dtype=estimate.dtype, device=device)
+    return xp.reshape(flat, shape)

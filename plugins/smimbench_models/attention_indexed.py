@@ -1,0 +1,314 @@
+"""Attention-indexed model: a symmetric matrix of extensive rank, seen through all pairs of tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import array_api_compat
+
+from smimbench.backend import namespace
+from smimbench.interfaces import Capabilities
+from smimbench_models._common import (
+    align,
+    check_inputs,
+    check_tokens,
+    chunk_slices,
+    fill_normal,
+    nearest_count,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from smimbench.interfaces import Array
+
+__all__ = ["AttentionIndexed"]
+
+# Below this many rows the addition of the (d, d) product of a chunk to the running sum shows beside the
+# product.
+_LEAST_ROWS = 256
+
+
+@cache
+def _upper(tokens: int) -> tuple[list[int], list[float]]:
+    """Positions of the sites 11, 12, .., 1T, 22, .. in a flattened (T, T), and 1/sqrt(1 + delta)."""
+    pairs = [(a, b) for a in range(tokens) for b in range(a, tokens)]
+    return [a * tokens + b for a, b in pairs], [math.sqrt(0.5) if a == b else 1.0 for a, b in pairs]
+
+
+@cache
+def _full(tokens: int) -> tuple[list[int], list[float]]:
+    """For every entry of the symmetric T x T matrix G its site, and the factor that turns g_z into G."""
+    site = {pair: c for c, pair in enumerate((a, b) for a in range(tokens) for b in range(a, tokens))}
+    entries = [(a, b) for a in range(tokens) for b in range(tokens)]
+    return [site[min(e), max(e)] for e in entries], [math.sqrt(0.5) if a == b else 0.5 for a, b in entries]
+
+
+@dataclass(frozen=True)
+class AttentionIndexed:
+    r"""Bilinear form of a symmetric matrix in every unordered pair of tokens.
+
+    .. math::
+
+        h_{ab} = \frac{x_a^T S x_b - \delta_{ab} \operatorname{tr} S}{\sqrt d}, \qquad
+        z_{ab} = \frac{h_{ab}}{\sqrt{1 + \delta_{ab}}}, \qquad a \le b,
+
+    for tokens ``x_a`` (d,) with iid N(0, 1) entries and a symmetric signal ``S`` (d, d) whose spectrum is
+    O(1). Then all ``C = T (T + 1) / 2`` latents have the same limiting variance ``|S|_F^2 / d``. Sites are
+    ordered 11, 12, .., 1T, 22, .., TT. The number of samples is ``n = alpha d^2``.
+
+    Parameters
+    ----------
+    tokens : int
+        T, at least 2.
+
+    Raises
+    ------
+    ParameterError
+        If ``tokens`` is not an integer >= 2.
+
+    Notes
+    -----
+    Signals must be symmetric: only ``x_a^T S x_b`` with ``a <= b`` is evaluated. ``forward`` takes any number
+    of leading axes in front of the signal's (P, d, d), ``adjoint`` the same in front of (n, P, C): several
+    students that see the same inputs. Cost: ``2 n T d^2`` floating-point operations a component for each of
+    the two. Beside its result a call holds a few megabytes, and ``adjoint`` one more (d, d) matrix (two if
+    there are several components).
+
+    References
+    ----------
+    arXiv:2506.01582, with its matrix divided by sqrt(d); the normalisation of ``adjoint`` is derived, checked
+    by tests/models/test_attention_indexed.py.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> model = AttentionIndexed(tokens=2)
+    >>> model.forward(np.ones((1, 2, 4)), np.eye(4)[None])  # h = (0, 2, 0)
+    array([[[0., 2., 0.]]])
+    """
+
+    tokens: int
+
+    name: ClassVar[str] = "attention-indexed"
+    version: ClassVar[int] = 1
+    reference: ClassVar[str] = "arXiv:2506.01582"
+    capabilities: ClassVar[Capabilities] = Capabilities()
+
+    def __post_init__(self) -> None:
+        check_tokens(self.tokens, 2)
+
+    @property
+    def kappa(self) -> float:
+        """Factor 2 of ``Qhat = kappa alpha E sum_c g_c g_c^T``: both triangles of S carry an entry."""
+        return 2.0
+
+    @property
+    def sites(self) -> int:
+        """Number of unordered pairs of tokens, T (T + 1) / 2."""
+        return self.tokens * (self.tokens + 1) // 2
+
+    def sample_count(self, alpha: float, dimension: int) -> int:
+        """Integer closest to ``alpha d^2``, at least 1; ParameterError if alpha is negative or not finite."""
+        return nearest_count(alpha, dimension**2)
+
+    def sample_ratio(self, n: int, dimension: int) -> float:
+        """``n / d^2``."""
+        return n / dimension**2
+
+    def signal_shape(self, components: int, dimension: int) -> tuple[int, ...]:
+        """``(P, d, d)``."""
+        return (components, dimension, dimension)
+
+    def draw_inputs(self, rng: np.random.Generator, out: np.ndarray[Any, Any]) -> None:
+        """Fill the host array ``out`` (n, T, d) with iid N(0, 1) numbers, in place.
+
+        The numbers are drawn in float64 whatever the dtype of ``out``, so that all dtypes see the same
+        instance.
+        """
+        fill_normal(rng, out)
+
+    def draw_noise(self, rng: np.random.Generator, components: int, dimension: int) -> np.ndarray[Any, Any]:
+        """Symmetric Gaussian noise (P, d, d), of variance ``1/d`` off the diagonal and ``2/d`` on it.
+
+        It is the noise of ``R = S + Qhat^(-1/2) Z`` and has the semicircle of variance 1 as its spectrum
+        (arXiv:2506.01582).
+        """
+        square = rng.standard_normal((components, dimension, dimension))
+        return (square + square.swapaxes(1, 2)) / math.sqrt(2 * dimension)
+
+    def chunks(
+        self, n: int, dimension: int, components: int = 1, *, itemsize: int = 8, like: Array | None = None
+    ) -> list[slice]:
+        """Slices of the samples, small enough that inputs and temporaries of one stay in the cache.
+
+        Parameters
+        ----------
+        n, dimension, components : int
+            Samples, d, and the number of components (times students) whose latents are held at once.
+        itemsize : int
+            Bytes of a number.
+        like : array, optional
+            An array on the device that will do the work; accelerators get larger chunks. Default: the host.
+
+        Returns
+        -------
+        list of slice
+            Consecutive, covering ``range(n)``; empty for n = 0.
+        """
+        sample = itemsize * (self.tokens * dimension + 2 * components * self.sites)
+        return chunk_slices(n, sample, -(-_LEAST_ROWS // self.tokens), like)
+
+    def forward(self, inputs: Array, signal: Array) -> Array:
+        r"""Latents ``z_ab = (x_a^T S_p x_b - delta_ab tr S_p) / sqrt(d (1 + delta_ab))``.
+
+        Parameters
+        ----------
+        inputs : array (n, T, d)
+            Tokens, iid N(0, 1), not divided by anything.
+        signal : array (..., P, d, d)
+            Symmetric matrices. Leading axes: several students.
+
+        Returns
+        -------
+        array (..., n, P, C)
+
+        Raises
+        ------
+        ValueError
+            If ``inputs`` is not (n, T, d) with this model's T and the signal's d.
+        """
+        xp = namespace(inputs, signal)
+        *lead, components, dimension, _ = signal.shape
+        check_inputs(inputs, self.tokens, dimension)
+        device = array_api_compat.device(inputs)
+        dtype = xp.result_type(inputs, signal)
+        n = inputs.shape[0]
+        students = math.prod(lead)
+        matrices = xp.reshape(signal, (students, components, dimension, dimension))
+
+        where, factors = _upper(self.tokens)
+        pick = xp.asarray(where, device=device)
+        scale = xp.asarray(factors, dtype=dtype, device=device) / math.sqrt(dimension)
+        on_diagonal = xp.asarray([float(f != 1) for f in factors], dtype=dtype, device=device)
+        traces = xp.linalg.trace(matrices)[..., None] * on_diagonal
+
+        z = xp.empty((students, n, components, self.sites), dtype=dtype, device=device)
+        for s in self.chunks(n, dimension, components, itemsize=_itemsize(xp, dtype), like=inputs):
+            x = inputs[s, :, :]
+            rows = xp.reshape(x, (-1, dimension))
+            columns = xp.matrix_transpose(x)
+            for k in range(students):
+                for p in range(components):
+                    xs = xp.reshape(xp.matmul(rows, matrices[k, p, :, :]), x.shape)
+                    forms = xp.reshape(xp.matmul(xs, columns), (x.shape[0], -1))
+                    z[k, s, p, :] = (xp.take(forms, pick, axis=1) - traces[k, p, :]) * scale
+        return xp.reshape(z, (*lead, n, components, self.sites))
+
+    def adjoint(self, inputs: Array, g: Array) -> Array:
+        r"""Transpose of ``forward`` on symmetric matrices, times ``2/d``.
+
+        .. math::
+
+            \frac{2}{d \sqrt d} \Big[ \sum_\mu X_\mu^T G_\mu X_\mu - I \sum_\mu \operatorname{tr} G_\mu \Big],
+            \qquad G_{aa} = \frac{g_{aa}}{\sqrt 2}, \quad G_{ab} = G_{ba} = \frac{g_{ab}}{2},
+
+        so that ``R = S_hat + Qhat^{-1} adjoint(g)`` for the gradient g of ``log Z_out`` with respect to
+        ``omega`` (in z).
+
+        Parameters
+        ----------
+        inputs : array (n, T, d)
+        g : array (..., n, P, C)
+            Leading axes: several students.
+
+        Returns
+        -------
+        array (..., P, d, d)
+            Symmetric up to rounding.
+
+        Raises
+        ------
+        ValueError
+            If the shapes do not fit together.
+        """
+        xp = namespace(inputs, g)
+        *lead, n, components, sites = g.shape
+        dimension = inputs.shape[-1]
+        check_inputs(inputs, self.tokens, dimension)
+        if inputs.shape[0] != n or sites != self.sites:
+            raise ValueError(
+                f"g must have shape (..., {inputs.shape[0]}, P, {self.sites}), got {tuple(g.shape)}"
+            )
+        device = array_api_compat.device(inputs)
+        dtype = xp.result_type(inputs, g)
+        count = math.prod(lead) * components
+        gradients = xp.reshape(g, (math.prod(lead), n, components, sites))
+
+        where, factors = _full(self.tokens)
+        pick = xp.asarray(where, device=device)
+        scale = xp.asarray(factors, dtype=dtype, device=device) * (2 / dimension**1.5)
+        slices = self.chunks(n, dimension, components, itemsize=_itemsize(xp, dtype), like=inputs)
+
+        def one(k: int, p: int) -> Array:
+            total = xp.zeros((dimension, dimension), dtype=dtype, device=device) if not slices else None
+            trace = xp.zeros((), dtype=dtype, device=device)
+            for s in slices:
+                x = inputs[s, :, :]
+                weights = xp.take(gradients[k, s, p, :], pick, axis=1) * scale
+                trace = trace + xp.sum(weights[:, :: self.tokens + 1])
+                weights = xp.reshape(weights, (-1, self.tokens, self.tokens))
+                gx = xp.reshape(xp.matmul(weights, x), (-1, dimension))
+                product = xp.matmul(xp.matrix_transpose(xp.reshape(x, (-1, dimension))), gx)
+                if total is None:
+                    total = product
+                else:
+                    total += product
+            flat = xp.reshape(total, (-1,))
+            flat[:: dimension + 1] = flat[:: dimension + 1] - trace
+            return xp.reshape(flat, (dimension, dimension))
+
+        if count == 1:
+            return xp.reshape(one(0, 0), (*lead, components, dimension, dimension))
+        result = xp.empty((count, dimension, dimension), dtype=dtype, device=device)
+        for i in range(count):
+            result[i, :, :] = one(*divmod(i, components))
+        return xp.reshape(result, (*lead, components, dimension, dimension))
+
+    def adjoint_scale(self, dimension: int) -> float:
+        """``2 / d``, the ratio of ``adjoint`` to the transpose of ``forward``."""
+        return 2.0 / dimension
+
+    def inner(self, first: Array, second: Array) -> Array:
+        """Overlaps ``tr(A_p B_q) / d`` of two symmetric signals (..., P, d, d), as an array (..., P, P)."""
+        xp = namespace(first, second)
+        a = xp.reshape(first, (*first.shape[:-2], -1))
+        b = xp.reshape(second, (*second.shape[:-2], -1))
+        return xp.matmul(a, xp.matrix_transpose(b)) / first.shape[-1]
+
+    def align(self, signal: Array, estimate: Array, symmetry: str) -> Array:
+        """Estimate (P, d, d) moved as close to the signal as the channel's ``symmetry`` allows.
+
+        ``symmetry`` is ``"none"``, ``"signs"``, ``"permutations"``, ``"signed-permutations"`` or
+        ``"rotations"``; ValueError otherwise. The positive matrices of the usual priors have at most
+        permutations.
+        """
+        return align(signal, estimate, symmetry, self.inner(signal, estimate))
+
+    def squared_error(self, signal: Array, estimate: Array) -> Array:
+        """``|S_p - S_hat_p|_F^2 / d`` of each component: (..., P, d, d) to (..., P)."""
+        xp = namespace(signal, estimate)
+        difference = signal - estimate
+        return xp.sum(difference * difference, axis=(-2, -1)) / signal.shape[-1]
+
+    def overlap(self, signal: Array, estimate: Array) -> Array:
+        """``q_p = tr(S_hat_p S_p) / d`` of each component: (..., P, d, d) to (..., P)."""
+        xp = namespace(signal, estimate)
+        return xp.sum(signal * estimate, axis=(-2, -1)) / signal.shape[-1]
+
+
+def _itemsize(xp: Any, dtype: Any) -> int:
+    return int(xp.finfo(dtype).bits) // 8

@@ -1,0 +1,183 @@
+"""SequenceMultiIndex against einsum, its transpose, and symmetries against a search of the group."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+from smimbench_models.sequence_multi_index import SequenceMultiIndex
+
+from smimbench.backend import to_host
+from smimbench.interfaces import ParameterError
+from tests.conftest import assert_placed
+
+
+@pytest.mark.parametrize(
+    ("tokens", "components", "n", "D"), [(2, 2, 7, 5), (1, 1, 4, 6), (5, 3, 800, 90), (3, 1, 1, 1)]
+)
+def test_forward_and_adjoint_are_the_definition(backend, rng, tokens, components, n, D):
+    model = SequenceMultiIndex(tokens)
+    x, W = rng.standard_normal((n, tokens, D)), rng.standard_normal((components, D))
+    g = rng.standard_normal((n, components, tokens))
+    z = model.forward(backend.asarray(x), backend.asarray(W))
+    back = model.adjoint(backend.asarray(x), backend.asarray(g))
+    assert_placed(z, backend, (n, components, tokens))
+    assert_placed(back, backend, (components, D))
+    np.testing.assert_allclose(to_host(z), np.einsum("pd,nmd->npm", W, x) / math.sqrt(D), atol=1e-12)
+    np.testing.assert_allclose(to_host(back), np.einsum("npm,nmd->pd", g, x) / math.sqrt(D), atol=1e-11)
+    transpose = model.adjoint_scale(D) * np.sum(g * to_host(z))
+    assert np.sum(to_host(back) * W) == pytest.approx(transpose, rel=1e-10)
+
+
+def test_several_students_are_the_students_one_by_one(backend, rng):
+    model = SequenceMultiIndex(2)
+    x, W = rng.standard_normal((9, 2, 6)), rng.standard_normal((4, 5, 3, 6))
+    g = rng.standard_normal((4, 5, 9, 3, 2))
+    z = model.forward(backend.asarray(x), backend.asarray(W))
+    back = model.adjoint(backend.asarray(x), backend.asarray(g))
+    assert_placed(z, backend, (4, 5, 9, 3, 2))
+    assert_placed(back, backend, (4, 5, 3, 6))
+    np.testing.assert_allclose(to_host(z), np.einsum("abpd,nmd->abnpm", W, x) / math.sqrt(6), atol=1e-13)
+    np.testing.assert_allclose(to_host(back), np.einsum("abnpm,nmd->abpd", g, x) / math.sqrt(6), atol=1e-13)
+
+
+def test_a_loop_over_chunks_is_the_whole(rng):
+    model = SequenceMultiIndex(2)
+    n, D, P = 900, 400, 2
+    x, W, g = rng.standard_normal((n, 2, D)), rng.standard_normal((P, D)), rng.standard_normal((n, P, 2))
+    slices = model.chunks(n, D, P)
+    assert len(slices) > 2
+    np.testing.assert_allclose(
+        np.concatenate([model.forward(x[s], W) for s in slices]), model.forward(x, W), atol=1e-13
+    )
+    np.testing.assert_allclose(
+        sum(model.adjoint(x[s], g[s]) for s in slices), model.adjoint(x, g), atol=1e-11
+    )
+
+
+@pytest.mark.parametrize(
+    ("n", "D", "P", "T"), [(0, 10, 1, 2), (1, 10, 1, 1), (1200, 1000, 2, 2), (977, 3, 400, 6)]
+)
+def test_chunks_cover_every_sample_once(n, D, P, T):
+    slices = SequenceMultiIndex(T).chunks(n, D, P)
+    assert [i for s in slices for i in range(s.start, s.stop)] == list(range(n))
+
+
+def test_small_temporaries(rng):
+    model = SequenceMultiIndex(2)
+    x, W, g = (
+        rng.standard_normal((3000, 2, 400)),
+        rng.standard_normal((2, 400)),
+        rng.standard_normal((3000, 2, 2)),
+    )
+    for call, result in ((lambda: model.forward(x, W), g.nbytes), (lambda: model.adjoint(x, g), W.nbytes)):
+        tracemalloc.start()
+        try:
+            call()
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak < result + 2e6 < x.nbytes / 4
+
+
+def test_float32(rng):
+    model = SequenceMultiIndex(2)
+    x, W, g = rng.standard_normal((50, 2, 20)), rng.standard_normal((2, 20)), rng.standard_normal((50, 2, 2))
+    z, back = model.forward(x.astype("f4"), W.astype("f4")), model.adjoint(x.astype("f4"), g.astype("f4"))
+    assert z.dtype == back.dtype == np.float32
+    np.testing.assert_allclose(z, model.forward(x, W), atol=1e-5)
+    np.testing.assert_allclose(back, model.adjoint(x, g), atol=1e-4)
+
+
+def test_draws(rng):
+    plain, single = np.empty((40, 2, 33)), np.empty((40, 2, 33), dtype=np.float32)
+    for out in (plain, single):
+        SequenceMultiIndex(2).draw_inputs(np.random.default_rng(5), out)
+    np.testing.assert_array_equal(single, plain.astype(np.float32))
+    noise = SequenceMultiIndex(2).draw_noise(rng, 3, 20_000)
+    assert noise.shape == (3, 20_000)
+    np.testing.assert_allclose(np.cov(noise), np.eye(3), atol=0.04)
+
+
+def orbit(symmetry, P):
+    """Every element of a finite group as a P x P matrix."""
+    signs = list(itertools.product([1, -1], repeat=P)) if "sign" in symmetry else [(1,) * P]
+    orders = list(itertools.permutations(range(P))) if "permutations" in symmetry else [tuple(range(P))]
+    for order in orders:
+        for sign in signs:
+            yield np.diag(sign) @ np.eye(P)[list(order)]
+
+
+@pytest.mark.parametrize("symmetry", ["none", "signs", "permutations", "signed-permutations"])
+def test_align_is_the_best_of_the_whole_group(backend, rng, symmetry):
+    model = SequenceMultiIndex(1)
+    for _ in range(5):
+        W, guess = rng.standard_normal((3, 4)), rng.standard_normal((3, 4))
+        aligned = model.align(backend.asarray(W), backend.asarray(guess), symmetry)
+        assert_placed(aligned, backend, (3, 4))
+        best = min(np.sum((W - R @ guess) ** 2) for R in orbit(symmetry, 3))
+        assert np.sum((W - to_host(aligned)) ** 2) == pytest.approx(best, rel=1e-12)
+
+
+def test_rotations_are_undone(backend, rng):
+    model = SequenceMultiIndex(1)
+    W = rng.standard_normal((3, 40))
+    R = np.linalg.qr(rng.standard_normal((3, 3)))[0]
+    aligned = model.align(backend.asarray(W), backend.asarray(R @ W), "rotations")
+    assert_placed(aligned, backend, (3, 40))
+    np.testing.assert_allclose(to_host(aligned), W, atol=1e-12)
+    noisy = R @ W + rng.standard_normal((3, 40))
+    error = np.sum((W - model.align(W, noisy, "rotations")) ** 2)
+    for _ in range(200):
+        other = np.linalg.qr(rng.standard_normal((3, 3)))[0]
+        assert error <= np.sum((W - other @ noisy) ** 2)
+
+
+def test_aligning_an_orthogonal_estimate_keeps_it():
+    W, guess = np.array([[1.0, 0.0]]), np.array([[0.0, 2.0]])
+    np.testing.assert_array_equal(SequenceMultiIndex(1).align(W, guess, "signs"), guess)
+
+
+def test_metrics(backend, rng):
+    model = SequenceMultiIndex(1)
+    A, B = rng.standard_normal((2, 9)), rng.standard_normal((2, 9))
+    a, b = backend.asarray(A), backend.asarray(B)
+    assert_placed(model.inner(a, b), backend, (2, 2))
+    np.testing.assert_allclose(to_host(model.inner(a, b)), A @ B.T / 9, rtol=1e-12)
+    np.testing.assert_allclose(
+        to_host(model.squared_error(a, b)), np.sum((A - B) ** 2, axis=1) / 9, rtol=1e-12
+    )
+    cosine = np.diag(A @ B.T) / np.linalg.norm(A, axis=1) / np.linalg.norm(B, axis=1)
+    assert_placed(model.overlap(a, b), backend, (2,))
+    np.testing.assert_allclose(to_host(model.overlap(a, b)), cosine**2, rtol=1e-12)
+    np.testing.assert_array_equal(to_host(model.overlap(a, b * 0)), [0, 0])
+
+
+def test_counts_and_shapes():
+    model = SequenceMultiIndex(4)
+    assert (model.kappa, model.sites, model.signal_shape(2, 9)) == (1.0, 4, (2, 9))
+    assert (model.sample_count(1.234, 50), model.sample_count(0, 50)) == (62, 1)
+    assert model.sample_ratio(62, 50) == pytest.approx(1.24)
+
+
+@pytest.mark.parametrize("tokens", [0, -2, 2.0, True, "2", None])
+def test_bad_tokens(tokens):
+    with pytest.raises(ParameterError, match=r"^tokens: must be an integer >= 1, got"):
+        SequenceMultiIndex(tokens)
+
+
+def test_bad_shapes_and_sizes():
+    model = SequenceMultiIndex(2)
+    with pytest.raises(ValueError, match=r"inputs must have shape \(n, 2, 5\), got \(3, 3, 5\)"):
+        model.forward(np.ones((3, 3, 5)), np.ones((1, 5)))
+    with pytest.raises(ValueError, match=r"g must have shape \(..., 3, P, 2\)"):
+        model.adjoint(np.ones((3, 2, 5)), np.ones((3, 1, 3)))
+    with pytest.raises(ParameterError, match=r"^alpha: "):
+        model.sample_count(-1, 10)
+    with pytest.raises(ValueError, match="dimension must be >= 1"):
+        model.adjoint_scale(0)
+    with pytest.raises(ValueError, match="symmetry must be one of"):
+        model.align(np.ones((1, 5)), np.ones((1, 5)), "mirror")
