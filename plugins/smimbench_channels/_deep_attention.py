@@ -1,0 +1,148 @@
+"""Deep attention with one direction per layer: forward pass, reverse mode, and the way back from the label.
+
+With ``S(v) = softmax_rows(v v^T)``, ``A(v) = c I + S(v)`` and latents ``z`` (n, L, M), one row per layer::
+
+    B_0 = I,   h_l = B_{l-1} z_l,   B_l = A(h_l) B_{l-1},   u = h_L,   y = log S(u)
+
+(arXiv:2502.00901, with the attention matrix acting from the left on the tokens).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from smimbench.backend import namespace
+from smimbench.interfaces import Array
+
+__all__ = ["attention", "log_attention", "output", "output_of_label", "output_vjp"]
+
+
+def log_attention(v: Array) -> Array:
+    """``log S(v)``, the row-wise log-softmax of ``v v^T``: (..., M) to (..., M, M)."""
+    xp = namespace(v)
+    logits = v[..., :, None] * v[..., None, :]
+    logits = logits - xp.max(logits, axis=-1, keepdims=True)
+    return logits - xp.log(xp.sum(xp.exp(logits), axis=-1, keepdims=True))
+
+
+def attention(v: Array) -> Array:
+    """``S(v)``, the row-wise softmax of ``v v^T``: (..., M) to (..., M, M)."""
+    xp = namespace(v)
+    logits = v[..., :, None] * v[..., None, :]
+    weights = xp.exp(logits - xp.max(logits, axis=-1, keepdims=True))
+    return weights / xp.sum(weights, axis=-1, keepdims=True)
+
+
+def _apply(matrix: Array, vector: Array) -> Array:
+    xp = namespace(matrix)
+    return xp.sum(matrix * vector[..., None, :], axis=-1)
+
+
+def _apply_transposed(matrix: Array, vector: Array) -> Array:
+    xp = namespace(matrix)
+    return xp.sum(matrix * vector[..., :, None], axis=-2)
+
+
+def output(z: Array, skip: float) -> Array:
+    """Last hidden vector ``u`` (..., M) of the latents ``z`` (..., L, M)."""
+    xp = namespace(z)
+    layers = z.shape[-2]
+    h = z[..., 0, :]
+    B = None
+    for layer in range(1, layers):
+        S = attention(h)
+        if B is None:
+            B = S + skip * _identity(xp, z)
+        else:
+            B = skip * B + xp.matmul(S, B)
+        h = _apply(B, z[..., layer, :])
+    return h
+
+
+def _identity(xp: Any, like: Array) -> Array:
+    import array_api_compat
+
+    return xp.eye(like.shape[-1], dtype=like.dtype, device=array_api_compat.device(like))
+
+
+def output_vjp(z: Array, skip: float, cotangent: Array) -> Array:
+    """Gradient of ``sum(cotangent * u(z))`` with respect to ``z``, by reverse mode.
+
+    Parameters
+    ----------
+    z : array (..., L, M)
+        Latents.
+    skip : float
+        Skip strength c.
+    cotangent : array (..., M)
+        Leading axes may broadcast against those of ``z``.
+
+    Returns
+    -------
+    array (..., L, M)
+    """
+    xp = namespace(z, cotangent)
+    layers = z.shape[-2]
+    h, S, B = [z[..., 0, :]], [], [_identity(xp, z)]
+    for layer in range(1, layers):
+        S.append(attention(h[-1]))
+        B.append(skip * B[-1] + xp.matmul(S[-1], B[-1]))
+        h.append(_apply(B[-1], z[..., layer, :]))
+
+    gradient = [None] * layers
+    gradient_h = cotangent
+    gradient_B = None
+    for layer in range(layers - 1, -1, -1):
+        gradient[layer] = _apply_transposed(B[layer], gradient_h)
+        outer = gradient_h[..., :, None] * z[..., layer, None, :]
+        gradient_B = outer if gradient_B is None else gradient_B + outer
+        if layer == 0:
+            break
+        # B_l = (c I + S(h)) B_{l-1}
+        attended = S[layer - 1]
+        gradient_S = xp.matmul(gradient_B, xp.matrix_transpose(B[layer - 1]))
+        gradient_h = _attention_vjp(h[layer - 1], attended, gradient_S)
+        gradient_B = skip * gradient_B + xp.matmul(xp.matrix_transpose(attended), gradient_B)
+    return xp.stack(gradient, axis=-2)
+
+
+def _attention_vjp(v: Array, S: Array, cotangent: Array) -> Array:
+    xp = namespace(v, S, cotangent)
+    logits = S * (cotangent - xp.sum(S * cotangent, axis=-1, keepdims=True))
+    return _apply(logits, v) + _apply_transposed(logits, v)
+
+
+def attention_vjp(v: Array, cotangent: Array) -> Array:
+    """Gradient of ``sum(cotangent * S(v))`` with respect to ``v`` (..., M)."""
+    return _attention_vjp(v, attention(v), cotangent)
+
+
+def output_of_label(y: Array) -> Array:
+    """The output ``u`` (n, M) of a label ``y = log S(u)`` (n, M, M), up to one sign per sample.
+
+    ``y_mi - y_mj = u_m (u_i - u_j)`` holds for all m. The pair (i, j) that is farthest apart, with
+    ``(u_i - u_j)^2 = (y_ii - y_ij) + (y_jj - y_ji)`` the largest, gives all of ``u`` by one division.
+    Probabilities never appear, so saturated rows lose nothing. The sign returned has ``u_i > u_j``, i < j.
+
+    Rounding of ``y`` limits ``u_i - u_j`` to an absolute error of about ``eps / |u_i - u_j|``. A label
+    without any contrast (all tokens alike) gives ``u = 0``.
+    """
+    xp = namespace(y)
+    n, tokens = y.shape[0], y.shape[-1]
+    contrast = _diagonal(xp, y)[:, :, None] - y
+    squared = contrast + xp.matrix_transpose(contrast)
+    upper = xp.triu(squared)
+    flat = xp.argmax(xp.reshape(upper, (n, tokens * tokens)), axis=1)
+    first, second = flat // tokens, flat % tokens
+    shape = (n, tokens, 1)
+    scaled = (
+        xp.take_along_axis(y, xp.broadcast_to(first[:, None, None], shape), axis=2)
+        - xp.take_along_axis(y, xp.broadcast_to(second[:, None, None], shape), axis=2)
+    )[..., 0]
+    gap = xp.max(xp.max(upper, axis=-1), axis=-1)
+    some = gap > 0.0
+    return scaled * xp.where(some, 1.0 / xp.sqrt(xp.where(some, gap, 1.0)), 0.0)[:, None]
+
+
+def _diagonal(xp: Any, matrix: Array) -> Array:
+    return xp.linalg.diagonal(matrix)

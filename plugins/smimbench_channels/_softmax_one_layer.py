@@ -1,0 +1,105 @@
+"""Closed forms of the softmax channel with a single layer: the label leaves ``u`` or ``-u``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import array_api_compat
+import numpy as np
+
+from smimbench.backend import namespace
+from smimbench.interfaces import Array, Posterior, Uncertain
+from smimbench.numerics.quadrature import gaussian_trapezoid
+
+__all__ = ["information", "log_partition", "posterior"]
+
+
+def _sech_squared(xp: Any, t: Array) -> Array:
+    decay = xp.exp(-2.0 * xp.abs(t))
+    return 4.0 * decay / ((1.0 + decay) * (1.0 + decay))
+
+
+def posterior(u: Array, omega: Array, V: Array, second_moment: bool = False) -> Posterior:
+    """Two points, ``E[z | y] = u tanh(u . omega / V)``; ``u`` (n, M), ``omega`` (n, 1, M), ``V`` (1, 1)."""
+    xp = namespace(u, omega, V)
+    t = xp.sum(u * omega[:, 0, :], axis=-1) / V[0, 0]
+    mean = u * xp.tanh(t)[:, None]
+    covariance = xp.mean(u * u * _sech_squared(xp, t)[:, None])
+    second = (u[:, :, None] * u[:, None, :])[:, None, :, None, :] if second_moment else None
+    return Posterior(mean[:, None, :], xp.reshape(covariance, (1, 1)), second, 0.0)
+
+
+def log_partition(u: Array, omega: Array, V: Array) -> Array:
+    """``log[N(u; omega, V) + N(-u; omega, V)]`` (n,)."""
+    xp = namespace(u, omega, V)
+    v = V[0, 0]
+    center = omega[:, 0, :]
+    t = xp.sum(u * center, axis=-1) / v
+    nearest = xp.where(t[:, None] < 0, -u, u) - center
+    constant = 0.5 * u.shape[-1] * (math.log(2.0 * math.pi) + xp.log(v))
+    return -0.5 * xp.sum(nearest * nearest, axis=-1) / v + xp.log1p(xp.exp(-2.0 * xp.abs(t))) - constant
+
+
+def _log_radius_rule(tokens: int, step: float) -> tuple[np.ndarray, np.ndarray]:
+    # Trapezoid in log rho for E[rho^2 f(rho)], rho ~ chi_M. The law of rho weighted by rho^2 is chi_{M+2},
+    # so the weights are normalised to M = E rho^2. Both tails decay, hence spectral accuracy.
+    upper = math.log(math.sqrt(tokens + 2.0) + 9.0)
+    lower = -40.0 / (tokens + 2.0)
+    count = 2 * math.ceil((upper - lower) / (2.0 * step)) + 1
+    grid = np.linspace(lower, upper, count)
+    log_weight = (tokens + 2.0) * grid - 0.5 * np.exp(2.0 * grid)
+    weight = np.exp(log_weight - log_weight.max())
+    return np.exp(grid), tokens * weight / weight.sum()
+
+
+def information(Q: Array, V: Array, tokens: int) -> Uncertain:
+    """``Phi = E |g|^2`` for overlap ``Q`` and error ``V``, both (..., 1, 1).
+
+    With ``tau = Q + V``, ``k = Q / V``, ``rho^2 ~ chi^2_M`` and ``x ~ N(0, 1)``::
+
+        Phi V^2 = tau E[rho^2 tanh^2 t] - M Q = M V - tau E[rho^2 / cosh^2 t],   t = k rho^2 + sqrt(k) rho x
+
+    The first form keeps its digits for small ``Q``, the second for small ``V`` (where ``V Phi -> M``).
+    Trapezoidal rules in ``log rho`` and ``x``; the error is the change from half the nodes. Derived, checked
+    by tests/channels/test_sequence_softmax.py.
+    """
+    xp = namespace(Q, V)
+    device = array_api_compat.device(Q)
+    batch = Q.shape[:-2]
+    q = xp.astype(xp.reshape(Q, (-1,)), xp.float64)
+    v = xp.astype(xp.reshape(V, (-1,)), xp.float64)
+    tau, k = q + v, q / v
+
+    def move(nodes: np.ndarray) -> Array:
+        return xp.asarray(nodes, dtype=xp.float64, device=device)
+
+    step = min(0.08, 0.35 / math.sqrt(tokens))
+    rho, fine_rho = _log_radius_rule(tokens, step)
+    x, fine_x = gaussian_trapezoid(257)
+    rules = []
+    for stride in (1, 2):
+        coarse_rho, coarse_x = np.zeros_like(fine_rho), np.zeros_like(fine_x)
+        coarse_rho[::stride], coarse_x[::stride] = fine_rho[::stride], fine_x[::stride]
+        rules.append(
+            (move(coarse_rho * (tokens / coarse_rho.sum())), move(coarse_x / coarse_x.sum()))
+        )
+    rho, x = move(rho), move(x)
+
+    results: list[list[Array]] = [[], []]
+    for start in range(0, q.shape[0], 32):
+        block = slice(start, min(start + 32, q.shape[0]))
+        y = xp.sqrt(k[block])[:, None, None] * rho[None, :, None]
+        t = y * (y + x[None, None, :])
+        small = k[block] <= 1.0
+        kept = xp.where(small[:, None, None], xp.tanh(t) ** 2, _sech_squared(xp, t))
+        for result, (weight_rho, weight_x) in zip(results, rules):
+            mean = xp.sum(xp.sum(kept * weight_x, axis=-1) * weight_rho, axis=-1)
+            learned = tau[block] * mean
+            q_, v_ = q[block], v[block]
+            result.append(xp.where(small, learned - tokens * q_, tokens * v_ - learned) / (v_ * v_))
+    full, half = (xp.concat(result) for result in results)
+    shape = (*batch, 1, 1)
+    value = xp.astype(xp.reshape(full, shape), Q.dtype)
+    error = xp.astype(xp.reshape(xp.abs(full - half) + 1e-14 * xp.abs(full), shape), Q.dtype)
+    return Uncertain(value, error, "quadrature")

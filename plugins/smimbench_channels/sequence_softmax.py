@@ -1,0 +1,186 @@
+"""Softmax output of deep attention with one direction per layer, for sequence multi-index models."""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from smimbench_channels import _deep_attention as deep
+from smimbench_channels import _softmax_one_layer as one_layer
+
+from smimbench.backend import namespace
+from smimbench.interfaces import Array, Capabilities, ParameterError, Posterior, Uncertain
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["SequenceSoftmax"]
+
+_DEEPEST = {2: 4, 3: 2}
+
+
+@dataclass(frozen=True)
+class SequenceSoftmax:
+    """Noiseless deep attention, one direction per layer, observed through its last attention matrix.
+
+    Latents ``z`` (n, L, M) hold one row per layer. With ``S(v) = softmax_rows(v v^T)``::
+
+        h_1 = z_1,   B_l = [c I + S(h_l)] B_{l-1},   h_{l+1} = B_l z_{l+1},   u = h_L,   y = log S(u)
+
+    The label is kept as log-probabilities (n, M, M), from which ``u`` is recovered up to its sign;
+    probabilities would lose every digit where attention saturates. ``observable`` gives the probabilities.
+    The label does not change when any layer changes its sign.
+
+    Parameters
+    ----------
+    tokens : int
+        M, at least 2; filled in from the model. A single token attends to itself whatever the signal.
+    layers : int
+        L, the number of layers, each with its own direction to be learned.
+    skip : float
+        c >= 0, the weight of the skip connection of every layer before the last.
+    accuracy : float
+        Target for the error of the posterior mean: root mean square over samples, relative to ``sqrt(diag
+        V)``. What was reached is reported in ``Posterior.error``; integrals in more than two dimensions may
+        fall short of it.
+
+    Raises
+    ------
+    ParameterError
+        For values outside these ranges, and for sizes without an integrator: L = 1 takes any M, M = 2 up to
+        four layers, M = 3 two.
+
+    Notes
+    -----
+    Model of arXiv:2502.00901. The posterior is derived, checked by tests/channels/test_sequence_softmax.py.
+    """
+
+    tokens: int
+    layers: int = 1
+    skip: float = 1.0
+    accuracy: float = 1e-5
+
+    name: ClassVar[str] = "softmax"
+    version: ClassVar[int] = 1
+    reference: ClassVar[str] = "arXiv:2502.00901"
+    capabilities: ClassVar[Capabilities] = Capabilities(models=("sequence-multi-index",))
+    symmetry: ClassVar[str] = "signs"
+
+    def __post_init__(self) -> None:
+        for key in ("tokens", "layers"):
+            value = getattr(self, key)
+            try:
+                whole = operator.index(value)
+            except TypeError:
+                raise ParameterError(key, f"must be a whole number, got {value!r}") from None
+            object.__setattr__(self, key, whole)
+        for key in ("skip", "accuracy"):
+            value = getattr(self, key)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise ParameterError(key, f"must be a finite number, got {value!r}")
+        if self.tokens < 2:
+            raise ParameterError(
+                "tokens",
+                f"must be at least 2 (a single token attends to itself whatever the signal), got
+                {self.tokens}",
+            )
+        if self.layers < 1:
+            raise ParameterError("layers", f"must be at least 1, got {self.layers}")
+        if self.layers > 1 and self.layers > _DEEPEST.get(self.tokens, 1):
+            raise ParameterError(
+                "layers",
+                "must be 1, or at most 4 with tokens = 2, or at most 2 with tokens = 3, "
+                f"got layers = {self.layers} with tokens = {self.tokens}",
+            )
+        if self.skip < 0.0:
+            raise ParameterError("skip", f"must be >= 0, got {self.skip}")
+        if not 1e-12 <= self.accuracy <= 0.1:
+            raise ParameterError("accuracy", f"must be between 1e-12 and 0.1, got {self.accuracy}")
+
+    @property
+    def components(self) -> int:
+        """L, one direction per layer."""
+        return self.layers
+
+    def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
+        """Label ``log softmax_rows(u u^T)`` (n, M, M) of the latents (n, L, M); ``rng`` is not used."""
+        return deep.log_attention(deep.output(z, self.skip))
+
+    def observable(self, y: Array) -> Array:
+        """Attention probabilities ``exp(y)`` (n, M, M); every row sums to 1."""
+        return namespace(y).exp(y)
+
+    def vjp(self, z: Array, cotangent: Array) -> Array:
+        """Gradient of ``sum(cotangent * observable(forward(z)))`` with respect to ``z``, by reverse mode.
+
+        Parameters
+        ----------
+        z : array (n, L, M)
+            Latents.
+        cotangent : array (n, M, M)
+            Derivative of a loss with respect to the probabilities.
+
+        Returns
+        -------
+        array (n, L, M)
+        """
+        return deep.output_vjp(z, self.skip, deep.attention_vjp(deep.output(z, self.skip), cotangent))
+
+    def posterior(
+        self,
+        y: Array,
+        omega: Array,
+        V: Array,
+        *,
+        second_moment: bool = False,
+        rng: np.random.Generator | None = None,
+    ) -> Posterior:
+        """Posterior of ``z ~ N(omega, V (x) I_M)`` given the label.
+
+        The label fixes ``u`` up to its sign, so ``z_L = +- B^{-1} u`` is integrated out with the Jacobian
+        ``1 / |det B|`` and an integral over the other layers remains.
+
+        Parameters
+        ----------
+        y : array (n, M, M)
+            Labels, as ``forward`` returns them.
+        omega : array (n, L, M)
+            Means.
+        V : array (L, L)
+            Covariance between layers, positive definite; any correlation is allowed.
+        second_moment : bool
+            Also return ``E[z z^T | y]`` (n, L, M, L, M).
+        rng : numpy.random.Generator, optional
+            Not needed: integration points are fixed, so that equal inputs give equal results.
+
+        Returns
+        -------
+        Posterior
+        """
+        if self.layers == 1:
+            return one_layer.posterior(deep.output_of_label(y), omega, V, second_moment)
+        raise NotImplementedError
+
+    def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
+        """``log Z_out`` (n,): log-density of the label, in the coordinate ``u`` modulo sign.
+
+        ``Z_out = p(u) + p(-u)``, ``p`` the Lebesgue density of the output ``u(z)`` under ``z ~ N(omega, V (x) I)``;
+        its integral over half of ``R^M`` is 1. The density of ``y`` differs by a Jacobian of ``y`` alone. Its gradient with respect to ``omega`` is ``g = V^{-1} (E[z | y] - omega)``.
+        """
+        if self.layers == 1:
+            return one_layer.log_partition(deep.output_of_label(y), omega, V)
+        raise NotImplementedError
+
+    def information(self, Q: Array, V: Array) -> Uncertain:
+        """``E sum_m g_m g_m^T`` (..., L, L) with ``omega ~ N(0, Q (x) I)`` and ``z ~ N(omega, V (x) I)``.
+
+        Parameters
+        ----------
+        Q, V : array (..., L, L)
+            Overlap and error; leading axes are a batch.
+        """
+        if self.layers == 1:
+            return one_layer.information(Q, V, self.tokens)
+        raise NotImplementedError

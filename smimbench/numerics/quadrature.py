@@ -1,0 +1,83 @@
+"""Nodes and weights of one-dimensional rules, built on the host in float64.
+
+Every function returns NumPy arrays; move them with ``Backend.asarray`` or ``xp.asarray(..., device=...)``.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+__all__ = ["gauss_hermite", "gauss_legendre", "gaussian_trapezoid"]
+
+Nodes = tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.float64]]]
+
+
+def _locked(nodes: np.ndarray[Any, Any], weights: np.ndarray[Any, Any]) -> Nodes:
+    # The arrays are shared by all callers of a cached function.
+    nodes.flags.writeable = False
+    weights.flags.writeable = False
+    return nodes, weights
+
+
+@lru_cache(maxsize=64)
+def gauss_hermite(count: int) -> Nodes:
+    """Gauss rule for the standard normal law, ``E f(x) ~ sum_i w_i f(x_i)`` with ``sum_i w_i = 1``.
+
+    Parameters
+    ----------
+    count : int
+        Number of nodes; exact for polynomials of degree ``2 count - 1``.
+
+    Returns
+    -------
+    nodes, weights : ndarray (count,), float64, read-only
+    """
+    nodes, weights = np.polynomial.hermite_e.hermegauss(count)
+    return _locked(nodes, weights / weights.sum())
+
+
+@lru_cache(maxsize=64)
+def gauss_legendre(count: int, lower: float = -1.0, upper: float = 1.0) -> Nodes:
+    """Gauss rule for ``int_lower^upper f(x) dx``.
+
+    Parameters
+    ----------
+    count : int
+        Number of nodes; exact for polynomials of degree ``2 count - 1``.
+    lower, upper : float
+        Ends of the interval.
+
+    Returns
+    -------
+    nodes, weights : ndarray (count,), float64, read-only
+    """
+    nodes, weights = np.polynomial.legendre.leggauss(count)
+    half = 0.5 * (upper - lower)
+    return _locked(0.5 * (upper + lower) + half * nodes, half * weights)
+
+
+@lru_cache(maxsize=64)
+def gaussian_trapezoid(count: int, reach: float = 8.5) -> Nodes:
+    """Trapezoidal rule for the standard normal law on ``[-reach, reach]``, ``sum_i w_i = 1``.
+
+    Unlike Gauss-Hermite it keeps its resolution in the tails and for integrands that are far from
+    polynomials; for integrands analytic in the strip ``|Im x| < a`` and spacing ``h`` the error is
+    ``O(exp(-2 pi a / h))``.
+
+    Parameters
+    ----------
+    count : int
+        Number of nodes, at least 2. Every second node of an odd rule is a rule of half the resolution.
+    reach : float
+        Cut of the tails; 8.5 leaves out 2e-17.
+
+    Returns
+    -------
+    nodes, weights : ndarray (count,), float64, read-only
+    """
+    nodes = np.linspace(-reach, reach, count)
+    weights = np.exp(-0.5 * nodes * nodes)
+    return _locked(nodes, weights / weights.sum())

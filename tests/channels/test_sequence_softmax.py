@@ -1,0 +1,293 @@
+"""Softmax channel of sequence multi-index models: labels, reverse mode, closed forms of a single layer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import integrate, optimize
+from smimbench_channels.sequence_softmax import SequenceSoftmax
+
+from smimbench.backend import to_host
+from smimbench.interfaces import ParameterError
+from tests.conftest import assert_placed
+
+
+def reference_output(z, skip):
+    """Deep attention of one sample, loops only: u for z (L, M). Works for complex z."""
+    layers, tokens = z.shape
+    B = np.eye(tokens, dtype=z.dtype)
+    h = z[0]
+    for layer in range(1, layers):
+        A = np.zeros((tokens, tokens), dtype=z.dtype)
+        for m in range(tokens):
+            weights = np.exp(h[m] * h - (h[m] * h).real.max())
+            A[m] = weights / weights.sum()
+            A[m, m] += skip
+        B = A @ B
+        h = B @ z[layer]
+    return h
+
+
+def reference_probabilities(z, skip):
+    u = reference_output(z, skip)
+    rows = [np.exp(um * u - (um * u).real.max()) for um in u]
+    return np.array([row / row.sum() for row in rows])
+
+
+SIZES = [(1, 2, 1.0), (1, 3, 0.3), (1, 6, 1.0), (2, 2, 1.0), (2, 2, 0.0), (2, 3, 0.7), (3, 2, 1.5)]
+SIZES += [(4, 2, 0.4)]
+
+
+@pytest.mark.parametrize(("layers", "tokens", "skip"), SIZES)
+def test_forward_matches_loops(backend, rng, layers, tokens, skip):
+    channel = SequenceSoftmax(tokens=tokens, layers=layers, skip=skip)
+    z = rng.standard_normal((7, layers, tokens))
+    y = channel.forward(backend.asarray(z))
+    assert_placed(y, backend, (7, tokens, tokens))
+    observed = channel.observable(y)
+    assert_placed(observed, backend, (7, tokens, tokens))
+    expected = np.stack([reference_probabilities(sample, skip) for sample in z])
+    np.testing.assert_allclose(to_host(observed), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("layers", "tokens", "skip"), SIZES)
+def test_label_is_blind_to_the_sign_of_every_layer(rng, layers, tokens, skip):
+    channel = SequenceSoftmax(tokens=tokens, layers=layers, skip=skip)
+    z = rng.standard_normal((5, layers, tokens))
+    for layer in range(layers):
+        flipped = z.copy()
+        flipped[:, layer] *= -1.0
+        np.testing.assert_allclose(channel.forward(flipped), channel.forward(z), atol=1e-13)
+
+
+def test_attention_acts_from_the_left_on_the_tokens():
+    # A is not symmetric: its transpose would be another model.
+    z = np.array([[[0.3, -1.1], [0.8, 0.5]]])
+    a, b = z[0, 0]
+    p, q = 1 / (1 + np.exp(-a * (a - b))), 1 / (1 + np.exp(-b * (b - a)))
+    A = np.array([[1.0 + p, 1.0 - p], [1.0 - q, 1.0 + q]])
+    u = A @ z[0, 1]
+    y = SequenceSoftmax(tokens=2, layers=2, skip=1.0).forward(z)[0]
+    np.testing.assert_allclose(y[0, 0] - y[0, 1], u[0] * (u[0] - u[1]), rtol=1e-13)
+    np.testing.assert_allclose(y[1, 1] - y[1, 0], u[1] * (u[1] - u[0]), rtol=1e-13)
+
+
+@pytest.mark.parametrize(("layers", "tokens", "skip"), SIZES)
+def test_vjp_is_the_complex_step_gradient(backend, rng, layers, tokens, skip):
+    channel = SequenceSoftmax(tokens=tokens, layers=layers, skip=skip)
+    z = 0.8 * rng.standard_normal((3, layers, tokens))
+    cotangent = rng.standard_normal((3, tokens, tokens))
+    gradient = channel.vjp(backend.asarray(z), backend.asarray(cotangent))
+    assert_placed(gradient, backend, z.shape)
+    expected = np.empty_like(z)
+    for n, layer, m in np.ndindex(*z.shape):
+        shifted = z[n].astype(complex)
+        shifted[layer, m] += 1e-30j
+        value = (cotangent[n] * reference_probabilities(shifted, skip)).sum()
+        expected[n, layer, m] = value.imag / 1e-30
+    np.testing.assert_allclose(to_host(gradient), expected, rtol=1e-11, atol=1e-13)
+
+
+def test_float32_stays_float32(rng):
+    channel = SequenceSoftmax(tokens=3)
+    z = rng.standard_normal((4, 1, 3)).astype(np.float32)
+    y = channel.forward(z)
+    V = np.array([[0.5]], dtype=np.float32)
+    posterior = channel.posterior(y, 0.5 * z, V, second_moment=True)
+    arrays = [y, channel.observable(y), channel.vjp(z, y), *posterior[:3]]
+    arrays += [channel.log_partition(y, 0.5 * z, V)]
+    assert {array.dtype for array in arrays} == {np.dtype(np.float32)}
+
+
+# --- from the label back to the output
+
+
+def aligned(u, truth):
+    return u * np.sign(np.sum(u * truth, axis=-1, keepdims=True))
+
+
+@pytest.mark.parametrize("tokens", [2, 3, 7])
+def test_output_is_recovered_up_to_sign(backend, rng, tokens):
+    from smimbench_channels._deep_attention import log_attention, output_of_label
+
+    u = rng.standard_normal((400, tokens))
+    found = output_of_label(log_attention(backend.asarray(u)))
+    assert_placed(found, backend, u.shape)
+    np.testing.assert_allclose(aligned(to_host(found), u), u, atol=1e-9)
+
+
+@pytest.mark.parametrize("scale", [30.0, 300.0, 1e4])
+@pytest.mark.parametrize("tokens", [2, 4])
+def test_saturated_labels_lose_nothing(rng, tokens, scale):
+    from smimbench_channels._deep_attention import log_attention, output_of_label
+
+    u = scale * rng.standard_normal((200, tokens))
+    y = log_attention(u)
+    assert np.exp(y).max() == 1.0  # probabilities alone would not do
+    found = output_of_label(y)
+    np.testing.assert_allclose(aligned(found, u), u, rtol=1e-9, atol=1e-9 * scale)
+
+
+def test_label_without_contrast_is_finite():
+    channel = SequenceSoftmax(tokens=3)
+    y = channel.forward(np.full((2, 1, 3), 0.7))
+    posterior = channel.posterior(y, np.zeros((2, 1, 3)), np.eye(1))
+    assert np.all(np.isfinite(posterior.mean))
+
+
+# --- one layer
+
+
+@pytest.mark.parametrize("tokens", [2, 3])
+@pytest.mark.parametrize("v", [0.7, 1e-2, 1e-8])
+def test_one_layer_posterior_has_two_points(backend, rng, tokens, v):
+    channel = SequenceSoftmax(tokens=tokens)
+    omega = np.sqrt(1.0 - v) * rng.standard_normal((50, 1, tokens))
+    z = omega + np.sqrt(v) * rng.standard_normal(omega.shape)
+    y = channel.forward(backend.asarray(z))
+    result = channel.posterior(
+        y, backend.asarray(omega), backend.asarray(np.array([[v]])), second_moment=True
+    )
+    plus, minus = ((s * z[:, 0] - omega[:, 0]) ** 2 for s in (1.0, -1.0))
+    weight = 1.0 / (1.0 + np.exp(-np.clip((minus - plus).sum(-1) / (2.0 * v), -700, 700)))
+    mean = (2.0 * weight - 1.0)[:, None, None] * z
+    variance = 4.0 * weight * (1.0 - weight) * (z[:, 0] ** 2).mean(-1)
+    assert_placed(result.mean, backend, mean.shape)
+    assert_placed(result.covariance, backend, (1, 1))
+    assert_placed(result.second_moment, backend, (50, 1, tokens, 1, tokens))
+    np.testing.assert_allclose(to_host(result.mean), mean, atol=1e-6 * np.sqrt(v))
+    np.testing.assert_allclose(to_host(result.covariance)[0, 0], variance.mean(), rtol=1e-6, atol=1e-12)
+    second = z[:, :, :, None, None] * z[:, None, None, :, :]
+    np.testing.assert_allclose(to_host(result.second_moment), second, atol=1e-8)
+    assert result.error == 0.0
+
+
+def test_one_layer_partition_is_a_density_on_half_space(rng):
+    # sum over u on one side of the plane; the label of u and -u is the same
+    channel = SequenceSoftmax(tokens=2)
+    omega, V = rng.standard_normal((1, 1, 2)), np.array([[0.4]])
+
+    def density(u2, u1):
+        y = channel.forward(np.array([[[u1, u2]]]))
+        return np.exp(channel.log_partition(y, omega, V))[0]
+
+    total = integrate.dblquad(density, -8, 8, 0, 8, epsabs=1e-7)[0]
+    assert total == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("v", [0.8, 1e-3])
+def test_one_layer_partition_gives_g(rng, v):
+    channel = SequenceSoftmax(tokens=3)
+    omega = rng.standard_normal((4, 1, 3))
+    V = np.array([[v]])
+    y = channel.forward(omega + np.sqrt(v) * rng.standard_normal(omega.shape))
+    g = (channel.posterior(y, omega, V).mean - omega) / v
+    step = 1e-4 * np.sqrt(v)
+    for m in range(3):
+        shift = np.zeros((1, 1, 3))
+        shift[0, 0, m] = step
+        values = [channel.log_partition(y, omega + k * shift, V) for k in (-2, -1, 1, 2)]
+        slope = (values[0] - 8 * values[1] + 8 * values[2] - values[3]) / (12 * step)
+        np.testing.assert_allclose(slope, g[:, 0, m], atol=1e-7 / np.sqrt(v))
+
+
+@pytest.mark.parametrize("tokens", [2, 3, 5])
+@pytest.mark.parametrize(("q", "v"), [(0.2, 0.8), (0.7, 0.3), (0.5, 0.2)])
+def test_one_layer_information_is_the_mean_of_the_posterior(tokens, q, v):
+    # E |g|^2 = -E div g: with both as estimates of one number the sample mean of their average is compared.
+    channel = SequenceSoftmax(tokens=tokens)
+    rng = np.random.default_rng(5)
+    n = 200_000
+    omega = np.sqrt(q) * rng.standard_normal((n, 1, tokens))
+    z = omega + np.sqrt(v) * rng.standard_normal(omega.shape)
+    mean = channel.posterior(channel.forward(z), omega, np.array([[v]])).mean
+    squared = (((mean - omega) / v) ** 2).sum((1, 2))
+    divergence = tokens / v - ((z**2 - mean**2).sum((1, 2))) / v**2
+    for sample in (squared, divergence, 0.5 * (squared + divergence)):
+        result = channel.information(np.array([[q]]), np.array([[v]]))
+        assert abs(sample.mean() - result.value[0, 0]) < 4.0 * sample.std() / np.sqrt(n)
+    assert result.method == "quadrature"
+    assert result.error[0, 0] < 1e-7 * result.value[0, 0]
+
+
+def test_one_layer_information_against_adaptive_integration():
+    q, v, tokens = 0.6, 0.4, 2
+
+    def integrand(x, s):  # s = r^2 is exponential with mean 2
+        t = q * s / v + np.sqrt(q * s / v) * x
+        return s * np.tanh(t) ** 2 * np.exp(-0.5 * s) / 2.0 * np.exp(-0.5 * x * x) / np.sqrt(2.0 * np.pi)
+
+    mean = integrate.dblquad(integrand, 0, 80, -9, 9, epsabs=1e-10)[0]
+    expected = (mean - tokens * q) / v**2
+    value = SequenceSoftmax(tokens=2).information(np.array([[q]]), np.array([[v]])).value[0, 0]
+    assert value == pytest.approx(expected, rel=1e-8)
+
+
+@pytest.mark.parametrize("tokens", [2, 3, 4, 9])
+def test_one_layer_thresholds(backend, tokens):
+    channel = SequenceSoftmax(tokens=tokens)
+    q = np.array([0.0, 1e-9, 1.0 - 1e-6, 1.0 - 1e-12]).reshape(4, 1, 1)
+    v = np.array([1.0, 1.0 - 1e-9, 1e-6, 1e-12]).reshape(4, 1, 1)
+    result = channel.information(backend.asarray(q), backend.asarray(v))
+    assert_placed(result.value, backend, (4, 1, 1))
+    assert_placed(result.error, backend, (4, 1, 1))
+    value = to_host(result.value)[:, 0, 0]
+    # weak recovery at 1 / (M (M + 1)), perfect recovery at 1 / M
+    assert value[0] == 0.0
+    assert value[1] / 1e-9 == pytest.approx(tokens * (tokens + 1), rel=1e-6)
+    assert value[2] * 1e-6 == pytest.approx(tokens, rel=1e-2)
+    assert value[3] * 1e-12 == pytest.approx(tokens, rel=1e-9)
+
+
+def test_one_layer_fixed_point():
+    # alpha = q / ((1 - q) Phi(q)) read off at alpha = 0.3
+    channel = SequenceSoftmax(tokens=2)
+
+    def excess(q):
+        phi = channel.information(np.array([[q]]), np.array([[1.0 - q]])).value[0, 0]
+        return q / ((1.0 - q) * phi) - 0.3
+
+    assert optimize.brentq(excess, 0.01, 0.9) == pytest.approx(0.26801, abs=6e-6)
+
+
+def test_information_leading_axes():
+    channel = SequenceSoftmax(tokens=2)
+    q = np.linspace(0.01, 0.99, 70).reshape(7, 10, 1, 1)
+    batch = channel.information(q, 1.0 - q)
+    assert batch.value.shape == (7, 10, 1, 1)
+    one = channel.information(q[3, 4], 1.0 - q[3, 4])
+    assert one.value.shape == (1, 1)
+    assert batch.value[3, 4] == pytest.approx(one.value, rel=1e-13)
+
+
+# --- parameters
+
+
+@pytest.mark.parametrize(
+    ("key", "parameters"),
+    [
+        ("tokens", {"tokens": 1}),
+        ("tokens", {"tokens": 2.5}),
+        ("tokens", {"tokens": "two"}),
+        ("layers", {"tokens": 2, "layers": 0}),
+        ("layers", {"tokens": 2, "layers": 5}),
+        ("layers", {"tokens": 3, "layers": 3}),
+        ("layers", {"tokens": 4, "layers": 2}),
+        ("skip", {"tokens": 2, "layers": 2, "skip": -0.1}),
+        ("skip", {"tokens": 2, "layers": 2, "skip": float("nan")}),
+        ("skip", {"tokens": 2, "layers": 2, "skip": "1"}),
+        ("accuracy", {"tokens": 2, "accuracy": 0.0}),
+        ("accuracy", {"tokens": 2, "accuracy": 1.0}),
+    ],
+)
+def test_bad_parameters_are_named(key, parameters):
+    with pytest.raises(ParameterError) as caught:
+        SequenceSoftmax(**parameters)
+    assert caught.value.key == key
+    assert "must be" in caught.value.message
+    assert "got" in caught.value.message
+
+
+def test_components_follow_layers():
+    assert SequenceSoftmax(tokens=2, layers=3).components == 3
+    assert SequenceSoftmax(tokens=11).components == 1
