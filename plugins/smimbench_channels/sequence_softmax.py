@@ -82,9 +82,7 @@ class SequenceSoftmax:
                 raise ParameterError(key, f"must be a finite number, got {value!r}")
         if self.tokens < 2:
             raise ParameterError(
-                "tokens",
-                f"must be at least 2 (a single token attends to itself whatever the signal), got
-                {self.tokens}",
+                "tokens", f"must be at least 2 (one token only attends to itself), got {self.tokens}"
             )
         if self.layers < 1:
             raise ParameterError("layers", f"must be at least 1, got {self.layers}")
@@ -166,8 +164,9 @@ class SequenceSoftmax:
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
         """``log Z_out`` (n,): log-density of the label, in the coordinate ``u`` modulo sign.
 
-        ``Z_out = p(u) + p(-u)``, ``p`` the Lebesgue density of the output ``u(z)`` under ``z ~ N(omega, V (x) I)``;
-        its integral over half of ``R^M`` is 1. The density of ``y`` differs by a Jacobian of ``y`` alone. Its gradient with respect to ``omega`` is ``g = V^{-1} (E[z | y] - omega)``.
+        ``Z_out = p(u) + p(-u)``, ``p`` the Lebesgue density of ``u(z)`` under ``z ~ N(omega, V (x) I)``; its
+        integral over half of ``R^M`` is 1. The density of ``y`` differs by a Jacobian of ``y`` alone. The
+        gradient with respect to ``omega`` is ``g = V^{-1} (E[z | y] - omega)``.
         """
         if self.layers == 1:
             return one_layer.log_partition(deep.output_of_label(y), omega, V)
