@@ -59,7 +59,7 @@ def test_adjoint_is_the_scaled_transpose_of_forward(backend, rng, tokens, compon
 
 
 def test_adjoint_normalisation_is_that_of_the_effective_channel(rng):
-    """R = S_hat + adjoint(g) / Qhat, Qhat = 2 alpha C E g^2: the signal once, and noise of variance 1/Qhat."""
+    """R = S_hat + adjoint(g) / Qhat, Qhat = 2 alpha C E g^2: the signal once, noise of variance 1/Qhat."""
     d = 60
     model = AttentionIndexed(2)
     n = model.sample_count(2.0, d)
@@ -79,7 +79,7 @@ def test_adjoint_normalisation_is_that_of_the_effective_channel(rng):
 def test_chunking_does_not_show(rng):
     """Many chunks (this n) against one chunk per sample."""
     model = AttentionIndexed(3)
-    n, d, P = 1500, 41, 2
+    n, d, P = 3000, 41, 2
     x, S = rng.standard_normal((n, 3, d)), symmetric(rng, P, d, d)
     g = rng.standard_normal((n, P, model.sites))
     assert len(model.chunks(n, d, P)) > 1

@@ -1,0 +1,1 @@
+"""How the latents become the label: one channel per file."""

@@ -1,0 +1,31 @@
+"""Checks of parameters and shapes that several channels share."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import TYPE_CHECKING
+
+from smimbench.interfaces import ParameterError
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Array
+
+
+def check_whole(key: str, value: object, least: int) -> None:
+    """Raise ParameterError unless ``value`` is an integer of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ParameterError(key, f"must be an integer >= {least}, got {value!r}")
+
+
+def check_number(key: str, value: object, *, positive: bool) -> None:
+    """Raise ParameterError unless ``value`` is a finite number that is positive, or at least not negative."""
+    good = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not good or value < 0 or (positive and value == 0):
+        raise ParameterError(key, f"must be a finite number {'> 0' if positive else '>= 0'}, got {value!r}")
+
+
+def check_latents(z: Array, components: int, sites: int) -> None:
+    """Raise ValueError unless ``z`` is (..., n, components, sites)."""
+    if z.ndim < 3 or tuple(z.shape[-2:]) != (components, sites):
+        raise ValueError(f"latents must have shape (..., n, {components}, {sites}), got {tuple(z.shape)}")

@@ -1,0 +1,214 @@
+"""Linear labels of attention-indexed models: every pair of tokens seen directly, with or without noise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import array_api_compat
+
+from smimbench.backend import namespace
+from smimbench.interfaces import Capabilities, ParameterError, Posterior, Uncertain
+from smimbench_channels._checks import check_latents, check_number, check_whole
+from smimbench_channels._pairs import site_pairs, site_scales
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from smimbench.interfaces import Array
+
+__all__ = ["AttentionLinear"]
+
+CONVENTIONS = ("scaled", "plain")
+
+
+@dataclass(frozen=True)
+class AttentionLinear:
+    r"""Every unordered pair of tokens, observed with Gaussian noise.
+
+    .. math::
+
+        y_{ab} = h_{ab} + \sqrt{N_{ab}}\, \xi_{ab}, \qquad
+        h_{ab} = \sqrt{1 + \delta_{ab}}\, z_{ab}, \qquad a \le b,
+
+    with ``N_ab = noise (1 + delta_ab)`` in the "scaled" convention (the same signal-to-noise ratio at all
+    sites) and ``N_ab = noise`` in the "plain" one. Labels are (n, C), in units of h, in the order of the
+    sites.
+
+    Parameters
+    ----------
+    tokens : int
+        T, at least 2; filled in from the model.
+    noise : float
+        Variance of the noise, >= 0. At 0 the two conventions are the same problem.
+    noise_convention : {"scaled", "plain"}
+        Whether the noise of the diagonal is doubled, as the variance of ``h_aa`` is.
+
+    Raises
+    ------
+    ParameterError
+        For a value out of range.
+
+    Notes
+    -----
+    Generalisation errors compare with the noiseless label h: add ``sum_ab N_ab`` for the error against noisy
+    ones.
+
+    References
+    ----------
+    Derived (Gaussian conditioning), checked by tests/channels/test_linear.py.
+    """
+
+    tokens: int
+    noise: float = 0.0
+    noise_convention: str = "scaled"
+
+    name: ClassVar[str] = "linear"
+    version: ClassVar[int] = 1
+    reference: ClassVar[str] = "derived, checked by tests/channels/test_linear.py"
+    capabilities: ClassVar[Capabilities] = Capabilities(models=("attention-indexed",))
+    symmetry: ClassVar[str] = "none"
+
+    def __post_init__(self) -> None:
+        check_whole("tokens", self.tokens, 2)
+        check_number("noise", self.noise, positive=False)
+        if self.noise_convention not in CONVENTIONS:
+            raise ParameterError(
+                "noise_convention", f"must be 'scaled' or 'plain', got {self.noise_convention!r}"
+            )
+
+    @property
+    def components(self) -> int:
+        """A single matrix."""
+        return 1
+
+    @property
+    def sites(self) -> int:
+        """Number of unordered pairs of tokens, C = T (T + 1) / 2."""
+        return self.tokens * (self.tokens + 1) // 2
+
+    def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
+        """Labels y (..., n, C) of the latents (..., n, 1, C).
+
+        Noise is drawn on the host, in float64, one number a site in the order of the samples.
+
+        Raises
+        ------
+        ValueError
+            If the channel is noisy and ``rng`` is None, or z has another shape.
+        """
+        y = self.predict(z)
+        if self.noise == 0:
+            return y
+        if rng is None:
+            raise ValueError("rng is required: this channel is noisy")
+        xp = namespace(z)
+        draws = xp.asarray(rng.standard_normal(y.shape), dtype=z.dtype, device=array_api_compat.device(z))
+        variance = self._noise(z)
+        return y + draws * self._scales(z) * xp.sqrt(variance)
+
+    def predict(self, z: Array) -> Array:
+        """Noiseless label h (..., n, C) of the latents (..., n, 1, C)."""
+        check_latents(z, 1, self.sites)
+        return z[..., 0, :] * self._scales(z)
+
+    def vjp(self, z: Array, cotangent: Array) -> Array:
+        """Gradient of ``sum(cotangent * predict(z))`` with respect to z: ``sqrt(1 + delta) cotangent``.
+
+        ``z`` (..., n, 1, C), ``cotangent`` (..., n, C); the noise does not enter.
+        """
+        check_latents(z, 1, self.sites)
+        return (cotangent * self._scales(z))[..., None, :]
+
+    def posterior(
+        self,
+        y: Array,
+        omega: Array,
+        V: Array,
+        *,
+        second_moment: bool = False,
+        rng: np.random.Generator | None = None,
+    ) -> Posterior:
+        r"""Posterior of ``z ~ N(omega, V I_C)`` given the label, in closed form.
+
+        With the noise in units of z, ``nu_c = N_c / (1 + delta_c)``,
+
+        .. math::
+
+            E[z_c] = \omega_c + \frac{V}{V + \nu_c} \Big(\frac{y_c}{\sqrt{1 + \delta_c}} - \omega_c\Big),
+            \qquad \mathrm{Var}(z_c) = \frac{V \nu_c}{V + \nu_c}.
+
+        Parameters
+        ----------
+        y : array (n, C)
+        omega : array (n, 1, C)
+        V : array (1, 1)
+        second_moment : bool
+            Also return ``E[z z^T]`` (n, 1, C, 1, C).
+        rng : numpy.random.Generator, optional
+            Not used: the result is exact.
+
+        Returns
+        -------
+        Posterior
+        """
+        xp = namespace(y, omega, V)
+        check_latents(omega, 1, self.sites)
+        v, noise = V[0, 0], self._noise(omega)
+        gain = v / (v + noise)
+        mean = omega + gain * ((y / self._scales(omega))[:, None, :] - omega)
+        variance = gain * noise
+        covariance = xp.reshape(xp.mean(variance), (1, 1))
+        moment = None
+        if second_moment:
+            identity = xp.eye(self.sites, dtype=omega.dtype, device=array_api_compat.device(omega))
+            moment = mean[:, 0, :, None] * mean[:, 0, None, :] + (identity * variance)[None, :, :]
+            moment = moment[:, None, :, None, :]
+        return Posterior(mean, covariance, moment)
+
+    def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
+        """Logarithm of the density of the label y with respect to Lebesgue's measure of its C entries.
+
+        ``log Z = sum_c log N(y_c; sqrt(1 + delta_c) omega_c, (1 + delta_c) V + N_c)``; y (n, C), omega (n, 1,
+        C), V (1, 1), result (n,).
+        """
+        xp = namespace(y, omega, V)
+        check_latents(omega, 1, self.sites)
+        scales = self._scales(omega)
+        variance = (V[0, 0] + self._noise(omega)) * scales**2
+        residual = y - scales * omega[:, 0, :]
+        return -0.5 * xp.sum(residual**2 / variance + xp.log(2 * math.pi * variance), axis=-1)
+
+    def information(self, Q: Array, V: Array) -> Uncertain:
+        """``E sum_c g_c^2 = sum_c 1 / (V + nu_c)``, the same for every Q.
+
+        Scaled noise: ``T (T + 1) / 2 / (V + noise)``. ``Q`` and ``V`` (..., 1, 1), leading axes are a batch;
+        the result has their common shape.
+        """
+        xp = namespace(Q, V)
+        V = xp.broadcast_arrays(Q, V)[1]
+        value = xp.sum(1 / (V + self._noise(V)), axis=-1, keepdims=True)
+        return Uncertain(value, 0.0, "closed form")
+
+    def generalization_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
+        """Squared error of the predicted h, summed over the C entries of y; label noise is not counted.
+
+        Bayes and plug-in predictions are the same, ``V sum_c (1 + delta_c) = V T (T + 3) / 2``; the best
+        constant is 0, with error ``(Q + V) T (T + 3) / 2``. ``Q`` and ``V`` (..., 1, 1), results (...).
+        """
+        xp = namespace(Q, V)
+        q, v = xp.broadcast_arrays(Q[..., 0, 0], V[..., 0, 0])
+        weight = self.tokens * (self.tokens + 3) / 2
+        error = Uncertain(weight * v, 0.0, "closed form")
+        return {"bayes": error, "plugin": error, "constant": Uncertain(weight * (q + v), 0.0, "closed form")}
+
+    def _scales(self, like: Array) -> Array:
+        xp = namespace(like)
+        return xp.asarray(site_scales(self.tokens), dtype=like.dtype, device=array_api_compat.device(like))
+
+    def _noise(self, like: Array) -> Array:
+        """Variance of the noise of every site in units of z."""
+        diagonal = self.noise / 2 if self.noise_convention == "plain" else self.noise
+        values = [float(diagonal if a == b else self.noise) for a, b in site_pairs(self.tokens)]
+        return namespace(like).asarray(values, dtype=like.dtype, device=array_api_compat.device(like))

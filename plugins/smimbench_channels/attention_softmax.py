@@ -1,0 +1,352 @@
+"""Softmax attention of tied, extensive-rank query and key, noiseless."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import array_api_compat
+import numpy as np
+
+from smimbench.backend import namespace, to_host
+from smimbench.interfaces import Capabilities, ParameterError, Posterior, Uncertain
+from smimbench.numerics.quadrature import gauss_legendre
+from smimbench_channels._checks import check_latents, check_number, check_whole
+from smimbench_channels._pairs import entry_sites, site_pairs, site_scales
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smimbench.interfaces import Array
+
+__all__ = ["AttentionSoftmax"]
+
+# Gauss-Legendre nodes a panel: the two counts differ by the error, the larger one is the answer.
+_COARSE, _FINE = 10, 16
+
+
+@dataclass(frozen=True)
+class AttentionSoftmax:
+    r"""Row-wise softmax of the matrix of all pairs of tokens.
+
+    .. math::
+
+        y_{ab} = \log \frac{e^{\beta h_{ab}}}{\sum_{b'} e^{\beta h_{ab'}}}, \qquad
+        h_{ab} = h_{ba} = \sqrt{1 + \delta_{ab}}\, z_{ab}.
+
+    Labels are log-probabilities (n, T, T): probabilities underflow at large beta, their logarithms do not.
+    The label fixes h up to one common constant, so the posterior is Gaussian along that one direction and
+    every result but the generalisation error is free of beta.
+
+    Parameters
+    ----------
+    tokens : int
+        T, at least 2; filled in from the model.
+    layers : int
+        Number of attention layers; 1.
+    beta : float
+        Inverse temperature, positive.
+    skip : float
+        Weight of the skip connection of the layers before the last. With a single layer there is none, and
+        any value but the default is refused.
+
+    Raises
+    ------
+    ParameterError
+        For a value out of range.
+
+    Notes
+    -----
+    A label stores the differences of ``beta h``, hence h with an absolute error of about ``1e-16 / beta``
+    when ``beta h`` is small: with beta far below 1 perfect recovery ends at ``sqrt(V)`` of that size.
+
+    References
+    ----------
+    Model: arXiv:2506.01582. Posterior and information: derived, checked by
+    tests/channels/test_attention_softmax.py.
+    """
+
+    tokens: int
+    layers: int = 1
+    beta: float = 1.0
+    skip: float = 1.0
+
+    name: ClassVar[str] = "softmax"
+    version: ClassVar[int] = 1
+    reference: ClassVar[str] = "arXiv:2506.01582"
+    capabilities: ClassVar[Capabilities] = Capabilities(models=("attention-indexed",))
+    symmetry: ClassVar[str] = "none"
+
+    def __post_init__(self) -> None:
+        check_whole("tokens", self.tokens, 2)
+        check_whole("layers", self.layers, 1)
+        if self.layers != 1:
+            raise ParameterError("layers", f"must be 1, got {self.layers}")
+        check_number("beta", self.beta, positive=True)
+        check_number("skip", self.skip, positive=False)
+        if self.skip != 1.0:
+            raise ParameterError(
+                "skip", f"has no effect with layers = 1 and must be left out, got {self.skip}"
+            )
+
+    @property
+    def components(self) -> int:
+        """One matrix a layer."""
+        return self.layers
+
+    @property
+    def sites(self) -> int:
+        """Number of unordered pairs of tokens, C = T (T + 1) / 2."""
+        return self.tokens * (self.tokens + 1) // 2
+
+    def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
+        """Log-probabilities ``y = log softmax_rows(beta h)`` (..., n, T, T) of the latents (..., n, 1, C).
+
+        ``rng`` is not used: the channel is noiseless. ValueError if z has another shape.
+        """
+        xp = namespace(z)
+        logits = self.beta * self._matrix(z)
+        logits = logits - xp.max(logits, axis=-1, keepdims=True)
+        return logits - xp.log(xp.sum(xp.exp(logits), axis=-1, keepdims=True))
+
+    def observable(self, y: Array) -> Array:
+        """Probabilities ``exp(y)``; every row sums to 1."""
+        return namespace(y).exp(y)
+
+    def vjp(self, z: Array, cotangent: Array) -> Array:
+        r"""Gradient of ``sum(cotangent * observable(forward(z)))`` with respect to z.
+
+        With p the probabilities, ``A_ab = beta p_ab (G_ab - sum_b' G_ab' p_ab')`` and
+        ``gradient_ab = sqrt(1 + delta_ab) (A_ab + (1 - delta_ab) A_ba)``.
+
+        Parameters
+        ----------
+        z : array (..., n, 1, C)
+        cotangent : array (..., n, T, T)
+            G, the derivative of a loss with respect to the probabilities.
+
+        Returns
+        -------
+        array (..., n, 1, C)
+        """
+        xp = namespace(z, cotangent)
+        p = self.observable(self.forward(z))
+        inner = xp.sum(cotangent * p, axis=-1, keepdims=True)
+        rows = self.beta * p * (cotangent - inner)
+        both = rows + xp.matrix_transpose(rows)
+        both = xp.reshape(both, (*both.shape[:-2], self.tokens**2))
+        # On the diagonal the sum counts its one entry twice: sqrt(2) / 2 there, 1 elsewhere.
+        factors = [math.sqrt(0.5) if a == b else 1.0 for a, b in site_pairs(self.tokens)]
+        picked = xp.take(
+            both, self._index(z, [a * self.tokens + b for a, b in site_pairs(self.tokens)]), axis=-1
+        )
+        return (picked * xp.asarray(factors, dtype=z.dtype, device=array_api_compat.device(z)))[..., None, :]
+
+    def posterior(
+        self,
+        y: Array,
+        omega: Array,
+        V: Array,
+        *,
+        second_moment: bool = False,
+        rng: np.random.Generator | None = None,
+    ) -> Posterior:
+        r"""Posterior of ``z ~ N(omega, V I_C)`` given the label, in closed form.
+
+        With ``u_ab = 1 / sqrt(1 + delta_ab)`` the label says ``z = z0 + c u`` for an unknown number c, so
+
+        .. math::
+
+            E[z] = \omega + \Big(I - \frac{u u^T}{|u|^2}\Big) (z_0 - \omega), \qquad
+            \mathrm{Cov}(z) = V \frac{u u^T}{|u|^2}, \qquad |u|^2 = \frac{T^2}{2}.
+
+        Parameters
+        ----------
+        y : array (n, T, T)
+            Log-probabilities.
+        omega : array (n, 1, C)
+        V : array (1, 1)
+        second_moment : bool
+            Also return ``E[z z^T]`` (n, 1, C, 1, C).
+        rng : numpy.random.Generator, optional
+            Not used: the result is exact.
+
+        Returns
+        -------
+        Posterior
+            ``covariance`` is V / C.
+        """
+        xp = namespace(y, omega, V)
+        check_latents(omega, 1, self.sites)
+        u, distance = self._off_line(y, omega)
+        mean = omega + distance
+        moment = None
+        if second_moment:
+            outer = (u[:, None] * u[None, :]) * (2.0 / self.tokens**2)
+            moment = mean[:, 0, :, None] * mean[:, 0, None, :] + V[0, 0] * outer[None, :, :]
+            moment = moment[:, None, :, None, :]
+        return Posterior(xp.asarray(mean), V / self.sites, moment)
+
+    def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
+        r"""Logarithm of the density of the label, up to its own volume element.
+
+        .. math::
+
+            \log Z = -\frac{|(I - u u^T / |u|^2)(z_0 - \omega)|^2}{2 V} - \frac{C - 1}{2} \log(2 \pi V)
+
+        The reference measure is Lebesgue's on the hyperplane orthogonal to u, which the labels map onto one
+        to one; the Jacobian between the two depends on y alone.
+
+        Parameters
+        ----------
+        y : array (n, T, T)
+        omega : array (n, 1, C)
+        V : array (1, 1)
+
+        Returns
+        -------
+        array (n,)
+        """
+        xp = namespace(y, omega, V)
+        check_latents(omega, 1, self.sites)
+        _, distance = self._off_line(y, omega)
+        v = V[0, 0]
+        quadratic = xp.sum(distance * distance, axis=(-2, -1)) / v
+        return -0.5 * quadratic - 0.5 * (self.sites - 1) * xp.log(2 * math.pi * v)
+
+    def information(self, Q: Array, V: Array) -> Uncertain:
+        """``E sum_c g_c^2 = (T^2 + T - 2) / (2 V)``: all sites but one direction are known, for every Q.
+
+        ``Q`` and ``V`` (..., 1, 1), leading axes are a batch; the result has their common shape.
+        """
+        xp = namespace(Q, V)
+        V = xp.broadcast_arrays(Q, V)[1]
+        return Uncertain((self.sites - 1) / V, 0.0, "closed form")
+
+    @property
+    def generalization_error(self) -> Callable[[Array, Array], dict[str, Uncertain]]:
+        """Errors of the prediction of a new label; an attribute of channels with two tokens only.
+
+        For more tokens the integral has too many dimensions for nodes; AttributeError sends the engine to its
+        generic estimate.
+        """
+        if self.tokens != 2:
+            raise AttributeError("generalization_error is integrated for tokens = 2 only")
+        return self._two_token_error
+
+    def _two_token_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
+        r"""Squared error of the predicted probabilities, summed over the four entries of y.
+
+        With ``m ~ N(0, 3 Q)``, ``u | m ~ N(m, 3 V)`` and the logistic function s, both rows being alike,
+
+        .. math::
+
+            \mathrm{bayes} = 4 E_m \mathrm{Var}_u s(\beta u), \quad
+            \mathrm{plugin} = 4 E (s(\beta u) - s(\beta m))^2, \quad
+            \mathrm{constant} = 4 \mathrm{Var} s(\beta u).
+
+        Panels of Gauss-Legendre nodes follow the step of s, so that the cost does not grow with beta; the
+        error is the difference of two orders.
+
+        Parameters
+        ----------
+        Q, V : array (..., 1, 1)
+
+        Returns
+        -------
+        dict of Uncertain
+            ``"bayes"``, ``"plugin"``, ``"constant"``, each of the shape of the batch.
+        """
+        xp = namespace(Q, V)
+        q, v = np.broadcast_arrays(to_host(Q)[..., 0, 0].astype(float), to_host(V)[..., 0, 0].astype(float))
+        pairs = list(zip(q.ravel().tolist(), v.ravel().tolist()))
+        values, errors = np.empty((3, len(pairs))), np.empty((3, len(pairs)))
+        for i, (one_q, one_v) in enumerate(pairs):
+            fine = _logistic_errors(one_q, one_v, self.beta, _FINE)
+            values[:, i] = fine
+            errors[:, i] = np.abs(fine - _logistic_errors(one_q, one_v, self.beta, _COARSE)) + 1e-14 * fine
+        place = {"dtype": V.dtype, "device": array_api_compat.device(V)}
+        return {
+            key: Uncertain(
+                xp.asarray(values[k].reshape(q.shape), **place),
+                xp.asarray(errors[k].reshape(q.shape), **place),
+                "quadrature",
+            )
+            for k, key in enumerate(("bayes", "plugin", "constant"))
+        }
+
+    def _index(self, like: Array, positions: list[int] | tuple[int, ...]) -> Array:
+        return namespace(like).asarray(positions, device=array_api_compat.device(like))
+
+    def _matrix(self, z: Array) -> Array:
+        """Symmetric h (..., n, T, T) from the latents (..., n, 1, C)."""
+        check_latents(z, 1, self.sites)
+        xp = namespace(z)
+        scales = xp.asarray(site_scales(self.tokens), dtype=z.dtype, device=array_api_compat.device(z))
+        h = xp.take(z[..., 0, :] * scales, self._index(z, entry_sites(self.tokens)), axis=-1)
+        return xp.reshape(h, (*z.shape[:-2], self.tokens, self.tokens))
+
+    def _off_line(self, y: Array, omega: Array) -> tuple[Array, Array]:
+        """The free direction u (C,), and ``z0 - omega`` without its part along u: what the label adds."""
+        xp = namespace(y, omega)
+        T, pairs = self.tokens, site_pairs(self.tokens)
+        flat = xp.reshape(y, (y.shape[0], T * T))
+        entry = xp.take(flat, self._index(y, [a * T + b for a, b in pairs]), axis=1)
+        # The normalisation of row a cancels against that of the last row: h_aT = h_Ta appears in both.
+        row = xp.take(flat, self._index(y, [a * T + T - 1 for a, _ in pairs]), axis=1)
+        last = xp.take(flat, self._index(y, [(T - 1) * T + a for a, _ in pairs]), axis=1)
+        u = xp.asarray(
+            [1 / s for s in site_scales(T)], dtype=omega.dtype, device=array_api_compat.device(omega)
+        )
+        shift = (entry - (row - last)) * (u / self.beta) - omega[:, 0, :]
+        along = xp.sum(shift * u, axis=1, keepdims=True) * (2.0 / T**2)
+        return u, (shift - along * u)[:, None, :]
+
+
+def _logistic_errors(q: float, v: float, beta: float, count: int) -> np.ndarray[Any, Any]:
+    """Bayes, plug-in and constant error of the two-token label (see ``_two_token_error``), with GL panels."""
+    width, spread = math.sqrt(3 * v), math.sqrt(3 * q)
+    # As a function of m the integrand has the steepness of s itself and of s smoothed over u.
+    scales = [1 / beta, width]
+    t, weights = _normal_panels(np.zeros(1), spread, scales, count)
+    variance, square = _logistic_spread(spread * t[0], width, beta, count)
+    bayes, plugin = weights[0] @ variance, weights[0] @ square
+    constant = _logistic_spread(np.zeros(1), math.sqrt(3 * (q + v)), beta, count)[0][0]
+    return 4 * np.array([bayes, plugin, constant])
+
+
+def _logistic_spread(m: np.ndarray[Any, Any], width: float, beta: float, count: int) -> tuple[Any, Any]:
+    """Variance of ``s(beta u)`` and ``E (s(beta u) - s(beta m))^2`` for ``u ~ N(m, width^2)``; m is (k,)."""
+    from scipy.special import expit
+
+    x, weights = _normal_panels(m, width, [1 / beta], count)
+    centre = beta * m[:, None]
+    step = beta * width * x
+    low, high = np.minimum(centre, centre + step), np.maximum(centre, centre + step)
+    # s(high) - s(low) as a product: the difference of two numbers near 1 would keep no digits.
+    difference = np.sign(step) * expit(high) * expit(-low) * -np.expm1(-np.abs(step))
+    first = np.sum(weights * difference, axis=1)
+    second = np.sum(weights * difference**2, axis=1)
+    return second - first**2, second
+
+
+def _normal_panels(
+    centre: np.ndarray[Any, Any], width: float, scales: list[float], count: int
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Nodes x (k, N) and weights for ``x ~ N(0, 1)``, graded around the zero of ``centre + width x``."""
+    reach = 9.0
+    ladder = np.concatenate([s * np.array([0.0, 1, 2, 4, 8, 16, 32]) for s in scales])
+    ladder = np.concatenate([-ladder, ladder])
+    grid = np.linspace(-reach, reach, 13)
+    edges = np.empty((len(centre), len(ladder) + len(grid)))
+    edges[:, : len(grid)] = grid
+    far = np.where(ladder[None, :] > centre[:, None], reach, -reach)
+    steps = (ladder[None, :] - centre[:, None]) / width if width > 0 else far
+    edges[:, len(grid) :] = np.clip(steps, -reach, reach)
+    edges.sort(axis=1)
+    nodes, weights = gauss_legendre(count)
+    half = np.diff(edges, axis=1)[:, :, None] / 2
+    x = edges[:, :-1, None] + half * (1 + nodes)
+    density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+    return x.reshape(len(centre), -1), (half * weights * density).reshape(len(centre), -1)

@@ -1,0 +1,186 @@
+"""Linear labels of sequence multi-index models: every projection seen directly, with or without noise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import array_api_compat
+
+from smimbench.backend import namespace
+from smimbench.interfaces import Capabilities, Posterior, Uncertain
+from smimbench_channels._checks import check_latents, check_number, check_whole
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from smimbench.interfaces import Array
+
+__all__ = ["SequenceLinear"]
+
+
+@dataclass(frozen=True)
+class SequenceLinear:
+    r"""All projections of all tokens, observed with Gaussian noise.
+
+    .. math:: y_{pm} = z_{pm} + \sqrt{\Delta}\, \xi_{pm}
+
+    Labels are (n, P, M).
+
+    Parameters
+    ----------
+    tokens : int
+        M, at least 1; filled in from the model.
+    components : int
+        P, the number of directions, at least 1.
+    noise : float
+        Variance Delta of the noise, >= 0.
+
+    Raises
+    ------
+    ParameterError
+        For a value out of range.
+
+    Notes
+    -----
+    Generalisation errors compare with the noiseless label z: add ``P M noise`` for the error against noisy
+    ones.
+
+    References
+    ----------
+    Derived (Gaussian conditioning), checked by tests/channels/test_linear.py.
+    """
+
+    tokens: int
+    components: int = 1
+    noise: float = 0.0
+
+    name: ClassVar[str] = "linear"
+    version: ClassVar[int] = 1
+    reference: ClassVar[str] = "derived, checked by tests/channels/test_linear.py"
+    capabilities: ClassVar[Capabilities] = Capabilities(models=("sequence-multi-index",))
+    symmetry: ClassVar[str] = "none"
+
+    def __post_init__(self) -> None:
+        check_whole("tokens", self.tokens, 1)
+        check_whole("components", self.components, 1)
+        check_number("noise", self.noise, positive=False)
+
+    def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
+        """Labels y (..., n, P, M) of the latents of the same shape.
+
+        Noise is drawn on the host, in float64, in the order of the samples.
+
+        Raises
+        ------
+        ValueError
+            If the channel is noisy and ``rng`` is None, or z has another shape.
+        """
+        y = self.predict(z)
+        if self.noise == 0:
+            return y
+        if rng is None:
+            raise ValueError("rng is required: this channel is noisy")
+        xp = namespace(z)
+        draws = xp.asarray(rng.standard_normal(y.shape), dtype=z.dtype, device=array_api_compat.device(z))
+        return y + math.sqrt(self.noise) * draws
+
+    def predict(self, z: Array) -> Array:
+        """Noiseless label: z itself, (..., n, P, M)."""
+        check_latents(z, self.components, self.tokens)
+        return z
+
+    def vjp(self, z: Array, cotangent: Array) -> Array:
+        """Gradient of ``sum(cotangent * predict(z))`` with respect to z: the cotangent, (..., n, P, M)."""
+        check_latents(z, self.components, self.tokens)
+        return cotangent
+
+    def posterior(
+        self,
+        y: Array,
+        omega: Array,
+        V: Array,
+        *,
+        second_moment: bool = False,
+        rng: np.random.Generator | None = None,
+    ) -> Posterior:
+        r"""Posterior of ``z ~ N(omega, V (x) I_M)`` given the label, in closed form.
+
+        .. math::
+
+            E[z_m] = \omega_m + V (V + \Delta I)^{-1} (y_m - \omega_m), \qquad
+            \mathrm{Cov}(z_m) = \Delta V (V + \Delta I)^{-1}.
+
+        Parameters
+        ----------
+        y, omega : array (n, P, M)
+        V : array (P, P)
+            May be singular.
+        second_moment : bool
+            Also return ``E[z z^T]`` (n, P, M, P, M).
+        rng : numpy.random.Generator, optional
+            Not used: the result is exact.
+
+        Returns
+        -------
+        Posterior
+        """
+        xp = namespace(y, omega, V)
+        check_latents(omega, self.components, self.tokens)
+        if self.noise == 0:
+            mean = omega + (y - omega)
+            covariance = xp.zeros_like(V)
+        else:
+            gain = xp.matrix_transpose(xp.linalg.solve(self._marginal(V), V))
+            mean = omega + xp.matmul(gain, y - omega)
+            covariance = self.noise * gain
+            covariance = (covariance + xp.matrix_transpose(covariance)) / 2
+        moment = None
+        if second_moment:
+            identity = xp.eye(self.tokens, dtype=omega.dtype, device=array_api_compat.device(omega))
+            moment = mean[:, :, :, None, None] * mean[:, None, None, :, :]
+            moment = moment + (covariance[:, None, :, None] * identity[None, :, None, :])[None, ...]
+        return Posterior(mean, covariance, moment)
+
+    def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
+        """Logarithm of the density of the label with respect to Lebesgue's measure of its P M entries.
+
+        ``log Z = sum_m log N(y_m; omega_m, V + noise I)``; y and omega (n, P, M), V (P, P), result (n,).
+        ``V + noise I`` must be positive definite.
+        """
+        xp = namespace(y, omega, V)
+        check_latents(omega, self.components, self.tokens)
+        n = y.shape[0]
+        marginal = self._marginal(V)
+        residual = xp.reshape(xp.permute_dims(y - omega, (1, 0, 2)), (self.components, n * self.tokens))
+        quadratic = xp.sum(residual * xp.linalg.solve(marginal, residual), axis=0)
+        quadratic = xp.sum(xp.reshape(quadratic, (n, self.tokens)), axis=1)
+        logarithm = xp.linalg.slogdet(marginal)[1] + self.components * math.log(2 * math.pi)
+        return -0.5 * (quadratic + self.tokens * logarithm)
+
+    def information(self, Q: Array, V: Array) -> Uncertain:
+        """``E sum_m g_m g_m^T = M (V + noise I)^{-1}``, the same for every Q.
+
+        ``Q`` and ``V`` (..., P, P), leading axes are a batch; the result has their common shape.
+        """
+        xp = namespace(Q, V)
+        V = xp.broadcast_arrays(Q, V)[1]
+        return Uncertain(self.tokens * xp.linalg.inv(self._marginal(V)), 0.0, "closed form")
+
+    def generalization_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
+        """Squared error of the predicted z, summed over its P M entries; label noise is not counted.
+
+        Bayes and plug-in predictions are the same, ``M tr V``; the best constant is 0, with error ``M tr(Q +
+        V)``. ``Q`` and ``V`` (..., P, P), results (...).
+        """
+        xp = namespace(Q, V)
+        q, v = xp.broadcast_arrays(xp.linalg.trace(Q), xp.linalg.trace(V))
+        error = Uncertain(self.tokens * v, 0.0, "closed form")
+        constant = Uncertain(self.tokens * (q + v), 0.0, "closed form")
+        return {"bayes": error, "plugin": error, "constant": constant}
+
+    def _marginal(self, V: Array) -> Array:
+        xp = namespace(V)
+        identity = xp.eye(self.components, dtype=V.dtype, device=array_api_compat.device(V))
+        return V + self.noise * identity

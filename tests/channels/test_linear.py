@@ -1,0 +1,259 @@
+"""Linear channels of both models against dense Gaussian conditioning and Monte Carlo."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import multivariate_normal
+from smimbench_channels.attention_linear import AttentionLinear
+from smimbench_channels.sequence_linear import SequenceLinear
+
+from smimbench.backend import to_host
+from smimbench.interfaces import ParameterError
+from tests.conftest import assert_placed
+
+CASES = [
+    (AttentionLinear(2), 1),
+    (AttentionLinear(3, noise=0.3), 1),
+    (AttentionLinear(3, noise=0.3, noise_convention="plain"), 1),
+    (SequenceLinear(3), 1),
+    (SequenceLinear(2, components=2), 2),
+    (SequenceLinear(1, components=3, noise=0.4), 3),
+]
+
+
+def positive(rng, P):
+    a = rng.standard_normal((P, P + 2))
+    return a @ a.T / P
+
+
+def observation(channel):
+    """Matrix A and noise variances with y = A vec(z) + noise, vec over (P, C), from the definitions."""
+    if isinstance(channel, AttentionLinear):
+        T = channel.tokens
+        twice = np.array([2.0 if a == b else 1.0 for a in range(T) for b in range(a, T)])
+        noise = channel.noise * (twice if channel.noise_convention == "scaled" else np.ones_like(twice))
+        return np.diag(np.sqrt(twice)), noise
+    size = channel.components * channel.tokens
+    return np.eye(size), np.full(size, channel.noise)
+
+
+def sizes(channel):
+    T = channel.tokens
+    return T * (T + 1) // 2 if isinstance(channel, AttentionLinear) else T
+
+
+def draw(rng, channel, n, Q, V):
+    P, C = len(V), sizes(channel)
+    omega = np.linalg.cholesky(Q) @ rng.standard_normal((n, P, C))
+    z = omega + np.linalg.cholesky(V) @ rng.standard_normal((n, P, C))
+    return omega, z, channel.forward(z, rng=rng)
+
+
+@pytest.mark.parametrize(("channel", "P"), CASES)
+def test_posterior_and_log_partition_are_gaussian_conditioning(backend, rng, channel, P):
+    V, C, n = positive(rng, P), sizes(channel), 5
+    omega, _, y = draw(rng, channel, n, positive(rng, P), V)
+    arrays = [backend.asarray(a) for a in (y, omega, V)]
+    found = channel.posterior(*arrays, second_moment=True)
+    partition = channel.log_partition(*arrays)
+    assert_placed(found.mean, backend, (n, P, C))
+    assert_placed(found.covariance, backend, (P, P))
+    assert_placed(found.second_moment, backend, (n, P, C, P, C))
+    assert_placed(partition, backend, (n,))
+    A, noise = observation(channel)
+    prior = np.kron(V, np.eye(C))
+    marginal = A @ prior @ A.T + np.diag(noise)
+    gain = prior @ A.T @ np.linalg.inv(marginal)
+    covariance = prior - gain @ A @ prior
+    blocks = covariance.reshape(P, C, P, C)
+    np.testing.assert_allclose(to_host(found.covariance), np.einsum("pcqc->pq", blocks) / C, atol=1e-12)
+    for mu in range(n):
+        expected = A @ omega[mu].ravel()
+        mean = omega[mu].ravel() + gain @ (y[mu].ravel() - expected)
+        np.testing.assert_allclose(to_host(found.mean)[mu].ravel(), mean, atol=1e-12)
+        moment = np.outer(mean, mean) + covariance
+        np.testing.assert_allclose(to_host(found.second_moment)[mu].reshape(moment.shape), moment, atol=1e-12)
+        logarithm = multivariate_normal(expected, marginal).logpdf(y[mu].ravel())
+        assert float(to_host(partition)[mu]) == pytest.approx(logarithm, rel=1e-11)
+    assert channel.posterior(*arrays).second_moment is None
+
+
+@pytest.mark.parametrize(("channel", "P"), CASES)
+def test_nishimori_and_information(rng, channel, P):
+    Q, V, n = positive(rng, P), positive(rng, P), 20_000
+    omega, z, y = draw(rng, channel, n, Q, V)
+    mean = channel.posterior(y, omega, V).mean
+    inverse = np.linalg.inv(V)
+    g = inverse @ (mean - omega)
+    claimed = channel.information(Q, V)
+    assert claimed.value.shape == (P, P)
+    assert (claimed.error, claimed.method) == (0.0, "closed form")
+    for first, second in ((g, g), (g, inverse @ (z - omega))):
+        products = np.einsum("npc,nqc->npq", first, second)
+        error = products.std(axis=0) / math.sqrt(n)
+        assert np.all(np.abs(products.mean(axis=0) - claimed.value) < 5 * error)
+    assert np.all(np.abs(g.mean(axis=0)) < 5 * g.std(axis=0) / math.sqrt(n))
+
+
+@pytest.mark.parametrize("channel", [c for c, P in CASES if P == 1])
+def test_information_of_a_batch(backend, channel):
+    V = np.array([1.0, 1e-12, 3.0]).reshape(3, 1, 1)
+    found = channel.information(backend.asarray(np.ones((2, 1, 1, 1))), backend.asarray(V)).value
+    assert_placed(found, backend, (2, 3, 1, 1))
+    _, noise = observation(channel)
+    A, _ = observation(channel)
+    expected = np.sum(1 / (V + noise / np.diag(A) ** 2), axis=-1, keepdims=True)
+    np.testing.assert_allclose(to_host(found), np.broadcast_to(expected, (2, 3, 1, 1)), rtol=1e-12)
+
+
+def test_information_of_several_components_in_a_batch(backend, rng):
+    V = np.stack([positive(rng, 2), np.diag([1e-12, 2.0])])
+    channel = SequenceLinear(3, components=2, noise=0.0)
+    found = channel.information(backend.asarray(np.eye(2)), backend.asarray(V)).value
+    assert_placed(found, backend, (2, 2, 2))
+    np.testing.assert_allclose(to_host(found), 3 * np.linalg.inv(V), rtol=1e-9)
+
+
+@pytest.mark.parametrize(("channel", "P"), CASES)
+def test_noiseless_and_small_V_limits(rng, channel, P):
+    """V = 1e-12: without noise z is known exactly, with noise nothing but omega is."""
+    V = 1e-12 * positive(rng, P)
+    omega, z, y = draw(rng, channel, 30, positive(rng, P), V)
+    found = channel.posterior(y, omega, V)
+    target = z if channel.noise == 0 else omega
+    np.testing.assert_allclose(found.mean, target, atol=2e-15 if channel.noise == 0 else 1e-10)
+    if channel.noise == 0:
+        np.testing.assert_array_equal(found.covariance, np.zeros((P, P)))
+        assert np.all((z != omega).any(axis=(0, 2)))
+    else:
+        np.testing.assert_allclose(found.covariance, V, rtol=1e-9)
+
+
+def test_a_component_that_is_known_does_not_break_the_posterior(rng):
+    V = np.diag([0.0, 1.0])
+    y, omega = rng.standard_normal((4, 2, 3)), rng.standard_normal((4, 2, 3))
+    found = SequenceLinear(3, components=2, noise=0.5).posterior(y, omega, V)
+    np.testing.assert_array_equal(found.mean[:, 0], omega[:, 0])
+    np.testing.assert_allclose(found.mean[:, 1], omega[:, 1] + (y - omega)[:, 1] / 1.5)
+    assert np.isfinite(SequenceLinear(3, components=2).posterior(y, omega, V).mean).all()
+
+
+@pytest.mark.parametrize(("channel", "P"), CASES)
+def test_gradient_of_the_log_partition_is_g(rng, channel, P):
+    V = positive(rng, P)
+    if channel.noise == 0:
+        V = V + 0.1 * np.eye(P)
+    omega, _, y = draw(rng, channel, 3, positive(rng, P), V)
+    g = np.linalg.inv(V) @ (channel.posterior(y, omega, V).mean - omega)
+    step = 1e-5
+    for p, c in np.ndindex(P, sizes(channel)):
+        e = np.zeros_like(omega)
+        e[:, p, c] = step
+        slope = (channel.log_partition(y, omega + e, V) - channel.log_partition(y, omega - e, V)) / (2 * step)
+        np.testing.assert_allclose(slope, g[:, p, c], atol=1e-7)
+
+
+@pytest.mark.parametrize(("channel", "P"), CASES)
+def test_labels_follow_their_law(rng, channel, P):
+    n, C = 20_000, sizes(channel)
+    z = rng.standard_normal((1, P, C)) * np.ones((n, 1, 1))
+    y = channel.forward(z, rng=rng).reshape(n, -1)
+    A, noise = observation(channel)
+    np.testing.assert_allclose(y.mean(axis=0), A @ z[0].ravel(), atol=5 * np.sqrt(noise.max() / n) + 1e-12)
+    np.testing.assert_allclose(np.cov(y.T), np.diag(noise), atol=0.05 * noise.max() + 1e-12)
+
+
+@pytest.mark.parametrize(("channel", "P"), CASES)
+def test_vjp_against_finite_differences(backend, rng, channel, P):
+    z = rng.standard_normal((2, 4, P, sizes(channel)))
+    clean = channel.predict(backend.asarray(z))
+    G = rng.standard_normal(clean.shape)
+    found = channel.vjp(backend.asarray(z), backend.asarray(G))
+    assert_placed(found, backend, z.shape)
+    direction = rng.standard_normal(z.shape)
+    change = channel.predict(z + direction) - channel.predict(z)
+    assert np.sum(to_host(found) * direction) == pytest.approx(np.sum(G * change), rel=1e-9)
+    A, _ = observation(channel)
+    np.testing.assert_allclose(to_host(clean).reshape(8, -1), z.reshape(8, -1) @ A.T, rtol=1e-13)
+
+
+@pytest.mark.parametrize(("channel", "P"), CASES)
+def test_generalization_error_is_that_of_predictions(rng, channel, P):
+    """Against the noiseless label: the plug-in prediction, which is also the posterior mean, and 0."""
+    Q, V, n = positive(rng, P), positive(rng, P), 20_000
+    omega, z, _ = draw(rng, channel, n, Q, V)
+    found = channel.generalization_error(Q, V)
+    target = channel.predict(z)
+    for key, guess in (
+        ("plugin", channel.predict(omega)),
+        ("bayes", channel.predict(omega)),
+        ("constant", 0),
+    ):
+        errors = np.sum((target - guess).reshape(n, -1) ** 2, axis=1)
+        assert float(found[key].value) == pytest.approx(errors.mean(), abs=5 * errors.std() / math.sqrt(n))
+        assert found[key].error == 0
+    batch = channel.generalization_error(np.stack([Q, Q]), np.stack([V, 0 * V]))
+    np.testing.assert_allclose(batch["bayes"].value, [float(found["bayes"].value), 0])
+
+
+@pytest.mark.parametrize(("channel", "P"), CASES)
+def test_float32_and_placement(backend, rng, channel, P):
+    V = positive(rng, P)
+    omega, z, y = draw(rng, channel, 6, positive(rng, P), V)
+    narrow = [backend.asarray(a, dtype="float32") for a in (y, omega, V, z)]
+    found = channel.posterior(*narrow[:3], second_moment=True)
+    for result in (
+        *found[:3],
+        channel.log_partition(*narrow[:3]),
+        channel.information(narrow[2], narrow[2]).value,
+        channel.generalization_error(narrow[2], narrow[2])["bayes"].value,
+        channel.forward(narrow[3], rng=rng),
+    ):
+        assert_placed(result, backend, dtype="float32")
+    np.testing.assert_allclose(to_host(found.mean), channel.posterior(y, omega, V).mean, atol=1e-4)
+
+
+@pytest.mark.parametrize("channel", [AttentionLinear(2, noise=0.1), SequenceLinear(2, noise=0.1)])
+def test_a_noisy_channel_asks_for_a_generator_and_repeats_with_its_seed(channel):
+    z = np.zeros((3, 1, sizes(channel)))
+    with pytest.raises(ValueError, match="rng is required"):
+        channel.forward(z)
+    first, again = (channel.forward(z, rng=np.random.default_rng(3)) for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    rng = np.random.default_rng(3)
+    np.testing.assert_array_equal(
+        first, np.concatenate([channel.forward(z[s], rng=rng) for s in (slice(2), slice(2, 3))])
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "parameters", "message"),
+    [
+        (AttentionLinear, {"tokens": 1}, r"^tokens: must be an integer >= 2, got 1$"),
+        (AttentionLinear, {"tokens": 2, "noise": -0.1}, r"^noise: must be a finite number >= 0, got -0.1$"),
+        (AttentionLinear, {"tokens": 2, "noise": math.inf}, r"^noise: "),
+        (
+            AttentionLinear,
+            {"tokens": 2, "noise_convention": "x"},
+            r"^noise_convention: must be 'scaled' or 'plain'",
+        ),
+        (SequenceLinear, {"tokens": 0}, r"^tokens: must be an integer >= 1"),
+        (SequenceLinear, {"tokens": 2, "components": 0}, r"^components: must be an integer >= 1"),
+        (SequenceLinear, {"tokens": 2, "components": 1.0}, r"^components: must be an integer >= 1"),
+        (SequenceLinear, {"tokens": 2, "noise": math.nan}, r"^noise: "),
+        (SequenceLinear, {"tokens": 2, "noise": True}, r"^noise: "),
+    ],
+)
+def test_bad_parameters(make, parameters, message):
+    with pytest.raises(ParameterError, match=message):
+        make(**parameters)
+
+
+def test_bad_shapes():
+    with pytest.raises(ValueError, match=r"latents must have shape \(..., n, 2, 3\), got \(5, 1, 3\)"):
+        SequenceLinear(3, components=2).forward(np.ones((5, 1, 3)))
+    with pytest.raises(ValueError, match=r"latents must have shape \(..., n, 1, 3\)"):
+        AttentionLinear(2).posterior(np.ones((5, 3)), np.ones((5, 1, 2)), np.eye(1))
