@@ -1,1 +1,16 @@
 """How the latents become the label: one channel per file."""
+
+from smimbench.hookspecs import hookimpl
+
+
+@hookimpl
+def smimbench_register_channels(register):
+    """Register what is in this folder."""
+    from smimbench_channels.attention_hardmax import AttentionHardmax
+    from smimbench_channels.attention_linear import AttentionLinear
+    from smimbench_channels.attention_softmax import AttentionSoftmax
+    from smimbench_channels.sequence_linear import SequenceLinear
+    from smimbench_channels.sequence_softmax import SequenceSoftmax
+
+    for channel in (AttentionSoftmax, AttentionHardmax, AttentionLinear, SequenceSoftmax, SequenceLinear):
+        register(channel)

@@ -1,1 +1,13 @@
 """The two ways in which a signal meets the inputs: one model per file."""
+
+from smimbench.hookspecs import hookimpl
+
+
+@hookimpl
+def smimbench_register_models(register):
+    """Register what is in this folder."""
+    from smimbench_models.attention_indexed import AttentionIndexed
+    from smimbench_models.sequence_multi_index import SequenceMultiIndex
+
+    for model in (AttentionIndexed, SequenceMultiIndex):
+        register(model)

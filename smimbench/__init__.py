@@ -1,0 +1,64 @@
+"""smimbench: how far is a learning algorithm from the best that is possible?
+
+Examples
+--------
+>>> import smimbench
+>>> suite = smimbench.load_suite("quickstart")
+>>> [point["mse"] for point in smimbench.theory(suite)[0]["points"]]  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from smimbench.api import run, show, theory
+    from smimbench.hookspecs import hookimpl
+    from smimbench.interfaces import Capabilities, Data, Denoised, Info, Overlap, ParameterError, Posterior, Start, Uncertain
+    from smimbench.problem import Problem
+    from smimbench.suite import load_suite
+
+# Imported when first used, so that `smimbench --help` and a plugin's own import stay fast.
+_HOME = {
+    "hookimpl": "hookspecs",
+    "Problem": "problem",
+    "load_suite": "suite",
+    "run": "api",
+    "show": "api",
+    **dict.fromkeys(
+        ("Capabilities", "Data", "Denoised", "Info", "Overlap", "ParameterError", "Posterior", "Start", "Uncertain"), "interfaces"
+    ),
+}
+
+__all__ = [
+    "Capabilities",
+    "Data",
+    "Denoised",
+    "Info",
+    "Overlap",
+    "ParameterError",
+    "Posterior",
+    "Problem",
+    "Start",
+    "Uncertain",
+    "hookimpl",
+    "load_suite",
+    "run",
+    "show",
+    "theory",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("smimbench")
+    if name == "theory":
+        return importlib.import_module("smimbench.theory")
+    if name in _HOME:
+        value = getattr(importlib.import_module(f"smimbench.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'smimbench' has no attribute {name!r}")

@@ -1,0 +1,92 @@
+"""The command line's main verbs as functions."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smimbench.suite import Suite, load_suite
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["run", "show", "theory"]
+
+
+def run(
+    suite: Suite | str,
+    *,
+    results: str | Path = "results",
+    backend: str = "numpy",
+    workers: int | None = 1,
+    timing: bool = False,
+    overrides: Iterable[str] = (),
+) -> list[dict[str, Any]]:
+    """Run what is missing of a suite and return the rows of its table.
+
+    Parameters
+    ----------
+    suite : Suite or str
+        A loaded suite, a path or the name of a shipped one.
+    results : path
+        Folder under which ``<suite>/<cell key>.json`` is kept.
+    backend : str
+        ``"numpy"`` or ``"cupy"``.
+    workers : int or None
+        Spawned processes; None: one per core. A script that uses more than one must guard its main part with
+        ``if __name__ == "__main__"``.
+    timing : bool
+        Times that can be trusted: serial and warmed up.
+    overrides : iterable of str
+        ``"problem.prior.rho=0.2"``; only for a suite given by name or path.
+
+    Returns
+    -------
+    list of dict
+        One dict per problem, algorithm, sample ratio, dimension, metric and component: a tidy table, ready for
+        ``pandas.DataFrame``.
+
+    Raises
+    ------
+    SuiteError, BackendError, StoreError
+    """
+    from smimbench import runner
+    from smimbench.backend import get_backend
+    from smimbench.store import Store
+
+    suite = _suite(suite, overrides)
+    get_backend(backend, suite.run.dtype)
+    store = Store(Path(results) / suite.name)
+    missing = runner.missing_cells(suite.cells(backend), store.load(set_aside=True), timing=timing)
+    store.write_shared(runner.shared_document(suite))
+    runner.run_cells(missing, store, workers=workers or os.cpu_count() or 1, timing=timing)
+    return show(suite, results=results, backends=(backend,))
+
+
+def show(suite: Suite | str, *, results: str | Path = "results", backends: Sequence[str] = ("numpy",)) -> list[dict[str, Any]]:
+    """Rows of what has been run; see ``run``."""
+    from smimbench.predict import Theorist
+    from smimbench.report.rows import error_rows, suite_records
+    from smimbench.store import Store
+
+    suite = _suite(suite)
+    store = Store(Path(results) / suite.name)
+    return error_rows(suite_records(suite, store, backends), suite, store, Theorist(store.folder / "theory"))
+
+
+def theory(suite: Suite | str, alphas: Sequence[float] | None = None, *, overrides: Iterable[str] = ()) -> list[dict[str, Any]]:
+    """The Bayes-optimal curve and the thresholds of a suite, one dict per problem.
+
+    Parameters
+    ----------
+    alphas : sequence of float or None
+        Sample ratios; default: those of the suite.
+    """
+    from smimbench.predict import theory_document
+
+    return theory_document(_suite(suite, overrides), alphas)
+
+
+def _suite(suite: Suite | str, overrides: Iterable[str] = ()) -> Suite:
+    return suite if isinstance(suite, Suite) else load_suite(suite, overrides)

@@ -1,0 +1,489 @@
+"""The command line. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rich.console import Console
+
+    from smimbench.predict import Theorist
+    from smimbench.registry import Registry
+    from smimbench.store import Store
+    from smimbench.suite import Suite
+
+__all__ = ["main"]
+
+OK, NOT_OK, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point: every foreseeable error is one line on standard error and exit code 2."""
+    try:
+        code = cli.main(arguments, prog_name="smimbench", standalone_mode=False)
+        sys.exit(code or OK)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except click.Abort:
+        _complain("interrupted")
+        sys.exit(INTERRUPTED)
+    except KeyboardInterrupt:
+        _complain("interrupted; every finished cell is kept, run the same command again to go on")
+        sys.exit(INTERRUPTED)
+    except click.ClickException as error:
+        _complain(error.format_message())
+        sys.exit(BAD_INPUT)
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(OK)
+    except _foreseeable() as error:
+        _complain(str(error))
+        sys.exit(BAD_INPUT)
+
+
+def _foreseeable() -> tuple[type[Exception], ...]:
+    from smimbench.backend import BackendError
+    from smimbench.problem import ProblemError
+    from smimbench.registry import RegistryError
+    from smimbench.store import StoreError
+    from smimbench.suite import SuiteError
+
+    return SuiteError, RegistryError, BackendError, StoreError, ProblemError
+
+
+def _complain(line: str) -> None:
+    print(f"smimbench: {' '.join(line.split())}", file=sys.stderr)  # noqa: T201
+
+
+def _console(*, error: bool = False) -> Console:
+    from rich.console import Console
+
+    stream = sys.stderr if error else sys.stdout
+    width = None if stream.isatty() else int(os.environ.get("COLUMNS", "80"))
+    return Console(stderr=error, width=width, soft_wrap=False, highlight=False)
+
+
+def _print_json(document: Any) -> None:
+    click.echo(json.dumps(document, indent=2, allow_nan=False, default=str))
+
+
+def _options(*, suite_options: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Options that every command shares."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        if suite_options:
+            function = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override any key of the suite.")(function)
+            function = click.option("--only", multiple=True, metavar="KEY=VALUE", help="Run or show a part: algorithm, alpha, dimension, seed, problem.")(function)
+        function = click.option("--plugins", "paths", multiple=True, metavar="PATH", help="Load plugins from a file or folder.")(function)
+        function = click.option("--no-plugins", is_flag=True, help="Load only what ships with smimbench.")(function)
+        function = click.option("--trace-plugins", is_flag=True, help="Say on standard error what is loaded from where.")(function)
+        return click.option("--quiet", is_flag=True, help="No progress and no remarks.")(function)
+
+    return decorate
+
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output and nothing else.")
+_results_option = click.option("--results", type=click.Path(file_okay=False, path_type=Path), default=Path("results"), show_default=True, help="Where results are kept.")
+
+
+def _registry(paths: Sequence[str], no_plugins: bool, trace_plugins: bool) -> Registry:
+    from smimbench.registry import Registry, set_registry
+
+    wanted = [p for p in os.environ.get("SMIMBENCH_PLUGINS", "").split(os.pathsep) if p] + list(paths)
+    trace = (lambda line: click.echo(line, err=True)) if trace_plugins else None
+    registry = Registry(wanted, third_party=not (no_plugins or os.environ.get("SMIMBENCH_NO_PLUGINS")), trace=trace)
+    set_registry(registry)
+    return registry
+
+
+def _with_registry(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Turn the shared plugin options into a registry."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, paths: Sequence[str], no_plugins: bool, trace_plugins: bool, **kwargs: Any) -> Any:
+        registry = _registry(paths, no_plugins, trace_plugins)
+        for plugin in registry.plugins:
+            if plugin.failed and not kwargs.get("quiet"):
+                _complain(f"plugin {plugin.name} ({plugin.origin}) was not loaded: {'; '.join(plugin.problems)}")
+        return function(*args, registry=registry, **kwargs)
+
+    return wrapped
+
+
+def _load(name: str, overrides: Sequence[str], only: Sequence[str], registry: Registry) -> Suite:
+    """A suite from a path, a shipped name, or a results folder (its ``run.json`` holds the text)."""
+    from smimbench.store import Store
+    from smimbench.suite import SuiteError, load_suite, parse_suite
+
+    folder = Path(name)
+    if folder.is_dir():
+        shared = Store(folder).read_shared()
+        if "text" not in shared:
+            raise SuiteError(name, "", "not a results folder (it has no readable run.json)")
+        given = [*shared.get("overrides", []), *overrides]
+        return parse_suite(Path(f"{shared['suite']}.toml"), shared["text"], given, only, registry=registry)
+    return load_suite(name, overrides, only, registry=registry)
+
+
+def _with_drop_ins(suite: Suite, registry: Registry) -> None:
+    if suite.plugins:
+        _complain("this suite asks for ./plugins; code from a folder never runs unasked: add --plugins plugins")
+    del registry
+
+
+def _store(name: str, suite: Suite, results: Path) -> Store:
+    from smimbench.store import Store
+
+    return Store(name) if Path(name).is_dir() else Store(results / suite.name)
+
+
+def _theorist(store: Store) -> Theorist:
+    from smimbench.predict import Theorist
+
+    return Theorist(store.folder / "theory")
+
+
+class _Commands(click.Group):
+    """Commands in the order of a newcomer's day, not of the alphabet."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="smimbench", prog_name="smimbench")
+def cli() -> None:
+    """How far is a learning algorithm from the best that is possible?
+
+    Attention models learned from Gaussian sequences, against the Bayes-optimal error of state evolution.
+
+    Start with:  smimbench run quickstart
+    """
+
+
+@cli.command()
+@click.argument("suite_name", metavar="SUITE")
+@click.option("--backend", "backends", multiple=True, type=click.Choice(["numpy", "cupy"]), help="Array backend; may be given twice.")
+@click.option("--workers", type=click.IntRange(1), default=None, help="Processes side by side [default: one per core].")
+@_results_option
+@click.option("--timing", is_flag=True, help="Times that can be trusted: serial, fixed BLAS threads, warmed up.")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="BLAS threads per process.")
+@click.option("--retry", multiple=True, type=click.Choice(["not-converged", "diverged", "timeout", "failed", "skipped"]), help="Run cells of this status again.")
+@click.option("--dry-run", is_flag=True, help="Count cells, time and memory; draw nothing.")
+@click.option("--no-figure", is_flag=True, help="Tables only.")
+@_json_option
+@_options()
+@_with_registry
+def run(
+    suite_name: str,
+    backends: tuple[str, ...],
+    workers: int | None,
+    results: Path,
+    timing: bool,
+    threads: int,
+    retry: tuple[str, ...],
+    dry_run: bool,
+    no_figure: bool,
+    as_json: bool,
+    overrides: tuple[str, ...],
+    only: tuple[str, ...],
+    quiet: bool,
+    registry: Registry,
+) -> int:
+    """Run what is missing of a suite, then show tables and draw figures.
+
+    SUITE is a path or the name of a shipped suite. Finished cells are kept under --results and never run twice; stop at any
+    time and run the same command again to go on.
+    """
+    from smimbench import runner
+    from smimbench.backend import get_backend
+
+    suite = _load(suite_name, overrides, only, registry)
+    backends = backends or ("numpy",)
+    for backend in backends:
+        get_backend(backend, suite.run.dtype)
+    cells = [cell for backend in backends for cell in suite.cells(backend, registry)]
+    if not suite.algorithms:
+        raise click.UsageError(f"{suite.file}: algorithms: is empty, so there is nothing to run; 'smimbench theory' needs none")
+    if not cells:
+        raise click.UsageError("--only leaves no cell of this suite")
+    workers = 1 if timing or "cupy" in backends else workers or os.cpu_count() or 1
+    store = _store(suite_name, suite, results)
+    records = store.load(set_aside=not dry_run)
+    _report_complaints(store, quiet)
+    if retry and not dry_run:
+        keys = {cell.key for cell in cells}
+        store.retire([stem for stem, record in records.items() if record["status"] in retry and record["key"] in keys])
+        records = store.load()
+    missing = runner.missing_cells(cells, records, timing=timing)
+    if dry_run:
+        return _dry_run(cells, missing, workers, as_json)
+    store.write_shared(runner.shared_document(suite))
+    if missing:
+        _run_with_progress(suite, missing, store, workers, timing, threads, registry, silent=quiet or as_json)
+    return _present(suite, store, backends, as_json=as_json, quiet=quiet, figure=not no_figure, results_name=str(store.folder))
+
+
+def _dry_run(cells: Sequence[Any], missing: Sequence[Any], workers: int, as_json: bool) -> int:
+    from smimbench import runner
+
+    cost = runner.estimate_cost(missing, workers)
+    if as_json:
+        _print_json({"cells": len(cells), "missing": len(missing), "workers": workers, "seconds": cost.seconds, "peak_bytes": cost.peak_bytes})
+    else:
+        click.echo(f"{len(cells)} cells, {len(missing)} of them to run, {workers} at a time")
+        click.echo(f"about {_duration(cost.seconds)} (integrals of channels without a closed form not counted)")
+        click.echo(f"about {cost.peak_bytes / 2**30:.1f} GB of memory at most")
+    return OK
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _run_with_progress(
+    suite: Suite, missing: Sequence[Any], store: Store, workers: int, timing: bool, threads: int, registry: Registry, *, silent: bool
+) -> None:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    from smimbench import runner
+
+    console = _console(error=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=silent or not console.is_terminal, transient=True) as progress:
+        task = progress.add_task(suite.name, total=len(missing))
+
+        def on_record(record: dict[str, Any]) -> None:
+            progress.advance(task)
+            if record["status"] != "ok":
+                progress.console.print(f"{record['status']}: {record['algorithm']} at alpha {record['cell']['alpha']:g}: {record['reason']}", style="yellow", soft_wrap=True)
+
+        if not silent and not console.is_terminal:
+            click.echo(f"{suite.name}: running {len(missing)} cells, {workers} at a time", err=True)
+        runner.run_cells(missing, store, workers=workers, timing=timing, threads=threads, registry=registry, on_record=None if silent else on_record)
+
+
+def _report_complaints(store: Store, quiet: bool) -> None:
+    if not quiet:
+        for line in store.complaints:
+            _complain(line)
+
+
+def _present(
+    suite: Suite, store: Store, backends: Sequence[str], *, as_json: bool, quiet: bool, figure: bool, results_name: str
+) -> int:
+    """Tables (or JSON), figures and the exit code."""
+    from smimbench import machine
+    from smimbench.report.rows import error_rows, suite_records
+    from smimbench.report.tables import error_tables, runtime_tables, status_line
+
+    pairs = suite_records(suite, store, backends)
+    theorist = _theorist(store)
+    rows = error_rows(pairs, suite, store, theorist)
+    counts: dict[str, int] = {}
+    for _, record in pairs:
+        counts[record["status"]] = counts.get(record["status"], 0) + 1
+    missing = sum(len(suite.cells(backend)) for backend in backends) - len(pairs)
+    bad = sum(count for name, count in counts.items() if name not in ("ok", "skipped"))
+    if as_json:
+        _print_json({"suite": suite.name, "title": suite.title, "rows": rows, "status_counts": counts, "missing": missing})
+    else:
+        console = _console()
+        console.print(suite.title, style="bold")
+        if suite.description:
+            console.print(suite.description)
+        console.print()
+        for table in (*error_tables(rows), *runtime_tables(rows, machine.fingerprint())):
+            console.print(table)
+        _remarks(console, rows, quiet)
+        console.print(status_line(counts, missing))
+        console.print(f"results: {results_name}", soft_wrap=True)
+    if figure and rows:
+        _draw(suite, rows, theorist, store, as_json or quiet)
+    return NOT_OK if bad or missing else OK
+
+
+def _remarks(console: Console, rows: Sequence[dict[str, Any]], quiet: bool) -> None:
+    if quiet:
+        return
+    reasons = sorted({(row["algorithm"], reason) for row in rows for reason in row["reasons"]})
+    for algorithm, reason in reasons[:20]:
+        console.print(f"{algorithm}: {reason}", style="yellow", soft_wrap=True)
+    if len(reasons) > 20:
+        console.print(f"... and {len(reasons) - 20} more reasons (--json has all)", style="yellow")
+    for algorithm, warning in sorted({(row["algorithm"], w) for row in rows for w in row["warnings"]}):
+        console.print(f"{algorithm}: warning: {warning}", style="yellow", soft_wrap=True)
+    restarts = sum({(r["problem"], r["algorithm"], r["backend"], r["alpha"], r["dimension"]): r["restarts"] for r in rows}.values())
+    if restarts:
+        console.print(f"{restarts} runs were restarted once, more cautiously", style="yellow")
+
+
+def _draw(suite: Suite, rows: Sequence[dict[str, Any]], theorist: Theorist, store: Store, silent: bool) -> None:
+    from smimbench.report.figures import draw_suite
+
+    cheap = all(plan.problem.components == 1 and hasattr(plan.problem.channel, "information") for plan in suite.plans)
+    try:
+        paths = draw_suite(suite, rows, theorist, store.folder / "figures", curve=cheap)
+    except ImportError:
+        _complain("no figure: matplotlib is missing; pip install 'smimbench[plot]'")
+        return
+    if not silent:
+        for path in paths:
+            if path.suffix == ".png":
+                click.echo(f"figure:  {path} (and .svg)")
+
+
+@cli.command()
+@click.argument("suite_name", metavar="SUITE")
+@click.option("--alpha", "alphas", multiple=True, type=float, help="Sample ratios instead of the suite's; may be given often.")
+@_json_option
+@_options()
+@_with_registry
+def theory(
+    suite_name: str, alphas: tuple[float, ...], as_json: bool, overrides: tuple[str, ...], only: tuple[str, ...], quiet: bool, registry: Registry
+) -> int:
+    """The Bayes-optimal curve, thresholds and their errors; no simulation."""
+    from smimbench.predict import theory_document
+
+    for alpha in alphas:
+        if not 0 < alpha < float("inf"):
+            raise click.BadParameter(f"must be > 0 and finite, got {alpha}", param_hint="--alpha")
+    suite = _load(suite_name, overrides, only, registry)
+    document = theory_document(suite, alphas or None)
+    if as_json:
+        _print_json(document)
+        return OK
+    from smimbench.report.theory_tables import theory_tables
+
+    console = _console()
+    if not quiet:
+        console.print(suite.title, style="bold")
+    for table in theory_tables(document):
+        console.print(table)
+    return OK
+
+
+@cli.command()
+@click.argument("suite_name", metavar="SUITE|DIR")
+@_results_option
+@click.option("--csv", "as_csv", is_flag=True, help="All rows as CSV.")
+@click.option("--markdown", is_flag=True, help="All rows as a Markdown table.")
+@click.option("--backend", "backends", multiple=True, type=click.Choice(["numpy", "cupy"]), help="Show these backends only.")
+@_json_option
+@_options()
+@_with_registry
+def show(
+    suite_name: str,
+    results: Path,
+    as_csv: bool,
+    markdown: bool,
+    backends: tuple[str, ...],
+    as_json: bool,
+    overrides: tuple[str, ...],
+    only: tuple[str, ...],
+    quiet: bool,
+    registry: Registry,
+) -> int:
+    """Error-against-theory and runtime tables of what has been run."""
+    from smimbench.report import tables
+    from smimbench.report.rows import error_rows, suite_records
+
+    if as_json + as_csv + markdown > 1:
+        raise click.UsageError("choose one of --json, --csv and --markdown")
+    suite = _load(suite_name, overrides, only, registry)
+    store = _store(suite_name, suite, results)
+    backends = backends or tuple(sorted({r["cell"]["backend"] for r in store.load().values()})) or ("numpy",)
+    _report_complaints(store, quiet)
+    pairs = suite_records(suite, store, backends)
+    if not pairs:
+        raise click.UsageError(f"no results of {suite.name} in {store.folder}; run 'smimbench run {suite_name}' first")
+    if as_csv or markdown:
+        rows = error_rows(pairs, suite, store, _theorist(store))
+        click.echo(tables.as_csv(rows) if as_csv else tables.as_markdown(rows), nl=False)
+        return OK
+    return _present(suite, store, backends, as_json=as_json, quiet=quiet, figure=False, results_name=str(store.folder))
+
+
+@cli.command(name="list")
+@click.argument("kind", required=False, type=click.Choice(["models", "channels", "priors", "algorithms", "suites"]))
+@_json_option
+@_options(suite_options=False)
+@_with_registry
+def list_items(kind: str | None, as_json: bool, quiet: bool, registry: Registry) -> int:
+    """What there is: models, channels, priors, algorithms, suites."""
+    from smimbench.report.catalogue import item_documents, print_items
+
+    documents = item_documents(registry, kind)
+    if as_json:
+        _print_json(documents)
+    else:
+        print_items(_console(), documents)
+    del quiet
+    return OK
+
+
+@cli.command()
+@click.argument("name")
+@_json_option
+@_options(suite_options=False)
+@_with_registry
+def info(name: str, as_json: bool, quiet: bool, registry: Registry) -> int:
+    """Everything about one item or suite: parameters, defaults, source, equation."""
+    from smimbench.report.catalogue import info_documents, print_info
+
+    documents = info_documents(registry, name)
+    if as_json:
+        _print_json(documents)
+    else:
+        print_info(_console(), documents)
+    del quiet
+    return OK
+
+
+@cli.command()
+@_json_option
+@_options(suite_options=False)
+@_with_registry
+def plugins(as_json: bool, quiet: bool, registry: Registry) -> int:
+    """Installed and dropped-in plugins, with what became of each."""
+    from smimbench.report.catalogue import plugin_documents, print_plugins
+
+    documents = plugin_documents(registry)
+    if as_json:
+        _print_json(documents)
+    else:
+        print_plugins(_console(), documents)
+    del quiet
+    return NOT_OK if any(d["status"] == "failed" for d in documents) else OK
+
+
+@cli.command()
+@_json_option
+@_options(suite_options=False)
+@_with_registry
+def doctor(as_json: bool, quiet: bool, registry: Registry) -> int:
+    """Versions, BLAS, GPU, and the exact pip line for CuPy."""
+    from smimbench.report.doctor import diagnose, print_diagnosis
+
+    document = diagnose(registry)
+    if as_json:
+        _print_json(document)
+    else:
+        print_diagnosis(_console(), document)
+    del quiet
+    return OK if document["healthy"] else NOT_OK
+
+
+if __name__ == "__main__":
+    main()

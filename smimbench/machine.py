@@ -1,0 +1,95 @@
+"""The machine that a time was measured on. Asked once per run, never per cell."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from smimbench.parameters import canonical_json
+
+__all__ = ["fingerprint", "git_commit", "machine_info", "peak_memory", "reset_peak_memory", "versions"]
+
+
+@functools.cache
+def machine_info() -> dict[str, Any]:
+    """Processor, memory, system and the BLAS in use."""
+    import numpy as np  # the BLAS is only visible once NumPy has loaded it
+    import psutil
+    from threadpoolctl import threadpool_info
+
+    del np
+    blas = sorted({f"{lib.get('internal_api')} {lib.get('version')}" for lib in threadpool_info() if lib.get("user_api") == "blas"})
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "blas": blas,
+    }
+
+
+def fingerprint() -> str:
+    """Short name of this machine: timings are comparable only where it is equal."""
+    return hashlib.sha256(canonical_json({**machine_info(), "node": platform.node()}).encode()).hexdigest()[:12]
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the numbers depend on."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in ("smimbench", "numpy", "scipy", "array-api-compat", "numba", "cupy-cuda12x", "cupy-cuda13x"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def git_commit() -> str | None:
+    """Commit of the checkout that smimbench runs from, with a mark if it was changed; None outside a checkout."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+    try:
+        call = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+        return subprocess.run(call, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def reset_peak_memory() -> None:
+    """Begin a new measurement of the peak, where the system allows it (Linux)."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        pass
+
+
+def peak_memory() -> int:
+    """Largest resident size of this process in bytes since the last reset (or since its start)."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"

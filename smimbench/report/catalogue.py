@@ -1,0 +1,153 @@
+"""What is installed, for humans and as JSON: items, their parameters, plugins."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+
+from smimbench.parameters import ENGINE_FILLED, signature_of
+from smimbench.registry import KINDS, RegistryError
+from smimbench.report.tables import _table
+from smimbench.suite import load_suite, shipped_suites
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from smimbench.registry import Entry, Registry
+
+__all__ = ["info_documents", "item_documents", "plugin_documents", "print_info", "print_items", "print_plugins"]
+
+
+def item_documents(registry: Registry, kind: str | None) -> dict[str, list[dict[str, Any]]]:
+    """Items of a kind in the plural (None: all kinds, and suites)."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name in KINDS:
+        if kind in (None, f"{name}s"):
+            found[f"{name}s"] = [_item(entry) for entry in registry.entries(name)]
+    if kind in (None, "suites"):
+        found["suites"] = [_suite(registry, name) for name in shipped_suites()]
+    return found
+
+
+def _item(entry: Entry) -> dict[str, Any]:
+    capabilities = entry.item.capabilities
+    return {
+        "name": entry.name,
+        "kind": entry.kind,
+        "summary": entry.summary,
+        "models": list(capabilities.models),
+        "backends": list(capabilities.backends),
+        "dtypes": list(capabilities.dtypes),
+        "version": entry.item.version,
+        "reference": entry.item.reference,
+        "distribution": entry.distribution,
+    }
+
+
+def _suite(registry: Registry, name: str) -> dict[str, Any]:
+    suite = load_suite(name, registry=registry)
+    return {
+        "name": name,
+        "kind": "suite",
+        "summary": suite.description or suite.title,
+        "title": suite.title,
+        "reference": suite.reference,
+        "problems": [plan.label for plan in suite.plans],
+        "algorithms": [table["label"] for table in suite.algorithms],
+        "seeds": suite.seeds,
+    }
+
+
+def info_documents(registry: Registry, name: str) -> list[dict[str, Any]]:
+    """Everything about all items and suites of a name (the same name may stand for several kinds or models)."""
+    distribution, _, plain = name.rpartition(":")
+    documents = []
+    for entry in registry.entries():
+        if entry.name == plain and distribution in ("", entry.distribution):
+            documents.append({**_item(entry), "parameters": _parameters(entry), "documentation": inspect.getdoc(entry.item) or ""})
+    if name in shipped_suites():
+        suite = load_suite(name, registry=registry)
+        documents.append({**_suite(registry, name), "parameters": [], "documentation": suite.text})
+    if not documents:
+        import difflib
+
+        known = sorted({entry.name for entry in registry.entries()} | set(shipped_suites()))
+        close = difflib.get_close_matches(name, known, 1)
+        raise RegistryError(f"nothing is called {name!r}; " + (f"did you mean {close[0]!r}?" if close else "see 'smimbench list'"))
+    return documents
+
+
+def _parameters(entry: Entry) -> list[dict[str, Any]]:
+    hidden = ENGINE_FILLED.get(entry.kind, ())
+    found = []
+    for name, parameter in signature_of(entry.item).items():
+        if name in hidden:
+            continue
+        required = parameter.default is inspect.Parameter.empty
+        annotation = parameter.annotation
+        text = "" if annotation is inspect.Parameter.empty else annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+        found.append({"name": name, "type": text, "required": required, "default": None if required else parameter.default})
+    return found
+
+
+def plugin_documents(registry: Registry) -> list[dict[str, Any]]:
+    """All plugins with status and reasons."""
+    return [
+        {
+            "name": plugin.name,
+            "distribution": plugin.distribution,
+            "version": plugin.version,
+            "origin": plugin.origin,
+            "status": plugin.status,
+            "items": [f"{entry.kind} {entry.name}" for entry in plugin.entries],
+            "problems": plugin.problems,
+        }
+        for plugin in registry.plugins
+    ]
+
+
+def print_items(console: Console, documents: dict[str, list[dict[str, Any]]]) -> None:
+    """A short table per kind."""
+    for kind, items in documents.items():
+        columns = [("name", "l"), ("", "l")] if kind in ("models", "suites") else [("name", "l"), ("for", "l"), ("", "l")]
+        table = _table(kind, "", columns)
+        table.columns[-1].no_wrap = False
+        for item in items:
+            name = item["name"] if item.get("distribution", "smimbench") == "smimbench" else f"{item['name']} ({item['distribution']})"
+            middle = [", ".join(item["models"]).replace("*", "all models")] if len(columns) == 3 else []
+            table.add_row(escape(name), *middle, escape(item["summary"]))
+        console.print(table)
+    console.print("smimbench info NAME says more.", style="dim")
+
+
+def print_info(console: Console, documents: list[dict[str, Any]]) -> None:
+    """One page per item."""
+    for document in documents:
+        console.rule(escape(f"{document['kind']} {document['name']}"), align="left")
+        for key in ("models", "backends", "dtypes", "version", "reference", "distribution", "problems", "algorithms", "seeds"):
+            value = document.get(key)
+            if value not in (None, "", []):
+                text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+                console.print(f"{key:13s} {escape(text)}".replace(" *", " all"), soft_wrap=True)
+        if document["parameters"]:
+            console.print("\nparameters", style="bold")
+            for p in document["parameters"]:
+                default = "required" if p["required"] else f"default {p['default']!r}"
+                console.print(f"  {p['name']:16s} {escape(p['type']):16s} {escape(default)}", soft_wrap=True)
+        console.print()
+        console.print(document["documentation"], markup=False, soft_wrap=True)
+        console.print()
+
+
+def print_plugins(console: Console, documents: list[dict[str, Any]]) -> None:
+    """What became of each plugin."""
+    for document in documents:
+        style = {"loaded": "green", "failed": "bold red"}.get(document["status"], "yellow")
+        where = f"{document['distribution']} {document['version']}".strip()
+        console.print(f"[{style}]{document['status']}[/] {escape(document['name'])} ({escape(where)}, {escape(document['origin'])})", soft_wrap=True)
+        if document["items"]:
+            console.print(f"    {', '.join(document['items'])}")
+        for problem in document["problems"]:
+            console.print(f"    {escape(problem)}", style=style, soft_wrap=True)

@@ -1,0 +1,125 @@
+"""Figures: theory as a line, runs as dots with error bars, thresholds dashed, values of others apart."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.report.rows import theory_value
+from smimbench.report.tables import NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from smimbench.predict import Theorist
+    from smimbench.suite import Suite
+
+__all__ = ["draw_suite"]
+
+POINTS = 60
+MARKERS = "osD^vP*X<>"
+
+
+def draw_suite(suite: Suite, rows: Sequence[dict[str, Any]], theorist: Theorist, folder: Path, *, curve: bool = True) -> list[Path]:
+    """Draw one panel per problem for every metric; write PNG and SVG.
+
+    Parameters
+    ----------
+    curve : bool
+        Compute theory on a fine grid between the suite's sample ratios; False uses the points already known.
+
+    Raises
+    ------
+    ImportError
+        If matplotlib is missing (extra ``plot``).
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for metric in suite.run.metrics:
+        members = [row for row in rows if row["metric"] == metric]
+        plans = [p for p in suite.plans if any(r["problem"] == p.label for r in members) or not rows]
+        if not plans:
+            continue
+        columns = min(3, len(plans))
+        height = -(-len(plans) // columns)
+        figure = Figure(figsize=(4.6 * columns, 3.6 * height), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = np.atleast_1d(figure.subplots(height, columns, squeeze=False)).ravel()
+        for axis in axes[len(plans) :]:
+            axis.set_visible(False)
+        for axis, plan in zip(axes, plans):
+            _panel(axis, suite, plan, metric, [r for r in members if r["problem"] == plan.label], theorist, curve)
+        figure.suptitle(suite.title, fontsize=11)
+        for kind in ("png", "svg"):
+            path = folder / f"{metric}.{kind}"
+            figure.savefig(path, dpi=160, metadata={"Date": None} if kind == "svg" else None)
+            paths.append(path)
+    return paths
+
+
+def _panel(axis: Any, suite: Suite, plan: Any, metric: str, rows: list[dict[str, Any]], theorist: Theorist, curve: bool) -> None:
+    used = sorted({row["alpha"] for row in rows} | set(plan.alphas))
+    grid = used
+    if curve:
+        low, high = used[0], used[-1]
+        margin = 0.05 * (high - low) if high > low else 0.2 * high
+        grid = sorted({*np.linspace(max(low - margin, low / 2), high + margin, POINTS), *used})
+    points = [branches for branches in theorist.points(plan.problem, grid)]
+    components = len(points[0][0]["overlap"])
+    per_component = metric in ("mse", "overlap")
+    colours = [f"C{i}" for i in range(10)]
+    single = components == 1 or not per_component
+    for component in range(components if per_component else 1):
+        colour = "black" if single else colours[component]
+        line = [(p["alpha"], *theory_value(p, metric, component)) for branches in points for p in branches[:1]]
+        line = [entry for entry in line if entry[1] is not None]
+        if not line:
+            continue
+        x, y, e = (np.array(v, dtype=float) for v in zip(*line))
+        name = "Bayes-optimal" if single else f"Bayes-optimal, layer {component + 1}"
+        axis.plot(x, y, color=colour, lw=1.6, label=name, zorder=2)
+        if (e > 2e-3).any():
+            axis.fill_between(x, y - e, y + e, color=colour, alpha=0.2, lw=0)
+    for i, algorithm in enumerate(dict.fromkeys(row["algorithm"] for row in rows)):
+        for component in range(components if per_component else 1):
+            wanted = component + 1 if per_component and components > 1 else None
+            own = [r for r in rows if r["algorithm"] == algorithm and r["component"] == wanted and r["mean"] is not None]
+            if own:
+                axis.errorbar(
+                    [r["alpha"] for r in own],
+                    [r["mean"] for r in own],
+                    yerr=[r["sem"] or 0.0 for r in own],
+                    fmt=MARKERS[i % len(MARKERS)],
+                    color=colours[(i if single else component) % 10],
+                    ms=5,
+                    capsize=2.5,
+                    lw=1.2,
+                    ls="none",
+                    mfc=None if single or i == 0 else "white",
+                    label=algorithm if single else f"{algorithm}, layer {component + 1}",
+                    zorder=3,
+                )
+    for j, reference in enumerate(suite.run.reference):
+        if reference.metric == metric and suite.plans[reference.problem - 1] is plan:
+            axis.plot(reference.alpha, reference.value, "x", color="0.45", ms=5, label=f"{reference.label} ({reference.source})", zorder=1)
+    found = theorist.thresholds(plan.problem)
+    low, high = axis.get_xlim()
+    for key, name in (("weak_recovery", "weak"), ("perfect_recovery", "perfect")):
+        if found.get(key) and low < found[key]["value"] < high and found[key]["value"] > 0:
+            axis.axvline(found[key]["value"], color="0.6", lw=0.9, ls="--", zorder=0)
+            axis.annotate(name, (found[key]["value"], 1.0), xycoords=("data", "axes fraction"), xytext=(2, -9),
+                          textcoords="offset points", fontsize=7, color="0.4", rotation=90, va="top")  # fmt: skip
+    if found.get("hard_phase"):
+        axis.axvspan(*found["hard_phase"], color="0.9", zorder=0, label="hard phase")
+    dims = sorted({row["dimension"] for row in rows})
+    axis.set_title(plan.label + (f", D = {dims[0]}" if len(dims) == 1 else ""), fontsize=9, wrap=True)
+    axis.set_xlabel(r"sample ratio $\alpha$")
+    axis.set_ylabel(NAMES.get(metric, metric))
+    axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
+    axis.legend(fontsize=7, frameon=False)
+    axis.grid(alpha=0.25, lw=0.5)

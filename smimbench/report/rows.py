@@ -1,0 +1,210 @@
+"""From records to rows: means with standard errors, beside theory with its own error."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.loop import Status
+from smimbench.registry import get_registry
+from smimbench.suite import Cell, build_algorithm
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smimbench.predict import Theorist
+    from smimbench.problem import Problem
+    from smimbench.store import Store
+    from smimbench.suite import Suite
+
+__all__ = ["EPSILONS", "error_rows", "suite_records"]
+
+EPSILONS = (0.05, 0.2, 0.5)
+
+
+def suite_records(suite: Suite, store: Store, backends: Sequence[str]) -> list[tuple[Cell, dict[str, Any]]]:
+    """Pairs of a cell of the suite and its record; errors from any machine, trusted times preferred."""
+    records = store.load()
+    by_key: dict[str, dict[str, Any]] = {}
+    for stem, record in records.items():
+        key = stem.partition(".")[0]
+        if key not in by_key or (record.get("timing") or {}).get("trusted"):
+            by_key[key] = record
+    found = []
+    for backend in backends:
+        found += [(cell, by_key[cell.key]) for cell in suite.cells(backend) if cell.key in by_key]
+    return found
+
+
+def error_rows(pairs: Sequence[tuple[Cell, dict[str, Any]]], suite: Suite, store: Store, theorist: Theorist) -> list[dict[str, Any]]:
+    """Rows of the error table, in the order of the suite.
+
+    A row stands for one problem, algorithm, backend, sample ratio, dimension, metric and component. ``mean`` and ``sem``
+    (standard error of the mean) are over all cells that ended with a finite estimate, whatever their status;
+    ``status_counts`` counts all. ``theory`` is the Bayes-optimal value at the sample ratio really used.
+    """
+    groups: dict[tuple[Any, ...], list[tuple[Cell, dict[str, Any]]]] = {}
+    for cell, record in pairs:
+        groups.setdefault((cell.problem_label, cell.algorithm_label, cell.backend, cell.alpha, cell.dimension), []).append((cell, record))
+    problems = {plan.label: plan.problem for plan in suite.plans}
+    wanted: dict[str, set[float]] = {}
+    for (label, *_), members in groups.items():
+        wanted.setdefault(label, set()).add(_ratio(problems[label], members))
+    for label, alphas in wanted.items():
+        theorist.points(problems[label], sorted(alphas))
+    rows: list[dict[str, Any]] = []
+    for (label, algorithm, backend, _, dimension), members in groups.items():
+        problem = problems[label]
+        ratio = _ratio(problem, members)
+        theory = _theory_of(problem, members[0][0], ratio, theorist, suite)
+        rows += _group_rows(label, algorithm, backend, ratio, dimension, members, theory, suite, store)
+    return rows
+
+
+def _ratio(problem: Problem, members: Sequence[tuple[Cell, dict[str, Any]]]) -> float:
+    cell = members[0][0]
+    return problem.model.sample_ratio(problem.model.sample_count(cell.alpha, cell.dimension), cell.dimension)
+
+
+def _theory_of(problem: Problem, cell: Cell, ratio: float, theorist: Theorist, suite: Suite) -> dict[str, Any]:
+    """Theory for a row: the algorithm's own if it has one, besides the Bayes-optimal error."""
+    bayes = theorist.points(problem, [ratio])[0][0]
+    own = None
+    algorithm = build_algorithm(cell.algorithm, problem, get_registry())
+    if hasattr(algorithm, "theory"):
+        own = algorithm.theory(problem, ratio)
+    return {"bayes": bayes, "own": own}
+
+
+def theory_value(point: dict[str, Any], metric: str, component: int) -> tuple[float | None, float | None]:
+    """Value and error of a metric in a theory point; component counts from 0."""
+    errors = point["mse_error"] if isinstance(point["mse_error"], list) else [point["mse_error"]]
+    if metric == "mse":
+        values = point["mse"] if isinstance(point["mse"], list) else [point["mse"]]
+        return values[component], errors[component]
+    if metric == "overlap":
+        return point["overlap"][component][component], errors[component]
+    kind = metric.removeprefix("generalization_error_")
+    found = (point.get("generalization_error") or {}).get(kind)
+    return (None, None) if found is None else (found, (point.get("generalization_error_error") or {}).get(kind, 0.0))
+
+
+def _group_rows(
+    label: str,
+    algorithm: str,
+    backend: str,
+    ratio: float,
+    dimension: int,
+    members: Sequence[tuple[Cell, dict[str, Any]]],
+    theory: dict[str, Any],
+    suite: Suite,
+    store: Store,
+) -> list[dict[str, Any]]:
+    records = [record for _, record in members]
+    usable = [r for r in records if r["metrics"] and r["status"] != Status.DIVERGED.value]
+    counts = dict(Counter(r["status"] for r in records))
+    components = len(theory["bayes"]["overlap"])
+    runtime = _runtime(records, theory["bayes"], suite.run.target, store)
+    warnings = sorted({w for r in records for w in r.get("warnings", [])})
+    reasons = sorted({f"{r['status']}: {r['reason']}" for r in records if r["status"] != Status.OK.value})
+    rows = []
+    for metric in suite.run.metrics:
+        per_component = metric in ("mse", "overlap")
+        for component in range(components if per_component else 1):
+            values = np.array([r["metrics"][metric][component] for r in usable if metric in r["metrics"]], dtype=float)
+            point = theory["own"] if theory["own"] is not None and per_component else theory["bayes"]
+            expected, error = theory_value(point, metric, component)
+            bayes, _ = theory_value(theory["bayes"], metric, component)
+            rows.append(
+                {
+                    "problem": label,
+                    "algorithm": algorithm,
+                    "backend": backend,
+                    "alpha": ratio,
+                    "dimension": dimension,
+                    "n": len(values),
+                    "metric": metric,
+                    "component": component + 1 if per_component and components > 1 else None,
+                    **_compare(values, expected, error),
+                    "bayes": bayes,
+                    "ratio_to_bayes": _ratio_to(values, bayes, suite.run.target) if metric != "overlap" else None,
+                    "branch": point.get("branch"),
+                    "theory_method": point.get("method"),
+                    **runtime,
+                    "restarts": sum(r.get("restarts", 0) for r in records),
+                    "status_counts": counts,
+                    "reasons": reasons,
+                    "warnings": warnings,
+                }
+            )
+    return rows
+
+
+def _compare(values: np.ndarray[Any, Any], expected: float | None, error: float | None) -> dict[str, Any]:
+    mean = float(values.mean()) if len(values) else None
+    sem = float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
+    difference = mean - expected if mean is not None and expected is not None else None
+    z = None
+    if difference is not None and sem is not None:
+        scale = math.hypot(sem, error or 0.0)
+        z = difference / scale if scale > 0 and expected != 0 else None
+    return {"mean": mean, "sem": sem, "theory": expected, "theory_error": error, "difference": difference, "z": z}
+
+
+def _ratio_to(values: np.ndarray[Any, Any], bayes: float | None, target: float) -> float | None:
+    """Ratio of the mean to the Bayes-optimal error; blank where theory says 0."""
+    if not len(values) or bayes is None or bayes <= target * 1e-3:
+        return None
+    return float(values.mean() / bayes)
+
+
+def _runtime(records: Sequence[dict[str, Any]], bayes: dict[str, Any], target: float, store: Store) -> dict[str, Any]:
+    timings = [r["timing"] for r in records if "seconds" in r.get("timing", {})]
+    iterations = [r["iterations"] for r in records if "iterations" in r]
+    machines = sorted({t["machine"] for t in timings})
+    expected = np.atleast_1d(np.asarray(bayes["mse"], dtype=float))
+    reached: dict[str, Any] = {}
+    trajectories = [store.trajectory(r) for r in records]
+    for epsilon in EPSILONS:
+        goal = np.where(expected > target, (1 + epsilon) * expected, target)
+        hits = [_first_hit(t, goal) for t in trajectories]
+        times, steps = [h[0] for h in hits], [h[1] for h in hits]
+        # Runs that never get there count as infinity, so the median is the honest average.
+        reached[f"{epsilon:g}"] = {
+            "seconds": _finite(float(np.median(times))) if times else None,
+            "iterations": _finite(float(np.median(steps))) if steps else None,
+            "fraction": float(np.mean(np.isfinite(times))) if times else None,
+        }
+    return {
+        "seconds": _mean([t["seconds"] + t.get("lost_seconds", 0.0) for t in timings]),
+        "cpu_seconds": _mean([t["cpu_seconds"] for t in timings]),
+        "iterations": _mean(iterations),
+        "first_iteration": _mean([t["first_iteration"] for t in timings if t.get("first_iteration")]),
+        "per_iteration": _mean([t["per_iteration"] for t in timings if t.get("per_iteration")]),
+        "peak_memory": max((t["peak_memory"] for t in timings if t.get("peak_memory")), default=None),
+        "trusted": bool(timings) and all(t.get("trusted") for t in timings),
+        "machines": machines,
+        "time_to_theory": reached,
+    }
+
+
+def _first_hit(trajectory: dict[str, Any] | None, goal: np.ndarray[Any, Any]) -> tuple[float, float]:
+    """Seconds and iterations until every component is within its goal."""
+    if trajectory is None:
+        return math.inf, math.inf
+    within = (trajectory["mse"] <= goal).all(axis=1)
+    if not within.any():
+        return math.inf, math.inf
+    first = int(np.argmax(within))
+    return float(trajectory["seconds"][first]), float(trajectory["iteration"][first])
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None

@@ -1,0 +1,352 @@
+"""Cells to records: what is missing is run, in this process or in spawned workers, and stored as it finishes."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+import traceback
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench import machine
+from smimbench.backend import Backend, get_backend
+from smimbench.loop import LoopSettings, Status, run_algorithm
+from smimbench.problem import Instance, Problem, seed_sequence
+from smimbench.registry import Registry, get_registry, set_registry
+from smimbench.suite import Cell, Suite
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from smimbench.interfaces import Start
+    from smimbench.store import Store
+
+__all__ = ["Estimate", "estimate_cost", "missing_cells", "run_cell", "run_cells"]
+
+INFORMED_OVERLAP = 0.9
+
+
+def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1, registry: Registry | None = None) -> dict[str, Any]:
+    """Run one cell and report whatever happens: a record always comes back.
+
+    Parameters
+    ----------
+    timing : bool
+        Whether the times may be trusted (serial, fixed threads, a warm-up of the same shape before the clock starts).
+    threads : int
+        BLAS threads.
+    """
+    from threadpoolctl import threadpool_limits
+
+    registry = registry or get_registry()
+    record: dict[str, Any] = {"key": cell.key, "cell": cell.identity(), "problem": cell.problem_label, "algorithm": cell.algorithm_label}
+    started = time.time()
+    machine.reset_peak_memory()
+    try:
+        with threadpool_limits(limits=threads):
+            record.update(_run(cell, registry, timing))
+    except Exception as error:  # the algorithm or a plugin may raise anything; siblings must go on
+        record.update(
+            status=Status.FAILED.value,
+            reason=f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}",
+            traceback=traceback.format_exc(),
+        )
+    record.setdefault("metrics", {})
+    record["timing"] = {
+        **record.get("timing", {}),
+        "trusted": timing and "timing" in record,
+        "machine": machine.fingerprint(),
+        "threads": threads,
+        "load": _load(),
+        "peak_memory": machine.peak_memory(),
+        "started": started,
+        "total_seconds": time.time() - started,
+    }
+    record["machine"] = machine.machine_info()
+    record["versions"] = machine.versions()
+    return record
+
+
+def _run(cell: Cell, registry: Registry, timing: bool) -> dict[str, Any]:
+    problem, algorithm = cell.rebuild(registry)
+    refuses = getattr(algorithm, "refuses", None)
+    reason = refuses(problem) if refuses else None
+    if reason:
+        return {"status": Status.SKIPPED.value, "reason": reason}
+    backend = get_backend(cell.backend, cell.dtype)
+    identity = _json_key(cell.problem)
+    instance = _instance(identity, problem, cell.alpha, cell.dimension, cell.replicate, cell.seed, cell.dtype)
+    start = _start(cell, problem, instance, backend)
+    data = instance.data(backend, start)
+
+    def make_rng(attempt: int) -> np.random.Generator:
+        sequence = _seed(cell, problem, "initialisation", _json_key(cell.algorithm), str(attempt))
+        return np.random.Generator(np.random.PCG64DXSM(sequence))
+
+    settings = LoopSettings(cell.tolerance, cell.max_iterations, cell.timeout)
+    if timing:
+        algorithm.step(problem, data, algorithm.init(problem, data, make_rng(0)))
+    result = run_algorithm(problem, instance, data, algorithm, make_rng, settings, backend)
+    attempt = result.attempt
+    durations = attempt.iteration_seconds
+    return {
+        "status": attempt.status.value,
+        "reason": attempt.reason,
+        "metrics": attempt.metrics,
+        "sample_ratio": instance.sample_ratio,
+        "samples": int(instance.inputs.shape[0]),
+        "iterations": attempt.iterations,
+        "restarts": result.restarts,
+        "restart_reason": result.restart_reason,
+        "final": attempt.final,
+        "warnings": attempt.warnings,
+        "trajectory": attempt.trajectory,
+        "timing": {
+            "seconds": attempt.seconds,
+            "lost_seconds": result.lost_seconds,
+            "cpu_seconds": attempt.cpu_seconds,
+            "first_iteration": durations[0] if durations else None,
+            "per_iteration": float(np.median(durations[1:])) if len(durations) > 1 else None,
+        },
+    }
+
+
+@functools.lru_cache(maxsize=1)
+def _cached_instance(identity: str, *arguments: Any) -> Instance:
+    problem, alpha, dimension, replicate, seed, dtype = arguments
+    return problem.problem.instance(alpha, dimension, replicate, seed=seed, dtype=dtype)  # type: ignore[no-any-return]
+
+
+class _Same:
+    """Carries a problem through the cache without being part of its key."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def _instance(identity: str, problem: Problem, *arguments: Any) -> Instance:
+    """The instance of a cell; the last one is kept, because the algorithms of a suite share it."""
+    return _cached_instance(identity, _Same(problem), *arguments)
+
+
+def _start(cell: Cell, problem: Problem, instance: Instance, backend: Backend) -> Start | None:
+    if cell.start == "uninformed":
+        return None
+    rng = np.random.default_rng(_seed(cell, problem, "initialisation", "start"))
+    if cell.start == "informed":
+        # In units of the noise: information q / (1 - q) gives a Gaussian prior the overlap q.
+        return problem.start(instance, INFORMED_OVERLAP / (1 - INFORMED_OVERLAP), rng, backend, informed=True)
+    from smimbench.theory.spectral import spectral_start
+
+    return spectral_start(problem, instance.data(backend), rng)
+
+
+def _seed(cell: Cell, problem: Problem, stream: str, *extra: str) -> np.random.SeedSequence:
+    return seed_sequence(cell.seed, problem.identity, cell.alpha, cell.dimension, cell.replicate, stream, *extra)
+
+
+def _json_key(value: Any) -> str:
+    from smimbench.parameters import canonical_json
+
+    return canonical_json(value)
+
+
+def _load() -> float | None:
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+# -- many cells ---------------------------------------------------------------------------------------------------
+
+
+def missing_cells(cells: Sequence[Cell], records: dict[str, dict[str, Any]], *, timing: bool = False) -> list[Cell]:
+    """Cells without a record; in timing mode, without trusted times of this machine."""
+    suffix = f".timing-{machine.fingerprint()}" if timing else ""
+    timed = {stem.partition(".")[0] for stem in records}
+    return [c for c in cells if (f"{c.key}{suffix}" not in records if timing else c.key not in timed)]
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    store: Store,
+    *,
+    workers: int = 1,
+    timing: bool = False,
+    threads: int = 1,
+    registry: Registry | None = None,
+    on_record: Callable[[dict[str, Any]], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Run cells and store each as it finishes.
+
+    Parameters
+    ----------
+    workers : int
+        Processes (spawned); 1 runs in this process. Timing mode is always serial.
+    on_record : callable
+        Called with every record.
+    """
+    registry = registry or get_registry()
+    records = []
+    workers = 1 if timing else min(workers, len(cells))
+    if workers <= 1:
+        source: Iterator[dict[str, Any]] = (run_cell(c, timing=timing, threads=threads, registry=registry) for c in cells)
+    else:
+        source = _in_processes(cells, workers, threads, registry)
+    for record in source:
+        store.write(record)
+        records.append(record)
+        if on_record:
+            on_record(record)
+    return records
+
+
+def _in_processes(cells: Sequence[Cell], workers: int, threads: int, registry: Registry) -> Iterator[dict[str, Any]]:
+    """Run in spawned processes; a process that dies takes only its own cell with it, after a second chance alone."""
+    suspects: list[Cell] = []
+    queue = list(cells)
+    while queue:
+        pool = _pool(workers, threads, registry)
+        running: dict[Future[dict[str, Any]], Cell] = {}
+        try:
+            while queue or running:
+                # Two cells per process are enough to keep it busy, and little is in doubt when one dies.
+                while queue and len(running) < 2 * workers:
+                    cell = queue.pop(0)
+                    running[pool.submit(_work, cell, threads)] = cell
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    record = future.result()
+                    del running[future]
+                    yield record
+        except BrokenProcessPool:
+            suspects.extend(running.values())
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+    for cell in suspects:
+        pool = _pool(1, threads, registry)
+        try:
+            yield pool.submit(_work, cell, threads).result()
+        except BrokenProcessPool:
+            yield _dead(cell, threads)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _pool(workers: int, threads: int, registry: Registry) -> ProcessPoolExecutor:
+    import multiprocessing
+
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, str(threads))
+    context = multiprocessing.get_context("spawn")  # fork with threaded BLAS or CUDA hangs
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(registry.paths, registry.third_party))
+
+
+def _begin(paths: tuple[str, ...], third_party: bool) -> None:
+    """First act of a worker: the same plugins as the parent's. Ctrl-C is the parent's business."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    set_registry(Registry(paths, third_party=third_party))
+
+
+def _work(cell: Cell, threads: int) -> dict[str, Any]:
+    return run_cell(cell, threads=threads)
+
+
+def _dead(cell: Cell, threads: int) -> dict[str, Any]:
+    return {
+        "key": cell.key,
+        "cell": cell.identity(),
+        "problem": cell.problem_label,
+        "algorithm": cell.algorithm_label,
+        "status": Status.FAILED.value,
+        "reason": "the worker process died (out of memory, or killed)",
+        "metrics": {},
+        "timing": {"trusted": False, "machine": machine.fingerprint(), "threads": threads},
+        "machine": machine.machine_info(),
+        "versions": machine.versions(),
+    }
+
+
+# -- cost ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run is expected to cost."""
+
+    cells: int
+    seconds: float
+    peak_bytes: int
+
+
+def estimate_cost(cells: Sequence[Cell], workers: int) -> Estimate:
+    """Rough cost before anything is drawn: matrix products at the rate measured now, and the size of the inputs.
+
+    Integrals of channels without a closed form come on top and are not known beforehand.
+    """
+    rate = _gemm_rate()
+    seconds, peaks = 0.0, []
+    registry = get_registry()
+    for identity, group in _grouped(cells):
+        problem, algorithm = group[0].rebuild(registry)
+        model = problem.model
+        for cell in group:
+            n = model.sample_count(cell.alpha, cell.dimension)
+            signal = int(np.prod(model.signal_shape(problem.components, cell.dimension)))
+            products = 4.0 * n * model.tokens * signal
+            if model.kappa == 2:
+                products += 10.0 * cell.dimension**3 * problem.components
+            steps = getattr(algorithm, "steps", None) or min(cell.max_iterations, 60)
+            width = 8 if cell.dtype == "float64" else 4
+            seconds += steps * (products / rate + 2e-4)
+            peaks.append(n * model.tokens * cell.dimension * width)
+        del identity
+    largest = int(1.1 * max(peaks, default=0)) + 150 * 2**20
+    return Estimate(len(cells), seconds / max(1, workers), largest * max(1, workers))
+
+
+def _grouped(cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(_json_key([cell.problem, cell.algorithm]), []).append(cell)
+    return list(groups.items())
+
+
+def _gemm_rate() -> float:
+    from threadpoolctl import threadpool_limits
+
+    a = np.ones((256, 256))
+    with threadpool_limits(limits=1):
+        a @ a
+        begin = time.perf_counter()
+        for _ in range(4):
+            a @ a
+        return 4 * 2 * 256**3 / (time.perf_counter() - begin)
+
+
+def shared_document(suite: Suite) -> dict[str, Any]:
+    """What ``run.json`` holds."""
+    return {
+        "suite": suite.name,
+        "title": suite.title,
+        "text": suite.text,
+        "overrides": list(suite.overrides),
+        "only": [f"{k}={v}" for k, v in suite.only],
+        "run": asdict(suite.run),
+        "versions": machine.versions(),
+        "machine": machine.machine_info(),
+        "fingerprint": machine.fingerprint(),
+        "git_commit": machine.git_commit(),
+        "written": time.time(),
+    }

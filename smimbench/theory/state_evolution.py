@@ -1,0 +1,393 @@
+"""State evolution: the Bayes-optimal error as a function of the sample ratio, with its numerical error.
+
+One component: solved without iterating. The fixed point ``Qhat = kappa alpha I(Q(Qhat))`` is linear in alpha, so the
+whole curve is known as ``alpha(Qhat) = Qhat / (kappa I(Q(Qhat)))`` and alpha is read off. Where alpha falls with Qhat,
+branches compete: the uninformed one (from the prior mean upwards) ends at the first Qhat whose alpha reaches the one
+asked for, the informed one (from the signal downwards) at the last.
+
+Several components: see ``smimbench.theory.branches``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.interfaces import Uncertain
+from smimbench.theory.information import channel_information
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smimbench.interfaces import Array
+    from smimbench.problem import Problem
+
+__all__ = ["Prediction", "ScalarCurve", "Threshold", "solve"]
+
+LOWEST, HIGHEST = 1e-9, 1e15
+PER_DECADE = 8
+ROUNDING = 1e-13
+NOTHING = 1e-9
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What state evolution says at one sample ratio.
+
+    Attributes
+    ----------
+    alpha : float
+    Q, V : ndarray (P, P)
+        Overlap and error, ``V = second_moment - Q``.
+    error : ndarray (P,)
+        Numerical error of the diagonal of Q (and of V).
+    branch : str
+        ``"unique"``, ``"uninformed"`` or ``"informed"``.
+    method : str
+        How the information of the channel was obtained.
+    free_entropy : float or None
+        Difference to the prior mean, in the normalisation d(phi)/dQ = (Qhat(alpha, Q) - Qhat(Q)) / 2; given where
+        branches compete.
+    """
+
+    alpha: float
+    Q: np.ndarray[Any, Any]
+    V: np.ndarray[Any, Any]
+    error: np.ndarray[Any, Any]
+    branch: str
+    method: str
+    free_entropy: float | None = None
+
+    @property
+    def mse(self) -> np.ndarray[Any, Any]:
+        """Mean squared error of every component (P,)."""
+        return np.diagonal(self.V)
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A critical sample ratio with its numerical error."""
+
+    value: float
+    error: float
+
+
+@dataclass
+class ScalarCurve:
+    """The parametric curve alpha(Qhat) of a problem with one component.
+
+    Attributes
+    ----------
+    log_qhat : ndarray (G,)
+    alpha : ndarray (G,)
+    """
+
+    problem: Problem
+    log_qhat: np.ndarray[Any, Any] = field(init=False)
+    alpha: np.ndarray[Any, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.problem.components != 1:
+            raise ValueError(f"a scalar curve needs one component, this problem has {self.problem.components}")
+        self.kappa = float(self.problem.model.kappa)
+        self.second = float(self.problem.prior.second_moment(1)[0, 0])
+        self.bottom = float(self.problem.prior.mean_overlap(1)[0, 0])
+        probe = self._information(np.array([0.0]))
+        self.method = probe.method
+        self.sampled = probe.method.startswith("Monte Carlo")
+        # Sampling is thousands of times dearer than a formula, and its curve is interpolated anyway.
+        low, high, per_decade = (1e-4, 1e8, 4) if self.sampled else (LOWEST, HIGHEST, PER_DECADE)
+        count = round(np.log10(high / low) * per_decade) + 1
+        self.log_qhat = np.linspace(np.log(low), np.log(high), count)
+        self.alpha, self.alpha_error = self.alpha_of(self.log_qhat)
+
+    def _overlap(self, log_qhat: Array) -> tuple[Array, Array]:
+        found = self.problem.prior.overlap(np.exp(np.asarray(log_qhat, dtype=float))[..., None, None])
+        return found.Q[..., 0, 0], found.V[..., 0, 0]
+
+    def _information(self, log_qhat: Array) -> Uncertain:
+        Q, V = self._overlap(log_qhat)
+        found = channel_information(self.problem.channel, self.problem.model, Q[..., None, None], V[..., None, None])
+        value = np.asarray(found.value)[..., 0, 0]
+        error = np.broadcast_to(np.asarray(found.error, dtype=float), np.shape(found.value))[..., 0, 0]
+        return Uncertain(value, error, found.method)
+
+    def _at_bottom(self) -> Uncertain:
+        """Information at the prior mean."""
+        Q, V = np.full((1, 1), self.bottom), np.full((1, 1), self.second - self.bottom)
+        found = channel_information(self.problem.channel, self.problem.model, Q, V)
+        error = np.broadcast_to(np.asarray(found.error, dtype=float), (1, 1))
+        return Uncertain(float(np.asarray(found.value)[0, 0]), float(error[0, 0]), found.method)
+
+    def alpha_of(self, log_qhat: Array) -> tuple[Array, Array]:
+        """alpha(Qhat) and its numerical error."""
+        info = self._information(log_qhat)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            alpha = np.exp(log_qhat) / (self.kappa * info.value)
+            relative = np.abs(info.error / info.value)
+        alpha = np.where(info.value > 0, alpha, np.inf)
+        return alpha, np.where(np.isfinite(relative), relative, 1.0) * np.where(np.isfinite(alpha), alpha, 0) + 0.0
+
+    # -- branches -----------------------------------------------------------------------------------------------
+
+    def predict(self, alphas: Sequence[float], branch: str = "uninformed") -> list[Prediction]:
+        """Solve for every alpha on one branch."""
+        wanted = np.asarray(alphas, dtype=float)
+        reached = self.alpha[None, :] >= wanted[:, None]
+        if branch == "uninformed":
+            upper = np.where(reached.any(1), reached.argmax(1), len(self.alpha))
+        else:
+            below = ~reached
+            upper = np.where(below.any(1), len(self.alpha) - below[:, ::-1].argmax(1), 0)
+        log_qhat = np.empty_like(wanted)
+        inside = (upper > 0) & (upper < len(self.alpha))
+        log_qhat[upper == 0] = -np.inf
+        log_qhat[upper == len(self.alpha)] = np.inf
+        if inside.any():
+            log_qhat[inside] = self._roots(wanted[inside], upper[inside])
+        return [self._prediction(a, x, branch) for a, x in zip(wanted, log_qhat)]
+
+    def _roots(self, alphas: Array, upper: Array) -> Array:
+        left, right = self.log_qhat[upper - 1], self.log_qhat[upper]
+        if self.sampled:
+            from scipy.interpolate import PchipInterpolator
+
+            finite = np.isfinite(self.alpha)
+            curve = PchipInterpolator(self.log_qhat[finite], np.log(self.alpha[finite]))
+
+            def gap(x: Array, target: Array) -> Array:
+                return curve(x) - target
+        else:
+
+            def gap(x: Array, target: Array) -> Array:
+                return np.log(self.alpha_of(x)[0]) - target
+
+        from scipy.optimize.elementwise import find_root
+
+        found = find_root(gap, (left, right), args=(np.log(alphas),), tolerances={"xatol": 1e-14, "xrtol": 1e-14})
+        return np.asarray(found.x)
+
+    def _prediction(self, alpha: float, x: float, branch: str) -> Prediction:
+        if x == -np.inf:
+            # Either the prior mean is the fixed point, or alpha is so small that nothing was learned yet.
+            info = self._at_bottom()
+            if info.value > NOTHING:
+                Q, V = (float(v) for v in self._overlap(np.log(alpha * self.kappa * info.value)))
+                return self._pack(alpha, Q, V, abs(Q - self.bottom) * info.error / info.value, branch)
+            return self._pack(alpha, self.bottom, self.second - self.bottom, 0.0, branch)
+        if x == np.inf:
+            Q, V = (float(v) for v in self._overlap(self.log_qhat[-1]))
+            if self.perfect_limit() is not None:
+                return self._pack(alpha, self.second, 0.0, 0.0, branch)
+            return self._pack(alpha, Q, V, V, branch)
+        Q, V = (float(v) for v in self._overlap(x))
+        return self._pack(alpha, Q, V, self._error(x, V), branch)
+
+    def _error(self, x: float, V: float) -> float:
+        """Error of V at a root: the error of alpha there, over the slope of the curve."""
+        step = 0.5 / PER_DECADE if self.sampled else 1e-3
+        points = np.array([x - step, x, x + step])
+        if self.sampled:
+            grid = np.isfinite(self.alpha)
+            alpha = np.exp(np.interp(points, self.log_qhat[grid], np.log(self.alpha[grid])))
+            error = np.interp(x, self.log_qhat[grid], (self.alpha_error / self.alpha)[grid]) * alpha[1]
+            # The interpolant is only as good as its grid: what a coarser grid would have said is part of the error.
+            coarse = np.exp(np.interp(x, self.log_qhat[grid][::2], np.log(self.alpha[grid])[::2]))
+            error = np.hypot(error, 0.1 * (coarse - alpha[1]))
+        else:
+            alpha, errors = self.alpha_of(points)
+            error = errors[1]
+        slope = (np.log(alpha[2]) - np.log(alpha[0])) / (2 * step)
+        values = self._overlap(points)[1]
+        response = abs(values[2] - values[0]) / (2 * step)
+        relative = float(error / alpha[1]) + ROUNDING
+        return float(response * relative / max(abs(slope), 1e-12) + 1e-10 * V)
+
+    def _pack(self, alpha: float, Q: float, V: float, error: float, branch: str) -> Prediction:
+        as_matrix = np.array([[Q]]), np.array([[V]])
+        return Prediction(float(alpha), *as_matrix, np.array([error]), branch, self.method)
+
+    def competing(self, alphas: Sequence[float]) -> list[list[Prediction]]:
+        """All relevant branches for every alpha, Bayes-optimal one first.
+
+        One prediction with branch ``"unique"`` where the two branches meet; otherwise both, each with its free entropy
+        (larger is better; infinite for perfect recovery of noiseless labels).
+        """
+        if not self.turning_points():
+            return [[replace(p, branch="unique")] for p in self.predict(alphas)]
+        result = []
+        for low, high in zip(self.predict(alphas, "uninformed"), self.predict(alphas, "informed")):
+            apart = abs(low.V[0, 0] - high.V[0, 0]) > 1e-6 * self.second + low.error[0] + high.error[0]
+            if not apart:
+                result.append([replace(low, branch="unique")])
+                continue
+            pair = [replace(p, free_entropy=self._free_entropy(p)) for p in (low, high)]
+            result.append(sorted(pair, key=lambda p: -p.free_entropy if p.free_entropy is not None else 0.0))
+        return result
+
+    def _free_entropy(self, point: Prediction) -> float:
+        r"""``(1/2) \int (kappa alpha I(Q) - Qhat(Q)) dQ`` from the prior mean to the point: the rule of equal areas.
+
+        The gradient of the replica-symmetric potential with respect to Q vanishes at fixed points, so its integral along
+        the curve is the difference of free entropies; no normaliser of the channel is needed.
+        """
+        V_end = float(point.V[0, 0])
+        if V_end == 0.0:
+            return float("inf")
+        x = np.linspace(self.log_qhat[0], self.log_qhat[-1], 6 * len(self.log_qhat))
+        V = self._overlap(x)[1]
+        x = np.append(x[V_end < V], self._log_qhat_at(V_end))
+        alpha, _ = (np.interp(x, self.log_qhat, self.alpha), None) if self.sampled else self.alpha_of(x)
+        V = np.append(self._overlap(x)[1][:-1], V_end)
+        qhat = np.exp(x)
+        force = 0.5 * qhat * (point.alpha / alpha - 1.0)
+        # From Q at the bottom to the first node the force is proportional to Qhat, and so is Q.
+        head = 0.5 * force[0] * (self.second - self.bottom - V[0])
+        return float(head + np.sum(0.5 * (force[1:] + force[:-1]) * (V[:-1] - V[1:])))
+
+    def _log_qhat_at(self, V: float) -> float:
+        grid = self._overlap(self.log_qhat)[1]
+        return float(np.interp(-V, -grid, self.log_qhat))
+
+    def hard_phase(self) -> tuple[float, float] | None:
+        """Sample ratios between which the Bayes-optimal error is below what the uninformed branch reaches; or None."""
+        extrema = self.turning_points()
+        peaks = [alpha for _, alpha, kind in extrema if kind == "max"]
+        if not peaks:
+            # The curve may fall from the very beginning: then the prior mean itself is the branch that is stuck.
+            weak = self.weak_limit()
+            peaks = [weak.value] if weak and weak.value > 0 and self.alpha[-1] < weak.value else []
+        if not peaks:
+            return None
+        top = max(peaks)
+        lows = [alpha for _, alpha, kind in extrema if kind == "min"]
+        perfect = self.perfect_limit()
+        if perfect is not None:
+            lows.append(perfect.value)
+        low = min([value for value in lows if value < top], default=None)
+        if low is None:
+            return None
+
+        def lead(alpha: float) -> float:
+            pair = self.competing([alpha])[0]
+            if len(pair) == 1:
+                return 0.0
+            by = {p.branch: p.free_entropy or 0.0 for p in pair}
+            return by["informed"] - by["uninformed"]
+
+        inner = low + 1e-9 * (top - low)
+        if lead(inner + 1e-6 * (top - low)) > 0:
+            return low, top
+        from scipy.optimize import brentq
+
+        inside = np.linspace(low, top, 33)[1:-1]
+        signs = np.array([lead(a) for a in inside])
+        if not (signs > 0).any():
+            return None
+        first = int(np.argmax(signs > 0))
+        if first == 0 or not np.isfinite(signs[first]):
+            return float(inside[first]), top
+        return float(brentq(lead, inside[first - 1], inside[first], xtol=1e-8)), top
+
+    # -- limits and turning points ------------------------------------------------------------------------------
+
+    def weak_limit(self) -> Threshold | None:
+        """Where the prior mean becomes unstable: the limit of alpha as the overlap leaves its lowest value.
+
+        0 when the prior mean itself is informative and holds nothing (a linear channel); None when the prior mean holds
+        something from the beginning, so that learning starts smoothly at alpha = 0.
+        """
+        info = self._at_bottom()
+        start = self._departure()
+        if info.value > max(NOTHING, 3 * info.error) and start == 0.0:
+            return None if self.bottom > 0 else Threshold(0.0, 0.0)
+        if start > 0:  # the overlap stays at its lowest value up to a finite Qhat (small-width limit)
+            value = start / (self.kappa * info.value)
+            return Threshold(value, value * info.error / info.value)
+        if self.sampled:
+            return Threshold(float(self.alpha[0]), float(self.alpha_error[0] + abs(self.alpha[1] - self.alpha[0])))
+        return _limit([self.alpha_of(np.log(np.array([q])))[0][0] for q in (1e-4, 1e-5, 1e-6, 1e-7)])
+
+    def _departure(self) -> float:
+        """Largest Qhat at which the overlap still has its lowest value."""
+        Q, _ = self._overlap(self.log_qhat)
+        stuck = Q <= self.bottom
+        if not stuck.any() or self._overlap(np.log(0.5))[0] > self.bottom:
+            return 0.0
+        from scipy.optimize import brentq
+
+        last = int(np.flatnonzero(stuck)[-1])
+        edge = brentq(
+            lambda x: -1.0 if self._overlap(x)[0] <= self.bottom else 1.0,
+            self.log_qhat[last],
+            self.log_qhat[last + 1],
+            xtol=1e-15,
+        )
+        return float(np.exp(edge))
+
+    def perfect_limit(self) -> Threshold | None:
+        """Limit of alpha as the error goes to 0: where V = 0 becomes stable. None where the error never vanishes."""
+        if self.sampled:
+            tail = self.alpha[-5:]
+            if not np.isfinite(tail).all() or tail[-1] > 1.01 * tail[-3]:
+                return None
+            return Threshold(float(tail[-1]), float(self.alpha_error[-1] + abs(tail[-1] - tail[-3])))
+        values = [self.alpha_of(np.log(np.array([q])))[0][0] for q in (1e5, 1e6, 1e7, 1e8, 1e9, 1e10)]
+        if not np.isfinite(values).all() or values[-1] > 1.5 * values[-4]:
+            return None
+        return _limit(values)
+
+    def turning_points(self) -> list[tuple[float, float, str]]:
+        """Local extrema of alpha(Qhat): (log Qhat, alpha, ``"max"`` or ``"min"``); none where the branch is unique."""
+        from scipy.optimize import minimize_scalar
+
+        found = []
+        finite = np.flatnonzero(np.isfinite(self.alpha))
+        for i, j, k in zip(finite[:-2], finite[1:-1], finite[2:]):
+            a, b, c = self.alpha[i], self.alpha[j], self.alpha[k]
+            noise = 3 * self.alpha_error[[i, j, k]].max() + 1e-9 * b
+            kind = "max" if b > a + noise and b > c + noise else "min" if b < a - noise and b < c - noise else ""
+            if kind and not self.sampled:
+                sign = -1.0 if kind == "max" else 1.0
+                best = minimize_scalar(
+                    lambda x, sign=sign: sign * self.alpha_of(np.array([x]))[0][0],
+                    bounds=(self.log_qhat[i], self.log_qhat[k]),
+                    method="bounded",
+                    options={"xatol": 1e-9},
+                )
+                found.append((float(best.x), float(sign * best.fun), kind))
+            elif kind:
+                found.append((float(self.log_qhat[j]), float(b), kind))
+        return found
+
+
+def solve(problem: Problem, alphas: Sequence[float], branch: str = "uninformed") -> list[Prediction]:
+    """Predictions of one branch for several sample ratios.
+
+    Parameters
+    ----------
+    branch : str
+        ``"uninformed"`` (what GAMP reaches from the prior mean) or ``"informed"``.
+    """
+    if branch not in ("uninformed", "informed"):
+        raise ValueError(f"branch must be 'uninformed' or 'informed', got {branch!r}")
+    if problem.components == 1:
+        return ScalarCurve(problem).predict(alphas, branch)
+    from smimbench.theory.branches import iterate
+
+    return [iterate(problem, float(alpha), branch) for alpha in alphas]
+
+
+def _limit(values: Sequence[float]) -> Threshold:
+    """Limit of a sequence taken at geometrically spaced points, by Aitken's extrapolation; error from its last step."""
+    terms = np.asarray(values, dtype=float)
+    first, second = np.diff(terms)[:-1], np.diff(terms)[1:]
+    bend = second - first
+    usable = np.abs(bend) > 1e-13 * np.abs(terms[2:])
+    limits = np.where(usable, terms[2:] - second**2 / np.where(usable, bend, 1.0), terms[2:])
+    # An extrapolation that moves further than the sequence itself did is noise.
+    limits = np.where(np.abs(limits - terms[2:]) <= 3 * np.abs(second) + 1e-300, limits, terms[2:])
+    spread = abs(limits[-1] - limits[-2]) if len(limits) > 1 else abs(limits[-1] - terms[-1])
+    return Threshold(float(limits[-1]), float(spread + 1e-12 * abs(limits[-1])))
