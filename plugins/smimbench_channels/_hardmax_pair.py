@@ -1,0 +1,187 @@
+"""Row-wise argmax for two tokens: closed-form posterior, and the information by deterministic quadrature."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from smimbench.backend import namespace
+from smimbench.numerics.bivariate_normal import log_cdf
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Array
+
+__all__ = ["PairPosterior", "information", "log_partition", "posterior"]
+
+ROOT2 = math.sqrt(2.0)
+CORRELATION = 1 / 3  # of u_1 = h_11 - h_12 and u_2 = h_22 - h_12
+CUT = 9.5  # beyond, the probability of the likelier answer is 1 to double precision
+SWITCH = (
+    1.2  # overlap over error, from which the fixed grid on [-CUT, CUT] serves every pair of order parameters
+)
+GRID_NODES = (64, 48)
+HERMITE_NODES = (32, 24)
+BLOCK = 256
+
+
+class PairPosterior(NamedTuple):
+    """Posterior of three latents: mean and centred moments in units of the prior variance V."""
+
+    mean: Array
+    reduction: Array
+    covariance: Array | None
+
+
+def _margins(y: Array, omega: Array, V: Array) -> tuple[Any, Array, Array, Array, Array, Array]:
+    """Namespace, signs of the two rows, their margins in standard deviations, and V, in double precision."""
+    xp = namespace(y, omega, V)
+    z = xp.astype(omega, xp.float64)
+    variance = xp.astype(V[0, 0], xp.float64)
+    one = xp.ones_like(z[:, 0, 0])
+    first = xp.where(y[:, 0] == 0, one, -one)
+    second = xp.where(y[:, 1] == 1, one, -one)
+    scale = xp.sqrt(3 * variance)
+    kappa_1 = first * (ROOT2 * z[:, 0, 0] - z[:, 0, 1]) / scale
+    kappa_2 = second * (ROOT2 * z[:, 0, 2] - z[:, 0, 1]) / scale
+    return xp, first, second, kappa_1, kappa_2, variance
+
+
+def log_partition(y: Array, omega: Array, V: Array) -> Array:
+    """``log P(y | omega, V)`` of every sample, ``log Phi2`` of the margins."""
+    xp, first, second, kappa_1, kappa_2, _ = _margins(y, omega, V)
+    found = log_cdf(kappa_1, kappa_2, CORRELATION, sign=first * second)
+    return xp.astype(found.value, omega.dtype)
+
+
+def posterior(y: Array, omega: Array, V: Array, *, full: bool) -> PairPosterior:
+    r"""Posterior mean, average loss of variance and, on request, the covariance between sites.
+
+    With :math:`A_i = \partial \log\Phi_2 / \partial\kappa_i` and the rows :math:`j_1 = (\sqrt2, -1, 0)`,
+    :math:`j_2 = (0, -1, \sqrt2)` of the map from latents to margins
+
+    .. math::
+
+        E[z] = \omega + \sqrt{V/3} \sum_i s_i A_i j_i, \qquad
+        \mathrm{Cov}(z) = V \Big(1 + \tfrac13 \sum_{ij} s_i s_j H_{ij}\, j_i j_j^T\Big)
+    """
+    xp, first, second, kappa_1, kappa_2, variance = _margins(y, omega, V)
+    found = log_cdf(kappa_1, kappa_2, CORRELATION, sign=first * second, hessian=True)
+    assert found.hessian is not None
+    scale = xp.sqrt(variance / 3)
+    a_1, a_2 = scale * first * found.first, scale * second * found.second
+    shift = xp.stack([ROOT2 * a_1, -(a_1 + a_2), ROOT2 * a_2], axis=-1)
+    mean = xp.astype(omega, xp.float64) + shift[:, None, :]
+    h_11, h_22, h_12 = found.hessian
+    h_12 = first * second * h_12
+    reduction = -xp.mean(3 * (h_11 + h_22) + 2 * h_12) / 9
+    covariance = None
+    if full:
+        cross = ROOT2 * (h_11 + h_12)
+        other = ROOT2 * (h_22 + h_12)
+        corner = 2 * h_12
+        rows = [
+            [2 * h_11, -cross, corner],
+            [-cross, h_11 + h_22 + 2 * h_12, -other],
+            [corner, -other, 2 * h_22],
+        ]
+        change = xp.stack([xp.stack(row, axis=-1) for row in rows], axis=-2) / 3
+        covariance = variance * (xp.eye(3, dtype=xp.float64, device=change.device)[None, :, :] + change)
+    return PairPosterior(mean, reduction, covariance)
+
+
+def _gain(h: Array, k: Array, sign: int) -> Array:
+    """``Phi2 (3 A_1^2 + 3 A_2^2 + 2 sign A_1 A_2)`` with correlation ``sign / 3``."""
+    found = log_cdf(h, k, sign * CORRELATION)
+    a, b = found.first, found.second
+    return np.exp(found.value) * (3 * (a * a + b * b) + 2 * sign * a * b)
+
+
+@cache
+def _grid(count: int) -> tuple[Array, Array, Array]:
+    """Exponent's form (2, N) and weighted gain (2, N) on a triangle of the grid, and the rule (2, count)."""
+    x, w = np.polynomial.legendre.leggauss(count)
+    x, w = x * CUT, w * CUT
+    i, j = np.triu_indices(count)  # the gain does not change when the two rows change places
+    weight = w[i] * w[j] * np.where(i == j, 1.0, 2.0)
+    form, gain = [], []
+    for sign in (1, -1):
+        r = sign * CORRELATION
+        form.append((x[i] ** 2 + x[j] ** 2 - 2 * r * x[i] * x[j]) / (2 * (1 - r * r)))
+        gain.append(weight * _gain(x[i], x[j], sign))
+    return np.stack(form), np.stack(gain), np.stack([x, w])
+
+
+def _from_grid(ratio: Array, count: int) -> Array:
+    """Expectation of the gain for overlaps of ``SWITCH`` times the error and more."""
+    from scipy.special import ndtr
+
+    form, gain, (x, w) = _grid(count)
+    s = math.sqrt(1 - CORRELATION**2)
+    total = np.zeros_like(ratio)
+    density = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+    edge = w * 3 * density**2 / ndtr(x)
+    narrow = np.exp(-x * x / (2 * ratio[:, None])) / np.sqrt(2 * math.pi * ratio[:, None])
+    for index, sign in enumerate((1, -1)):
+        weight = np.exp(-form[index] / ratio[:, None]) / (2 * math.pi * s * ratio[:, None])
+        total += 2 * (weight @ gain[index])
+        # one row decided beyond CUT, the other one open; twice, for either row
+        beyond = ndtr(-(CUT - sign * CORRELATION * x) / (s * np.sqrt(ratio[:, None])))
+        total += 4 * ((narrow * beyond) @ edge)
+    return total
+
+
+@cache
+def _hermite(count: int) -> tuple[Array, Array]:
+    """Nodes (2, N) and weights (N,) of two independent standard normals, one half plane of the second."""
+    x, w = np.polynomial.hermite_e.hermegauss(count)
+    w = w / w.sum()
+    half = slice(count // 2, None)
+    u, v = np.meshgrid(x, x[half], indexing="ij")
+    weight = 2 * np.outer(w, w[half]).ravel()
+    keep = weight > 1e-20
+    return np.stack([u.ravel()[keep], v.ravel()[keep]]), weight[keep]
+
+
+def _from_hermite(ratio: Array, count: int) -> Array:
+    """Expectation of the gain for overlaps of up to ``SWITCH`` times the error; exact at 0."""
+    (u, v), weight = _hermite(count)
+    total = np.zeros_like(ratio)
+    for start in range(0, ratio.size, BLOCK):
+        part = slice(start, start + BLOCK)
+        root = np.sqrt(ratio[part, None])
+        for sign in (1, -1):
+            r = sign * CORRELATION
+            even, odd = math.sqrt((1 + r) / 2) * u, math.sqrt((1 - r) / 2) * v
+            total[part] += 2 * (_gain(root * (even + odd), root * (even - odd), sign) @ weight)
+    return total
+
+
+def information(q: Array, v: Array) -> tuple[Array, Array]:
+    r"""``E sum_c g_c^2`` and its numerical error, host arrays (N,).
+
+    .. math::
+
+        \frac{1}{3V} E[3A_1^2 + 3A_2^2 + 2 s_1 s_2 A_1 A_2]
+
+    With the margins of the four answers averaged by symmetry: Gauss-Hermite where the estimate holds little,
+    otherwise Gauss-Legendre on a fixed square, plus the analytic rest where one row is certain. The error is
+    the difference to a rule with a quarter fewer nodes.
+    """
+    with np.errstate(divide="ignore", over="ignore"):
+        ratio = np.where(v > 0, q / np.where(v > 0, v, 1.0), np.inf)
+    value, coarse = np.full(q.shape, np.inf), np.full(q.shape, np.inf)
+    wide = (ratio >= SWITCH) & np.isfinite(ratio)
+    for chosen, rule, nodes in (
+        (wide, _from_grid, GRID_NODES),
+        (ratio < SWITCH, _from_hermite, HERMITE_NODES),
+    ):
+        if chosen.any():
+            scale = 1 / (3 * v[chosen])
+            value[chosen] = rule(ratio[chosen], nodes[0]) * scale
+            coarse[chosen] = rule(ratio[chosen], nodes[1]) * scale
+    finite = np.isfinite(value)
+    error = np.where(finite, np.abs(np.where(finite, value - np.where(finite, coarse, 0), 0)), np.inf)
+    return value, error + np.where(finite, 1e-13 * np.where(finite, value, 0), 0)

@@ -1,0 +1,349 @@
+"""Two-token hardmax against dense integrals, rejection sampling, identities of Bayes and limits."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import integrate
+from scipy.stats import multivariate_normal
+from smimbench_channels.attention_hardmax import AttentionHardmax
+
+from smimbench.backend import to_host
+from smimbench.interfaces import ParameterError
+from tests.conftest import assert_placed
+
+PAIR = AttentionHardmax(tokens=2)
+ROOT2 = math.sqrt(2)
+
+
+def scalar(value):
+    return np.array([[float(value)]])
+
+
+def labelled(rng, n, q, v, channel=PAIR):
+    omega = math.sqrt(q) * rng.standard_normal((n, 1, channel.sites))
+    z = omega + math.sqrt(v) * rng.standard_normal(omega.shape)
+    return channel.forward(z), omega, z
+
+
+def margins_law(y, omega, v):
+    """Mean and covariance of the two margins that the label says are positive (one sample)."""
+    signs = np.array([1 if y[0] == 0 else -1, 1 if y[1] == 1 else -1])
+    rows = signs[:, None] * np.array([[ROOT2, -1, 0], [0, -1, ROOT2]])
+    return rows @ omega, v * rows @ rows.T
+
+
+RULE = np.polynomial.legendre.leggauss(120)
+
+
+def integrated(y, omega, v, half=10.0):
+    """Partition, mean and second moment of z for one sample, by one integral over z_12.
+
+    Given z_12 the two rows are independent and one-dimensional.
+    """
+    from scipy.special import ndtr
+
+    x, w = RULE
+    t = omega[1] + math.sqrt(v) * half * x
+    weight = math.sqrt(v) * half * w * np.exp(-((t - omega[1]) ** 2) / (2 * v)) / math.sqrt(2 * math.pi * v)
+    moments = []
+    for row, mean in ((0, omega[0]), (1, omega[2])):
+        edge = (t / ROOT2 - mean) / math.sqrt(v)
+        side = 1.0 if y[row] == row else -1.0
+        p = ndtr(-side * edge)
+        density = np.exp(-(edge**2) / 2) / math.sqrt(2 * math.pi)
+        first = mean * p + math.sqrt(v) * side * density
+        second = (mean**2 + v) * p + math.sqrt(v) * side * density * (mean + t / ROOT2)
+        moments.append((p, first, second))
+    (p1, a1, s1), (p2, a2, s2) = moments
+    total = weight @ (p1 * p2)
+    mean = np.array([weight @ (a1 * p2), weight @ (t * p1 * p2), weight @ (p1 * a2)]) / total
+    second = (
+        np.array(
+            [
+                [weight @ (s1 * p2), weight @ (t * a1 * p2), weight @ (a1 * a2)],
+                [weight @ (t * a1 * p2), weight @ (t * t * p1 * p2), weight @ (t * p1 * a2)],
+                [weight @ (a1 * a2), weight @ (t * p1 * a2), weight @ (p1 * s2)],
+            ]
+        )
+        / total
+    )
+    return total, mean, second
+
+
+# -- labels ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [2, 3, 5, 16])
+def test_labels_are_the_row_maxima(tokens, rng, backend):
+    channel = AttentionHardmax(tokens=tokens)
+    z = rng.standard_normal((40, 1, channel.sites))
+    y = channel.forward(backend.asarray(z))
+    h = np.empty((40, tokens, tokens))
+    pairs = [(a, b) for a in range(tokens) for b in range(a, tokens)]
+    for c, (a, b) in enumerate(pairs):
+        h[:, a, b] = h[:, b, a] = z[:, 0, c] * (ROOT2 if a == b else 1)
+    np.testing.assert_array_equal(to_host(y), h.argmax(-1))
+    hot = to_host(channel.observable(y))
+    assert hot.dtype == np.float64
+    np.testing.assert_array_equal(hot.argmax(-1), h.argmax(-1))
+    np.testing.assert_array_equal(hot.sum(-1), 1)
+    with pytest.raises(ValueError, match="shape"):
+        channel.forward(backend.asarray(z[:, :, 1:]))
+
+
+@pytest.mark.parametrize("tokens", [1, 0, -3, 17, 2.0, True, "2", None])
+def test_refuses_impossible_sizes(tokens):
+    with pytest.raises(ParameterError, match="tokens"):
+        AttentionHardmax(tokens=tokens)
+
+
+# -- posterior ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("q", "v"), [(0.0, 1.0), (0.7, 0.8), (1.4, 0.1), (1.5, 1e-4)])
+def test_posterior_agrees_with_a_dense_integral(q, v, rng, backend):
+    y, omega, _ = labelled(rng, 60, q, v)
+    found = PAIR.posterior(*(backend.asarray(a) for a in (y, omega, scalar(v))), second_moment=True)
+    assert_placed(found.mean, backend, (60, 1, 3))
+    assert_placed(found.covariance, backend, (1, 1))
+    assert_placed(found.second_moment, backend, (60, 1, 3, 1, 3))
+    log_z = to_host(PAIR.log_partition(*(backend.asarray(a) for a in (y, omega, scalar(v)))))
+    spread = 0.0
+    for i in range(60):
+        total, mean, second = integrated(y[i], omega[i, 0], v)
+        np.testing.assert_allclose(log_z[i], math.log(total), atol=1e-10)
+        np.testing.assert_allclose(to_host(found.mean)[i, 0], mean, atol=1e-9 * math.sqrt(v))
+        np.testing.assert_allclose(to_host(found.second_moment)[i, 0, :, 0], second, atol=1e-9)
+        spread += np.trace(second - np.outer(mean, mean)) / 3 / 60
+    assert to_host(found.covariance)[0, 0] == pytest.approx(spread, rel=1e-7 if v > 1e-3 else 1e-5)
+    assert found.error < 1e-10
+
+
+def test_partition_is_an_orthant_probability(rng):
+    y, omega, _ = labelled(rng, 40, 0.6, 0.5)
+    found = PAIR.log_partition(y, omega, scalar(0.5))
+    for i in range(40):
+        mean, cov = margins_law(y[i], omega[i, 0], 0.5)
+        expected = multivariate_normal.cdf(mean, mean=np.zeros(2), cov=cov)
+        assert math.exp(found[i]) == pytest.approx(expected, abs=1e-9)
+
+
+def test_mean_is_the_gradient_of_the_partition(rng):
+    """Also far outside the likely region: labels drawn at random, V small."""
+    for v in (1.0, 0.02):
+        y = rng.integers(0, 2, (300, 2))
+        omega = rng.standard_normal((300, 1, 3))
+        mean = PAIR.posterior(y, omega, scalar(v)).mean
+        step = 2e-2 * math.sqrt(v)
+        for c in range(3):
+            unit = step * np.eye(3)[c]
+            numeric = sum(
+                w
+                * (
+                    PAIR.log_partition(y, omega + k * unit, scalar(v))
+                    - PAIR.log_partition(y, omega - k * unit, scalar(v))
+                )
+                for k, w in ((1, 0.75), (2, -0.15), (3, 1 / 60))
+            )
+            g = (mean - omega)[:, 0, c] / v
+            np.testing.assert_allclose(numeric / step, g, rtol=1e-8, atol=2e-8 / math.sqrt(v))
+
+
+def test_deep_in_the_tail_the_mean_is_the_projection():
+    """With V -> 0 a label that contradicts omega puts z on the nearest boundary."""
+    omega = np.array([[[-1.0, 1.0, 2.0]]])
+    y = np.array([[0, 1]])  # row 1 says sqrt(2) z_11 > z_12: false by 1 + sqrt 2; row 2 is right
+    normal = np.array([ROOT2, -1, 0]) / math.sqrt(3)
+    projected = omega[0, 0] - (normal @ omega[0, 0]) * normal
+    for v in (1e-4, 1e-8, 1e-16):
+        found = PAIR.posterior(y, omega, scalar(v), second_moment=True)
+        np.testing.assert_allclose(found.mean[0, 0], projected, atol=3 * v)
+        centred = found.second_moment[0, 0, :, 0] - np.outer(found.mean[0, 0], found.mean[0, 0])
+        if v == 1e-4:
+            np.testing.assert_allclose(centred / v, np.eye(3) - np.outer(normal, normal), atol=1e-3)
+        assert found.covariance[0, 0] == pytest.approx(v * 2 / 3, rel=1e-3)
+
+
+def test_float32_and_read_only_inputs(rng):
+    y, omega, _ = labelled(rng, 200, 0.7, 0.3)
+    exact = PAIR.posterior(y, omega, scalar(0.3), second_moment=True)
+    arrays = [y, omega.astype(np.float32), scalar(0.3).astype(np.float32)]
+    for array in arrays:
+        array.flags.writeable = False
+    found = PAIR.posterior(*arrays, second_moment=True)
+    for one, other in zip(found[:3], exact[:3]):
+        assert one.dtype == np.float32
+        np.testing.assert_allclose(one, other, atol=2e-6)
+    assert PAIR.log_partition(*arrays).dtype == np.float32
+
+
+# -- identities of Bayes ------------------------------------------------------------
+
+
+def margins(y, omega, v):
+    """Margins of the two rows in standard deviations, and the directions in which the label pushes z."""
+    signs = np.stack([np.where(y[:, 0] == 0, 1, -1), np.where(y[:, 1] == 1, 1, -1)], axis=1)
+    rows = signs[:, :, None] * np.array([[ROOT2, -1, 0], [0, -1, ROOT2]])
+    return np.einsum("nic,nc->ni", rows, omega[:, 0]) / math.sqrt(3 * v), rows
+
+
+def nishimori_score(mean, y, omega, z, v):
+    """Standard score of E f(y, omega) . (z - E[z]) = 0 with f along the push of nearly undecided rows.
+
+    For the true posterior it holds for any f: nothing that is known can be correlated with the error.
+    """
+    kappa, rows = margins(y, omega, v)
+    f = np.einsum("ni,nic->nc", np.exp(-(kappa**2) / 2), rows)
+    product = np.sum(f * (z - mean)[:, 0], axis=1)
+    return product.mean() / (product.std() / math.sqrt(len(product)))
+
+
+def ratio_posterior(y, omega, v):
+    """The wrong posterior mean with density over distribution function of the pair in place of a gradient."""
+    kappa, rows = margins(y, omega, v)
+    r = np.einsum("nc,nc->n", rows[:, 0], rows[:, 1]) / 3
+    form = (kappa[:, 0] ** 2 + kappa[:, 1] ** 2 - 2 * r * kappa[:, 0] * kappa[:, 1]) / (1 - r * r)
+    density = np.exp(-form / 2) / (2 * math.pi * np.sqrt(1 - r * r))
+    ratio = density / np.exp(PAIR.log_partition(y, omega, scalar(v)))
+    shift = math.sqrt(v / 3) * ratio[:, None] * rows.sum(1)
+    return omega + shift[:, None, :]
+
+
+@pytest.mark.parametrize(("q", "v"), [(0.5, 1.0), (1.0, 0.5), (1.45, 0.05)])
+def test_nishimori_holds_and_catches_the_ratio_formula(q, v, rng):
+    y, omega, z = labelled(rng, 60_000, q, v)
+    found = PAIR.posterior(y, omega, scalar(v))
+    assert abs(nishimori_score(found.mean, y, omega, z, v)) < 4
+    spread = np.mean((z - found.mean) ** 2, axis=(1, 2))
+    score = (spread.mean() - found.covariance[0, 0]) / (spread.std() / math.sqrt(len(spread)))
+    assert abs(score) < 4
+    assert abs(nishimori_score(ratio_posterior(y, omega, v), y, omega, z, v)) > 10
+
+
+# -- information ------------------------------------------------------------
+
+
+def information_by_quad(q, v):
+    """The same number by adaptive quadrature over the margins of the first answer pattern of each kind."""
+    from scipy.special import ndtr, owens_t
+
+    total = 0.0
+    for r in (1 / 3, -1 / 3):
+        s = math.sqrt(1 - r * r)
+
+        def gain(k, h, r=r, s=s):
+            h, k = h or 1e-200, k or 1e-200
+            half = 0.5 if h * k < 0 else 0.0
+            both = (ndtr(h) + ndtr(k)) / 2 - half
+            both -= owens_t(h, (k - r * h) / (h * s)) + owens_t(k, (h - r * k) / (k * s))
+            if both < 1e-13:
+                return 0.0
+            b1 = math.exp(-h * h / 2) / math.sqrt(2 * math.pi) * ndtr((k - r * h) / s)
+            b2 = math.exp(-k * k / 2) / math.sqrt(2 * math.pi) * ndtr((h - r * k) / s)
+            ratio = q / v
+            law = math.exp(-(h * h + k * k - 2 * r * h * k) / (2 * ratio * s * s)) / (2 * math.pi * ratio * s)
+            return law * (3 * b1 * b1 + 3 * b2 * b2 + 6 * r * b1 * b2) / both
+
+        reach = 8.5 * math.sqrt(q / v)
+        low = min(reach, 7.0)
+        panels = [-low, -1.0, 1.0, low, reach] if reach > 8 else [-low, 0.01, low]
+        for a in range(len(panels) - 1):
+            for b in range(len(panels) - 1):
+                box = panels[a], panels[a + 1], panels[b], panels[b + 1]
+                total += 2 * integrate.dblquad(gain, *box, epsabs=1e-8, epsrel=1e-7)[0]
+    return total / (3 * v)
+
+
+@pytest.mark.parametrize(("q", "v"), [(0.3, 1.2), (0.9, 0.8), (1.2, 0.2)])
+def test_information_agrees_with_adaptive_quadrature(q, v):
+    found = PAIR.information(scalar(q), scalar(v))
+    assert found.value[0, 0] == pytest.approx(information_by_quad(q, v), rel=2e-6)
+
+
+@pytest.mark.parametrize(("q", "v"), [(0.0, 1.0), (0.8, 0.7), (1.3, 0.1)])
+def test_information_is_the_mean_square_of_g(q, v, rng):
+    y, omega, _ = labelled(rng, 100_000, q, v)
+    g = (PAIR.posterior(y, omega, scalar(v)).mean - omega) / v
+    squares = np.sum(g * g, axis=(1, 2))
+    score = (squares.mean() - PAIR.information(scalar(q), scalar(v)).value[0, 0]) / (squares.std() / 316.2)
+    assert abs(score) < 4
+
+
+@pytest.mark.parametrize("v", [1.0, 0.3, 2.0])
+def test_information_of_the_prior_mean_in_closed_form(v):
+    same, opposite = 0.25 + math.asin(1 / 3) / (2 * math.pi), 0.25 - math.asin(1 / 3) / (2 * math.pi)
+    expected = (4 / (3 * v)) * (1 / (math.pi * same) + 1 / (2 * math.pi * opposite)) / 2
+    found = PAIR.information(scalar(0), scalar(v))
+    assert found.value[0, 0] == pytest.approx(expected, rel=1e-12)
+    # continuous, although the rule changes with the overlap
+    near = PAIR.information(scalar(1e-9 * v), scalar(v))
+    assert near.value[0, 0] == pytest.approx(expected, rel=1e-8)
+
+
+def test_threshold_of_weak_recovery():
+    assert 1 / (2 * PAIR.information(scalar(0), scalar(1)).value[0, 0]) == pytest.approx(0.403411, abs=5e-7)
+
+
+@pytest.mark.parametrize("second", [1.05, 1.5, 3.0])
+def test_small_error_law(second):
+    """2 information sqrt(V) -> 8 I / sqrt(2 pi Q0), I = int phi^2 / Phi: a tie is one-dimensional."""
+    from scipy.special import log_ndtr
+
+    density = integrate.quad(lambda x: math.exp(-x * x - log_ndtr(x)) / (2 * math.pi), -30, 12)[0]
+    limit = 8 * density / math.sqrt(2 * math.pi * second)
+    for v, tolerance in ((1e-4, 2e-2), (1e-6, 2e-3), (1e-8, 2e-4), (1e-12, 2e-6), (1e-16, 1e-7)):
+        found = PAIR.information(scalar(second - v), scalar(v)).value[0, 0]
+        assert 2 * found * math.sqrt(v) == pytest.approx(limit, rel=tolerance)
+
+
+def test_information_of_a_batch(backend):
+    v = np.concatenate([np.geomspace(1e-6, 1.0, 40), [1e-3, 1.2]])
+    q = np.concatenate([1.5 - v[:40], [0.0, 0.3]])
+    found = PAIR.information(backend.asarray(q[:, None, None]), backend.asarray(v[:, None, None]))
+    assert_placed(found.value, backend, (42, 1, 1))
+    assert_placed(found.error, backend, (42, 1, 1))
+    alone = [PAIR.information(scalar(a), scalar(b)).value[0, 0] for a, b in zip(q, v)]
+    np.testing.assert_allclose(to_host(found.value)[:, 0, 0], alone, rtol=1e-13)
+    assert np.all(to_host(found.error) <= 1e-9 * to_host(found.value))
+    assert np.all(np.diff(to_host(found.value)[:40, 0, 0]) < 0)
+    # nothing happens where one rule takes over from the other
+    q = np.array([1.2 - 1e-9, 1.2 + 1e-9])[:, None, None]
+    pair = PAIR.information(q, np.ones_like(q)).value
+    assert pair[1, 0, 0] == pytest.approx(pair[0, 0, 0], rel=1e-8)
+
+
+# -- prediction of new labels ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [2, 3, 6])
+@pytest.mark.parametrize(("q", "v"), [(0.6, 0.8), (1.2, 0.2)])
+def test_generalization_error_agrees_with_simulation(tokens, q, v, rng):
+    channel = AttentionHardmax(tokens=tokens)
+    y, omega, _ = labelled(rng, 60_000, q, v, channel)
+    z = omega + math.sqrt(v) * rng.standard_normal(omega.shape)
+    truth, other = channel.observable(y), channel.observable(channel.forward(z))
+    plugin = np.sum((truth - channel.observable(channel.forward(omega))) ** 2, axis=(1, 2))
+    # E |y - E[y]|^2 = E |y - y'|^2 / 2 for two posterior draws
+    bayes = np.sum((truth - other) ** 2, axis=(1, 2)) / 2
+    constant = np.sum((truth - truth.mean(0)) ** 2, axis=(1, 2))
+    found = channel.generalization_error(scalar(q), scalar(v))
+    for key, sample in (("bayes", bayes), ("plugin", plugin), ("constant", constant)):
+        score = (sample.mean() - float(found[key].value)) / (sample.std() / math.sqrt(len(sample)))
+        assert abs(score) < 4, key
+        assert float(found[key].error) < 1e-7
+
+
+def test_generalization_error_in_closed_form(backend):
+    q, v = np.array([0.0, 0.4, 1.0, 1.5]), np.array([1.0, 0.6, 0.5, 1e-14])
+    found = PAIR.generalization_error(backend.asarray(q[:, None, None]), backend.asarray(v[:, None, None]))
+    assert_placed(found["bayes"].value, backend, (4,))
+    bayes, plugin, constant = (to_host(found[k].value) for k in ("bayes", "plugin", "constant"))
+    np.testing.assert_allclose(bayes[:3], 2 * np.arccos(q / (q + v))[:3] / math.pi, rtol=1e-12)
+    np.testing.assert_allclose(plugin[:3], 4 * np.arccos(np.sqrt(q / (q + v)))[:3] / math.pi, rtol=1e-12)
+    np.testing.assert_allclose(constant, 1, rtol=1e-12)
+    # at large alpha the ratio is 1 / sqrt 2, and neither loses its digits
+    assert plugin[3] == pytest.approx(4 * math.sqrt(1e-14 / 1.5) / math.pi, rel=1e-10)
+    assert bayes[3] / plugin[3] == pytest.approx(math.sqrt(0.5), rel=1e-10)
