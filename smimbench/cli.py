@@ -306,6 +306,7 @@ def _present(
         console.print()
         for table in (*error_tables(rows), *runtime_tables(rows, machine.fingerprint())):
             console.print(table)
+            console.print()
         _remarks(console, rows, quiet)
         console.print(status_line(counts, missing))
         console.print(f"results: {results_name}", soft_wrap=True)
@@ -317,9 +318,9 @@ def _present(
 def _remarks(console: Console, rows: Sequence[dict[str, Any]], quiet: bool) -> None:
     if quiet:
         return
-    reasons = sorted({(row["algorithm"], reason) for row in rows for reason in row["reasons"]})
-    for algorithm, reason in reasons[:20]:
-        console.print(f"{algorithm}: {reason}", style="yellow", soft_wrap=True)
+    reasons = sorted({(row["algorithm"], row["alpha"], reason) for row in rows for reason in row["reasons"]})
+    for algorithm, alpha, reason in reasons[:20]:
+        console.print(f"{algorithm} at alpha {alpha:.4g}: {reason}", style="yellow", soft_wrap=True)
     if len(reasons) > 20:
         console.print(f"... and {len(reasons) - 20} more reasons (--json has all)", style="yellow")
     for algorithm, warning in sorted({(row["algorithm"], w) for row in rows for w in row["warnings"]}):

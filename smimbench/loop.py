@@ -6,10 +6,12 @@ the one automatic restart.
 How a run ends
 --------------
 * ``diverged``: the residual or an order parameter is not a finite number.
-* ``ok``: the residual fell below the tolerance, or the order parameters stood still for ``WINDOW`` iterations while the
-  estimate moved less than it is large, or the algorithm made all the steps it asked for. Algorithms that claim an
-  error of their own must besides hold what they claim: the overlap of the estimate with itself, and the strain, must
-  agree with the claim within finite-size fluctuations; if not, the run is ``not-converged``.
+* ``ok``: the residual fell below the tolerance; or the overlaps stood still for ``WINDOW`` iterations (the claimed one to
+  ``STILL`` of the error, the held one within a quarter of its finite-size fluctuation) while the estimate moved by less
+  than half of what it holds, so that a small residual may linger but a sign that flips every step may not; or the
+  algorithm made all the steps it asked for. Algorithms that claim an error of their own must besides hold what they
+  claim: the overlap of the estimate with itself must agree with the claim within ``AGREEMENT`` fluctuations, and the
+  strain must not say that the data carry less than half of the claimed information; if not, ``not-converged``.
 * ``not-converged``: the largest number of iterations was reached first.
 * ``timeout``: the time limit was reached first.
 
@@ -38,10 +40,10 @@ if TYPE_CHECKING:
 __all__ = ["LoopResult", "LoopSettings", "Status", "run_algorithm"]
 
 WINDOW = 10
-STILL = 1e-4
+STILL = 1e-3
 AGREEMENT = 5.0
 STRAIN = math.log(2.0)
-SMALLEST_ERROR = 1e-6
+SMALLEST_ERROR = 1e-5
 
 
 class Status(enum.Enum):
@@ -81,7 +83,7 @@ class LoopSettings:
         Seconds on the algorithm's clock, metrics not counted.
     """
 
-    tolerance: float = 1e-6
+    tolerance: float = 1e-4
     max_iterations: int = 300
     timeout: float | None = None
 
@@ -193,7 +195,8 @@ def _attempt(
         if not watch.finite:
             status, reason = Status.DIVERGED, f"{watch.unfinite} is not a finite number at iteration {iteration}"
             break
-        ending = watch.ending(settings.tolerance)
+        # An algorithm with a schedule of its own is given all of it: stopping it early would change the recipe.
+        ending = watch.ending(settings.tolerance) if steps is None else None
         finished = steps is not None and iteration == steps
         late = settings.timeout is not None and seconds > settings.timeout
         if ending or finished or late or _is_logged(iteration, last):
@@ -237,9 +240,10 @@ class _Watch:
     """Reads what a step reports and judges whether a run stands still and holds what it claims."""
 
     def __init__(self, problem: Problem, dimension: int) -> None:
-        size = getattr(problem.model, "fluctuation", None)
-        self.fluctuation = float(size(dimension)) if size is not None else dimension**-0.5
         self.second = np.diagonal(np.asarray(problem.prior.second_moment(problem.components)))
+        size = getattr(problem.prior, "fluctuation", None)
+        relative = float(size(dimension)) if size is not None else math.sqrt(2 / dimension)
+        self.fluctuation = relative * self.second
         self.residual = math.inf
         self.unfinite = ""
         self.history: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
@@ -277,9 +281,10 @@ class _Watch:
             return None
         claimed, held = (np.stack(rows) for rows in zip(*self.history[-WINDOW - 1 :]))
         error = np.maximum(self.second - claimed[-1], SMALLEST_ERROR)
-        still = all((np.ptp(rows, axis=0) <= STILL * error).all() for rows in (claimed, held))
+        still = (np.ptp(claimed, axis=0) <= STILL * error).all()
+        still &= (np.ptp(held, axis=0) <= np.maximum(STILL * error, self.fluctuation / 4)).all()
         # A sign that flips every step moves by four times the overlap though both overlaps stand still.
-        quiet = (self.latest["moved"] <= np.maximum(self.latest["held"], self.fluctuation)).all()
+        quiet = (self.latest["moved"] <= np.maximum(held[-1], self.fluctuation) / 2).all()
         return f"overlaps stand still for {WINDOW} iterations" if still and quiet else None
 
     def broken_claim(self) -> str | None:
@@ -287,9 +292,13 @@ class _Watch:
         if "claimed" not in self.latest or "held" not in self.latest:
             return None
         claimed, held = self.latest["claimed"], self.latest["held"]
-        gap = np.abs(claimed - held) / self.second
+        gap = np.abs(claimed - held) / self.fluctuation
         worst = int(np.argmax(gap))
-        if gap[worst] > AGREEMENT * self.fluctuation:
+        strain = self.latest.get("strain", np.zeros(1))
+        tense = int(np.argmax(strain))
+        if strain[tense] > STRAIN:
+            return f"component {tense + 1} claims {math.exp(min(strain[tense], 50)):.2g} times the information that its data carry"
+        if gap[worst] > AGREEMENT:
             return (
                 f"component {worst + 1} claims an overlap of {claimed[worst]:.3g} "
                 f"but its estimate holds {held[worst]:.3g}"

@@ -6,6 +6,7 @@ import functools
 import os
 import time
 import traceback
+import warnings
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
@@ -48,8 +49,11 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1, registry: Re
     started = time.time()
     machine.reset_peak_memory()
     try:
-        with threadpool_limits(limits=threads):
+        with warnings.catch_warnings(record=True) as caught, threadpool_limits(limits=threads):
+            warnings.simplefilter("always")
             record.update(_run(cell, registry, timing))
+        raised = [f"{w.category.__name__}: {' '.join(str(w.message).split())}" for w in caught]
+        record["warnings"] = list(dict.fromkeys([*record.get("warnings", []), *raised]))
     except Exception as error:  # the algorithm or a plugin may raise anything; siblings must go on
         record.update(
             status=Status.FAILED.value,

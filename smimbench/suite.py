@@ -64,7 +64,7 @@ class RunOptions:
     reference : tuple of Reference
     """
 
-    tolerance: float = 1e-6
+    tolerance: float = 1e-4
     max_iterations: int = 300
     timeout: float | None = None
     metrics: tuple[str, ...] = ("mse", "overlap")
@@ -269,8 +269,8 @@ def _schema() -> Any:
 
     base = pydantic.ConfigDict(extra="forbid", strict=True)
 
-    def make(title: str, **fields: Any) -> Any:
-        return pydantic.create_model(title, __config__=base, **fields)
+    def make(_name: str, **fields: Any) -> Any:
+        return pydantic.create_model(_name, __config__=base, **fields)
 
     suite = make(
         "suite",
@@ -302,7 +302,7 @@ def _schema() -> Any:
     )
     run = make(
         "run",
-        tolerance=(float, 1e-6),
+        tolerance=(float, 1e-4),
         max_iterations=(int, 300),
         timeout=(float | None, None),
         metrics=(list[Literal[METRICS]], ["mse", "overlap"]),

@@ -68,8 +68,8 @@ def statuses(counts: dict[str, int]) -> Text:
 
 
 def _table(title: str, caption: str, columns: Sequence[tuple[str, str]]) -> Table:
-    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left",
-                  caption_justify="left", title_style="bold", caption_style="dim", pad_edge=False)  # fmt: skip
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=0, title_justify="left", show_edge=False,
+                  caption_justify="left", title_style="bold", caption_style="dim")  # fmt: skip
     for name, side in columns:
         table.add_column(name, justify="right" if side == "r" else "left", no_wrap=True, overflow="fold")
     return table
