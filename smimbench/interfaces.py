@@ -368,7 +368,10 @@ class Algorithm(Protocol):
 
     The loop, the clock, the stopping rule, the time limit, divergence and the trajectory belong to the engine. An
     attribute ``steps`` (optional) says after how many steps the algorithm is done by its own account. A method
-    ``restarted() -> Algorithm | None`` (optional) gives a more cautious version for the engine's one restart.
+    ``restarted(problem) -> Algorithm | None`` (optional) gives the version for the engine's one restart after a run that
+    diverged or found no fixed point. A method ``refuses(problem) -> str | None`` (optional) says in words why a problem
+    cannot be solved; its cells end as ``skipped`` with that reason. A method ``theory(problem, alpha) -> dict``
+    (optional) gives the algorithm's own theoretical point, in place of the Bayes-optimal one, for its rows.
     """
 
     name: str

@@ -6,17 +6,19 @@ the one automatic restart.
 How a run ends
 --------------
 * ``diverged``: the residual or an order parameter is not a finite number.
-* ``ok``: the residual fell below the tolerance; or the overlaps stood still for ``WINDOW`` iterations (the claimed one to
-  ``STILL`` of the error, the held one within a quarter of its finite-size fluctuation) while the estimate moved by less
-  than half of what it holds, so that a small residual may linger but a sign that flips every step may not; or the
-  algorithm made all the steps it asked for. Algorithms that claim an error of their own must besides hold what they
-  claim: the overlap of the estimate with itself must agree with the claim within ``AGREEMENT`` fluctuations, and the
-  strain must not say that the data carry less than half of the claimed information; if not, ``not-converged``.
+* ``ok``: the residual fell below the tolerance; or the overlaps stood still; or the algorithm made all the steps it asked
+  for. Overlaps stand still when, over ``WINDOW`` iterations, the claimed one changes by less than ``STILL`` of the error
+  and the held one by less than a quarter of its finite-size fluctuation; or when a small residual lingers, but the means
+  over the two halves of ``LONG_WINDOW`` iterations agree that closely. In both cases the estimate must move by less than
+  half of what it holds: a sign that flips every step is no fixed point, though both overlaps stand still. Algorithms
+  that claim an error of their own must besides hold what they claim: the overlap of the estimate with itself must agree
+  with the claim within ``AGREEMENT`` fluctuations, and the data must not carry ``STRAIN`` times less information than
+  claimed; if not, the run is ``not-converged``.
 * ``not-converged``: the largest number of iterations was reached first.
 * ``timeout``: the time limit was reached first.
 
-A run that ends ``diverged`` or with a broken claim is started once more if the algorithm offers a more cautious version
-of itself (``restarted``); the record says so.
+A run that ends ``diverged`` or ``not-converged`` is started once more, with another stream of random numbers, if the
+algorithm offers a version of itself for that (``restarted``); the record says so.
 """
 
 from __future__ import annotations
@@ -40,9 +42,11 @@ if TYPE_CHECKING:
 __all__ = ["LoopResult", "LoopSettings", "Status", "run_algorithm"]
 
 WINDOW = 10
+LONG_WINDOW = 40
 STILL = 1e-3
+LINGERING = 5e-3
 AGREEMENT = 5.0
-STRAIN = math.log(2.0)
+STRAIN = 8.0
 SMALLEST_ERROR = 1e-5
 
 
@@ -133,9 +137,9 @@ def run_algorithm(
         Gives the generator of attempt 0, 1, ...: every start has a stream of its own.
     """
     attempt = _attempt(problem, instance, data, algorithm, make_rng(0), settings, backend)
-    if attempt.status is Status.DIVERGED or attempt.broken_claim:
+    if attempt.status in (Status.DIVERGED, Status.NOT_CONVERGED):
         offer = getattr(algorithm, "restarted", None)
-        cautious = offer() if offer is not None else None
+        cautious = offer(problem) if offer is not None else None
         if cautious is not None:
             second = _attempt(problem, instance, data, cautious, make_rng(1), settings, backend)
             second.warnings = attempt.warnings + [w for w in second.warnings if w not in attempt.warnings]
@@ -280,12 +284,24 @@ class _Watch:
         if len(self.history) <= WINDOW or "moved" not in self.latest:
             return None
         claimed, held = (np.stack(rows) for rows in zip(*self.history[-WINDOW - 1 :]))
-        error = np.maximum(self.second - claimed[-1], SMALLEST_ERROR)
-        still = (np.ptp(claimed, axis=0) <= STILL * error).all()
-        still &= (np.ptp(held, axis=0) <= np.maximum(STILL * error, self.fluctuation / 4)).all()
         # A sign that flips every step moves by four times the overlap though both overlaps stand still.
-        quiet = (self.latest["moved"] <= np.maximum(held[-1], self.fluctuation) / 2).all()
-        return f"overlaps stand still for {WINDOW} iterations" if still and quiet else None
+        if (self.latest["moved"] > np.maximum(held[-1], self.fluctuation) / 2).any():
+            return None
+        error = np.maximum(self.second - claimed[-1], SMALLEST_ERROR)
+        if self._steady(np.ptp(claimed, axis=0), np.ptp(held, axis=0), STILL * error, self.fluctuation / 4):
+            return f"overlaps stand still for {WINDOW} iterations"
+        if len(self.history) <= LONG_WINDOW:
+            return None
+        claimed, held = (np.stack(rows) for rows in zip(*self.history[-LONG_WINDOW:]))
+        half = LONG_WINDOW // 2
+        drift = [np.abs(rows[:half].mean(0) - rows[half:].mean(0)) for rows in (claimed, held)]
+        if (np.ptp(claimed, axis=0) <= error / 4).all() and self._steady(*drift, LINGERING * error, self.fluctuation / 8):
+            return f"overlaps stand still over {LONG_WINDOW} iterations though a residual of {self.residual:.0e} lingers"
+        return None
+
+    @staticmethod
+    def _steady(claimed: Any, held: Any, close: Any, fluctuation: Any) -> bool:
+        return bool((claimed <= close).all() and (held <= np.maximum(close, fluctuation)).all())
 
     def broken_claim(self) -> str | None:
         """Where the claimed and the held overlap disagree, in words, or None."""
@@ -296,7 +312,7 @@ class _Watch:
         worst = int(np.argmax(gap))
         strain = self.latest.get("strain", np.zeros(1))
         tense = int(np.argmax(strain))
-        if strain[tense] > STRAIN:
+        if strain[tense] > math.log(STRAIN):
             return f"component {tense + 1} claims {math.exp(min(strain[tense], 50)):.2g} times the information that its data carry"
         if gap[worst] > AGREEMENT:
             return (

@@ -48,14 +48,18 @@ class Gamp:
     damping : float or None
         Weight of the old estimate and V, in [0, 1). Default: 0.3 for attention-indexed models, where the undamped
         iteration runs away at finite size, and 0 otherwise, where damping the estimate alone breaks the Onsager term.
-    initial_overlap : float
+    initial_overlap : float or None
         Where the prior mean is a fixed point by symmetry (nothing would ever be learned from it), the run starts from
-        the denoised noise around an independent draw of the prior that claims this overlap.
+        the denoised noise around an independent draw of the prior that claims this overlap. Default: 1e-3 / D. A random
+        estimate of size q has an overlap m of order sqrt(q / D) with the teacher by chance, and while both are small
+        they grow by the same factor: q far below 1 / D makes m exceed what is claimed, so that the claim stays behind
+        the truth; with q above 1 / D it would run ahead of it, and V collapse.
 
     Notes
     -----
-    The engine restarts a diverged or inconsistent run once: from damping b with ``(1 + b) / 2``, where the default was not
-    damped with 0.5 ... and another random start.
+    The engine restarts a run once that diverged or found no fixed point: attention-indexed models, and any run with a
+    damping of its own, from damping b with ``(1 + b) / 2``; low-rank models undamped from another random start, because
+    there damping the estimate turns the slow directions into cycles.
 
     References
     ----------
@@ -63,7 +67,7 @@ class Gamp:
     """
 
     damping: float | None = None
-    initial_overlap: float = 1e-3
+    initial_overlap: float | None = None
 
     name: ClassVar[str] = "gamp"
     version: ClassVar[int] = 1
@@ -73,7 +77,7 @@ class Gamp:
     def __post_init__(self) -> None:
         if self.damping is not None and not 0 <= self.damping < 1:
             raise ParameterError("damping", f"must be in [0, 1), got {self.damping}")
-        if not 0 < self.initial_overlap < 1:
+        if self.initial_overlap is not None and not 0 < self.initial_overlap < 1:
             raise ParameterError("initial_overlap", f"must be in (0, 1), got {self.initial_overlap}")
 
     def _weight(self, problem: Problem) -> float:
@@ -81,9 +85,11 @@ class Gamp:
             return self.damping
         return 0.3 if problem.model.kappa == 2 else 0.0
 
-    def restarted(self) -> Gamp:
-        """The more cautious version for the engine's one restart: half way from the present damping to 1."""
-        return replace(self, damping=0.5 if self.damping is None else (1 + self.damping) / 2)
+    def restarted(self, problem: Problem) -> Gamp:
+        """The version for the engine's one restart: damping half way to 1, or just another random start."""
+        if problem.model.kappa == 1 and not self.damping:
+            return self
+        return replace(self, damping=(1 + self._weight(problem)) / 2)
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> GampState:
         """Prior mean, or a small random start where the prior mean is a fixed point, or the start handed in."""
@@ -97,7 +103,8 @@ class Gamp:
             estimate = problem.prior.mean(components, dimension)
             V = problem.prior.second_moment(components) - problem.prior.mean_overlap(components)
             return GampState(xp.asarray(estimate, **place), xp.asarray(V, **place), None, rng)
-        information = self.initial_overlap / (1 - self.initial_overlap)
+        overlap = 1e-3 / dimension if self.initial_overlap is None else self.initial_overlap
+        information = overlap / (1 - overlap)
         draw = problem.prior.sample(rng, components, dimension)
         noise = problem.model.draw_noise(rng, components, dimension)
         R = xp.asarray(draw + noise / np.sqrt(information), **place)
