@@ -1,0 +1,143 @@
+"""What several test files need: suites, plugin packages on disk, the command line in this process and in another."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+SUITE = """
+[suite]
+title = "A small suite"
+
+[problem]
+label   = "line"
+model   = { name = "sequence-multi-index", tokens = 2 }
+channel = { name = "linear", noise = 0.2 }
+prior   = { name = "gaussian" }
+
+[grid]
+alpha     = [0.5, 1.0]
+dimension = [30]
+seeds     = 2
+
+[[algorithms]]
+name = "gamp"
+
+[[algorithms]]
+name  = "adam"
+steps = 5
+"""
+
+ATTENTION = """
+[problem]
+label   = "softmax"
+model   = { name = "attention-indexed", tokens = 2 }
+channel = { name = "softmax", beta = 1.0 }
+prior   = { name = "wishart", rho = 0.5 }
+
+[grid]
+alpha     = [0.1, 0.3]
+dimension = [30]
+seeds     = 2
+
+[[algorithms]]
+name = "gamp"
+"""
+
+CHANNEL = '''
+from dataclasses import dataclass
+from typing import ClassVar
+
+import smimbench
+from smimbench import Capabilities, hookimpl
+
+
+@dataclass(frozen=True)
+class Twice:
+    """Labels are the latents, doubled."""
+
+    tokens: int = 2
+    gain: float = 2.0
+
+    name: ClassVar[str] = "twice"
+    version: ClassVar[int] = 1
+    reference: ClassVar[str] = "none"
+    capabilities: ClassVar[Capabilities] = Capabilities(models=("sequence-multi-index",))
+    symmetry: ClassVar[str] = "none"
+
+    @property
+    def components(self):
+        return 1
+
+    def forward(self, z, *, rng=None):
+        return self.gain * z
+
+    def posterior(self, y, omega, V, *, second_moment=False, rng=None):
+        return smimbench.Posterior(y / self.gain, 0 * V)
+
+
+@hookimpl
+def smimbench_register_channels(register):
+    register(Twice)
+'''
+
+
+def write_suite(folder: Path, text: str = SUITE, name: str = "small") -> Path:
+    """Write a suite to a file of its own."""
+    path = folder / f"{name}.toml"
+    path.write_text(text)
+    return path
+
+
+def install_package(folder: Path, distribution: str, modules: dict[str, str], version: str = "1.0") -> None:
+    """Lay out an installed distribution by hand: modules and the metadata of their ``smimbench`` entry points.
+
+    ``folder`` has to be on ``sys.path`` to be found, exactly as site-packages is.
+    """
+    info = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+    lines = "\n".join(f"{name} = {name}" for name in modules)
+    (info / "entry_points.txt").write_text(f"[smimbench]\n{lines}\n")
+    for name, text in modules.items():
+        (folder / f"{name}.py").write_text(text)
+
+
+def call(capsys, *arguments: str) -> tuple[int, str, str]:
+    """Run the command line in this process: exit code, standard output, standard error."""
+    from smimbench.cli import main
+
+    capsys.readouterr()
+    try:
+        main([str(a) for a in arguments])
+    except SystemExit as leaving:
+        code = leaving.code
+    else:  # pragma: no cover - main always leaves by SystemExit
+        raise AssertionError("main returned")
+    out, err = capsys.readouterr()
+    return int(code or 0), out, err
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Environment of a child process: one BLAS thread, this checkout first on its path."""
+    paths = [str(ROOT), str(ROOT / "plugins")]
+    found = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **more}
+    found["PYTHONPATH"] = os.pathsep.join(paths + [p for p in [os.environ.get("PYTHONPATH", "")] if p])
+    found.pop("SCIPY_ARRAY_API", None)
+    return found
+
+
+def command(*arguments: str) -> list[str]:
+    """The command line as a user starts it."""
+    return [sys.executable, "-m", "smimbench", *map(str, arguments)]
+
+
+def call_outside(*arguments: str, timeout: float = 120, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in another process."""
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, timeout=timeout, env=environment(**more), check=False
+    )

@@ -1,0 +1,295 @@
+"""Plugins that are broken, misspelled or claim a name twice are reported and harm nothing else."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+
+import pytest
+
+from smimbench import hookspecs
+from smimbench.interfaces import CONTRACT_VERSION
+from smimbench.registry import BUILT_IN, KINDS, Registry, RegistryError, get_registry, set_registry
+from tests.helpers import CHANNEL, install_package
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A folder that Python searches as it searches site-packages; what was imported from it is forgotten."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    before = set(sys.modules)
+    yield folder
+    for name in set(sys.modules) - before:
+        if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def plugin_of(registry: Registry, name: str):
+    """The plugin of a name, which must be there exactly once."""
+    (found,) = [plugin for plugin in registry.plugins if plugin.name == name]
+    return found
+
+
+def built_in_names(registry: Registry) -> set[tuple[str, str]]:
+    return {(entry.kind, entry.name) for entry in registry.entries() if entry.distribution == BUILT_IN}
+
+
+# -- what ships ---------------------------------------------------------------------------------------------------
+
+
+def test_everything_that_ships_comes_through_entry_points():
+    registry = Registry()
+    assert {plugin.distribution for plugin in registry.plugins} >= {BUILT_IN}
+    own = [plugin for plugin in registry.plugins if plugin.distribution == BUILT_IN]
+    assert {plugin.name for plugin in own} == {"models", "channels", "priors", "algorithms"}
+    assert all(plugin.status == "loaded" and plugin.version for plugin in own)
+    assert built_in_names(registry) >= {
+        ("model", "attention-indexed"),
+        ("model", "sequence-multi-index"),
+        ("channel", "softmax"),
+        ("channel", "linear"),
+        ("prior", "wishart"),
+        ("prior", "gaussian"),
+        ("algorithm", "gamp"),
+        ("algorithm", "adam"),
+    }
+
+
+def test_the_same_name_may_serve_different_models():
+    registry = Registry()
+    first = registry.get("channel", "softmax", "attention-indexed")
+    second = registry.get("channel", "softmax", "sequence-multi-index")
+    assert first.item is not second.item
+    with pytest.raises(RegistryError, match="exists for several models") as caught:
+        registry.get("channel", "softmax")
+    assert "attention-indexed" in str(caught.value)
+    assert "sequence-multi-index" in str(caught.value)
+
+
+def test_every_hook_is_documented_and_belongs_to_a_kind():
+    hooks = {name for name in dir(hookspecs) if name.startswith("smimbench_")}
+    assert hooks == {f"smimbench_register_{kind}s" for kind in KINDS}
+    for name in hooks:
+        assert len(inspect.getdoc(getattr(hookspecs, name))) > 40
+        assert name in hookspecs.__all__
+
+
+def test_without_installation_the_message_says_what_to_do(monkeypatch):
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: ())
+    with pytest.raises(RegistryError, match="pip install"):
+        Registry()
+
+
+# -- installed packages -------------------------------------------------------------------------------------------
+
+
+def test_an_installed_package_is_found_and_named(site):
+    install_package(site, "my-channels", {"my_channels": CHANNEL}, version="3.4")
+    registry = Registry()
+    plugin = plugin_of(registry, "my_channels")
+    assert (plugin.status, plugin.distribution, plugin.version) == ("loaded", "my-channels", "3.4")
+    assert registry.get("channel", "twice", "sequence-multi-index").distribution == "my-channels"
+    assert registry.get("channel", "my-channels:twice").item.__name__ == "Twice"
+
+
+def test_installed_packages_can_be_left_out(site):
+    install_package(site, "my-channels", {"my_channels": CHANNEL})
+    registry = Registry(third_party=False)
+    assert {plugin.distribution for plugin in registry.plugins} == {BUILT_IN}
+    with pytest.raises(RegistryError, match="unknown channel 'twice'"):
+        registry.get("channel", "twice", "sequence-multi-index")
+
+
+BROKEN = {
+    "raises": ("raise RuntimeError('no licence\\nfound')", "RuntimeError: no licence found"),
+    "imports_nothing": ("import a_module_that_is_not_there", "a_module_that_is_not_there"),
+    "syntax": ("def half(:\n", "SyntaxError"),
+    "leaves": ("raise SystemExit(3)", "SystemExit: 3"),
+    "says_nothing": ("raise ValueError", "ValueError: no message"),
+    "misspelled": (CHANNEL.replace("register_channels", "register_chanels"), "did you mean smimbench_register_channels"),
+    "unmarked": (CHANNEL.replace("@hookimpl", ""), "not marked with @smimbench.hookimpl"),
+    "no_hook": ("x = 1", "no hook found; implement one of smimbench_register_"),
+    "newer": (
+        CHANNEL.replace("    symmetry", f"    contract_version: ClassVar[int] = {CONTRACT_VERSION + 1}\n    symmetry"),
+        f"written for contract {CONTRACT_VERSION + 1}, this smimbench speaks {CONTRACT_VERSION}",
+    ),
+    "wrong_argument": (CHANNEL.replace("(register):", "(registry):"), "registry"),
+    "instance": (CHANNEL.replace("register(Twice)", "register(Twice())"), "not a class"),
+    "no_reference": (CHANNEL.replace('    reference: ClassVar[str] = "none"\n', ""), "channel Twice lacks reference"),
+    "no_posterior": (CHANNEL.replace("def posterior", "def _posterior"), "needs a posterior or a log_likelihood"),
+    "no_forward": (CHANNEL.replace("def forward", "def _forward"), "channel Twice lacks forward"),
+    "bad_name": (CHANNEL.replace('"twice"', '"Two Times"'), "name must be lower-case"),
+    "bad_version": (CHANNEL.replace("[int] = 1", '[int] = "1.0"'), "version must be an integer, got '1.0'"),
+    "bad_capabilities": (CHANNEL.replace("= Capabilities(models=", "= dict(models="), "capabilities must be"),
+    "twice_itself": (CHANNEL + "    register(type('Again', (Twice,), {}))\n", "registered twice by"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_package_is_kept_with_its_reason_and_harms_nothing(site, name):
+    text, reason = BROKEN[name]
+    install_package(site, "aa-broken", {f"broken_{name}": text})
+    install_package(site, "zz-sound", {"sound": CHANNEL})
+    registry = Registry()
+    plugin = plugin_of(registry, f"broken_{name}")
+    assert plugin.failed
+    assert plugin.status == "failed"
+    assert not plugin.entries
+    assert len(plugin.problems) == 1
+    assert reason in plugin.problems[0]
+    assert "\n" not in plugin.problems[0]
+    assert plugin_of(registry, "sound").status == "loaded"
+    assert registry.get("channel", "twice").distribution == "zz-sound"
+    assert built_in_names(registry) == built_in_names(Registry(third_party=False))
+
+
+def test_a_package_that_fails_half_way_registers_nothing(site):
+    text = CHANNEL + "\n\n@hookimpl\ndef smimbench_register_priors(register):\n    raise OSError('disk')\n"
+    install_package(site, "half", {"half": text})
+    registry = Registry()
+    assert plugin_of(registry, "half").failed
+    assert not [entry for entry in registry.entries() if entry.distribution == "half"]
+
+
+def test_a_name_claimed_by_two_packages_needs_the_long_form(site):
+    install_package(site, "first-pack", {"first_mod": CHANNEL})
+    install_package(site, "second-pack", {"second_mod": CHANNEL.replace("2.0", "3.0")})
+    registry = Registry()
+    with pytest.raises(RegistryError) as caught:
+        registry.get("channel", "twice", "sequence-multi-index")
+    assert "first-pack:twice" in str(caught.value)
+    assert "second-pack:twice" in str(caught.value)
+    assert registry.get("channel", "first-pack:twice", "sequence-multi-index").item().gain == 2.0
+    assert registry.get("channel", "second-pack:twice", "sequence-multi-index").item().gain == 3.0
+    plugin = plugin_of(registry, "second_mod")
+    assert plugin.status == "loaded, with problems"
+    assert "'first-pack' and 'second-pack'" in plugin.problems[0]
+
+
+def test_a_package_cannot_take_a_built_in_name(site):
+    install_package(site, "thief", {"thief": CHANNEL.replace('"twice"', '"linear"')})
+    registry = Registry()
+    assert registry.get("channel", "linear", "sequence-multi-index").distribution == BUILT_IN
+    assert registry.get("channel", "thief:linear", "sequence-multi-index").distribution == "thief"
+    (problem,) = plugin_of(registry, "thief").problems
+    assert "'smimbench' and 'thief'" in problem
+    assert "thief:linear" in problem
+
+
+def test_the_same_name_for_another_model_is_no_clash(site):
+    other = CHANNEL.replace("sequence-multi-index", "attention-indexed")
+    install_package(site, "first-pack", {"first_mod": CHANNEL})
+    install_package(site, "second-pack", {"second_mod": other})
+    registry = Registry()
+    assert not plugin_of(registry, "second_mod").problems
+    assert registry.get("channel", "twice", "attention-indexed").distribution == "second-pack"
+
+
+# -- drop-ins -----------------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_enough(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(CHANNEL)
+    registry = Registry([str(file)])
+    assert plugin_of(registry, "mine").origin == str(file)
+    assert registry.get("channel", "twice", "sequence-multi-index").item(gain=5.0).gain == 5.0
+    assert registry.get("channel", "mine:twice").distribution == "mine"
+
+
+def test_a_folder_of_files_loads_each_by_itself(tmp_path):
+    (tmp_path / "good.py").write_text(CHANNEL)
+    (tmp_path / "bad.py").write_text("1 / 0")
+    registry = Registry([str(tmp_path)])
+    assert plugin_of(registry, "good").status == "loaded"
+    assert plugin_of(registry, "bad").problems == ["ZeroDivisionError: division by zero"]
+
+
+def test_a_package_folder_may_import_from_itself(tmp_path):
+    package = tmp_path / "pack"
+    package.mkdir()
+    (package / "_parts.py").write_text(CHANNEL)
+    (package / "__init__.py").write_text("from ._parts import smimbench_register_channels\n")
+    registry = Registry([str(package)])
+    assert plugin_of(registry, "pack").status == "loaded", plugin_of(registry, "pack").problems
+    assert registry.get("channel", "pack:twice")
+
+
+@pytest.mark.parametrize("make", [None, "folder"])
+def test_a_path_that_leads_nowhere_is_reported(tmp_path, make):
+    path = tmp_path / "nothing"
+    if make:
+        path.mkdir()
+    plugin = plugin_of(Registry([str(path)]), "nothing")
+    assert plugin.failed
+    assert str(path) in plugin.problems[0]
+
+
+def test_no_plugins_means_no_drop_ins_either(tmp_path):
+    (tmp_path / "mine.py").write_text(CHANNEL)
+    registry = Registry([str(tmp_path)], third_party=False)
+    assert {plugin.distribution for plugin in registry.plugins} == {BUILT_IN}
+
+
+def test_the_environment_names_drop_ins(tmp_path, monkeypatch):
+    one, two = tmp_path / "one.py", tmp_path / "two.py"
+    one.write_text(CHANNEL)
+    two.write_text(CHANNEL.replace('"twice"', '"thrice"'))
+    monkeypatch.setenv("SMIMBENCH_PLUGINS", f"{one}{os.pathsep}{two}")
+    set_registry(None)
+    try:
+        names = {entry.name for entry in get_registry().entries("channel")}
+        assert names >= {"twice", "thrice"}
+        assert get_registry() is get_registry()
+        monkeypatch.setenv("SMIMBENCH_NO_PLUGINS", "1")
+        set_registry(None)
+        assert not {entry.name for entry in get_registry().entries("channel")} & {"twice", "thrice"}
+    finally:
+        set_registry(None)
+
+
+def test_loading_can_be_watched(tmp_path):
+    (tmp_path / "good.py").write_text(CHANNEL)
+    (tmp_path / "bad.py").write_text("1 / 0")
+    lines: list[str] = []
+    Registry([str(tmp_path)], trace=lines.append)
+    text = "\n".join(lines)
+    assert f"loading good of good from {tmp_path / 'good.py'}" in text
+    assert "  channel twice" in lines
+    assert "  ZeroDivisionError: division by zero" in lines
+    assert "  model attention-indexed" in lines
+
+
+# -- asking -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "model", "words"),
+    [
+        ("channel", "sofmax", "attention-indexed", ["unknown channel 'sofmax'", "did you mean 'softmax'"]),
+        ("prior", "zzz", None, ["unknown prior 'zzz'", "choose one of", "gaussian", "wishart"]),
+        ("prior", "wishart", "sequence-multi-index", ["belongs to model attention-indexed", "gaussian"]),
+        ("prior", "gaussian", "attention-indexed", ["belongs to model sequence-multi-index", "wishart"]),
+        ("channel", "nobody:softmax", "attention-indexed", ["unknown channel 'nobody:softmax'"]),
+    ],
+)
+def test_a_wrong_name_is_answered_with_what_would_be_right(kind, name, model, words):
+    with pytest.raises(RegistryError) as caught:
+        Registry(third_party=False).get(kind, name, model)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_the_long_form_of_a_built_in_name():
+    assert Registry(third_party=False).get("algorithm", "smimbench:gamp").name == "gamp"
+
+
+def test_entries_have_a_summary_and_built_in_ones_come_first(tmp_path):
+    (tmp_path / "mine.py").write_text(CHANNEL)
+    entries = Registry([str(tmp_path)]).entries("channel")
+    assert entries[-1].summary == "Labels are the latents, doubled."
+    assert [entry.distribution for entry in entries].index("mine") == len(entries) - 1
+    assert all(entry.summary for entry in entries)
