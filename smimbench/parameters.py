@@ -89,10 +89,11 @@ def parameters_of(kind: str, item: Any) -> dict[str, Any]:
 
 def explain_validation(error: Any) -> tuple[str, str]:
     """Key and one clear line from a pydantic ValidationError (its first and most specific problem)."""
-    first = error.errors(include_url=False)[0]
-    parts = [p for p in first["loc"] if isinstance(p, int) or "[" not in str(p)]
-    # A union reports each member it tried under its own name: keep only what the user wrote.
-    parts = [p for p in parts if p not in ("int", "float", "str", "bool", "list", "dict")]
+    found = error.errors(include_url=False)
+    # A union reports each member it tried; the one that got furthest into the value is the one that was meant.
+    own = _written(found[0]["loc"])
+    first = max((e for e in found if _written(e["loc"])[: len(own)] == own), key=lambda e: len(_written(e["loc"])))
+    parts = _written(first["loc"])
     key = ""
     for part in parts:
         key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else str(part)
@@ -103,6 +104,12 @@ def explain_validation(error: Any) -> tuple[str, str]:
     if first["type"] != "value_error":
         message += f", got {first['input']!r}"
     return key, message.removeprefix("value error, ")
+
+
+def _written(location: tuple[int | str, ...]) -> list[int | str]:
+    """The part of a location that the user wrote, without the names of the members of a union."""
+    members = ("int", "float", "str", "bool", "list", "dict")
+    return [p for p in location if isinstance(p, int) or ("[" not in p and p not in members)]
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:

@@ -1,0 +1,401 @@
+"""Suites: what is read, and one clear line for everything that cannot be."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from smimbench.problem import Problem
+from smimbench.registry import Registry
+from smimbench.suite import SuiteError, load_suite, shipped_suites
+from tests.helpers import ATTENTION, CHANNEL, SUITE, call, call_outside, write_suite
+
+WISHART = 'prior   = { name = "wishart", rho = 0.5 }'
+SOFTMAX = 'channel = { name = "softmax", beta = 1.0 }'
+MODEL = 'model   = { name = "attention-indexed", tokens = 2 }'
+GAMP = '[[algorithms]]\nname = "gamp"'
+
+
+def changed(old: str, new: str) -> str:
+    """The sound suite with one place changed."""
+    assert ATTENTION.count(old) == 1
+    return ATTENTION.replace(old, new)
+
+
+BAD = {
+    # unknown keys
+    "unknown table": (ATTENTION + "[grids]\nalpha = [1.0]\n", "grids", "did you mean 'grid'"),
+    "unknown key of the grid": (changed("alpha ", "alfa "), "grid.alfa", "did you mean 'alpha'"),
+    "unknown key of run": (ATTENTION + "[run]\ntolerence = 1e-3\n", "run.tolerence", "did you mean 'tolerance'"),
+    "unknown key of a problem": (changed(WISHART, WISHART + "\nnoise = 1"), "problem.noise", "unknown key"),
+    "unknown parameter of a prior": (changed("rho = 0.5", "rho = 0.5, rank = 3"), "problem.prior.rank", "unknown key"),
+    "misspelled parameter": (changed("beta", "betta"), "problem.channel.betta", "did you mean 'beta'"),
+    "unknown parameter of an algorithm": (
+        changed(GAMP, GAMP + "\ndampening = 0.1"),
+        "algorithms[0].dampening",
+        "did you mean 'damping'",
+    ),
+    "tokens in the channel": (changed("beta = 1.0", "tokens = 3"), "problem.channel.tokens", "taken from the model"),
+    # wrong types
+    "text for a number": (changed("rho = 0.5", 'rho = "half"'), "problem.prior.rho", "number"),
+    "number for text": (changed('"softmax"\nmodel', "3\nmodel"), "problem.label", "string"),
+    "float for an integer": (changed("tokens = 2", "tokens = 2.5"), "problem.model.tokens", "int"),
+    "true for an integer": (changed("tokens = 2", "tokens = true"), "problem.model.tokens", "int"),
+    "float for a dimension": (changed("[30]", "[30.5]"), "grid.dimension[0]", "int"),
+    "text for seeds": (changed("seeds     = 2", 'seeds = "many"'), "grid.seeds", "int"),
+    "a table for alpha": (changed("[0.1, 0.3]", "{ from = 0.1 }"), "grid.alpha", "number"),
+    "a number for a name": (changed('"wishart"', "7"), "problem.prior.name", "must be a string"),
+    "a list for the algorithm": (changed('"gamp"', '["gamp"]'), "algorithms[0].name", "must be a string"),
+    "metrics unknown": (ATTENTION + '[run]\nmetrics = ["mae"]\n', "run.metrics[0]", "'mse'"),
+    "start unknown": (ATTENTION + '[run]\nstart = "warm"\n', "run.start", "'informed'"),
+    "dtype unknown": (ATTENTION + '[run]\ndtype = "float16"\n', "run.dtype", "'float32'"),
+    # values out of range
+    "alpha zero": (changed("[0.1, 0.3]", "[0.1, 0.0]"), "grid.alpha[1]", "must be > 0"),
+    "alpha negative": (changed("[0.1, 0.3]", "-1.0"), "grid.alpha", "must be > 0"),
+    "alpha infinite": (changed("[0.1, 0.3]", "[inf]"), "grid.alpha[0]", "must be > 0 and finite"),
+    "alpha nan": (changed("[0.1, 0.3]", "[nan]"), "grid.alpha[0]", "must be > 0"),
+    "no alpha": (changed("[0.1, 0.3]", "[]"), "grid.alpha", "must not be empty"),
+    "dimension too small": (changed("[30]", "[1]"), "grid.dimension[0]", "at least 2"),
+    "no seeds": (changed("seeds     = 2", "seeds = 0"), "grid.seeds", "at least 1"),
+    "negative seed": (changed("seeds     = 2", "seed = -1"), "grid.seed", "at least 0"),
+    "rho negative": (changed("rho = 0.5", "rho = -0.5"), "problem.prior.rho", "got -0.5"),
+    "rho nan": (changed("rho = 0.5", "rho = nan"), "problem.prior.rho", "finite"),
+    "beta zero": (changed("beta = 1.0", "beta = 0.0"), "problem.channel.beta", "> 0"),
+    "one token": (changed("tokens = 2", "tokens = 1"), "problem", "tokens"),
+    "tolerance zero": (ATTENTION + "[run]\ntolerance = 0.0\n", "run.tolerance", "must be > 0"),
+    "timeout negative": (ATTENTION + "[run]\ntimeout = -3.0\n", "run.timeout", "must be > 0"),
+    "no iterations": (ATTENTION + "[run]\nmax_iterations = 0\n", "run.max_iterations", "at least 1"),
+    "damping one": (changed(GAMP, GAMP + "\ndamping = 1.0"), "algorithms[0].damping", "[0, 1)"),
+    # parts that do not belong together, or are not there
+    "channel of the other model": (
+        changed('"attention-indexed"', '"sequence-multi-index"').replace(SOFTMAX, 'channel = "hardmax"'),
+        "problem.channel.name",
+        "belongs to model attention-indexed",
+    ),
+    "prior of the other model": (changed('"wishart", rho = 0.5', '"gaussian"'), "problem.prior.name", "wishart"),
+    "channel misspelled": (changed('name = "softmax"', 'name = "sofmax"'), "problem.channel.name", "did you mean 'softmax'"),
+    "algorithm misspelled": (changed('"gamp"', '"gmap"'), "algorithms[0].name", "did you mean 'gamp'"),
+    "no model": (changed(MODEL, ""), "problem.model", "is missing"),
+    "no prior": (changed(WISHART, ""), "problem.prior", "is missing"),
+    "no tokens": (changed(", tokens = 2", ""), "problem.model.tokens", "is missing"),
+    "no name": (changed('name = "softmax", ', ""), "problem.channel.name", "is missing"),
+    "no rho": (changed(", rho = 0.5", ""), "problem.prior.rho", "is missing"),
+    "no alpha at all": (changed("alpha     = [0.1, 0.3]\n", ""), "grid.alpha", "is missing"),
+    "no dimension": (changed("dimension = [30]\n", ""), "grid.dimension", "is missing"),
+    "no algorithm name": (ATTENTION + "[[algorithms]]\nsteps = 3\n", "algorithms[1].name", "is missing"),
+    "no problem": (GAMP + "\n[grid]\nalpha = 1.0\ndimension = 5\n", "problem", "[problem]"),
+    "problem and problems": (ATTENTION + f"[[problems]]\n{MODEL}\n{SOFTMAX}\n{WISHART}\n", "problem", "either"),
+    "the same label twice": (ATTENTION + GAMP + "\ndamping = 0.5\n", "algorithms[1].label", "used twice"),
+    "an empty axis": (changed("rho = 0.5", "rho = []"), "problem.prior.rho", "empty"),
+    "reference without values": (
+        ATTENTION + '[[run.reference]]\nlabel = "a"\nsource = "b"\nalpha = [1.0]\nvalue = []\n',
+        "run.reference[0].value",
+        "as many numbers as alpha (1)",
+    ),
+    "reference of no problem": (
+        ATTENTION + '[[run.reference]]\nlabel = "a"\nsource = "b"\nalpha = [1.0]\nvalue = [1.0]\nproblem = 2\n',
+        "run.reference[0].problem",
+        "between 1 and 1",
+    ),
+    # size
+    "a million cells": (changed("seeds     = 2", "seeds = 1_000_000"), "grid", "2,000,000 cells"),
+    "an axis of a million": (
+        changed("rho = 0.5", f"rho = {[0.5] * 1001}").replace("tokens = 2", f"tokens = {[2] * 1001}"),
+        "grid",
+        "1,002,001 cells",
+    ),
+    # no suite at all
+    "not TOML": ("[problem\n", "", "not valid TOML"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_suite_is_one_line_with_file_and_key(tmp_path, capsys, name):
+    text, key, words = BAD[name]
+    path = write_suite(tmp_path, text)
+    code, out, err = call(capsys, "run", path, "--results", tmp_path / "results")
+    assert (code, out) == (2, ""), err
+    assert err.count("\n") == 1
+    assert err.startswith(f"smimbench: {path}: {key}")
+    assert words in err
+    assert "Traceback" not in err
+    assert len(err) < 400
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("name", ["unknown table", "rho negative", "alpha zero", "channel of the other model"])
+def test_every_command_that_reads_a_suite_refuses_it(tmp_path, capsys, name):
+    path = write_suite(tmp_path, BAD[name][0])
+    for verb in ("theory", "show", "run"):
+        code, out, err = call(capsys, verb, path)
+        assert (code, out) == (2, "")
+        assert err.count("\n") == 1
+        assert BAD[name][2] in err
+
+
+def test_from_a_shell_it_is_the_same_line(tmp_path):
+    path = write_suite(tmp_path, BAD["rho negative"][0])
+    done = call_outside("run", path, "--results", tmp_path / "results")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == f"smimbench: {path}: problem.prior.rho: must be a finite number >= 0, got -0.5\n"
+
+
+def test_rho_zero_has_a_theory_but_nothing_to_run(tmp_path, capsys):
+    path = write_suite(tmp_path, changed("rho = 0.5", "rho = 0.0"))
+    code, _, err = call(capsys, "run", path)
+    assert code == 2
+    assert f"{path}: problem.prior" in err
+    assert "rho" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("quickstrat", "did you mean 'quickstart'"),
+        ("zzz", "shipped suites are"),
+        ("nowhere/x.toml", "no such file"),
+    ],
+)
+def test_a_suite_that_is_not_there(capsys, name, words):
+    code, _, err = call(capsys, "run", name)
+    assert code == 2
+    assert err.startswith(f"smimbench: {name}: ")
+    assert words in err
+
+
+def test_a_suite_that_is_not_text(tmp_path, capsys):
+    path = tmp_path / "binary.toml"
+    path.write_bytes(b"\xff\xfe\x00")
+    code, _, err = call(capsys, "run", path)
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "cannot be read" in err
+
+
+# -- what a sound suite becomes -----------------------------------------------------------------------------------
+
+
+def test_cells_are_the_product_with_replicates_outermost(tmp_path):
+    suite = load_suite(write_suite(tmp_path))
+    cells = suite.cells()
+    found = [(c.replicate, c.alpha, c.algorithm_label) for c in cells]
+    assert found == [(r, a, n) for r in (0, 1) for a in (0.5, 1.0) for n in ("gamp", "adam")]
+    assert len({cell.key for cell in cells}) == len(cells)
+    assert suite.title == "A small suite"
+    assert suite.name == "small"
+
+
+def test_lists_become_axes(tmp_path):
+    text = changed("rho = 0.5", "rho = [0.2, 0.5, 1.5]").replace("[30]", "[20, 30]").replace("tokens = 2", "tokens = [2, 3]")
+    suite = load_suite(write_suite(tmp_path, text))
+    assert len(suite.plans) == 6
+    labels = [plan.label for plan in suite.plans]
+    assert len(set(labels)) == 6
+    assert "rho=1.5" in labels[-1]
+    assert "tokens=3" in labels[-1]
+    assert len(suite.cells()) == 6 * 2 * 2 * 2
+    assert {plan.problem.channel.tokens for plan in suite.plans} == {2, 3}
+
+
+def test_several_problems_may_have_their_own_grids(tmp_path):
+    text = (
+        f'[[problems]]\nlabel = "a"\n{MODEL}\n{SOFTMAX}\n{WISHART}\ngrid = {{ alpha = 0.7 }}\n'
+        f'[[problems]]\nlabel = "b"\n{MODEL}\nchannel = "linear"\n{WISHART}\ngrid = {{ dimension = [10, 12] }}\n'
+        f"[grid]\nalpha = [0.1, 0.2]\ndimension = 20\n{GAMP}\n"
+    )
+    cells = load_suite(write_suite(tmp_path, text)).cells()
+    assert [(c.problem_label, c.alpha, c.dimension) for c in cells] == [
+        ("a", 0.7, 20), ("b", 0.1, 10), ("b", 0.2, 10), ("b", 0.1, 12), ("b", 0.2, 12),
+    ]  # fmt: skip
+
+
+def test_whole_numbers_serve_as_floats(tmp_path):
+    suite = load_suite(write_suite(tmp_path, changed("rho = 0.5", "rho = 1").replace("[0.1, 0.3]", "[1, 2]")))
+    assert suite.plans[0].alphas == (1.0, 2.0)
+    assert suite.plans[0].problem.prior.rho == 1
+
+
+def test_an_integer_and_a_float_of_the_same_value_are_one_cell(tmp_path):
+    keys = []
+    for rho in ("1", "1.0"):
+        suite = load_suite(write_suite(tmp_path, changed("rho = 0.5", f"rho = {rho}")))
+        keys.append([cell.key for cell in suite.cells()])
+    assert keys[0] == keys[1]
+
+
+def test_labels_titles_and_the_file_do_not_enter_the_key(tmp_path):
+    one = load_suite(write_suite(tmp_path, SUITE, "one"))
+    two = load_suite(write_suite(tmp_path, SUITE.replace('"line"', '"stroke"').replace("A small", "Another"), "two"))
+    assert [c.key for c in one.cells()] == [c.key for c in two.cells()]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("rho = 0.5", "rho = 0.6"),
+        ("beta = 1.0", "beta = 2.0"),
+        ("[0.1, 0.3]", "[0.11, 0.31]"),
+        ("[30]", "[31]"),
+        ("seeds     = 2", "seeds = 2\nseed = 1"),
+        (GAMP, GAMP + "\ndamping = 0.4"),
+        (GAMP, "[run]\ntolerance = 1e-3\n" + GAMP),
+        (GAMP, "[run]\ntimeout = 3.0\n" + GAMP),
+        (GAMP, '[run]\ndtype = "float32"\n' + GAMP),
+        (GAMP, '[run]\nstart = "informed"\n' + GAMP),
+    ],
+)
+def test_whatever_can_change_a_result_changes_the_key(tmp_path, old, new):
+    before = {c.key for c in load_suite(write_suite(tmp_path, ATTENTION, "before")).cells()}
+    after = {c.key for c in load_suite(write_suite(tmp_path, changed(old, new), "after")).cells()}
+    assert not before & after
+
+
+def test_the_backend_and_the_version_enter_the_key(tmp_path, monkeypatch):
+    from smimbench_algorithms.gamp import Gamp
+
+    path = write_suite(tmp_path, ATTENTION)
+    keys = {c.key for c in load_suite(path).cells()}
+    assert not keys & {c.key for c in load_suite(path).cells("cupy")}
+    monkeypatch.setattr(Gamp, "version", Gamp.version + 1)
+    assert not keys & {c.key for c in load_suite(path).cells()}
+
+
+def test_what_only_reports_does_not_change_the_key(tmp_path):
+    before = [c.key for c in load_suite(write_suite(tmp_path, ATTENTION)).cells()]
+    text = ATTENTION + '[run]\nmetrics = ["mse"]\ntarget = 0.1\n'
+    assert before == [c.key for c in load_suite(write_suite(tmp_path, text)).cells()]
+
+
+def test_a_cell_is_plain_data_and_rebuilds_itself(tmp_path):
+    for cell in load_suite(write_suite(tmp_path, ATTENTION)).cells():
+        assert json.loads(json.dumps(cell.identity())) == cell.identity()
+        problem, algorithm = cell.rebuild(Registry())
+        assert problem.prior.rho == 0.5
+        assert problem.spec == cell.problem
+        assert algorithm.name == "gamp"
+
+
+def test_a_cell_of_a_third_party_rebuilds_from_its_own_package(tmp_path):
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(CHANNEL.replace('"twice"', '"linear"'))
+    registry = Registry([str(plugin)])
+    text = SUITE.replace('name = "linear", noise = 0.2', 'name = "mine:linear", gain = 3.0')
+    cell = load_suite(write_suite(tmp_path, text), registry=registry).cells(registry=registry)[0]
+    assert cell.problem["channel"]["distribution"] == "mine"
+    problem, _ = cell.rebuild(registry)
+    assert problem.channel.gain == 3.0
+
+
+# -- --set and --only ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "read", "value"),
+    [
+        ("problem.prior.rho=0.2", lambda s: s.plans[0].problem.prior.rho, 0.2),
+        ("grid.alpha=[0.4]", lambda s: s.plans[0].alphas, (0.4,)),
+        ("grid.alpha=0.4", lambda s: s.plans[0].alphas, (0.4,)),
+        ("grid.dimension = 12", lambda s: s.plans[0].dimensions, (12,)),
+        ("grid.seeds=5", lambda s: s.seeds, 5),
+        ("algorithms.gamp.damping=0.7", lambda s: s.algorithms[0]["spec"]["damping"], 0.7),
+        ("algorithms.0.damping=0.7", lambda s: s.algorithms[0]["spec"]["damping"], 0.7),
+        ("algorithms.gamp.label=mine", lambda s: s.algorithms[0]["label"], "mine"),
+        ("run.start=informed", lambda s: s.run.start, "informed"),
+        ('run.start="informed"', lambda s: s.run.start, "informed"),
+        ("run.timeout=2.5", lambda s: s.run.timeout, 2.5),
+        ("suite.title=A new title", lambda s: s.title, "A new title"),
+    ],
+)
+def test_set_reaches_every_key(tmp_path, override, read, value):
+    assert read(load_suite(write_suite(tmp_path, ATTENTION), [override])) == value
+
+
+def test_set_reaches_into_a_part_that_is_only_a_name(tmp_path):
+    text = changed(SOFTMAX, 'channel = "softmax"')
+    assert load_suite(write_suite(tmp_path, text), ["problem.channel.beta=3.0"]).plans[0].problem.channel.beta == 3.0
+
+
+def test_later_overrides_win(tmp_path):
+    suite = load_suite(write_suite(tmp_path, ATTENTION), ["grid.seeds=5", "grid.seeds=7"])
+    assert suite.seeds == 7
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--set", "problem.prior.rho", "must look like problem.prior.rho=0.2"),
+        ("--set", "=3", "must look like"),
+        ("--set", "problem.prior.rho=-1", "problem.prior.rho: must be"),
+        ("--set", "problem.prior.rgo=1", "problem.prior.rgo: unknown key, did you mean 'rho'"),
+        ("--set", "problem.prior.rho.deep=1", "problem.prior.rho"),
+        ("--set", "problem.label.deep=1", "problem.label"),
+        ("--set", "algorithms.nobody.steps=3", "choose from gamp"),
+        ("--set", "algorithms=3", "algorithms"),
+        ("--set", "grid.alpha=many", "grid.alpha"),
+        ("--set", "nonsense=1", "nonsense: unknown key"),
+        ("--only", "algorithm", "must look like algorithm=gamp"),
+        ("--only", "colour=red", "keys are algorithm, alpha, dimension, seed, problem"),
+        ("--only", "alpha=much", "alpha must be a number"),
+        ("--only", "algorithm=nobody", "--only leaves no cell"),
+    ],
+)
+def test_bad_options_are_one_line(tmp_path, capsys, option, value, words):
+    path = write_suite(tmp_path, ATTENTION)
+    code, out, err = call(capsys, "run", path, option, value, "--results", tmp_path / "results")
+    assert (code, out) == (2, ""), err
+    assert err.count("\n") == 1
+    assert words in err
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("conditions", "count"),
+    [
+        (["algorithm=gamp"], 4),
+        (["algorithm=gamp", "algorithm=adam"], 8),
+        (["algorithm=gamp", "alpha=0.5"], 2),
+        (["seed=1"], 4),
+        (["seed=1", "seed=0", "alpha=1"], 4),
+        (["dimension=30"], 8),
+        (["problem=lin"], 8),
+        (["problem=nothing"], 0),
+    ],
+)
+def test_only_runs_a_part(tmp_path, conditions, count):
+    assert len(load_suite(write_suite(tmp_path), only=conditions).cells()) == count
+
+
+# -- what ships ---------------------------------------------------------------------------------------------------
+
+
+def test_every_shipped_suite_is_sound_and_says_what_it_is():
+    suites = shipped_suites()
+    assert "quickstart" in suites
+    for name, path in suites.items():
+        suite = load_suite(name)
+        assert suite.file == str(path)
+        assert suite.title != name
+        assert suite.description
+        assert "arXiv:" in suite.reference or "derived" in suite.reference
+
+
+def test_the_quickstart_shows_softmax_and_linear_with_gamp_and_adam():
+    suite = load_suite("quickstart")
+    assert {plan.problem.spec["channel"]["name"] for plan in suite.plans} == {"softmax", "linear"}
+    assert {table["spec"]["name"] for table in suite.algorithms} == {"gamp", "adam"}
+    assert suite.seeds >= 3
+
+
+def test_the_error_is_also_an_exception(tmp_path):
+    with pytest.raises(SuiteError, match=r"small\.toml: problem\.prior\.rho: must be .*got -1.0"):
+        load_suite(write_suite(tmp_path, changed("rho = 0.5", "rho = -1.0")))
+
+
+def test_a_problem_by_itself_raises_with_its_key():
+    from smimbench.problem import ProblemError
+
+    with pytest.raises(ProblemError, match=r"^prior\.rho: must be .*got -1.0") as caught:
+        Problem({"name": "attention-indexed", "tokens": 2}, "softmax", {"name": "wishart", "rho": -1.0})
+    assert caught.value.key == "prior.rho"
