@@ -135,19 +135,24 @@ class Store:
     def _complain(self, path: Path, reason: str, set_aside: bool) -> None:
         line = f"{path}: {reason}; not used"
         if set_aside:
-            folder = self.folder / ASIDE
-            folder.mkdir(exist_ok=True)
-            target = folder / f"{path.stem}.{uuid.uuid4().hex[:8]}.json"
-            os.replace(path, target)
-            line += f", moved to {target}"
+            line += f", moved to {self._move_aside(path)}"
         self.complaints.append(line)
 
     def retire(self, stems: Iterable[str]) -> None:
         """Move records out of the way so that their cells run again; nothing is deleted."""
-        folder = self.folder / ASIDE
         for stem in stems:
-            folder.mkdir(parents=True, exist_ok=True)
-            os.replace(self.folder / f"{stem}.json", folder / f"{stem}.{uuid.uuid4().hex[:8]}.json")
+            self._move_aside(self.folder / f"{stem}.json")
+
+    def _move_aside(self, path: Path) -> Path:
+        """Move a record, and the trajectory beside it, under names that nothing will overwrite."""
+        folder = self.folder / ASIDE
+        folder.mkdir(parents=True, exist_ok=True)
+        target = folder / f"{path.stem}.{uuid.uuid4().hex[:8]}.json"
+        beside = path.with_suffix(".npz")
+        if beside.exists():
+            os.replace(beside, target.with_suffix(".npz"))
+        os.replace(path, target)
+        return target
 
 
 def write_atomically(path: Path, data: bytes) -> None:
