@@ -371,7 +371,9 @@ class Algorithm(Protocol):
     ``restarted(problem) -> Algorithm | None`` (optional) gives the version for the engine's one restart after a run that
     diverged or found no fixed point. A method ``refuses(problem) -> str | None`` (optional) says in words why a problem
     cannot be solved; its cells end as ``skipped`` with that reason. A method ``theory(problem, alpha) -> dict``
-    (optional) gives the algorithm's own theoretical point, in place of the Bayes-optimal one, for its rows.
+    (optional) gives the algorithm's own theoretical point, in place of the Bayes-optimal one, for its rows. A method
+    ``variance(state) -> array (P, P)`` (optional) gives the error V that is claimed for the estimate: with it the
+    engine evaluates the Bayes predictor of the label.
     """
 
     name: str

@@ -107,6 +107,7 @@ class Attempt:
     final: dict[str, Any]
     warnings: list[str] = field(default_factory=list)
     estimate: Array | None = None
+    V: Array | None = None
     broken_claim: bool = False
 
 
@@ -236,6 +237,7 @@ def _attempt(
         final=watch.final(),
         warnings=warnings,
         estimate=algorithm.estimate(state),
+        V=algorithm.variance(state) if hasattr(algorithm, "variance") else None,
         broken_claim=broken,
     )
 

@@ -10,11 +10,13 @@ import numpy as np
 
 from smimbench.parameters import canonical_json
 from smimbench.store import write_atomically
+from smimbench.theory.generalization import curve_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from smimbench.interfaces import Uncertain
     from smimbench.problem import Problem
     from smimbench.suite import Suite
     from smimbench.theory.state_evolution import Prediction
@@ -52,8 +54,11 @@ class Theorist:
                 else:
                     self._points[key, alpha] = found
         if missing:
-            for alpha, branches in zip(missing, _solve(problem, missing)):
-                points = [point_document(problem, p) for p in branches]
+            solved = _solve(problem, missing)
+            flat = [p for branches in solved for p in branches]
+            errors = iter(curve_errors(problem, [p.Q for p in flat], [p.V for p in flat]))
+            for alpha, branches in zip(missing, solved):
+                points = [point_document(p, next(errors)) for p in branches]
                 self._points[key, alpha] = points
                 self._remember("point", key, alpha, points)
         return [self._points[key, alpha] for alpha in wanted]
@@ -114,8 +119,8 @@ def _thresholds(problem: Problem) -> dict[str, Any]:
     return thresholds(problem)
 
 
-def point_document(problem: Problem, prediction: Prediction) -> dict[str, Any]:
-    """One point of the theory's JSON."""
+def point_document(prediction: Prediction, errors: dict[str, Uncertain] | None = None) -> dict[str, Any]:
+    """One point of the theory's JSON; ``errors`` are those of prediction."""
     document: dict[str, Any] = {
         "alpha": prediction.alpha,
         "mse": _scalar(prediction.mse),
@@ -124,6 +129,10 @@ def point_document(problem: Problem, prediction: Prediction) -> dict[str, Any]:
         "branch": prediction.branch,
         "method": prediction.method,
     }
+    if errors:
+        document["generalization_error"] = {kind: found.value for kind, found in errors.items()}
+        document["generalization_error_error"] = {kind: found.error for kind, found in errors.items()}
+        document["generalization_error_method"] = next(iter(errors.values())).method
     if prediction.free_entropy is not None:
         finite = np.isfinite(prediction.free_entropy)
         document["free_entropy"] = prediction.free_entropy if finite else None

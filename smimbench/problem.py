@@ -10,7 +10,7 @@ import numpy as np
 
 from smimbench.backend import Backend, get_backend, namespace, to_host
 from smimbench.interfaces import Channel, Data, Model, ParameterError, Prior, Start
-from smimbench.parameters import build, canonical_json, parameters_of
+from smimbench.parameters import build, canonical_json, parameters_of, signature_of
 from smimbench.registry import Registry, RegistryError, get_registry
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ __all__ = ["Instance", "Problem", "ProblemError", "STREAMS", "seed_sequence"]
 
 STREAMS = ("teacher", "data", "initialisation", "monte-carlo")
 """Children of an instance's seed, in this order for ever: the order is part of what a seed means."""
+
+
+_NOT_PARAMETERS = ("name", "version", "distribution")
 
 
 class ProblemError(ValueError):
@@ -138,6 +141,7 @@ class Problem:
     ) -> None:
         registry = registry or get_registry()
         self.spec: dict[str, dict[str, Any]] = {}
+        self._defaults: dict[str, dict[str, Any]] = {}
         self.model = self._make(registry, "model", model, None, {})
         name = self.model.name
         self.channel = self._make(registry, "channel", channel, name, {"tokens": self.model.tokens})
@@ -165,6 +169,7 @@ class Problem:
         if entry.distribution != "smimbench":
             spec["distribution"] = entry.distribution
         self.spec[kind] = spec
+        self._defaults[kind] = {k: p.default for k, p in signature_of(entry.item).items()}
         return item
 
     def __repr__(self) -> str:
@@ -172,12 +177,12 @@ class Problem:
 
     @property
     def label(self) -> str:
-        """Short human name: what differs between the problems of a suite is in its parameters."""
+        """Short human name: parameters that have their default value are left out."""
         parts = []
         for kind in ("model", "channel", "prior"):
-            spec = {k: v for k, v in self.spec[kind].items() if k not in ("name", "version", "distribution")}
-            inner = ", ".join(f"{k}={v}" for k, v in spec.items())
-            parts.append(f"{self.spec[kind]['name']}({inner})" if inner else self.spec[kind]["name"])
+            spec, usual = self.spec[kind], self._defaults[kind]
+            inner = ", ".join(f"{k}={v}" for k, v in spec.items() if k not in _NOT_PARAMETERS and v != usual.get(k))
+            parts.append(f"{spec['name']}({inner})" if inner else spec["name"])
         return " ".join(parts)
 
     @property

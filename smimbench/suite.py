@@ -104,6 +104,7 @@ class Cell:
     max_iterations: int
     timeout: float | None
     start: str
+    metrics: tuple[str, ...]
     problem_label: str = field(compare=False, default="")
     algorithm_label: str = field(compare=False, default="")
 
@@ -171,6 +172,7 @@ class Suite:
                         max_iterations=self.run.max_iterations,
                         timeout=self.run.timeout,
                         start=self.run.start,
+                        metrics=self.run.metrics,
                         problem_label=plan.label,
                         algorithm_label=table["label"],
                     )

@@ -168,6 +168,10 @@ class Gamp:
         """Posterior mean of the signal."""
         return state.estimate
 
+    def variance(self, state: GampState) -> Array:
+        """Error V (P, P) that is claimed for it."""
+        return state.V
+
 
 def _device(array: Array) -> Any:
     import array_api_compat

@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from smimbench.parameters import ENGINE_FILLED, signature_of
 from smimbench.registry import KINDS, RegistryError
-from smimbench.report.tables import _table
+from smimbench.report.tables import plain_table, titled
 from smimbench.suite import load_suite, shipped_suites
 
 if TYPE_CHECKING:
@@ -111,14 +111,16 @@ def plugin_documents(registry: Registry) -> list[dict[str, Any]]:
 def print_items(console: Console, documents: dict[str, list[dict[str, Any]]]) -> None:
     """A short table per kind."""
     for kind, items in documents.items():
-        columns = [("name", "l"), ("", "l")] if kind in ("models", "suites") else [("name", "l"), ("for", "l"), ("", "l")]
-        table = _table(kind, "", columns)
+        columns = [("name ", "l"), ("", "l")] if kind in ("models", "suites") else [("name ", "l"), ("for", "l"), ("", "l")]
+        table = plain_table(columns)
+        table.padding = (0, 1, 0, 0)
         table.columns[-1].no_wrap = False
         for item in items:
             name = item["name"] if item.get("distribution", "smimbench") == "smimbench" else f"{item['name']} ({item['distribution']})"
             middle = [", ".join(item["models"]).replace("*", "all models")] if len(columns) == 3 else []
             table.add_row(escape(name), *middle, escape(item["summary"]))
-        console.print(table)
+        console.print(titled(table, kind))
+        console.print()
     console.print("smimbench info NAME says more.", style="dim")
 
 

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from rich import box
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-__all__ = ["as_csv", "as_markdown", "error_tables", "number", "runtime_tables", "status_line"]
+__all__ = ["as_csv", "as_markdown", "error_tables", "number", "plain_table", "runtime_tables", "status_line", "titled"]
 
 SHORT = {"ok": "ok", "not-converged": "n.c.", "diverged": "div.", "timeout": "t/o", "failed": "fail", "skipped": "skip"}
 NAMES = {
@@ -67,12 +68,17 @@ def statuses(counts: dict[str, int]) -> Text:
     return text
 
 
-def _table(title: str, caption: str, columns: Sequence[tuple[str, str]]) -> Table:
-    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, padding=0, title_justify="left", show_edge=False,
-                  caption_justify="left", title_style="bold", caption_style="dim")  # fmt: skip
+def plain_table(columns: Sequence[tuple[str, str]]) -> Table:
+    """An empty table of the one style of this package; columns are (name, "l" or "r")."""
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     for name, side in columns:
         table.add_column(name, justify="right" if side == "r" else "left", no_wrap=True, overflow="fold")
     return table
+
+
+def titled(table: Table, title: str, caption: str = "") -> RenderableType:
+    """A table under a title that may be wider than the table."""
+    return Group(Text(title, style="bold"), table, *([Text(caption, style="dim")] if caption else []))
 
 
 def _groups(rows: Sequence[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
@@ -105,7 +111,7 @@ def _worst(row: dict[str, Any]) -> tuple[float, ...]:
     return (-bad, -excess, row["alpha"])
 
 
-def _error_table(problem: str, metric: str, rows: list[dict[str, Any]]) -> Table:
+def _error_table(problem: str, metric: str, rows: list[dict[str, Any]]) -> RenderableType:
     backends, dims, parts = _varies(rows, "backend"), _varies(rows, "dimension"), _varies(rows, "component")
     head = f"{problem}: {NAMES.get(metric, metric)} against theory"
     if not dims:
@@ -122,7 +128,7 @@ def _error_table(problem: str, metric: str, rows: list[dict[str, Any]]) -> Table
         notes.append("one run only: no standard error")
     if any(row["theory"] == 0 for row in rows):
         notes.append("ratio and z are blank where theory is 0")
-    table = _table(head, "worst first; " + "; ".join(notes) if notes else "worst first", columns)
+    table = plain_table(columns)
     for row in sorted(rows, key=_worst):
         cells: list[str | Text] = [_algorithm(row, backends), f"{row['alpha']:.4g}"]
         cells += [str(row["dimension"])] if dims else []
@@ -133,7 +139,7 @@ def _error_table(problem: str, metric: str, rows: list[dict[str, Any]]) -> Table
         cells += [str(row["n"]), uncertain(row["mean"], row["sem"], 0.0), uncertain(row["theory"], row["theory_error"]), difference, shown_z]
         cells += [f"{row['ratio_to_bayes']:.3g}" if row["ratio_to_bayes"] is not None else ""] if ratio else []
         table.add_row(*cells, statuses(row["status_counts"]))
-    return table
+    return titled(table, head, "; ".join(["worst first", *notes]))
 
 
 def runtime_tables(rows: Sequence[dict[str, Any]], fingerprint: str) -> list[RenderableType]:
@@ -141,7 +147,7 @@ def runtime_tables(rows: Sequence[dict[str, Any]], fingerprint: str) -> list[Ren
     return [_runtime_table(problem, members, fingerprint) for problem, members in _groups(rows)]
 
 
-def _runtime_table(problem: str, rows: list[dict[str, Any]], fingerprint: str) -> Table:
+def _runtime_table(problem: str, rows: list[dict[str, Any]], fingerprint: str) -> RenderableType:
     backends, dims = _varies(rows, "backend"), _varies(rows, "dimension")
     unique: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
@@ -155,7 +161,7 @@ def _runtime_table(problem: str, rows: list[dict[str, Any]], fingerprint: str) -
     foreign = sorted({m for row in members for m in row["machines"] if m != fingerprint})
     if foreign:
         notes.append(f"some times come from another machine ({', '.join(foreign)}) and are not comparable")
-    table = _table(f"{problem}: runtime", "; ".join(notes), columns)
+    table = plain_table(columns)
 
     def slowest(row: dict[str, Any]) -> tuple[float, ...]:
         reached = row["time_to_theory"]["0.05"]["seconds"]
@@ -173,7 +179,7 @@ def _runtime_table(problem: str, rows: list[dict[str, Any]], fingerprint: str) -
             "" if row["peak_memory"] is None else f"{row['peak_memory'] / 2**20:.0f} MB",
         ]
         table.add_row(*cells)
-    return table
+    return titled(table, f"{problem}: runtime", "; ".join(notes))
 
 
 def status_line(counts: dict[str, int], missing: int = 0) -> Text:

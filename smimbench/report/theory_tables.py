@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from smimbench.report.tables import _table, number
+from smimbench.report.tables import number, plain_table, titled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ def theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableType]:
         columns += [("gen. Bayes", "r"), ("plug-in", "r")] if predicted else []
         columns += [("branch", "l")] if branches else []
         methods = sorted({point["method"] for point in points})
-        table = _table(str(document["problem"]["label"]), f"obtained by: {', '.join(methods)}", columns)
+        table = plain_table(columns)
         for point in points:
             mse = point["mse"] if several else [point["mse"]]
             errors = point["mse_error"] if several else [point["mse_error"]]
@@ -40,7 +40,7 @@ def theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableType]:
                 cells += [number(error.get("bayes"), 5), number(error.get("plugin"), 5)]
             cells += [point["branch"]] if branches else []
             table.add_row(*cells)
-        shown.append(table)
+        shown.append(titled(table, str(document["problem"]["label"]), f"obtained by: {', '.join(methods)}"))
         shown.append(_threshold_lines(document))
     return shown
 

@@ -1,0 +1,145 @@
+r"""Errors of prediction on a fresh sample: Bayes-optimal, plug-in and constant predictor.
+
+The loss is ``|y - y_hat|^2`` summed over the entries of the noiseless observable label ``f(z)``. The latents of the truth
+and of the estimate are jointly Gaussian, independent over sites, so no fresh inputs are needed: an estimate enters through
+its overlap matrices alone.
+
+* plug-in: ``y_hat = f(omega)``;
+* Bayes: ``y_hat = E_{z ~ N(omega, V)} f(z)``;
+* constant: ``y_hat = E f(z)``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.interfaces import Uncertain
+from smimbench.theory.prediction import predict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smimbench.interfaces import Array
+    from smimbench.problem import Problem
+
+__all__ = ["KINDS", "curve_errors", "generalization_error", "measured_error"]
+
+KINDS = ("bayes", "plugin", "constant")
+SCRAMBLES = 8
+POINTS = 2**12
+NODES = 25
+
+
+def generalization_error(problem: Problem, Q: Array, V: Array) -> dict[str, Uncertain]:
+    r"""Errors of prediction on the Bayes-optimal line.
+
+    Parameters
+    ----------
+    Q, V : ndarray (P, P)
+        Overlap and error of the estimate.
+
+    Returns
+    -------
+    dict
+        ``"bayes"``, ``"plugin"``, ``"constant"``: the channel's closed form, or scrambled Sobol points with the standard
+        error over scrambles. The Bayes error is ``E |f(z) - f(z')|^2 / 2`` with two independent draws from the posterior,
+        which is unbiased; averaging draws into a predictor first would add its variance.
+    """
+    closed = getattr(problem.channel, "generalization_error", None)
+    if closed is not None:
+        found: dict[str, Uncertain] = closed(Q, V)
+        return {kind: _scalar(found[kind]) for kind in KINDS}
+    joint = np.block([[Q + V, Q], [Q, Q]])
+    return _sampled(problem, joint, V)
+
+
+def measured_error(problem: Problem, truth: Array, cross: Array, own: Array, V: Array | None) -> dict[str, Uncertain]:
+    """Errors of prediction of an estimate that was found.
+
+    Parameters
+    ----------
+    truth, cross, own : ndarray (P, P)
+        Overlap matrices teacher-teacher, teacher-estimate and estimate-estimate.
+    V : ndarray (P, P) or None
+        Error that the algorithm claims; None leaves the Bayes predictor out.
+    """
+    joint = np.block([[truth, cross], [cross.T, own]])
+    found = _sampled(problem, joint, np.zeros_like(own) if V is None else V)
+    if V is None:
+        del found["bayes"]
+    return found
+
+
+def curve_errors(problem: Problem, Q: Sequence[Array], V: Sequence[Array]) -> list[dict[str, Uncertain]]:
+    """``generalization_error`` along a curve; a long curve of one component is interpolated.
+
+    The errors are smooth in sqrt(V) (they behave like sqrt(V) or V near perfect recovery), so Chebyshev interpolation in
+    that variable converges geometrically. What half of the nodes would have said is part of the error.
+    """
+    if len(Q) <= NODES or problem.components > 1:
+        return [generalization_error(problem, q, v) for q, v in zip(Q, V)]
+    from scipy.interpolate import BarycentricInterpolator
+
+    second = float(problem.prior.second_moment(1)[0, 0])
+    roots = np.sqrt([float(v[0, 0]) for v in V])
+    middle, half = (roots.max() + roots.min()) / 2, (roots.max() - roots.min()) / 2
+    if half < 1e-9:
+        return [generalization_error(problem, Q[0], V[0])] * len(Q)
+    nodes = middle + half * np.cos(np.pi * np.arange(NODES) / (NODES - 1))
+    nodes = np.clip(nodes, 0.0, None)
+    values = [generalization_error(problem, np.array([[second - s * s]]), np.array([[s * s]])) for s in nodes]
+    found: list[dict[str, Uncertain]] = [{} for _ in Q]
+    for kind in KINDS:
+        at_nodes = np.array([v[kind].value for v in values])
+        noise = max(float(v[kind].error) for v in values)
+        fine = BarycentricInterpolator(nodes, at_nodes)(roots)
+        coarse = BarycentricInterpolator(nodes[::2], at_nodes[::2])(roots)
+        # The error of the finer rule is about the square of the coarser one's, relative to the size of the values.
+        scale = np.ptp(at_nodes) + 1e-300
+        gap = np.minimum(np.abs(fine - coarse), (fine - coarse) ** 2 / scale * 100 + 1e-12)
+        for entry, value, error in zip(found, fine, gap):
+            entry[kind] = Uncertain(float(max(value, 0.0)), float(error + noise), values[0][kind].method)
+    return found
+
+
+def _scalar(found: Uncertain) -> Uncertain:
+    return Uncertain(float(np.asarray(found.value)), float(np.asarray(found.error)), found.method)
+
+
+def _sampled(problem: Problem, joint: Array, V: Array) -> dict[str, Uncertain]:
+    from scipy.special import ndtri
+    from scipy.stats import qmc
+
+    channel: Any = problem.channel
+    P, C = problem.components, problem.model.sites
+    root, spread = _root(joint), _root(V)
+    sums: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for scramble in range(SCRAMBLES):
+        rng = np.random.default_rng([22, scramble])
+        points = qmc.Sobol(4 * P * C, scramble=True, rng=rng).random(POINTS)
+        normal = ndtri(np.clip(points, 1e-16, 1 - 1e-16)).reshape(POINTS, 4 * P, C)
+        both = root @ normal[:, : 2 * P]
+        truth, omega = both[:, :P], both[:, P:]
+        y = predict(channel, truth)
+        first = predict(channel, omega + spread @ normal[:, 2 * P : 3 * P])
+        second = predict(channel, omega + spread @ normal[:, 3 * P :])
+        mean = y.mean(axis=0)
+        sums["plugin"].append(_square(y - predict(channel, omega)))
+        sums["bayes"].append(float(np.mean(np.sum(((y - first) * (y - second)).reshape(POINTS, -1), axis=1))))
+        sums["constant"].append(_square(y - mean) * POINTS / (POINTS - 1))
+    method = f"Monte Carlo ({SCRAMBLES} Sobol scrambles of {POINTS})"
+    return {
+        kind: Uncertain(float(np.mean(v)), float(np.std(v, ddof=1) / np.sqrt(SCRAMBLES)), method) for kind, v in sums.items()
+    }
+
+
+def _square(difference: Array) -> float:
+    flat = np.asarray(difference, dtype=float).reshape(len(difference), -1)
+    return float(np.mean(np.sum(flat * flat, axis=1)))
+
+
+def _root(matrix: Array) -> Array:
+    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
+    return (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T
