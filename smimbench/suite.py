@@ -151,13 +151,13 @@ class Suite:
     def cells(self, backend: str = "numpy", registry: Registry | None = None) -> list[Cell]:
         """All cells, replicates outermost, so that a run that is stopped early has every point with few seeds."""
         registry = registry or get_registry()
-        for plan in self.plans:
-            reason = getattr(plan.problem.prior, "theory_only", None)
-            if reason:
-                raise SuiteError(self.file, "problem.prior", reason)
+        reasons = [getattr(plan.problem.prior, "theory_only", None) for plan in self.plans]
+        if all(reasons):
+            raise SuiteError(self.file, "problem.prior", str(reasons[0]))
+        plans = [plan for plan, reason in zip(self.plans, reasons) if not reason]
         cells = []
         for replicate in range(self.seeds):
-            for plan, dimension in _pairs(self.plans):
+            for plan, dimension in _pairs(plans):
                 for alpha, table in itertools.product(plan.alphas, self.algorithms):
                     cell = Cell(
                         problem=plan.problem.spec,
@@ -172,7 +172,8 @@ class Suite:
                         max_iterations=self.run.max_iterations,
                         timeout=self.run.timeout,
                         start=self.run.start,
-                        metrics=self.run.metrics,
+                        # The signal's own metrics are always measured; only those that cost extra make another cell.
+                        metrics=tuple(sorted(m for m in self.run.metrics if m.startswith("generalization_error_"))),
                         problem_label=plan.label,
                         algorithm_label=table["label"],
                     )

@@ -1,0 +1,373 @@
+"""The loop, driven by tiny algorithms whose every number is scripted."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from smimbench.backend import Backend, get_backend
+from smimbench.interfaces import Info
+from smimbench.loop import LONG_WINDOW, WINDOW, LoopSettings, Status, run_algorithm
+from smimbench.problem import Instance, Problem
+
+D = 50
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    return Problem({"name": "sequence-multi-index", "tokens": 2}, "linear", "gaussian")
+
+
+@pytest.fixture(scope="module")
+def instance(problem) -> Instance:
+    return problem.instance(1.0, D)
+
+
+class Scripted:
+    """An algorithm that reports what ``script(iteration)`` says and holds ``hold(iteration)`` times the first draw."""
+
+    def __init__(self, script, hold=lambda i: 1.0, *, steps=None, cautious=None, cost=0.0, clock=None, shape=(1, D)):
+        self.script, self.hold, self.cautious, self.cost, self.clock = script, hold, cautious, cost, clock
+        self.shape = shape
+        self.draws = []
+        self.offers = 0
+        if steps is not None:
+            self.steps = steps
+
+    def init(self, problem, data, rng):
+        self.draws.append(rng.random())
+        if self.clock:
+            self.clock.now += self.cost
+        return 0
+
+    def step(self, problem, data, state):
+        if self.clock:
+            self.clock.now += self.cost
+        return state + 1, self.script(state + 1)
+
+    def estimate(self, state):
+        return np.full(self.shape, self.hold(state))
+
+    def restarted(self, problem):
+        assert problem.components == 1
+        self.offers += 1
+        return self.cautious
+
+
+class SlowClock(Backend):
+    """A backend whose clock only moves when told to."""
+
+    def __init__(self):
+        plain = get_backend("numpy")
+        super().__init__("numpy", plain.xp, "float64")
+        object.__setattr__(self, "now", 100.0)
+
+    def __setattr__(self, name, value):
+        object.__setattr__(self, name, value)
+
+    def clock(self):
+        return self.now
+
+
+def go(problem, instance, algorithm, backend=None, make_rng=None, **settings):
+    backend = backend or get_backend("numpy")
+    make_rng = make_rng or (lambda attempt: np.random.default_rng([5, attempt]))
+    data = instance.data(get_backend("numpy"))
+    return run_algorithm(problem, instance, data, algorithm, make_rng, LoopSettings(**settings), backend)
+
+
+def claims(claimed, held=None, moved=0.0, residual=1.0, **more):
+    """An Info of one component."""
+    held = claimed if held is None else held
+    return Info(residual=residual, claimed=np.array([claimed]), held=np.array([held]), moved=np.array([moved]), **more)
+
+
+# -- how a run ends -----------------------------------------------------------------------------------------------
+
+
+def test_a_small_residual_ends_a_run(problem, instance):
+    result = go(problem, instance, Scripted(lambda i: Info(residual=10.0**-i)), tolerance=1e-4)
+    assert result.attempt.status is Status.OK
+    assert result.attempt.iterations == 4
+    assert "residual 1.0e-04 below tolerance" in result.attempt.reason
+    assert result.restarts == 0
+
+
+def test_too_many_iterations_are_not_converged(problem, instance):
+    result = go(problem, instance, Scripted(lambda i: Info(residual=1.0)), max_iterations=17)
+    assert (result.attempt.status, result.attempt.iterations) == (Status.NOT_CONVERGED, 17)
+    assert "17 iterations reached" in result.attempt.reason
+
+
+def test_an_algorithm_with_a_schedule_gets_all_of_it_and_no_more(problem, instance):
+    """Neither a residual of zero nor the engine's own largest number of iterations cuts a recipe short."""
+    result = go(problem, instance, Scripted(lambda i: Info(residual=0.0), steps=23), max_iterations=5)
+    assert (result.attempt.status, result.attempt.iterations) == (Status.OK, 23)
+    assert result.attempt.reason == "all 23 steps made"
+
+
+def test_overlaps_that_stand_still_are_enough(problem, instance):
+    """A residual that lingers does not matter when what is claimed and what is held no longer move, and agree."""
+    result = go(problem, instance, Scripted(lambda i: claims(0.7 * (1 - 10.0**-i), moved=0.1)), max_iterations=200)
+    assert result.attempt.status is Status.OK
+    assert "stand still" in result.attempt.reason
+    assert WINDOW < result.attempt.iterations < 3 * WINDOW
+
+
+def test_a_sign_that_flips_every_step_is_no_rest(problem, instance):
+    """Both overlaps are constant on a cycle of period two; only what moved tells."""
+    script = Scripted(lambda i: claims(0.7, moved=4 * 0.7), lambda i: (-1.0) ** i)
+    result = go(problem, instance, script, max_iterations=60)
+    assert (result.attempt.status, result.attempt.iterations) == (Status.NOT_CONVERGED, 60)
+
+
+def test_a_slow_drift_is_no_rest(problem, instance):
+    result = go(problem, instance, Scripted(lambda i: claims(0.004 * i)), max_iterations=100)
+    assert result.attempt.status is Status.NOT_CONVERGED
+
+
+def test_claims_must_stand_still_in_units_of_what_is_not_known_yet(problem, instance):
+    """The same absolute wobble of a claim is rest at an error of one half and unrest near perfect recovery."""
+    loose = go(problem, instance, Scripted(lambda i: claims(0.5 + 1e-4 * (-1) ** i)), max_iterations=50)
+    tight = go(problem, instance, Scripted(lambda i: claims(0.9998 + 1e-4 * (-1) ** i)), max_iterations=50)
+    assert loose.attempt.status is Status.OK
+    assert tight.attempt.status is Status.NOT_CONVERGED
+
+
+def test_a_fluctuation_about_a_mean_that_does_not_move_is_rest_after_a_longer_look(problem, instance):
+    def wobble(drift):
+        return Scripted(lambda i: claims(0.5 + drift * i + 0.04 * math.sin(2.4 * i), moved=0.1))
+
+    still = go(problem, instance, wobble(0.0), max_iterations=200)
+    assert still.attempt.status is Status.OK
+    assert still.attempt.iterations >= LONG_WINDOW
+    assert "lingers" in still.attempt.reason
+    assert go(problem, instance, wobble(1e-3), max_iterations=200).attempt.status is Status.NOT_CONVERGED
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("where", ["residual", "claimed", "held", "moved"])
+def test_numbers_that_are_not_finite_diverge_and_are_named(problem, instance, bad, where):
+    def script(i):
+        parts = {"claimed": 0.5, "held": 0.5, "moved": 0.1, "residual": 1.0}
+        if i == 3:
+            parts[where] = bad
+        return claims(parts["claimed"], parts["held"], parts["moved"], parts["residual"])
+
+    result = go(problem, instance, Scripted(script))
+    assert (result.attempt.status, result.attempt.iterations) == (Status.DIVERGED, 3)
+    assert where in result.attempt.reason
+    assert "iteration 3" in result.attempt.reason
+
+
+def test_an_estimate_that_is_not_finite_diverges_though_the_reports_look_sound(problem, instance):
+    result = go(problem, instance, Scripted(lambda i: Info(residual=0.0), lambda i: math.nan if i else 1.0))
+    assert result.attempt.status is Status.DIVERGED
+    assert "finite" in result.attempt.reason
+
+
+def test_a_residual_below_the_tolerance_at_the_last_iteration_counts(problem, instance):
+    result = go(problem, instance, Scripted(lambda i: Info(residual=1.0 if i < 9 else 0.0)), max_iterations=9)
+    assert result.attempt.status is Status.OK
+
+
+def test_an_estimate_of_the_wrong_shape_is_an_error(problem, instance):
+    with pytest.raises(ValueError, match=r"must have the shape \(1, 50\), got \(50, 1\)"):
+        go(problem, instance, Scripted(lambda i: Info(residual=1.0), shape=(D, 1)))
+
+
+# -- claims and the one restart -----------------------------------------------------------------------------------
+
+
+def test_a_claim_that_is_not_held_is_never_ok(problem, instance):
+    """The fluctuation of an overlap at D = 50 is 0.2: a gap of 0.9 is one of them, a gap of 1.2 is not tolerated."""
+    fine = go(problem, instance, Scripted(lambda i: claims(0.95, 0.05, residual=0.0)))
+    assert fine.attempt.status is Status.OK
+    broken = go(problem, instance, Scripted(lambda i: claims(0.99, -0.21, residual=0.0)))
+    assert broken.attempt.status is Status.NOT_CONVERGED
+    assert broken.attempt.broken_claim
+    assert "component 1 claims an overlap of 0.99 but its estimate holds -0.21" in broken.attempt.reason
+
+
+def test_a_strained_claim_is_never_ok(problem, instance):
+    """Claiming eight times the information that the data carry is too much; claiming too little is no harm."""
+    for strain, status in ((2.0, Status.OK), (2.2, Status.NOT_CONVERGED), (-5.0, Status.OK)):
+        result = go(problem, instance, Scripted(lambda i, s=strain: claims(0.5, residual=0.0, strain=np.array([s]))))
+        assert result.attempt.status is status, strain
+        if status is not Status.OK:
+            assert f"{math.exp(strain):.2g} times the information" in result.attempt.reason
+
+
+def test_a_broken_claim_is_named_also_when_the_iterations_ran_out(problem, instance):
+    result = go(problem, instance, Scripted(lambda i: claims(1.0, -0.5 + 0.01 * i)), max_iterations=30)
+    assert result.attempt.status is Status.NOT_CONVERGED
+    assert "30 iterations reached; component 1 claims" in result.attempt.reason
+
+
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        (lambda i: Info(residual=math.nan), "diverged: the residual is not a finite number at iteration 1"),
+        (lambda i: claims(1.0, -0.5, residual=0.0), "not-converged: component 1 claims an overlap"),
+    ],
+)
+def test_a_run_that_went_wrong_is_started_once_more(problem, instance, first, reason):
+    cautious = Scripted(lambda i: Info(residual=0.0))
+    bold = Scripted(first, cautious=cautious)
+    result = go(problem, instance, bold)
+    assert result.attempt.status is Status.OK
+    assert result.restarts == 1
+    assert result.restart_reason.startswith(reason)
+    assert bold.offers == 1
+    assert cautious.offers == 0
+    assert bold.draws == [np.random.default_rng([5, 0]).random()]
+    assert cautious.draws == [np.random.default_rng([5, 1]).random()]
+
+
+def test_there_is_no_second_restart(problem, instance):
+    last = Scripted(lambda i: Info(residual=math.nan))
+    middle = Scripted(lambda i: Info(residual=math.nan), cautious=last)
+    result = go(problem, instance, Scripted(lambda i: Info(residual=math.nan), cautious=middle))
+    assert (result.attempt.status, result.restarts) == (Status.DIVERGED, 1)
+    assert last.draws == []
+
+
+def test_a_run_without_a_fixed_point_is_started_once_more(problem, instance):
+    slow = Scripted(lambda i: Info(residual=1.0), cautious=Scripted(lambda i: Info(residual=0.0)))
+    result = go(problem, instance, slow, max_iterations=5)
+    assert (result.attempt.status, result.restarts) == (Status.OK, 1)
+    assert result.restart_reason == "not-converged: 5 iterations reached"
+
+
+def test_an_algorithm_may_have_no_other_version_to_offer(problem, instance):
+    nothing = Scripted(lambda i: Info(residual=math.nan), cautious=None)
+    assert go(problem, instance, nothing).restarts == 0
+    assert nothing.offers == 1
+
+
+def test_a_run_that_ended_well_or_late_is_not_restarted(problem, instance, slow_metrics):
+    other = Scripted(lambda i: Info(residual=0.0))
+    fine = Scripted(lambda i: Info(residual=0.0), cautious=other)
+    late = Scripted(lambda i: Info(residual=1.0), cautious=other, cost=5.0, clock=slow_metrics)
+    assert go(problem, instance, fine).attempt.status is Status.OK
+    assert go(problem, instance, late, slow_metrics, timeout=7.0).attempt.status is Status.TIMEOUT
+    assert (fine.offers, late.offers) == (0, 0)
+
+
+def test_warnings_are_kept_once_and_survive_a_restart(problem, instance):
+    def warn(text):
+        return lambda i: Info(residual=math.nan if i == 5 else 1.0, warning=text)
+
+    result = go(problem, instance, Scripted(warn("first"), cautious=Scripted(warn("second"))))
+    assert result.attempt.warnings == ["first", "second"]
+
+
+# -- the clock ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slow_metrics(monkeypatch):
+    """Metrics that would take a thousand seconds each."""
+    backend = SlowClock()
+    real = Instance.metrics
+
+    def metrics(self, estimate):
+        backend.now += 1000.0
+        return real(self, estimate)
+
+    monkeypatch.setattr(Instance, "metrics", metrics)
+    return backend
+
+
+def test_the_clock_stands_still_while_metrics_are_computed(problem, instance, slow_metrics):
+    script = Scripted(lambda i: Info(residual=1.0), cost=0.5, clock=slow_metrics)
+    result = go(problem, instance, script, slow_metrics, max_iterations=8)
+    attempt = result.attempt
+    assert attempt.seconds == pytest.approx(0.5 + 8 * 0.5)
+    assert attempt.iteration_seconds == pytest.approx([0.5] * 8)
+    np.testing.assert_allclose(attempt.trajectory["seconds"], 0.5 * np.arange(1, 10))
+    assert slow_metrics.now > 9000
+
+
+def test_the_time_limit_counts_the_algorithm_only(problem, instance, slow_metrics):
+    script = Scripted(lambda i: Info(residual=1.0), cost=0.5, clock=slow_metrics)
+    result = go(problem, instance, script, slow_metrics, timeout=3.2)
+    assert result.attempt.status is Status.TIMEOUT
+    assert result.attempt.iterations == 6
+    assert "3.2 s reached after 6 iterations" in result.attempt.reason
+    assert result.attempt.trajectory["iteration"][-1] == 6
+
+
+def test_an_end_in_time_beats_the_time_limit(problem, instance, slow_metrics):
+    script = Scripted(lambda i: Info(residual=0.0), cost=5.0, clock=slow_metrics)
+    assert go(problem, instance, script, slow_metrics, timeout=3.2).attempt.status is Status.OK
+
+
+def test_time_lost_before_a_restart_is_counted_apart(problem, instance, slow_metrics):
+    cautious = Scripted(lambda i: Info(residual=0.0), cost=0.25, clock=slow_metrics)
+    bold = Scripted(lambda i: Info(residual=math.nan if i == 4 else 1.0), cost=0.5, clock=slow_metrics, cautious=cautious)
+    result = go(problem, instance, bold, slow_metrics)
+    assert result.lost_seconds == pytest.approx(2.5)
+    assert result.attempt.seconds == pytest.approx(0.5)
+
+
+# -- the trajectory -----------------------------------------------------------------------------------------------
+
+
+def test_every_iteration_of_a_short_run_is_logged_and_the_last_one_is_the_result(problem, instance):
+    result = go(problem, instance, Scripted(lambda i: Info(residual=1.0 / i), lambda i: 0.1 * i), max_iterations=12)
+    path = result.attempt.trajectory
+    assert path["iteration"] == list(range(13))
+    assert path["residual"][1:] == [1.0 / i for i in range(1, 13)]
+    signal = instance.signal[0]
+    for i, value in enumerate(path["mse"]):
+        assert value[0] == pytest.approx(np.sum((signal - 0.1 * i) ** 2) / D)
+    assert result.attempt.metrics["mse"] == path["mse"][-1]
+    np.testing.assert_array_equal(result.attempt.estimate, np.full((1, D), 0.1 * 12))
+
+
+def test_a_long_run_is_logged_often_enough_to_time_a_target_to_two_percent(problem, instance):
+    result = go(problem, instance, Scripted(lambda i: Info(residual=1.0), steps=3001))
+    logged = np.array(result.attempt.trajectory["iteration"])
+    assert len(logged) < 500
+    assert logged[-1] == 3001
+    assert (np.diff(logged[1:]) <= np.maximum(1, 0.02 * logged[1:-1] + 1e-9)).all()
+
+
+def test_a_run_that_diverges_keeps_the_last_sound_metrics(problem, instance):
+    result = go(problem, instance, Scripted(lambda i: Info(residual=math.nan if i == 4 else 1.0)))
+    assert result.attempt.trajectory["iteration"] == [0, 1, 2, 3]
+    assert all(math.isfinite(v[0]) for v in result.attempt.trajectory["mse"])
+
+
+def test_last_readings_are_kept(problem, instance):
+    result = go(problem, instance, Scripted(lambda i: claims(0.6, 0.5, 0.25, 0.0, strain=np.array([0.1]))))
+    final = {"residual": 0.0, "claimed": [0.6], "held": [0.5], "moved": [0.25], "strain": [0.1]}
+    assert result.attempt.final == final
+
+
+def test_readings_may_live_on_a_device(problem, instance):
+    """Numbers on another namespace are read alike, several components and 0-d residuals included."""
+    import array_api_strict as strict
+
+    device = strict.Device("device1")
+
+    def on_device(values):
+        return strict.asarray(values, dtype=strict.float64, device=device)
+
+    def script(i):
+        parts = [on_device([0.5, 0.25]), on_device([0.4, 0.2]), on_device([0.0, 0.1]), on_device([0.0, 0.5])]
+        return Info(on_device(1.0 if i < 3 else 0.0), *parts)
+
+    result = go(problem, instance, Scripted(script))
+    assert result.attempt.iterations == 3
+    assert result.attempt.final == {
+        "residual": 0.0, "claimed": [0.5, 0.25], "held": [0.4, 0.2], "moved": [0.0, 0.1], "strain": [0.0, 0.5],
+    }  # fmt: skip
+
+
+def test_every_status_has_a_word_and_a_line():
+    assert {status.value for status in Status} == {"ok", "not-converged", "diverged", "timeout", "failed", "skipped"}
+    assert len({status.message for status in Status}) == 6
