@@ -54,7 +54,7 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1, registry: Re
             record.update(_run(cell, registry, timing))
         raised = [f"{w.category.__name__}: {' '.join(str(w.message).split())}" for w in caught]
         record["warnings"] = list(dict.fromkeys([*record.get("warnings", []), *raised]))
-    except Exception as error:  # the algorithm or a plugin may raise anything; siblings must go on
+    except (Exception, SystemExit) as error:  # the algorithm or a plugin may raise anything; siblings must go on
         record.update(
             status=Status.FAILED.value,
             reason=f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}",

@@ -1,0 +1,260 @@
+"""Cells to records: whatever happens there is a record, and how cells are spread over processes changes no bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from smimbench import machine, runner
+from smimbench.registry import Registry, set_registry
+from smimbench.runner import missing_cells, run_cell, run_cells
+from smimbench.store import Store
+from smimbench.suite import load_suite
+from tests.helpers import ATTENTION, SUITE, write_suite
+
+PLUGIN = str(Path(__file__).with_name("troublemakers.py"))
+
+
+@pytest.fixture(scope="module")
+def registry():
+    """All that ships, and the troublemakers; workers are given the same."""
+    found = Registry([PLUGIN])
+    assert not [plugin for plugin in found.plugins if plugin.failed]
+    set_registry(found)
+    yield found
+    set_registry(None)
+
+
+def cells_of(tmp_path, registry, *algorithms: str, text: str = SUITE, **overrides):
+    tables = "".join(f'\n[[algorithms]]\nname = "{name}"\n' for name in algorithms)
+    suite = load_suite(
+        write_suite(tmp_path, text.partition("[[algorithms]]")[0] + tables),
+        [f"{key}={value}" for key, value in overrides.items()],
+        registry=registry,
+    )
+    return suite.cells(registry=registry)
+
+
+def numbers(record) -> str:
+    """Everything of a record that must not depend on where and when it was made."""
+    keep = {k: v for k, v in record.items() if k not in ("timing", "machine", "versions", "digest", "format")}
+    keep["trajectory"] = {k: v for k, v in (record.get("trajectory") or {}).items() if k != "seconds"}
+    return json.dumps(keep, sort_keys=True, default=str)
+
+
+# -- a record always comes back -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "status", "reason"),
+    [
+        ("quiet", "ok", "all 3 steps made"),
+        ("raiser", "failed", "ZeroDivisionError: nothing to divide by"),
+        ("choosy", "skipped", "no taste for linear"),
+        ("diverger", "diverged", "the residual is not a finite number at iteration 1"),
+        ("wrong-shape", "failed", "ValueError: an estimate must have the shape (1, 30), got (1, 29)"),
+        ("vandal", "failed", "ValueError: assignment destination is read-only"),
+        ("leaver", "failed", "SystemExit: 7"),
+    ],
+)
+def test_every_end_is_a_record(tmp_path, registry, algorithm, status, reason):
+    cell = cells_of(tmp_path, registry, algorithm)[0]
+    record = run_cell(cell, registry=registry)
+    assert (record["status"], record["reason"]) == (status, reason)
+    assert record["key"] == cell.key
+    assert record["cell"] == cell.identity()
+    assert (record["problem"], record["algorithm"]) == ("line", algorithm)
+    assert record["timing"]["machine"] == machine.fingerprint()
+    assert record["versions"]["smimbench"]
+    assert ("traceback" in record) == (status == "failed")
+    if status == "failed":
+        assert "Traceback" in record["traceback"]
+    store = Store(tmp_path / "results")
+    store.write(record)
+    assert store.load()[cell.key]["reason"] == reason
+
+
+def test_a_time_limit_ends_a_run(tmp_path, registry):
+    cell = cells_of(tmp_path, registry, "sleeper", **{"run.timeout": 0.05})[0]
+    record = run_cell(cell, registry=registry)
+    assert record["status"] == "timeout"
+    assert 0.05 < record["timing"]["seconds"] < 2
+    assert record["metrics"]["mse"]
+
+
+def test_warnings_are_kept_once_and_do_not_reach_the_terminal(tmp_path, registry, recwarn):
+    record = run_cell(cells_of(tmp_path, registry, "talker")[0], registry=registry)
+    assert record["status"] == "ok"
+    assert record["warnings"] == [
+        "by info",
+        "UserWarning: by warnings",
+        "RuntimeWarning: divide by zero encountered in log",
+    ]
+    assert not recwarn.list
+
+
+def test_a_record_says_what_a_reader_needs(tmp_path, registry):
+    record = run_cell(cells_of(tmp_path, registry, "gamp")[0], registry=registry)
+    assert record["status"] == "ok"
+    assert record["samples"] == 15
+    assert record["sample_ratio"] == 0.5
+    assert record["restarts"] == 0
+    assert record["iterations"] == record["trajectory"]["iteration"][-1]
+    assert record["metrics"]["mse"] == record["trajectory"]["mse"][-1]
+    timing = record["timing"]
+    assert timing["trusted"] is False
+    assert 0 < timing["first_iteration"] <= timing["seconds"] <= timing["total_seconds"]
+    assert 0 < timing["per_iteration"] <= timing["seconds"]
+    assert timing["peak_memory"] > 10 * 2**20
+    assert timing["lost_seconds"] == 0
+
+
+def test_a_different_seed_starts_the_algorithm_elsewhere_and_a_restart_does_too(tmp_path, registry):
+    seen = [run_cell(c, registry=registry)["metrics"]["mse"] for c in cells_of(tmp_path, registry, "quiet")]
+    assert len({tuple(v) for v in seen}) == len(seen)
+
+
+# -- what is missing ----------------------------------------------------------------------------------------------
+
+
+def test_to_resume_is_a_set_difference(tmp_path, registry):
+    cells = cells_of(tmp_path, registry, "quiet", "gamp")
+    store = Store(tmp_path / "results")
+    run_cells(cells[:3], store, registry=registry)
+    missing = missing_cells(cells, store.load())
+    assert missing == cells[3:]
+    ran = []
+    run_cells(missing, store, registry=registry, on_record=lambda record: ran.append(record["key"]))
+    assert ran == [cell.key for cell in cells[3:]]
+    assert missing_cells(cells, store.load()) == []
+    more = cells_of(tmp_path, registry, "quiet", "gamp", **{"grid.seeds": 3})
+    assert {c.replicate for c in missing_cells(more, store.load())} == {2}
+
+
+def test_a_torn_record_is_missing_again(tmp_path, registry):
+    cells = cells_of(tmp_path, registry, "quiet")
+    store = Store(tmp_path / "results")
+    run_cells(cells, store, registry=registry)
+    path = tmp_path / "results" / f"{cells[1].key}.json"
+    path.write_text(path.read_text()[:200])
+    assert missing_cells(cells, store.load(set_aside=True)) == [cells[1]]
+
+
+def test_trusted_timings_are_records_of_their_own_and_bound_to_the_machine(tmp_path, registry, monkeypatch):
+    cells = cells_of(tmp_path, registry, "quiet")[:2]
+    store = Store(tmp_path / "results")
+    run_cells(cells, store, registry=registry)
+    assert missing_cells(cells, store.load()) == []
+    assert missing_cells(cells, store.load(), timing=True) == cells
+    run_cells(cells, store, registry=registry, timing=True, workers=4)
+    assert missing_cells(cells, store.load(), timing=True) == []
+    records = store.load()
+    assert len(records) == 4
+    trusted = [record for stem, record in records.items() if ".timing-" in stem]
+    assert all(record["timing"]["trusted"] for record in trusted)
+    assert len(trusted) == 2
+    # Errors do not depend on the mode, and on another machine only the times are missing.
+    for record in trusted:
+        assert numbers(record) == numbers(records[record["key"]])
+    monkeypatch.setattr(machine, "fingerprint", lambda: "elsewhere")
+    assert missing_cells(cells, records, timing=True) == cells
+    assert missing_cells(cells, records) == []
+
+
+def test_a_timing_alone_also_answers_for_the_error(tmp_path, registry):
+    cells = cells_of(tmp_path, registry, "quiet")
+    store = Store(tmp_path / "results")
+    run_cells(cells[:1], store, registry=registry, timing=True)
+    assert missing_cells(cells, store.load()) == cells[1:]
+
+
+# -- processes ----------------------------------------------------------------------------------------------------
+
+
+def test_serial_and_parallel_agree_bit_for_bit(tmp_path, registry):
+    small = {"algorithms.adam.steps": 20, "run.max_iterations": 20, "grid.dimension": [12, 30]}
+    cells = cells_of(tmp_path, registry, "gamp", "adam", text=ATTENTION, **small)
+    serial = run_cells(cells, Store(tmp_path / "serial"), registry=registry)
+    parallel = run_cells(cells, Store(tmp_path / "parallel"), registry=registry, workers=2)
+    by_key = {record["key"]: record for record in parallel}
+    assert len(by_key) == len(serial) == len(cells) == 16
+    for record in serial:
+        assert numbers(record) == numbers(by_key[record["key"]])
+    stored = Store(tmp_path / "parallel").load()
+    assert set(stored) == set(by_key)
+
+
+def test_the_order_of_cells_does_not_matter(tmp_path, registry):
+    """The last instance is kept between cells: that must save time and change nothing."""
+    cells = cells_of(tmp_path, registry, "gamp", "quiet")
+    forward = {r["key"]: numbers(r) for r in run_cells(cells, Store(tmp_path / "a"), registry=registry)}
+    backward = {r["key"]: numbers(r) for r in run_cells(cells[::-1], Store(tmp_path / "b"), registry=registry)}
+    assert forward == backward
+
+
+def _is_fatal(cell, registry) -> bool:
+    problem, _ = cell.rebuild(registry)
+    return problem.instance(cell.alpha, cell.dimension, cell.replicate, seed=cell.seed).inputs[0, 0, 0] > 0
+
+
+def test_a_process_that_dies_takes_only_its_own_cell(tmp_path, registry):
+    """Eight cells, one of which kills its process: the others are all there, and the dead one has a record too."""
+    for seed in range(100):
+        cells = cells_of(tmp_path, registry, "killer-of-some", "quiet", **{"grid.seed": seed})
+        fatal = {c.key for c in cells if c.algorithm_label != "quiet" and _is_fatal(c, registry)}
+        if len(fatal) == 1:
+            break
+    store = Store(tmp_path / "results")
+    run_cells(cells, store, registry=registry, workers=2)
+    records = store.load()
+    assert set(records) == {cell.key for cell in cells}
+    assert {key for key, record in records.items() if record["status"] == "failed"} == fatal
+    assert {record["status"] for key, record in records.items() if key not in fatal} == {"ok"}
+    (dead,) = fatal
+    assert "worker process died" in records[dead]["reason"]
+    assert missing_cells(cells, records) == []
+
+
+def test_workers_have_the_plugins_of_the_parent(tmp_path, registry):
+    cells = cells_of(tmp_path, registry, "quiet")
+    records = run_cells(cells, Store(tmp_path / "results"), registry=registry, workers=2)
+    assert {record["status"] for record in records} == {"ok"}
+
+
+# -- starts -------------------------------------------------------------------------------------------------------
+
+
+def test_an_informed_start_begins_near_the_teacher(tmp_path, registry):
+    plain, informed = (
+        run_cell(cells_of(tmp_path, registry, "gamp", **{"run.start": s, "grid.dimension": 200})[0], registry=registry)
+        for s in ("uninformed", "informed")
+    )
+    first = [record["trajectory"]["mse"][0][0] for record in (plain, informed)]
+    assert first[0] == pytest.approx(1.0, abs=0.3)
+    assert first[1] == pytest.approx(1 - runner.INFORMED_OVERLAP, abs=0.05)
+
+
+# -- cost ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_cost_grows_with_the_work(tmp_path, registry):
+    small = runner.estimate_cost(cells_of(tmp_path, registry, "gamp", text=ATTENTION), 1)
+    large = runner.estimate_cost(cells_of(tmp_path, registry, "gamp", text=ATTENTION, **{"grid.dimension": 400}), 1)
+    assert small.cells == large.cells == 4
+    assert large.seconds > 20 * small.seconds > 0
+    inputs = 0.3 * 400**2 * 2 * 400 * 8
+    assert inputs < large.peak_bytes < 2 * inputs + 300 * 2**20
+
+
+def test_what_all_cells_share_is_written_once(tmp_path, registry):
+    suite = load_suite(write_suite(tmp_path), ["grid.seeds=1"], ["algorithm=gamp"], registry=registry)
+    shared = runner.shared_document(suite)
+    assert shared["text"] == suite.text
+    assert shared["overrides"] == ["grid.seeds=1"]
+    assert shared["only"] == ["algorithm=gamp"]
+    assert shared["fingerprint"] == machine.fingerprint()
+    assert np.isfinite(shared["written"])
+    json.dumps(shared, allow_nan=False)
