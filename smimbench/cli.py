@@ -330,12 +330,33 @@ def _remarks(console: Console, rows: Sequence[dict[str, Any]], quiet: bool) -> N
         console.print(f"{restarts} runs were restarted once, more cautiously", style="yellow")
 
 
+def _results(
+    name: str, results: Path, overrides: Sequence[str], only: Sequence[str], registry: Registry, quiet: bool
+) -> tuple[Suite, Store, list[Any], list[dict[str, Any]], Theorist]:
+    """A suite with all that was run of it; an error if that is nothing."""
+    from smimbench.report.rows import error_rows, suite_records
+
+    suite = _load(name, overrides, only, registry)
+    store = _store(name, suite, results)
+    backends = sorted({r["cell"]["backend"] for r in store.load().values()}) or ["numpy"]
+    _report_complaints(store, quiet)
+    pairs = suite_records(suite, store, backends)
+    if not pairs:
+        raise click.UsageError(f"no results of {suite.name} in {store.folder}; run 'smimbench run {suite.name}' first")
+    theorist = _theorist(store)
+    return suite, store, pairs, error_rows(pairs, suite, store, theorist), theorist
+
+
+def _cheap(suite: Suite) -> bool:
+    """Whether theory on a fine grid costs next to nothing."""
+    return all(plan.problem.components == 1 and hasattr(plan.problem.channel, "information") for plan in suite.plans)
+
+
 def _draw(suite: Suite, rows: Sequence[dict[str, Any]], theorist: Theorist, store: Store, silent: bool) -> None:
     from smimbench.report.figures import draw_suite
 
-    cheap = all(plan.problem.components == 1 and hasattr(plan.problem.channel, "information") for plan in suite.plans)
     try:
-        paths = draw_suite(suite, rows, theorist, store.folder / "figures", curve=cheap)
+        paths = draw_suite(suite, rows, theorist, store.folder / "figures", curve=_cheap(suite))
     except ImportError:
         _complain("no figure: matplotlib is missing; pip install 'smimbench[plot]'")
         return
@@ -414,6 +435,114 @@ def show(
         click.echo(tables.as_csv(rows) if as_csv else tables.as_markdown(rows), nl=False)
         return OK
     return _present(suite, store, backends, as_json=as_json, quiet=quiet, figure=False, results_name=str(store.folder))
+
+
+@cli.command()
+@click.argument("suite_name", metavar="SUITE|DIR")
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The HTML file to write.")
+@_results_option
+@_options()
+@_with_registry
+def report(
+    suite_name: str, output: Path, results: Path, overrides: tuple[str, ...], only: tuple[str, ...], quiet: bool, registry: Registry
+) -> int:
+    """One self-contained HTML page: tables, figures, machine, suite."""
+    from smimbench.report.figures import draw_suite
+    from smimbench.report.page import render_page
+    from smimbench.store import write_atomically
+
+    suite, store, pairs, rows, theorist = _results(suite_name, results, overrides, only, registry, quiet)
+    counts: dict[str, int] = {}
+    for _, record in pairs:
+        counts[record["status"]] = counts.get(record["status"], 0) + 1
+    backends = {cell.backend for cell, _ in pairs}
+    missing = sum(len(suite.cells(backend)) for backend in backends) - len(pairs)
+    try:
+        figures = draw_suite(suite, rows, theorist, store.folder / "figures", curve=_cheap(suite))
+        page = render_page(suite, rows, counts, missing, store.read_shared(), [p for p in figures if p.suffix == ".svg"])
+    except ImportError as error:
+        raise click.UsageError(f"a report needs {error.name}; pip install 'smimbench[report]'") from None
+    write_atomically(output, page.encode())
+    if not quiet:
+        click.echo(f"wrote {output} ({output.stat().st_size / 1024:.0f} kB)")
+    return OK
+
+
+@cli.command()
+@click.argument("before", type=click.Path(exists=True, file_okay=False))
+@click.argument("after", type=click.Path(exists=True, file_okay=False))
+@click.option("--fail-over", type=click.FloatRange(0), default=None, metavar="PERCENT", help="Exit code 1 if an error is clearly worse, or a comparable time slower, by more.")
+@_json_option
+@_options()
+@_with_registry
+def compare(
+    before: str, after: str, fail_over: float | None, as_json: bool, overrides: tuple[str, ...], only: tuple[str, ...], quiet: bool, registry: Registry
+) -> int:
+    """Two result folders, worst first, with a verdict."""
+    from smimbench.report.comparison import compare_rows, comparison_table, exceeds
+
+    rows = [_results(name, Path(name), overrides, only, registry, quiet)[3] for name in (before, after)]
+    entries = compare_rows(*rows)
+    failing = [entry for entry in entries if fail_over is not None and exceeds(entry, fail_over)]
+    if as_json:
+        _print_json({"rows": entries, "failing": len(failing)})
+    else:
+        console = _console()
+        for table in comparison_table(entries):
+            console.print(table)
+            console.print()
+        if fail_over is not None:
+            console.print(f"{len(failing)} of {len(entries)} rows are worse by more than {fail_over:g}%", style="red" if failing else "green")
+    return NOT_OK if failing else OK
+
+
+@cli.command()
+@click.argument("suite_name", metavar="SUITE")
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The .npz file to write.")
+@_json_option
+@_options()
+@_with_registry
+def data(suite_name: str, output: Path, as_json: bool, overrides: tuple[str, ...], only: tuple[str, ...], quiet: bool, registry: Registry) -> int:
+    """An instance, to solve elsewhere in any language; --only picks which (default: the first)."""
+    from smimbench.exchange import choose_point, write_instance
+
+    suite = _load(suite_name, overrides, only, registry)
+    about = write_instance(suite, choose_point(suite), output)
+    if as_json:
+        _print_json(about)
+    elif not quiet:
+        click.echo(f"wrote {output}: inputs {tuple(about['inputs'])}, labels {tuple(about['labels'])}, {about['label']}, alpha {about['alpha']:g}, D {about['dimension']}")
+        click.echo(f"save an estimate of shape {tuple(about['estimate_shape'])} as 'estimate' in an .npz, then: smimbench score {suite_name} --estimate FILE.npz")
+    return OK
+
+
+@cli.command()
+@click.argument("suite_name", metavar="SUITE")
+@click.option("--estimate", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True, help="An .npz with the array 'estimate'.")
+@click.option("--label", default="external", show_default=True, help="Name of the algorithm in the table.")
+@_json_option
+@_options()
+@_with_registry
+def score(
+    suite_name: str, path: Path, label: str, as_json: bool, overrides: tuple[str, ...], only: tuple[str, ...], quiet: bool, registry: Registry
+) -> int:
+    """What was found elsewhere, as a row of the table; --only as given to 'data'."""
+    from smimbench.exchange import choose_point, read_estimate, score_record
+    from smimbench.predict import Theorist
+    from smimbench.report.rows import rows_of_point
+    from smimbench.report.tables import error_tables
+
+    suite = _load(suite_name, overrides, only, registry)
+    point = choose_point(suite)
+    record = score_record(suite, point, read_estimate(path), label, path)
+    rows = rows_of_point(suite, point, record, Theorist())
+    if as_json:
+        _print_json({"suite": suite.name, "rows": rows})
+    else:
+        for table in error_tables(rows):
+            _console().print(table)
+    del quiet
+    return OK if record["status"] == "ok" else NOT_OK
 
 
 @cli.command(name="list")

@@ -42,9 +42,7 @@ def draw_suite(suite: Suite, rows: Sequence[dict[str, Any]], theorist: Theorist,
     paths = []
     for metric in suite.run.metrics:
         members = [row for row in rows if row["metric"] == metric]
-        plans = [p for p in suite.plans if any(r["problem"] == p.label for r in members) or not rows]
-        if not plans:
-            continue
+        plans = suite.plans
         columns = min(3, len(plans))
         height = -(-len(plans) // columns)
         figure = Figure(figsize=(4.6 * columns, 3.6 * height), layout="constrained")

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from smimbench.loop import Status
 from smimbench.registry import get_registry
+from smimbench.store import Store
 from smimbench.suite import Cell, build_algorithm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from smimbench.exchange import Point
     from smimbench.predict import Theorist
     from smimbench.problem import Problem
-    from smimbench.store import Store
     from smimbench.suite import Suite
 
-__all__ = ["EPSILONS", "error_rows", "suite_records"]
+__all__ = ["EPSILONS", "error_rows", "rows_of_point", "suite_records"]
 
 EPSILONS = (0.05, 0.2, 0.5)
 
@@ -62,6 +64,17 @@ def error_rows(pairs: Sequence[tuple[Cell, dict[str, Any]]], suite: Suite, store
         theory = _theory_of(problem, members[0][0], ratio, theorist, suite)
         rows += _group_rows(label, algorithm, backend, ratio, dimension, members, theory, suite, store)
     return rows
+
+
+def rows_of_point(suite: Suite, point: Point, record: dict[str, Any], theorist: Theorist) -> list[dict[str, Any]]:
+    """Rows for one estimate from elsewhere (see ``smimbench.exchange``)."""
+    problem = point.plan.problem
+    ratio = problem.model.sample_ratio(problem.model.sample_count(point.alpha, point.dimension), point.dimension)
+    theory = {"bayes": theorist.points(problem, [ratio])[0][0], "own": None}
+    member = (cast("Cell", None), record)
+    label = record["algorithm"]
+    plain = replace(suite, run=replace(suite.run, metrics=("mse", "overlap")))
+    return _group_rows(point.plan.label, label, "elsewhere", ratio, point.dimension, [member], theory, plain, Store(""))
 
 
 def _ratio(problem: Problem, members: Sequence[tuple[Cell, dict[str, Any]]]) -> float:

@@ -1,0 +1,101 @@
+"""Two result folders side by side: worst first, with a verdict."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from smimbench.report.tables import number, plain_table, seconds, titled
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
+__all__ = ["compare_rows", "comparison_table"]
+
+CLEAR = 3.0
+
+
+def compare_rows(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Match rows of two tables and judge the change of each error and of each time.
+
+    Errors are ``worse`` or ``better`` when they differ by more than ``CLEAR`` standard errors of the difference (and
+    ``differs`` where one of them has no standard error); times only when both are trusted and of one machine.
+    """
+    keys = ("problem", "algorithm", "backend", "alpha", "dimension", "metric", "component")
+    old = {tuple(row[k] for k in keys): row for row in before}
+    new = {tuple(row[k] for k in keys): row for row in after}
+    found = []
+    for key in dict.fromkeys((*old, *new)):
+        entry: dict[str, Any] = dict(zip(keys, key))
+        a, b = old.get(key), new.get(key)
+        entry["before"], entry["after"] = (a or {}).get("mean"), (b or {}).get("mean")
+        entry["before_sem"], entry["after_sem"] = (a or {}).get("sem"), (b or {}).get("sem")
+        entry["before_seconds"], entry["after_seconds"] = (a or {}).get("per_iteration"), (b or {}).get("per_iteration")
+        entry["change_percent"], entry["z"], entry["verdict"] = _judge(entry, a, b)
+        entry["time_percent"] = _time_change(a, b)
+        found.append(entry)
+    return sorted(found, key=_badness)
+
+
+def _judge(entry: dict[str, Any], a: dict[str, Any] | None, b: dict[str, Any] | None) -> tuple[float | None, float | None, str]:
+    if a is None or b is None:
+        return None, None, "only after" if a is None else "only before"
+    before, after = a["mean"], b["mean"]
+    if before is None or after is None:
+        return None, None, "unchanged" if before is after else ("no estimate any more" if after is None else "estimates now")
+    if before == after:
+        return 0.0, 0.0, "unchanged"
+    percent = 100 * (after - before) / abs(before) if before else None
+    upwards = after > before
+    # An overlap is better when it is larger; errors when they are smaller.
+    worse = upwards != (entry["metric"] == "overlap")
+    if a["sem"] is None or b["sem"] is None:
+        return percent, None, "differs"
+    scale = math.hypot(a["sem"], b["sem"])
+    z = (after - before) / scale if scale > 0 else math.inf
+    if abs(z) < CLEAR:
+        return percent, z, "within noise"
+    return percent, z, "worse" if worse else "better"
+
+
+def _time_change(a: dict[str, Any] | None, b: dict[str, Any] | None) -> float | None:
+    comparable = a and b and a["trusted"] and b["trusted"] and a["machines"] == b["machines"]
+    if not comparable or not a or not b or not a["per_iteration"] or not b["per_iteration"]:
+        return None
+    return float(100 * (b["per_iteration"] / a["per_iteration"] - 1))
+
+
+def _badness(entry: dict[str, Any]) -> tuple[float, float]:
+    order = {"no estimate any more": 0, "worse": 1, "only before": 2, "differs": 3, "within noise": 4, "only after": 5}
+    return order.get(entry["verdict"], 6), -abs(entry["change_percent"] or 0.0)
+
+
+def exceeds(entry: dict[str, Any], percent: float) -> bool:
+    """Whether a row fails a gate: an error clearly worse, or a comparable time slower, by more than ``percent``."""
+    slower = entry["time_percent"] is not None and entry["time_percent"] > percent
+    change = abs(entry["change_percent"]) if entry["change_percent"] is not None else math.inf
+    gone = entry["verdict"] in ("no estimate any more", "only before")
+    return bool(slower or gone or (entry["verdict"] in ("worse", "differs") and change > percent))
+
+
+def comparison_table(entries: Sequence[dict[str, Any]]) -> list[RenderableType]:
+    """One table per problem and metric."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for entry in entries:
+        groups.setdefault((entry["problem"], entry["metric"]), []).append(entry)
+    tables = []
+    for (problem, metric), members in groups.items():
+        parts = any(m["component"] for m in members)
+        columns = [("algorithm", "l"), ("alpha", "r")] + ([("part", "r")] if parts else [])
+        columns += [("before", "r"), ("after", "r"), ("change", "r"), ("z", "r"), ("per iter.", "r"), ("verdict", "l")]
+        table = plain_table(columns)
+        for m in members:
+            change = "" if m["change_percent"] is None else f"{m['change_percent']:+.1f}%"
+            z = "" if m["z"] is None else f"{m['z']:+.1f}"
+            time = "" if m["time_percent"] is None else f"{seconds(m['after_seconds'])} {m['time_percent']:+.0f}%"
+            cells = [m["algorithm"], f"{m['alpha']:.4g}"] + ([str(m["component"])] if parts else [])
+            table.add_row(*cells, number(m["before"]), number(m["after"]), change, z, time, m["verdict"])
+        tables.append(titled(table, f"{problem}: {metric}", "worst first; a clear change is one of 3 standard errors"))
+    return tables
