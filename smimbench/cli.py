@@ -33,10 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(code or OK)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
-    except click.Abort:
-        _complain("interrupted")
-        sys.exit(INTERRUPTED)
-    except KeyboardInterrupt:
+    except (click.Abort, KeyboardInterrupt):  # click turns Ctrl-C into Abort
         _complain("interrupted; every finished cell is kept, run the same command again to go on")
         sys.exit(INTERRUPTED)
     except click.ClickException as error:

@@ -279,9 +279,22 @@ def _pool(workers: int, threads: int, registry: Registry) -> ProcessPoolExecutor
 def _begin(paths: tuple[str, ...], third_party: bool) -> None:
     """First act of a worker: the same plugins as the parent's. Ctrl-C is the parent's business."""
     import signal
+    import threading
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     set_registry(Registry(paths, third_party=third_party))
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed cannot tell its workers; without this they would wait for work for ever."""
+    import multiprocessing
+    from multiprocessing.connection import wait as wait_for
+
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait_for([parent.sentinel])
+        os._exit(1)
 
 
 def _work(cell: Cell, threads: int) -> dict[str, Any]:

@@ -1,0 +1,141 @@
+"""SIGKILL at random moments: nothing that was finished is lost, and the end is the same as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+
+import psutil
+
+from smimbench.store import Store
+from tests.helpers import ATTENTION, call, call_outside, command, environment, write_suite
+
+KILLS = 10
+CELLS = 24
+SUITE = ATTENTION.replace("seeds     = 2", "seeds     = 6") + '[[algorithms]]\nname = "adam"\nsteps = 15\n[run]\nmax_iterations = 15\n'
+TIMES = ("seconds", "cpu_seconds", "first_iteration", "per_iteration", "peak_memory", "trusted", "machines", "time_to_theory")
+
+
+def finished(folder) -> dict[str, bytes]:
+    """Records on disk, by name."""
+    return {path.name: path.read_bytes() for path in folder.glob("*.json") if path.name != "run.json"}
+
+
+def start(suite, results, workers: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command("run", suite, "--results", results, "--workers", workers, "--quiet", "--no-figure"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment(),
+        start_new_session=True,
+    )
+
+
+def kill_after(process: subprocess.Popen[bytes], folder, records: int, delay: float) -> bool:
+    """Kill the whole group once ``records`` files are there and ``delay`` has passed; whether it was still running."""
+    limit = time.monotonic() + 60
+    while len(finished(folder)) < records and process.poll() is None and time.monotonic() < limit:
+        time.sleep(0.002)
+    time.sleep(delay)
+    running = process.poll() is None
+    if running:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    return running
+
+
+def table(capsys, suite, results) -> list[dict]:
+    """Rows as a user reads them, without what a clock says."""
+    code, out, err = call(capsys, "show", suite, "--results", results, "--json")
+    assert code in (0, 1), err
+    rows = json.loads(out)["rows"]
+    return [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
+
+
+def test_killed_ten_times_the_table_is_the_same_bit_for_bit(tmp_path, capsys):
+    suite = write_suite(tmp_path, SUITE)
+    done = call_outside("run", suite, "--results", tmp_path / "calm", "--workers", "1", "--quiet", "--no-figure")
+    assert done.returncode in (0, 1), done.stderr
+    assert len(finished(tmp_path / "calm" / "small")) == CELLS
+
+    dice = random.Random(20261120)
+    folder = tmp_path / "rough" / "small"
+    folder.mkdir(parents=True)
+    kept: dict[str, bytes] = {}
+    kills = 0
+    while kills < KILLS:
+        process = start(suite, tmp_path / "rough", workers=1 + kills % 2)
+        wanted = min(len(kept) + dice.choice([0, 1, 2, 3]), CELLS - 1)
+        delay = dice.uniform(0.0, 0.6) if wanted == len(kept) else dice.uniform(0.0, 0.02)
+        if not kill_after(process, folder, wanted, delay):
+            assert len(finished(folder)) == CELLS
+            break
+        kills += 1
+        now = finished(folder)
+        assert {name: now.get(name) for name in kept} == kept, "a finished record was lost or written again"
+        kept = now
+    assert kills >= KILLS // 2
+    assert kept
+
+    done = call_outside("run", suite, "--results", tmp_path / "rough", "--workers", "2", "--quiet", "--no-figure")
+    assert done.returncode in (0, 1), done.stderr
+    assert "set-aside" not in os.listdir(folder)
+    final = finished(folder)
+    assert {name: final[name] for name in kept} == kept
+    assert sorted(final) == sorted(finished(tmp_path / "calm" / "small"))
+
+    calm, rough = (Store(tmp_path / name / "small").load() for name in ("calm", "rough"))
+    for key, record in calm.items():
+        for field in ("metrics", "status", "reason", "iterations", "restarts", "final"):
+            assert rough[key][field] == record[field], (key, field)
+    assert table(capsys, suite, tmp_path / "rough") == table(capsys, suite, tmp_path / "calm")
+
+
+def test_workers_do_not_outlive_a_parent_that_is_killed(tmp_path):
+    """Only the parent is killed here, as the system does when memory runs out: its children have to notice."""
+    suite = write_suite(tmp_path, SUITE.replace("max_iterations = 15", "max_iterations = 15\ntolerance = 1e-12"))
+    process = start(suite, tmp_path / "results", workers=2)
+    try:
+        folder = tmp_path / "results" / "small"
+        limit = time.monotonic() + 60
+        while not finished(folder) and time.monotonic() < limit:
+            time.sleep(0.01)
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) >= 2
+        process.kill()
+        process.wait()
+        _, alive = psutil.wait_procs(children, timeout=20)
+        assert not alive
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def test_ctrl_c_is_one_line_and_loses_nothing(tmp_path):
+    suite = write_suite(tmp_path, SUITE.replace("= 6", "= 500"))
+    folder = tmp_path / "results" / "small"
+    process = subprocess.Popen(
+        command("run", suite, "--results", tmp_path / "results", "--workers", "2"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        start_new_session=True,
+    )
+    limit = time.monotonic() + 60
+    while not finished(folder) and process.poll() is None and time.monotonic() < limit:
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert err.rstrip().endswith("interrupted; every finished cell is kept, run the same command again to go on")
+    store = Store(folder)
+    assert store.load()
+    assert store.complaints == []
