@@ -21,11 +21,11 @@ All arrays follow the Python array API standard; an item works on the namespace 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     import numpy as np
 
@@ -163,12 +163,16 @@ class Data:
         alpha really used: ``n / D`` or ``n / D**2``.
     start : Start or None
         A starting point handed in by the engine (informed or spectral); None means the algorithm's own.
+    fresh : callable or None
+        ``fresh(rng, n) -> (inputs, labels)`` draws n new samples of the same teacher, for algorithms that learn from a
+        stream. ``rng`` is a host generator. None where there is no teacher to ask.
     """
 
     inputs: Array
     labels: Array
     sample_ratio: float
     start: Start | None = None
+    fresh: Callable[[np.random.Generator, int], tuple[Array, Array]] | None = field(default=None, repr=False, compare=False)
 
     @property
     def dimension(self) -> int:
@@ -195,6 +199,9 @@ class Info(NamedTuple):
         algorithm's account of its own error is right.
     warning : str or None
         Something the user should know about this run; the engine stores each different one once.
+    samples : float or None
+        Samples processed since the start, repeated ones counted each time; recorded in the trajectory, so that
+        learning can be shown over epochs or over a stream.
     """
 
     residual: Any
@@ -203,6 +210,7 @@ class Info(NamedTuple):
     moved: Array | None = None
     strain: Array | None = None
     warning: str | None = None
+    samples: float | None = None
 
 
 class Model(Protocol):

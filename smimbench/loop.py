@@ -159,14 +159,16 @@ def _attempt(
 ) -> Attempt:
     import time
 
-    steps: int | None = getattr(algorithm, "steps", None)
+    planned = getattr(algorithm, "steps_for", None)
+    steps: int | None = planned(data) if planned is not None else getattr(algorithm, "steps", None)
     last = steps if steps is not None else settings.max_iterations
     watch = _Watch(problem, instance.dimension)
     warnings: list[str] = []
     trajectory: dict[str, list[Any]] = {"iteration": [], "seconds": [], "mse": [], "overlap": [], "residual": []}
+    trajectory["samples"] = []
     durations: list[float] = []
     status, reason = Status.NOT_CONVERGED, f"{last} iterations reached"
-    iteration, broken = 0, False
+    iteration, broken, samples = 0, False, math.nan
     metrics: dict[str, list[float]] = {}
 
     cpu = time.process_time()
@@ -180,6 +182,7 @@ def _attempt(
         trajectory["iteration"].append(iteration)
         trajectory["seconds"].append(seconds)
         trajectory["residual"].append(residual)
+        trajectory["samples"].append(samples)
         trajectory["mse"].append(values["mse"])
         trajectory["overlap"].append(values["overlap"])
         return values
@@ -195,6 +198,7 @@ def _attempt(
         seconds += duration
         durations.append(duration)
         iteration += 1
+        samples = math.nan if info.samples is None else float(info.samples)
         if info.warning and info.warning not in warnings:
             warnings.append(info.warning)
         if not watch.finite:

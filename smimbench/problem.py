@@ -83,7 +83,12 @@ class Instance:
         inputs, labels = backend.asarray(self.inputs), backend.asarray(self.labels)
         if backend.name == "numpy":
             inputs, labels = _locked(inputs), _locked(labels)
-        return Data(inputs, labels, self.sample_ratio, start)
+
+        def fresh(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
+            pair = self.problem.draw(self.signal, n, rng, self.inputs.dtype.name)
+            return backend.asarray(pair[0]), backend.asarray(pair[1])
+
+        return Data(inputs, labels, self.sample_ratio, start, fresh)
 
     def metrics(self, estimate: Array) -> dict[str, list[float]]:
         """``mse`` and ``overlap`` of an estimate, one number per component, after removing the symmetry.
@@ -215,28 +220,33 @@ class Problem:
         dtype : str
             Type of the inputs. Labels are computed in float64 from the inputs as rounded.
         """
-        model: Any = self.model
-        channel = self.channel
 
         def stream(name: str) -> np.random.Generator:
             sequence = seed_sequence(seed, self.identity, alpha, dimension, replicate, name)
             return np.random.Generator(np.random.PCG64DXSM(sequence))
 
         signal = self.prior.sample(stream("teacher"), self.components, dimension)
-        n = model.sample_count(alpha, dimension)
-        rng = stream("data")
-        inputs = np.empty((n, model.tokens, dimension), dtype=dtype)
+        n = self.model.sample_count(alpha, dimension)
+        inputs, labels = self.draw(signal, n, stream("data"), dtype)
+        return Instance(self, signal, inputs, labels, self.model.sample_ratio(n, dimension))
+
+    def draw(
+        self, signal: np.ndarray[Any, Any], n: int, rng: np.random.Generator, dtype: str = "float64"
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Inputs (n, T, D) and labels (n, ...) of n samples of a teacher, on the host."""
+        model: Any = self.model
+        inputs = np.empty((n, model.tokens, signal.shape[-1]), dtype=dtype)
         model.draw_inputs(rng, inputs)
         labels: np.ndarray[Any, Any] | None = None
-        for part in model.chunks(n, dimension, self.components):
+        for part in model.chunks(n, signal.shape[-1], self.components):
             z = model.forward(np.asarray(inputs[part], dtype=np.float64), signal)
-            y = np.asarray(channel.forward(z, rng=rng))
+            y = np.asarray(self.channel.forward(z, rng=rng))
             if labels is None:
                 kind = dtype if y.dtype.kind == "f" else y.dtype
                 labels = np.empty((n, *y.shape[1:]), dtype=kind)
             labels[part] = y
         assert labels is not None
-        return Instance(self, signal, inputs, labels, model.sample_ratio(n, dimension))
+        return inputs, labels
 
     def start(
         self, instance: Instance, information: float, rng: np.random.Generator, backend: Backend, *, informed: bool

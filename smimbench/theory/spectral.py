@@ -193,12 +193,10 @@ class _Keyed:
 @functools.lru_cache(maxsize=256)
 def _cached_theory(keyed: _Keyed, alpha: float, kind: str, regularisation: float) -> SpectralTheory:
     G = _label_matrices(keyed)
-    P = G.shape[2]
     basis = _common_basis(keyed)
     whole = _solve(G.reshape(-1, *G.shape[2:]), basis, alpha, kind, regularisation)
     parts = [_solve(g, basis, alpha, kind, regularisation) for g in G]
     error = np.std([part.mse for part in parts], axis=0, ddof=1) / np.sqrt(len(parts))
-    del P
     return SpectralTheory(whole.modes, whole.overlap, whole.mse, error)
 
 
@@ -325,74 +323,77 @@ def _joint_mode(G: Host, alpha: float, kind: str, regularisation: float) -> Mode
     flat = G.reshape(n, size, size)
     identity = np.eye(size)
     kernel = _Pairing(n, P, C)
-    information = kernel.map(flat, flat)
-    strength = alpha * float(np.linalg.eigvalsh(information)[-1])
+    strength = alpha * float(np.linalg.eigvalsh(kernel.map(flat, flat))[-1])
     nothing = Mode(np.nan, None, np.zeros((P, P)), np.eye(P) / P, strength)
+    if strength <= 1:
+        return nothing
     if kind == "asymmetric":
-        if strength <= 1:
-            return nothing
         X, J, eigenvalue = np.eye(P), flat / strength, strength
     else:
         T = identity - np.linalg.inv(identity + flat + regularisation * identity)
 
         def resolvent(X: Host) -> Host:
-            return T @ np.linalg.inv(identity - np.kron(X, np.eye(C)) @ T)
+            return np.asarray(np.linalg.solve(identity - T @ np.kron(X, np.eye(C)), T))
 
-        def settle(eigenvalue: float, X: Host) -> Host | None:
-            for _ in range(400):
-                precision = eigenvalue * np.eye(P) - alpha * kernel.trace(resolvent(X))
-                if np.linalg.eigvalsh(precision)[0] <= 0:
-                    return None
-                new = np.linalg.inv(precision)
-                if np.linalg.eigvalsh(np.eye(size) - np.kron(new, np.eye(C)) * float(T.max()))[0] < -1e3:
-                    return None
-                step = np.abs(new - X).max()
-                X = (new + X) / 2
-                if step < 1e-9 * np.abs(X).max():
-                    return X
-            return None
-
-        def stability(X: Host) -> float:
-            mapped = np.kron(np.linalg.inv(X), np.eye(P)) - alpha * kernel.map(resolvent(X), flat)
-            return float(np.linalg.eigvalsh((mapped + mapped.T) / 2)[0])
-
-        high = 8.0 * max(1.0, alpha)
-        X_high = settle(high, np.eye(P) / high)
-        if X_high is None or stability(X_high) <= 0:
+        found = _joint_outlier(flat, alpha, kernel, resolvent)
+        if found is None:
             return nothing
-        low, X_low = high, X_high
-        while True:
-            low = 0.5 * low
-            found = settle(low, X_low)
-            if found is not None and stability(found) > 0:
-                high, X_high, X_low = low, found, found
-                if low < 1e-3:
-                    return nothing
-                continue
-            break
-        crossed = found
-        for _ in range(60):
-            middle = (low + high) / 2
-            found = settle(middle, X_high)
-            if found is None or stability(found) <= 0:
-                low, crossed = middle, found if found is not None else crossed
-            else:
-                high, X_high = middle, found
-            if high - low < 1e-9 * high:
-                break
-        # At the edge of the bulk the equations stop having a solution while nothing has become unstable yet.
-        if crossed is None or stability(X_high) > 1e-4:
-            return nothing
-        X, J, eigenvalue = X_high, resolvent(X_high), high
+        X, eigenvalue = found
+        J = resolvent(X)
     mapped = np.kron(np.linalg.inv(X), np.eye(P)) - alpha * kernel.map(J, flat)
     A = np.linalg.eigh((mapped + mapped.T) / 2)[1][:, 0].reshape(P, P)
     A = A * np.sign(np.trace(A) or 1.0)
-    spread = alpha * kernel.apply(J @ np.kron(A, np.eye(C)) @ (identity + flat) @ np.kron(A.T, np.eye(C)) @ J)
+    spread = alpha * kernel.trace(J @ np.kron(A, np.eye(C)) @ (identity + flat) @ np.kron(A.T, np.eye(C)) @ J)
     both = np.kron(X, X)
     noise = np.linalg.solve(np.eye(P * P) - alpha * both @ kernel.map(J, J), both @ spread.reshape(-1)).reshape(P, P)
     gram = A @ A.T + noise
     norm = float(np.trace(gram))
+    if np.linalg.eigvalsh((noise + noise.T) / 2)[0] < 0:  # a solution inside the bulk
+        return nothing
     return Mode(float(eigenvalue), None, A / np.sqrt(norm), gram / norm, strength)
+
+
+def _joint_outlier(flat: Host, alpha: float, kernel: _Pairing, resolvent: Any) -> tuple[Host, float] | None:
+    """``X`` and the outlier, by Newton's method from the known solution without epsilon, or None.
+
+    Without epsilon ``lambda = 1`` and ``X = I - Q``, where ``Q (I - Q)^{-1} = alpha E sum_mm' J_mm' Q G_m'm`` with
+    ``J = G (I + Q G)^{-1}`` is iterated from above.
+    """
+    from scipy.optimize import root
+
+    P, C = kernel.P, kernel.C
+    Q = 0.9 * np.eye(P)
+    for _ in range(1000):
+        J = flat @ np.linalg.inv(np.eye(P * C) + np.kron(Q, np.eye(C)) @ flat)
+        Qhat = (alpha * kernel.map(J, flat) @ Q.reshape(-1)).reshape(P, P)
+        values, vectors = np.linalg.eigh((Qhat + Qhat.T) / 2)
+        values = np.clip(values, 0, None)
+        new = (vectors * (values / (1 + values))) @ vectors.T
+        step, Q = np.abs(new - Q).max(), new
+        if step < 1e-7:
+            break
+    if np.trace(Q) < 1e-4 * P:
+        return None
+    upper = np.triu_indices(P)
+
+    def unpack(unknown: Host) -> tuple[Host, float]:
+        X = np.zeros((P, P))
+        X[upper] = unknown[:-1]
+        return X + np.triu(X, 1).T, float(unknown[-1])
+
+    def residual(unknown: Host) -> Host:
+        X, eigenvalue = unpack(unknown)
+        J = resolvent(X)
+        inverse = np.linalg.inv(X)
+        first = inverse - eigenvalue * np.eye(P) + alpha * kernel.trace(J)
+        mapped = np.kron(inverse, np.eye(P)) - alpha * kernel.map(J, flat)
+        return np.append(first[upper], np.linalg.eigvalsh((mapped + mapped.T) / 2)[0])
+
+    found = root(residual, np.append((np.eye(P) - Q)[upper], 1.0), tol=1e-9)
+    X, eigenvalue = unpack(found.x)
+    if np.abs(found.fun).max() > 1e-6 or np.linalg.eigvalsh(X)[0] <= 0:
+        return None
+    return X, eigenvalue
 
 
 class _Pairing:
@@ -404,8 +405,6 @@ class _Pairing:
     def trace(self, J: Host) -> Host:
         """``E sum_m J_mm`` (P, P)."""
         return np.einsum("npmqm->pq", J.reshape(self.n, self.P, self.C, self.P, self.C)) / self.n
-
-    apply = trace
 
     def map(self, J: Host, K: Host) -> Host:
         """Matrix (P^2, P^2) of ``A -> E sum_mm' J_mm' A K_m'm``."""
@@ -499,7 +498,7 @@ class _Matrices:
     def leading_asymmetric(self, rng: np.random.Generator) -> tuple[float, Array] | None:
         """Largest real eigenvalue of K and the signal (k, D) of its eigenvector, by Arnoldi's method.
 
-        None if there is no real one among the ``RIGHTMOST`` eigenvalues.
+        None if there is no real one above 1 among the ``RIGHTMOST`` eigenvalues.
         """
         from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs
 
@@ -525,7 +524,8 @@ class _Matrices:
         except ArpackNoConvergence as error:
             values, vectors = error.eigenvalues, error.eigenvectors
         real = [i for i in np.argsort(-values.real) if abs(values[i].imag) <= 1e-9 * abs(values[i])]
-        if not real:
+        # Where there is an outlier it is alpha F > 1; a smaller one belongs to the bulk.
+        if not real or values[real[0]].real <= 1:
             return None
         u = signal(self._device(vectors[:, real[0]].real, shape))
         norm = self.xp.sqrt(self.xp.sum(u * u))
