@@ -5,7 +5,8 @@ the one automatic restart.
 
 How a run ends
 --------------
-* ``diverged``: the residual or an order parameter is not a finite number.
+* ``diverged``: the residual or an order parameter is not a finite number, or the estimate holds more than ``BLOWN_UP``
+  times the second moment of the signal.
 * ``ok``: the residual fell below the tolerance; or the overlaps stood still; or the algorithm made all the steps it asked
   for. Overlaps stand still when, over ``WINDOW`` iterations, the claimed one changes by less than ``STILL`` of the error
   and the held one by less than a quarter of its finite-size fluctuation; or when a small residual lingers, but the means
@@ -47,6 +48,7 @@ STILL = 1e-3
 LINGERING = 5e-3
 AGREEMENT = 5.0
 STRAIN = 8.0
+BLOWN_UP = 1e3
 SMALLEST_ERROR = 1e-5
 
 
@@ -202,7 +204,7 @@ def _attempt(
         if info.warning and info.warning not in warnings:
             warnings.append(info.warning)
         if not watch.finite:
-            status, reason = Status.DIVERGED, f"{watch.unfinite} is not a finite number at iteration {iteration}"
+            status, reason = Status.DIVERGED, f"{watch.unfinite} at iteration {iteration}"
             break
         # An algorithm with a schedule of its own is given all of it: stopping it early would change the recipe.
         ending = watch.ending(settings.tolerance) if steps is None else None
@@ -274,7 +276,9 @@ class _Watch:
         size = (len(numbers) - 1) // max(len(named), 1)
         self.latest = {name: numbers[1 + i * size : 1 + (i + 1) * size] for i, name in enumerate(named)}
         unfinite = [name for name, value in self.latest.items() if name != "strain" and not np.isfinite(value).all()]
-        self.unfinite = "the residual" if not math.isfinite(self.residual) else "".join(unfinite[:1])
+        self.unfinite = "the residual is not a finite number" if not math.isfinite(self.residual) else "".join(f"{name} is not a finite number" for name in unfinite[:1])
+        if not self.unfinite and (self.latest.get("held", self.second) > BLOWN_UP * self.second).any():
+            self.unfinite = f"the estimate grew to an overlap of {self.latest['held'].max():.1e}"
         if "claimed" in self.latest and "held" in self.latest:
             self.history.append((self.latest["claimed"], self.latest["held"]))
         return self.residual

@@ -159,7 +159,7 @@ class Gamp:
             claimed=second - error,
             held=_diagonal(xp, model.inner(estimate, estimate)),
             moved=moved,
-            strain=xp.log(_diagonal(xp, scale * squares / n) / _diagonal(xp, Qhat)),
+            strain=xp.log(xp.clip(_diagonal(xp, scale * squares / n), SMALLEST_QHAT, None) / _diagonal(xp, Qhat)),
             warning=None if worst < 1e-3 else f"posterior integrals were accurate to {worst:.0e} of their width only",
         )
         return GampState(estimate, V_new, g, state.rng), info

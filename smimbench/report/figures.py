@@ -20,6 +20,7 @@ __all__ = ["draw_suite"]
 
 POINTS = 60
 MARKERS = "osD^vP*X<>"
+CROSSES = "x+1234"
 
 
 def draw_suite(suite: Suite, rows: Sequence[dict[str, Any]], theorist: Theorist, folder: Path, *, curve: bool = True) -> list[Path]:
@@ -53,6 +54,9 @@ def draw_suite(suite: Suite, rows: Sequence[dict[str, Any]], theorist: Theorist,
         for axis, plan in zip(axes, plans):
             _panel(axis, suite, plan, metric, [r for r in members if r["problem"] == plan.label], theorist, curve)
         figure.suptitle(suite.title, fontsize=11)
+        sources = sorted({r.source for r in suite.run.reference if r.metric == metric})
+        if sources:
+            figure.supxlabel(f"Crosses are values of others: {'; '.join(sources)}", fontsize=7, color="0.4")
         for kind in ("png", "svg"):
             path = folder / f"{metric}.{kind}"
             figure.savefig(path, dpi=160, metadata={"Date": None} if kind == "svg" else None)
@@ -104,7 +108,7 @@ def _panel(axis: Any, suite: Suite, plan: Any, metric: str, rows: list[dict[str,
                 )
     for j, reference in enumerate(suite.run.reference):
         if reference.metric == metric and suite.plans[reference.problem - 1] is plan:
-            axis.plot(reference.alpha, reference.value, "x", color="0.45", ms=5, label=f"{reference.label} ({reference.source})", zorder=1)
+            axis.plot(reference.alpha, reference.value, CROSSES[j % len(CROSSES)], color="0.45", ms=6, label=reference.label, zorder=1)
     found = theorist.thresholds(plan.problem)
     low, high = axis.get_xlim()
     for key, name in (("weak_recovery", "weak"), ("perfect_recovery", "perfect")):
