@@ -79,9 +79,9 @@ class FreeConvolution:
 
     Notes
     -----
-    Work grows as K times the number of nodes; where ``sqrt(Delta)`` is below the distance of neighbours there is
-    one bulk per atom and it grows as K^2. A discretised law is not resolved there: F is still good to a part in
-    K, as its error says, but ``density`` and ``rie`` show the atoms.
+    Work grows as K times the number of nodes; where ``sqrt(Delta)`` is below the distance of neighbours there
+    is one bulk per atom and it grows as K^2. A discretised law is not resolved there: F is still good to a part
+    in K, as its error says, but ``density`` and ``rie`` show the atoms.
 
     Examples
     --------
@@ -168,7 +168,8 @@ class FreeConvolution:
         _check(noise)
         ends, _ = _intervals(self.atoms, self.weights, noise)
         distance = ends.reshape(-1)[:, None] - self.atoms
-        return ends + noise * (self.weights / distance).sum(1).reshape(ends.shape)
+        x: Host = ends + noise * (self.weights / distance).sum(1).reshape(ends.shape)
+        return x
 
     def moments(self, noise: float, order: int, *, rtol: float = 1e-10) -> Uncertain:
         """Moments ``int mu(dx) x^k`` of the observed law, k = 0 ... order, by integration: (order + 1,)."""

@@ -1,0 +1,138 @@
+"""Independent standard normal directions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import array_api_compat
+import numpy as np
+
+from smimbench.backend import namespace
+from smimbench.interfaces import Array, Capabilities, Denoised, Overlap, ParameterError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ["Gaussian"]
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    r"""Signal ``W`` (P, D) with iid N(0, 1) entries.
+
+    The posterior given ``R = W + Qhat^{-1/2} Z`` is Gaussian in every column,
+
+    .. math::
+
+        \hat W = (I + \hat Q)^{-1} \hat Q R, \qquad V = (I + \hat Q)^{-1}, \qquad Q = V \hat Q = I - V,
+
+    for every positive semidefinite ``Qhat``, diagonal or not, singular or not. ``E[W W^T]/D = I`` and the
+    prior mean is zero, so an estimate that knows nothing has V = I.
+
+    References
+    ----------
+    arXiv:2502.00901, state evolution for Gaussian weights; derived, checked by tests/priors/test_gaussian.py.
+    """
+
+    name: ClassVar[str] = "gaussian"
+    version: ClassVar[int] = 1
+    reference: ClassVar[str] = "arXiv:2502.00901"
+    capabilities: ClassVar[Capabilities] = Capabilities(models=("sequence-multi-index",))
+
+    def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Array:
+        """Draw a signal (P, D) on the host, float64."""
+        return rng.standard_normal((components, dimension))
+
+    def mean(self, components: int, dimension: int) -> Array:
+        """Prior mean: zeros (P, D) on the host."""
+        return np.zeros((components, dimension))
+
+    def second_moment(self, components: int) -> Array:
+        """``E[W W^T]/D = I`` (P, P), host."""
+        return np.eye(components)
+
+    def mean_overlap(self, components: int) -> Array:
+        """Overlap that the prior mean holds: zeros (P, P), host."""
+        return np.zeros((components, components))
+
+    def denoise(self, R: Array, Qhat: Array) -> Denoised:
+        """Posterior mean ``(I + Qhat)^{-1} Qhat R`` and its error ``(I + Qhat)^{-1}``.
+
+        Parameters
+        ----------
+        R : array (P, D)
+            The signal plus Gaussian noise of covariance ``Qhat^{-1}`` between components, independent between
+            columns.
+        Qhat : array (P, P)
+            Symmetric, positive semidefinite; diagonal entries may be infinite (that component is known).
+
+        Returns
+        -------
+        Denoised
+            ``estimate`` (P, D) and ``V`` (P, P), on the namespace, device and dtype of the inputs.
+        """
+        xp = namespace(R, Qhat)
+        Q, V = _posterior(xp, Qhat)
+        return Denoised(xp.matmul(Q, R), V)
+
+    def overlap(self, Qhat: Array) -> Overlap:
+        """``V = (I + Qhat)^{-1}`` and ``Q = V Qhat``, each without taking the difference from I.
+
+        Parameters
+        ----------
+        Qhat : array (..., P, P)
+            As for ``denoise``; leading axes are a batch.
+
+        Returns
+        -------
+        Overlap
+            ``Q`` and ``V`` (..., P, P), symmetric. Small eigenvalues of either keep their relative accuracy
+            as far as ``Qhat`` itself carries it.
+        """
+        xp = namespace(Qhat)
+        Q, V = _posterior(xp, Qhat)
+        return Overlap((Q + xp.matrix_transpose(Q)) / 2, V)
+
+    def draw_factor(
+        self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None
+    ) -> Array:
+        """A random point of the parametrisation that gradient descent moves in: the signal itself.
+
+        Raises
+        ------
+        ParameterError
+            If a width is asked for: vectors have none.
+        """
+        if width is not None:
+            raise ParameterError("width", f"must not be set with the prior 'gaussian', got {width}")
+        return self.sample(rng, components, dimension)
+
+    def compose(self, factor: Array) -> Array:
+        """The signal of a factor: the identity."""
+        return factor
+
+    def pullback(self, factor: Array, gradient: Array) -> Array:
+        """Gradient with respect to the factor from that with respect to the signal: the identity."""
+        return gradient
+
+
+def _posterior(xp: ModuleType, Qhat: Array) -> tuple[Array, Array]:
+    """``V Qhat`` and ``V = (I + Qhat)^{-1}``.
+
+    Informations of the components may differ by many orders of magnitude. With the diagonal scaled to one,
+    the inverse depends on their correlations only.
+    """
+    diagonal = xp.linalg.diagonal(Qhat)
+    known = xp.isinf(diagonal)
+    # A component that is known has V = 0 and estimate R, whatever its couplings.
+    finite = xp.where(known[..., :, None] | known[..., None, :], xp.zeros_like(Qhat), Qhat)
+    identity = xp.eye(Qhat.shape[-1], dtype=Qhat.dtype, device=array_api_compat.device(Qhat))
+    scale = xp.where(known, xp.zeros_like(diagonal), 1 / xp.sqrt(1 + diagonal))
+    unit = xp.where(known, xp.ones_like(diagonal), scale)
+    correlated = unit[..., :, None] * (identity + finite) * unit[..., None, :]
+    inverse = xp.linalg.inv(correlated)
+    inverse = (inverse + xp.matrix_transpose(inverse)) / 2
+    V = scale[..., :, None] * inverse * scale[..., None, :]
+    Q = xp.matmul(V, finite) + identity * xp.astype(known, Qhat.dtype)[..., None, :]
+    return Q, V
