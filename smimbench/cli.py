@@ -28,23 +28,26 @@ OK, NOT_OK, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: every foreseeable error is one line on standard error and exit code 2."""
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    """Exit code of a command, after saying in one line what went wrong."""
     try:
-        code = cli.main(arguments, prog_name="smimbench", standalone_mode=False)
-        sys.exit(code or OK)
+        return cli.main(arguments, prog_name="smimbench", standalone_mode=False) or OK
     except click.exceptions.Exit as error:
-        sys.exit(error.exit_code)
+        return error.exit_code
     except (click.Abort, KeyboardInterrupt):  # click turns Ctrl-C into Abort
         _complain("interrupted; every finished cell is kept, run the same command again to go on")
-        sys.exit(INTERRUPTED)
+        return INTERRUPTED
     except click.ClickException as error:
         _complain(error.format_message())
-        sys.exit(BAD_INPUT)
     except BrokenPipeError:  # the reader of our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(OK)
+        return OK
     except _foreseeable() as error:
         _complain(str(error))
-        sys.exit(BAD_INPUT)
+    return BAD_INPUT
 
 
 def _foreseeable() -> tuple[type[Exception], ...]:

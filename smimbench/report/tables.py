@@ -135,7 +135,7 @@ def _error_table(problem: str, metric: str, rows: list[dict[str, Any]]) -> Rende
         cells += [str(row["component"] or "")] if parts else []
         z = row["z"]
         shown_z = "" if z is None else (f"{z:+.1f}" if abs(z) < 1000 else f"{z:+.0e}")
-        difference = "" if row["difference"] is None else f"{row['difference']:+.4f}"
+        difference = "" if row["difference"] is None else f"{row['difference']:+{'.4f' if abs(row['difference']) < 1e4 else '.1e'}}"
         cells += [str(row["n"]), uncertain(row["mean"], row["sem"], 0.0), uncertain(row["theory"], row["theory_error"]), difference, shown_z]
         cells += [f"{row['ratio_to_bayes']:.3g}" if row["ratio_to_bayes"] is not None else ""] if ratio else []
         table.add_row(*cells, statuses(row["status_counts"]))

@@ -1,0 +1,562 @@
+"""Every command: what it prints, what it writes, its exit code, and one JSON document where one is asked for."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from smimbench.registry import set_registry
+from tests.helpers import ATTENTION, CHANNEL, SUITE, call, call_outside, command, environment, write_suite
+
+TROUBLE = str(Path(__file__).with_name("troublemakers.py"))
+COMMANDS = ("run", "theory", "show", "list", "info", "plugins", "doctor")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_registry():
+    yield
+    set_registry(None)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """A suite that was run once from a shell: folder, finished process."""
+    folder = tmp_path_factory.mktemp("ran")
+    suite = write_suite(folder, SUITE)
+    done = call_outside("run", suite, "--results", folder / "results", "--workers", "2")
+    assert done.returncode == 0, done.stderr
+    return folder, done
+
+
+def with_algorithm(folder: Path, *names: str) -> Path:
+    tables = "".join(f'\n[[algorithms]]\nname = "{name}"\n' for name in names)
+    return write_suite(folder, SUITE.partition("[[algorithms]]")[0] + tables)
+
+
+def one_document(text: str):
+    """JSON that is the whole text, with no number that JSON does not know."""
+
+    def refuse(word):
+        raise AssertionError(f"{word} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+# -- run ----------------------------------------------------------------------------------------------------------
+
+
+def test_run_shows_tables_and_writes_figures(ran):
+    folder, done = ran
+    out = done.stdout
+    for words in ("A small suite", "line: MSE against theory, D = 30", "line: overlap against theory", "line: runtime"):
+        assert words in out
+    for words in ("mean ± s.e.m.", "theory ± err", "diff", "z", "/Bayes", "status", "per iter.", "memory", "worst first"):
+        assert words in out
+    assert "cells: 8 ok" in out
+    assert f"results: {folder / 'results' / 'small'}" in out
+    assert "running 8 cells, 2 at a time" in done.stderr
+    figures = folder / "results" / "small" / "figures"
+    assert {path.name for path in figures.iterdir()} == {"mse.png", "mse.svg", "overlap.png", "overlap.svg"}
+    for path in figures.glob("*.png"):
+        data = path.read_bytes()
+        assert data.startswith(b"\x89PNG")
+        assert len(data) > 10_000
+    for path in figures.glob("*.svg"):
+        assert ElementTree.parse(path).getroot().tag.endswith("svg")
+
+
+def test_tables_fit_eighty_columns_in_a_pipe(ran):
+    folder, done = ran
+    own = [line for line in done.stdout.splitlines() if str(folder) not in line]
+    assert max(map(len, own)) <= 80
+    assert "…" not in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_run_again_runs_nothing(ran, capsys):
+    folder, _ = ran
+    results = folder / "results"
+    before = {p: p.stat().st_mtime_ns for p in (results / "small").glob("*.json") if p.name != "run.json"}
+    assert len(before) == 8
+    code, out, err = call(capsys, "run", folder / "small.toml", "--results", results, "--no-figure")
+    assert code == 0
+    assert "cells: 8 ok" in out
+    assert "running" not in err
+    assert before == {p: p.stat().st_mtime_ns for p in before}
+
+
+def test_run_json_is_one_document_and_the_same_as_show(ran, capsys):
+    folder, _ = ran
+    both = [
+        call(capsys, verb, folder / "small.toml", "--results", folder / "results", "--json", *more)
+        for verb, more in (("run", ["--no-figure"]), ("show", []))
+    ]
+    assert [code for code, _, _ in both] == [0, 0]
+    run, show = (one_document(out) for _, out, _ in both)
+    assert run == show
+    assert run["status_counts"] == {"ok": 8}
+    assert run["missing"] == 0
+
+
+def test_rows_keep_their_published_names_and_meaning(ran, capsys):
+    folder, _ = ran
+    _, out, _ = call(capsys, "show", folder / "small.toml", "--results", folder / "results", "--json")
+    rows = one_document(out)["rows"]
+    assert len(rows) == 2 * 2 * 2
+    published = {
+        "problem", "algorithm", "backend", "alpha", "dimension", "n", "metric", "component", "mean", "sem", "theory",
+        "theory_error", "z", "seconds", "iterations", "status_counts",
+    }  # fmt: skip
+    records = [
+        json.loads(p.read_text()) for p in (folder / "results" / "small").glob("*.json") if p.name != "run.json"
+    ]
+    for row in rows:
+        assert published <= set(row)
+        own = [r for r in records if r["algorithm"] == row["algorithm"] and r["sample_ratio"] == row["alpha"]]
+        values = [r["metrics"][row["metric"]][0] for r in own]
+        assert row["n"] == len(values) == 2
+        assert row["mean"] == pytest.approx(sum(values) / 2, rel=1e-14)
+        assert row["sem"] == pytest.approx(abs(values[0] - values[1]) / 2, rel=1e-12)
+        assert row["z"] == pytest.approx((row["mean"] - row["theory"]) / math.hypot(row["sem"], row["theory_error"]))
+        assert row["iterations"] == pytest.approx(sum(r["iterations"] for r in own) / 2)
+        assert row["seconds"] == pytest.approx(sum(r["timing"]["seconds"] for r in own) / 2)
+        assert row["component"] is None
+        assert row["status_counts"] == {"ok": 2}
+        a, noise, m = row["alpha"], 0.2, 2
+        v = (1 - a * m - noise + math.sqrt((a * m + noise - 1) ** 2 + 4 * noise)) / 2
+        assert row["theory"] == pytest.approx(v if row["metric"] == "mse" else 1 - v, abs=1e-9)
+
+
+def test_a_dry_run_draws_nothing(tmp_path, capsys):
+    suite = write_suite(tmp_path, SUITE)
+    code, out, _ = call(capsys, "run", suite, "--dry-run", "--results", tmp_path / "results")
+    assert code == 0
+    assert "8 cells, 8 of them to run" in out
+    assert "GB of memory" in out
+    assert not (tmp_path / "results").exists()
+    code, out, _ = call(capsys, "run", suite, "--dry-run", "--json", "--results", tmp_path / "results", "--workers", "3")
+    found = one_document(out)
+    assert (found["cells"], found["missing"], found["workers"]) == (8, 8, 3)
+    assert found["seconds"] > 0
+    assert found["peak_bytes"] > 0
+
+
+def test_a_dry_run_knows_what_is_there(ran, capsys):
+    folder, _ = ran
+    arguments = [folder / "small.toml", "--dry-run", "--json", "--results", folder / "results", "--set", "grid.seeds=3"]
+    found = one_document(call(capsys, "run", *arguments)[1])
+    assert (found["cells"], found["missing"]) == (12, 4)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "status", "code"),
+    [("raiser", "failed", 1), ("diverger", "diverged", 1), ("choosy", "skipped", 0), ("talker", "ok", 0)],
+)
+def test_the_exit_code_tells_and_nothing_is_dropped(tmp_path, capsys, algorithm, status, code):
+    suite = with_algorithm(tmp_path, "gamp", algorithm)
+    arguments = [suite, "--results", tmp_path / "r", "--plugins", TROUBLE, "--workers", "1", "--no-figure"]
+    found, out, err = call(capsys, "run", *arguments)
+    assert found == code, err
+    assert out.count(algorithm) >= 4
+    if status == "ok":
+        assert "cells: 8 ok" in out
+        assert "talker: warning: by info" in out
+    else:
+        assert f"cells: 4 ok, 4 {status}" in out
+    if status == "failed":
+        assert "failed: ZeroDivisionError: nothing to divide by" in out
+        assert "Traceback" not in out + err
+    document = one_document(call(capsys, "run", *arguments, "--json")[1])
+    rows = [row for row in document["rows"] if row["algorithm"] == algorithm]
+    assert len(rows) == 4
+    for row in rows:
+        assert row["status_counts"] == {status: 2}
+        if status in ("failed", "diverged", "skipped"):
+            assert (row["n"], row["mean"], row["sem"], row["z"]) == (0, None, None, None)
+            assert row["theory"] is not None
+            assert row["time_to_theory"]["0.05"]["seconds"] is None
+
+
+def test_cells_of_a_status_can_be_run_again(tmp_path, capsys):
+    suite = with_algorithm(tmp_path, "raiser", "quiet")
+    arguments = ["run", suite, "--results", tmp_path / "r", "--plugins", TROUBLE, "--workers", "1", "--no-figure"]
+    assert call(capsys, *arguments)[0] == 1
+    _, _, err = call(capsys, *arguments, "--retry", "failed")
+    assert "running 4 cells" in err
+    assert len(list((tmp_path / "r" / "small" / "set-aside").glob("*.json"))) == 4
+
+
+def test_timing_mode_is_serial_and_trusted(tmp_path, capsys):
+    suite = write_suite(tmp_path, SUITE)
+    arguments = ["run", suite, "--results", tmp_path / "r", "--no-figure"]
+    plain = one_document(call(capsys, *arguments, "--json", "--workers", "1")[1])
+    assert not any(row["trusted"] for row in plain["rows"])
+    code, out, err = call(capsys, *arguments, "--timing", "--workers", "2")
+    assert code == 0
+    assert "running 8 cells, 1 at a time" in err
+    assert "untrusted" not in out
+    timed = one_document(call(capsys, *arguments, "--json", "--timing")[1])
+    assert all(row["trusted"] for row in timed["rows"])
+    for a, b in zip(plain["rows"], timed["rows"]):
+        assert (a["mean"], a["sem"], a["iterations"]) == (b["mean"], b["sem"], b["iterations"])
+
+
+def test_quiet_says_only_the_result(tmp_path, capsys):
+    suite = write_suite(tmp_path, SUITE)
+    code, out, err = call(capsys, "run", suite, "--results", tmp_path / "r", "--quiet", "--workers", "1")
+    assert (code, err) == (0, "")
+    assert "cells: 8 ok" in out
+    assert (tmp_path / "r" / "small" / "figures" / "mse.png").exists()
+
+
+def test_a_spoiled_record_is_reported_and_run_again(tmp_path, capsys):
+    suite = with_algorithm(tmp_path, "gamp")
+    arguments = ["run", suite, "--results", tmp_path / "r", "--workers", "1", "--no-figure"]
+    before = one_document(call(capsys, *arguments, "--json")[1])
+    spoiled = next(p for p in (tmp_path / "r" / "small").glob("*.json") if p.name != "run.json")
+    spoiled.write_text(spoiled.read_text().replace('"status": "ok"', '"status": "failed"'))
+    code, _, err = call(capsys, *arguments)
+    assert code == 0
+    assert "running 1 cells" in err
+    assert f"{spoiled}: changed after it was written (digest does not match); not used, moved to" in err
+    after = one_document(call(capsys, *arguments, "--json")[1])
+    assert [row["mean"] for row in after["rows"]] == [row["mean"] for row in before["rows"]]
+
+
+def test_a_suite_without_algorithms_has_a_theory_only(tmp_path, capsys):
+    suite = write_suite(tmp_path, SUITE.partition("[[algorithms]]")[0])
+    code, _, err = call(capsys, "run", suite)
+    assert code == 2
+    assert "algorithms: is empty" in err
+    assert call(capsys, "theory", suite)[0] == 0
+
+
+def test_cupy_without_cupy_is_one_line_with_the_way_out(tmp_path, capsys):
+    try:
+        import cupy
+    except ImportError:
+        cupy = None
+    if cupy is not None and cupy.is_available():
+        pytest.skip("there is a GPU")
+    code, out, err = call(capsys, "run", write_suite(tmp_path, SUITE), "--backend", "cupy", "--results", tmp_path / "r")
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "smimbench[cuda12]" in err or "smimbench doctor" in err
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, capsys):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "small").write_text("in the way")
+    code, _, err = call(capsys, "run", write_suite(tmp_path, SUITE), "--results", tmp_path / "r", "--workers", "1")
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "cannot write" in err
+
+
+# -- theory -------------------------------------------------------------------------------------------------------
+
+
+def test_theory_json_keeps_its_published_names(tmp_path, capsys):
+    suite = write_suite(tmp_path, ATTENTION)
+    code, out, err = call(capsys, "theory", suite, "--json")
+    assert (code, err) == (0, "")
+    (document,) = one_document(out)
+    assert document["problem"]["prior"]["rho"] == 0.5
+    assert document["problem"]["label"] == "softmax"
+    assert [point["alpha"] for point in document["points"]] == [0.1, 0.3]
+    for point in document["points"]:
+        assert {"alpha", "mse", "mse_error", "overlap", "branch", "method"} <= set(point)
+        assert isinstance(point["mse"], float)
+        ((overlap,),) = point["overlap"]
+        assert overlap == pytest.approx(1.5 - point["mse"])
+        assert 0 <= point["mse_error"] < 1e-6
+    thresholds = document["thresholds"]
+    assert set(thresholds) == {"weak_recovery", "perfect_recovery", "sequential"}
+    assert thresholds["weak_recovery"] is None
+    assert thresholds["perfect_recovery"]["value"] == pytest.approx(0.75 / 4, abs=1e-6)
+    assert document["points"][1]["mse"] == 0
+
+
+def test_theory_at_other_sample_ratios(tmp_path, capsys):
+    suite = write_suite(tmp_path, SUITE)
+    _, out, _ = call(capsys, "theory", suite, "--alpha", "0.25", "--alpha", "2", "--json")
+    assert [point["alpha"] for point in one_document(out)[0]["points"]] == [0.25, 2.0]
+    for bad in ("0", "-1", "inf", "nan"):
+        code, out, err = call(capsys, "theory", suite, "--alpha", bad)
+        assert (code, out) == (2, "")
+        assert err.count("\n") == 1
+        assert "must be > 0 and finite" in err
+
+
+def test_theory_for_humans(tmp_path, capsys):
+    code, out, _ = call(capsys, "theory", write_suite(tmp_path, ATTENTION))
+    assert code == 0
+    for words in ("softmax", "MSE", "overlap", "error", "obtained by: closed form", "perfect recovery", "0.1875", "weak recovery"):
+        assert words in out
+    assert "none" in out
+
+
+def test_theory_may_be_overridden(tmp_path, capsys):
+    suite = write_suite(tmp_path, ATTENTION)
+    _, out, _ = call(capsys, "theory", suite, "--json", "--set", "problem.prior.rho=2", "--set", "problem.model.tokens=4")
+    (document,) = one_document(out)
+    assert document["thresholds"]["perfect_recovery"]["value"] == pytest.approx(1 / 18, abs=1e-6)
+
+
+# -- show ---------------------------------------------------------------------------------------------------------
+
+
+def test_show_needs_no_suite_beside_its_results(ran, capsys):
+    folder, _ = ran
+    by_suite = call(capsys, "show", folder / "small.toml", "--results", folder / "results", "--json")
+    by_folder = call(capsys, "show", folder / "results" / "small", "--json")
+    assert by_suite == by_folder
+
+
+def test_show_as_csv_and_markdown(ran, capsys):
+    folder, _ = ran
+    results = folder / "results" / "small"
+    rows = one_document(call(capsys, "show", results, "--json")[1])["rows"]
+    code, out, _ = call(capsys, "show", results, "--csv")
+    assert code == 0
+    table = list(csv.DictReader(io.StringIO(out)))
+    assert len(table) == len(rows)
+    for line, row in zip(table, rows):
+        for field in ("alpha", "mean", "sem", "theory", "z"):
+            assert float(line[field]) == row[field]
+        assert line["component"] == ""
+        assert line["status_counts"] == "2 ok"
+    code, out, _ = call(capsys, "show", results, "--markdown")
+    assert code == 0
+    lines = out.splitlines()
+    assert len(lines) == 2 + len(rows)
+    assert {line.count(" | ") for line in lines if "---" not in line} == {len(lines[0].split(" | ")) - 1}
+    code, _, err = call(capsys, "show", results, "--csv", "--json")
+    assert code == 2
+    assert "choose one" in err
+
+
+def test_show_tells_what_has_not_run(ran, capsys):
+    folder, _ = ran
+    code, out, _ = call(capsys, "show", folder / "results" / "small", "--set", "grid.seeds=3")
+    assert code == 1
+    assert "4 not run yet" in out
+    code, out, _ = call(capsys, "show", folder / "results" / "small", "--only", "algorithm=gamp")
+    assert code == 0
+    assert "adam" not in out
+
+
+@pytest.mark.parametrize("target", ["empty", "nothing"])
+def test_show_without_results_says_what_to_do(tmp_path, capsys, target):
+    (tmp_path / "empty").mkdir()
+    suite = write_suite(tmp_path, SUITE)
+    arguments = [tmp_path / "empty"] if target == "empty" else [suite, "--results", tmp_path / "nothing"]
+    code, out, err = call(capsys, "show", *arguments)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert ("no readable run.json" if target == "empty" else "smimbench run") in err
+
+
+# -- list, info, plugins, doctor ----------------------------------------------------------------------------------
+
+
+def test_list_has_everything_by_kind(capsys):
+    code, out, _ = call(capsys, "list", "--json")
+    assert code == 0
+    found = one_document(out)
+    assert list(found) == ["models", "channels", "priors", "algorithms", "suites"]
+    names = {kind: {item["name"] for item in items} for kind, items in found.items()}
+    assert names["models"] == {"attention-indexed", "sequence-multi-index"}
+    assert names["priors"] >= {"wishart", "gaussian"}
+    assert names["algorithms"] >= {"gamp", "adam"}
+    assert "quickstart" in names["suites"]
+    assert all(item["summary"] for items in found.values() for item in items)
+    code, out, _ = call(capsys, "list")
+    for name in set().union(*names.values()):
+        assert name in out
+
+
+def test_list_of_one_kind(capsys):
+    code, out, _ = call(capsys, "list", "priors", "--json")
+    assert code == 0
+    assert list(one_document(out)) == ["priors"]
+    code, _, err = call(capsys, "list", "colours")
+    assert code == 2
+    assert err.count("\n") == 1
+
+
+def test_info_of_a_name_shows_all_that_bear_it(capsys):
+    code, out, _ = call(capsys, "info", "softmax", "--json")
+    assert code == 0
+    found = one_document(out)
+    assert {tuple(item["models"]) for item in found} == {("attention-indexed",), ("sequence-multi-index",)}
+    for item in found:
+        assert item["reference"]
+        assert item["documentation"]
+        assert "tokens" not in {p["name"] for p in item["parameters"]}
+    (beta,) = [p for item in found for p in item["parameters"] if p["name"] == "beta" and item["models"] == ["attention-indexed"]]
+    assert beta["required"] is False
+    assert beta["default"] == 1.0
+
+
+def test_info_for_humans(capsys):
+    code, out, _ = call(capsys, "info", "wishart")
+    assert code == 0
+    for words in ("prior wishart", "parameters", "rho", "required", "arXiv:"):
+        assert words in out
+    code, out, _ = call(capsys, "info", "quickstart")
+    assert code == 0
+    assert "[[problems]]" in out
+    code, _, err = call(capsys, "info", "wishert")
+    assert code == 2
+    assert "did you mean 'wishart'" in err
+
+
+def test_plugins_show_what_became_of_each(tmp_path, capsys):
+    code, out, _ = call(capsys, "plugins")
+    assert code == 0
+    assert "loaded channels" in out
+    (tmp_path / "good.py").write_text(CHANNEL)
+    (tmp_path / "bad.py").write_text("1 / 0")
+    code, out, _ = call(capsys, "plugins", "--plugins", tmp_path, "--json")
+    assert code == 1
+    found = {plugin["name"]: plugin for plugin in one_document(out)}
+    assert found["good"]["status"] == "loaded"
+    assert found["good"]["items"] == ["channel twice"]
+    assert found["bad"]["status"] == "failed"
+    assert found["bad"]["problems"] == ["ZeroDivisionError: division by zero"]
+    code, out, _ = call(capsys, "plugins", "--plugins", tmp_path)
+    assert "ZeroDivisionError: division by zero" in out
+
+
+def test_a_broken_plugin_is_one_line_and_stops_nothing(tmp_path, capsys):
+    bad = tmp_path / "bad.py"
+    bad.write_text("1 / 0")
+    code, out, err = call(capsys, "list", "priors", "--plugins", bad)
+    assert code == 0
+    assert "wishart" in out
+    assert err == f"smimbench: plugin bad ({bad}) was not loaded: ZeroDivisionError: division by zero\n"
+    for option in ("--quiet", "--no-plugins"):
+        assert call(capsys, "list", "priors", "--plugins", bad, option)[::2] == (0, "")
+
+
+def test_loading_is_traced_on_standard_error(tmp_path, capsys):
+    (tmp_path / "good.py").write_text(CHANNEL)
+    code, out, err = call(capsys, "list", "channels", "--json", "--plugins", tmp_path / "good.py", "--trace-plugins")
+    assert code == 0
+    assert "loading good of good" in err
+    assert "channel twice" in err
+    assert "twice" in {item["name"] for item in one_document(out)["channels"]}
+
+
+def test_a_dropped_in_channel_gets_data_theory_and_algorithms(tmp_path, capsys):
+    """Nothing but forward and posterior, and out come GAMP runs beside a curve with error bars."""
+    (tmp_path / "good.py").write_text(CHANNEL)
+    suite = write_suite(tmp_path, SUITE.replace('"linear", noise = 0.2', '"twice"').partition('\n[[algorithms]]\nname  = "adam"')[0])
+    arguments = ["run", suite, "--plugins", tmp_path / "good.py", "--results", tmp_path / "r", "--workers", "1", "--no-figure"]
+    code, out, err = call(capsys, *arguments, "--json", "--only", "alpha=1.0", "--set", "grid.dimension=200")
+    assert code == 0, err
+    (row,) = [row for row in one_document(out)["rows"] if row["metric"] == "mse"]
+    assert row["theory"] == pytest.approx(0.0, abs=1e-3)
+    assert row["mean"] == pytest.approx(0.0, abs=1e-3)
+
+
+def test_doctor_tells_what_is_here_and_what_would_help(tmp_path, capsys):
+    code, out, _ = call(capsys, "doctor", "--json")
+    assert code == 0
+    found = one_document(out)
+    assert found["healthy"] is True
+    assert found["versions"]["numpy"]
+    assert found["machine"]["cores"] >= 1
+    assert found["machine"]["blas"]
+    assert {"driver", "cupy", "devices", "advice"} <= set(found["gpu"])
+    code, out, _ = call(capsys, "doctor")
+    for words in ("versions", "numpy", "BLAS", "GPU", "CuPy", "plugins"):
+        assert words in out
+    (tmp_path / "bad.py").write_text("1 / 0")
+    code, out, _ = call(capsys, "doctor", "--plugins", tmp_path / "bad.py")
+    assert code == 1
+    assert "ZeroDivisionError" in out
+
+
+# -- the command line as a whole ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_every_command_explains_itself(capsys, verb):
+    for option in ("--help", "-h"):
+        code, out, err = call(capsys, verb, option)
+        assert (code, err) == (0, "")
+        assert out.startswith(f"Usage: smimbench {verb}")
+        for common in ("--json", "--plugins", "--no-plugins", "--trace-plugins", "--quiet"):
+            assert common in out
+    code, out, _ = call(capsys, "--help")
+    assert f"\n  {verb} " in out
+
+
+def test_help_names_the_first_thing_to_do_and_the_version_is_there(capsys):
+    code, out, _ = call(capsys, "--help")
+    assert code == 0
+    assert "smimbench run quickstart" in out
+    code, out, _ = call(capsys, "--version")
+    assert code == 0
+    assert out.startswith("smimbench, version ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["fly"], ["run"], ["run", "quickstart", "--fly"], ["run", "quickstart", "--workers", "0"], ["info"],
+     ["run", "quickstart", "--backend", "abacus"], ["theory", "quickstart", "--alpha", "many"]],
+)  # fmt: skip
+def test_wrong_usage_is_one_line(capsys, arguments):
+    code, out, err = call(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert err.startswith("smimbench: ")
+
+
+def test_help_loads_nothing_heavy():
+    """Start-up is kept short by importing late; this names the module that breaks it, where a stop-watch could not."""
+    script = (
+        "import sys\nfrom smimbench.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "print(sorted({'numpy', 'scipy', 'pydantic', 'rich', 'matplotlib', 'numba'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True)
+    assert done.stderr.strip() == "[]"
+    assert "Usage" in done.stdout
+
+
+def test_a_curve_in_closed_form_loads_no_statistics(tmp_path):
+    suite = write_suite(tmp_path, ATTENTION)
+    script = (
+        "import sys\nfrom smimbench.cli import main\n"
+        f"try:\n    main(['theory', {str(suite)!r}, '--json'])\nexcept SystemExit as e:\n    assert not e.code\n"
+        "print(sorted({'scipy.stats', 'matplotlib', 'numba'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True)
+    assert done.stderr.strip() == "[]"
+    assert one_document(done.stdout)
+
+
+def test_a_reader_that_stops_reading_is_no_error():
+    first = subprocess.Popen(command("info", "quickstart"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+    first.stdout.close()
+    assert b"Traceback" not in first.stderr.read()
+    first.stderr.close()
+    first.wait()
+
+
+def test_the_console_script_is_the_same_program():
+    from importlib.metadata import entry_points
+
+    (point,) = entry_points(group="console_scripts", name="smimbench")
+    assert point.value == "smimbench.cli:main"
