@@ -81,9 +81,7 @@ def information(Q: Array, V: Array, tokens: int) -> Uncertain:
     for stride in (1, 2):
         coarse_rho, coarse_x = np.zeros_like(fine_rho), np.zeros_like(fine_x)
         coarse_rho[::stride], coarse_x[::stride] = fine_rho[::stride], fine_x[::stride]
-        rules.append(
-            (move(coarse_rho * (tokens / coarse_rho.sum())), move(coarse_x / coarse_x.sum()))
-        )
+        rules.append((move(coarse_rho * (tokens / coarse_rho.sum())), move(coarse_x / coarse_x.sum())))
     rho, x = move(rho), move(x)
 
     results: list[list[Array]] = [[], []]

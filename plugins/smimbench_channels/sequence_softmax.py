@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+import numpy as np
+
+from smimbench.backend import namespace, to_host
+from smimbench.interfaces import Array, Capabilities, ParameterError, Posterior, Uncertain
+from smimbench_channels import _adaptive_quadrature as two_by_two
 from smimbench_channels import _deep_attention as deep
 from smimbench_channels import _softmax_one_layer as one_layer
-
-from smimbench.backend import namespace
-from smimbench.interfaces import Array, Capabilities, ParameterError, Posterior, Uncertain
-
-if TYPE_CHECKING:
-    import numpy as np
+from smimbench_channels._moments import Moments
 
 __all__ = ["SequenceSoftmax"]
 
@@ -159,7 +159,7 @@ class SequenceSoftmax:
         """
         if self.layers == 1:
             return one_layer.posterior(deep.output_of_label(y), omega, V, second_moment)
-        raise NotImplementedError
+        return self._moments(y, omega, V, second_moment).posterior(omega, second_moment)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
         """``log Z_out`` (n,): log-density of the label, in the coordinate ``u`` modulo sign.
@@ -170,7 +170,17 @@ class SequenceSoftmax:
         """
         if self.layers == 1:
             return one_layer.log_partition(deep.output_of_label(y), omega, V)
-        raise NotImplementedError
+        return namespace(omega).astype(self._moments(y, omega, V, False).log_partition, omega.dtype)
+
+    def _moments(self, y: Array, omega: Array, V: Array, full: bool) -> Moments:
+        xp = namespace(omega)
+        u = deep.output_of_label(xp.astype(y, xp.float64))
+        covariance = np.asarray(to_host(V), dtype=np.float64)
+        if not (np.all(np.isfinite(covariance)) and np.linalg.eigvalsh(covariance)[0] > 0.0):
+            raise ValueError(f"V must be positive definite, got {covariance.tolist()}")
+        return two_by_two.integrate(
+            u, xp.astype(omega, xp.float64), covariance, self.skip, self.accuracy, full
+        )
 
     def information(self, Q: Array, V: Array) -> Uncertain:
         """``E sum_m g_m g_m^T`` (..., L, L) with ``omega ~ N(0, Q (x) I)`` and ``z ~ N(omega, V (x) I)``.
