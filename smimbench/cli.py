@@ -305,7 +305,7 @@ def _present(
             console.print(suite.description)
         console.print()
         for table in (*error_tables(rows), *runtime_tables(rows, machine.fingerprint())):
-            console.print(table)
+            console.print(table, crop=False)
             console.print()
         _remarks(console, rows, quiet)
         console.print(status_line(counts, missing))
@@ -392,7 +392,7 @@ def theory(
     if not quiet:
         console.print(suite.title, style="bold")
     for table in theory_tables(document):
-        console.print(table)
+        console.print(table, crop=False)
     return OK
 
 
@@ -489,7 +489,7 @@ def compare(
     else:
         console = _console()
         for table in comparison_table(entries):
-            console.print(table)
+            console.print(table, crop=False)
             console.print()
         if fail_over is not None:
             console.print(f"{len(failing)} of {len(entries)} rows are worse by more than {fail_over:g}%", style="red" if failing else "green")

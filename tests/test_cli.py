@@ -56,9 +56,24 @@ def one_document(text: str):
 def test_run_shows_tables_and_writes_figures(ran):
     folder, done = ran
     out = done.stdout
-    for words in ("A small suite", "line: MSE against theory, D = 30", "line: overlap against theory", "line: runtime"):
+    for words in (
+        "A small suite",
+        "line: MSE against theory, D = 30",
+        "line: overlap against theory",
+        "line: runtime",
+    ):
         assert words in out
-    for words in ("mean ± s.e.m.", "theory ± err", "diff", "z", "/Bayes", "status", "per iter.", "memory", "worst first"):
+    for words in (
+        "mean ± s.e.m.",
+        "theory ± err",
+        "diff",
+        "z",
+        "/Bayes",
+        "status",
+        "per iter.",
+        "memory",
+        "worst first",
+    ):
         assert words in out
     assert "cells: 8 ok" in out
     assert f"results: {folder / 'results' / 'small'}" in out
@@ -116,7 +131,9 @@ def test_rows_keep_their_published_names_and_meaning(ran, capsys):
         "theory_error", "z", "seconds", "iterations", "status_counts",
     }  # fmt: skip
     records = [
-        json.loads(p.read_text()) for p in (folder / "results" / "small").glob("*.json") if p.name != "run.json"
+        json.loads(p.read_text())
+        for p in (folder / "results" / "small").glob("*.json")
+        if p.name != "run.json"
     ]
     for row in rows:
         assert published <= set(row)
@@ -125,7 +142,9 @@ def test_rows_keep_their_published_names_and_meaning(ran, capsys):
         assert row["n"] == len(values) == 2
         assert row["mean"] == pytest.approx(sum(values) / 2, rel=1e-14)
         assert row["sem"] == pytest.approx(abs(values[0] - values[1]) / 2, rel=1e-12)
-        assert row["z"] == pytest.approx((row["mean"] - row["theory"]) / math.hypot(row["sem"], row["theory_error"]))
+        assert row["z"] == pytest.approx(
+            (row["mean"] - row["theory"]) / math.hypot(row["sem"], row["theory_error"])
+        )
         assert row["iterations"] == pytest.approx(sum(r["iterations"] for r in own) / 2)
         assert row["seconds"] == pytest.approx(sum(r["timing"]["seconds"] for r in own) / 2)
         assert row["component"] is None
@@ -142,7 +161,9 @@ def test_a_dry_run_draws_nothing(tmp_path, capsys):
     assert "8 cells, 8 of them to run" in out
     assert "GB of memory" in out
     assert not (tmp_path / "results").exists()
-    code, out, _ = call(capsys, "run", suite, "--dry-run", "--json", "--results", tmp_path / "results", "--workers", "3")
+    code, out, _ = call(
+        capsys, "run", suite, "--dry-run", "--json", "--results", tmp_path / "results", "--workers", "3"
+    )
     found = one_document(out)
     assert (found["cells"], found["missing"], found["workers"]) == (8, 8, 3)
     assert found["seconds"] > 0
@@ -151,7 +172,15 @@ def test_a_dry_run_draws_nothing(tmp_path, capsys):
 
 def test_a_dry_run_knows_what_is_there(ran, capsys):
     folder, _ = ran
-    arguments = [folder / "small.toml", "--dry-run", "--json", "--results", folder / "results", "--set", "grid.seeds=3"]
+    arguments = [
+        folder / "small.toml",
+        "--dry-run",
+        "--json",
+        "--results",
+        folder / "results",
+        "--set",
+        "grid.seeds=3",
+    ]
     found = one_document(call(capsys, "run", *arguments)[1])
     assert (found["cells"], found["missing"]) == (12, 4)
 
@@ -187,7 +216,17 @@ def test_the_exit_code_tells_and_nothing_is_dropped(tmp_path, capsys, algorithm,
 
 def test_cells_of_a_status_can_be_run_again(tmp_path, capsys):
     suite = with_algorithm(tmp_path, "raiser", "quiet")
-    arguments = ["run", suite, "--results", tmp_path / "r", "--plugins", TROUBLE, "--workers", "1", "--no-figure"]
+    arguments = [
+        "run",
+        suite,
+        "--results",
+        tmp_path / "r",
+        "--plugins",
+        TROUBLE,
+        "--workers",
+        "1",
+        "--no-figure",
+    ]
     assert call(capsys, *arguments)[0] == 1
     _, _, err = call(capsys, *arguments, "--retry", "failed")
     assert "running 4 cells" in err
@@ -246,7 +285,9 @@ def test_cupy_without_cupy_is_one_line_with_the_way_out(tmp_path, capsys):
         cupy = None
     if cupy is not None and cupy.is_available():
         pytest.skip("there is a GPU")
-    code, out, err = call(capsys, "run", write_suite(tmp_path, SUITE), "--backend", "cupy", "--results", tmp_path / "r")
+    code, out, err = call(
+        capsys, "run", write_suite(tmp_path, SUITE), "--backend", "cupy", "--results", tmp_path / "r"
+    )
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert "smimbench[cuda12]" in err or "smimbench doctor" in err
@@ -255,7 +296,9 @@ def test_cupy_without_cupy_is_one_line_with_the_way_out(tmp_path, capsys):
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, capsys):
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "small").write_text("in the way")
-    code, _, err = call(capsys, "run", write_suite(tmp_path, SUITE), "--results", tmp_path / "r", "--workers", "1")
+    code, _, err = call(
+        capsys, "run", write_suite(tmp_path, SUITE), "--results", tmp_path / "r", "--workers", "1"
+    )
     assert code == 2
     assert err.count("\n") == 1
     assert "cannot write" in err
@@ -299,14 +342,25 @@ def test_theory_at_other_sample_ratios(tmp_path, capsys):
 def test_theory_for_humans(tmp_path, capsys):
     code, out, _ = call(capsys, "theory", write_suite(tmp_path, ATTENTION))
     assert code == 0
-    for words in ("softmax", "MSE", "overlap", "error", "obtained by: closed form", "perfect recovery", "0.1875", "weak recovery"):
+    for words in (
+        "softmax",
+        "MSE",
+        "overlap",
+        "error",
+        "obtained by: closed form",
+        "perfect recovery",
+        "0.1875",
+        "weak recovery",
+    ):
         assert words in out
     assert "none" in out
 
 
 def test_theory_may_be_overridden(tmp_path, capsys):
     suite = write_suite(tmp_path, ATTENTION)
-    _, out, _ = call(capsys, "theory", suite, "--json", "--set", "problem.prior.rho=2", "--set", "problem.model.tokens=4")
+    _, out, _ = call(
+        capsys, "theory", suite, "--json", "--set", "problem.prior.rho=2", "--set", "problem.model.tokens=4"
+    )
     (document,) = one_document(out)
     assert document["thresholds"]["perfect_recovery"]["value"] == pytest.approx(1 / 18, abs=1e-6)
 
@@ -402,7 +456,12 @@ def test_info_of_a_name_shows_all_that_bear_it(capsys):
         assert item["reference"]
         assert item["documentation"]
         assert "tokens" not in {p["name"] for p in item["parameters"]}
-    (beta,) = [p for item in found for p in item["parameters"] if p["name"] == "beta" and item["models"] == ["attention-indexed"]]
+    (beta,) = [
+        p
+        for item in found
+        for p in item["parameters"]
+        if p["name"] == "beta" and item["models"] == ["attention-indexed"]
+    ]
     assert beta["required"] is False
     assert beta["default"] == 1.0
 
@@ -450,7 +509,9 @@ def test_a_broken_plugin_is_one_line_and_stops_nothing(tmp_path, capsys):
 
 def test_loading_is_traced_on_standard_error(tmp_path, capsys):
     (tmp_path / "good.py").write_text(CHANNEL)
-    code, out, err = call(capsys, "list", "channels", "--json", "--plugins", tmp_path / "good.py", "--trace-plugins")
+    code, out, err = call(
+        capsys, "list", "channels", "--json", "--plugins", tmp_path / "good.py", "--trace-plugins"
+    )
     assert code == 0
     assert "loading good of good" in err
     assert "channel twice" in err
@@ -460,8 +521,21 @@ def test_loading_is_traced_on_standard_error(tmp_path, capsys):
 def test_a_dropped_in_channel_gets_data_theory_and_algorithms(tmp_path, capsys):
     """Nothing but forward and posterior, and out come GAMP runs beside a curve with error bars."""
     (tmp_path / "good.py").write_text(CHANNEL)
-    suite = write_suite(tmp_path, SUITE.replace('"linear", noise = 0.2', '"twice"').partition('\n[[algorithms]]\nname  = "adam"')[0])
-    arguments = ["run", suite, "--plugins", tmp_path / "good.py", "--results", tmp_path / "r", "--workers", "1", "--no-figure"]
+    suite = write_suite(
+        tmp_path,
+        SUITE.replace('"linear", noise = 0.2', '"twice"').partition('\n[[algorithms]]\nname  = "adam"')[0],
+    )
+    arguments = [
+        "run",
+        suite,
+        "--plugins",
+        tmp_path / "good.py",
+        "--results",
+        tmp_path / "r",
+        "--workers",
+        "1",
+        "--no-figure",
+    ]
     code, out, err = call(capsys, *arguments, "--json", "--only", "alpha=1.0", "--set", "grid.dimension=200")
     assert code == 0, err
     (row,) = [row for row in one_document(out)["rows"] if row["metric"] == "mse"]
@@ -530,7 +604,9 @@ def test_help_loads_nothing_heavy():
         "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
         "print(sorted({'numpy', 'scipy', 'pydantic', 'rich', 'matplotlib', 'numba'} & set(sys.modules)), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True
+    )
     assert done.stderr.strip() == "[]"
     assert "Usage" in done.stdout
 
@@ -542,13 +618,17 @@ def test_a_curve_in_closed_form_loads_no_statistics(tmp_path):
         f"try:\n    main(['theory', {str(suite)!r}, '--json'])\nexcept SystemExit as e:\n    assert not e.code\n"
         "print(sorted({'scipy.stats', 'matplotlib', 'numba'} & set(sys.modules)), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True
+    )
     assert done.stderr.strip() == "[]"
     assert one_document(done.stdout)
 
 
 def test_a_reader_that_stops_reading_is_no_error():
-    first = subprocess.Popen(command("info", "quickstart"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+    first = subprocess.Popen(
+        command("info", "quickstart"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    )
     first.stdout.close()
     assert b"Traceback" not in first.stderr.read()
     first.stderr.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -16,8 +17,20 @@ from tests.helpers import ATTENTION, call, call_outside, command, environment, w
 
 KILLS = 10
 CELLS = 24
-SUITE = ATTENTION.replace("seeds     = 2", "seeds     = 6") + '[[algorithms]]\nname = "adam"\nsteps = 15\n[run]\nmax_iterations = 15\n'
-TIMES = ("seconds", "cpu_seconds", "first_iteration", "per_iteration", "peak_memory", "trusted", "machines", "time_to_theory")
+SUITE = (
+    ATTENTION.replace("seeds     = 2", "seeds     = 6")
+    + '[[algorithms]]\nname = "adam"\nsteps = 15\n[run]\nmax_iterations = 15\n'
+)
+TIMES = (
+    "seconds",
+    "cpu_seconds",
+    "first_iteration",
+    "per_iteration",
+    "peak_memory",
+    "trusted",
+    "machines",
+    "time_to_theory",
+)
 
 
 def finished(folder) -> dict[str, bytes]:
@@ -58,7 +71,9 @@ def table(capsys, suite, results) -> list[dict]:
 
 def test_killed_ten_times_the_table_is_the_same_bit_for_bit(tmp_path, capsys):
     suite = write_suite(tmp_path, SUITE)
-    done = call_outside("run", suite, "--results", tmp_path / "calm", "--workers", "1", "--quiet", "--no-figure")
+    done = call_outside(
+        "run", suite, "--results", tmp_path / "calm", "--workers", "1", "--quiet", "--no-figure"
+    )
     assert done.returncode in (0, 1), done.stderr
     assert len(finished(tmp_path / "calm" / "small")) == CELLS
 
@@ -81,7 +96,9 @@ def test_killed_ten_times_the_table_is_the_same_bit_for_bit(tmp_path, capsys):
     assert kills >= KILLS // 2
     assert kept
 
-    done = call_outside("run", suite, "--results", tmp_path / "rough", "--workers", "2", "--quiet", "--no-figure")
+    done = call_outside(
+        "run", suite, "--results", tmp_path / "rough", "--workers", "2", "--quiet", "--no-figure"
+    )
     assert done.returncode in (0, 1), done.stderr
     assert "set-aside" not in os.listdir(folder)
     final = finished(folder)
@@ -97,7 +114,9 @@ def test_killed_ten_times_the_table_is_the_same_bit_for_bit(tmp_path, capsys):
 
 def test_workers_do_not_outlive_a_parent_that_is_killed(tmp_path):
     """Only the parent is killed here, as the system does when memory runs out: its children have to notice."""
-    suite = write_suite(tmp_path, SUITE.replace("max_iterations = 15", "max_iterations = 15\ntolerance = 1e-12"))
+    suite = write_suite(
+        tmp_path, SUITE.replace("max_iterations = 15", "max_iterations = 15\ntolerance = 1e-12")
+    )
     process = start(suite, tmp_path / "results", workers=2)
     try:
         folder = tmp_path / "results" / "small"
@@ -111,10 +130,8 @@ def test_workers_do_not_outlive_a_parent_that_is_killed(tmp_path):
         _, alive = psutil.wait_procs(children, timeout=20)
         assert not alive
     finally:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
 
 def test_ctrl_c_is_one_line_and_loses_nothing(tmp_path):
@@ -135,7 +152,9 @@ def test_ctrl_c_is_one_line_and_loses_nothing(tmp_path):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err
-    assert err.rstrip().endswith("interrupted; every finished cell is kept, run the same command again to go on")
+    assert err.rstrip().endswith(
+        "interrupted; every finished cell is kept, run the same command again to go on"
+    )
     store = Store(folder)
     assert store.load()
     assert store.complaints == []

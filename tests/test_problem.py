@@ -14,7 +14,11 @@ from smimbench.backend import get_backend, to_host
 from smimbench.problem import STREAMS, Problem, ProblemError, seed_sequence
 from tests.helpers import environment
 
-LINEAR = ({"name": "sequence-multi-index", "tokens": 2}, {"name": "linear", "components": 2, "noise": 0.3}, "gaussian")
+LINEAR = (
+    {"name": "sequence-multi-index", "tokens": 2},
+    {"name": "linear", "components": 2, "noise": 0.3},
+    "gaussian",
+)
 SIGNLESS = ({"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian")
 ATTENTION = (
     {"name": "attention-indexed", "tokens": 3},
@@ -67,11 +71,16 @@ def test_another_process_draws_the_same_bits(problem):
         problem = Problem({specs["model"]!r}, {specs["channel"]!r}, {specs["prior"]!r})
         problem.instance(0.3, 10)
         i = problem.instance(0.8, 20, 3, seed=7)
-        print(hashlib.sha256(b"".join(np.ascontiguousarray(a).tobytes() for a in (i.signal, i.inputs, i.labels))).hexdigest())
+        parts = [np.ascontiguousarray(a).tobytes() for a in (i.signal, i.inputs, i.labels)]
+        print(hashlib.sha256(b"".join(parts)).hexdigest())
         """
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment(PYTHONHASHSEED="77")
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment(PYTHONHASHSEED="77"),
     )
     assert done.stdout.strip() == bits(problem.instance(0.8, 20, 3, seed=7))
 
@@ -80,7 +89,10 @@ def test_a_version_that_rises_keeps_its_data(problem, monkeypatch):
     """The version of a channel is raised when its posterior is mended: old and new results then share their instances."""
     before = bits(problem.instance(0.8, 20))
     monkeypatch.setattr(type(problem.channel), "version", 99)
-    parts = ({k: v for k, v in problem.spec[kind].items() if k != "version"} for kind in ("model", "channel", "prior"))
+    parts = (
+        {k: v for k, v in problem.spec[kind].items() if k != "version"}
+        for kind in ("model", "channel", "prior")
+    )
     again = Problem(*parts)
     assert again.spec["channel"]["version"] == 99
     assert bits(again.instance(0.8, 20)) == before
@@ -96,7 +108,11 @@ PINNED = [0.9140498511264319, -0.42833245978844076, -0.08036906519604785, -0.297
 
 
 def test_streams_are_children_of_their_own():
-    names = [seed_sequence(1, "p", 0.5, 10, 0, stream, *extra) for stream in STREAMS for extra in ((), ("a",), ("a", "b"), ("b",))]
+    names = [
+        seed_sequence(1, "p", 0.5, 10, 0, stream, *extra)
+        for stream in STREAMS
+        for extra in ((), ("a",), ("a", "b"), ("b",))
+    ]
     states = {tuple(sequence.generate_state(4)) for sequence in names}
     assert len(states) == len(names)
     assert STREAMS == ("teacher", "data", "initialisation", "monte-carlo")
@@ -104,7 +120,11 @@ def test_streams_are_children_of_their_own():
 
 def test_the_number_of_chunks_does_not_change_the_draw(problem, monkeypatch):
     whole = problem.instance(0.8, 20)
-    monkeypatch.setattr(type(problem.model), "chunks", lambda self, n, *sizes, **more: [slice(i, min(i + 3, n)) for i in range(0, n, 3)])
+    monkeypatch.setattr(
+        type(problem.model),
+        "chunks",
+        lambda self, n, *sizes, **more: [slice(i, min(i + 3, n)) for i in range(0, n, 3)],
+    )
     parts = problem.instance(0.8, 20)
     np.testing.assert_array_equal(whole.inputs, parts.inputs)
     np.testing.assert_allclose(whole.labels, parts.labels, rtol=1e-12, atol=1e-12)
@@ -168,7 +188,9 @@ def test_the_teacher_scores_zero_and_the_prior_mean_one(problem, backend):
     mean = problem.prior.mean(problem.components, instance.dimension)
     nothing = instance.metrics(backend.asarray(mean))
     np.testing.assert_allclose(nothing["mse"], 1, atol=0.25)
-    second, bottom = (np.diagonal(f(problem.components)) for f in (problem.prior.second_moment, problem.prior.mean_overlap))
+    second, bottom = (
+        np.diagonal(f(problem.components)) for f in (problem.prior.second_moment, problem.prior.mean_overlap)
+    )
     if problem.model.kappa == 1:
         np.testing.assert_allclose(own["overlap"], 1.0, atol=1e-12)
     else:
@@ -192,7 +214,9 @@ def test_a_sign_that_no_label_sees_costs_nothing():
 
 def test_a_sign_that_the_label_sees_is_an_error():
     instance = Problem(*LINEAR).instance(0.5, 200)
-    np.testing.assert_allclose(instance.metrics(-instance.signal)["mse"], 4 * np.sum(instance.signal**2, axis=1) / 200)
+    np.testing.assert_allclose(
+        instance.metrics(-instance.signal)["mse"], 4 * np.sum(instance.signal**2, axis=1) / 200
+    )
 
 
 def test_components_that_the_label_tells_apart_may_not_be_exchanged():
@@ -253,7 +277,11 @@ def test_a_start_lies_on_the_backend(backend):
         ((LINEAR[0], {"name": "linear", "tokens": 2}, "gaussian"), "channel.tokens", "taken from the model"),
         ((LINEAR[0], {"name": "linear", "noise": "much"}, "gaussian"), "channel.noise", "number"),
         ((LINEAR[0], {"name": "linear", "noise": float("nan")}, "gaussian"), "channel.noise", "finite"),
-        ((LINEAR[0], "linear", {"name": "wishart", "rho": 1.0}), "prior.name", "belongs to model attention-indexed"),
+        (
+            (LINEAR[0], "linear", {"name": "wishart", "rho": 1.0}),
+            "prior.name",
+            "belongs to model attention-indexed",
+        ),
     ],
 )
 def test_a_problem_that_cannot_be_names_its_key(parts, key, words):
@@ -267,5 +295,10 @@ def test_a_problem_says_what_it_is():
     problem = Problem(*LINEAR)
     assert problem.label == "sequence-multi-index(tokens=2) linear(components=2, noise=0.3) gaussian"
     assert repr(problem) == f"Problem({problem.label})"
-    assert problem.spec["channel"] == {"name": "linear", "version": problem.channel.version, "components": 2, "noise": 0.3}
+    assert problem.spec["channel"] == {
+        "name": "linear",
+        "version": problem.channel.version,
+        "components": 2,
+        "noise": 0.3,
+    }
     assert "version" not in problem.identity

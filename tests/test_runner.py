@@ -191,7 +191,9 @@ def test_the_order_of_cells_does_not_matter(tmp_path, registry):
     """The last instance is kept between cells: that must save time and change nothing."""
     cells = cells_of(tmp_path, registry, "gamp", "quiet")
     forward = {r["key"]: numbers(r) for r in run_cells(cells, Store(tmp_path / "a"), registry=registry)}
-    backward = {r["key"]: numbers(r) for r in run_cells(cells[::-1], Store(tmp_path / "b"), registry=registry)}
+    backward = {
+        r["key"]: numbers(r) for r in run_cells(cells[::-1], Store(tmp_path / "b"), registry=registry)
+    }
     assert forward == backward
 
 
@@ -229,7 +231,10 @@ def test_workers_have_the_plugins_of_the_parent(tmp_path, registry):
 
 def test_an_informed_start_begins_near_the_teacher(tmp_path, registry):
     plain, informed = (
-        run_cell(cells_of(tmp_path, registry, "gamp", **{"run.start": s, "grid.dimension": 200})[0], registry=registry)
+        run_cell(
+            cells_of(tmp_path, registry, "gamp", **{"run.start": s, "grid.dimension": 200})[0],
+            registry=registry,
+        )
         for s in ("uninformed", "informed")
     )
     first = [record["trajectory"]["mse"][0][0] for record in (plain, informed)]
@@ -242,7 +247,9 @@ def test_an_informed_start_begins_near_the_teacher(tmp_path, registry):
 
 def test_the_cost_grows_with_the_work(tmp_path, registry):
     small = runner.estimate_cost(cells_of(tmp_path, registry, "gamp", text=ATTENTION), 1)
-    large = runner.estimate_cost(cells_of(tmp_path, registry, "gamp", text=ATTENTION, **{"grid.dimension": 400}), 1)
+    large = runner.estimate_cost(
+        cells_of(tmp_path, registry, "gamp", text=ATTENTION, **{"grid.dimension": 400}), 1
+    )
     assert small.cells == large.cells == 4
     assert large.seconds > 20 * small.seconds > 0
     inputs = 0.3 * 400**2 * 2 * 400 * 8

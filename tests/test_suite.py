@@ -28,16 +28,28 @@ BAD = {
     # unknown keys
     "unknown table": (ATTENTION + "[grids]\nalpha = [1.0]\n", "grids", "did you mean 'grid'"),
     "unknown key of the grid": (changed("alpha ", "alfa "), "grid.alfa", "did you mean 'alpha'"),
-    "unknown key of run": (ATTENTION + "[run]\ntolerence = 1e-3\n", "run.tolerence", "did you mean 'tolerance'"),
+    "unknown key of run": (
+        ATTENTION + "[run]\ntolerence = 1e-3\n",
+        "run.tolerence",
+        "did you mean 'tolerance'",
+    ),
     "unknown key of a problem": (changed(WISHART, WISHART + "\nnoise = 1"), "problem.noise", "unknown key"),
-    "unknown parameter of a prior": (changed("rho = 0.5", "rho = 0.5, rank = 3"), "problem.prior.rank", "unknown key"),
+    "unknown parameter of a prior": (
+        changed("rho = 0.5", "rho = 0.5, rank = 3"),
+        "problem.prior.rank",
+        "unknown key",
+    ),
     "misspelled parameter": (changed("beta", "betta"), "problem.channel.betta", "did you mean 'beta'"),
     "unknown parameter of an algorithm": (
         changed(GAMP, GAMP + "\ndampening = 0.1"),
         "algorithms[0].dampening",
         "did you mean 'damping'",
     ),
-    "tokens in the channel": (changed("beta = 1.0", "tokens = 3"), "problem.channel.tokens", "taken from the model"),
+    "tokens in the channel": (
+        changed("beta = 1.0", "tokens = 3"),
+        "problem.channel.tokens",
+        "taken from the model",
+    ),
     # wrong types
     "text for a number": (changed("rho = 0.5", 'rho = "half"'), "problem.prior.rho", "number"),
     "number for text": (changed('"softmax"\nmodel', "3\nmodel"), "problem.label", "string"),
@@ -74,8 +86,16 @@ BAD = {
         "problem.channel.name",
         "belongs to model attention-indexed",
     ),
-    "prior of the other model": (changed('"wishart", rho = 0.5', '"gaussian"'), "problem.prior.name", "wishart"),
-    "channel misspelled": (changed('name = "softmax"', 'name = "sofmax"'), "problem.channel.name", "did you mean 'softmax'"),
+    "prior of the other model": (
+        changed('"wishart", rho = 0.5', '"gaussian"'),
+        "problem.prior.name",
+        "wishart",
+    ),
+    "channel misspelled": (
+        changed('name = "softmax"', 'name = "sofmax"'),
+        "problem.channel.name",
+        "did you mean 'softmax'",
+    ),
     "algorithm misspelled": (changed('"gamp"', '"gmap"'), "algorithms[0].name", "did you mean 'gamp'"),
     "no model": (changed(MODEL, ""), "problem.model", "is missing"),
     "no prior": (changed(WISHART, ""), "problem.prior", "is missing"),
@@ -86,7 +106,11 @@ BAD = {
     "no dimension": (changed("dimension = [30]\n", ""), "grid.dimension", "is missing"),
     "no algorithm name": (ATTENTION + "[[algorithms]]\nsteps = 3\n", "algorithms[1].name", "is missing"),
     "no problem": (GAMP + "\n[grid]\nalpha = 1.0\ndimension = 5\n", "problem", "[problem]"),
-    "problem and problems": (ATTENTION + f"[[problems]]\n{MODEL}\n{SOFTMAX}\n{WISHART}\n", "problem", "either"),
+    "problem and problems": (
+        ATTENTION + f"[[problems]]\n{MODEL}\n{SOFTMAX}\n{WISHART}\n",
+        "problem",
+        "either",
+    ),
     "the same label twice": (ATTENTION + GAMP + "\ndamping = 0.5\n", "algorithms[1].label", "used twice"),
     "an empty axis": (changed("rho = 0.5", "rho = []"), "problem.prior.rho", "empty"),
     "reference without values": (
@@ -95,7 +119,8 @@ BAD = {
         "as many numbers as alpha (1)",
     ),
     "reference of no problem": (
-        ATTENTION + '[[run.reference]]\nlabel = "a"\nsource = "b"\nalpha = [1.0]\nvalue = [1.0]\nproblem = 2\n',
+        ATTENTION
+        + '[[run.reference]]\nlabel = "a"\nsource = "b"\nalpha = [1.0]\nvalue = [1.0]\nproblem = 2\n',
         "run.reference[0].problem",
         "between 1 and 1",
     ),
@@ -125,7 +150,9 @@ def test_a_bad_suite_is_one_line_with_file_and_key(tmp_path, capsys, name):
     assert not (tmp_path / "results").exists()
 
 
-@pytest.mark.parametrize("name", ["unknown table", "rho negative", "alpha zero", "channel of the other model"])
+@pytest.mark.parametrize(
+    "name", ["unknown table", "rho negative", "alpha zero", "channel of the other model"]
+)
 def test_every_command_that_reads_a_suite_refuses_it(tmp_path, capsys, name):
     path = write_suite(tmp_path, BAD[name][0])
     for verb in ("theory", "show", "run"):
@@ -189,7 +216,11 @@ def test_cells_are_the_product_with_replicates_outermost(tmp_path):
 
 
 def test_lists_become_axes(tmp_path):
-    text = changed("rho = 0.5", "rho = [0.2, 0.5, 1.5]").replace("[30]", "[20, 30]").replace("tokens = 2", "tokens = [2, 3]")
+    text = (
+        changed("rho = 0.5", "rho = [0.2, 0.5, 1.5]")
+        .replace("[30]", "[20, 30]")
+        .replace("tokens = 2", "tokens = [2, 3]")
+    )
     suite = load_suite(write_suite(tmp_path, text))
     assert len(suite.plans) == 6
     labels = [plan.label for plan in suite.plans]
@@ -228,7 +259,9 @@ def test_an_integer_and_a_float_of_the_same_value_are_one_cell(tmp_path):
 
 def test_labels_titles_and_the_file_do_not_enter_the_key(tmp_path):
     one = load_suite(write_suite(tmp_path, SUITE, "one"))
-    two = load_suite(write_suite(tmp_path, SUITE.replace('"line"', '"stroke"').replace("A small", "Another"), "two"))
+    two = load_suite(
+        write_suite(tmp_path, SUITE.replace('"line"', '"stroke"').replace("A small", "Another"), "two")
+    )
     assert [c.key for c in one.cells()] == [c.key for c in two.cells()]
 
 
@@ -317,7 +350,10 @@ def test_set_reaches_every_key(tmp_path, override, read, value):
 
 def test_set_reaches_into_a_part_that_is_only_a_name(tmp_path):
     text = changed(SOFTMAX, 'channel = "softmax"')
-    assert load_suite(write_suite(tmp_path, text), ["problem.channel.beta=3.0"]).plans[0].problem.channel.beta == 3.0
+    assert (
+        load_suite(write_suite(tmp_path, text), ["problem.channel.beta=3.0"]).plans[0].problem.channel.beta
+        == 3.0
+    )
 
 
 def test_later_overrides_win(tmp_path):

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -69,15 +70,18 @@ def statuses(counts: dict[str, int]) -> Text:
 
 
 def plain_table(columns: Sequence[tuple[str, str]]) -> Table:
-    """An empty table of the one style of this package; columns are (name, "l" or "r")."""
+    """An empty table of the one style of this package; columns are (name, "l" or "r"): words wrap, numbers do not."""
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     for name, side in columns:
-        table.add_column(name, justify="right" if side == "r" else "left", no_wrap=True, overflow="fold")
+        table.add_column(name, justify="right" if side == "r" else "left", no_wrap=side == "r", overflow="fold")
     return table
 
 
 def titled(table: Table, title: str, caption: str = "") -> RenderableType:
-    """A table under a title that may be wider than the table."""
+    """A finished table under a title that may be wider than the table."""
+    for column in table.columns:
+        if column.no_wrap:  # half a number is a wrong number: rather a table wider than the screen
+            column.min_width = max(cell_len(str(cell)) for cell in (column.header, *column.cells))
     return Group(Text(title, style="bold"), table, *([Text(caption, style="dim")] if caption else []))
 
 

@@ -1,0 +1,204 @@
+"""Tables stay readable whatever stands in their rows."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from smimbench.report.rows import _compare, _first_hit, _ratio_to
+from smimbench.report.tables import (
+    as_markdown,
+    error_tables,
+    number,
+    runtime_tables,
+    seconds,
+    status_line,
+    uncertain,
+)
+
+
+def row(**more):
+    found = {
+        "problem": "p", "algorithm": "gamp", "backend": "numpy", "alpha": 0.123456, "dimension": 100, "n": 4,
+        "metric": "mse", "component": None, "mean": 0.5, "sem": 0.01, "theory": 0.4, "theory_error": 1e-9,
+        "difference": 0.1, "z": 10.0, "bayes": 0.4, "ratio_to_bayes": 1.25, "status_counts": {"ok": 4}, "restarts": 0,
+        "reasons": [], "warnings": [], "seconds": 1.0, "iterations": 12.0, "first_iteration": 0.01,
+        "per_iteration": 0.002, "peak_memory": 2**26, "trusted": True, "machines": ["here"],
+        "time_to_theory": {"0.05": {"seconds": 0.25, "iterations": 3.0, "fraction": 1.0}},
+    }  # fmt: skip
+    return {**found, **more}
+
+
+def printed(tables, width=80) -> str:
+    stream = io.StringIO()
+    console = Console(file=stream, width=width)
+    for table in tables:
+        console.print(table, crop=False)
+    return stream.getvalue()
+
+
+EXTREME = {
+    "run away": row(mean=5.4e51, sem=5.3e51, difference=5.4e51, z=1.0, ratio_to_bayes=1e52),
+    "nothing": row(
+        n=0, mean=None, sem=None, difference=None, z=None, ratio_to_bayes=None, status_counts={"failed": 4}
+    ),
+    "one run": row(n=1, sem=None, z=None),
+    "perfect": row(
+        theory=0.0, theory_error=0.0, mean=3e-12, sem=1e-12, difference=3e-12, z=None, ratio_to_bayes=None
+    ),
+    "sharp": row(z=-123456.0, sem=1e-9),
+    "mixed": row(status_counts={"ok": 12, "not-converged": 1, "diverged": 2, "timeout": 1}),
+    "negative": row(difference=-0.25, z=-25.0),
+}
+
+
+@pytest.mark.parametrize("name", EXTREME)
+def test_no_row_breaks_its_table(name):
+    text = printed(error_tables([row(), EXTREME[name]]))
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len([line for line in lines if line.startswith("gamp")]) == 2
+    assert "…" not in text
+    for full in ("mean ± s.e.m.", "theory ± err", "diff", "/Bayes", "status"):
+        assert full in text
+
+
+def test_every_status_is_shown_in_short():
+    assert "12 ok 1 n.c. 2 div. 1 t/o" in printed(error_tables([EXTREME["mixed"]]), width=120)
+    narrow = printed(error_tables([EXTREME["mixed"]]))
+    assert all(word in narrow.split() for word in ("12", "ok", "n.c.", "2", "div.", "t/o"))
+
+
+def test_a_number_is_never_cut():
+    """Words give way first; if that is not enough the table is wider than the screen, for half a number is a wrong one."""
+    wide = row(
+        mean=5.4e51,
+        sem=5.3e51,
+        component=2,
+        dimension=100_000,
+        algorithm="a-long-name-of-an-algorithm",
+        z=-123456.0,
+    )
+    text = printed(error_tables([row(component=1), wide]), width=60)
+    for whole in ("5.4e+51±5.3e+51", "100000", "0.40000", "+0.1000", "-1e+05", "1.25"):
+        assert whole in text
+
+
+def test_the_worst_row_comes_first():
+    rows = [
+        row(algorithm="close", difference=0.001),
+        row(algorithm="far", difference=-0.3),
+        row(algorithm="failed", status_counts={"ok": 3, "failed": 1}, difference=0.0),
+        row(algorithm="skipped", status_counts={"skipped": 4}, difference=0.01),
+    ]
+    text = printed(error_tables(rows))
+    order = sorted(("close", "far", "failed", "skipped"), key=text.index)
+    assert order == ["failed", "far", "skipped", "close"]
+
+
+def test_columns_appear_only_where_they_tell_something():
+    plain = printed(error_tables([row(), row()]))
+    assert "D = 100" in plain
+    assert "part" not in plain
+    several = printed(
+        error_tables([row(component=1, backend="cupy"), row(component=2, dimension=200)]), width=100
+    )
+    assert "part" in several
+    assert "gamp@cupy" in several
+    assert "D = 100" not in several
+    overlap = printed(error_tables([row(metric="overlap")]))
+    assert "/Bayes" not in overlap
+
+
+def test_one_run_has_no_standard_error_and_the_caption_says_so():
+    text = printed(error_tables([EXTREME["one run"]]))
+    assert "0.5000±" not in text
+    assert "one run only: no standard error" in text
+
+
+def test_the_runtime_table_orders_by_time_to_theory_and_says_what_it_may_not_compare():
+    never = {"0.05": {"seconds": None, "iterations": None, "fraction": 0.25}}
+    rows = [
+        row(algorithm="quick"),
+        row(algorithm="lost", time_to_theory=never, trusted=False, machines=["there"]),
+    ]
+    text = printed(runtime_tables(rows, "here"))
+    assert text.index("lost") < text.index("quick")
+    assert "never" in text
+    assert "25%" in text
+    assert "250 ms" in text
+    assert "64 MB" in text
+    assert "untrusted" in text
+    assert "another machine (there)" in " ".join(text.split())
+    sound = printed(runtime_tables([row()], "here"))
+    assert "untrusted" not in sound
+    assert "another machine" not in sound
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, ""),
+        (0, "0"),
+        (0.5, "0.5000"),
+        (12.3456, "12.35"),
+        (1e-7, "1.0e-07"),
+        (2e5, "2.0e+05"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_numbers_are_short(value, text):
+    assert number(value) == text
+
+
+def test_values_with_errors():
+    assert uncertain(0.5, None) == "0.5000"
+    assert uncertain(0.5, 1e-9) == "0.50000"
+    assert uncertain(0.5, 0.01) == "0.5000±0.0100"
+    assert uncertain(None, 0.1) == ""
+    assert [seconds(v) for v in (None, 2.5, 0.0025, 2.5e-6)] == ["", "2.5 s", "2.5 ms", "2.5 us"]
+
+
+def test_the_status_line_counts_everything():
+    assert status_line({"ok": 3, "failed": 1}, 2).plain == "cells: 3 ok, 1 failed, 2 not run yet"
+    assert status_line({}).plain == "cells: none"
+
+
+def test_markdown_keeps_its_columns_whatever_a_label_holds():
+    lines = as_markdown([row(problem="a|b")]).splitlines()
+    assert lines[2].count("|") - lines[2].count("\\|") == lines[0].count("|")
+
+
+# -- the numbers behind the tables --------------------------------------------------------------------------------
+
+
+def test_a_standard_error_is_that_of_the_mean_and_z_joins_both_errors():
+    values = np.array([1.0, 2.0, 4.0, 5.0])
+    found = _compare(values, 2.5, 0.3)
+    assert found["sem"] == pytest.approx(np.sqrt(((values - 3.0) ** 2).sum() / 3 / 4))
+    assert found["difference"] == pytest.approx(0.5)
+    assert found["z"] == pytest.approx(0.5 / np.hypot(found["sem"], 0.3))
+    assert _compare(values[:1], 2.5, 0.3)["sem"] is None
+    assert _compare(values, 0.0, 0.0)["z"] is None
+    assert _compare(np.array([]), 2.5, 0.3)["mean"] is None
+
+
+def test_a_ratio_is_blank_where_theory_is_zero():
+    assert _ratio_to(np.array([0.2, 0.4]), 0.1, 1e-3) == pytest.approx(3.0)
+    assert _ratio_to(np.array([0.2]), 0.0, 1e-3) is None
+    assert _ratio_to(np.array([]), 0.1, 1e-3) is None
+
+
+def test_time_to_a_target_waits_for_every_component():
+    path = {
+        "mse": np.array([[1.0, 1.0], [0.1, 0.9], [0.3, 0.1], [0.1, 0.1]]),
+        "seconds": np.array([0.0, 1.0, 2.0, 3.0]),
+        "iteration": np.array([0.0, 10.0, 20.0, 30.0]),
+    }
+    assert _first_hit(path, np.array([0.2, 0.2])) == (3.0, 30.0)
+    assert _first_hit(path, np.array([0.2, 0.95])) == (1.0, 10.0)
+    assert _first_hit(path, np.array([0.01, 0.2])) == (np.inf, np.inf)
+    assert _first_hit(None, np.array([0.2])) == (np.inf, np.inf)
