@@ -7,7 +7,11 @@ from smimbench.hookspecs import hookimpl
 def smimbench_register_algorithms(register):
     """Register what is in this folder."""
     from smimbench_algorithms.adam import Adam
+    from smimbench_algorithms.adamw import AdamW
+    from smimbench_algorithms.averaged import Averaged
     from smimbench_algorithms.gamp import Gamp
+    from smimbench_algorithms.sgd import Sgd
+    from smimbench_algorithms.spectral import Spectral
 
-    for algorithm in (Gamp, Adam):
+    for algorithm in (Gamp, Spectral, Sgd, Adam, AdamW, Averaged):
         register(algorithm)

@@ -1,47 +1,163 @@
-"""Exact gradient of the squared loss through a channel, shared by the gradient methods."""
+"""Exact gradients of a loss through model, channel and prior, shared by the gradient methods."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import functools
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smimbench.backend import namespace
-from smimbench.theory.prediction import observable, predict
+from smimbench.parameters import build
+from smimbench.registry import RegistryError, get_registry
+from smimbench.theory.prediction import predict
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Array, Data
+    from smimbench.interfaces import Array
     from smimbench.problem import Problem
+
+LOSSES = ("squared", "cross-entropy")
 
 
 class LossGradient(NamedTuple):
-    """Loss (0-d array) and its gradient with respect to the factor."""
+    """Loss summed over samples, one number per student, and its gradient with respect to the factor."""
 
     loss: Array
     gradient: Array
 
 
-def squared_loss(problem: Problem, data: Data, factor: Array) -> LossGradient:
-    r"""Squared loss ``L = sum_mu |f(z_mu) - y_mu|^2 / D`` and its gradient.
+def loss_gradient(
+    problem: Problem,
+    inputs: Array,
+    targets: Array,
+    factor: Array,
+    *,
+    channel: Any = None,
+    loss: str = "squared",
+    signal: Array | None = None,
+) -> LossGradient:
+    r"""Loss ``L = sum_mu l(f(z_mu), t_mu)`` and its gradient.
 
-    ``f`` is the noiseless output that a user would measure (probabilities for softmax). The chain is: channel ``vjp``
-    to the latents, transpose of the model's ``forward`` to the signal (which brings the trace term of the
-    attention-indexed model), the prior's ``pullback`` to the factor. Inputs are read once, chunk by chunk.
+    ``f`` is the noiseless output that a user would measure (probabilities for softmax), ``t`` the same of the label,
+    ``l`` the squared distance or ``- sum t log f``. The chain is: channel ``vjp`` to the latents, transpose of the
+    model's ``forward`` to the signal (which brings the trace term of the attention-indexed model), the prior's
+    ``pullback`` to the factor. Inputs are read once, chunk by chunk.
 
     Parameters
     ----------
+    inputs : array (n, T, D)
+    targets : array (n, ...)
+        Labels as a user would measure them (the channel's ``observable``).
     factor : array
-        What the prior's ``compose`` turns into a signal: W of ``S = W W^T / sqrt(r D)``, or the signal itself.
+        What the prior's ``compose`` turns into a signal: W of ``S = W W^T / sqrt(r D)``, or the signal itself. One
+        more axis in front: several students that learn from the same samples.
+    channel : Channel, optional
+        Another channel than the problem's (a surrogate that has a derivative).
+    loss : {"squared", "cross-entropy"}
+    signal : array, optional
+        ``compose(factor)``, if it is known already.
+
+    Returns
+    -------
+    LossGradient
+        ``loss`` () or (students,), ``gradient`` shaped like the factor.
     """
-    xp = namespace(data.inputs)
-    model, channel = problem.model, problem.channel
-    n, _, dimension = data.inputs.shape
-    signal = problem.prior.compose(factor)
-    gradient = xp.zeros_like(signal)
-    loss = xp.zeros((), dtype=signal.dtype, device=signal.device)
-    for part in model.chunks(n, dimension, problem.components):
-        inputs = data.inputs[part, ...]
-        z = model.forward(inputs, signal)
-        difference = predict(channel, z) - observable(channel, data.labels[part, ...])
-        loss = loss + xp.sum(difference * difference)
-        gradient = gradient + model.adjoint(inputs, channel.vjp(z, 2 * difference))
-    gradient = gradient / (model.adjoint_scale(dimension) * dimension)
-    return LossGradient(loss / dimension, problem.prior.pullback(factor, gradient))
+    xp = namespace(factor)
+    model = problem.model
+    channel = problem.channel if channel is None else channel
+    n, _, dimension = inputs.shape
+    signal = problem.prior.compose(factor) if signal is None else signal
+    lead = signal.ndim - len(model.signal_shape(problem.components, dimension))
+    students = math.prod(signal.shape[:lead])
+    total, gradient = None, None
+    for part in model.chunks(n, dimension, problem.components * students):
+        x = inputs[part, ...]
+        z = model.forward(x, signal)
+        # Channels need not know of students: their samples stand one behind the other.
+        flat = xp.reshape(z, (-1, *z.shape[-2:])) if lead else z
+        output = predict(channel, flat)
+        target = targets[part, ...]
+        if lead:
+            output = xp.reshape(output, (students, -1, *output.shape[1:]))
+        value, cotangent = _loss(xp, loss, output, target)
+        if lead:
+            cotangent = xp.reshape(cotangent, (-1, *cotangent.shape[2:]))
+        g = xp.reshape(channel.vjp(flat, cotangent), z.shape)
+        back = model.adjoint(x, g)
+        value = xp.sum(value, axis=tuple(range(1, value.ndim))) if lead else xp.sum(value)
+        total = value if total is None else total + value
+        gradient = back if gradient is None else gradient + back
+    if gradient is None:
+        raise ValueError("there are no samples to learn from")
+    gradient = problem.prior.pullback(factor, gradient / model.adjoint_scale(dimension))
+    return LossGradient(total, gradient)
+
+
+def _loss(xp: Any, name: str, output: Array, target: Array) -> tuple[Array, Array]:
+    """Loss of every entry and its derivative with respect to the output."""
+    if name == "squared":
+        difference = output - target
+        return difference * difference, 2 * difference
+    # A probability that has underflowed to 0 would make 0/0 of its share in the gradient.
+    floor = float(xp.finfo(output.dtype).smallest_normal)
+    kept = xp.where(output > floor, output, xp.full_like(output, floor))
+    return -target * xp.log(kept), -target / kept
+
+
+# -- what cannot be differentiated ---------------------------------------------------------------------------------------
+
+
+class _Tempered:
+    """A softmax channel whose latents are multiplied by a factor: its temperature."""
+
+    def __init__(self, channel: Any, factor: float) -> None:
+        self.channel, self.factor = channel, factor
+
+    def forward(self, z: Array, *, rng: Any = None) -> Array:
+        return self.channel.forward(self.factor * z)
+
+    def observable(self, y: Array) -> Array:
+        return self.channel.observable(y)
+
+    def vjp(self, z: Array, cotangent: Array) -> Array:
+        return self.factor * self.channel.vjp(self.factor * z, cotangent)
+
+
+def surrogate(problem: Problem, beta: float) -> Any:
+    """The softmax channel of inverse temperature ``beta`` that stands in for the hardmax channel of a problem, or None.
+
+    Attention-indexed matrices are linear in the latents, so beta multiplies them; those of one sequence layer are
+    ``z z^T``, so its root does.
+    """
+    base = _softmax(problem)
+    if base is None:
+        return None
+    return _Tempered(base, beta if problem.model.kappa == 2 else math.sqrt(beta))
+
+
+def _softmax(problem: Problem) -> Any:
+    if problem.channel.name != "hardmax" or problem.components != 1:
+        return None
+    return _softmax_of(problem.model.name, problem.model.tokens)
+
+
+@functools.lru_cache(maxsize=32)
+def _softmax_of(model: str, tokens: int) -> Any:
+    try:
+        entry = get_registry().get("channel", "softmax", model)
+    except RegistryError:
+        return None
+    return build(entry.item, "channel", {}, {"tokens": tokens})
+
+
+def gives_probabilities(problem: Problem) -> bool:
+    """Whether a label, as a user would measure it, is made of rows of probabilities."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    z = rng.standard_normal((4, problem.components, problem.model.sites))
+    channel: Any = problem.channel
+    y = channel.forward(z, rng=rng)
+    if not hasattr(channel, "observable"):
+        return False
+    p = np.asarray(channel.observable(y))
+    return bool(p.ndim >= 2 and (p >= 0).all() and np.allclose(p.sum(axis=-1), 1.0))

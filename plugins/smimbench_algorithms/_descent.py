@@ -1,0 +1,316 @@
+"""What all gradient methods share: batches, schedules, constraints, students; a method adds its rule for the step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import array_api_compat
+import numpy as np
+
+from smimbench.backend import namespace
+from smimbench.interfaces import Array, Info, ParameterError
+from smimbench.theory.prediction import observable
+from smimbench_algorithms._gradient import LOSSES, gives_probabilities, loss_gradient, surrogate
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Data
+    from smimbench.problem import Problem
+
+SCHEDULES = ("constant", "step", "cosine", "1/t")
+SURROGATE_BETA = (1.0, 20.0)
+DEFAULT_STEPS = 1000
+
+
+class DescentState(NamedTuple):
+    """What is iterated.
+
+    Attributes
+    ----------
+    factor, signal : array
+        The factor and the signal that it stands for; with students, one more axis in front.
+    memory : tuple of array
+        What the method remembers (momentum, moments).
+    count : int
+        Steps made.
+    total : int
+        Steps that will be made.
+    samples : int
+        Samples processed, repeated ones counted each time.
+    targets : array
+        Labels as a user would measure them.
+    order : ndarray
+        Samples of this epoch that are still to be used.
+    rng : numpy.random.Generator
+        Order of the samples, or the stream of fresh ones.
+    norm : float or None
+        Mean square that each entry of the estimate is given, where labels cannot tell its scale.
+    """
+
+    factor: Array
+    signal: Array
+    memory: tuple[Array, ...]
+    count: int
+    total: int
+    samples: int
+    targets: Array
+    order: np.ndarray[Any, Any]
+    rng: np.random.Generator
+    norm: Array | None
+
+
+@dataclass(frozen=True)
+class Descent:
+    """Base of the gradient methods; see its subclasses for the parameters' meaning."""
+
+    learning_rate: float = 0.1
+    steps: int | None = None
+    epochs: int | None = None
+    batch: int | None = None
+    online: bool = False
+    loss: str = "squared"
+    schedule: str = "constant"
+    decay_steps: int | None = None
+    decay_factor: float | None = None
+    spherical: bool = False
+    width: int | None = None
+    surrogate_beta: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.learning_rate > 0:
+            raise ParameterError("learning_rate", f"must be > 0, got {self.learning_rate}")
+        for key in ("steps", "epochs", "batch", "width", "decay_steps"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ParameterError(key, f"must be at least 1, got {value}")
+        if self.steps is not None and self.epochs is not None:
+            raise ParameterError("epochs", "must be left out where steps are given")
+        if self.steps is None and self.epochs is None:
+            object.__setattr__(self, "steps", DEFAULT_STEPS)
+        if self.online and self.batch is None:
+            raise ParameterError("batch", "is missing: how many fresh samples a step takes")
+        if self.online and self.epochs is not None:
+            raise ParameterError(
+                "epochs", "must be left out with online = true: no sample is seen twice; give steps"
+            )
+        if self.loss not in LOSSES:
+            raise ParameterError("loss", f"must be one of {', '.join(LOSSES)}, got {self.loss!r}")
+        self._check_schedule()
+        if self.surrogate_beta is not None and not (
+            0 < self.surrogate_beta[0] <= self.surrogate_beta[1] < math.inf
+        ):
+            raise ParameterError(
+                "surrogate_beta",
+                f"must be two numbers > 0, the second not below the first, got {list(self.surrogate_beta)}",
+            )
+
+    def _check_schedule(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise ParameterError("schedule", f"must be one of {', '.join(SCHEDULES)}, got {self.schedule!r}")
+        needs = {"step": ("decay_steps", "decay_factor"), "1/t": ("decay_steps",)}.get(self.schedule, ())
+        for key in ("decay_steps", "decay_factor"):
+            given = getattr(self, key) is not None
+            if key in needs and not given:
+                raise ParameterError(key, f"is missing, schedule = {self.schedule!r} needs it")
+            if given and key not in needs:
+                raise ParameterError(
+                    key, f"has no effect with schedule = {self.schedule!r} and must be left out"
+                )
+        if self.decay_factor is not None and not 0 < self.decay_factor <= 1:
+            raise ParameterError("decay_factor", f"must be in (0, 1], got {self.decay_factor}")
+
+    # -- contract --------------------------------------------------------------------------------------------------
+
+    def refuses(self, problem: Problem) -> str | None:
+        """Why this problem cannot be learned by gradients, or None."""
+        differentiable = hasattr(problem.channel, "vjp")
+        if not differentiable and surrogate(problem, 1.0) is None:
+            return f"channel {problem.channel.name!r} has no derivative"
+        if differentiable and self.surrogate_beta is not None:
+            return "surrogate_beta applies to channels without a derivative only; remove it"
+        if not hasattr(problem.prior, "compose"):
+            return f"prior {problem.prior.name!r} has no factor to descend on"
+        if self.width is not None and problem.model.kappa == 1:
+            return "width applies to attention-indexed models only; remove it"
+        if self.loss == "cross-entropy" and not gives_probabilities(problem):
+            return f"cross-entropy needs labels that are probabilities, those of channel {problem.channel.name!r} are not"
+        return None
+
+    def steps_for(self, data: Data) -> int:
+        """Number of steps of a run on this data."""
+        if self.steps is not None:
+            return self.steps
+        n = data.inputs.shape[0]
+        return int(self.epochs or 0) * math.ceil(n / self._batch(n))
+
+    def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> DescentState:
+        """Iid N(0, 1) factor."""
+        return self._begin(problem, data, rng, None)
+
+    def init_students(
+        self, problem: Problem, data: Data, rng: np.random.Generator, students: int
+    ) -> DescentState:
+        """Several independent students with one leading axis; they see the same samples in the same order."""
+        return self._begin(problem, data, rng, students)
+
+    def step(self, problem: Problem, data: Data, state: DescentState) -> tuple[DescentState, Info]:
+        """One step; the residual is the relative change of the factor (of the student that moves most)."""
+        xp = namespace(state.factor)
+        inputs, targets, order = self._take(problem, data, state)
+        channel, warning = self._channel(problem, data, state)
+        found = loss_gradient(
+            problem, inputs, targets, state.factor, channel=channel, loss=self.loss, signal=state.signal
+        )
+        size = inputs.shape[0]
+        gradient = found.gradient * self._normalisation(problem, data, size)
+        rate = self._rate(state.count, state.total)
+        factor, memory = self._move(state.factor, gradient, state.memory, rate, state.count + 1)
+        if self.spherical:
+            factor = _on_sphere(factor, _base_axes(problem, factor))
+        residual = _relative_change(factor, state.factor, _base_axes(problem, factor))
+        new = state._replace(
+            factor=factor,
+            signal=problem.prior.compose(factor),
+            memory=memory,
+            count=state.count + 1,
+            samples=state.samples + size,
+            order=order,
+        )
+        held = xp.linalg.diagonal(problem.model.inner(new.signal, new.signal))
+        held = xp.max(held, axis=0) if held.ndim > 1 else held
+        return new, Info(residual=residual, held=held, warning=warning, samples=new.samples)
+
+    def estimate(self, state: DescentState) -> Array:
+        """The signal that the factor stands for; at the prior's norm where labels cannot tell it."""
+        if state.norm is None:
+            return state.signal
+        xp = namespace(state.signal)
+        axes = tuple(range(-state.norm.ndim + 1, 0))
+        size = xp.mean(state.signal * state.signal, axis=axes, keepdims=True)
+        return state.signal * xp.sqrt(state.norm / xp.where(size > 0, size, xp.ones_like(size)))
+
+    # -- what a method adds ----------------------------------------------------------------------------------------
+
+    def _memory(self, factor: Array) -> tuple[Array, ...]:
+        """What is remembered between steps, at the first step."""
+        raise NotImplementedError
+
+    def _move(
+        self, factor: Array, gradient: Array, memory: tuple[Array, ...], rate: float, count: int
+    ) -> tuple[Array, tuple[Array, ...]]:
+        """The new factor and memory; ``count`` is 1 at the first step."""
+        raise NotImplementedError
+
+    def _normalisation(self, problem: Problem, data: Data, size: int) -> float:
+        """What the gradient of a batch's summed loss is multiplied by."""
+        raise NotImplementedError
+
+    # -- the parts of a step ---------------------------------------------------------------------------------------
+
+    def _batch(self, n: int) -> int:
+        return n if self.batch is None else min(self.batch, n)
+
+    def _begin(
+        self, problem: Problem, data: Data, rng: np.random.Generator, students: int | None
+    ) -> DescentState:
+        if self.online and data.fresh is None:
+            raise ValueError("online learning needs fresh samples, and this data has no source of them")
+        xp = namespace(data.inputs)
+        place = {"dtype": data.inputs.dtype, "device": array_api_compat.device(data.inputs)}
+        shape = (problem.components, data.dimension, self.width)
+        if students is None:
+            draw = problem.prior.draw_factor(rng, *shape)
+        else:
+            draw = np.stack([problem.prior.draw_factor(rng, *shape) for _ in range(students)])
+        factor = xp.asarray(draw, **place)
+        if self.spherical:
+            factor = _on_sphere(factor, _base_axes(problem, factor))
+        targets = xp.astype(observable(problem.channel, data.labels), data.inputs.dtype)
+        norm = None
+        if not hasattr(problem.channel, "vjp"):
+            second = np.diagonal(problem.prior.second_moment(problem.components))
+            spread = math.prod(problem.model.signal_shape(1, data.dimension)) / data.dimension
+            norm = xp.reshape(xp.asarray(second / spread, **place), (-1, *[1] * _signal_axes(problem, data)))
+        return DescentState(
+            factor=factor,
+            signal=problem.prior.compose(factor),
+            memory=self._memory(factor),
+            count=0,
+            total=self.steps_for(data),
+            samples=0,
+            targets=targets,
+            order=np.empty(0, dtype=np.int64),
+            rng=rng,
+            norm=norm,
+        )
+
+    def _take(
+        self, problem: Problem, data: Data, state: DescentState
+    ) -> tuple[Array, Array, np.ndarray[Any, Any]]:
+        """Inputs and targets of this step, and what is left of the epoch."""
+        n = data.inputs.shape[0]
+        if self.online:
+            assert data.fresh is not None
+            inputs, labels = data.fresh(state.rng, int(self.batch or 1))
+            target = namespace(inputs).astype(observable(problem.channel, labels), inputs.dtype)
+            return inputs, target, state.order
+        size = self._batch(n)
+        if size == n:
+            return data.inputs, state.targets, state.order
+        order = state.order if len(state.order) else state.rng.permutation(n)
+        xp = namespace(data.inputs)
+        chosen = xp.asarray(order[:size], device=array_api_compat.device(data.inputs))
+        return xp.take(data.inputs, chosen, axis=0), xp.take(state.targets, chosen, axis=0), order[size:]
+
+    def _channel(self, problem: Problem, data: Data, state: DescentState) -> tuple[Any, str | None]:
+        """The channel to differentiate, and what the user should know."""
+        warning = None
+        if self.online:
+            seen = state.total * int(self.batch or 1)
+            if seen > data.inputs.shape[0]:
+                warning = (
+                    f"online: {seen} fresh samples were used, sample ratio "
+                    f"{problem.model.sample_ratio(seen, data.dimension):.4g}; the theory of this row is for "
+                    f"{data.sample_ratio:.4g}"
+                )
+        if hasattr(problem.channel, "vjp"):
+            return problem.channel, warning
+        low, high = self.surrogate_beta or SURROGATE_BETA
+        beta = low * (high / low) ** (state.count / max(state.total - 1, 1))
+        note = (
+            f"surrogate: hardmax has no derivative, so softmax with beta annealed from {low:g} to {high:g} was "
+            f"descended on; its scale is the prior's"
+        )
+        return surrogate(problem, beta), note if warning is None else f"{note}; {warning}"
+
+    def _rate(self, count: int, total: int) -> float:
+        if self.schedule == "step":
+            return self.learning_rate * float(self.decay_factor or 1) ** (count // int(self.decay_steps or 1))
+        if self.schedule == "cosine":
+            return self.learning_rate * (1 + math.cos(math.pi * count / total)) / 2
+        if self.schedule == "1/t":
+            return self.learning_rate / (1 + count / int(self.decay_steps or 1))
+        return self.learning_rate
+
+
+def _signal_axes(problem: Problem, data: Data) -> int:
+    return len(problem.model.signal_shape(1, data.dimension)) - 1
+
+
+def _base_axes(problem: Problem, factor: Array) -> tuple[int, ...]:
+    """Axes of one component of the factor: (D,) or (D, width)."""
+    return (-1,) if problem.model.kappa == 1 else (-2, -1)
+
+
+def _on_sphere(factor: Array, axes: tuple[int, ...]) -> Array:
+    """Every component scaled to the norm of iid N(0, 1) entries."""
+    xp = namespace(factor)
+    return factor / xp.sqrt(xp.mean(factor * factor, axis=axes, keepdims=True))
+
+
+def _relative_change(new: Array, old: Array, axes: tuple[int, ...]) -> Array:
+    xp = namespace(new)
+    change = new - old
+    axes = (axes[0] - 1, *axes)  # all components of a student
+    return xp.max(xp.sqrt(xp.mean(change * change, axis=axes) / xp.mean(new * new, axis=axes)))

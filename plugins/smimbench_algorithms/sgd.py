@@ -1,0 +1,82 @@
+"""Stochastic gradient descent on the factor of the signal: in minibatches, on a stream, or full batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from smimbench.backend import namespace
+from smimbench.interfaces import Array, Capabilities, ParameterError
+from smimbench_algorithms._descent import Descent
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Data
+    from smimbench.problem import Problem
+
+
+@dataclass(frozen=True)
+class Sgd(Descent):
+    r"""Gradient descent on batches B of samples.
+
+    .. math::
+
+        L_B = \frac{1}{\alpha_B} \sum_{\mu \in B} l(f(z_\mu), t_\mu) + \frac{\lambda}{2} |W|^2, \qquad
+        v \leftarrow m v + \nabla L_B, \qquad W \leftarrow W - \eta v
+
+    with ``alpha_B`` the sample ratio of the batch, ``|B| / D`` or ``|B| / D^2``. So the mean step is the same for every
+    size of the batch and of the problem: eta times the number of steps is the time of the gradient flow. The step is
+    stable for eta up to about the sample ratio of the batch (times a number of order 1), as the usual rule says: learning
+    rate proportional to batch size.
+
+    Parameters
+    ----------
+    learning_rate : float
+        eta > 0.
+    momentum : float
+        m in [0, 1).
+    nesterov : bool
+        Step along ``m v + grad L_B`` instead of v.
+    weight_decay : float
+        lambda >= 0.
+    steps, epochs, batch, online, loss, schedule, decay_steps, decay_factor, spherical, width, surrogate_beta
+        As for ``adam``.
+
+    References
+    ----------
+    Sutskever, Martens, Dahl and Hinton (2013), On the importance of initialization and momentum in deep learning.
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    name: ClassVar[str] = "sgd"
+    version: ClassVar[int] = 1
+    reference: ClassVar[str] = "Sutskever et al. (2013), Proc. ICML"
+    capabilities: ClassVar[Capabilities] = Capabilities()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.momentum < 1:
+            raise ParameterError("momentum", f"must be in [0, 1), got {self.momentum}")
+        if self.nesterov and self.momentum == 0:
+            raise ParameterError("nesterov", "needs momentum > 0")
+        if not self.weight_decay >= 0:
+            raise ParameterError("weight_decay", f"must be >= 0, got {self.weight_decay}")
+
+    def _memory(self, factor: Array) -> tuple[Array, ...]:
+        return (namespace(factor).zeros_like(factor),) if self.momentum else ()
+
+    def _normalisation(self, problem: Problem, data: Data, size: int) -> float:
+        return 1 / problem.model.sample_ratio(size, data.dimension)
+
+    def _move(
+        self, factor: Array, gradient: Array, memory: tuple[Array, ...], rate: float, count: int
+    ) -> tuple[Array, tuple[Array, ...]]:
+        if self.weight_decay:
+            gradient = gradient + self.weight_decay * factor
+        if not self.momentum:
+            return factor - rate * gradient, ()
+        velocity = self.momentum * memory[0] + gradient
+        along = gradient + self.momentum * velocity if self.nesterov else velocity
+        return factor - rate * along, (velocity,)

@@ -1,0 +1,147 @@
+"""Spectral estimates: linearised message passing (low rank), one denoised step of it (extensive rank)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import array_api_compat
+import numpy as np
+
+from smimbench.backend import namespace
+from smimbench.interfaces import Array, Capabilities, Info, ParameterError
+from smimbench.theory.spectral import (
+    KINDS,
+    ORIGINS,
+    REGULARISATION,
+    first_order,
+    first_order_theory,
+    spectral_estimate,
+    spectral_theory,
+)
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Data
+    from smimbench.problem import Problem
+
+
+class SpectralState(NamedTuple):
+    """The estimate, and the source of random first vectors."""
+
+    estimate: Array
+    rng: np.random.Generator
+
+
+@dataclass(frozen=True)
+class Spectral:
+    r"""One step without iteration: leading eigenvectors, or the first step of message passing.
+
+    Low rank: the leading eigenvector (one per component) of
+
+    .. math::
+
+        T = \sum_\mu X_\mu^T [I - (I + G_\mu + \epsilon I)^{-1}] X_\mu \quad \text{or} \quad K = (X X^T - I) G, \qquad
+        G_\mu = E[z z^T | y_\mu] - I,
+
+    by Lanczos' or Arnoldi's method on products with the inputs. Extensive rank: ``denoise(S_0 + Qhat^{-1} adjoint(g))``.
+
+    Eigenvectors have no scale: they are given that of a posterior mean, ``sqrt(q D)`` with q the overlap that theory
+    predicts, so that the error of the estimate is ``1 - q``. Theory for overlaps and errors is shown beside the runs, in
+    place of the Bayes-optimal one.
+
+    Parameters
+    ----------
+    kind : {"symmetric", "asymmetric"}
+        Low rank only: T (default) or K. K may have no real outlier: then T is used, with a warning.
+    regularisation : float
+        epsilon > 0, for the symmetric matrix; default 0.01. Labels without noise make ``I + G`` singular; a smaller
+        epsilon costs more products and gains overlap only where the signal is nearly known.
+    origin : {"prior-mean", "zero"}
+        Extensive rank only: ``S_0``; default: the prior mean.
+
+    References
+    ----------
+    arXiv:2502.00901, arXiv:2506.01582; derived anew, checked by tests/theory/test_spectral.py.
+    """
+
+    kind: str | None = None
+    regularisation: float | None = None
+    origin: str | None = None
+
+    name: ClassVar[str] = "spectral"
+    version: ClassVar[int] = 1
+    reference: ClassVar[str] = "arXiv:2502.00901, arXiv:2506.01582"
+    capabilities: ClassVar[Capabilities] = Capabilities()
+    steps: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if self.kind is not None and self.kind not in KINDS:
+            raise ParameterError("kind", f"must be one of {', '.join(KINDS)}, got {self.kind!r}")
+        if self.origin is not None and self.origin not in ORIGINS:
+            raise ParameterError("origin", f"must be one of {', '.join(ORIGINS)}, got {self.origin!r}")
+        if self.regularisation is not None:
+            if not self.regularisation > 0:
+                raise ParameterError("regularisation", f"must be > 0, got {self.regularisation}")
+            if self.kind == "asymmetric":
+                raise ParameterError(
+                    "regularisation", "has no effect with kind = 'asymmetric' and must be left out"
+                )
+
+    def refuses(self, problem: Problem) -> str | None:
+        """Parameters of the other kind of model."""
+        if problem.model.kappa == 1:
+            return (
+                None if self.origin is None else "origin applies to attention-indexed models only; remove it"
+            )
+        for key in ("kind", "regularisation"):
+            if getattr(self, key) is not None:
+                return f"{key} applies to low-rank models only; remove it"
+        return None
+
+    def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> SpectralState:
+        """The prior mean."""
+        xp = namespace(data.inputs)
+        mean = problem.prior.mean(problem.components, data.dimension)
+        device = array_api_compat.device(data.inputs)
+        return SpectralState(xp.asarray(mean, dtype=data.inputs.dtype, device=device), rng)
+
+    def step(self, problem: Problem, data: Data, state: SpectralState) -> tuple[SpectralState, Info]:
+        """The whole computation; there is nothing to iterate, so the residual is 0."""
+        n = data.inputs.shape[0]
+        if problem.model.kappa == 1:
+            found = spectral_estimate(problem, data, state.rng, *self._low_rank())
+            remarks = "; ".join(found.remarks) or None
+            return SpectralState(found.estimate, state.rng), Info(residual=0.0, warning=remarks, samples=n)
+        estimate = first_order(problem, data, self.origin or ORIGINS[0], state.rng).estimate
+        return SpectralState(estimate, state.rng), Info(residual=0.0, samples=n)
+
+    def estimate(self, state: SpectralState) -> Array:
+        """The estimate."""
+        return state.estimate
+
+    def theory(self, problem: Problem, alpha: float) -> dict[str, Any]:
+        """What this estimate achieves as D goes to infinity, in the form of a point of the theory's JSON."""
+        if problem.model.kappa == 1:
+            kind, regularisation = self._low_rank()
+            found = spectral_theory(problem, alpha, kind, regularisation)
+            mse, error, overlap = found.mse, found.error, found.overlap
+            method = f"Monte Carlo over labels, spectral theory ({kind})"
+        else:
+            overlap, V, error, how = first_order_theory(problem, alpha, self.origin or ORIGINS[0])
+            mse, method = np.diagonal(V), f"{how}, one step"
+        return {
+            "alpha": alpha,
+            "mse": _scalar(mse),
+            "mse_error": _scalar(error),
+            "overlap": np.asarray(overlap).tolist(),
+            "branch": "spectral",
+            "method": method,
+        }
+
+    def _low_rank(self) -> tuple[str, float]:
+        return self.kind or KINDS[0], REGULARISATION if self.regularisation is None else self.regularisation
+
+
+def _scalar(values: Any) -> Any:
+    found = [float(v) for v in values]
+    return found[0] if len(found) == 1 else found
