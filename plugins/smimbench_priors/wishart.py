@@ -104,10 +104,26 @@ class Wishart:
 
     def _width(self, dimension: int) -> int:
         if self.rho == 0:
-            raise ParameterError("rho", "must be > 0 to draw or denoise a signal; 0 is a limit of theory only")
+            raise ParameterError("rho", "must be > 0 to draw or denoise signals; 0 is a limit of theory only")
         return max(1, round(self.rho * dimension))
 
     # -- law ---------------------------------------------------------------------------------------------
+
+    @property
+    def theory_only(self) -> str | None:
+        """Why nothing can be drawn, or None."""
+        if self.rho > 0:
+            return None
+        return "rho = 0 is the small-width limit, which only theory knows; to run, rho must be > 0"
+
+    def fluctuation(self, dimension: int) -> float:
+        r"""Relative standard deviation of ``|S|_F^2 / D`` at finite size, exact.
+
+        ``Var tr (W W^T)^2 = 4 r D (2 r^2 + 5 r D + 2 D^2 + 5 r + 5 D + 5)`` over the square of its mean
+        ``r D (r + D + 1)``; derived, checked by tests/priors/test_wishart.py.
+        """
+        r, d = self._width(dimension), dimension
+        return float((4 * r * d * (2 * r**2 + 5 * r * d + 2 * d**2 + 5 * r + 5 * d + 5)) ** 0.5 / (r * d * (r + d + 1)))
 
     def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Array:
         """Draw a signal (P, D, D) on the host, float64, symmetric, positive semidefinite of rank at most r.
