@@ -1,0 +1,21 @@
+"""The finite-size fluctuation of a signal's size, against direct simulation."""
+
+import numpy as np
+import pytest
+
+from smimbench_priors.gaussian import Gaussian
+from smimbench_priors.wishart import Wishart
+
+
+@pytest.mark.parametrize(
+    ("prior", "dimension"), [(Wishart(0.5), 20), (Wishart(2.0), 16), (Wishart(0.05), 40), (Gaussian(), 50)]
+)
+def test_relative_standard_deviation(prior, dimension, rng):
+    draws = np.array([np.sum(prior.sample(rng, 1, dimension) ** 2) for _ in range(3000)])
+    # Heavy tails make the spread of the spread about 3% here; 12% is four of them.
+    assert draws.std() / draws.mean() == pytest.approx(prior.fluctuation(dimension), rel=0.12)
+
+
+def test_small_width_limit_cannot_be_drawn():
+    assert Wishart(0.5).theory_only is None
+    assert "rho must be > 0" in Wishart(0.0).theory_only
