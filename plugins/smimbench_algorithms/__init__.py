@@ -10,8 +10,10 @@ def smimbench_register_algorithms(register):
     from smimbench_algorithms.adamw import AdamW
     from smimbench_algorithms.averaged import Averaged
     from smimbench_algorithms.gamp import Gamp
+    from smimbench_algorithms.nuclear import Nuclear
+    from smimbench_algorithms.ridge import Ridge
     from smimbench_algorithms.sgd import Sgd
     from smimbench_algorithms.spectral import Spectral
 
-    for algorithm in (Gamp, Spectral, Sgd, Adam, AdamW, Averaged):
+    for algorithm in (Gamp, Spectral, Sgd, Adam, AdamW, Averaged, Ridge, Nuclear):
         register(algorithm)

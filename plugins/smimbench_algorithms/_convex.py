@@ -1,0 +1,149 @@
+"""What the convex baselines see: labels that are linear in the signal, up to Gaussian noise."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import array_api_compat
+import numpy as np
+
+from smimbench.backend import namespace
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Array, Data
+    from smimbench.problem import Problem
+
+PROBES = 16
+SAME = 1e-6
+UNSEEN = 1 - 1e-6
+
+
+class Linear(NamedTuple):
+    """The combinations of latents that a label tells, on the host.
+
+    Attributes
+    ----------
+    rows : ndarray (k, P C)
+        Orthonormal; the label tells ``rows @ vec(z)`` plus noise, and nothing else.
+    noise : ndarray (k,)
+        Variance of that noise.
+    """
+
+    rows: np.ndarray[Any, Any]
+    noise: np.ndarray[Any, Any]
+
+
+def seen_by_labels(problem: Problem) -> Linear | str:
+    r"""The linear observation that a channel amounts to, or why it is none.
+
+    A label amounts to ``A z + noise`` exactly if the posterior of ``z ~ N(omega, I)`` is Gaussian with a covariance
+    Sigma that depends on neither label nor omega, and a mean that is ``Sigma omega`` plus a function of the label.
+    Along an eigenvector of Sigma with eigenvalue s the noise is ``s / (1 - s)``; ``s = 1`` is not seen at all. This holds
+    for linear labels, and for the logarithms of softmax probabilities of one attention-indexed layer, which tell all
+    latents up to one common shift. It is asked of the posterior at random labels, so that it works for any channel.
+    """
+    P, C = problem.components, problem.model.sites
+    size = P * C
+    rng = np.random.default_rng(0)
+    channel: Any = problem.channel
+    y = channel.forward(rng.standard_normal((PROBES, P, C)), rng=rng)
+    zero, V = np.zeros((PROBES, P, C)), np.eye(P)
+    at_zero = channel.posterior(y, zero, V, second_moment=True, rng=rng)
+    if at_zero.second_moment is None:
+        return f"channel {channel.name!r} gives no second moment of its posterior"
+    mean = np.asarray(at_zero.mean).reshape(PROBES, size)
+    moment = np.asarray(at_zero.second_moment).reshape(PROBES, size, size)
+    covariances = moment - mean[:, :, None] * mean[:, None, :]
+    covariance = covariances.mean(0)
+    omega = rng.standard_normal((PROBES, P, C))
+    moved = np.asarray(channel.posterior(y, omega, V, rng=rng).mean).reshape(PROBES, size)
+    straight = mean + omega.reshape(PROBES, size) @ covariance
+    if np.abs(covariances - covariance).max() > SAME or np.abs(moved - straight).max() > SAME:
+        return f"labels of channel {channel.name!r} are not linear in the signal"
+    values, vectors = np.linalg.eigh((covariance + covariance.T) / 2)
+    kept = values < UNSEEN
+    values = np.clip(values[kept], 0.0, None)
+    noise = np.where(values < SAME, 0.0, values / (1 - values))
+    if not kept.any():
+        return f"labels of channel {channel.name!r} tell nothing of the signal"
+    if (noise == 0).any() and (noise > 0).any():
+        return f"channel {channel.name!r} mixes labels with and without noise"
+    return Linear(vectors[:, kept].T, noise)
+
+
+class LeastSquares:
+    r"""``(1/2) sum_i w_i (t_i - (A S)_i)^2`` for the labels of a data set, matrix-free.
+
+    ``A`` maps a signal to the combinations of latents that labels tell; ``w_i`` is the smallest noise over that of the
+    entry (1 without noise). Gradients are in the units of the model's ``adjoint``.
+
+    Attributes
+    ----------
+    noise : float
+        The smallest noise, in units of the latents: the weight that a Gaussian prior of the signal's second moment has.
+    """
+
+    def __init__(self, problem: Problem, linear: Linear, inputs: Array, labels: Array) -> None:
+        xp = namespace(inputs)
+        place = {"dtype": inputs.dtype, "device": array_api_compat.device(inputs)}
+        self.problem, self.inputs = problem, inputs
+        self.P, self.C = problem.components, problem.model.sites
+        self.noise = float(linear.noise.min())
+        weights = np.ones_like(linear.noise) if self.noise == 0 else self.noise / linear.noise
+        self.rows = xp.asarray(linear.rows, **place)
+        self.weights = xp.asarray(weights, **place)
+        gain = xp.asarray(1 + linear.noise, **place)
+        self.chunks = list(problem.model.chunks(inputs.shape[0], inputs.shape[-1], self.P))
+        parts = []
+        channel: Any = problem.channel
+        for part in self.chunks:
+            count = part.stop - part.start
+            omega, V = xp.zeros((count, self.P, self.C), **place), xp.eye(self.P, **place)
+            mean = channel.posterior(labels[part, ...], omega, V, rng=np.random.default_rng(0)).mean
+            parts.append(self._along(xp.asarray(mean, **place)) * gain)
+        self.targets = xp.concat(parts, axis=0)
+
+    def _along(self, z: Array) -> Array:
+        xp = namespace(z)
+        return xp.matmul(xp.reshape(z, (*z.shape[:-2], self.P * self.C)), xp.matrix_transpose(self.rows))
+
+    def normal(self, signal: Array, *, targets: bool = False) -> tuple[Array, Array]:
+        """``A^T w (A S)`` (or ``A^T w (t - A S)``) in units of ``adjoint``, and the sum of ``w (.)^2``.
+
+        Leading axes of the signal (..., P, ...) are several candidates.
+        """
+        xp = namespace(signal)
+        model = self.problem.model
+        total, value = xp.zeros_like(signal), 0.0
+        for part in self.chunks:
+            x = self.inputs[part, ...]
+            z = model.forward(x, signal)
+            r = self._along(z)
+            if targets:
+                r = self.targets[part, ...] - r
+            weighted = self.weights * r
+            value = value + xp.sum(weighted * r, axis=(-2, -1))
+            total = total + model.adjoint(x, xp.reshape(xp.matmul(weighted, self.rows), z.shape))
+        return total, value
+
+    def lipschitz(self, rng: np.random.Generator, rounds: int = 30) -> float:
+        """Largest eigenvalue of ``A^T w A`` in units of ``adjoint``, by power iteration, 2% above what it found."""
+        xp = namespace(self.inputs)
+        start = self.problem.prior.sample(rng, self.P, self.inputs.shape[-1])
+        place = {"dtype": self.inputs.dtype, "device": array_api_compat.device(self.inputs)}
+        v = xp.asarray(start, **place)
+        size = 0.0
+        for _ in range(rounds):
+            v = v / xp.sqrt(xp.sum(v * v))
+            v, _ = self.normal(v)
+            size = float(xp.sqrt(xp.sum(v * v)))
+        return 1.02 * size
+
+
+HELD_OUT = 0.2
+
+
+def split(data: Data) -> int:
+    """Number of samples to learn from where the rest is held out to choose a parameter."""
+    n = data.inputs.shape[0]
+    return max(1, min(n - 1, round((1 - HELD_OUT) * n)))
