@@ -170,7 +170,9 @@ def spectral_theory(
         If the signal is of extensive rank or ``kind`` is unknown.
     """
     if problem.model.kappa != 1:
-        raise ValueError("the matrices of linearised message passing are for low rank; use first_order_theory")
+        raise ValueError(
+            "the matrices of linearised message passing are for low rank; use first_order_theory"
+        )
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     key = canonical_json({k: {n: v for n, v in s.items()} for k, s in problem.spec.items()})
@@ -217,7 +219,9 @@ def _label_matrices(keyed: _Keyed) -> Host:
     return np.stack(found)
 
 
-def _weights(channel: Any, labels: Array, P: int, C: int, *, rng: np.random.Generator, like: Array | None = None) -> Array:
+def _weights(
+    channel: Any, labels: Array, P: int, C: int, *, rng: np.random.Generator, like: Array | None = None
+) -> Array:
     """``G`` (n, P, C, P, C) of labels, computed where the labels (or ``like``) live."""
     like = labels if like is None else like
     xp = namespace(like)
@@ -242,7 +246,10 @@ def _common_basis(keyed: _Keyed) -> Host | None:
     energy = (blocks**2).sum()
     mix = np.random.default_rng(32).standard_normal(len(blocks))
     # A random combination has the common eigenvectors and, unless two directions are alike, distinct eigenvalues.
-    candidates = [np.eye(P), np.linalg.eigh(np.einsum("n,npq->pq", mix / np.sqrt(1 + (blocks**2).sum((1, 2))), blocks))[1].T]
+    candidates = [
+        np.eye(P),
+        np.linalg.eigh(np.einsum("n,npq->pq", mix / np.sqrt(1 + (blocks**2).sum((1, 2))), blocks))[1].T,
+    ]
     for basis in candidates:
         turned = basis @ blocks @ basis.T
         off = (turned**2).sum() - (np.diagonal(turned, axis1=1, axis2=2) ** 2).sum()
@@ -345,7 +352,9 @@ def _joint_mode(G: Host, alpha: float, kind: str, regularisation: float) -> Mode
     A = A * np.sign(np.trace(A) or 1.0)
     spread = alpha * kernel.trace(J @ np.kron(A, np.eye(C)) @ (identity + flat) @ np.kron(A.T, np.eye(C)) @ J)
     both = np.kron(X, X)
-    noise = np.linalg.solve(np.eye(P * P) - alpha * both @ kernel.map(J, J), both @ spread.reshape(-1)).reshape(P, P)
+    noise = np.linalg.solve(
+        np.eye(P * P) - alpha * both @ kernel.map(J, J), both @ spread.reshape(-1)
+    ).reshape(P, P)
     gram = A @ A.T + noise
     norm = float(np.trace(gram))
     if np.linalg.eigvalsh((noise + noise.T) / 2)[0] < 0:  # a solution inside the bulk
@@ -478,7 +487,9 @@ class _Matrices:
             total = self.xp.zeros_like(u)
             for part in self.model.chunks(self.n, self.D, self.P):
                 inputs = self.inputs[part, ...]
-                total = total + self.model.adjoint(inputs, self._weigh(weights[part, ...], self.model.forward(inputs, u)))
+                total = total + self.model.adjoint(
+                    inputs, self._weigh(weights[part, ...], self.model.forward(inputs, u))
+                )
             return to_host(self._project(total)).astype(np.float64).reshape(-1)
 
         operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
@@ -489,7 +500,13 @@ class _Matrices:
             return float(values[-1]), self._device(vectors[:, -1], (self.P, self.D))
         try:
             values, vectors = eigsh(
-                operator, k=1, which="LA", v0=start, ncv=min(size, 60), tol=max(1e-6, 10 * precision), maxiter=400
+                operator,
+                k=1,
+                which="LA",
+                v0=start,
+                ncv=min(size, 60),
+                tol=max(1e-6, 10 * precision),
+                maxiter=400,
             )
         except ArpackNoConvergence as error:
             raise ArithmeticError(f"Lanczos' method did not converge: {error}") from None
@@ -519,7 +536,13 @@ class _Matrices:
         operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
         try:
             values, vectors = eigs(
-                operator, k=RIGHTMOST, which="LR", v0=rng.standard_normal(size), ncv=min(size, 80), tol=1e-6, maxiter=200
+                operator,
+                k=RIGHTMOST,
+                which="LR",
+                v0=rng.standard_normal(size),
+                ncv=min(size, 80),
+                tol=1e-6,
+                maxiter=200,
             )
         except ArpackNoConvergence as error:
             values, vectors = error.eigenvalues, error.eigenvectors
@@ -570,7 +593,9 @@ def spectral_estimate(
     ]
     G = pieces[0] if len(pieces) == 1 else xp.concat(pieces, axis=0)
     theory = spectral_theory(problem, data.sample_ratio, kind, regularisation)
-    hints = _first_direction(problem, data, rng) if problem.channel.symmetry in ("none", "permutations") else None
+    hints = (
+        _first_direction(problem, data, rng) if problem.channel.symmetry in ("none", "permutations") else None
+    )
     place = {"dtype": data.inputs.dtype, "device": array_api_compat.device(data.inputs)}
     estimate = xp.zeros((P, D), **place)
     gram = np.zeros((P, P))
@@ -584,7 +609,9 @@ def spectral_estimate(
         if found is None:
             if kind == "asymmetric":
                 remarks.append("the asymmetric matrix has no real outlier; the symmetric one was used")
-                used = _same_direction(spectral_theory(problem, data.sample_ratio, "symmetric", regularisation), mode)
+                used = _same_direction(
+                    spectral_theory(problem, data.sample_ratio, "symmetric", regularisation), mode
+                )
             found = matrices.leading_symmetric(regularisation, rng)
         eigenvalue, u = found
         if used.found and e is not None:
@@ -599,7 +626,9 @@ def spectral_estimate(
     V = np.eye(P) - gram
     values, vectors = np.linalg.eigh(V)
     V = (vectors * np.clip(values, 1e-3, None)) @ vectors.T
-    return SpectralEstimate(estimate, xp.asarray(V, **place), tuple(eigenvalues), tuple(dict.fromkeys(remarks)))
+    return SpectralEstimate(
+        estimate, xp.asarray(V, **place), tuple(eigenvalues), tuple(dict.fromkeys(remarks))
+    )
 
 
 def _along(xp: Any, G: Array, e: Array) -> Array:
@@ -678,12 +707,16 @@ def first_order(
         total = total + model.adjoint(inputs, xp.matmul(inverse, found.mean - omega))
         covariance = covariance + found.covariance * inputs.shape[0]
     information = inverse - xp.matmul(inverse, xp.matmul(covariance / n, inverse))
-    Qhat = model.kappa * data.sample_ratio * model.sites * (information + xp.matrix_transpose(information)) / 2
+    Qhat = (
+        model.kappa * data.sample_ratio * model.sites * (information + xp.matrix_transpose(information)) / 2
+    )
     step = xp.reshape(xp.linalg.solve(Qhat, xp.reshape(total, (P, -1))), total.shape)
     return problem.prior.denoise(base + step, Qhat)
 
 
-def first_order_theory(problem: Problem, alpha: float, origin: str = "prior-mean") -> tuple[Host, Host, Host, str]:
+def first_order_theory(
+    problem: Problem, alpha: float, origin: str = "prior-mean"
+) -> tuple[Host, Host, Host, str]:
     """Overlap Q (P, P), error V (P, P), numerical error of diag V (P,), and method of ``first_order`` in the limit."""
     Q, V = _origin(problem, origin)
     found = channel_information(problem.channel, problem.model, Q, V)
