@@ -37,6 +37,7 @@ __all__ = [
     "Array",
     "Capabilities",
     "Channel",
+    "Cost",
     "Data",
     "Denoised",
     "Info",
@@ -142,6 +143,21 @@ class Denoised(NamedTuple):
     V: Array
 
 
+class Cost(NamedTuple):
+    """What one iteration has to do at the least, whatever the machine: the numerator of its efficiency.
+
+    Attributes
+    ----------
+    flops : float
+        Floating-point operations of its matrix products, a multiplication and an addition counted as two.
+    bytes : float
+        Bytes that have to come from memory: what does not fit a cache, counted once for every time it is needed.
+    """
+
+    flops: float
+    bytes: float
+
+
 class Start(NamedTuple):
     """Where an algorithm should begin: a signal-shaped estimate and the error ``V`` (P, P) to claim for it."""
 
@@ -202,6 +218,8 @@ class Info(NamedTuple):
     samples : float or None
         Samples processed since the start, repeated ones counted each time; recorded in the trajectory, so that
         learning can be shown over epochs or over a stream.
+    integration_error : float, 0-d array or None
+        Largest ``Posterior.error`` of this step. It may stay on the device: the engine reads it with the rest and warns.
     """
 
     residual: Any
@@ -211,6 +229,7 @@ class Info(NamedTuple):
     strain: Array | None = None
     warning: str | None = None
     samples: float | None = None
+    integration_error: Any = None
 
 
 class Model(Protocol):
@@ -275,7 +294,12 @@ class Model(Protocol):
         ...
 
     def chunks(self, n: int, dimension: int, components: int) -> Iterable[slice]:
-        """Slices of the samples whose inputs and intermediate results fit the cache."""
+        """Slices of the samples whose inputs and intermediate results fit the cache.
+
+        Optional keyword arguments, given by the engine to models that name them: ``itemsize``, the bytes of a number, and
+        ``like``, an array on the device that will do the work. A method ``cost(n, dimension, components, itemsize) ->
+        Cost`` (optional) says what one ``forward`` and one ``adjoint`` in a single pass over the inputs have to do.
+        """
         ...
 
     def align(self, signal: Array, estimate: Array, symmetry: str) -> Array:
@@ -381,7 +405,12 @@ class Algorithm(Protocol):
     cannot be solved; its cells end as ``skipped`` with that reason. A method ``theory(problem, alpha) -> dict``
     (optional) gives the algorithm's own theoretical point, in place of the Bayes-optimal one, for its rows. A method
     ``variance(state) -> array (P, P)`` (optional) gives the error V that is claimed for the estimate: with it the
-    engine evaluates the Bayes predictor of the label.
+    engine evaluates the Bayes predictor of the label. A method ``cost(problem, data) -> Cost`` (optional) says what one
+    iteration has to do: with it the runtime table shows which part of the machine's speed is reached.
+
+    ``data.inputs`` may be a stand-in that only gives slices of the samples (``smimbench.streaming``): go through them with
+    ``sample_chunks``. One iteration should not ask for a number on the host: what ``Info`` holds may be 0-d arrays, which
+    the engine reads together.
     """
 
     name: str

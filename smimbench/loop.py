@@ -50,6 +50,9 @@ AGREEMENT = 5.0
 STRAIN = 8.0
 BLOWN_UP = 1e3
 SMALLEST_ERROR = 1e-5
+COARSE = 1e-3
+ORDER_PARAMETERS = ("claimed", "held", "moved")
+READINGS = (*ORDER_PARAMETERS, "strain", "integration_error")
 
 
 class Status(enum.Enum):
@@ -105,6 +108,7 @@ class Attempt:
     seconds: float
     cpu_seconds: float
     iteration_seconds: list[float]
+    device_seconds: float | None
     trajectory: dict[str, list[Any]]
     final: dict[str, Any]
     warnings: list[str] = field(default_factory=list)
@@ -174,9 +178,9 @@ def _attempt(
     metrics: dict[str, list[float]] = {}
 
     cpu = time.process_time()
-    begin = backend.clock()
+    stop = backend.stopwatch()
     state = algorithm.init(problem, data, rng)
-    seconds = backend.clock() - begin
+    seconds, device_seconds = stop()
     cpu_seconds = time.process_time() - cpu
 
     def record(residual: float) -> dict[str, list[float]]:
@@ -192,17 +196,19 @@ def _attempt(
     metrics = record(math.inf)
     while iteration < last:
         cpu = time.process_time()
-        begin = backend.clock()
+        stop = backend.stopwatch()
         state, info = algorithm.step(problem, data, state)
         readings = watch.read(info)  # the one transfer of an iteration
-        duration = backend.clock() - begin
+        duration, on_device = stop()
         cpu_seconds += time.process_time() - cpu
+        device_seconds = None if device_seconds is None or on_device is None else device_seconds + on_device
         seconds += duration
         durations.append(duration)
         iteration += 1
         samples = math.nan if info.samples is None else float(info.samples)
-        if info.warning and info.warning not in warnings:
-            warnings.append(info.warning)
+        for warning in (info.warning, watch.coarse_integrals()):
+            if warning and warning not in warnings:
+                warnings.append(warning)
         if not watch.finite:
             status, reason = Status.DIVERGED, f"{watch.unfinite} at iteration {iteration}"
             break
@@ -239,6 +245,7 @@ def _attempt(
         seconds=seconds,
         cpu_seconds=cpu_seconds,
         iteration_seconds=durations,
+        device_seconds=device_seconds,
         trajectory=trajectory,
         final=watch.final(),
         warnings=warnings,
@@ -263,25 +270,30 @@ class _Watch:
 
     def read(self, info: Info) -> float:
         """Take the numbers of an Info to the host, all at once where they live on a device."""
-        named = {name: value for name in ("claimed", "held", "moved", "strain") if (value := getattr(info, name)) is not None}
-        residual = info.residual
-        if named and not isinstance(next(iter(named.values())), np.ndarray) and hasattr(residual, "shape"):
-            xp = namespace(residual)
-            flat = xp.concat([xp.reshape(residual, (-1,)), *(xp.reshape(v, (-1,)) for v in named.values())])
-            numbers = np.asarray(to_host(flat), dtype=np.float64)
-        else:
-            parts = [np.atleast_1d(to_host(v)) if hasattr(v, "shape") else np.array([v]) for v in (residual, *named.values())]
-            numbers = np.concatenate([part.astype(np.float64).ravel() for part in parts])
-        self.residual = float(numbers[0])
-        size = (len(numbers) - 1) // max(len(named), 1)
-        self.latest = {name: numbers[1 + i * size : 1 + (i + 1) * size] for i, name in enumerate(named)}
-        unfinite = [name for name, value in self.latest.items() if name != "strain" and not np.isfinite(value).all()]
+        named = {name: value for name in READINGS if (value := getattr(info, name)) is not None}
+        values = {"residual": info.residual, **named}
+        there = {k: v for k, v in values.items() if hasattr(v, "__array_namespace__") and not isinstance(v, (np.ndarray, np.generic))}
+        found = {k: np.asarray(v, dtype=np.float64).ravel() for k, v in values.items() if k not in there}
+        if there:
+            xp = namespace(*there.values())
+            widest = xp.result_type(*there.values())
+            flat = to_host(xp.concat([xp.reshape(xp.astype(v, widest), (-1,)) for v in there.values()]))
+            ends = np.cumsum([v.size for v in there.values()])
+            found |= dict(zip(there, np.split(np.asarray(flat, dtype=np.float64), ends[:-1])))
+        self.residual = float(found["residual"][0])
+        self.latest = {name: found[name] for name in named}
+        unfinite = [name for name, value in self.latest.items() if name in ORDER_PARAMETERS and not np.isfinite(value).all()]
         self.unfinite = "the residual is not a finite number" if not math.isfinite(self.residual) else "".join(f"{name} is not a finite number" for name in unfinite[:1])
         if not self.unfinite and (self.latest.get("held", self.second) > BLOWN_UP * self.second).any():
             self.unfinite = f"the estimate grew to an overlap of {self.latest['held'].max():.1e}"
         if "claimed" in self.latest and "held" in self.latest:
             self.history.append((self.latest["claimed"], self.latest["held"]))
         return self.residual
+
+    def coarse_integrals(self) -> str | None:
+        """A warning where the posterior was integrated so coarsely that it may show."""
+        error = float(self.latest.get("integration_error", np.zeros(1))[0])
+        return None if error < COARSE else f"posterior integrals were accurate to {error:.0e} of their width only"
 
     @property
     def finite(self) -> bool:

@@ -8,11 +8,32 @@ import os
 import platform
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from smimbench.parameters import canonical_json
 
-__all__ = ["fingerprint", "git_commit", "machine_info", "peak_memory", "reset_peak_memory", "versions"]
+__all__ = [
+    "Driver",
+    "fingerprint",
+    "git_commit",
+    "machine_info",
+    "nvidia_driver",
+    "peak_memory",
+    "reset_peak_memory",
+    "versions",
+]
+
+
+class Driver(NamedTuple):
+    """An NVIDIA driver: its version and the newest CUDA that it supports (``"?"`` if it does not say)."""
+
+    version: str
+    cuda: str
+
+    @property
+    def extra(self) -> str:
+        """The extra of smimbench whose CuPy fits."""
+        return "cuda13" if self.cuda.startswith("13") else "cuda12"
 
 
 @functools.cache
@@ -62,6 +83,22 @@ def git_commit() -> str | None:
         return subprocess.run(call, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+@functools.cache
+def nvidia_driver() -> Driver | None:
+    """The driver of this machine, or None."""
+    import re
+    import shutil
+
+    if shutil.which("nvidia-smi") is None:
+        return None
+    try:
+        text = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = [re.search(rf"{name} Version:\s*([\d.]+)", text) for name in ("Driver", "CUDA")]
+    return Driver(*(match.group(1) if match else "?" for match in found))
 
 
 def reset_peak_memory() -> None:

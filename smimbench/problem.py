@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from smimbench.parameters import build, canonical_json, parameters_of, signature
 from smimbench.registry import Registry, RegistryError, get_registry
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from smimbench.interfaces import Array
 
@@ -23,6 +24,8 @@ __all__ = ["Instance", "Problem", "ProblemError", "STREAMS", "seed_sequence"]
 STREAMS = ("teacher", "data", "initialisation", "monte-carlo")
 """Children of an instance's seed, in this order for ever: the order is part of what a seed means."""
 
+DEVICE_BLOCK = 1 << 24
+"""Numbers drawn at once on a device; part of what a seed means there."""
 
 _NOT_PARAMETERS = ("name", "version", "distribution")
 
@@ -61,16 +64,18 @@ class Instance:
     problem : Problem
     signal : ndarray
         The teacher, ``(P, D)`` or ``(P, D, D)``. Algorithms never see it.
-    inputs : ndarray (n, T, D)
-    labels : ndarray (n, ...)
+    inputs : array (n, T, D)
+        On the host; on a device if they were drawn there.
+    labels : array (n, ...)
+        Where the inputs were drawn.
     sample_ratio : float
         alpha really used, n / D or n / D^2.
     """
 
     problem: Problem
     signal: np.ndarray[Any, Any]
-    inputs: np.ndarray[Any, Any]
-    labels: np.ndarray[Any, Any]
+    inputs: Array
+    labels: Array
     sample_ratio: float
 
     @property
@@ -78,14 +83,26 @@ class Instance:
         """D."""
         return int(self.inputs.shape[-1])
 
-    def data(self, backend: Backend, start: Start | None = None) -> Data:
-        """What an algorithm may see, moved to a backend. On the host nothing is copied; NumPy views are locked."""
-        inputs, labels = backend.asarray(self.inputs), backend.asarray(self.labels)
-        if backend.name == "numpy":
-            inputs, labels = _locked(inputs), _locked(labels)
+    def data(self, backend: Backend, start: Start | None = None, *, stream: bool | None = None) -> Data:
+        """What an algorithm may see, moved to a backend. On the host nothing is copied; NumPy views are locked.
+
+        Parameters
+        ----------
+        stream : bool or None
+            Leave the inputs on the host and move slices of the samples when they are needed. None: where they would take
+            more than a share of the free memory of the device (see ``smimbench.streaming``).
+        """
+        from smimbench.streaming import StreamedInputs, fits
+
+        if stream is None:
+            width = 4 if backend.dtype == "float32" else 8
+            stream = isinstance(self.inputs, np.ndarray) and not fits(self.inputs.size * width, backend)
+        inputs = StreamedInputs(self.inputs, backend) if stream else _locked(backend.asarray(self.inputs))
+        labels = _locked(backend.asarray(self.labels))
+        dtype = "float32" if namespace(inputs).finfo(inputs.dtype).bits == 32 else "float64"
 
         def fresh(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
-            pair = self.problem.draw(self.signal, n, rng, self.inputs.dtype.name)
+            pair = self.problem.draw(self.signal, n, rng, dtype)
             return backend.asarray(pair[0]), backend.asarray(pair[1])
 
         return Data(inputs, labels, self.sample_ratio, start, fresh)
@@ -204,6 +221,7 @@ class Problem:
         *,
         seed: int = 0,
         dtype: str = "float64",
+        device: Backend | None = None,
     ) -> Instance:
         """Draw teacher and data.
 
@@ -219,6 +237,9 @@ class Problem:
             Root of the seed tree.
         dtype : str
             Type of the inputs. Labels are computed in float64 from the inputs as rounded.
+        device : Backend or None
+            Draw the inputs there instead of on the host: faster for large runs, and another instance, because every kind
+            of device has generators of its own. The teacher is the same.
         """
 
         def stream(name: str) -> np.random.Generator:
@@ -227,7 +248,14 @@ class Problem:
 
         signal = self.prior.sample(stream("teacher"), self.components, dimension)
         n = self.model.sample_count(alpha, dimension)
-        inputs, labels = self.draw(signal, n, stream("data"), dtype)
+        if device is None:
+            inputs, labels = self.draw(signal, n, stream("data"), dtype)
+        else:
+
+            def block_seed(block: int) -> np.random.SeedSequence:
+                return seed_sequence(seed, self.identity, alpha, dimension, replicate, "data", "device", str(block))
+
+            inputs, labels = self._draw_on(device, signal, n, block_seed, stream("data"), dtype)
         return Instance(self, signal, inputs, labels, self.model.sample_ratio(n, dimension))
 
     def draw(
@@ -247,6 +275,36 @@ class Problem:
             labels[part] = y
         assert labels is not None
         return inputs, labels
+
+    def _draw_on(
+        self,
+        device: Backend,
+        signal: np.ndarray[Any, Any],
+        n: int,
+        block_seed: Callable[[int], np.random.SeedSequence],
+        rng: np.random.Generator,
+        dtype: str,
+    ) -> tuple[Array, Array]:
+        """Inputs and labels drawn on a device; the inputs go to the host, block by block, where they would not fit."""
+        from smimbench.streaming import fits
+
+        xp = device.xp
+        shape = (n, self.model.tokens, signal.shape[-1])
+        number = getattr(xp, dtype)
+        stays = fits(math.prod(shape) * (xp.finfo(number).bits // 8), device)
+        inputs = xp.empty(shape, dtype=number, device=device.device) if stays else np.empty(shape, dtype=dtype)
+        teacher = device.asarray(signal, dtype="float64")
+        labels = []
+        # One seed per block, of a size that depends on the shape alone: how the rest is chunked changes no bit.
+        size = max(1, DEVICE_BLOCK // math.prod(shape[1:]))
+        for block, first in enumerate(range(0, n, size)):
+            part = slice(first, min(first + size, n))
+            x = device.standard_normal(block_seed(block))((part.stop - part.start, *shape[1:]))
+            x = xp.astype(x, number, copy=False)
+            inputs[part, ...] = x if stays else to_host(x)
+            y = self.channel.forward(self.model.forward(xp.astype(x, xp.float64, copy=False), teacher), rng=rng)
+            labels.append(xp.astype(y, number, copy=False) if xp.isdtype(y.dtype, "real floating") else y)
+        return inputs, labels[0] if len(labels) == 1 else xp.concat(labels, axis=0)
 
     def start(
         self, instance: Instance, information: float, rng: np.random.Generator, backend: Backend, *, informed: bool
@@ -270,7 +328,10 @@ def default_backend() -> Backend:
     return get_backend("numpy")
 
 
-def _locked(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _locked(array: Array) -> Array:
+    """A view that refuses to be written to, where the namespace has such a thing."""
+    if not isinstance(array, np.ndarray):
+        return array
     view = array.view()
     view.flags.writeable = False
     return view

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 import traceback
@@ -19,6 +18,7 @@ from smimbench.backend import Backend, get_backend
 from smimbench.loop import Attempt, LoopSettings, Status, run_algorithm
 from smimbench.problem import Instance, Problem, seed_sequence
 from smimbench.registry import Registry, get_registry, set_registry
+from smimbench.streaming import StreamedInputs
 from smimbench.suite import Cell, Suite
 
 if TYPE_CHECKING:
@@ -82,10 +82,10 @@ def _run(cell: Cell, registry: Registry, timing: bool) -> dict[str, Any]:
     reason = refuses(problem) if refuses else None
     if reason:
         return {"status": Status.SKIPPED.value, "reason": reason}
-    backend = get_backend(cell.backend, cell.dtype)
-    identity = _json_key(cell.problem)
-    instance = _instance(identity, problem, cell.alpha, cell.dimension, cell.replicate, cell.seed, cell.dtype)
+    backend = get_backend(cell.backend, cell.dtype, tf32=cell.tf32)
+    instance = _instance(cell, problem, backend)
     start = _start(cell, problem, instance, backend)
+    backend.release()
     data = instance.data(backend, start)
 
     def make_rng(attempt: int) -> np.random.Generator:
@@ -106,6 +106,10 @@ def _run(cell: Cell, registry: Registry, timing: bool) -> dict[str, Any]:
         "metrics": attempt.metrics,
         "sample_ratio": instance.sample_ratio,
         "samples": int(instance.inputs.shape[0]),
+        "placement": {
+            "drawn": "device" if cell.draw == "device" and backend.accelerated else "host",
+            "inputs": "streamed" if isinstance(data.inputs, StreamedInputs) else "resident",
+        },
         "iterations": attempt.iterations,
         "restarts": result.restarts,
         "restart_reason": result.restart_reason,
@@ -116,6 +120,8 @@ def _run(cell: Cell, registry: Registry, timing: bool) -> dict[str, Any]:
             "seconds": attempt.seconds,
             "lost_seconds": result.lost_seconds,
             "cpu_seconds": attempt.cpu_seconds,
+            "device_seconds": attempt.device_seconds,
+            "device_peak_memory": backend.peak_memory(),
             "first_iteration": durations[0] if durations else None,
             "per_iteration": float(np.median(durations[1:])) if len(durations) > 1 else None,
         },
@@ -141,28 +147,18 @@ def _prediction_errors(cell: Cell, problem: Problem, instance: Instance, attempt
     return {name: [found[name.removeprefix("generalization_error_")].value] for name in wanted}
 
 
-@functools.lru_cache(maxsize=1)
-def _cached_instance(identity: str, *arguments: Any) -> Instance:
-    problem, alpha, dimension, replicate, seed, dtype = arguments
-    return problem.problem.instance(alpha, dimension, replicate, seed=seed, dtype=dtype)  # type: ignore[no-any-return]
+_LATEST: dict[str, Instance] = {}
 
 
-class _Same:
-    """Carries a problem through the cache without being part of its key."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same)
-
-    def __hash__(self) -> int:
-        return 0
-
-
-def _instance(identity: str, problem: Problem, *arguments: Any) -> Instance:
-    """The instance of a cell; the last one is kept, because the algorithms of a suite share it."""
-    return _cached_instance(identity, _Same(problem), *arguments)
+def _instance(cell: Cell, problem: Problem, backend: Backend) -> Instance:
+    """The instance of a cell; the latest one is kept, because the algorithms of a suite share it."""
+    device = backend if cell.draw == "device" and backend.accelerated else None
+    size = (cell.alpha, cell.dimension, cell.replicate, cell.seed, cell.dtype)
+    name = _json_key([cell.problem, *size, device.name if device else None])
+    if name not in _LATEST:
+        _LATEST.clear()  # before drawing: two large instances would not fit side by side
+        _LATEST[name] = problem.instance(*size[:3], seed=cell.seed, dtype=cell.dtype, device=device)
+    return _LATEST[name]
 
 
 def _start(cell: Cell, problem: Problem, instance: Instance, backend: Backend) -> Start | None:

@@ -61,6 +61,11 @@ class RunOptions:
     target : float
         Absolute error that counts as reached where theory says 0.
     dtype : str
+    tf32 : bool
+        Allow TF32 in the matrix products of float32 on an accelerator.
+    draw : str
+        Where inputs are drawn: ``"host"`` (the same bits on every backend), or ``"device"`` for runs so large that drawing
+        and moving them would take longer than solving. On NumPy the device is the host.
     reference : tuple of Reference
     """
 
@@ -71,6 +76,8 @@ class RunOptions:
     start: str = "uninformed"
     target: float = 1e-3
     dtype: str = "float64"
+    tf32: bool = False
+    draw: str = "host"
     reference: tuple[Reference, ...] = ()
 
 
@@ -83,6 +90,10 @@ class ProblemPlan:
     alphas: tuple[float, ...]
     dimensions: tuple[int, ...]
     label: str
+
+
+_LEFT_OUT = {"tf32": False, "draw": "host"}
+"""Fields that came later: at their usual value they are not part of a cell's identity, so older records keep their keys."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +116,8 @@ class Cell:
     timeout: float | None
     start: str
     metrics: tuple[str, ...]
+    tf32: bool = False
+    draw: str = "host"
     problem_label: str = field(compare=False, default="")
     algorithm_label: str = field(compare=False, default="")
 
@@ -112,6 +125,9 @@ class Cell:
         """What the key hashes: all that can change the result, and nothing else."""
         found = asdict(self)
         del found["problem_label"], found["algorithm_label"]
+        for name, usual in _LEFT_OUT.items():
+            if found[name] == usual:
+                del found[name]
         return found
 
     @property
@@ -174,6 +190,8 @@ class Suite:
                         start=self.run.start,
                         # The signal's own metrics are always measured; only those that cost extra make another cell.
                         metrics=tuple(sorted(m for m in self.run.metrics if m.startswith("generalization_error_"))),
+                        tf32=self.run.tf32,
+                        draw=self.run.draw,
                         problem_label=plan.label,
                         algorithm_label=table["label"],
                     )
@@ -312,6 +330,8 @@ def _schema() -> Any:
         start=(Literal["uninformed", "informed", "spectral"], "uninformed"),
         target=(float, 1e-3),
         dtype=(Literal["float64", "float32"], "float64"),
+        tf32=(bool, False),
+        draw=(Literal["host", "device"], "host"),
         reference=(list[reference], []),
     )
     return make(
@@ -370,6 +390,8 @@ class _Reader:
         for i, label in enumerate(labels):
             if label in labels[:i]:
                 raise self.fail(f"algorithms[{i}].label", f"{label!r} is used twice; give each a label of its own")
+        if run.tf32 and run.dtype != "float32":
+            raise self.fail("run.tf32", 'needs run.dtype = "float32"')
         references = []
         for i, entry in enumerate(run.reference):
             if len(entry.alpha) != len(entry.value):
@@ -378,7 +400,16 @@ class _Reader:
                 raise self.fail(f"run.reference[{i}].problem", f"must be between 1 and {len(plans)}, got {entry.problem}")
             references.append(Reference(entry.label, entry.source, tuple(entry.alpha), tuple(entry.value), entry.metric, entry.component, entry.problem))
         options = RunOptions(
-            run.tolerance, run.max_iterations, run.timeout, tuple(run.metrics), run.start, run.target, run.dtype, tuple(references)
+            tolerance=run.tolerance,
+            max_iterations=run.max_iterations,
+            timeout=run.timeout,
+            metrics=tuple(run.metrics),
+            start=run.start,
+            target=run.target,
+            dtype=run.dtype,
+            tf32=run.tf32,
+            draw=run.draw,
+            reference=tuple(references),
         )
         return Suite(
             name=self.path.stem,
