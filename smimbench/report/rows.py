@@ -11,6 +11,7 @@ import numpy as np
 
 from smimbench.loop import Status
 from smimbench.registry import get_registry
+from smimbench.report.learning_order import learning_order
 from smimbench.store import Store
 from smimbench.suite import Cell, build_algorithm
 
@@ -120,7 +121,14 @@ def _group_rows(
     usable = [r for r in records if r["metrics"] and r["status"] != Status.DIVERGED.value]
     counts = dict(Counter(r["status"] for r in records))
     components = len(theory["bayes"]["overlap"])
-    runtime = _runtime(records, theory["bayes"], suite.run.target, store)
+    trajectories = [store.trajectory(r) for r in records]
+    runtime = _runtime(records, trajectories, theory["bayes"], suite.run.target)
+    layers: list[dict[str, Any]] = []
+    order: dict[str, Any] | None = None
+    if components > 1:
+        held = [theory["bayes"]["overlap"][p][p] for p in range(components)]
+        samples = next((float(r["samples"]) for r in records if "samples" in r), math.nan)
+        layers, order = learning_order(trajectories, held, samples)
     warnings = sorted({w for r in records for w in r.get("warnings", [])})
     reasons = sorted({f"{r['status']}: {r['reason']}" for r in records if r["status"] != Status.OK.value})
     rows = []
@@ -147,6 +155,8 @@ def _group_rows(
                     "branch": point.get("branch"),
                     "theory_method": point.get("method"),
                     **runtime,
+                    "half_overlap": layers[component] if layers and per_component else None,
+                    "learning_order": order,
                     "restarts": sum(r.get("restarts", 0) for r in records),
                     "status_counts": counts,
                     "reasons": reasons,
@@ -174,13 +184,14 @@ def _ratio_to(values: np.ndarray[Any, Any], bayes: float | None, target: float) 
     return float(values.mean() / bayes)
 
 
-def _runtime(records: Sequence[dict[str, Any]], bayes: dict[str, Any], target: float, store: Store) -> dict[str, Any]:
+def _runtime(
+    records: Sequence[dict[str, Any]], trajectories: Sequence[dict[str, Any] | None], bayes: dict[str, Any], target: float
+) -> dict[str, Any]:
     timings = [r["timing"] for r in records if "seconds" in r.get("timing", {})]
     iterations = [r["iterations"] for r in records if "iterations" in r]
     machines = sorted({t["machine"] for t in timings})
     expected = np.atleast_1d(np.asarray(bayes["mse"], dtype=float))
     reached: dict[str, Any] = {}
-    trajectories = [store.trajectory(r) for r in records]
     for epsilon in EPSILONS:
         goal = np.where(expected > target, (1 + epsilon) * expected, target)
         hits = [_first_hit(t, goal) for t in trajectories]

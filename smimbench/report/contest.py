@@ -1,0 +1,67 @@
+"""All contenders side by side: error, ratio to the Bayes-optimal one, and time to come near it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from smimbench.report.tables import number, plain_table, seconds, statuses, titled, uncertain
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
+__all__ = ["contest_tables"]
+
+LEAST = 3
+
+
+def contest_tables(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
+    """One table per problem that at least ``LEAST`` algorithms competed for, best error first at every sample ratio.
+
+    ``rows`` as from ``error_rows``; only those of the metric ``mse`` are shown. With several components the table has the
+    component whose error is largest.
+    """
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["metric"] == "mse":
+            groups.setdefault(row["problem"], []).append(row)
+    return [
+        _table(problem, _largest(members))
+        for problem, members in groups.items()
+        if len({row["algorithm"] for row in members}) >= LEAST
+    ]
+
+
+def _largest(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        key = (row["algorithm"], row["backend"], row["alpha"], row["dimension"])
+        if key not in found or (row["mean"] or 0.0) > (found[key]["mean"] or 0.0):
+            found[key] = row
+    return list(found.values())
+
+
+def _table(problem: str, rows: list[dict[str, Any]]) -> RenderableType:
+    backends = len({row["backend"] for row in rows}) > 1
+    dims = len({row["dimension"] for row in rows}) > 1
+    parts = any(row["component"] is not None for row in rows)
+    columns = [("alpha", "r")] + ([("D", "r")] if dims else [])
+    columns += [("algorithm", "l")] + ([("part", "r")] if parts else [])
+    columns += [("MSE ± s.e.m.", "r"), ("/Bayes", "r"), ("to 50%", "r"), ("to 20%", "r"), ("to 5%", "r"), ("status", "l")]
+    table = plain_table(columns)
+    for row in sorted(rows, key=lambda r: (r["alpha"], r["dimension"], float("inf") if r["mean"] is None else r["mean"])):
+        shown: list[Any] = [f"{row['alpha']:.4g}"] + ([str(row["dimension"])] if dims else [])
+        shown += [f"{row['algorithm']}@{row['backend']}" if backends else str(row["algorithm"])]
+        shown += [str(row["component"] or "")] if parts else []
+        ratio = row["ratio_to_bayes"]
+        shown += [uncertain(row["mean"], row["sem"], 0.0), "" if ratio is None else number(ratio, 2)]
+        for epsilon in ("0.5", "0.2", "0.05"):
+            reached = row["time_to_theory"][epsilon]["seconds"]
+            shown.append("never" if reached is None else seconds(reached))
+        table.add_row(*shown, statuses(row["status_counts"]))
+    note = (
+        "best first; ratio to the Bayes-optimal error; median time to come within 50, 20 and 5% of it (to the target where "
+        "it is 0), runs that never do counted as infinity"
+    )
+    return titled(table, f"{problem}: all contenders", note)
