@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import array_api_compat
 import numpy as np
@@ -14,11 +14,18 @@ from smimbench.interfaces import Array, Capabilities, ParameterError, Posterior,
 from smimbench_channels import _hardmax_pair as pair
 from smimbench_channels._checks import check_latents, check_whole
 from smimbench_channels._hardmax_agreement import diagonal_wins, disagreement
+from smimbench_channels._hardmax_curve import EXACT, SCRAMBLES, information_curve
+from smimbench_channels._hardmax_exact import row_posterior
+from smimbench_channels._hardmax_rows import exact_moments, gibbs_moments
 from smimbench_channels._pairs import entry_sites, site_scales
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["AttentionHardmax"]
 
 LARGEST = 16
+SWEEPS = 64
 
 
 @dataclass(frozen=True)
@@ -37,11 +44,18 @@ class AttentionHardmax:
     ----------
     tokens : int
         T, from 2 to 16; filled in from the model.
+    sweeps : int or None
+        Gibbs sweeps that each of two chains averages for the posterior. Default: none up to 5 tokens, whose
+        posterior is integrated, and 64 beyond.
+    samples : int or None
+        Labels that are drawn for each of the points of the information curve, three tokens or more; rounded
+        to a power of 2. Default: as many as take some ten seconds, for an error of two or three parts in a
+        thousand.
 
     Raises
     ------
     ParameterError
-        If ``tokens`` is not an integer in that range.
+        For values out of range, and for ``samples`` with two tokens, whose information is integrated.
 
     Notes
     -----
@@ -49,12 +63,20 @@ class AttentionHardmax:
     follows from the gradient of ``log Phi2``. (The ratio of density to distribution function, which is used
     in the numerical part of arXiv:2506.01582, equals that gradient in one dimension only.)
 
+    For three to five tokens it is a nested integral over the row maxima, good to 1e-5; labels that were
+    unlikely (1e-8) under ``omega``, and all labels of more tokens, are left to a Gibbs sampler, whose error
+    is reported. It averages conditional means, so its noise enters an estimate of the information with about
+    1 / (2 sweeps).
+
     References
     ----------
-    arXiv:2506.01582; posterior derived, checked by tests/channels/test_attention_hardmax.py.
+    arXiv:2506.01582; posterior derived, checked by tests/channels/test_attention_hardmax.py
+    and tests/channels/test_attention_hardmax_many.py.
     """
 
     tokens: int
+    sweeps: int | None = None
+    samples: int | None = None
 
     name: ClassVar[str] = "hardmax"
     version: ClassVar[int] = 1
@@ -68,6 +90,12 @@ class AttentionHardmax:
         check_whole("tokens", self.tokens, 2)
         if self.tokens > LARGEST:
             raise ParameterError("tokens", f"must be at most {LARGEST}, got {self.tokens}")
+        if self.sweeps is not None:
+            check_whole("sweeps", self.sweeps, 2)
+        if self.samples is not None:
+            check_whole("samples", self.samples, 2 * SCRAMBLES)
+            if self.tokens == 2:
+                raise ParameterError("samples", "has no effect with two tokens and must be left out")
 
     @property
     def sites(self) -> int:
@@ -92,9 +120,21 @@ class AttentionHardmax:
         columns = xp.arange(self.tokens, dtype=y.dtype, device=array_api_compat.device(y))
         return xp.astype(y[..., None] == columns, xp.float64)
 
-    def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
-        """``log P(y | omega, V)`` (n,) with ``z ~ N(omega, V)``."""
-        return pair.log_partition(y, omega, V)
+    @property
+    def log_partition(self) -> Callable[[Array, Array, Array], Array]:
+        """``log P(y | omega, V)`` (n,) as a function of (y, omega, V); an attribute of up to 5 tokens only.
+
+        Labels less likely than 1e-8 may be given too little with three tokens or more.
+        """
+        if self.tokens > EXACT:
+            raise AttributeError(f"log_partition is integrated for up to {EXACT} tokens only")
+        return pair.log_partition if self.tokens == 2 else self._log_partition
+
+    def _log_partition(self, y: Array, omega: Array, V: Array) -> Array:
+        xp = namespace(omega)
+        check_latents(omega, 1, self.sites)
+        flat, variance = xp.astype(omega[:, 0, :], xp.float64), xp.astype(V[0, 0], xp.float64)
+        return xp.astype(row_posterior(y, flat, variance, self.tokens).log_partition, omega.dtype)
 
     def posterior(
         self,
@@ -118,12 +158,38 @@ class AttentionHardmax:
         second_moment : bool
             Also return ``E[z z^T]`` (n, 1, C, 1, C), not centred.
         rng : numpy.random.Generator, optional
-            Not used with two tokens.
+            For the Gibbs sampler; default: a fixed seed.
 
         Returns
         -------
         Posterior
+
+        Raises
+        ------
+        ValueError
+            With three tokens or more, if a label cannot come from a symmetric matrix.
         """
+        check_latents(omega, 1, self.sites)
+        if self.tokens == 2 and self.sweeps is None:
+            return self._pair_posterior(y, omega, V, second_moment)
+        xp = namespace(omega)
+        flat, variance = xp.astype(omega[:, 0, :], xp.float64), xp.astype(V[0, 0], xp.float64)
+        rng = np.random.default_rng(0) if rng is None else rng
+        integrate = exact_moments if self.sweeps is None and self.tokens <= EXACT else gibbs_moments
+        sweeps = self.sweeps or SWEEPS
+        found = integrate(y, flat, variance, self.tokens, sweeps=sweeps, rng=rng, outer=second_moment)
+        shift = xp.sqrt(variance) * found.first
+        second = None
+        if found.outer is not None:
+            cross = flat[:, :, None] * shift[:, None, :]
+            second = flat[:, :, None] * flat[:, None, :] + cross + xp.matrix_transpose(cross)
+            second = second + variance * found.outer
+            second = xp.astype(second[:, None, :, None, :], omega.dtype)
+        covariance = xp.astype(xp.reshape(variance * xp.mean(found.variance), (1, 1)), omega.dtype)
+        error = math.sqrt(float(xp.mean(found.square_error)))
+        return Posterior(xp.astype((flat + shift)[:, None, :], omega.dtype), covariance, second, error)
+
+    def _pair_posterior(self, y: Array, omega: Array, V: Array, second_moment: bool) -> Posterior:
         xp = namespace(omega)
         found = pair.posterior(y, omega, V, full=second_moment)
         second = None
@@ -134,14 +200,30 @@ class AttentionHardmax:
         return Posterior(xp.astype(found.mean, omega.dtype), covariance, second, 0.0)
 
     def information(self, Q: Array, V: Array) -> Uncertain:
-        """``E sum_c g_c^2`` (..., 1, 1) with ``omega ~ N(0, Q)``; leading axes are a batch, inf at V = 0."""
+        """``E sum_c g_c^2`` (..., 1, 1) with ``omega ~ N(0, Q)``; leading axes are a batch, inf at V = 0.
+
+        Two tokens: quadrature. More: a curve in ``sqrt(V / (Q + V))`` is estimated from randomised samples
+        when it is first asked for, and kept; its error is one standard error.
+        """
         xp = namespace(Q, V)
         q, v = (to_host(array).astype(np.float64) for array in (Q, V))
         q, v = np.broadcast_arrays(q, v)
-        value, error = pair.information(q.ravel(), v.ravel())
+        if self.tokens == 2:
+            value, error = pair.information(q.ravel(), v.ravel())
+            method = "quadrature"
+        else:
+            value, error = information_curve(self.tokens, self._sample_count)(q.ravel(), v.ravel())
+            method = "fit through Monte Carlo"
         place = {"dtype": Q.dtype, "device": array_api_compat.device(Q)}
         value, error = (xp.asarray(a.reshape(q.shape), **place) for a in (value, error))
-        return Uncertain(value, error, "quadrature")
+        return Uncertain(value, error, method)
+
+    @property
+    def _sample_count(self) -> int:
+        if self.samples is not None:
+            return self.samples
+        powers = {3: 17, 4: 16, 5: 15}
+        return 1 << powers.get(self.tokens, int(math.log2((1 << 20) / self.sites)))
 
     def generalization_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
         """Squared-norm error of the predicted attention matrix on a new sample, summed over its entries.

@@ -1,0 +1,211 @@
+"""Information that the row maxima of three or more tokens' attention carry, as a function of one number.
+
+Only the direction of the latents matters, so ``(Q + V) * information`` depends on ``x = V / (Q + V)`` alone,
+and times ``sqrt(x)`` it is a smooth function of ``sqrt(x)`` on [0, 1] with a known value at 0. A polynomial
+of low degree through a few randomised estimates therefore serves every pair of order parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from smimbench_channels._hardmax_exact import label_classes, row_posterior
+from smimbench_channels._orthant_gibbs import sample_moments
+from smimbench_channels._pairs import entry_sites, site_scales
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smimbench.interfaces import Array
+
+__all__ = ["Curve", "information_curve", "small_error_constant"]
+
+DEGREE = 4
+NODES = 7  # of a Chebyshev-Lobatto rule on [0, 1], both ends included
+SCRAMBLES = 16
+EXACT = 5  # largest number of tokens whose posterior is integrated
+TRUNCATION = 1e-4  # relative error left to the degree; ten times what is found for two and three tokens
+GIBBS_BURN_IN, GIBBS_SWEEPS = 8, 8
+
+
+class Curve(NamedTuple):
+    """Polynomials in ``s = sqrt(V / (Q + V))`` for ``s (Q + V) information``, one for each scramble.
+
+    Attributes
+    ----------
+    coefficients : ndarray (DEGREE + 1, SCRAMBLES)
+        In powers of ``2 s - 1``, Chebyshev.
+    """
+
+    coefficients: np.ndarray[Any, Any]
+
+    def __call__(self, q: Array, v: Array) -> tuple[Array, Array]:
+        """Information (N,) and its standard error; infinite at v = 0."""
+        total = q + v
+        s = np.sqrt(np.where(v > 0, v / np.where(total > 0, total, 1.0), 1.0))
+        values = np.polynomial.chebyshev.chebval(2 * s - 1, self.coefficients)
+        mean = values.mean(axis=0)
+        error = np.hypot(values.std(axis=0, ddof=1) / math.sqrt(values.shape[0]), TRUNCATION * mean)
+        with np.errstate(divide="ignore"):
+            scale = np.where(v > 0, 1 / np.sqrt(v * total), np.inf)
+        return mean * scale, error * scale
+
+
+def small_error_constant(tokens: int) -> float:
+    r"""Limit of ``sqrt(V (Q + V)) * information`` as V -> 0.
+
+    .. math::
+
+        \frac{2 T}{\sqrt{2\pi}} \int \frac{\phi^2}{\Phi} \sum_{b < b'} P(\text{the tie of } b \text{ and } b'
+        \text{ is the row maximum})
+
+    Only rows with two nearly equal largest entries still tell something, and each such pair is a
+    one-dimensional problem; the variance of the difference cancels between its density at 0 and the width of
+    the tie. Derived, checked by tests/channels/test_attention_hardmax_many.py.
+    """
+    from scipy.special import log_ndtr, ndtr
+
+    x, w = np.polynomial.legendre.leggauss(200)
+    x, w = 14 * x, 14 * w
+    one = float(np.sum(w * np.exp(-(x**2) - log_ndtr(x)))) / (2 * math.pi)
+    gauss = w * np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+    T = tokens
+    with_diagonal = (T - 1) * float(np.sum(gauss * ndtr(math.sqrt(2 / 3) * x) ** (T - 2)))
+    without = 0.0
+    if T > 2:
+        below = ndtr(math.sqrt(0.5) * x) ** (T - 3) * ndtr(0.5 * x)
+        without = (T - 1) * (T - 2) / 2 * float(np.sum(gauss * below))
+    return 2 * T / math.sqrt(2 * math.pi) * one * (with_diagonal + without)
+
+
+@cache
+def information_curve(tokens: int, samples: int) -> Curve:
+    """Estimate the curve from ``samples`` labels at each of its inner nodes."""
+    s = (1 - np.cos(math.pi * np.arange(NODES) / (NODES - 1))) / 2
+    values = np.empty((NODES, SCRAMBLES))
+    values[0] = small_error_constant(tokens)
+    certain = [0]
+    for k in range(1, NODES):
+        if k == NODES - 1 and tokens <= EXACT:
+            values[k] = _without_overlap(tokens)
+            certain.append(k)
+        else:
+            values[k] = s[k] * _sampled(tokens, s[k] ** 2, samples, k)
+    spread = values.std(axis=1, ddof=1) / math.sqrt(SCRAMBLES)
+    spread[certain] = 1e-3 * spread[spread > 0].min()  # these points are as good as exact
+    basis = np.polynomial.chebyshev.chebvander(2 * s - 1, DEGREE)
+    fit = np.linalg.pinv(basis / spread[:, None], rcond=1e-14) / spread[None, :]
+    return Curve(fit @ values)
+
+
+def _without_overlap(tokens: int) -> float:
+    """The information of the prior mean at V = 1: the posterior depends on the label only, and not on names."""
+    labels, count = label_classes(tokens)
+    omega = np.zeros((len(labels), tokens * (tokens + 1) // 2))
+    found = row_posterior(labels, omega, np.asarray(1.0), tokens, nodes=48, reach=9.0)
+    return float(np.sum(count * np.exp(found.log_partition) * np.sum(found.first**2, axis=1)))
+
+
+def _sampled(tokens: int, x: float, samples: int, stream: int) -> Array:
+    """Estimates (SCRAMBLES,) of the information at Q = 1 - x, V = x.
+
+    Two control variates of known mean carry most of the noise at small x, that of labels which decide a near
+    tie against the odds: for the two largest estimated entries of a row, at a distance of k standard
+    deviations, ``(phi(k) / Phi(+-k))^2`` with the sign of the true difference, and its mean over that sign.
+    """
+    from scipy.special import ndtri
+    from scipy.stats import qmc
+
+    T = tokens
+    C = T * (T + 1) // 2
+    scale, index = np.array(site_scales(T)), np.array(entry_sites(T)).reshape(T, T)
+    variance = scale[index] ** 2
+    power = max(1, round(math.log2(max(2.0, samples / SCRAMBLES))))
+    seeds = [np.random.default_rng([2506, T, stream, scramble]) for scramble in range(SCRAMBLES)]
+    sobol = [qmc.Sobol(2 * C, scramble=True, rng=rng).random_base2(power) for rng in seeds]
+    normal = ndtri(np.clip(np.concatenate(sobol), 1e-16, 1 - 1e-16))
+    omega = math.sqrt(1 - x) * normal[:, :C]
+    z = omega + math.sqrt(x) * normal[:, C:]
+    estimate, truth = (omega * scale)[:, index], (z * scale)[:, index]
+    y = truth.argmax(axis=2)
+    if T <= EXACT:
+        squares = np.sum(row_posterior(y, omega, np.asarray(x), T).first ** 2, axis=1)
+    else:
+        squares = _gibbs_squares(y, omega, z, x, T, np.random.default_rng([2507, T, stream]))
+    if x == 1.0:  # no estimate, no ties
+        return squares.reshape(SCRAMBLES, -1).mean(axis=1)
+    two = np.argsort(estimate, axis=2)[:, :, -2:]
+    values, truths = (np.take_along_axis(a, two, axis=2) for a in (estimate, truth))
+    widths = np.take_along_axis(np.broadcast_to(variance, estimate.shape), two, axis=2).sum(axis=2)
+    distance = (values[:, :, 1] - values[:, :, 0]) / np.sqrt(x * widths)
+    sign = np.where(truths[:, :, 1] > truths[:, :, 0], 1, -1)
+    control = np.stack([_hazard_square(sign * distance).sum(axis=1), _tie(distance).sum(axis=1)])
+    control = control - T * _tie_mean(T, x)
+    centred = control - control.mean(axis=1, keepdims=True)
+    slope = np.linalg.lstsq(centred.T, squares - squares.mean(), rcond=None)[0]
+    return (squares - slope @ control).reshape(SCRAMBLES, -1).mean(axis=1) / x
+
+
+def _gibbs_squares(y: Array, omega: Array, z: Array, x: float, T: int, rng: np.random.Generator) -> Array:
+    """``V sum_c g_c^2`` without bias: the product of two chains that start from the true latents."""
+    block = max(1, (1 << 17) // (2 * T * T))
+    result = []
+    for start in range(0, len(y), block):
+        part = slice(start, start + block)
+        found = sample_moments(
+            y[part],
+            omega[part],
+            np.asarray(x),
+            T,
+            sweeps=GIBBS_SWEEPS,
+            burn_in=GIBBS_BURN_IN,
+            chains=2,
+            rng=rng,
+            start=z[part],
+        )
+        result.append(np.sum(found.first[0] * found.first[1], axis=1))
+    return np.concatenate(result)
+
+
+def _hazard_square(k: Array) -> Array:
+    from scipy.special import erfcx
+
+    return (math.sqrt(2 / math.pi) / erfcx(-k / math.sqrt(2))) ** 2
+
+
+def _tie(k: Array) -> Array:
+    """``phi(k)^2 / (Phi(k) Phi(-k))``, the mean of the hazard's square over the sign."""
+    from scipy.special import ndtr
+
+    return np.exp(-k * k) / (2 * math.pi) / np.maximum(ndtr(k) * ndtr(-k), 1e-300)
+
+
+def _tie_mean(tokens: int, x: float) -> float:
+    """Expectation of ``_tie`` for the two largest entries of one row, ``omega ~ N(0, 1 - x)``."""
+    from scipy.special import ndtr
+
+    q = 1 - x
+    k, wk = np.polynomial.legendre.leggauss(96)
+    k, wk = 10 * (k + 1), 10 * wk  # distance from 0 to 20
+    t, wt = np.polynomial.legendre.leggauss(96)
+    t, wt = 9 * t, 9 * wt * np.exp(-((9 * t) ** 2) / 2) / math.sqrt(2 * math.pi)
+    rest_off: Callable[[Array], Array] = lambda low: ndtr(low) ** (tokens - 2)  # noqa: E731
+    rest_mixed: Callable[[Array], Array] = lambda low: ndtr(low) ** (tokens - 3) * ndtr(low / math.sqrt(2))  # noqa: E731
+    total = 0.0
+    for upper, lower, count, rest in (
+        (2.0, 1.0, tokens - 1, rest_off),
+        (1.0, 2.0, tokens - 1, rest_off),
+        (1.0, 1.0, (tokens - 1) * (tokens - 2), rest_mixed),
+    ):
+        if count:
+            width = upper + lower
+            gap = k * math.sqrt(x * width)
+            density = np.exp(-(gap**2) / (2 * q * width)) * math.sqrt(x / (2 * math.pi * q))
+            # the lower of the two given the gap
+            low = -gap[:, None] * lower / width + math.sqrt(q * upper * lower / width) * t
+            total += count * float(np.sum(wk * density * _tie(k) * (rest(low / math.sqrt(q)) @ wt)))
+    return total

@@ -1,0 +1,136 @@
+"""Row-wise argmax of three or more tokens: posterior by exact integration where that is possible, else by Gibbs."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import array_api_compat
+import numpy as np
+
+from smimbench.backend import namespace
+from smimbench_channels._hardmax_exact import row_posterior
+from smimbench_channels._orthant_gibbs import check_labels, sample_moments
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Array
+
+__all__ = ["Moments", "exact_moments", "gibbs_moments"]
+
+UNLIKELY = math.log(1e-8)  # below, the windows of the exact integration may miss the posterior
+EXACT_ERROR = 1e-5
+FROZEN_ERROR = 0.1  # entries that are pressed together hardly move in a chain, and two such chains look alike
+CHAINS = 2
+BLOCK = 1 << 17
+STEP = 0.05
+
+
+class Moments(NamedTuple):
+    """Posterior of the latents in units of the prior.
+
+    Attributes
+    ----------
+    first : array (n, C)
+        ``E[z - omega] / sqrt(V)``.
+    variance : array (n, C)
+        ``Var(z) / V``; without bias, so that single values may be negative.
+    outer : array (n, C, C) or None
+        ``E[(z - omega)(z - omega)^T] / V``.
+    square_error : array (n,)
+        Mean over sites of the squared numerical error of ``first``.
+    """
+
+    first: Array
+    variance: Array
+    outer: Array | None
+    square_error: Array
+
+
+def exact_moments(
+    y: Array, omega: Array, V: Array, tokens: int, *, sweeps: int, rng: np.random.Generator, outer: bool
+) -> Moments:
+    """By nested integrals; Gibbs for the few labels that were unlikely under ``omega`` (n, C)."""
+    xp = namespace(y, omega, V)
+    found = row_posterior(y, omega, V, tokens)
+    covariance = _response(xp, y, omega, V, tokens, found.second - found.first**2) if outer else None
+    square = None if covariance is None else covariance + found.first[:, :, None] * found.first[:, None, :]
+    error = xp.full_like(found.first[:, 0], EXACT_ERROR**2)
+    result = Moments(found.first, found.second - found.first**2, square, error)
+    unlikely = ~(found.log_partition > UNLIKELY)
+    if not bool(xp.any(unlikely)):
+        return result
+    where = xp.nonzero(unlikely)[0]
+    some = gibbs_moments(
+        xp.take(y, where, axis=0),
+        xp.take(omega, where, axis=0),
+        V,
+        tokens,
+        sweeps=sweeps,
+        rng=rng,
+        outer=outer,
+    )
+    some = some._replace(square_error=xp.clip(some.square_error, FROZEN_ERROR**2, None))
+    position = xp.clip(xp.cumulative_sum(xp.astype(unlikely, xp.int64)) - 1, 0, None)
+
+    def merged(new: Array, old: Array) -> Array:
+        mask = xp.reshape(unlikely, (-1,) + (1,) * (old.ndim - 1))
+        return xp.where(mask, xp.take(new, position, axis=0), old)
+
+    return Moments(
+        *(None if old is None else merged(new, old) for new, old in zip(some, result, strict=True))
+    )
+
+
+def _response(xp: Any, y: Array, omega: Array, V: Array, tokens: int, variance: Array) -> Array:
+    """Covariance between sites, (n, C, C), as the response of the mean to ``omega``: ``1 + d first / d omega``."""
+    sites = omega.shape[1]
+    eye = xp.eye(sites, dtype=xp.float64, device=array_api_compat.device(omega))
+    root = xp.sqrt(V)
+    rows = []
+    for c in range(sites):
+        slope: Any = 0.0
+        for steps, weight in ((1, 2 / 3), (2, -1 / 12)):
+            for sign in (1, -1):
+                moved = omega + (sign * steps * STEP) * root * eye[c, :][None, :]
+                slope = slope + (sign * weight / STEP) * row_posterior(y, moved, V, tokens).first
+        rows.append(slope)
+    response = xp.stack(rows, axis=1)
+    response = (response + xp.matrix_transpose(response)) / 2 + eye[None, :, :]
+    return xp.where(eye[None, :, :] > 0, variance[:, :, None], response)
+
+
+def gibbs_moments(
+    y: Array, omega: Array, V: Array, tokens: int, *, sweeps: int, rng: np.random.Generator, outer: bool
+) -> Moments:
+    """From independent chains, started at a matrix that obeys the label near ``omega`` (n, C)."""
+    xp = namespace(y, omega, V)
+    check_labels(y, tokens)
+    size = max(1, BLOCK // (CHAINS * tokens**2))
+    if not array_api_compat.is_numpy_namespace(xp):
+        size *= 64
+    parts = []
+    for start in range(0, y.shape[0], size):
+        chains = sample_moments(
+            y[start : min(start + size, y.shape[0]), :],
+            omega[start : min(start + size, y.shape[0]), :],
+            V,
+            tokens,
+            sweeps=sweeps,
+            burn_in=max(16, sweeps // 4),
+            chains=CHAINS,
+            rng=rng,
+            outer=outer,
+        )
+        one, two = chains.first[0, ...], chains.first[1, ...]
+        first = (one + two) / 2
+        second = (chains.second[0, ...] + chains.second[1, ...]) / 2
+        square = None
+        if chains.outer is not None:
+            eye = xp.eye(first.shape[1], dtype=xp.float64, device=array_api_compat.device(first))
+            mean = (chains.outer[0, ...] + chains.outer[1, ...]) / 2
+            square = xp.where(eye[None, :, :] > 0, second[:, :, None], mean)
+        parts.append(Moments(first, second - one * two, square, xp.mean((one - two) ** 2, axis=1) / 4))
+    if len(parts) == 1:
+        return parts[0]
+    columns = zip(*parts, strict=True)
+    return Moments(*(None if column[0] is None else xp.concat(list(column), axis=0) for column in columns))

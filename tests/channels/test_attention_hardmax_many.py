@@ -1,0 +1,466 @@
+"""Hardmax with three or more tokens: exact integration and Gibbs against rejection, sums over labels and Bayes."""
+
+from __future__ import annotations
+
+import math
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+from scipy import stats
+from smimbench_channels._hardmax_curve import information_curve, small_error_constant
+from smimbench_channels._hardmax_exact import label_classes, row_posterior
+from smimbench_channels._orthant_gibbs import feasible_start, sample_moments, truncated_normal
+from smimbench_channels.attention_hardmax import AttentionHardmax
+
+from smimbench.backend import to_host
+from smimbench.interfaces import ParameterError
+from tests.conftest import assert_placed
+
+
+def scalar(value):
+    return np.array([[float(value)]])
+
+
+def labelled(rng, n, q, v, tokens):
+    channel = AttentionHardmax(tokens=tokens)
+    omega = math.sqrt(q) * rng.standard_normal((n, 1, channel.sites))
+    z = omega + math.sqrt(v) * rng.standard_normal(omega.shape)
+    return channel, channel.forward(z), omega, z
+
+
+def matrix_of(z, tokens):
+    """Symmetric h (n, T, T) written out entry by entry."""
+    h = np.empty((len(z), tokens, tokens))
+    pairs = [(a, b) for a in range(tokens) for b in range(a, tokens)]
+    for c, (a, b) in enumerate(pairs):
+        h[:, a, b] = h[:, b, a] = z[:, c] * (math.sqrt(2) if a == b else 1)
+    return h
+
+
+def by_rejection(rng, y, omega, v, tokens, draws):
+    """Posterior draws of one sample, and the probability of its label."""
+    z = omega + math.sqrt(v) * rng.standard_normal((draws, omega.size))
+    keep = np.all(matrix_of(z, tokens).argmax(-1) == y, axis=1)
+    return z[keep], keep.mean()
+
+
+def all_labels(tokens):
+    return np.array(list(product(range(tokens), repeat=tokens)))
+
+
+def is_possible(label):
+    """By search: an order of the rows in which every maximum is at most that of the row it points at."""
+    tokens = len(label)
+    for order in permutations(range(tokens)):
+        place = {a: i for i, a in enumerate(order)}
+        mutual = [label[label[a]] == a for a in range(tokens)]
+        if all(place[label[a]] <= place[a] or mutual[a] for a in range(tokens)):
+            return True
+    return False
+
+
+# -- truncated normal variables --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("centre", [-1e4, -300.0, -38.0, -29.0, -5.0, 0.0, 2.0, 31.0, 500.0])
+def test_truncated_normal_is_the_inverse_of_its_distribution(centre, rng):
+    scale = 1 / max(1.0, abs(centre))
+    u = rng.uniform(1e-9, 1 - 1e-9, 400)
+    low = centre + scale * rng.uniform(-3, 0, 400)
+    high = centre + scale * rng.uniform(1e-3, 3, 400)
+    low[:100] = -np.inf
+    high[100:200] = np.inf
+    draw, mean, second = truncated_normal(low, high, u)
+    assert np.all((draw >= low) & (draw <= high))
+    # integrate the density between the ends, relative to its value at the likelier one
+    x, w = np.polynomial.legendre.leggauss(100)
+    anchor = np.clip(0.0, low, high)
+    reach = 40 / np.maximum(np.abs(anchor), 4.0)
+    a, b = np.maximum(low, anchor - reach), np.minimum(high, anchor + reach)
+    t = (a + b)[:, None] / 2 + (b - a)[:, None] / 2 * x
+    f = np.exp(-(t - anchor[:, None]) * (t + anchor[:, None]) / 2) * w * (b - a)[:, None] / 2
+    total = f.sum(1)
+    np.testing.assert_allclose(mean, (f * t).sum(1) / total, rtol=1e-8, atol=1e-9)
+    np.testing.assert_allclose(second, (f * t * t).sum(1) / total, rtol=1e-8, atol=1e-9)
+    until = np.clip(draw, a, b)
+    t = (a + until)[:, None] / 2 + (until - a)[:, None] / 2 * x
+    f = np.exp(-(t - anchor[:, None]) * (t + anchor[:, None]) / 2) * w * (until - a)[:, None] / 2
+    share = f.sum(1) / total
+    # the draw rises with u on the side of small probabilities, and falls after mirroring
+    np.testing.assert_allclose(np.where(low + high > 0, 1 - share, share), u, atol=2e-7)
+
+
+def test_truncated_normal_on_every_backend(backend, rng):
+    low = np.array([[-np.inf, 1.0, -50.0], [-45.0, -1.0, 3.0]])
+    high = np.array([[0.5, np.inf, -49.0], [np.inf, 1.0, 3.1]])
+    u = rng.random((2, 3))
+    expected = truncated_normal(low, high, u)
+    for one, other in zip(truncated_normal(*(backend.asarray(a) for a in (low, high, u))), expected):
+        assert_placed(one, backend, (2, 3))
+        np.testing.assert_allclose(to_host(one), other, rtol=1e-12)
+
+
+# -- exact integration -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("tokens", "v"), [(3, 1.0), (3, 0.05), (4, 0.5), (5, 1.0)])
+def test_probabilities_of_all_labels_sum_to_one(tokens, v, rng):
+    labels = all_labels(tokens)
+    labels = labels[[is_possible(label) for label in labels]] if tokens < 5 else possible_labels(tokens)
+    omega = rng.standard_normal((1, 1, tokens * (tokens + 1) // 2))
+    found = AttentionHardmax(tokens=tokens).log_partition(labels, np.repeat(omega, len(labels), 0), scalar(v))
+    assert np.exp(found).sum() == pytest.approx(1, abs=1e-5)
+
+
+def possible_labels(tokens):
+    """All labels without a ring, generated from their classes by renaming the tokens."""
+    found = set()
+    for label in label_classes(tokens)[0]:
+        for p in permutations(range(tokens)):
+            renamed = [0] * tokens
+            for a in range(tokens):
+                renamed[p[a]] = p[label[a]]
+            found.add(tuple(renamed))
+    return np.array(sorted(found))
+
+
+@pytest.mark.parametrize("tokens", [3, 4])
+def test_classes_of_labels(tokens):
+    _, count = label_classes(tokens)
+    expected = {tuple(label) for label in all_labels(tokens) if is_possible(label)}
+    assert {tuple(label) for label in possible_labels(tokens)} == expected
+    assert count.sum() == len(expected)
+
+
+@pytest.mark.parametrize("v", [1.0, 0.1])
+def test_three_tokens_agree_with_rejection(v, rng):
+    channel, y, omega, _ = labelled(rng, 6, 0.8, v, 3)
+    found = channel.posterior(y, omega, scalar(v), second_moment=True)
+    log_z = channel.log_partition(y, omega, scalar(v))
+    scores = []
+    for i in range(6):
+        draws, probability = by_rejection(rng, y[i], omega[i, 0], v, 3, 200_000)
+        if len(draws) < 2000:
+            continue
+        spread = math.sqrt(probability * (1 - probability) / 200_000)
+        scores.append((math.exp(log_z[i]) - probability) / spread)
+        scores += list((draws.mean(0) - found.mean[i, 0]) / draws.std(0) * math.sqrt(len(draws)))
+        products = np.einsum("nc,nd->ncd", draws, draws)
+        error = products.std(0) / math.sqrt(len(draws))
+        gap = (products.mean(0) - found.second_moment[i, 0, :, 0]) / error
+        scores += list(gap[np.triu_indices(6)])
+    scores = np.array(scores)
+    assert len(scores) > 60
+    assert np.abs(scores).max() < 5
+    assert 0.7 < np.sqrt(np.mean(scores**2)) < 1.3
+
+
+@pytest.mark.parametrize(("tokens", "v"), [(3, 1.0), (3, 1e-3), (4, 0.2), (5, 0.5)])
+def test_mean_is_the_gradient_of_the_partition(tokens, v, rng):
+    channel, y, omega, _ = labelled(rng, 40 if tokens < 5 else 8, 1.0, v, tokens)
+    g = (channel.posterior(y, omega, scalar(v)).mean - omega)[:, 0] / math.sqrt(v)
+    step = 0.05 * math.sqrt(v)
+    for c in range(channel.sites):
+        unit = step * np.eye(channel.sites)[c]
+        slope = sum(
+            w
+            * (
+                channel.log_partition(y, omega + k * unit, scalar(v))
+                - channel.log_partition(y, omega - k * unit, scalar(v))
+            )
+            for k, w in ((1, 2 / 3), (2, -1 / 12))
+        )
+        np.testing.assert_allclose(slope / 0.05, g[:, c], atol=5e-4)
+
+
+@pytest.mark.parametrize("v", [1.0, 0.03, 1e-4, 1e-8])
+def test_the_rule_has_converged(v, rng):
+    for tokens in (2, 3, 4, 5):
+        _, y, omega, _ = labelled(rng, 60, 1.0, v, tokens)
+        found = row_posterior(y, omega[:, 0], np.asarray(v), tokens)
+        finer = row_posterior(y, omega[:, 0], np.asarray(v), tokens, nodes=64, reach=9.0)
+        difference = np.sqrt(np.mean((found.first - finer.first) ** 2))
+        assert difference < 1e-5
+        assert np.sqrt(np.mean((found.second - finer.second) ** 2)) < 3e-5
+
+
+def test_two_tokens_agree_with_the_closed_form(rng):
+    channel, y, omega, _ = labelled(rng, 500, 1.0, 0.3, 2)
+    closed = channel.posterior(y, omega, scalar(0.3))
+    nested = row_posterior(y, omega[:, 0], np.asarray(0.3), 2)
+    np.testing.assert_allclose(omega[:, 0] + math.sqrt(0.3) * nested.first, closed.mean[:, 0], atol=1e-5)
+    np.testing.assert_allclose(nested.log_partition, channel.log_partition(y, omega, scalar(0.3)), atol=1e-5)
+
+
+def test_names_of_tokens_do_not_matter(rng):
+    channel, y, omega, _ = labelled(rng, 50, 1.0, 0.4, 4)
+    found = matrix_of(channel.posterior(y, omega, scalar(0.4)).mean[:, 0], 4)
+    order = np.array([2, 0, 3, 1])
+    upper = np.array([(a, b) for a in range(4) for b in range(a, 4)])
+    scale = np.where(upper[:, 0] == upper[:, 1], math.sqrt(2), 1)
+
+    def renamed(h):
+        return (h[:, order][:, :, order][:, upper[:, 0], upper[:, 1]] / scale)[:, None, :]
+
+    new_y = np.argsort(order)[y[:, order]]
+    moved = channel.posterior(new_y, renamed(matrix_of(omega[:, 0], 4)), scalar(0.4)).mean
+    np.testing.assert_allclose(moved, renamed(found), atol=1e-9)
+
+
+# -- Gibbs -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("tokens", "v"), [(2, 0.5), (3, 1.0), (4, 0.05), (5, 0.5)])
+def test_gibbs_agrees_with_integration_within_its_error(tokens, v, rng):
+    n = 1000 if tokens < 4 else 300
+    channel, y, omega, _ = labelled(rng, n, 1.0, v, tokens)
+    exact = channel.posterior(y, omega, scalar(v), second_moment=tokens < 4)
+    sampling = AttentionHardmax(tokens=tokens, sweeps=32)
+    found = sampling.posterior(y, omega, scalar(v), rng=rng, second_moment=tokens < 4)
+    difference = (found.mean - exact.mean) / math.sqrt(v)
+    actual = math.sqrt(np.mean(difference**2))
+    assert 0.85 < actual / found.error < 1.15
+    assert found.error < 0.1
+    # no bias: the noise is not correlated with what it disturbs
+    along = np.sum(difference * (exact.mean - omega), axis=(1, 2))
+    assert abs(along.mean()) < 4 * along.std() / math.sqrt(n)
+    assert found.covariance[0, 0] == pytest.approx(
+        exact.covariance[0, 0], abs=0.02 * (v - exact.covariance[0, 0])
+    )
+    if tokens < 4:
+        gap = found.second_moment - exact.second_moment
+        scores = gap.mean(0) / (gap.std(0) / math.sqrt(n) + 1e-6 * v)
+        assert np.abs(scores).max() < 5
+
+
+def test_more_sweeps_less_noise(rng):
+    channel, y, omega, _ = labelled(rng, 300, 1.0, 0.5, 3)
+    exact = channel.posterior(y, omega, scalar(0.5)).mean
+    errors = {}
+    for sweeps in (8, 128):
+        found = AttentionHardmax(tokens=3, sweeps=sweeps).posterior(y, omega, scalar(0.5))
+        errors[sweeps] = np.sqrt(np.mean((found.mean - exact) ** 2)), found.error
+    for k in range(2):
+        assert 3 < errors[8][k] / errors[128][k] < 5
+
+
+def test_gibbs_is_reproducible(rng):
+    channel, y, omega, _ = labelled(rng, 50, 1.0, 0.5, 6)
+    first = channel.posterior(y, omega, scalar(0.5)).mean
+    np.testing.assert_array_equal(first, channel.posterior(y, omega, scalar(0.5)).mean)
+    other = channel.posterior(y, omega, scalar(0.5), rng=np.random.default_rng(5)).mean
+    assert np.abs(other - first).max() > 1e-3
+    again = channel.posterior(y, omega, scalar(0.5), rng=np.random.default_rng(5)).mean
+    np.testing.assert_array_equal(other, again)
+
+
+@pytest.mark.parametrize(("tokens", "n"), [(6, 150), (16, 12)])
+def test_many_tokens_obey_bayes(tokens, n, rng):
+    """Averages of the posterior equal those of the truth."""
+    for q, v in ((0.7, 0.6), (1.2, 0.02)):
+        channel, y, omega, z = labelled(rng, n, q, v, tokens)
+        found = channel.posterior(y, omega, scalar(v), rng=rng)
+        step = found.mean - omega
+        product_ = np.sum(step * (z - found.mean), axis=(1, 2))
+        # the noise of the sampler makes the left side negative by its own square
+        noise = channel.sites * v * found.error**2
+        assert abs(product_.mean() + noise) < 4.5 * product_.std() / math.sqrt(n)
+        square = np.mean((z - found.mean) ** 2, axis=(1, 2))
+        assert (
+            abs(square.mean() - found.covariance[0, 0])
+            < 4.5 * square.std() / math.sqrt(n) + v * found.error**2
+        )
+
+
+@pytest.mark.parametrize("tokens", [3, 4])
+def test_integration_obeys_bayes(tokens, rng):
+    channel, y, omega, z = labelled(rng, 8000, 1.1, 0.2, tokens)
+    found = channel.posterior(y, omega, scalar(0.2))
+    product_ = np.sum((found.mean - omega) * (z - found.mean), axis=(1, 2))
+    assert abs(product_.mean()) < 4 * product_.std() / math.sqrt(8000)
+    square = np.mean((z - found.mean) ** 2, axis=(1, 2))
+    assert abs(square.mean() - found.covariance[0, 0]) < 4 * square.std() / math.sqrt(8000)
+
+
+@pytest.mark.parametrize("tokens", [2, 3, 6, 9])
+def test_start_obeys_the_labels(tokens, rng):
+    _, y, omega, _ = labelled(rng, 200, 1.0, 3.0, tokens)
+    h = feasible_start(y, omega[:, 0], tokens)
+    np.testing.assert_array_equal(h, np.swapaxes(h, 0, 1))
+    np.testing.assert_array_equal(np.take_along_axis(h, y.T[:, None, :], axis=1)[:, 0], h.max(axis=1))
+
+
+def test_true_start_leaves_the_posterior_invariant(rng):
+    """Short chains without burn-in from the true latents reproduce the mean over (y, z)."""
+    _, y, omega, z = labelled(rng, 4000, 0.8, 0.5, 3)
+    chains = sample_moments(
+        y, omega[:, 0], np.asarray(0.5), 3, sweeps=2, burn_in=0, chains=1, rng=rng, start=z[:, 0]
+    )
+    exact = row_posterior(y, omega[:, 0], np.asarray(0.5), 3)
+    gap = chains.first[0] - exact.first
+    assert np.abs(gap.mean(0) / gap.std(0) * math.sqrt(4000)).max() < 4.5
+
+
+@pytest.mark.parametrize("tokens", [3, 7])
+@pytest.mark.parametrize("v", [1e-2, 1e-6, 1e-12])
+def test_labels_against_all_odds_give_the_projection(tokens, v):
+    """One row that contradicts omega: its maximum and the entry above it meet where that costs least."""
+    channel = AttentionHardmax(tokens=tokens)
+    omega = -20.0 * np.ones((1, 1, channel.sites))
+    sites = {}
+    pairs = [(a, b) for a in range(tokens) for b in range(a, tokens)]
+    for c, (a, b) in enumerate(pairs):
+        sites[a, b] = c
+        omega[0, 0, c] = (5.0 + a if a == b else -20.0) / (math.sqrt(2) if a == b else 1)
+    y = np.arange(tokens)[None, :].copy()
+    omega[0, 0, sites[0, 0]] = -5 / math.sqrt(2)
+    omega[0, 0, sites[0, 1]] = 1.0  # row 0 says that h_00 = -5 exceeds h_01 = 1; row 1 agrees with h_11 = 6
+    level = (-5 / 2 + 1) / (1 / 2 + 1)
+    found = channel.posterior(y, omega, scalar(v), rng=np.random.default_rng(1))
+    mean = matrix_of(found.mean[:, 0], tokens)[0]
+    assert mean[0, 0] == pytest.approx(level, abs=5 * math.sqrt(v))
+    assert mean[0, 1] == pytest.approx(level, abs=5 * math.sqrt(v))
+    assert mean[1, 1] == pytest.approx(6, abs=5 * math.sqrt(v))
+    # two entries are tied: one direction is lost for certain, the common one may be found or not
+    assert 1 - 2.2 / channel.sites < found.covariance[0, 0] / v < 1 - 0.8 / channel.sites
+    assert tokens > 5 or found.error >= 0.1
+
+
+# -- information -----------------------------------------------------------------------------------------
+
+
+def test_curve_of_two_tokens_agrees_with_quadrature():
+    v = np.geomspace(1e-8, 1, 60)
+    exact = AttentionHardmax(tokens=2).information((1 - v)[:, None, None], v[:, None, None]).value[:, 0, 0]
+    value, error = information_curve(2, 1 << 12)(1 - v, v)
+    assert np.all(np.abs(value - exact) < 4 * error)
+    assert np.all(error < 5e-3 * exact)
+    assert abs(value[-1] / exact[-1] - 1) < 1e-6
+
+
+@pytest.mark.parametrize("tokens", [3, 4, 6])
+@pytest.mark.parametrize(("q", "v"), [(0.4, 1.0), (1.2, 0.15)])
+def test_information_is_the_mean_square_of_g(tokens, q, v, rng):
+    """Also from the other side, E g (z - omega) / V, which is linear in the posterior mean and so free of its noise."""
+    n = {3: 10_000, 4: 5_000, 6: 500}[tokens]
+    channel, y, omega, z = labelled(rng, n, q, v, tokens)
+    samples = {3: 1 << 11, 4: 1 << 10, 6: 1 << 8}[tokens]
+    found = AttentionHardmax(tokens=tokens, samples=samples).information(scalar(q), scalar(v))
+    g = (channel.posterior(y, omega, scalar(v)).mean - omega) / v
+    samples = [np.sum(g * (z - omega), axis=(1, 2)) / v]
+    if tokens < 6:
+        samples.append(np.sum(g * g, axis=(1, 2)))
+    for sample in samples:
+        error = math.hypot(sample.std() / math.sqrt(n), found.error[0, 0])
+        assert abs(sample.mean() - found.value[0, 0]) < 4 * error
+
+
+def test_information_without_an_overlap_is_a_sum_over_labels(rng):
+    """By rejection: at omega = 0 the posterior mean of every one of the 25 possible labels of three tokens."""
+    z = rng.standard_normal((300_000, 6))
+    code = matrix_of(z, 3).argmax(-1) @ [1, 3, 9]
+    total, noise = 0.0, 0.0
+    for k in np.unique(code):
+        draws = z[code == k]
+        total += len(draws) / 3e5 * np.sum(draws.mean(0) ** 2)
+        noise += len(draws) / 3e5 * np.sum(draws.var(0)) / len(draws)
+    found = AttentionHardmax(tokens=3, samples=64).information(scalar(0), scalar(1)).value[0, 0]
+    assert found == pytest.approx(total - noise, rel=6e-3)
+
+
+@pytest.mark.parametrize("tokens", [3, 5])
+def test_constant_of_the_small_error_law(tokens, rng):
+    """Count near ties of the two largest entries of a row, in units of the width of their difference."""
+    n, width = 400_000, 0.05
+    h = rng.standard_normal((n, tokens)) * np.where(np.arange(tokens) == 0, math.sqrt(2), 1)
+    order = np.argsort(h, axis=1)[:, -2:]
+    two = np.take_along_axis(h, order, axis=1)
+    spread = np.where((order == 0).any(1), math.sqrt(3), math.sqrt(2))
+    near = (two[:, 1] - two[:, 0] < width * spread).mean() / (2 * width)
+    x = np.linspace(-12, 12, 20_001)
+    hazard = np.sum(np.exp(-(x**2)) / (2 * math.pi) / stats.norm.cdf(x)) * (x[1] - x[0])
+    # a pair at distance k tells phi^2 / (Phi(k) Phi(-k)), whose integral is twice that of phi^2 / Phi
+    expected = tokens * near * 2 * hazard
+    noise = math.sqrt(1 / (near * 2 * width * n))
+    assert small_error_constant(tokens) == pytest.approx(expected, rel=4 * noise + 0.02)
+
+
+def test_small_error_law_is_met(rng):
+    channel = AttentionHardmax(tokens=3, samples=1 << 11)
+    for second in (1.05, 2.0):
+        found = channel.information(scalar(second - 1e-10), scalar(1e-10))
+        limit = small_error_constant(3) / math.sqrt(second * 1e-10)
+        assert found.value[0, 0] == pytest.approx(limit, rel=1e-3)
+    assert np.isinf(channel.information(scalar(1), scalar(0)).value[0, 0])
+
+
+def test_only_the_ratio_of_overlap_and_error_matters(backend):
+    channel = AttentionHardmax(tokens=3, samples=1 << 11)
+    q, v = np.array([0.3, 0.6, 3.0]), np.array([0.2, 0.4, 2.0])
+    found = channel.information(*(backend.asarray(a[:, None, None]) for a in (q, v)))
+    assert_placed(found.value, backend, (3, 1, 1))
+    assert_placed(found.error, backend, (3, 1, 1))
+    scaled = to_host(found.value)[:, 0, 0] * (q + v)
+    np.testing.assert_allclose(scaled, scaled[0], rtol=1e-12)
+    assert np.all(to_host(found.error) > 0)
+
+
+# -- contract --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [3, 6])
+def test_every_backend_gives_the_same(tokens, backend, rng):
+    channel, y, omega, _ = labelled(rng, 20, 1.0, 0.3, tokens)
+    omega[0] = -omega[0]  # an unlikely label too
+    arrays = [backend.asarray(a) for a in (y, omega, scalar(0.3))]
+    found = channel.posterior(*arrays, second_moment=tokens == 3)
+    expected = channel.posterior(y, omega, scalar(0.3), second_moment=tokens == 3)
+    assert_placed(found.mean, backend, omega.shape)
+    assert_placed(found.covariance, backend, (1, 1))
+    np.testing.assert_allclose(to_host(found.mean), expected.mean, atol=1e-10)
+    np.testing.assert_allclose(to_host(found.covariance), expected.covariance, rtol=1e-9)
+    assert found.error == pytest.approx(expected.error, rel=1e-6)
+    if tokens == 3:
+        assert_placed(found.second_moment, backend, (20, 1, 6, 1, 6))
+        np.testing.assert_allclose(to_host(found.second_moment), expected.second_moment, atol=1e-8)
+        log_z = channel.log_partition(*arrays)
+        assert_placed(log_z, backend, (20,))
+
+
+@pytest.mark.parametrize("tokens", [3, 6])
+def test_float32(tokens, rng):
+    channel, y, omega, _ = labelled(rng, 30, 1.0, 0.3, tokens)
+    exact = channel.posterior(y, omega.astype(np.float32).astype(float), scalar(np.float32(0.3)))
+    found = channel.posterior(y, omega.astype(np.float32), scalar(0.3).astype(np.float32))
+    assert found.mean.dtype == found.covariance.dtype == np.float32
+    np.testing.assert_allclose(found.mean, exact.mean, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [3, 6])
+def test_refuses_labels_that_no_matrix_has(tokens):
+    y = np.arange(tokens)[None, :].copy()
+    y[0, :3] = [1, 2, 0]
+    channel = AttentionHardmax(tokens=tokens)
+    with pytest.raises(ValueError, match="ring"):
+        channel.posterior(y, np.zeros((1, 1, channel.sites)), scalar(1))
+
+
+@pytest.mark.parametrize(
+    ("key", "parameters"),
+    [
+        ("sweeps", {"tokens": 3, "sweeps": 1}),
+        ("sweeps", {"tokens": 3, "sweeps": 8.0}),
+        ("samples", {"tokens": 3, "samples": 3}),
+        ("samples", {"tokens": 2, "samples": 4096}),
+    ],
+)
+def test_refuses_bad_parameters(key, parameters):
+    with pytest.raises(ParameterError) as caught:
+        AttentionHardmax(**parameters)
+    assert caught.value.key == key
+
+
+def test_partition_is_offered_where_it_can_be_integrated():
+    assert hasattr(AttentionHardmax(tokens=5), "log_partition")
+    assert not hasattr(AttentionHardmax(tokens=6), "log_partition")
