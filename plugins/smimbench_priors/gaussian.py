@@ -96,7 +96,7 @@ class Gaussian:
         """
         xp = namespace(Qhat)
         Q, V = _posterior(xp, Qhat)
-        return Overlap((Q + xp.matrix_transpose(Q)) / 2, V)
+        return Overlap(Q, V)
 
     def draw_factor(
         self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None
@@ -137,6 +137,7 @@ def _posterior(xp: ModuleType, Qhat: Array) -> tuple[Array, Array]:
     correlated = unit[..., :, None] * (identity + finite) * unit[..., None, :]
     inverse = xp.linalg.inv(correlated)
     inverse = (inverse + xp.matrix_transpose(inverse)) / 2
-    V = scale[..., :, None] * inverse * scale[..., None, :]
-    Q = xp.matmul(V, finite) + identity * xp.astype(known, Qhat.dtype)[..., None, :]
-    return Q, V
+    V = (scale[..., :, None] * scale[..., None, :]) * inverse
+    # Q = V Qhat = I - V: each entry from the form in which nothing cancels.
+    Q = xp.where(identity > 0, xp.matmul(V, finite), -V)
+    return Q + identity * xp.astype(known, Qhat.dtype)[..., None, :], V

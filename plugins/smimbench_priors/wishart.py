@@ -123,7 +123,9 @@ class Wishart:
         ``r D (r + D + 1)``; derived, checked by tests/priors/test_wishart.py.
         """
         r, d = self._width(dimension), dimension
-        return float((4 * r * d * (2 * r**2 + 5 * r * d + 2 * d**2 + 5 * r + 5 * d + 5)) ** 0.5 / (r * d * (r + d + 1)))
+        return float(
+            (4 * r * d * (2 * r**2 + 5 * r * d + 2 * d**2 + 5 * r + 5 * d + 5)) ** 0.5 / (r * d * (r + d + 1))
+        )
 
     def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Array:
         """Draw a signal (P, D, D) on the host, float64, symmetric, positive semidefinite of rank at most r.
@@ -257,23 +259,23 @@ class Wishart:
 def _noise(Qhat: Host) -> Host:
     """``[Qhat^{-1}]_pp`` (..., P): noise variance of every component alone; infinite without information."""
     Qhat = np.asarray(Qhat, dtype=np.float64)
+    identity = np.eye(Qhat.shape[-1], dtype=bool)
     diagonal = np.diagonal(Qhat, axis1=-2, axis2=-1)
     with np.errstate(divide="ignore"):
         noise = 1 / np.where(diagonal < 0, np.nan, diagonal)
-    off_diagonal = Qhat - diagonal[..., None] * np.eye(Qhat.shape[-1])
-    coupled = np.any(off_diagonal != 0, axis=(-2, -1)) & np.all(np.isfinite(Qhat), axis=(-2, -1))
-    if not coupled.any():
+    # Components of which nothing or everything is known have no noise to share.
+    alone = ~(diagonal > 0) | np.isinf(diagonal)
+    coupling = np.where(identity | alone[..., :, None] | alone[..., None, :], 0.0, Qhat)
+    if not np.any(coupling):
         return noise
     # With a unit diagonal the inverse depends on the correlations only, whatever the scales.
-    some = Qhat[coupled]
-    scale = np.where(diagonal[coupled] > 0, diagonal[coupled], 1.0) ** -0.5
-    unit = scale[:, :, None] * some * scale[:, None, :]
-    values, vectors = np.linalg.eigh(unit + np.eye(some.shape[-1]) * (diagonal[coupled] <= 0)[:, None, :])
-    inflation = np.sum(vectors**2 / np.maximum(values, np.finfo(float).tiny)[:, None, :], axis=-1)
-    noise = np.array(noise)
+    scale = np.where(alone, 1.0, diagonal) ** -0.5
+    broken = np.any(np.isnan(coupling), axis=(-2, -1))[..., None]
+    unit = identity + np.nan_to_num(scale[..., :, None] * coupling * scale[..., None, :])
+    values, vectors = np.linalg.eigh(unit)
     with np.errstate(over="ignore"):
-        noise[coupled] *= inflation
-    return noise
+        inflated = noise * np.sum(vectors**2 / np.maximum(values, _TINY)[..., None, :], axis=-1)
+    return np.where(broken, np.nan, np.where(alone, noise, inflated))
 
 
 # -- the bulks --------------------------------------------------------------------------------------------

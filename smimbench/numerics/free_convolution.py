@@ -80,8 +80,8 @@ class FreeConvolution:
     Notes
     -----
     Work grows as K times the number of nodes; where ``sqrt(Delta)`` is below the distance of neighbours there
-    is one bulk per atom and it grows as K^2. A discretised law is not resolved there: F is still good to a part
-    in K, as its error says, but ``density`` and ``rie`` show the atoms.
+    is one bulk per atom and it grows as K^2. A discretised law is not resolved there: F is still good to a
+    part in K, as its error says, but ``density`` and ``rie`` show the atoms.
 
     Examples
     --------
@@ -112,12 +112,12 @@ class FreeConvolution:
     def density(self, x: Array, noise: float) -> Array:
         """Density of the eigenvalues of ``S + sqrt(noise) Z`` at x (n,); namespace and dtype of x."""
         xp = namespace(x)
-        return xp.astype(self._invert(x, noise).v / (math.pi * noise), x.dtype)
+        return xp.astype(self._invert(x, noise).v / (math.pi * math.sqrt(noise)), x.dtype)
 
     def real_stieltjes(self, x: Array, noise: float) -> Array:
         """Real part of ``g(x) = int mu(dy)/(x - y)`` at any x (n,), inside the bulks its principal value."""
         xp = namespace(x)
-        return xp.astype(self._invert(x, noise).drift / noise, x.dtype)
+        return xp.astype(self._invert(x, noise).drift / math.sqrt(noise), x.dtype)
 
     def rie(self, x: Array, noise: float) -> Array:
         """Eigenvalues of the posterior mean of S where the observation has x: ``x - 2 noise Re g(x)``.
@@ -135,20 +135,20 @@ class FreeConvolution:
             If the noise is not positive and finite.
         """
         xp = namespace(x)
-        return xp.astype(self._invert(x, noise).shrunk, x.dtype)
+        return xp.astype(self._invert(x, noise).shrunk * math.sqrt(noise), x.dtype)
 
     def _invert(self, x: Array, noise: float) -> _Point:
-        """The point u with ``x(u) = x``: Newton's method in brackets that start from ``sqrt(noise)``."""
+        """The point u with ``x(u) = x``, in units of ``sqrt(noise)``: Newton's method from ``|x - u| <= 1``."""
         _check(noise)
         xp = namespace(x)
-        place = {"dtype": xp.float64, "device": array_api_compat.device(x)}
-        atoms, weights = xp.asarray(self.atoms, **place), xp.asarray(self.weights, **place)
-        target = xp.astype(x, xp.float64)
         root = math.sqrt(noise)
-        low, high = target - root, target + root
-        tolerance = 2e-16 * (xp.abs(target) + root)
+        place = {"dtype": xp.float64, "device": array_api_compat.device(x)}
+        atoms, weights = xp.asarray(self.atoms / root, **place), xp.asarray(self.weights, **place)
+        target = xp.astype(x, xp.float64) / root
+        low, high = target - 1, target + 1
+        tolerance = 2e-16 * (xp.abs(target) + 1)
         u = target
-        point = _Point(xp, u, noise, atoms, weights)
+        point = _Point(xp, u, atoms, weights)
         for _ in range(100):
             miss = target - point.x
             low, high = xp.where(miss > 0, u, low), xp.where(miss < 0, u, high)
@@ -158,22 +158,35 @@ class FreeConvolution:
             if xp.all(done):
                 break
             u = xp.where(done, u, new)
-            point = _Point(xp, u, noise, atoms, weights)
+            point = _Point(xp, u, atoms, weights)
         return point
 
     # -- integrals -----------------------------------------------------------------------------------------
 
     def support(self, noise: float) -> Host:
-        """Bulks of the law of ``S + sqrt(noise) Z``: their ends (B, 2), from left to right."""
-        _check(noise)
-        ends, _ = _intervals(self.atoms, self.weights, noise)
-        distance = ends.reshape(-1)[:, None] - self.atoms
-        x: Host = ends + noise * (self.weights / distance).sum(1).reshape(ends.shape)
+        """Bulks of the law of ``S + sqrt(noise) Z``: their ends (B, 2), from left to right.
+
+        Raises
+        ------
+        ValueError
+            If the noise is not positive and finite, or too small beside the atoms for floating-point numbers.
+        """
+        atoms = self._scaled(noise)
+        ends, _ = _intervals(atoms, self.weights)
+        distance = ends.reshape(-1)[:, None] - atoms
+        x: Host = (ends + (self.weights / distance).sum(1).reshape(ends.shape)) * math.sqrt(noise)
         return x
 
     def moments(self, noise: float, order: int, *, rtol: float = 1e-10) -> Uncertain:
-        """Moments ``int mu(dx) x^k`` of the observed law, k = 0 ... order, by integration: (order + 1,)."""
-        return self._integrate(noise, lambda p: np.stack([p.x**k for k in range(order + 1)]), rtol)
+        """Moments ``int mu(dx) x^k`` of the observed law, k = 0 ... order, by integration: (order + 1,).
+
+        Raises
+        ------
+        ValueError
+            As for ``support``.
+        """
+        powers = np.arange(order + 1)[:, None]
+        return self._integrate(noise, lambda p: (p.x * math.sqrt(noise)) ** powers, rtol)
 
     def mmse(self, noise: Any, *, rtol: float = 1e-10) -> Uncertain:
         """``F(noise)``, the limit of ``E|S - S_hat|_F^2 / D`` for the posterior mean.
@@ -209,8 +222,27 @@ class FreeConvolution:
         if noise == 0 or math.isinf(noise):
             value = 0.0 if noise == 0 else self.variance
             return value, 1e-15 * value
-        found = self._integrate(noise, lambda p: p.variance[None, :], rtol)
+        nearest = np.diff(self.atoms).min(initial=np.inf)
+        apart = noise * (1 - float((self.weights**2).sum()))
+        if noise < 1e-10 * nearest * nearest:
+            # A semicircle of variance noise p for each atom, shifted and stretched by the others.
+            return apart, 4 * noise * (noise / nearest) / nearest + 1e-15 * apart
+        if self._resolution(noise) > 0.01:
+            return apart, noise
+        found = self._integrate(noise, lambda p: p.variance[None, :] * noise, rtol)
         return float(found.value[0]), float(found.error[0])
+
+    def _resolution(self, noise: float) -> float:
+        """Rounding of the largest atom, in units of the width of the narrowest bulk."""
+        width = math.sqrt(noise) * math.sqrt(float(self.weights.min()))
+        return 2e-16 * float(np.abs(self.atoms).max()) / width
+
+    def _scaled(self, noise: float) -> Host:
+        """Atoms in units of ``sqrt(noise)``."""
+        _check(noise)
+        if self._resolution(noise) > 0.01:
+            raise ValueError(f"the noise is too small to be resolved beside these atoms, got {noise}")
+        return self.atoms / math.sqrt(noise)
 
     def _discretisation(self, noise: float, value: float, rtol: float) -> float:
         """How uncertain F is because the law is known through finitely many atoms."""
@@ -219,7 +251,8 @@ class FreeConvolution:
         starts = np.arange(0, self.atoms.size, 2)
         weights = np.add.reduceat(self.weights, starts)
         atoms = np.add.reduceat(self.weights * self.atoms, starts) / weights
-        error = abs(FreeConvolution(atoms, weights)._mmse(noise, rtol)[0] - value)
+        # The change on halving; three times, because the ends of a law can converge more slowly than 1/K.
+        error = 3 * abs(FreeConvolution(atoms, weights)._mmse(noise, rtol)[0] - value)
         if self.law == "samples":
             atoms, weights = self._drawn
             groups = min(_GROUPS, atoms.size)
@@ -237,22 +270,23 @@ class FreeConvolution:
         On every interval of u the variable is the angle of ``u = middle + half sin(angle)``, in which the
         square roots at the ends of the density are smooth.
         """
-        _check(noise)
+        atoms = self._scaled(noise)
         nodes, kronrod, gauss = _gauss_kronrod()
 
         def evaluate(panels: Host) -> tuple[Host, Host]:
             left, right, low, high = panels.T[..., None]
             angle = (low + high) / 2 + (high - low) / 2 * nodes
             u = (left + right) / 2 + (right - left) / 2 * np.sin(angle)
-            p = _Point(np, u.reshape(-1), noise, self.atoms, self.weights)
-            density = (p.v * p.stretch / (math.pi * noise)).reshape(u.shape)
+            p = _Point(np, u.reshape(-1), atoms, self.weights)
+            density = (p.v * p.stretch / math.pi).reshape(u.shape)
             values = function(p).reshape(-1, *u.shape) * (
                 density * np.cos(angle) * (right - left) / 2 * (high - low) / 2
             )
             fine = values @ kronrod
             return fine, np.abs(fine - values[..., 1::2] @ gauss)
 
-        panels = _panels(*_intervals(self.atoms, self.weights, noise))
+        ends, dips = _intervals(atoms, self.weights)
+        panels = _panels(ends, dips)
         values, errors = evaluate(panels)
         for _ in range(40):
             tolerance = rtol * np.abs(values).sum(-1)
@@ -266,8 +300,9 @@ class FreeConvolution:
             panels = np.concatenate([panels[~bad], halves])
             values = np.concatenate([values[:, ~bad], more_values], axis=1)
             errors = np.concatenate([errors[:, ~bad], more_errors], axis=1)
-        rounding = 1e-14 * np.abs(values).sum(-1)
-        return Uncertain(values.sum(-1), errors.sum(-1) + rounding, "quadrature")
+        # The narrowest bulk is known to within the rounding of the atom that it surrounds.
+        rounding = 1e-14 + 2e-16 * np.abs(atoms).max() / np.diff(ends).min()
+        return Uncertain(values.sum(-1), errors.sum(-1) + rounding * np.abs(values).sum(-1), "quadrature")
 
 
 def _check(noise: float) -> None:
@@ -276,7 +311,7 @@ def _check(noise: float) -> None:
 
 
 class _Point:
-    """What the subordination says at points u (n,).
+    """What the subordination says at points u (n,), for noise 1.
 
     Attributes
     ----------
@@ -284,32 +319,33 @@ class _Point:
         ``v``, ``x - u``, ``dx/du``, and mean and variance of the weights q.
     """
 
-    def __init__(self, xp: ModuleType, u: Array, noise: float, atoms: Array, weights: Array) -> None:
+    def __init__(self, xp: ModuleType, u: Array, atoms: Array, weights: Array) -> None:
         rows = max(1, _CHUNK // atoms.shape[0])
-        starts = range(0, max(u.shape[0], 1), rows)
-        parts = [_subordinate(xp, u[i : i + rows], noise, atoms, weights) for i in starts]
+        count = u.shape[0]
+        slices = [slice(i, min(i + rows, count)) for i in range(0, max(count, 1), rows)]
+        parts = [_subordinate(xp, u[part], atoms, weights) for part in slices]
         columns = [c[0] if len(c) == 1 else xp.concat(list(c)) for c in zip(*parts)]
         self.v, self.drift, self.stretch, self.shrunk, self.variance = columns
         self.x = u + self.drift
 
 
-def _subordinate(xp: ModuleType, u: Array, noise: float, atoms: Array, weights: Array) -> tuple[Array, ...]:
+def _subordinate(xp: ModuleType, u: Array, atoms: Array, weights: Array) -> tuple[Array, ...]:
     difference = u[:, None] - atoms[None, :]
     square = difference * difference
     # 1/f of f(t) = sum p/((u-s)^2 + t) is increasing and concave, so Newton's method goes up from any lower
-    # bound of v^2; a single atom gives one. Where f(0) < 1/noise steps are negative and t stays at zero.
-    t = xp.clip(xp.max(noise * weights[None, :] - square, axis=1), 0.0, None)
+    # bound of v^2; a single atom gives one. Where f(0) < 1 steps are negative and t stays at zero.
+    t = xp.clip(xp.max(weights[None, :] - square, axis=1), 0.0, None)
     for _ in range(200):
         inverse = 1 / (square + t[:, None])
         f = xp.matmul(inverse, weights)
         slope = xp.matmul(inverse * inverse, weights) / (f * f)
-        new = xp.clip(t + (noise - 1 / f) / slope, 0.0, None)
-        settled = xp.abs(new - t) <= 1e-14 * t + 4e-16 * noise / slope
+        new = xp.clip(t + (1 - 1 / f) / slope, 0.0, None)
+        settled = xp.abs(new - t) <= 1e-14 * t + 4e-16 / slope
         t = new
         if xp.all(settled | xp.isnan(f)):
             break
     inverse = 1 / (square + t[:, None])
-    q = noise * inverse * weights[None, :]
+    q = inverse * weights[None, :]
     total = xp.sum(q, axis=1)
     drift = xp.sum(q * difference, axis=1)
     second = q * inverse
@@ -322,18 +358,17 @@ def _subordinate(xp: ModuleType, u: Array, noise: float, atoms: Array, weights: 
     return xp.sqrt(t), drift, xp.clip(stretch, 1e-300, None), shrunk, variance
 
 
-def _intervals(atoms: Host, weights: Host, noise: float) -> tuple[Host, Host]:
-    """Intervals (B, 2) of u with v > 0, and points inside them where v may have a dip.
+def _intervals(atoms: Host, weights: Host) -> tuple[Host, Host]:
+    """Intervals (B, 2) of u with v > 0, and points inside them where v may have a dip, for noise 1.
 
     Between neighbouring atoms, ``G(u) = sum p/(u-s)^2`` to the power -1/2 is concave (a power mean of
-    distances): Newton's method for ``G^(-1/2) = sqrt(noise)`` goes monotonically from each atom to the
+    distances): Newton's method for ``G^(-1/2) = 1`` goes monotonically from each atom to the
     nearest solution, or past the maximum if there is none.
     """
-    root = math.sqrt(noise)
-    own = root * np.sqrt(weights)
+    own = np.sqrt(weights)
     cube = np.cbrt(weights)
     # Two neighbours alone would leave this gap open; the other atoms can only close it.
-    needed = root * (cube[:-1] + cube[1:]) ** 1.5
+    needed = (cube[:-1] + cube[1:]) ** 1.5
     distance = np.diff(atoms)
     wide = np.flatnonzero(distance > needed)
     start = np.concatenate([[atoms[0] - own[0]], atoms[wide] + own[wide], atoms[wide + 1] - own[wide + 1]])
@@ -341,7 +376,7 @@ def _intervals(atoms: Host, weights: Host, noise: float) -> tuple[Host, Host]:
     forward = np.ones(start.size)
     forward[0] = -1
     forward[1 + wide.size : -1] = -1
-    u, found = _solve_edge(start, forward, atoms, weights, root)
+    u, found = _solve_edge(start, forward, atoms, weights)
     left_end, right_end = u[1 : 1 + wide.size], u[1 + wide.size : -1]
     is_open = found[1 : 1 + wide.size] & found[1 + wide.size : -1] & (left_end < right_end)
     inner = np.stack([left_end[is_open], right_end[is_open]], axis=1).reshape(-1)
@@ -352,7 +387,7 @@ def _intervals(atoms: Host, weights: Host, noise: float) -> tuple[Host, Host]:
 
 
 def _solve_edge(
-    u: Host, forward: Host, atoms: Host, weights: Host, root: float
+    u: Host, forward: Host, atoms: Host, weights: Host
 ) -> tuple[Host, np.ndarray[Any, np.dtype[np.bool_]]]:
     u = u.copy()
     found = np.zeros(u.shape, dtype=bool)
@@ -364,13 +399,13 @@ def _solve_edge(
             inverse = 1 / (u[active[i : i + rows], None] - atoms)
             square = inverse * inverse
             G = square @ weights
-            value[i : i + rows] = G**-0.5 - root
+            value[i : i + rows] = G**-0.5 - 1
             slope[i : i + rows] = (square * inverse) @ weights * G**-1.5
         rising = slope * forward[active] > 0
         step = -value[rising] / slope[rising]
         active = active[rising]
         u[active] += step
-        done = np.abs(step) <= 1e-15 * (np.abs(u[active]) + root)
+        done = np.abs(step) <= 1e-15 * (np.abs(u[active]) + 1)
         found[active[done]] = True
         active = active[~done]
         if not active.size:
