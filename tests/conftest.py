@@ -6,6 +6,9 @@ import os
 
 # SciPy reads this once, at import; it lets scipy.special dispatch to array-api-strict. Tests only, never the library.
 os.environ["SCIPY_ARRAY_API"] = "1"
+# As many processes as cores are running already (pytest -n): more BLAS threads than one would fight over them.
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
 
 import array_api_compat
 import numpy as np

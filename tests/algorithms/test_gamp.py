@@ -1,0 +1,386 @@
+"""GAMP against a dense implementation, exact posteriors and state evolution."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+from smimbench_algorithms.gamp import Gamp
+
+from smimbench.backend import get_backend, to_host
+from smimbench.interfaces import ParameterError
+from smimbench.loop import LoopSettings, Status, run_algorithm
+from smimbench.problem import Problem
+from smimbench.theory.state_evolution import solve
+
+
+def attention(channel="softmax", tokens=2, rho=0.5, **parameters) -> Problem:
+    return Problem(
+        {"name": "attention-indexed", "tokens": tokens},
+        {"name": channel, **parameters},
+        {"name": "wishart", "rho": rho},
+    )
+
+
+def sequence(channel="softmax", tokens=2, **parameters) -> Problem:
+    return Problem(
+        {"name": "sequence-multi-index", "tokens": tokens}, {"name": channel, **parameters}, "gaussian"
+    )
+
+
+def run(problem, alpha, dimension, replicate=0, algorithm=None, **settings):
+    """One run through the engine's loop."""
+    backend = get_backend("numpy")
+    instance = problem.instance(alpha, dimension, replicate)
+
+    def make_rng(attempt):
+        return np.random.default_rng([replicate, attempt])
+
+    data = instance.data(backend)
+    return run_algorithm(
+        problem, instance, data, algorithm or Gamp(), make_rng, LoopSettings(**settings), backend
+    )
+
+
+def iterate(problem, instance, steps, start=None, algorithm=None):
+    """Steps without the loop, which would stop as soon as the overlaps stand still: estimate and last report."""
+    data = instance.data(get_backend("numpy"), start)
+    algorithm = algorithm or Gamp()
+    state = algorithm.init(problem, data, np.random.default_rng(0))
+    for _ in range(steps):
+        state, info = algorithm.step(problem, data, state)
+    return algorithm.estimate(state), info
+
+
+# -- one step -----------------------------------------------------------------------------------------------------
+
+
+def dense_attention_step(x, h_label, S, V, g, rho, weight, prior):
+    """An iteration in the indices h of the paper, every matrix written out; T = 2 softmax labels as h plus a constant."""
+    n, T, d = x.shape
+    alpha = n / d**2
+    pairs = [(0, 0), (0, 1), (1, 1)]
+    scale = np.array([2.0, 1.0, 2.0])
+    omega = np.empty((n, 3))
+    for c, (a, b) in enumerate(pairs):
+        omega[:, c] = (np.einsum("ni,ij,nj->n", x[:, a], S, x[:, b]) - (a == b) * np.trace(S)) / math.sqrt(d)
+    omega = omega - V * scale * g
+    full_label = h_label[:, [0, 1, 1, 2]]
+    full_omega = omega[:, [0, 1, 1, 2]]
+    t = (full_label - full_omega).mean(1, keepdims=True)
+    g = (h_label - omega - t) / (V * scale)
+    qhat = alpha * (T * T + T - 2) / V
+    adjoint = np.zeros((d, d))
+    for c, (a, b) in enumerate(pairs):
+        outer = np.einsum("n,ni,nj->ij", g[:, c], x[:, a], x[:, b])
+        adjoint += (outer + outer.T) / 2 - (a == b) * g[:, c].sum() * np.eye(d)
+    R = S + 2 / (qhat * d) * adjoint / math.sqrt(d)
+    denoised = prior.denoise(R[None], np.array([[qhat]]))
+    S_new = (1 - weight) * denoised.estimate[0] + weight * S
+    V_new = (1 - weight) * float(denoised.V[0, 0]) + weight * V
+    return S_new, V_new, g
+
+
+@pytest.mark.parametrize("damping", [None, 0.0, 0.6])
+def test_attention_steps_are_the_dense_iteration(damping):
+    """Three steps, so that the Onsager term, its variance and the damping all take part."""
+    problem, d, rho = attention(), 14, 0.5
+    instance = problem.instance(0.4, d)
+    data = instance.data(get_backend("numpy"))
+    algorithm = Gamp(damping=damping)
+    state = algorithm.init(problem, data, np.random.default_rng(0))
+    weight = 0.3 if damping is None else damping
+    log_y = np.asarray(instance.labels).reshape(-1, 2, 2)
+    h11, h22 = log_y[:, 0, 0] - log_y[:, 0, 1], log_y[:, 1, 1] - log_y[:, 1, 0]
+    h_label = np.stack([h11, 0 * h11, h22], axis=1)
+    S, V, g = math.sqrt(rho) * np.eye(d), 1.0, np.zeros((instance.inputs.shape[0], 3))
+    for _ in range(3):
+        state, info = algorithm.step(problem, data, state)
+        S, V, g = dense_attention_step(instance.inputs, h_label, S, V, g, rho, weight, problem.prior)
+        np.testing.assert_allclose(algorithm.estimate(state)[0], S, atol=1e-9)
+        assert float(state.V[0, 0]) == pytest.approx(V, rel=1e-10)
+        assert float(info.claimed[0]) == pytest.approx(1.5 - V, abs=1e-10)
+        assert float(info.held[0]) == pytest.approx(np.trace(S @ S) / d, rel=1e-9)
+
+
+def test_sequence_steps_are_the_dense_iteration():
+    """Two components with coupled covariances: ``A``, ``B``, ``V`` and the Onsager term as P x P matrices."""
+    problem, D, noise = sequence("linear", components=2, noise=0.4), 25, 0.4
+    instance = problem.instance(0.7, D)
+    data = instance.data(get_backend("numpy"))
+    algorithm = Gamp()
+    state = algorithm.init(problem, data, np.random.default_rng(0))
+    x, y = instance.inputs / math.sqrt(D), instance.labels
+    n, M, _ = x.shape
+    W, V, g = np.zeros((2, D)), np.eye(2), np.zeros((n, 2, M))
+    for _ in range(4):
+        state, _ = algorithm.step(problem, data, state)
+        omega = np.einsum("pd,nmd->npm", W, x) - np.einsum("pq,nqm->npm", V, g)
+        inverse = np.linalg.inv(V + noise * np.eye(2))
+        g = np.einsum("pq,nqm->npm", inverse, y - omega)
+        A = n * M / D * inverse
+        B = np.einsum("npm,nmd->pd", g, x) + A @ W
+        V = np.linalg.inv(np.eye(2) + A)
+        W = V @ B
+        np.testing.assert_allclose(algorithm.estimate(state), W, atol=1e-10)
+        np.testing.assert_allclose(state.V, V, atol=1e-12)
+
+
+# -- exact posteriors ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("components", "tokens"), [(1, 1), (1, 3), (2, 2)])
+def test_gaussian_everything_ends_at_the_exact_posterior_mean(components, tokens):
+    """The fixed point of GAMP is ``(X^T X + noise)^{-1} X^T y`` on every instance, not only in the limit."""
+    D, noise = 60, 0.7
+    problem = sequence("linear", tokens, components=components, noise=noise)
+    instance = problem.instance(0.9, D)
+    estimate, _ = iterate(problem, instance, 400)
+    x = instance.inputs.reshape(-1, D) / math.sqrt(D)
+    y = np.moveaxis(instance.labels, 1, 2).reshape(-1, components)
+    exact = np.linalg.solve(x.T @ x + noise * np.eye(D), x.T @ y).T
+    np.testing.assert_allclose(estimate, exact, atol=1e-9)
+    through_the_loop = run(problem, 0.9, D)
+    assert through_the_loop.attempt.status is Status.OK
+    np.testing.assert_allclose(through_the_loop.attempt.estimate, exact, atol=2e-3)
+
+
+def test_noiseless_recovery_is_exact():
+    for problem, alpha, D in (
+        (sequence("linear", 3), 0.6, 150),
+        (attention("linear"), 0.35, 40),
+        (attention(), 0.4, 40),
+    ):
+        result = run(problem, alpha, D)
+        assert result.attempt.status is Status.OK, result.attempt.reason
+        assert result.attempt.metrics["mse"][0] < 1e-3
+
+
+# -- state evolution ----------------------------------------------------------------------------------------------
+
+
+def compare(problem, alpha, dimension, seeds, metric="mse", **settings):
+    """Mean and standard error over seeds, theory at the sample ratio really used, statuses."""
+    results = [run(problem, alpha, dimension, seed, **settings) for seed in range(seeds)]
+    values = np.array([r.attempt.metrics[metric][0] for r in results])
+    used = problem.instance(alpha, dimension).sample_ratio
+    (prediction,) = solve(problem, [used])
+    theory = float(prediction.mse[0] if metric == "mse" else prediction.Q[0, 0])
+    sem = values.std(ddof=1) / math.sqrt(seeds) if seeds > 1 else math.nan
+    return values.mean(), sem, theory, {r.attempt.status for r in results}
+
+
+@pytest.mark.parametrize("alpha", [0.08, 0.12, 0.16])
+def test_softmax_attention_is_near_its_limit_at_small_size(alpha):
+    """Corrections are of relative order 1 / d with a factor of about 6; twice that and four standard errors are allowed."""
+    d = 60
+    mean, sem, theory, statuses = compare(attention(), alpha, d, 3)
+    assert statuses == {Status.OK}
+    assert -4 * sem < mean - theory < 4 * sem + theory * 12 / d
+
+
+def test_what_is_above_theory_at_small_size_vanishes_as_the_size_grows():
+    problem = attention("linear", noise=0.2)
+    excess = []
+    for d in (32, 128):
+        mean, _, theory, _ = compare(problem, 0.1, d, 4)
+        excess.append((mean - theory) / theory)
+    assert 0.05 < excess[0] < 0.5
+    assert -0.02 < excess[1] < 0.5 * excess[0]
+    assert excess[1] < 0.08
+
+
+@pytest.mark.slow
+def test_softmax_attention_meets_its_limit_as_the_size_grows():
+    """At d = 250 within 4% of theory."""
+    mean, _, theory, statuses = compare(attention(), 0.08, 250, 2)
+    assert statuses == {Status.OK}
+    assert mean == pytest.approx(theory, rel=0.04)
+
+
+@pytest.mark.parametrize(
+    ("problem", "alpha"),
+    [
+        (attention("linear", noise=0.2), 0.1),
+        (attention("linear", tokens=3, noise=0.2, noise_convention="plain"), 0.05),
+        (attention("linear", rho=1.5), 0.08),
+        (attention(tokens=3, beta=4.0), 0.06),
+    ],
+    ids=str,
+)
+def test_other_attention_channels_follow_their_theory(problem, alpha):
+    mean, sem, theory, statuses = compare(problem, alpha, 80, 3)
+    assert statuses == {Status.OK}
+    assert -4 * sem < mean - theory < 4 * sem + theory * 12 / 80
+
+
+@pytest.mark.parametrize("tokens", [2, 3])
+def test_sequence_softmax_learns_above_weak_recovery(tokens):
+    alpha = {2: 0.42, 3: 0.25}[tokens]
+    mean, sem, theory, statuses = compare(sequence(tokens=tokens), alpha, 1000, 4, "overlap")
+    assert statuses <= {Status.OK, Status.NOT_CONVERGED}
+    assert Status.OK in statuses
+    assert abs(mean - theory) < 4 * sem + 0.1 * theory
+    assert theory > 0.5
+
+
+def test_sequence_softmax_knows_nothing_below_weak_recovery():
+    mean, *_ = compare(sequence(), 0.08, 1000, 4, "overlap")
+    assert mean < 0.05
+
+
+def test_large_sequences_of_linear_labels_sit_on_their_theory():
+    mean, sem, theory, statuses = compare(sequence("linear", noise=0.3), 0.6, 2000, 4)
+    assert statuses == {Status.OK}
+    assert mean == pytest.approx(theory, rel=0.05)
+    assert abs(mean - theory) < 4 * sem + 1e-3
+
+
+# -- what it says of itself ---------------------------------------------------------------------------------------
+
+
+def test_at_its_fixed_point_it_holds_what_it_claims():
+    problem = sequence("linear", noise=0.3)
+    instance = problem.instance(0.8, 2000)
+    estimate, info = iterate(problem, instance, 60)
+    assert float(info.held[0]) == pytest.approx(float(info.claimed[0]), abs=0.03)
+    assert abs(float(info.strain[0])) < 0.05
+    assert float(info.moved[0]) < 1e-12
+    assert instance.metrics(estimate)["mse"][0] == pytest.approx(1 - float(info.claimed[0]), abs=0.03)
+
+
+def test_a_wrong_account_of_its_own_error_shows_as_strain():
+    """An estimate handed in with a tenth of its true error: the residuals tell that the claim is wrong."""
+    problem = sequence("linear", noise=0.0)
+    instance = problem.instance(0.4, 1000)
+    honest = problem.start(instance, 1.0, np.random.default_rng(0), get_backend("numpy"), informed=True)
+    for factor, strain in ((1.0, 0.0), (0.1, math.log(10))):
+        _, info = iterate(problem, instance, 1, honest._replace(V=honest.V * factor))
+        assert float(info.strain[0]) == pytest.approx(strain, abs=0.15)
+
+
+def test_a_run_that_runs_away_is_restarted_once_with_more_damping():
+    """Undamped, noiseless softmax runs away at small size below perfect recovery; half damped it does not."""
+    results = [run(attention(), 0.06, 60, seed, Gamp(damping=0.0), max_iterations=200) for seed in range(3)]
+    restarted = [r for r in results if r.restarts]
+    assert restarted
+    for result in restarted:
+        assert result.restart_reason.startswith(("diverged", "not-converged"))
+        assert result.lost_seconds > 0
+    assert any(r.attempt.status is Status.OK for r in restarted)
+
+
+def test_the_rule_of_the_restart():
+    attention_problem, sequence_problem = attention(), sequence()
+    assert Gamp().restarted(attention_problem).damping == pytest.approx(0.65)
+    assert Gamp(damping=0.5).restarted(attention_problem).damping == 0.75
+    assert Gamp(damping=0.5).restarted(sequence_problem).damping == 0.75
+    assert Gamp().restarted(sequence_problem) == Gamp()
+
+
+def test_an_informed_start_is_taken_and_stays(rng):
+    problem = sequence("linear", noise=0.2)
+
+    instance = problem.instance(0.7, 400)
+    start = problem.start(instance, 9.0, rng, get_backend("numpy"), informed=True)
+    data = instance.data(get_backend("numpy"), start)
+    state = Gamp().init(problem, data, rng)
+    assert instance.metrics(Gamp().estimate(state))["mse"][0] == pytest.approx(0.1, abs=0.03)
+    assert float(state.V[0, 0]) == pytest.approx(0.1)
+    ends = [iterate(problem, instance, 200, s)[0] for s in (start, None)]
+    np.testing.assert_allclose(ends[0], ends[1], atol=1e-9)
+
+
+def test_where_the_prior_mean_is_blind_the_start_is_random_and_small():
+    problem = sequence()
+    data = problem.instance(0.5, 500).data(get_backend("numpy"))
+    states = [Gamp(initial_overlap=0.01).init(problem, data, np.random.default_rng(seed)) for seed in (1, 2)]
+    for state in states:
+        assert np.mean(state.estimate**2) == pytest.approx(0.01, rel=0.4)
+        assert float(state.V[0, 0]) == pytest.approx(0.99)
+    assert not np.allclose(states[0].estimate, states[1].estimate)
+    blind = Gamp().init(problem, data, np.random.default_rng(1))
+    assert 0 < np.mean(blind.estimate**2) < 1 / 500
+
+
+@pytest.mark.parametrize(
+    ("parameters", "key"),
+    [({"damping": 1.0}, "damping"), ({"damping": -0.1}, "damping"), ({"initial_overlap": 0.0}, "initial_overlap"),
+     ({"initial_overlap": 1.0}, "initial_overlap")],
+)  # fmt: skip
+def test_senseless_parameters_are_refused(parameters, key):
+    with pytest.raises(ParameterError) as caught:
+        Gamp(**parameters)
+    assert caught.value.key == key
+
+
+# -- precision, memory --------------------------------------------------------------------------------------------
+
+
+def test_single_precision_gives_single_precision_and_nearly_the_same():
+    problem = attention("linear", noise=0.3)
+    found = {}
+    for dtype in ("float64", "float32"):
+        backend = get_backend("numpy", dtype)
+        data = problem.instance(0.2, 50, dtype=dtype).data(backend)
+        algorithm = Gamp()
+        state = algorithm.init(problem, data, np.random.default_rng(0))
+        for _ in range(6):
+            state, _ = algorithm.step(problem, data, state)
+        assert algorithm.estimate(state).dtype == dtype
+        assert state.V.dtype == dtype
+        found[dtype] = np.asarray(algorithm.estimate(state), dtype=float)
+    np.testing.assert_allclose(found["float32"], found["float64"], atol=2e-3)
+
+
+def test_a_step_needs_little_more_than_the_inputs():
+    """Nothing of size d^2 per sample: beside the inputs, a step holds a few numbers per sample and a few matrices."""
+    problem = attention("linear")
+    data = problem.instance(4.0, 64).data(get_backend("numpy"))
+    algorithm = Gamp()
+    state = algorithm.init(problem, data, np.random.default_rng(0))
+    state, _ = algorithm.step(problem, data, state)
+    tracemalloc.start()
+    try:
+        algorithm.step(problem, data, state)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert data.inputs.nbytes > 15e6
+    assert peak < 0.3 * data.inputs.nbytes
+
+
+# -- every namespace ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [attention(), attention("linear", noise=0.1), sequence(), sequence("linear", components=2)],
+    ids=str,
+)
+def test_every_namespace_takes_the_same_steps(backend, problem):
+    instance = problem.instance(0.6, 12)
+    found = []
+    for place in (get_backend("numpy"), backend):
+        data = instance.data(place)
+        algorithm = Gamp()
+        state = algorithm.init(problem, data, np.random.default_rng(0))
+        for _ in range(3):
+            state, info = algorithm.step(problem, data, state)
+        found.append(
+            [
+                to_host(v)
+                for v in (
+                    algorithm.estimate(state),
+                    state.V,
+                    info.claimed,
+                    info.held,
+                    info.moved,
+                    info.strain,
+                )
+            ]
+        )
+    for ours, theirs in zip(*found):
+        np.testing.assert_allclose(theirs, ours, rtol=1e-9, atol=1e-11)
