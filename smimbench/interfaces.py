@@ -332,6 +332,10 @@ class Channel(Protocol):
         The label as a user would measure it (probabilities); default: y itself.
     ``log_likelihood(y, z) -> array (n,)``
         In place of ``posterior``.
+    ``compiled(V) -> (function, constants) or None``
+        Posterior of one sample, compiled by Numba, for the models that have a compiled pass over their inputs (extra
+        ``fast``): ``function(y, omega, constants, mean, covariance)`` takes the flattened label and omega (P, C), writes
+        the mean (P, C) and adds the covariance, averaged over sites, to (P, P). ``constants`` is a vector of its choice.
     ``generalization_error(Q, V) -> dict of Uncertain``
         Closed forms for ``"bayes"``, ``"plugin"`` and ``"constant"``.
     """

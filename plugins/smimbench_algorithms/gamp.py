@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from smimbench.backend import namespace
+from smimbench.compiled import one_pass
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError
 from smimbench.streaming import sample_chunks
 
@@ -120,23 +121,12 @@ class Gamp:
         n = data.inputs.shape[0]
         V = state.V
         inverse = xp.linalg.inv(V)
-        total = xp.zeros_like(state.estimate)
-        covariance = xp.zeros_like(V)
-        squares = xp.zeros_like(V)
-        worst: Any = 0.0
-        g = xp.empty((n, problem.components, model.sites), dtype=V.dtype, device=_device(V))
-        for part in sample_chunks(model, data.inputs, problem.components):
-            inputs = data.inputs[part, ...]
-            omega = model.forward(inputs, state.estimate)
-            if state.g is not None:
-                omega = omega - _mixed(xp, V, state.g[part, ...])
-            posterior = channel.posterior(data.labels[part, ...], omega, V, rng=state.rng)
-            new = _mixed(xp, inverse, posterior.mean - omega)
-            g[part, ...] = new
-            total += model.adjoint(inputs, new)
-            covariance += posterior.covariance * (part.stop - part.start)
-            squares += _products(xp, new)
-            worst = _larger(xp, worst, posterior.error)
+        swift = one_pass(problem, data, state.estimate, V, state.g)
+        if swift is not None:
+            g, total, covariance = swift
+            squares, worst = _products(xp, g), 0.0
+        else:
+            g, total, covariance, squares, worst = _chunk_by_chunk(problem, data, state, inverse)
         scale = model.kappa * data.sample_ratio
         information = inverse - xp.matmul(inverse, xp.matmul(covariance / n, inverse))
         Qhat = _floored(xp, scale * model.sites * information)
@@ -182,6 +172,35 @@ def _device(array: Array) -> Any:
     import array_api_compat
 
     return array_api_compat.device(array)
+
+
+def _chunk_by_chunk(
+    problem: Problem, data: Data, state: GampState, inverse: Array
+) -> tuple[Array, Array, Array, Array, Any]:
+    """New g (n, P, C), its adjoint, sums over samples of posterior covariance and g g^T, and the largest integration error.
+
+    Forward, posterior and adjoint of one chunk before the next: the inputs are read once.
+    """
+    model, channel = problem.model, problem.channel
+    xp = namespace(data.inputs)
+    V = state.V
+    g = xp.empty((data.inputs.shape[0], problem.components, model.sites), dtype=V.dtype, device=_device(V))
+    total = xp.zeros_like(state.estimate)
+    covariance, squares = xp.zeros_like(V), xp.zeros_like(V)
+    worst: Any = 0.0
+    for part in sample_chunks(model, data.inputs, problem.components):
+        inputs = data.inputs[part, ...]
+        omega = model.forward(inputs, state.estimate)
+        if state.g is not None:
+            omega = omega - _mixed(xp, V, state.g[part, ...])
+        posterior = channel.posterior(data.labels[part, ...], omega, V, rng=state.rng)
+        new = _mixed(xp, inverse, posterior.mean - omega)
+        g[part, ...] = new
+        total += model.adjoint(inputs, new)
+        covariance += posterior.covariance * (part.stop - part.start)
+        squares += _products(xp, new)
+        worst = _larger(xp, worst, posterior.error)
+    return g, total, covariance, squares, worst
 
 
 def _mixed(xp: Any, matrix: Array, z: Array) -> Array:

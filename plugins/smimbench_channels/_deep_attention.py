@@ -14,7 +14,14 @@ from typing import Any
 from smimbench.backend import namespace
 from smimbench.interfaces import Array
 
-__all__ = ["attention", "log_attention", "output", "output_of_label", "output_vjp"]
+__all__ = [
+    "attention",
+    "attention_product",
+    "log_attention",
+    "output",
+    "output_of_label",
+    "output_vjp",
+]
 
 
 def log_attention(v: Array) -> Array:
@@ -43,20 +50,19 @@ def _apply_transposed(matrix: Array, vector: Array) -> Array:
     return xp.sum(matrix * vector[..., :, None], axis=-2)
 
 
+def attention_product(w: Array, skip: float) -> Array:
+    """``B_K`` (..., M, M), the product of the attention matrices of the K >= 1 layers ``w`` (..., K, M)."""
+    xp = namespace(w)
+    B = attention(w[..., 0, :]) + skip * _identity(xp, w)
+    for layer in range(1, w.shape[-2]):
+        B = skip * B + xp.matmul(attention(_apply(B, w[..., layer, :])), B)
+    return B
+
+
 def output(z: Array, skip: float) -> Array:
     """Last hidden vector ``u`` (..., M) of the latents ``z`` (..., L, M)."""
-    xp = namespace(z)
-    layers = z.shape[-2]
-    h = z[..., 0, :]
-    B = None
-    for layer in range(1, layers):
-        S = attention(h)
-        if B is None:
-            B = S + skip * _identity(xp, z)
-        else:
-            B = skip * B + xp.matmul(S, B)
-        h = _apply(B, z[..., layer, :])
-    return h
+    last = z[..., -1, :]
+    return last if z.shape[-2] == 1 else _apply(attention_product(z[..., :-1, :], skip), last)
 
 
 def _identity(xp: Any, like: Array) -> Array:
@@ -129,6 +135,11 @@ def output_of_label(y: Array) -> Array:
     """
     xp = namespace(y)
     n, tokens = y.shape[0], y.shape[-1]
+    if tokens == 2:  # only one pair: the same numbers in a tenth of the time
+        scaled = y[:, :, 0] - y[:, :, 1]
+        gap = scaled[:, 0] - scaled[:, 1]
+        some = gap > 0.0
+        return scaled * xp.where(some, 1.0 / xp.sqrt(xp.where(some, gap, 1.0)), 0.0)[:, None]
     contrast = _diagonal(xp, y)[:, :, None] - y
     squared = contrast + xp.matrix_transpose(contrast)
     upper = xp.triu(squared)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import array_api_compat
+import numpy as np
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Capabilities, Posterior, Uncertain
 from smimbench_channels._checks import check_latents, check_number, check_whole
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from smimbench.interfaces import Array
 
 __all__ = ["SequenceLinear"]
@@ -128,14 +127,8 @@ class SequenceLinear:
         """
         xp = namespace(y, omega, V)
         check_latents(omega, self.components, self.tokens)
-        if self.noise == 0:
-            mean = omega + (y - omega)
-            covariance = xp.zeros_like(V)
-        else:
-            gain = xp.matrix_transpose(xp.linalg.solve(self._marginal(V), V))
-            mean = omega + xp.matmul(gain, y - omega)
-            covariance = self.noise * gain
-            covariance = (covariance + xp.matrix_transpose(covariance)) / 2
+        gain, covariance = self._gain(V)
+        mean = omega + (y - omega if self.noise == 0 else xp.matmul(gain, y - omega))
         moment = None
         if second_moment:
             identity = xp.eye(self.tokens, dtype=omega.dtype, device=array_api_compat.device(omega))
@@ -179,6 +172,21 @@ class SequenceLinear:
         error = Uncertain(self.tokens * v, 0.0, "closed form")
         constant = Uncertain(self.tokens * (q + v), 0.0, "closed form")
         return {"bayes": error, "plugin": error, "constant": constant}
+
+    def compiled(self, V: Array) -> tuple[Any, np.ndarray[Any, Any]]:
+        """Posterior of one sample for the compiled pass over the inputs."""
+        from smimbench_channels._compiled import linear
+
+        return linear, np.concatenate([np.ravel(matrix) for matrix in self._gain(V)])
+
+    def _gain(self, V: Array) -> tuple[Array, Array]:
+        """``V (V + noise I)^{-1}``, the weight of the label, and the covariance that remains."""
+        xp = namespace(V)
+        if self.noise == 0:
+            return xp.eye(self.components, dtype=V.dtype, device=array_api_compat.device(V)), xp.zeros_like(V)
+        gain = xp.matrix_transpose(xp.linalg.solve(self._marginal(V), V))
+        covariance = self.noise * gain
+        return gain, (covariance + xp.matrix_transpose(covariance)) / 2
 
     def _marginal(self, V: Array) -> Array:
         xp = namespace(V)

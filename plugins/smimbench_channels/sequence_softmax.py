@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -160,6 +160,14 @@ class SequenceSoftmax:
         if self.layers == 1:
             return one_layer.posterior(deep.output_of_label(y), omega, V, second_moment)
         return self._moments(y, omega, V, second_moment).posterior(omega, second_moment)
+
+    def compiled(self, V: Array) -> tuple[Any, np.ndarray] | None:
+        """Posterior of one sample for the compiled pass over the inputs: one layer only."""
+        if self.layers > 1:
+            return None
+        from smimbench_channels._compiled import softmax_one_layer
+
+        return softmax_one_layer, np.asarray([V[0, 0]])
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
         """``log Z_out`` (n,): log-density of the label, in the coordinate ``u`` modulo sign.

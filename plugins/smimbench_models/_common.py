@@ -17,11 +17,10 @@ if TYPE_CHECKING:
 
 SYMMETRIES = ("none", "signs", "permutations", "signed-permutations", "rotations")
 
-# A chunk should stay in the cache between the products that read it, and be long enough to hide what a call
-# costs: measured best between one and four megabytes. Accelerators have no use for small chunks and pay for
-# every launch, so that only the memory of the temporaries counts.
-HOST_CHUNK_BYTES = 1 << 21
+# Accelerators have no use for small chunks and pay for every launch, so that only the memory of the temporaries
+# counts; how much of a host's cache a chunk should fill depends on what is done with it, see the models.
 ACCELERATOR_CHUNK_BYTES = 1 << 28
+DRAW_BYTES = 1 << 21
 
 
 def check_tokens(tokens: object, least: int) -> None:
@@ -43,13 +42,14 @@ def nearest_count(alpha: float, unit: int) -> int:
     return max(1, round(alpha * unit))
 
 
-def chunk_slices(n: int, sample_bytes: int, least: int, like: Array | None) -> list[slice]:
+def chunk_slices(n: int, sample_bytes: int, least: int, like: Array | None, host_bytes: int) -> list[slice]:
     """Consecutive slices of about equal length that cover ``range(n)``.
 
     ``sample_bytes`` is what one sample occupies, ``least`` the smallest sensible number of samples of a
-    slice, and ``like`` an array whose device decides about the size (None: the host).
+    slice, ``like`` an array whose device decides about the size (None: the host), and ``host_bytes`` the
+    size of a slice there.
     """
-    budget = ACCELERATOR_CHUNK_BYTES if like is not None and _accelerated(like) else HOST_CHUNK_BYTES
+    budget = ACCELERATOR_CHUNK_BYTES if like is not None and _accelerated(like) else host_bytes
     count = max(1, math.ceil(n / max(least, budget // sample_bytes)))
     step = math.ceil(n / count) if n else 1
     return [slice(start, min(start + step, n)) for start in range(0, n, step)]
@@ -65,7 +65,7 @@ def fill_normal(rng: np.random.Generator, out: np.ndarray[Any, Any]) -> None:
         rng.standard_normal(out=out)
         return
     row = max(1, out[0].size) if len(out) else 1
-    step = max(1, HOST_CHUNK_BYTES // (8 * row))
+    step = max(1, DRAW_BYTES // (8 * row))
     for start in range(0, len(out), step):
         part = out[start : start + step]
         part[...] = rng.standard_normal(part.shape)

@@ -46,7 +46,7 @@ def test_several_students_are_the_students_one_by_one(backend, rng):
 
 def test_a_loop_over_chunks_is_the_whole(rng):
     model = SequenceMultiIndex(2)
-    n, D, P = 900, 400, 2
+    n, D, P = 2000, 400, 2
     x, W, g = rng.standard_normal((n, 2, D)), rng.standard_normal((P, D)), rng.standard_normal((n, P, 2))
     slices = model.chunks(n, D, P)
     assert len(slices) > 2
