@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -350,6 +351,12 @@ def _bulks(root: Host, rho: float) -> _Bulks:
     return _Bulks(base, outer, middle, lower, upper, gap)
 
 
+@lru_cache(maxsize=32)
+def _bulks_of_one(root: float, rho: float) -> _Bulks:
+    """A denoiser asks for the same ends twice, for its eigenvalues and for its error."""
+    return _bulks(np.asarray([root]), rho)
+
+
 def _newton(function: Callable[[Host], tuple[Host, Host]], x: Host) -> Host:
     """Newton's method on arrays; where bulks just touch the root is double and the rate linear."""
     for _ in range(200):
@@ -425,7 +432,7 @@ def mmse(noise: Host | float, rho: float) -> Host:
 def _nodes(delta: Host, rho: float) -> tuple[Host, Host, Host]:
     """Weights, s and q r on the nodes of both ranges of s, (n, 2 _NODES) each, for delta (n,)."""
     root = np.sqrt(delta)[:, None]
-    bulks = _bulks(root[:, 0], rho)
+    bulks = _bulks_of_one(float(root[0, 0]), rho) if root.size == 1 else _bulks(root[:, 0], rho)
     a = rho**-0.5
     t, dt = _double_exponential()
 
@@ -446,6 +453,7 @@ def _nodes(delta: Host, rho: float) -> tuple[Host, Host, Host]:
     return weights, s, qr
 
 
+@lru_cache(maxsize=1)
 def _double_exponential() -> tuple[Host, Host]:
     """Nodes and weights on (0, 1): the trapezoid rule after ``t = 1/(1 + exp(-pi sinh u))``."""
     u, step = np.linspace(-_REACH, _REACH, _NODES, retstep=True)
@@ -492,7 +500,7 @@ def eigenvalue_map(values: Array, noise: float, rho: float) -> Array:
         return xp.astype(mean + (values - mean) / (1 + noise), dtype)
 
     root = math.sqrt(noise)
-    bulks = _bulks(np.asarray([root]), rho)
+    bulks = _bulks_of_one(root, rho)
     outer, middle = float(bulks.outer[0]), float(bulks.middle[0])
     lower, upper = bulks.base + float(bulks.lower[0]), bulks.base + float(bulks.upper[0])
     right, left = _Edge(outer, 1, root, rho), _Edge(upper, -1, root, rho)
@@ -556,16 +564,16 @@ class _Edge:
         (m1, m2), (c1, c2), (e1, e2) = self.distances, self.terms, self.signs
         d = xp.sqrt(distance / max(e1 * c1 / m1 + e2 * c2 / m2, _TINY))
         for _ in range(_STEPS):
-            d = xp.clip(d, 0.0, self.reach)
+            d = xp.minimum(xp.maximum(d, 0.0), self.reach)
             one, two = m1 + e1 * d, m2 + e2 * d
             first, second = c1 / one, c2 / two
-            K = xp.clip(e1 * first + e2 * second, _TINY, None)
+            K = xp.maximum(e1 * first + e2 * second, _TINY)
             slope = first * (e1 + e1 * m1 / one) + second * (e2 + e2 * m2 / two)
-            step = 2 * (xp.sqrt(distance * K) - d * K) / xp.clip(slope, _TINY, None)
+            step = 2 * (xp.sqrt(distance * K) - d * K) / xp.maximum(slope, _TINY)
             d = d + step
             if not xp.any(step > 1e-14 * d):
                 break
-        d = xp.clip(d, 0.0, self.reach)
+        d = xp.minimum(xp.maximum(d, 0.0), self.reach)
         found = self.xi + self.side * (distance + 2 * (self.noise / m1) * (d / (m1 + e1 * d)))
         return xp.where(mine, found, inside)
 

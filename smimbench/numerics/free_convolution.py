@@ -87,7 +87,7 @@ class FreeConvolution:
     --------
     >>> projector = FreeConvolution([0.0, 1.0])
     >>> F = projector.mmse(0.01)
-    >>> bool(0.005 < F.value < 0.0051), bool(F.error < 1e-11)
+    >>> bool(0.0049 < F.value < 0.005), bool(F.error < 1e-11)
     (True, True)
     """
 

@@ -484,6 +484,14 @@ def test_float32(rng, noise):
     assert prior.overlap(Qhat).Q.dtype == np.float32
 
 
+@pytest.mark.parametrize("noise", [1e-8, 1e-3, 1e6])
+def test_float32_eigenvalues_lose_nothing_more(noise):
+    x = (np.linspace(-2, 2, 200) * math.sqrt(noise)).astype(np.float32)
+    found = eigenvalue_map(x, noise, 0.5)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, eigenvalue_map(x.astype(float), noise, 0.5), rtol=2e-7)
+
+
 def test_divergence_is_reported_as_nan():
     R = np.full((1, 4, 4), np.nan)
     assert np.isnan(Wishart(0.5).denoise(R, np.eye(1)).estimate).all()
