@@ -255,6 +255,10 @@ def _attempt(
     )
 
 
+def _on_device(value: Any) -> bool:
+    return hasattr(value, "__array_namespace__") and not isinstance(value, (np.ndarray, np.generic))
+
+
 class _Watch:
     """Reads what a step reports and judges whether a run stands still and holds what it claims."""
 
@@ -272,7 +276,7 @@ class _Watch:
         """Take the numbers of an Info to the host, all at once where they live on a device."""
         named = {name: value for name in READINGS if (value := getattr(info, name)) is not None}
         values = {"residual": info.residual, **named}
-        there = {k: v for k, v in values.items() if hasattr(v, "__array_namespace__") and not isinstance(v, (np.ndarray, np.generic))}
+        there = {k: v for k, v in values.items() if _on_device(v)}
         found = {k: np.asarray(v, dtype=np.float64).ravel() for k, v in values.items() if k not in there}
         if there:
             xp = namespace(*there.values())
@@ -283,7 +287,8 @@ class _Watch:
         self.residual = float(found["residual"][0])
         self.latest = {name: found[name] for name in named}
         unfinite = [name for name, value in self.latest.items() if name in ORDER_PARAMETERS and not np.isfinite(value).all()]
-        self.unfinite = "the residual is not a finite number" if not math.isfinite(self.residual) else "".join(f"{name} is not a finite number" for name in unfinite[:1])
+        unfinite = unfinite if math.isfinite(self.residual) else ["the residual"]
+        self.unfinite = f"{unfinite[0]} is not a finite number" if unfinite else ""
         if not self.unfinite and (self.latest.get("held", self.second) > BLOWN_UP * self.second).any():
             self.unfinite = f"the estimate grew to an overlap of {self.latest['held'].max():.1e}"
         if "claimed" in self.latest and "held" in self.latest:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SHARE_OF_MEMORY", "StreamedInputs", "fits", "sample_chunks"]
 
+_WHOLE = "these inputs do not fit the device and are streamed: take slices of the samples, inputs[a:b, ...]"
+
 SHARE_OF_MEMORY = 0.6
 """Part of the free device memory that the inputs may take; the rest is for what is computed from them."""
 
@@ -73,7 +75,7 @@ class StreamedInputs:
     def __getitem__(self, key: Any) -> Array:
         first = key[0] if isinstance(key, tuple) and key else key
         if not isinstance(first, slice) or first == slice(None):
-            raise TypeError("these inputs do not fit the device and are streamed: take slices of the samples, inputs[a:b, ...]")
+            raise TypeError(_WHOLE)
         rest = key[1:] if isinstance(key, tuple) else ()
         moved = self._backend.asarray(self._host[first])
         return moved[(slice(None), *rest)] if rest else moved
@@ -83,7 +85,7 @@ class StreamedInputs:
         return namespace(self.like)
 
     def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray[Any, Any]:
-        raise TypeError("these inputs do not fit the device and are streamed: take slices of the samples, inputs[a:b, ...]")
+        raise TypeError(_WHOLE)
 
 
 def fits(size: int, backend: Backend) -> bool:

@@ -116,7 +116,7 @@ class Gamp:
 
     def step(self, problem: Problem, data: Data, state: GampState) -> tuple[GampState, Info]:
         """One iteration."""
-        model, channel, prior = problem.model, problem.channel, problem.prior
+        model, prior = problem.model, problem.prior
         xp = namespace(data.inputs)
         n = data.inputs.shape[0]
         V = state.V
@@ -226,12 +226,12 @@ def _products(xp: Any, g: Array) -> Array:
 
 
 def _larger(xp: Any, first: Any, second: Any) -> Any:
-    """The larger of two numbers, which stays on the device where one lives there."""
-    if not hasattr(second, "shape"):
-        return max(first, second) if not hasattr(first, "shape") else xp.maximum(first, xp.asarray(second, dtype=first.dtype, device=_device(first)))
-    if not hasattr(first, "shape"):
-        first = xp.asarray(first, dtype=second.dtype, device=_device(second))
-    return xp.maximum(first, second)
+    """The larger of two numbers, without asking the device for it where one lives there."""
+    if not (hasattr(first, "shape") or hasattr(second, "shape")):
+        return max(first, second)
+    there = first if hasattr(first, "shape") else second
+    place = {"dtype": there.dtype, "device": _device(there)}
+    return xp.maximum(xp.asarray(first, **place), xp.asarray(second, **place))
 
 
 def _diagonal(xp: Any, matrix: Array) -> Array:

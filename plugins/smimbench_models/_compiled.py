@@ -81,7 +81,7 @@ def _accumulate(x: Any, g: Any, total: Any) -> None:
 
 
 @njit(error_model="numpy", nogil=True)
-def _run(posterior, constants, inputs, labels, rows, V, inverse, old, g, total, covariance, block):  # noqa: ANN001, ANN202
+def _run(posterior, constants, inputs, labels, rows, V, inverse, old, g, total, covariance, block):
     n, tokens, dimension = inputs.shape
     components = rows.shape[0]
     flat = inputs.reshape(n * tokens, dimension)
