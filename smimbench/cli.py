@@ -174,6 +174,7 @@ def cli() -> None:
 @click.argument("suite_name", metavar="SUITE")
 @click.option("--backend", "backends", multiple=True, type=click.Choice(["numpy", "cupy"]), help="Array backend; may be given twice.")
 @click.option("--workers", type=click.IntRange(1), default=None, help="Processes side by side [default: one per core].")
+@click.option("--dask", default=None, metavar="ADDRESS", help="Run the cells on the workers of a Dask scheduler.")
 @_results_option
 @click.option("--timing", is_flag=True, help="Times that can be trusted: serial, fixed BLAS threads, warmed up.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="BLAS threads per process.")
@@ -187,6 +188,7 @@ def run(
     suite_name: str,
     backends: tuple[str, ...],
     workers: int | None,
+    dask: str | None,
     results: Path,
     timing: bool,
     threads: int,
@@ -216,6 +218,8 @@ def run(
         raise click.UsageError(f"{suite.file}: algorithms: is empty, so there is nothing to run; 'smimbench theory' needs none")
     if not cells:
         raise click.UsageError("--only leaves no cell of this suite")
+    if dask and timing:
+        raise click.UsageError("--timing measures this machine; it cannot be combined with --dask")
     workers = 1 if timing or "cupy" in backends else workers or os.cpu_count() or 1
     store = _store(suite_name, suite, results)
     records = store.load(set_aside=not dry_run)
@@ -229,7 +233,8 @@ def run(
         return _dry_run(cells, missing, workers, as_json)
     store.write_shared(runner.shared_document(suite))
     if missing:
-        _run_with_progress(suite, missing, store, workers, timing, threads, registry, silent=quiet or as_json)
+        how = {"workers": workers, "timing": timing, "threads": threads, "dask": dask}
+        _run_with_progress(suite, missing, store, registry, how, silent=quiet or as_json)
     return _present(suite, store, backends, as_json=as_json, quiet=quiet, figure=not no_figure, results_name=str(store.folder))
 
 
@@ -253,7 +258,7 @@ def _duration(seconds: float) -> str:
 
 
 def _run_with_progress(
-    suite: Suite, missing: Sequence[Any], store: Store, workers: int, timing: bool, threads: int, registry: Registry, *, silent: bool
+    suite: Suite, missing: Sequence[Any], store: Store, registry: Registry, how: dict[str, Any], *, silent: bool
 ) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -270,8 +275,9 @@ def _run_with_progress(
                 progress.console.print(f"{record['status']}: {record['algorithm']} at alpha {record['cell']['alpha']:g}: {record['reason']}", style="yellow", soft_wrap=True)
 
         if not silent and not console.is_terminal:
-            click.echo(f"{suite.name}: running {len(missing)} cells, {workers} at a time", err=True)
-        runner.run_cells(missing, store, workers=workers, timing=timing, threads=threads, registry=registry, on_record=None if silent else on_record)
+            where = f"on {how['dask']}" if how["dask"] else f"{how['workers']} at a time"
+            click.echo(f"{suite.name}: running {len(missing)} cells, {where}", err=True)
+        runner.run_cells(missing, store, registry=registry, on_record=None if silent else on_record, **how)
 
 
 def _report_complaints(store: Store, quiet: bool) -> None:

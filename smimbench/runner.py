@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 import traceback
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench import machine
-from smimbench.backend import Backend, get_backend
+from smimbench.backend import Backend, BackendError, get_backend
 from smimbench.loop import Attempt, LoopSettings, Status, run_algorithm
 from smimbench.problem import Instance, Problem, seed_sequence
 from smimbench.registry import Registry, get_registry, set_registry
@@ -205,6 +206,7 @@ def run_cells(
     timing: bool = False,
     threads: int = 1,
     registry: Registry | None = None,
+    dask: str | None = None,
     on_record: Callable[[dict[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Run cells and store each as it finishes.
@@ -213,14 +215,25 @@ def run_cells(
     ----------
     workers : int
         Processes (spawned); 1 runs in this process. Timing mode is always serial.
+    dask : str or None
+        Address of a Dask scheduler whose workers run the cells; they need smimbench and the same plugins, not the
+        results folder.
     on_record : callable
         Called with every record.
+
+    Raises
+    ------
+    BackendError
+        If Dask is not installed or the scheduler does not answer.
     """
     registry = registry or get_registry()
     records = []
     workers = 1 if timing else min(workers, len(cells))
-    if workers <= 1:
-        source: Iterator[dict[str, Any]] = (run_cell(c, timing=timing, threads=threads, registry=registry) for c in cells)
+    source: Iterator[dict[str, Any]]
+    if dask is not None:
+        source = _on_dask(cells, dask, threads, registry)
+    elif workers <= 1:
+        source = (run_cell(c, timing=timing, threads=threads, registry=registry) for c in cells)
     else:
         source = _in_processes(cells, workers, threads, registry)
     for record in source:
@@ -263,6 +276,38 @@ def _in_processes(cells: Sequence[Cell], workers: int, threads: int, registry: R
             pool.shutdown(wait=False, cancel_futures=True)
 
 
+def _on_dask(cells: Sequence[Cell], address: str, threads: int, registry: Registry) -> Iterator[dict[str, Any]]:
+    """Run on a Dask cluster. A cell whose worker dies is tried again elsewhere by Dask, and is a failed cell in the end."""
+    try:
+        from distributed import Client, as_completed
+    except ImportError:
+        raise BackendError("dask: is not installed; pip install 'smimbench[dask]'") from None
+    try:
+        client = Client(address, timeout=10)
+    except (OSError, ValueError) as error:
+        raise BackendError(f"dask: no scheduler answers at {address} ({error})") from None
+    with client:
+        waiting = {
+            client.submit(_work_anywhere, cell, threads, registry.paths, registry.third_party, key=f"smimbench-{cell.key}", pure=False): cell
+            for cell in cells
+        }
+        for future in as_completed(waiting):
+            failure = future.exception()
+            yield future.result() if failure is None else _dead(waiting[future], threads, f"the cluster lost it: {failure!r}")
+
+
+def _work_anywhere(cell: Cell, threads: int, paths: tuple[str, ...], third_party: bool) -> dict[str, Any]:
+    return run_cell(cell, threads=threads, registry=_same_registry(paths, third_party))
+
+
+@functools.lru_cache(maxsize=1)
+def _same_registry(paths: tuple[str, ...], third_party: bool) -> Registry:
+    """The registry of the sender, made once per worker process."""
+    registry = Registry(paths, third_party=third_party)
+    set_registry(registry)
+    return registry
+
+
 def _pool(workers: int, threads: int, registry: Registry) -> ProcessPoolExecutor:
     import multiprocessing
 
@@ -297,14 +342,14 @@ def _work(cell: Cell, threads: int) -> dict[str, Any]:
     return run_cell(cell, threads=threads)
 
 
-def _dead(cell: Cell, threads: int) -> dict[str, Any]:
+def _dead(cell: Cell, threads: int, reason: str = "the worker process died (out of memory, or killed)") -> dict[str, Any]:
     return {
         "key": cell.key,
         "cell": cell.identity(),
         "problem": cell.problem_label,
         "algorithm": cell.algorithm_label,
         "status": Status.FAILED.value,
-        "reason": "the worker process died (out of memory, or killed)",
+        "reason": reason,
         "metrics": {},
         "timing": {"trusted": False, "machine": machine.fingerprint(), "threads": threads},
         "machine": machine.machine_info(),
