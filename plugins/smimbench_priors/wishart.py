@@ -188,9 +188,12 @@ class Wishart:
         place = {"dtype": R.dtype, "device": array_api_compat.device(R)}
         dimension = R.shape[-1]
         rho = self._width(dimension) / dimension
-        noise = _noise(to_host(Qhat))
+        # The scalar equations are solved on the host. One transfer brings all it needs, whether R is finite too.
+        finite = xp.astype(xp.all(xp.isfinite(R)), Qhat.dtype)
+        host = to_host(xp.concat([xp.reshape(Qhat, (-1,)), xp.reshape(finite, (1,))]))
+        noise = _noise(np.reshape(host[:-1], Qhat.shape))
         V = xp.asarray(np.diag(mmse(noise, rho)), **place)
-        if not xp.all(xp.isfinite(R)):  # eigh would raise
+        if not host[-1]:  # eigh would raise
             return Denoised(xp.full(R.shape, math.nan, **place), V)
         values, vectors = xp.linalg.eigh(R)
         shrunk = xp.stack([eigenvalue_map(values[p, :], float(noise[p]), rho) for p in range(R.shape[0])])
@@ -558,7 +561,9 @@ class _Edge:
         """
         distance = self.side * (values - self.x)
         mine = (distance > 0) & (self.side * values <= self.side * limit)
-        if not xp.any(mine):
+        # Elsewhere than on the host it is cheaper to go on than to ask whether one may stop.
+        ask = isinstance(values, np.ndarray)
+        if ask and not xp.any(mine):
             return inside
         distance = xp.where(mine, distance, xp.zeros_like(distance))
         (m1, m2), (c1, c2), (e1, e2) = self.distances, self.terms, self.signs
@@ -571,7 +576,7 @@ class _Edge:
             slope = first * (e1 + e1 * m1 / one) + second * (e2 + e2 * m2 / two)
             step = 2 * (xp.sqrt(distance * K) - d * K) / xp.maximum(slope, _TINY)
             d = d + step
-            if not xp.any(step > 1e-14 * d):
+            if ask and not xp.any(step > 1e-14 * d):
                 break
         d = xp.minimum(xp.maximum(d, 0.0), self.reach)
         found = self.xi + self.side * (distance + 2 * (self.noise / m1) * (d / (m1 + e1 * d)))
