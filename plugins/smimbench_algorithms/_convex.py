@@ -8,6 +8,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend import namespace
+from smimbench.streaming import sample_chunks
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Data
@@ -93,7 +94,7 @@ class LeastSquares:
         self.rows = xp.asarray(linear.rows, **place)
         self.weights = xp.asarray(weights, **place)
         gain = xp.asarray(1 + linear.noise, **place)
-        self.chunks = list(problem.model.chunks(inputs.shape[0], inputs.shape[-1], self.P))
+        self.chunks = list(sample_chunks(problem.model, inputs, self.P))
         parts = []
         channel: Any = problem.channel
         for part in self.chunks:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from smimbench.backend import namespace
 from smimbench.parameters import build
 from smimbench.registry import RegistryError, get_registry
+from smimbench.streaming import sample_chunks
 from smimbench.theory.prediction import predict
 
 if TYPE_CHECKING:
@@ -64,12 +65,12 @@ def loss_gradient(
     xp = namespace(factor)
     model = problem.model
     channel = problem.channel if channel is None else channel
-    n, _, dimension = inputs.shape
+    dimension = inputs.shape[-1]
     signal = problem.prior.compose(factor) if signal is None else signal
     lead = signal.ndim - len(model.signal_shape(problem.components, dimension))
     students = math.prod(signal.shape[:lead])
     total, gradient = None, None
-    for part in model.chunks(n, dimension, problem.components * students):
+    for part in sample_chunks(model, inputs, problem.components * students):
         x = inputs[part, ...]
         z = model.forward(x, signal)
         # Channels need not know of students: their samples stand one behind the other.

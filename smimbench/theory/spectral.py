@@ -49,6 +49,7 @@ import numpy as np
 from smimbench.backend import namespace, to_host
 from smimbench.interfaces import Start
 from smimbench.parameters import canonical_json
+from smimbench.streaming import sample_chunks
 from smimbench.theory.information import channel_information
 
 if TYPE_CHECKING:
@@ -485,7 +486,7 @@ class _Matrices:
         def product(vector: Host) -> Host:
             u = self._project(self._device(vector, (self.P, self.D)))
             total = self.xp.zeros_like(u)
-            for part in self.model.chunks(self.n, self.D, self.P):
+            for part in sample_chunks(self.model, self.inputs, self.P):
                 inputs = self.inputs[part, ...]
                 total = total + self.model.adjoint(
                     inputs, self._weigh(weights[part, ...], self.model.forward(inputs, u))
@@ -586,10 +587,9 @@ def spectral_estimate(
     """
     xp = namespace(data.inputs)
     P, C, D = problem.components, problem.model.sites, data.dimension
-    n = data.inputs.shape[0]
     pieces = [
         _weights(problem.channel, data.labels[part, ...], P, C, rng=rng, like=data.inputs)
-        for part in problem.model.chunks(n, D, P * C)
+        for part in sample_chunks(problem.model, data.inputs, P * C)
     ]
     G = pieces[0] if len(pieces) == 1 else xp.concat(pieces, axis=0)
     theory = spectral_theory(problem, data.sample_ratio, kind, regularisation)
@@ -649,7 +649,7 @@ def _first_direction(problem: Problem, data: Data, rng: np.random.Generator) -> 
     P, C, D = problem.components, problem.model.sites, data.dimension
     place = {"dtype": data.inputs.dtype, "device": array_api_compat.device(data.inputs)}
     total = xp.zeros((P, D), **place)
-    for part in problem.model.chunks(data.inputs.shape[0], D, P):
+    for part in sample_chunks(problem.model, data.inputs, P):
         inputs = data.inputs[part, ...]
         omega = xp.zeros((inputs.shape[0], P, C), **place)
         mean = problem.channel.posterior(data.labels[part, ...], omega, xp.eye(P, **place), rng=rng).mean
@@ -700,7 +700,7 @@ def first_order(
         base = xp.zeros_like(base)
     inverse = xp.linalg.inv(V)
     total, covariance = xp.zeros_like(base), xp.zeros_like(V)
-    for part in model.chunks(n, D, P):
+    for part in sample_chunks(model, data.inputs, P):
         inputs = data.inputs[part, ...]
         omega = model.forward(inputs, base)
         found = channel.posterior(data.labels[part, ...], omega, V, rng=rng)
