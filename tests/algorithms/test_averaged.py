@@ -1,0 +1,164 @@
+"""Averages of students: against single runs, under symmetries, and the laws of averaging."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from smimbench_algorithms.adam import Adam
+from smimbench_algorithms.averaged import Averaged, mean_signal
+from smimbench_algorithms.sgd import Sgd
+
+from smimbench.backend import get_backend, to_host
+from smimbench.interfaces import ParameterError
+from smimbench.loop import LoopSettings, run_algorithm
+from smimbench.parameters import parameters_of
+from smimbench.problem import Problem
+
+WISHART = {"name": "wishart", "rho": 0.5}
+
+
+def attention(**channel):
+    return Problem({"name": "attention-indexed", "tokens": 2}, {"name": "softmax", **channel}, WISHART)
+
+
+def layers(count=2):
+    return Problem(
+        {"name": "sequence-multi-index", "tokens": 2}, {"name": "softmax", "layers": count}, "gaussian"
+    )
+
+
+def run(problem, instance, algorithm, seed=0):
+    backend = get_backend()
+    data = instance.data(backend)
+    make_rng = lambda attempt: np.random.default_rng([seed, attempt])  # noqa: E731
+    return run_algorithm(problem, instance, data, algorithm, make_rng, LoopSettings(), backend).attempt
+
+
+@pytest.mark.parametrize(
+    ("problem", "alpha", "table", "single"),
+    [
+        (attention(), 0.3, {"name": "adam", "steps": 6}, Adam(steps=6)),
+        (attention(), 0.3, {"name": "sgd", "batch": 20, "epochs": 1}, Sgd(batch=20, epochs=1)),
+    ],
+)
+def test_average_is_the_mean_of_the_students_run_alone(problem, alpha, table, single, backend):
+    instance = problem.instance(alpha, 12)
+    data = instance.data(backend)
+    together = Averaged(of=table, students=3)
+    state = together.init(problem, data, np.random.default_rng(4))
+    steps = together.steps_for(data)
+    assert steps == single.steps_for(data)
+    draws = np.random.default_rng(4)
+    factors = [problem.prior.draw_factor(draws, 1, 12, None) for _ in range(3)]
+    rest = draws.bit_generator.state
+    signals = []
+    for factor in factors:
+        rng = np.random.default_rng(0)
+        rng.bit_generator.state = rest  # the same order of samples for all
+        alone = single.init(problem, data, np.random.default_rng(1))
+        alone = alone._replace(factor=backend.asarray(factor), rng=rng)
+        alone = alone._replace(signal=problem.prior.compose(alone.factor))
+        for _ in range(steps):
+            alone, _ = single.step(problem, data, alone)
+        signals.append(to_host(single.estimate(alone)))
+    for _ in range(steps):
+        state, info = together.step(problem, data, state)
+    assert np.allclose(to_host(together.estimate(state)), np.mean(signals, axis=0), rtol=1e-9, atol=1e-11)
+    assert info.samples is not None
+
+
+def test_signs_of_students_are_brought_together(rng, backend):
+    problem = layers(3)
+    truth = rng.standard_normal((3, 200))
+    signs = rng.choice([-1.0, 1.0], size=(16, 3, 1))
+    noise = rng.standard_normal((16, 3, 200))
+    mean = to_host(mean_signal(problem, backend.asarray(signs * (truth + noise))))
+    error = problem.model.squared_error(truth, problem.model.align(truth, mean, "signs"))
+    assert np.allclose(error, 1 / 16, rtol=0.5)
+    # Without alignment the mean would be lost.
+    assert (problem.model.squared_error(truth, np.mean(signs * (truth + noise), axis=0)) > 0.3).any()
+
+
+def test_first_student_may_be_the_odd_one_out(rng):
+    """Alignment to the first student alone would inherit its noise."""
+    problem = layers(1)
+    truth = rng.standard_normal((1, 400))
+    students = np.concatenate(
+        [[0.1 * truth + rng.standard_normal((1, 400))], rng.choice([-1.0, 1.0], (15, 1, 1)) * truth[None]]
+    )
+    mean = mean_signal(problem, students)
+    cosine = abs((mean @ truth.T).item()) / np.linalg.norm(mean) / np.linalg.norm(truth)
+    assert cosine > 0.99
+
+
+def test_prior_samples_score_two_and_their_mean_one_plus_one_over_k():
+    problem = attention()
+    rng = np.random.default_rng(8)
+    d, K = 150, 8
+    teacher = problem.prior.sample(rng, 1, d)
+    draws = np.stack([problem.prior.sample(rng, 1, d) for _ in range(K)])
+    singles = [float(problem.model.squared_error(teacher, draw)[0]) for draw in draws]
+    assert np.mean(singles) == pytest.approx(2, rel=0.03)
+    assert float(problem.model.squared_error(teacher, mean_signal(problem, draws))[0]) == pytest.approx(
+        1 + 1 / K, rel=0.03
+    )
+
+
+def test_averaging_removes_spread():
+    """e_K = b + v / K: the error of the average is below that of its students, and more students are better."""
+    problem = attention()
+    instance = problem.instance(0.1, 40)
+    errors = {
+        K: run(problem, instance, Averaged(of={"name": "adam", "steps": 250}, students=K)).metrics["mse"][0]
+        for K in (1, 2, 8)
+    }
+    assert errors[8] < errors[2] < errors[1]
+    spread = (errors[1] - errors[8]) / (1 - 1 / 8)
+    assert errors[2] == pytest.approx(errors[1] - spread / 2, rel=0.25)
+
+
+def test_two_layers_are_averaged_after_alignment():
+    problem = layers()
+    instance = problem.instance(6.0, 60)
+    table = {"name": "adam", "steps": 300, "learning_rate": 0.05}
+    single = run(problem, instance, Adam(steps=300, learning_rate=0.05))
+    several = run(problem, instance, Averaged(of=table, students=6))
+    # The last layer is learned by every student: signs that cancelled would destroy it.
+    assert single.metrics["overlap"][1] > 0.9
+    assert several.metrics["overlap"][1] > 0.9
+    assert several.status.value == "ok"
+
+
+def test_cell_knows_the_version_and_all_parameters_of_the_algorithm():
+    spec = parameters_of("algorithm", Averaged(of={"name": "adam", "steps": 7}, students=2))
+    assert spec["of"]["version"] == Adam.version
+    assert spec["of"]["beta2"] == 0.999
+    assert spec["of"]["steps"] == 7
+    # A stored spec builds the same algorithm again.
+    again = Averaged(**spec)
+    assert parameters_of("algorithm", again) == spec
+
+
+@pytest.mark.parametrize(
+    ("key", "table"),
+    [
+        ("of.name", {}),
+        ("of.name", {"name": "unheard-of"}),
+        ("of.name", {"name": "gamp"}),
+        ("of.name", {"name": "averaged", "of": {"name": "adam"}}),
+        ("of.learning_rate", {"name": "adam", "learning_rate": -1.0}),
+        ("of.momentum", {"name": "adam", "momentum": 0.5}),
+    ],
+)
+def test_what_cannot_be_averaged_is_refused(key, table):
+    with pytest.raises(ParameterError) as error:
+        Averaged(of=table)
+    assert error.value.key == key
+
+
+def test_refusals_of_the_algorithm_count():
+    assert "probabilities" in Averaged(of={"name": "adam", "loss": "cross-entropy"}).refuses(
+        Problem({"name": "attention-indexed", "tokens": 2}, "linear", WISHART)
+    )
+    with pytest.raises(ParameterError):
+        Averaged(of={"name": "adam"}, students=0)

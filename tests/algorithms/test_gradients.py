@@ -1,0 +1,427 @@
+"""Gradients against finite differences and textbook formulas, and the rules of SGD, Adam and AdamW against both."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from smimbench_algorithms._gradient import gives_probabilities, loss_gradient, surrogate
+from smimbench_algorithms.adam import Adam
+from smimbench_algorithms.adamw import AdamW
+from smimbench_algorithms.sgd import Sgd
+
+from smimbench.backend import get_backend, to_host
+from smimbench.interfaces import ParameterError
+from smimbench.loop import LoopSettings, run_algorithm
+from smimbench.problem import Problem
+from smimbench.theory.prediction import observable
+
+ATTENTION = {"name": "wishart", "rho": 0.6}
+PROBLEMS = {
+    "sequence softmax": (2, {"name": "softmax"}, "gaussian"),
+    "sequence softmax 3 tokens": (3, {"name": "softmax"}, "gaussian"),
+    "two layers": (2, {"name": "softmax", "layers": 2, "skip": 0.7}, "gaussian"),
+    "three layers": (2, {"name": "softmax", "layers": 3}, "gaussian"),
+    "two layers 3 tokens": (3, {"name": "softmax", "layers": 2}, "gaussian"),
+    "sequence linear": (2, {"name": "linear", "components": 3, "noise": 0.1}, "gaussian"),
+    "attention softmax": (2, {"name": "softmax", "beta": 1.7}, ATTENTION),
+    "attention softmax 3 tokens": (3, {"name": "softmax"}, ATTENTION),
+    "attention linear": (2, {"name": "linear", "noise": 0.2, "noise_convention": "plain"}, ATTENTION),
+}
+
+
+def make(name):
+    tokens, channel, prior = PROBLEMS[name]
+    model = "sequence-multi-index" if prior == "gaussian" else "attention-indexed"
+    return Problem({"name": model, "tokens": tokens}, channel, prior)
+
+
+def small(problem, backend=None, dimension=9):
+    alpha = 1.5 if problem.model.kappa == 1 else 0.2
+    instance = problem.instance(alpha, dimension)
+    return instance, instance.data(backend or get_backend())
+
+
+def targets_of(problem, data):
+    return observable(problem.channel, data.labels)
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("loss", ["squared", "cross-entropy"])
+def test_gradient_is_the_derivative_of_the_loss(name, loss, rng):
+    problem = make(name)
+    if loss == "cross-entropy" and not gives_probabilities(problem):
+        pytest.skip("labels are no probabilities")
+    _, data = small(problem)
+    targets = targets_of(problem, data)
+    factor = problem.prior.draw_factor(rng, problem.components, data.dimension)
+    found = loss_gradient(problem, data.inputs, targets, factor, loss=loss)
+    for _ in range(3):
+        along = rng.standard_normal(factor.shape)
+        h = 1e-5
+        ends = [
+            loss_gradient(problem, data.inputs, targets, factor + s * h * along, loss=loss).loss
+            for s in (1, -1)
+        ]
+        slope = float(ends[0] - ends[1]) / (2 * h)
+        assert float((found.gradient * along).sum()) == pytest.approx(slope, rel=1e-6, abs=1e-7)
+
+
+def test_loss_is_the_squared_distance_of_the_outputs(rng):
+    problem = make("two layers")
+    _, data = small(problem)
+    factor = problem.prior.draw_factor(rng, 2, data.dimension)
+    expected = 0.0
+    for x, y in zip(data.inputs, data.labels):
+        z1, z2 = (x @ w / math.sqrt(data.dimension) for w in factor)
+
+        def attention(v):
+            e = np.exp(np.outer(v, v))
+            return e / e.sum(1, keepdims=True)
+
+        u = (0.7 * np.eye(2) + attention(z1)) @ z2
+        expected += ((attention(u) - np.exp(y)) ** 2).sum()
+    found = loss_gradient(problem, data.inputs, targets_of(problem, data), factor)
+    assert float(found.loss) == pytest.approx(expected, rel=1e-12)
+
+
+def test_attention_gradient_has_the_formula_of_the_matrix_model(rng):
+    """dA = beta P (G - sum G P), dW from (dA + dA^T) Z and the trace term; per sample, with loops."""
+    problem = make("attention softmax")
+    _, data = small(problem)
+    d, beta = data.dimension, 1.7
+    W = problem.prior.draw_factor(rng, 1, d)[0].T  # (r, d)
+    r = W.shape[0]
+    gradient = np.zeros_like(W)
+    for x, y in zip(data.inputs, data.labels):
+        Z = x @ W.T / math.sqrt(d)
+        S = W.T @ W / math.sqrt(r * d)
+        A = (x @ S @ x.T - np.eye(2) * np.trace(S)) / math.sqrt(d)
+        P = np.exp(beta * A)
+        P /= P.sum(1, keepdims=True)
+        G = 2 * (P - np.exp(y))
+        dA = beta * P * (G - (G * P).sum(1, keepdims=True))
+        gradient += ((dA + dA.T) @ Z).T @ x / (math.sqrt(r) * math.sqrt(d)) - 2 * np.trace(dA) * W / (
+            math.sqrt(r) * d
+        )
+    found = loss_gradient(problem, data.inputs, targets_of(problem, data), W.T[None])
+    assert np.allclose(found.gradient[0], gradient.T, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["two layers", "attention softmax", "attention linear", "sequence linear"])
+def test_students_are_independent_of_each_other(name, rng, backend):
+    problem = make(name)
+    _, data = small(problem, backend)
+    targets = targets_of(problem, data)
+    draws = np.stack([problem.prior.draw_factor(rng, problem.components, data.dimension) for _ in range(3)])
+    together = loss_gradient(problem, data.inputs, targets, backend.asarray(draws))
+    assert together.loss.shape == (3,)
+    for k in range(3):
+        alone = loss_gradient(problem, data.inputs, targets, backend.asarray(draws[k]))
+        assert float(together.loss[k]) == pytest.approx(float(alone.loss), rel=1e-12)
+        assert np.allclose(to_host(together.gradient)[k], to_host(alone.gradient), rtol=1e-10, atol=1e-12)
+
+
+def test_saturated_probabilities_do_not_break_cross_entropy(rng):
+    problem = Problem(
+        {"name": "attention-indexed", "tokens": 2}, {"name": "softmax", "beta": 3000.0}, ATTENTION
+    )
+    _, data = small(problem)
+    factor = problem.prior.draw_factor(rng, 1, data.dimension)
+    found = loss_gradient(problem, data.inputs, targets_of(problem, data), factor, loss="cross-entropy")
+    assert np.isfinite(found.loss)
+    assert np.isfinite(found.gradient).all()
+
+
+# -- surrogate for what has no derivative -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beta", [0.7, 30.0])
+def test_surrogate_is_the_softmax_of_that_temperature(beta, rng):
+    hard = Problem({"name": "attention-indexed", "tokens": 3}, "hardmax", ATTENTION)
+    soft = Problem({"name": "attention-indexed", "tokens": 3}, {"name": "softmax", "beta": beta}, ATTENTION)
+    z = rng.standard_normal((5, 1, 6))
+    stand_in = surrogate(hard, beta)
+    assert np.allclose(
+        stand_in.observable(stand_in.forward(z)), soft.channel.observable(soft.channel.forward(z))
+    )
+    cotangent = rng.standard_normal((5, 3, 3))
+    assert np.allclose(stand_in.vjp(z, cotangent), soft.channel.vjp(z, cotangent))
+    assert surrogate(soft, beta) is None
+
+
+@pytest.mark.parametrize(
+    "algorithm", [Adam(steps=60), Sgd(steps=60, learning_rate=0.5, surrogate_beta=(1.0, 8.0))]
+)
+def test_hardmax_is_learned_through_a_surrogate_that_says_so(algorithm):
+    problem = Problem({"name": "attention-indexed", "tokens": 2}, "hardmax", {"name": "wishart", "rho": 0.5})
+    instance = problem.instance(1.0, 24)
+    data = instance.data(get_backend())
+    assert algorithm.refuses(problem) is None
+    result = run_algorithm(
+        problem, instance, data, algorithm, lambda k: np.random.default_rng(k), LoopSettings(), get_backend()
+    )
+    assert any("surrogate" in warning and "softmax" in warning for warning in result.attempt.warnings)
+    # The labels do not tell the scale, so the estimate has the prior's.
+    assert (result.attempt.estimate**2).sum() / 24 == pytest.approx(1.5)
+    assert result.attempt.metrics["overlap"][0] > 1.0
+
+
+# -- the rules ----------------------------------------------------------------------------------------------------------
+
+
+def walk(algorithm, problem, data, steps, seed=0):
+    state = algorithm.init(problem, data, np.random.default_rng(seed))
+    states = [state]
+    for _ in range(steps):
+        state, info = algorithm.step(problem, data, state)
+        assert np.isfinite(float(info.residual))
+        states.append(state)
+    return states
+
+
+def full_gradient(problem, data, factor, loss="squared"):
+    return loss_gradient(problem, data.inputs, targets_of(problem, data), factor, loss=loss).gradient
+
+
+def test_adam_follows_the_textbook():
+    problem = make("attention softmax")
+    _, data = small(problem)
+    states = walk(Adam(learning_rate=0.05, beta1=0.8, beta2=0.95, epsilon=1e-3), problem, data, 4)
+    W, m, v = states[0].factor, 0.0, 0.0
+    for t in range(1, 5):
+        g = full_gradient(problem, data, W) / data.dimension
+        m, v = 0.8 * m + 0.2 * g, 0.95 * v + 0.05 * g**2
+        W = W - 0.05 * (m / (1 - 0.8**t)) / (np.sqrt(v / (1 - 0.95**t)) + 1e-3)
+        assert np.allclose(states[t].factor, W, rtol=1e-12, atol=1e-14)
+    assert np.allclose(states[-1].signal, problem.prior.compose(W))
+
+
+def test_adamw_shrinks_apart_from_the_gradient():
+    problem = make("sequence softmax")
+    _, data = small(problem)
+    plain = walk(Adam(learning_rate=0.05), problem, data, 1)
+    decayed = walk(AdamW(learning_rate=0.05, weight_decay=0.3), problem, data, 1)
+    assert np.allclose(decayed[1].factor, plain[1].factor - 0.05 * 0.3 * plain[0].factor, rtol=1e-12)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_sgd_with_momentum_and_decay_follows_the_textbook(nesterov):
+    problem = make("two layers")
+    _, data = small(problem)
+    rule = Sgd(
+        learning_rate=0.1, momentum=0.6, nesterov=nesterov, weight_decay=0.2, schedule="1/t", decay_steps=3
+    )
+    states = walk(rule, problem, data, 4)
+    W, v = states[0].factor, 0.0
+    for t in range(4):
+        g = full_gradient(problem, data, W) / data.sample_ratio + 0.2 * W
+        v = 0.6 * v + g
+        W = W - 0.1 / (1 + t / 3) * (g + 0.6 * v if nesterov else v)
+        assert np.allclose(states[t + 1].factor, W, rtol=1e-11, atol=1e-13)
+
+
+def test_schedules():
+    rates = {
+        "constant": Sgd(learning_rate=2.0),
+        "step": Sgd(learning_rate=2.0, schedule="step", decay_steps=4, decay_factor=0.5),
+        "cosine": Sgd(learning_rate=2.0, schedule="cosine", steps=10),
+        "1/t": Sgd(learning_rate=2.0, schedule="1/t", decay_steps=5),
+    }
+    found = {name: [rule._rate(t, 10) for t in (0, 4, 5, 9)] for name, rule in rates.items()}
+    assert found["constant"] == [2, 2, 2, 2]
+    assert found["step"] == [2, 1, 1, 0.5]
+    assert found["cosine"] == pytest.approx([2, 1 + math.cos(0.4 * math.pi), 1, 1 + math.cos(0.9 * math.pi)])
+    assert found["1/t"] == pytest.approx([2, 2 / 1.8, 1, 2 / 2.8])
+
+
+def test_an_epoch_sees_every_sample_once_and_its_mean_step_is_the_full_gradient():
+    problem = make("sequence softmax")
+    instance = problem.instance(2.0, 10)  # 20 samples
+    data = instance.data(get_backend())
+    rule = Sgd(learning_rate=1e-9, batch=5, epochs=3)
+    assert rule.steps_for(data) == 12
+    states = walk(rule, problem, data, 8)
+    full = full_gradient(problem, data, states[0].factor) / data.sample_ratio
+    for epoch in (0, 1):
+        moved = states[4 * epoch].factor - states[4 * epoch + 4].factor
+        assert np.allclose(moved / 4e-9, full, rtol=1e-4, atol=1e-5)
+    # Another order in the second epoch, another order for another seed, the same for the same seed.
+    steps = [states[i].factor - states[i + 1].factor for i in range(8)]
+    assert not np.allclose(steps[0], steps[4], rtol=1e-3, atol=0)
+    assert np.array_equal(walk(rule, problem, data, 3)[-1].factor, states[3].factor)
+    other = walk(rule, problem, data, 1, seed=1)
+    assert not np.allclose(other[0].factor - other[1].factor, steps[0], rtol=1e-3, atol=0)
+    assert [state.samples for state in states] == [5 * i for i in range(9)]
+
+
+def test_the_last_batch_of_an_epoch_may_be_short():
+    problem = make("sequence softmax")
+    data = problem.instance(1.7, 10).data(get_backend())  # 17 samples
+    states = walk(Adam(batch=5, epochs=2), problem, data, 8)
+    assert [b.samples - a.samples for a, b in itertools.pairwise(states)] == [5, 5, 5, 2] * 2
+    assert Adam(batch=5, epochs=2).steps_for(data) == 8
+    assert Adam(batch=500, epochs=2).steps_for(data) == 2
+
+
+def test_minibatch_adam_uses_an_unbiased_gradient():
+    problem = make("sequence linear")
+    data = problem.instance(2.0, 10).data(get_backend())
+    rule = Adam(batch=10, epochs=1)
+    states = walk(rule, problem, data, 2)
+    # After one step of Adam the first moment is (1 - beta1) g.
+    first = states[1].memory[0] / 0.1
+    second_batch = (states[2].memory[0] - 0.9 * states[1].memory[0]) / 0.1
+    full = [full_gradient(problem, data, states[i].factor) / data.dimension for i in (0, 1)]
+    # Both halves together, up to the move of the factor in between (none for linear gradients of small steps).
+    assert np.abs((first + second_batch) / 2 - full[0]).mean() < 0.2 * np.abs(full[0]).mean()
+
+
+def test_online_learning_never_sees_a_sample_twice():
+    problem = make("sequence linear")
+    instance = problem.instance(0.5, 12)
+    data = instance.data(get_backend())
+    asked = []
+
+    def fresh(rng, n):
+        inputs, labels = data.fresh(rng, n)
+        asked.append(inputs)
+        # Labels belong to the same teacher.
+        z = problem.model.forward(inputs, instance.signal)
+        assert np.abs(labels - z).max() < 6 * math.sqrt(0.1)
+        return inputs, labels
+
+    stream = type(data)(data.inputs, data.labels, data.sample_ratio, None, fresh)
+    rule = Sgd(learning_rate=0.05, batch=4, steps=5, online=True)
+    state = rule.init(problem, stream, np.random.default_rng(0))
+    for _ in range(5):
+        state, info = rule.step(problem, stream, state)
+    assert info.samples == 20
+    assert "20 fresh samples" in info.warning
+    everything = np.concatenate(asked)
+    assert everything.shape == (20, 2, 12)
+    assert len(np.unique(everything[:, 0, 0])) == 20
+    assert not np.isin(everything[:, 0, 0], np.asarray(data.inputs)[:, 0, 0]).any()
+
+
+def test_online_learning_needs_a_source(rng):
+    problem = make("sequence softmax")
+    _, data = small(problem)
+    bare = type(data)(data.inputs, data.labels, data.sample_ratio)
+    with pytest.raises(ValueError, match="no source"):
+        Sgd(online=True, batch=2, steps=3).init(problem, bare, rng)
+
+
+def test_fresh_samples_are_reproducible_and_typed():
+    problem = make("attention softmax")
+    instance = problem.instance(0.2, 8, dtype="float32")
+    data = instance.data(get_backend("numpy", "float32"))
+    first = data.fresh(np.random.default_rng(5), 7)
+    again = data.fresh(np.random.default_rng(5), 7)
+    assert first[0].dtype == first[1].dtype == np.float32
+    assert first[0].shape == (7, 2, 8)
+    assert np.array_equal(first[0], again[0])
+    assert np.array_equal(first[1], again[1])
+
+
+@pytest.mark.parametrize("name", ["two layers", "attention softmax"])
+def test_spherical_constraint_fixes_every_component(name):
+    problem = make(name)
+    _, data = small(problem)
+    for state in walk(Sgd(learning_rate=0.3, spherical=True), problem, data, 3):
+        norms = (state.factor**2).mean(axis=-1 if name == "two layers" else (-2, -1))
+        assert np.allclose(norms, 1)
+
+
+def test_width_of_the_student():
+    problem = make("attention softmax")
+    _, data = small(problem)
+    state = walk(Adam(width=3), problem, data, 1)[-1]
+    assert state.factor.shape == (1, 9, 3)
+    assert np.linalg.matrix_rank(state.signal[0]) == 3
+
+
+@pytest.mark.parametrize(
+    "rule", [Sgd(learning_rate=0.05, batch=7, epochs=1, momentum=0.5), Adam(batch=7, epochs=1)]
+)
+@pytest.mark.parametrize("name", ["two layers", "attention softmax"])
+def test_every_backend_takes_the_same_steps(rule, name, backend):
+    problem = make(name)
+    instance, data = small(problem, backend)
+    state = walk(rule, problem, data, 3)[-1]
+    reference = walk(rule, problem, small(problem)[1], 3)[-1]
+    assert np.allclose(to_host(rule.estimate(state)), reference.signal, rtol=1e-9, atol=1e-11)
+    assert instance.metrics(rule.estimate(state))["mse"][0] > 0
+
+
+def test_single_precision_stays_single():
+    problem = make("attention softmax")
+    data = problem.instance(0.2, 8, dtype="float32").data(get_backend("numpy", "float32"))
+    for rule in (Adam(), Sgd(momentum=0.5, weight_decay=0.1, spherical=True)):
+        assert walk(rule, problem, data, 2)[-1].signal.dtype == np.float32
+
+
+def test_adam_learns_with_every_loss_and_recovers_the_signal():
+    problem = Problem(
+        {"name": "attention-indexed", "tokens": 2}, {"name": "softmax"}, {"name": "wishart", "rho": 0.5}
+    )
+    instance = problem.instance(0.5, 16)
+    data = instance.data(get_backend())
+    for loss in ("squared", "cross-entropy"):
+        rule = Adam(steps=400, loss=loss, schedule="cosine")
+        result = run_algorithm(
+            problem, instance, data, rule, lambda k: np.random.default_rng(k), LoopSettings(), get_backend()
+        )
+        assert result.attempt.status.value == "ok"
+        assert result.attempt.metrics["mse"][0] < 0.05
+        assert result.attempt.trajectory["samples"][-1] == 400 * instance.inputs.shape[0]
+
+
+# -- what is refused ----------------------------------------------------------------------------------------------------
+
+
+def test_problems_that_gradients_cannot_learn():
+    attention = make("attention softmax")
+    assert "width" in Adam(width=3).refuses(make("two layers"))
+    assert "surrogate_beta" in Adam(surrogate_beta=(1.0, 2.0)).refuses(attention)
+    assert "probabilities" in Adam(loss="cross-entropy").refuses(make("attention linear"))
+    assert Adam(loss="cross-entropy").refuses(attention) is None
+
+    class Steps:
+        name = "steps"
+        symmetry = "none"
+        components = 1
+
+    blunt = make("attention softmax")
+    blunt.channel = Steps()
+    assert "no derivative" in Sgd().refuses(blunt)
+
+
+@pytest.mark.parametrize(
+    ("cls", "key", "parameters"),
+    [
+        (Adam, "learning_rate", {"learning_rate": 0.0}),
+        (Adam, "beta2", {"beta2": 1.0}),
+        (Adam, "epsilon", {"epsilon": -1.0}),
+        (Adam, "steps", {"steps": 0}),
+        (Adam, "epochs", {"steps": 3, "epochs": 2}),
+        (Adam, "batch", {"online": True}),
+        (Adam, "epochs", {"online": True, "batch": 3, "epochs": 2}),
+        (Adam, "loss", {"loss": "hinge"}),
+        (Sgd, "schedule", {"schedule": "linear"}),
+        (Sgd, "decay_steps", {"schedule": "step", "decay_factor": 0.5}),
+        (Sgd, "decay_factor", {"schedule": "1/t", "decay_steps": 3, "decay_factor": 0.5}),
+        (Sgd, "decay_factor", {"schedule": "step", "decay_steps": 3, "decay_factor": 1.5}),
+        (Sgd, "momentum", {"momentum": 1.0}),
+        (Sgd, "nesterov", {"nesterov": True}),
+        (Sgd, "weight_decay", {"weight_decay": -0.1}),
+        (AdamW, "weight_decay", {"weight_decay": -0.1}),
+        (Sgd, "surrogate_beta", {"surrogate_beta": (3.0, 1.0)}),
+    ],
+)
+def test_parameters_that_make_no_sense(cls, key, parameters):
+    with pytest.raises(ParameterError) as error:
+        cls(**parameters)
+    assert error.value.key == key

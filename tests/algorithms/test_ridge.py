@@ -1,0 +1,172 @@
+"""Ridge regression against dense solutions, posterior means and the theory of the best linear estimate."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from smimbench_algorithms._convex import seen_by_labels
+from smimbench_algorithms.ridge import Ridge
+
+from smimbench.backend import get_backend, to_host
+from smimbench.interfaces import ParameterError
+from smimbench.loop import LoopSettings, run_algorithm
+from smimbench.problem import Problem
+
+WISHART = {"name": "wishart", "rho": 0.5}
+
+
+def attention(channel, tokens=2):
+    return Problem({"name": "attention-indexed", "tokens": tokens}, channel, WISHART)
+
+
+def sequence(channel, tokens=2):
+    return Problem({"name": "sequence-multi-index", "tokens": tokens}, channel, "gaussian")
+
+
+def solve(problem, instance, algorithm, backend=None, tolerance=1e-10):
+    backend = backend or get_backend()
+    data = instance.data(backend)
+    settings = LoopSettings(tolerance=tolerance, max_iterations=2000)
+    return run_algorithm(
+        problem, instance, data, algorithm, lambda k: np.random.default_rng(k), settings, backend
+    ).attempt
+
+
+def test_it_is_the_posterior_mean_of_a_gaussian_signal(backend):
+    problem = sequence({"name": "linear", "components": 2, "noise": 0.3})
+    instance = problem.instance(0.8, 25)
+    X = instance.inputs.reshape(-1, 25) / math.sqrt(25)
+    y = instance.labels.transpose(1, 0, 2).reshape(2, -1)
+    expected = np.linalg.solve(X.T @ X + 0.3 * np.eye(25), X.T @ y.T).T
+    found = solve(problem, instance, Ridge(), backend)
+    assert found.status.value == "ok"
+    assert np.allclose(to_host(found.estimate), expected, atol=1e-8)
+    heavier = np.linalg.solve(X.T @ X + 2.0 * np.eye(25), X.T @ y.T).T
+    assert np.allclose(to_host(solve(problem, instance, Ridge(2.0), backend).estimate), heavier, atol=1e-8)
+
+
+def design(instance, tokens=2):
+    """Rows of h_ab = <S, (sym(x_a x_b^T) - delta_ab I) / sqrt d> for a <= b, as (n, C, d, d)."""
+    d = instance.dimension
+    rows = []
+    for x in instance.inputs:
+        for a in range(tokens):
+            for b in range(a, tokens):
+                outer = np.outer(x[a], x[b])
+                rows.append(((outer + outer.T) / 2 - (a == b) * np.eye(d)) / math.sqrt(d))
+    return np.array(rows).reshape(len(instance.inputs), -1, d, d)
+
+
+def symmetric_basis(d):
+    """Orthonormal basis of symmetric matrices (k, d, d)."""
+    found = []
+    for i in range(d):
+        for j in range(i, d):
+            unit = np.zeros((d, d))
+            unit[i, j] = unit[j, i] = 1 if i == j else math.sqrt(0.5)
+            found.append(unit)
+    return np.array(found)
+
+
+@pytest.mark.parametrize("convention", ["scaled", "plain"])
+def test_it_is_the_gaussian_posterior_mean_of_a_matrix(convention):
+    """Prior: mean sqrt(r/d) I, entries of variance 1/d off the diagonal and 2/d on it."""
+    noise, d = 0.4, 7
+    problem = attention({"name": "linear", "noise": noise, "noise_convention": convention})
+    instance = problem.instance(0.6, d)
+    basis = symmetric_basis(d)
+    A = np.einsum("ncij,kij->nck", design(instance), basis).reshape(-1, len(basis))
+    variance = np.tile(
+        [noise, noise, noise] if convention == "plain" else [2 * noise, noise, 2 * noise],
+        len(instance.inputs),
+    )
+    mean = problem.prior.mean(1, d)[0]
+    y = instance.labels.reshape(-1) - A @ np.einsum("kij,ij->k", basis, mean)
+    precision = A.T @ (A / variance[:, None]) + (d / 2) * np.eye(len(basis))
+    expected = mean + np.einsum("k,kij->ij", np.linalg.solve(precision, A.T @ (y / variance)), basis)
+    assert np.allclose(solve(problem, instance, Ridge()).estimate[0], expected, atol=1e-7)
+
+
+@pytest.mark.parametrize("tokens", [2, 3])
+def test_softmax_labels_are_seen_up_to_a_common_shift(tokens):
+    problem = attention({"name": "softmax", "beta": 2.0}, tokens)
+    seen = seen_by_labels(problem)
+    C = tokens * (tokens + 1) // 2
+    assert seen.rows.shape == (C - 1, C)
+    assert np.array_equal(seen.noise, np.zeros(C - 1))
+    pairs = [(a, b) for a in range(tokens) for b in range(a, tokens)]
+    shift = np.array([math.sqrt(0.5) if a == b else 1.0 for a, b in pairs])
+    assert np.allclose(seen.rows @ shift, 0, atol=1e-6)
+
+
+def test_noiseless_softmax_is_fitted_exactly_and_closest_to_the_prior_mean():
+    d = 7
+    problem = attention({"name": "softmax", "beta": 2.0})
+    instance = problem.instance(0.2, d)  # 10 samples, 20 equations, 28 unknowns
+    basis = symmetric_basis(d)
+    h = np.einsum("ncij,kij->nck", design(instance), basis)
+    A = np.concatenate([h[:, 0] - h[:, 1], h[:, 2] - h[:, 1]])  # differences of one softmax row
+    log = instance.labels
+    t = np.concatenate([log[:, 0, 0] - log[:, 0, 1], log[:, 1, 1] - log[:, 1, 0]]) / 2.0
+    mean = problem.prior.mean(1, d)[0]
+    deviation = np.linalg.pinv(A) @ (t - A @ np.einsum("kij,ij->k", basis, mean))
+    found = solve(problem, instance, Ridge())
+    assert np.allclose(found.estimate[0], mean + np.einsum("k,kij->ij", deviation, basis), atol=1e-7)
+    assert any("2 of 3 combinations" in warning for warning in found.warnings)
+
+
+@pytest.mark.parametrize(
+    ("channel", "alpha"), [({"name": "softmax"}, 0.1), ({"name": "linear", "noise": 0.5}, 0.2)]
+)
+def test_runs_follow_the_theory_of_the_best_linear_estimate(channel, alpha):
+    problem = attention(channel)
+    point = Ridge().theory(problem, alpha)
+    if channel["name"] == "softmax":
+        assert point["mse"] == pytest.approx(1 - 4 * alpha)
+    errors = []
+    for replicate in range(6):
+        instance = problem.instance(alpha, 100, replicate)
+        attempt = solve(problem, instance, Ridge(), tolerance=1e-5)
+        errors.append([attempt.metrics["mse"][0], attempt.metrics["overlap"][0]])
+    mean = np.mean(errors, axis=0)
+    assert mean[0] == pytest.approx(point["mse"], rel=0.08)  # corrections are of order 1/d
+    assert mean[1] == pytest.approx(point["overlap"][0][0], rel=0.08)
+    # It is the best linear estimate: more and less regularisation are both worse.
+    instance = problem.instance(alpha, 50)
+    if channel["name"] == "linear":
+        best = solve(problem, instance, Ridge(), tolerance=1e-6).metrics["mse"][0]
+        for factor in (0.3, 3.0):
+            assert solve(problem, instance, Ridge(0.5 * factor), tolerance=1e-6).metrics["mse"][0] > best
+
+
+def test_theory_is_left_to_bayes_where_that_is_the_same_or_nothing_is_known():
+    assert Ridge().theory(sequence({"name": "linear", "noise": 0.1}), 0.5) is None
+    assert Ridge("validation").theory(attention("linear"), 0.5) is None
+    assert Ridge().theory(attention("linear"), 0.4)["mse"] == 0.0  # 0.4 * 3 * 2 > 1 equations per unknown
+
+
+def test_validation_chooses_what_theory_would():
+    problem = sequence({"name": "linear", "noise": 1.0})
+    instance = problem.instance(4.0, 250)
+    chosen = solve(problem, instance, Ridge("validation"))
+    best = solve(problem, instance, Ridge())
+    assert chosen.metrics["mse"][0] < 1.15 * best.metrics["mse"][0]
+    assert any("chosen by validation" in warning for warning in chosen.warnings)
+    poor = solve(problem, instance, Ridge(1e-4))
+    assert chosen.metrics["mse"][0] < poor.metrics["mse"][0]
+
+
+@pytest.mark.parametrize("channel", ["softmax", {"name": "softmax", "layers": 2}])
+def test_labels_that_are_not_linear_are_refused(channel):
+    assert "not linear" in Ridge().refuses(sequence(channel))
+    assert "not linear" in Ridge().refuses(attention("hardmax"))
+    assert Ridge().refuses(attention("softmax")) is None
+
+
+@pytest.mark.parametrize("value", [-1.0, "guess"])
+def test_parameters_that_make_no_sense(value):
+    with pytest.raises(ParameterError) as error:
+        Ridge(value)
+    assert error.value.key == "regularisation"

@@ -1,0 +1,108 @@
+"""The spectral algorithm in the engine: both kinds of model, warnings, theory beside the runs, starts for others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from smimbench_algorithms.gamp import Gamp
+from smimbench_algorithms.spectral import Spectral
+
+from smimbench.backend import get_backend
+from smimbench.interfaces import ParameterError
+from smimbench.loop import LoopSettings, run_algorithm
+from smimbench.problem import Problem
+from smimbench.theory.spectral import first_order_theory, spectral_start, spectral_theory
+
+LOW = Problem({"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian")
+EXTENSIVE = Problem({"name": "attention-indexed", "tokens": 2}, "softmax", {"name": "wishart", "rho": 0.5})
+
+
+def run(problem, instance, algorithm, start=None):
+    backend = get_backend()
+    data = instance.data(backend, start)
+    return run_algorithm(
+        problem, instance, data, algorithm, lambda k: np.random.default_rng(k), LoopSettings(), backend
+    ).attempt
+
+
+@pytest.mark.parametrize("kind", ["symmetric", "asymmetric"])
+def test_one_step_and_done(kind):
+    instance = LOW.instance(1.0, 120)
+    attempt = run(LOW, instance, Spectral(kind=kind))
+    assert attempt.status.value == "ok"
+    assert attempt.iterations == 1
+    assert attempt.trajectory["overlap"][0] == [0.0]  # the prior mean
+    assert attempt.metrics["overlap"][0] > 0.2
+    assert attempt.trajectory["samples"][-1] == 120
+
+
+def test_missing_outlier_is_a_warning():
+    warnings = []
+    for replicate in range(4):
+        warnings += run(LOW, LOW.instance(0.05, 100, replicate), Spectral(kind="asymmetric")).warnings
+    assert any("no real outlier" in warning for warning in warnings)
+
+
+@pytest.mark.parametrize("algorithm", [Spectral(), Spectral(kind="asymmetric"), Spectral(regularisation=0.2)])
+def test_theory_has_the_form_of_a_point(algorithm):
+    point = algorithm.theory(LOW, 0.6)
+    assert set(point) >= {"alpha", "mse", "mse_error", "overlap", "branch", "method"}
+    expected = spectral_theory(LOW, 0.6, algorithm.kind or "symmetric", algorithm.regularisation or 0.01)
+    assert point["overlap"] == expected.overlap.tolist()
+    assert point["mse"] == pytest.approx(1 - point["overlap"][0][0])
+    two = Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "softmax", "layers": 2}, "gaussian")
+    assert len(algorithm.theory(two, 0.4)["mse"]) == 2
+
+
+def test_more_regularisation_costs_overlap():
+    found = [Spectral(regularisation=e).theory(LOW, 0.6)["overlap"][0][0] for e in (0.001, 0.1, 1.0)]
+    assert found[0] > found[1] > found[2]
+    assert Spectral(kind="asymmetric").theory(LOW, 0.6)["overlap"][0][0] < found[0]
+
+
+@pytest.mark.parametrize("origin", ["prior-mean", "zero"])
+def test_extensive_rank_takes_one_denoised_step(origin):
+    # Labels without noise have large corrections to the first step at this size; those of hardmax are small.
+    problem = Problem({"name": "attention-indexed", "tokens": 2}, "hardmax", {"name": "wishart", "rho": 0.5})
+    point = Spectral(origin=origin).theory(problem, 0.4)
+    _, V, _, _ = first_order_theory(problem, 0.4, origin)
+    assert point["mse"] == V[0, 0]
+    errors = [
+        run(problem, problem.instance(0.4, 80, r), Spectral(origin=origin)).metrics["mse"][0]
+        for r in range(4)
+    ]
+    assert np.mean(errors) == pytest.approx(point["mse"], rel=0.12)
+
+
+def test_gamp_goes_on_from_it():
+    instance = LOW.instance(0.9, 400)
+    data = instance.data(get_backend())
+    start = spectral_start(LOW, data, np.random.default_rng(0))
+    alone = run(LOW, instance, Spectral())
+    further = run(LOW, instance, Gamp(), start)
+    assert further.status.value == "ok"
+    assert further.metrics["mse"][0] < alone.metrics["mse"][0]
+    assert further.metrics["overlap"][0] > 0.9
+
+
+def test_parameters_of_the_other_model_are_refused():
+    assert "origin" in Spectral(origin="zero").refuses(LOW)
+    assert "kind" in Spectral(kind="symmetric").refuses(EXTENSIVE)
+    assert "regularisation" in Spectral(regularisation=0.1).refuses(EXTENSIVE)
+    assert Spectral().refuses(LOW) is None
+    assert Spectral().refuses(EXTENSIVE) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "parameters"),
+    [
+        ("kind", {"kind": "skew"}),
+        ("origin", {"origin": "one"}),
+        ("regularisation", {"regularisation": 0.0}),
+        ("regularisation", {"kind": "asymmetric", "regularisation": 0.1}),
+    ],
+)
+def test_parameters_that_make_no_sense(key, parameters):
+    with pytest.raises(ParameterError) as error:
+        Spectral(**parameters)
+    assert error.value.key == key

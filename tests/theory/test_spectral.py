@@ -1,0 +1,416 @@
+"""Spectral estimates against dense matrices, closed forms of the theory, and simulation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.optimize import brentq
+from scipy.special import k0, k1
+from scipy.stats import chi2
+
+from smimbench.backend import Backend, get_backend, to_host
+from smimbench.interfaces import Capabilities, Posterior
+from smimbench.problem import Problem
+from smimbench.theory import spectral
+from smimbench.theory.spectral import (
+    first_order,
+    first_order_theory,
+    spectral_estimate,
+    spectral_start,
+    spectral_theory,
+)
+
+
+def softmax(tokens=2, **channel):
+    return Problem(
+        {"name": "sequence-multi-index", "tokens": tokens}, {"name": "softmax", **channel}, "gaussian"
+    )
+
+
+def data_of(problem, alpha, dimension, replicate=0, backend: Backend | None = None):
+    instance = problem.instance(alpha, dimension, replicate)
+    return instance, instance.data(backend or get_backend())
+
+
+# -- labels that depend on two directions ---------------------------------------------------------------------------
+
+
+class Pair:
+    """y = f(z_1 z_2) for one token; exact second moments at omega = 0, V = I."""
+
+    version = 1
+    reference = "test"
+    capabilities = Capabilities(models=("sequence-multi-index",))
+    symmetry = "signed-permutations"
+    components = 2
+
+    def posterior(self, y, omega, V, *, second_moment=False, rng=None):
+        assert not np.any(omega)
+        assert np.array_equal(V, np.eye(2))
+        own, cross = self.moments(np.asarray(y)[:, 0])
+        moment = np.zeros((len(y), 2, 1, 2, 1))
+        moment[:, 0, 0, 0, 0] = moment[:, 1, 0, 1, 0] = own
+        moment[:, 0, 0, 1, 0] = moment[:, 1, 0, 0, 0] = cross
+        return Posterior(np.zeros_like(omega), np.eye(2), moment)
+
+
+class Product(Pair):
+    name = "product"
+
+    def forward(self, z, *, rng=None):
+        return z[:, 0, :] * z[:, 1, :]
+
+    def moments(self, y):
+        return np.abs(y) * k1(np.abs(y)) / k0(np.abs(y)), y
+
+
+class SignProduct(Pair):
+    name = "sign-product"
+
+    def forward(self, z, *, rng=None):
+        return np.sign(z[:, 0, :] * z[:, 1, :])
+
+    def moments(self, y):
+        return np.ones_like(y), y * 2 / np.pi
+
+
+def pair_problem(channel):
+    problem = softmax()
+    problem.channel, problem.components = channel, 2
+    problem.model = type(problem.model)(tokens=1)
+    problem.spec = {**problem.spec, "channel": {"name": channel.name}}
+    return problem
+
+
+def test_products_emerge_where_the_literature_says():
+    # F = E (E[z^2 | y] - 1)^2 + E y^2 by an independent integral over the density K_0(|y|) / pi of a product.
+    def share(y):
+        return (2 / np.pi) * k0(y) * (((y * k1(y) / k0(y)) - 1) ** 2 + y * y)
+
+    F = quad(share, 0, 50, limit=200)[0]
+    assert pytest.approx(0.59375, abs=2e-5) == 1 / F
+    found = spectral_theory(pair_problem(Product()), 1.0)
+    assert [mode.strength for mode in found.modes] == pytest.approx([F, F], rel=0.02)
+    found = spectral_theory(pair_problem(SignProduct()), 1.0)
+    assert [mode.strength for mode in found.modes] == pytest.approx([4 / np.pi**2] * 2, rel=1e-10)
+
+
+@pytest.mark.parametrize(("channel", "threshold"), [(Product(), 0.59375), (SignProduct(), np.pi**2 / 4)])
+@pytest.mark.parametrize("kind", ["symmetric", "asymmetric"])
+def test_nothing_is_claimed_below_the_transition(channel, threshold, kind):
+    problem = pair_problem(channel)
+    below = spectral_theory(problem, 0.95 * threshold, kind)
+    above = spectral_theory(problem, 1.3 * threshold, kind)
+    assert np.diagonal(below.overlap).max() == 0
+    assert list(below.mse) == [1, 1]
+    assert np.diagonal(above.overlap).min() > 0.02
+    # The directions are sum and difference, so both components are found equally well.
+    assert np.allclose(np.abs(np.stack([mode.direction for mode in above.modes])), np.sqrt(0.5))
+
+
+def test_both_components_of_a_product_are_found():
+    problem = pair_problem(SignProduct())
+    expected = np.diagonal(spectral_theory(problem, 6.0).overlap)
+    runs = []
+    for replicate in range(3):
+        instance, data = data_of(problem, 6.0, 300, replicate)
+        found = spectral_estimate(problem, data, np.random.default_rng(replicate))
+        runs.append(instance.metrics(found.estimate)["overlap"])
+    assert np.mean(runs, axis=0) == pytest.approx(expected, abs=0.06)
+
+
+# -- one layer: closed forms ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [2, 3])
+def test_asymmetric_overlap_and_outlier_have_closed_forms(tokens):
+    M = tokens
+    F = M * (M + 1)
+    K3 = M * (M + 2) * (M + 4) - 3 * M * (M + 2) + 3 * M - 1 - (M - 1)
+    alpha = 2.5 / F
+    found = spectral_theory(softmax(M), alpha, "asymmetric")
+    assert found.overlap[0, 0] == pytest.approx((alpha - 1 / F) / (alpha + K3 / F**2), abs=0.01)
+    assert found.modes[0].eigenvalue == pytest.approx(alpha * F, rel=0.02)
+    assert abs(found.mse[0] - 1 + found.overlap[0, 0]) < 1e-12
+
+
+@pytest.mark.parametrize("alpha", [0.25, 0.6])
+def test_symmetric_overlap_solves_the_equation_of_the_optimal_matrix(alpha):
+    # G has the eigenvalues s - 1 (s chi-squared with two degrees of freedom) and -1.
+    def mean(f):
+        return quad(lambda s: f(s) * chi2.pdf(s, 2), 0, 80, limit=300)[0]
+
+    def excess(chi):
+        c = 1 - chi
+        trace = mean(lambda s: (s - 1) ** 2 / (1 + c * (s - 1))) + 1 / (1 - c)
+        return alpha * chi * trace - 1
+
+    chi = brentq(excess, 1e-6, 1 - 1e-9)
+    found = spectral_theory(softmax(), alpha, regularisation=1e-5)
+    assert found.overlap[0, 0] == pytest.approx(1 - chi, abs=4 * found.error[0] + 1e-3)
+    assert found.modes[0].eigenvalue == pytest.approx(1, abs=1e-3)
+
+
+def test_regularisation_costs_what_the_general_formula_says():
+    """Overlap of a random-matrix outlier from the slope of its characteristic function, by finite differences."""
+    alpha, epsilon = 0.5, 0.3
+    nodes = chi2.ppf((np.arange(4000) + 0.5) / 4000, 2)
+    g = np.stack([nodes - 1, np.full_like(nodes, -1)], axis=1)
+    t = 1 - 1 / (1 + g + epsilon)
+
+    def chi_of(eigenvalue):  # Stieltjes transform of the bulk, to the right of it
+        chi = 1 / eigenvalue
+        for _ in range(400):
+            chi = 1 / (eigenvalue - alpha * (t / (1 - chi * t)).sum(1).mean())
+        return chi
+
+    def signal(eigenvalue):  # zero at the outlier
+        chi = chi_of(eigenvalue)
+        return eigenvalue - alpha * ((1 + g) * t / (1 - chi * t)).sum(1).mean()
+
+    found = spectral_theory(softmax(), alpha, regularisation=epsilon)
+    eigenvalue = brentq(signal, found.modes[0].eigenvalue * 0.98, found.modes[0].eigenvalue * 1.05, xtol=1e-9)
+    step = 1e-4
+    slope = (signal(eigenvalue + step) - signal(eigenvalue - step)) / (2 * step)
+    assert found.modes[0].eigenvalue == pytest.approx(eigenvalue, rel=2e-3)
+    assert found.overlap[0, 0] == pytest.approx(1 / slope, abs=0.005)
+
+
+# -- the matrices, against dense ones --------------------------------------------------------------------------------
+
+
+def dense_pieces(problem, data):
+    """X (n, M, D) / sqrt(D) and G (n, M, M) of one softmax layer, straight from the definition."""
+    X = np.asarray(data.inputs) / np.sqrt(data.dimension)
+    log = np.asarray(data.labels)
+    gap = log[:, 0, 0] - log[:, 0, 1], log[:, 1, 1] - log[:, 1, 0]
+    distance = np.sqrt(gap[0] + gap[1])
+    u = np.stack([gap[0] / distance, -gap[1] / distance], axis=1)
+    return X, u[:, :, None] * u[:, None, :] - np.eye(2)
+
+
+def test_leading_vector_is_that_of_the_dense_symmetric_matrix():
+    problem = softmax()
+    _, data = data_of(problem, 0.9, 90)
+    X, G = dense_pieces(problem, data)
+    weights = np.eye(2) - np.linalg.inv(1.01 * np.eye(2) + G)
+    T = np.einsum("nad,nab,nbe->de", X, weights, X)
+    values, vectors = np.linalg.eigh(T)
+    found = spectral_estimate(problem, data, np.random.default_rng(3))
+    assert found.eigenvalues[0] == pytest.approx(values[-1], rel=1e-6)
+    unit = found.estimate[0] / np.linalg.norm(found.estimate[0])
+    assert abs(unit @ vectors[:, -1]) == pytest.approx(1, abs=1e-8)
+    scale = spectral_theory(problem, data.sample_ratio).overlap[0, 0]
+    assert (found.estimate[0] ** 2).mean() == pytest.approx(scale)
+    assert found.V[0, 0] == pytest.approx(1 - scale)
+
+
+def test_largest_real_eigenvalue_is_that_of_the_dense_asymmetric_matrix():
+    problem = softmax()
+    _, data = data_of(problem, 0.8, 100)
+    X, G = dense_pieces(problem, data)
+    n = len(X)
+    flat = X.reshape(2 * n, -1)
+    big = np.zeros((2 * n, 2 * n))
+    for i in range(n):
+        big[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] = G[i]
+    K = (flat @ flat.T - np.eye(2 * n)) @ big
+    values, vectors = np.linalg.eig(K)
+    real = np.flatnonzero(np.abs(values.imag) < 1e-9)
+    top = real[np.argmax(values[real].real)]
+    direction = flat.T @ big @ vectors[:, top].real
+    direction /= np.linalg.norm(direction)
+    found = spectral_estimate(problem, data, np.random.default_rng(0), "asymmetric")
+    assert found.remarks == ()
+    assert found.eigenvalues[0] == pytest.approx(values[top].real, rel=1e-5)
+    unit = found.estimate[0] / np.linalg.norm(found.estimate[0])
+    assert abs(unit @ direction) == pytest.approx(1, abs=1e-6)
+    # The same vector belongs to the eigenvalue 1 of a symmetric matrix.
+    mu = found.eigenvalues[0]
+    T = np.einsum("nad,nab,nbe->de", X, G @ np.linalg.inv(mu * np.eye(2) + G), X)
+    assert np.allclose(T @ unit, unit, atol=1e-5)
+
+
+def test_a_missing_outlier_is_said():
+    problem = softmax()
+    remarks = []
+    for replicate in range(4):
+        _, data = data_of(problem, 0.05, 120, replicate)
+        found = spectral_estimate(problem, data, np.random.default_rng(0), "asymmetric")
+        remarks += found.remarks
+        assert np.isfinite(found.estimate).all()
+    assert any("no real outlier" in remark for remark in remarks)
+
+
+@pytest.mark.parametrize("kind", ["symmetric", "asymmetric"])
+def test_runs_follow_theory(kind):
+    problem = softmax()
+    found = spectral_theory(problem, 0.6, kind)
+    runs = []
+    for replicate in range(8):
+        instance, data = data_of(problem, 0.6, 500, replicate)
+        estimate = spectral_estimate(problem, data, np.random.default_rng(0), kind).estimate
+        metrics = instance.metrics(estimate)
+        runs.append([metrics["overlap"][0], metrics["mse"][0]])
+    mean, sem = np.mean(runs, axis=0), np.std(runs, axis=0, ddof=1) / np.sqrt(len(runs))
+    assert abs(mean[0] - found.overlap[0, 0]) < 3 * sem[0] + 0.02
+    assert abs(mean[1] - found.mse[0]) < 3 * sem[1] + 0.02
+
+
+def test_overlap_vanishes_with_dimension_below_the_transition():
+    problem = softmax()
+    means = []
+    for dimension in (60, 960):
+        runs = []
+        for replicate in range(12):
+            instance, data = data_of(problem, 0.08, dimension, replicate)
+            found = spectral_estimate(problem, data, np.random.default_rng(0))
+            runs.append(instance.metrics(found.estimate)["overlap"][0])
+        means.append(np.mean(runs))
+    assert means[1] < means[0] / 2
+    assert means[1] < 0.02
+
+
+# -- several components ---------------------------------------------------------------------------------------------
+
+
+def test_the_last_layer_emerges_first():
+    problem = softmax(layers=2)
+    found = spectral_theory(problem, 0.4)
+    assert np.allclose(np.abs(found.modes[0].direction), [0, 1])
+    assert found.modes[0].strength > 1 > found.modes[1].strength
+    # No layer can emerge before a sign-free label of M tokens lets it: 1/(M (M + 1)) = 1/6.
+    assert found.modes[0].strength / 0.4 < 6
+    instance, data = data_of(problem, 0.4, 600)
+    overlap = instance.metrics(spectral_estimate(problem, data, np.random.default_rng(0)).estimate)["overlap"]
+    assert overlap[1] == pytest.approx(found.overlap[1, 1], abs=0.08)
+    assert overlap[0] < 0.05
+
+
+def test_directions_that_do_not_separate_are_found_together():
+    """Linear labels of two directions: the leading vector is the whole signal; F is (P + 1) / (1 + noise)^2."""
+    problem = Problem(
+        {"name": "sequence-multi-index", "tokens": 1},
+        {"name": "linear", "components": 2, "noise": 0.5},
+        "gaussian",
+    )
+    alpha = 2.0
+    for kind in ("symmetric", "asymmetric"):
+        found = spectral_theory(problem, alpha, kind)
+        (mode,) = found.modes
+        assert mode.direction is None
+        assert mode.strength == pytest.approx(alpha * 3 / 1.5**2, rel=0.03)
+        assert np.trace(mode.gram) == pytest.approx(1)
+        runs = []
+        for replicate in range(6):
+            instance, data = data_of(problem, alpha, 400, replicate)
+            estimate = spectral_estimate(problem, data, np.random.default_rng(0), kind).estimate
+            metrics = instance.metrics(estimate)
+            runs.append([*metrics["overlap"], *metrics["mse"]])
+        mean, sem = np.mean(runs, axis=0), np.std(runs, axis=0, ddof=1) / np.sqrt(len(runs))
+        expected = np.concatenate([np.diagonal(found.overlap), found.mse])
+        assert (np.abs(mean - expected) < 3.5 * sem + 0.02).all()
+
+
+def test_joint_theory_agrees_with_the_scalar_one():
+    """A single direction through the matrix-valued equations."""
+    problem = softmax()
+    G = spectral._label_matrices(spectral._Keyed("one layer", problem))[0]
+    for kind in ("symmetric", "asymmetric"):
+        one = spectral._direction_mode(G, np.ones(1), 0.5, kind, 0.05)
+        whole = spectral._joint_mode(G, 0.5, kind, 0.05)
+        assert whole.eigenvalue == pytest.approx(one.eigenvalue, rel=1e-6)
+        assert abs(whole.A[0, 0]) == pytest.approx(one.A[0, 0], rel=1e-6)
+        assert np.isnan(spectral._joint_mode(G, 0.1, kind, 0.05).eigenvalue)
+
+
+# -- what users get -------------------------------------------------------------------------------------------------
+
+
+def test_sign_is_right_where_labels_tell_it():
+    problem = Problem(
+        {"name": "sequence-multi-index", "tokens": 1}, {"name": "linear", "noise": 0.1}, "gaussian"
+    )
+    for replicate in range(4):
+        instance, data = data_of(problem, 3.0, 150, replicate)
+        assert (
+            instance.metrics(spectral_estimate(problem, data, np.random.default_rng(replicate)).estimate)[
+                "mse"
+            ][0]
+            < 1
+        )
+
+
+def test_every_backend_gives_the_same_estimate(backend):
+    problem = softmax()
+    instance, data = data_of(problem, 0.9, 60, backend=backend)
+    reference = spectral_estimate(problem, data_of(problem, 0.9, 60)[1], np.random.default_rng(0))
+    for kind in ("symmetric", "asymmetric"):
+        found = spectral_estimate(problem, data, np.random.default_rng(0), kind)
+        assert found.estimate.shape == (1, 60)
+        assert found.estimate.dtype == data.inputs.dtype
+        assert instance.metrics(found.estimate)["overlap"][0] > 0.2
+        if kind == "symmetric":
+            assert np.allclose(np.abs(to_host(found.estimate)), np.abs(reference.estimate), atol=1e-6)
+
+
+def test_single_precision():
+    problem = softmax()
+    instance = problem.instance(0.9, 80, dtype="float32")
+    found = spectral_estimate(
+        problem, instance.data(get_backend("numpy", "float32")), np.random.default_rng(0)
+    )
+    double = spectral_estimate(problem, data_of(problem, 0.9, 80)[1], np.random.default_rng(0))
+    assert found.estimate.dtype == np.float32
+    assert np.allclose(np.abs(found.estimate), np.abs(double.estimate), atol=1e-2)
+
+
+def test_start_claims_what_it_holds():
+    problem = softmax()
+    instance, data = data_of(problem, 0.9, 500)
+    start = spectral_start(problem, data, np.random.default_rng(0))
+    held = float((start.estimate**2).mean())
+    assert start.V[0, 0] == pytest.approx(1 - held)
+    attention = Problem(
+        {"name": "attention-indexed", "tokens": 2},
+        {"name": "linear", "noise": 0.3},
+        {"name": "wishart", "rho": 0.5},
+    )
+    instance, data = data_of(attention, 0.2, 60)
+    start = spectral_start(attention, data, np.random.default_rng(0))
+    error = instance.metrics(start.estimate)["mse"][0]
+    assert error == pytest.approx(float(start.V[0, 0]), rel=0.15)
+
+
+def test_kinds_and_models_that_do_not_fit():
+    attention = Problem(
+        {"name": "attention-indexed", "tokens": 2}, "softmax", {"name": "wishart", "rho": 0.5}
+    )
+    with pytest.raises(ValueError, match="low rank"):
+        spectral_theory(attention, 0.1)
+    with pytest.raises(ValueError, match="symmetric, asymmetric"):
+        spectral_theory(softmax(), 0.1, "skew")
+    with pytest.raises(ValueError, match="prior-mean, zero"):
+        first_order_theory(attention, 0.1, "one")
+
+
+@pytest.mark.parametrize("origin", ["prior-mean", "zero"])
+def test_first_order_estimate_follows_its_theory(origin):
+    problem = Problem(
+        {"name": "attention-indexed", "tokens": 2}, {"name": "hardmax"}, {"name": "wishart", "rho": 0.5}
+    )
+    Q, V, error, _ = first_order_theory(problem, 0.5, origin)
+    # (4 / 3V)(1 / pi P+ + 1 / 2 pi P-) is the information at zero; Q0 = 1.5.
+    if origin == "zero":
+        plus, minus = (0.25 + s * np.arcsin(1 / 3) / (2 * np.pi) for s in (1, -1))
+        information = (4 / (3 * 1.5)) * (1 / (np.pi * plus) + 1 / (2 * np.pi * minus)) / 2
+        expected = problem.prior.overlap(np.array([[2 * 0.5 * information]])).V[0, 0]
+        assert V[0, 0] == pytest.approx(expected, rel=1e-6)
+    runs = []
+    for replicate in range(4):
+        instance, data = data_of(problem, 0.5, 100, replicate)
+        runs.append(instance.metrics(first_order(problem, data, origin).estimate)["mse"][0])
+    assert np.mean(runs) == pytest.approx(V[0, 0], rel=0.06)
+    assert Q[0, 0] == pytest.approx(1.5 - V[0, 0])
+    assert error[0] < 1e-6
