@@ -1,0 +1,214 @@
+"""Backends by name, what they say when they cannot be had, and their clocks."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import array_api_compat
+import array_api_strict
+import numpy as np
+import pytest
+
+from smimbench import backend as module
+from smimbench import machine
+from smimbench.backend import Backend, BackendError, get_backend, namespace
+from smimbench.machine import Driver
+
+
+def driver(monkeypatch, found: Driver | None) -> None:
+    monkeypatch.setattr(machine, "nvidia_driver", lambda: found)
+
+
+def cupy_that(monkeypatch, **attributes) -> None:
+    fake = types.ModuleType("cupy")
+    vars(fake).update(attributes)
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+
+
+# -- CuPy that cannot be used ---------------------------------------------------------------------------------------
+
+
+def complaint() -> str:
+    with pytest.raises(BackendError) as caught:
+        get_backend("cupy")
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_absent_cupy_without_a_driver(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    driver(monkeypatch, None)
+    message = complaint()
+    assert "CuPy is not installed" in message
+    assert "no NVIDIA driver" in message
+    assert "smimbench[cuda12]" in message
+    assert "--backend numpy" in message
+
+
+@pytest.mark.parametrize(("cuda", "extra"), [("12.4", "cuda12"), ("13.0", "cuda13"), ("?", "cuda12")])
+def test_the_command_fits_the_driver(monkeypatch, cuda, extra):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    driver(monkeypatch, Driver("550.1", cuda))
+    assert f"pip install --upgrade --force-reinstall 'smimbench[{extra}]'" in complaint()
+
+
+def test_cupy_that_sees_no_device(monkeypatch):
+    cupy_that(monkeypatch, is_available=lambda: False)
+    driver(monkeypatch, Driver("580.1", "13.0"))
+    message = complaint()
+    assert "finds no usable CUDA device" in message
+    assert "smimbench[cuda13]" in message
+
+
+def test_broken_cupy_fails_in_one_line(monkeypatch):
+    def explode():
+        raise RuntimeError("libcudart.so.12:\n  cannot open shared object file")
+
+    cupy_that(monkeypatch, is_available=explode)
+    driver(monkeypatch, None)
+    message = complaint()
+    assert "CuPy cannot be imported (libcudart.so.12: cannot open shared object file)" in message
+
+
+def test_the_driver_is_read_from_its_tool(monkeypatch, tmp_path):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(
+        "#!/bin/sh\necho '| NVIDIA-SMI 570.1   Driver Version: 570.133.20   CUDA Version: 12.8 |'\n"
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    machine.nvidia_driver.cache_clear()
+    try:
+        assert machine.nvidia_driver() == ("570.133.20", "12.8")
+        tool.write_text("#!/bin/sh\nexit 9\n")
+        machine.nvidia_driver.cache_clear()
+        assert machine.nvidia_driver() is None
+    finally:
+        machine.nvidia_driver.cache_clear()
+
+
+def test_unknown_backends_are_named(monkeypatch):
+    with pytest.raises(BackendError, match="choose one of numpy, cupy"):
+        get_backend("torch")
+
+
+# -- precision ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("tf32", "wanted"), [(False, 1), (True, 7)])
+def test_the_precision_of_products_is_always_said(monkeypatch, tf32, wanted):
+    """CuPy would otherwise read an environment variable, which no record shows."""
+    said = []
+    products = types.ModuleType("cupy._core._routines_linalg")
+    products.COMPUTE_TYPE_DEFAULT, products.COMPUTE_TYPE_TF32 = 1, 7
+    products.set_compute_type = lambda dtype, kind: said.append((dtype, kind))
+    for name, fake in (("cupy", types.ModuleType("cupy")), ("cupy._core", types.ModuleType("cupy._core"))):
+        monkeypatch.setitem(sys.modules, name, fake)
+    monkeypatch.setitem(sys.modules, "cupy._core._routines_linalg", products)
+    module._set_tf32(tf32)
+    assert said == [(np.float32, wanted)]
+
+
+# -- arrays ---------------------------------------------------------------------------------------------------------
+
+
+def test_namespace_of_plain_arrays_and_of_others():
+    plain, strict = np.zeros(2), array_api_strict.zeros(2)
+    assert namespace(plain) is array_api_compat.array_namespace(plain)
+    assert namespace(plain, plain) is namespace(plain)
+    assert namespace(plain, 1.0) is namespace(plain)
+    assert namespace(strict) is array_api_strict
+    with pytest.raises(TypeError):
+        namespace(plain, strict)
+    with pytest.raises(TypeError):
+        namespace([1.0])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_asarray_gives_floats_the_backends_type_and_leaves_the_rest(backend, dtype):
+    there = Backend(backend.name, backend.xp, dtype, backend.device)
+    xp = backend.xp
+    assert there.asarray(np.zeros(3)).dtype == getattr(xp, dtype)
+    assert there.asarray(np.zeros(3, dtype=np.float32)).dtype == getattr(xp, dtype)
+    assert there.asarray(np.zeros(3, dtype=np.int64)).dtype == xp.int64
+    assert there.asarray(np.zeros(3), dtype="float64").dtype == xp.float64
+    moved = there.asarray(np.arange(3.0))
+    again = there.asarray(moved)
+    assert again.dtype == getattr(xp, dtype)
+    if backend.device is not None:
+        assert again.device == backend.device
+    assert there.asarray(there.asarray(np.arange(3))).dtype == xp.int64
+
+
+# -- clocks ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_host_has_no_device_time_and_no_limit():
+    plain = get_backend("numpy")
+    elapsed = plain.stopwatch()()
+    assert 0 <= elapsed.seconds < 1
+    assert elapsed.device_seconds is None
+    assert plain.free_memory() is None
+    assert plain.peak_memory() is None
+    plain.release()
+    plain.synchronize()
+
+
+class FakeEvent:
+    """A CUDA event that stamps what the fake stream has done so far."""
+
+    def __init__(self, stream):
+        self.stream, self.at = stream, None
+
+    def record(self):
+        self.at = self.stream["device"]
+
+
+@pytest.fixture
+def gpu():
+    """A namespace that plays CuPy: a device clock, a wall that waits for it, and a pool with a limit."""
+    stream = {"device": 0.0, "idle": 0}
+    pool = types.SimpleNamespace(
+        held=300, used=200, limit=0, get_limit=lambda: pool.limit, used_bytes=lambda: pool.used,
+        free_bytes=lambda: pool.held - pool.used, total_bytes=lambda: pool.held, free_all_blocks=lambda: stream.update(freed=True),
+    )  # fmt: skip
+    cuda = types.SimpleNamespace(
+        Event=lambda: FakeEvent(stream),
+        get_elapsed_time=lambda first, last: 1e3 * (last.at - first.at),
+        get_current_stream=lambda: types.SimpleNamespace(
+            synchronize=lambda: stream.update(idle=stream["idle"] + 1)
+        ),
+        runtime=types.SimpleNamespace(memGetInfo=lambda: (1000, 5000)),
+    )
+    xp = types.SimpleNamespace(
+        cuda=cuda,
+        get_default_memory_pool=lambda: pool,
+        get_default_pinned_memory_pool=lambda: pool,
+        stream=stream,
+        pool=pool,
+    )
+    return Backend("cupy", xp)
+
+
+def test_device_seconds_come_from_events_and_both_ends_wait(gpu):
+    stop = gpu.stopwatch()
+    assert gpu.xp.stream["idle"] == 1
+    gpu.xp.stream["device"] += 0.25
+    elapsed = stop()
+    assert gpu.xp.stream["idle"] == 2
+    assert elapsed.device_seconds == pytest.approx(0.25)
+    assert elapsed.seconds < 0.25
+
+
+def test_free_memory_respects_the_pool(gpu):
+    pool = gpu.xp.pool
+    assert gpu.free_memory() == 1000 + 100  # the driver's, and what the pool holds unused
+    pool.limit = 600
+    assert gpu.free_memory() == 600 - 200
+    pool.limit = 10**6
+    assert gpu.free_memory() == 1100
+    assert gpu.peak_memory() == 300
+    gpu.release()
+    assert gpu.xp.stream["freed"]

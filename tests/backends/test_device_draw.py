@@ -1,0 +1,127 @@
+"""Inputs drawn on a device: the right law, one instance for all chunkings and precisions, and a key of their own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from smimbench import problem as problem_module
+from smimbench import runner
+from smimbench.backend import Backend, get_backend, to_host
+from smimbench.problem import Problem
+from smimbench.suite import SuiteError, load_suite
+from tests.backends.test_streaming import small
+from tests.conftest import assert_placed
+from tests.helpers import write_suite
+
+LINEAR = Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "linear", "noise": 0.3}, "gaussian")
+HARDMAX = Problem({"name": "attention-indexed", "tokens": 2}, "hardmax", {"name": "wishart", "rho": 0.5})
+
+
+def place(backend, array):
+    if backend.device is not None:
+        assert array.device == backend.device
+
+
+@pytest.mark.parametrize("problem", [LINEAR, HARDMAX])
+def test_inputs_and_labels_are_there_and_belong_together(backend, problem):
+    found = problem.instance(0.5, 20, 1, seed=4, device=backend)
+    host = problem.instance(0.5, 20, 1, seed=4)
+    np.testing.assert_array_equal(found.signal, host.signal)
+    assert_placed(found.inputs, backend, host.inputs.shape)
+    place(backend, found.labels)
+    assert not np.any(to_host(found.inputs) == host.inputs)
+    z = problem.model.forward(to_host(found.inputs), found.signal)
+    if problem is HARDMAX:
+        np.testing.assert_array_equal(to_host(found.labels), problem.channel.forward(z))
+    else:
+        residual = to_host(found.labels) - z
+        # 40 numbers: their variance within five standard errors of the noise
+        assert np.mean(residual**2) == pytest.approx(0.3, rel=5 * np.sqrt(2 / residual.size))
+
+
+def test_they_are_standard_normal():
+    found = LINEAR.instance(1.0, 300, device=get_backend("numpy"))
+    assert stats.kstest(np.ravel(found.inputs), "norm").pvalue > 1e-3
+
+
+def test_chunks_of_the_drawing_are_independent(monkeypatch):
+    """Blocks have seeds of their own: no two may be alike, and how many are asked for changes none."""
+    monkeypatch.setattr(problem_module, "DEVICE_BLOCK", 2 * 30 * 4)
+    long = LINEAR.instance(0.6, 30, device=get_backend("numpy"))
+    blocks = [np.ravel(long.inputs[i : i + 4]) for i in range(0, 16, 4)]
+    for i in range(4):
+        for j in range(i):
+            assert abs(np.corrcoef(blocks[i], blocks[j])[0, 1]) < 5 / np.sqrt(240)
+    again = LINEAR.instance(0.6, 30, device=get_backend("numpy"))
+    np.testing.assert_array_equal(long.inputs, again.inputs)
+    np.testing.assert_array_equal(long.labels, again.labels)
+
+
+def test_both_precisions_are_one_instance(backend):
+    double = LINEAR.instance(0.5, 20, device=backend)
+    single = LINEAR.instance(
+        0.5, 20, dtype="float32", device=Backend(backend.name, backend.xp, "float32", backend.device)
+    )
+    assert single.inputs.dtype == backend.xp.float32
+    assert single.labels.dtype == backend.xp.float32
+    np.testing.assert_array_equal(to_host(single.inputs), to_host(double.inputs).astype(np.float32))
+    np.testing.assert_allclose(to_host(single.labels), to_host(double.labels), atol=1e-5)
+
+
+def test_what_does_not_fit_is_kept_on_the_host():
+    crowded = LINEAR.instance(0.5, 20, device=small(10))
+    roomy = LINEAR.instance(0.5, 20, device=small(10**9))
+    assert isinstance(crowded.inputs, np.ndarray)
+    np.testing.assert_array_equal(crowded.inputs, roomy.inputs)
+    np.testing.assert_array_equal(crowded.labels, roomy.labels)
+
+
+def test_data_of_an_instance_on_the_device_is_not_moved(backend):
+    instance = LINEAR.instance(0.5, 20, device=backend)
+    data = instance.data(backend)
+    assert_placed(data.inputs, backend, instance.inputs.shape)
+    inputs, labels = data.fresh(np.random.default_rng(0), 3)
+    assert_placed(inputs, backend, (3, 2, 20))
+    assert_placed(labels, backend, (3, 1, 2))
+
+
+# -- in a suite ---------------------------------------------------------------------------------------------------
+
+
+def keys(tmp_path, *overrides):
+    return [cell.key for cell in load_suite(write_suite(tmp_path), overrides).cells()]
+
+
+def test_the_key_tells_where_it_was_drawn(tmp_path):
+    usual = keys(tmp_path)
+    assert keys(tmp_path, "run.draw=host", "run.tf32=false") == usual
+    assert not set(keys(tmp_path, "run.draw=device")) & set(usual)
+    single = keys(tmp_path, "run.dtype=float32")
+    assert not set(single) & set(usual)
+    assert not set(keys(tmp_path, "run.dtype=float32", "run.tf32=true")) & set(single)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("run.draw=moon", r"run\.draw: input should be 'host' or 'device'"),
+        ("run.tf32=true", r'run\.tf32: needs run\.dtype = "float32"'),
+        ("run.tf32=1", r"run\.tf32: input should be a valid boolean"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, override, message):
+    with pytest.raises(SuiteError, match=message):
+        load_suite(write_suite(tmp_path), [override])
+
+
+def test_on_numpy_the_device_is_the_host(tmp_path):
+    only = ["algorithm=gamp"]
+    (host, *_) = load_suite(write_suite(tmp_path), (), only).cells()
+    (device, *_) = load_suite(write_suite(tmp_path), ["run.draw=device"], only).cells()
+    records = [runner.run_cell(cell) for cell in (host, device)]
+    assert records[0]["metrics"] == records[1]["metrics"]
+    assert records[1]["placement"]["drawn"] == "host"
+    assert records[1]["cell"]["draw"] == "device"
+    assert "draw" not in records[0]["cell"]

@@ -1,0 +1,123 @@
+"""Nothing asks the device for a number in the middle of an iteration: array-api-strict counts for a GPU."""
+
+from __future__ import annotations
+
+import array_api_strict
+import numpy as np
+import pytest
+from array_api_strict import _array_object
+
+import smimbench.backend
+from smimbench import loop
+from smimbench.backend import Backend
+from smimbench.interfaces import Info
+from smimbench.problem import Problem
+from smimbench.registry import Registry
+
+REGISTRY = Registry(third_party=False)
+DEVICE = Backend("array_api_strict", array_api_strict, "float64", array_api_strict.Device("device1"))
+
+SEQUENCE = ({"name": "sequence-multi-index", "tokens": 2}, "gaussian")
+ATTENTION = ({"name": "attention-indexed", "tokens": 2}, {"name": "wishart", "rho": 0.5})
+
+# Transfers of one step. The scalar equation of the Wishart denoiser is solved on the host. Hardmax looks
+# whether any sample of a chunk lies in the tail of its normal distribution function, which array-api-strict
+# lacks and takes from the host (CuPy has it).
+STEPS = [
+    (SEQUENCE, {"name": "softmax"}, "gamp", 0),
+    (SEQUENCE, {"name": "linear", "components": 2, "noise": 0.2}, "gamp", 0),
+    (ATTENTION, {"name": "softmax"}, "gamp", 1),
+    (ATTENTION, {"name": "linear", "noise": 0.1}, "gamp", 1),
+    (ATTENTION, {"name": "hardmax"}, "gamp", 3),
+    (SEQUENCE, {"name": "softmax"}, "adam", 0),
+    (ATTENTION, {"name": "softmax"}, "adam", 0),
+]
+
+
+@pytest.fixture
+def transfers(monkeypatch) -> list[str]:
+    """Names of what made the host wait for the device, in order."""
+    seen: list[str] = []
+
+    def watch(owner, name):
+        plain = getattr(owner, name)
+
+        def watched(*args, **kwargs):
+            seen.append(name)
+            return plain(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    for name in ("__bool__", "__float__", "__int__", "__index__", "__dlpack__", "to_device"):
+        watch(_array_object.Array, name)
+    # Their results have a size that depends on the data.
+    for name in ("nonzero", "unique_values", "unique_all"):
+        watch(array_api_strict, name)
+    return seen
+
+
+def begin(parts, channel, algorithm):
+    problem = Problem(parts[0], channel, parts[1], registry=REGISTRY)
+    data = problem.instance(0.7, 12).data(DEVICE)
+    item = REGISTRY.get("algorithm", algorithm).item()
+    state = item.init(problem, data, np.random.default_rng(0))
+    state, _ = item.step(problem, data, state)
+    return problem, data, item, state
+
+
+def test_the_counter_counts(transfers):
+    number = DEVICE.asarray(np.array([1.5, 2.0]))
+    float(number[0])
+    assert transfers == ["__float__"]
+    smimbench.backend.to_host(number)
+    assert len(transfers) > 1
+
+
+@pytest.mark.parametrize(("parts", "channel", "algorithm", "allowed"), STEPS)
+def test_a_step_asks_for_next_to_nothing(transfers, parts, channel, algorithm, allowed):
+    problem, data, item, state = begin(parts, channel, algorithm)
+    transfers.clear()
+    item.step(problem, data, state)
+    # One transfer to the host may be tried in two ways.
+    waits = [name for name in transfers if name != "to_device"]
+    assert len(waits) <= allowed, transfers
+
+
+@pytest.mark.parametrize(("parts", "channel", "algorithm", "allowed"), STEPS[:3])
+def test_what_a_step_reports_is_read_at_once(transfers, parts, channel, algorithm, allowed):
+    problem, data, item, state = begin(parts, channel, algorithm)
+    _, info = item.step(problem, data, state)
+    watch = loop._Watch(problem, data.dimension)
+    transfers.clear()
+    residual = watch.read(info)
+    assert len([name for name in transfers if name != "to_device"]) == 1, transfers
+    assert residual == pytest.approx(float(info.residual))
+    for name in ("claimed", "held", "moved", "strain"):
+        np.testing.assert_array_equal(watch.latest[name], smimbench.backend.to_host(getattr(info, name)))
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+def test_numbers_of_host_and_device_may_be_mixed(mixed):
+    """An algorithm may report a host float beside device arrays, or an integration error on the device."""
+    problem = Problem(*SEQUENCE[:1], "linear", SEQUENCE[1], registry=REGISTRY)
+    there = DEVICE.asarray(np.array([0.25]))
+    info = Info(
+        residual=0.5 if mixed else DEVICE.asarray(np.array(0.5)),
+        claimed=np.array([0.125]) if mixed else there,
+        held=there,
+        integration_error=DEVICE.asarray(np.array(2e-3)),
+    )
+    watch = loop._Watch(problem, 10)
+    assert watch.read(info) == 0.5
+    assert watch.latest["claimed"] == (0.125 if mixed else 0.25)
+    assert watch.latest["held"] == 0.25
+    assert watch.coarse_integrals() == "posterior integrals were accurate to 2e-03 of their width only"
+
+
+def test_accurate_integrals_need_no_warning():
+    problem = Problem(*SEQUENCE[:1], "linear", SEQUENCE[1], registry=REGISTRY)
+    watch = loop._Watch(problem, 10)
+    watch.read(Info(residual=1.0, integration_error=1e-6))
+    assert watch.coarse_integrals() is None
+    watch.read(Info(residual=1.0, integration_error=float("nan")))
+    assert "nan" in watch.coarse_integrals()
