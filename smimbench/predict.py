@@ -154,7 +154,7 @@ def theory_document(suite: Suite, alphas: Sequence[float] | None = None, theoris
     """
     theorist = theorist or Theorist()
     documents = []
-    for plan in suite.plans:
+    for plan in suite.chosen_plans:
         branches = theorist.points(plan.problem, alphas if alphas is not None else plan.alphas)
         found = theorist.thresholds(plan.problem)
         document: dict[str, Any] = {

@@ -164,6 +164,12 @@ class Suite:
     only: tuple[tuple[str, str], ...] = ()
     plugins: bool = False
 
+    @property
+    def chosen_plans(self) -> tuple[ProblemPlan, ...]:
+        """The problems that ``--only problem=...`` leaves."""
+        wanted = [value for key, value in self.only if key == "problem"]
+        return tuple(plan for plan in self.plans if not wanted or any(value in plan.label for value in wanted))
+
     def cells(self, backend: str = "numpy", registry: Registry | None = None) -> list[Cell]:
         """All cells, replicates outermost, so that a run that is stopped early has every point with few seeds."""
         registry = registry or get_registry()

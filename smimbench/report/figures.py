@@ -43,7 +43,7 @@ def draw_suite(suite: Suite, rows: Sequence[dict[str, Any]], theorist: Theorist,
     paths = []
     for metric in suite.run.metrics:
         members = [row for row in rows if row["metric"] == metric]
-        plans = suite.plans
+        plans = suite.chosen_plans
         columns = min(3, len(plans))
         height = -(-len(plans) // columns)
         figure = Figure(figsize=(4.6 * columns, 3.6 * height), layout="constrained")
