@@ -391,6 +391,8 @@ def theory(
         if not 0 < alpha < float("inf"):
             raise click.BadParameter(f"must be > 0 and finite, got {alpha}", param_hint="--alpha")
     suite = _load(suite_name, overrides, only, registry)
+    if not suite.chosen_plans:
+        raise click.UsageError("--only leaves no problem of this suite")
     document = theory_document(suite, alphas or None)
     if as_json:
         _print_json(document)
