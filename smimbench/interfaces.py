@@ -235,6 +235,10 @@ class Info(NamedTuple):
 class Model(Protocol):
     """How the signal meets the inputs.
 
+    Optional method ``forward_gram(inputs, factor) -> z, pull``: latents of the signal ``F F^T`` straight from F, and a
+    function from g to the gradient of ``sum(g z)`` with respect to F; for priors that say with ``gram_scale(factor)``
+    what turns ``F F^T`` into their signal.
+
     Attributes
     ----------
     tokens : int

@@ -13,6 +13,8 @@ from smimbench.streaming import sample_chunks
 from smimbench.theory.prediction import predict
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from smimbench.interfaces import Array
     from smimbench.problem import Problem
 
@@ -41,7 +43,8 @@ def loss_gradient(
     ``f`` is the noiseless output that a user would measure (probabilities for softmax), ``t`` the same of the label,
     ``l`` the squared distance or ``- sum t log f``. The chain is: channel ``vjp`` to the latents, transpose of the
     model's ``forward`` to the signal (which brings the trace term of the attention-indexed model), the prior's
-    ``pullback`` to the factor. Inputs are read once, chunk by chunk.
+    ``pullback`` to the factor; or, for matrices ``F F^T`` of small width, straight to F. Inputs are read once, chunk by
+    chunk.
 
     Parameters
     ----------
@@ -69,10 +72,11 @@ def loss_gradient(
     signal = problem.prior.compose(factor) if signal is None else signal
     lead = signal.ndim - len(model.signal_shape(problem.components, dimension))
     students = math.prod(signal.shape[:lead])
+    passes = _passes(problem, dimension, factor, signal, students)
     total, gradient = None, None
-    for part in sample_chunks(model, inputs, problem.components * students):
+    for part in sample_chunks(model, inputs, passes.held):
         x = inputs[part, ...]
-        z = model.forward(x, signal)
+        z, pull = passes.forward(x)
         # Channels need not know of students: their samples stand one behind the other.
         flat = xp.reshape(z, (-1, *z.shape[-2:])) if lead else z
         output = predict(channel, flat)
@@ -82,15 +86,52 @@ def loss_gradient(
         value, cotangent = _loss(xp, loss, output, target)
         if lead:
             cotangent = xp.reshape(cotangent, (-1, *cotangent.shape[2:]))
-        g = xp.reshape(channel.vjp(flat, cotangent), z.shape)
-        back = model.adjoint(x, g)
+        back = pull(xp.reshape(channel.vjp(flat, cotangent), z.shape))
         value = xp.sum(value, axis=tuple(range(1, value.ndim))) if lead else xp.sum(value)
         total = value if total is None else total + value
         gradient = back if gradient is None else gradient + back
     if gradient is None:
         raise ValueError("there are no samples to learn from")
-    gradient = problem.prior.pullback(factor, gradient / model.adjoint_scale(dimension))
-    return LossGradient(total, gradient)
+    return LossGradient(total, passes.finish(gradient))
+
+
+class _Passes(NamedTuple):
+    """The way from inputs to latents and back: over the signal, or straight over its factor.
+
+    ``forward(x) -> z, pull``, ``pull(g)`` what a chunk adds, ``finish(sum)`` the gradient with respect to the factor, and
+    ``held`` the number of components whose latents fill a chunk like the intermediate results do.
+    """
+
+    forward: Callable[[Array], tuple[Array, Callable[[Array], Array]]]
+    finish: Callable[[Array], Array]
+    held: int
+
+
+# Products with a factor of this width over the dimension cost as much as those with the signal.
+NARROW = 0.75
+
+
+def _passes(problem: Problem, dimension: int, factor: Array, signal: Array, students: int) -> _Passes:
+    model: Any = problem.model
+    prior: Any = problem.prior
+    count = students * problem.components
+    if (
+        hasattr(model, "forward_gram")
+        and hasattr(prior, "gram_scale")
+        and factor.shape[-1] <= NARROW * dimension
+    ):
+        root = math.sqrt(prior.gram_scale(factor))
+        scaled = root * factor
+        held = count * math.ceil(factor.shape[-1] * model.tokens / (2 * model.sites))
+        return _Passes(
+            lambda x: model.forward_gram(x, scaled), lambda total: root * total, held if count > 1 else 1
+        )
+
+    def forward(x: Array) -> tuple[Array, Callable[[Array], Array]]:
+        return model.forward(x, signal), lambda g: model.adjoint(x, g)
+
+    scale = model.adjoint_scale(dimension)
+    return _Passes(forward, lambda total: prior.pullback(factor, total / scale), count)
 
 
 def _loss(xp: Any, name: str, output: Array, target: Array) -> tuple[Array, Array]:

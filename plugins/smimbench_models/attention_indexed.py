@@ -21,6 +21,8 @@ from smimbench_models._common import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
 
     from smimbench.interfaces import Array
@@ -287,6 +289,73 @@ class AttentionIndexed:
             result[i, :, :] = one(*divmod(i, components))
         return xp.reshape(result, (*lead, components, dimension, dimension))
 
+    def forward_gram(self, inputs: Array, factor: Array) -> tuple[Array, Callable[[Array], Array]]:
+        r"""Latents of the signal ``F F^T`` and the way back to F, without a (d, d) matrix.
+
+        With ``Y = X F`` (T, w) the bilinear forms are ``Y Y^T``, and the gradient of ``sum g z`` is ``2 [sum_mu X^T G Y
+        - F sum_mu tr G] / sqrt(d)`` with G as for ``adjoint``. Cheaper than ``forward`` and ``adjoint`` where w < d: ``2 n
+        T d w`` operations for each of the two.
+
+        Parameters
+        ----------
+        inputs : array (n, T, d)
+        factor : array (..., P, d, w)
+            Leading axes: several students; all of them are one matrix product.
+
+        Returns
+        -------
+        z : array (..., n, P, C)
+        pull : callable
+            From g, shaped like z, to the gradient of ``sum(g z)`` with respect to the factor.
+
+        Raises
+        ------
+        ValueError
+            If ``inputs`` is not (n, T, d) with this model's T and the factor's d.
+        """
+        xp = namespace(inputs, factor)
+        *lead, components, dimension, width = factor.shape
+        check_inputs(inputs, self.tokens, dimension)
+        place = {"dtype": xp.result_type(inputs, factor), "device": array_api_compat.device(inputs)}
+        n, count = inputs.shape[0], math.prod(lead) * components
+        rows = xp.reshape(inputs, (-1, dimension))
+        flat = xp.reshape(factor, (count, dimension, width))
+        if count == 1:
+            y = xp.reshape(xp.matmul(rows, flat[0, :, :]), (1, n, self.tokens, width))
+        else:
+            columns = xp.reshape(xp.permute_dims(flat, (1, 0, 2)), (dimension, count * width))
+            y = xp.reshape(xp.matmul(rows, columns), (n, self.tokens, count, width))
+            y = xp.permute_dims(y, (2, 0, 1, 3))
+        forms = xp.reshape(xp.matmul(y, xp.matrix_transpose(y)), (count, n, -1))
+        where, factors = _upper(self.tokens)
+        scale = xp.asarray(factors, **place) / math.sqrt(dimension)
+        on_diagonal = xp.asarray([float(f != 1) for f in factors], **place)
+        traces = xp.sum(flat * flat, axis=(-2, -1))[:, None, None] * on_diagonal
+        z = (xp.take(forms, xp.asarray(where, device=place["device"]), axis=-1) - traces) * scale
+        if count == 1:
+            z = xp.reshape(z, (*lead, n, components, self.sites))
+        else:
+            z = xp.permute_dims(xp.reshape(z, (*lead, components, n, self.sites)), _swapped(len(lead)))
+
+        def pull(g: Array) -> Array:
+            if count > 1:
+                g = xp.permute_dims(g, _swapped(len(lead)))
+            where, factors = _full(self.tokens)
+            weights = xp.take(xp.reshape(g, (count, n, self.sites)), xp.asarray(where, device=place["device"]), axis=-1)
+            weights = weights * (xp.asarray(factors, **place) * (2 / math.sqrt(dimension)))
+            trace = xp.sum(weights[:, :, :: self.tokens + 1], axis=(-2, -1))
+            gy = xp.matmul(xp.reshape(weights, (count, n, self.tokens, self.tokens)), y)
+            if count == 1:
+                back = xp.matmul(xp.matrix_transpose(rows), xp.reshape(gy, (-1, width)))
+                back = xp.reshape(back, (1, dimension, width))
+            else:
+                gy = xp.reshape(xp.permute_dims(gy, (1, 2, 0, 3)), (-1, count * width))
+                back = xp.reshape(xp.matmul(xp.matrix_transpose(rows), gy), (dimension, count, width))
+                back = xp.permute_dims(back, (1, 0, 2))
+            return xp.reshape(back - trace[:, None, None] * flat, factor.shape)
+
+        return z, pull
+
     def adjoint_scale(self, dimension: int) -> float:
         """``2 / d``, the ratio of ``adjoint`` to the transpose of ``forward``."""
         return 2.0 / dimension
@@ -317,6 +386,11 @@ class AttentionIndexed:
         """``q_p = tr(S_hat_p S_p) / d`` of each component: (..., P, d, d) to (..., P)."""
         xp = namespace(signal, estimate)
         return xp.sum(signal * estimate, axis=(-2, -1)) / signal.shape[-1]
+
+
+def _swapped(lead: int) -> tuple[int, ...]:
+    """Order of axes that exchanges components and samples behind ``lead`` axes."""
+    return (*range(lead), lead + 1, lead, lead + 2)
 
 
 def _itemsize(xp: Any, dtype: Any) -> int:

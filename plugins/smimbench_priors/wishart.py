@@ -252,6 +252,11 @@ class Wishart:
         dimension, width = factor.shape[-2:]
         return xp.matmul(factor, xp.matrix_transpose(factor)) / math.sqrt(width * dimension)
 
+    def gram_scale(self, factor: Array) -> float:
+        """What turns ``W W^T`` into the signal: ``1 / sqrt(width D)``."""
+        dimension, width = factor.shape[-2:]
+        return 1 / math.sqrt(width * dimension)
+
     def pullback(self, factor: Array, gradient: Array) -> Array:
         """``dL/dW = (G + G^T) W / sqrt(width D)`` for ``G = dL/dS`` (..., D, D), symmetric or not."""
         xp = namespace(factor, gradient)

@@ -425,3 +425,25 @@ def test_parameters_that_make_no_sense(cls, key, parameters):
     with pytest.raises(ParameterError) as error:
         cls(**parameters)
     assert error.value.key == key
+
+
+@pytest.mark.parametrize("students", [None, 3])
+@pytest.mark.parametrize("tokens", [2, 3])
+def test_narrow_factors_take_a_shorter_way_to_the_same_gradient(students, tokens, rng, backend, monkeypatch):
+    problem = Problem({"name": "attention-indexed", "tokens": tokens}, {"name": "softmax"}, ATTENTION)
+    _, data = small(problem, backend)
+    shape = (1, 9, 4) if students is None else (students, 1, 9, 4)
+    factor = backend.asarray(rng.standard_normal(shape))
+    calls = []
+    model = type(problem.model)
+    for name in ("forward", "forward_gram"):
+        plain = getattr(model, name)
+        monkeypatch.setattr(model, name, lambda *a, plain=plain, name=name: calls.append(name) or plain(*a))
+    found = []
+    for narrow in (0.75, 0.0):
+        monkeypatch.setattr("smimbench_algorithms._gradient.NARROW", narrow)
+        calls.clear()
+        found.append(loss_gradient(problem, data.inputs, targets_of(problem, data), factor))
+        assert set(calls) == {"forward_gram" if narrow else "forward"}
+    assert np.allclose(to_host(found[0].loss), to_host(found[1].loss), rtol=1e-12)
+    assert np.allclose(to_host(found[0].gradient), to_host(found[1].gradient), rtol=1e-9, atol=1e-11)
