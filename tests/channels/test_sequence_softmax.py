@@ -278,6 +278,8 @@ def test_information_leading_axes():
         ("skip", {"tokens": 2, "layers": 2, "skip": "1"}),
         ("accuracy", {"tokens": 2, "accuracy": 0.0}),
         ("accuracy", {"tokens": 2, "accuracy": 1.0}),
+        ("points", {"tokens": 2, "layers": 3, "points": 10}),
+        ("points", {"tokens": 2, "layers": 3, "points": 1e3}),
     ],
 )
 def test_bad_parameters_are_named(key, parameters):

@@ -1,0 +1,63 @@
+"""Randomised quasi-Monte Carlo points, made on the host.
+
+``scipy.stats`` is imported at the first call: it is slow to load.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+__all__ = ["normal_points", "uniform_points"]
+
+Points = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@lru_cache(maxsize=64)
+def uniform_points(dimension: int, count: int, seed: int = 0) -> Points:
+    """One scramble of a Sobol sequence in the open unit cube.
+
+    Parameters
+    ----------
+    dimension : int
+        Number of coordinates.
+    count : int
+        Number of points; a power of 2 keeps the sequence balanced, and so are its aligned blocks of powers
+        of 2.
+    seed : int
+        Which scramble; different seeds give independent point sets, equal seeds equal ones.
+
+    Returns
+    -------
+    ndarray (count, dimension), float64, read-only
+        Each point is uniform over the cube, so plain averages are unbiased.
+    """
+    from scipy.stats import qmc
+
+    size = 1 << max(0, (count - 1).bit_length())
+    points = qmc.Sobol(dimension, scramble=True, rng=np.random.default_rng([33, seed])).random(size)[:count]
+    points = np.clip(points, 2.0**-54, 1.0 - 2.0**-53)
+    points.flags.writeable = False
+    return points
+
+
+@lru_cache(maxsize=64)
+def normal_points(dimension: int, count: int, seed: int = 0) -> Points:
+    """``uniform_points`` mapped to independent standard normal numbers.
+
+    Parameters
+    ----------
+    dimension, count, seed
+        As for ``uniform_points``.
+
+    Returns
+    -------
+    ndarray (count, dimension), float64, read-only
+    """
+    from scipy.special import ndtri
+
+    points = np.asarray(ndtri(uniform_points(dimension, count, seed)))
+    points.flags.writeable = False
+    return points

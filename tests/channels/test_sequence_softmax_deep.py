@@ -1,0 +1,285 @@
+"""More layers or more tokens: importance sampling against brute force, quadrature, identities and limits."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from smimbench_channels import _adaptive_quadrature, _importance_qmc
+from smimbench_channels.sequence_softmax import SequenceSoftmax
+
+from smimbench.backend import to_host
+from tests.conftest import assert_placed
+
+
+def attention(v, skip):
+    logits = v[..., :, None] * v[..., None, :]
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) + skip * np.eye(v.shape[-1])
+
+
+def product(w, skip):
+    """B for the layers w (n, K, M)."""
+    B = np.broadcast_to(np.eye(w.shape[-1]), (len(w), w.shape[-1], w.shape[-1]))
+    for layer in range(w.shape[1]):
+        B = attention(np.einsum("nij,nj->ni", B, w[:, layer]), skip) @ B
+    return B
+
+
+def outputs(z, skip):
+    return np.einsum("nij,nj->ni", product(z[:, :-1], skip), z[:, -1])
+
+
+def covariance(variances, correlation):
+    scale = np.sqrt(variances)
+    return np.outer(scale, scale) * (correlation + (1.0 - correlation) * np.eye(len(scale)))
+
+
+def draw(rng, n, V, tokens):
+    layers = len(V)
+    root = np.linalg.cholesky(np.eye(layers) - V + 1e-14 * np.eye(layers))
+    omega = root @ rng.standard_normal((n, layers, tokens))
+    return omega, omega + np.linalg.cholesky(V) @ rng.standard_normal((n, layers, tokens))
+
+
+def brute_force(u, omega, V, skip, size, reach=4.7):
+    """log Z_out and the mean of one sample by a plain sum over a grid of z_1 .. z_{L-1}."""
+    layers, tokens = omega.shape
+    before = layers - 1
+    line = reach * (2.0 * np.arange(size) + 1.0 - size) / size
+    cell = (line[1] - line[0]) ** (before * tokens)
+    root = np.linalg.cholesky(V[:before, :before])
+    slopes = np.linalg.solve(V[:before, :before], V[:before, before])
+    noise = V[before, before] - slopes @ V[:before, before]
+    rest = np.array(list(itertools.product(line, repeat=before * tokens - 1)))
+    total, mean = 0.0, np.zeros((layers, tokens))
+    for x in line:
+        white = np.concatenate([np.full((len(rest), 1), x), rest], 1).reshape(-1, before, tokens)
+        dw = root @ white
+        B = product(omega[:before] + dw, skip)
+        plus = np.linalg.solve(B, np.broadcast_to(u[:, None], (len(B), tokens, 1)))[..., 0]
+        center = omega[before] + np.einsum("l,nlm->nm", slopes, dw)
+        prior = np.exp(-0.5 * (white**2).sum((1, 2))) / np.abs(np.linalg.det(B))
+        for sign in (1.0, -1.0):
+            weight = prior * np.exp(-0.5 * ((sign * plus - center) ** 2).sum(-1) / noise)
+            total += weight.sum()
+            mean[:before] += np.einsum("n,nlm->lm", weight, dw)
+            mean[before] += weight @ (sign * plus - omega[before])
+    constant = 0.5 * before * tokens * np.log(2 * np.pi) + 0.5 * tokens * np.log(2 * np.pi * noise)
+    return np.log(total * cell) - constant, omega + mean / total
+
+
+@pytest.mark.parametrize(
+    ("layers", "tokens", "skip", "variances", "correlation", "size"),
+    [
+        (3, 2, 1.0, (0.4, 0.3, 0.3), 0.3, 20),
+        (3, 2, 2.0, (1.0, 0.5, 0.5), 0.0, 24),
+        (2, 3, 1.0, (0.5, 0.4), 0.4, 40),
+        (2, 3, 0.5, (1.0, 0.6), 0.0, 48),
+    ],
+)
+def test_posterior_against_brute_force(rng, layers, tokens, skip, variances, correlation, size):
+    V = covariance(variances, correlation)
+    channel = SequenceSoftmax(tokens=tokens, layers=layers, skip=skip, points=1 << 15)
+    omega, z = draw(rng, 2, V, tokens)
+    y = channel.forward(z)
+    result = channel.posterior(y, omega, V)
+    log_partition = channel.log_partition(y, omega, V)
+    error = result.error
+    assert error < 0.01
+    for n, u in enumerate(outputs(z, skip)):
+        expected, mean = brute_force(u, omega[n], V, skip, size)
+        assert log_partition[n] == pytest.approx(expected, abs=0.02)
+        difference = np.sqrt(np.mean((result.mean[n] - mean) ** 2 / np.diag(V)[:, None]))
+        assert difference < 5.0 * error + 1e-4
+
+
+@pytest.mark.parametrize("skip", [0.3, 1.0])
+def test_sampling_agrees_with_quadrature(skip):
+    # the same integral by two methods, over the whole range of V
+    rng = np.random.default_rng(4)
+    for variances, correlation in (
+        ((1.0, 1.0), 0.0),
+        ((1.0, 5e-3), 0.0),
+        ((0.3, 0.05), 0.6),
+        ((1e-3, 0.1), -0.4),
+        ((1e-4, 1e-6), 0.3),
+        ((1e-6, 1e-8), 0.0),
+    ):
+        V = covariance(variances, correlation)
+        omega, z = draw(rng, 40, V, 2)
+        u = outputs(z, skip)
+        exact = _adaptive_quadrature.integrate(u, omega, V, skip, 1e-8, True)
+        found = _importance_qmc.integrate(u, omega, V, skip, 1e-5, 4096, True)
+        scale = np.sqrt(np.diag(V))[:, None]
+        error = np.sqrt(np.mean((found.shift - exact.shift) ** 2 / scale**2, axis=(1, 2)))
+        assert np.sqrt(np.mean(error**2)) < 2.0 * np.sqrt(np.mean(found.error**2))
+        assert np.max(error / found.error) < 8.0
+        assert np.sqrt(np.mean(found.error**2)) < 0.04
+        assert np.median(np.abs(found.log_partition - exact.log_partition)) < 0.01
+        whole = np.repeat(scale[:, 0], 2)
+        second = (found.second - exact.second) / np.outer(whole, whole)
+        assert np.sqrt(np.mean(second**2)) < 0.1
+
+
+@pytest.mark.parametrize(("layers", "tokens"), [(3, 2), (4, 2), (2, 3)])
+def test_small_errors_are_gaussian(rng, layers, tokens):
+    # V -> 0: shift = V J^T (J V J^T)^{-1} (u(z) - u(omega))
+    V = 1e-8 * covariance([1.0, 0.1, 0.3, 0.02][:layers], 0.2)
+    channel = SequenceSoftmax(tokens=tokens, layers=layers, skip=1.0)
+    size = layers * tokens
+    omega, z = draw(rng, 80, V, tokens)
+    result = channel.posterior(channel.forward(z), omega, V)
+    jacobian = np.empty((80, tokens, size))
+    for k in range(size):
+        shift = np.zeros(size)
+        shift[k] = 1e-6
+        shift = shift.reshape(layers, tokens)
+        jacobian[:, :, k] = (outputs(omega + shift, 1.0) - outputs(omega - shift, 1.0)) / 2e-6
+    whole = np.kron(V, np.eye(tokens))
+    spread = np.einsum("nik,kl,njl->nij", jacobian, whole, jacobian)
+    residual = np.linalg.solve(spread, (outputs(z, 1.0) - outputs(omega, 1.0))[..., None])
+    shift = np.einsum("kl,nil,ni->nk", whole, jacobian, residual[..., 0]).reshape(omega.shape)
+    error = np.abs(result.mean - omega - shift) / np.sqrt(np.diag(V))[:, None]
+    assert np.median(error) < 2.0 * result.error + 1e-3
+    assert result.error < 0.02
+
+
+@pytest.mark.parametrize(
+    ("layers", "tokens", "variances", "correlation"),
+    [
+        (3, 2, (0.5, 0.3, 0.05), 0.0),
+        (3, 2, (0.3, 0.3, 0.3), 0.4),
+        (4, 2, (1.0, 0.5, 0.3, 0.2), 0.0),
+        (2, 3, (0.6, 0.05), 0.3),
+    ],
+)
+def test_nishimori_identities(layers, tokens, variances, correlation):
+    rng = np.random.default_rng(8)
+    V = covariance(variances, correlation)
+    n = 400
+    channel = SequenceSoftmax(tokens=tokens, layers=layers, skip=1.0, points=2048)
+    omega, z = draw(rng, n, V, tokens)
+    result = channel.posterior(channel.forward(z), omega, V, second_moment=True)
+    shift, truth = result.mean - omega, z - omega
+    g = np.einsum("ab,nbm->nam", np.linalg.inv(V), shift)
+    assert np.all(np.abs(g.mean(0)) < 4.5 * g.std(0) / np.sqrt(n))
+    overlap = np.einsum("nam,nbm->nab", shift, truth)
+    square = np.einsum("nam,nbm->nab", shift, shift)
+    second = np.einsum("nambm->nab", result.second_moment)
+    centred = second - np.einsum("nam,nbm->nab", result.mean, result.mean)
+    slack = 2.0 * result.error * np.abs(V).max()
+    for difference in (square - 0.5 * (overlap + overlap.transpose(0, 2, 1)), square + centred - tokens * V):
+        assert np.all(np.abs(difference.mean(0)) < 4.5 * difference.std(0) / np.sqrt(n) + slack)
+    np.testing.assert_allclose(result.covariance, centred.mean(0) / tokens, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize(("layers", "tokens"), [(3, 2), (2, 3)])
+def test_partition_is_normalised(rng, layers, tokens):
+    # E over labels drawn at omega of p(u; omega') / p(u; omega) is 1
+    V = covariance([0.6, 0.5, 0.4][:layers], 0.2)
+    n = 500
+    channel = SequenceSoftmax(tokens=tokens, layers=layers, skip=1.0, points=1024)
+    omega, z = draw(rng, n, V, tokens)
+    y = channel.forward(z)
+    other = omega + 0.2 * rng.standard_normal((1, layers, tokens))
+    ratio = np.exp(channel.log_partition(y, other, V) - channel.log_partition(y, omega, V))
+    assert abs(ratio.mean() - 1.0) < 4.5 * ratio.std() / np.sqrt(n) + 0.01
+
+
+@pytest.mark.parametrize(("layers", "tokens"), [(3, 2), (2, 3)])
+def test_partition_falls_with_g(rng, layers, tokens):
+    # log Z(omega + t s) - log Z(omega - t s) = 2 t s.g + O(t^3)
+    V = covariance([0.5, 0.4, 0.3][:layers], 0.0)
+    channel = SequenceSoftmax(tokens=tokens, layers=layers, skip=1.0, points=1 << 14)
+    omega, z = draw(rng, 20, V, tokens)
+    y = channel.forward(z)
+    g = (channel.posterior(y, omega, V).mean - omega) / np.diag(V)[:, None]
+    direction = rng.standard_normal((20, layers, tokens))
+    t = 0.05
+    change = channel.log_partition(y, omega + t * direction, V) - channel.log_partition(
+        y, omega - t * direction, V
+    )
+    slope = (g * direction).sum((1, 2))
+    assert np.sqrt(np.mean((change / (2 * t) - slope) ** 2)) < 0.1 * np.sqrt(np.mean(slope**2))
+
+
+@pytest.mark.parametrize(
+    ("layers", "tokens", "variances"),
+    [(3, 2, (1.0, 0.3, 0.01)), (3, 2, (1e-2, 0.2, 1e-3)), (4, 2, (0.3, 0.2, 0.1, 0.01)), (2, 3, (0.5, 5e-3))],
+)
+def test_reported_error_is_honest(layers, tokens, variances):
+    rng = np.random.default_rng(6)
+    V = covariance(variances, 0.0)
+    omega, z = draw(rng, 24, V, tokens)
+    channels = [SequenceSoftmax(tokens=tokens, layers=layers, points=points) for points in (1024, 1 << 15)]
+    y = channels[0].forward(z)
+    few, many = (channel.posterior(y, omega, V) for channel in channels)
+    error = np.sqrt(np.mean((few.mean - many.mean) ** 2 / np.diag(V)[:, None]))
+    assert many.error < 0.5 * few.error
+    assert error < 2.0 * few.error
+    assert few.error < 8.0 * error  # nor exaggerated
+
+
+def test_modest_accuracy_costs_fewer_points(rng):
+    V = covariance((0.3, 0.2, 0.1), 0.0)
+    omega, z = draw(rng, 20, V, 2)
+    u = outputs(z, 1.0)
+    rough = _importance_qmc.integrate(u, omega, V, 1.0, 0.05, 1 << 13)
+    fine = _importance_qmc.integrate(u, omega, V, 1.0, 1e-5, 1 << 13)
+    left = rough.error > 1.5 * fine.error
+    assert left.any()
+    assert rough.error[left].max() < 0.05
+
+
+def test_labels_far_from_the_expected(rng):
+    # nothing may turn into NaN, and the error must say that the answer is rough
+    V = 1e-4 * np.eye(3)
+    channel = SequenceSoftmax(tokens=2, layers=3)
+    z = rng.standard_normal((6, 3, 2))
+    omega = z + 0.3 * rng.standard_normal(z.shape)
+    result = channel.posterior(channel.forward(z), omega, V)
+    assert np.all(np.isfinite(result.mean))
+    found, start, truth = (outputs(s, 1.0) for s in (result.mean, omega, z))
+    for sample in range(len(z)):
+        after = min(np.abs(found[sample] - s * truth[sample]).max() for s in (1, -1))
+        before = min(np.abs(start[sample] - s * truth[sample]).max() for s in (1, -1))
+        assert after < 0.2 * before + 0.05
+
+
+@pytest.mark.parametrize(("layers", "tokens"), [(3, 2), (4, 2), (2, 3)])
+def test_no_skip_connection(rng, layers, tokens):
+    V = covariance([0.8, 0.5, 0.5, 0.5][:layers], 0.0)
+    channel = SequenceSoftmax(tokens=tokens, layers=layers, skip=0.0, points=1024)
+    omega, z = draw(rng, 10, V, tokens)
+    result = channel.posterior(channel.forward(z), omega, V, second_moment=True)
+    assert np.all(np.isfinite(result.second_moment))
+    assert np.linalg.eigvalsh(result.covariance).min() > 0.0
+    assert np.isfinite(result.error)
+
+
+@pytest.mark.parametrize(("layers", "tokens"), [(3, 2), (2, 3)])
+def test_backends(backend, rng, layers, tokens):
+    V = covariance([0.6, 0.2, 0.1][:layers], 0.2)
+    channel = SequenceSoftmax(tokens=tokens, layers=layers, points=256)
+    omega, z = draw(rng, 3, V, tokens)
+    expected = channel.posterior(channel.forward(z), omega, V, second_moment=True)
+    y = channel.forward(backend.asarray(z))
+    result = channel.posterior(y, backend.asarray(omega), backend.asarray(V), second_moment=True)
+    shapes = ((3, layers, tokens), (layers, layers), (3, layers, tokens, layers, tokens))
+    for array, other, shape in zip(result[:3], expected[:3], shapes):
+        assert_placed(array, backend, shape)
+        np.testing.assert_allclose(to_host(array), other, rtol=1e-8, atol=1e-9)
+    log_partition = channel.log_partition(y, backend.asarray(omega), backend.asarray(V))
+    assert_placed(log_partition, backend, (3,))
+    assert result.error == pytest.approx(expected.error, rel=1e-6)
+
+
+def test_equal_inputs_give_equal_results(rng):
+    V = 0.3 * np.eye(3)
+    channel = SequenceSoftmax(tokens=2, layers=3, points=512)
+    omega, z = draw(rng, 5, V, 2)
+    y = channel.forward(z)
+    one, two = (channel.posterior(y, omega, V).mean for _ in range(2))
+    np.testing.assert_array_equal(one, two)
