@@ -1,0 +1,82 @@
+"""Everything that is registered, with everything it claims to go with, on every array namespace, at tiny size."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+
+import array_api_compat
+import numpy as np
+import pytest
+
+from smimbench.backend import to_host
+from smimbench.parameters import ENGINE_FILLED, build
+from smimbench.problem import Problem
+from smimbench.registry import Registry
+
+# Values of parameters that have no default.
+REQUIRED = {"tokens": 2, "rho": 0.5, "of": {"name": "adam"}}
+REGISTRY = Registry(third_party=False)
+
+
+def table(entry) -> dict:
+    """An item with its defaults."""
+    found = {"name": entry.name}
+    for name, parameter in inspect.signature(entry.item).parameters.items():
+        if parameter.default is inspect.Parameter.empty and name not in ENGINE_FILLED.get(entry.kind, ()):
+            found[name] = REQUIRED[name]
+    return found
+
+
+def combinations():
+    for model, channel, prior, algorithm in itertools.product(
+        *(REGISTRY.entries(kind) for kind in ("model", "channel", "prior", "algorithm"))
+    ):
+        if all(entry.fits(model.name) for entry in (channel, prior, algorithm)):
+            yield pytest.param(
+                model,
+                channel,
+                prior,
+                algorithm,
+                id="-".join((model.name, channel.name, prior.name, algorithm.name)),
+            )
+
+
+def supports(entry, backend) -> bool:
+    backends = entry.item.capabilities.backends
+    return "*" in backends or backend.name in backends
+
+
+@pytest.mark.parametrize(("model", "channel", "prior", "algorithm"), list(combinations()))
+def test_it_runs_and_stays_where_it_was_put(backend, model, channel, prior, algorithm):
+    problem = Problem(table(model), table(channel), table(prior), registry=REGISTRY)
+    parameters = table(algorithm)
+    parameters.pop("name")
+    item = build(algorithm.item, "algorithm", parameters)
+    reason = item.refuses(problem) if hasattr(item, "refuses") else None
+    if reason is not None:
+        assert isinstance(reason, str)
+        assert reason
+        return
+    if not all(supports(entry, backend) for entry in (model, channel, prior, algorithm)):
+        return
+    instance = problem.instance(0.8, 8)
+    data = instance.data(backend)
+    before = [np.array(to_host(a)) for a in (data.inputs, data.labels)]
+    state = item.init(problem, data, np.random.default_rng(1))
+    for _ in range(2):
+        state, info = item.step(problem, data, state)
+    estimate = item.estimate(state)
+    assert array_api_compat.array_namespace(estimate) is backend.xp
+    if backend.device is not None:
+        assert array_api_compat.device(estimate) == backend.device
+    assert estimate.dtype == getattr(backend.xp, backend.dtype)
+    assert tuple(estimate.shape) == instance.signal.shape
+    assert np.isfinite(to_host(estimate)).all()
+    assert np.isfinite(float(info.residual)) or info.residual == np.inf
+    for report in (info.claimed, info.held, info.moved):
+        assert report is None or tuple(report.shape) == (problem.components,)
+    metrics = instance.metrics(estimate)
+    assert all(np.isfinite(v) for values in metrics.values() for v in values)
+    for array, kept in zip((data.inputs, data.labels), before):
+        np.testing.assert_array_equal(to_host(array), kept)
