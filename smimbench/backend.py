@@ -32,8 +32,8 @@ def namespace(*arrays: Array) -> ModuleType:
         if type(array) is not np.ndarray:
             break
     else:  # asked several times for every chunk of an iteration: the general answer takes microseconds
-        return _NUMPY  # type: ignore[no-any-return]
-    return array_api_compat.array_namespace(*arrays)  # type: ignore[no-any-return]
+        return _NUMPY
+    return array_api_compat.array_namespace(*arrays)
 
 
 def special(xp: ModuleType) -> ModuleType:
@@ -135,12 +135,12 @@ class Backend:
         """Bytes that arrays may still take on the device, the limit of its memory pool respected; None for the host."""
         if not self.accelerated:
             return None
-        pool = self.xp.get_default_memory_pool()
+        pool: Any = self.xp.get_default_memory_pool()
         free, _ = self.xp.cuda.runtime.memGetInfo()
         # What the pool holds without using it is free for us, though the driver counts it as taken.
-        available = int(free) + pool.free_bytes()
+        available = int(free) + int(pool.free_bytes())
         limit = int(pool.get_limit())
-        return min(available, limit - pool.used_bytes()) if limit else available
+        return min(available, limit - int(pool.used_bytes())) if limit else available
 
     def release(self) -> None:
         """Give cached device memory back, so that what follows is measured, and fits, on its own."""

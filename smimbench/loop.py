@@ -321,8 +321,10 @@ class _Watch:
             return None
         claimed, held = (np.stack(rows) for rows in zip(*self.history[-LONG_WINDOW:]))
         half = LONG_WINDOW // 2
-        drift = [np.abs(rows[:half].mean(0) - rows[half:].mean(0)) for rows in (claimed, held)]
-        if (np.ptp(claimed, axis=0) <= error / 4).all() and self._steady(*drift, LINGERING * error, self.fluctuation / 8):
+        drifts = (np.abs(rows[:half].mean(0) - rows[half:].mean(0)) for rows in (claimed, held))
+        drift_claimed, drift_held = drifts
+        steady = self._steady(drift_claimed, drift_held, LINGERING * error, self.fluctuation / 8)
+        if steady and (np.ptp(claimed, axis=0) <= error / 4).all():
             return f"overlaps stand still over {LONG_WINDOW} iterations though a residual of {self.residual:.0e} lingers"
         return None
 
@@ -357,5 +359,5 @@ def _is_logged(iteration: int, last: int) -> bool:
     """All iterations of a short run, then about fifty for each doubling: enough to time any target to 2%."""
     if last <= 200 or iteration <= 50:
         return True
-    stride = 2 ** max(0, int(math.log2(iteration / 50)))
+    stride: int = 2 ** max(0, int(math.log2(iteration / 50)))
     return iteration % stride == 0

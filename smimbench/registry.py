@@ -6,6 +6,7 @@ Each plugin is loaded in its own ``try``: one that fails is kept with its reason
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -149,7 +150,7 @@ class Registry:
                 self.plugins.append(plugin)
         for file in files:
             stem = file.parent.name if file.name == "__init__.py" else file.stem
-            self._load(Plugin(stem, stem, "", str(file)), lambda file=file, stem=stem: _import_file(file, stem))
+            self._load(Plugin(stem, stem, "", str(file)), functools.partial(_import_file, file, stem))
 
     def _load(self, plugin: Plugin, load: Callable[[], Any]) -> None:
         self._trace(f"loading {plugin.name} of {plugin.distribution} from {plugin.origin}")

@@ -52,7 +52,7 @@ class StreamedInputs:
     @property
     def shape(self) -> tuple[int, ...]:
         """(n, T, D)."""
-        return self._host.shape
+        return tuple(self._host.shape)
 
     @property
     def ndim(self) -> int:
@@ -109,7 +109,8 @@ def sample_chunks(model: Any, inputs: Array, components: int) -> Iterable[slice]
     like = inputs.like if isinstance(inputs, StreamedInputs) else inputs
     bits = namespace(like).finfo(like.dtype).bits
     offered = {"itemsize": int(bits) // 8, "like": like}
-    asked = _options(type(model))
+    kind: Any = type(model)
+    asked = _options(kind)
     return model.chunks(n, dimension, components, **{k: v for k, v in offered.items() if k in asked})  # type: ignore[no-any-return]
 
 

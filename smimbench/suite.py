@@ -299,6 +299,7 @@ def _schema() -> Any:
     def make(_name: str, **fields: Any) -> Any:
         return pydantic.create_model(_name, __config__=base, **fields)
 
+    metric: Any = Literal[METRICS]
     suite = make(
         "suite",
         title=(str, ""),
@@ -323,7 +324,7 @@ def _schema() -> Any:
         source=(str, ...),
         alpha=(list[float], ...),
         value=(list[float], ...),
-        metric=(Literal[METRICS], "mse"),
+        metric=(metric, "mse"),
         component=(int | None, None),
         problem=(int, 1),
     )
@@ -332,23 +333,28 @@ def _schema() -> Any:
         tolerance=(float, 1e-4),
         max_iterations=(int, 300),
         timeout=(float | None, None),
-        metrics=(list[Literal[METRICS]], ["mse", "overlap"]),
+        metrics=(_list_of(metric), ["mse", "overlap"]),
         start=(Literal["uninformed", "informed", "spectral"], "uninformed"),
         target=(float, 1e-3),
         dtype=(Literal["float64", "float32"], "float64"),
         tf32=(bool, False),
         draw=(Literal["host", "device"], "host"),
-        reference=(list[reference], []),
+        reference=(_list_of(reference), []),
     )
     return make(
         "document",
         suite=(suite, suite()),
         problem=(problem | None, None),
-        problems=(list[problem], []),
+        problems=(_list_of(problem), []),
         grid=(grid, grid()),
         algorithms=(list[dict[str, Any]], []),
         run=(run, run()),
     )
+
+
+def _list_of(kind: Any) -> Any:
+    """``list[kind]`` for a type that is made at run time."""
+    return list.__class_getitem__(kind)
 
 
 class _Reader:

@@ -38,9 +38,9 @@ def uniform_points(dimension: int, count: int, seed: int = 0) -> Points:
 
     size = 1 << max(0, (count - 1).bit_length())
     points = qmc.Sobol(dimension, scramble=True, rng=np.random.default_rng([33, seed])).random(size)[:count]
-    points = np.clip(points, 2.0**-54, 1.0 - 2.0**-53)
-    points.flags.writeable = False
-    return points
+    inside: np.ndarray[Any, np.dtype[np.float64]] = np.clip(points, 2.0**-54, 1.0 - 2.0**-53)
+    inside.flags.writeable = False
+    return inside
 
 
 @lru_cache(maxsize=64)

@@ -74,7 +74,8 @@ def learning_order(
     complete = []
     for run in times:
         reached = [layer for layer in wanted if math.isfinite(run[layer]["iteration"])]
-        sequences[tuple(layer + 1 for layer in sorted(reached, key=lambda i, run=run: run[i]["iteration"]))] += 1
+        ordered = sorted((run[layer]["iteration"], layer) for layer in reached)
+        sequences[tuple(layer + 1 for _, layer in ordered)] += 1
         complete.append(len(reached) == len(wanted))
     order = {
         "sequences": [{"layers": list(key), "runs": count} for key, count in sequences.most_common()],

@@ -414,7 +414,8 @@ class _Pairing:
 
     def trace(self, J: Host) -> Host:
         """``E sum_m J_mm`` (P, P)."""
-        return np.einsum("npmqm->pq", J.reshape(self.n, self.P, self.C, self.P, self.C)) / self.n
+        found: Host = np.einsum("npmqm->pq", J.reshape(self.n, self.P, self.C, self.P, self.C)) / self.n
+        return found
 
     def map(self, J: Host, K: Host) -> Host:
         """Matrix (P^2, P^2) of ``A -> E sum_mm' J_mm' A K_m'm``."""
@@ -599,7 +600,8 @@ def spectral_estimate(
     place = {"dtype": data.inputs.dtype, "device": array_api_compat.device(data.inputs)}
     estimate = xp.zeros((P, D), **place)
     gram = np.zeros((P, P))
-    eigenvalues, remarks, removed = [], [], []
+    eigenvalues, remarks = [], []
+    removed: list[Any] = []
     for mode in theory.modes:
         e = None if mode.direction is None else xp.asarray(mode.direction, **place)
         matrices = _Matrices(problem, data, G if e is None else _along(xp, G, e))
