@@ -610,14 +610,15 @@ def plugins(as_json: bool, quiet: bool, registry: Registry) -> int:
 
 
 @cli.command()
+@click.option("--ceilings", is_flag=True, help="Measure matrix products and memory bandwidth of this machine, and remember them.")
 @_json_option
 @_options(suite_options=False)
 @_with_registry
-def doctor(as_json: bool, quiet: bool, registry: Registry) -> int:
+def doctor(ceilings: bool, as_json: bool, quiet: bool, registry: Registry) -> int:
     """Versions, BLAS, GPU, and the exact pip line for CuPy."""
     from smimbench.report.doctor import diagnose, print_diagnosis
 
-    document = diagnose(registry)
+    document = diagnose(registry, ceilings=ceilings)
     if as_json:
         _print_json(document)
     else:

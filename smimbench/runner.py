@@ -16,6 +16,7 @@ import numpy as np
 
 from smimbench import machine
 from smimbench.backend import Backend, BackendError, get_backend
+from smimbench.ceilings import ceilings, remembered
 from smimbench.loop import Attempt, LoopSettings, Status, run_algorithm
 from smimbench.problem import Instance, Problem, seed_sequence
 from smimbench.registry import Registry, get_registry, set_registry
@@ -25,7 +26,7 @@ from smimbench.suite import Cell, Suite
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from smimbench.interfaces import Start
+    from smimbench.interfaces import Data, Start
     from smimbench.store import Store
 
 __all__ = ["Estimate", "estimate_cost", "missing_cells", "run_cell", "run_cells"]
@@ -68,6 +69,7 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1, registry: Re
         "machine": machine.fingerprint(),
         "threads": threads,
         "load": _load(),
+        "ceilings": remembered(cell.backend, threads) if "timing" in record else None,
         "peak_memory": machine.peak_memory(),
         "started": started,
         "total_seconds": time.time() - started,
@@ -121,6 +123,7 @@ def _run(cell: Cell, registry: Registry, timing: bool) -> dict[str, Any]:
             "seconds": attempt.seconds,
             "lost_seconds": result.lost_seconds,
             "cpu_seconds": attempt.cpu_seconds,
+            "cost": _cost(algorithm, problem, data),
             "device_seconds": attempt.device_seconds,
             "device_peak_memory": backend.peak_memory(),
             "first_iteration": durations[0] if durations else None,
@@ -146,6 +149,13 @@ def _prediction_errors(cell: Cell, problem: Problem, instance: Instance, attempt
         attempt.warnings.append("it claims no error of its own, so the Bayes predictor is the plug-in predictor")
         found["bayes"] = found["plugin"]
     return {name: [found[name.removeprefix("generalization_error_")].value] for name in wanted}
+
+
+def _cost(algorithm: Any, problem: Problem, data: Data) -> dict[str, float] | None:
+    """What an iteration has to do, for algorithms that say so."""
+    ask = getattr(algorithm, "cost", None)
+    found = ask(problem, data) if ask is not None else None
+    return None if found is None else {"flops": float(found.flops), "bytes": float(found.bytes)}
 
 
 _LATEST: dict[str, Instance] = {}
@@ -229,6 +239,9 @@ def run_cells(
     registry = registry or get_registry()
     records = []
     workers = 1 if timing else min(workers, len(cells))
+    if timing:  # a time that is trusted can also be judged
+        for backend in sorted({cell.backend for cell in cells}):
+            ceilings(backend, threads)
     source: Iterator[dict[str, Any]]
     if dask is not None:
         source = _on_dask(cells, dask, threads, registry)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
+import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
 from smimbench import machine
+from smimbench.backend import cupy_advice
+from smimbench.ceilings import measure, remembered
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,13 +19,19 @@ if TYPE_CHECKING:
 
 __all__ = ["diagnose", "print_diagnosis"]
 
-_EXTRAS = {"matplotlib": "plot"}
+_EXTRAS = {"matplotlib": ("plot", "figures need it"), "numba": ("fast", "integrals and passes over large inputs are faster with it")}
 
 
-def diagnose(registry: Registry) -> dict[str, Any]:
-    """Versions, BLAS, GPU and plugins, with the command that mends each shortcoming."""
+def diagnose(registry: Registry, *, ceilings: bool = False) -> dict[str, Any]:
+    """Versions, BLAS, GPU and plugins, with the command that mends each shortcoming.
+
+    Parameters
+    ----------
+    ceilings : bool
+        Measure anew what the machine can do at best; otherwise what is remembered is shown.
+    """
     failed = [f"{p.name}: {'; '.join(p.problems)}" for p in registry.plugins if p.failed]
-    advice = [f"pip install 'smimbench[{extra}]'  (figures need {name})" for name, extra in _EXTRAS.items() if find_spec(name) is None]
+    advice = [f"pip install 'smimbench[{extra}]'  ({name}: {use})" for name, (extra, use) in _EXTRAS.items() if find_spec(name) is None]
     gpu = _gpu()
     if gpu["advice"]:
         advice.append(gpu["advice"])
@@ -34,45 +41,43 @@ def diagnose(registry: Registry) -> dict[str, Any]:
         "fingerprint": machine.fingerprint(),
         "git_commit": machine.git_commit(),
         "gpu": gpu,
+        "ceilings": _ceilings(ceilings, bool(gpu["devices"])),
         "plugins": {"loaded": sum(not p.failed for p in registry.plugins), "failed": failed},
         "advice": advice,
         "healthy": not failed,
     }
 
 
+def _ceilings(anew: bool, gpu: bool) -> dict[str, Any]:
+    """Rates by backend and number of threads: one core, all cores, and the GPU if there is one."""
+    wanted = {("numpy", 1), ("numpy", os.cpu_count() or 1)} | ({("cupy", 1)} if gpu else set())
+    found: dict[str, Any] = {}
+    for backend, threads in sorted(wanted):
+        rates = measure(backend, threads) if anew else remembered(backend, threads)
+        if rates:
+            found["GPU" if backend == "cupy" else f"{threads} thread{'s' if threads > 1 else ''}"] = rates
+    return found
+
+
 def _gpu() -> dict[str, Any]:
-    driver = _nvidia_smi()
-    found: dict[str, Any] = {"driver": driver, "cupy": None, "devices": [], "advice": None}
-    extra = "cuda13" if (driver or {}).get("cuda", "").startswith("13") else "cuda12"
+    driver = machine.nvidia_driver()
+    found: dict[str, Any] = {"driver": driver._asdict() if driver else None, "cupy": None, "devices": [], "advice": None}
     try:
         import cupy
-    except ImportError as error:
-        found["cupy"] = f"not importable: {error}"
-        if driver:
-            found["advice"] = f"pip install 'smimbench[{extra}]'  (the driver offers CUDA {driver.get('cuda', '?')})"
+
+        usable = cupy.is_available()
+    except Exception as error:  # a CuPy for another CUDA or NumPy fails in many ways
+        found["cupy"] = f"not importable: {' '.join(str(error).split())}"
+        found["advice"] = cupy_advice() if driver else None
         return found
     found["cupy"] = cupy.__version__
-    if cupy.is_available():
+    if usable:
         for i in range(cupy.cuda.runtime.getDeviceCount()):
             properties = cupy.cuda.runtime.getDeviceProperties(i)
             found["devices"].append(f"{properties['name'].decode()} ({properties['totalGlobalMem'] / 2**30:.0f} GiB)")
     elif driver:
-        found["advice"] = f"CuPy sees no device; pip install --force-reinstall 'smimbench[{extra}]'"
+        found["advice"] = f"CuPy sees no device; {cupy_advice()}"
     return found
-
-
-def _nvidia_smi() -> dict[str, str] | None:
-    """Driver and the newest CUDA it supports; None without an NVIDIA driver."""
-    if shutil.which("nvidia-smi") is None:
-        return None
-    try:
-        text = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-    import re
-
-    version, cuda = re.search(r"Driver Version:\s*([\d.]+)", text), re.search(r"CUDA Version:\s*([\d.]+)", text)
-    return {"version": version.group(1) if version else "?", "cuda": cuda.group(1) if cuda else "?"}
 
 
 def print_diagnosis(console: Console, document: dict[str, Any]) -> None:
@@ -92,6 +97,12 @@ def print_diagnosis(console: Console, document: dict[str, Any]) -> None:
     console.print(f"  {'driver':17s} {driver['version'] + ', CUDA up to ' + driver['cuda'] if driver else 'none found'}")
     console.print(f"  {'CuPy':17s} {gpu['cupy']}", soft_wrap=True)
     console.print(f"  {'devices':17s} {', '.join(gpu['devices']) or 'none'}")
+    console.print("ceilings", style="bold")
+    for name, rates in document["ceilings"].items():
+        products = ", ".join(f"{rates[key] / 1e9:.0f} {key}" for key in ("float64", "float32", "tf32") if key in rates)
+        console.print(f"  {name:17s} {products} GFLOP/s; reading {rates['bandwidth'] / 1e9:.1f} GB/s")
+    if not document["ceilings"]:
+        console.print("  not measured yet; smimbench doctor --ceilings")
     console.print("plugins", style="bold")
     console.print(f"  {document['plugins']['loaded']} loaded, {len(document['plugins']['failed'])} failed")
     for line in document["plugins"]["failed"]:

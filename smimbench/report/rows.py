@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from smimbench.ceilings import fraction
 from smimbench.loop import Status
 from smimbench.registry import get_registry
 from smimbench.report.learning_order import learning_order
@@ -209,9 +210,27 @@ def _runtime(
         "first_iteration": _mean([t["first_iteration"] for t in timings if t.get("first_iteration")]),
         "per_iteration": _mean([t["per_iteration"] for t in timings if t.get("per_iteration")]),
         "peak_memory": max((t["peak_memory"] for t in timings if t.get("peak_memory")), default=None),
+        **_efficiency(records),
         "trusted": bool(timings) and all(t.get("trusted") for t in timings),
         "machines": machines,
         "time_to_theory": reached,
+    }
+
+
+def _efficiency(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Mean fraction of the ceiling that bounds an iteration, and which ceiling that is; None where it is not known."""
+    found = []
+    for record in records:
+        timing, cell = record.get("timing") or {}, record.get("cell") or {}
+        if timing.get("per_iteration") and timing.get("cost") and timing.get("ceilings"):
+            one = fraction(
+                timing["per_iteration"], timing["cost"], timing["ceilings"], cell.get("dtype", "float64"), tf32=cell.get("tf32", False)
+            )
+            found += [one] if one else []
+    return {
+        "ceiling_fraction": _mean([one.value for one in found]),
+        "ceiling": found[0].bound if found else None,
+        "device_seconds": _mean([r["timing"]["device_seconds"] for r in records if (r.get("timing") or {}).get("device_seconds")]),
     }
 
 

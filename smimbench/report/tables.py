@@ -158,13 +158,18 @@ def _runtime_table(problem: str, rows: list[dict[str, Any]], fingerprint: str) -
         unique.setdefault((row["algorithm"], row["backend"], row["alpha"], row["dimension"]), row)
     members = list(unique.values())
     columns = [("algorithm", "l"), ("alpha", "r")] + ([("D", "r")] if dims else [])
-    columns += [("to within 5%", "r"), ("reached", "r"), ("iterations", "r"), ("first", "r"), ("per iter.", "r"), ("memory", "r")]
+    columns += [("to within 5%", "r"), ("reached", "r"), ("iter.", "r"), ("first", "r"), ("per iter.", "r")]
+    peaks = any(row.get("ceiling_fraction") is not None for row in members)
+    columns += [("of peak", "r")] if peaks else []
+    columns += [("memory", "r")]
     notes = ["median time to within 5% of theory (or to the target where theory is 0); never counts as infinity"]
     if not all(row["trusted"] for row in members):
         notes.append("times are untrusted: cells may have run side by side (use --timing)")
     foreign = sorted({m for row in members for m in row["machines"] if m != fingerprint})
     if foreign:
         notes.append(f"some times come from another machine ({', '.join(foreign)}) and are not comparable")
+    if peaks:
+        notes.append("of peak: part of the rate of matrix products (x) or of reading memory (r), whichever bounds the algorithm here")
     table = plain_table(columns)
 
     def slowest(row: dict[str, Any]) -> tuple[float, ...]:
@@ -180,10 +185,17 @@ def _runtime_table(problem: str, rows: list[dict[str, Any]], fingerprint: str) -
             number(row["iterations"], 0) if row["iterations"] is not None else "",
             seconds(row["first_iteration"]),
             seconds(row["per_iteration"]),
+            *([_of_peak(row)] if peaks else []),
             "" if row["peak_memory"] is None else f"{row['peak_memory'] / 2**20:.0f} MB",
         ]
         table.add_row(*cells)
     return titled(table, f"{problem}: runtime", "; ".join(notes))
+
+
+def _of_peak(row: dict[str, Any]) -> str:
+    if row.get("ceiling_fraction") is None:
+        return ""
+    return f"{100 * row['ceiling_fraction']:.0f}% {'x' if row['ceiling'] == 'products' else 'r'}"
 
 
 def status_line(counts: dict[str, int], missing: int = 0) -> Text:

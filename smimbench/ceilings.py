@@ -1,0 +1,165 @@
+"""What this machine can do at best: matrix products and reading memory, measured once and remembered.
+
+An iteration cannot be faster than its matrix products at the rate of a large one, nor than reading its inputs at the
+bandwidth of memory. Whichever of the two takes longer is the ceiling that bounds an algorithm, and the time it needs
+over the time it takes is the fraction that the runtime table shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from smimbench import machine
+from smimbench.backend import Backend, get_backend
+from smimbench.store import StoreError, write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["Fraction", "ceilings", "fraction", "measure", "name_of", "remembered"]
+
+VERSION = 1
+REPEATS = 7
+LARGEST_READ = 1 << 29
+KEYS = ("float64", "float32", "tf32", "bandwidth")
+
+
+class Fraction(NamedTuple):
+    """Part of the ceiling that an iteration reaches, and which one bounds it: ``"products"`` or ``"memory"``."""
+
+    value: float
+    bound: str
+
+
+def cache_folder() -> Path:
+    """Where measurements of this machine are kept: ``$SMIMBENCH_CACHE``, or the user's cache folder."""
+    own = os.environ.get("SMIMBENCH_CACHE")
+    if own:
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
+    return (Path(base) if base else Path.home() / ".cache") / "smimbench"
+
+
+def name_of(backend: str, threads: int) -> str:
+    """Name of a measurement: machine, device and number of BLAS threads."""
+    return f"{machine.fingerprint()}-{_device_name(backend)}-{threads if backend == 'numpy' else 0}"
+
+
+def _device_name(backend: str) -> str:
+    if backend != "cupy":
+        return backend
+    import cupy
+
+    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
+    return "".join(c if c.isalnum() else "-" for c in properties["name"].decode())
+
+
+def remembered(backend: str = "numpy", threads: int = 1) -> dict[str, float] | None:
+    """Rates that were measured before on this machine, or None."""
+    try:
+        found = json.loads((cache_folder() / f"ceilings-{name_of(backend, threads)}.json").read_text())
+        if found["version"] != VERSION:
+            return None
+        return {key: float(found["rates"][key]) for key in KEYS if key in found["rates"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def ceilings(backend: str = "numpy", threads: int = 1) -> dict[str, float]:
+    """Rates of this machine, measured if they are not remembered.
+
+    Returns
+    -------
+    dict
+        ``float64``, ``float32`` (and ``tf32`` on a GPU): operations per second of a large square matrix product;
+        ``bandwidth``: bytes per second of reading a large array.
+    """
+    return remembered(backend, threads) or measure(backend, threads)
+
+
+def measure(backend: str = "numpy", threads: int = 1) -> dict[str, float]:
+    """Measure the rates and remember them; about two seconds.
+
+    The best of several trials counts, and with one thread the processor's time, not the wall's: others on the machine
+    should not lower a ceiling.
+
+    Raises
+    ------
+    BackendError
+        If the backend cannot be used.
+    """
+    from threadpoolctl import threadpool_limits
+
+    rates: dict[str, float] = {}
+    with threadpool_limits(limits=threads):
+        for key, dtype, tf32 in (("float64", "float64", False), ("float32", "float32", False), ("tf32", "float32", True)):
+            if key == "tf32" and backend == "numpy":
+                continue
+            rates[key] = _products(get_backend(backend, dtype, tf32=tf32), threads)
+        rates["bandwidth"] = _bandwidth(get_backend(backend), threads)
+    document = {
+        "version": VERSION,
+        "rates": rates,
+        "machine": machine.machine_info(),
+        "backend": backend,
+        "threads": threads,
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "written": time.time(),
+    }
+    path = cache_folder() / f"ceilings-{name_of(backend, threads)}.json"
+    with contextlib.suppress(StoreError):  # a home that cannot be written to costs two seconds a run, no more
+        write_atomically(path, (json.dumps(document, indent=1) + "\n").encode())
+    return rates
+
+
+def fraction(
+    seconds: float, cost: Mapping[str, float], rates: Mapping[str, float], dtype: str, *, tf32: bool = False
+) -> Fraction | None:
+    """How close an iteration of so many seconds comes to the ceiling that bounds it; None if that is not known."""
+    products = rates.get("tf32" if tf32 and "tf32" in rates else dtype)
+    bandwidth = rates.get("bandwidth")
+    if not products or not bandwidth or not seconds > 0:
+        return None
+    times = {"products": cost["flops"] / products, "memory": cost["bytes"] / bandwidth}
+    bound = max(times, key=lambda name: times[name])
+    return Fraction(times[bound] / seconds, bound)
+
+
+def _best(backend: Backend, threads: int, work: Callable[[], Any]) -> float:
+    work()  # the first time pays for pages, plans and libraries
+    times = []
+    for _ in range(REPEATS):
+        stop, busy = backend.stopwatch(), time.process_time()
+        work()
+        times.append(stop().seconds)
+        if threads == 1 and not backend.accelerated:
+            times.append(time.process_time() - busy)
+    return min(times)
+
+
+def _products(backend: Backend, threads: int) -> float:
+    size = 8192 if backend.accelerated else 1536
+    rng = np.random.default_rng(0)
+    square = backend.asarray(rng.standard_normal((size, size)))
+    xp = backend.xp
+    return 2.0 * size**3 / _best(backend, threads, lambda: xp.matmul(square, square))
+
+
+def _bandwidth(backend: Backend, threads: int) -> float:
+    """Reading, by a sum or by BLAS, whichever is faster; the array is larger than any cache."""
+    import psutil
+
+    free = backend.free_memory()
+    limit = psutil.virtual_memory().available // 8 if free is None else min(free // 4, 8 * LARGEST_READ)
+    size = max(1 << 20, min(int(limit), (8 if backend.accelerated else 1) * LARGEST_READ) // 8)
+    xp = backend.xp
+    numbers = xp.ones((size,), dtype=xp.float64, device=backend.device)
+    works = (lambda: xp.sum(numbers), lambda: xp.vecdot(numbers, numbers))
+    return 8.0 * size / min(_best(backend, threads, work) for work in works)
