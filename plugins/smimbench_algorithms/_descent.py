@@ -15,7 +15,7 @@ from smimbench.theory.prediction import observable
 from smimbench_algorithms._gradient import LOSSES, gives_probabilities, loss_gradient, surrogate
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Data
+    from smimbench.interfaces import Cost, Data
     from smimbench.problem import Problem
 
 SCHEDULES = ("constant", "step", "cosine", "1/t")
@@ -180,6 +180,13 @@ class Descent:
         held = xp.linalg.diagonal(problem.model.inner(new.signal, new.signal))
         held = xp.max(held, axis=0) if held.ndim > 1 else held
         return new, Info(residual=residual, held=held, warning=warning, samples=new.samples)
+
+    def cost(self, problem: Problem, data: Data) -> Cost | None:
+        """One pass over a batch, forward and adjoint; products with the factor are small beside that."""
+        ask = getattr(problem.model, "cost", None)
+        bits = namespace(data.labels).finfo(data.inputs.dtype).bits
+        size = int(self.batch or 1) if self.online else self._batch(data.inputs.shape[0])
+        return None if ask is None else ask(size, data.dimension, problem.components, bits // 8)
 
     def estimate(self, state: DescentState) -> Array:
         """The signal that the factor stands for; at the prior's norm where labels cannot tell it."""
