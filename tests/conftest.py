@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 # SciPy reads this once, at import; it lets scipy.special dispatch to array-api-strict. Tests only, never the library.
 os.environ["SCIPY_ARRAY_API"] = "1"
+# What tests measure of the machine stays out of the user's own cache, and is measured once.
+os.environ.setdefault("SMIMBENCH_CACHE", os.path.join(tempfile.gettempdir(), "smimbench-test-cache"))
 # As many processes as cores are running already (pytest -n): more BLAS threads than one would fight over them.
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")

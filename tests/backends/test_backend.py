@@ -171,8 +171,10 @@ def gpu():
     """A namespace that plays CuPy: a device clock, a wall that waits for it, and a pool with a limit."""
     stream = {"device": 0.0, "idle": 0}
     pool = types.SimpleNamespace(
-        held=300, used=200, limit=0, get_limit=lambda: pool.limit, used_bytes=lambda: pool.used,
-        free_bytes=lambda: pool.held - pool.used, total_bytes=lambda: pool.held, free_all_blocks=lambda: stream.update(freed=True),
+        held=300, used=200, limit=0,
+        get_limit=lambda: pool.limit, used_bytes=lambda: pool.used,
+        free_bytes=lambda: pool.held - pool.used, total_bytes=lambda: pool.held,
+        free_all_blocks=lambda: stream.update(freed=True),
     )  # fmt: skip
     cuda = types.SimpleNamespace(
         Event=lambda: FakeEvent(stream),

@@ -1,0 +1,168 @@
+"""Ceilings: measured, remembered, and the fraction of them that a run reaches."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from smimbench import ceilings, machine
+from smimbench.backend import get_backend
+from smimbench.ceilings import fraction, measure, remembered
+from smimbench.problem import Problem
+from smimbench.registry import get_registry
+from smimbench.report.rows import _efficiency
+from smimbench.report.tables import runtime_tables
+from smimbench.suite import load_suite
+from tests.helpers import call, write_suite
+from tests.test_tables import printed, row
+
+RATES = {"float64": 100.0, "float32": 200.0, "tf32": 800.0, "bandwidth": 10.0}
+
+
+@pytest.fixture
+def quick(tmp_path, monkeypatch):
+    """A cache of its own, and measurements of a moment."""
+    monkeypatch.setenv("SMIMBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(ceilings, "REPEATS", 1)
+    monkeypatch.setattr(ceilings, "LARGEST_READ", 1 << 23)
+    return tmp_path / "cache"
+
+
+def test_rates_are_measured_once_and_remembered(quick, monkeypatch):
+    assert remembered() is None
+    rates = measure()
+    assert set(rates) == {"float64", "float32", "bandwidth"}
+    # No processor multiplies slower than this or faster than a petaflop.
+    assert all(1e8 < rate < 1e15 for rate in rates.values())
+    assert rates["float32"] > 1.2 * rates["float64"]
+    monkeypatch.setattr(ceilings, "measure", lambda *a: pytest.fail("measured again"))
+    assert remembered() == rates
+    assert ceilings.ceilings("numpy", 1) == rates
+
+
+def test_a_measurement_belongs_to_a_machine_and_a_number_of_threads(quick, monkeypatch):
+    measure()
+    assert remembered("numpy", 2) is None
+    monkeypatch.setattr(machine, "fingerprint", lambda: "another")
+    assert remembered() is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", '{"version": 0, "rates": {}}', '{"version": 1}', '{"version": 1, "rates": {"float64": "x"}}'],
+)
+def test_a_torn_measurement_is_none(quick, text):
+    quick.mkdir()
+    (quick / f"ceilings-{ceilings.name_of('numpy', 1)}.json").write_text(text)
+    assert remembered() is None
+
+
+def test_a_home_that_cannot_be_written_to_is_no_obstacle(quick, monkeypatch):
+    quick.write_text("a file where a folder should be")
+    assert measure()["bandwidth"] > 0
+    assert remembered() is None
+
+
+# -- fractions --------------------------------------------------------------------------------------------------------
+
+
+def test_the_slower_of_the_two_bounds():
+    assert fraction(2.0, {"flops": 100.0, "bytes": 1.0}, RATES, "float64") == (0.5, "products")
+    assert fraction(2.0, {"flops": 100.0, "bytes": 15.0}, RATES, "float64") == (0.75, "memory")
+    assert fraction(2.0, {"flops": 100.0, "bytes": 1.0}, RATES, "float32") == (0.25, "products")
+    assert fraction(2.0, {"flops": 100.0, "bytes": 0.5}, RATES, "float32", tf32=True) == (0.0625, "products")
+    assert fraction(2.0, {"flops": 1.0, "bytes": 1.0}, {"float64": 1.0}, "float64") is None
+    assert fraction(0.0, {"flops": 1.0, "bytes": 1.0}, RATES, "float64") is None
+
+
+def test_cost_counts_both_products_and_one_reading():
+    attention = Problem(
+        {"name": "attention-indexed", "tokens": 3}, "softmax", {"name": "wishart", "rho": 0.5}
+    )
+    sequence = Problem(
+        {"name": "sequence-multi-index", "tokens": 2}, {"name": "linear", "components": 3}, "gaussian"
+    )
+    for problem, expected in ((attention, 4 * 10 * 3 * 8 * 8), (sequence, 4 * 10 * 2 * 8 * 3)):
+        n = 10
+        cost = problem.model.cost(n, 8, problem.components, 4)
+        assert cost.flops == expected
+        assert cost.bytes == 4 * n * problem.model.tokens * 8
+        instance = problem.instance(problem.model.sample_ratio(n, 8), 8)
+        for dtype, width in (("float64", 8), ("float32", 4)):
+            data = instance.data(get_backend("numpy", dtype))
+            for name in ("gamp", "adam"):
+                algorithm = get_registry().get("algorithm", name).item()
+                assert algorithm.cost(problem, data) == (expected, width / 4 * cost.bytes)
+
+
+def record(seconds, cost=True, ceilings=True, **cell):
+    timing = {
+        "per_iteration": seconds,
+        "cost": {"flops": 100.0, "bytes": 1.0} if cost else None,
+        "ceilings": RATES if ceilings else None,
+    }
+    return {"timing": timing, "cell": cell}
+
+
+def test_rows_average_what_is_known():
+    found = _efficiency([record(2.0), record(4.0), record(9.0, cost=False), record(9.0, ceilings=False), {}])
+    assert found["ceiling_fraction"] == pytest.approx((0.5 + 0.25) / 2)
+    assert found["ceiling"] == "products"
+    assert _efficiency([record(2.0, dtype="float32", tf32=True)])["ceiling_fraction"] == pytest.approx(0.0625)
+    assert _efficiency([record(9.0, cost=False)]) == {
+        "ceiling_fraction": None,
+        "ceiling": None,
+        "device_seconds": None,
+    }
+
+
+def test_the_table_shows_them_where_there_are_any():
+    known = row(ceiling_fraction=0.837, ceiling="products", algorithm="known")
+    reader = row(ceiling_fraction=0.44, ceiling="memory", algorithm="reader", alpha=0.2)
+    unknown = row(ceiling_fraction=None, ceiling=None, algorithm="unknown", alpha=0.3)
+    text = printed(runtime_tables([known, reader, unknown], "here"))
+    assert "of peak" in text
+    assert "84% x" in text
+    assert "44% r" in text
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert "of peak" not in printed(runtime_tables([unknown], "here"))
+
+
+def test_timing_mode_measures_and_records_them(quick, tmp_path, capsys):
+    suite = write_suite(tmp_path)
+    code, out, _ = call(
+        capsys,
+        "run",
+        suite,
+        "--timing",
+        "--results",
+        tmp_path / "r",
+        "--no-figure",
+        "--only",
+        "algorithm=gamp",
+        "--only",
+        "seed=0",
+    )
+    assert code == 0
+    assert "of peak" in out
+    cell = load_suite(suite, (), ["algorithm=gamp"]).cells()[0]
+    (path,) = (tmp_path / "r" / "small").glob(f"{cell.key}.timing-*.json")
+    timing = json.loads(path.read_text())["timing"]
+    assert timing["ceilings"] == remembered("numpy", 1)
+    assert timing["cost"]["flops"] == 4 * 15 * 2 * 30
+    assert timing["device_seconds"] is None
+    assert np.isfinite(timing["per_iteration"])
+
+
+def test_doctor_measures_on_request(quick, capsys):
+    code, out, _ = call(capsys, "doctor")
+    assert code == 0
+    assert "smimbench doctor --ceilings" in out
+    code, out, _ = call(capsys, "doctor", "--ceilings", "--json")
+    assert code == 0
+    measured = json.loads(out)["ceilings"]
+    assert measured["1 thread"] == remembered("numpy", 1)
+    code, out, _ = call(capsys, "doctor")
+    assert "GFLOP/s; reading" in out
