@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,6 +51,7 @@ def disagreement(tokens: int, q: Array, v: Array, *, replicas: bool) -> tuple[Ar
     return fine, np.abs(fine - coarse) + 1e-15
 
 
+@cache
 def _hermite(count: int) -> tuple[Array, Array]:
     x, w = np.polynomial.hermite_e.hermegauss(count)
     return x, w / w.sum()
