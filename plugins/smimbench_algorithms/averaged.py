@@ -39,8 +39,8 @@ class Averaged:
 
     Parameters
     ----------
-    of : table
-        The algorithm, ``{ name = "adam", ... }`` with its parameters. It must offer ``init_students`` (all gradient
+    of : table or name
+        The algorithm, ``{ name = "adam", ... }`` with its parameters, or only its name. It must offer ``init_students`` (all gradient
         methods do).
     students : int
         K >= 1.
@@ -50,7 +50,7 @@ class Averaged:
     arXiv:2506.01582 (averaged gradient descent).
     """
 
-    of: dict[str, Any]
+    of: dict[str, Any] | str
     students: int = 32
 
     name: ClassVar[str] = "averaged"
@@ -61,7 +61,8 @@ class Averaged:
     def __post_init__(self) -> None:
         if self.students < 1:
             raise ParameterError("students", f"must be at least 1, got {self.students}")
-        table = {key: value for key, value in self.of.items() if key != "version"}
+        given = {"name": self.of} if isinstance(self.of, str) else self.of
+        table = {key: value for key, value in given.items() if key != "version"}
         name = table.pop("name", None)
         if not isinstance(name, str):
             raise ParameterError(
