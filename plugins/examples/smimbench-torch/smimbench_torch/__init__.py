@@ -1,0 +1,238 @@
+"""Optimisers of PyTorch as algorithms of smimbench, with gradients by autograd through the same forward map."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+
+from smimbench import Capabilities, Info, ParameterError, hookimpl
+from smimbench.backend import to_host
+from smimbench.theory.prediction import observable, predict
+
+__all__ = ["TorchState", "algorithm", "optimizers"]
+
+COMMON = {"steps": (int, 1000), "batch": (int | None, None), "width": (int | None, None)}
+
+
+class TorchState(NamedTuple):
+    """What a run holds; parameters and optimiser change in place, as PyTorch has it."""
+
+    parameters: list[torch.nn.Parameter]
+    stacked: bool
+    optimizer: torch.optim.Optimizer
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    problem: Any
+    order: np.ndarray
+    rng: np.random.Generator
+    samples: int
+
+    def factor(self) -> torch.Tensor:
+        """The factor of the signal as one tensor that remembers how it was made."""
+        return torch.stack(self.parameters) if self.stacked else self.parameters[0]
+
+    def signal(self) -> torch.Tensor:
+        """The signal that the factor stands for."""
+        return self.problem.prior.compose(self.factor())
+
+
+class _TorchAlgorithm:
+    """Methods that all of these algorithms share; ``optimizer_class`` is the optimiser."""
+
+    version: ClassVar[int] = 1
+    capabilities: ClassVar[Capabilities] = Capabilities(backends=("numpy",))
+    optimizer_class: ClassVar[type[torch.optim.Optimizer]]
+
+    def _options(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in COMMON}
+
+    def __post_init__(self) -> None:
+        for key in COMMON:
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ParameterError(key, f"must be at least 1, got {value}")
+        try:
+            self._optimizer([torch.nn.Parameter(torch.zeros(2, 2))])
+        except (ValueError, TypeError, RuntimeError) as error:
+            message = " ".join(str(error).split())
+            options = self._options()
+            key = next(
+                (name for name in sorted(options, key=len, reverse=True) if name in message.lower()), ""
+            )
+            if not key and "learning rate" in message.lower():
+                key = "lr"
+            raise ParameterError(
+                key or next(iter(options), "steps"), f"is not accepted by torch: {message}"
+            ) from None
+
+    def _optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        return self.optimizer_class(parameters, **self._options())
+
+    def refuses(self, problem: Any) -> str | None:
+        """Why this problem cannot be learned by autograd, or None."""
+        if self.optimizer_class is getattr(torch.optim, "SparseAdam", None):
+            return "SparseAdam wants sparse gradients, and those of a dense signal are not"
+        if not hasattr(problem.channel, "vjp"):
+            return f"channel {problem.channel.name!r} has no derivative"
+        if not hasattr(problem.prior, "compose"):
+            return f"prior {problem.prior.name!r} has no factor to descend on"
+        if self.width is not None and problem.model.kappa == 1:
+            return "width applies to attention-indexed models only; remove it"
+        return None
+
+    def init(self, problem: Any, data: Any, rng: np.random.Generator) -> TorchState:
+        """Iid N(0, 1) factor."""
+        draw = problem.prior.draw_factor(rng, problem.components, data.dimension, self.width)
+        # Copies: tensors that share memory with arrays that must not be written to are not for PyTorch.
+        inputs = torch.tensor(np.array(to_host(data.inputs)))
+        labels = torch.tensor(np.array(to_host(data.labels)))
+        # Some optimisers take matrices only, so that components are one parameter each where they are matrices.
+        stacked = draw.ndim == 3
+        parts = list(draw) if stacked else [draw]
+        parameters = [torch.nn.Parameter(torch.tensor(part, dtype=inputs.dtype)) for part in parts]
+        targets = observable(problem.channel, labels).to(inputs.dtype)
+        empty = np.empty(0, dtype=np.int64)
+        return TorchState(
+            parameters, stacked, self._optimizer(parameters), inputs, targets, problem, empty, rng, 0
+        )
+
+    def step(self, problem: Any, data: Any, state: TorchState) -> tuple[TorchState, Info]:
+        """One step of the optimiser; the residual is the relative change of the factor."""
+        n = state.inputs.shape[0]
+        size = n if self.batch is None else min(self.batch, n)
+        order, chosen = state.order, None
+        if size < n:
+            order = order if len(order) else state.rng.permutation(n)
+            chosen, order = torch.as_tensor(order[:size]), order[size:]
+        inputs = state.inputs if chosen is None else state.inputs[chosen]
+        targets = state.targets if chosen is None else state.targets[chosen]
+        scale = n / (len(inputs) * data.dimension)
+        seen = 0
+
+        def closure() -> torch.Tensor:
+            nonlocal seen
+            seen += len(inputs)
+            with torch.enable_grad():
+                state.optimizer.zero_grad()
+                loss = (
+                    scale
+                    * ((predict(problem.channel, _latents(problem, inputs, state)) - targets) ** 2).sum()
+                )
+                loss.backward()
+            return loss.detach()
+
+        before = state.factor().detach().clone()
+        state.optimizer.step(closure)
+        after = state.factor().detach()
+        residual = float((after - before).norm() / after.norm())
+        samples = state.samples + seen
+        new = state._replace(order=order, samples=samples)
+        return new, Info(residual=residual, samples=samples)
+
+    def estimate(self, state: TorchState) -> np.ndarray:
+        """The signal that the factor stands for."""
+        with torch.no_grad():
+            return state.signal().numpy().copy()
+
+
+def _latents(problem: Any, inputs: torch.Tensor, state: TorchState) -> torch.Tensor:
+    """Latents of the student, by the model's own forward map on tensors."""
+    model, prior = problem.model, problem.prior
+    factor = state.factor()
+    if hasattr(model, "forward_gram") and hasattr(prior, "gram_scale"):
+        return model.forward_gram(inputs, math.sqrt(prior.gram_scale(factor)) * factor)[0]
+    return model.forward(inputs, prior.compose(factor))
+
+
+def _type_of(parameter: inspect.Parameter) -> Any:
+    """What a suite may give for an option: the type of its default, an integer being as good as a float."""
+    default, text = parameter.default, str(parameter.annotation)
+    if isinstance(default, bool):
+        return bool
+    if isinstance(default, tuple):
+        return tuple[tuple(float for _ in default)]
+    if "bool" in text and default is None:
+        return bool | None
+    if isinstance(default, float) or (isinstance(default, int) and "float" in text):
+        return float
+    if isinstance(default, int):
+        return int
+    if isinstance(default, str):
+        return str
+    return Any
+
+
+def algorithm(optimizer: type[torch.optim.Optimizer], name: str | None = None) -> type[Any]:
+    """An algorithm of smimbench from an optimiser class.
+
+    Parameters
+    ----------
+    optimizer : type
+        A subclass of ``torch.optim.Optimizer``. Its constructor's parameters beside ``params`` become parameters of the
+        algorithm; ``step(closure)`` is called once a step.
+    name : str, optional
+        Under which suites find it; default: ``torch.`` and the class's name in lower case.
+
+    Returns
+    -------
+    type
+        To be given to ``register`` in ``smimbench_register_algorithms``.
+    """
+    signature = inspect.signature(optimizer.__init__)
+    skipped = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    given = [
+        p for p in signature.parameters.values() if p.name not in ("self", "params") and p.kind not in skipped
+    ]
+    fields = [(key, kind, dataclasses.field(default=default)) for key, (kind, default) in COMMON.items()]
+    for parameter in given:
+        if parameter.name in COMMON:
+            raise TypeError(
+                f"{optimizer.__name__}: option {parameter.name!r} has the name of a common parameter"
+            )
+        needed = parameter.default is inspect.Parameter.empty
+        field = dataclasses.field() if needed else dataclasses.field(default=parameter.default)
+        fields.append((parameter.name, Any if needed else _type_of(parameter), field))
+    first = (inspect.getdoc(optimizer) or "").strip().split("\n\n")[0].replace("\n", " ")
+    summary = (
+        first
+        if first and "``" not in first and ":" not in first
+        else f"``torch.optim.{optimizer.__name__}``."
+    )
+    namespace = {
+        "__doc__": f"{summary}\n\nBy autograd, on the squared loss ``sum |f(z) - y|^2 / D``; see smimbench-torch.",
+        "__module__": __name__,
+        "name": name or f"torch.{optimizer.__name__.lower()}",
+        "reference": f"PyTorch {torch.__version__.partition('+')[0]}, {optimizer.__module__}.{optimizer.__name__}",
+        "optimizer_class": optimizer,
+    }
+    return dataclasses.make_dataclass(
+        f"Torch{optimizer.__name__}",
+        fields,
+        bases=(_TorchAlgorithm,),
+        namespace=namespace,
+        frozen=True,
+        kw_only=True,
+    )
+
+
+def optimizers() -> dict[str, type[torch.optim.Optimizer]]:
+    """Every optimiser of ``torch.optim`` by the name it is registered under."""
+    found = [item for item in vars(torch.optim).values() if inspect.isclass(item)]
+    found = [
+        item
+        for item in found
+        if issubclass(item, torch.optim.Optimizer) and item is not torch.optim.Optimizer
+    ]
+    return {f"torch.{item.__name__.lower()}": item for item in sorted(found, key=lambda item: item.__name__)}
+
+
+@hookimpl
+def smimbench_register_algorithms(register: Any) -> None:
+    """Register every optimiser of ``torch.optim``."""
+    for name, optimizer in optimizers().items():
+        register(algorithm(optimizer, name))

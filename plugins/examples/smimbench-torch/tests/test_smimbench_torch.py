@@ -1,0 +1,145 @@
+# ruff: noqa: D103
+"""Every optimiser of torch.optim runs on both models; gradients and steps agree with smimbench's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import smimbench_torch
+import torch
+from smimbench_algorithms.adam import Adam
+
+from smimbench import ParameterError, Problem
+from smimbench.backend import get_backend
+from smimbench.loop import LoopSettings, run_algorithm
+from smimbench.parameters import build, parameters_of
+from smimbench.registry import Registry
+
+REGISTRY = Registry()
+NAMES = list(smimbench_torch.optimizers())
+ATTENTION = Problem({"name": "attention-indexed", "tokens": 2}, "softmax", {"name": "wishart", "rho": 0.5})
+LAYERS = Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "softmax", "layers": 2}, "gaussian")
+LINEAR = Problem(
+    {"name": "sequence-multi-index", "tokens": 2}, {"name": "linear", "components": 2}, "gaussian"
+)
+
+
+def make(name, **parameters):
+    return build(REGISTRY.get("algorithm", name).item, "algorithm", parameters)
+
+
+def run(problem, algorithm, alpha, dimension=12):
+    instance = problem.instance(alpha, dimension)
+    backend = get_backend()
+    return run_algorithm(
+        problem,
+        instance,
+        instance.data(backend),
+        algorithm,
+        lambda k: np.random.default_rng(k),
+        LoopSettings(),
+        backend,
+    ).attempt
+
+
+def test_all_of_torch_optim_is_there():
+    expected = {
+        f"torch.{key.lower()}"
+        for key, value in vars(torch.optim).items()
+        if isinstance(value, type)
+        and issubclass(value, torch.optim.Optimizer)
+        and value is not torch.optim.Optimizer
+    }
+    registered = {e.name for e in REGISTRY.entries("algorithm") if e.distribution == "smimbench-torch"}
+    assert registered == expected
+    assert {"torch.adamw", "torch.lbfgs", "torch.sgd", "torch.rprop"} <= registered
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("problem", [ATTENTION, LAYERS, LINEAR], ids=["attention", "layers", "linear"])
+def test_every_optimiser_lowers_the_error_or_says_why_not(name, problem):
+    algorithm = make(name, steps=8)
+    reason = algorithm.refuses(problem)
+    if name == "torch.sparseadam":
+        assert "sparse" in reason
+        return
+    assert reason is None
+    attempt = run(problem, algorithm, 0.4 if problem is ATTENTION else 3.0)
+    assert attempt.status.value == "ok"
+    assert attempt.iterations == 8
+    assert np.isfinite(attempt.estimate).all()
+    assert attempt.trajectory["samples"][-1] >= 8 * (58 if problem is ATTENTION else 36)
+
+
+@pytest.mark.parametrize("problem", [ATTENTION, LAYERS, LINEAR], ids=["attention", "layers", "linear"])
+def test_adam_takes_the_same_steps_as_the_one_without_torch(problem):
+    alpha = 0.4 if problem is ATTENTION else 3.0
+    ours = run(problem, Adam(steps=20, learning_rate=0.05), alpha)
+    theirs = run(problem, make("torch.adam", steps=20, lr=0.05), alpha)
+    assert np.allclose(theirs.estimate, ours.estimate, rtol=1e-8, atol=1e-10)
+    assert np.allclose(theirs.trajectory["mse"], ours.trajectory["mse"])
+
+
+def test_minibatches_are_those_of_the_seed():
+    ours = run(LAYERS, Adam(steps=11, learning_rate=0.05, batch=10), 3.0)
+    theirs = run(LAYERS, make("torch.adam", steps=11, lr=0.05, batch=10), 3.0)
+    assert np.allclose(theirs.estimate, ours.estimate, rtol=1e-8, atol=1e-10)
+
+
+def test_lbfgs_solves_what_is_quadratic():
+    attempt = run(LINEAR, make("torch.lbfgs", steps=30, line_search_fn="strong_wolfe"), 2.0)
+    assert max(attempt.metrics["mse"]) < 1e-6
+    assert attempt.trajectory["samples"][-1] > 30 * 24  # its closure is called several times a step
+
+
+def test_options_are_those_of_torch_and_part_of_the_cell():
+    spec = parameters_of("algorithm", make("torch.adamw", lr=0.02, betas=[0.8, 0.9], steps=3))
+    assert spec["betas"] == [0.8, 0.9]
+    assert spec["lr"] == 0.02
+    assert spec["weight_decay"] == 0.01
+    assert parameters_of("algorithm", make("torch.sgd", momentum=0.5))["momentum"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "parameters"),
+    [
+        ("torch.adam", "lr", {"lr": -1.0}),
+        ("torch.sgd", "momentum", {"momentum": -0.5}),
+        ("torch.adam", "learning_rate", {"learning_rate": 0.1}),
+        ("torch.adam", "steps", {"steps": 0}),
+        ("torch.adam", "lr", {"lr": "fast"}),
+    ],
+)
+def test_bad_options_are_named(name, key, parameters):
+    with pytest.raises(ParameterError) as error:
+        make(name, **parameters)
+    assert error.value.key == key
+
+
+def test_ten_lines_put_your_own_optimiser_beside_the_limit(tmp_path):
+    (tmp_path / "signed.py").write_text(
+        """
+import torch, smimbench_torch
+from smimbench import hookimpl
+
+class Signed(torch.optim.SGD):
+    def step(self, closure):
+        closure()
+        for p in self.param_groups[0]["params"]:
+            p.data -= self.param_groups[0]["lr"] * p.grad.sign()
+
+@hookimpl
+def smimbench_register_algorithms(register):
+    register(smimbench_torch.algorithm(Signed, name="signed"))
+"""
+    )
+    registry = Registry([str(tmp_path / "signed.py")])
+    item = build(registry.get("algorithm", "signed").item, "algorithm", {"lr": 0.02, "steps": 150})
+    attempt = run(LINEAR, item, 3.0)
+    assert attempt.metrics["mse"][0] < 0.2
+
+
+def test_hardmax_is_refused():
+    hard = Problem({"name": "attention-indexed", "tokens": 2}, "hardmax", {"name": "wishart", "rho": 0.5})
+    assert "no derivative" in make("torch.adam").refuses(hard)
+    assert "width" in make("torch.adam", width=3).refuses(LAYERS)
