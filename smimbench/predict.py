@@ -107,7 +107,7 @@ def _solve(problem: Problem, alphas: Sequence[float]) -> list[list[Prediction]]:
     if problem.components == 1:
         from smimbench.theory.state_evolution import ScalarCurve
 
-        return ScalarCurve(problem).competing(alphas)
+        return ScalarCurve.of(problem).competing(alphas)
     from smimbench.theory.branches import competing
 
     return competing(problem, alphas)

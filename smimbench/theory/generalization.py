@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.interfaces import Uncertain
+from smimbench.numerics.curves import interpolate_chebyshev
 from smimbench.theory.prediction import predict
 
 if TYPE_CHECKING:
@@ -80,8 +81,6 @@ def curve_errors(problem: Problem, Q: Sequence[Array], V: Sequence[Array]) -> li
     """
     if len(Q) <= NODES or problem.components > 1:
         return [generalization_error(problem, q, v) for q, v in zip(Q, V)]
-    from scipy.interpolate import BarycentricInterpolator
-
     second = float(problem.prior.second_moment(1)[0, 0])
     roots = np.sqrt([float(v[0, 0]) for v in V])
     middle, half = (roots.max() + roots.min()) / 2, (roots.max() - roots.min()) / 2
@@ -94,8 +93,8 @@ def curve_errors(problem: Problem, Q: Sequence[Array], V: Sequence[Array]) -> li
     for kind in KINDS:
         at_nodes = np.array([v[kind].value for v in values])
         noise = max(float(v[kind].error) for v in values)
-        fine = BarycentricInterpolator(nodes, at_nodes)(roots)
-        coarse = BarycentricInterpolator(nodes[::2], at_nodes[::2])(roots)
+        fine = interpolate_chebyshev(nodes, at_nodes, roots)
+        coarse = interpolate_chebyshev(nodes[::2], at_nodes[::2], roots)
         # The error of the finer rule is about the square of the coarser one's, relative to the size of the values.
         scale = np.ptp(at_nodes) + 1e-300
         gap = np.minimum(np.abs(fine - coarse), (fine - coarse) ** 2 / scale * 100 + 1e-12)

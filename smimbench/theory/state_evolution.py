@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.interfaces import Uncertain
+from smimbench.numerics.curves import bracketed_roots
 from smimbench.theory.information import channel_information
 
 if TYPE_CHECKING:
@@ -103,6 +104,15 @@ class ScalarCurve:
         self.log_qhat = np.linspace(np.log(low), np.log(high), count)
         self.alpha, self.alpha_error = self.alpha_of(self.log_qhat)
 
+    @classmethod
+    def of(cls, problem: Problem) -> ScalarCurve:
+        """The curve of a problem, computed once in the problem's life."""
+        known = vars(problem)
+        if "_scalar_curve" not in known:
+            known["_scalar_curve"] = cls(problem)
+        curve: ScalarCurve = known["_scalar_curve"]
+        return curve
+
     def _overlap(self, log_qhat: Array) -> tuple[Array, Array]:
         found = self.problem.prior.overlap(np.exp(np.asarray(log_qhat, dtype=float))[..., None, None])
         return found.Q[..., 0, 0], found.V[..., 0, 0]
@@ -147,7 +157,18 @@ class ScalarCurve:
         log_qhat[upper == len(self.alpha)] = np.inf
         if inside.any():
             log_qhat[inside] = self._roots(wanted[inside], upper[inside])
-        return [self._prediction(a, x, branch) for a, x in zip(wanted, log_qhat)]
+        finite = np.isfinite(log_qhat)
+        Q, V, error = np.zeros_like(wanted), np.zeros_like(wanted), np.zeros_like(wanted)
+        if finite.any():
+            Q[finite], V[finite] = self._overlap(log_qhat[finite])
+            error[finite] = self._error(log_qhat[finite], V[finite])
+        found = []
+        for i, alpha in enumerate(wanted):
+            if finite[i]:
+                found.append(self._pack(alpha, float(Q[i]), float(V[i]), float(error[i]), branch))
+            else:
+                found.append(self._beyond(alpha, bool(log_qhat[i] > 0), branch))
+        return found
 
     def _roots(self, alphas: Array, upper: Array) -> Array:
         left, right = self.log_qhat[upper - 1], self.log_qhat[upper]
@@ -157,53 +178,50 @@ class ScalarCurve:
             finite = np.isfinite(self.alpha)
             curve = PchipInterpolator(self.log_qhat[finite], np.log(self.alpha[finite]))
 
-            def gap(x: Array, target: Array) -> Array:
-                return curve(x) - target
+            def gap(x: Array, index: Array) -> Array:
+                return curve(x) - targets[index]
         else:
 
-            def gap(x: Array, target: Array) -> Array:
-                return np.log(self.alpha_of(x)[0]) - target
+            def gap(x: Array, index: Array) -> Array:
+                return np.log(self.alpha_of(x)[0]) - targets[index]
 
-        from scipy.optimize.elementwise import find_root
+        targets = np.log(alphas)
+        return bracketed_roots(gap, left, right)
 
-        found = find_root(gap, (left, right), args=(np.log(alphas),), tolerances={"xatol": 1e-14, "xrtol": 1e-14})
-        return np.asarray(found.x)
-
-    def _prediction(self, alpha: float, x: float, branch: str) -> Prediction:
-        if x == -np.inf:
-            # Either the prior mean is the fixed point, or alpha is so small that nothing was learned yet.
-            info = self._at_bottom()
-            if info.value > NOTHING:
-                Q, V = (float(v) for v in self._overlap(np.log(alpha * self.kappa * info.value)))
-                return self._pack(alpha, Q, V, abs(Q - self.bottom) * info.error / info.value, branch)
-            return self._pack(alpha, self.bottom, self.second - self.bottom, 0.0, branch)
-        if x == np.inf:
+    def _beyond(self, alpha: float, informed: bool, branch: str) -> Prediction:
+        """Prediction beyond an end of the curve."""
+        if informed:
             Q, V = (float(v) for v in self._overlap(self.log_qhat[-1]))
             if self.perfect_limit() is not None:
                 return self._pack(alpha, self.second, 0.0, 0.0, branch)
             return self._pack(alpha, Q, V, V, branch)
-        Q, V = (float(v) for v in self._overlap(x))
-        return self._pack(alpha, Q, V, self._error(x, V), branch)
+        # Either the prior mean is the fixed point, or alpha is so small that nothing was learned yet.
+        info = self._at_bottom()
+        if info.value > NOTHING:
+            Q, V = (float(v) for v in self._overlap(np.log(alpha * self.kappa * info.value)))
+            return self._pack(alpha, Q, V, abs(Q - self.bottom) * info.error / info.value, branch)
+        return self._pack(alpha, self.bottom, self.second - self.bottom, 0.0, branch)
 
-    def _error(self, x: float, V: float) -> float:
-        """Error of V at a root: the error of alpha there, over the slope of the curve."""
+    def _error(self, x: Array, V: Array) -> Array:
+        """Error of V at roots: the error of alpha there, over the slope of the curve."""
         step = 0.5 / PER_DECADE if self.sampled else 1e-3
-        points = np.array([x - step, x, x + step])
+        points = x + step * np.array([-1.0, 0.0, 1.0])[:, None]
         if self.sampled:
             grid = np.isfinite(self.alpha)
-            alpha = np.exp(np.interp(points, self.log_qhat[grid], np.log(self.alpha[grid])))
-            error = np.interp(x, self.log_qhat[grid], (self.alpha_error / self.alpha)[grid]) * alpha[1]
+            nodes, logs = self.log_qhat[grid], np.log(self.alpha[grid])
+            alpha = np.exp(np.interp(points, nodes, logs))
+            error = np.interp(x, nodes, (self.alpha_error / self.alpha)[grid]) * alpha[1]
             # The interpolant is only as good as its grid: what a coarser grid would have said is part of the error.
-            coarse = np.exp(np.interp(x, self.log_qhat[grid][::2], np.log(self.alpha[grid])[::2]))
+            coarse = np.exp(np.interp(x, nodes[::2], logs[::2]))
             error = np.hypot(error, 0.1 * (coarse - alpha[1]))
         else:
-            alpha, errors = self.alpha_of(points)
+            alpha, errors = (values.reshape(points.shape) for values in self.alpha_of(points.ravel()))
             error = errors[1]
         slope = (np.log(alpha[2]) - np.log(alpha[0])) / (2 * step)
-        values = self._overlap(points)[1]
-        response = abs(values[2] - values[0]) / (2 * step)
-        relative = float(error / alpha[1]) + ROUNDING
-        return float(response * relative / max(abs(slope), 1e-12) + 1e-10 * V)
+        values = self._overlap(points.ravel())[1].reshape(points.shape)
+        response = np.abs(values[2] - values[0]) / (2 * step)
+        relative = error / alpha[1] + ROUNDING
+        return response * relative / np.maximum(np.abs(slope), 1e-12) + 1e-10 * V
 
     def _pack(self, alpha: float, Q: float, V: float, error: float, branch: str) -> Prediction:
         as_matrix = np.array([[Q]]), np.array([[V]])
@@ -341,8 +359,6 @@ class ScalarCurve:
 
     def turning_points(self) -> list[tuple[float, float, str]]:
         """Local extrema of alpha(Qhat): (log Qhat, alpha, ``"max"`` or ``"min"``); none where the branch is unique."""
-        from scipy.optimize import minimize_scalar
-
         found = []
         finite = np.flatnonzero(np.isfinite(self.alpha))
         for i, j, k in zip(finite[:-2], finite[1:-1], finite[2:]):
@@ -350,6 +366,8 @@ class ScalarCurve:
             noise = 3 * self.alpha_error[[i, j, k]].max() + 1e-9 * b
             kind = "max" if b > a + noise and b > c + noise else "min" if b < a - noise and b < c - noise else ""
             if kind and not self.sampled:
+                from scipy.optimize import minimize_scalar  # dear to import, and most curves have no turning point
+
                 sign = -1.0 if kind == "max" else 1.0
                 best = minimize_scalar(
                     lambda x, sign=sign: sign * self.alpha_of(np.array([x]))[0][0],
@@ -374,7 +392,7 @@ def solve(problem: Problem, alphas: Sequence[float], branch: str = "uninformed")
     if branch not in ("uninformed", "informed"):
         raise ValueError(f"branch must be 'uninformed' or 'informed', got {branch!r}")
     if problem.components == 1:
-        return ScalarCurve(problem).predict(alphas, branch)
+        return ScalarCurve.of(problem).predict(alphas, branch)
     from smimbench.theory.branches import iterate
 
     return [iterate(problem, float(alpha), branch) for alpha in alphas]

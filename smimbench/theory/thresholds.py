@@ -25,7 +25,7 @@ def thresholds(problem: Problem) -> dict[str, Any]:
         from smimbench.theory.branches import matrix_thresholds
 
         return matrix_thresholds(problem)
-    curve = ScalarCurve(problem)
+    curve = ScalarCurve.of(problem)
     weak, perfect = curve.weak_limit(), curve.perfect_limit()
     hard = curve.hard_phase() if curve.turning_points() else None
     found: dict[str, Any] = {
