@@ -331,7 +331,7 @@ class ScalarCurve:
     def _departure(self) -> float:
         """Largest Qhat at which the overlap still has its lowest value."""
         Q, _ = self._overlap(self.log_qhat)
-        stuck = Q <= self.bottom
+        stuck = self.bottom >= Q
         if not stuck.any() or self._overlap(np.log(0.5))[0] > self.bottom:
             return 0.0
         from scipy.optimize import brentq
@@ -366,7 +366,9 @@ class ScalarCurve:
             noise = 3 * self.alpha_error[[i, j, k]].max() + 1e-9 * b
             kind = "max" if b > a + noise and b > c + noise else "min" if b < a - noise and b < c - noise else ""
             if kind and not self.sampled:
-                from scipy.optimize import minimize_scalar  # dear to import, and most curves have no turning point
+                from scipy.optimize import (
+                    minimize_scalar,  # dear to import, and most curves have no turning point
+                )
 
                 sign = -1.0 if kind == "max" else 1.0
                 best = minimize_scalar(
