@@ -19,7 +19,14 @@ Host = np.ndarray[Any, Any]
 _MOST_STEPS = 200
 
 
-def bracketed_roots(function: Callable[[Host, Host], Host], left: Host, right: Host, *, tolerance: float = 1e-14) -> Host:
+def bracketed_roots(
+    function: Callable[[Host, Host], Host],
+    left: Host,
+    right: Host,
+    *,
+    tolerance: float = 1e-14,
+    values: tuple[Host, Host] | None = None,
+) -> Host:
     """One root in each of many brackets, by Chandrupatla's method.
 
     Inverse quadratic interpolation where the three latest points promise that it works, otherwise bisection: never slower
@@ -33,6 +40,8 @@ def bracketed_roots(function: Callable[[Host, Host], Host], left: Host, right: H
         Ends of the brackets.
     tolerance : float
         A bracket is narrow enough at ``tolerance * (1 + |x|)``.
+    values : tuple of ndarray (n,), optional
+        The function at the left and the right ends, if they are known.
 
     Returns
     -------
@@ -47,7 +56,7 @@ def bracketed_roots(function: Callable[[Host, Host], Host], left: Host, right: H
     result = np.full(left.shape, np.nan)
     index = np.arange(left.size)
     a, b = right, left  # a: latest point, b: the other end of the bracket
-    fa, fb = function(a, index), function(b, index)
+    fb, fa = (function(b, index), function(a, index)) if values is None else values
     ended = (fa == 0) | (fb == 0)
     result[ended] = np.where(fa == 0, a, b)[ended]
     going = ~ended & (np.sign(fa) * np.sign(fb) < 0)

@@ -186,7 +186,8 @@ class ScalarCurve:
                 return np.log(self.alpha_of(x)[0]) - targets[index]
 
         targets = np.log(alphas)
-        return bracketed_roots(gap, left, right)
+        ends = None if self.sampled else (np.log(self.alpha[upper - 1]) - targets, np.log(self.alpha[upper]) - targets)
+        return bracketed_roots(gap, left, right, values=ends, tolerance=ROUNDING)
 
     def _beyond(self, alpha: float, informed: bool, branch: str) -> Prediction:
         """Prediction beyond an end of the curve."""
@@ -205,23 +206,21 @@ class ScalarCurve:
     def _error(self, x: Array, V: Array) -> Array:
         """Error of V at roots: the error of alpha there, over the slope of the curve."""
         step = 0.5 / PER_DECADE if self.sampled else 1e-3
-        points = x + step * np.array([-1.0, 0.0, 1.0])[:, None]
+        points = x + step * np.array([-1.0, 1.0])[:, None]
         if self.sampled:
             grid = np.isfinite(self.alpha)
             nodes, logs = self.log_qhat[grid], np.log(self.alpha[grid])
             alpha = np.exp(np.interp(points, nodes, logs))
-            error = np.interp(x, nodes, (self.alpha_error / self.alpha)[grid]) * alpha[1]
             # The interpolant is only as good as its grid: what a coarser grid would have said is part of the error.
-            coarse = np.exp(np.interp(x, nodes[::2], logs[::2]))
-            error = np.hypot(error, 0.1 * (coarse - alpha[1]))
+            coarse = np.expm1(np.interp(x, nodes[::2], logs[::2]) - np.interp(x, nodes, logs))
+            relative = np.hypot(np.interp(x, nodes, (self.alpha_error / self.alpha)[grid]), 0.1 * coarse)
         else:
             alpha, errors = (values.reshape(points.shape) for values in self.alpha_of(points.ravel()))
-            error = errors[1]
-        slope = (np.log(alpha[2]) - np.log(alpha[0])) / (2 * step)
+            relative = np.max(errors / alpha, axis=0)
+        slope = (np.log(alpha[1]) - np.log(alpha[0])) / (2 * step)
         values = self._overlap(points.ravel())[1].reshape(points.shape)
-        response = np.abs(values[2] - values[0]) / (2 * step)
-        relative = error / alpha[1] + ROUNDING
-        return response * relative / np.maximum(np.abs(slope), 1e-12) + 1e-10 * V
+        response = np.abs(values[1] - values[0]) / (2 * step)
+        return response * (relative + ROUNDING) / np.maximum(np.abs(slope), 1e-12) + 1e-10 * V
 
     def _pack(self, alpha: float, Q: float, V: float, error: float, branch: str) -> Prediction:
         as_matrix = np.array([[Q]]), np.array([[V]])
@@ -366,9 +365,7 @@ class ScalarCurve:
             noise = 3 * self.alpha_error[[i, j, k]].max() + 1e-9 * b
             kind = "max" if b > a + noise and b > c + noise else "min" if b < a - noise and b < c - noise else ""
             if kind and not self.sampled:
-                from scipy.optimize import (
-                    minimize_scalar,  # dear to import, and most curves have no turning point
-                )
+                from scipy.optimize import minimize_scalar
 
                 sign = -1.0 if kind == "max" else 1.0
                 best = minimize_scalar(

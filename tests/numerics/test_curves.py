@@ -38,6 +38,19 @@ def test_ends_may_be_roots_and_brackets_may_hold_none():
     np.testing.assert_allclose(found, [0.0, 0.0, np.nan, 1.0], atol=1e-15)
 
 
+def test_known_ends_are_not_asked_for():
+    asked = []
+
+    def function(x, index):
+        asked.extend(x)
+        return np.exp(x) - 2.0
+
+    found = bracketed_roots(function, np.array([0.0]), np.array([1.0]), values=(np.array([-1.0]), np.array([np.e - 2])))
+    np.testing.assert_allclose(found, np.log(2.0), rtol=1e-13)
+    assert 0.0 not in asked
+    assert 1.0 not in asked
+
+
 def test_it_agrees_with_scipy():
     from scipy.optimize.elementwise import find_root
 
