@@ -52,20 +52,28 @@ class _Law(NamedTuple):
     slopes: np.ndarray[Any, Any]  # E[dz_L | dw] = sum_l slopes_l dw_l
     noise: float  # conditional variance of z_L
     other_root: np.ndarray[Any, Any]  # root of V with layer L - 1 left out
-    other_slopes: np.ndarray[Any, Any]  # E[dz_{L-1} | rest]
-    other_noise: float
+    precision: np.ndarray[Any, Any]  # V^{-1}
 
 
 def _law(V: np.ndarray[Any, Any], tokens: int, skip: float) -> _Law:
     layers = V.shape[0]
-
-    def split(left_out: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], float]:
-        rest = [layer for layer in range(layers) if layer != left_out]
-        inner = V[np.ix_(rest, rest)]
-        slopes = np.linalg.solve(inner, V[rest, left_out])
-        return np.linalg.cholesky(inner), slopes, float(V[left_out, left_out] - slopes @ V[rest, left_out])
-
-    return _Law(layers, tokens, skip, *split(layers - 1), *split(layers - 2))
+    before = list(range(layers - 1))
+    rest = [*range(layers - 2), layers - 1]
+    inner, mixed = V[np.ix_(before, before)], V[before, layers - 1]
+    slopes = np.linalg.solve(inner, mixed)
+    noise = float(V[-1, -1] - slopes @ mixed)
+    diagonal = np.count_nonzero(V - np.diag(np.diagonal(V))) == 0
+    precision = np.diag(1.0 / np.diagonal(V)) if diagonal else np.linalg.inv(V)
+    return _Law(
+        layers,
+        tokens,
+        skip,
+        np.linalg.cholesky(inner),
+        slopes,
+        noise,
+        np.linalg.cholesky(V[np.ix_(rest, rest)]),
+        precision,
+    )
 
 
 # Points of many samples are kept as nested lists [layer][token] of arrays (samples, points): small matrices
@@ -357,14 +365,13 @@ def _to_normal(points: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 # -- where to look
-# ----------------------------------------------------------------------------------------------------
 
 
-def _choose(xp: Any, law: _Law, points: _Points, log_weight: Array) -> tuple[Array, Array, Array]:
+def _choose(xp: Any, law: _Law, points: _Points, log_weight: Array, seed: int) -> tuple[Array, Array, Array]:
     """Centers (n, K, d), their sign of u (n, K), and the odds of the branches, from points seen so far."""
     device = array_api_compat.device(log_weight)
     count = log_weight.shape[1]
-    noise = -np.log(-np.log(uniform_points(1, count, 7)[:, 0]))
+    noise = -np.log(-np.log(uniform_points(1, count, 10 * seed + 7)[:, 0]))
     noise = xp.asarray(noise, dtype=log_weight.dtype, device=device)
     # Drawn without replacement with the square roots of the weights as odds: bold, but not blind to small
     # modes.
@@ -462,47 +469,93 @@ def _approach(xp: Any, law: _Law, u: Array, omega: Array, centers: Array, sign: 
     return centers, curvature
 
 
-def _propose(xp: Any, law: _Law, u: Array, omega: Array, points: _Points, log_weight: Array) -> _Proposal:
+def _propose(
+    xp: Any, law: _Law, u: Array, omega: Array, points: _Points, log_weight: Array, seed: int
+) -> _Proposal:
     # Where every weight is zero any center is as good as another.
     log_weight = xp.maximum(log_weight, -1e300 + 0.0 * points.log_total)
-    centers, sign, odds = _choose(xp, law, points, log_weight)
+    centers, sign, odds = _choose(xp, law, points, log_weight, seed)
     centers, curvature = _approach(xp, law, u, omega, centers, sign)
     factors = xp.linalg.cholesky(curvature)
     return _Proposal(centers, factors, xp.linalg.inv(factors), odds)
 
 
 # -- sums
-# -------------------------------------------------------------------------------------------------------------
+
+
+def _sign_odds(
+    xp: Any, law: _Law, omega: Vectors, z: Vectors
+) -> tuple[list[Array], dict[tuple[int, int], Array]]:
+    """Given z up to a sign of each layer: posterior odds that layers have the other sign, alone and in pairs.
+
+    A label does not change with these signs, so only the Gaussian law tells them apart, and they are summed
+    out exactly.
+    """
+    layers, tokens = range(law.layers), range(law.tokens)
+    precision = law.precision
+    field = [
+        sum(
+            float(precision[a, b]) * omega[b][m] * z[a][m]
+            for m in tokens
+            for b in layers
+            if precision[a, b] != 0.0
+        )
+        for a in layers
+    ]
+    coupled = [(a, b) for a in layers for b in layers if a < b and precision[a, b] != 0.0]
+    if not coupled:
+        odds = [1.0 / (1.0 + xp.exp(xp.clip(2.0 * k, -300.0, 300.0))) for k in field]
+        return odds, {(a, b): odds[a] * odds[b] for a in layers for b in layers if a < b}
+    coupling = {
+        (a, b): sum((z[a][m] * z[b][m] for m in tokens[1:]), z[a][0] * z[b][0]) * float(precision[a, b])
+        for a, b in coupled
+    }
+    patterns = []
+    top = 0.0 * field[0]
+    for code in range(1, 1 << law.layers):
+        flipped = [a for a in layers if code >> a & 1]
+        gain = sum((-2.0 * field[a] for a in flipped[1:]), -2.0 * field[flipped[0]])
+        for pair in coupled:
+            if (pair[0] in flipped) != (pair[1] in flipped):
+                gain = gain + 2.0 * coupling[pair]
+        patterns.append((flipped, gain))
+        top = xp.maximum(top, gain)
+    weights = [(flipped, xp.exp(xp.maximum(gain - top, -300.0 + 0.0 * top))) for flipped, gain in patterns]
+    scale = 1.0 / sum((weight for _, weight in weights), xp.exp(xp.maximum(-top, -300.0 + 0.0 * top)))
+
+    def share(*members: int) -> Array:
+        chosen = [weight for flipped, weight in weights if all(a in flipped for a in members)]
+        return scale * sum(chosen[1:], chosen[0])
+
+    return [share(a) for a in layers], {(a, b): share(a, b) for a in layers for b in layers if a < b}
 
 
 def _weighted_sums(xp: Any, law: _Law, omega: Vectors, points: _Points, weight: Array, full: bool) -> Array:
     """Sums (moments, n) over points: weight, shift, then traces or the triangle of the second moment."""
-    plus = weight / (1.0 + xp.exp(xp.clip(points.log_minus - points.log_plus, -300.0, 300.0)))
-    minus = weight - plus
-    before = [x for row in points.dw for x in row]
-    up = [z - o for z, o in zip(points.last, omega[-1])]
-    down = [-z - o for z, o in zip(points.last, omega[-1])]
-    weighted = [weight * x for x in before]
-    last = [plus * e + minus * f for e, f in zip(up, down)]
-    moments = [weight, *weighted, *last]
-    size = len(before)
+    layers, tokens = law.layers, law.tokens
+    dz = [*points.dw, [z - o for z, o in zip(points.last, omega[-1])]]
+    z = [[x + o for x, o in zip(row, mean)] for row, mean in zip(dz, omega)]
+    alone, pairs = _sign_odds(xp, law, omega, z)
+    # s z - omega = dz - (1 - s) z keeps its digits where s is almost surely 1
+    moments = [weight]
+    moments += [weight * (dz[a][m] - 2.0 * alone[a] * z[a][m]) for a in range(layers) for m in range(tokens)]
 
-    def product(i: int, j: int) -> Array:
-        if j < size:
-            return weighted[i] * before[j]
-        if i < size:
-            return before[i] * last[j - size]
-        return plus * up[i - size] * up[j - size] + minus * down[i - size] * down[j - size]
+    def product(a: int, i: int, b: int, j: int) -> Array:
+        both = alone[a] if a == b else pairs[min(a, b), max(a, b)]
+        return (
+            dz[a][i] * dz[b][j]
+            - 2.0 * (alone[a] * z[a][i] * dz[b][j] + alone[b] * dz[a][i] * z[b][j])
+            + 4.0 * both * z[a][i] * z[b][j]
+        )
 
-    everything = law.layers * law.tokens
     if full:
-        moments += [product(i, j) for i in range(everything) for j in range(i, everything)]
+        entries = [(a, m) for a in range(layers) for m in range(tokens)]
+        moments += [weight * product(*one, *two) for k, one in enumerate(entries) for two in entries[k:]]
     else:
-        tokens = law.tokens
-        for a in range(law.layers):
-            for b in range(a, law.layers):
-                terms = [product(a * tokens + m, b * tokens + m) for m in range(tokens)]
-                moments.append(sum(terms[1:], terms[0]))
+        for a in range(layers):
+            for b in range(a, layers):
+                terms = [product(a, m, b, m) for m in range(tokens)]
+                moments.append(weight * sum(terms[1:], terms[0]))
     return xp.stack([xp.sum(moment, axis=1) for moment in moments])
 
 
@@ -545,27 +598,35 @@ def _run(
     return _Result(sums, level, effective)
 
 
+def _ratios(xp: Any, sums: Array) -> tuple[Array, Array]:
+    """Ratios (moments - 1, n) of the scrambles' sums, less their bias to first order, and their variance."""
+    count = sums.shape[0]
+    mass = xp.mean(sums[:, 0, :], axis=0)
+    safe = xp.where(mass > 0.0, mass, 1.0)
+    means = xp.mean(sums[:, 1:, :], axis=0) / safe
+    share = sums[:, :1, :] / safe
+    deviation = sums[:, 1:, :] / safe - means * share
+    scale = 1.0 / (count * (count - 1.0))
+    bias = scale * xp.sum(deviation * (share - 1.0), axis=0)
+    return means + bias, scale * xp.sum(deviation * deviation, axis=0)
+
+
 def _finish(xp: Any, law: _Law, V: np.ndarray[Any, Any], result: _Result, full: bool) -> Moments:
     layers, tokens = law.layers, law.tokens
     size = layers * tokens
     sums = result.sums
-    count = sums.shape[0]
-    total = xp.mean(sums, axis=0)
-    mass = total[0, :]
+    mass = xp.mean(sums[:, 0, :], axis=0)
     found = mass > 0.0
-    safe = xp.where(found, mass, 1.0)
-    means = total[1:, :] / safe
-    flat = means[:size, :]
-    deviation = (sums[:, 1 : size + 1, :] - flat[None, :, :] * sums[:, 0, :][:, None, :]) / safe
-    spread = xp.sum(deviation * deviation, axis=0) / (count * (count - 1.0))
+    means, spread = _ratios(xp, sums)
     variance = np.repeat(np.diagonal(V), tokens)
     variance = xp.asarray(variance, dtype=mass.dtype, device=array_api_compat.device(mass))
-    # a ratio of means is biased by about one over the effective number of points
+    # The bias of a ratio of means is about one over the effective number of points.
     effective = xp.where(result.effective > 0.0, result.effective, 1.0)
-    error = xp.sqrt(xp.mean(spread / variance[:, None], axis=0) + 1.0 / (effective * effective))
+    error = xp.sqrt(xp.mean(spread[:size, :] / variance[:, None], axis=0) + 1.0 / (effective * effective))
     constant = 0.5 * tokens * math.log(2.0 * math.pi * law.noise)
-    log_partition = xp.where(found, xp.log(safe) + result.level - constant, -math.inf)
-    shift = xp.reshape(xp.permute_dims(flat, (1, 0)), (-1, layers, tokens))
+    log_partition = xp.where(found, xp.log(xp.where(found, mass, 1.0)) + result.level - constant, -math.inf)
+
+    shift = xp.reshape(xp.permute_dims(means[:size, :], (1, 0)), (-1, layers, tokens))
     rank = size if full else layers
     place = {}
     for i in range(rank):
@@ -591,6 +652,7 @@ def integrate(
     accuracy: float,
     points: int,
     full: bool = False,
+    seed: int = 0,
 ) -> Moments:
     """Posterior moments and partition function for any number of layers, and two or three tokens.
 
@@ -610,6 +672,8 @@ def integrate(
         Points per sample, over all scrambles; rounded down to a power of 2.
     full : bool
         Return the whole second moment instead of its traces over tokens.
+    seed : int
+        Different seeds give independent results.
 
     Returns
     -------
@@ -628,7 +692,9 @@ def integrate(
     parts = []
     for start in range(0, n, block):
         rows = slice(start, min(start + block, n))
-        parts.append(_integrate_block(xp, law, V, u[rows, ...], omega[rows, ...], accuracy, sizes, full))
+        parts.append(
+            _integrate_block(xp, law, V, u[rows, ...], omega[rows, ...], accuracy, sizes, full, seed)
+        )
     return parts[0] if len(parts) == 1 else Moments(*(xp.concat(values) for values in zip(*parts)))
 
 
@@ -649,14 +715,15 @@ def _integrate_block(
     accuracy: float,
     sizes: list[tuple[int, int, int]],
     full: bool,
+    seed: int,
 ) -> Moments:
     outputs, means = _components(law, u, omega)
     odds = xp.full((u.shape[0], 4), 0.25, dtype=u.dtype, device=array_api_compat.device(u))
     blind = _Proposal(None, None, None, odds)
     pilot = (_PILOT, _PILOT, 0) if law.tokens == 2 else (2 * _PILOT, 0, 0)
-    points, log_weight = _draw(xp, law, outputs, means, blind, pilot, 0)
-    proposal = _propose(xp, law, u, omega, points, log_weight)
-    result = _run(xp, law, outputs, means, proposal, sizes[0], 100, full)
+    points, log_weight = _draw(xp, law, outputs, means, blind, pilot, seed)
+    proposal = _propose(xp, law, u, omega, points, log_weight, seed)
+    result = _run(xp, law, outputs, means, proposal, sizes[0], seed + 100, full)
     moments, effective = _finish(xp, law, V, result, full), result.effective
     # Then with all points where accuracy asks for it, and again from what the mixture found where few
     # points count.
@@ -670,9 +737,9 @@ def _integrate_block(
         outputs, means = _components(law, part_u, part_omega)
         local = _Proposal(*(None if x is None else xp.take(x, index, axis=0) for x in proposal))
         if not growing:
-            points, log_weight = _draw(xp, law, outputs, means, local, sizes[-1], 20 + stage)
-            local = _propose(xp, law, part_u, part_omega, points, log_weight)
-        result = _run(xp, law, outputs, means, local, sizes[-1], 200 + 100 * stage, full)
+            points, log_weight = _draw(xp, law, outputs, means, local, sizes[-1], seed + 20 + stage)
+            local = _propose(xp, law, part_u, part_omega, points, log_weight, seed)
+        result = _run(xp, law, outputs, means, local, sizes[-1], seed + 200 + 100 * stage, full)
         better = result.effective > xp.take(effective, index, axis=0)
         change = _expand_mask(xp, better, chosen)
         again = _finish(xp, law, V, result, full)

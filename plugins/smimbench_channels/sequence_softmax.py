@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from array_api_compat import device
 
 from smimbench.backend import namespace, to_host
 from smimbench.interfaces import Array, Capabilities, ParameterError, Posterior, Uncertain
 from smimbench_channels import _adaptive_quadrature as quadrature
 from smimbench_channels import _deep_attention as deep
+from smimbench_channels import _deep_information as deep_information
 from smimbench_channels import _importance_qmc as sampling
 from smimbench_channels import _softmax_one_layer as one_layer
 from smimbench_channels._moments import Moments
@@ -199,14 +201,37 @@ class SequenceSoftmax:
             return quadrature.integrate(u, omega, covariance, self.skip, self.accuracy, full)
         return sampling.integrate(u, omega, covariance, self.skip, self.accuracy, self.points, full)
 
-    def information(self, Q: Array, V: Array) -> Uncertain:
+    def information(self, Q: Array, V: Array, *, labels: int = 4096) -> Uncertain:
         """``E sum_m g_m g_m^T`` (..., L, L) with ``omega ~ N(0, Q (x) I)`` and ``z ~ N(omega, V (x) I)``.
+
+        Quadrature for one layer. For more, a mean over quasi-random labels with control variates that are
+        exact on the Nishimori line; the same labels for every (Q, V), so curves are smooth and equal
+        arguments give equal results.
 
         Parameters
         ----------
         Q, V : array (..., L, L)
             Overlap and error; leading axes are a batch.
+        labels : int
+            How many labels are drawn for each (Q, V) where there is more than one layer.
+
+        Returns
+        -------
+        Uncertain
+            ``error`` has the shape of ``value``.
         """
         if self.layers == 1:
             return one_layer.information(Q, V, self.tokens)
-        raise NotImplementedError
+        xp = namespace(Q, V)
+        law = deep_information.Law(self.layers, self.tokens, self.skip)
+        pairs = zip(*(np.asarray(to_host(x), np.float64).reshape(-1, *x.shape[-2:]) for x in (Q, V)))
+        found = [deep_information.information(law, q, v, labels) for q, v in pairs]
+        value, error = (
+            xp.asarray(np.reshape([pair[k] for pair in found], Q.shape), dtype=Q.dtype, device=device(Q))
+            for k in range(2)
+        )
+        posterior = "quadrature" if self.layers == self.tokens == 2 else "importance sampling"
+        scrambles = deep_information.SCRAMBLES
+        return Uncertain(
+            value, error, f"Monte Carlo ({scrambles} Sobol scrambles of labels, posterior by {posterior})"
+        )

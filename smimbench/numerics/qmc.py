@@ -15,7 +15,7 @@ __all__ = ["normal_points", "uniform_points"]
 Points = np.ndarray[Any, np.dtype[np.float64]]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def uniform_points(dimension: int, count: int, seed: int = 0) -> Points:
     """One scramble of a Sobol sequence in the open unit cube.
 
@@ -43,7 +43,7 @@ def uniform_points(dimension: int, count: int, seed: int = 0) -> Points:
     return inside
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def normal_points(dimension: int, count: int, seed: int = 0) -> Points:
     """``uniform_points`` mapped to independent standard normal numbers.
 

@@ -1,0 +1,142 @@
+"""Information of deep attention: control variates, limits and identities."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from smimbench_channels import _deep_information
+from smimbench_channels.sequence_softmax import SequenceSoftmax
+
+from smimbench.backend import to_host
+from tests.conftest import assert_placed
+
+
+def diagonal(*q):
+    Q = np.diag(np.array(q, dtype=float))
+    return Q, np.eye(len(q)) - Q
+
+
+def test_controlled_mean_is_unbiased_and_its_error_is_right():
+    rng = np.random.default_rng(1)
+    scores = []
+    for _ in range(200):
+        zeros = [rng.standard_normal((20, 3)) for _ in range(8)]
+        zeros = [
+            np.concatenate([x, x[:, :1], 0.0 * x[:, :1]], 1) for x in zeros
+        ]  # one twice, one that vanishes
+        samples = [
+            np.stack([2.0 + x @ [1.0, -2.0, 0.5, 0.0, 0.0] + 0.1 * rng.standard_normal(20), x[:, 0] ** 2], 1)
+            for x in zeros
+        ]
+        value, error = _deep_information.controlled_mean(samples, zeros)
+        assert error[0] < 0.04  # it would be 0.18 without controls
+        scores.append((value - [2.0, 1.0]) / error)
+    scores = np.array(scores)
+    assert np.all(np.abs(scores.mean(0)) < 5.0 * 1.2 / np.sqrt(200))
+    assert np.all((scores.std(0) > 0.8) & (scores.std(0) < 1.6))
+
+
+@pytest.mark.parametrize(
+    ("layers", "tokens", "q"), [(2, 2, (0.3, 0.8)), (3, 2, (0.3, 0.5, 0.8)), (2, 3, (0.4, 0.8))]
+)
+def test_control_variates_have_mean_zero(layers, tokens, q):
+    Q, V = diagonal(*q)
+    Q, V = Q + 0.05 * (1 - np.eye(layers)), V - 0.05 * (1 - np.eye(layers))
+    law = _deep_information.Law(layers, tokens, 1.0)
+    labels = 64 if layers == tokens == 2 else 16
+    zeros = np.stack(
+        [_deep_information.controls(_deep_information.draw(law, Q, V, labels, k)).mean(0) for k in range(16)]
+    )
+    scores = zeros.mean(0) / (zeros.std(0, ddof=1) / np.sqrt(16))
+    assert np.all(np.abs(scores) < 5.0)
+
+
+def test_error_is_honest():
+    channel = SequenceSoftmax(tokens=2, layers=2)
+    Q = np.stack([diagonal(*q)[0] for q in ((0.1, 0.3), (0.5, 0.9), (0.95, 0.999))])
+    V = np.eye(2) - Q
+    few, many = (channel.information(Q, V, labels=labels) for labels in (1024, 16384))
+    used = few.value > 0.0
+    score = (few.value - many.value)[used] / np.hypot(few.error, many.error)[used]
+    assert np.all(np.abs(score) < 4.5)
+    assert np.all(many.error[used] < 0.6 * few.error[used])
+    assert np.all(many.error[used] < 0.03 * many.value[used])
+    assert "Monte Carlo" in few.method
+
+
+def test_mean_over_plain_samples():
+    # E sum_m g_m g_m^T from independent labels, without control variates, correlated layers
+    rng = np.random.default_rng(12)
+    Q = np.array([[0.5, 0.2], [0.2, 0.7]])
+    V = np.array([[0.5, -0.1], [-0.1, 0.3]])
+    channel = SequenceSoftmax(tokens=2, layers=2, skip=0.7, accuracy=1e-4)
+    n = 20_000
+    omega = np.linalg.cholesky(Q) @ rng.standard_normal((n, 2, 2))
+    z = omega + np.linalg.cholesky(V) @ rng.standard_normal((n, 2, 2))
+    g = np.linalg.inv(V) @ (channel.posterior(channel.forward(z), omega, V).mean - omega)
+    sample = np.einsum("nam,nbm->nab", g, g)
+    found = channel.information(Q, V, labels=8192)
+    spread = np.hypot(found.error, sample.std(0) / np.sqrt(n))
+    assert np.all(np.abs(sample.mean(0) - found.value) < 4.5 * spread)
+    np.testing.assert_allclose(found.value, found.value.T)
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+@pytest.mark.parametrize("q", [0.2, 0.8])
+def test_strong_skip_leaves_one_layer(layers, q):
+    # c -> infinity: u -> (1 + c)^{L-1} z_L; nothing is left to say about the others
+    channel = SequenceSoftmax(tokens=2, layers=layers, skip=1e5)
+    Q, V = diagonal(*([0.3] * (layers - 1)), q)
+    found = channel.information(Q, V, labels=4096 if layers == 2 else 512)
+    single = SequenceSoftmax(tokens=2).information(Q[-1:, -1:], V[-1:, -1:])
+    assert (
+        abs(found.value[-1, -1] - single.value[0, 0]) < 4.5 * found.error[-1, -1] + 1e-3 * single.value[0, 0]
+    )
+    assert np.all(np.abs(np.diagonal(found.value)[:-1]) < 1e-2 + 4.5 * np.diagonal(found.error)[:-1])
+
+
+@pytest.mark.parametrize(("layers", "tokens"), [(2, 2), (3, 2), (2, 3)])
+def test_small_error_counts_equations(layers, tokens):
+    # V -> 0: a label is M linear equations, so tr(V Phi) = M whatever the network
+    v = 1e-7 * np.array([1.0, 0.3, 0.1][:layers])
+    V = np.diag(v)
+    found = SequenceSoftmax(tokens=tokens, layers=layers).information(np.eye(layers) - V, V, labels=512)
+    trace = np.sum(v * np.diagonal(found.value))
+    error = np.sum(v * np.diagonal(found.error))
+    assert abs(trace - tokens) < 4.5 * error + 0.01
+    assert error < 0.1
+
+
+def test_weak_recovery_of_the_last_layer():
+    # Phi_22 -> F q with F = E sum (E[z z^T | y] - I)^2 at omega = 0, and F <= M (M + 1)
+    channel = SequenceSoftmax(tokens=2, layers=2, skip=2.0)
+    Q, V = diagonal(0.0, 1e-3)
+    found = channel.information(Q, V, labels=1 << 14)
+    rng = np.random.default_rng(0)
+    z = rng.standard_normal((8000, 2, 2))
+    posterior = channel.posterior(channel.forward(z), np.zeros_like(z), np.eye(2), second_moment=True)
+    G = posterior.second_moment[:, 1, :, 1, :] - np.eye(2)
+    sample = (G**2).sum((1, 2))
+    F, error = sample.mean(), sample.std() / np.sqrt(len(z))
+    assert abs(found.value[1, 1] / 1e-3 - F) < 4.5 * np.hypot(error, found.error[1, 1] / 1e-3)
+    assert 6.0 + 4.5 * error > F
+
+
+def test_symmetry_is_exact():
+    channel = SequenceSoftmax(tokens=2, layers=3)
+    found = channel.information(*diagonal(0.0, 0.4, 0.8), labels=256)
+    off = ~np.eye(3, dtype=bool)
+    assert np.all(found.value[off] == 0.0)
+    assert found.value[0, 0] == 0.0
+    assert np.all(np.diagonal(found.value)[1:] > 0.0)
+
+
+def test_batches_and_backends(backend):
+    channel = SequenceSoftmax(tokens=2, layers=2)
+    Q = np.stack([diagonal(a, b)[0] for a in (0.2, 0.6) for b in (0.5, 0.9)]).reshape(2, 2, 2, 2)
+    V = np.eye(2) - Q
+    found = channel.information(backend.asarray(Q), backend.asarray(V), labels=256)
+    assert_placed(found.value, backend, (2, 2, 2, 2))
+    assert_placed(found.error, backend, (2, 2, 2, 2))
+    one = channel.information(Q[1, 0], V[1, 0], labels=256)
+    np.testing.assert_array_equal(to_host(found.value)[1, 0], one.value)
