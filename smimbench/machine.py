@@ -60,6 +60,7 @@ def fingerprint() -> str:
     return hashlib.sha256(canonical_json({**machine_info(), "node": platform.node()}).encode()).hexdigest()[:12]
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """Versions of what the numbers depend on."""
     from importlib.metadata import PackageNotFoundError, version

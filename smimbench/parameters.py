@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import json
 import math
@@ -20,7 +21,8 @@ ENGINE_FILLED = {"channel": ("tokens",)}
 """Parameters that the engine takes from the model and a suite may not set."""
 
 
-def signature_of(cls: type[Any]) -> dict[str, inspect.Parameter]:
+@functools.cache
+def signature_of(cls: type[Any]) -> Mapping[str, inspect.Parameter]:
     """Parameters of a class's constructor, without ``self`` and catch-alls."""
     wanted = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     found = inspect.signature(cls).parameters.values()
@@ -50,23 +52,12 @@ def build(cls: type[Any], kind: str, params: Mapping[str, Any], provided: Mappin
 
     available = signature_of(cls)
     supplied = {k: v for k, v in (provided or {}).items() if k in available}
-    accepted = {name: p for name, p in available.items() if name not in ENGINE_FILLED.get(kind, ())}
+    accepted, hints, schema = _schema(cls, kind)
     for key in params:
         if key not in accepted:
             if key in supplied:
                 raise ParameterError(key, "is taken from the model; remove it here")
             raise ParameterError(key, unknown_key(key, accepted))
-    try:
-        hints = typing.get_type_hints(cls.__init__)
-    except NameError:  # an annotation that only a type checker can resolve: fall back on the type of the default
-        hints = {}
-    fields: dict[str, Any] = {}
-    for name, parameter in accepted.items():
-        required = parameter.default is inspect.Parameter.empty
-        hint = hints.get(name, Any if required or parameter.default is None else type(parameter.default))
-        fields[name] = (hint, ... if required else parameter.default)
-    config = pydantic.ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True, protected_namespaces=())
-    schema = pydantic.create_model(cls.__name__, __config__=config, **fields)
     try:
         checked = schema.model_validate(_tuples(dict(params), hints))
     except pydantic.ValidationError as error:
@@ -78,6 +69,25 @@ def build(cls: type[Any], kind: str, params: Mapping[str, Any], provided: Mappin
             raise ParameterError(key, f"must be a finite number, got {value}")
     values = {name: getattr(checked, name) for name in accepted if name in checked.model_fields_set}
     return cls(**values, **supplied)
+
+
+@functools.cache
+def _schema(cls: type[Any], kind: str) -> tuple[tuple[str, ...], dict[str, Any], Any]:
+    """Names that a suite may set, their types, and the validator; made once, because every cell builds its items anew."""
+    import pydantic
+
+    accepted = {name: p for name, p in signature_of(cls).items() if name not in ENGINE_FILLED.get(kind, ())}
+    try:
+        hints = typing.get_type_hints(cls.__init__)
+    except NameError:  # an annotation that only a type checker can resolve: fall back on the type of the default
+        hints = {}
+    fields: dict[str, Any] = {}
+    for name, parameter in accepted.items():
+        required = parameter.default is inspect.Parameter.empty
+        hint = hints.get(name, Any if required or parameter.default is None else type(parameter.default))
+        fields[name] = (hint, ... if required else parameter.default)
+    config = pydantic.ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True, protected_namespaces=())
+    return tuple(accepted), hints, pydantic.create_model(cls.__name__, __config__=config, **fields)
 
 
 def parameters_of(kind: str, item: Any) -> dict[str, Any]:

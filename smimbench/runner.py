@@ -254,6 +254,7 @@ def run_cells(
         records.append(record)
         if on_record:
             on_record(record)
+    store.sync()
     return records
 
 
