@@ -15,7 +15,7 @@ __all__ = ["run", "show", "theory"]
 
 
 def run(
-    suite: Suite | str,
+    suite: Suite | str | Path,
     *,
     results: str | Path = "results",
     backend: str = "numpy",
@@ -27,7 +27,7 @@ def run(
 
     Parameters
     ----------
-    suite : Suite or str
+    suite : Suite, str or Path
         A loaded suite, a path or the name of a shipped one.
     results : path
         Folder under which ``<suite>/<cell key>.json`` is kept.
@@ -50,6 +50,8 @@ def run(
     Raises
     ------
     SuiteError, BackendError, StoreError
+    ValueError
+        If overrides are given with a loaded suite.
     """
     from smimbench import runner
     from smimbench.backend import get_backend
@@ -64,7 +66,7 @@ def run(
     return show(suite, results=results, backends=(backend,))
 
 
-def show(suite: Suite | str, *, results: str | Path = "results", backends: Sequence[str] = ("numpy",)) -> list[dict[str, Any]]:
+def show(suite: Suite | str | Path, *, results: str | Path = "results", backends: Sequence[str] = ("numpy",)) -> list[dict[str, Any]]:
     """Rows of what has been run; see ``run``."""
     from smimbench.predict import Theorist
     from smimbench.report.rows import error_rows, suite_records
@@ -75,7 +77,7 @@ def show(suite: Suite | str, *, results: str | Path = "results", backends: Seque
     return error_rows(suite_records(suite, store, backends), suite, store, Theorist(store.folder / "theory"))
 
 
-def theory(suite: Suite | str, alphas: Sequence[float] | None = None, *, overrides: Iterable[str] = ()) -> list[dict[str, Any]]:
+def theory(suite: Suite | str | Path, alphas: Sequence[float] | None = None, *, overrides: Iterable[str] = ()) -> list[dict[str, Any]]:
     """The Bayes-optimal curve and the thresholds of a suite, one dict per problem.
 
     Parameters
@@ -88,5 +90,9 @@ def theory(suite: Suite | str, alphas: Sequence[float] | None = None, *, overrid
     return theory_document(_suite(suite, overrides), alphas)
 
 
-def _suite(suite: Suite | str, overrides: Iterable[str] = ()) -> Suite:
-    return suite if isinstance(suite, Suite) else load_suite(suite, overrides)
+def _suite(suite: Suite | str | Path, overrides: Iterable[str] = ()) -> Suite:
+    if not isinstance(suite, Suite):
+        return load_suite(suite, overrides)
+    if tuple(overrides):
+        raise ValueError("overrides go with a suite given by name or path; hand those of a loaded one to load_suite")
+    return suite

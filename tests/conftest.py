@@ -46,13 +46,26 @@ def _make_backend(name: str) -> Backend:
     raise AssertionError(name)
 
 
-@pytest.fixture(params=["numpy", "numpy-readonly", "strict", pytest.param("cupy", marks=pytest.mark.gpu)])
+def _why_no_gpu() -> str | None:
+    try:
+        import cupy
+    except ImportError:
+        return "CuPy is not installed"
+    return None if cupy.is_available() else "CuPy finds no CUDA device"
+
+
+_NO_GPU = _why_no_gpu()
+_BACKENDS = ["numpy", "numpy-readonly", "strict", *([] if _NO_GPU else [pytest.param("cupy", marks=pytest.mark.gpu)])]
+
+
+def pytest_report_header() -> str:
+    """Say once, instead of in a skip for every test, that the GPU's share was left out."""
+    return f"array namespaces: NumPy, read-only NumPy, array-api-strict, {f'no CuPy ({_NO_GPU})' if _NO_GPU else 'CuPy'}"
+
+
+@pytest.fixture(params=_BACKENDS)
 def backend(request) -> Backend:
     """Every array namespace of this machine; CuPy only where there is a GPU."""
-    if request.param == "cupy":
-        cupy = pytest.importorskip("cupy")
-        if not cupy.is_available():
-            pytest.skip("no CUDA device")
     return _make_backend(request.param)
 
 

@@ -1,11 +1,12 @@
 """How long things take, on one core. Skipped unless asked for: ``pytest -o addopts= tests/benchmarks --benchmark-only``.
 
-Bounds are on the fastest round, which a busy machine disturbs least.
+Bounds are on the fastest round, which a busy machine disturbs least; SMIMBENCH_NO_TIME_LIMITS=1 reports without judging.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 
 import numpy as np
@@ -24,6 +25,11 @@ from tests.helpers import ATTENTION, command, environment, write_suite
 def _one_core():
     with threadpool_limits(limits=1):
         yield
+
+
+def within(benchmark, seconds: float) -> None:
+    if not os.environ.get("SMIMBENCH_NO_TIME_LIMITS"):
+        assert benchmark.stats.stats.min < seconds
 
 
 def attention(channel="softmax", **parameters) -> Problem:
@@ -48,20 +54,20 @@ def stepping(problem, alpha, dimension, algorithm):
 def test_gamp_attention(benchmark, channel):
     """d = 100, T = 2, alpha = 0.1: at most 10 ms."""
     benchmark(stepping(attention(channel), 0.1, 100, Gamp()))
-    assert benchmark.stats.stats.min < 0.010
+    within(benchmark, 0.010)
 
 
 @pytest.mark.benchmark(group="one iteration")
 def test_gamp_sequence(benchmark):
     problem = Problem({"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian")
     benchmark(stepping(problem, 0.3, 1000, Gamp()))
-    assert benchmark.stats.stats.min < 0.010
+    within(benchmark, 0.010)
 
 
 @pytest.mark.benchmark(group="one iteration")
 def test_adam_attention(benchmark):
     benchmark(stepping(attention(), 0.1, 100, Adam()))
-    assert benchmark.stats.stats.min < 0.010
+    within(benchmark, 0.010)
 
 
 @pytest.mark.benchmark(group="theory")
@@ -71,7 +77,7 @@ def test_curve_of_128_points(benchmark):
     problem = attention()
     points = benchmark(lambda: ScalarCurve(problem).competing(alphas))
     assert len(points) == 128
-    assert benchmark.stats.stats.min < 1.0
+    within(benchmark, 1.0)
 
 
 @pytest.mark.benchmark(group="command line")
@@ -91,7 +97,7 @@ def test_curve_of_128_points_from_the_command_line(benchmark, tmp_path):
 
     (document,) = benchmark.pedantic(call, rounds=3)
     assert len(document["points"]) == 128
-    assert benchmark.stats.stats.min < 2.0
+    within(benchmark, 2.0)
 
 
 @pytest.mark.benchmark(group="command line")
@@ -100,4 +106,4 @@ def test_help(benchmark):
         return subprocess.run(command("--help"), capture_output=True, env=environment(), check=True)
 
     benchmark.pedantic(call, rounds=5)
-    assert benchmark.stats.stats.min < 0.5
+    within(benchmark, 0.5)

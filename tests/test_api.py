@@ -1,0 +1,125 @@
+"""The same verbs from Python, and what the README promises."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+import smimbench
+from smimbench.suite import SuiteError
+from tests.helpers import ROOT, SUITE, environment, write_suite
+
+
+def test_every_public_name_is_there_and_an_unknown_one_is_not():
+    for name in smimbench.__all__:
+        assert getattr(smimbench, name) is not None
+    assert re.fullmatch(r"\d+\.\d+\.\d+.*", smimbench.__version__)
+    with pytest.raises(AttributeError, match="'smimbench' has no attribute 'nothing'"):
+        _ = smimbench.nothing
+
+
+def test_importing_the_package_is_cheap():
+    script = "import sys, smimbench; print(sorted({'numpy', 'scipy', 'pydantic', 'rich', 'click'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment())
+    assert done.stdout.strip() == "[]"
+
+
+def test_run_and_show_give_a_tidy_table(tmp_path):
+    path = write_suite(tmp_path, SUITE)
+    rows = smimbench.run(path, results=tmp_path / "results", overrides=["grid.seeds=3", "grid.alpha=[0.7]"])
+    assert len(rows) == 2 * 2
+    assert all(row["n"] == 3 and row["status_counts"] == {"ok": 3} for row in rows)
+    suite = smimbench.load_suite(path, ["grid.seeds=3", "grid.alpha=[0.7]"])
+    assert smimbench.show(suite, results=tmp_path / "results") == rows
+    assert smimbench.run(suite, results=tmp_path / "results") == rows
+
+
+def test_running_a_part_keeps_the_rest(tmp_path):
+    path = write_suite(tmp_path, SUITE)
+    part = smimbench.load_suite(path, only=["algorithm=adam"])
+    assert {row["algorithm"] for row in smimbench.run(part, results=tmp_path / "r")} == {"adam"}
+    assert {row["algorithm"] for row in smimbench.run(str(path), results=tmp_path / "r")} == {"adam", "gamp"}
+
+
+def test_overrides_of_a_loaded_suite_are_not_silently_dropped(tmp_path):
+    suite = smimbench.load_suite(write_suite(tmp_path))
+    for verb in (smimbench.run, smimbench.theory):
+        with pytest.raises(ValueError, match="load_suite"):
+            verb(suite, overrides=["grid.seeds=9"])
+
+
+def test_theory_is_a_verb_and_a_folder(tmp_path):
+    path = write_suite(tmp_path, SUITE)
+    (document,) = smimbench.theory(str(path), [0.25, 0.5], overrides=["problem.channel.noise=0.0"])
+    assert [point["mse"] for point in document["points"]] == pytest.approx([0.5, 0.0], abs=1e-9)
+    from smimbench.theory.state_evolution import ScalarCurve
+
+    assert smimbench.theory.state_evolution.ScalarCurve is ScalarCurve
+
+
+def test_errors_are_exceptions(tmp_path):
+    with pytest.raises(SuiteError, match="no such file"):
+        smimbench.run(str(tmp_path / "nothing.toml"))
+    from smimbench.backend import BackendError
+
+    with pytest.raises(BackendError, match="choose one of"):
+        smimbench.run(str(write_suite(tmp_path)), backend="abacus", results=tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
+# -- what the README says -----------------------------------------------------------------------------------------
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def block(mark: str, language: str) -> str:
+    return re.search(rf"<!-- {mark} -->\n```{language}\n(.*?)```", README, re.DOTALL).group(1)
+
+
+def test_the_two_commands_are_one_line_each_and_use_what_the_project_offers():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for mark, verb in (("run", "smimbench run quickstart"), ("test", "pytest")):
+        command = block(mark, "sh").strip()
+        assert "\n" not in command
+        assert verb in command
+        (extra,) = re.findall(r"\[(\w+)\]", command)
+        assert extra in extras
+
+
+def test_the_lines_of_python_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code = block("python", "python")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 8
+    exec(compile(code, "README.md", "exec"), {})
+    assert "mse" in capsys.readouterr().out
+
+
+def test_every_command_of_the_readme_exists(capsys):
+    from smimbench.cli import cli
+
+    named = set(re.findall(r"smimbench (\w+)", README)) - {"is", "draws", "and"}
+    verbs = {name for name in named if name in cli.commands}
+    assert {"run", "theory", "show", "list", "info", "plugins", "doctor"} <= verbs
+
+
+def test_files_that_the_readme_links_to_exist():
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_no_module_of_the_engine_knows_a_channel_prior_or_algorithm():
+    """The engine finds everything through the registry: none of its files imports a plugin package."""
+    for path in (ROOT / "smimbench").rglob("*.py"):
+        assert not re.search(r"^\s*(from|import) smimbench_", path.read_text(), re.MULTILINE), path
+
+
+def test_plugins_import_public_modules_of_the_engine_only():
+    for path in (ROOT / "plugins").rglob("*.py"):
+        for module in re.findall(r"^\s*from (smimbench(?:\.\w+)*) import", path.read_text(), re.MULTILINE):
+            importlib.import_module(module)
+            assert not any(part.startswith("_") for part in module.split(".")), (path, module)
