@@ -1,4 +1,4 @@
-"""Means over random samples with control variates, and what they need: normal points, honest standard errors.
+"""Means over random labels with control variates: what a channel without formulas tells, and how sure we are.
 
 Monte Carlo noise is an error of theory like any other, so every mean comes with its standard error. It is taken over
 independent scrambles, and the coefficients of the control variates of a scramble are fitted on the other ones: neither the
@@ -7,79 +7,158 @@ mean nor its error is flattered by the fit.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from smimbench.interfaces import Uncertain
+from smimbench.numerics.qmc import normal_points
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smimbench.interfaces import Array
 
-__all__ = ["SCRAMBLES", "controlled_mean", "normal_points"]
+__all__ = ["SCRAMBLES", "controlled_mean", "sampled_moments"]
 
 SCRAMBLES = 16
+POINTS = 2**10
+_SEED = 7000
 
 
-def normal_points(dimension: int, points: int, *seed: int) -> np.ndarray[Any, Any]:
-    """One scramble of a Sobol sequence, mapped to independent standard normal numbers.
-
-    Parameters
-    ----------
-    dimension : int
-    points : int
-        A power of 2 keeps the sequence balanced.
-    *seed : int
-        Names the scramble: equal seeds give equal points.
-
-    Returns
-    -------
-    ndarray (points, dimension)
-    """
-    from scipy.special import ndtri
-    from scipy.stats import qmc
-
-    uniform = qmc.Sobol(dimension, scramble=True, rng=np.random.default_rng(seed)).random(points)
-    return np.asarray(ndtri(np.clip(uniform, 1e-16, 1 - 1e-16)))
-
-
-def controlled_mean(samples: Sequence[Array], controls: Sequence[Array]) -> tuple[float, float]:
-    """Mean of a random number with the help of others whose mean is zero.
+def controlled_mean(samples: Sequence[Array], controls: Sequence[Array]) -> tuple[Array, Array]:
+    """Means of random numbers with the help of others whose mean is zero.
 
     Parameters
     ----------
-    samples : sequence of R arrays (n,)
+    samples : sequence of R arrays (n, J)
         One array per scramble.
     controls : sequence of R arrays (n, K)
         Numbers with mean exactly zero. K may be 0.
 
     Returns
     -------
-    value, error : float
+    value, error : ndarray (J,)
         Mean over the scrambles of ``mean(y - b . x)``, with ``b`` fitted by least squares on all other scrambles, and its
         standard error from the spread of the R means.
     """
-    count = len(samples)
-    width = controls[0].shape[1]
-    grams, mixed, means, mean_controls = [], [], [], []
-    for y, x in zip(samples, controls):
-        centred = x - x.mean(0)
-        grams.append(centred.T @ centred / len(y))
-        mixed.append(centred.T @ (y - y.mean()) / len(y))
-        means.append(y.mean())
-        mean_controls.append(x.mean(0))
+    centred = [x - x.mean(0) for x in controls]
+    grams = [x.T @ x / len(x) for x in centred]
+    mixed = [x.T @ (y - y.mean(0)) / len(x) for x, y in zip(centred, samples)]
     gram, mix = sum(grams), sum(mixed)
-    estimates = np.empty(count)
-    for k in range(count):
-        correction = 0.0
-        if width:
-            left, right = gram - grams[k], mix - mixed[k]
-            # Controls may be proportional to one another, or vanish: least squares of the unit-scaled system.
-            scale = np.sqrt(np.maximum(np.diagonal(left), 0.0))
-            inverse = np.where(scale > 0, 1 / np.where(scale > 0, scale, 1), 0)
-            slope = (
-                inverse * np.linalg.lstsq(left * inverse * inverse[:, None], right * inverse, rcond=1e-9)[0]
-            )
-            correction = float(slope @ mean_controls[k])
-        estimates[k] = means[k] - correction
-    return float(estimates.mean()), float(estimates.std(ddof=1) / np.sqrt(count))
+    estimates = []
+    for y, x, own_gram, own_mix in zip(samples, controls, grams, mixed):
+        left, right = gram - own_gram, mix - own_mix
+        # Controls may be proportional to one another, or vanish: least squares of the unit-scaled system.
+        scale = np.sqrt(np.maximum(np.diagonal(left), 0.0))
+        inverse = np.where(scale > 0, 1 / np.where(scale > 0, scale, 1), 0)
+        slope = np.linalg.lstsq(left * inverse * inverse[:, None], right * inverse[:, None], rcond=1e-9)[0]
+        estimates.append(y.mean(0) - (x.mean(0) * inverse) @ slope)
+    stacked = np.stack(estimates)
+    return stacked.mean(0), stacked.std(0, ddof=1) / np.sqrt(len(estimates))
+
+
+def sampled_moments(
+    channel: Any, sites: int, Q: Array, V: Array, points: int = POINTS
+) -> tuple[Uncertain, Uncertain]:
+    r"""Information and susceptibility of one (Q, V) through the channel's posterior, by quasi-random labels.
+
+    .. math::
+
+        I = E \sum_c g_c g_c^T, \qquad
+        \lambda_{ab} = E \sum_{cc'} G_{a,cc'} G_{b,cc'}, \quad
+        G_{a,cc'} = (E[z_{ac} z_{ac'} | y, \omega] - V_{aa} \delta_{cc'}) / V_{aa}^2
+
+    The susceptibility is given for components with ``Q_aa = 0`` whose sign no label can see; other entries are 0. Control
+    variates are the other expressions that have the same mean on the Nishimori line, and the known second moments.
+
+    Parameters
+    ----------
+    sites : int
+        C.
+    Q, V : ndarray (P, P)
+    points : int
+        Labels in each of ``SCRAMBLES`` scrambles: the same for every (Q, V), so that curves are smooth.
+
+    Returns
+    -------
+    information, susceptibility : Uncertain
+        (P, P) each. The error holds the bias that the reported error of the posterior can cause.
+    """
+    shape = np.shape(Q)
+    key = np.ascontiguousarray(Q, dtype=float).tobytes(), np.ascontiguousarray(V, dtype=float).tobytes()
+    try:
+        return _sampled_moments(channel, sites, shape[-1], *key, points)
+    except TypeError:  # a channel that cannot be hashed
+        return _sampled_moments.__wrapped__(channel, sites, shape[-1], *key, points)
+
+
+@lru_cache(maxsize=256)
+def _sampled_moments(
+    channel: Any, sites: int, components: int, Q_bytes: bytes, V_bytes: bytes, points: int
+) -> tuple[Uncertain, Uncertain]:
+    P = components
+    Q, V = (np.frombuffer(b).reshape(P, P) for b in (Q_bytes, V_bytes))
+    root_Q, root_V = _root(Q), _root(V)
+    free = [a for a in range(P) if Q[a, a] == 0]
+    upper = np.triu_indices(P)
+    pairs = [(a, b) for a in free for b in free if a <= b]
+    identity = sites * np.eye(P)
+    samples, controls, doubt = [], [], 0.0
+    for scramble in range(SCRAMBLES):
+        normal = normal_points(2 * P * sites, points, _SEED + scramble).reshape(points, 2, P, sites)
+        omega, shift = root_Q @ normal[:, 0], root_V @ normal[:, 1]
+        rng = np.random.default_rng([21, scramble])
+        z = omega + shift
+        y = channel.forward(z, rng=rng)
+        found = channel.posterior(y, omega, V, second_moment=True, rng=rng)
+        doubt = max(doubt, float(found.error))
+        # In units of V: h = V^{-1/2} (z - omega), E[h h^T] = I
+        white = np.linalg.inv(root_V)
+        mean = white @ (found.mean - omega)
+        moment = np.einsum("npcqc->npq", found.second_moment)
+        product = found.mean @ np.swapaxes(omega, 1, 2)
+        moment = moment - product - np.swapaxes(product, 1, 2) + omega @ np.swapaxes(omega, 1, 2)
+        square = mean @ np.swapaxes(mean, 1, 2)
+        cross = mean @ np.swapaxes(normal[:, 1], 1, 2)
+        known = [
+            (square - (cross + np.swapaxes(cross, 1, 2)) / 2)[:, *upper],
+            (white @ moment @ white - identity)[:, *upper],
+            (normal[:, 0] @ np.swapaxes(mean, 1, 2)).reshape(points, -1),
+            (normal[:, 0] @ np.swapaxes(normal[:, 0], 1, 2) - identity)[:, *upper],
+        ]
+        rows = [square[:, *upper]]
+        G = {a: found.second_moment[:, a, :, a, :] / V[a, a] - np.eye(sites) for a in free}
+        for a, b in pairs:
+            rows.append((G[a] * G[b]).sum((1, 2))[:, None])
+        for a in free:
+            outer = z[:, a, :, None] * z[:, a, None, :] / V[a, a] - np.eye(sites)
+            known.append((G[a] * (outer - G[a])).sum((1, 2))[:, None])
+        samples.append(np.concatenate(rows, axis=1))
+        controls.append(np.concatenate(known, axis=1))
+    value, error = controlled_mean(samples, controls)
+    # An error of the posterior mean adds its square to the mean square.
+    bias = sites * doubt**2
+    count = len(upper[0])
+    information, information_error = np.zeros((P, P)), np.zeros((P, P))
+    information[upper], information_error[upper] = value[:count], error[:count] + bias
+    information = information + np.triu(information, 1).T
+    information_error = information_error + np.triu(information_error, 1).T
+    outside = np.linalg.inv(root_V)
+    susceptibility, susceptibility_error = np.zeros((P, P)), np.zeros((P, P))
+    for (a, b), one, sem in zip(pairs, value[count:], error[count:]):
+        unit = V[a, a] * V[b, b]
+        susceptibility[a, b] = susceptibility[b, a] = one / unit
+        susceptibility_error[a, b] = susceptibility_error[b, a] = (sem + sites * bias) / unit
+    method = f"Monte Carlo ({SCRAMBLES} Sobol scrambles of {points} labels)"
+    size = np.abs(outside)
+    return (
+        Uncertain(outside @ information @ outside, size @ information_error @ size, method),
+        Uncertain(susceptibility, susceptibility_error, method),
+    )
+
+
+def _root(matrix: Array) -> Array:
+    values, vectors = np.linalg.eigh(matrix)
+    return (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T

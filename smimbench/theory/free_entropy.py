@@ -1,0 +1,95 @@
+r"""Which of several fixed points is the Bayes-optimal one: differences of the replica-symmetric free entropy.
+
+The free entropy has the gradient
+
+.. math:: \frac{\partial \phi}{\partial Q} = \tfrac12 (\kappa \alpha I(Q) - \hat Q(Q)),
+
+with ``Qhat(Q)`` the inverse of the prior's map, so that it is stationary at the fixed points and needs no normaliser of the
+channel: differences are integrals along any path between two overlaps (the rule of equal areas). The larger one wins.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.theory.information import channel_information
+from smimbench.theory.sampling import sampled_moments
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Uncertain
+    from smimbench.problem import Problem
+
+__all__ = ["along_path", "between", "information_of"]
+
+Host = np.ndarray[Any, np.dtype[np.float64]]
+
+_NODES = 12
+
+
+def information_of(problem: Problem, Q: Host, V: Host) -> Uncertain:
+    """The channel's information of one (Q, V): its own, or the mean over sampled labels."""
+    if hasattr(problem.channel, "information"):
+        return channel_information(problem.channel, problem.model, Q, V)
+    return sampled_moments(problem.channel, problem.model.sites, Q, V)[0]
+
+
+def along_path(qhat: Host, V: Host, log_alpha: Host, alpha: float, start: Host) -> float:
+    r"""Free entropy at the end of a curve of fixed points, less that of the prior mean where the curve begins.
+
+    On the curve ``kappa I = Qhat / alpha(s)``, so that at another sample ratio the integrand is known without further work:
+    ``(1/2) \int \sum_a Qhat_aa (alpha / alpha(s) - 1) dQ_aa``.
+
+    Parameters
+    ----------
+    qhat : ndarray (n, P)
+        Diagonal of Qhat along the curve.
+    V : ndarray (n, P) or (n + 1, P)
+        Diagonal of V along the curve; one more row is the end point itself, between two points of the curve.
+    log_alpha : ndarray (n,)
+        Sample ratio of which each point is a fixed point.
+    alpha : float
+    start : ndarray (P,)
+        V at the prior mean.
+    """
+    if not len(qhat):
+        return 0.0
+    force = 0.5 * qhat * np.expm1(np.log(alpha) - log_alpha)[:, None]
+    if len(V) > len(qhat):
+        force = np.vstack([force, np.zeros_like(start)])  # the end point is a fixed point at this alpha
+    head = 0.5 * force[0] * (start - V[0])
+    return float(head.sum() + np.sum(0.5 * (force[1:] + force[:-1]) * (V[:-1] - V[1:])))
+
+
+def between(problem: Problem, alpha: float, first: Host, second: Host) -> tuple[float, float]:
+    """Free entropy of the fixed point with Qhat = ``second`` less that with ``first``, both (P, P), and its error.
+
+    The path goes straight in ``log(1 + Qhat)``; Gauss-Legendre nodes.
+    """
+    kappa = float(problem.model.kappa)
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    logs = [_function(np.log1p, matrix) for matrix in (first, second)]
+
+    def overlap(t: float) -> tuple[Host, Host, Host]:
+        qhat = _function(np.expm1, (1 - t) * logs[0] + t * logs[1])
+        found = problem.prior.overlap(qhat)
+        return qhat, np.asarray(found.Q), np.asarray(found.V)
+
+    total, variance = 0.0, 0.0
+    for node, weight in zip(0.5 * (1 + nodes), 0.5 * weights):
+        qhat, Q, V = overlap(node)
+        step = 1e-4
+        change = -(overlap(node + step)[2] - overlap(node - step)[2]) / (2 * step)
+        information = information_of(problem, Q, V)
+        value = np.asarray(information.value)
+        total += weight * 0.5 * float(np.sum((kappa * alpha * value - qhat) * change))
+        error = np.broadcast_to(np.asarray(information.error, dtype=float), value.shape)
+        variance += (weight * 0.5 * kappa * alpha * float(np.sum(error * np.abs(change)))) ** 2
+    return total, float(np.sqrt(variance))
+
+
+def _function(f: Any, matrix: Host) -> Host:
+    """A function of a symmetric positive semidefinite matrix."""
+    values, vectors = np.linalg.eigh(matrix)
+    return np.asarray((vectors * f(values)) @ vectors.T)
