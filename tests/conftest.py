@@ -10,8 +10,9 @@ os.environ["SCIPY_ARRAY_API"] = "1"
 # What tests measure of the machine stays out of the user's own cache, and is measured once.
 os.environ.setdefault("SMIMBENCH_CACHE", os.path.join(tempfile.gettempdir(), "smimbench-test-cache"))
 # As many processes as cores are running already (pytest -n): more BLAS threads than one would fight over them.
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(_name, "1")
+os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
+os.environ["OPENBLAS_NUM_THREADS"] = os.environ.get("OPENBLAS_NUM_THREADS", "1")
+os.environ["MKL_NUM_THREADS"] = os.environ.get("MKL_NUM_THREADS", "1")
 
 import array_api_compat
 import numpy as np
