@@ -240,6 +240,8 @@ def _diagonal(xp: Any, matrix: Array) -> Array:
 
 def _solve_first(xp: Any, matrix: Array, signal: Array) -> Array:
     """``matrix^{-1}`` applied to the first axis of a signal."""
+    if matrix.shape[0] == 1:
+        return signal / xp.reshape(matrix, (1,) * signal.ndim)
     flat = xp.reshape(signal, (signal.shape[0], -1))
     return xp.reshape(xp.linalg.solve(matrix, flat), signal.shape)
 

@@ -31,8 +31,8 @@ __all__ = ["AttentionIndexed"]
 
 # Products of (rows, d) with (d, d): below a few d rows the addition of the (d, d) product of a chunk to the
 # running sum, and what BLAS does before it multiplies, show beside the product; above, temporaries leave the
-# cache. Measured best between 1 MB (d = 100) and 3 d rows (d = 500 and more).
-_HOST_CHUNK_BYTES = 1 << 20
+# cache, and below a megabyte the calls for the posterior show. Measured best: 3 MB (d = 100), 3 d rows (d = 500).
+_HOST_CHUNK_BYTES = 3 << 20
 _LEAST_ROWS = 256
 _ROWS_PER_DIMENSION = 3
 
@@ -80,7 +80,7 @@ class AttentionIndexed:
     Signals must be symmetric: only ``x_a^T S x_b`` with ``a <= b`` is evaluated. ``forward`` takes any number
     of leading axes in front of the signal's (P, d, d), ``adjoint`` the same in front of (n, P, C): several
     students that see the same inputs. Cost: ``2 n T d^2`` floating-point operations a component for each of
-    the two. Beside its result a call holds a few megabytes, and ``adjoint`` one more (d, d) matrix (two if
+    the two. Beside its result a call holds a few megabytes (more from d = 500 on), and ``adjoint`` one more (d, d) matrix (two if
     there are several components).
 
     References

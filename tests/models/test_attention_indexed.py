@@ -123,7 +123,7 @@ def test_no_square_array_per_sample_and_small_temporaries(rng):
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-        assert peak < result + 4e6 < x.nbytes  # (n, d, d) would be 691 MB
+        assert peak < result + 7e6 < x.nbytes  # (n, d, d) would be 691 MB
 
 
 @pytest.mark.parametrize(
