@@ -8,12 +8,17 @@ Q, and take most of the noise away:
 * ``sum_m omega_m <h_m>^T``, because E g = 0 at given omega;
 * ``sum_m h_m h_m^T - M I`` and ``sum_m omega_m omega_m^T - M Q``, the known second moments.
 
-Where the posterior is itself sampled, the square of a mean comes from two independent runs, so that no noise is
-squared. Derived, checked by tests/channels/test_sequence_softmax_information.py.
+For a layer a without overlap ``I_aa = 0`` and ``I_ab = lambda_ab Q_ab`` to first order, with the
+susceptibility ``lambda_ab = E sum_mk G_a,mk G_b,mk``, ``G_a = (E[z_a z_a^T | y, omega] - V_aa I) /
+V_aa^2``.
+
+Where the posterior is itself sampled, the square of a mean comes from two independent runs, so that no
+noise is squared. Derived, checked by tests/channels/test_sequence_softmax_information.py.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +28,9 @@ from smimbench_channels import _adaptive_quadrature as quadrature
 from smimbench_channels import _importance_qmc as sampling
 from smimbench_channels._deep_attention import output
 
-__all__ = ["Draws", "Law", "controlled_mean", "controls", "draw", "information"]
+__all__ = ["Averages", "Draws", "Law", "averages", "controlled_mean", "controls", "draw"]
+
+Host = np.ndarray[Any, Any]
 
 SCRAMBLES = 16
 _SEED = 5000
@@ -44,32 +51,49 @@ class Law(NamedTuple):
 class Draws(NamedTuple):
     """One scramble of labels and what their posterior says, in units of V; host arrays.
 
-    ``omega`` (n, L, M) in units of ``Q^{1/2}``; ``truth`` (n, L, M); ``shifts`` two (n, L, M) estimates of
-    ``<h>``, equal where the posterior is exact, independent where it is sampled; ``second`` (n, L, L) is
-    ``sum_m <h_m h_m^T>``.
+    Posterior means come twice: equal where the posterior is exact, independent where it is sampled.
+
+    Attributes
+    ----------
+    omega : ndarray (n, L, M)
+        In units of ``Q^{1/2}``.
+    truth : ndarray (n, L, M)
+        h.
+    shifts : two ndarray (n, L, M)
+        ``<h>``.
+    second : ndarray (n, L, L) or None
+        ``sum_m <h_m h_m^T>``; None where it is sampled, since a bias would spoil a control variate.
+    responses : two ndarray (n, U, M, M)
+        ``<z_a z_a^T> / V_aa - I`` for the U layers without overlap.
     """
 
-    omega: np.ndarray[Any, Any]
-    truth: np.ndarray[Any, Any]
-    shifts: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
-    second: np.ndarray[Any, Any] | None
+    omega: Host
+    truth: Host
+    shifts: tuple[Host, Host]
+    second: Host | None
+    responses: tuple[Host, Host]
 
 
-def _symmetric_root(matrix: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _symmetric_root(matrix: Host) -> Host:
     values, vectors = np.linalg.eigh(matrix)
     return np.asarray((vectors * np.sqrt(np.clip(values, 0.0, None))) @ vectors.T)
 
 
-def _outer(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _outer(a: Host, b: Host) -> Host:
     """``sum_m a_m b_m^T`` (n, L, L)."""
     return np.asarray(a @ np.swapaxes(b, -1, -2))
 
 
-def _symmetric(matrix: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _symmetric(matrix: Host) -> Host:
     return 0.5 * (matrix + np.swapaxes(matrix, -1, -2))
 
 
-def draw(law: Law, Q: np.ndarray[Any, Any], V: np.ndarray[Any, Any], labels: int, scramble: int) -> Draws:
+def unknown(Q: Host) -> list[int]:
+    """Layers of which the means say nothing."""
+    return [layer for layer in range(len(Q)) if Q[layer, layer] == 0.0]
+
+
+def draw(law: Law, Q: Host, V: Host, labels: int, scramble: int) -> Draws:
     """Labels of one scramble and their posterior."""
     layers, tokens = law.layers, law.tokens
     size = layers * tokens
@@ -79,21 +103,30 @@ def draw(law: Law, Q: np.ndarray[Any, Any], V: np.ndarray[Any, Any], labels: int
     root = _symmetric_root(V)
     omega = _symmetric_root(Q) @ white
     u = output(omega + root @ truth, law.skip)
-    if layers == tokens == 2:
-        moments = quadrature.integrate(u, omega, V, law.skip, _ACCURACY)
-        shifts, second = (moments.shift, moments.shift), moments.second
+    free = unknown(Q)
+    full = bool(free)
+    exact = layers == tokens == 2
+    if exact:
+        runs = [quadrature.integrate(u, omega, V, law.skip, _ACCURACY, full)] * 2
     else:
-        pair = [
-            sampling.integrate(u, omega, V, law.skip, _ACCURACY, _POINTS, seed=seed) for seed in (0, 10_000)
-        ]
-        shifts, second = (pair[0].shift, pair[1].shift), None
+        options = (_ACCURACY, _POINTS, full)
+        runs = [sampling.integrate(u, omega, V, law.skip, *options, seed=seed) for seed in (0, 10_000)]
     inverse = np.linalg.inv(root)
-    if second is not None:
-        second = inverse @ second @ inverse
-    return Draws(white, truth, (inverse @ shifts[0], inverse @ shifts[1]), second)
+    shifts = tuple(inverse @ run.shift for run in runs)
+    second = runs[0].second
+    responses = (np.zeros((labels, 0, tokens, tokens)),) * 2
+    if full:
+        # Means of unknown layers are zero, so that dz = z there.
+        matrices = [run.second.reshape(labels, layers, tokens, layers, tokens) for run in runs]
+        second = np.einsum("nambm->nab", matrices[0])
+        responses = tuple(
+            np.stack([matrix[:, a, :, a, :] / V[a, a] for a in free], axis=1) - np.eye(tokens)
+            for matrix in matrices
+        )
+    return Draws(white, truth, shifts, inverse @ second @ inverse if exact else None, responses)
 
 
-def controls(draws: Draws) -> np.ndarray[Any, Any]:
+def controls(draws: Draws, Q: Host, V: Host) -> Host:
     """Numbers with mean zero, (n, K)."""
     one, two = draws.shifts
     n, layers, tokens = one.shape
@@ -109,12 +142,20 @@ def controls(draws: Draws) -> np.ndarray[Any, Any]:
     ]
     if draws.second is not None:
         rows.append((draws.second - identity)[:, *upper])
+    free = unknown(Q)
+    if free:
+        z = (_symmetric_root(V) @ draws.truth)[:, free]
+        spread = np.diagonal(V)[free][:, None, None]
+        surprise = z[..., :, None] * z[..., None, :] / spread - np.eye(tokens)
+        first, second = draws.responses
+        rows.append((0.5 * (first + second) * surprise - first * second).sum((2, 3)))
+        rows.append((surprise**2).sum((2, 3)) - tokens * (tokens + 1))
+        if draws.second is not None:
+            rows.append(np.trace(first, axis1=2, axis2=3))
     return np.concatenate(rows, axis=1)
 
 
-def controlled_mean(
-    samples: list[np.ndarray[Any, Any]], controls: list[np.ndarray[Any, Any]]
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def controlled_mean(samples: list[Host], controls: list[Host]) -> tuple[Host, Host]:
     """Means of several numbers, less their regression on numbers whose mean is zero.
 
     Parameters
@@ -151,10 +192,17 @@ def controlled_mean(
     return stacked.mean(0), stacked.std(0, ddof=1) / np.sqrt(count)
 
 
-def information(
-    law: Law, Q: np.ndarray[Any, Any], V: np.ndarray[Any, Any], labels: int
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """``E sum_m g_m g_m^T`` (L, L) and its standard error.
+class Averages(NamedTuple):
+    """Information and susceptibility, (L, L) each, and their standard errors."""
+
+    information: Host
+    information_error: Host
+    susceptibility: Host
+    susceptibility_error: Host
+
+
+def averages(law: Law, Q: Host, V: Host, labels: int) -> Averages:
+    """``E sum_m g_m g_m^T``, and how it starts for layers without overlap.
 
     Parameters
     ----------
@@ -165,26 +213,42 @@ def information(
     labels : int
         Number of labels, over all scrambles.
     """
-    upper = np.triu_indices(law.layers)
-    samples, zeros = [], []
-    for scramble in range(SCRAMBLES):
-        draws = draw(law, Q, V, max(16, labels // SCRAMBLES), scramble)
-        samples.append(_symmetric(_outer(*draws.shifts))[:, *upper])
-        zeros.append(controls(draws))
-    # g = V^{-1/2} h is a linear map of the entries of S. It is applied to the samples: the error is that of
-    # the result.
+    key = (np.ascontiguousarray(matrix, dtype=np.float64).tobytes() for matrix in (Q, V))
+    return _averages(law, *key, labels)
+
+
+@lru_cache(maxsize=512)
+def _averages(law: Law, Q_bytes: bytes, V_bytes: bytes, labels: int) -> Averages:
+    layers = law.layers
+    Q, V = (np.frombuffer(data).reshape(layers, layers) for data in (Q_bytes, V_bytes))
+    free = unknown(Q)
+    upper = np.triu_indices(layers)
+    pairs = np.triu_indices(len(free))
+    # g = V^{-1/2} h is a linear map of the entries of S. It is applied to every label, so that the error is
+    # that of the result.
     inverse = np.linalg.inv(_symmetric_root(V))
-    basis = np.zeros((len(upper[0]), law.layers, law.layers))
+    basis = np.zeros((len(upper[0]), layers, layers))
     for k, (a, b) in enumerate(zip(*upper)):
         basis[k, a, b] = basis[k, b, a] = 1.0
     change = (inverse @ basis @ inverse)[:, *upper]
-    entries = controlled_mean([sample @ change for sample in samples], zeros)
-    value, error = np.zeros((law.layers, law.layers)), np.zeros((law.layers, law.layers))
-    for matrix, row in zip((value, error), entries):
-        matrix[upper] = row
-        matrix.T[upper] = row
-    if not (np.count_nonzero(Q - np.diag(np.diagonal(Q))) or np.count_nonzero(V - np.diag(np.diagonal(V)))):
+    samples, zeros = [], []
+    for scramble in range(SCRAMBLES):
+        draws = draw(law, Q, V, max(16, labels // SCRAMBLES), scramble)
+        one, two = draws.responses
+        response = _symmetric(np.einsum("namk,nbmk->nab", one, two))[:, *pairs]
+        squares = _symmetric(_outer(*draws.shifts))[:, *upper] @ change
+        samples.append(np.concatenate([squares, response], axis=1))
+        zeros.append(controls(draws, Q, V))
+    found = [np.zeros((layers, layers)) for _ in range(4)]
+    for k, row in enumerate(controlled_mean(samples, zeros)):
+        found[k][upper] = found[k].T[upper] = row[: len(upper[0])]
+        for a, b, entry in zip(*pairs, row[len(upper[0]) :]):
+            i, j = free[a], free[b]
+            found[2 + k][i, j] = found[2 + k][j, i] = entry / (V[i, i] * V[j, j])
+    if all(np.count_nonzero(matrix - np.diag(np.diagonal(matrix))) == 0 for matrix in (Q, V)):
         # A label does not change with the sign of a layer: uncorrelated layers stay so, unknown ones unknown.
         known = np.diag(np.diagonal(Q) > 0.0)
-        value, error = np.where(known, value, 0.0), np.where(known, error, 0.0)
-    return value, error
+        found[:2] = [np.where(known, matrix, 0.0) for matrix in found[:2]]
+    for matrix in found:
+        matrix.flags.writeable = False
+    return Averages(*found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,6 +17,7 @@ from smimbench_channels import _adaptive_quadrature as quadrature
 from smimbench_channels import _deep_attention as deep
 from smimbench_channels import _deep_information as deep_information
 from smimbench_channels import _importance_qmc as sampling
+from smimbench_channels import _last_layer as last_layer
 from smimbench_channels import _softmax_one_layer as one_layer
 from smimbench_channels._moments import Moments
 
@@ -206,14 +208,15 @@ class SequenceSoftmax:
 
         Quadrature for one layer. For more, a mean over quasi-random labels with control variates that are
         exact on the Nishimori line; the same labels for every (Q, V), so curves are smooth and equal
-        arguments give equal results.
+        arguments give equal results. The posterior of a label comes from a table where at most one layer
+        before the last has an overlap.
 
         Parameters
         ----------
         Q, V : array (..., L, L)
             Overlap and error; leading axes are a batch.
         labels : int
-            How many labels are drawn for each (Q, V) where there is more than one layer.
+            How many labels are drawn for each (Q, V) that has neither a closed form nor a table.
 
         Returns
         -------
@@ -222,16 +225,51 @@ class SequenceSoftmax:
         """
         if self.layers == 1:
             return one_layer.information(Q, V, self.tokens)
+        return self._over_labels(Q, V, labels, last_layer.information, "information")
+
+    def susceptibility(self, Q: Array, V: Array, *, labels: int = 4096) -> Uncertain:
+        """How the information of layers without overlap starts: ``I_ab = lambda_ab Q_ab`` to first order.
+
+        ``lambda_ab = E sum_mk G_a,mk G_b,mk`` with ``G_a = (E[z_a z_a^T | y, omega] - V_aa I) / V_aa^2``;
+        the weak recovery of layer a happens where ``alpha lambda_aa`` reaches 1 (for a standard normal
+        prior). ``M (M + 1)`` for one layer, and less for every layer of a deeper network. Entries of layers
+        with an overlap are 0.
+
+        Parameters
+        ----------
+        Q, V : array (..., L, L)
+            Overlap and error; leading axes are a batch.
+        labels : int
+            As for ``information``.
+        """
+        if self.layers > 1:
+            return self._over_labels(Q, V, labels, last_layer.susceptibility, "susceptibility")
+        # The label leaves +-z, so G = z z^T - V I.
+        value = (Q == 0.0) * (self.tokens * (self.tokens + 1.0)) / (V * V)
+        return Uncertain(value, 0.0 * value, "closed form")
+
+    def _over_labels(
+        self,
+        Q: Array,
+        V: Array,
+        labels: int,
+        tabulated: Callable[[Array, Array, float], Uncertain],
+        name: str,
+    ) -> Uncertain:
         xp = namespace(Q, V)
         law = deep_information.Law(self.layers, self.tokens, self.skip)
+        values, errors, methods = [], [], {}
         pairs = zip(*(np.asarray(to_host(x), np.float64).reshape(-1, *x.shape[-2:]) for x in (Q, V)))
-        found = [deep_information.information(law, q, v, labels) for q, v in pairs]
-        value, error = (
-            xp.asarray(np.reshape([pair[k] for pair in found], Q.shape), dtype=Q.dtype, device=device(Q))
-            for k in range(2)
-        )
-        posterior = "quadrature" if self.layers == self.tokens == 2 else "importance sampling"
-        scrambles = deep_information.SCRAMBLES
-        return Uncertain(
-            value, error, f"Monte Carlo ({scrambles} Sobol scrambles of labels, posterior by {posterior})"
-        )
+        for q, v in pairs:
+            if self.tokens == 2 and last_layer.supports(q, v):
+                found = tabulated(q, v, self.skip)
+            else:
+                averages = deep_information.averages(law, q, v, labels)
+                method = f"Monte Carlo ({deep_information.SCRAMBLES} Sobol scrambles of labels)"
+                found = Uncertain(getattr(averages, name), getattr(averages, f"{name}_error"), method)
+            values.append(found.value)
+            errors.append(found.error)
+            methods[found.method] = None
+        place = {"dtype": Q.dtype, "device": device(Q)}
+        value, error = (xp.asarray(np.reshape(parts, Q.shape), **place) for parts in (values, errors))
+        return Uncertain(value, error, ", ".join(methods))
