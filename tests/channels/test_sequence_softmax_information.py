@@ -141,7 +141,7 @@ def test_table_and_integration_agree(skip, q, labels):
     ):
         difference = np.abs(table.value - value)
         assert np.all(difference <= 4.5 * np.hypot(error, table.error) + 1e-12)
-        assert np.max(error) < 0.08 * np.max(value)
+        assert np.max(error) < 0.15 * np.max(value)
         assert "quadrature" in table.method
 
 
