@@ -46,7 +46,7 @@ _MOST_NODES = 200
 _DIFFERENCE = 0.1
 _STEP_RANGE = (0.02, 1.5)
 _FIRST_STEP = 0.06
-_MISMATCH = 4e-3
+_MISMATCH, _SAMPLED_MISMATCH = 4e-3, 1e-2
 _CORRECTION = 0.03
 _GAP = 2e-4
 _DENSE = 16
@@ -189,6 +189,7 @@ class Staircase:
         channel, model = self.problem.channel, self.problem.model
         qhat = self._qhat(x, known)
         Q, V = self._overlap(qhat)
+        known = [a for a in known if qhat[a] > 0]
         waiting = [a for a in range(P) if a not in known and self.departure[a] == 0]
         sampled = None
         if not hasattr(channel, "information") or (waiting and not hasattr(channel, "susceptibility")):
@@ -212,7 +213,7 @@ class Staircase:
                 rate[a], rate_error[a] = response[a] * self.response[a], response_error[a] * self.response[a]
         rate, rate_error = self.kappa * rate, self.kappa * rate_error
         seen = rate > np.maximum(3 * rate_error, 1e-300)
-        seen[list(known)] = rate[list(known)] > 0
+        seen[known] = rate[known] > 0
         safe = np.where(seen, rate, 1.0)
         return np.where(seen, -np.log(safe), np.inf), np.where(seen, rate_error / safe, np.inf)
 
@@ -352,9 +353,10 @@ class Staircase:
         while True:
             step = stage.step
             node, correction = self._attempt(stage, last, last.x + step * tangent, tangent)
-            expected = last.log_alpha + float((last.slope @ (node.x - last.x))[stage.moving].mean())
-            tolerance = max(_MISMATCH, float(np.max(node.error[stage.moving])))
-            mismatch = abs(node.log_alpha - expected)
+            tolerance = max(
+                _SAMPLED_MISMATCH if self._sampled else _MISMATCH, float(np.max(node.error[stage.moving]))
+            )
+            mismatch = self._mismatch(stage, last, node)
             if first and len(stage.moving) == 1 and self._sampled:
                 mismatch = tolerance  # there is no slope yet to compare with
             backwards = float((node.x - last.x) @ tangent) <= 0
@@ -377,6 +379,22 @@ class Staircase:
         stage.nodes.append(node)
         self._highest = max(self._highest, node.log_alpha)
         self._check_end(stage, node)
+
+    def _mismatch(self, stage: _Stage, last: _Node, node: _Node) -> float:
+        """How far log alpha at a new node is from what the nodes before it foretold."""
+        line = last.log_alpha + float((last.slope @ (node.x - last.x))[stage.moving].mean())
+        found = abs(node.log_alpha - line)
+        if len(stage.nodes) > 2:
+            s, _, log_alpha = stage.arrays()
+            t = s[-3:] - s[-1] - float(np.linalg.norm(node.x - last.x))
+            a, b, c = log_alpha[-3:]
+            parabola = (
+                a * t[1] * t[2] / ((t[0] - t[1]) * (t[0] - t[2]))
+                + b * t[0] * t[2] / ((t[1] - t[0]) * (t[1] - t[2]))
+                + c * t[0] * t[1] / ((t[2] - t[0]) * (t[2] - t[1]))
+            )
+            found = min(found, abs(node.log_alpha - parabola))
+        return float(found)
 
     def _immediate(self, stage: _Stage) -> bool:
         """Another component may be unstable already where a stage starts, or may have to wait for its own alpha."""
