@@ -598,8 +598,8 @@ def _run(
     return _Result(sums, level, effective)
 
 
-def _ratios(xp: Any, sums: Array) -> tuple[Array, Array]:
-    """Ratios (moments - 1, n) of the scrambles' sums, less their bias to first order, and their variance."""
+def _ratios(xp: Any, sums: Array, trusted: Array) -> tuple[Array, Array]:
+    """Ratios (moments - 1, n) of the scrambles' sums and their variance; less their bias where ``trusted``."""
     count = sums.shape[0]
     mass = xp.mean(sums[:, 0, :], axis=0)
     safe = xp.where(mass > 0.0, mass, 1.0)
@@ -608,7 +608,7 @@ def _ratios(xp: Any, sums: Array) -> tuple[Array, Array]:
     deviation = sums[:, 1:, :] / safe - means * share
     scale = 1.0 / (count * (count - 1.0))
     bias = scale * xp.sum(deviation * (share - 1.0), axis=0)
-    return means + bias, scale * xp.sum(deviation * deviation, axis=0)
+    return means + xp.where(trusted, bias, 0.0), scale * xp.sum(deviation * deviation, axis=0)
 
 
 def _finish(xp: Any, law: _Law, V: np.ndarray[Any, Any], result: _Result, full: bool) -> Moments:
@@ -617,7 +617,7 @@ def _finish(xp: Any, law: _Law, V: np.ndarray[Any, Any], result: _Result, full: 
     sums = result.sums
     mass = xp.mean(sums[:, 0, :], axis=0)
     found = mass > 0.0
-    means, spread = _ratios(xp, sums)
+    means, spread = _ratios(xp, sums, result.effective > _POOR)
     variance = np.repeat(np.diagonal(V), tokens)
     variance = xp.asarray(variance, dtype=mass.dtype, device=array_api_compat.device(mass))
     # The bias of a ratio of means is about one over the effective number of points.

@@ -196,7 +196,10 @@ class SequenceSoftmax:
         xp = namespace(omega)
         u = deep.output_of_label(xp.astype(y, xp.float64))
         covariance = np.asarray(to_host(V), dtype=np.float64)
-        if not (np.all(np.isfinite(covariance)) and np.linalg.eigvalsh(covariance)[0] > 0.0):
+        scale = np.sqrt(np.maximum(np.diagonal(covariance), 1e-300))
+        # Layers may differ by many orders of magnitude: it is their correlations that must make sense.
+        correlation = covariance / scale[:, None] / scale
+        if not (np.all(np.isfinite(correlation)) and np.linalg.eigvalsh(correlation)[0] > 0.0):
             raise ValueError(f"V must be positive definite, got {covariance.tolist()}")
         omega = xp.astype(omega, xp.float64)
         if self.layers == self.tokens == 2:
