@@ -1,0 +1,1 @@
+"""asv benchmarks of smimbench; README.md says how to run them."""

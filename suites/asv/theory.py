@@ -1,0 +1,48 @@
+"""Time of state evolution: a single point from nothing, and each further point of a curve."""
+
+import time
+
+import numpy as np
+
+from smimbench.predict import Theorist
+from smimbench.problem import Problem
+
+from .cases import Case, problems
+
+POINTS = 32
+
+
+class StateEvolution:
+    """Points of a Bayes-optimal curve; every call begins with a problem that nothing is remembered of."""
+
+    params = (problems(),)
+    param_names = ("problem",)
+    timeout = 600
+    number = 1
+    timer = time.process_time  # one thread: what others do on the machine does not count
+    repeat = (2, 10, 5.0)
+    warmup_time = 0
+    rounds = 1
+
+    def setup(self, problem):
+        self.case = Case(problem)
+        if self.case.problem.components > 1:
+            raise NotImplementedError("curves of several components take minutes; they are followed by the suites")
+
+    def _fresh(self):
+        spec = self.case.problem.spec
+        tables = []
+        for kind in ("model", "channel", "prior"):
+            table = {k: v for k, v in spec[kind].items() if k not in ("version", "distribution")}
+            if "distribution" in spec[kind]:
+                table["name"] = f"{spec[kind]['distribution']}:{table['name']}"
+            tables.append(table)
+        return Problem(*tables)
+
+    def time_point(self, problem):
+        """One sample ratio."""
+        Theorist().points(self._fresh(), [self.case.alpha])
+
+    def time_curve_of_32_points(self, problem):
+        """The curve from a quarter to twice that sample ratio."""
+        Theorist().points(self._fresh(), list(self.case.alpha * np.linspace(0.25, 2.0, POINTS)))

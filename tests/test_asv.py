@@ -1,0 +1,248 @@
+"""The asv benchmarks run on this commit, notice a bias of 2%, and their site needs no network."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import io
+import json
+import re
+import sys
+import tarfile
+
+import pytest
+from smimbench_priors.gaussian import Gaussian
+from smimbench_priors.wishart import Wishart
+
+from tests.helpers import ROOT
+
+FOLDER = ROOT / "suites" / "asv"
+# asv's own rule: a result is worse if it grows by more than this (asv.conf.json).
+CONFIG = json.loads(
+    "\n".join(
+        line
+        for line in (ROOT / "asv.conf.json").read_text().splitlines()
+        if not line.strip().startswith("//")
+    )
+)
+THRESHOLD = CONFIG["regressions_thresholds"][".*track_.*"]
+
+
+@pytest.fixture(scope="module")
+def benchmarks():
+    """The folder as the package that asv makes of it, under a name of its own."""
+    found = {}
+    spec = importlib.util.spec_from_file_location(
+        "asv_of_smimbench", FOLDER / "__init__.py", submodule_search_locations=[str(FOLDER)]
+    )
+    package = importlib.util.module_from_spec(spec)
+    sys.modules["asv_of_smimbench"] = package
+    for name in ("cases", "iteration", "theory", "accuracy", "identities", "startup"):
+        found[name] = importlib.import_module(f"asv_of_smimbench.{name}")
+    yield found
+    for name in [name for name in sys.modules if name.startswith("asv_of_smimbench")]:
+        del sys.modules[name]
+
+
+def flagged(before: float, after: float) -> bool:
+    return after > (1 + THRESHOLD) * before
+
+
+def quickstart(benchmarks) -> str:
+    return next(name for name in benchmarks["cases"].problems() if name.startswith("quickstart"))
+
+
+def test_the_configuration_names_what_is_there():
+    assert CONFIG["benchmark_dir"] == "suites/asv"
+    assert CONFIG["launch_method"] == "spawn"
+    assert any("--no-deps" in line for line in CONFIG["build_command"])
+    assert (ROOT / CONFIG["benchmark_dir"]).is_dir()
+
+
+def test_suites_and_algorithms_are_discovered(benchmarks):
+    from smimbench.registry import get_registry
+
+    cases = benchmarks["cases"]
+    names = {name.partition(":")[0] for name in cases.problems()}
+    assert "quickstart" in names
+    assert names <= {path.stem for path in (ROOT / "suites").glob("*.toml")}
+    assert (
+        {"gamp", "adam"} <= set(cases.algorithms()) <= {e.name for e in get_registry().entries("algorithm")}
+    )
+
+
+def test_every_kind_of_benchmark_runs(benchmarks):
+    problem = quickstart(benchmarks)
+    step = benchmarks["iteration"].Iteration()
+    step.setup(problem, "gamp")
+    step.time_step(problem, "gamp")
+    with pytest.raises(NotImplementedError):
+        step.setup(problem, "no-such-algorithm")
+    with pytest.raises(NotImplementedError):
+        step.setup("no such problem", "gamp")
+    curve = benchmarks["theory"].StateEvolution()
+    curve.setup(problem)
+    curve.time_point(problem)
+    cells = benchmarks["startup"].Overhead()
+    cells.setup()
+    cells.time_twenty_cells()
+    cells.teardown()
+
+
+def test_tracks_say_which_direction_is_good(benchmarks):
+    for module in ("accuracy", "identities"):
+        for owner in vars(benchmarks[module]).values():
+            for name, track in vars(owner).items() if isinstance(owner, type) else ():
+                if name.startswith("track_"):
+                    assert "smaller is better" in track.unit
+
+
+def slopes(benchmarks, problem):
+    """The tracks of a denoiser at every level of information."""
+    found = []
+    for information in benchmarks["identities"].Denoiser.params[1]:
+        track = benchmarks["identities"].Denoiser()
+        track.setup(problem, information)
+        found.append(track.track_slope(problem, information))
+    return found
+
+
+@pytest.mark.parametrize("factor", [1.02, 0.98])
+@pytest.mark.parametrize(("suite", "prior"), [("quickstart", Wishart), ("spectral", Gaussian)])
+def test_a_bias_of_two_percent_in_a_denoiser_is_flagged(benchmarks, monkeypatch, suite, prior, factor):
+    problem = next(name for name in benchmarks["cases"].problems() if name.startswith(suite))
+    before = slopes(benchmarks, problem)
+    assert not any(map(flagged, before, slopes(benchmarks, problem)))
+    plain = prior.denoise
+
+    def biased(self, R, Qhat):
+        found = plain(self, R, Qhat)
+        return found._replace(estimate=factor * found.estimate)
+
+    monkeypatch.setattr(prior, "denoise", biased)
+    assert all(map(flagged, before, slopes(benchmarks, problem)))
+
+
+def test_a_bias_of_two_percent_in_the_claimed_error_is_flagged(benchmarks, monkeypatch):
+    problem = quickstart(benchmarks)
+    track = benchmarks["identities"].Denoiser()
+    track.setup(problem, 10.0)
+    before = track.track_claimed_error(problem, 10.0)
+    plain = Wishart.denoise
+
+    def biased(self, R, Qhat):
+        found = plain(self, R, Qhat)
+        return found._replace(V=1.02 * found.V)
+
+    monkeypatch.setattr(Wishart, "denoise", biased)
+    track.setup(problem, 10.0)
+    assert flagged(before, track.track_claimed_error(problem, 10.0))
+
+
+def test_a_biased_posterior_is_flagged(benchmarks, monkeypatch):
+    problem = next(name for name in benchmarks["cases"].problems() if name.startswith("spectral"))
+    track = benchmarks["identities"].Posterior()
+    track.setup(problem, 0.5)
+    before = track.track_slope(problem, 0.5)
+    channel = benchmarks["cases"].Case(problem).problem.channel
+    plain = type(channel).posterior
+
+    def biased(self, y, omega, V, **options):
+        found = plain(self, y, omega, V, **options)
+        return found._replace(mean=omega + 0.98 * (found.mean - omega))
+
+    monkeypatch.setattr(type(channel), "posterior", biased)
+    track.setup(problem, 0.5)
+    assert flagged(before, track.track_slope(problem, 0.5))
+
+
+# -- the site -----------------------------------------------------------------------------------------------------------
+
+INDEX = """<html><head>
+<script src="https://code.jquery.com/jquery-3.3.1.min.js" integrity="sha256-x" crossorigin="anonymous"></script>
+<script src="https://cdnjs.cloudflare.com/ajax/libs/flot/0.8.3/jquery.flot.min.js" onerror="fail()"></script>
+<link rel="stylesheet" href="https://cdn.jsdelivr.net/npm/bootstrap@3.1.1/dist/css/bootstrap.min.css" integrity="sha256-y">
+<script language="javascript" type="text/javascript"
+        src="asv.js">
+</script>
+</head><body><a href="https://github.com/airspeed-velocity/asv/">asv</a></body></html>
+"""
+
+
+@pytest.fixture
+def publisher(monkeypatch, tmp_path):
+    """The script, with npm replaced by archives that are made here."""
+    spec = importlib.util.spec_from_file_location("asv_publish", ROOT / "asv_publish.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def archive(name, version, expected, cache):
+        path = tmp_path / f"{name}.tgz"
+        wanted = next(files for other, _, _, files in module.PACKAGES if other == name)
+        with tarfile.open(path, "w:gz") as tar:
+            for inside in wanted:
+                body = f"/* {name} {inside} */".encode()
+                info = tarfile.TarInfo(f"package/{inside}")
+                info.size = len(body)
+                tar.addfile(info, io.BytesIO(body))
+        return path
+
+    monkeypatch.setattr(module, "fetch", archive)
+    return module
+
+
+def published(tmp_path, text=INDEX):
+    html = tmp_path / "html"
+    (html / "graphs" / "summary").mkdir(parents=True)
+    (html / "index.html").write_text(text)
+    (html / "index.json").write_text('{"project": "</script>smimbench"}')
+    (html / "graphs" / "summary" / "a.json").write_text("[1, 2]")
+    return html
+
+
+def test_the_site_loads_nothing_from_outside(publisher, tmp_path):
+    html = published(tmp_path)
+    publisher.pack(html, tmp_path)
+    page = (html / "index.html").read_text()
+    loaded = re.findall(r'<script[^>]*src="([^"]+)"', page) + re.findall(r'<link[^>]*href="([^"]+)"', page)
+    assert loaded[:3] == ["vendor/js/jquery.min.js", "vendor/js/jquery.flot.js", "data.js"]
+    assert all((html / name).exists() for name in loaded if name != "asv.js")
+    assert not [name for name in loaded if name.startswith("http")]
+    assert "integrity" not in page
+    data = (html / "data.js").read_text()
+    assert "</script>" not in data
+    found = json.loads(data.removeprefix("window.ASV_DATA = ").rstrip(";\n").replace("<\\/", "</"))
+    assert json.loads(found["graphs/summary/a.json"]) == [1, 2]
+    assert set(found) == {"index.json", "graphs/summary/a.json"}
+    publisher.pack(html, tmp_path)
+    assert (html / "index.html").read_text() == page
+
+
+def test_a_library_that_is_not_known_is_named(publisher, tmp_path):
+    html = published(tmp_path, INDEX.replace("jquery.flot.min.js", "d3.min.js"))
+    with pytest.raises(SystemExit, match=r"loads https://.*d3\.min\.js, which is not among the packages"):
+        publisher.pack(html, tmp_path)
+
+
+def test_an_archive_with_another_hash_is_refused(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("asv_publish", ROOT / "asv_publish.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    npm = tmp_path / "bin" / "npm"
+    npm.parent.mkdir()
+    npm.write_text("#!/bin/sh\necho changed > jquery-3.3.1.tgz\n")
+    npm.chmod(0o755)
+    monkeypatch.setenv("PATH", str(npm.parent), prepend=":")
+    with pytest.raises(SystemExit, match=r"another jquery 3\.3\.1"):
+        module.fetch("jquery", "3.3.1", "sha512-none", tmp_path / "cache")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit, match="npm is needed once"):
+        module.fetch("jquery", "3.3.1", "sha512-none", tmp_path / "cache")
+
+
+def test_records_are_plain_dataclasses(benchmarks):
+    """The cases hold what the suites say, not copies of it."""
+    case = benchmarks["cases"].Case(quickstart(benchmarks))
+    assert case.alpha in case.suite.plans[0].alphas
+    assert case.dimension <= max(case.suite.plans[0].dimensions)
+    assert dataclasses.is_dataclass(case.problem.channel)
