@@ -37,7 +37,7 @@ def benchmarks():
     )
     package = importlib.util.module_from_spec(spec)
     sys.modules["asv_of_smimbench"] = package
-    for name in ("cases", "iteration", "theory", "accuracy", "identities", "startup"):
+    for name in ("cases", "iteration", "theory", "accuracy", "identities", "kernels", "startup"):
         found[name] = importlib.import_module(f"asv_of_smimbench.{name}")
     yield found
     for name in [name for name in sys.modules if name.startswith("asv_of_smimbench")]:
@@ -80,6 +80,10 @@ def test_every_kind_of_benchmark_runs(benchmarks):
         step.setup(problem, "no-such-algorithm")
     with pytest.raises(NotImplementedError):
         step.setup("no such problem", "gamp")
+    kernels = benchmarks["kernels"].Kernels()
+    kernels.setup(problem)
+    for name in ("forward", "posterior", "adjoint", "denoise"):
+        getattr(kernels, f"time_{name}")(problem)
     curve = benchmarks["theory"].StateEvolution()
     curve.setup(problem)
     curve.time_point(problem)
