@@ -50,6 +50,7 @@ _MISMATCH, _SAMPLED_MISMATCH = 4e-3, 1e-2
 _CORRECTION = 0.03
 _GAP = 2e-4
 _DENSE = 16
+_BALANCING = 40
 
 
 @dataclass(frozen=True)
@@ -771,8 +772,9 @@ def perfect_limit(problem: Problem) -> Threshold | None:
         drift = abs(float(at(np.full(P, 1e7))[1].sum() / unknowns.sum()) - 1)
         return Threshold(value, value * min(drift, 1e-2))
     tilt = np.ones(P)
-    rates, totals, noise = [], [], 0.0
-    for scale in (1e5, 1e5, 1e5, 1e4, 1e6):
+
+    def measure(scale: float) -> tuple[Host, float, float] | None:
+        """alpha that each component asks for, its relative error, and the equations in all."""
         found, _ = at(scale / tilt)
         Q, V = np.asarray(found.Q), np.asarray(found.V)
         information = information_of(problem, Q, V)
@@ -780,15 +782,22 @@ def perfect_limit(problem: Problem) -> Threshold | None:
         shares = np.diagonal(V) * value
         if not (np.isfinite(shares).all() and (shares > 0).all()):
             return None
-        noise = float(np.max(error / value))
-        totals.append(float(np.trace(V @ np.asarray(information.value))))
-        rates.append(unknowns / (kappa * shares))
-        if len(rates) < 3:
-            tilt = np.clip(tilt * rates[-1] / rates[-1].max(), 1e-3, 1e3)
+        return unknowns / (kappa * shares), float(np.max(error / value)), float(np.trace(V @ np.asarray(information.value)))
+
+    for _ in range(_BALANCING):
+        balanced = measure(1e5)
+        if balanced is None:
+            return None
+        rates = balanced[0]
+        if np.ptp(np.log(rates)) < 1e-4:
+            break
+        tilt = np.clip(tilt * rates / rates.max(), 1e-6, 1.0)
+    below, above = measure(1e4), measure(1e6)
     # Errors that vanish leave the number of equations where it is; otherwise it goes down with them.
-    if totals[4] < 0.8 * totals[3]:
+    if below is None or above is None or above[2] < 0.8 * below[2]:
         return None
-    low, middle, high = (float(rates[k].max()) for k in (3, 2, 4))
+    noise = above[1]
+    low, middle, high = (float(found[0].max()) for found in (below, balanced, above))
     bend = (high - middle) - (middle - low)
     limit = high - (high - middle) ** 2 / bend if abs(bend) > 1e-13 * high else high
     if abs(limit - high) > abs(high - middle):
