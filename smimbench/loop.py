@@ -11,7 +11,9 @@ How a run ends
   for. Overlaps stand still when, over ``WINDOW`` iterations, the claimed one changes by less than ``STILL`` of the error
   and the held one by less than a quarter of its finite-size fluctuation; or when a small residual lingers, but the means
   over the two halves of ``LONG_WINDOW`` iterations agree that closely. In both cases the estimate must move by less than
-  half of what it holds: a sign that flips every step is no fixed point, though both overlaps stand still. Algorithms
+  half of what it holds: a sign that flips every step is no fixed point, though both overlaps stand still. And where labels
+  leave a symmetry, nothing ends a run before ``PATIENCE`` iterations while a component claims no more than chance: the
+  prior mean is then a fixed point, and what grows out of it begins too small to be seen. Algorithms
   that claim an error of their own must besides hold what they claim: the overlap of the estimate with itself must agree
   with the claim within ``AGREEMENT`` fluctuations, and the data must not carry ``STRAIN`` times less information than
   claimed; if not, the run is ``not-converged``.
@@ -44,6 +46,7 @@ __all__ = ["LoopResult", "LoopSettings", "Status", "run_algorithm"]
 
 WINDOW = 10
 LONG_WINDOW = 40
+PATIENCE = 100
 STILL = 1e-3
 LINGERING = 5e-3
 AGREEMENT = 5.0
@@ -267,6 +270,9 @@ class _Watch:
         size = getattr(problem.prior, "fluctuation", None)
         relative = float(size(dimension)) if size is not None else math.sqrt(2 / dimension)
         self.fluctuation = relative * self.second
+        symmetric = getattr(problem.channel, "symmetry", "none") != "none"
+        bottom = np.diagonal(np.asarray(problem.prior.mean_overlap(problem.components)))
+        self.chance = bottom + self.fluctuation if symmetric else np.full_like(self.second, -math.inf)
         self.residual = math.inf
         self.unfinite = ""
         self.history: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
@@ -306,6 +312,8 @@ class _Watch:
 
     def ending(self, tolerance: float) -> str | None:
         """Why the run may end here, or None."""
+        if 0 < len(self.history) < PATIENCE and (self.latest["claimed"] <= self.chance).any():
+            return None
         if self.residual <= tolerance:
             return f"residual {self.residual:.1e} below tolerance"
         if len(self.history) <= WINDOW or "moved" not in self.latest:

@@ -9,7 +9,7 @@ import pytest
 
 from smimbench.backend import Backend, get_backend
 from smimbench.interfaces import Info
-from smimbench.loop import LONG_WINDOW, WINDOW, LoopSettings, Status, run_algorithm
+from smimbench.loop import LONG_WINDOW, PATIENCE, WINDOW, LoopSettings, Status, run_algorithm
 from smimbench.problem import Instance, Problem
 
 D = 50
@@ -151,6 +151,19 @@ def test_a_fluctuation_about_a_mean_that_does_not_move_is_rest_after_a_longer_lo
     assert still.attempt.iterations >= LONG_WINDOW
     assert "lingers" in still.attempt.reason
     assert go(problem, instance, wobble(1e-3), max_iterations=200).attempt.status is Status.NOT_CONVERGED
+
+
+def test_growth_out_of_a_symmetric_start_is_waited_for():
+    """A thousandth of what can be seen, growing by a tenth a step: at rest by every measure but patience."""
+    blind = Problem({"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian")
+    growing = Scripted(lambda i: claims(min(0.5, 2e-4 * 1.1**i), residual=1e-9 if i < 5 else 1.0))
+    result = go(blind, blind.instance(1.0, D), growing)
+    assert result.attempt.status is Status.OK
+    assert result.attempt.final["claimed"] == [0.5]
+    nothing = go(blind, blind.instance(1.0, D), Scripted(lambda i: claims(1e-4)))
+    assert (nothing.attempt.status, nothing.attempt.iterations) == (Status.OK, PATIENCE)
+    learned = go(blind, blind.instance(1.0, D), Scripted(lambda i: claims(0.5)))
+    assert learned.attempt.iterations == WINDOW + 1
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
