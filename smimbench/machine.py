@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smimbench.parameters import canonical_json
+import contextlib
 
 __all__ = [
     "Driver",
@@ -104,10 +105,8 @@ def nvidia_driver() -> Driver | None:
 
 def reset_peak_memory() -> None:
     """Begin a new measurement of the peak, where the system allows it (Linux)."""
-    try:
+    with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        pass
 
 
 def peak_memory() -> int:

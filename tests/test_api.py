@@ -99,7 +99,7 @@ def test_the_lines_of_python_run(tmp_path, monkeypatch, capsys):
     mean, theory, *shape = capsys.readouterr().out.split(maxsplit=2)
     assert float(mean) > 0
     assert 0 < float(theory) < 1
-    assert shape == ["(640, 2, 80)\n"]
+    assert shape == ["(150, 2, 500)\n"]
 
 
 def test_every_command_of_the_readme_exists(capsys):

@@ -7,6 +7,7 @@ the prior mean and downwards from the signal, each time from the last fixed poin
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -206,8 +207,8 @@ def _accelerated(problem: Problem, alpha: float, start: Host) -> tuple[Host, flo
         points, steps = [*points[-_MEMORY:], x], [*steps[-_MEMORY:], step]
         x = image
         if len(steps) > 1:
-            changes = np.stack([(b - a)[upper] for a, b in zip(steps[:-1], steps[1:])], axis=-1)
-            moves = np.stack([(b - a)[upper] for a, b in zip(points[:-1], points[1:])], axis=-1)
+            changes = np.stack([(b - a)[upper] for a, b in itertools.pairwise(steps)], axis=-1)
+            moves = np.stack([(b - a)[upper] for a, b in itertools.pairwise(points)], axis=-1)
             weights = np.linalg.lstsq(changes, step[upper], rcond=1e-8)[0]
             move = step[upper] - (moves + changes) @ weights
             longest = float(np.abs(move).max())

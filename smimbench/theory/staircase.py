@@ -19,6 +19,7 @@ falls along the curve branches compete.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -509,7 +510,7 @@ class Staircase:
             if len(stage.nodes) < 2:
                 continue
             s, _, _ = stage.arrays()
-            fine = np.unique(np.concatenate([np.linspace(a, b, _DENSE + 1) for a, b in zip(s[:-1], s[1:])]))
+            fine = np.unique(np.concatenate([np.linspace(a, b, _DENSE + 1) for a, b in itertools.pairwise(s)]))
             parts.append((np.full(len(fine), number), fine, stage.interpolants()[0](fine)[:, -1]))
         if not parts:
             return np.zeros(0), np.zeros(0), np.zeros(0)

@@ -18,6 +18,7 @@ from smimbench.problem import Problem
 from smimbench.theory.information import channel_information, sampled_information
 from smimbench.theory.state_evolution import ScalarCurve, solve
 from smimbench.theory.thresholds import thresholds
+import itertools
 
 
 def attention(tokens=2, rho=0.5, channel="softmax", **parameters) -> Problem:
@@ -29,7 +30,9 @@ def attention(tokens=2, rho=0.5, channel="softmax", **parameters) -> Problem:
 
 
 def sequence(tokens=2, channel="softmax", **parameters) -> Problem:
-    return Problem({"name": "sequence-multi-index", "tokens": tokens}, {"name": channel, **parameters}, "gaussian")
+    return Problem(
+        {"name": "sequence-multi-index", "tokens": tokens}, {"name": channel, **parameters}, "gaussian"
+    )
 
 
 def point(problem: Problem, alpha: float):
@@ -102,7 +105,9 @@ def test_softmax_recovers_perfectly_at_the_count_of_unknowns(tokens, rho):
     expected = (2 * rho - rho**2 if rho <= 1 else 1.0) / (tokens**2 + tokens - 2)
     found = thresholds(attention(tokens, rho))
     assert found["perfect_recovery"]["value"] == pytest.approx(expected, abs=1e-6)
-    assert abs(found["perfect_recovery"]["value"] - expected) <= 10 * found["perfect_recovery"]["error"] + 1e-9
+    assert (
+        abs(found["perfect_recovery"]["value"] - expected) <= 10 * found["perfect_recovery"]["error"] + 1e-9
+    )
     assert found["weak_recovery"] is None
     assert found["sequential"] == []
     below, above = solve(attention(tokens, rho), [0.99 * expected, 1.01 * expected])
@@ -149,7 +154,7 @@ def test_the_small_width_limit(tokens):
 def test_more_samples_never_hurt():
     for problem in (attention(3, 0.3, "linear", noise=0.01), sequence(3), attention(2, 1.5)):
         errors = [float(p.mse[0]) for p in solve(problem, np.geomspace(1e-3, 3, 60))]
-        assert all(a >= b - 1e-12 for a, b in zip(errors, errors[1:]))
+        assert all(a >= b - 1e-12 for a, b in itertools.pairwise(errors))
         assert errors[0] == pytest.approx(1, abs=0.2)
 
 
@@ -183,10 +188,14 @@ def two_point_information(q: float, tokens: int) -> float:
         def f(x):
             return math.tanh(s * s + s * x) ** 2 * math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
 
-        return integrate.quad(f, -10, 10, points=[np.clip(-s, -9.9, 9.9)], epsabs=1e-12, epsrel=1e-12, limit=200)[0]
+        return integrate.quad(
+            f, -10, 10, points=[np.clip(-s, -9.9, 9.9)], epsabs=1e-12, epsrel=1e-12, limit=200
+        )[0]
 
     density = chi(tokens).pdf
-    mean = integrate.quad(lambda r: r * r * over_x(r) * density(r), 0, 9, epsabs=1e-10, epsrel=1e-10, limit=100)[0]
+    mean = integrate.quad(
+        lambda r: r * r * over_x(r) * density(r), 0, 9, epsabs=1e-10, epsrel=1e-10, limit=100
+    )[0]
     return (mean - tokens * q) / v**2
 
 
@@ -297,7 +306,9 @@ def test_a_curve_that_was_sampled_says_so_and_holds_its_error():
         assert abs(float(a.mse[0] - b.mse[0])) <= 4 * float(b.error[0]) + 1e-6
         assert 0 < float(b.error[0]) < 0.02
     found = thresholds(bare)
-    assert found["weak_recovery"]["value"] == pytest.approx(1 / 6, abs=max(0.01, 4 * found["weak_recovery"]["error"]))
+    assert found["weak_recovery"]["value"] == pytest.approx(
+        1 / 6, abs=max(0.01, 4 * found["weak_recovery"]["error"])
+    )
 
 
 # -- two branches -------------------------------------------------------------------------------------------------
@@ -445,7 +456,12 @@ def test_a_branch_that_does_not_exist_is_refused(s_shaped):
 
 
 def test_tiny_and_huge_sample_ratios_have_answers():
-    for problem in (attention(2, 0.5), attention(2, 0.5, "linear", noise=0.1), sequence(2), sequence(2, "linear", noise=0.1)):
+    for problem in (
+        attention(2, 0.5),
+        attention(2, 0.5, "linear", noise=0.1),
+        sequence(2),
+        sequence(2, "linear", noise=0.1),
+    ):
         tiny, huge = solve(problem, [1e-12, 1e9])
         assert float(tiny.mse[0]) == pytest.approx(1, abs=1e-6)
         assert 0 <= float(huge.mse[0]) < 1e-6
