@@ -330,6 +330,14 @@ class Channel(Protocol):
 
     ``information(Q, V) -> Uncertain``
         ``E sum_c g_c g_c^T`` (..., P, P) with ``omega ~ N(0, Q (x) I_C)``; leading axes are a batch.
+    ``susceptibility(Q, V) -> Uncertain``
+        How the information of components without overlap (``Q_aa = 0``) starts where no label sees their sign: ``I_ab =
+        lambda_ab Q_ab`` to first order, ``lambda_ab = E sum_cc' G_a,cc' G_b,cc'`` (..., P, P) with ``G_a,cc' =
+        (E[z_ac z_ac' | y, omega] - V_aa delta_cc') / V_aa^2``. Entries of other components are 0.
+    ``equations`` (attribute, float)
+        Number of independent equations that a noiseless label states about its latents, the limit of ``tr(V I)`` as V
+        vanishes, where all components share them. Noisy labels have none: the attribute is missing, and the engine looks at
+        the limit itself.
     ``vjp(z, cotangent) -> array (n, P, C)``
         Gradient of ``sum(cotangent * observable(forward(z)))`` with respect to ``z``.
     ``observable(y) -> array``

@@ -510,7 +510,9 @@ class Staircase:
             if len(stage.nodes) < 2:
                 continue
             s, _, _ = stage.arrays()
-            fine = np.unique(np.concatenate([np.linspace(a, b, _DENSE + 1) for a, b in itertools.pairwise(s)]))
+            fine = np.unique(
+                np.concatenate([np.linspace(a, b, _DENSE + 1) for a, b in itertools.pairwise(s)])
+            )
             parts.append((np.full(len(fine), number), fine, stage.interpolants()[0](fine)[:, -1]))
         if not parts:
             return np.zeros(0), np.zeros(0), np.zeros(0)
@@ -775,7 +777,7 @@ def perfect_limit(problem: Problem) -> Threshold | None:
     tilt = np.ones(P)
 
     def measure(scale: float) -> tuple[Host, float, float] | None:
-        """alpha that each component asks for, its relative error, and the equations in all."""
+        """Sample ratio that each component asks for, its relative error, and the equations in all."""
         found, _ = at(scale / tilt)
         Q, V = np.asarray(found.Q), np.asarray(found.V)
         information = information_of(problem, Q, V)
@@ -783,7 +785,11 @@ def perfect_limit(problem: Problem) -> Threshold | None:
         shares = np.diagonal(V) * value
         if not (np.isfinite(shares).all() and (shares > 0).all()):
             return None
-        return unknowns / (kappa * shares), float(np.max(error / value)), float(np.trace(V @ np.asarray(information.value)))
+        return (
+            unknowns / (kappa * shares),
+            float(np.max(error / value)),
+            float(np.trace(V @ np.asarray(information.value))),
+        )
 
     for _ in range(_BALANCING):
         balanced = measure(1e5)
