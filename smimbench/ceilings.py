@@ -99,7 +99,11 @@ def measure(backend: str = "numpy", threads: int = 1) -> dict[str, float]:
 
     rates: dict[str, float] = {}
     with threadpool_limits(limits=threads):
-        for key, dtype, tf32 in (("float64", "float64", False), ("float32", "float32", False), ("tf32", "float32", True)):
+        for key, dtype, tf32 in (
+            ("float64", "float64", False),
+            ("float32", "float32", False),
+            ("tf32", "float32", True),
+        ):
             if key == "tf32" and backend == "numpy":
                 continue
             rates[key] = _products(get_backend(backend, dtype, tf32=tf32), threads)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import inspect
 import json
 import math
@@ -20,9 +19,10 @@ __all__ = ["build", "canonical_json", "explain_validation", "parameters_of"]
 ENGINE_FILLED = {"channel": ("tokens",)}
 """Parameters that the engine takes from the model and a suite may not set."""
 
+_SCHEMAS: dict[tuple[type[Any], str], tuple[tuple[str, ...], dict[str, Any], Any]] = {}
 
-@functools.cache
-def signature_of(cls: type[Any]) -> Mapping[str, inspect.Parameter]:
+
+def signature_of(cls: type[Any]) -> dict[str, inspect.Parameter]:
     """Parameters of a class's constructor, without ``self`` and catch-alls."""
     wanted = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     found = inspect.signature(cls).parameters.values()
@@ -71,9 +71,14 @@ def build(cls: type[Any], kind: str, params: Mapping[str, Any], provided: Mappin
     return cls(**values, **supplied)
 
 
-@functools.cache
 def _schema(cls: type[Any], kind: str) -> tuple[tuple[str, ...], dict[str, Any], Any]:
     """Names that a suite may set, their types, and the validator; made once, because every cell builds its items anew."""
+    if (cls, kind) not in _SCHEMAS:
+        _SCHEMAS[cls, kind] = _make_schema(cls, kind)
+    return _SCHEMAS[cls, kind]
+
+
+def _make_schema(cls: type[Any], kind: str) -> tuple[tuple[str, ...], dict[str, Any], Any]:
     import pydantic
 
     accepted = {name: p for name, p in signature_of(cls).items() if name not in ENGINE_FILLED.get(kind, ())}

@@ -132,5 +132,18 @@ def one_pass(
     block = max(8, _CACHE_BYTES // (inputs.itemsize * tokens * dimension))
     V = np.ascontiguousarray(V)
     rows = np.ascontiguousarray(signal) * scale
-    _run(posterior, constants, inputs, labels.reshape(n, -1), rows, V, np.linalg.inv(V), old, g, total, covariance, block)
+    _run(
+        posterior,
+        constants,
+        inputs,
+        labels.reshape(n, -1),
+        rows,
+        V,
+        np.linalg.inv(V),
+        old,
+        g,
+        total,
+        covariance,
+        block,
+    )
     return g, total * scale, covariance

@@ -105,5 +105,8 @@ def interpolate_chebyshev(nodes: Host, values: Host, x: Host) -> Host:
     distance = np.asarray(x, dtype=float)[:, None] - nodes[None, :]
     at_node = distance == 0
     terms = weights / np.where(at_node, 1.0, distance)
-    terms = np.where(at_node.any(axis=1, keepdims=True), at_node, terms)  # exactly the value where a point is a node
-    return (terms @ values) / terms.sum(axis=1)
+    terms = np.where(
+        at_node.any(axis=1, keepdims=True), at_node, terms
+    )  # exactly the value where a point is a node
+    found: Host = (terms @ values) / terms.sum(axis=1)
+    return found
