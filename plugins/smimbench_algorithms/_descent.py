@@ -11,6 +11,7 @@ import numpy as np
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Array, Info, ParameterError
+from smimbench.streaming import StreamedInputs
 from smimbench.theory.prediction import observable
 from smimbench_algorithms._gradient import LOSSES, gives_probabilities, loss_gradient, surrogate
 
@@ -265,6 +266,10 @@ class Descent:
         size = self._batch(n)
         if size == n:
             return data.inputs, state.targets, state.order
+        if isinstance(data.inputs, StreamedInputs):
+            raise ValueError(
+                "shuffled minibatches need inputs that fit the device; use the full batch, or online = true"
+            )
         order = state.order if len(state.order) else state.rng.permutation(n)
         xp = namespace(data.inputs)
         chosen = xp.asarray(order[:size], device=array_api_compat.device(data.inputs))

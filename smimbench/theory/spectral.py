@@ -527,13 +527,22 @@ class _Matrices:
         if size < 2 * RIGHTMOST + 4:
             return None
 
+        parts = list(sample_chunks(self.model, self.inputs, self.P))
+
         def signal(v: Array) -> Array:
-            return self._project(self.model.adjoint(self.inputs, self._weigh(G, v)))
+            weighed = self._weigh(G, v)
+            total = self.xp.zeros((self.P, self.D), dtype=v.dtype, device=array_api_compat.device(v))
+            for part in parts:
+                total = total + self.model.adjoint(self.inputs[part, ...], weighed[part, ...])
+            return self._project(total)
 
         def product(vector: Host) -> Host:
             v = self._device(vector, shape)
-            new = self.model.forward(self.inputs, signal(v)) - self._weigh(G, v)
-            return to_host(new).astype(np.float64).reshape(-1)
+            u = signal(v)
+            latents = self.xp.concat(
+                [self.model.forward(self.inputs[part, ...], u) for part in parts], axis=0
+            )
+            return to_host(latents - self._weigh(G, v)).astype(np.float64).reshape(-1)
 
         operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
         try:

@@ -356,6 +356,18 @@ def test_every_backend_takes_the_same_steps(rule, name, backend):
     assert instance.metrics(rule.estimate(state))["mse"][0] > 0
 
 
+@pytest.mark.parametrize("name", ["two layers", "attention softmax"])
+def test_inputs_may_be_streamed(name, rng):
+    problem = make(name)
+    instance, data = small(problem)
+    streamed = instance.data(get_backend(), stream=True)
+    assert np.allclose(
+        walk(Adam(), problem, streamed, 2)[-1].signal, walk(Adam(), problem, data, 2)[-1].signal
+    )
+    with pytest.raises(ValueError, match="fit the device"):
+        walk(Sgd(batch=3, epochs=1), problem, streamed, 1)
+
+
 def test_single_precision_stays_single():
     problem = make("attention softmax")
     data = problem.instance(0.2, 8, dtype="float32").data(get_backend("numpy", "float32"))

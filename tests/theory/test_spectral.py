@@ -208,28 +208,35 @@ def test_leading_vector_is_that_of_the_dense_symmetric_matrix():
 
 def test_largest_real_eigenvalue_is_that_of_the_dense_asymmetric_matrix():
     problem = softmax()
-    _, data = data_of(problem, 0.8, 100)
-    X, G = dense_pieces(problem, data)
-    n = len(X)
-    flat = X.reshape(2 * n, -1)
-    big = np.zeros((2 * n, 2 * n))
-    for i in range(n):
-        big[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] = G[i]
-    K = (flat @ flat.T - np.eye(2 * n)) @ big
-    values, vectors = np.linalg.eig(K)
-    real = np.flatnonzero(np.abs(values.imag) < 1e-9)
-    top = real[np.argmax(values[real].real)]
-    direction = flat.T @ big @ vectors[:, top].real
-    direction /= np.linalg.norm(direction)
-    found = spectral_estimate(problem, data, np.random.default_rng(0), "asymmetric")
-    assert found.remarks == ()
-    assert found.eigenvalues[0] == pytest.approx(values[top].real, rel=1e-5)
-    unit = found.estimate[0] / np.linalg.norm(found.estimate[0])
-    assert abs(unit @ direction) == pytest.approx(1, abs=1e-6)
-    # The same vector belongs to the eigenvalue 1 of a symmetric matrix.
-    mu = found.eigenvalues[0]
-    T = np.einsum("nad,nab,nbe->de", X, G @ np.linalg.inv(mu * np.eye(2) + G), X)
-    assert np.allclose(T @ unit, unit, atol=1e-5)
+    compared = 0
+    for replicate in range(4):
+        _, data = data_of(problem, 0.8, 80, replicate)
+        X, G = dense_pieces(problem, data)
+        n = len(X)
+        flat = X.reshape(2 * n, -1)
+        big = np.zeros((2 * n, 2 * n))
+        for i in range(n):
+            big[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] = G[i]
+        K = (flat @ flat.T - np.eye(2 * n)) @ big
+        values, vectors = np.linalg.eig(K)
+        real = np.flatnonzero(np.abs(values.imag) < 1e-9)
+        top = real[np.argmax(values[real].real)]
+        rank = (values.real > values[top].real).sum()
+        found = spectral_estimate(problem, data, np.random.default_rng(0), "asymmetric")
+        assert bool(found.remarks) == (rank >= spectral.RIGHTMOST or values[top].real <= 1)
+        if found.remarks:
+            continue
+        compared += 1
+        direction = flat.T @ big @ vectors[:, top].real
+        direction /= np.linalg.norm(direction)
+        assert found.eigenvalues[0] == pytest.approx(values[top].real, rel=1e-5)
+        unit = found.estimate[0] / np.linalg.norm(found.estimate[0])
+        assert abs(unit @ direction) == pytest.approx(1, abs=1e-6)
+        # The same vector belongs to the eigenvalue 1 of a symmetric matrix.
+        mu = found.eigenvalues[0]
+        T = np.einsum("nad,nab,nbe->de", X, G @ np.linalg.inv(mu * np.eye(2) + G), X)
+        assert np.allclose(T @ unit, unit, atol=1e-5)
+    assert compared >= 2
 
 
 def test_a_missing_outlier_is_said():
@@ -282,10 +289,14 @@ def test_the_last_layer_emerges_first():
     assert found.modes[0].strength > 1 > found.modes[1].strength
     # No layer can emerge before a sign-free label of M tokens lets it: 1/(M (M + 1)) = 1/6.
     assert found.modes[0].strength / 0.4 < 6
-    instance, data = data_of(problem, 0.4, 600)
-    overlap = instance.metrics(spectral_estimate(problem, data, np.random.default_rng(0)).estimate)["overlap"]
-    assert overlap[1] == pytest.approx(found.overlap[1, 1], abs=0.08)
-    assert overlap[0] < 0.05
+    runs = []
+    for replicate in range(6):
+        instance, data = data_of(problem, 0.4, 400, replicate)
+        estimate = spectral_estimate(problem, data, np.random.default_rng(0)).estimate
+        runs.append(instance.metrics(estimate)["overlap"])
+    mean, sem = np.mean(runs, axis=0), np.std(runs, axis=0, ddof=1) / np.sqrt(len(runs))
+    assert abs(mean[1] - found.overlap[1, 1]) < 3 * sem[1] + 0.02
+    assert mean[0] < 0.05
 
 
 def test_directions_that_do_not_separate_are_found_together():
@@ -353,6 +364,19 @@ def test_every_backend_gives_the_same_estimate(backend):
         assert instance.metrics(found.estimate)["overlap"][0] > 0.2
         if kind == "symmetric":
             assert np.allclose(np.abs(to_host(found.estimate)), np.abs(reference.estimate), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["symmetric", "asymmetric"])
+def test_inputs_may_be_streamed(kind):
+    problem = softmax()
+    instance = problem.instance(0.9, 60)
+    found = [
+        spectral_estimate(
+            problem, instance.data(get_backend(), stream=stream), np.random.default_rng(0), kind
+        )
+        for stream in (True, False)
+    ]
+    assert np.allclose(found[0].estimate, found[1].estimate)
 
 
 def test_single_precision():
