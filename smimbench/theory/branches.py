@@ -377,8 +377,8 @@ def linear_response(problem: Problem, Q: Host, V: Host) -> tuple[Host, Host]:
         z = root @ normal_points(P * sites, points, 7100 + scramble).reshape(points, P, sites)
         rng = np.random.default_rng([22, scramble])
         y = channel.forward(z, rng=rng)
-        moment = channel.posterior(y, np.zeros_like(z), V, second_moment=True, rng=rng).second_moment
-        G = np.einsum("pq,nqcrd,rs->npcsd", inverse, moment, inverse)
+        moment: Any = channel.posterior(y, np.zeros_like(z), V, second_moment=True, rng=rng).second_moment
+        G: Any = np.einsum("pq,nqcrd,rs->npcsd", inverse, moment, inverse)
         for c in range(sites):
             G[:, :, c, :, c] -= inverse
         samples.append(np.einsum("nakcl,nbkdl->nabcd", G, G).reshape(points, -1))

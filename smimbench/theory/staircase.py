@@ -158,7 +158,8 @@ class Staircase:
         def gain(information: float) -> Host:
             # V keeps its digits where Q - bottom does not
             V = np.diagonal(np.asarray(self.problem.prior.overlap(information * np.eye(P)).V))
-            return np.maximum(self.second - self.bottom - V, 0.0)
+            found: Host = np.maximum(self.second - self.bottom - V, 0.0)
+            return found
 
         response = 2 * gain(5e-5) / 5e-5 - gain(1e-4) / 1e-4
         departure = np.zeros(P)
@@ -196,9 +197,10 @@ class Staircase:
         sampled = None
         if not hasattr(channel, "information") or (waiting and not hasattr(channel, "susceptibility")):
             sampled = sampled_moments(channel, model.sites, Q, V)
-        information = (
-            channel_information(channel, model, Q, V) if hasattr(channel, "information") else sampled[0]
-        )  # type: ignore[index]
+        if hasattr(channel, "information") or sampled is None:
+            information = channel_information(channel, model, Q, V)
+        else:
+            information = sampled[0]
         self.methods[information.method] = None
         value, error = _diagonals(information.value, information.error)
         rate, rate_error = np.zeros(P), np.zeros(P)
@@ -801,7 +803,7 @@ def perfect_limit(problem: Problem) -> Threshold | None:
         tilt = np.clip(tilt * rates / rates.max(), 1e-6, 1.0)
     below, above = measure(1e4), measure(1e6)
     # Errors that vanish leave the number of equations where it is; otherwise it goes down with them.
-    if below is None or above is None or above[2] < 0.8 * below[2]:
+    if below is None or balanced is None or above is None or above[2] < 0.8 * below[2]:
         return None
     noise = above[1]
     low, middle, high = (float(found[0].max()) for found in (below, balanced, above))
