@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Adam(Descent):
-    r"""Adam on the loss ``L = sum_mu l(f(z_mu), t_mu) / D``.
+    r"""Adam on all samples, on batches or on a stream.
+
+    On the loss ``L = sum_mu l(f(z_mu), t_mu) / D``,
 
     .. math::
 

@@ -11,7 +11,9 @@ from smimbench_algorithms.adam import Adam
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    r"""Adam with decoupled weight decay, ``W <- (1 - eta lambda) W`` before every step of Adam.
+    r"""Adam with weight decay apart from the gradient.
+
+    ``W <- (1 - eta lambda) W`` before every step of Adam.
 
     Parameters
     ----------

@@ -28,11 +28,12 @@ class AveragedState(NamedTuple):
 
 @dataclass(frozen=True)
 class Averaged:
-    r"""Mean of the signals of K students that start independently and learn from the same data.
+    r"""Average of independent runs of another algorithm on the same data.
 
-    The mean is taken in the signal, ``S = (1/K) sum_a S_a`` with ``S_a = W_a W_a^T / sqrt(r D)``, never in the factor,
-    which is known up to a rotation only. Where labels leave a symmetry (signs, permutations), every student is first
-    brought closest to the first one, then to the mean of all, until nothing changes: no teacher is needed.
+    K students start independently. The mean of their signals is taken, ``S = (1/K) sum_a S_a`` with
+    ``S_a = W_a W_a^T / sqrt(r D)``, never that of their factors, which are known up to a rotation only. Where labels
+    leave a symmetry (signs, permutations), every student is first brought closest to the first one, then to the mean of
+    all, until nothing changes: no teacher is needed.
 
     All students are one computation with one more axis in front, not K runs. With e_1 the error of one student and
     ``e_K`` that of the mean, ``e_K = b + v / K`` and ``e_1 = b + v``: spread averages out, bias does not.
@@ -40,8 +41,8 @@ class Averaged:
     Parameters
     ----------
     of : table or name
-        The algorithm, ``{ name = "adam", ... }`` with its parameters, or only its name. It must offer ``init_students`` (all gradient
-        methods do).
+        The algorithm, ``{ name = "adam", ... }`` with its parameters, or only its name. It must offer
+        ``init_students`` (all gradient methods do).
     students : int
         K >= 1.
 

@@ -36,7 +36,9 @@ class NuclearState(NamedTuple):
 
 @dataclass(frozen=True)
 class Nuclear:
-    r"""Least squares with a nuclear-norm penalty, by accelerated proximal gradients (FISTA) with restarts.
+    r"""Nuclear-norm regression for labels that are linear in the matrix.
+
+    By accelerated proximal gradients (FISTA) with restarts:
 
     .. math:: \min_S \; \tfrac{1}{d} \sum_i w_i (t_i - (A S)_i)^2 + \tau |S|_*, \qquad S = S^T \; (\succeq 0)
 

@@ -39,7 +39,9 @@ class RidgeState(NamedTuple):
 
 @dataclass(frozen=True)
 class Ridge:
-    r"""Least squares with a quadratic penalty around the prior mean, by conjugate gradients.
+    r"""Ridge regression for labels that are linear in the signal.
+
+    Least squares with a quadratic penalty around the prior mean, by conjugate gradients:
 
     .. math::
 

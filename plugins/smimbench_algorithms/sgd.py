@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sgd(Descent):
-    r"""Gradient descent on batches B of samples.
+    r"""Stochastic gradient descent with momentum, on batches or on a stream.
+
+    For a batch B of samples,
 
     .. math::
 

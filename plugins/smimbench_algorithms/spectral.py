@@ -34,7 +34,7 @@ class SpectralState(NamedTuple):
 
 @dataclass(frozen=True)
 class Spectral:
-    r"""One step without iteration: leading eigenvectors, or the first step of message passing.
+    r"""Leading eigenvectors of linearised message passing, or its first step.
 
     Low rank: the leading eigenvector (one per component) of
 
