@@ -1,0 +1,78 @@
+"""Compare a run of the benchmarks with the committed baseline, as ratios to the calibration.
+
+    python -m pytest -o addopts=--import-mode=importlib tests/benchmarks --benchmark-only --benchmark-json now.json
+    python tests/benchmarks/compare.py now.json [again.json ...] [--fail-over PERCENT] [--update]
+
+What ``pytest-benchmark compare --benchmark-compare-fail=min:15%`` does with seconds of one machine, this does with ratios,
+so that a baseline measured anywhere holds here. Of several runs the best of each benchmark counts. Exit code 1 if any
+benchmark is slower by more than the limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+BASELINE = Path(__file__).with_name("baseline.json")
+FAIL_OVER = 15.0
+
+
+def worse(now: float, before: float, fail_over: float = FAIL_OVER) -> bool:
+    """Whether a ratio grew by more than so many percent."""
+    return now > (1 + fail_over / 100) * before
+
+
+def ratios(*documents: dict) -> dict[str, float]:
+    """Ratios of pytest-benchmark documents by name, the best of all; benchmarks without one are left out."""
+    found: dict[str, float] = {}
+    for entry in (entry for document in documents for entry in document["benchmarks"]):
+        value = entry.get("extra_info", {}).get("ratio")
+        if value is not None:
+            name = entry["fullname"].replace("\\", "/").rsplit("/", 1)[-1]
+            found[name] = min(float(value), found.get(name, float("inf")))
+    return found
+
+
+def table(now: dict[str, float], baseline: dict[str, float], fail_over: float) -> tuple[list[str], bool]:
+    """Lines of the comparison, worst first, and whether anything is worse."""
+    shared = sorted(now.keys() & baseline.keys(), key=lambda name: -now[name] / baseline[name])
+    lines = []
+    for name in shared:
+        change = 100 * (now[name] / baseline[name] - 1)
+        mark = "SLOWER" if worse(now[name], baseline[name], fail_over) else ""
+        lines.append(f"{change:+7.1f}%  {baseline[name]:10.4g} -> {now[name]:10.4g}  {name}  {mark}".rstrip())
+    lines += [
+        f"    new              -> {now[name]:10.4g}  {name}" for name in sorted(now.keys() - baseline.keys())
+    ]
+    lines += [f"    not run                        {name}" for name in sorted(baseline.keys() - now.keys())]
+    return lines, any(line.endswith("SLOWER") for line in lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the comparison; exit code 1 if something is slower, 2 if there is nothing to compare."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("runs", type=Path, nargs="+", help="what --benchmark-json wrote")
+    parser.add_argument("--baseline", type=Path, default=BASELINE)
+    parser.add_argument(
+        "--fail-over", type=float, default=FAIL_OVER, metavar="PERCENT", help="[default: %(default)s]"
+    )
+    parser.add_argument("--update", action="store_true", help="make this run the baseline")
+    options = parser.parse_args(arguments)
+    now = ratios(*(json.loads(path.read_text()) for path in options.runs))
+    if not now:
+        sys.stderr.write(f"{options.runs[0]}: holds no benchmark with a ratio\n")
+        return 2
+    if options.update:
+        kept = json.loads(options.baseline.read_text()) if options.baseline.exists() else {}
+        kept.update({name: float(f"{value:.4g}") for name, value in now.items()})
+        options.baseline.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
+        return 0
+    lines, failed = table(now, json.loads(options.baseline.read_text()), options.fail_over)
+    sys.stdout.write("\n".join(lines) + "\n")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
