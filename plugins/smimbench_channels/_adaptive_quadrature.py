@@ -31,6 +31,7 @@ import numpy as np
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Array
+from smimbench_channels import _importance_qmc as sampling
 from smimbench_channels._moments import Moments
 
 __all__ = ["integrate"]
@@ -45,7 +46,8 @@ _NEGLIGIBLE = 1e-4
 _SHARE = 0.2
 _SPARE = 6.5
 _TOLERATED = 2.5
-_DEEPEST = 1000.0
+_DEEPEST = 250.0
+_POINTS = 2048
 _CHUNK_POINTS = 1 << 14
 _BLOCK_SAMPLES = 512
 
@@ -59,6 +61,7 @@ class _Settings:
     accuracy: float
     full: bool
     points: int
+    rounds: int = _MOST_ROUNDS
 
 
 @dataclass
@@ -300,7 +303,7 @@ def _refine_columns(
     weight, reference = xp.take(weight, index, axis=0), xp.take(reference, index, axis=0)
     before = xp.take(sums, index, axis=1)
     count = settings.points
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(settings.rounds):
         if weight.shape[0] == 0:
             break
         step = columns[2]
@@ -340,7 +343,7 @@ def _integrate_block(
     if use_compiled and _on_host(u):
         fast = _compiled()
         if fast is not None:
-            rules = (float(_MOST_ROUNDS), _NEGLIGIBLE, _SHARE)
+            rules = (float(settings.rounds), _NEGLIGIBLE, _SHARE)
             s = settings
             return fast(u, omega, s.V, s.skip, s.accuracy, s.full, s.points, reach, level, rules)
     v11, _, v22 = settings.V
@@ -359,7 +362,7 @@ def _integrate_block(
     unfinished = xp.ones((size,), dtype=xp.bool, device=device)
     partition = None
     count = settings.points
-    for round_ in range(_MOST_ROUNDS):
+    for round_ in range(settings.rounds):
         index = xp.nonzero(unfinished)[0]
         if index.shape[0] == 0:
             break
@@ -500,7 +503,8 @@ def integrate(
     index = xp.nonzero(poor)[0]
     if index.shape[0] == 0:
         return moments
-    rescued = _rescue(xp, xp.take(u, index, axis=0), xp.take(omega, index, axis=0), settings, half_square)
+    part_u, part_omega = xp.take(u, index, axis=0), xp.take(omega, index, axis=0)
+    rescued = _rescue(xp, part_u, part_omega, settings, half_square, xp.take(energy, index, axis=0))
     return Moments(*(_replace_rows(xp, old, new, poor) for old, new in zip(moments, rescued)))
 
 
@@ -525,70 +529,56 @@ def _solve(
 
 
 def _replace_rows(xp: Any, old: Array, new: Array, mask: Array) -> Array:
-    place = xp.cumulative_sum(xp.astype(mask, xp.int64)) - 1
-    full = xp.take(new, xp.where(place < 0, 0, place), axis=0)
+    full = _spread_rows(xp, new, mask)
     return xp.where(xp.reshape(mask, (-1, *[1] * (old.ndim - 1))), full, old)
 
 
-def _rescue(xp: Any, u: Array, omega: Array, settings: _Settings, half_square: float) -> Moments:
-    """Samples whose label lies far from what ``omega`` and ``V`` expect: widen V until they fit, then narrow.
+def _rescue(
+    xp: Any, u: Array, omega: Array, settings: _Settings, half_square: float, energy: Array
+) -> Moments:
+    """Samples whose label lies far from what ``omega`` and ``V`` expect, so that their box was too small.
 
-    At temperature t^2 (V replaced by t^2 V) the posterior energy is that of the best point plus about t^2.
-    This tells the next, colder integral how deep its maximum lies and how far out to look. Samples deeper
-    than ``_DEEPEST`` are left at the temperature where they are not; their error says so.
+    The posterior energy is about that of the best point, plus 1. It tells how deep the maximum lies and how
+    far out to look. Where the box missed too much to tell, a look at 16 V does. Samples deeper than
+    ``_DEEPEST`` go to importance sampling, which walks to the maximum.
     """
     cut = half_square - _SPARE
-    unknown = xp.full(u.shape[:1], math.inf, dtype=u.dtype, device=array_api_compat.device(u))
-    energy, hottest = unknown, 1.0
-    missing = energy > 0.0
-    while hottest < 1e8 and bool(xp.any(missing)):
-        hottest *= 2.0
+    lost = energy > half_square - 4.0
+    index = xp.nonzero(lost)[0]
+    if index.shape[0] > 0:
         hot = dataclasses.replace(
-            settings, accuracy=1e-2, full=False, V=tuple(v * hottest**2 for v in settings.V)
+            settings, accuracy=1e-2, full=False, rounds=5, V=tuple(16.0 * v for v in settings.V)
         )
-        index = xp.nonzero(missing)[0]
         part_u, part_omega = xp.take(u, index, axis=0), xp.take(omega, index, axis=0)
         zero = xp.zeros_like(part_u[:, 0])
         _, found = _solve(xp, part_u, part_omega, hot, zero + half_square, zero)
-        found = xp.where(found < _SPARE, found * hottest**2, math.inf)
-        energy = _replace_rows(xp, energy, found, missing)
-        missing = ~(energy < math.inf)
-
-    result = None
-    temperature = 2.0 * hottest
-    open_ = energy < math.inf
-    while temperature > 1.0:
-        temperature = max(1.0, 0.5 * temperature)
-        # Cold enough to be worth looking at, and not so cold that the maximum is out of reach.
-        here = open_ & (energy < _DEEPEST * temperature**2)
-        index = xp.nonzero(here)[0]
-        if index.shape[0] == 0:
-            continue
-        depth = xp.take(energy, index, axis=0) / temperature**2
+        found = xp.where(found < _SPARE, 16.0 * found, math.inf)
+        energy = _replace_rows(xp, energy, found, lost)
+    near = energy < _DEEPEST
+    parts = []
+    index = xp.nonzero(near)[0]
+    if index.shape[0] > 0:
+        depth = xp.take(energy, index, axis=0)
         stretch = math.sqrt(1.0 + float(xp.max(depth)) / half_square)
-        cold = dataclasses.replace(
-            settings,
-            V=tuple(v * temperature**2 for v in settings.V),
-            points=math.ceil(settings.points * stretch),
-        )
+        wide = dataclasses.replace(settings, points=math.ceil(settings.points * stretch))
         part_u, part_omega = xp.take(u, index, axis=0), xp.take(omega, index, axis=0)
-        moments, found = _solve(xp, part_u, part_omega, cold, depth + cut + 3.0, depth)
-        if temperature > 1.0:
-            # The shift is right to about a standard deviation at this temperature, the partition to leading
-            # order.
-            moments = moments._replace(
-                log_partition=moments.log_partition - (temperature**2 - 1.0) * depth,
-                error=(1.0 + moments.error) * temperature,
-            )
-        energy = _replace_rows(xp, energy, found * temperature**2, here)
-        if result is None:
-            blank = xp.zeros((u.shape[0],), dtype=u.dtype, device=array_api_compat.device(u))
-            size = moments.second.shape[1]
-            result = Moments(
-                blank - math.inf,
-                xp.broadcast_to(blank[:, None, None], (u.shape[0], 2, 2)),
-                xp.broadcast_to(blank[:, None, None], (u.shape[0], size, size)),
-                blank + math.inf,
-            )
-        result = Moments(*(_replace_rows(xp, old, new, here) for old, new in zip(result, moments)))
-    return result
+        parts.append((near, _solve(xp, part_u, part_omega, wide, depth + cut + 3.0, depth)[0]))
+    index = xp.nonzero(~near)[0]
+    if index.shape[0] > 0:
+        v11, v12, v22 = settings.V
+        V = np.asarray([[v11, v12], [v12, v22]])
+        part_u, part_omega = xp.take(u, index, axis=0), xp.take(omega, index, axis=0)
+        parts.append(
+            (~near, sampling.integrate(part_u, part_omega, V, settings.skip, 0.1, _POINTS, settings.full))
+        )
+    mask, result = parts[0]
+    if len(parts) == 1:
+        return result
+    first = Moments(*(_spread_rows(xp, values, mask) for values in result))
+    mask, result = parts[1]
+    return Moments(*(_replace_rows(xp, old, new, mask) for old, new in zip(first, result)))
+
+
+def _spread_rows(xp: Any, values: Array, mask: Array) -> Array:
+    place = xp.cumulative_sum(xp.astype(mask, xp.int64)) - 1
+    return xp.take(values, xp.where(place < 0, 0, place), axis=0)

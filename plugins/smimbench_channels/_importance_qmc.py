@@ -447,7 +447,11 @@ def _curvature(
     root = xp.asarray(np.kron(law.root, np.eye(tokens)), dtype=centers.dtype, device=device)
     J = xp.matmul(change - direct, root) * scale
     gradient = centers + xp.matmul(xp.matrix_transpose(J), residual[..., None])[..., 0]
-    curvature = xp.matmul(xp.matrix_transpose(J), J) + xp.eye(size, dtype=centers.dtype, device=device)
+    identity = xp.eye(size, dtype=centers.dtype, device=device)
+    square = xp.matmul(xp.matrix_transpose(J), J)
+    # far from the label the square has entries beyond 1e16: keep it invertible
+    ridge = 1.0 + 1e-12 * xp.linalg.trace(square)
+    curvature = square + ridge[..., None, None] * identity
     value = 0.5 * xp.sum(centers * centers, axis=-1) + 0.5 * xp.sum(residual * residual, axis=-1)
     return value, gradient, curvature
 
