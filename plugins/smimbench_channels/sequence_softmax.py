@@ -203,10 +203,15 @@ class SequenceSoftmax:
         xp = namespace(omega)
         u = deep.output_of_label(xp.astype(y, xp.float64))
         covariance = np.asarray(to_host(V), dtype=np.float64)
+        if not (np.all(np.isfinite(covariance)) and bool(xp.all(xp.isfinite(omega)))):
+            # A run that has diverged: say so, as arithmetic would.
+            size = self.layers * (self.tokens if full else 1)
+            nothing = xp.full_like(xp.astype(omega, xp.float64), math.nan)
+            matrix = xp.broadcast_to(nothing[:, :1, :1], (omega.shape[0], size, size))
+            return Moments(nothing[:, 0, 0], nothing, matrix, nothing[:, 0, 0])
         scale = np.sqrt(np.maximum(np.diagonal(covariance), 1e-300))
         # Layers may differ by many orders of magnitude: it is their correlations that must make sense.
-        correlation = covariance / scale[:, None] / scale
-        if not (np.all(np.isfinite(correlation)) and np.linalg.eigvalsh(correlation)[0] > 0.0):
+        if not np.linalg.eigvalsh(covariance / scale[:, None] / scale)[0] > 0.0:
             raise ValueError(f"V must be positive definite, got {covariance.tolist()}")
         omega = xp.astype(omega, xp.float64)
         if self.layers == self.tokens == 2:

@@ -298,6 +298,18 @@ def test_blocks_do_not_matter(rng):
     np.testing.assert_allclose(together, apart, rtol=1e-12, atol=1e-13)
 
 
+def test_what_has_diverged_stays_diverged(backend, rng):
+    channel = SequenceSoftmax(tokens=2, layers=2)
+    z = rng.standard_normal((2, 2, 2))
+    broken = np.where(z > z.mean(), np.nan, z)
+    for omega, V in ((broken, np.eye(2)), (z, np.full((2, 2), np.inf))):
+        y = channel.forward(backend.asarray(z))
+        result = channel.posterior(y, backend.asarray(omega), backend.asarray(V), second_moment=True)
+        assert np.all(np.isnan(to_host(result.mean)))
+        assert np.all(np.isnan(to_host(result.covariance)))
+        assert np.isnan(result.error)
+
+
 def test_indefinite_covariance_is_refused(rng):
     channel = SequenceSoftmax(tokens=2, layers=2)
     z = rng.standard_normal((2, 2, 2))
