@@ -45,9 +45,9 @@ _HIGHEST = 1e8
 _FARTHEST = 1e3
 _MOST_NODES = 200
 _DIFFERENCE = 0.1
-_STEP_RANGE = (0.02, 1.5)
-_FIRST_STEP = 0.06
-_MISMATCH, _SAMPLED_MISMATCH = 4e-3, 1e-2
+_SHORTEST, _SAMPLED_SHORTEST, _LONGEST = 2e-3, 0.02, 1.5
+_FIRST_STEP = 0.04
+_MISMATCH, _SAMPLED_MISMATCH = 5e-4, 1e-2
 _CORRECTION = 0.03
 _GAP = 2e-4
 _DENSE = 16
@@ -353,7 +353,7 @@ class Staircase:
         if first and (len(stage.moving) > 1 or not self._sampled):
             self._differentiate(stage, last)
         tangent = self._tangent(stage, last.slope)
-        low, high = _STEP_RANGE
+        low, high = _SAMPLED_SHORTEST if self._sampled else _SHORTEST, _LONGEST
         while True:
             step = stage.step
             node, correction = self._attempt(stage, last, last.x + step * tangent, tangent)
@@ -369,7 +369,7 @@ class Staircase:
             )
             factor = np.sqrt(tolerance / max(mismatch, 1e-12)) if np.isfinite(mismatch) else 0.3
             stage.step = float(np.clip(step * np.clip(factor, 0.3, 2.0), low, high))
-            if (not poor and mismatch <= 8 * tolerance) or step <= low:
+            if (not poor and mismatch <= 3 * tolerance) or step <= low:
                 break
             stage.step = max(low, min(stage.step, step / 2))
         if not np.isfinite(node.log_alpha):
@@ -446,7 +446,7 @@ class Staircase:
             positions, gaps = [*positions, where], [*gaps, gap]
             if (
                 not np.isfinite(gap)
-                or abs(gap) <= max(_GAP, 0.1 * found.error[new])
+                or abs(gap) <= max(_GAP if self._sampled else 1e-8, 0.1 * found.error[new])
                 or (where <= landing and gap > 0)
             ):
                 break
@@ -492,6 +492,11 @@ class Staircase:
             self.finished = True
             return
         done = [a for a in stage.moving if qhat[a] > highest]
+        together = len(stage.known) == P and hasattr(self.problem.channel, "equations")
+        if done and together and self.perfect is not None and bool((self.second * 1e-2 > V).all()):
+            # Components that share their equations reach the end together, whatever the ratio of their errors.
+            self.finished = True
+            return
         if done:
             # Recovered, as far as numbers go, before the others: it stays behind.
             perfect = [*stage.perfect, *done]
@@ -551,11 +556,11 @@ class Staircase:
             from scipy.optimize import brentq
 
             where = brentq(lambda t: float(smooth(t)[-1]) - target, s[k - 1], s[k], xtol=1e-13)
-        else:
-            where = s[k]
+            slope = abs(float(smooth(where, 1)[-1]))
+            shift = abs(float(cautious(where)[-1]) - target) / max(slope, 1e-3)
+        else:  # between two stages, while a component waits for its own sample ratio
+            where, shift = s[k], 0.0
         x = smooth(where)[:-1]
-        slope = abs(float(smooth(where, 1)[-1]))
-        shift = abs(float(cautious(where)[-1]) - target) / max(slope, 1e-3)
         spread = np.abs(x - cautious(where)[:-1]) + shift * np.abs(smooth(where, 1)[:-1])
         doubt = self._doubt(stage, where, spread) + self._doubt_below(int(number[k]) + 1, target)
         return self._pack(alpha, self._qhat(x, stage.known), doubt, branch, x, stage.known)
@@ -793,12 +798,14 @@ def perfect_limit(problem: Problem) -> Threshold | None:
             float(np.trace(V @ np.asarray(information.value))),
         )
 
+    rates = np.zeros(P)
     for _ in range(_BALANCING):
         balanced = measure(1e5)
         if balanced is None:
             return None
-        rates = balanced[0]
-        if np.ptp(np.log(rates)) < 1e-4:
+        previous, rates = rates, balanced[0]
+        # Components with equations of their own do not feel the balance.
+        if np.ptp(np.log(rates)) < 1e-4 or np.allclose(rates, previous, rtol=1e-4, atol=0):
             break
         tilt = np.clip(tilt * rates / rates.max(), 1e-6, 1.0)
     below, above = measure(1e4), measure(1e6)
