@@ -135,6 +135,7 @@ def _sampled_moments(
         for a in free:
             outer = z[:, a, :, None] * z[:, a, None, :] / V[a, a] - np.eye(sites)
             known.append((G[a] * (outer - G[a])).sum((1, 2))[:, None])
+            known.append(((outer * outer).sum((1, 2)) - sites * (sites + 1))[:, None])
         samples.append(np.concatenate(rows, axis=1))
         controls.append(np.concatenate(known, axis=1))
     value, error = controlled_mean(samples, controls)

@@ -147,6 +147,7 @@ class Staircase:
         self.perfect = perfect_limit(problem)
         self._highest = -np.inf
         self._informative: set[int] = set()
+        self._read: dict[str, Any] = {}
         self._begin()
 
     # -- the functions alpha_a ----------------------------------------------------------------------------------------
@@ -512,6 +513,13 @@ class Staircase:
 
     def _dense(self) -> tuple[Host, Host, Host]:
         """The whole curve finely: number of the stage, length along it, log alpha."""
+        size = sum(len(stage.nodes) for stage in self.stages)
+        if self._read.get("size") != size:
+            self._read = {"size": size, "dense": self._sampled_finely()}
+        found: tuple[Host, Host, Host] = self._read["dense"]
+        return found
+
+    def _sampled_finely(self) -> tuple[Host, Host, Host]:
         parts = []
         for number, stage in enumerate(self.stages):
             if len(stage.nodes) < 2:
@@ -666,6 +674,9 @@ class Staircase:
     def path(self) -> tuple[Host, Host, Host]:
         """The curve for integrals along it: Qhat (n, P), V (n, P), log alpha (n,)."""
         number, s, log_alpha = self._dense()
+        if "path" in self._read:
+            found: tuple[Host, Host, Host] = self._read["path"]
+            return found
         P = self.problem.components
         qhat = np.zeros((len(s), P))
         for k in np.unique(number).astype(int):
@@ -673,6 +684,7 @@ class Staircase:
             stage = self.stages[k]
             qhat[here] = self._qhat(stage.interpolants()[0](s[here])[:, :-1], stage.known)
         V = np.diagonal(self._overlap(qhat)[1], axis1=-2, axis2=-1) if len(s) else np.zeros((0, P))
+        self._read["path"] = qhat, V, log_alpha
         return qhat, V, log_alpha
 
     def free_entropy(self, prediction: Prediction) -> float:
