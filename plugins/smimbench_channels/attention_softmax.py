@@ -12,6 +12,7 @@ import numpy as np
 from smimbench.backend import namespace, to_host
 from smimbench.interfaces import Capabilities, ParameterError, Posterior, Uncertain
 from smimbench.numerics.quadrature import gauss_legendre
+from smimbench_channels._attention_two_layers import TwoLayerAttention
 from smimbench_channels._checks import check_latents, check_number, check_whole
 from smimbench_channels._pairs import entry_sites, site_pairs, site_scales
 
@@ -44,7 +45,7 @@ class AttentionSoftmax:
     tokens : int
         T, at least 2; filled in from the model.
     layers : int
-        Number of attention layers; 1.
+        Number of attention layers: 1, or 2 for two tokens.
     beta : float
         Inverse temperature, positive.
     skip : float
@@ -81,14 +82,21 @@ class AttentionSoftmax:
     def __post_init__(self) -> None:
         check_whole("tokens", self.tokens, 2)
         check_whole("layers", self.layers, 1)
-        if self.layers != 1:
-            raise ParameterError("layers", f"must be 1, got {self.layers}")
+        if self.layers > 2:
+            raise ParameterError("layers", f"must be 1 or 2, got {self.layers}")
+        if self.layers == 2 and self.tokens != 2:
+            raise ParameterError("layers", f"must be 1 for more than two tokens (tokens = {self.tokens}), got 2")
         check_number("beta", self.beta, positive=True)
         check_number("skip", self.skip, positive=False)
-        if self.skip != 1.0:
+        if self.layers == 1 and self.skip != 1.0:
             raise ParameterError(
                 "skip", f"has no effect with layers = 1 and must be left out, got {self.skip}"
             )
+
+    @property
+    def _deep(self) -> TwoLayerAttention:
+        """The channel of two layers, which has mathematics of its own."""
+        return TwoLayerAttention(beta=self.beta, skip=self.skip)
 
     @property
     def components(self) -> int:
@@ -105,6 +113,8 @@ class AttentionSoftmax:
 
         ``rng`` is not used: the channel is noiseless. ValueError if z has another shape.
         """
+        if self.layers == 2:
+            return self._deep.forward(z)
         xp = namespace(z)
         logits = self.beta * self._matrix(z)
         logits = logits - xp.max(logits, axis=-1, keepdims=True)
@@ -130,6 +140,8 @@ class AttentionSoftmax:
         -------
         array (..., n, 1, C)
         """
+        if self.layers == 2:
+            return self._deep.vjp(z, cotangent)
         xp = namespace(z, cotangent)
         p = self.observable(self.forward(z))
         inner = xp.sum(cotangent * p, axis=-1, keepdims=True)
@@ -177,6 +189,8 @@ class AttentionSoftmax:
         Posterior
             ``covariance`` is V / C.
         """
+        if self.layers == 2:
+            return self._deep.posterior(y, omega, V, second_moment=second_moment, rng=rng)
         xp = namespace(y, omega, V)
         check_latents(omega, 1, self.sites)
         u, distance = self._off_line(y, omega)
@@ -208,6 +222,8 @@ class AttentionSoftmax:
         -------
         array (n,)
         """
+        if self.layers == 2:
+            return self._deep.log_partition(y, omega, V)
         xp = namespace(y, omega, V)
         check_latents(omega, 1, self.sites)
         _, distance = self._off_line(y, omega)
@@ -220,6 +236,8 @@ class AttentionSoftmax:
 
         ``Q`` and ``V`` (..., 1, 1), leading axes are a batch; the result has their common shape.
         """
+        if self.layers == 2:
+            return self._deep.information(Q, V)
         xp = namespace(Q, V)
         V = xp.broadcast_arrays(Q, V)[1]
         return Uncertain((self.sites - 1) / V, 0.0, "closed form")
@@ -231,8 +249,8 @@ class AttentionSoftmax:
         For more tokens the integral has too many dimensions for nodes; AttributeError sends the engine to its
         generic estimate.
         """
-        if self.tokens != 2:
-            raise AttributeError("generalization_error is integrated for tokens = 2 only")
+        if self.tokens != 2 or self.layers != 1:
+            raise AttributeError("generalization_error is integrated for two tokens and one layer only")
         return self._two_token_error
 
     def _two_token_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:

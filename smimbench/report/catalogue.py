@@ -10,7 +10,7 @@ from rich.markup import escape
 from smimbench.parameters import ENGINE_FILLED, signature_of
 from smimbench.registry import KINDS, RegistryError
 from smimbench.report.tables import plain_table, titled
-from smimbench.suite import load_suite, shipped_suites
+from smimbench.suite import SuiteError, load_suite, shipped_suites
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,7 +47,10 @@ def _item(entry: Entry) -> dict[str, Any]:
 
 
 def _suite(registry: Registry, name: str) -> dict[str, Any]:
-    suite = load_suite(name, registry=registry)
+    try:
+        suite = load_suite(name, registry=registry)
+    except SuiteError as error:  # one that needs a plugin which is not here must not hide the others
+        return {"name": name, "kind": "suite", "summary": f"cannot be read: {error}"}
     return {
         "name": name,
         "kind": "suite",

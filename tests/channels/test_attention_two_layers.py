@@ -1,0 +1,373 @@
+"""Two layers of attention against dense integrals over the first layer's margins, and identities of Bayes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from smimbench_channels._attention_two_layers import TwoLayerAttention
+
+from smimbench.backend import to_host
+from smimbench.interfaces import ParameterError
+from tests.conftest import assert_placed
+
+SCALE = np.array([math.sqrt(2), 1, math.sqrt(2)])
+J = np.array([[1, -1, 0], [0, -1, 1]])
+D = np.diag([2.0, 1.0, 2.0])
+
+
+def root(matrix):
+    values, vectors = np.linalg.eigh(matrix)
+    return vectors * np.sqrt(np.clip(values, 0, None))
+
+
+def labelled(rng, channel, n, Q, V):
+    omega = np.einsum("lk,nkc->nlc", root(np.asarray(Q)), rng.standard_normal((n, 2, 3)))
+    z = omega + np.einsum("lk,nkc->nlc", root(np.asarray(V)), rng.standard_normal((n, 2, 3)))
+    return channel.forward(z), omega, z
+
+
+def margins(y, beta):
+    return np.stack([y[:, 0, 0] - y[:, 0, 1], y[:, 1, 1] - y[:, 1, 0]], axis=1) / beta
+
+
+def matrix_of(h):
+    return np.array([[h[0], h[1]], [h[1], h[2]]])
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def dense(channel, phi, omega, v1, v2, points=360, half=7.5):
+    """Partition, mean and second moment of z (2, 3) for one label, straight from the linear map of the second layer.
+
+    Given the margins u of the first layer both margins of the second are linear in h_2; everything is
+    Gaussian but u, which is summed over a fine grid of its own prior.
+    """
+    beta, c = channel.beta, channel.skip
+    h1, h2 = omega[0] * SCALE, omega[1] * SCALE
+    K = J @ D @ J.T
+    x = (np.arange(points) + 0.5) / points * 2 * half - half
+    grid = np.stack(np.meshgrid(x, x, indexing="ij"), axis=-1).reshape(-1, 2)
+    u = J @ h1 + math.sqrt(v1) * grid @ np.linalg.cholesky(K).T
+    p, r = 1 / (1 + np.exp(-beta * u[:, 0])), 1 / (1 + np.exp(-beta * u[:, 1]))
+    b11, b12, b21, b22 = c + p, 1 - p, 1 - r, c + r
+    cross = b11 * b22 + b12 * b21
+    rows = [
+        [b11**2 - b11 * b21, 2 * b11 * b12 - cross, b12**2 - b12 * b22],
+        [b21**2 - b11 * b21, 2 * b21 * b22 - cross, b22**2 - b12 * b22],
+    ]
+    C = np.moveaxis(np.array(rows), -1, 0)
+    S = v2 * C @ D @ np.swapaxes(C, 1, 2)
+    determinant = S[:, 0, 0] * S[:, 1, 1] - S[:, 0, 1] ** 2
+    good = determinant > 1e-14 * (
+        S[:, 0, 0] * S[:, 1, 1]
+    )  # where the margins nearly coincide, they have no weight
+    gap = phi - C @ h2
+    safe = np.where(good, determinant, 1.0)
+    pulled = np.stack(
+        [S[:, 1, 1] * gap[:, 0] - S[:, 0, 1] * gap[:, 1], S[:, 0, 0] * gap[:, 1] - S[:, 0, 1] * gap[:, 0]],
+        axis=1,
+    )
+    pulled /= safe[:, None]
+    log_w = -np.sum(gap * pulled, axis=1) / 2 - np.log(safe) / 2 - np.sum(grid**2, axis=1) / 2
+    log_w = np.where(good, log_w, -np.inf)
+    top = log_w.max()
+    keep = log_w > top - 25
+    w = np.exp(log_w[keep] - top)
+    log_z = top + math.log(w.sum() * (x[1] - x[0]) ** 2) - 2 * math.log(2 * math.pi)
+    w /= w.sum()
+    lift = D @ J.T @ np.linalg.inv(K)
+    mean1 = (h1 + (u[keep] - J @ h1) @ lift.T) / SCALE
+    back = np.einsum("ij,nkj,nk->ni", v2 * D, C[keep], pulled[keep])
+    mean2 = (h2 + back) / SCALE
+    both = np.concatenate([mean1, mean2], axis=1)
+    mean = w @ both
+    second = np.einsum("n,ni,nj->ij", w, both, both)
+    cov1 = v1 * (np.eye(3) - (lift @ J @ D) / np.outer(SCALE, SCALE))
+    gram = C[keep] / 1.0
+    inside = np.linalg.inv(S[keep])
+    removed = v2**2 * np.einsum("ij,nkj,nkl,nlm,mp->nip", D, gram, inside, gram, D)
+    cov2 = (v2 * D - np.einsum("n,nij->ij", w, removed)) / np.outer(SCALE, SCALE)
+    second[:3, :3] += cov1
+    second[3:, 3:] += cov2
+    return log_z, mean.reshape(2, 3), second
+
+
+# -- labels ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("beta", "skip"), [(1.0, 1.0), (2.0, 0.3), (0.5, 0.0)])
+def test_labels_follow_the_definition(beta, skip, backend, rng):
+    channel = TwoLayerAttention(beta, skip)
+    z = rng.standard_normal((20, 2, 3)) * 2
+    y = channel.forward(backend.asarray(z))
+    assert_placed(y, backend, (20, 2, 2))
+    for i in range(20):
+        B = skip * np.eye(2) + softmax(beta * matrix_of(z[i, 0] * SCALE))
+        expected = softmax(beta * (B @ matrix_of(z[i, 1] * SCALE) @ B.T))
+        np.testing.assert_allclose(np.exp(to_host(y)[i]), expected, rtol=1e-12)
+        np.testing.assert_allclose(to_host(channel.observable(y))[i].sum(-1), 1)
+
+
+def test_margins_survive_saturation(rng):
+    channel = TwoLayerAttention()
+    z = 100 * rng.standard_normal((50, 2, 3))
+    phi = margins(channel.forward(z), 1.0)
+    for i in range(50):
+        B = np.eye(2) + softmax(matrix_of(z[i, 0] * SCALE))
+        M = B @ matrix_of(z[i, 1] * SCALE) @ B.T
+        np.testing.assert_allclose(phi[i], [M[0, 0] - M[0, 1], M[1, 1] - M[0, 1]], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("beta", "skip"), [(1.0, 1.0), (1.7, 0.4)])
+def test_vjp_is_the_derivative(beta, skip, backend, rng):
+    channel = TwoLayerAttention(beta, skip)
+    z, cotangent = rng.standard_normal((6, 2, 3)), rng.standard_normal((6, 2, 2))
+    found = channel.vjp(backend.asarray(z), backend.asarray(cotangent))
+    assert_placed(found, backend, (6, 2, 3))
+
+    def loss(z):
+        return np.sum(cotangent * np.exp(channel.forward(z)), axis=(1, 2))
+
+    for layer in range(2):
+        for c in range(3):
+            step = np.zeros((2, 3))
+            step[layer, c] = 1e-3
+            slope = sum(
+                w * (loss(z + k * step) - loss(z - k * step)) for k, w in ((1, 0.75), (2, -0.15), (3, 1 / 60))
+            )
+            np.testing.assert_allclose(to_host(found)[:, layer, c], slope / 1e-3, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("beta", 0.0), ("beta", math.nan), ("skip", -0.1), ("samples", 100), ("samples", 2048.0)],
+)
+def test_refuses_bad_parameters(key, value):
+    with pytest.raises(ParameterError) as caught:
+        TwoLayerAttention(**{key: value})
+    assert caught.value.key == key
+
+
+# -- posterior -------------------------------------------------------------------------------------------
+
+CASES = [
+    (1.0, 1.0, 1.0, 1.0),
+    (1.0, 1.0, 1.0, 0.05),
+    (1.0, 1.0, 0.02, 1.0),
+    (1.0, 1.0, 0.1, 0.1),
+    (2.0, 1.0, 0.5, 0.5),
+    (1.0, 0.5, 0.5, 0.3),
+    (1.0, 0.0, 0.5, 0.5),
+    (1.0, 3.0, 0.7, 0.2),
+]
+
+
+@pytest.mark.parametrize(("beta", "skip", "v1", "v2"), CASES)
+def test_posterior_agrees_with_a_dense_integral(beta, skip, v1, v2, rng):
+    channel = TwoLayerAttention(beta, skip)
+    V = np.diag([v1, v2])
+    y, omega, _ = labelled(rng, channel, 40, [[0.8, 0.3], [0.3, 0.9]], V)
+    phi = margins(y, beta)
+    found = channel.posterior(y, omega, V, second_moment=True)
+    log_z = channel.log_partition(y, omega, V)
+    unit = np.sqrt([v1, v2])[:, None]
+    gaps = []
+    for i in range(4):
+        total, mean, second = dense(channel, phi[i], omega[i], v1, v2)
+        gaps.append([np.abs((found.mean[i] - mean) / unit).max(), abs(log_z[i] - total)])
+        scale = np.sqrt(np.outer(*[np.repeat(unit[:, 0], 3)] * 2))
+        moment = found.second_moment[i].reshape(6, 6) - np.outer(mean, mean)
+        np.testing.assert_allclose(moment / scale**2, (second - np.outer(mean, mean)) / scale**2, atol=2e-2)
+    gaps = np.array(gaps)
+    assert np.sqrt(np.mean(gaps[:, 0] ** 2)) < 3e-3
+    assert gaps[:, 1].max() < 2e-2
+    assert found.error < 3e-3
+
+
+@pytest.mark.parametrize("v2", [1e-2, 1e-3, 1e-4])
+def test_narrow_second_layer_agrees_with_a_finer_integral(v2, rng):
+    """The grid must resolve the second layer's width: the reference uses a narrower prior of the first layer."""
+    channel = TwoLayerAttention()
+    v1 = 0.02
+    V = np.diag([v1, v2 * v1])
+    y, omega, _ = labelled(rng, channel, 20, [[1.2, 0.4], [0.4, 1.2]], V)
+    found = channel.posterior(y, omega, V)
+    for i in range(2):
+        _, mean, _ = dense(
+            channel, margins(y, 1.0)[i], omega[i], v1, v2 * v1, points=1600 if v2 < 1e-3 else 500
+        )
+        gap = (found.mean[i] - mean) / np.sqrt(np.diagonal(V))[:, None]
+        assert np.abs(gap).max() < (4e-3 if v2 > 1e-4 else 2e-2)
+
+
+@pytest.mark.parametrize(("v1", "v2", "v12"), [(0.5, 0.4, 0.0), (0.1, 0.3, 0.1), (0.01, 0.02, 0.0)])
+def test_mean_is_the_gradient_of_the_partition(v1, v2, v12, rng):
+    channel = TwoLayerAttention()
+    V = np.array([[v1, v12], [v12, v2]])
+    y, omega, _ = labelled(rng, channel, 30, np.eye(2), V)
+    g = np.einsum("lk,nkc->nlc", np.linalg.inv(V), channel.posterior(y, omega, V).mean - omega)
+    for layer, v in enumerate((v1, v2)):
+        step = 0.2 * math.sqrt(v)
+        for c in range(3):
+            unit = np.zeros((2, 3))
+            unit[layer, c] = step
+            slope = sum(
+                w
+                * (
+                    channel.log_partition(y, omega + k * unit, V)
+                    - channel.log_partition(y, omega - k * unit, V)
+                )
+                for k, w in ((1, 0.75), (2, -0.15), (3, 1 / 60))
+            )
+            gap = (slope / step - g[:, layer, c]) * math.sqrt(v)
+            assert np.sqrt(np.mean(gap**2)) < 5e-3
+            assert np.median(np.abs(gap)) < 5e-4
+
+
+@pytest.mark.parametrize(
+    ("q", "v"),
+    [
+        ([[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]),
+        ([[0.5, 0.5], [0.5, 1.4]], [[1.0, 0.0], [0.0, 1e-3]]),
+        ([[1.4, 0.5], [0.5, 1.3]], [[0.1, 0.0], [0.0, 0.2]]),
+        ([[0.9, 0.4], [0.4, 0.9]], [[0.6, 0.25], [0.25, 0.5]]),
+    ],
+)
+def test_bayes(q, v, rng):
+    """Errors of the posterior mean are uncorrelated with it, and as large as the posterior says."""
+    channel, V = TwoLayerAttention(), np.array(v)
+    n = 2500
+    y, omega, z = labelled(rng, channel, n, q, V)
+    found = channel.posterior(y, omega, V)
+    unit = np.sqrt(np.diagonal(V))[:, None]
+    rest, moved = (z - found.mean) / unit, (found.mean - omega) / unit
+    for i, j in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        sample = np.sum(moved[:, i] * rest[:, j], axis=1)
+        assert abs(sample.mean()) < 4 * sample.std() / math.sqrt(n)
+        square = np.mean(rest[:, i] * rest[:, j], axis=1)
+        claimed = found.covariance[i, j] / (unit[i, 0] * unit[j, 0])
+        assert abs(square.mean() - claimed) < 4 * square.std() / math.sqrt(n)
+
+
+def test_one_layer_known_leaves_a_linear_problem(rng):
+    """V_11 -> 0: the second layer's margins are two linear functions of known coefficients."""
+    channel = TwoLayerAttention()
+    V = np.diag([1e-10, 0.7])
+    y, omega, _ = labelled(rng, channel, 200, np.eye(2), V)
+    found = channel.posterior(y, omega, V)
+    phi = margins(y, 1.0)
+    for i in range(200):
+        B = np.eye(2) + softmax(matrix_of(omega[i, 0] * SCALE))
+        basis = [B @ matrix_of(e * SCALE) @ B.T for e in np.eye(3)]
+        C = np.array([[b[0, 0] - b[0, 1] for b in basis], [b[1, 1] - b[0, 1] for b in basis]])
+        expected = omega[i, 1] + C.T @ np.linalg.solve(C @ C.T, phi[i] - C @ omega[i, 1])
+        np.testing.assert_allclose(found.mean[i, 1], expected, atol=2e-3)
+    assert found.covariance[1, 1] == pytest.approx(0.7 / 3, rel=1e-3)
+
+
+def test_common_shift_of_the_last_layer_is_invisible(rng):
+    channel = TwoLayerAttention()
+    V = np.diag([0.4, 0.4])
+    y, omega, z = labelled(rng, channel, 50, np.eye(2), V)
+    shift = np.zeros((2, 3))
+    shift[1] = 5 / SCALE
+    np.testing.assert_allclose(channel.forward(z + shift), y, atol=1e-12)
+    moved = channel.posterior(y, omega + shift, V).mean
+    np.testing.assert_allclose(moved, channel.posterior(y, omega, V).mean + shift, atol=1e-9)
+
+
+def test_every_backend_gives_the_same(backend, rng):
+    for v in (0.5, 0.05):  # adaptive, and mostly Gauss-Hermite
+        channel = TwoLayerAttention()
+        V = np.diag([v, 0.3])
+        y, omega, _ = labelled(rng, channel, 24, np.eye(2), V)
+        arrays = [backend.asarray(a) for a in (y, omega, V)]
+        found, expected = (
+            channel.posterior(*arrays, second_moment=True),
+            channel.posterior(y, omega, V, second_moment=True),
+        )
+        assert_placed(found.mean, backend, (24, 2, 3))
+        assert_placed(found.covariance, backend, (2, 2))
+        assert_placed(found.second_moment, backend, (24, 2, 3, 2, 3))
+        for one, other in zip(found[:3], expected[:3]):
+            np.testing.assert_allclose(to_host(one), other, atol=1e-8)
+        assert_placed(channel.log_partition(*arrays), backend, (24,))
+
+
+def test_float32(rng):
+    channel, V = TwoLayerAttention(), np.diag([0.5, 0.3])
+    y, omega, _ = labelled(rng, channel, 30, np.eye(2), V)
+    short = [a.astype(np.float32) for a in (y, omega, V)]
+    found = channel.posterior(*short)
+    exact = channel.posterior(*(a.astype(float) for a in short))
+    assert found.mean.dtype == found.covariance.dtype == np.float32
+    np.testing.assert_allclose(found.mean, exact.mean, atol=1e-5)
+
+
+@pytest.mark.parametrize("V", [[[0.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, -1.0]], [[1.0, 1.0], [1.0, 1.0]]])
+def test_refuses_variances_that_are_none(V):
+    channel = TwoLayerAttention()
+    with pytest.raises(ValueError, match="positive definite"):
+        channel.posterior(np.zeros((1, 2, 2)), np.zeros((1, 2, 3)), np.array(V))
+
+
+# -- information -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("q", "v"),
+    [
+        ([[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]),
+        ([[0.6, 0.5], [0.5, 1.3]], [[0.9, 0.0], [0.0, 0.2]]),
+    ],
+)
+def test_information_is_the_mean_square_of_g(q, v, rng):
+    channel, V = TwoLayerAttention(samples=1 << 12), np.array(v)
+    found = channel.information(np.array(q), V)
+    n = 2500
+    y, omega, z = labelled(rng, channel, n, q, V)
+    inverse = np.linalg.inv(V)
+    g = np.einsum("lk,nkc->nlc", inverse, channel.posterior(y, omega, V).mean - omega)
+    true = np.einsum("lk,nkc->nlc", inverse, z - omega)
+    for i, j in ((0, 0), (1, 1), (0, 1)):
+        for sample in (np.sum(g[:, i] * g[:, j], axis=1), np.sum(g[:, i] * true[:, j], axis=1)):
+            error = math.hypot(sample.std() / math.sqrt(n), found.error[i, j])
+            assert abs(sample.mean() - found.value[i, j]) < 4 * error
+    assert np.all(found.error < 0.03 * np.sqrt(np.outer(*[np.diagonal(found.value)] * 2)))
+
+
+def test_information_near_perfect_recovery():
+    """Two numbers are seen of six, so that sum_l V_ll I_ll -> 2."""
+    channel = TwoLayerAttention(samples=1 << 12)
+    V = np.diag([1e-6, 2e-6])
+    found = channel.information(np.array([[1.5, 0.5], [0.5, 1.5]]), V)
+    total = float(np.sum(np.diagonal(found.value) * np.diagonal(V)))
+    error = float(np.sum(np.diagonal(found.error) * np.diagonal(V)))
+    assert error < 0.02
+    assert abs(total - 2) < 3 * error + 1e-3
+
+
+def test_shared_mean_of_the_layers_gives_a_coupling():
+    channel = TwoLayerAttention(samples=1 << 13)
+    V = np.eye(2)
+    apart = channel.information(np.array([[0.5, 0.0], [0.0, 0.5]]), V)
+    shared = channel.information(np.array([[0.5, 0.5], [0.5, 0.5]]), V)
+    assert abs(apart.value[0, 1]) < 4 * apart.error[0, 1]
+    assert shared.value[0, 1] > 4 * shared.error[0, 1]
+    np.testing.assert_array_equal(shared.value, shared.value.T)
+
+
+def test_information_of_a_batch(backend):
+    channel = TwoLayerAttention(samples=1 << 10)
+    Q = np.array([[[0.5, 0.2], [0.2, 0.6]], [[1.0, 0.3], [0.3, 1.1]]])
+    V = np.array([np.diag([1.0, 0.9]), np.diag([0.1, 0.05])])
+    found = channel.information(backend.asarray(Q), backend.asarray(V))
+    assert_placed(found.value, backend, (2, 2, 2))
+    assert_placed(found.error, backend, (2, 2, 2))
+    alone = channel.information(Q[1], V[1])
+    np.testing.assert_allclose(to_host(found.value)[1], alone.value, rtol=1e-12)
