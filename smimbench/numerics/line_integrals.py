@@ -1,6 +1,6 @@
 r"""Many one-dimensional Gaussian integrals at once, each refined where its own integrand asks for it.
 
-.. math:: Z = \int \phi(t)\, e^{\ell(t)}\, dt, \qquad \bar t = E[t], \quad E[t^2]
+.. math:: Z = \int \phi(t)\, e^{\ell(t)}\, dt, \qquad E[t], \qquad E[t^2]
 
 for a batch of lines, each with its own ``ell``. The integrand may be narrow (any width), have several peaks, be zero
 outside a set (``ell = -inf``) or jump. Every line starts from the same cells; in every round the worst cells of the lines
@@ -14,7 +14,6 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import array_api_compat
 import numpy as np
 
 if TYPE_CHECKING:
@@ -23,18 +22,24 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array
 
-__all__ = ["IMPOSSIBLE", "LineMoments", "line_moments"]
+__all__ = ["IMPOSSIBLE", "LineMoments", "line_moments", "placed"]
 
 IMPOSSIBLE = -1e30
 """Stands for the logarithm of zero: sums and differences of it stay finite."""
 
 _DEAD = 0.5 * IMPOSSIBLE
+_TINY = 1e-300
 _NODES = 5
 _DEPTH = 60.0
 _ROUGH = 8.0
 _JUMP = 0.7
+_STEP_RATIO = 5.0
+_LEVER = 0.1
 _BISECTIONS = 13
 _EDGES = (0.0, 1.2, 2.5, 4.0, 6.5, 10.5, 17.0, 26.0, 38.0)
+_COMB = np.linspace(-8.0, 8.0, 1025)
+_COMB_KEPT = 12
+_COMB_LINES = 256
 
 
 class LineMoments(NamedTuple):
@@ -64,8 +69,7 @@ def line_moments(
     *,
     tolerance: float,
     reach: float = 38.0,
-    rounds: int = 24,
-    splits: int = 2,
+    rounds: int = 48,
     search: bool = True,
 ) -> LineMoments:
     """Moments of ``phi(t) exp(log_weight(t))`` on every line.
@@ -74,7 +78,7 @@ def line_moments(
     ----------
     log_weight : callable
         ``(t, lines)`` to ``ell``: ``t`` (N', k) points, ``lines`` (N',) the numbers of the lines they lie on, result
-        (N', k) with ``IMPOSSIBLE`` (or less) for zero.
+        (N', k), where anything below ``IMPOSSIBLE`` is a zero of the integrand.
     count : int
         N, number of lines.
     xp, device
@@ -83,174 +87,285 @@ def line_moments(
         Error of ``mean`` at which a line is done.
     reach : float
         Ends of the lines.
-    rounds, splits : int
-        At most so many rounds, so many cells split in each.
+    rounds : int
+        At most so many rounds of two splits each.
     search : bool
-        Whether to go on looking on lines where nothing but zeros was found.
+        Whether to go over lines with a fine comb where nothing but zeros was found.
 
     Returns
     -------
     LineMoments
     """
-    place = {"dtype": xp.float64, "device": device}
     edges = np.array([e for e in _EDGES if e < reach] + [reach])
     edges = np.concatenate([-edges[:0:-1], edges])
-    lines = xp.arange(count, device=device)
-    middle = xp.broadcast_to(xp.asarray((edges[1:] + edges[:-1]) / 2, **place), (count, len(edges) - 1))
-    half = xp.broadcast_to(xp.asarray(np.diff(edges) / 2, **place), (count, len(edges) - 1))
-    cells = _evaluate(log_weight, lines, middle, half, xp, place)
-    done: list[tuple[Array, LineMoments]] = []
-    for step in range(rounds + 1):
-        found, priority, open_ = _judge(cells, tolerance, search, xp)
-        if step == rounds:
-            open_ = xp.zeros_like(open_)
-        finished = xp.nonzero(~open_)[0]
-        if finished.shape[0]:
-            done.append((xp.take(lines, finished), LineMoments(*(xp.take(a, finished) for a in found))))
-        rest = xp.nonzero(open_)[0]
-        if not rest.shape[0]:
-            break
-        if finished.shape[0]:
-            lines, priority = xp.take(lines, rest), xp.take(priority, rest, axis=0)
-            cells = _Cells(*(xp.take(a, rest, axis=0) for a in cells))
-        cells = _refine(log_weight, lines, cells, priority, splits, xp, place)
-    order = xp.argsort(xp.concat([who for who, _ in done]))
-    return LineMoments(*(xp.take(xp.concat(list(column)), order) for column in zip(*(part for _, part in done))))
+    numbers = xp.arange(count, device=device)
+    engine = _Engine(log_weight, xp, device, tolerance)
+    found = engine.integrate(numbers, edges, rounds)
+    if not search:
+        return found
+    lost = xp.nonzero(found.log_norm <= _DEAD)[0]
+    if not lost.shape[0]:
+        return found
+    numbers = xp.take(numbers, lost)
+    parts = [
+        engine.integrate(numbers[i : i + _COMB_LINES], _COMB, rounds) for i in range(0, lost.shape[0], _COMB_LINES)
+    ]
+    again = (xp.concat(list(column)) for column in zip(*parts))
+    mask = found.log_norm <= _DEAD
+    return LineMoments(*(placed(new, mask, old, xp) for new, old in zip(again, found)))
 
 
 class _Cells(NamedTuple):
-    """Cells of every line (N, B) with the log-integrand at their nodes (N, B, m) and what is thought of them."""
+    """Cells of every line, (N, B) each.
+
+    ``mass``, ``first`` and ``second`` are the integrals of 1, t - middle and its square, over ``exp(top)``. ``inner``,
+    ``left`` and ``right`` bound the log-integrand between the nodes, where the highest node beside the gap is an inner
+    one, the left end or the right end; ``before`` and ``after`` are values next to the cell, outside of it.
+    """
 
     middle: Array
     half: Array
-    values: Array
+    top: Array
+    mass: Array
+    first: Array
+    second: Array
     log_error: Array
-    potential: Array
+    inner: Array
+    left: Array
+    right: Array
+    left_end: Array
+    right_end: Array
+    before: Array
+    after: Array
+
+
+class _Engine:
+    def __init__(
+        self, log_weight: Callable[[Array, Array], Array], xp: ModuleType, device: Any, tolerance: float
+    ) -> None:
+        self.log_weight, self.xp, self.device, self.tolerance = log_weight, xp, device, tolerance
+        self.nodes, self.weights, self.transform = (
+            xp.asarray(a, dtype=xp.float64, device=device) for a in _rule()
+        )
+
+    def integrate(self, lines: Array, edges: np.ndarray[Any, Any], rounds: int) -> LineMoments:
+        xp, count = self.xp, lines.shape[0]
+        shape = (count, len(edges) - 1)
+        place = {"dtype": xp.float64, "device": self.device}
+        middle = xp.broadcast_to(xp.asarray((edges[1:] + edges[:-1]) / 2, **place), shape)
+        half = xp.broadcast_to(xp.asarray(np.diff(edges) / 2, **place), shape)
+        values = self.values(lines, middle, half)
+        outside = xp.full((count, 1), IMPOSSIBLE, **place)
+        before = xp.concat([outside, values[:, :-1, -2]], axis=1)
+        after = xp.concat([values[:, 1:, 1], outside], axis=1)
+        cells = self.assess(values, middle, half, before, after)
+        if shape[1] > len(_COMB) // 2:
+            order = xp.argsort(cells.top, axis=1, descending=True)[:, :_COMB_KEPT]
+            cells = _Cells(*(xp.take_along_axis(a, order, axis=1) for a in cells))
+        results: list[tuple[Array, LineMoments]] = []
+        for step in range(rounds + 1):
+            found, priority, going_on = self.judge(cells)
+            if step == rounds:
+                going_on = xp.zeros_like(going_on)
+            finished, rest = xp.nonzero(~going_on)[0], xp.nonzero(going_on)[0]
+            # Moving the lines together costs as much as a round: wait until it pays.
+            if not rest.shape[0] or finished.shape[0] > lines.shape[0] // 4:
+                results.append((xp.take(lines, finished), LineMoments(*(xp.take(a, finished) for a in found))))
+                if not rest.shape[0]:
+                    break
+                lines, priority = xp.take(lines, rest), xp.take(priority, rest, axis=0)
+                cells = _Cells(*(xp.take(a, rest, axis=0) for a in cells))
+            cells = self.refine(lines, cells, priority)
+        order = xp.argsort(xp.concat([who for who, _ in results]))
+        columns = zip(*(part for _, part in results))
+        return LineMoments(*(xp.take(xp.concat(list(column)), order) for column in columns))
+
+    def integrand(self, t: Array, lines: Array) -> Array:
+        return self.xp.clip(self.log_weight(t, lines), IMPOSSIBLE, None) - t * t / 2
+
+    def values(self, lines: Array, middle: Array, half: Array) -> Array:
+        """Log-integrand at the nodes of cells (N, k): (N, k, m)."""
+        xp = self.xp
+        n, k = middle.shape
+        t = xp.reshape(middle[..., None] + half[..., None] * self.nodes, (n, k * _NODES))
+        return xp.reshape(self.integrand(t, lines), (n, k, _NODES))
+
+    def assess(self, values: Array, middle: Array, half: Array, before: Array, after: Array) -> _Cells:
+        xp = self.xp
+        top = xp.max(values, axis=-1)
+        alive = top > _DEAD
+        # Zeros are kept 1e9 below the top: far enough to vanish, near enough to compute with.
+        values = xp.maximum(values, top[..., None] - 1e9)
+        shape = xp.exp(xp.clip(values - top[..., None], -700.0, None))
+        shape = shape * xp.astype(alive, xp.float64)[..., None]
+        mass = shape * self.weights * half[..., None]
+        offset = half[..., None] * self.nodes
+        size = xp.abs(xp.matmul(shape, self.transform))
+        low = xp.maximum(size[..., 0], size[..., 1])
+        high = xp.maximum(size[..., 2], size[..., 3])
+        # Legendre coefficients of a resolved integrand fall geometrically, and the rule is exact up to degree 2 m - 3.
+        # Those of a step do not: high / low is at least 1/4 wherever it is.
+        ratio = high / xp.clip(low, _TINY, None)
+        error = xp.clip(high * xp.clip((_STEP_RATIO * ratio) ** 2, None, 1.5), _TINY, None)
+        nothing = xp.full_like(top, IMPOSSIBLE)
+        log_error = xp.where(alive, top + xp.log(xp.clip(2 * half * error, _TINY, None)), nothing)
+        inner, left, right = self.bounds(values, half)
+        rough = alive & (top - xp.min(values, axis=-1) > _ROUGH)
+        inner, left, right = (xp.where(rough, a, nothing) for a in (inner, left, right))
+        return _Cells(
+            middle,
+            half,
+            top,
+            xp.sum(mass, axis=-1),
+            xp.sum(mass * offset, axis=-1),
+            xp.sum(mass * offset * offset, axis=-1),
+            log_error,
+            inner,
+            left,
+            right,
+            values[..., 0],
+            values[..., -1],
+            before,
+            after,
+        )
+
+    def bounds(self, values: Array, half: Array) -> tuple[Array, Array, Array]:
+        """How high a log-integrand that is concave in the cell may rise beside a node that is higher than its neighbours.
+
+        A peak lies beside such a node; the slopes on either side of a gap bound what happens in it. For the two ends the
+        neighbour outside decides later whether they are such nodes.
+        """
+        xp = self.xp
+        gaps = np.diff(_rule()[0])
+        rise = []
+        for i, gap in enumerate(gaps):
+            sides = []
+            if i > 0:
+                sides.append(values[..., i] + (values[..., i] - values[..., i - 1]) * float(gap / gaps[i - 1]))
+            if i < len(gaps) - 1:
+                sides.append(values[..., i + 1] + (values[..., i + 1] - values[..., i + 2]) * float(gap / gaps[i + 1]))
+            bound = sides[0] if len(sides) == 1 else xp.minimum(*sides)
+            rise.append(xp.maximum(bound, xp.maximum(values[..., i], values[..., i + 1])))
+        width = xp.log(xp.clip(2 * half, _TINY, None))
+        inner = xp.full_like(half, IMPOSSIBLE)
+        for i in range(1, _NODES - 1):
+            peak = (values[..., i] >= values[..., i - 1]) & (values[..., i] >= values[..., i + 1])
+            inner = xp.where(peak, xp.maximum(inner, xp.maximum(rise[i - 1], rise[i])), inner)
+        nothing = xp.full_like(half, IMPOSSIBLE)
+        left = xp.where(values[..., 0] >= values[..., 1], rise[0] + width, nothing)
+        right = xp.where(values[..., -1] >= values[..., -2], rise[-1] + width, nothing)
+        return inner + width, left, right
+
+    def judge(self, cells: _Cells) -> tuple[LineMoments, Array, Array]:
+        """Moments so far, the urgency of every cell (N, B), and which lines are not done."""
+        xp = self.xp
+        top = xp.max(cells.top, axis=-1)
+        dead = top <= _DEAD
+        factor = xp.exp(xp.clip(cells.top - top[:, None], -700.0, None))
+        norm = xp.sum(cells.mass * factor, axis=-1)
+        safe = xp.where(dead, xp.ones_like(norm), norm)
+        mean = xp.sum((cells.first + cells.mass * cells.middle) * factor, axis=-1) / safe
+        offset = cells.middle - mean[:, None]
+        spread = cells.second + 2 * cells.first * offset + cells.mass * offset * offset
+        square = xp.sum(spread * factor, axis=-1) / safe + mean * mean
+        log_norm = top + xp.log(safe)
+        # The norm matters too, even where the integrand is so narrow that any norm gives the right mean.
+        lever = xp.abs(offset) + cells.half + _LEVER
+        errors = xp.exp(xp.clip(cells.log_error - log_norm[:, None], -700.0, 300.0)) * lever
+        error = xp.sum(errors, axis=-1)
+        potential = xp.where(cells.left_end >= cells.before, cells.left, cells.inner)
+        potential = xp.maximum(potential, xp.where(cells.right_end >= cells.after, cells.right, cells.inner))
+        potential = xp.maximum(potential, cells.inner) - log_norm[:, None]
+        hidden = xp.max(potential, axis=-1)
+        going_on = ~dead & ((error > self.tolerance) | (hidden > math.log(self.tolerance)))
+        priority = xp.maximum(xp.log(xp.clip(errors, _TINY, None)), potential)
+        ones = xp.ones_like(norm)
+        found = LineMoments(
+            xp.where(dead, IMPOSSIBLE * ones, log_norm - math.log(math.sqrt(2 * math.pi))),
+            xp.where(dead, 0 * ones, mean),
+            xp.where(dead, ones, square),
+            xp.where(dead, math.inf * ones, error + xp.exp(xp.clip(hidden, -700.0, 0.0))),
+        )
+        return found, priority, going_on
+
+    def refine(self, lines: Array, cells: _Cells, priority: Array) -> _Cells:
+        """Split the two most urgent cells of every line."""
+        xp = self.xp
+        index = xp.arange(priority.shape[1], device=self.device)
+        first = index == xp.argmax(priority, axis=1, keepdims=True)
+        second = index == xp.argmax(xp.where(first, xp.full_like(priority, -math.inf), priority), axis=1, keepdims=True)
+        chosen = (first, second)
+
+        def pick(a: Array) -> Array:
+            zero = xp.zeros_like(a)
+            return xp.stack([xp.sum(xp.where(c, a, zero), axis=1) for c in chosen], axis=1)
+
+        middle, half, before, after = (pick(a) for a in (cells.middle, cells.half, cells.before, cells.after))
+        where = self.split_points(lines, middle, half)
+        left, right = middle - half, middle + half
+        low, high = xp.concat([left, where], axis=1), xp.concat([where, right], axis=1)
+        centre, width = (low + high) / 2, (high - low) / 2
+        values = self.values(lines, centre, width)
+        # What lies beyond the split, for each of the two halves.
+        before = xp.concat([before, values[:, :2, -2]], axis=1)
+        after = xp.concat([values[:, 2:, 1], after], axis=1)
+        children = self.assess(values, centre, width, before, after)
+
+        def put(old: Array, new: Array) -> Array:
+            for i, c in enumerate(chosen):
+                old = xp.where(c, new[:, i : i + 1], old)
+            return xp.concat([old, new[:, 2:]], axis=1)
+
+        return _Cells(*(put(old, new) for old, new in zip(cells, children)))
+
+    def split_points(self, lines: Array, middle: Array, half: Array) -> Array:
+        """Where to split: at the jump that explains most of what the log-integrand does in the cell, or in the middle."""
+        xp = self.xp
+        values = self.values(lines, middle, half)
+        top = xp.max(values, axis=-1)
+        values = xp.maximum(values, top[..., None] - _DEPTH)
+        steps = xp.abs(values[..., 1:] - values[..., :-1])
+        largest = xp.max(steps, axis=-1)
+        jump = (largest > _JUMP * (top - xp.min(values, axis=-1))) & (largest > 0.1) & (top > _DEAD)
+        any_jump = xp.any(jump, axis=1)
+        rows = xp.nonzero(any_jump)[0]
+        if not rows.shape[0]:
+            return middle
+        at = xp.argmax(steps, axis=-1)[..., None]
+        index = xp.arange(_NODES, device=self.device)
+        t = middle[..., None] + half[..., None] * self.nodes
+
+        def pick(a: Array, place: Array) -> Array:
+            return xp.take(xp.sum(xp.where(index == place, a, xp.zeros_like(a)), axis=-1), rows, axis=0)
+
+        low, high, one, other = pick(t, at), pick(t, at + 1), pick(values, at), pick(values, at + 1)
+        level, rising = (one + other) / 2, other > one
+        some = xp.take(lines, rows)
+        for _ in range(_BISECTIONS):
+            centre = (low + high) / 2
+            right = (self.integrand(centre, some) > level) == rising
+            low, high = xp.where(right, low, centre), xp.where(right, centre, high)
+        found = placed((low + high) / 2, any_jump, middle, xp)
+        margin = half * (1 - 1e-6)
+        found = xp.minimum(xp.maximum(found, middle - margin), middle + margin)
+        return xp.where(jump, found, middle)
+
+
+def placed(part: Array, mask: Array, whole: Array, xp: ModuleType) -> Array:
+    """``whole`` with the rows where ``mask`` is true replaced by those of ``part``, in order: a scatter."""
+    index = xp.clip(xp.cumulative_sum(xp.astype(mask, xp.int64)) - 1, 0, None)
+    spread = xp.take(part, index, axis=0)
+    return xp.where(xp.reshape(mask, (-1,) + (1,) * (whole.ndim - 1)), spread, whole)
 
 
 @lru_cache(maxsize=1)
 def _rule() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Gauss-Legendre nodes and weights, and the matrix from node values to Legendre coefficients 1 .. m - 1."""
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
-    vandermonde = np.polynomial.legendre.legvander(nodes, _NODES - 1)
-    transform = (vandermonde * weights[:, None] * (np.arange(_NODES) + 0.5)).T
+    """Gauss-Lobatto nodes and weights, and the matrix from node values to Legendre coefficients 1 .. m - 1.
+
+    The ends of a cell are nodes, so that a sliver of the support that reaches in from the neighbour is seen.
+    """
+    legendre = np.polynomial.legendre.Legendre.basis(_NODES - 1)
+    nodes = np.concatenate([[-1.0], np.sort(legendre.deriv().roots().real), [1.0]])
+    weights = 2 / (_NODES * (_NODES - 1) * legendre(nodes) ** 2)
+    transform = np.linalg.inv(np.polynomial.legendre.legvander(nodes, _NODES - 1))
     return nodes, weights, transform[1:].T
-
-
-def _evaluate(
-    log_weight: Callable[[Array, Array], Array], lines: Array, middle: Array, half: Array, xp: ModuleType, place: Any
-) -> _Cells:
-    nodes, _, transform = (xp.asarray(a, **place) for a in _rule())
-    n, k = middle.shape
-    t = xp.reshape(middle[..., None] + half[..., None] * nodes, (n, k * _NODES))
-    values = xp.reshape(_integrand(log_weight, t, lines, xp), (n, k, _NODES))
-    top = xp.max(values, axis=-1)
-    alive = top > _DEAD
-    shape = xp.exp(xp.clip(values - top[..., None], -700.0, None)) * xp.astype(values > _DEAD, xp.float64)
-    size = xp.abs(xp.matmul(shape, transform))
-    low = xp.maximum(size[..., 0], size[..., 1])
-    high = xp.maximum(size[..., 2], size[..., 3])
-    # Legendre coefficients of a resolved integrand fall geometrically, and the rule is exact up to degree 2 m - 1.
-    ratio = xp.clip(high / xp.clip(low, 1e-300, None), None, 1.0)
-    error = xp.clip(high * ratio**3, 1e-300, None)
-    nothing = xp.full_like(top, IMPOSSIBLE)
-    log_error = xp.where(alive, top + xp.log(2 * half * error), nothing)
-    depth = xp.clip(top - xp.min(values, axis=-1), None, _DEPTH)
-    # A peak between two nodes may be higher than both.
-    rough = alive & (depth > _ROUGH)
-    potential = xp.where(rough, top + depth / 2 + xp.log(2 * half), nothing)
-    return _Cells(middle, half, values, log_error, potential)
-
-
-def _integrand(log_weight: Callable[[Array, Array], Array], t: Array, lines: Array, xp: ModuleType) -> Array:
-    return xp.clip(log_weight(t, lines), IMPOSSIBLE, None) - t * t / 2
-
-
-def _judge(cells: _Cells, tolerance: float, search: bool, xp: ModuleType) -> tuple[LineMoments, Array, Array]:
-    """Moments so far, the urgency of every cell (N, B), and which lines are not done."""
-    device = array_api_compat.device(cells.middle)
-    nodes, weights, _ = (xp.asarray(a, dtype=xp.float64, device=device) for a in _rule())
-    top = xp.max(xp.max(cells.values, axis=-1), axis=-1)
-    dead = top <= _DEAD
-    mass = xp.exp(xp.clip(cells.values - top[:, None, None], -700.0, None)) * (cells.half[..., None] * weights)
-    mass = mass * xp.astype(cells.values > _DEAD, xp.float64)
-    t = cells.middle[..., None] + cells.half[..., None] * nodes
-    norm = xp.sum(mass, axis=(-2, -1))
-    safe = xp.where(dead, xp.ones_like(norm), norm)
-    mean = xp.sum(mass * t, axis=(-2, -1)) / safe
-    square = xp.where(dead, xp.ones_like(norm), xp.sum(mass * t * t, axis=(-2, -1)) / safe)
-    log_norm = top + xp.log(safe)
-    lever = xp.log(xp.abs(cells.middle - mean[:, None]) + cells.half)
-    errors = cells.log_error + lever - log_norm[:, None]
-    error = xp.sum(xp.exp(xp.clip(errors, -700.0, 300.0)), axis=-1)
-    hidden = xp.max(cells.potential, axis=-1) - log_norm
-    open_ = ~dead & ((error > tolerance) | (hidden > math.log(tolerance)))
-    priority = xp.maximum(errors, cells.potential - log_norm[:, None])
-    if search:
-        open_ = open_ | dead
-        wide = xp.log(cells.half) - cells.middle**2 / 2
-        priority = xp.where(dead[:, None], wide, priority)
-    normalisation = math.log(math.sqrt(2 * math.pi))
-    log_norm = xp.where(dead, xp.full_like(norm, IMPOSSIBLE), log_norm - normalisation)
-    error = xp.where(dead, xp.full_like(norm, math.inf), error + xp.exp(xp.clip(hidden, -700.0, 0.0)))
-    return LineMoments(log_norm, mean, square, error), priority, open_
-
-
-def _refine(
-    log_weight: Callable[[Array, Array], Array],
-    lines: Array,
-    cells: _Cells,
-    priority: Array,
-    splits: int,
-    xp: ModuleType,
-    place: Any,
-) -> _Cells:
-    order = xp.argsort(priority, axis=-1, descending=True)
-    cells = _Cells(*(_sorted(a, order, xp) for a in cells))
-    worst = _Cells(*(a[:, :splits, ...] for a in cells))
-    where = _split_points(log_weight, lines, worst, xp, place)
-    left, right = worst.middle - worst.half, worst.middle + worst.half
-    low = xp.concat([left, where], axis=1)
-    high = xp.concat([where, right], axis=1)
-    children = _evaluate(log_weight, lines, (low + high) / 2, (high - low) / 2, xp, place)
-    return _Cells(*(xp.concat([new, old[:, splits:, ...]], axis=1) for new, old in zip(children, cells)))
-
-
-def _sorted(array: Array, order: Array, xp: ModuleType) -> Array:
-    if array.ndim == 2:
-        return xp.take_along_axis(array, order, axis=1)
-    return xp.stack([xp.take_along_axis(array[..., i], order, axis=1) for i in range(array.shape[-1])], axis=-1)
-
-
-def _split_points(
-    log_weight: Callable[[Array, Array], Array], lines: Array, cells: _Cells, xp: ModuleType, place: Any
-) -> Array:
-    """Where to split: at the jump that explains most of what the log-integrand does in the cell, or in the middle."""
-    nodes = xp.asarray(_rule()[0], **place)
-    top = xp.max(cells.values, axis=-1)
-    values = xp.maximum(cells.values, top[..., None] - _DEPTH)
-    steps = xp.abs(values[..., 1:] - values[..., :-1])
-    largest = xp.max(steps, axis=-1)
-    jump = (largest > _JUMP * (top - xp.min(values, axis=-1))) & (largest > 0.1) & (top > _DEAD)
-    rows = xp.nonzero(xp.any(jump, axis=1))[0]
-    if not rows.shape[0]:
-        return cells.middle
-    n, k = jump.shape
-    at = xp.argmax(steps, axis=-1)[..., None]
-    index = xp.arange(_NODES, device=place["device"])
-    pick_low, pick_high = xp.astype(index == at, xp.float64), xp.astype(index == at + 1, xp.float64)
-    t = cells.middle[..., None] + cells.half[..., None] * nodes
-    low, high = (xp.take(xp.sum(t * pick, axis=-1), rows, axis=0) for pick in (pick_low, pick_high))
-    first, second = (xp.take(xp.sum(values * pick, axis=-1), rows, axis=0) for pick in (pick_low, pick_high))
-    level, rising = (first + second) / 2, second > first
-    some = xp.take(lines, rows)
-    for _ in range(_BISECTIONS):
-        centre = (low + high) / 2
-        above = _integrand(log_weight, centre, some, xp) > level
-        right = above == rising
-        low, high = xp.where(right, low, centre), xp.where(right, centre, high)
-    # Back to all rows: the array API has no scatter, but a row's place among the chosen ones is a cumulative sum.
-    chosen = xp.any(jump, axis=1)
-    place_of = xp.clip(xp.cumulative_sum(xp.astype(chosen, xp.int64)) - 1, 0, None)
-    found = xp.take((low + high) / 2, place_of, axis=0)
-    return xp.where(jump, found, cells.middle)

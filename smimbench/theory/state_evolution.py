@@ -97,7 +97,7 @@ class ScalarCurve:
         self.bottom = float(self.problem.prior.mean_overlap(1)[0, 0])
         probe = self._information(np.array([0.0]))
         self.method = probe.method
-        self.sampled = probe.method.startswith("Monte Carlo")
+        self.sampled = probe.method.startswith(("Monte Carlo", "nested"))
         # Sampling is thousands of times dearer than a formula, and its curve is interpolated anyway.
         low, high, per_decade = (1e-4, 1e8, 4) if self.sampled else (LOWEST, HIGHEST, PER_DECADE)
         count = round(np.log10(high / low) * per_decade) + 1
