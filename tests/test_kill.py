@@ -16,9 +16,9 @@ from smimbench.store import Store
 from tests.helpers import ATTENTION, call, call_outside, command, environment, write_suite
 
 KILLS = 10
-CELLS = 24
+CELLS = 60
 SUITE = (
-    ATTENTION.replace("seeds     = 2", "seeds     = 6")
+    ATTENTION.replace("seeds     = 2", "seeds     = 15")
     + '[[algorithms]]\nname = "adam"\nsteps = 15\n[run]\nmax_iterations = 15\n'
 )
 # What of a row does not come from a clock.
@@ -81,7 +81,7 @@ def test_killed_ten_times_the_table_is_the_same_bit_for_bit(tmp_path, capsys):
     while kills < KILLS:
         process = start(suite, tmp_path / "rough", workers=1 + kills % 2)
         wanted = min(len(kept) + dice.choice([0, 1, 2, 3]), CELLS - 1)
-        delay = dice.uniform(0.0, 0.6) if wanted == len(kept) else dice.uniform(0.0, 0.02)
+        delay = dice.uniform(0.0, 0.4) if wanted == len(kept) else dice.uniform(0.0, 0.02)
         if not kill_after(process, folder, wanted, delay):
             assert len(finished(folder)) == CELLS
             break
@@ -131,7 +131,7 @@ def test_workers_do_not_outlive_a_parent_that_is_killed(tmp_path):
 
 
 def test_ctrl_c_is_one_line_and_loses_nothing(tmp_path):
-    suite = write_suite(tmp_path, SUITE.replace("= 6", "= 500"))
+    suite = write_suite(tmp_path, SUITE.replace("= 15\n", "= 500\n", 1))
     folder = tmp_path / "results" / "small"
     process = subprocess.Popen(
         command("run", suite, "--results", tmp_path / "results", "--workers", "2"),
