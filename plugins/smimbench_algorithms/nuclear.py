@@ -92,7 +92,7 @@ class Nuclear:
         start = xp.asarray(problem.prior.mean(problem.components, data.dimension), **place)
         if self.regularisation == "validation":
             threshold = self._validated(problem, data, linear, start, rng)
-            note += f"; regularisation {threshold:.2g} chosen by validation on a fifth of the samples"
+            note += "; regularisation chosen by validation on a fifth of the samples"
         else:
             threshold = float(self.regularisation)
         return NuclearState(start, start, 1.0, squares, squares.lipschitz(rng), threshold, note)

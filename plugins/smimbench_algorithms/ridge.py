@@ -95,7 +95,7 @@ class Ridge:
         note = "sees " + _what_is_seen(problem, linear)
         if self.regularisation == "validation":
             penalty = _validated(problem, data, linear)
-            note += f"; regularisation {penalty:.2g} chosen by validation on a fifth of the samples"
+            note += "; regularisation chosen by validation on a fifth of the samples"
         elif self.regularisation == "theory":
             penalty = float(linear.noise.min())
         else:
