@@ -209,9 +209,8 @@ def _attempt(
         durations.append(duration)
         iteration += 1
         samples = math.nan if info.samples is None else float(info.samples)
-        for warning in (info.warning, watch.coarse_integrals()):
-            if warning and warning not in warnings:
-                warnings.append(warning)
+        if info.warning and info.warning not in warnings:
+            warnings.append(info.warning)
         if not watch.finite:
             status, reason = Status.DIVERGED, f"{watch.unfinite} at iteration {iteration}"
             break
@@ -251,7 +250,7 @@ def _attempt(
         device_seconds=device_seconds,
         trajectory=trajectory,
         final=watch.final(),
-        warnings=warnings,
+        warnings=warnings + watch.coarse_integrals(),
         estimate=algorithm.estimate(state),
         V=algorithm.variance(state) if hasattr(algorithm, "variance") else None,
         broken_claim=broken,
@@ -275,6 +274,7 @@ class _Watch:
         self.chance = bottom + self.fluctuation if symmetric else np.full_like(self.second, -math.inf)
         self.residual = math.inf
         self.unfinite = ""
+        self.coarsest = 0.0
         self.history: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
         self.latest: dict[str, np.ndarray[Any, Any]] = {}
 
@@ -292,6 +292,8 @@ class _Watch:
             found |= dict(zip(there, np.split(np.asarray(flat, dtype=np.float64), ends[:-1])))
         self.residual = float(found["residual"][0])
         self.latest = {name: found[name] for name in named}
+        # Not max(): it would let a NaN go unnoticed.
+        self.coarsest = float(np.max([self.coarsest, *self.latest.get("integration_error", ())]))
         unfinite = [name for name, value in self.latest.items() if name in ORDER_PARAMETERS and not np.isfinite(value).all()]
         unfinite = unfinite if math.isfinite(self.residual) else ["the residual"]
         self.unfinite = f"{unfinite[0]} is not a finite number" if unfinite else ""
@@ -301,10 +303,11 @@ class _Watch:
             self.history.append((self.latest["claimed"], self.latest["held"]))
         return self.residual
 
-    def coarse_integrals(self) -> str | None:
-        """A warning where the posterior was integrated so coarsely that it may show."""
-        error = float(self.latest.get("integration_error", np.zeros(1))[0])
-        return None if error < COARSE else f"posterior integrals were accurate to {error:.0e} of their width only"
+    def coarse_integrals(self) -> list[str]:
+        """A warning if the posterior was once integrated so coarsely that it may show."""
+        if self.coarsest < COARSE:
+            return []
+        return [f"posterior integrals were accurate to {self.coarsest:.0e} of their width only"]
 
     @property
     def finite(self) -> bool:

@@ -49,6 +49,7 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1, registry: Re
     registry = registry or get_registry()
     record: dict[str, Any] = {"key": cell.key, "cell": cell.identity(), "problem": cell.problem_label, "algorithm": cell.algorithm_label}
     started = time.time()
+    _forget_other_instances(cell)
     machine.reset_peak_memory()
     try:
         with warnings.catch_warnings(record=True) as caught, threadpool_limits(limits=threads):
@@ -163,13 +164,24 @@ _LATEST: dict[str, Instance] = {}
 
 def _instance(cell: Cell, problem: Problem, backend: Backend) -> Instance:
     """The instance of a cell; the latest one is kept, because the algorithms of a suite share it."""
-    device = backend if cell.draw == "device" and backend.accelerated else None
-    size = (cell.alpha, cell.dimension, cell.replicate, cell.seed, cell.dtype)
-    name = _json_key([cell.problem, *size, device.name if device else None])
+    name = _instance_name(cell)
     if name not in _LATEST:
-        _LATEST.clear()  # before drawing: two large instances would not fit side by side
-        _LATEST[name] = problem.instance(*size[:3], seed=cell.seed, dtype=cell.dtype, device=device)
+        device = backend if cell.draw == "device" and backend.accelerated else None
+        where = (cell.alpha, cell.dimension, cell.replicate)
+        _LATEST[name] = problem.instance(*where, seed=cell.seed, dtype=cell.dtype, device=device)
     return _LATEST[name]
+
+
+def _instance_name(cell: Cell) -> str:
+    where = cell.backend if cell.draw == "device" else "host"
+    return _json_key([cell.problem, cell.alpha, cell.dimension, cell.replicate, cell.seed, cell.dtype, where])
+
+
+def _forget_other_instances(cell: Cell) -> None:
+    """Free the instance of another cell before anything is drawn: two large ones would not fit side by side."""
+    name = _instance_name(cell)
+    for other in [key for key in _LATEST if key != name]:
+        del _LATEST[other]
 
 
 def _start(cell: Cell, problem: Problem, instance: Instance, backend: Backend) -> Start | None:

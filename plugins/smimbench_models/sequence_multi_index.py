@@ -29,7 +29,7 @@ __all__ = ["SequenceMultiIndex"]
 
 # Both products are limited by the reading of the inputs, and the second one should find them in the cache; what
 # Python does for a chunk should not show beside that.
-_HOST_CHUNK_BYTES = 1 << 22
+_HOST_CHUNK_BYTES = 6 << 20
 
 # BLAS packs the factors of a large product first, which reads and writes the inputs once more; below about a million
 # multiplications OpenBLAS does not.

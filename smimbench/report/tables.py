@@ -158,7 +158,7 @@ def _runtime_table(problem: str, rows: list[dict[str, Any]], fingerprint: str) -
         unique.setdefault((row["algorithm"], row["backend"], row["alpha"], row["dimension"]), row)
     members = list(unique.values())
     columns = [("algorithm", "l"), ("alpha", "r")] + ([("D", "r")] if dims else [])
-    columns += [("to within 5%", "r"), ("reached", "r"), ("iter.", "r"), ("first", "r"), ("per iter.", "r")]
+    columns += [("within 5%", "r"), ("reached", "r"), ("iter.", "r"), ("first", "r"), ("per iter.", "r")]
     peaks = any(row.get("ceiling_fraction") is not None for row in members)
     columns += [("of peak", "r")] if peaks else []
     columns += [("memory", "r")]

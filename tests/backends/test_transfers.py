@@ -111,13 +111,16 @@ def test_numbers_of_host_and_device_may_be_mixed(mixed):
     assert watch.read(info) == 0.5
     assert watch.latest["claimed"] == (0.125 if mixed else 0.25)
     assert watch.latest["held"] == 0.25
-    assert watch.coarse_integrals() == "posterior integrals were accurate to 2e-03 of their width only"
+    assert watch.coarse_integrals() == ["posterior integrals were accurate to 2e-03 of their width only"]
 
 
 def test_accurate_integrals_need_no_warning():
     problem = Problem(*SEQUENCE[:1], "linear", SEQUENCE[1], registry=REGISTRY)
     watch = loop._Watch(problem, 10)
     watch.read(Info(residual=1.0, integration_error=1e-6))
-    assert watch.coarse_integrals() is None
+    assert watch.coarse_integrals() == []
+    for error in (2e-3, 5e-3, 1e-6):
+        watch.read(Info(residual=1.0, integration_error=error))
+    assert watch.coarse_integrals() == ["posterior integrals were accurate to 5e-03 of their width only"]
     watch.read(Info(residual=1.0, integration_error=float("nan")))
-    assert "nan" in watch.coarse_integrals()
+    assert "nan" in watch.coarse_integrals()[0]

@@ -1,0 +1,151 @@
+"""Fit and draw how time and memory of an iteration grow: results of the suite ``scaling`` to scaling.png and scaling.md.
+
+smimbench run scaling --timing
+python docs/scaling.py results/scaling
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import smimbench
+from smimbench.store import Store
+
+HERE = Path(__file__).resolve().parent
+BEGIN, END = "<!-- begin: written by scaling.py -->", "<!-- end -->"
+# What every axis is, and the power of the time that the count of operations (or of bytes read) says.
+AXES = {
+    "d": ("dimension d (n = 0.1 d²)", 4.0),
+    "n": ("samples n", 1.0),
+    "T": ("tokens T", 1.0),
+    "D": ("dimension D (n = D)", 2.0),
+    "P": ("directions P", 1.0),
+    "nodes": ("1 / accuracy of the integrals", None),
+}
+LARGEST = 3  # points of a fit: the largest sizes, where constants no longer show
+
+
+class Curve(NamedTuple):
+    """One axis: sizes, CPU seconds per iteration, bytes of memory above the smallest run, part of the ceiling."""
+
+    x: np.ndarray
+    seconds: np.ndarray
+    memory: np.ndarray
+    part: list[float | None]
+    bound: str | None
+
+
+def read(folder: Path) -> tuple[dict[str, Curve], dict[str, Any]]:
+    """Curves by axis, and the shared document of the run."""
+    store = Store(folder)
+    records = {record["key"]: record for record in store.load().values()}
+    suite = smimbench.load_suite("scaling")
+    found: dict[str, list[tuple[float, ...]]] = {}
+    bounds: dict[str, str] = {}
+    for cell in suite.cells():
+        record = records.get(cell.key)
+        if record is None or not record.get("iterations"):
+            continue
+        axis = cell.problem_label.partition(":")[0]
+        n = record["samples"]
+        sizes = {
+            "d": cell.dimension,
+            "n": n,
+            "T": cell.problem["model"]["tokens"],
+            "D": cell.dimension,
+            "P": cell.problem["channel"].get("components", 1),
+            "nodes": 1 / cell.problem["channel"].get("accuracy", 1.0),
+        }
+        timing = record["timing"]
+        from smimbench.ceilings import fraction
+
+        seconds = timing["cpu_seconds"] / record["iterations"]
+        one = fraction(seconds, timing["cost"], timing["ceilings"], cell.dtype) if timing.get("ceilings") else None
+        if one:
+            bounds[axis] = one.bound
+        part = one.value if one else np.nan
+        found.setdefault(axis, []).append((sizes[axis], seconds, timing["peak_memory"], part))
+    curves = {}
+    for axis, points in found.items():
+        x, seconds, memory, part = (np.array(values) for values in zip(*sorted(points)))
+        curves[axis] = Curve(x, seconds, memory, [None if np.isnan(p) else float(p) for p in part], bounds.get(axis))
+    return curves, store.read_shared()
+
+
+def slope(x: np.ndarray, y: np.ndarray) -> float:
+    """Power of y in x, from the largest sizes."""
+    return float(np.polyfit(np.log(x[-LARGEST:]), np.log(y[-LARGEST:]), 1)[0])
+
+
+def table(curves: dict[str, Curve], shared: dict[str, Any]) -> str:
+    """The page's table, in Markdown."""
+    info = shared["machine"]
+    lines = [
+        f"Machine: {info['processor']}, {info['cores']} cores, {', '.join(info['blas'])}; one thread; commit {shared['git_commit']}.",
+        "",
+        "| axis | sizes | CPU time of an iteration | fitted power | counted power | part of ceiling, largest | peak memory |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for axis, (name, counted) in AXES.items():
+        if axis not in curves:
+            continue
+        curve = curves[axis]
+        sizes = f"{curve.x[0]:.4g} to {curve.x[-1]:.4g}"
+        times = f"{1e3 * curve.seconds[0]:.3g} to {1e3 * curve.seconds[-1]:.3g} ms"
+        part = "" if curve.part[-1] is None or counted is None else f"{100 * curve.part[-1]:.0f}% of {curve.bound}"
+        memory = f"{curve.memory[0] / 2**20:.0f} to {curve.memory[-1] / 2**20:.0f} MB"
+        power = "" if counted is None else f"{counted:g}"
+        lines.append(f"| {name} | {sizes} | {times} | {slope(curve.x, curve.seconds):.2f} | {power} | {part} | {memory} |")
+    return "\n".join(lines)
+
+
+def draw(curves: dict[str, Curve], path: Path) -> None:
+    """Log-log panels, one per axis."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.6, 5.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    for panel, (axis, (name, counted)) in zip(figure.subplots(2, 3).ravel(), AXES.items()):
+        if axis not in curves:
+            panel.set_visible(False)
+            continue
+        curve = curves[axis]
+        fitted = slope(curve.x, curve.seconds)
+        panel.loglog(curve.x, 1e3 * curve.seconds, "o", color="C0")
+        line = curve.seconds[-1] * (curve.x / curve.x[-1]) ** fitted
+        panel.loglog(curve.x, 1e3 * line, "-", color="C0", lw=1, label=f"time, power {fitted:.2f}" + (f" ({counted:g})" if counted else ""))
+        panel.set_xlabel(name, fontsize=8)
+        panel.set_ylabel("CPU ms per iteration", fontsize=8, color="C0")
+        beside = panel.twinx()
+        beside.loglog(curve.x, curve.memory / 2**20, "s", color="C1", ms=3.5, mfc="white")
+        beside.set_ylabel("peak memory, MB", fontsize=8, color="C1")
+        panel.legend(fontsize=7, frameon=False, loc="upper left")
+        for side in (panel, beside):
+            side.tick_params(labelsize=7, which="both")
+        panel.grid(alpha=0.25, lw=0.5)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    """Write the figure and the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("results", type=Path)
+    options = parser.parse_args()
+    curves, shared = read(options.results)
+    if not curves:
+        raise SystemExit(f"{options.results}: no results of the suite scaling")
+    draw(curves, HERE / "scaling.png")
+    page = HERE / "scaling.md"
+    text = page.read_text(encoding="utf-8")
+    block = f"{BEGIN}\n{table(curves, shared)}\n{END}"
+    page.write_text(re.sub(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda _: block, text, flags=re.DOTALL), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
