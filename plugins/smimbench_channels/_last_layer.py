@@ -40,11 +40,12 @@ __all__ = ["information", "second_moments", "supports", "susceptibility"]
 
 Host = np.ndarray[Any, np.dtype[np.float64]]
 
-# Without a skip connection x and y are unbounded: what lies beyond is moved to here, and counted as an error.
-_FARTHEST = 1e8
+# Without a skip connection x and y are unbounded: what lies beyond is moved to here, and counted as an error. Layers of
+# nearly equal tokens make the next one even more so, hence the dependence on their number.
+_FARTHEST = (1e8, 1e18, 1e30)
 # Spacing of the nodes over the width of the Gaussian factors; the second one where the last layer is unknown.
 _STEP, _BLIND_STEP = 0.15, 0.08
-_FEWEST, _MOST = 48, 400
+_FEWEST, _MOST = 48, 600
 _OUTER_STEP, _OUTER_REACH = 0.3, 5.2
 _NARROWEST = 0.25
 _NEGLIGIBLE = 1e-5
@@ -249,7 +250,8 @@ def _add_points(
     for layer in range(unknown.shape[1]):
         p, q = unknown[:, layer, 0], unknown[:, layer, 1]
         e, f, g = p * p - 1, q * q - 1, p * q
-        moments += [jacobian * e, jacobian * f, jacobian * g, jacobian * (e * e + f * f + 2 * g * g - 6)]
+        # A layer that the label hardly depends on must not seem to have moments because the points are few.
+        moments += [jacobian * (m - weight @ m) for m in (e, f, g, e * e + f * f + 2 * g * g)]
     (i, wx), (j, wy) = (_lagrange(position, count) for position in positions)
     table = np.zeros((blocks, count * count))
     for k in range(4):
@@ -270,10 +272,7 @@ def _tables(
     ``spread`` is the spacing of the outer grid, ``copy`` names an independent set of points.
     """
     layers = len(scales)
-    farthest = math.log1p(_FARTHEST)
-    if skip > 0:
-        farthest = min(farthest, layers * math.log1p(1.0 / skip))
-    step = farthest / (count - 1)
+    step = _farthest(skip, layers) / (count - 1)
     nodes = np.expm1(step * np.arange(count))
     unknown = [layer for layer in range(layers) if layer != known]
     blocks = 1 + 4 * len(unknown)
@@ -453,11 +452,14 @@ def _distance(points: Host, centres: Host) -> Host:
 
 def _count(skip: float, layers: int, relative: float, blind: bool) -> int:
     """Number of nodes for a Gaussian factor whose variance is the fraction ``relative`` of the whole."""
-    farthest = math.log1p(_FARTHEST)
-    if skip > 0:
-        farthest = min(farthest, (layers - 1) * math.log1p(1.0 / skip))
-    step = _BLIND_STEP if blind else _STEP
-    return min(_MOST, max(_FEWEST, math.ceil(farthest / (step * math.sqrt(relative))) + 1))
+    step = (_BLIND_STEP if blind else _STEP) * math.sqrt(relative)
+    return min(_MOST, max(_FEWEST, math.ceil(_farthest(skip, layers - 1) / step) + 1))
+
+
+def _farthest(skip: float, layers: int) -> float:
+    """Largest ``log(1 + x)`` that ``layers`` layers of attention can make."""
+    limit = math.log(_FARTHEST[min(layers, len(_FARTHEST)) - 1])
+    return min(limit, layers * math.log1p(1.0 / skip)) if skip > 0 else limit
 
 
 # -- means over labels ------------------------------------------------------------------------------------------------

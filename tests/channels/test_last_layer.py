@@ -1,0 +1,251 @@
+"""Deep attention with few known layers: bilinear forms against brute-force integration, bounds, limits, identities."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from smimbench_channels import _last_layer as tables
+from smimbench_channels import _softmax_one_layer as one_layer
+
+from smimbench.backend import to_host
+from tests.conftest import assert_placed
+
+
+def mixing(z, skip):
+    """The product of the attention matrices of the layers ``z`` (n, K, 2), straight from the definition."""
+    B = np.broadcast_to(np.eye(2), (len(z), 2, 2))
+    for layer in range(z.shape[1]):
+        h = np.einsum("nij,nj->ni", B, z[:, layer])
+        weights = np.exp(h[:, :, None] * h[:, None, :])
+        A = skip * np.eye(2) + weights / weights.sum(-1, keepdims=True)
+        B = A @ B
+    return B
+
+
+def brute_force(z, weight, u, omega, v, skip):
+    """E[z_l z_l^T | u] of every layer by summing over points ``z`` of the layers before the last; both signs of u."""
+    B = mixing(z, skip)
+    inverse, determinant = np.linalg.inv(B), np.abs(np.linalg.det(B))
+    last = inverse @ u
+    moments, total = np.zeros((z.shape[1] + 1, 2, 2)), 0.0
+    for sign in (1, -1):
+        w = weight * np.exp(-((sign * last - omega) ** 2).sum(-1) / (2 * v)) / determinant
+        total += w.sum()
+        moments[:-1] += np.einsum("n,nli,nlj->lij", w, z, z)
+        moments[-1] += np.einsum("n,ni,nj->ij", w, last, last)
+    return moments / total
+
+
+def labels(rng, layers, q, skip, n):
+    omega = np.sqrt(q) * rng.standard_normal((n, 2))
+    z = rng.standard_normal((n, layers, 2))
+    z[:, -1] = omega + np.sqrt(1 - q) * z[:, -1]
+    u = np.einsum("nij,nj->ni", mixing(z[:, :-1], skip), z[:, -1])
+    return omega, u
+
+
+@pytest.mark.parametrize(("skip", "q"), [(1.0, 0.0), (1.0, 0.9), (0.25, 0.6), (4.0, 0.97)])
+def test_two_layers_against_a_dense_grid(rng, skip, q):
+    omega, u = labels(rng, 2, q, skip, 4)
+    axis = np.linspace(-6.0, 6.0, 321)
+    z = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 1, 2)
+    weight = np.exp(-0.5 * (z**2).sum((1, 2)))
+    found = tables.second_moments(u, omega, np.array([1.0, 1 - q]), skip)
+    assert found.shape == (4, 2, 2, 2)
+    for k in range(4):
+        expected = brute_force(z, weight, u[k], omega[k], 1 - q, skip)
+        np.testing.assert_allclose(found[k], expected, rtol=2e-3, atol=2e-3)
+
+
+def test_without_skip_connection(rng):
+    # A(z_1) is singular where both tokens are alike: points follow the logarithm of their gap.
+    omega, u = labels(rng, 2, 0.5, 0.0, 3)
+    mean, gap = np.meshgrid(np.linspace(-4.5, 4.5, 161), np.exp(np.linspace(-14, 2.3, 501)), indexing="ij")
+    z = np.stack([mean + gap / 2, mean - gap / 2], axis=-1).reshape(-1, 1, 2)
+    z = np.concatenate([z, z[:, :, ::-1]])
+    weight = np.tile((gap * np.exp(-(mean**2) - gap**2 / 4)).ravel(), 2)
+    found = tables.second_moments(u, omega, np.array([1.0, 0.5]), 0.0)
+    for k in range(3):
+        expected = brute_force(z, weight, u[k], omega[k], 0.5, 0.0)
+        np.testing.assert_allclose(found[k], expected, rtol=5e-3, atol=5e-3)
+
+
+@pytest.mark.parametrize("layers", [3, 4])
+def test_depth_against_monte_carlo(rng, layers):
+    omega, u = labels(rng, layers, 0.7, 0.8, 3)
+    z = rng.standard_normal((200_000, layers - 1, 2))
+    V = np.append(np.ones(layers - 1), 0.3)
+    found = tables.second_moments(u, omega, V, 0.8)
+    for k in range(3):
+        parts = [brute_force(part, 1.0, u[k], omega[k], 0.3, 0.8) for part in np.split(z, 10)]
+        sem = np.std(parts, axis=0, ddof=1) / np.sqrt(10)
+        # a ratio of means has a bias of the order of the variance of its parts
+        assert np.all(np.abs(np.mean(parts, axis=0) - found[k]) < 5 * sem + 4e-3)
+
+
+def test_variances_other_than_one(rng):
+    # z_1 = sqrt(v) zeta: the same label, described in other units.
+    skip, v = 1.3, np.array([0.4, 0.2])
+    z = np.sqrt(v)[:, None] * rng.standard_normal((5, 2, 2))
+    u = np.einsum("nij,nj->ni", mixing(z[:, :1], skip), z[:, 1])
+    axis = np.sqrt(v[0]) * np.linspace(-6.0, 6.0, 321)
+    grid = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 1, 2)
+    weight = np.exp(-0.5 * (grid**2).sum((1, 2)) / v[0])
+    found = tables.second_moments(u, np.zeros((5, 2)), v, skip)
+    for k in range(5):
+        np.testing.assert_allclose(
+            found[k], brute_force(grid, weight, u[k], 0.0, v[1], skip), rtol=3e-3, atol=1e-3
+        )
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Fewer labels: the claimed error has to say so."""
+    monkeypatch.setattr(tables, "_POINTS", 2**9)
+    monkeypatch.setattr(tables, "_OUTER_POINTS", 2**5)
+    monkeypatch.setattr(tables, "_OUTER_STEP", 0.6)
+    monkeypatch.setattr(tables, "_TABLE_POINTS", 2**15)
+    for cached in (tables._evaluate, tables._tables):
+        cached.cache_clear()
+    yield
+    for cached in (tables._evaluate, tables._tables):
+        cached.cache_clear()
+
+
+def square(*q):
+    Q = np.diag(np.array(q, dtype=float))
+    return Q, np.eye(len(q)) - Q
+
+
+@pytest.mark.parametrize(("layers", "skip"), [(2, 0.0), (2, 0.3), (3, 0.1), (3, 1.0), (4, 0.5), (4, 5.0)])
+def test_no_layer_beats_the_bound(quick, layers, skip):
+    # Jensen: lambda_a <= E sum (z_m z_k - delta)^2 = 6, so no layer is learned below alpha = 1/6
+    found = tables.susceptibility(*square(*[0.0] * layers), skip)
+    diagonal, error = np.diagonal(found.value), np.diagonal(found.error)
+    assert np.all(diagonal <= 6.0)
+    assert np.all(diagonal > 5 * error)
+    assert np.argmax(diagonal) == layers - 1
+    # Cauchy and Schwarz: the mixed modes are never first
+    assert np.all(found.value**2 <= np.outer(diagonal, diagonal) * (1 + 1e-6))
+    np.testing.assert_array_equal(tables.information(*square(*[0.0] * layers), skip).value, 0.0)
+
+
+def test_a_dominant_skip_connection_leaves_one_layer(quick):
+    skip = 3e3
+    assert tables.susceptibility(*square(0.0, 0.0, 0.0), skip).value[2, 2] == pytest.approx(6.0, rel=1e-3)
+    for q in (0.2, 0.8):
+        found = tables.information(*square(0.0, 0.0, q), skip)
+        alone = one_layer.information(np.array([[q]]), np.array([[1 - q]]), 2).value[0, 0]
+        assert abs(found.value[2, 2] - alone) < 4 * found.error[2, 2]
+        assert found.error[2, 2] < 0.03 * alone
+
+
+def importance(q, skip, n, points, seed):
+    """Information and susceptibility by importance sampling around the means; two halves make squares unbiased."""
+    rng = np.random.default_rng(seed)
+    q = np.array(q)
+    layers, v = len(q), 1 - q
+    information, response = np.zeros((n, layers)), np.zeros((n, layers))
+    for k in range(n):
+        omega = np.sqrt(q)[:, None] * rng.standard_normal((layers, 2))
+        z = omega + np.sqrt(v)[:, None] * rng.standard_normal((layers, 2))
+        u = mixing(z[None, :-1], skip)[0] @ z[-1]
+        means, seconds = [], []
+        for _ in range(2):
+            draws = omega[:-1] + np.sqrt(v[:-1])[:, None] * rng.standard_normal((points, layers - 1, 2))
+            B = mixing(draws, skip)
+            last = np.linalg.inv(B) @ u
+            plus, minus = (
+                np.exp(-((s * last - omega[-1]) ** 2).sum(-1) / (2 * v[-1])) / np.linalg.det(B)
+                for s in (1, -1)
+            )
+            total = (plus + minus).sum()
+            even = (plus + minus) / total
+            mean = np.append(np.einsum("n,nli->li", even, draws), [((plus - minus) @ last) / total], axis=0)
+            second = np.einsum("n,nli,nlj->lij", even, draws, draws)
+            means.append(mean - omega)
+            seconds.append(np.concatenate([second, np.einsum("n,ni,nj->ij", even, last, last)[None]]))
+        information[k] = (means[0] * means[1]).sum(-1) / v**2
+        G = [(s - v[:, None, None] * np.eye(2)) / v[:, None, None] ** 2 for s in seconds]
+        response[k] = (G[0] * G[1]).sum((1, 2))
+    return [(x.mean(0), x.std(0) / np.sqrt(n)) for x in (information, response)]
+
+
+@pytest.mark.parametrize(
+    ("q", "skip"),
+    [
+        ((0.0, 0.0), 1.0),
+        ((0.0, 0.8), 0.5),
+        ((0.0, 0.0, 0.7), 1.0),
+        ((0.3, 0.0, 0.8), 1.0),
+        ((0.0, 0.3, 0.8), 0.7),
+    ],
+)
+def test_means_over_labels_against_importance_sampling(quick, q, skip):
+    (information, information_sem), (response, response_sem) = importance(q, skip, 500, 2000, 8)
+    found, slope = tables.information(*square(*q), skip), tables.susceptibility(*square(*q), skip)
+    for a, overlap in enumerate(q):
+        if overlap > 0:
+            sem = np.hypot(information_sem[a], found.error[a, a])
+            assert abs(found.value[a, a] - information[a]) < 4.5 * sem
+            assert slope.value[a, a] == 0.0
+        else:
+            sem = np.hypot(response_sem[a], slope.error[a, a])
+            assert abs(slope.value[a, a] - response[a]) < 4.5 * sem
+            assert found.value[a, a] == 0.0
+
+
+def test_claimed_errors_cover_what_more_labels_change(quick, monkeypatch):
+    few_i, few_s = tables.information(*square(0.0, 0.8), 1.0), tables.susceptibility(*square(0.0, 0.8), 1.0)
+    monkeypatch.setattr(tables, "_POINTS", 2**12)
+    tables._evaluate.cache_clear()
+    many_i, many_s = tables.information(*square(0.0, 0.8), 1.0), tables.susceptibility(*square(0.0, 0.8), 1.0)
+    for few, many, a in ((few_i, many_i, 1), (few_s, many_s, 0)):
+        assert many.error[a, a] < few.error[a, a]
+        assert abs(few.value[a, a] - many.value[a, a]) < 4 * few.error[a, a]
+        assert many.error[a, a] < 3e-3 * many.value[a, a]
+
+
+def test_posterior_moments_average_to_the_prior(rng):
+    # Nishimori: E[E[z z^T | y]] = I for every layer
+    omega, u = labels(rng, 3, 0.4, 0.6, 4000)
+    moments = tables.second_moments(u, omega, np.array([1.0, 1.0, 0.6]), 0.6)
+    mean, sem = moments.mean(0), moments.std(0) / np.sqrt(4000)
+    assert np.all(np.abs(mean - np.eye(2)) < 4.5 * sem)
+
+
+def test_small_overlap_starts_with_the_susceptibility(quick):
+    slope = tables.susceptibility(*square(0.0, 0.0, 0.8), 1.0).value
+    for known in (0, 1):
+        q = [0.0, 0.0, 0.8]
+        q[known] = 0.02
+        found = tables.information(*square(*q), 1.0)
+        assert (
+            abs(found.value[known, known] / 0.02 - slope[known, known])
+            < 5 * found.error[known, known] / 0.02 + 0.05
+        )
+
+
+def test_what_is_covered():
+    assert tables.supports(*square(0.0, 0.0))
+    assert tables.supports(*square(0.0, 0.5, 0.9))
+    assert tables.supports(*square(0.2, 0.0, 0.0, 0.9))
+    assert not tables.supports(*square(0.1, 0.5))
+    assert not tables.supports(*square(0.1, 0.1, 0.9))
+    assert not tables.supports(*square(0.9, 0.0, 0.9))
+    assert not tables.supports(*square(0.5))
+    Q, V = square(0.0, 0.5)
+    assert not tables.supports(Q, V + 0.1)
+    with pytest.raises(ValueError, match="no table"):
+        tables.information(*square(0.1, 0.5), 1.0)
+
+
+def test_batches_and_namespaces(quick, backend):
+    Q = np.stack([square(0.0, 0.3)[0], square(0.0, 0.6)[0]])
+    V = np.eye(2) - Q
+    for function in (tables.information, tables.susceptibility):
+        found = function(backend.asarray(Q), backend.asarray(V), 1.0)
+        assert_placed(found.value, backend, (2, 2, 2))
+        assert_placed(found.error, backend, (2, 2, 2))
+        single = function(Q[1], V[1], 1.0)
+        np.testing.assert_allclose(to_host(found.value)[1], single.value, rtol=1e-12)
