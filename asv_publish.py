@@ -122,7 +122,9 @@ def fetch(name: str, version: str, expected: str, cache: Path) -> Path:
         return kept
     npm = shutil.which("npm")
     if npm is None:
-        raise SystemExit(f"npm is needed once, to fetch {name} {version} (install Node.js, or put the archive at {kept})")
+        raise SystemExit(
+            f"npm is needed once, to fetch {name} {version} (install Node.js, or put the archive at {kept})"
+        )
     with tempfile.TemporaryDirectory() as folder:
         call = [npm, "pack", "--silent", f"{name}@{version}"]
         done = subprocess.run(call, cwd=folder, capture_output=True, text=True, check=False)
@@ -130,7 +132,9 @@ def fetch(name: str, version: str, expected: str, cache: Path) -> Path:
         if done.returncode or not found:
             raise SystemExit(f"npm could not fetch {name} {version}: {' '.join(done.stderr.split())}")
         if integrity(found[0]) != expected:
-            raise SystemExit(f"npm gave another {name} {version} than the one pinned here: {integrity(found[0])}")
+            raise SystemExit(
+                f"npm gave another {name} {version} than the one pinned here: {integrity(found[0])}"
+            )
         shutil.move(str(found[0]), kept)
     return kept
 
@@ -162,7 +166,9 @@ def localise(page: str, vendor: Path) -> str:
         address = match["script"] or match["style"]
         name = stem(address)
         if name not in known:
-            raise SystemExit(f"this asv loads {address}, which is not among the packages of asv_publish.py; add it")
+            raise SystemExit(
+                f"this asv loads {address}, which is not among the packages of asv_publish.py; add it"
+            )
         if match["script"]:
             return f'<script src="{known[name]}"></script>'
         return f'<link rel="stylesheet" href="{known[name]}">'
@@ -194,7 +200,9 @@ def pack(html: Path, cache: Path) -> None:
         first = re.search(r"<script[^>]*\bsrc=\"asv\.js\"", page)
         if first is None:
             raise SystemExit(f"{index}: asv.js is not loaded where it was expected")
-        ours = '<script src="data.js"></script>\n    <script src="vendor/js/answer-from-data.js"></script>\n    '
+        ours = (
+            '<script src="data.js"></script>\n    <script src="vendor/js/answer-from-data.js"></script>\n    '
+        )
         page = page[: first.start()] + ours + page[first.start() :]
     left = [match.group(0) for match in TAG.finditer(page)]
     if left:
@@ -204,7 +212,11 @@ def pack(html: Path, cache: Path) -> None:
 
 def html_folder() -> Path:
     """Where asv.conf.json says that the site goes."""
-    text = "\n".join(line for line in (ROOT / "asv.conf.json").read_text().splitlines() if not line.strip().startswith("//"))
+    text = "\n".join(
+        line
+        for line in (ROOT / "asv.conf.json").read_text().splitlines()
+        if not line.strip().startswith("//")
+    )
     return ROOT / json.loads(text).get("html_dir", "html")
 
 

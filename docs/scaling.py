@@ -65,7 +65,11 @@ def read(folder: Path) -> tuple[dict[str, Curve], dict[str, Any]]:
         from smimbench.ceilings import fraction
 
         seconds = timing["cpu_seconds"] / record["iterations"]
-        one = fraction(seconds, timing["cost"], timing["ceilings"], cell.dtype) if timing.get("ceilings") else None
+        one = (
+            fraction(seconds, timing["cost"], timing["ceilings"], cell.dtype)
+            if timing.get("ceilings")
+            else None
+        )
         if one:
             bounds[axis] = one.bound
         part = one.value if one else np.nan
@@ -73,7 +77,9 @@ def read(folder: Path) -> tuple[dict[str, Curve], dict[str, Any]]:
     curves = {}
     for axis, points in found.items():
         x, seconds, memory, part = (np.array(values) for values in zip(*sorted(points)))
-        curves[axis] = Curve(x, seconds, memory, [None if np.isnan(p) else float(p) for p in part], bounds.get(axis))
+        curves[axis] = Curve(
+            x, seconds, memory, [None if np.isnan(p) else float(p) for p in part], bounds.get(axis)
+        )
     return curves, store.read_shared()
 
 
@@ -86,7 +92,8 @@ def table(curves: dict[str, Curve], shared: dict[str, Any]) -> str:
     """The page's table, in Markdown."""
     info = shared["machine"]
     lines = [
-        f"Machine: {info['processor']}, {info['cores']} cores, {', '.join(info['blas'])}; one thread; commit {shared['git_commit']}.",
+        f"Machine: {info['processor']}, {info['cores']} cores, {', '.join(info['blas'])}; one thread; "
+        f"commit {shared['git_commit']}.",
         "",
         "| axis | sizes | CPU time of an iteration | fitted power | counted power | part of ceiling, largest | peak memory |",
         "|---|---|---|---|---|---|---|",
@@ -97,10 +104,16 @@ def table(curves: dict[str, Curve], shared: dict[str, Any]) -> str:
         curve = curves[axis]
         sizes = f"{curve.x[0]:.4g} to {curve.x[-1]:.4g}"
         times = f"{1e3 * curve.seconds[0]:.3g} to {1e3 * curve.seconds[-1]:.3g} ms"
-        part = "" if curve.part[-1] is None or counted is None else f"{100 * curve.part[-1]:.0f}% of {curve.bound}"
+        part = (
+            ""
+            if curve.part[-1] is None or counted is None
+            else f"{100 * curve.part[-1]:.0f}% of {curve.bound}"
+        )
         memory = f"{curve.memory[0] / 2**20:.0f} to {curve.memory[-1] / 2**20:.0f} MB"
         power = "" if counted is None else f"{counted:g}"
-        lines.append(f"| {name} | {sizes} | {times} | {slope(curve.x, curve.seconds):.2f} | {power} | {part} | {memory} |")
+        lines.append(
+            f"| {name} | {sizes} | {times} | {slope(curve.x, curve.seconds):.2f} | {power} | {part} | {memory} |"
+        )
     return "\n".join(lines)
 
 
@@ -119,7 +132,14 @@ def draw(curves: dict[str, Curve], path: Path) -> None:
         fitted = slope(curve.x, curve.seconds)
         panel.loglog(curve.x, 1e3 * curve.seconds, "o", color="C0")
         line = curve.seconds[-1] * (curve.x / curve.x[-1]) ** fitted
-        panel.loglog(curve.x, 1e3 * line, "-", color="C0", lw=1, label=f"time, power {fitted:.2f}" + (f" ({counted:g})" if counted else ""))
+        panel.loglog(
+            curve.x,
+            1e3 * line,
+            "-",
+            color="C0",
+            lw=1,
+            label=f"time, power {fitted:.2f}" + (f" ({counted:g})" if counted else ""),
+        )
         panel.set_xlabel(name, fontsize=8)
         panel.set_ylabel("CPU ms per iteration", fontsize=8, color="C0")
         beside = panel.twinx()
@@ -144,7 +164,10 @@ def main() -> None:
     page = HERE / "scaling.md"
     text = page.read_text(encoding="utf-8")
     block = f"{BEGIN}\n{table(curves, shared)}\n{END}"
-    page.write_text(re.sub(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda _: block, text, flags=re.DOTALL), encoding="utf-8")
+    page.write_text(
+        re.sub(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda _: block, text, flags=re.DOTALL),
+        encoding="utf-8",
+    )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from smimbench.api import run, show, theory
     from smimbench.hookspecs import hookimpl
-    from smimbench.interfaces import Capabilities, Data, Denoised, Info, Overlap, ParameterError, Posterior, Start, Uncertain
+    from smimbench.interfaces import (
+        Capabilities,
+        Data,
+        Denoised,
+        Info,
+        Overlap,
+        ParameterError,
+        Posterior,
+        Start,
+        Uncertain,
+    )
     from smimbench.problem import Problem
     from smimbench.suite import load_suite
 
@@ -27,7 +37,18 @@ _HOME = {
     "run": "api",
     "show": "api",
     **dict.fromkeys(
-        ("Capabilities", "Data", "Denoised", "Info", "Overlap", "ParameterError", "Posterior", "Start", "Uncertain"), "interfaces"
+        (
+            "Capabilities",
+            "Data",
+            "Denoised",
+            "Info",
+            "Overlap",
+            "ParameterError",
+            "Posterior",
+            "Start",
+            "Uncertain",
+        ),
+        "interfaces",
     ),
 }
 

@@ -66,7 +66,9 @@ def run(
     return show(suite, results=results, backends=(backend,))
 
 
-def show(suite: Suite | str | Path, *, results: str | Path = "results", backends: Sequence[str] = ("numpy",)) -> list[dict[str, Any]]:
+def show(
+    suite: Suite | str | Path, *, results: str | Path = "results", backends: Sequence[str] = ("numpy",)
+) -> list[dict[str, Any]]:
     """Rows of what has been run; see ``run``."""
     from smimbench.predict import Theorist
     from smimbench.report.rows import error_rows, suite_records
@@ -77,7 +79,9 @@ def show(suite: Suite | str | Path, *, results: str | Path = "results", backends
     return error_rows(suite_records(suite, store, backends), suite, store, Theorist(store.folder / "theory"))
 
 
-def theory(suite: Suite | str | Path, alphas: Sequence[float] | None = None, *, overrides: Iterable[str] = ()) -> list[dict[str, Any]]:
+def theory(
+    suite: Suite | str | Path, alphas: Sequence[float] | None = None, *, overrides: Iterable[str] = ()
+) -> list[dict[str, Any]]:
     """The Bayes-optimal curve and the thresholds of a suite, one dict per problem.
 
     Parameters
@@ -94,5 +98,7 @@ def _suite(suite: Suite | str | Path, overrides: Iterable[str] = ()) -> Suite:
     if not isinstance(suite, Suite):
         return load_suite(suite, overrides)
     if tuple(overrides):
-        raise ValueError("overrides go with a suite given by name or path; hand those of a loaded one to load_suite")
+        raise ValueError(
+            "overrides go with a suite given by name or path; hand those of a loaded one to load_suite"
+        )
     return suite

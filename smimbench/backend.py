@@ -57,7 +57,12 @@ def to_host(array: Array) -> np.ndarray[Any, Any]:
     if hasattr(array, "__dlpack__"):
         try:
             return np.from_dlpack(array)
-        except (BufferError, RuntimeError, ValueError, TypeError):  # another device: ask for a copy on the host
+        except (
+            BufferError,
+            RuntimeError,
+            ValueError,
+            TypeError,
+        ):  # another device: ask for a copy on the host
             return np.asarray(array_api_compat.to_device(array, "cpu"))
     return np.asarray(array)
 
@@ -198,7 +203,9 @@ def _set_tf32(allowed: bool) -> None:
     import importlib
 
     products = importlib.import_module("cupy._core._routines_linalg")
-    products.set_compute_type(np.float32, products.COMPUTE_TYPE_TF32 if allowed else products.COMPUTE_TYPE_DEFAULT)
+    products.set_compute_type(
+        np.float32, products.COMPUTE_TYPE_TF32 if allowed else products.COMPUTE_TYPE_DEFAULT
+    )
 
 
 def cupy_advice() -> str:
@@ -240,11 +247,17 @@ def get_backend(name: str = "numpy", dtype: str = "float64", *, tf32: bool = Fal
 
             usable = cupy.is_available()
         except Exception as error:  # a CuPy for another CUDA or NumPy fails in many ways
-            found = "CuPy is not installed" if isinstance(error, ModuleNotFoundError) else "CuPy cannot be imported"
+            found = (
+                "CuPy is not installed"
+                if isinstance(error, ModuleNotFoundError)
+                else "CuPy cannot be imported"
+            )
             reason = " ".join(str(error).split())
             raise BackendError(f"backend cupy: {found} ({reason}); {cupy_advice()}") from None
         if not usable:
-            raise BackendError(f"backend cupy: CuPy is installed but finds no usable CUDA device; {cupy_advice()}")
+            raise BackendError(
+                f"backend cupy: CuPy is installed but finds no usable CUDA device; {cupy_advice()}"
+            )
         _set_tf32(tf32)
         return Backend("cupy", array_api_compat.array_namespace(cupy.empty(0)), dtype, tf32=tf32)
     raise BackendError(f"backend {name}: unknown; choose one of {', '.join(BACKENDS)}")

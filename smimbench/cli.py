@@ -81,18 +81,43 @@ def _options(*, suite_options: bool = True) -> Callable[[Callable[..., Any]], Ca
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         if suite_options:
-            function = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override any key of the suite.")(function)
-            function = click.option("--only", multiple=True, metavar="KEY=VALUE", help="Run or show a part: algorithm, alpha, dimension, seed, problem.")(function)
-        function = click.option("--plugins", "paths", multiple=True, metavar="PATH", help="Load plugins from a file or folder.")(function)
-        function = click.option("--no-plugins", is_flag=True, help="Load only what ships with smimbench.")(function)
-        function = click.option("--trace-plugins", is_flag=True, help="Say on standard error what is loaded from where.")(function)
+            function = click.option(
+                "--set",
+                "overrides",
+                multiple=True,
+                metavar="KEY=VALUE",
+                help="Override any key of the suite.",
+            )(function)
+            function = click.option(
+                "--only",
+                multiple=True,
+                metavar="KEY=VALUE",
+                help="Run or show a part: algorithm, alpha, dimension, seed, problem.",
+            )(function)
+        function = click.option(
+            "--plugins", "paths", multiple=True, metavar="PATH", help="Load plugins from a file or folder."
+        )(function)
+        function = click.option("--no-plugins", is_flag=True, help="Load only what ships with smimbench.")(
+            function
+        )
+        function = click.option(
+            "--trace-plugins", is_flag=True, help="Say on standard error what is loaded from where."
+        )(function)
         return click.option("--quiet", is_flag=True, help="No progress and no remarks.")(function)
 
     return decorate
 
 
-_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output and nothing else.")
-_results_option = click.option("--results", type=click.Path(file_okay=False, path_type=Path), default=Path("results"), show_default=True, help="Where results are kept.")
+_json_option = click.option(
+    "--json", "as_json", is_flag=True, help="One JSON document on standard output and nothing else."
+)
+_results_option = click.option(
+    "--results",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("results"),
+    show_default=True,
+    help="Where results are kept.",
+)
 
 
 def _registry(paths: Sequence[str], no_plugins: bool, trace_plugins: bool) -> Registry:
@@ -100,7 +125,9 @@ def _registry(paths: Sequence[str], no_plugins: bool, trace_plugins: bool) -> Re
 
     wanted = [p for p in os.environ.get("SMIMBENCH_PLUGINS", "").split(os.pathsep) if p] + list(paths)
     trace = (lambda line: click.echo(line, err=True)) if trace_plugins else None
-    registry = Registry(wanted, third_party=not (no_plugins or os.environ.get("SMIMBENCH_NO_PLUGINS")), trace=trace)
+    registry = Registry(
+        wanted, third_party=not (no_plugins or os.environ.get("SMIMBENCH_NO_PLUGINS")), trace=trace
+    )
     set_registry(registry)
     return registry
 
@@ -109,11 +136,15 @@ def _with_registry(function: Callable[..., Any]) -> Callable[..., Any]:
     """Turn the shared plugin options into a registry."""
 
     @functools.wraps(function)
-    def wrapped(*args: Any, paths: Sequence[str], no_plugins: bool, trace_plugins: bool, **kwargs: Any) -> Any:
+    def wrapped(
+        *args: Any, paths: Sequence[str], no_plugins: bool, trace_plugins: bool, **kwargs: Any
+    ) -> Any:
         registry = _registry(paths, no_plugins, trace_plugins)
         for plugin in registry.plugins:
             if plugin.failed and not kwargs.get("quiet"):
-                _complain(f"plugin {plugin.name} ({plugin.origin}) was not loaded: {'; '.join(plugin.problems)}")
+                _complain(
+                    f"plugin {plugin.name} ({plugin.origin}) was not loaded: {'; '.join(plugin.problems)}"
+                )
         return function(*args, registry=registry, **kwargs)
 
     return wrapped
@@ -136,7 +167,9 @@ def _load(name: str, overrides: Sequence[str], only: Sequence[str], registry: Re
 
 def _with_drop_ins(suite: Suite, registry: Registry) -> None:
     if suite.plugins:
-        _complain("this suite asks for ./plugins; code from a folder never runs unasked: add --plugins plugins")
+        _complain(
+            "this suite asks for ./plugins; code from a folder never runs unasked: add --plugins plugins"
+        )
     del registry
 
 
@@ -159,7 +192,9 @@ class _Commands(click.Group):
         return list(self.commands)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(package_name="smimbench", prog_name="smimbench")
 def cli() -> None:
     """How far is a learning algorithm from the best that is possible?
@@ -172,13 +207,32 @@ def cli() -> None:
 
 @cli.command()
 @click.argument("suite_name", metavar="SUITE")
-@click.option("--backend", "backends", multiple=True, type=click.Choice(["numpy", "cupy"]), help="Array backend; may be given twice.")
-@click.option("--workers", type=click.IntRange(1), default=None, help="Processes side by side [default: one per core].")
-@click.option("--dask", default=None, metavar="ADDRESS", help="Run the cells on the workers of a Dask scheduler.")
+@click.option(
+    "--backend",
+    "backends",
+    multiple=True,
+    type=click.Choice(["numpy", "cupy"]),
+    help="Array backend; may be given twice.",
+)
+@click.option(
+    "--workers", type=click.IntRange(1), default=None, help="Processes side by side [default: one per core]."
+)
+@click.option(
+    "--dask", default=None, metavar="ADDRESS", help="Run the cells on the workers of a Dask scheduler."
+)
 @_results_option
-@click.option("--timing", is_flag=True, help="Times that can be trusted: serial, fixed BLAS threads, warmed up.")
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="BLAS threads per process.")
-@click.option("--retry", multiple=True, type=click.Choice(["not-converged", "diverged", "timeout", "failed", "skipped"]), help="Run cells of this status again.")
+@click.option(
+    "--timing", is_flag=True, help="Times that can be trusted: serial, fixed BLAS threads, warmed up."
+)
+@click.option(
+    "--threads", type=click.IntRange(1), default=1, show_default=True, help="BLAS threads per process."
+)
+@click.option(
+    "--retry",
+    multiple=True,
+    type=click.Choice(["not-converged", "diverged", "timeout", "failed", "skipped"]),
+    help="Run cells of this status again.",
+)
 @click.option("--dry-run", is_flag=True, help="Count cells, time and memory; draw nothing.")
 @click.option("--no-figure", is_flag=True, help="Tables only.")
 @_json_option
@@ -215,7 +269,9 @@ def run(
         get_backend(backend, suite.run.dtype)
     cells = [cell for backend in backends for cell in suite.cells(backend, registry)]
     if not suite.algorithms:
-        raise click.UsageError(f"{suite.file}: algorithms: is empty, so there is nothing to run; 'smimbench theory' needs none")
+        raise click.UsageError(
+            f"{suite.file}: algorithms: is empty, so there is nothing to run; 'smimbench theory' needs none"
+        )
     if not cells:
         raise click.UsageError("--only leaves no cell of this suite")
     if dask and timing:
@@ -226,7 +282,9 @@ def run(
     _report_complaints(store, quiet)
     if retry and not dry_run:
         keys = {cell.key for cell in cells}
-        store.retire([stem for stem, record in records.items() if record["status"] in retry and record["key"] in keys])
+        store.retire(
+            [stem for stem, record in records.items() if record["status"] in retry and record["key"] in keys]
+        )
         records = store.load()
     missing = runner.missing_cells(cells, records, timing=timing)
     if dry_run:
@@ -235,7 +293,15 @@ def run(
     if missing:
         how = {"workers": workers, "timing": timing, "threads": threads, "dask": dask}
         _run_with_progress(suite, missing, store, registry, how, silent=quiet or as_json)
-    return _present(suite, store, backends, as_json=as_json, quiet=quiet, figure=not no_figure, results_name=str(store.folder))
+    return _present(
+        suite,
+        store,
+        backends,
+        as_json=as_json,
+        quiet=quiet,
+        figure=not no_figure,
+        results_name=str(store.folder),
+    )
 
 
 def _dry_run(cells: Sequence[Any], missing: Sequence[Any], workers: int, as_json: bool) -> int:
@@ -243,10 +309,20 @@ def _dry_run(cells: Sequence[Any], missing: Sequence[Any], workers: int, as_json
 
     cost = runner.estimate_cost(missing, workers)
     if as_json:
-        _print_json({"cells": len(cells), "missing": len(missing), "workers": workers, "seconds": cost.seconds, "peak_bytes": cost.peak_bytes})
+        _print_json(
+            {
+                "cells": len(cells),
+                "missing": len(missing),
+                "workers": workers,
+                "seconds": cost.seconds,
+                "peak_bytes": cost.peak_bytes,
+            }
+        )
     else:
         click.echo(f"{len(cells)} cells, {len(missing)} of them to run, {workers} at a time")
-        click.echo(f"about {_duration(cost.seconds)} (integrals of channels without a closed form not counted)")
+        click.echo(
+            f"about {_duration(cost.seconds)} (integrals of channels without a closed form not counted)"
+        )
         click.echo(f"about {cost.peak_bytes / 2**30:.1f} GB of memory at most")
     return OK
 
@@ -258,21 +334,47 @@ def _duration(seconds: float) -> str:
 
 
 def _run_with_progress(
-    suite: Suite, missing: Sequence[Any], store: Store, registry: Registry, how: dict[str, Any], *, silent: bool
+    suite: Suite,
+    missing: Sequence[Any],
+    store: Store,
+    registry: Registry,
+    how: dict[str, Any],
+    *,
+    silent: bool,
 ) -> None:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     from smimbench import runner
 
     console = _console(error=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=silent or not console.is_terminal, transient=True) as progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, disable=silent or not console.is_terminal, transient=True
+    ) as progress:
         task = progress.add_task(suite.name, total=len(missing))
 
         def on_record(record: dict[str, Any]) -> None:
             progress.advance(task)
             if record["status"] != "ok":
-                progress.console.print(f"{record['status']}: {record['algorithm']} at alpha {record['cell']['alpha']:g}: {record['reason']}", style="yellow", soft_wrap=True)
+                progress.console.print(
+                    f"{record['status']}: {record['algorithm']} at alpha {record['cell']['alpha']:g}: {record['reason']}",
+                    style="yellow",
+                    soft_wrap=True,
+                )
 
         if not silent and not console.is_terminal:
             where = f"on {how['dask']}" if how["dask"] else f"{how['workers']} at a time"
@@ -287,7 +389,14 @@ def _report_complaints(store: Store, quiet: bool) -> None:
 
 
 def _present(
-    suite: Suite, store: Store, backends: Sequence[str], *, as_json: bool, quiet: bool, figure: bool, results_name: str
+    suite: Suite,
+    store: Store,
+    backends: Sequence[str],
+    *,
+    as_json: bool,
+    quiet: bool,
+    figure: bool,
+    results_name: str,
 ) -> int:
     """Tables (or JSON), figures and the exit code."""
     from smimbench import machine
@@ -305,7 +414,15 @@ def _present(
     missing = sum(len(suite.cells(backend)) for backend in backends) - len(pairs)
     bad = sum(count for name, count in counts.items() if name not in ("ok", "skipped"))
     if as_json:
-        _print_json({"suite": suite.name, "title": suite.title, "rows": rows, "status_counts": counts, "missing": missing})
+        _print_json(
+            {
+                "suite": suite.name,
+                "title": suite.title,
+                "rows": rows,
+                "status_counts": counts,
+                "missing": missing,
+            }
+        )
     else:
         console = _console()
         console.print(suite.title, style="bold")
@@ -334,7 +451,12 @@ def _remarks(console: Console, rows: Sequence[dict[str, Any]], quiet: bool) -> N
         console.print(f"... and {len(reasons) - 20} more reasons (--json has all)", style="yellow")
     for algorithm, warning in sorted({(row["algorithm"], w) for row in rows for w in row["warnings"]}):
         console.print(f"{algorithm}: warning: {warning}", style="yellow", soft_wrap=True)
-    restarts = sum({(r["problem"], r["algorithm"], r["backend"], r["alpha"], r["dimension"]): r["restarts"] for r in rows}.values())
+    restarts = sum(
+        {
+            (r["problem"], r["algorithm"], r["backend"], r["alpha"], r["dimension"]): r["restarts"]
+            for r in rows
+        }.values()
+    )
     if restarts:
         console.print(f"{restarts} runs were restarted once, more cautiously", style="yellow")
 
@@ -351,17 +473,23 @@ def _results(
     _report_complaints(store, quiet)
     pairs = suite_records(suite, store, backends)
     if not pairs:
-        raise click.UsageError(f"no results of {suite.name} in {store.folder}; run 'smimbench run {suite.name}' first")
+        raise click.UsageError(
+            f"no results of {suite.name} in {store.folder}; run 'smimbench run {suite.name}' first"
+        )
     theorist = _theorist(store)
     return suite, store, pairs, error_rows(pairs, suite, store, theorist), theorist
 
 
 def _cheap(suite: Suite) -> bool:
     """Whether theory on a fine grid costs next to nothing."""
-    return all(plan.problem.components == 1 and hasattr(plan.problem.channel, "information") for plan in suite.plans)
+    return all(
+        plan.problem.components == 1 and hasattr(plan.problem.channel, "information") for plan in suite.plans
+    )
 
 
-def _draw(suite: Suite, rows: Sequence[dict[str, Any]], theorist: Theorist, store: Store, silent: bool) -> None:
+def _draw(
+    suite: Suite, rows: Sequence[dict[str, Any]], theorist: Theorist, store: Store, silent: bool
+) -> None:
     from smimbench.report.figures import draw_suite
 
     try:
@@ -377,12 +505,24 @@ def _draw(suite: Suite, rows: Sequence[dict[str, Any]], theorist: Theorist, stor
 
 @cli.command()
 @click.argument("suite_name", metavar="SUITE")
-@click.option("--alpha", "alphas", multiple=True, type=float, help="Sample ratios instead of the suite's; may be given often.")
+@click.option(
+    "--alpha",
+    "alphas",
+    multiple=True,
+    type=float,
+    help="Sample ratios instead of the suite's; may be given often.",
+)
 @_json_option
 @_options()
 @_with_registry
 def theory(
-    suite_name: str, alphas: tuple[float, ...], as_json: bool, overrides: tuple[str, ...], only: tuple[str, ...], quiet: bool, registry: Registry
+    suite_name: str,
+    alphas: tuple[float, ...],
+    as_json: bool,
+    overrides: tuple[str, ...],
+    only: tuple[str, ...],
+    quiet: bool,
+    registry: Registry,
 ) -> int:
     """The Bayes-optimal curve, thresholds and their errors; no simulation."""
     from smimbench.predict import theory_document
@@ -412,7 +552,13 @@ def theory(
 @_results_option
 @click.option("--csv", "as_csv", is_flag=True, help="All rows as CSV.")
 @click.option("--markdown", is_flag=True, help="All rows as a Markdown table.")
-@click.option("--backend", "backends", multiple=True, type=click.Choice(["numpy", "cupy"]), help="Show these backends only.")
+@click.option(
+    "--backend",
+    "backends",
+    multiple=True,
+    type=click.Choice(["numpy", "cupy"]),
+    help="Show these backends only.",
+)
 @_json_option
 @_options()
 @_with_registry
@@ -440,22 +586,34 @@ def show(
     _report_complaints(store, quiet)
     pairs = suite_records(suite, store, backends)
     if not pairs:
-        raise click.UsageError(f"no results of {suite.name} in {store.folder}; run 'smimbench run {suite_name}' first")
+        raise click.UsageError(
+            f"no results of {suite.name} in {store.folder}; run 'smimbench run {suite_name}' first"
+        )
     if as_csv or markdown:
         rows = error_rows(pairs, suite, store, _theorist(store))
         click.echo(tables.as_csv(rows) if as_csv else tables.as_markdown(rows), nl=False)
         return OK
-    return _present(suite, store, backends, as_json=as_json, quiet=quiet, figure=False, results_name=str(store.folder))
+    return _present(
+        suite, store, backends, as_json=as_json, quiet=quiet, figure=False, results_name=str(store.folder)
+    )
 
 
 @cli.command()
 @click.argument("suite_name", metavar="SUITE|DIR")
-@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The HTML file to write.")
+@click.option(
+    "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The HTML file to write."
+)
 @_results_option
 @_options()
 @_with_registry
 def report(
-    suite_name: str, output: Path, results: Path, overrides: tuple[str, ...], only: tuple[str, ...], quiet: bool, registry: Registry
+    suite_name: str,
+    output: Path,
+    results: Path,
+    overrides: tuple[str, ...],
+    only: tuple[str, ...],
+    quiet: bool,
+    registry: Registry,
 ) -> int:
     """One self-contained HTML page: tables, figures, machine, suite."""
     from smimbench.report.figures import draw_suite
@@ -470,7 +628,9 @@ def report(
     missing = sum(len(suite.cells(backend)) for backend in backends) - len(pairs)
     try:
         figures = draw_suite(suite, rows, theorist, store.folder / "figures", curve=_cheap(suite))
-        page = render_page(suite, rows, counts, missing, store.read_shared(), [p for p in figures if p.suffix == ".svg"])
+        page = render_page(
+            suite, rows, counts, missing, store.read_shared(), [p for p in figures if p.suffix == ".svg"]
+        )
     except ImportError as error:
         raise click.UsageError(f"a report needs {error.name}; pip install 'smimbench[report]'") from None
     write_atomically(output, page.encode())
@@ -482,12 +642,25 @@ def report(
 @cli.command()
 @click.argument("before", type=click.Path(exists=True, file_okay=False))
 @click.argument("after", type=click.Path(exists=True, file_okay=False))
-@click.option("--fail-over", type=click.FloatRange(0), default=None, metavar="PERCENT", help="Exit code 1 if an error is clearly worse, or a comparable time slower, by more.")
+@click.option(
+    "--fail-over",
+    type=click.FloatRange(0),
+    default=None,
+    metavar="PERCENT",
+    help="Exit code 1 if an error is clearly worse, or a comparable time slower, by more.",
+)
 @_json_option
 @_options()
 @_with_registry
 def compare(
-    before: str, after: str, fail_over: float | None, as_json: bool, overrides: tuple[str, ...], only: tuple[str, ...], quiet: bool, registry: Registry
+    before: str,
+    after: str,
+    fail_over: float | None,
+    as_json: bool,
+    overrides: tuple[str, ...],
+    only: tuple[str, ...],
+    quiet: bool,
+    registry: Registry,
 ) -> int:
     """Two result folders, worst first, with a verdict."""
     from smimbench.report.comparison import compare_rows, comparison_table, exceeds
@@ -503,17 +676,30 @@ def compare(
             console.print(table, crop=False)
             console.print()
         if fail_over is not None:
-            console.print(f"{len(failing)} of {len(entries)} rows are worse by more than {fail_over:g}%", style="red" if failing else "green")
+            console.print(
+                f"{len(failing)} of {len(entries)} rows are worse by more than {fail_over:g}%",
+                style="red" if failing else "green",
+            )
     return NOT_OK if failing else OK
 
 
 @cli.command()
 @click.argument("suite_name", metavar="SUITE")
-@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The .npz file to write.")
+@click.option(
+    "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The .npz file to write."
+)
 @_json_option
 @_options()
 @_with_registry
-def data(suite_name: str, output: Path, as_json: bool, overrides: tuple[str, ...], only: tuple[str, ...], quiet: bool, registry: Registry) -> int:
+def data(
+    suite_name: str,
+    output: Path,
+    as_json: bool,
+    overrides: tuple[str, ...],
+    only: tuple[str, ...],
+    quiet: bool,
+    registry: Registry,
+) -> int:
     """An instance, to solve elsewhere in any language; --only picks which (default: the first)."""
     from smimbench.exchange import choose_point, write_instance
 
@@ -522,20 +708,39 @@ def data(suite_name: str, output: Path, as_json: bool, overrides: tuple[str, ...
     if as_json:
         _print_json(about)
     elif not quiet:
-        click.echo(f"wrote {output}: inputs {tuple(about['inputs'])}, labels {tuple(about['labels'])}, {about['label']}, alpha {about['alpha']:g}, D {about['dimension']}")
-        click.echo(f"save an estimate of shape {tuple(about['estimate_shape'])} as 'estimate' in an .npz, then: smimbench score {suite_name} --estimate FILE.npz")
+        click.echo(
+            f"wrote {output}: inputs {tuple(about['inputs'])}, labels {tuple(about['labels'])}, "
+            f"{about['label']}, alpha {about['alpha']:g}, D {about['dimension']}"
+        )
+        click.echo(
+            f"save an estimate of shape {tuple(about['estimate_shape'])} as 'estimate' in an .npz, "
+            f"then: smimbench score {suite_name} --estimate FILE.npz"
+        )
     return OK
 
 
 @cli.command()
 @click.argument("suite_name", metavar="SUITE")
-@click.option("--estimate", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True, help="An .npz with the array 'estimate'.")
+@click.option(
+    "--estimate",
+    "path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    required=True,
+    help="An .npz with the array 'estimate'.",
+)
 @click.option("--label", default="external", show_default=True, help="Name of the algorithm in the table.")
 @_json_option
 @_options()
 @_with_registry
 def score(
-    suite_name: str, path: Path, label: str, as_json: bool, overrides: tuple[str, ...], only: tuple[str, ...], quiet: bool, registry: Registry
+    suite_name: str,
+    path: Path,
+    label: str,
+    as_json: bool,
+    overrides: tuple[str, ...],
+    only: tuple[str, ...],
+    quiet: bool,
+    registry: Registry,
 ) -> int:
     """What was found elsewhere, as a row of the table; --only as given to 'data'."""
     from smimbench.exchange import choose_point, read_estimate, score_record
@@ -557,7 +762,9 @@ def score(
 
 
 @cli.command(name="list")
-@click.argument("kind", required=False, type=click.Choice(["models", "channels", "priors", "algorithms", "suites"]))
+@click.argument(
+    "kind", required=False, type=click.Choice(["models", "channels", "priors", "algorithms", "suites"])
+)
 @_json_option
 @_options(suite_options=False)
 @_with_registry
@@ -610,7 +817,11 @@ def plugins(as_json: bool, quiet: bool, registry: Registry) -> int:
 
 
 @cli.command()
-@click.option("--ceilings", is_flag=True, help="Measure matrix products and memory bandwidth of this machine, and remember them.")
+@click.option(
+    "--ceilings",
+    is_flag=True,
+    help="Measure matrix products and memory bandwidth of this machine, and remember them.",
+)
 @_json_option
 @_options(suite_options=False)
 @_with_registry

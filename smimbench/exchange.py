@@ -62,7 +62,9 @@ def _fits(suite: Suite, plan: ProblemPlan, alpha: float, dimension: int, replica
 
 def draw(suite: Suite, point: Point) -> Instance:
     """The instance of a point."""
-    return point.plan.problem.instance(point.alpha, point.dimension, point.replicate, seed=suite.seed, dtype=suite.run.dtype)
+    return point.plan.problem.instance(
+        point.alpha, point.dimension, point.replicate, seed=suite.seed, dtype=suite.run.dtype
+    )
 
 
 def write_instance(suite: Suite, point: Point, output: Path) -> dict[str, Any]:
@@ -97,18 +99,26 @@ def read_estimate(path: Path) -> np.ndarray[Any, Any]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             if "estimate" not in arrays.files:
-                raise SuiteError(str(path), "estimate", f"is missing; the file holds {', '.join(arrays.files) or 'nothing'}")
+                raise SuiteError(
+                    str(path),
+                    "estimate",
+                    f"is missing; the file holds {', '.join(arrays.files) or 'nothing'}",
+                )
             found: np.ndarray[Any, Any] = arrays["estimate"]
             return found
     except (OSError, ValueError) as error:
         raise SuiteError(str(path), "", f"cannot be read as .npz: {error}") from None
 
 
-def score_record(suite: Suite, point: Point, estimate: np.ndarray[Any, Any], label: str, path: Path) -> dict[str, Any]:
+def score_record(
+    suite: Suite, point: Point, estimate: np.ndarray[Any, Any], label: str, path: Path
+) -> dict[str, Any]:
     """A record like that of a cell, for an estimate from elsewhere."""
     instance = draw(suite, point)
     if estimate.shape != instance.signal.shape:
-        raise SuiteError(str(path), "estimate", f"must have the shape {instance.signal.shape}, got {estimate.shape}")
+        raise SuiteError(
+            str(path), "estimate", f"must have the shape {instance.signal.shape}, got {estimate.shape}"
+        )
     finite = bool(np.isfinite(estimate).all())
     return {
         "algorithm": label,

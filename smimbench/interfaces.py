@@ -188,7 +188,9 @@ class Data:
     labels: Array
     sample_ratio: float
     start: Start | None = None
-    fresh: Callable[[np.random.Generator, int], tuple[Array, Array]] | None = field(default=None, repr=False, compare=False)
+    fresh: Callable[[np.random.Generator, int], tuple[Array, Array]] | None = field(
+        default=None, repr=False, compare=False
+    )
 
     @property
     def dimension(self) -> int:
@@ -256,10 +258,14 @@ class Model(Protocol):
     tokens: int
 
     @property
-    def kappa(self) -> float: ...
+    def kappa(self) -> float:
+        """Factor of ``Qhat``: 1 (low rank) or 2 (extensive rank)."""
+        ...
 
     @property
-    def sites(self) -> int: ...
+    def sites(self) -> int:
+        """C, the number of latents per component."""
+        ...
 
     def sample_count(self, alpha: float, dimension: int) -> int:
         """Number of samples n closest to the sample ratio, at least 1."""
@@ -359,7 +365,9 @@ class Channel(Protocol):
     symmetry: str
 
     @property
-    def components(self) -> int: ...
+    def components(self) -> int:
+        """P, the number of directions or layers."""
+        ...
 
     def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
         """Labels of the latents ``z`` (n, P, C). ``rng`` is required by noisy channels only."""
@@ -398,9 +406,13 @@ class Prior(Protocol):
         """Prior mean, signal-shaped, on the host."""
         ...
 
-    def second_moment(self, components: int) -> Array: ...
+    def second_moment(self, components: int) -> Array:
+        """E[S S^T] / D, (P, P), on the host."""
+        ...
 
-    def mean_overlap(self, components: int) -> Array: ...
+    def mean_overlap(self, components: int) -> Array:
+        """The part of ``second_moment`` that the prior mean holds, (P, P), on the host."""
+        ...
 
     def denoise(self, R: Array, Qhat: Array) -> Denoised:
         """Posterior mean of the signal given ``R = S + Qhat^{-1/2} Z`` and its error V."""

@@ -173,7 +173,13 @@ def _attempt(
     last = steps if steps is not None else settings.max_iterations
     watch = _Watch(problem, instance.dimension)
     warnings: list[str] = []
-    trajectory: dict[str, list[Any]] = {"iteration": [], "seconds": [], "mse": [], "overlap": [], "residual": []}
+    trajectory: dict[str, list[Any]] = {
+        "iteration": [],
+        "seconds": [],
+        "mse": [],
+        "overlap": [],
+        "residual": [],
+    }
     trajectory["samples"] = []
     durations: list[float] = []
     status, reason = Status.NOT_CONVERGED, f"{last} iterations reached"
@@ -294,7 +300,11 @@ class _Watch:
         self.latest = {name: found[name] for name in named}
         # Not max(): it would let a NaN go unnoticed.
         self.coarsest = float(np.max([self.coarsest, *self.latest.get("integration_error", ())]))
-        unfinite = [name for name, value in self.latest.items() if name in ORDER_PARAMETERS and not np.isfinite(value).all()]
+        unfinite = [
+            name
+            for name, value in self.latest.items()
+            if name in ORDER_PARAMETERS and not np.isfinite(value).all()
+        ]
         unfinite = unfinite if math.isfinite(self.residual) else ["the residual"]
         self.unfinite = f"{unfinite[0]} is not a finite number" if unfinite else ""
         if not self.unfinite and (self.latest.get("held", self.second) > BLOWN_UP * self.second).any():
@@ -353,7 +363,8 @@ class _Watch:
         strain = self.latest.get("strain", np.zeros(1))
         tense = int(np.argmax(strain))
         if strain[tense] > math.log(STRAIN):
-            return f"component {tense + 1} claims {math.exp(min(strain[tense], 50)):.2g} times the information that its data carry"
+            times = math.exp(min(strain[tense], 50))
+            return f"component {tense + 1} claims {times:.2g} times the information that its data carry"
         if gap[worst] > AGREEMENT:
             return (
                 f"component {worst + 1} claims an overlap of {claimed[worst]:.3g} "

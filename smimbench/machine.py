@@ -46,7 +46,13 @@ def machine_info() -> dict[str, Any]:
     from threadpoolctl import threadpool_info
 
     del np
-    blas = sorted({f"{lib.get('internal_api')} {lib.get('version')}" for lib in threadpool_info() if lib.get("user_api") == "blas"})
+    blas = sorted(
+        {
+            f"{lib.get('internal_api')} {lib.get('version')}"
+            for lib in threadpool_info()
+            if lib.get("user_api") == "blas"
+        }
+    )
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -59,7 +65,9 @@ def machine_info() -> dict[str, Any]:
 
 def fingerprint() -> str:
     """Short name of this machine: timings are comparable only where it is equal."""
-    return hashlib.sha256(canonical_json({**machine_info(), "node": platform.node()}).encode()).hexdigest()[:12]
+    return hashlib.sha256(canonical_json({**machine_info(), "node": platform.node()}).encode()).hexdigest()[
+        :12
+    ]
 
 
 @functools.cache

@@ -29,7 +29,9 @@ def signature_of(cls: type[Any]) -> dict[str, inspect.Parameter]:
     return {p.name: p for p in found if p.kind in wanted}
 
 
-def build(cls: type[Any], kind: str, params: Mapping[str, Any], provided: Mapping[str, Any] | None = None) -> Any:
+def build(
+    cls: type[Any], kind: str, params: Mapping[str, Any], provided: Mapping[str, Any] | None = None
+) -> Any:
     """Make an item from parameters, checking names and types strictly.
 
     Parameters
@@ -84,21 +86,27 @@ def _make_schema(cls: type[Any], kind: str) -> tuple[tuple[str, ...], dict[str, 
     accepted = {name: p for name, p in signature_of(cls).items() if name not in ENGINE_FILLED.get(kind, ())}
     try:
         hints = typing.get_type_hints(cls.__init__)
-    except NameError:  # an annotation that only a type checker can resolve: fall back on the type of the default
+    except (
+        NameError
+    ):  # an annotation that only a type checker can resolve: fall back on the type of the default
         hints = {}
     fields: dict[str, Any] = {}
     for name, parameter in accepted.items():
         required = parameter.default is inspect.Parameter.empty
         hint = hints.get(name, Any if required or parameter.default is None else type(parameter.default))
         fields[name] = (hint, ... if required else parameter.default)
-    config = pydantic.ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True, protected_namespaces=())
+    config = pydantic.ConfigDict(
+        extra="forbid", strict=True, arbitrary_types_allowed=True, protected_namespaces=()
+    )
     return tuple(accepted), hints, pydantic.create_model(cls.__name__, __config__=config, **fields)
 
 
 def parameters_of(kind: str, item: Any) -> dict[str, Any]:
     """The parameters of an item, defaults included, as plain JSON values (engine-supplied ones left out)."""
     names = [n for n in signature_of(type(item)) if n not in ENGINE_FILLED.get(kind, ())]
-    found: dict[str, Any] = json.loads(json.dumps({name: getattr(item, name) for name in names}, default=_plain))
+    found: dict[str, Any] = json.loads(
+        json.dumps({name: getattr(item, name) for name in names}, default=_plain)
+    )
     return found
 
 
@@ -107,7 +115,9 @@ def explain_validation(error: Any) -> tuple[str, str]:
     found = error.errors(include_url=False)
     # A union reports each member it tried; the one that got furthest into the value is the one that was meant.
     own = _written(found[0]["loc"])
-    first = max((e for e in found if _written(e["loc"])[: len(own)] == own), key=lambda e: len(_written(e["loc"])))
+    first = max(
+        (e for e in found if _written(e["loc"])[: len(own)] == own), key=lambda e: len(_written(e["loc"]))
+    )
     parts = _written(first["loc"])
     key = ""
     for part in parts:
@@ -154,4 +164,6 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, (set, frozenset)):
         return sorted(value)
-    raise TypeError(f"a parameter must be made of numbers, strings, lists and tables, got {type(value).__name__}")
+    raise TypeError(
+        f"a parameter must be made of numbers, strings, lists and tables, got {type(value).__name__}"
+    )

@@ -95,7 +95,12 @@ class Theorist:
     def _remember(self, kind: str, key: str, alpha: float | None, answer: Any) -> None:
         file = self._file(kind, key, alpha)
         if file is not None:
-            document = {"problem": json.loads(key), "alpha": alpha, "answer": answer, "digest": _digest(answer)}
+            document = {
+                "problem": json.loads(key),
+                "alpha": alpha,
+                "answer": answer,
+                "digest": _digest(answer),
+            }
             write_atomically(file, json.dumps(document).encode())
 
 
@@ -144,7 +149,9 @@ def _scalar(values: Any) -> Any:
     return found[0] if len(found) == 1 else found
 
 
-def theory_document(suite: Suite, alphas: Sequence[float] | None = None, theorist: Theorist | None = None) -> list[dict[str, Any]]:
+def theory_document(
+    suite: Suite, alphas: Sequence[float] | None = None, theorist: Theorist | None = None
+) -> list[dict[str, Any]]:
     """The JSON of ``smimbench theory``: one object per problem.
 
     Parameters

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array
 
-__all__ = ["Instance", "Problem", "ProblemError", "STREAMS", "seed_sequence"]
+__all__ = ["STREAMS", "Instance", "Problem", "ProblemError", "seed_sequence"]
 
 STREAMS = ("teacher", "data", "initialisation", "monte-carlo")
 """Children of an instance's seed, in this order for ever: the order is part of what a seed means."""
@@ -116,7 +116,9 @@ class Instance:
             If the estimate does not have the shape of the signal.
         """
         if tuple(estimate.shape) != self.signal.shape:
-            raise ValueError(f"an estimate must have the shape {self.signal.shape}, got {tuple(estimate.shape)}")
+            raise ValueError(
+                f"an estimate must have the shape {self.signal.shape}, got {tuple(estimate.shape)}"
+            )
         model: Any = self.problem.model
         xp = namespace(estimate)
         signal = _teacher_like(self, estimate, xp)
@@ -174,11 +176,15 @@ class Problem:
         self.prior = self._make(registry, "prior", prior, name, {})
         self.components: int = int(self.channel.components)
 
-    def _make(self, registry: Registry, kind: str, what: Any, model: str | None, provided: dict[str, Any]) -> Any:
+    def _make(
+        self, registry: Registry, kind: str, what: Any, model: str | None, provided: dict[str, Any]
+    ) -> Any:
         table = {"name": what} if isinstance(what, str) else dict(what)
         name = table.pop("name", None)
         if not isinstance(name, str):
-            raise ProblemError(f"{kind}.name", "is missing" if name is None else f"must be a string, got {name!r}")
+            raise ProblemError(
+                f"{kind}.name", "is missing" if name is None else f"must be a string, got {name!r}"
+            )
         try:
             entry = registry.get(kind, name, model)
         except RegistryError as error:
@@ -203,7 +209,9 @@ class Problem:
         parts = []
         for kind in ("model", "channel", "prior"):
             spec, usual = self.spec[kind], self._defaults[kind]
-            inner = ", ".join(f"{k}={v}" for k, v in spec.items() if k not in _NOT_PARAMETERS and v != usual.get(k))
+            inner = ", ".join(
+                f"{k}={v}" for k, v in spec.items() if k not in _NOT_PARAMETERS and v != usual.get(k)
+            )
             parts.append(f"{spec['name']}({inner})" if inner else spec["name"])
         return " ".join(parts)
 
@@ -253,7 +261,9 @@ class Problem:
         else:
 
             def block_seed(block: int) -> np.random.SeedSequence:
-                return seed_sequence(seed, self.identity, alpha, dimension, replicate, "data", "device", str(block))
+                return seed_sequence(
+                    seed, self.identity, alpha, dimension, replicate, "data", "device", str(block)
+                )
 
             inputs, labels = self._draw_on(device, signal, n, block_seed, stream("data"), dtype)
         return Instance(self, signal, inputs, labels, self.model.sample_ratio(n, dimension))
@@ -292,7 +302,9 @@ class Problem:
         shape = (n, self.model.tokens, signal.shape[-1])
         number = getattr(xp, dtype)
         stays = fits(math.prod(shape) * (xp.finfo(number).bits // 8), device)
-        inputs = xp.empty(shape, dtype=number, device=device.device) if stays else np.empty(shape, dtype=dtype)
+        inputs = (
+            xp.empty(shape, dtype=number, device=device.device) if stays else np.empty(shape, dtype=dtype)
+        )
         teacher = device.asarray(signal, dtype="float64")
         labels = []
         # One seed per block, of a size that depends on the shape alone: how the rest is chunked changes no bit.
@@ -302,12 +314,20 @@ class Problem:
             x = device.standard_normal(block_seed(block))((part.stop - part.start, *shape[1:]))
             x = xp.astype(x, number, copy=False)
             inputs[part, ...] = x if stays else to_host(x)
-            y = self.channel.forward(self.model.forward(xp.astype(x, xp.float64, copy=False), teacher), rng=rng)
+            y = self.channel.forward(
+                self.model.forward(xp.astype(x, xp.float64, copy=False), teacher), rng=rng
+            )
             labels.append(xp.astype(y, number, copy=False) if xp.isdtype(y.dtype, "real floating") else y)
         return inputs, labels[0] if len(labels) == 1 else xp.concat(labels, axis=0)
 
     def start(
-        self, instance: Instance, information: float, rng: np.random.Generator, backend: Backend, *, informed: bool
+        self,
+        instance: Instance,
+        information: float,
+        rng: np.random.Generator,
+        backend: Backend,
+        *,
+        informed: bool,
     ) -> Start:
         """A start that holds as much as it claims: ``denoise(S + information^(-1/2) Z)``.
 
@@ -346,5 +366,7 @@ def _teacher_like(instance: Instance, estimate: Array, xp: Any) -> Array:
 
     key = f"{xp.__name__} {array_api_compat.device(estimate)} {estimate.dtype}"
     if key not in cache:
-        cache[key] = xp.asarray(instance.signal, dtype=estimate.dtype, device=array_api_compat.device(estimate))
+        cache[key] = xp.asarray(
+            instance.signal, dtype=estimate.dtype, device=array_api_compat.device(estimate)
+        )
     return cache[key]

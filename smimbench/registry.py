@@ -31,7 +31,15 @@ BUILT_IN = "smimbench"
 KINDS = ("model", "channel", "prior", "algorithm")
 
 _REQUIRED = {
-    "model": ("sample_count", "sample_ratio", "signal_shape", "draw_inputs", "draw_noise", "forward", "adjoint"),
+    "model": (
+        "sample_count",
+        "sample_ratio",
+        "signal_shape",
+        "draw_inputs",
+        "draw_noise",
+        "forward",
+        "adjoint",
+    ),
     "channel": ("forward",),
     "prior": ("sample", "denoise", "overlap"),
     "algorithm": ("init", "step", "estimate"),
@@ -169,7 +177,9 @@ class Registry:
         except (Exception, SystemExit) as error:  # a plugin may raise anything, and must harm nothing else
             plugin.failed = True
             line = " ".join(str(error).split()) or "no message"
-            plugin.problems.append(line if isinstance(error, RegistryError) else f"{type(error).__name__}: {line}")
+            plugin.problems.append(
+                line if isinstance(error, RegistryError) else f"{type(error).__name__}: {line}"
+            )
             self._entries = [entry for entry in self._entries if entry not in plugin.entries]
             plugin.entries.clear()
         for problem in plugin.problems:
@@ -180,7 +190,9 @@ class Registry:
     def _register(self, plugin: Plugin, kind: str, item: type[Any]) -> None:
         if not isinstance(item, type):
             raise RegistryError(f"{kind} {item!r} is not a class; register the class, not an instance")
-        missing = [name for name in ("name", "version", "reference", "capabilities") if not hasattr(item, name)]
+        missing = [
+            name for name in ("name", "version", "reference", "capabilities") if not hasattr(item, name)
+        ]
         missing += [name for name in _REQUIRED[kind] if not hasattr(item, name)]
         if missing:
             raise RegistryError(f"{kind} {item.__name__} lacks {', '.join(missing)}")
@@ -205,7 +217,9 @@ class Registry:
             if other.kind == kind and other.name == entry.name and _overlap(other.models, entry.models):
                 where = f"packages {other.distribution!r} and {entry.distribution!r}"
                 if other.distribution == entry.distribution:
-                    raise RegistryError(f"{kind} {entry.name!r} is registered twice by {entry.distribution!r}")
+                    raise RegistryError(
+                        f"{kind} {entry.name!r} is registered twice by {entry.distribution!r}"
+                    )
                 plugin.problems.append(
                     f"{kind} {entry.name!r} is claimed by {where}; "
                     f"write {entry.distribution}:{entry.name} to use this one"

@@ -34,7 +34,9 @@ __all__ = ["Estimate", "estimate_cost", "missing_cells", "run_cell", "run_cells"
 INFORMED_OVERLAP = 0.9
 
 
-def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1, registry: Registry | None = None) -> dict[str, Any]:
+def run_cell(
+    cell: Cell, *, timing: bool = False, threads: int = 1, registry: Registry | None = None
+) -> dict[str, Any]:
     """Run one cell and report whatever happens: a record always comes back.
 
     Parameters
@@ -47,7 +49,12 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1, registry: Re
     from threadpoolctl import threadpool_limits
 
     registry = registry or get_registry()
-    record: dict[str, Any] = {"key": cell.key, "cell": cell.identity(), "problem": cell.problem_label, "algorithm": cell.algorithm_label}
+    record: dict[str, Any] = {
+        "key": cell.key,
+        "cell": cell.identity(),
+        "problem": cell.problem_label,
+        "algorithm": cell.algorithm_label,
+    }
     started = time.time()
     _forget_other_instances(cell)
     machine.reset_peak_memory()
@@ -57,7 +64,10 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1, registry: Re
             record.update(_run(cell, registry, timing))
         raised = [f"{w.category.__name__}: {' '.join(str(w.message).split())}" for w in caught]
         record["warnings"] = list(dict.fromkeys([*record.get("warnings", []), *raised]))
-    except (Exception, SystemExit) as error:  # the algorithm or a plugin may raise anything; siblings must go on
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # the algorithm or a plugin may raise anything; siblings must go on
         record.update(
             status=Status.FAILED.value,
             reason=f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}",
@@ -133,7 +143,9 @@ def _run(cell: Cell, registry: Registry, timing: bool) -> dict[str, Any]:
     }
 
 
-def _prediction_errors(cell: Cell, problem: Problem, instance: Instance, attempt: Attempt) -> dict[str, list[float]]:
+def _prediction_errors(
+    cell: Cell, problem: Problem, instance: Instance, attempt: Attempt
+) -> dict[str, list[float]]:
     """Generalisation errors of the final estimate, where the suite asks for them: outside the clock, on the host."""
     wanted = [m for m in cell.metrics if m.startswith("generalization_error_")]
     if not wanted:
@@ -145,9 +157,13 @@ def _prediction_errors(cell: Cell, problem: Problem, instance: Instance, attempt
     inner = problem.model.inner
     V = None if attempt.V is None else np.asarray(to_host(attempt.V), dtype=float)
     signal = instance.signal
-    found = measured_error(problem, inner(signal, signal), inner(signal, estimate), inner(estimate, estimate), V)
+    found = measured_error(
+        problem, inner(signal, signal), inner(signal, estimate), inner(estimate, estimate), V
+    )
     if "bayes" not in found and "generalization_error_bayes" in wanted:
-        attempt.warnings.append("it claims no error of its own, so the Bayes predictor is the plug-in predictor")
+        attempt.warnings.append(
+            "it claims no error of its own, so the Bayes predictor is the plug-in predictor"
+        )
         found["bayes"] = found["plugin"]
     return {name: [found[name.removeprefix("generalization_error_")].value] for name in wanted}
 
@@ -197,7 +213,9 @@ def _start(cell: Cell, problem: Problem, instance: Instance, backend: Backend) -
 
 
 def _seed(cell: Cell, problem: Problem, stream: str, *extra: str) -> np.random.SeedSequence:
-    return seed_sequence(cell.seed, problem.identity, cell.alpha, cell.dimension, cell.replicate, stream, *extra)
+    return seed_sequence(
+        cell.seed, problem.identity, cell.alpha, cell.dimension, cell.replicate, stream, *extra
+    )
 
 
 def _json_key(value: Any) -> str:
@@ -213,7 +231,9 @@ def _load() -> float | None:
 # -- many cells ---------------------------------------------------------------------------------------------------
 
 
-def missing_cells(cells: Sequence[Cell], records: dict[str, dict[str, Any]], *, timing: bool = False) -> list[Cell]:
+def missing_cells(
+    cells: Sequence[Cell], records: dict[str, dict[str, Any]], *, timing: bool = False
+) -> list[Cell]:
     """Cells without a record; in timing mode, without trusted times of this machine."""
     suffix = f".timing-{machine.fingerprint()}" if timing else ""
     timed = {stem.partition(".")[0] for stem in records}
@@ -270,7 +290,9 @@ def run_cells(
     return records
 
 
-def _in_processes(cells: Sequence[Cell], workers: int, threads: int, registry: Registry) -> Iterator[dict[str, Any]]:
+def _in_processes(
+    cells: Sequence[Cell], workers: int, threads: int, registry: Registry
+) -> Iterator[dict[str, Any]]:
     """Run in spawned processes; a process that dies takes only its own cell with it, after a second chance alone."""
     suspects: list[Cell] = []
     queue = list(cells)
@@ -302,7 +324,9 @@ def _in_processes(cells: Sequence[Cell], workers: int, threads: int, registry: R
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _on_dask(cells: Sequence[Cell], address: str, threads: int, registry: Registry) -> Iterator[dict[str, Any]]:
+def _on_dask(
+    cells: Sequence[Cell], address: str, threads: int, registry: Registry
+) -> Iterator[dict[str, Any]]:
     """Run on a Dask cluster. A cell whose worker dies is tried again elsewhere by Dask, and is a failed cell in the end."""
     try:
         from distributed import Client, as_completed
@@ -314,12 +338,24 @@ def _on_dask(cells: Sequence[Cell], address: str, threads: int, registry: Regist
         raise BackendError(f"dask: no scheduler answers at {address} ({error})") from None
     with client:
         waiting = {
-            client.submit(_work_anywhere, cell, threads, registry.paths, registry.third_party, key=f"smimbench-{cell.key}", pure=False): cell
+            client.submit(
+                _work_anywhere,
+                cell,
+                threads,
+                registry.paths,
+                registry.third_party,
+                key=f"smimbench-{cell.key}",
+                pure=False,
+            ): cell
             for cell in cells
         }
         for future in as_completed(waiting):
             failure = future.exception()
-            yield future.result() if failure is None else _dead(waiting[future], threads, f"the cluster lost it: {failure!r}")
+            yield (
+                future.result()
+                if failure is None
+                else _dead(waiting[future], threads, f"the cluster lost it: {failure!r}")
+            )
 
 
 def _work_anywhere(cell: Cell, threads: int, paths: tuple[str, ...], third_party: bool) -> dict[str, Any]:
@@ -340,7 +376,9 @@ def _pool(workers: int, threads: int, registry: Registry) -> ProcessPoolExecutor
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, str(threads))
     context = multiprocessing.get_context("spawn")  # fork with threaded BLAS or CUDA hangs
-    return ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(registry.paths, registry.third_party))
+    return ProcessPoolExecutor(
+        workers, mp_context=context, initializer=_begin, initargs=(registry.paths, registry.third_party)
+    )
 
 
 def _begin(paths: tuple[str, ...], third_party: bool) -> None:
@@ -368,7 +406,9 @@ def _work(cell: Cell, threads: int) -> dict[str, Any]:
     return run_cell(cell, threads=threads)
 
 
-def _dead(cell: Cell, threads: int, reason: str = "the worker process died (out of memory, or killed)") -> dict[str, Any]:
+def _dead(
+    cell: Cell, threads: int, reason: str = "the worker process died (out of memory, or killed)"
+) -> dict[str, Any]:
     return {
         "key": cell.key,
         "cell": cell.identity(),

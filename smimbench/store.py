@@ -60,7 +60,9 @@ class Store:
             record["trajectory"] = {"file": file, "sha256": hashlib.sha256(data).hexdigest()}
         record["digest"] = _digest(record)
         path = self.folder / f"{name}.json"
-        write_atomically(path, (json.dumps(record, indent=1, allow_nan=False) + "\n").encode(), sync_folder=False)
+        write_atomically(
+            path, (json.dumps(record, indent=1, allow_nan=False) + "\n").encode(), sync_folder=False
+        )
         return path
 
     def sync(self) -> None:

@@ -19,7 +19,16 @@ from smimbench.registry import Registry, RegistryError, get_registry
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Cell", "ProblemPlan", "Reference", "RunOptions", "Suite", "SuiteError", "load_suite", "shipped_suites"]
+__all__ = [
+    "Cell",
+    "ProblemPlan",
+    "Reference",
+    "RunOptions",
+    "Suite",
+    "SuiteError",
+    "load_suite",
+    "shipped_suites",
+]
 
 METRICS = ("mse", "overlap", "generalization_error_bayes", "generalization_error_plugin")
 
@@ -168,7 +177,9 @@ class Suite:
     def chosen_plans(self) -> tuple[ProblemPlan, ...]:
         """The problems that ``--only problem=...`` leaves."""
         wanted = [value for key, value in self.only if key == "problem"]
-        return tuple(plan for plan in self.plans if not wanted or any(value in plan.label for value in wanted))
+        return tuple(
+            plan for plan in self.plans if not wanted or any(value in plan.label for value in wanted)
+        )
 
     def cells(self, backend: str = "numpy", registry: Registry | None = None) -> list[Cell]:
         """All cells, replicates outermost, so that a run that is stopped early has every point with few seeds."""
@@ -195,7 +206,9 @@ class Suite:
                         timeout=self.run.timeout,
                         start=self.run.start,
                         # The signal's own metrics are always measured; only those that cost extra make another cell.
-                        metrics=tuple(sorted(m for m in self.run.metrics if m.startswith("generalization_error_"))),
+                        metrics=tuple(
+                            sorted(m for m in self.run.metrics if m.startswith("generalization_error_"))
+                        ),
                         tf32=self.run.tf32,
                         draw=self.run.draw,
                         problem_label=plan.label,
@@ -274,7 +287,12 @@ def load_suite(
 
 
 def parse_suite(
-    path: Path, text: str, overrides: Iterable[str] = (), only: Iterable[str] = (), *, registry: Registry | None = None
+    path: Path,
+    text: str,
+    overrides: Iterable[str] = (),
+    only: Iterable[str] = (),
+    *,
+    registry: Registry | None = None,
 ) -> Suite:
     """Check the text of a suite; ``path`` gives its name and is what errors mention. See ``load_suite``."""
     try:
@@ -307,7 +325,10 @@ def _schema() -> Any:
         description=(str, ""),
         plugins=(bool, False),
     )
-    axes: dict[str, Any] = {"alpha": (float | list[float] | None, None), "dimension": (int | list[int] | None, None)}
+    axes: dict[str, Any] = {
+        "alpha": (float | list[float] | None, None),
+        "dimension": (int | list[int] | None, None),
+    }
     own_grid = make("grid", **axes)
     problem = make(
         "problem",
@@ -365,7 +386,9 @@ class _Reader:
     def fail(self, key: str, message: str) -> SuiteError:
         return SuiteError(self.file, key, message)
 
-    def suite(self, document: dict[str, Any], overrides: tuple[str, ...], only: tuple[tuple[str, str], ...]) -> Suite:
+    def suite(
+        self, document: dict[str, Any], overrides: tuple[str, ...], only: tuple[tuple[str, str], ...]
+    ) -> Suite:
         import pydantic
 
         schema = _schema()
@@ -383,7 +406,11 @@ class _Reader:
             value = getattr(run, key)
             if value is not None and not value > 0:
                 raise self.fail(f"run.{key}", f"must be > 0, got {value}")
-        written = [("problem", read.problem)] if read.problem else [(f"problems[{i}]", p) for i, p in enumerate(read.problems)]
+        written = (
+            [("problem", read.problem)]
+            if read.problem
+            else [(f"problems[{i}]", p) for i, p in enumerate(read.problems)]
+        )
         plans: list[ProblemPlan] = []
         for key, entry in written:
             own_alphas = self._alphas(*self._axis("alpha", entry, key, grid))
@@ -401,16 +428,33 @@ class _Reader:
         labels = [table["label"] for table in algorithms]
         for i, label in enumerate(labels):
             if label in labels[:i]:
-                raise self.fail(f"algorithms[{i}].label", f"{label!r} is used twice; give each a label of its own")
+                raise self.fail(
+                    f"algorithms[{i}].label", f"{label!r} is used twice; give each a label of its own"
+                )
         if run.tf32 and run.dtype != "float32":
             raise self.fail("run.tf32", 'needs run.dtype = "float32"')
         references = []
         for i, entry in enumerate(run.reference):
             if len(entry.alpha) != len(entry.value):
-                raise self.fail(f"run.reference[{i}].value", f"must have as many numbers as alpha ({len(entry.alpha)}), got {len(entry.value)}")
+                raise self.fail(
+                    f"run.reference[{i}].value",
+                    f"must have as many numbers as alpha ({len(entry.alpha)}), got {len(entry.value)}",
+                )
             if not 1 <= entry.problem <= len(plans):
-                raise self.fail(f"run.reference[{i}].problem", f"must be between 1 and {len(plans)}, got {entry.problem}")
-            references.append(Reference(entry.label, entry.source, tuple(entry.alpha), tuple(entry.value), entry.metric, entry.component, entry.problem))
+                raise self.fail(
+                    f"run.reference[{i}].problem", f"must be between 1 and {len(plans)}, got {entry.problem}"
+                )
+            references.append(
+                Reference(
+                    entry.label,
+                    entry.source,
+                    tuple(entry.alpha),
+                    tuple(entry.value),
+                    entry.metric,
+                    entry.component,
+                    entry.problem,
+                )
+            )
         options = RunOptions(
             tolerance=run.tolerance,
             max_iterations=run.max_iterations,
@@ -448,8 +492,16 @@ class _Reader:
             for part in first["loc"][:-1]:
                 if isinstance(part, int):
                     continue
-                annotation = model.model_fields[part].annotation if part in getattr(model, "model_fields", {}) else model
-                inner = [a for a in (annotation, *getattr(annotation, "__args__", ())) if hasattr(a, "model_fields")]
+                annotation = (
+                    model.model_fields[part].annotation
+                    if part in getattr(model, "model_fields", {})
+                    else model
+                )
+                inner = [
+                    a
+                    for a in (annotation, *getattr(annotation, "__args__", ()))
+                    if hasattr(a, "model_fields")
+                ]
                 model = inner[0] if inner else model
             message = unknown_key(str(first["loc"][-1]), model.model_fields)
         return self.fail(key, message)
@@ -461,7 +513,10 @@ class _Reader:
 
     def _check_size(self, size: int, largest: int) -> None:
         if size > largest:
-            raise self.fail("grid", f"{size:,} cells are more than grid.max_cells = {largest:,}; shorten an axis or raise it")
+            raise self.fail(
+                "grid",
+                f"{size:,} cells are more than grid.max_cells = {largest:,}; shorten an axis or raise it",
+            )
 
     def _axis(self, name: str, entry: Any, key: str, grid: Any) -> tuple[str, Any]:
         """Where an axis is written: in the problem's own grid, or in the common one."""
@@ -477,7 +532,9 @@ class _Reader:
             raise self.fail(key, "must not be empty")
         for i, alpha in enumerate(values):
             if not (alpha > 0 and math.isfinite(alpha)):
-                raise self.fail(f"{key}[{i}]" if isinstance(value, list) else key, f"must be > 0 and finite, got {alpha}")
+                raise self.fail(
+                    f"{key}[{i}]" if isinstance(value, list) else key, f"must be > 0 and finite, got {alpha}"
+                )
         return tuple(float(a) for a in values)
 
     def _dimensions(self, key: str, value: int | list[int]) -> tuple[int, ...]:
@@ -488,7 +545,9 @@ class _Reader:
             self._at_least(f"{key}[{i}]" if isinstance(value, list) else key, dimension, 2)
         return tuple(values)
 
-    def _variants(self, entry: Any, key: str, largest: int) -> Iterable[tuple[dict[str, dict[str, Any]], dict[str, Any]]]:
+    def _variants(
+        self, entry: Any, key: str, largest: int
+    ) -> Iterable[tuple[dict[str, dict[str, Any]], dict[str, Any]]]:
         """Every combination of the parameters that were given as lists."""
         tables: dict[str, dict[str, Any]] = {}
         axes: list[tuple[str, str, list[Any]]] = []
@@ -518,7 +577,9 @@ class _Reader:
         params = dict(table)
         name = params.pop("name", None)
         if not isinstance(name, str):
-            raise self.fail(f"{key}.name", "is missing" if name is None else f"must be a string, got {name!r}")
+            raise self.fail(
+                f"{key}.name", "is missing" if name is None else f"must be a string, got {name!r}"
+            )
         label = params.pop("label", name)
         if not isinstance(label, str) or not label:
             raise self.fail(f"{key}.label", f"must be a non-empty string, got {label!r}")
@@ -532,7 +593,8 @@ class _Reader:
         for plan in plans:
             if not entry.fits(plan.problem.model.name):
                 raise self.fail(
-                    f"{key}.name", f"algorithm {name!r} works for {', '.join(entry.models)}, not for {plan.problem.model.name!r}"
+                    f"{key}.name",
+                    f"algorithm {name!r} works for {', '.join(entry.models)}, not for {plan.problem.model.name!r}",
                 )
         spec = {"name": entry.name, "version": entry.item.version, **parameters_of("algorithm", item)}
         if entry.distribution != "smimbench":
@@ -574,7 +636,9 @@ def _pick(items: list[Any], key: str, file: str, where: str) -> Any:
             return item
     if key.isdigit() and int(key) < len(items):
         return items[int(key)]
-    names = [str(item.get("label", item.get("name", i))) for i, item in enumerate(items) if isinstance(item, dict)]
+    names = [
+        str(item.get("label", item.get("name", i))) for i, item in enumerate(items) if isinstance(item, dict)
+    ]
     raise SuiteError(file, where, f"no such entry; choose from {', '.join(names) or 'none'}")
 
 

@@ -56,7 +56,12 @@ def _why_no_gpu() -> str | None:
 
 
 _NO_GPU = _why_no_gpu()
-_BACKENDS = ["numpy", "numpy-readonly", "strict", *([] if _NO_GPU else [pytest.param("cupy", marks=pytest.mark.gpu)])]
+_BACKENDS = [
+    "numpy",
+    "numpy-readonly",
+    "strict",
+    *([] if _NO_GPU else [pytest.param("cupy", marks=pytest.mark.gpu)]),
+]
 
 
 def pytest_report_header() -> str:

@@ -17,7 +17,14 @@ from smimbench import Problem
 
 # (alpha, MMSE) from the released tables SE_hardmax_rho=0.5 and, for rho = 0, SE_hardmax_rescaled_rho=0.
 PUBLISHED = {
-    0.5: [(0.05322, 0.92737), (0.14161, 0.80338), (0.37682, 0.56626), (1.00269, 0.31455), (2.66811, 0.14930), (7.09967, 0.06337)],
+    0.5: [
+        (0.05322, 0.92737),
+        (0.14161, 0.80338),
+        (0.37682, 0.56626),
+        (1.00269, 0.31455),
+        (2.66811, 0.14930),
+        (7.09967, 0.06337),
+    ],
     0.0: [(0.76758, 0.92144), (1.07547, 0.74047), (2.11127, 0.40853), (4.14466, 0.21355)],
 }
 
@@ -40,8 +47,12 @@ def psi(V: float, q: float, *, published: bool) -> float:
             side = (np.arange(POINTS) + 0.5) / POINTS * 2 * reach - reach
             k1, k2 = (k.ravel() for k in np.meshgrid(side, side, indexing="ij"))
             cell = (side[1] - side[0]) ** 2
-            weight = cell * multivariate_normal.pdf(np.stack([k1, k2], -1), cov=spread**2 * np.array([[1, r], [r, 1]]))
-        cdf = np.maximum(multivariate_normal.cdf(np.stack([k1, k2], -1), cov=[[1, r], [r, 1]], abseps=1e-10), 1e-300).reshape(-1)
+            weight = cell * multivariate_normal.pdf(
+                np.stack([k1, k2], -1), cov=spread**2 * np.array([[1, r], [r, 1]])
+            )
+        cdf = np.maximum(
+            multivariate_normal.cdf(np.stack([k1, k2], -1), cov=[[1, r], [r, 1]], abseps=1e-10), 1e-300
+        ).reshape(-1)
         root = np.sqrt(1 - r * r)
         density = np.exp(-(k1**2 - 2 * r * k1 * k2 + k2**2) / (2 * root**2)) / (2 * np.pi * root)
         if published:
@@ -57,7 +68,9 @@ def psi(V: float, q: float, *, published: bool) -> float:
 
 def mmse(rho: float, alpha: float, *, published: bool) -> float:
     """Fixed point ``V = F(1 / (alpha Psi(V)))``."""
-    prior = Problem({"name": "attention-indexed", "tokens": 2}, "hardmax", {"name": "wishart", "rho": rho}).prior
+    prior = Problem(
+        {"name": "attention-indexed", "tokens": 2}, "hardmax", {"name": "wishart", "rho": rho}
+    ).prior
 
     def gap(log_v: float) -> float:
         V = np.exp(log_v)

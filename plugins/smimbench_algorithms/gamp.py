@@ -140,14 +140,18 @@ class Gamp:
             estimate = (1 - weight) * estimate + weight * state.estimate
             V_new = (1 - weight) * V_new + weight * V
         V_new = _at_least(xp, V_new, SMALLEST_V)
-        second = xp.asarray(np.diagonal(prior.second_moment(problem.components)), dtype=V.dtype, device=_device(V))
+        second = xp.asarray(
+            np.diagonal(prior.second_moment(problem.components)), dtype=V.dtype, device=_device(V)
+        )
         error = _diagonal(xp, V_new)
         info = Info(
             residual=xp.max(xp.sqrt(moved / (error + SMALLEST_V))),
             claimed=second - error,
             held=_diagonal(xp, model.inner(estimate, estimate)),
             moved=moved,
-            strain=xp.log(xp.clip(_diagonal(xp, scale * squares / n), SMALLEST_QHAT, None) / _diagonal(xp, Qhat)),
+            strain=xp.log(
+                xp.clip(_diagonal(xp, scale * squares / n), SMALLEST_QHAT, None) / _diagonal(xp, Qhat)
+            ),
             integration_error=worst,
         )
         return GampState(estimate, V_new, g, state.rng), info

@@ -361,7 +361,7 @@ class TwoLayerAttention:
             found = top + xp.log(xp.clip(sums[:, 0], _TINY, None))
             least = xp.maximum(xp.take(found, owner) - area, xp.take(top, owner) - math.log(256.0))
             least = least - NEGLIGIBLE
-            bound = self._bound(xp, least, own, widths, cells)
+            bound, swing = self._bound(xp, least, own, widths, cells)
             where = xp.nonzero(bound > least)[0]
             if where.shape[0] == 0:
                 break
@@ -372,11 +372,14 @@ class TwoLayerAttention:
             seen = xp.max(_gathered(xp, highest, _segments(xp, owner, n), -math.inf), axis=1)
             top, sums = _raised(xp, top, sums, seen)
             found = top + xp.log(xp.clip(sums[:, 0], _TINY, None))
-            short = xp.clip(xp.take(found, owner) - highest - area, 0.0, NEGLIGIBLE)
+            # what may be in the cell decides how well it must be known, not what a few probes have seen
+            bound, swing = xp.take(bound, where), xp.take(swing, where)
+            short = xp.clip(xp.take(found, owner) - bound - area, 0.0, NEGLIGIBLE)
             limit = variation * (1 + ALLOWANCE * short)
             across = [xp.max(xp.max(table, axis=k) - xp.min(table, axis=k), axis=1) for k in (1, 2)]
+            across[0] = xp.maximum(across[0], swing)
             # a peak between the probes does not show in their variation, but in what the bound allows
-            hidden = xp.take(bound, where) - highest - LOOSENESS
+            hidden = bound - highest - LOOSENESS
             widest = xp.maximum(across[0], across[1])
             split = xp.maximum(widest, hidden) > limit
             if depth == DEEPEST - 1:
@@ -611,8 +614,12 @@ class TwoLayerAttention:
         gaps = [xp.clip(g, -_HUGE, _HUGE) * scale for g in (gap_a, gap_b)]
         return log_weight, [a, b, *gaps]
 
-    def _bound(self, xp: ModuleType, least: Array, own: Samples, widths: Widths, cells: Array) -> Array:
-        """Upper bound of the log-weight in the rectangles ``cells`` (N, 4), or of that part of it above ``least``.
+    def _bound(
+        self, xp: ModuleType, least: Array, own: Samples, widths: Widths, cells: Array
+    ) -> tuple[Array, Array]:
+        """Upper bound of the log-weight in the rectangles ``cells`` (N, 4), and how much the power of s varies there.
+
+        The bound holds where the log-weight exceeds ``least``.
 
         In a cell p and r are monotone in both coordinates; s rises with the first and,
         along the second, has its extremes at the ends or where v is nearest to 0. The label fixes a_2 as a
@@ -641,7 +648,10 @@ class TwoLayerAttention:
         prior = -(far_a * far_a + far_b * far_b) / 2
         crossing, negative = (s_low < 0) & (s_high > 0), s_high <= 0
         largest = xp.maximum(xp.abs(s_low), xp.abs(s_high))
+        # below this s the weight has vanished, because a_2 is too large
+        gone = xp.sqrt(xp.abs(own.slope) / (xp.abs(own.a2) + 10 * math.sqrt(widths.second)))
         smallest = xp.where(crossing, 0.0, xp.minimum(xp.abs(s_low), xp.abs(s_high)))
+        swing = 3 * xp.log(xp.clip(largest, _TINY, None) / xp.clip(xp.maximum(smallest, gone), _TINY, None))
         q_low, q_high = (1 / xp.clip(v, _TINY, None) ** 2 for v in (largest, smallest))
         size = xp.clip(xp.abs(own.slope), _TINY, None)
         sign = xp.where(own.slope < 0, -xp.ones_like(own.slope), 1.0)
@@ -672,7 +682,7 @@ class TwoLayerAttention:
         aim = (1 + c) * (own.b2 + lift * cells[:, 1])
         miss = xp.maximum(one[0] - two[1] - aim, aim - one[1] + two[0]) / (1 + c)
         miss = xp.clip(miss - slack, 0.0, None)
-        return prior + first - miss * miss / (2 * widths.second)
+        return prior + first - miss * miss / (2 * widths.second), swing
 
     def _normalised(self, xp: ModuleType, sums: Array, top: Array, widths: Widths) -> Sums:
         total = sums[:, 0]

@@ -85,7 +85,9 @@ class AttentionSoftmax:
         if self.layers > 2:
             raise ParameterError("layers", f"must be 1 or 2, got {self.layers}")
         if self.layers == 2 and self.tokens != 2:
-            raise ParameterError("layers", f"must be 1 for more than two tokens (tokens = {self.tokens}), got 2")
+            raise ParameterError(
+                "layers", f"must be 1 for more than two tokens (tokens = {self.tokens}), got 2"
+            )
         check_number("beta", self.beta, positive=True)
         check_number("skip", self.skip, positive=False)
         if self.layers == 1 and self.skip != 1.0:

@@ -341,7 +341,9 @@ class AttentionIndexed:
             if count > 1:
                 g = xp.permute_dims(g, _swapped(len(lead)))
             where, factors = _full(self.tokens)
-            weights = xp.take(xp.reshape(g, (count, n, self.sites)), xp.asarray(where, device=place["device"]), axis=-1)
+            weights = xp.take(
+                xp.reshape(g, (count, n, self.sites)), xp.asarray(where, device=place["device"]), axis=-1
+            )
             weights = weights * (xp.asarray(factors, **place) * (2 / math.sqrt(dimension)))
             trace = xp.sum(weights[:, :, :: self.tokens + 1], axis=(-2, -1))
             gy = xp.matmul(xp.reshape(weights, (count, n, self.tokens, self.tokens)), y)

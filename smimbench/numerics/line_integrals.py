@@ -108,7 +108,8 @@ def line_moments(
         return found
     numbers = xp.take(numbers, lost)
     parts = [
-        engine.integrate(numbers[i : i + _COMB_LINES], _COMB, rounds) for i in range(0, lost.shape[0], _COMB_LINES)
+        engine.integrate(numbers[i : i + _COMB_LINES], _COMB, rounds)
+        for i in range(0, lost.shape[0], _COMB_LINES)
     ]
     again = (xp.concat(list(column)) for column in zip(*parts))
     mask = found.log_norm <= _DEAD
@@ -170,7 +171,9 @@ class _Engine:
             finished, rest = xp.nonzero(~going_on)[0], xp.nonzero(going_on)[0]
             # Moving the lines together costs as much as a round: wait until it pays.
             if not rest.shape[0] or finished.shape[0] > lines.shape[0] // 4:
-                results.append((xp.take(lines, finished), LineMoments(*(xp.take(a, finished) for a in found))))
+                results.append(
+                    (xp.take(lines, finished), LineMoments(*(xp.take(a, finished) for a in found)))
+                )
                 if not rest.shape[0]:
                     break
                 lines, priority = xp.take(lines, rest), xp.take(priority, rest, axis=0)
@@ -241,9 +244,13 @@ class _Engine:
         for i, gap in enumerate(gaps):
             sides = []
             if i > 0:
-                sides.append(values[..., i] + (values[..., i] - values[..., i - 1]) * float(gap / gaps[i - 1]))
+                sides.append(
+                    values[..., i] + (values[..., i] - values[..., i - 1]) * float(gap / gaps[i - 1])
+                )
             if i < len(gaps) - 1:
-                sides.append(values[..., i + 1] + (values[..., i + 1] - values[..., i + 2]) * float(gap / gaps[i + 1]))
+                sides.append(
+                    values[..., i + 1] + (values[..., i + 1] - values[..., i + 2]) * float(gap / gaps[i + 1])
+                )
             bound = sides[0] if len(sides) == 1 else xp.minimum(*sides)
             rise.append(xp.maximum(bound, xp.maximum(values[..., i], values[..., i + 1])))
         width = xp.log(xp.clip(2 * half, _TINY, None))
@@ -293,7 +300,9 @@ class _Engine:
         xp = self.xp
         index = xp.arange(priority.shape[1], device=self.device)
         first = index == xp.argmax(priority, axis=1, keepdims=True)
-        second = index == xp.argmax(xp.where(first, xp.full_like(priority, -math.inf), priority), axis=1, keepdims=True)
+        second = index == xp.argmax(
+            xp.where(first, xp.full_like(priority, -math.inf), priority), axis=1, keepdims=True
+        )
         chosen = (first, second)
 
         def pick(a: Array) -> Array:

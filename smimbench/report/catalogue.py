@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 
     from smimbench.registry import Entry, Registry
 
-__all__ = ["info_documents", "item_documents", "plugin_documents", "print_info", "print_items", "print_plugins"]
+__all__ = [
+    "info_documents",
+    "item_documents",
+    "plugin_documents",
+    "print_info",
+    "print_items",
+    "print_plugins",
+]
 
 
 def item_documents(registry: Registry, kind: str | None) -> dict[str, list[dict[str, Any]]]:
@@ -69,7 +76,13 @@ def info_documents(registry: Registry, name: str) -> list[dict[str, Any]]:
     documents = []
     for entry in registry.entries():
         if entry.name == plain and distribution in ("", entry.distribution):
-            documents.append({**_item(entry), "parameters": _parameters(entry), "documentation": inspect.getdoc(entry.item) or ""})
+            documents.append(
+                {
+                    **_item(entry),
+                    "parameters": _parameters(entry),
+                    "documentation": inspect.getdoc(entry.item) or "",
+                }
+            )
     if name in shipped_suites():
         suite = load_suite(name, registry=registry)
         documents.append({**_suite(registry, name), "parameters": [], "documentation": suite.text})
@@ -78,7 +91,10 @@ def info_documents(registry: Registry, name: str) -> list[dict[str, Any]]:
 
         known = sorted({entry.name for entry in registry.entries()} | set(shipped_suites()))
         close = difflib.get_close_matches(name, known, 1)
-        raise RegistryError(f"nothing is called {name!r}; " + (f"did you mean {close[0]!r}?" if close else "see 'smimbench list'"))
+        raise RegistryError(
+            f"nothing is called {name!r}; "
+            + (f"did you mean {close[0]!r}?" if close else "see 'smimbench list'")
+        )
     return documents
 
 
@@ -90,8 +106,21 @@ def _parameters(entry: Entry) -> list[dict[str, Any]]:
             continue
         required = parameter.default is inspect.Parameter.empty
         annotation = parameter.annotation
-        text = "" if annotation is inspect.Parameter.empty else annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
-        found.append({"name": name, "type": text, "required": required, "default": None if required else parameter.default})
+        text = (
+            ""
+            if annotation is inspect.Parameter.empty
+            else annotation
+            if isinstance(annotation, str)
+            else getattr(annotation, "__name__", str(annotation))
+        )
+        found.append(
+            {
+                "name": name,
+                "type": text,
+                "required": required,
+                "default": None if required else parameter.default,
+            }
+        )
     return found
 
 
@@ -114,12 +143,20 @@ def plugin_documents(registry: Registry) -> list[dict[str, Any]]:
 def print_items(console: Console, documents: dict[str, list[dict[str, Any]]]) -> None:
     """A short table per kind."""
     for kind, items in documents.items():
-        columns = [("name ", "l"), ("", "l")] if kind in ("models", "suites") else [("name ", "l"), ("for", "l"), ("", "l")]
+        columns = (
+            [("name ", "l"), ("", "l")]
+            if kind in ("models", "suites")
+            else [("name ", "l"), ("for", "l"), ("", "l")]
+        )
         table = plain_table(columns)
         table.padding = (0, 1, 0, 0)
         table.columns[-1].no_wrap = False
         for item in items:
-            name = item["name"] if item.get("distribution", "smimbench") == "smimbench" else f"{item['name']} ({item['distribution']})"
+            name = (
+                item["name"]
+                if item.get("distribution", "smimbench") == "smimbench"
+                else f"{item['name']} ({item['distribution']})"
+            )
             middle = [", ".join(item["models"]).replace("*", "all models")] if len(columns) == 3 else []
             table.add_row(escape(name), *middle, escape(item["summary"]))
         console.print(titled(table, kind))
@@ -131,7 +168,17 @@ def print_info(console: Console, documents: list[dict[str, Any]]) -> None:
     """One page per item."""
     for document in documents:
         console.rule(escape(f"{document['kind']} {document['name']}"), align="left")
-        for key in ("models", "backends", "dtypes", "version", "reference", "distribution", "problems", "algorithms", "seeds"):
+        for key in (
+            "models",
+            "backends",
+            "dtypes",
+            "version",
+            "reference",
+            "distribution",
+            "problems",
+            "algorithms",
+            "seeds",
+        ):
             value = document.get(key)
             if value not in (None, "", []):
                 text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
@@ -151,7 +198,10 @@ def print_plugins(console: Console, documents: list[dict[str, Any]]) -> None:
     for document in documents:
         style = {"loaded": "green", "failed": "bold red"}.get(document["status"], "yellow")
         where = f"{document['distribution']} {document['version']}".strip()
-        console.print(f"[{style}]{document['status']}[/] {escape(document['name'])} ({escape(where)}, {escape(document['origin'])})", soft_wrap=True)
+        console.print(
+            f"[{style}]{document['status']}[/] {escape(document['name'])} ({escape(where)}, {escape(document['origin'])})",
+            soft_wrap=True,
+        )
         if document["items"]:
             console.print(f"    {', '.join(document['items'])}")
         for problem in document["problems"]:

@@ -32,19 +32,30 @@ def compare_rows(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any
         a, b = old.get(key), new.get(key)
         entry["before"], entry["after"] = (a or {}).get("mean"), (b or {}).get("mean")
         entry["before_sem"], entry["after_sem"] = (a or {}).get("sem"), (b or {}).get("sem")
-        entry["before_seconds"], entry["after_seconds"] = (a or {}).get("per_iteration"), (b or {}).get("per_iteration")
+        entry["before_seconds"], entry["after_seconds"] = (
+            (a or {}).get("per_iteration"),
+            (b or {}).get("per_iteration"),
+        )
         entry["change_percent"], entry["z"], entry["verdict"] = _judge(entry, a, b)
         entry["time_percent"] = _time_change(a, b)
         found.append(entry)
     return sorted(found, key=_badness)
 
 
-def _judge(entry: dict[str, Any], a: dict[str, Any] | None, b: dict[str, Any] | None) -> tuple[float | None, float | None, str]:
+def _judge(
+    entry: dict[str, Any], a: dict[str, Any] | None, b: dict[str, Any] | None
+) -> tuple[float | None, float | None, str]:
     if a is None or b is None:
         return None, None, "only after" if a is None else "only before"
     before, after = a["mean"], b["mean"]
     if before is None or after is None:
-        return None, None, "unchanged" if before is after else ("no estimate any more" if after is None else "estimates now")
+        return (
+            None,
+            None,
+            "unchanged"
+            if before is after
+            else ("no estimate any more" if after is None else "estimates now"),
+        )
     if before == after:
         return 0.0, 0.0, "unchanged"
     percent = 100 * (after - before) / abs(before) if before else None
@@ -68,7 +79,14 @@ def _time_change(a: dict[str, Any] | None, b: dict[str, Any] | None) -> float | 
 
 
 def _badness(entry: dict[str, Any]) -> tuple[float, float]:
-    order = {"no estimate any more": 0, "worse": 1, "only before": 2, "differs": 3, "within noise": 4, "only after": 5}
+    order = {
+        "no estimate any more": 0,
+        "worse": 1,
+        "only before": 2,
+        "differs": 3,
+        "within noise": 4,
+        "only after": 5,
+    }
     return order.get(entry["verdict"], 6), -abs(entry["change_percent"] or 0.0)
 
 
@@ -89,13 +107,26 @@ def comparison_table(entries: Sequence[dict[str, Any]]) -> list[RenderableType]:
     for (problem, metric), members in groups.items():
         parts = any(m["component"] for m in members)
         columns = [("algorithm", "l"), ("alpha", "r")] + ([("part", "r")] if parts else [])
-        columns += [("before", "r"), ("after", "r"), ("change", "r"), ("z", "r"), ("per iter.", "r"), ("verdict", "l")]
+        columns += [
+            ("before", "r"),
+            ("after", "r"),
+            ("change", "r"),
+            ("z", "r"),
+            ("per iter.", "r"),
+            ("verdict", "l"),
+        ]
         table = plain_table(columns)
         for m in members:
             change = "" if m["change_percent"] is None else f"{m['change_percent']:+.1f}%"
             z = "" if m["z"] is None else f"{m['z']:+.1f}"
-            time = "" if m["time_percent"] is None else f"{seconds(m['after_seconds'])} {m['time_percent']:+.0f}%"
+            time = (
+                ""
+                if m["time_percent"] is None
+                else f"{seconds(m['after_seconds'])} {m['time_percent']:+.0f}%"
+            )
             cells = [m["algorithm"], f"{m['alpha']:.4g}"] + ([str(m["component"])] if parts else [])
             table.add_row(*cells, number(m["before"]), number(m["after"]), change, z, time, m["verdict"])
-        tables.append(titled(table, f"{problem}: {metric}", "worst first; a clear change is one of 3 standard errors"))
+        tables.append(
+            titled(table, f"{problem}: {metric}", "worst first; a clear change is one of 3 standard errors")
+        )
     return tables

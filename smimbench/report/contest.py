@@ -48,9 +48,18 @@ def _table(problem: str, rows: list[dict[str, Any]]) -> RenderableType:
     parts = any(row["component"] is not None for row in rows)
     columns = [("alpha", "r")] + ([("D", "r")] if dims else [])
     columns += [("algorithm", "l")] + ([("part", "r")] if parts else [])
-    columns += [("MSE ± s.e.m.", "r"), ("/Bayes", "r"), ("to 50%", "r"), ("to 20%", "r"), ("to 5%", "r"), ("status", "l")]
+    columns += [
+        ("MSE ± s.e.m.", "r"),
+        ("/Bayes", "r"),
+        ("to 50%", "r"),
+        ("to 20%", "r"),
+        ("to 5%", "r"),
+        ("status", "l"),
+    ]
     table = plain_table(columns)
-    for row in sorted(rows, key=lambda r: (r["alpha"], r["dimension"], float("inf") if r["mean"] is None else r["mean"])):
+    for row in sorted(
+        rows, key=lambda r: (r["alpha"], r["dimension"], float("inf") if r["mean"] is None else r["mean"])
+    ):
         shown: list[Any] = [f"{row['alpha']:.4g}"] + ([str(row["dimension"])] if dims else [])
         shown += [f"{row['algorithm']}@{row['backend']}" if backends else str(row["algorithm"])]
         shown += [str(row["component"] or "")] if parts else []

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = ["diagnose", "print_diagnosis"]
 
-_EXTRAS = {"matplotlib": ("plot", "figures need it"), "numba": ("fast", "integrals and passes over large inputs are faster with it")}
+_EXTRAS = {
+    "matplotlib": ("plot", "figures need it"),
+    "numba": ("fast", "integrals and passes over large inputs are faster with it"),
+}
 
 
 def diagnose(registry: Registry, *, ceilings: bool = False) -> dict[str, Any]:
@@ -31,7 +34,11 @@ def diagnose(registry: Registry, *, ceilings: bool = False) -> dict[str, Any]:
         Measure anew what the machine can do at best; otherwise what is remembered is shown.
     """
     failed = [f"{p.name}: {'; '.join(p.problems)}" for p in registry.plugins if p.failed]
-    advice = [f"pip install 'smimbench[{extra}]'  ({name}: {use})" for name, (extra, use) in _EXTRAS.items() if find_spec(name) is None]
+    advice = [
+        f"pip install 'smimbench[{extra}]'  ({name}: {use})"
+        for name, (extra, use) in _EXTRAS.items()
+        if find_spec(name) is None
+    ]
     gpu = _gpu()
     if gpu["advice"]:
         advice.append(gpu["advice"])
@@ -61,7 +68,12 @@ def _ceilings(anew: bool, gpu: bool) -> dict[str, Any]:
 
 def _gpu() -> dict[str, Any]:
     driver = machine.nvidia_driver()
-    found: dict[str, Any] = {"driver": driver._asdict() if driver else None, "cupy": None, "devices": [], "advice": None}
+    found: dict[str, Any] = {
+        "driver": driver._asdict() if driver else None,
+        "cupy": None,
+        "devices": [],
+        "advice": None,
+    }
     try:
         import cupy
 
@@ -74,7 +86,9 @@ def _gpu() -> dict[str, Any]:
     if usable:
         for i in range(cupy.cuda.runtime.getDeviceCount()):
             properties = cupy.cuda.runtime.getDeviceProperties(i)
-            found["devices"].append(f"{properties['name'].decode()} ({properties['totalGlobalMem'] / 2**30:.0f} GiB)")
+            found["devices"].append(
+                f"{properties['name'].decode()} ({properties['totalGlobalMem'] / 2**30:.0f} GiB)"
+            )
     elif driver:
         found["advice"] = f"CuPy sees no device; {cupy_advice()}"
     return found
@@ -94,12 +108,16 @@ def print_diagnosis(console: Console, document: dict[str, Any]) -> None:
     gpu = document["gpu"]
     console.print("GPU", style="bold")
     driver = gpu["driver"]
-    console.print(f"  {'driver':17s} {driver['version'] + ', CUDA up to ' + driver['cuda'] if driver else 'none found'}")
+    console.print(
+        f"  {'driver':17s} {driver['version'] + ', CUDA up to ' + driver['cuda'] if driver else 'none found'}"
+    )
     console.print(f"  {'CuPy':17s} {gpu['cupy']}", soft_wrap=True)
     console.print(f"  {'devices':17s} {', '.join(gpu['devices']) or 'none'}")
     console.print("ceilings", style="bold")
     for name, rates in document["ceilings"].items():
-        products = ", ".join(f"{rates[key] / 1e9:.0f} {key}" for key in ("float64", "float32", "tf32") if key in rates)
+        products = ", ".join(
+            f"{rates[key] / 1e9:.0f} {key}" for key in ("float64", "float32", "tf32") if key in rates
+        )
         console.print(f"  {name:17s} {products} GFLOP/s; reading {rates['bandwidth'] / 1e9:.1f} GB/s")
     if not document["ceilings"]:
         console.print("  not measured yet; smimbench doctor --ceilings")

@@ -23,7 +23,9 @@ MARKERS = "osD^vP*X<>"
 CROSSES = "x+1234"
 
 
-def draw_suite(suite: Suite, rows: Sequence[dict[str, Any]], theorist: Theorist, folder: Path, *, curve: bool = True) -> list[Path]:
+def draw_suite(
+    suite: Suite, rows: Sequence[dict[str, Any]], theorist: Theorist, folder: Path, *, curve: bool = True
+) -> list[Path]:
     """Draw one panel per problem for every metric; write PNG and SVG.
 
     Parameters
@@ -52,7 +54,9 @@ def draw_suite(suite: Suite, rows: Sequence[dict[str, Any]], theorist: Theorist,
         for axis in axes[len(plans) :]:
             axis.set_visible(False)
         for axis, plan in zip(axes, plans):
-            _panel(axis, suite, plan, metric, [r for r in members if r["problem"] == plan.label], theorist, curve)
+            _panel(
+                axis, suite, plan, metric, [r for r in members if r["problem"] == plan.label], theorist, curve
+            )
         figure.suptitle(suite.title, fontsize=11)
         sources = sorted({r.source for r in suite.run.reference if r.metric == metric})
         if sources:
@@ -64,7 +68,15 @@ def draw_suite(suite: Suite, rows: Sequence[dict[str, Any]], theorist: Theorist,
     return paths
 
 
-def _panel(axis: Any, suite: Suite, plan: Any, metric: str, rows: list[dict[str, Any]], theorist: Theorist, curve: bool) -> None:
+def _panel(
+    axis: Any,
+    suite: Suite,
+    plan: Any,
+    metric: str,
+    rows: list[dict[str, Any]],
+    theorist: Theorist,
+    curve: bool,
+) -> None:
     used = sorted({row["alpha"] for row in rows} | set(plan.alphas))
     grid = used
     if curve:
@@ -78,7 +90,9 @@ def _panel(axis: Any, suite: Suite, plan: Any, metric: str, rows: list[dict[str,
     single = components == 1 or not per_component
     for component in range(components if per_component else 1):
         colour = "black" if single else colours[component]
-        line = [(p["alpha"], *theory_value(p, metric, component)) for branches in points for p in branches[:1]]
+        line = [
+            (p["alpha"], *theory_value(p, metric, component)) for branches in points for p in branches[:1]
+        ]
         line = [entry for entry in line if entry[1] is not None]
         if not line:
             continue
@@ -90,7 +104,11 @@ def _panel(axis: Any, suite: Suite, plan: Any, metric: str, rows: list[dict[str,
     for i, algorithm in enumerate(dict.fromkeys(row["algorithm"] for row in rows)):
         for component in range(components if per_component else 1):
             wanted = component + 1 if per_component and components > 1 else None
-            own = [r for r in rows if r["algorithm"] == algorithm and r["component"] == wanted and r["mean"] is not None]
+            own = [
+                r
+                for r in rows
+                if r["algorithm"] == algorithm and r["component"] == wanted and r["mean"] is not None
+            ]
             if own:
                 axis.errorbar(
                     [r["alpha"] for r in own],
@@ -108,7 +126,15 @@ def _panel(axis: Any, suite: Suite, plan: Any, metric: str, rows: list[dict[str,
                 )
     for j, reference in enumerate(suite.run.reference):
         if reference.metric == metric and suite.plans[reference.problem - 1] is plan:
-            axis.plot(reference.alpha, reference.value, CROSSES[j % len(CROSSES)], color="0.45", ms=6, label=reference.label, zorder=1)
+            axis.plot(
+                reference.alpha,
+                reference.value,
+                CROSSES[j % len(CROSSES)],
+                color="0.45",
+                ms=6,
+                label=reference.label,
+                zorder=1,
+            )
     found = theorist.thresholds(plan.problem)
     low, high = axis.get_xlim()
     for key, name in (("weak_recovery", "weak"), ("perfect_recovery", "perfect")):

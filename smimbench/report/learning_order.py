@@ -58,12 +58,16 @@ def learning_order(
     layers = []
     for layer, target in enumerate(targets):
         found = [run[layer] for run in times]
-        medians = {axis: _median([hit[axis] for hit in found]) if target is not None else None for axis in AXES}
+        medians = {
+            axis: _median([hit[axis] for hit in found]) if target is not None else None for axis in AXES
+        }
         seen = medians["samples"]
         layers.append(
             {
                 "target": target,
-                "fraction": _share([math.isfinite(hit["iteration"]) for hit in found]) if target is not None else None,
+                "fraction": _share([math.isfinite(hit["iteration"]) for hit in found])
+                if target is not None
+                else None,
                 "iterations": medians["iteration"],
                 "samples": seen,
                 "epochs": None if seen is None else seen / samples,
@@ -142,7 +146,9 @@ def learning_tables(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
 def _table(problem: str, members: list[list[dict[str, Any]]]) -> RenderableType:
     backends = len({cells[0]["backend"] for cells in members}) > 1
     epochs = all(
-        row["half_overlap"]["epochs"] is not None or not row["half_overlap"]["fraction"] for c in members for row in c
+        row["half_overlap"]["epochs"] is not None or not row["half_overlap"]["fraction"]
+        for c in members
+        for row in c
     )
     unit = "epochs" if epochs else "iterations"
     columns = [("algorithm", "l"), ("alpha", "r")]
@@ -162,7 +168,8 @@ def _table(problem: str, members: list[list[dict[str, Any]]]) -> RenderableType:
                 shown.append("never" if half[unit] is None else number(half[unit], 2))
         shown.append(
             ", ".join(
-                f"{' '.join(map(str, item['layers'])) or 'none'} ({item['runs']})" for item in order["sequences"][:3]
+                f"{' '.join(map(str, item['layers'])) or 'none'} ({item['runs']})"
+                for item in order["sequences"][:3]
             )
         )
         factor = order["factor"]

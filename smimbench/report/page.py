@@ -63,7 +63,12 @@ of it. Failures are counted under status and never dropped.</p>
 
 
 def render_page(
-    suite: Suite, rows: Sequence[dict[str, Any]], counts: dict[str, int], missing: int, shared: dict[str, Any], figures: Sequence[Path]
+    suite: Suite,
+    rows: Sequence[dict[str, Any]],
+    counts: dict[str, int],
+    missing: int,
+    shared: dict[str, Any],
+    figures: Sequence[Path],
 ) -> str:
     """The page as text.
 
@@ -75,7 +80,9 @@ def render_page(
     import jinja2
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    unique = {(r["problem"], r["algorithm"], r["backend"], r["alpha"], r["dimension"]): r for r in reversed(rows)}
+    unique = {
+        (r["problem"], r["algorithm"], r["backend"], r["alpha"], r["dimension"]): r for r in reversed(rows)
+    }
     trusted = all(row["trusted"] for row in rows)
     note = "Median over runs; runs that never get there count as infinity."
     if not trusted:
@@ -87,8 +94,17 @@ def render_page(
         counts=counts,
         missing=missing,
         shared={"versions": {}, "machine": {}, "git_commit": None, **shared},
-        figures=[{"name": path.stem, "svg": _inline(path.read_text(encoding="utf-8"), path.stem)} for path in figures],
-        reasons=sorted({f"{r['algorithm']} at alpha {r['alpha']:.4g}: {line}" for r in rows for line in (*r["reasons"], *r["warnings"])}),
+        figures=[
+            {"name": path.stem, "svg": _inline(path.read_text(encoding="utf-8"), path.stem)}
+            for path in figures
+        ],
+        reasons=sorted(
+            {
+                f"{r['algorithm']} at alpha {r['alpha']:.4g}: {line}"
+                for r in rows
+                for line in (*r["reasons"], *r["warnings"])
+            }
+        ),
         timing_note=note,
         n=number,
     )

@@ -43,7 +43,9 @@ def suite_records(suite: Suite, store: Store, backends: Sequence[str]) -> list[t
     return found
 
 
-def error_rows(pairs: Sequence[tuple[Cell, dict[str, Any]]], suite: Suite, store: Store, theorist: Theorist) -> list[dict[str, Any]]:
+def error_rows(
+    pairs: Sequence[tuple[Cell, dict[str, Any]]], suite: Suite, store: Store, theorist: Theorist
+) -> list[dict[str, Any]]:
     """Rows of the error table, in the order of the suite.
 
     A row stands for one problem, algorithm, backend, sample ratio, dimension, metric and component. ``mean`` and ``sem``
@@ -52,7 +54,9 @@ def error_rows(pairs: Sequence[tuple[Cell, dict[str, Any]]], suite: Suite, store
     """
     groups: dict[tuple[Any, ...], list[tuple[Cell, dict[str, Any]]]] = {}
     for cell, record in pairs:
-        groups.setdefault((cell.problem_label, cell.algorithm_label, cell.backend, cell.alpha, cell.dimension), []).append((cell, record))
+        groups.setdefault(
+            (cell.problem_label, cell.algorithm_label, cell.backend, cell.alpha, cell.dimension), []
+        ).append((cell, record))
     problems = {plan.label: plan.problem for plan in suite.plans}
     wanted: dict[str, set[float]] = {}
     for (label, *_), members in groups.items():
@@ -68,15 +72,21 @@ def error_rows(pairs: Sequence[tuple[Cell, dict[str, Any]]], suite: Suite, store
     return rows
 
 
-def rows_of_point(suite: Suite, point: Point, record: dict[str, Any], theorist: Theorist) -> list[dict[str, Any]]:
+def rows_of_point(
+    suite: Suite, point: Point, record: dict[str, Any], theorist: Theorist
+) -> list[dict[str, Any]]:
     """Rows for one estimate from elsewhere (see ``smimbench.exchange``)."""
     problem = point.plan.problem
-    ratio = problem.model.sample_ratio(problem.model.sample_count(point.alpha, point.dimension), point.dimension)
+    ratio = problem.model.sample_ratio(
+        problem.model.sample_count(point.alpha, point.dimension), point.dimension
+    )
     theory = {"bayes": theorist.points(problem, [ratio])[0][0], "own": None}
     member = (cast("Cell", None), record)
     label = record["algorithm"]
     plain = replace(suite, run=replace(suite.run, metrics=("mse", "overlap")))
-    return _group_rows(point.plan.label, label, "elsewhere", ratio, point.dimension, [member], theory, plain, Store(""))
+    return _group_rows(
+        point.plan.label, label, "elsewhere", ratio, point.dimension, [member], theory, plain, Store("")
+    )
 
 
 def _ratio(problem: Problem, members: Sequence[tuple[Cell, dict[str, Any]]]) -> float:
@@ -84,7 +94,9 @@ def _ratio(problem: Problem, members: Sequence[tuple[Cell, dict[str, Any]]]) -> 
     return problem.model.sample_ratio(problem.model.sample_count(cell.alpha, cell.dimension), cell.dimension)
 
 
-def _theory_of(problem: Problem, cell: Cell, ratio: float, theorist: Theorist, suite: Suite) -> dict[str, Any]:
+def _theory_of(
+    problem: Problem, cell: Cell, ratio: float, theorist: Theorist, suite: Suite
+) -> dict[str, Any]:
     """Theory for a row: the algorithm's own if it has one, besides the Bayes-optimal error."""
     bayes = theorist.points(problem, [ratio])[0][0]
     own = None
@@ -104,7 +116,11 @@ def theory_value(point: dict[str, Any], metric: str, component: int) -> tuple[fl
         return point["overlap"][component][component], errors[component]
     kind = metric.removeprefix("generalization_error_")
     found = (point.get("generalization_error") or {}).get(kind)
-    return (None, None) if found is None else (found, (point.get("generalization_error_error") or {}).get(kind, 0.0))
+    return (
+        (None, None)
+        if found is None
+        else (found, (point.get("generalization_error_error") or {}).get(kind, 0.0))
+    )
 
 
 def _group_rows(
@@ -136,7 +152,9 @@ def _group_rows(
     for metric in suite.run.metrics:
         per_component = metric in ("mse", "overlap")
         for component in range(components if per_component else 1):
-            values = np.array([r["metrics"][metric][component] for r in usable if metric in r["metrics"]], dtype=float)
+            values = np.array(
+                [r["metrics"][metric][component] for r in usable if metric in r["metrics"]], dtype=float
+            )
             point = theory["own"] if theory["own"] is not None and per_component else theory["bayes"]
             expected, error = theory_value(point, metric, component)
             bayes, _ = theory_value(theory["bayes"], metric, component)
@@ -152,7 +170,9 @@ def _group_rows(
                     "component": component + 1 if per_component and components > 1 else None,
                     **_compare(values, expected, error),
                     "bayes": bayes,
-                    "ratio_to_bayes": _ratio_to(values, bayes, suite.run.target) if metric != "overlap" else None,
+                    "ratio_to_bayes": _ratio_to(values, bayes, suite.run.target)
+                    if metric != "overlap"
+                    else None,
                     "branch": point.get("branch"),
                     "theory_method": point.get("method"),
                     **runtime,
@@ -175,7 +195,14 @@ def _compare(values: np.ndarray[Any, Any], expected: float | None, error: float 
     if difference is not None and sem is not None:
         scale = math.hypot(sem, error or 0.0)
         z = difference / scale if scale > 0 and expected != 0 else None
-    return {"mean": mean, "sem": sem, "theory": expected, "theory_error": error, "difference": difference, "z": z}
+    return {
+        "mean": mean,
+        "sem": sem,
+        "theory": expected,
+        "theory_error": error,
+        "difference": difference,
+        "z": z,
+    }
 
 
 def _ratio_to(values: np.ndarray[Any, Any], bayes: float | None, target: float) -> float | None:
@@ -186,7 +213,10 @@ def _ratio_to(values: np.ndarray[Any, Any], bayes: float | None, target: float) 
 
 
 def _runtime(
-    records: Sequence[dict[str, Any]], trajectories: Sequence[dict[str, Any] | None], bayes: dict[str, Any], target: float
+    records: Sequence[dict[str, Any]],
+    trajectories: Sequence[dict[str, Any] | None],
+    bayes: dict[str, Any],
+    target: float,
 ) -> dict[str, Any]:
     timings = [r["timing"] for r in records if "seconds" in r.get("timing", {})]
     iterations = [r["iterations"] for r in records if "iterations" in r]
@@ -224,13 +254,19 @@ def _efficiency(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         timing, cell = record.get("timing") or {}, record.get("cell") or {}
         if timing.get("per_iteration") and timing.get("cost") and timing.get("ceilings"):
             one = fraction(
-                timing["per_iteration"], timing["cost"], timing["ceilings"], cell.get("dtype", "float64"), tf32=cell.get("tf32", False)
+                timing["per_iteration"],
+                timing["cost"],
+                timing["ceilings"],
+                cell.get("dtype", "float64"),
+                tf32=cell.get("tf32", False),
             )
             found += [one] if one else []
     return {
         "ceiling_fraction": _mean([one.value for one in found]),
         "ceiling": found[0].bound if found else None,
-        "device_seconds": _mean([r["timing"]["device_seconds"] for r in records if (r.get("timing") or {}).get("device_seconds")]),
+        "device_seconds": _mean(
+            [r["timing"]["device_seconds"] for r in records if (r.get("timing") or {}).get("device_seconds")]
+        ),
     }
 
 

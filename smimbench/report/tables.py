@@ -16,9 +16,25 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-__all__ = ["as_csv", "as_markdown", "error_tables", "number", "plain_table", "runtime_tables", "status_line", "titled"]
+__all__ = [
+    "as_csv",
+    "as_markdown",
+    "error_tables",
+    "number",
+    "plain_table",
+    "runtime_tables",
+    "status_line",
+    "titled",
+]
 
-SHORT = {"ok": "ok", "not-converged": "n.c.", "diverged": "div.", "timeout": "t/o", "failed": "fail", "skipped": "skip"}
+SHORT = {
+    "ok": "ok",
+    "not-converged": "n.c.",
+    "diverged": "div.",
+    "timeout": "t/o",
+    "failed": "fail",
+    "skipped": "skip",
+}
 NAMES = {
     "mse": "MSE",
     "overlap": "overlap",
@@ -65,7 +81,9 @@ def statuses(counts: dict[str, int]) -> Text:
     """All statuses of a row; anything but ok in colour."""
     text = Text()
     for i, (name, count) in enumerate(sorted(counts.items(), key=lambda kv: kv[0] != "ok")):
-        text.append(" " if i else "").append(f"{count} {SHORT[name]}", style="green" if name == "ok" else "bold red")
+        text.append(" " if i else "").append(
+            f"{count} {SHORT[name]}", style="green" if name == "ok" else "bold red"
+        )
     return text
 
 
@@ -73,7 +91,9 @@ def plain_table(columns: Sequence[tuple[str, str]]) -> Table:
     """An empty table of the one style of this package; columns are (name, "l" or "r"): words wrap, numbers do not."""
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     for name, side in columns:
-        table.add_column(name, justify="right" if side == "r" else "left", no_wrap=side == "r", overflow="fold")
+        table.add_column(
+            name, justify="right" if side == "r" else "left", no_wrap=side == "r", overflow="fold"
+        )
     return table
 
 
@@ -139,9 +159,21 @@ def _error_table(problem: str, metric: str, rows: list[dict[str, Any]]) -> Rende
         cells += [str(row["component"] or "")] if parts else []
         z = row["z"]
         shown_z = "" if z is None else (f"{z:+.1f}" if abs(z) < 1000 else f"{z:+.0e}")
-        difference = "" if row["difference"] is None else f"{row['difference']:+{'.4f' if abs(row['difference']) < 1e4 else '.1e'}}"
-        cells += [str(row["n"]), uncertain(row["mean"], row["sem"], 0.0), uncertain(row["theory"], row["theory_error"]), difference, shown_z]
-        cells += [f"{row['ratio_to_bayes']:.3g}" if row["ratio_to_bayes"] is not None else ""] if ratio else []
+        difference = (
+            ""
+            if row["difference"] is None
+            else f"{row['difference']:+{'.4f' if abs(row['difference']) < 1e4 else '.1e'}}"
+        )
+        cells += [
+            str(row["n"]),
+            uncertain(row["mean"], row["sem"], 0.0),
+            uncertain(row["theory"], row["theory_error"]),
+            difference,
+            shown_z,
+        ]
+        cells += (
+            [f"{row['ratio_to_bayes']:.3g}" if row["ratio_to_bayes"] is not None else ""] if ratio else []
+        )
         table.add_row(*cells, statuses(row["status_counts"]))
     return titled(table, head, "; ".join(["worst first", *notes]))
 
@@ -162,14 +194,18 @@ def _runtime_table(problem: str, rows: list[dict[str, Any]], fingerprint: str) -
     peaks = any(row.get("ceiling_fraction") is not None for row in members)
     columns += [("of peak", "r")] if peaks else []
     columns += [("memory", "r")]
-    notes = ["median time to within 5% of theory (or to the target where theory is 0); never counts as infinity"]
+    notes = [
+        "median time to within 5% of theory (or to the target where theory is 0); never counts as infinity"
+    ]
     if not all(row["trusted"] for row in members):
         notes.append("times are untrusted: cells may have run side by side (use --timing)")
     foreign = sorted({m for row in members for m in row["machines"] if m != fingerprint})
     if foreign:
         notes.append(f"some times come from another machine ({', '.join(foreign)}) and are not comparable")
     if peaks:
-        notes.append("of peak: part of the rate of matrix products (x) or of reading memory (r), whichever bounds the algorithm here")
+        notes.append(
+            "of peak: part of the rate of matrix products (x) or of reading memory (r), whichever bounds the algorithm here"
+        )
     table = plain_table(columns)
 
     def slowest(row: dict[str, Any]) -> tuple[float, ...]:
@@ -231,7 +267,14 @@ def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
     fields = [f for f in _FIELDS if f != "per_iteration"]
     lines = ["| " + " | ".join(fields) + " |", "|" + "---|" * len(fields)]
     for row in rows:
-        shown = [_counts(row[f]) if f == "status_counts" else number(row[f]) if isinstance(row[f], float) else str("" if row[f] is None else row[f]) for f in fields]
+        shown = [
+            _counts(row[f])
+            if f == "status_counts"
+            else number(row[f])
+            if isinstance(row[f], float)
+            else str("" if row[f] is None else row[f])
+            for f in fields
+        ]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in shown) + " |")
     return "\n".join(lines) + "\n"
 

@@ -33,7 +33,11 @@ def theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableType]:
         for point in points:
             mse = point["mse"] if several else [point["mse"]]
             errors = point["mse_error"] if several else [point["mse_error"]]
-            cells = [f"{point['alpha']:.5g}", *(number(v, 6) for v in mse), f"{max(errors):.0e}" if max(errors) else "0"]
+            cells = [
+                f"{point['alpha']:.5g}",
+                *(number(v, 6) for v in mse),
+                f"{max(errors):.0e}" if max(errors) else "0",
+            ]
             cells += [number(point["overlap"][i][i], 6) for i in parts]
             if predicted:
                 error = point.get("generalization_error") or {}
@@ -55,9 +59,13 @@ def _threshold_lines(document: dict[str, Any]) -> str:
             text += f" (uninformed), {entry['informed']['value']:.7g} (informed)"
         lines.append(f"  {name:17s} {text}")
     if len(found.get("sequential", [])) > 1:
-        order = ", then ".join(f"layer {e['layer']} at {e['value']:.5g} ± {e['error']:.0e}" for e in found["sequential"])
+        order = ", then ".join(
+            f"layer {e['layer']} at {e['value']:.5g} ± {e['error']:.0e}" for e in found["sequential"]
+        )
         lines.append(f"  {'learned in order':17s} {order}")
     if document.get("hard_phase"):
         low, high = document["hard_phase"]
-        lines.append(f"  {'hard phase':17s} {low:.5g} to {high:.5g}: possible, but not from an uninformed start")
+        lines.append(
+            f"  {'hard phase':17s} {low:.5g} to {high:.5g}: possible, but not from an uninformed start"
+        )
     return "\n".join(lines) + "\n"

@@ -56,7 +56,9 @@ def generalization_error(problem: Problem, Q: Array, V: Array) -> dict[str, Unce
     return _sampled(problem, joint, V)
 
 
-def measured_error(problem: Problem, truth: Array, cross: Array, own: Array, V: Array | None) -> dict[str, Uncertain]:
+def measured_error(
+    problem: Problem, truth: Array, cross: Array, own: Array, V: Array | None
+) -> dict[str, Uncertain]:
     """Errors of prediction of an estimate that was found.
 
     Parameters
@@ -130,7 +132,8 @@ def _sampled(problem: Problem, joint: Array, V: Array) -> dict[str, Uncertain]:
         sums["constant"].append(_square(y - mean) * POINTS / (POINTS - 1))
     method = f"Monte Carlo ({SCRAMBLES} Sobol scrambles of {POINTS})"
     return {
-        kind: Uncertain(float(np.mean(v)), float(np.std(v, ddof=1) / np.sqrt(SCRAMBLES)), method) for kind, v in sums.items()
+        kind: Uncertain(float(np.mean(v)), float(np.std(v, ddof=1) / np.sqrt(SCRAMBLES)), method)
+        for kind, v in sums.items()
     }
 
 

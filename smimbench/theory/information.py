@@ -73,7 +73,9 @@ def sampled_information(channel: Any, sites: int, Q: Array, V: Array) -> Uncerta
         others = np.delete(np.arange(SCRAMBLES), k)
         spread = b[others] - b[others].mean(0)
         power = (spread**2).sum(0)
-        slope = np.where(power > 0, (spread * (a[others] - a[others].mean(0))).sum(0) / np.where(power > 0, power, 1), 0)
+        slope = np.where(
+            power > 0, (spread * (a[others] - a[others].mean(0))).sum(0) / np.where(power > 0, power, 1), 0
+        )
         estimates[k] = a[k] - slope * b[k]
     error = estimates.std(axis=0, ddof=1) / np.sqrt(SCRAMBLES)
     return Uncertain(estimates.mean(0), error, f"Monte Carlo ({SCRAMBLES} Sobol scrambles of {POINTS})")

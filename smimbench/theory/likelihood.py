@@ -301,7 +301,9 @@ class IntegratedChannel(_Derived):
             return found
         Q, V = (np.asarray(a, dtype=float) for a in (Q, V))
         Q, V = np.broadcast_arrays(Q, V)
-        flat = [self._remembered(q, v) for q, v in zip(Q.reshape(-1, *Q.shape[-2:]), V.reshape(-1, *V.shape[-2:]))]
+        flat = [
+            self._remembered(q, v) for q, v in zip(Q.reshape(-1, *Q.shape[-2:]), V.reshape(-1, *V.shape[-2:]))
+        ]
         value = np.stack([f.value for f in flat]).reshape(Q.shape)
         error = np.stack([f.error for f in flat]).reshape(Q.shape)
         return Uncertain(value, error, flat[0].method)
@@ -322,7 +324,7 @@ class IntegratedChannel(_Derived):
         if len(values) > _MOST_LABELS:
             return None
         values = values.reshape(-1, *y.shape[1:])
-        some = z[:_PROBES // 16]
+        some = z[: _PROBES // 16]
         total = np.zeros(len(some))
         with np.errstate(all="ignore"):
             for value in values:
@@ -350,7 +352,9 @@ class IntegratedChannel(_Derived):
             if labels is None:
                 estimates = np.stack(self._over_samples(Q, V, points))
             else:
-                estimates = np.stack([self._sum_over_labels(Q, V, labels, points, k) for k in range(_SCRAMBLES)])
+                estimates = np.stack(
+                    [self._sum_over_labels(Q, V, labels, points, k) for k in range(_SCRAMBLES)]
+                )
             value = estimates.mean(0)
             error = estimates.std(axis=0, ddof=1) / math.sqrt(_SCRAMBLES)
             if np.trace(error) <= good * abs(np.trace(value)) or refinement == refinements - 1:
@@ -410,7 +414,9 @@ class IntegratedChannel(_Derived):
         """``P(y | z)`` of every label, (Y, n)."""
         with np.errstate(all="ignore"):
             repeated = (np.broadcast_to(value, (len(z), *value.shape)) for value in labels)
-            return np.stack([np.exp(np.asarray(self.channel.log_likelihood(y, z), dtype=float)) for y in repeated])
+            return np.stack(
+                [np.exp(np.asarray(self.channel.log_likelihood(y, z), dtype=float)) for y in repeated]
+            )
 
     def _over_samples(self, Q: Array, V: Array, points: int) -> list[Array]:
         """Estimates from labels that are drawn, one for each scramble."""
@@ -418,7 +424,9 @@ class IntegratedChannel(_Derived):
         root_Q, root_V, inverse = _host_root(Q), _host_root(V), np.linalg.inv(V)
         primary, control = [], []
         for scramble in range(_SCRAMBLES):
-            normal = _normal_points(2 * self.dimension, points, 40 + scramble, paired=False).reshape(points, 2, P, C)
+            normal = _normal_points(2 * self.dimension, points, 40 + scramble, paired=False).reshape(
+                points, 2, P, C
+            )
             omega, shift = root_Q @ normal[:, 0], root_V @ normal[:, 1]
             y = np.asarray(self.channel.forward(omega + shift, rng=np.random.default_rng([26, scramble])))
             found = self._integrate(y, omega, V, 10 * self.accuracy, effort=1)
@@ -443,7 +451,9 @@ class IntegratedChannel(_Derived):
         """Moments of the whitened latents of every sample, block by block."""
         xp = namespace(omega)
         if omega.ndim != 3 or tuple(omega.shape[1:]) != (self.components, self.sites):
-            raise ValueError(f"omega must have shape (n, {self.components}, {self.sites}), got {tuple(omega.shape)}")
+            raise ValueError(
+                f"omega must have shape (n, {self.components}, {self.sites}), got {tuple(omega.shape)}"
+            )
         root = _root(V, xp)
         n = omega.shape[0]
         size = max(1, _BLOCK // (200 if self.dimension == 1 else 2 * _POINTS * self.dimension))
@@ -451,11 +461,16 @@ class IntegratedChannel(_Derived):
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             for start in range(0, n, size):
                 part = slice(start, min(start + size, n))
-                block = _Block(self.channel, y[part, ...], xp.astype(omega[part, ...], xp.float64), root, start)
+                block = _Block(
+                    self.channel, y[part, ...], xp.astype(omega[part, ...], xp.float64), root, start
+                )
                 blocks.append(_integrate_block(block, accuracy, effort))
         if not blocks:
             raise ValueError("there must be at least one sample")
-        merged = [xp.concat([getattr(b, name) for b in blocks], axis=0) for name in ("log_norm", "mean", "square", "error")]
+        merged = [
+            xp.concat([getattr(b, name) for b in blocks], axis=0)
+            for name in ("log_norm", "mean", "square", "error")
+        ]
         halves = tuple(xp.concat([b.halves[i] for b in blocks], axis=0) for i in range(2))
         return _Whitened(*merged, halves)
 
@@ -486,7 +501,13 @@ class _Block:
     def take(self, rows: Array) -> _Block:
         """Some of the samples."""
         xp = self.xp
-        return _Block(self.channel, xp.take(self.y, rows, axis=0), xp.take(self.omega, rows, axis=0), self.root, self.start)
+        return _Block(
+            self.channel,
+            xp.take(self.y, rows, axis=0),
+            xp.take(self.omega, rows, axis=0),
+            self.root,
+            self.start,
+        )
 
     def asarray(self, host: Any) -> Array:
         return self.xp.asarray(host, dtype=self.xp.float64, device=self.device)
@@ -499,11 +520,15 @@ class _Block:
         omega = self.omega if rows is None else xp.take(self.omega, rows, axis=0)
         shift = xp.reshape(u, (N * k, self.P, self.C))
         shift = self.root[0, 0] * shift if self.P == 1 else xp.matmul(self.root, shift)
-        z = xp.reshape(omega[:, None, :, :] + xp.reshape(shift, (N, k, self.P, self.C)), (N * k, self.P, self.C))
+        z = xp.reshape(
+            omega[:, None, :, :] + xp.reshape(shift, (N, k, self.P, self.C)), (N * k, self.P, self.C)
+        )
         repeated = xp.reshape(xp.broadcast_to(y[:, None, ...], (N, k, *y.shape[1:])), (N * k, *y.shape[1:]))
         found = xp.astype(self.channel.log_likelihood(repeated, z), xp.float64)
         if found.shape != (N * k,):
-            raise ValueError(f"log_likelihood must return one number per sample, shape ({N * k},), got {tuple(found.shape)}")
+            raise ValueError(
+                f"log_likelihood must return one number per sample, shape ({N * k},), got {tuple(found.shape)}"
+            )
         if bool(xp.any(xp.isnan(found) | (found == math.inf))):
             raise ValueError("log_likelihood returned a number that is not finite (only -inf is allowed)")
         return xp.reshape(xp.maximum(found, xp.full_like(found, IMPOSSIBLE)), (N, k))
@@ -560,7 +585,11 @@ def _more_points(
     while effort > 1:
         effort, count = effort // 4, count * 4
         found = _again(
-            block, fits, found, where & (found.error > accuracy), lambda b, f, count=count: _on_points(b, f, count)[0]
+            block,
+            fits,
+            found,
+            where & (found.error > accuracy),
+            lambda b, f, count=count: _on_points(b, f, count)[0],
         )
     return found
 
@@ -589,7 +618,9 @@ def _again(
         some = rows[start : start + _ROWS]
         parts.append(method(block.take(some), _taken(fits, some)))
     halves = tuple(xp.concat([part.halves[i] for part in parts], axis=0) for i in range(2))
-    new = _Whitened(*(xp.concat(list(column), axis=0) for column in zip(*(part[:4] for part in parts))), halves)
+    new = _Whitened(
+        *(xp.concat(list(column), axis=0) for column in zip(*(part[:4] for part in parts))), halves
+    )
     return _merged(found, new, mask, xp)
 
 
@@ -643,7 +674,9 @@ def _adapt(block: _Block, nodes: Array) -> _Gaussian:
     finished: list[tuple[Array, Array, Array]] = []
     for step in range(_ROUNDS + 1):
         factor = xp.linalg.cholesky(covariance)
-        u = mean[:, None, :] + xp.matmul(xp.broadcast_to(nodes, (block.n, count, d)), xp.matrix_transpose(factor))
+        u = mean[:, None, :] + xp.matmul(
+            xp.broadcast_to(nodes, (block.n, count, d)), xp.matrix_transpose(factor)
+        )
         weight = block.log_likelihood(u) - xp.sum(u * u, axis=-1) / 2 + spread
         done = _effective(weight, xp) >= _FIT * count
         if step == _ROUNDS:
@@ -671,7 +704,9 @@ def _adapt(block: _Block, nodes: Array) -> _Gaussian:
     return _Gaussian(mean, factor, axis / xp.linalg.vector_norm(axis, axis=1, keepdims=True))
 
 
-def _tempered_fit(u: Array, weight: Array, mean: Array, covariance: Array, xp: ModuleType) -> tuple[Array, Array]:
+def _tempered_fit(
+    u: Array, weight: Array, mean: Array, covariance: Array, xp: ModuleType
+) -> tuple[Array, Array]:
     """Mean and covariance under the weights raised to the power at which ``_FIT`` of the points are effective.
 
     While that power is below one the cloud is still on its way: its extent along the way is kept, or it would shrink
@@ -828,7 +863,9 @@ def _gathered(parts: list[_Weighted], width: Array, xp: ModuleType) -> _Whitened
     variance = sum(residuals) / safe**2 / (replicates * (replicates - 1))
     d = mean.shape[1]
     effective = _effective(xp.concat([part.weight for part in parts], axis=1), xp)
-    floor = xp.where(effective < _TRUSTED, width / xp.sqrt(xp.clip(effective, 1.0, None)), xp.zeros_like(width))
+    floor = xp.where(
+        effective < _TRUSTED, width / xp.sqrt(xp.clip(effective, 1.0, None)), xp.zeros_like(width)
+    )
     error = xp.maximum(xp.sqrt(variance / d), floor)
     half = replicates // 2
     halves = []
@@ -922,7 +959,10 @@ def _wide_points(dimension: int, seed: int) -> tuple[np.ndarray[Any, Any], np.nd
     u = np.concatenate(parts)
     square = (u * u).sum(1)
     total = sum(count for _, count in _WIDTHS)
-    logs = [math.log(count / total) - dimension * math.log(scale) - square / (2 * scale**2) for scale, count in _WIDTHS]
+    logs = [
+        math.log(count / total) - dimension * math.log(scale) - square / (2 * scale**2)
+        for scale, count in _WIDTHS
+    ]
     weight = np.exp(-square / 2 - np.logaddexp.reduce(np.stack(logs), axis=0)) / total
     weight /= weight.sum()
     values, vectors = np.linalg.eigh((u * weight[:, None]).T @ u)

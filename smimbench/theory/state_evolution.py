@@ -91,7 +91,9 @@ class ScalarCurve:
 
     def __post_init__(self) -> None:
         if self.problem.components != 1:
-            raise ValueError(f"a scalar curve needs one component, this problem has {self.problem.components}")
+            raise ValueError(
+                f"a scalar curve needs one component, this problem has {self.problem.components}"
+            )
         self.kappa = float(self.problem.model.kappa)
         self.second = float(self.problem.prior.second_moment(1)[0, 0])
         self.bottom = float(self.problem.prior.mean_overlap(1)[0, 0])
@@ -119,7 +121,9 @@ class ScalarCurve:
 
     def _information(self, log_qhat: Array) -> Uncertain:
         Q, V = self._overlap(log_qhat)
-        found = channel_information(self.problem.channel, self.problem.model, Q[..., None, None], V[..., None, None])
+        found = channel_information(
+            self.problem.channel, self.problem.model, Q[..., None, None], V[..., None, None]
+        )
         value = np.asarray(found.value)[..., 0, 0]
         error = np.broadcast_to(np.asarray(found.error, dtype=float), np.shape(found.value))[..., 0, 0]
         return Uncertain(value, error, found.method)
@@ -138,7 +142,9 @@ class ScalarCurve:
             alpha = np.exp(log_qhat) / (self.kappa * info.value)
             relative = np.abs(info.error / info.value)
         alpha = np.where(info.value > 0, alpha, np.inf)
-        return alpha, np.where(np.isfinite(relative), relative, 1.0) * np.where(np.isfinite(alpha), alpha, 0) + 0.0
+        return alpha, np.where(np.isfinite(relative), relative, 1.0) * np.where(
+            np.isfinite(alpha), alpha, 0
+        ) + 0.0
 
     # -- branches -----------------------------------------------------------------------------------------------
 
@@ -186,7 +192,11 @@ class ScalarCurve:
                 return np.log(self.alpha_of(x)[0]) - targets[index]
 
         targets = np.log(alphas)
-        ends = None if self.sampled else (np.log(self.alpha[upper - 1]) - targets, np.log(self.alpha[upper]) - targets)
+        ends = (
+            None
+            if self.sampled
+            else (np.log(self.alpha[upper - 1]) - targets, np.log(self.alpha[upper]) - targets)
+        )
         return bracketed_roots(gap, left, right, values=ends, tolerance=ROUNDING)
 
     def _beyond(self, alpha: float, informed: bool, branch: str) -> Prediction:
@@ -324,7 +334,9 @@ class ScalarCurve:
             value = start / (self.kappa * info.value)
             return Threshold(value, value * info.error / info.value)
         if self.sampled:
-            return Threshold(float(self.alpha[0]), float(self.alpha_error[0] + abs(self.alpha[1] - self.alpha[0])))
+            return Threshold(
+                float(self.alpha[0]), float(self.alpha_error[0] + abs(self.alpha[1] - self.alpha[0]))
+            )
         return _limit([self.alpha_of(np.log(np.array([q])))[0][0] for q in (1e-4, 1e-5, 1e-6, 1e-7)])
 
     def _departure(self) -> float:
@@ -363,7 +375,9 @@ class ScalarCurve:
         for i, j, k in zip(finite[:-2], finite[1:-1], finite[2:]):
             a, b, c = self.alpha[i], self.alpha[j], self.alpha[k]
             noise = 3 * self.alpha_error[[i, j, k]].max() + 1e-9 * b
-            kind = "max" if b > a + noise and b > c + noise else "min" if b < a - noise and b < c - noise else ""
+            kind = (
+                "max" if b > a + noise and b > c + noise else "min" if b < a - noise and b < c - noise else ""
+            )
             if kind and not self.sampled:
                 from scipy.optimize import minimize_scalar
 

@@ -134,7 +134,9 @@ def test_cell_knows_the_version_and_all_parameters_of_the_algorithm():
     assert spec["of"]["version"] == Adam.version
     assert spec["of"]["beta2"] == 0.999
     assert spec["of"]["steps"] == 7
-    assert parameters_of("algorithm", Averaged(of="adam")) == parameters_of("algorithm", Averaged(of={"name": "adam"}))
+    assert parameters_of("algorithm", Averaged(of="adam")) == parameters_of(
+        "algorithm", Averaged(of={"name": "adam"})
+    )
     # A stored spec builds the same algorithm again.
     again = Averaged(**spec)
     assert parameters_of("algorithm", again) == spec

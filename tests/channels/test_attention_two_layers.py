@@ -178,7 +178,8 @@ def test_posterior_agrees_with_a_dense_integral(beta, skip, v1, v2, rng):
     unit = np.sqrt([v1, v2])[:, None]
     gaps = []
     for i in range(4):
-        total, mean, second = dense(channel, phi[i], omega[i], v1, v2)
+        # with c < 1 the weight may be narrow around s = 0
+        total, mean, second = dense(channel, phi[i], omega[i], v1, v2, points=360 if skip >= 1 else 1000)
         gaps.append([np.abs((found.mean[i] - mean) / unit).max(), abs(log_z[i] - total)])
         scale = np.sqrt(np.outer(*[np.repeat(unit[:, 0], 3)] * 2))
         moment = found.second_moment[i].reshape(6, 6) - np.outer(mean, mean)

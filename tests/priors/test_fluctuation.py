@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-
 from smimbench_priors.gaussian import Gaussian
 from smimbench_priors.wishart import Wishart
 

@@ -6,6 +6,7 @@ Every fixed point lies on a curve that is known in parametric form, so the refer
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -18,7 +19,6 @@ from smimbench.problem import Problem
 from smimbench.theory.information import channel_information, sampled_information
 from smimbench.theory.state_evolution import ScalarCurve, solve
 from smimbench.theory.thresholds import thresholds
-import itertools
 
 
 def attention(tokens=2, rho=0.5, channel="softmax", **parameters) -> Problem:
