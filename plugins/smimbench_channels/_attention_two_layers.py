@@ -824,7 +824,7 @@ def _logistic(xp: ModuleType, u: Array) -> Array:
 def _halved(xp: ModuleType, cells: Array, first: Array) -> Array:
     """Cells (N, 4) cut in two along their first or second axis, (2 N, 4)."""
     one = xp.ones_like(cells[:, 0])
-    shrink = xp.stack([one, one, xp.where(first, 0.5, 1.0), xp.where(first, 1.0, 0.5)], axis=1)
+    shrink = xp.stack([one, one, xp.where(first, one / 2, one), xp.where(first, one, one / 2)], axis=1)
     zero = xp.zeros_like(one)
     move = [xp.where(first, cells[:, 2], 0.0) / 2, xp.where(first, 0.0, cells[:, 3]) / 2, zero, zero]
     step = xp.stack(move, axis=1)

@@ -41,18 +41,11 @@ def softmax(x):
     return e / e.sum(-1, keepdims=True)
 
 
-def dense(channel, phi, omega, v1, v2, points=360, half=7.5):
-    """Partition, mean and second moment of z (2, 3) for one label, straight from the linear map of the second layer.
-
-    Given the margins u of the first layer both margins of the second are linear in h_2; everything is
-    Gaussian but u, which is summed over a fine grid of its own prior.
-    """
+def conditional(channel, phi, omega, v1, v2, grid):
+    """Log-weight, h_1's margins, and the Gaussian of h_2 given them, at points of u in units of its prior."""
     beta, c = channel.beta, channel.skip
     h1, h2 = omega[0] * SCALE, omega[1] * SCALE
-    K = J @ D @ J.T
-    x = (np.arange(points) + 0.5) / points * 2 * half - half
-    grid = np.stack(np.meshgrid(x, x, indexing="ij"), axis=-1).reshape(-1, 2)
-    u = J @ h1 + math.sqrt(v1) * grid @ np.linalg.cholesky(K).T
+    u = J @ h1 + math.sqrt(v1) * grid @ np.linalg.cholesky(J @ D @ J.T).T
     p, r = 1 / (1 + np.exp(-beta * u[:, 0])), 1 / (1 + np.exp(-beta * u[:, 1]))
     b11, b12, b21, b22 = c + p, 1 - p, 1 - r, c + r
     cross = b11 * b22 + b12 * b21
@@ -68,30 +61,39 @@ def dense(channel, phi, omega, v1, v2, points=360, half=7.5):
     )  # where the margins nearly coincide, they have no weight
     gap = phi - C @ h2
     safe = np.where(good, determinant, 1.0)
-    pulled = np.stack(
-        [S[:, 1, 1] * gap[:, 0] - S[:, 0, 1] * gap[:, 1], S[:, 0, 0] * gap[:, 1] - S[:, 0, 1] * gap[:, 0]],
-        axis=1,
-    )
-    pulled /= safe[:, None]
+    first = S[:, 1, 1] * gap[:, 0] - S[:, 0, 1] * gap[:, 1]
+    pulled = np.stack([first, S[:, 0, 0] * gap[:, 1] - S[:, 0, 1] * gap[:, 0]], axis=1) / safe[:, None]
     log_w = -np.sum(gap * pulled, axis=1) / 2 - np.log(safe) / 2 - np.sum(grid**2, axis=1) / 2
-    log_w = np.where(good, log_w, -np.inf)
+    return np.where(good, log_w, -np.inf), u, C, S, pulled
+
+
+def dense(channel, phi, omega, v1, v2, points=300):
+    """Partition, mean and second moment of z (2, 3) for one label, straight from the linear map of the second layer.
+
+    Given the margins u of the first layer both margins of the second are linear in h_2; everything is
+    Gaussian but u, which is summed over a grid, and over a finer one where the first has found something.
+    """
+    low, high = np.full(2, -7.5), np.full(2, 7.5)
+    for _ in range(3):
+        step = (high - low) / points
+        axes = [low[k] + step[k] * (np.arange(points) + 0.5) for k in range(2)]
+        grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)
+        log_w, u, C, S, pulled = conditional(channel, phi, omega, v1, v2, grid)
+        keep = log_w > log_w.max() - 30
+        low, high = grid[keep].min(0) - 2 * step, grid[keep].max(0) + 2 * step
     top = log_w.max()
-    keep = log_w > top - 25
     w = np.exp(log_w[keep] - top)
-    log_z = top + math.log(w.sum() * (x[1] - x[0]) ** 2) - 2 * math.log(2 * math.pi)
+    log_z = top + math.log(w.sum() * step[0] * step[1]) - 2 * math.log(2 * math.pi)
     w /= w.sum()
-    lift = D @ J.T @ np.linalg.inv(K)
-    mean1 = (h1 + (u[keep] - J @ h1) @ lift.T) / SCALE
+    lift = D @ J.T @ np.linalg.inv(J @ D @ J.T)
+    mean1 = (omega[0] * SCALE + (u[keep] - J @ (omega[0] * SCALE)) @ lift.T) / SCALE
     back = np.einsum("ij,nkj,nk->ni", v2 * D, C[keep], pulled[keep])
-    mean2 = (h2 + back) / SCALE
-    both = np.concatenate([mean1, mean2], axis=1)
+    both = np.concatenate([mean1, omega[1] + back / SCALE], axis=1)
     mean = w @ both
     second = np.einsum("n,ni,nj->ij", w, both, both)
     cov1 = v1 * (np.eye(3) - (lift @ J @ D) / np.outer(SCALE, SCALE))
-    gram = C[keep] / 1.0
-    inside = np.linalg.inv(S[keep])
-    removed = v2**2 * np.einsum("ij,nkj,nkl,nlm,mp->nip", D, gram, inside, gram, D)
-    cov2 = (v2 * D - np.einsum("n,nij->ij", w, removed)) / np.outer(SCALE, SCALE)
+    removed = np.einsum("nki,nkl,nlj->nij", C[keep] @ D, np.linalg.inv(S[keep]), C[keep] @ D)
+    cov2 = (v2 * D - v2**2 * np.einsum("n,nij->ij", w, removed)) / np.outer(SCALE, SCALE)
     second[:3, :3] += cov1
     second[3:, 3:] += cov2
     return log_z, mean.reshape(2, 3), second
@@ -177,9 +179,9 @@ def test_posterior_agrees_with_a_dense_integral(beta, skip, v1, v2, rng):
     log_z = channel.log_partition(y, omega, V)
     unit = np.sqrt([v1, v2])[:, None]
     gaps = []
-    for i in range(4):
+    for i in range(3):
         # with c < 1 the weight may be narrow around s = 0
-        total, mean, second = dense(channel, phi[i], omega[i], v1, v2, points=360 if skip >= 1 else 1000)
+        total, mean, second = dense(channel, phi[i], omega[i], v1, v2, points=200 if skip >= 1 else 500)
         gaps.append([np.abs((found.mean[i] - mean) / unit).max(), abs(log_z[i] - total)])
         scale = np.sqrt(np.outer(*[np.repeat(unit[:, 0], 3)] * 2))
         moment = found.second_moment[i].reshape(6, 6) - np.outer(mean, mean)
@@ -191,26 +193,24 @@ def test_posterior_agrees_with_a_dense_integral(beta, skip, v1, v2, rng):
 
 
 @pytest.mark.parametrize("v2", [1e-2, 1e-3, 1e-4])
-def test_narrow_second_layer_agrees_with_a_finer_integral(v2, rng):
-    """The grid must resolve the second layer's width: the reference uses a narrower prior of the first layer."""
+def test_narrow_second_layer(v2, rng):
+    """The first layer has to be known to the width of the second, or else every label is a contradiction."""
     channel = TwoLayerAttention()
     v1 = 0.02
     V = np.diag([v1, v2 * v1])
     y, omega, _ = labelled(rng, channel, 20, [[1.2, 0.4], [0.4, 1.2]], V)
     found = channel.posterior(y, omega, V)
     for i in range(2):
-        _, mean, _ = dense(
-            channel, margins(y, 1.0)[i], omega[i], v1, v2 * v1, points=1600 if v2 < 1e-3 else 500
-        )
+        _, mean, _ = dense(channel, margins(y, 1.0)[i], omega[i], v1, v2 * v1)
         gap = (found.mean[i] - mean) / np.sqrt(np.diagonal(V))[:, None]
-        assert np.abs(gap).max() < (4e-3 if v2 > 1e-4 else 2e-2)
+        assert np.abs(gap).max() < 3e-3
 
 
 @pytest.mark.parametrize(("v1", "v2", "v12"), [(0.5, 0.4, 0.0), (0.1, 0.3, 0.1), (0.01, 0.02, 0.0)])
 def test_mean_is_the_gradient_of_the_partition(v1, v2, v12, rng):
     channel = TwoLayerAttention()
     V = np.array([[v1, v12], [v12, v2]])
-    y, omega, _ = labelled(rng, channel, 30, np.eye(2), V)
+    y, omega, _ = labelled(rng, channel, 16, np.eye(2), V)
     g = np.einsum("lk,nkc->nlc", np.linalg.inv(V), channel.posterior(y, omega, V).mean - omega)
     for layer, v in enumerate((v1, v2)):
         step = 0.2 * math.sqrt(v)
@@ -242,7 +242,7 @@ def test_mean_is_the_gradient_of_the_partition(v1, v2, v12, rng):
 def test_bayes(q, v, rng):
     """Errors of the posterior mean are uncorrelated with it, and as large as the posterior says."""
     channel, V = TwoLayerAttention(), np.array(v)
-    n = 2500
+    n = 1200
     y, omega, z = labelled(rng, channel, n, q, V)
     found = channel.posterior(y, omega, V)
     unit = np.sqrt(np.diagonal(V))[:, None]
@@ -328,9 +328,9 @@ def test_refuses_variances_that_are_none(V):
     ],
 )
 def test_information_is_the_mean_square_of_g(q, v, rng):
-    channel, V = TwoLayerAttention(samples=1 << 12), np.array(v)
+    channel, V = TwoLayerAttention(samples=1 << 11), np.array(v)
     found = channel.information(np.array(q), V)
-    n = 2500
+    n = 1200
     y, omega, z = labelled(rng, channel, n, q, V)
     inverse = np.linalg.inv(V)
     g = np.einsum("lk,nkc->nlc", inverse, channel.posterior(y, omega, V).mean - omega)
@@ -339,7 +339,7 @@ def test_information_is_the_mean_square_of_g(q, v, rng):
         for sample in (np.sum(g[:, i] * g[:, j], axis=1), np.sum(g[:, i] * true[:, j], axis=1)):
             error = math.hypot(sample.std() / math.sqrt(n), found.error[i, j])
             assert abs(sample.mean() - found.value[i, j]) < 4 * error
-    assert np.all(found.error < 0.03 * np.sqrt(np.outer(*[np.diagonal(found.value)] * 2)))
+    assert np.all(found.error < 0.05 * np.sqrt(np.outer(*[np.diagonal(found.value)] * 2)))
 
 
 def test_information_near_perfect_recovery():
@@ -349,7 +349,7 @@ def test_information_near_perfect_recovery():
     found = channel.information(np.array([[1.5, 0.5], [0.5, 1.5]]), V)
     total = float(np.sum(np.diagonal(found.value) * np.diagonal(V)))
     error = float(np.sum(np.diagonal(found.error) * np.diagonal(V)))
-    assert error < 0.02
+    assert error < 0.04
     assert abs(total - 2) < 3 * error + 1e-3
 
 
