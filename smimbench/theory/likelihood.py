@@ -472,7 +472,7 @@ class IntegratedChannel(_Derived):
             for name in ("log_norm", "mean", "square", "error")
         ]
         halves = tuple(xp.concat([b.halves[i] for b in blocks], axis=0) for i in range(2))
-        return _Whitened(*merged, halves)
+        return _Whitened(merged[0], merged[1], merged[2], merged[3], halves)
 
 
 class _Whitened(NamedTuple):
@@ -589,7 +589,7 @@ def _more_points(
             fits,
             found,
             where & (found.error > accuracy),
-            lambda b, f, count=count: _on_points(b, f, count)[0],
+            partial(_points_alone, count=count),
         )
     return found
 
@@ -602,7 +602,12 @@ def _taken(fits: _Fits, rows: Array) -> _Fits:
 def _merged(found: _Whitened, new: _Whitened, mask: Array, xp: ModuleType) -> _Whitened:
     """``found`` with the samples where ``mask`` holds replaced, in order, by ``new``."""
     halves = tuple(placed(n, mask, o, xp) for n, o in zip(new.halves, found.halves))
-    return _Whitened(*(placed(n, mask, o, xp) for n, o in zip(new[:4], found[:4])), halves)
+    log_norm, mean, square, error = (placed(n, mask, o, xp) for n, o in zip(new[:4], found[:4]))
+    return _Whitened(log_norm, mean, square, error, halves)
+
+
+def _points_alone(block: _Block, fits: _Fits, *, count: int) -> _Whitened:
+    return _on_points(block, fits, count)[0]
 
 
 def _again(
@@ -618,9 +623,10 @@ def _again(
         some = rows[start : start + _ROWS]
         parts.append(method(block.take(some), _taken(fits, some)))
     halves = tuple(xp.concat([part.halves[i] for part in parts], axis=0) for i in range(2))
-    new = _Whitened(
-        *(xp.concat(list(column), axis=0) for column in zip(*(part[:4] for part in parts))), halves
+    log_norm, mean, square, error = (
+        xp.concat(list(column), axis=0) for column in zip(*(part[:4] for part in parts))
     )
+    new = _Whitened(log_norm, mean, square, error, halves)
     return _merged(found, new, mask, xp)
 
 
@@ -918,7 +924,7 @@ def _normal_points(dimension: int, count: int, seed: int, *, paired: bool = True
     values, vectors = np.linalg.eigh(covariance)
     normal = normal @ ((vectors / np.sqrt(values)) @ vectors.T)
     normal.flags.writeable = False
-    return normal
+    return np.asarray(normal)
 
 
 def _sum_of_squares(w: Array, u: Array, other_w: Array, other_u: Array) -> Array:
