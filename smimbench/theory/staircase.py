@@ -656,20 +656,18 @@ class Staircase:
     def folds(self) -> bool:
         """Whether alpha falls somewhere along the curve by more than its numerical error."""
         self.follow()
-        _, _, log_alpha = self._dense()
-        if not len(log_alpha):
+        highest, doubt = -np.inf, 0.0
+        for stage in self.stages:
+            for node in stage.nodes if len(stage.nodes) > 1 else []:
+                error = float(np.sqrt((node.error[stage.moving] ** 2).mean()))
+                if highest - node.log_alpha > 1e-6 + 3 * np.hypot(error, doubt):
+                    return True
+                if node.log_alpha > highest:
+                    highest, doubt = node.log_alpha, error
+        if self.perfect is None:
             return False
-        noise = 1e-6 + 3 * max(
-            float(np.max(node.error[stage.moving], initial=0.0))
-            for stage in self.stages
-            for node in stage.nodes
-            if len(stage.nodes) > 1
-        )
-        drop = float(np.max(np.maximum.accumulate(log_alpha) - log_alpha))
-        if self.perfect is not None:
-            end = np.log(self.perfect.value)
-            drop = max(drop, float(log_alpha.max() - end) - self.perfect.error / self.perfect.value)
-        return drop > noise
+        error = 3 * float(np.hypot(doubt, self.perfect.error / self.perfect.value))
+        return highest - float(np.log(self.perfect.value)) > 1e-6 + error
 
     def path(self) -> tuple[Host, Host, Host]:
         """The curve for integrals along it: Qhat (n, P), V (n, P), log alpha (n,)."""
