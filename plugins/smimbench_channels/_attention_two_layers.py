@@ -66,7 +66,7 @@ PROBES = 16  # samples that are integrated again, finer, for the error estimate
 BLOCK = 512  # samples at once; a sample needs some dozens of cells
 BLOCK_DEVICE = 1 << 14
 SCRAMBLES = 16
-CRUDE_NODES, CRUDE_VARIATION, CRUDE_BLOCK = (8, 10), 8.0, 2048
+CRUDE_NODES, CRUDE_VARIATION, CRUDE_BLOCK, CRUDE_LIMIT = (8, 10), 8.0, 2048, 4.0
 _TINY, _HUGE = 1e-60, 1e130
 _FAR = 340.0  # logarithms of numbers whose products and quotients can be formed
 _SMALL = 1e-30
@@ -744,11 +744,14 @@ class TwoLayerAttention:
             part = slice(start, start + CRUDE_BLOCK)
             samples = self._samples(xp, margins[part], centre[part], widths, align=False)
             *mode, _, normal_equations = self._likeliest(xp, samples, widths, t[part], v[part])
-            _, frame = self._gaussian(
-                xp, samples, widths, _curvature(xp, *mode, normal_equations), CRUDE_NODES[0]
-            )
-            crude.append(self._gaussian(xp, samples, widths, frame, CRUDE_NODES[1])[0].mean)
-        means = [np.clip(np.concatenate(crude), -5.0, 5.0)]
+            frame = _curvature(xp, *mode, normal_equations)
+            point, _ = self._gaussian(xp, samples, widths, frame, 1)
+            _, frame = self._gaussian(xp, samples, widths, frame, CRUDE_NODES[0])
+            mean = self._gaussian(xp, samples, widths, frame, CRUDE_NODES[1])[0].mean
+            # a rule whose frame has slipped off the weight is worse than the likeliest point itself
+            lost = np.abs(mean).max(axis=1, keepdims=True) > CRUDE_LIMIT
+            crude.append(np.clip(np.where(lost, point.mean, mean), -CRUDE_LIMIT, CRUDE_LIMIT))
+        means = [np.concatenate(crude)]
         if exact:
             means.insert(0, self._integrals(xp, margins, centre, widths, CRUDE_VARIATION).mean)
         inverse, unit = np.linalg.inv(V), np.sqrt(np.diagonal(V))[:, None]
