@@ -124,9 +124,10 @@ class Gamp:
         swift = one_pass(problem, data, state.estimate, V, state.g)
         if swift is not None:
             g, total, covariance = swift
-            squares, worst = _products(xp, g), 0.0
+            worst: Any = 0.0
         else:
-            g, total, covariance, squares, worst = _chunk_by_chunk(problem, data, state, inverse)
+            g, total, covariance, worst = _chunk_by_chunk(problem, data, state, inverse)
+        squares = _products(xp, g)
         scale = model.kappa * data.sample_ratio
         information = inverse - xp.matmul(inverse, xp.matmul(covariance / n, inverse))
         Qhat = _floored(xp, scale * model.sites * information)
@@ -180,8 +181,8 @@ def _device(array: Array) -> Any:
 
 def _chunk_by_chunk(
     problem: Problem, data: Data, state: GampState, inverse: Array
-) -> tuple[Array, Array, Array, Array, Any]:
-    """New g (n, P, C), its adjoint, sums over samples of posterior covariance and g g^T, and the largest integration error.
+) -> tuple[Array, Array, Array, Any]:
+    """New g (n, P, C), its adjoint, the sum over samples of the posterior covariance, and the largest integration error.
 
     Forward, posterior and adjoint of one chunk before the next: the inputs are read once.
     """
@@ -190,7 +191,7 @@ def _chunk_by_chunk(
     V = state.V
     g = xp.empty((data.inputs.shape[0], problem.components, model.sites), dtype=V.dtype, device=_device(V))
     total = xp.zeros_like(state.estimate)
-    covariance, squares = xp.zeros_like(V), xp.zeros_like(V)
+    covariance = xp.zeros_like(V)
     worst: Any = 0.0
     for part in sample_chunks(model, data.inputs, problem.components):
         inputs = data.inputs[part, ...]
@@ -202,9 +203,8 @@ def _chunk_by_chunk(
         g[part, ...] = new
         total += model.adjoint(inputs, new)
         covariance += posterior.covariance * (part.stop - part.start)
-        squares += _products(xp, new)
         worst = _larger(xp, worst, posterior.error)
-    return g, total, covariance, squares, worst
+    return g, total, covariance, worst
 
 
 def _mixed(xp: Any, matrix: Array, z: Array) -> Array:
