@@ -254,7 +254,7 @@ class AttentionIndexed:
         Returns
         -------
         array (..., P, d, d)
-            Symmetric; exactly so for d >= 80, up to rounding below.
+            Symmetric up to rounding.
 
         Raises
         ------
