@@ -31,11 +31,12 @@ LARGEST = 3  # points of a fit: the largest sizes, where constants no longer sho
 
 
 class Curve(NamedTuple):
-    """One axis: sizes, CPU seconds per iteration, bytes of memory above the smallest run, part of the ceiling."""
+    """One axis: sizes, CPU seconds per iteration, peak memory and inputs in bytes, part of the ceiling and which."""
 
     x: np.ndarray
     seconds: np.ndarray
     memory: np.ndarray
+    inputs: np.ndarray
     part: list[float | None]
     bound: str | None
 
@@ -73,12 +74,13 @@ def read(folder: Path) -> tuple[dict[str, Curve], dict[str, Any]]:
         if one:
             bounds[axis] = one.bound
         part = one.value if one else np.nan
-        found.setdefault(axis, []).append((sizes[axis], seconds, timing["peak_memory"], part))
+        inputs = 8 * n * cell.problem["model"]["tokens"] * cell.dimension
+        found.setdefault(axis, []).append((sizes[axis], seconds, timing["peak_memory"], inputs, part))
     curves = {}
     for axis, points in found.items():
-        x, seconds, memory, part = (np.array(values) for values in zip(*sorted(points)))
+        x, seconds, memory, inputs, part = (np.array(values) for values in zip(*sorted(points)))
         curves[axis] = Curve(
-            x, seconds, memory, [None if np.isnan(p) else float(p) for p in part], bounds.get(axis)
+            x, seconds, memory, inputs, [None if np.isnan(p) else float(p) for p in part], bounds.get(axis)
         )
     return curves, store.read_shared()
 
@@ -88,9 +90,19 @@ def slope(x: np.ndarray, y: np.ndarray) -> float:
     return float(np.polyfit(np.log(x[-LARGEST:]), np.log(y[-LARGEST:]), 1)[0])
 
 
+def memory_law(curves: dict[str, Curve]) -> tuple[float, float]:
+    """Peak memory as a constant and a multiple of the inputs, over the axes that change the inputs."""
+    chosen = [curves[axis] for axis in ("d", "n", "T", "D") if axis in curves]
+    inputs = np.concatenate([curve.inputs for curve in chosen])
+    memory = np.concatenate([curve.memory for curve in chosen])
+    factor, constant = np.polyfit(inputs, memory, 1)
+    return float(constant), float(factor)
+
+
 def table(curves: dict[str, Curve], shared: dict[str, Any]) -> str:
     """The page's table, in Markdown."""
     info = shared["machine"]
+    shared = {"git_commit": "unknown", **shared}
     lines = [
         f"Machine: {info['processor']}, {info['cores']} cores, {', '.join(info['blas'])}; one thread; "
         f"commit {shared['git_commit']}.",
@@ -114,6 +126,11 @@ def table(curves: dict[str, Curve], shared: dict[str, Any]) -> str:
         lines.append(
             f"| {name} | {sizes} | {times} | {slope(curve.x, curve.seconds):.2f} | {power} | {part} | {memory} |"
         )
+    constant, factor = memory_law(curves)
+    lines += [
+        "",
+        f"Peak memory: {constant / 2**20:.0f} MB + {factor:.2f} times the inputs (linear fit over d, n, T and D).",
+    ]
     return "\n".join(lines)
 
 
@@ -121,6 +138,7 @@ def draw(curves: dict[str, Curve], path: Path) -> None:
     """Log-log panels, one per axis."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, NullFormatter
 
     figure = Figure(figsize=(9.6, 5.4), layout="constrained")
     FigureCanvasAgg(figure)
@@ -146,10 +164,16 @@ def draw(curves: dict[str, Curve], path: Path) -> None:
         beside.loglog(curve.x, curve.memory / 2**20, "s", color="C1", ms=3.5, mfc="white")
         beside.set_ylabel("peak memory, MB", fontsize=8, color="C1")
         panel.legend(fontsize=7, frameon=False, loc="upper left")
-        for side in (panel, beside):
+        beside.set_ylim(50, 2000)
+        for side, axes in ((panel, (panel.xaxis, panel.yaxis)), (beside, (beside.yaxis,))):
             side.tick_params(labelsize=7, which="both")
+            for one in axes:
+                one.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+                one.set_minor_formatter(NullFormatter())
+        panel.set_xticks([], minor=True)
+        panel.set_xticks(curve.x)
         panel.grid(alpha=0.25, lw=0.5)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=90)
 
 
 def main() -> None:
