@@ -26,7 +26,7 @@ __all__ = ["SequenceSoftmax"]
 _DEEPEST = {2: 4, 3: 2}
 
 
-_EXACT_LABELS, _SAMPLED_LABELS = 2**17, 2**12
+_EXACT_LABELS, _SAMPLED_LABELS = 2**16, 2**12
 
 
 @dataclass(frozen=True)
@@ -231,8 +231,8 @@ class SequenceSoftmax:
         Q, V : array (..., L, L)
             Overlap and error; leading axes are a batch.
         labels : int or None
-            How many labels are drawn for each (Q, V) that has neither a closed form nor a table. Default: 131072
-            where the posterior of a label is integrated exactly (two layers of two tokens; that gives about 1e-3 of the
+            How many labels are drawn for each (Q, V) that has neither a closed form nor a table. Default: 65536
+            where the posterior of a label is integrated exactly (two layers of two tokens; that gives about 2e-3 of the
             value), 4096 where it is sampled.
 
         Returns
