@@ -172,7 +172,7 @@ def test_from_a_shell_it_is_the_same_line(tmp_path):
 
 def test_rho_zero_has_a_theory_but_nothing_to_run(tmp_path, capsys):
     path = write_suite(tmp_path, changed("rho = 0.5", "rho = 0.0"))
-    code, _, err = call(capsys, "run", path)
+    code, _, err = call(capsys, "run", path, "--results", tmp_path / "results")
     assert code == 2
     assert f"{path}: problem.prior" in err
     assert "rho" in err
