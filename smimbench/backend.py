@@ -16,7 +16,16 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array
 
-__all__ = ["Backend", "BackendError", "Elapsed", "get_backend", "namespace", "special", "to_host"]
+__all__ = [
+    "Backend",
+    "BackendError",
+    "Elapsed",
+    "get_backend",
+    "namespace",
+    "on_device",
+    "special",
+    "to_host",
+]
 
 BACKENDS = ("numpy", "cupy")
 _NUMPY = array_api_compat.array_namespace(np.empty(0))
@@ -34,6 +43,11 @@ def namespace(*arrays: Array) -> ModuleType:
     else:  # asked several times for every chunk of an iteration: the general answer takes microseconds
         return _NUMPY
     return array_api_compat.array_namespace(*arrays)
+
+
+def on_device(value: Any) -> bool:
+    """Whether a value is an array of another library than NumPy; reading it may mean waiting for a device."""
+    return not isinstance(value, (np.ndarray, np.generic)) and bool(array_api_compat.is_array_api_obj(value))
 
 
 def special(xp: ModuleType) -> ModuleType:
@@ -111,7 +125,7 @@ class Backend:
 
         An array that lives here already is returned as it is, in the right dtype.
         """
-        if not isinstance(array, np.ndarray) and hasattr(array, "__array_namespace__"):
+        if on_device(array):
             floating = self.xp.isdtype(array.dtype, "real floating")
             wanted = getattr(self.xp, dtype or self.dtype) if floating or dtype else array.dtype
             return self.xp.astype(array, wanted, copy=False)

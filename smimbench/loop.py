@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.backend import namespace, to_host
+from smimbench.backend import namespace, on_device, to_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -263,10 +263,6 @@ def _attempt(
     )
 
 
-def _on_device(value: Any) -> bool:
-    return hasattr(value, "__array_namespace__") and not isinstance(value, (np.ndarray, np.generic))
-
-
 class _Watch:
     """Reads what a step reports and judges whether a run stands still and holds what it claims."""
 
@@ -288,7 +284,7 @@ class _Watch:
         """Take the numbers of an Info to the host, all at once where they live on a device."""
         named = {name: value for name in READINGS if (value := getattr(info, name)) is not None}
         values = {"residual": info.residual, **named}
-        there = {k: v for k, v in values.items() if _on_device(v)}
+        there = {k: v for k, v in values.items() if on_device(v)}
         found = {k: np.asarray(v, dtype=np.float64).ravel() for k, v in values.items() if k not in there}
         if there:
             xp = namespace(*there.values())
