@@ -195,9 +195,11 @@ class Wishart:
         V = xp.asarray(np.diag(mmse(noise, rho)), **place)
         if not host[-1]:  # eigh would raise
             return Denoised(xp.full(R.shape, math.nan, **place), V)
-        values, vectors = xp.linalg.eigh(R)
-        shrunk = xp.stack([eigenvalue_map(values[p, :], float(noise[p]), rho) for p in range(R.shape[0])])
-        estimate = xp.matmul(vectors * shrunk[:, None, :], xp.matrix_transpose(vectors))
+        estimate = xp.empty(R.shape, **place)
+        for p in range(R.shape[0]):  # a stack of matrices would go to CuPy's Jacobi method, made for small ones
+            values, vectors = xp.linalg.eigh(R[p, :, :])
+            shrunk = eigenvalue_map(values, float(noise[p]), rho)
+            estimate[p, :, :] = xp.matmul(vectors * shrunk[None, :], xp.matrix_transpose(vectors))
         return Denoised(estimate, V)
 
     def overlap(self, Qhat: Array) -> Overlap:
