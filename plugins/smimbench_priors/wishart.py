@@ -196,7 +196,8 @@ class Wishart:
         if not host[-1]:  # eigh would raise
             return Denoised(xp.full(R.shape, math.nan, **place), V)
         estimate = xp.empty(R.shape, **place)
-        for p in range(R.shape[0]):  # a stack of matrices would go to CuPy's Jacobi method, made for small ones
+        # One at a time: CuPy hands a stack to a method made for small matrices.
+        for p in range(R.shape[0]):
             values, vectors = xp.linalg.eigh(R[p, :, :])
             shrunk = eigenvalue_map(values, float(noise[p]), rho)
             estimate[p, :, :] = xp.matmul(vectors * shrunk[None, :], xp.matrix_transpose(vectors))
