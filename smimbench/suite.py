@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import itertools
 import math
+import re
 import tomllib
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -411,6 +412,13 @@ class _Reader:
             if read.problem
             else [(f"problems[{i}]", p) for i, p in enumerate(read.problems)]
         )
+        for name in ("alpha", "dimension"):
+            # An axis that nobody reads would be a setting that does nothing.
+            if getattr(grid, name) is not None and all(getattr(e.grid, name) is not None for _, e in written):
+                raise self.fail(
+                    f"grid.{name}",
+                    f"is used by no problem; each has its own, the first in {written[0][0]}.grid.{name}",
+                )
         plans: list[ProblemPlan] = []
         for key, entry in written:
             own_alphas = self._alphas(*self._axis("alpha", entry, key, grid))
@@ -605,7 +613,8 @@ class _Reader:
 def _override(document: dict[str, Any], text: str, file: str) -> None:
     """Set one key of a parsed suite from ``path.to.key=value``."""
     path, equals, value = text.partition("=")
-    keys = [part.strip() for part in path.strip().split(".")]
+    # Messages write problems[0]; both that and problems.0 reach in.
+    keys = [part.strip() for part in re.sub(r"\[(\d+)\]", r".\1", path).split(".")]
     if not equals or not all(keys):
         raise SuiteError("--set", text, "must look like problem.prior.rho=0.2")
     try:

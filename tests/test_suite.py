@@ -243,6 +243,17 @@ def test_several_problems_may_have_their_own_grids(tmp_path):
     ]  # fmt: skip
 
 
+def test_an_axis_that_no_problem_reads_is_refused_and_its_own_can_be_set(tmp_path):
+    path = write_suite(
+        tmp_path,
+        f"[[problems]]\n{MODEL}\n{SOFTMAX}\n{WISHART}\ngrid = {{ alpha = 0.7 }}\n[grid]\ndimension = 20\n{GAMP}\n",
+    )
+    with pytest.raises(SuiteError, match=r"grid\.alpha: is used by no problem.*problems\[0\]\.grid\.alpha"):
+        load_suite(path, overrides=["grid.alpha=[0.2]"])
+    for key in ("problems[0].grid.alpha", "problems.0.grid.alpha"):
+        assert load_suite(path, overrides=[f"{key}=[0.2]"]).plans[0].alphas == (0.2,)
+
+
 def test_whole_numbers_serve_as_floats(tmp_path):
     suite = load_suite(write_suite(tmp_path, changed("rho = 0.5", "rho = 1").replace("[0.1, 0.3]", "[1, 2]")))
     assert suite.plans[0].alphas == (1.0, 2.0)
