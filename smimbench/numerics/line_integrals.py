@@ -11,7 +11,8 @@ happens in the log domain, so that a peak far out in the tail of the Gaussian is
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import lru_cache, reduce
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -36,6 +37,7 @@ _JUMP = 0.7
 _STEP_RATIO = 5.0
 _LEVER = 0.1
 _BISECTIONS = 13
+_SPLITS = 2
 _EDGES = (0.0, 1.2, 2.5, 4.0, 6.5, 10.5, 17.0, 26.0, 38.0)
 _COMB = np.linspace(-8.0, 8.0, 1025)
 _COMB_KEPT = 12
@@ -88,7 +90,7 @@ def line_moments(
     reach : float
         Ends of the lines.
     rounds : int
-        At most so many rounds of two splits each.
+        At most so many rounds of a few splits each.
     search : bool
         Whether to go over lines with a fine comb where nothing but zeros was found.
 
@@ -121,7 +123,8 @@ class _Cells(NamedTuple):
 
     ``mass``, ``first`` and ``second`` are the integrals of 1, t - middle and its square, over ``exp(top)``. ``inner``,
     ``left`` and ``right`` bound the log-integrand between the nodes, where the highest node beside the gap is an inner
-    one, the left end or the right end; ``before`` and ``after`` are values next to the cell, outside of it.
+    one, the left end or the right end; ``before`` and ``after`` are values next to the cell, outside of it. ``live`` is 0
+    for cells that have been split, 1 for the others.
     """
 
     middle: Array
@@ -138,6 +141,7 @@ class _Cells(NamedTuple):
     right_end: Array
     before: Array
     after: Array
+    live: Array
 
 
 class _Engine:
@@ -145,9 +149,6 @@ class _Engine:
         self, log_weight: Callable[[Array, Array], Array], xp: ModuleType, device: Any, tolerance: float
     ) -> None:
         self.log_weight, self.xp, self.device, self.tolerance = log_weight, xp, device, tolerance
-        self.nodes, self.weights, self.transform = (
-            xp.asarray(a, dtype=xp.float64, device=device) for a in _rule()
-        )
 
     def integrate(self, lines: Array, edges: np.ndarray[Any, Any], rounds: int) -> LineMoments:
         xp, count = self.xp, lines.shape[0]
@@ -157,11 +158,14 @@ class _Engine:
         half = xp.broadcast_to(xp.asarray(np.diff(edges) / 2, **place), shape)
         values = self.values(lines, middle, half)
         outside = xp.full((count, 1), IMPOSSIBLE, **place)
-        before = xp.concat([outside, values[:, :-1, -2]], axis=1)
-        after = xp.concat([values[:, 1:, 1], outside], axis=1)
+        before = xp.concat([outside, values[-2][:, :-1]], axis=1)
+        after = xp.concat([values[1][:, 1:], outside], axis=1)
         cells = self.assess(values, middle, half, before, after)
         if shape[1] > len(_COMB) // 2:
-            order = xp.argsort(cells.top, axis=1, descending=True)[:, :_COMB_KEPT]
+            # Every tooth that met something stays: dropping one would lose its share of the norm without a trace.
+            met = cells.top > xp.clip(xp.max(cells.top, axis=1, keepdims=True) - _DEPTH, _DEAD, None)
+            kept = max(_COMB_KEPT, int(xp.max(xp.sum(xp.astype(met, xp.int64), axis=1))))
+            order = xp.argsort(cells.top, axis=1, descending=True)[:, :kept]
             cells = _Cells(*(xp.take_along_axis(a, order, axis=1) for a in cells))
         results: list[tuple[Array, LineMoments]] = []
         for step in range(rounds + 1):
@@ -186,53 +190,59 @@ class _Engine:
     def integrand(self, t: Array, lines: Array) -> Array:
         return self.xp.clip(self.log_weight(t, lines), IMPOSSIBLE, None) - t * t / 2
 
-    def values(self, lines: Array, middle: Array, half: Array) -> Array:
-        """Log-integrand at the nodes of cells (N, k): (N, k, m)."""
+    def values(self, lines: Array, middle: Array, half: Array) -> list[Array]:
+        """Log-integrand at the m nodes of cells (N, k), one array (N, k) for every node."""
         xp = self.xp
-        n, k = middle.shape
-        t = xp.reshape(middle[..., None] + half[..., None] * self.nodes, (n, k * _NODES))
-        return xp.reshape(self.integrand(t, lines), (n, k, _NODES))
+        k = middle.shape[1]
+        # Node by node, so that nothing is ever summed over an axis as short as m.
+        t = xp.concat([middle + half * float(node) for node in _rule()[0]], axis=1)
+        found = self.integrand(t, lines)
+        return [found[:, i * k : (i + 1) * k] for i in range(_NODES)]
 
-    def assess(self, values: Array, middle: Array, half: Array, before: Array, after: Array) -> _Cells:
+    def assess(self, values: list[Array], middle: Array, half: Array, before: Array, after: Array) -> _Cells:
         xp = self.xp
-        top = xp.max(values, axis=-1)
+        nodes, weights, transform = _rule()
+        top = reduce(xp.maximum, values)
         alive = top > _DEAD
         # Zeros are kept 1e9 below the top: far enough to vanish, near enough to compute with.
-        values = xp.maximum(values, top[..., None] - 1e9)
-        shape = xp.exp(xp.clip(values - top[..., None], -700.0, None))
-        shape = shape * xp.astype(alive, xp.float64)[..., None]
-        mass = shape * self.weights * half[..., None]
-        offset = half[..., None] * self.nodes
-        size = xp.abs(xp.matmul(shape, self.transform))
-        low = xp.maximum(size[..., 0], size[..., 1])
-        high = xp.maximum(size[..., 2], size[..., 3])
+        floor = top - 1e9
+        values = [xp.maximum(v, floor) for v in values]
+        living = xp.astype(alive, xp.float64)
+        shape = [xp.exp(xp.clip(v - top, -700.0, None)) * living for v in values]
+        mass = sum(float(w) * p for w, p in zip(weights, shape)) * half
+        first = sum(float(w * x) * p for w, x, p in zip(weights, nodes, shape) if abs(x) > 1e-9) * half**2
+        second = (
+            sum(float(w * x * x) * p for w, x, p in zip(weights, nodes, shape) if abs(x) > 1e-9) * half**3
+        )
+        size = [xp.abs(sum(float(c) * p for c, p in zip(column, shape))) for column in transform.T]
+        low, high = xp.maximum(size[0], size[1]), xp.maximum(size[2], size[3])
         # Legendre coefficients of a resolved integrand fall geometrically, and the rule is exact up to degree 2 m - 3.
         # Those of a step do not: high / low is at least 1/4 wherever it is.
         ratio = high / xp.clip(low, _TINY, None)
         error = xp.clip(high * xp.clip((_STEP_RATIO * ratio) ** 2, None, 1.5), _TINY, None)
         nothing = xp.full_like(top, IMPOSSIBLE)
         log_error = xp.where(alive, top + xp.log(xp.clip(2 * half * error, _TINY, None)), nothing)
-        inner, left, right = self.bounds(values, half)
-        rough = alive & (top - xp.min(values, axis=-1) > _ROUGH)
-        inner, left, right = (xp.where(rough, a, nothing) for a in (inner, left, right))
+        rough = alive & (top - reduce(xp.minimum, values) > _ROUGH)
+        inner, left, right = (xp.where(rough, a, nothing) for a in self.bounds(values, half))
+        ends = values[0], values[-1]
         return _Cells(
             middle,
             half,
             top,
-            xp.sum(mass, axis=-1),
-            xp.sum(mass * offset, axis=-1),
-            xp.sum(mass * offset * offset, axis=-1),
+            mass,
+            first,
+            second,
             log_error,
             inner,
             left,
             right,
-            values[..., 0],
-            values[..., -1],
+            *ends,
             before,
             after,
+            xp.ones_like(top),
         )
 
-    def bounds(self, values: Array, half: Array) -> tuple[Array, Array, Array]:
+    def bounds(self, values: list[Array], half: Array) -> tuple[Array, Array, Array]:
         """How high a log-integrand that is concave in the cell may rise beside a node that is higher than its neighbours.
 
         A peak lies beside such a node; the slopes on either side of a gap bound what happens in it. For the two ends the
@@ -244,31 +254,29 @@ class _Engine:
         for i, gap in enumerate(gaps):
             sides = []
             if i > 0:
-                sides.append(
-                    values[..., i] + (values[..., i] - values[..., i - 1]) * float(gap / gaps[i - 1])
-                )
+                sides.append(values[i] + (values[i] - values[i - 1]) * float(gap / gaps[i - 1]))
             if i < len(gaps) - 1:
-                sides.append(
-                    values[..., i + 1] + (values[..., i + 1] - values[..., i + 2]) * float(gap / gaps[i + 1])
-                )
-            bound = sides[0] if len(sides) == 1 else xp.minimum(*sides)
-            rise.append(xp.maximum(bound, xp.maximum(values[..., i], values[..., i + 1])))
+                sides.append(values[i + 1] + (values[i + 1] - values[i + 2]) * float(gap / gaps[i + 1]))
+            rise.append(xp.maximum(reduce(xp.minimum, sides), xp.maximum(values[i], values[i + 1])))
         width = xp.log(xp.clip(2 * half, _TINY, None))
-        inner = xp.full_like(half, IMPOSSIBLE)
-        for i in range(1, _NODES - 1):
-            peak = (values[..., i] >= values[..., i - 1]) & (values[..., i] >= values[..., i + 1])
-            inner = xp.where(peak, xp.maximum(inner, xp.maximum(rise[i - 1], rise[i])), inner)
         nothing = xp.full_like(half, IMPOSSIBLE)
-        left = xp.where(values[..., 0] >= values[..., 1], rise[0] + width, nothing)
-        right = xp.where(values[..., -1] >= values[..., -2], rise[-1] + width, nothing)
+        inner = nothing
+        for i in range(1, _NODES - 1):
+            peak = (values[i] >= values[i - 1]) & (values[i] >= values[i + 1])
+            inner = xp.where(peak, xp.maximum(inner, xp.maximum(rise[i - 1], rise[i])), inner)
+        left = xp.where(values[0] >= values[1], rise[0] + width, nothing)
+        right = xp.where(values[-1] >= values[-2], rise[-1] + width, nothing)
         return inner + width, left, right
 
     def judge(self, cells: _Cells) -> tuple[LineMoments, Array, Array]:
         """Moments so far, the urgency of every cell (N, B), and which lines are not done."""
         xp = self.xp
-        top = xp.max(cells.top, axis=-1)
+        nothing = xp.full_like(cells.top, IMPOSSIBLE)
+        live = cells.live > 0
+        tops = xp.where(live, cells.top, nothing)
+        top = xp.max(tops, axis=-1)
         dead = top <= _DEAD
-        factor = xp.exp(xp.clip(cells.top - top[:, None], -700.0, None))
+        factor = xp.exp(xp.clip(tops - top[:, None], -700.0, None)) * cells.live
         norm = xp.sum(cells.mass * factor, axis=-1)
         safe = xp.where(dead, xp.ones_like(norm), norm)
         mean = xp.sum((cells.first + cells.mass * cells.middle) * factor, axis=-1) / safe
@@ -277,12 +285,12 @@ class _Engine:
         square = xp.sum(spread * factor, axis=-1) / safe + mean * mean
         log_norm = top + xp.log(safe)
         # The norm matters too, even where the integrand is so narrow that any norm gives the right mean.
-        lever = xp.abs(offset) + cells.half + _LEVER
+        lever = (xp.abs(offset) + cells.half + _LEVER) * cells.live
         errors = xp.exp(xp.clip(cells.log_error - log_norm[:, None], -700.0, 300.0)) * lever
         error = xp.sum(errors, axis=-1)
-        potential = xp.where(cells.left_end >= cells.before, cells.left, cells.inner)
-        potential = xp.maximum(potential, xp.where(cells.right_end >= cells.after, cells.right, cells.inner))
-        potential = xp.maximum(potential, cells.inner) - log_norm[:, None]
+        potential = xp.where(cells.left_end >= cells.before, cells.left, nothing)
+        potential = xp.maximum(potential, xp.where(cells.right_end >= cells.after, cells.right, nothing))
+        potential = xp.where(live, xp.maximum(potential, cells.inner), nothing) - log_norm[:, None]
         hidden = xp.max(potential, axis=-1)
         going_on = ~dead & ((error > self.tolerance) | (hidden > math.log(self.tolerance)))
         priority = xp.maximum(xp.log(xp.clip(errors, _TINY, None)), potential)
@@ -293,61 +301,55 @@ class _Engine:
             xp.where(dead, ones, square),
             xp.where(dead, math.inf * ones, error + xp.exp(xp.clip(hidden, -700.0, 0.0))),
         )
-        return found, priority, going_on
+        return found, xp.where(live, priority, -math.inf * xp.ones_like(priority)), going_on
 
     def refine(self, lines: Array, cells: _Cells, priority: Array) -> _Cells:
-        """Split the two most urgent cells of every line."""
+        """Split the most urgent cells of every line."""
         xp = self.xp
         index = xp.arange(priority.shape[1], device=self.device)
-        first = index == xp.argmax(priority, axis=1, keepdims=True)
-        second = index == xp.argmax(
-            xp.where(first, xp.full_like(priority, -math.inf), priority), axis=1, keepdims=True
+        live, chosen = cells.live, []
+        for _ in range(_SPLITS):
+            at = xp.argmax(priority, axis=1, keepdims=True)
+            chosen.append(at)
+            here = index == at
+            priority = xp.where(here, xp.full_like(priority, -math.inf), priority)
+            live = xp.where(here, xp.zeros_like(live), live)
+        at = xp.concat(chosen, axis=1)
+        middle, half, before, after = (
+            xp.take_along_axis(a, at, axis=1) for a in (cells.middle, cells.half, cells.before, cells.after)
         )
-        chosen = (first, second)
-
-        def pick(a: Array) -> Array:
-            zero = xp.zeros_like(a)
-            return xp.stack([xp.sum(xp.where(c, a, zero), axis=1) for c in chosen], axis=1)
-
-        middle, half, before, after = (pick(a) for a in (cells.middle, cells.half, cells.before, cells.after))
         where = self.split_points(lines, middle, half)
         left, right = middle - half, middle + half
         low, high = xp.concat([left, where], axis=1), xp.concat([where, right], axis=1)
         centre, width = (low + high) / 2, (high - low) / 2
         values = self.values(lines, centre, width)
         # What lies beyond the split, for each of the two halves.
-        before = xp.concat([before, values[:, :2, -2]], axis=1)
-        after = xp.concat([values[:, 2:, 1], after], axis=1)
+        before = xp.concat([before, values[-2][:, :_SPLITS]], axis=1)
+        after = xp.concat([values[1][:, _SPLITS:], after], axis=1)
         children = self.assess(values, centre, width, before, after)
-
-        def put(old: Array, new: Array) -> Array:
-            for i, c in enumerate(chosen):
-                old = xp.where(c, new[:, i : i + 1], old)
-            return xp.concat([old, new[:, 2:]], axis=1)
-
-        return _Cells(*(put(old, new) for old, new in zip(cells, children)))
+        merged = zip(cells._replace(live=live), children)
+        return _Cells(*(xp.concat([old, new], axis=1) for old, new in merged))
 
     def split_points(self, lines: Array, middle: Array, half: Array) -> Array:
         """Where to split: at the jump that explains most of what the log-integrand does in the cell, or in the middle."""
         xp = self.xp
         values = self.values(lines, middle, half)
-        top = xp.max(values, axis=-1)
-        values = xp.maximum(values, top[..., None] - _DEPTH)
-        steps = xp.abs(values[..., 1:] - values[..., :-1])
-        largest = xp.max(steps, axis=-1)
-        jump = (largest > _JUMP * (top - xp.min(values, axis=-1))) & (largest > 0.1) & (top > _DEAD)
+        top = reduce(xp.maximum, values)
+        values = [xp.maximum(v, top - _DEPTH) for v in values]
+        steps = [xp.abs(b - a) for a, b in pairwise(values)]
+        largest = reduce(xp.maximum, steps)
+        jump = (largest > _JUMP * (top - reduce(xp.minimum, values))) & (largest > 0.1) & (top > _DEAD)
         any_jump = xp.any(jump, axis=1)
         rows = xp.nonzero(any_jump)[0]
         if not rows.shape[0]:
             return middle
-        at = xp.argmax(steps, axis=-1)[..., None]
-        index = xp.arange(_NODES, device=self.device)
-        t = middle[..., None] + half[..., None] * self.nodes
-
-        def pick(a: Array, place: Array) -> Array:
-            return xp.take(xp.sum(xp.where(index == place, a, xp.zeros_like(a)), axis=-1), rows, axis=0)
-
-        low, high, one, other = pick(t, at), pick(t, at + 1), pick(values, at), pick(values, at + 1)
+        low, high, one, other = (xp.zeros_like(middle) for _ in range(4))
+        for i, step in enumerate(steps):
+            here = step >= largest
+            a, b = (middle + half * float(_rule()[0][j]) for j in (i, i + 1))
+            low, high = xp.where(here, a, low), xp.where(here, b, high)
+            one, other = xp.where(here, values[i], one), xp.where(here, values[i + 1], other)
+        low, high, one, other = (xp.take(a, rows, axis=0) for a in (low, high, one, other))
         level, rising = (one + other) / 2, other > one
         some = xp.take(lines, rows)
         for _ in range(_BISECTIONS):
