@@ -13,6 +13,8 @@ from smimbench.backend import Backend, get_backend, namespace, to_host
 from smimbench.interfaces import Channel, Data, Model, ParameterError, Prior, Start
 from smimbench.parameters import build, canonical_json, parameters_of, signature_of
 from smimbench.registry import Registry, RegistryError, get_registry
+from smimbench.theory.derived_prior import complete_prior
+from smimbench.theory.likelihood import complete_channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -169,11 +171,9 @@ class Problem:
         self.model = self._make(registry, "model", model, None, {})
         name = self.model.name
         self.channel = self._make(registry, "channel", channel, name, {"tokens": self.model.tokens})
-        if not hasattr(self.channel, "posterior"):
-            from smimbench.theory.likelihood import IntegratedChannel
-
-            self.channel = IntegratedChannel(self.channel, sites=self.model.sites)
         self.prior = self._make(registry, "prior", prior, name, {})
+        self.channel = self._completed("channel", complete_channel, self.channel)
+        self.prior = self._completed("prior", complete_prior, self.prior)
         self.components: int = int(self.channel.components)
 
     def _make(
@@ -199,6 +199,13 @@ class Problem:
         self.spec[kind] = spec
         self._defaults[kind] = {k: p.default for k, p in signature_of(entry.item).items()}
         return item
+
+    def _completed(self, kind: str, complete: Callable[[Any, Model], Any], item: Any) -> Any:
+        """The item with all that the engine derives from what it gives."""
+        try:
+            return complete(item, self.model)
+        except ParameterError as error:
+            raise ProblemError(f"{kind}.{error.key}", error.message) from None
 
     def __repr__(self) -> str:
         return f"Problem({self.label})"

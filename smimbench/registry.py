@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from smimbench import hookspecs
+from smimbench.fitted import algorithm_class
 from smimbench.interfaces import CONTRACT_VERSION, Capabilities
 
 if TYPE_CHECKING:
@@ -30,19 +31,36 @@ GROUP = "smimbench"
 BUILT_IN = "smimbench"
 KINDS = ("model", "channel", "prior", "algorithm")
 
-_REQUIRED = {
+_REQUIRED: dict[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = {
     "model": (
-        "sample_count",
-        "sample_ratio",
-        "signal_shape",
-        "draw_inputs",
-        "draw_noise",
-        "forward",
-        "adjoint",
+        (
+            "sample_count",
+            "sample_ratio",
+            "signal_shape",
+            "draw_inputs",
+            "draw_noise",
+            "forward",
+            "adjoint",
+        ),
+        (),
     ),
-    "channel": ("forward",),
-    "prior": ("sample", "denoise", "overlap"),
-    "algorithm": ("init", "step", "estimate"),
+    "channel": (("forward",), (("posterior",), ("log_likelihood",))),
+    "prior": ((), (("sample", "denoise"), ("log_density",), ("quantile",), ("eigenvalues",))),
+    "algorithm": ((), (("init", "step", "estimate"), ("fit",))),
+}
+"""What an item must have, and the sets of methods of which it must have one whole; the engine derives the rest."""
+
+_DERIVED: dict[str, tuple[tuple[str, str], ...]] = {
+    "channel": (
+        ("posterior", "posterior and information: integrated from log_likelihood"),
+        ("vjp", "gradient: finite differences, where the label is smooth"),
+    ),
+    "prior": (
+        ("denoise", "denoiser: from the law of the entries or of the eigenvalues"),
+        ("overlap", "state-evolution map: integrated, or simulated with sample and denoise"),
+    ),
+    "algorithm": (),
+    "model": (),
 }
 
 
@@ -68,6 +86,11 @@ class Entry:
     def fits(self, model: str | None) -> bool:
         """Whether it works for the model (None: any)."""
         return model is None or "*" in self.models or model in self.models
+
+    @property
+    def derived(self) -> tuple[str, ...]:
+        """What the item leaves to the engine, and how the engine does it."""
+        return tuple(how for name, how in _DERIVED[self.kind] if not _has(self.item, name))
 
     @property
     def summary(self) -> str:
@@ -188,14 +211,19 @@ class Registry:
             self._trace(f"  {entry.kind} {entry.name}")
 
     def _register(self, plugin: Plugin, kind: str, item: type[Any]) -> None:
+        if kind == "algorithm":
+            item = algorithm_class(item)
         if not isinstance(item, type):
             raise RegistryError(f"{kind} {item!r} is not a class; register the class, not an instance")
-        missing = [
-            name for name in ("name", "version", "reference", "capabilities") if not hasattr(item, name)
-        ]
-        missing += [name for name in _REQUIRED[kind] if not hasattr(item, name)]
+        # First of all: what a newer contract calls things is not ours to judge.
+        _check_contract(kind, item)
+        missing = [name for name in ("name", "version", "reference", "capabilities") if not _has(item, name)]
+        always, choices = _REQUIRED[kind]
+        missing += [name for name in always if not _has(item, name)]
         if missing:
             raise RegistryError(f"{kind} {item.__name__} lacks {', '.join(missing)}")
+        if choices and not any(all(_has(item, name) for name in choice) for choice in choices):
+            raise RegistryError(f"{kind} {item.__name__} {_what_is_needed(item, choices)}")
         if not isinstance(item.name, str) or not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", item.name):
             raise RegistryError(
                 f"{kind} {item.__name__}: name must be lower-case letters, digits, '.', '_' or '-', got {item.name!r}"
@@ -204,14 +232,6 @@ class Registry:
             raise RegistryError(f"{kind} {item.name}: version must be an integer, got {item.version!r}")
         if not isinstance(item.capabilities, Capabilities):
             raise RegistryError(f"{kind} {item.name}: capabilities must be a smimbench.Capabilities")
-        if kind == "channel" and not (hasattr(item, "posterior") or hasattr(item, "log_likelihood")):
-            raise RegistryError(f"channel {item.name} needs a posterior or a log_likelihood")
-        contract = getattr(item, "contract_version", CONTRACT_VERSION)
-        if contract > CONTRACT_VERSION:
-            raise RegistryError(
-                f"{kind} {item.name} is written for contract {contract}, this smimbench speaks {CONTRACT_VERSION}; "
-                f"upgrade smimbench"
-            )
         entry = Entry(kind, item.name, item, plugin.distribution)
         for other in self._entries:
             if other.kind == kind and other.name == entry.name and _overlap(other.models, entry.models):
@@ -329,6 +349,37 @@ def _unknown_hooks(module: Any) -> str | None:
     if not found:
         return f"no hook found; implement one of {', '.join(known)}"
     return None
+
+
+def _has(item: type[Any], name: str) -> bool:
+    """Whether an item's class has a method, an attribute or a field of that name."""
+    return hasattr(item, name) or name in getattr(item, "__dataclass_fields__", {})
+
+
+def _what_is_needed(item: type[Any], choices: tuple[tuple[str, ...], ...]) -> str:
+    """Which methods are missing: those of the choice that was begun, or all choices."""
+    begun = [choice for choice in choices if any(_has(item, name) for name in choice)]
+    if begun:
+        lacking = ", ".join(name for name in begun[0] if not _has(item, name))
+        others = [" and ".join(choice) for choice in choices if choice is not begun[0]]
+        return f"lacks {lacking} (or give {_or(others)} instead)"
+    return f"needs a {_or([', '.join(choice) for choice in choices])}"
+
+
+def _or(words: list[str]) -> str:
+    return " or a ".join(words) if len(words) == 2 else ", or ".join(words)
+
+
+def _check_contract(kind: str, item: type[Any]) -> None:
+    contract = getattr(item, "contract", getattr(item, "contract_version", CONTRACT_VERSION))
+    name = getattr(item, "name", item.__name__)
+    if isinstance(contract, bool) or not isinstance(contract, int):
+        raise RegistryError(f"{kind} {name}: contract must be an integer, got {contract!r}")
+    if contract > CONTRACT_VERSION:
+        raise RegistryError(
+            f"{kind} {name} is written for contract {contract}, this smimbench speaks {CONTRACT_VERSION}; "
+            f"upgrade smimbench"
+        )
 
 
 def _overlap(first: tuple[str, ...], second: tuple[str, ...]) -> bool:

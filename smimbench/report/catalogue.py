@@ -50,6 +50,7 @@ def _item(entry: Entry) -> dict[str, Any]:
         "version": entry.item.version,
         "reference": entry.item.reference,
         "distribution": entry.distribution,
+        "derived": list(entry.derived),
     }
 
 
@@ -175,13 +176,18 @@ def print_info(console: Console, documents: list[dict[str, Any]]) -> None:
             "version",
             "reference",
             "distribution",
+            "derived",
             "problems",
             "algorithms",
             "seeds",
         ):
             value = document.get(key)
             if value not in (None, "", []):
-                text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+                text = (
+                    ("; " if key == "derived" else ", ").join(map(str, value))
+                    if isinstance(value, list)
+                    else str(value)
+                )
                 console.print(f"{key:13s} {escape(text)}".replace(" *", " all"), soft_wrap=True)
         if document["parameters"]:
             console.print("\nparameters", style="bold")

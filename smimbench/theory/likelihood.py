@@ -59,6 +59,7 @@ _WIDTHS = ((1.0, 256), (1.6, 128), (2.6, 128))
 _REFINEMENTS = 2
 _GOOD = 4e-3
 _NOISE_DRAWS = 64
+_NARROWEST = 1e-7
 
 
 def complete_channel(channel: Any, model: Model) -> Any:
@@ -79,12 +80,17 @@ def complete_channel(channel: Any, model: Model) -> Any:
     Raises
     ------
     ParameterError
-        If it gives a likelihood only, in more latent dimensions than can be integrated.
+        If it gives a likelihood only, in more latent dimensions than can be integrated; or one that does not fit the labels
+        of ``forward``; or if the label is a noiseless continuous function of the latents, which has no likelihood.
     """
     if not hasattr(channel, "posterior"):
-        return IntegratedChannel(channel, model.sites)
+        integrated = IntegratedChannel(channel, model.sites)
+        integrated.check()
+        return integrated
+    if not (hasattr(channel, "symmetry") and hasattr(channel, "components")):
+        return _Derived(channel, model.sites)
     derived = _Derived(channel, model.sites)
-    adds_prediction = derived.noisy and not hasattr(channel, "predict")
+    adds_prediction = not hasattr(channel, "predict") and derived.noisy
     adds_derivative = not hasattr(channel, "vjp") and derived.smooth
     return derived if adds_prediction or adds_derivative else channel
 
@@ -95,15 +101,18 @@ class _Derived:
     def __init__(self, channel: Any, sites: int) -> None:
         self.channel = channel
         self.sites = int(sites)
-        self.components = int(channel.components)
+        self.components = int(getattr(channel, "components", 1))
 
     def __getattr__(self, name: str) -> Any:
         if name in ("channel", "sites") or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(name)
-        if name == "predict" and self.noisy:
-            return self._predict_noiseless
-        if name == "vjp" and self.smooth:
-            return self._vjp
+        if not hasattr(self.channel, name):
+            if name == "predict" and self.noisy:
+                return self._predict_noiseless
+            if name == "vjp" and self.smooth:
+                return self._vjp
+            if name == "symmetry":
+                return self._find_symmetry()
         return getattr(self.channel, name)
 
     def __repr__(self) -> str:
@@ -126,6 +135,44 @@ class _Derived:
             found = self._is_smooth()
             self.__dict__["_smooth"] = found
         return found
+
+    def _find_symmetry(self) -> str:
+        """The largest group of transformations of the latents, among those the engine knows, that no label sees."""
+        if "_symmetry" in self.__dict__:
+            known: str = self.__dict__["_symmetry"]
+            return known
+        rng = np.random.default_rng(33)
+        P = self.components
+        cycle, swap = np.roll(np.eye(P), 1, axis=0), np.eye(P)
+        swap[:2] = swap[:2][::-1]
+        rotation = np.linalg.qr(rng.standard_normal((P, P)))[0]
+        found = "none"
+        if P > 1 and self._unseen(rotation):
+            found = "rotations"
+        else:
+            flips = all(self._unseen(np.diag(np.where(np.arange(P) == p, -1.0, 1.0))) for p in range(P))
+            permutes = P > 1 and self._unseen(cycle) and self._unseen(swap)
+            if flips or permutes:
+                found = {(True, True): "signed-permutations", (True, False): "signs"}.get(
+                    (flips, permutes), "permutations"
+                )
+        self.__dict__["_symmetry"] = found
+        return found
+
+    def _unseen(self, transformation: Array) -> bool:
+        """Whether labels are as likely under transformed latents as under the latents themselves."""
+        z = self._probe(64)
+        turned = transformation @ z
+        try:
+            if hasattr(self.channel, "log_likelihood"):
+                y = np.asarray(self.channel.forward(z, rng=np.random.default_rng(0)))
+                with np.errstate(all="ignore"):
+                    pair = [np.asarray(self.channel.log_likelihood(y, at), dtype=float) for at in (z, turned)]
+                return bool(np.allclose(pair[0], pair[1], rtol=1e-6, atol=1e-6))
+            pair = [np.asarray(self.channel.forward(at, rng=np.random.default_rng(0))) for at in (z, turned)]
+            return bool(np.allclose(pair[0], pair[1], rtol=1e-6, atol=1e-9))
+        except Exception:  # what cannot be asked has no symmetry that we know of
+            return False
 
     def _probe(self, count: int) -> Array:
         return np.random.default_rng(23).standard_normal((count, self.components, self.sites))
@@ -301,12 +348,65 @@ class IntegratedChannel(_Derived):
             return found
         Q, V = (np.asarray(a, dtype=float) for a in (Q, V))
         Q, V = np.broadcast_arrays(Q, V)
-        flat = [
-            self._remembered(q, v) for q, v in zip(Q.reshape(-1, *Q.shape[-2:]), V.reshape(-1, *V.shape[-2:]))
-        ]
+        pairs = list(zip(Q.reshape(-1, *Q.shape[-2:]), V.reshape(-1, *V.shape[-2:])))
+        memory: dict[bytes, Uncertain] = self.__dict__.setdefault("_memory", {})
+        keys = [q.tobytes() + v.tobytes() for q, v in pairs]
+        # A table, a figure and the thresholds ask for the same points.
+        missing = {key: pair for key, pair in zip(keys, pairs) if key not in memory}
+        if missing:
+            memory.update(zip(missing, self._informations(list(missing.values()))))
+        flat = [memory[key] for key in keys]
         value = np.stack([f.value for f in flat]).reshape(Q.shape)
         error = np.stack([f.error for f in flat]).reshape(Q.shape)
         return Uncertain(value, error, flat[0].method)
+
+    def check(self) -> None:
+        """Raise ParameterError, in one line, if ``forward`` and ``log_likelihood`` do not belong together."""
+        who = f"channel {getattr(self.channel, 'name', type(self.channel).__name__)!r}"
+        z = self._probe(16)
+        rng = np.random.default_rng(34)
+        what = "forward"
+        try:
+            y = np.asarray(self.channel.forward(z, rng=rng))
+            what = "log_likelihood"
+            with np.errstate(all="ignore"):
+                found = np.asarray(self.channel.log_likelihood(y, z), dtype=float)
+        except Exception as error:  # a third party's code may raise anything
+            line = " ".join(str(error).split())
+            raise ParameterError(
+                "name",
+                f"{who}: {what} fails for latents of shape {z.shape}: {type(error).__name__}: {line}",
+            ) from None
+        if y.ndim < 1 or len(y) != len(z):
+            raise ParameterError(
+                "name", f"{who}: forward must return one label per sample, shape (16, ...), got {y.shape}"
+            )
+        if self._exact():
+            raise ParameterError(
+                "name",
+                f"{who}: the label is a continuous function of the latents without noise, so its likelihood is a delta "
+                "function that cannot be integrated; give a posterior in place of log_likelihood, or add noise to forward",
+            )
+        if found.shape != (len(z),):
+            raise ParameterError(
+                "name",
+                f"{who}: log_likelihood must return one number per sample, shape (16,), got {found.shape}",
+            )
+        if not np.isfinite(found).all():
+            raise ParameterError(
+                "name",
+                f"{who}: log_likelihood must be finite for labels that forward has drawn from the same latents, "
+                f"got {found[~np.isfinite(found)][0]}",
+            )
+
+    def _exact(self) -> bool:
+        """Whether a noiseless label moves with every small move of the latents: then it has no density."""
+        if self.noisy:
+            return False
+        z = self._probe(64)
+        move = 1e-6 * np.random.default_rng(35).standard_normal(z.shape)
+        first, second = (np.asarray(self.channel.forward(at)).reshape(len(z), -1) for at in (z, z + move))
+        return bool((first != second).any(axis=1).mean() > 0.02)
 
     @property
     def labels(self) -> np.ndarray[Any, Any] | None:
@@ -333,19 +433,25 @@ class IntegratedChannel(_Derived):
         # Without this the likelihood is not a probability, or a label was not met: sample y instead of adding up.
         return values if np.ptp(total) < 1e-6 * total.mean() else None
 
-    def _remembered(self, Q: Array, V: Array) -> Uncertain:
-        """``_information``, computed once: a table, a figure and the thresholds ask for the same points."""
-        memory: dict[bytes, Uncertain] = self.__dict__.setdefault("_memory", {})
-        key = Q.tobytes() + V.tobytes()
-        if key not in memory:
-            memory[key] = self._information(Q, V)
-        return memory[key]
+    def _informations(self, pairs: list[tuple[Array, Array]]) -> list[Uncertain]:
+        labels = self.labels
+        if labels is not None and self.dimension == 1:
+            Q, V = (np.array([pair[i][0, 0] for pair in pairs]) for i in range(2))
+            far = V < _NARROWEST * Q
+            if not far.any():
+                return self._by_quadrature(Q, V, labels)
+            # No rule meets a boundary that is this narrow unless it knows where: follow the power law on the way to it.
+            near = [np.where(far, factor * _NARROWEST * Q, V) for factor in (1.0, 10.0)]
+            found, wider = (self._by_quadrature(Q, np.maximum(v, V), labels) for v in near)
+            return [
+                _continued(f, w, v, low) if out else f
+                for f, w, v, low, out in zip(found, wider, V, near[0], far)
+            ]
+        return [self._information(q, v) for q, v in pairs]
 
     def _information(self, Q: Array, V: Array) -> Uncertain:
         """The best of the two samplers, with more points until the error is small or enough is enough."""
         labels = self.labels
-        if labels is not None and self.dimension == 1:
-            return self._by_quadrature(Q, V, labels)
         points, good = (256, _GOOD) if labels is None else (64, _GOOD / 2)
         refinements = _REFINEMENTS + (self.dimension == 1)
         for refinement in range(refinements):
@@ -389,26 +495,62 @@ class IntegratedChannel(_Derived):
         found: np.ndarray[Any, Any] = inverse_root @ sum(blocks[:, c, :, c] for c in range(C)) @ inverse_root
         return found
 
-    def _by_quadrature(self, Q: Array, V: Array, labels: Array) -> Uncertain:
-        """The same in one dimension, by an adaptive rule over omega around one over z for every label."""
+    def _by_quadrature(self, Q: Array, V: Array, labels: Array) -> list[Uncertain]:
+        """The same in one dimension for all (Q, V) at once, by an adaptive rule over omega around one over z."""
         xp = namespace(Q)
-        scale = float(_host_root(Q)[0, 0])
+        scale, width = np.sqrt(Q), np.sqrt(V)
+        tolerance = _ONE_LINE / 10
+
+        def inner(omega: Array, spread: Array) -> Array:
+            """``sum_y P(y | omega) E[u | y, omega]^2`` (M,)."""
+
+            def log_weight(u: Array, lines: Array) -> Array:
+                at = lines // len(labels)
+                z = omega[at][:, None] + spread[at][:, None] * u
+                y = np.repeat(labels[lines % len(labels)], u.shape[1], axis=0)
+                found = np.asarray(self.channel.log_likelihood(y, z.reshape(-1, 1, 1)), dtype=float)
+                return np.maximum(found, IMPOSSIBLE).reshape(u.shape)
+
+            count = len(omega) * len(labels)
+            found = line_moments(log_weight, count, xp, None, tolerance=tolerance, search=False)
+            chance = np.exp(np.clip(found.log_norm, -700, None))
+            return (chance * found.mean**2).reshape(len(omega), len(labels)).sum(axis=1)
 
         def log_square(t: Array, lines: Array) -> Array:
-            omega = scale * t.reshape(-1, 1, 1)
-            total = np.zeros(len(omega))
-            for value in labels:
-                y = np.broadcast_to(value, (len(omega), *value.shape))
-                found = self._integrate(y, omega, V, _ONE_LINE / 10, effort=0)
-                total += np.exp(np.clip(found.log_norm, -700, None)) * found.mean[:, 0] ** 2
-            with np.errstate(divide="ignore"):
-                return np.log(total).reshape(t.shape)
+            omega = (scale[lines][:, None] * t).ravel()
+            spread = np.broadcast_to(width[lines][:, None], t.shape).ravel()
+            step = max(1, _BLOCK // (80 * len(labels)))
+            parts = [inner(omega[i : i + step], spread[i : i + step]) for i in range(0, len(omega), step)]
+            return np.log(np.concatenate(parts)).reshape(t.shape)
 
-        found = line_moments(log_square, 1, xp, None, tolerance=_ONE_LINE / 10)
-        value = math.exp(float(found.log_norm[0])) / V
+        with np.errstate(all="ignore"):
+            found = line_moments(log_square, len(Q), xp, None, tolerance=tolerance)
+        value = np.exp(found.log_norm) / V
         # The rule keeps the error of the norm below ten times that of the mean.
-        relative = min(1.0, 10 * float(found.error[0])) if value.any() else 0.0
-        return Uncertain(value, relative * value, "nested quadrature of the likelihood")
+        error = value * np.clip(10 * found.error, 0.0, 1.0)
+        method = "nested quadrature of the likelihood"
+        return [
+            Uncertain(np.array([[v]]), np.array([[e if v > 0 else 0.0]]), method)
+            for v, e in zip(value, error)
+        ]
+
+    def _predict_noiseless(self, z: Array) -> Array:
+        """``E[y | z]``: exact where a label has few values, otherwise a mean over fixed draws of the noise."""
+        labels = self.labels
+        if labels is None:
+            return super()._predict_noiseless(z)
+        xp = namespace(z)
+        total: Any = 0.0
+        norm: Any = 0.0
+        for value in labels:
+            one = xp.asarray(value, device=array_api_compat.device(z))
+            y = xp.broadcast_to(one, (z.shape[0], *one.shape))
+            seen = xp.astype(observable(self.channel, y), z.dtype)
+            with np.errstate(all="ignore"):
+                chance = xp.astype(xp.exp(self.channel.log_likelihood(y, z)), z.dtype)
+            norm = norm + chance
+            total = total + seen * xp.reshape(chance, (-1, *([1] * (seen.ndim - 1))))
+        return total / xp.reshape(norm, (-1, *([1] * (total.ndim - 1))))
 
     def _likelihoods(self, z: Array, labels: Array) -> Array:
         """``P(y | z)`` of every label, (Y, n)."""
@@ -973,6 +1115,20 @@ def _wide_points(dimension: int, seed: int) -> tuple[np.ndarray[Any, Any], np.nd
     weight /= weight.sum()
     values, vectors = np.linalg.eigh((u * weight[:, None]).T @ u)
     return u @ ((vectors / np.sqrt(values)) @ vectors.T), weight
+
+
+def _continued(found: Uncertain, wider: Uncertain, V: float, at: float) -> Uncertain:
+    """The power law through the information at the error ``at`` and at ten times that, continued to V."""
+    value, other = float(found.value[0, 0]), float(wider.value[0, 0])
+    if not (value > 0 and other > 0):
+        return found
+    # Labels tell at most the width of the posterior, and never less of a narrower one.
+    power = min(max(math.log10(value / other), 0.0), 1.0)
+    distance = math.log(at / V)
+    relative = [float(f.error[0, 0]) / float(f.value[0, 0]) for f in (found, wider)]
+    spread = relative[0] + sum(relative) * distance / math.log(10)
+    grown = np.array([[value * math.exp(power * distance)]])
+    return Uncertain(grown, grown * min(spread, 1.0), f"{found.method}, continued as a power law")
 
 
 def _host_root(matrix: Array) -> Array:

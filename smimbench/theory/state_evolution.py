@@ -179,13 +179,9 @@ class ScalarCurve:
     def _roots(self, alphas: Array, upper: Array) -> Array:
         left, right = self.log_qhat[upper - 1], self.log_qhat[upper]
         if self.sampled:
-            from scipy.interpolate import PchipInterpolator
-
-            finite = np.isfinite(self.alpha)
-            curve = PchipInterpolator(self.log_qhat[finite], np.log(self.alpha[finite]))
 
             def gap(x: Array, index: Array) -> Array:
-                return curve(x) - targets[index]
+                return np.log(self._interpolated(x)) - targets[index]
         else:
 
             def gap(x: Array, index: Array) -> Array:
@@ -240,7 +236,7 @@ class ScalarCurve:
         """All relevant branches for every alpha, Bayes-optimal one first.
 
         One prediction with branch ``"unique"`` where the two branches meet; otherwise both, each with its free entropy
-        (larger is better; infinite for perfect recovery of noiseless labels).
+        (larger is better; infinite for perfect recovery of continuous signals from noiseless labels).
         """
         if not self.turning_points():
             return [[replace(p, branch="unique")] for p in self.predict(alphas)]
@@ -260,19 +256,33 @@ class ScalarCurve:
         The gradient of the replica-symmetric potential with respect to Q vanishes at fixed points, so its integral along
         the curve is the difference of free entropies; no normaliser of the channel is needed.
         """
-        V_end = float(point.V[0, 0])
-        if V_end == 0.0:
+        V_end, perfect = float(point.V[0, 0]), self.perfect_limit()
+        if perfect is not None and perfect.value == 0.0:
+            # Discrete signals hold a finite number of bits: what is left below this error is about its root.
+            V_end = max(V_end, 1e-12 * self.second)
+        elif V_end == 0.0:
             return float("inf")
         x = np.linspace(self.log_qhat[0], self.log_qhat[-1], 6 * len(self.log_qhat))
         V = self._overlap(x)[1]
         x = np.append(x[V_end < V], self._log_qhat_at(V_end))
-        alpha, _ = (np.interp(x, self.log_qhat, self.alpha), None) if self.sampled else self.alpha_of(x)
+        alpha = self._interpolated(x) if self.sampled else self.alpha_of(x)[0]
         V = np.append(self._overlap(x)[1][:-1], V_end)
         qhat = np.exp(x)
         force = 0.5 * qhat * (point.alpha / alpha - 1.0)
         # From Q at the bottom to the first node the force is proportional to Qhat, and so is Q.
         head = 0.5 * force[0] * (self.second - self.bottom - V[0])
-        return float(head + np.sum(0.5 * (force[1:] + force[:-1]) * (V[:-1] - V[1:])))
+        # Over the root of V: near perfect recovery the force grows like its inverse.
+        root = np.sqrt(V)
+        return float(head + np.sum((force[1:] * root[1:] + force[:-1] * root[:-1]) * (root[:-1] - root[1:])))
+
+    def _interpolated(self, log_qhat: Array) -> Array:
+        """alpha(Qhat) between the nodes of a sampled curve."""
+        from scipy.interpolate import PchipInterpolator
+
+        finite = np.isfinite(self.alpha)
+        nodes = self.log_qhat[finite]
+        curve = PchipInterpolator(nodes, np.log(self.alpha[finite]))
+        return np.exp(curve(np.clip(log_qhat, nodes[0], nodes[-1])))
 
     def _log_qhat_at(self, V: float) -> float:
         grid = self._overlap(self.log_qhat)[1]
@@ -359,6 +369,10 @@ class ScalarCurve:
     def perfect_limit(self) -> Threshold | None:
         """Limit of alpha as the error goes to 0: where V = 0 becomes stable. None where the error never vanishes."""
         if self.sampled:
+            if self.alpha[-1] < NOTHING and self._overlap(self.log_qhat[-1])[1] < NOTHING:
+                return Threshold(
+                    0.0, 0.0
+                )  # a discrete signal: once known, it stays known at any sample ratio
             tail = self.alpha[-5:]
             if not np.isfinite(tail).all() or tail[-1] > 1.01 * tail[-3]:
                 return None

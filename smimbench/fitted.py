@@ -1,0 +1,160 @@
+"""Algorithms that are one function, ``fit(data) -> estimate``: the engine makes the loop's three methods around it."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import array_api_compat
+import numpy as np
+
+from smimbench.backend import namespace
+from smimbench.interfaces import Capabilities, Info
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smimbench.interfaces import Array, Data
+    from smimbench.problem import Problem
+
+__all__ = ["Fitted", "algorithm_class"]
+
+OFFERED = ("problem", "rng")
+"""What the engine hands to a fit besides the data, if it names it."""
+
+
+class FittedState(NamedTuple):
+    """The estimate, the source of randomness, and whether the fit has been made."""
+
+    estimate: Array
+    rng: np.random.Generator
+
+
+class Fitted:
+    """The loop's methods for a class that has a method ``fit(data)``; one step makes the whole fit.
+
+    ``fit`` may name ``problem`` and ``rng`` (a host generator of the run's own) as further arguments. It returns the
+    signal-shaped estimate, ``(P, D)`` or ``(P, D, D)``, in any array or nested list that NumPy or the data's namespace
+    understands.
+    """
+
+    steps: ClassVar[int] = 1
+    fit: Callable[..., Array]
+
+    def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> FittedState:
+        """The prior mean."""
+        return FittedState(_like(data, problem.prior.mean(problem.components, data.dimension)), rng)
+
+    def step(self, problem: Problem, data: Data, state: FittedState) -> tuple[FittedState, Info]:
+        """The whole fit; the residual is the relative distance to where the run began, so that it is finite or not.
+
+        Raises
+        ------
+        ValueError
+            If the fit returns something else than numbers in the shape of the signal.
+        """
+        offered = {"problem": problem, "rng": state.rng}
+        names = inspect.signature(self.fit).parameters
+        found = _like(data, self.fit(data, **{name: offered[name] for name in OFFERED if name in names}))
+        wanted = problem.model.signal_shape(problem.components, data.dimension)
+        if tuple(found.shape) != tuple(wanted):
+            raise ValueError(
+                f"fit must return an estimate of the shape of the signal {wanted}, got {found.shape}"
+            )
+        xp = namespace(found)
+        moved = xp.sum((found - state.estimate) ** 2)
+        size = xp.sum(found * found)
+        residual = xp.sqrt(moved / xp.where(size > 0, size, xp.ones_like(size)))
+        samples = data.inputs.shape[0]
+        return FittedState(found, state.rng), Info(residual=residual, samples=samples)
+
+    def estimate(self, state: FittedState) -> Array:
+        """What the fit returned."""
+        return state.estimate
+
+
+def _like(data: Data, values: Any) -> Array:
+    """Numbers as an array beside the data."""
+    xp = namespace(data.labels)
+    device = array_api_compat.device(data.labels)
+    if array_api_compat.is_array_api_obj(values) and not isinstance(values, (np.ndarray, np.generic)):
+        return xp.astype(values, data.inputs.dtype, copy=False)
+    try:
+        host = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"fit must return an array of numbers, got {type(values).__name__}") from None
+    return xp.asarray(host, dtype=data.inputs.dtype, device=device)
+
+
+def algorithm_class(item: Any) -> Any:
+    """A class with ``init``, ``step`` and ``estimate`` made from a class with ``fit``, or from a function.
+
+    Parameters
+    ----------
+    item : type or function
+        A class that has ``init`` or no ``fit`` is returned as it is. A function ``fit(data, *, parameter=value, ...)``
+        gives an algorithm of that name (``_`` written as ``-``) with these parameters; attributes ``name``, ``version``,
+        ``reference`` and ``capabilities`` of the function replace the defaults (its own name, 1, the module, all models).
+
+    Raises
+    ------
+    TypeError
+        If a parameter of a function is not one that can be written in a suite: keyword-only or with a default.
+    """
+    if isinstance(item, type):
+        if not hasattr(item, "fit") or any(hasattr(item, name) for name in ("init", "step")):
+            return item
+        named = {key: getattr(item, key) for key in ("__doc__", "__module__", "__qualname__")}
+        return type(item.__name__, (item, Fitted), named)
+    return _class_of(item) if inspect.isfunction(item) else item
+
+
+def _class_of(function: Callable[..., Array]) -> type[Any]:
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
+        raise TypeError(f"{function.__name__} must take the data as its first argument")
+    settings = []
+    for parameter in parameters[1:]:
+        if parameter.name in OFFERED:
+            continue
+        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            raise TypeError(f"{function.__name__} must name its parameters, not take *args or **kwargs")
+        settings.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+    names = [parameter.name for parameter in settings]
+    asked = [parameter.name for parameter in parameters[1:] if parameter.name in OFFERED]
+
+    def __init__(self: Any, **values: Any) -> None:
+        bound = inspect.Signature(settings).bind(**values)
+        bound.apply_defaults()
+        for name, value in bound.arguments.items():
+            object.__setattr__(self, name, value)
+
+    def fit(self: Any, data: Data, problem: Any = None, rng: Any = None) -> Array:
+        offered = {"problem": problem, "rng": rng}
+        given = {name: offered[name] for name in asked}
+        return function(data, **given, **{name: getattr(self, name) for name in names})
+
+    def __setattr__(self: Any, name: str, value: Any) -> None:
+        raise AttributeError(f"{function.__name__} cannot be changed")
+
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    __init__.__signature__ = inspect.Signature([own, *settings])  # type: ignore[attr-defined]
+    __init__.__annotations__ = {
+        k: v for k, v in getattr(function, "__annotations__", {}).items() if k in names
+    }
+    body = {
+        "__init__": __init__,
+        "__setattr__": __setattr__,
+        "__doc__": function.__doc__ or f"The function {function.__name__}.",
+        "__module__": function.__module__,
+        "__signature__": inspect.Signature(settings),
+        "name": getattr(function, "name", function.__name__.replace("_", "-")),
+        "version": getattr(function, "version", 1),
+        "reference": getattr(function, "reference", function.__module__),
+        "capabilities": getattr(function, "capabilities", Capabilities()),
+        "fit": fit,
+    }
+    for key in ("contract", "contract_version"):
+        if hasattr(function, key):
+            body[key] = getattr(function, key)
+    return type(function.__name__, (Fitted,), body)
