@@ -147,7 +147,8 @@ def sweep(
         qhat, relative, residual, method = _accelerated(problem, alpha, start)
         # The response to alpha, from a second fixed point close by.
         shift = 0.01
-        beside = _accelerated(problem, alpha * (1 - shift if upwards else 1 + shift), qhat)[0]
+        # A residual far below the shift is enough.
+        beside = _accelerated(problem, alpha * (1 - shift if upwards else 1 + shift), qhat, 0.05 * shift)[0]
         Q, V = _overlap(problem, qhat)
         other = _overlap(problem, beside)[1]
         response = np.abs(np.diagonal(V - other)) / shift
@@ -173,7 +174,9 @@ def _exponential(log: Host) -> Host:
     return np.asarray((vectors * np.exp(np.minimum(values, 60.0))) @ vectors.T)
 
 
-def _accelerated(problem: Problem, alpha: float, start: Host) -> tuple[Host, float, float, str]:
+def _accelerated(
+    problem: Problem, alpha: float, start: Host, enough: float = 1e-10
+) -> tuple[Host, float, float, str]:
     """Fixed point of ``Qhat -> kappa alpha I(overlap(Qhat))``: Qhat, relative error of I, residual, method.
 
     Anderson's acceleration in the matrix logarithm, where growth by a factor is a constant step.
@@ -198,7 +201,7 @@ def _accelerated(problem: Problem, alpha: float, start: Host) -> tuple[Host, flo
         value = np.asarray(information.value)
         error = np.broadcast_to(np.asarray(information.error, dtype=float), value.shape)
         relative = float(np.max(np.diagonal(error) / np.maximum(np.diagonal(value), 1e-300)))
-        if residual <= max(1e-10, 0.02 * relative) or np.diagonal(x).min() > np.log(1e14):
+        if residual <= max(enough, 0.02 * relative) or np.diagonal(x).min() > np.log(1e14):
             x = image
             break
         if residual > 2 * best:
