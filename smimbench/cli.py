@@ -401,6 +401,7 @@ def _present(
     """Tables (or JSON), figures and the exit code."""
     from smimbench import machine
     from smimbench.report.contest import contest_tables
+    from smimbench.report.findings import finding_tables
     from smimbench.report.learning_order import learning_tables
     from smimbench.report.rows import error_rows, suite_records
     from smimbench.report.tables import error_tables, runtime_tables, status_line
@@ -429,7 +430,8 @@ def _present(
         if suite.description:
             console.print(suite.description)
         console.print()
-        beside = (*contest_tables(rows), *learning_tables(rows), *runtime_tables(rows, machine.fingerprint()))
+        beside = (*contest_tables(rows), *learning_tables(rows), *finding_tables(rows))
+        beside += (*runtime_tables(rows, machine.fingerprint()),)
         for table in (*error_tables(rows), *beside):
             console.print(table, crop=False)
             console.print()

@@ -434,7 +434,9 @@ class Algorithm(Protocol):
     (optional) gives the algorithm's own theoretical point, in place of the Bayes-optimal one, for its rows. A method
     ``variance(state) -> array (P, P)`` (optional) gives the error V that is claimed for the estimate: with it the
     engine evaluates the Bayes predictor of the label. A method ``cost(problem, data) -> Cost`` (optional) says what one
-    iteration has to do: with it the runtime table shows which part of the machine's speed is reached.
+    iteration has to do: with it the runtime table shows which part of the machine's speed is reached. A method
+    ``findings(state) -> dict`` (optional) names lists of numbers (None for one that was not found) that are kept with the
+    record and shown as means, beside the entry of the same name of ``theory``.
 
     ``data.inputs`` may be a stand-in that only gives slices of the samples (``smimbench.streaming``): go through them with
     ``sample_chunks``. One iteration should not ask for a number on the host: what ``Info`` holds may be 0-d arrays, which

@@ -255,7 +255,7 @@ def _attempt(
         iteration_seconds=durations,
         device_seconds=device_seconds,
         trajectory=trajectory,
-        final=watch.final(),
+        final={**watch.final(), **(algorithm.findings(state) if hasattr(algorithm, "findings") else {})},
         warnings=warnings + watch.coarse_integrals(),
         estimate=algorithm.estimate(state),
         V=algorithm.variance(state) if hasattr(algorithm, "variance") else None,

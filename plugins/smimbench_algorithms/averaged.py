@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from smimbench.backend import namespace
+import numpy as np
+
+from smimbench.backend import namespace, on_device
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError
 from smimbench.parameters import build, parameters_of
 from smimbench.registry import RegistryError, get_registry
 
 if TYPE_CHECKING:
-    import numpy as np
+    from collections.abc import Sequence
 
     from smimbench.interfaces import Data
     from smimbench.problem import Problem
@@ -35,14 +37,15 @@ class Averaged:
     leave a symmetry (signs, permutations), every student is first brought closest to the first one, then to the mean of
     all, until nothing changes: no teacher is needed.
 
-    All students are one computation with one more axis in front, not K runs. With e_1 the error of one student and
-    ``e_K`` that of the mean, ``e_K = b + v / K`` and ``e_1 = b + v``: spread averages out, bias does not.
+    All students are one computation with one more axis in front, not K runs, where the algorithm offers ``init_students``
+    (all gradient methods do). Any other algorithm takes its steps one student after the other, which a remark says. With e_1
+    the error of one student and ``e_K`` that of the mean, ``e_K = b + v / K`` and ``e_1 = b + v``: spread averages out, bias
+    does not.
 
     Parameters
     ----------
     of : table or name
-        The algorithm, ``{ name = "adam", ... }`` with its parameters, or only its name. It must offer
-        ``init_students`` (all gradient methods do).
+        The algorithm, ``{ name = "adam", ... }`` with its parameters, or only its name.
     students : int
         K >= 1.
 
@@ -58,6 +61,7 @@ class Averaged:
     version: ClassVar[int] = 1
     reference: ClassVar[str] = "arXiv:2506.01582"
     capabilities: ClassVar[Capabilities] = Capabilities()
+    example: ClassVar[dict[str, Any]] = {"of": "adam", "students": 3}
 
     def __post_init__(self) -> None:
         if self.students < 1:
@@ -73,10 +77,9 @@ class Averaged:
             entry = get_registry().get("algorithm", name)
         except RegistryError as error:
             raise ParameterError("of.name", str(error)) from None
-        if not hasattr(entry.item, "init_students"):
+        if entry.item is Averaged:
             raise ParameterError(
-                "of.name",
-                f"must be an algorithm that runs several students at once (init_students), {name!r} does not",
+                "of.name", "must be another algorithm than 'averaged': raise students instead"
             )
         try:
             inner = build(entry.item, "algorithm", table)
@@ -86,6 +89,11 @@ class Averaged:
         full = {"name": name, "version": entry.item.version, **parameters_of("algorithm", inner)}
         object.__setattr__(self, "of", full)
         object.__setattr__(self, "_inner", inner)
+        object.__setattr__(self, "_entry", entry)
+
+    @property
+    def _batched(self) -> bool:
+        return hasattr(self._inner, "init_students")  # type: ignore[attr-defined]
 
     @property
     def steps(self) -> int | None:
@@ -98,24 +106,74 @@ class Averaged:
         return self.steps if planned is None else planned(data)  # type: ignore[no-any-return]
 
     def refuses(self, problem: Problem) -> str | None:
-        """What the algorithm itself refuses."""
+        """What the algorithm itself refuses, or was not made for."""
+        if not self._entry.fits(problem.model.name):  # type: ignore[attr-defined]
+            return f"{self._entry.name} does not work for model {problem.model.name!r}"  # type: ignore[attr-defined]
         asked = getattr(self._inner, "refuses", None)  # type: ignore[attr-defined]
         return None if asked is None else asked(problem)  # type: ignore[no-any-return]
 
+    def restarted(self, problem: Problem) -> Averaged | None:
+        """Students of the version that the algorithm offers for a second start."""
+        offer = getattr(self._inner, "restarted", None)  # type: ignore[attr-defined]
+        cautious = None if offer is None else offer(problem)
+        if cautious is None:
+            return None
+        return replace(self, of={"name": self._entry.name, **parameters_of("algorithm", cautious)})  # type: ignore[attr-defined]
+
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> AveragedState:
         """Independent starts."""
-        students = self._inner.init_students(problem, data, rng, self.students)  # type: ignore[attr-defined]
+        if self._batched:
+            students = self._inner.init_students(problem, data, rng, self.students)  # type: ignore[attr-defined]
+        else:
+            streams = rng.spawn(self.students)
+            students = tuple(self._inner.init(problem, data, stream) for stream in streams)  # type: ignore[attr-defined]
         return AveragedState(students, problem)
 
     def step(self, problem: Problem, data: Data, state: AveragedState) -> tuple[AveragedState, Info]:
         """One step of every student."""
-        students, info = self._inner.step(problem, data, state.students)  # type: ignore[attr-defined]
-        return AveragedState(students, problem), info
+        if self._batched:
+            students, info = self._inner.step(problem, data, state.students)  # type: ignore[attr-defined]
+            return AveragedState(students, problem), info
+        steps = [self._inner.step(problem, data, student) for student in state.students]  # type: ignore[attr-defined]
+        remark = f"averaged: {self._entry.name} takes one student at a time, so time grows with their number"  # type: ignore[attr-defined]
+        return AveragedState(tuple(new for new, _ in steps), problem), _together(
+            [i for _, i in steps], remark
+        )
 
     def estimate(self, state: AveragedState) -> Array:
         """Mean of the students' signals after removing the symmetry."""
-        signals = self._inner.estimate(state.students)  # type: ignore[attr-defined]
+        if self._batched:
+            signals = self._inner.estimate(state.students)  # type: ignore[attr-defined]
+        else:
+            found = [self._inner.estimate(student) for student in state.students]  # type: ignore[attr-defined]
+            signals = namespace(found[0]).stack(found)
         return mean_signal(state.problem, signals)
+
+
+def _together(infos: Sequence[Info], remark: str) -> Info:
+    """What several students report as one: the largest of what says that something is wrong, the mean of their overlaps."""
+    warnings = dict.fromkeys([remark, *(w for info in infos if (w := info.warning))])
+    return Info(
+        residual=_over(infos, "residual", "max"),
+        claimed=_over(infos, "claimed", "mean"),
+        held=_over(infos, "held", "mean"),
+        moved=_over(infos, "moved", "max"),
+        strain=_over(infos, "strain", "max"),
+        warning="; ".join(warnings),
+        samples=_over(infos, "samples", "max"),
+        integration_error=_over(infos, "integration_error", "max"),
+    )
+
+
+def _over(infos: Sequence[Info], reading: str, how: str) -> Any:
+    """Largest or mean value of one reading, left on the device if it lives there; None if a student does not report it."""
+    values = [getattr(info, reading) for info in infos]
+    if any(value is None for value in values):
+        return None
+    if not any(on_device(value) for value in values):
+        return getattr(np, how)(np.stack([np.asarray(value, dtype=float) for value in values]), axis=0)
+    xp = namespace(*(value for value in values if on_device(value)))
+    return getattr(xp, how)(xp.stack(values), axis=0)
 
 
 def mean_signal(problem: Problem, signals: Array) -> Array:

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
 
 class SpectralState(NamedTuple):
-    """The estimate, and the source of random first vectors."""
+    """The estimate, the source of random first vectors, and the outliers found (low rank)."""
 
     estimate: Array
     rng: np.random.Generator
+    outliers: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,8 @@ class Spectral:
     by Lanczos' or Arnoldi's method on products with the inputs. Extensive rank: ``denoise(S_0 + Qhat^{-1} adjoint(g))``.
 
     Eigenvectors have no scale: they are given that of a posterior mean, ``sqrt(q D)`` with q the overlap that theory
-    predicts, so that the error of the estimate is ``1 - q``. Theory for overlaps and errors is shown beside the runs, in
-    place of the Bayes-optimal one.
+    predicts, so that the error of the estimate is ``1 - q``. Theory for overlaps, errors and outliers is shown beside the
+    runs, in place of the Bayes-optimal one.
 
     Parameters
     ----------
@@ -111,13 +112,18 @@ class Spectral:
         if problem.model.kappa == 1:
             found = spectral_estimate(problem, data, state.rng, *self._low_rank())
             remarks = "; ".join(found.remarks) or None
-            return SpectralState(found.estimate, state.rng), Info(residual=0.0, warning=remarks, samples=n)
+            new = SpectralState(found.estimate, state.rng, found.outliers)
+            return new, Info(residual=0.0, warning=remarks, samples=n)
         estimate = first_order(problem, data, self.origin or ORIGINS[0], state.rng).estimate
         return SpectralState(estimate, state.rng), Info(residual=0.0, samples=n)
 
     def estimate(self, state: SpectralState) -> Array:
         """The estimate."""
         return state.estimate
+
+    def findings(self, state: SpectralState) -> dict[str, list[float | None]]:
+        """Eigenvalue of every eigenvector used, strongest first; None where the matrix has no real outlier."""
+        return {"leading_eigenvalues": list(state.outliers)} if state.outliers else {}
 
     def theory(self, problem: Problem, alpha: float) -> dict[str, Any]:
         """What this estimate achieves as D goes to infinity, in the form of a point of the theory's JSON."""
@@ -126,9 +132,10 @@ class Spectral:
             found = spectral_theory(problem, alpha, kind, regularisation)
             mse, error, overlap = found.mse, found.error, found.overlap
             method = f"Monte Carlo over labels, spectral theory ({kind})"
+            outliers = [mode.eigenvalue if mode.found else None for mode in found.modes]
         else:
             overlap, V, error, how = first_order_theory(problem, alpha, self.origin or ORIGINS[0])
-            mse, method = np.diagonal(V), f"{how}, one step"
+            mse, method, outliers = np.diagonal(V), f"{how}, one step", []
         return {
             "alpha": alpha,
             "mse": _scalar(mse),
@@ -136,6 +143,7 @@ class Spectral:
             "overlap": np.asarray(overlap).tolist(),
             "branch": "spectral",
             "method": method,
+            **({"leading_eigenvalues": outliers} if outliers else {}),
         }
 
     def _low_rank(self) -> tuple[str, float]:

@@ -1,4 +1,4 @@
-"""Figures: theory as a line, runs as dots with error bars, thresholds dashed, values of others apart."""
+"""Figures: theory as a line (of one algorithm: dashed), runs as dots with error bars, thresholds, values of others."""
 
 from __future__ import annotations
 
@@ -124,6 +124,17 @@ def _panel(
                     label=algorithm if single else f"{algorithm}, layer {component + 1}",
                     zorder=3,
                 )
+                # An algorithm with a theory of its own is measured against that, not against the Bayes-optimal line.
+                own_theory = sorted({(r["alpha"], r["theory"]) for r in own if r["theory"] is not None})
+                if any(r["theory"] != r["bayes"] for r in own):
+                    axis.plot(
+                        *zip(*own_theory),
+                        ls="--",
+                        lw=1.2,
+                        color=colours[(i if single else component) % 10],
+                        label=f"{algorithm}, theory" if single else None,
+                        zorder=2,
+                    )
     for j, reference in enumerate(suite.run.reference):
         if reference.metric == metric and suite.plans[reference.problem - 1] is plan:
             axis.plot(

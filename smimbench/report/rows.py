@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from smimbench.ceilings import fraction
-from smimbench.loop import Status
+from smimbench.loop import READINGS, Status
 from smimbench.registry import get_registry
 from smimbench.report.learning_order import learning_order
 from smimbench.store import Store
@@ -146,6 +146,7 @@ def _group_rows(
         held = [theory["bayes"]["overlap"][p][p] for p in range(components)]
         samples = next((float(r["samples"]) for r in records if "samples" in r), math.nan)
         layers, order = learning_order(trajectories, held, samples)
+    findings = _findings(records, theory["own"] or {})
     warnings = sorted({w for r in records for w in r.get("warnings", [])})
     reasons = sorted({f"{r['status']}: {r['reason']}" for r in records if r["status"] != Status.OK.value})
     rows = []
@@ -178,6 +179,7 @@ def _group_rows(
                     **runtime,
                     "half_overlap": layers[component] if layers and per_component else None,
                     "learning_order": order,
+                    "findings": findings,
                     "restarts": sum(r.get("restarts", 0) for r in records),
                     "status_counts": counts,
                     "reasons": reasons,
@@ -185,6 +187,35 @@ def _group_rows(
                 }
             )
     return rows
+
+
+def _findings(records: Sequence[dict[str, Any]], theory: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """What runs report beside their estimate (see ``Algorithm.findings``), one entry for each number, with its theory."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    reported = [r.get("final") or {} for r in records]
+    names = {
+        name
+        for final in reported
+        for name, values in final.items()
+        if isinstance(values, list) and name not in READINGS
+    }
+    for name in sorted(names):
+        lists = [final[name] for final in reported if name in final]
+        expected = theory.get(name) or []
+        found[name] = []
+        for i in range(max(map(len, lists))):
+            values = np.array([own[i] for own in lists if i < len(own) and own[i] is not None], dtype=float)
+            sem = float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
+            found[name].append(
+                {
+                    "mean": float(values.mean()) if len(values) else None,
+                    "sem": sem,
+                    "found": len(values),
+                    "runs": len(lists),
+                    "theory": expected[i] if i < len(expected) else None,
+                }
+            )
+    return found
 
 
 def _compare(values: np.ndarray[Any, Any], expected: float | None, error: float | None) -> dict[str, Any]:

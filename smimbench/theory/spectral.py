@@ -432,12 +432,17 @@ class _Pairing:
 
 @dataclass(frozen=True)
 class SpectralEstimate:
-    """Estimate (P, D), the error V (P, P) that theory claims for it, the eigenvalues found, and remarks."""
+    """Estimate (P, D), the error V (P, P) that theory claims for it, the eigenvalues found, and remarks.
+
+    ``eigenvalues`` are those of the eigenvectors used; ``outliers`` those of the matrix that was asked for, None where it
+    has no real one.
+    """
 
     estimate: Array
     V: Array
     eigenvalues: tuple[float, ...]
     remarks: tuple[str, ...]
+    outliers: tuple[float | None, ...]
 
 
 class _Matrices:
@@ -609,7 +614,9 @@ def spectral_estimate(
     place = {"dtype": data.inputs.dtype, "device": array_api_compat.device(data.inputs)}
     estimate = xp.zeros((P, D), **place)
     gram = np.zeros((P, P))
-    eigenvalues, remarks = [], []
+    eigenvalues: list[float] = []
+    outliers: list[float | None] = []
+    remarks: list[str] = []
     removed: list[Any] = []
     for mode in theory.modes:
         e = None if mode.direction is None else xp.asarray(mode.direction, **place)
@@ -624,6 +631,9 @@ def spectral_estimate(
                     spectral_theory(problem, data.sample_ratio, "symmetric", regularisation), mode
                 )
             found = matrices.leading_symmetric(regularisation, rng)
+            outliers.append(None if kind == "asymmetric" else found[0])
+        else:
+            outliers.append(found[0])
         eigenvalue, u = found
         if used.found and e is not None:
             removed.append(u[0, :])
@@ -638,7 +648,7 @@ def spectral_estimate(
     values, vectors = np.linalg.eigh(V)
     V = (vectors * np.clip(values, 1e-3, None)) @ vectors.T
     return SpectralEstimate(
-        estimate, xp.asarray(V, **place), tuple(eigenvalues), tuple(dict.fromkeys(remarks))
+        estimate, xp.asarray(V, **place), tuple(eigenvalues), tuple(dict.fromkeys(remarks)), tuple(outliers)
     )
 
 

@@ -8,11 +8,12 @@ from smimbench_algorithms.adam import Adam
 from smimbench_algorithms.averaged import Averaged, mean_signal
 from smimbench_algorithms.sgd import Sgd
 
-from smimbench.backend import get_backend, to_host
+from smimbench.backend import get_backend, namespace, to_host
 from smimbench.interfaces import ParameterError
 from smimbench.loop import LoopSettings, run_algorithm
-from smimbench.parameters import parameters_of
+from smimbench.parameters import build, parameters_of
 from smimbench.problem import Problem
+from smimbench.registry import get_registry
 
 WISHART = {"name": "wishart", "rho": 0.5}
 
@@ -25,6 +26,11 @@ def layers(count=2):
     return Problem(
         {"name": "sequence-multi-index", "tokens": 2}, {"name": "softmax", "layers": count}, "gaussian"
     )
+
+
+def build_algorithm(table):
+    parameters = dict(table)
+    return build(get_registry().get("algorithm", parameters.pop("name")).item, "algorithm", parameters)
 
 
 def run(problem, instance, algorithm, seed=0):
@@ -104,6 +110,51 @@ def test_prior_samples_score_two_and_their_mean_one_plus_one_over_k():
     )
 
 
+@pytest.mark.parametrize("of", [{"name": "gamp", "damping": 0.2}, {"name": "spectral"}])
+def test_algorithms_that_cannot_be_batched_run_one_after_the_other(of, backend):
+    problem = layers(1)
+    instance = problem.instance(1.0, 30)
+    data = instance.data(backend)
+    together = Averaged(of=of, students=3)
+    state = together.init(problem, data, np.random.default_rng(4))
+    alone = [
+        (item := build_algorithm(of), item.init(problem, data, stream))
+        for stream in np.random.default_rng(4).spawn(3)
+    ]
+    for _ in range(3):
+        state, info = together.step(problem, data, state)
+        steps = [item.step(problem, data, own) for item, own in alone]
+        alone = [(item, own) for (item, _), (own, _) in zip(alone, steps)]
+        infos = [report for _, report in steps]
+    mean = mean_signal(problem, namespace(data.inputs).stack([item.estimate(own) for item, own in alone]))
+    assert np.array_equal(to_host(together.estimate(state)), to_host(mean))
+    assert "one student at a time" in info.warning
+    assert float(info.residual) == max(float(report.residual) for report in infos)
+    if of["name"] == "gamp":
+        claims = [to_host(report.claimed) for report in infos]
+        assert np.allclose(to_host(info.claimed), np.mean(claims, axis=0), rtol=1e-14)
+        assert info.samples is None
+
+
+def test_students_without_batching_end_where_one_does():
+    problem = layers(1)
+    instance = problem.instance(0.4, 120)
+    single = run(problem, instance, build_algorithm({"name": "gamp"}))
+    several = run(problem, instance, Averaged(of="gamp", students=3))
+    assert several.status.value == single.status.value == "ok"
+    assert single.metrics["overlap"][0] > 0.2
+    # All starts end in the same fixed point, up to the sign that labels cannot tell.
+    assert several.metrics["overlap"][0] == pytest.approx(single.metrics["overlap"][0], abs=0.02)
+
+
+def test_a_second_start_is_that_of_the_algorithm():
+    problem = attention()
+    cautious = Averaged(of={"name": "gamp", "damping": 0.2}, students=2).restarted(problem)
+    assert cautious.students == 2
+    assert cautious.of["damping"] == 0.6
+    assert Averaged(of="adam").restarted(problem) is None
+
+
 def test_averaging_removes_spread():
     """e_K = b + v / K: the error of the average is below that of its students, and more students are better."""
     problem = attention()
@@ -147,7 +198,6 @@ def test_cell_knows_the_version_and_all_parameters_of_the_algorithm():
     [
         ("of.name", {}),
         ("of.name", {"name": "unheard-of"}),
-        ("of.name", {"name": "gamp"}),
         ("of.name", {"name": "averaged", "of": {"name": "adam"}}),
         ("of.learning_rate", {"name": "adam", "learning_rate": -1.0}),
         ("of.momentum", {"name": "adam", "momentum": 0.5}),
@@ -160,6 +210,7 @@ def test_what_cannot_be_averaged_is_refused(key, table):
 
 
 def test_refusals_of_the_algorithm_count():
+    assert "does not work for model" in Averaged(of="nuclear").refuses(layers())
     assert "probabilities" in Averaged(of={"name": "adam", "loss": "cross-entropy"}).refuses(
         Problem({"name": "attention-indexed", "tokens": 2}, "linear", WISHART)
     )

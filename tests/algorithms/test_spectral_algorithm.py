@@ -43,6 +43,24 @@ def test_missing_outlier_is_a_warning():
     assert any("no real outlier" in warning for warning in warnings)
 
 
+def test_eigenvalues_are_kept_beside_their_theory():
+    def attempt(problem, algorithm, alpha, dimension, replicate=0):
+        return run(problem, problem.instance(alpha, dimension, replicate), algorithm)
+
+    key, asymmetric = "leading_eigenvalues", Spectral(kind="asymmetric")
+    expected = Spectral().theory(LOW, 0.8)[key]
+    assert attempt(LOW, Spectral(), 0.8, 400).final[key] == pytest.approx(expected, rel=0.25)
+    runs = [attempt(LOW, asymmetric, 0.1, 100, replicate) for replicate in range(6)]
+    missing = ["no real outlier" in " ".join(one.warnings) for one in runs]
+    assert any(missing)
+    assert [one.final[key] == [None] for one in runs] == missing
+    # No outlier below the transition; above it is alpha F with F = 6.
+    assert asymmetric.theory(LOW, 0.1)[key] == [None]
+    assert asymmetric.theory(LOW, 0.5)[key] == pytest.approx([3.0], rel=0.01)
+    assert key not in Spectral().theory(EXTENSIVE, 0.1)
+    assert key not in attempt(EXTENSIVE, Spectral(), 0.1, 10).final
+
+
 @pytest.mark.parametrize("algorithm", [Spectral(), Spectral(kind="asymmetric"), Spectral(regularisation=0.2)])
 def test_theory_has_the_form_of_a_point(algorithm):
     point = algorithm.theory(LOW, 0.6)
