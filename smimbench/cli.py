@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -710,13 +711,16 @@ def data(
     if as_json:
         _print_json(about)
     elif not quiet:
+        # Without the same choices the estimate would be held against another teacher.
+        options = [("--only", c) for c in only] + [("--set", o) for o in overrides]
+        same = "".join(f" {option} {shlex.quote(value)}" for option, value in options)
         click.echo(
             f"wrote {output}: inputs {tuple(about['inputs'])}, labels {tuple(about['labels'])}, "
             f"{about['label']}, alpha {about['alpha']:g}, D {about['dimension']}"
         )
         click.echo(
             f"save an estimate of shape {tuple(about['estimate_shape'])} as 'estimate' in an .npz, "
-            f"then: smimbench score {suite_name} --estimate FILE.npz"
+            f"then: smimbench score {suite_name} --estimate FILE.npz{same}"
         )
     return OK
 
