@@ -57,7 +57,10 @@ _PROBES = 4096
 _MOST_LABELS = 64
 _WIDTHS = ((1.0, 256), (1.6, 128), (2.6, 128))
 _REFINEMENTS = 2
-_GOOD = 4e-3
+_GOOD, _GOOD_DRAWN = 1e-3, 1.5e-2
+_THINNEST = 1e-3
+_FAINT = 0.02
+_SLOPE_POINTS = 512
 _NOISE_DRAWS = 64
 _NARROWEST = 1e-7
 
@@ -447,13 +450,57 @@ class IntegratedChannel(_Derived):
                 _continued(f, w, v, low) if out else f
                 for f, w, v, low, out in zip(found, wider, V, near[0], far)
             ]
-        return [self._information(q, v) for q, v in pairs]
+        return [self._sampled(q, v, labels) for q, v in pairs]
+
+    def _sampled(self, Q: Array, V: Array, labels: Array | None) -> Uncertain:
+        """By sampling, where sampling is any good; its limits at both ends are known otherwise."""
+        if self.components > 1:
+            return self._information(Q, V)
+        q, v = float(Q[0, 0]), float(V[0, 0])
+        if labels is not None and v < _THINNEST * q:
+            # So few labels are in doubt that none would be met; their share falls like the width of the posterior.
+            at = _THINNEST * q
+            found, wider = (self._kept(np.array([[q + v - e]]), np.array([[e]])) for e in (at, 10 * at))
+            return _continued(found, wider, v, at)
+        faint = _FAINT * (q + v)
+        if q < faint and self.symmetry != "none" and self.symmetry != "permutations":
+            # Labels that see no sign tell nothing at first, and then in proportion to what is known.
+            start = self._susceptibility(q + v)
+            near = self._kept(np.array([[faint]]), np.array([[q + v - faint]]))
+            end = float(near.value[0, 0]) / faint
+            value = q * (start.value + (end - start.value) * q / faint)
+            error = q * math.hypot(start.error, float(near.error[0, 0]) / faint * q / faint)
+            return Uncertain(np.array([[value]]), np.array([[error]]), near.method)
+        return self._information(Q, V)
+
+    def _kept(self, Q: Array, V: Array) -> Uncertain:
+        memory: dict[bytes, Uncertain] = self.__dict__.setdefault("_anchors", {})
+        key = Q.tobytes() + V.tobytes()
+        if key not in memory:
+            memory[key] = self._information(Q, V)
+        return memory[key]
+
+    def _susceptibility(self, V: float) -> Uncertain:
+        """``E sum_cc' ((E[z_c z_c' | y] - V delta_cc') / V^2)^2`` at omega = 0: the slope of the information in the overlap."""
+        memory: dict[float, Uncertain] = self.__dict__.setdefault("_slopes", {})
+        if V not in memory:
+            C, estimates = self.sites, []
+            for scramble in range(_SCRAMBLES):
+                u = _normal_points(self.dimension, _SLOPE_POINTS, 140 + scramble, paired=False)
+                z = math.sqrt(V) * u.reshape(-1, 1, C)
+                y = np.asarray(self.channel.forward(z, rng=np.random.default_rng([36, scramble])))
+                found = self._integrate(y, np.zeros_like(z), np.array([[V]]), self.accuracy, effort=1)
+                G = (found.square - np.eye(C)) / V
+                estimates.append(float((G * G).sum((1, 2)).mean()))
+            error = float(np.std(estimates, ddof=1)) / math.sqrt(_SCRAMBLES)
+            memory[V] = Uncertain(float(np.mean(estimates)), error, "Monte Carlo")
+        return memory[V]
 
     def _information(self, Q: Array, V: Array) -> Uncertain:
         """The best of the two samplers, with more points until the error is small or enough is enough."""
         labels = self.labels
-        points, good = (256, _GOOD) if labels is None else (64, _GOOD / 2)
-        refinements = _REFINEMENTS + (self.dimension == 1)
+        points, good = (256, _GOOD_DRAWN) if labels is None else (64, _GOOD)
+        refinements = _REFINEMENTS
         for refinement in range(refinements):
             if labels is None:
                 estimates = np.stack(self._over_samples(Q, V, points))

@@ -1,0 +1,386 @@
+"""Channels given by their likelihood alone, against closed forms that are coded here."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from scipy import integrate, optimize, stats
+from scipy.special import log_ndtr, ndtr
+
+from smimbench.backend import namespace, to_host
+from smimbench.interfaces import Capabilities, ParameterError
+from smimbench.problem import Problem
+from smimbench.registry import Entry, Registry
+from smimbench.theory.generalization import generalization_error
+from smimbench.theory.likelihood import LARGEST_DIMENSION, IntegratedChannel, complete_channel
+from smimbench.theory.prediction import predict
+from smimbench.theory.state_evolution import ScalarCurve
+from tests.conftest import assert_placed
+
+
+class Sign:
+    """Signs of all latents of the first component."""
+
+    name = "sign"
+
+    def forward(self, z, *, rng=None):
+        xp = namespace(z)
+        return xp.astype(z[:, 0, :] > 0, xp.int64)
+
+    def log_likelihood(self, y, z):
+        xp = namespace(z)
+        right = xp.all(self.forward(z) == y, axis=1)
+        zero = xp.zeros(right.shape, dtype=z.dtype, device=z.device)
+        return xp.where(right, zero, zero - math.inf)
+
+
+class Probit:
+    """Sign of one noisy latent, as a floating-point number."""
+
+    name = "probit"
+
+    def __init__(self, noise=0.5):
+        self.noise = noise
+
+    def forward(self, z, *, rng=None):
+        return np.sign(z[:, 0, 0] + self.noise * rng.standard_normal(len(z)))
+
+    def log_likelihood(self, y, z):
+        return log_ndtr(y * z[:, 0, 0] / self.noise)
+
+
+class Sum:
+    """A weighted sum of all latents with Gaussian noise; the posterior is Gaussian."""
+
+    name = "sum"
+
+    def __init__(self, components, sites, noise):
+        self.components, self.noise = components, noise
+        self.weights = np.random.default_rng(5).standard_normal((components, sites))
+
+    def forward(self, z, *, rng=None):
+        return (self.weights * z).sum((1, 2)) + self.noise * rng.standard_normal(len(z))
+
+    def log_likelihood(self, y, z):
+        return -0.5 * ((y - (self.weights * z).sum((1, 2))) / self.noise) ** 2
+
+
+class Modulus(Probit):
+    """|z| with Gaussian noise."""
+
+    name = "modulus"
+
+    def forward(self, z, *, rng=None):
+        return np.abs(z[:, 0, 0]) + self.noise * rng.standard_normal(len(z))
+
+    def log_likelihood(self, y, z):
+        return -0.5 * ((y - np.abs(z[:, 0, 0])) / self.noise) ** 2
+
+
+class Hardmax:
+    """Two tokens of attention-indexed hardmax from the definition of the label alone."""
+
+    name, symmetry, components = "mine", "none", 1
+
+    def forward(self, z, *, rng=None):
+        a, b, c = math.sqrt(2) * z[:, 0, 0], z[:, 0, 1], math.sqrt(2) * z[:, 0, 2]
+        return np.stack([a > b, c > b], axis=1)
+
+    def log_likelihood(self, y, z):
+        with np.errstate(divide="ignore"):
+            return np.log((self.forward(z) == y).all(1).astype(float))
+
+
+def sites(count: int) -> SimpleNamespace:
+    return SimpleNamespace(sites=count)
+
+
+def random_cases(rng, n, P, C):
+    root = rng.standard_normal((P, P))
+    return rng.standard_normal((n, P, C)), root @ root.T / P + 0.1 * np.eye(P)
+
+
+def low_rank(channel) -> Problem:
+    """A problem of one token with a Gaussian prior and this very channel."""
+    taken = {name: getattr(channel, name, None) for name in ("forward", "log_likelihood")}
+    item = type("Item", (), taken | {"__new__": lambda cls: channel, "name": channel.name, "version": 1})
+    item.reference, item.capabilities = "here", Capabilities()
+    registry = Registry(third_party=False)
+    registry._entries.append(Entry("channel", channel.name, item, "here"))
+    return Problem({"name": "sequence-multi-index", "tokens": 1}, channel.name, "gaussian", registry=registry)
+
+
+# -- posterior ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("P", "C", "noise"), [(1, 1, 1e-3), (1, 1, 2.0), (1, 3, 0.05), (2, 2, 0.5), (3, 2, 0.05), (3, 4, 0.5)]
+)
+def test_a_gaussian_posterior_in_up_to_twelve_dimensions(rng, P, C, noise):
+    n = 40
+    channel = Sum(P, C, noise)
+    omega, V = random_cases(rng, n, P, C)
+    z = omega + np.linalg.cholesky(V) @ rng.standard_normal((n, P, C))
+    y = channel.forward(z, rng=rng)
+    found = IntegratedChannel(channel, C).posterior(y, omega, V, second_moment=True)
+    response = V @ channel.weights
+    variance = (channel.weights * response).sum() + noise**2
+    gap = (y - (channel.weights * omega).sum((1, 2)))[:, None, None]
+    mean = omega + gap * response / variance
+    scale = np.sqrt(np.diag(V))[:, None]
+    miss = math.sqrt((((found.mean - mean) / scale) ** 2).mean())
+    assert miss < max(0.03, 1e-3 * C)
+    assert miss < 4 * found.error + 1e-6
+    assert np.abs(found.covariance - (V - response @ response.T / variance / C)).max() < 0.05 * np.trace(V)
+    joint = np.einsum("pq,cd->pcqd", V, np.eye(C)) - np.einsum("pc,qd->pcqd", response, response) / variance
+    moment = joint + mean[:, :, :, None, None] * mean[:, None, None, :, :]
+    size = (scale * scale[:, 0])[None, :, None, :, None] * (1 + np.abs(omega).max()) ** 2
+    assert (np.abs(found.second_moment - moment) / size).mean() < 0.02
+
+
+def test_truncated_normal_laws_and_the_gradient_of_the_log_partition(rng):
+    channel, V = IntegratedChannel(Sign(), 2), np.array([[0.7]])
+    omega = 2 * rng.standard_normal((60, 1, 2))
+    y = channel.forward(omega + math.sqrt(0.7) * rng.standard_normal((60, 1, 2)))
+    found = channel.posterior(y, omega, V)
+    sign = 2 * y[:, None, :] - 1
+    x = sign * omega / math.sqrt(0.7)
+    ratio = np.exp(stats.norm.logpdf(x) - log_ndtr(x))
+    assert np.abs(found.mean - omega - sign * math.sqrt(0.7) * ratio).max() < 0.05
+    assert np.sqrt(((found.mean - omega - sign * math.sqrt(0.7) * ratio) ** 2).mean()) < 0.01
+    assert found.covariance[0, 0] == pytest.approx(0.7 * (1 - ratio * (x + ratio)).mean(), abs=5e-3)
+    assert np.abs(channel.log_partition(y, omega, V) - log_ndtr(x).sum((1, 2))).max() < 0.05
+    one = IntegratedChannel(Probit(), 1)
+    omega, y = omega[:, :, :1], sign[:, 0, 0]
+    step = 1e-3
+    slope = (one.log_partition(y, omega + step, V) - one.log_partition(y, omega - step, V)) / (2 * step)
+    assert np.abs(slope - (one.posterior(y, omega, V).mean - omega)[:, 0, 0] / 0.7).max() < 1e-3
+
+
+def test_equal_inputs_give_equal_results_and_are_not_modified(rng):
+    channel = IntegratedChannel(Sum(2, 2, 0.1), 2)
+    omega, V = random_cases(rng, 20, 2, 2)
+    y = channel.forward(omega, rng=rng)
+    kept = y.copy(), omega.copy(), V.copy()
+    first, second = (channel.posterior(y, omega, V).mean for _ in range(2))
+    assert (first == second).all()
+    assert all((a == b).all() for a, b in zip((y, omega, V), kept))
+
+
+def test_every_namespace(backend):
+    channel = IntegratedChannel(Sign(), 2)
+    host = np.random.default_rng(4).standard_normal((9, 1, 2))
+    omega, V = backend.asarray(host), backend.asarray(np.array([[0.5]]))
+    y = channel.forward(omega)
+    found = channel.posterior(y, omega, V, second_moment=True)
+    assert_placed(found.mean, backend, (9, 1, 2))
+    assert_placed(found.covariance, backend, (1, 1))
+    assert_placed(found.second_moment, backend, (9, 1, 2, 1, 2))
+    assert_placed(channel.log_partition(y, omega, V), backend, (9,))
+    plain = channel.posterior(to_host(y), host, np.array([[0.5]]))
+    assert np.abs(to_host(found.mean) - plain.mean).max() < 1e-9
+
+
+# -- state evolution ----------------------------------------------------------------------------------------------
+
+
+def sign_information(Q: float, V: float, noise: float = 0.0) -> float:
+    """``E g^2`` of the sign of ``z + noise``: ``2 E phi(x)^2 / Phi(x) / (V + noise^2)``, by quadrature."""
+    total = V + noise**2
+
+    def integrand(w):
+        x = w * math.sqrt(Q / total)
+        return stats.norm.pdf(w) * math.exp(2 * stats.norm.logpdf(x) - log_ndtr(x))
+
+    return 2 * integrate.quad(integrand, -12, 12, limit=400, epsabs=1e-13)[0] / total
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_the_error_of_the_sign_channel_is_that_of_its_closed_form(noise):
+    channel = Sign() if noise == 0 else Probit(noise)
+    problem = low_rank(channel)
+    for alpha in (0.4, 1.5, 6.0):
+
+        def gap(V, alpha=alpha):
+            return V - 1 / (1 + alpha * sign_information(1 - V, V, noise))
+
+        exact = optimize.brentq(gap, 1e-8, 1 - 1e-12)
+        found = ScalarCurve.of(problem).predict([alpha])[0]
+        assert found.V[0, 0] == pytest.approx(exact, abs=1e-3)
+        assert found.V[0, 0] == pytest.approx(exact, abs=3 * found.error[0] + 1e-6)
+
+
+def test_errors_of_prediction_of_the_sign():
+    found = generalization_error(low_rank(Sign()), np.array([[0.6]]), np.array([[0.4]]))
+    # Two signs of latents with correlation c differ with probability arccos(c) / pi; labels are 0 and 1.
+    assert found["plugin"].value == pytest.approx(math.acos(math.sqrt(0.6)) / math.pi, abs=2e-3)
+    assert found["bayes"].value == pytest.approx(math.acos(0.6) / math.pi / 2, abs=2e-3)
+    assert found["constant"].value == pytest.approx(0.25, abs=2e-3)
+
+
+def test_hardmax_from_its_likelihood_agrees_with_the_channel_that_knows_its_formulas():
+    model = {"name": "attention-indexed", "tokens": 2}
+    known = Problem(model, "hardmax", {"name": "wishart", "rho": 0.5})
+    mine = IntegratedChannel(Hardmax(), 3)
+    curve = ScalarCurve.of(known)
+    for alpha in (0.1, 1.1):
+        exact = curve.predict([alpha])[0]
+        information = known.channel.information(exact.Q, exact.V).value
+        qhat = 2 * alpha * float(np.asarray(information).squeeze())
+        # One Newton step from the known root, with the slopes of the known curve.
+        around = math.log(qhat) + np.array([-0.1, 0.1])
+        slope = np.diff(np.log(curve.alpha_of(around)[0]))[0]
+        response = np.diff(curve._overlap(around)[1])[0]
+        gap = math.log(2 * alpha * mine.information(exact.Q, exact.V).value[0, 0] / qhat)
+        assert abs(response / slope * gap) < 1e-3
+
+
+def test_thresholds_of_a_label_that_sees_no_sign():
+    problem = low_rank(Modulus(0.3))
+    assert problem.channel.symmetry == "signs"
+
+    def slope(y):
+        weights = np.exp(-0.5 * ((y - np.abs(GRID)) / 0.3) ** 2 - GRID**2 / 2) / math.sqrt(2 * math.pi * 0.09)
+        norm = weights.sum() * STEP / math.sqrt(2 * math.pi)
+        return norm * ((weights * GRID**2).sum() / weights.sum() - 1) ** 2
+
+    exact = 1 / integrate.quad(slope, -2, 9, limit=200)[0]
+    found = problem.channel._susceptibility(1.0)
+    assert found.value == pytest.approx(1 / exact, rel=0.03)
+    faint = problem.channel.information(np.array([[1e-4]]), np.array([[1 - 1e-4]]))
+    assert faint.value[0, 0] * 1e4 == pytest.approx(1 / exact, rel=0.03)
+
+
+GRID = np.linspace(-9, 9, 4001)
+STEP = GRID[1] - GRID[0]
+
+
+@pytest.mark.parametrize(("sites_", "Q", "V"), [(2, 0.5, 0.5), (2, 1 - 1e-6, 1e-6), (3, 0.9, 0.1)])
+def test_independent_signs_inform_as_much_as_their_number(sites_, Q, V):
+    found = IntegratedChannel(Sign(), sites_).information(np.array([[Q]]), np.array([[V]]))
+    exact = sites_ * sign_information(Q, V) if V > 1e-3 else sites_ * edge(Q, V)
+    assert found.value[0, 0] == pytest.approx(exact, rel=0.03 if V > 1e-3 else 0.05)
+
+
+def edge(Q, V):
+    """The limit of little error: ``E g^2 -> 2 / sqrt(2 pi Q V) int phi^2 / Phi``."""
+    bulk = integrate.quad(lambda x: math.exp(2 * stats.norm.logpdf(x) - log_ndtr(x)), -30, 12, limit=400)[0]
+    return 2 * bulk / math.sqrt(2 * math.pi * Q * V)
+
+
+def test_labels_that_are_drawn_inform_as_they_should():
+    channel = IntegratedChannel(Sum(2, 1, 0.4), 1)
+    weights = channel.channel.weights
+    Q, V = np.diag([0.3, 0.6]), np.diag([0.7, 0.4])
+    exact = weights @ weights.T / ((weights * (V @ weights)).sum() + 0.16)
+    found = channel.information(Q, V)
+    assert np.abs(found.value - exact).max() < 0.05 * np.trace(exact)
+    assert (np.abs(found.value - exact) < 6 * found.error + 1e-3).all()
+
+
+# -- what is derived beside it --------------------------------------------------------------------------------------
+
+
+def test_a_gradient_by_differences_and_predictions_without_noise(rng):
+    z = rng.standard_normal((30, 1, 1))
+    probit = IntegratedChannel(Probit(0.5), 1)
+    assert np.abs(predict(probit, z) - (2 * ndtr(z[:, 0, 0] / 0.5) - 1)).max() < 1e-12
+    cotangent = rng.standard_normal(30)
+    exact = cotangent * 4 * stats.norm.pdf(z[:, 0, 0] / 0.5)
+    assert np.abs(probit.vjp(z, cotangent)[:, 0, 0] - exact).max() < 1e-6
+    total = IntegratedChannel(Sum(2, 2, 0.3), 2)
+    z, cotangent = rng.standard_normal((30, 2, 2)), rng.standard_normal(30)
+    gradient = total.vjp(z, cotangent)
+    assert np.abs(gradient - cotangent[:, None, None] * total.channel.weights).max() < 1e-6
+    assert not hasattr(IntegratedChannel(Sign(), 2), "vjp")
+
+
+class Own(Probit):
+    def predict(self, z):
+        return 0 * z[:, 0, 0] + 7.0
+
+    def vjp(self, z, cotangent):
+        return 0 * z + 3.0
+
+
+def test_what_a_channel_gives_itself_is_not_replaced():
+    channel, z = IntegratedChannel(Own(), 1), np.ones((2, 1, 1))
+    assert (predict(channel, z) == 7.0).all()
+    assert (channel.vjp(z, np.ones(2)) == 3.0).all()
+    problem = Problem({"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian")
+    assert complete_channel(problem.channel, problem.model) is problem.channel
+
+
+class Product(Sum):
+    """A label of components whose group of symmetries is a parameter."""
+
+    def __init__(self, what):
+        self.components, self.noise, self.what = 3, 0.5, what
+
+    def _label(self, z):
+        return {
+            "rotations": lambda: (z**2).sum((1, 2)),
+            "signed-permutations": lambda: (z**4).sum((1, 2)),
+            "permutations": lambda: (z**3).sum((1, 2)),
+            "signs": lambda: z[:, 0, 0] ** 2 + 2 * z[:, 1, 0] ** 2 + np.abs(z[:, 2, 0]),
+            "none": lambda: z[:, 0, 0] * z[:, 1, 0] + z[:, 2, 0],
+        }[self.what]()
+
+    def forward(self, z, *, rng=None):
+        return self._label(z) + self.noise * rng.standard_normal(len(z))
+
+    def log_likelihood(self, y, z):
+        return -0.5 * ((y - self._label(z)) / self.noise) ** 2
+
+
+@pytest.mark.parametrize("what", ["rotations", "signed-permutations", "permutations", "signs", "none"])
+def test_the_symmetry_is_found_where_it_is_not_given(what):
+    assert IntegratedChannel(Product(what), 1).symmetry == what
+
+
+# -- what cannot be done is said in one line ------------------------------------------------------------------------
+
+
+class Exact(Modulus):
+    def forward(self, z, *, rng=None):
+        return np.abs(z[:, 0, 0])
+
+
+class Crooked(Probit):
+    def log_likelihood(self, y, z):
+        return np.zeros((len(z), 2))
+
+
+class Impossible(Probit):
+    def log_likelihood(self, y, z):
+        return np.full(len(z), -np.inf)
+
+
+class Broken(Probit):
+    def log_likelihood(self, y, z):
+        raise RuntimeError("two\nlines")
+
+
+class Blind(Probit):
+    def forward(self, z, *, rng=None):
+        return 0.5
+
+
+@pytest.mark.parametrize(
+    ("channel", "count", "message"),
+    [
+        (Exact(), 1, "a continuous function of the latents without noise.*give a posterior"),
+        (Crooked(), 1, r"log_likelihood must return one number per sample, shape \(16,\), got \(16, 2\)"),
+        (Impossible(), 1, "log_likelihood must be finite for labels that forward has drawn.*got -inf"),
+        (Broken(), 1, "log_likelihood fails for latents of shape .*RuntimeError: two lines"),
+        (Blind(), 1, "forward must return one label per sample"),
+        (Sum(3, 5, 0.1), 5, f"in up to {LARGEST_DIMENSION} latent dimensions; 3 components . 5 sites"),
+    ],
+)
+def test_refusals(channel, count, message):
+    with pytest.raises(ParameterError, match=message) as caught:
+        complete_channel(channel, sites(count))
+    assert "\n" not in str(caught.value)
