@@ -1,0 +1,191 @@
+r"""Signs of single projections, with or without noise: channels with a posterior in closed form.
+
+With ``u = y omega / sqrt(V + Delta)`` and the hazard ``r(u) = phi(u) / Phi(u)`` of the normal law, every token has
+
+.. math::
+
+    E[z | y] = \omega + \frac{V y}{\sqrt{V + \Delta}}\, r(u), \qquad
+    \mathrm{Var}(z | y) = V - \frac{V^2}{V + \Delta}\, r(u) (u + r(u)).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import array_api_compat
+import numpy as np
+
+from smimbench import Capabilities, ParameterError, Posterior, Uncertain
+from smimbench.backend import namespace, special
+
+__all__ = ["Probit", "Sign"]
+
+_ONE_TOKEN_OR_MORE = Capabilities(models=("sequence-multi-index",))
+
+
+class _Threshold:
+    """What both channels share; ``noise`` is the variance Delta."""
+
+    tokens: int
+    noise: float
+
+    version: ClassVar[int] = 1
+    capabilities: ClassVar[Capabilities] = _ONE_TOKEN_OR_MORE
+    symmetry: ClassVar[str] = "none"
+    components: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tokens, bool) or not isinstance(self.tokens, int) or self.tokens < 1:
+            raise ParameterError("tokens", f"must be an integer >= 1, got {self.tokens!r}")
+
+    def forward(self, z: Any, *, rng: Any = None) -> Any:
+        """Labels +1 and -1 of the latents (..., n, 1, M), in the same shape; noise is drawn from ``rng``."""
+        if z.ndim < 3 or tuple(z.shape[-2:]) != (1, self.tokens):
+            raise ValueError(f"latents must have shape (..., n, 1, {self.tokens}), got {tuple(z.shape)}")
+        xp = namespace(z)
+        if self.noise > 0:
+            if rng is None:
+                raise ValueError("rng is required: this channel is noisy")
+            draws = rng.standard_normal(tuple(z.shape))
+            z = z + math.sqrt(self.noise) * xp.asarray(
+                draws, dtype=z.dtype, device=array_api_compat.device(z)
+            )
+        return xp.where(z >= 0, xp.ones_like(z), -xp.ones_like(z))
+
+    def posterior(
+        self, y: Any, omega: Any, V: Any, *, second_moment: bool = False, rng: Any = None
+    ) -> Posterior:
+        """Posterior of ``z ~ N(omega, V)`` given the labels; y and omega (n, 1, M), V (1, 1). ``rng`` is not needed."""
+        xp = namespace(y, omega, V)
+        if tuple(y.shape) != tuple(omega.shape):
+            raise ValueError(f"labels must have shape {tuple(omega.shape)}, got {tuple(y.shape)}")
+        width = xp.sqrt(V + self.noise)
+        u = y * omega / width
+        hazard, rest = _hazard(u, xp)
+        mean = omega + (V / width) * y * hazard
+        # V - V^2 / (V + Delta) (1 - rest): a sum of positive terms.
+        variance = V * self.noise / (V + self.noise) + V * V / (V + self.noise) * rest
+        covariance = xp.reshape(xp.mean(variance), (1, 1))
+        if not second_moment:
+            return Posterior(mean, covariance)
+        identity = xp.eye(self.tokens, dtype=omega.dtype, device=array_api_compat.device(omega))
+        flat = mean[:, 0, :]
+        moment = flat[:, :, None] * flat[:, None, :] + identity * variance[:, 0, :, None]
+        return Posterior(mean, covariance, moment[:, None, :, None, :])
+
+    def log_partition(self, y: Any, omega: Any, V: Any) -> Any:
+        """Logarithm of the probability of the labels (n,)."""
+        xp = namespace(y, omega, V)
+        return xp.sum(special(xp).log_ndtr(y * omega / xp.sqrt(V + self.noise)), axis=(-2, -1))
+
+    def information(self, Q: Any, V: Any) -> Uncertain:
+        """``M / (V + Delta) E [phi(u)^2 / (Phi(u) Phi(-u))]``, u normal of variance ``Q / (V + Delta)``, (..., 1, 1), host."""
+        Q, V = np.broadcast_arrays(np.asarray(Q, dtype=float), np.asarray(V, dtype=float))
+        spread = np.sqrt(Q / (V + self.noise))[..., None]
+        nodes, weights = _rule()
+        # Far out a label is certain and says nothing: u need not reach further than the function or its law.
+        narrow, wide = np.minimum(spread, 1.0), np.maximum(spread, 1.0)
+        law = np.exp(-((nodes / wide) ** 2) / 2) / (math.sqrt(2 * math.pi) * wide)
+        value = (
+            2 * np.sum(weights * law * _surprise(narrow * nodes), axis=-1) * self.tokens / (V + self.noise)
+        )
+        return Uncertain(value, 1e-12 * value, "quadrature")
+
+
+@dataclass(frozen=True)
+class Sign(_Threshold):
+    r"""Signs of the projections of all tokens: the perceptron.
+
+    .. math:: y_m = \mathrm{sign}(z_m)
+
+    Labels are (n, 1, M). One token is the generalised linear model with n = alpha D labels.
+
+    Parameters
+    ----------
+    tokens : int
+        M, at least 1; filled in from the model.
+
+    References
+    ----------
+    Derived, checked by tests/test_perceptron.py; thresholds of the binary perceptron: arXiv:1708.03395.
+    """
+
+    tokens: int = 1
+
+    name: ClassVar[str] = "sign"
+    reference: ClassVar[str] = "arXiv:1708.03395"
+    noise: ClassVar[float] = 0.0
+
+
+@dataclass(frozen=True)
+class Probit(_Threshold):
+    r"""Signs of the projections of all tokens after Gaussian noise.
+
+    .. math:: y_m = \mathrm{sign}(z_m + \sqrt{\Delta}\, \xi_m), \qquad P(y_m = 1 | z_m) = \Phi(z_m / \sqrt\Delta)
+
+    Labels are (n, 1, M).
+
+    Parameters
+    ----------
+    tokens : int
+        M, at least 1; filled in from the model.
+    noise : float
+        Variance Delta > 0; ``sign`` is the channel without noise.
+
+    References
+    ----------
+    Derived, checked by tests/test_perceptron.py.
+    """
+
+    tokens: int = 1
+    noise: float = 1.0
+
+    name: ClassVar[str] = "probit"
+    reference: ClassVar[str] = "derived, checked by tests/test_perceptron.py"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (math.isfinite(self.noise) and self.noise > 0):
+            raise ParameterError("noise", f"must be a finite number > 0, got {self.noise}")
+
+    def predict(self, z: Any) -> Any:
+        """Mean of the label."""
+        return 2 * special(namespace(z)).ndtr(z / math.sqrt(self.noise)) - 1
+
+    def vjp(self, z: Any, cotangent: Any) -> Any:
+        """Gradient of ``sum(cotangent * predict(z))``."""
+        density = namespace(z).exp(-z * z / (2 * self.noise)) / math.sqrt(2 * math.pi * self.noise)
+        return 2 * density * cotangent
+
+
+def _hazard(u: Any, xp: Any) -> tuple[Any, Any]:
+    """``r = phi(u) / Phi(u)`` and ``1 - r (u + r)``, the variance of a normal number t given ``t > -u``."""
+    # erfcx scales the tail out, so that labels against all odds keep their digits.
+    low = xp.clip(u, None, 5.0)
+    left = math.sqrt(2 / math.pi) / special(xp).erfcx(-low / math.sqrt(2))
+    right = xp.exp(-u * u / 2) / math.sqrt(2 * math.pi)
+    hazard = xp.where(u < 5.0, left, right)
+    rest = 1 - hazard * (u + hazard)
+    # Where the two terms cancel: the continued fraction's first terms, of relative error below 1e-6 there.
+    far = u < (-30.0 if u.dtype == xp.float64 else -8.0)
+    safe = xp.where(far, u, -xp.ones_like(u))
+    inverse = 1 / (safe * safe)
+    series = inverse * (1 - inverse * (6 - inverse * (50 - inverse * (518 - inverse * 6354))))
+    return hazard, xp.clip(xp.where(far, series, rest), 0.0, 1.0)
+
+
+def _surprise(u: Any) -> Any:
+    """``phi(u)^2 / (Phi(u) Phi(-u))``."""
+    from scipy.special import log_ndtr
+
+    return np.exp(-u * u - math.log(2 * math.pi) - log_ndtr(u) - log_ndtr(-u))
+
+
+@lru_cache(maxsize=1)
+def _rule() -> tuple[Any, Any]:
+    """Gauss-Legendre nodes and weights on [0, 10]."""
+    nodes, weights = np.polynomial.legendre.leggauss(80)
+    return 5 * (nodes + 1), 5 * weights

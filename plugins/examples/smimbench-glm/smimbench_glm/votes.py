@@ -1,0 +1,118 @@
+"""Several hidden signs, one label: channels that are given by their likelihood alone, which smimbench integrates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from smimbench import Capabilities, ParameterError
+from smimbench.backend import namespace
+
+__all__ = ["Committee", "SignProduct"]
+
+
+class _Votes:
+    """A label for every token, a function of the signs of its P latents; no label is impossible, none is random."""
+
+    tokens: int
+    components: int
+
+    version: ClassVar[int] = 1
+    capabilities: ClassVar[Capabilities] = Capabilities(models=("sequence-multi-index",))
+
+    def __post_init__(self) -> None:
+        for key in ("tokens", "components"):
+            value = getattr(self, key)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ParameterError(key, f"must be an integer >= 1, got {value!r}")
+        if self.tokens * self.components > 12:
+            raise ParameterError(
+                "components", f"times tokens must be at most 12, got {self.components} * {self.tokens}"
+            )
+
+    def _score(self, signs: Any) -> Any:
+        raise NotImplementedError
+
+    def forward(self, z: Any, *, rng: Any = None) -> Any:
+        """Labels +1 and -1 (..., n, M) of the latents (..., n, P, M); ``rng`` is not needed."""
+        if z.ndim < 3 or tuple(z.shape[-2:]) != (self.components, self.tokens):
+            raise ValueError(
+                f"latents must have shape (..., n, {self.components}, {self.tokens}), got {tuple(z.shape)}"
+            )
+        xp = namespace(z)
+        score = self._score(xp.where(z >= 0, xp.ones_like(z), -xp.ones_like(z)))
+        return xp.where(score > 0, xp.ones_like(score), -xp.ones_like(score))
+
+    def log_likelihood(self, y: Any, z: Any) -> Any:
+        """0 where the latents (n, P, M) have the label (n, M), minus infinity where they have not; (n,)."""
+        xp = namespace(y, z)
+        zero = xp.zeros_like(z[..., 0, 0])
+        return xp.where(xp.all(self.forward(z) == y, axis=-1), zero, zero - math.inf)
+
+
+@dataclass(frozen=True)
+class Committee(_Votes):
+    r"""The majority of P hidden signs: the committee machine.
+
+    .. math:: y_m = \mathrm{sign} \sum_p \mathrm{sign}(z_{pm})
+
+    Labels are (n, M).
+
+    Parameters
+    ----------
+    tokens : int
+        M, at least 1; filled in from the model.
+    components : int
+        P, odd, so that there is always a majority.
+
+    References
+    ----------
+    arXiv:1806.05451 (the model and its specialisation transition); likelihood checked by tests/test_votes.py.
+    """
+
+    tokens: int = 1
+    components: int = 3
+
+    name: ClassVar[str] = "committee"
+    reference: ClassVar[str] = "arXiv:1806.05451"
+    symmetry: ClassVar[str] = "permutations"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.components % 2 == 0:
+            raise ParameterError("components", f"must be odd, got {self.components}")
+
+    def _score(self, signs: Any) -> Any:
+        return namespace(signs).sum(signs, axis=-2)
+
+
+@dataclass(frozen=True)
+class SignProduct(_Votes):
+    r"""The product of P hidden signs: the parity machine.
+
+    .. math:: y_m = \prod_p \mathrm{sign}(z_{pm})
+
+    Labels are (n, M). Two signs that change together leave every label as it is: directions are found up to that.
+
+    Parameters
+    ----------
+    tokens : int
+        M, at least 1; filled in from the model.
+    components : int
+        P; 1 is the channel ``sign``.
+
+    References
+    ----------
+    Derived, checked by tests/test_votes.py.
+    """
+
+    tokens: int = 1
+    components: int = 2
+
+    name: ClassVar[str] = "sign-product"
+    reference: ClassVar[str] = "derived, checked by tests/test_votes.py"
+    symmetry: ClassVar[str] = "permutations"
+
+    def _score(self, signs: Any) -> Any:
+        return namespace(signs).prod(signs, axis=-2)

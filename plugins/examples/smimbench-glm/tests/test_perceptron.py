@@ -1,0 +1,117 @@
+# ruff: noqa: D103
+"""Perceptrons: the published checks, Q(alpha) by SciPy's quadrature, and deep tails."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+from scipy.optimize import brentq
+from scipy.special import log_ndtr
+from smimbench_glm import Probit, Sign
+
+import smimbench
+from smimbench.testing import parametrize_with_checks
+from smimbench.theory.state_evolution import solve
+from smimbench.theory.thresholds import thresholds
+
+MODEL = {"name": "sequence-multi-index", "tokens": 1}
+
+
+@parametrize_with_checks([Sign(tokens=1), Sign(tokens=2), Probit(tokens=1, noise=0.5)])
+def test_contract(check):
+    check()
+
+
+def overlap_by_quadrature(alpha: float, noise: float) -> float:
+    """Root Q of ``Q = Qhat / (1 + Qhat)`` with ``Qhat = alpha E g^2``, labels +1 and -1 summed, by SciPy's integrals."""
+
+    def qhat(q: float) -> float:
+        width = 1 - q + noise
+
+        def density(x: float) -> float:
+            u = math.sqrt(q / width) * x
+            # phi(u)^2 / Phi(u) for one label; the other one is its mirror image.
+            return math.exp(-u * u - log_ndtr(u) - x * x / 2) / (2 * math.pi) / math.sqrt(2 * math.pi)
+
+        return alpha * 2 * quad(density, -12, 12, epsabs=1e-13, epsrel=1e-11, limit=200)[0] / width
+
+    return brentq(lambda q: qhat(q) / (1 + qhat(q)) - q, 1e-9, 1 - 1e-9, xtol=1e-12)
+
+
+@pytest.mark.parametrize("alpha", [0.3, 1.0, 3.0, 10.0])
+@pytest.mark.parametrize("noise", [0.0, 0.7])
+def test_overlap_is_the_fixed_point_by_quadrature(alpha, noise):
+    channel = {"name": "probit", "noise": noise} if noise else "sign"
+    point = solve(smimbench.Problem(MODEL, channel, "gaussian"), [alpha])[0]
+    assert point.Q[0, 0] == pytest.approx(overlap_by_quadrature(alpha, noise), rel=1e-7)
+
+
+def test_learning_starts_at_once_and_never_ends():
+    found = thresholds(smimbench.Problem(MODEL, "sign", "gaussian"))
+    assert found["weak_recovery"]["value"] == 0
+    assert found["perfect_recovery"] is None
+
+
+def test_several_tokens_are_as_many_samples():
+    one = solve(smimbench.Problem(MODEL, "sign", "gaussian"), [1.2])[0]
+    three = solve(smimbench.Problem({**MODEL, "tokens": 3}, "sign", "gaussian"), [0.4])[0]
+    assert three.Q[0, 0] == pytest.approx(one.Q[0, 0], rel=1e-9)
+
+
+@pytest.mark.parametrize("u", [-200.0, -31.0, -29.0, -5.0, 0.0, 4.9, 5.1, 30.0])
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_labels_against_all_odds_keep_their_digits(u, noise):
+    """Mean and variance of z > 0 by quadrature on the scale of the tail."""
+    V = 0.3
+    omega = u * math.sqrt(V + noise)
+    if noise == 0:
+        shift = max(0.0, -omega) / V  # the slope of the density at its end
+        width = min(math.sqrt(V), 1 / shift if shift else math.inf)
+
+        def weight(z: float) -> float:
+            return (
+                math.exp(-(z - 2 * omega) * z / (2 * V))
+                if omega < 0
+                else math.exp(-((z - omega) ** 2) / (2 * V))
+            )
+
+        low, high = max(0.0, omega - 12 * math.sqrt(V)), max(0.0, omega) + 45 * width
+        mass, first, second = (
+            quad(lambda z, k=k: z**k * weight(z), low, high, limit=400, epsabs=0, epsrel=1e-10)[0]
+            for k in (0, 1, 2)
+        )
+        mean, variance = first / mass, second / mass - (first / mass) ** 2
+    else:
+        peak = omega if u > 0 else omega * noise / (V + noise)
+
+        def logs(z: float) -> float:
+            return float(log_ndtr(z / math.sqrt(noise))) - (z - omega) ** 2 / (2 * V)
+
+        top = max(logs(peak + 0.05 * k) for k in range(-40, 41))
+        ends = peak - 12, peak + 12
+        mass, first, second = (
+            quad(lambda z, k=k: (z - peak) ** k * math.exp(logs(z) - top), *ends, limit=400, points=[peak])[0]
+            for k in (0, 1, 2)
+        )
+        mean, variance = peak + first / mass, second / mass - (first / mass) ** 2
+    channel = Probit(noise=noise) if noise else Sign()
+    found = channel.posterior(np.ones((1, 1, 1)), np.full((1, 1, 1), omega), np.array([[V]]))
+    assert found.mean[0, 0, 0] == pytest.approx(mean, rel=1e-6, abs=1e-9)
+    assert found.covariance[0, 0] == pytest.approx(variance, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("cls", "key", "value"), [(Sign, "tokens", 0), (Probit, "noise", 0.0), (Probit, "noise", math.nan)]
+)
+def test_bad_parameters_are_named(cls, key, value):
+    with pytest.raises(smimbench.ParameterError, match=key):
+        cls(**{key: value})
+
+
+def test_the_suite_can_be_read():
+    suite = smimbench.load_suite(Path(__file__).resolve().parent.parent / "perceptron.toml")
+    assert [plan.problem.channel.name for plan in suite.plans] == ["sign", "probit"]

@@ -1,0 +1,74 @@
+"""Phase retrieval with noise, given by its likelihood alone: what is not written here the engine integrates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import array_api_compat
+
+from smimbench import Capabilities, ParameterError
+from smimbench.backend import namespace
+
+__all__ = ["NoisySquare"]
+
+
+@dataclass(frozen=True)
+class NoisySquare:
+    r"""The square of the projection of one token, with Gaussian noise.
+
+    .. math:: y = z^2 + \sqrt{\Delta}\, \xi
+
+    Labels are (n, 1, 1).
+
+    Parameters
+    ----------
+    noise : float
+        Variance Delta > 0.
+    tokens : int
+        Must be 1; filled in from the model.
+
+    References
+    ----------
+    Derived, checked by tests/test_square.py.
+    """
+
+    noise: float = 0.1
+    tokens: int = 1
+
+    name: ClassVar[str] = "noisy-square"
+    version: ClassVar[int] = 1
+    reference: ClassVar[str] = "derived, checked by tests/test_square.py"
+    capabilities: ClassVar[Capabilities] = Capabilities(models=("sequence-multi-index",))
+    symmetry: ClassVar[str] = "signs"
+    components: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.noise) and self.noise > 0):
+            raise ParameterError("noise", f"must be a finite number > 0, got {self.noise}")
+        if self.tokens != 1:
+            raise ParameterError("tokens", f"must be 1, got {self.tokens}")
+
+    def predict(self, z: Any) -> Any:
+        """The label without its noise."""
+        return z * z
+
+    def vjp(self, z: Any, cotangent: Any) -> Any:
+        """Gradient of ``sum(cotangent * z^2)``. Without it the engine would take finite differences."""
+        return 2 * z * cotangent
+
+    def forward(self, z: Any, *, rng: Any = None) -> Any:
+        """Labels (..., n, 1, 1) of the latents; the noise is drawn from ``rng``, a NumPy generator."""
+        if rng is None:
+            raise ValueError("rng is required: this channel is noisy")
+        noise = rng.standard_normal(tuple(z.shape))
+        xp = namespace(z)
+        return z * z + math.sqrt(self.noise) * xp.asarray(
+            noise, dtype=z.dtype, device=array_api_compat.device(z)
+        )
+
+    def log_likelihood(self, y: Any, z: Any) -> Any:
+        """``log p(y | z)`` (n,)."""
+        square = (y - z * z)[..., 0, 0] ** 2
+        return -square / (2 * self.noise) - math.log(2 * math.pi * self.noise) / 2
