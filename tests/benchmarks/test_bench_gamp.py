@@ -66,8 +66,9 @@ def test_gamp_sequence(benchmark):
 
 @pytest.mark.benchmark(group="one iteration")
 def test_adam_attention(benchmark):
+    """PyTorch takes about twice as long: plugins/examples/smimbench-torch/benchmark_step.py."""
     benchmark(stepping(attention(), 0.1, 100, Adam()))
-    within(benchmark, 0.010)
+    within(benchmark, 0.003)
 
 
 @pytest.mark.benchmark(group="theory")

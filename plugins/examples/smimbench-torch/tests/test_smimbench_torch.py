@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import numpy as np
 import pytest
 import smimbench_torch
@@ -116,27 +118,26 @@ def test_bad_options_are_named(name, key, parameters):
     assert error.value.key == key
 
 
-def test_ten_lines_put_your_own_optimiser_beside_the_limit(tmp_path):
-    (tmp_path / "signed.py").write_text(
-        """
-import torch, smimbench_torch
-from smimbench import hookimpl
-
-class Signed(torch.optim.SGD):
-    def step(self, closure):
-        closure()
-        for p in self.param_groups[0]["params"]:
-            p.data -= self.param_groups[0]["lr"] * p.grad.sign()
-
-@hookimpl
-def smimbench_register_algorithms(register):
-    register(smimbench_torch.algorithm(Signed, name="signed"))
-"""
-    )
+def test_the_ten_lines_of_the_readme_put_an_optimiser_beside_the_limit(tmp_path):
+    package = pathlib.Path(__file__).parent.parent
+    code = (package / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    assert len([line for line in code.splitlines() if line]) == 10
+    assert code in (package.parents[2] / "README.md").read_text()
+    (tmp_path / "signed.py").write_text(code)
     registry = Registry([str(tmp_path / "signed.py")])
     item = build(registry.get("algorithm", "signed").item, "algorithm", {"lr": 0.02, "steps": 150})
     attempt = run(LINEAR, item, 3.0)
     assert attempt.metrics["mse"][0] < 0.2
+
+
+def test_several_students_are_averaged():
+    averaged = make("averaged", of={"name": "torch.adamw", "lr": 0.05, "steps": 100}, students=3)
+    one = run(ATTENTION, make("torch.adamw", lr=0.05, steps=100), 0.3)
+    several = run(ATTENTION, averaged, 0.3)
+    assert several.status.value == "ok"
+    assert several.iterations == 100
+    assert several.metrics["mse"][0] < one.metrics["mse"][0]
+    assert any("one student at a time" in warning for warning in several.warnings)
 
 
 def test_hardmax_is_refused():
