@@ -55,10 +55,12 @@ def _foreseeable() -> tuple[type[Exception], ...]:
     from smimbench.backend import BackendError
     from smimbench.problem import ProblemError
     from smimbench.registry import RegistryError
+    from smimbench.scaffold import ScaffoldError
     from smimbench.store import StoreError
     from smimbench.suite import SuiteError
+    from smimbench.testing.core import CheckError
 
-    return SuiteError, RegistryError, BackendError, StoreError, ProblemError
+    return SuiteError, RegistryError, BackendError, StoreError, ProblemError, ScaffoldError, CheckError
 
 
 def _complain(line: str) -> None:
@@ -820,6 +822,90 @@ def plugins(as_json: bool, quiet: bool, registry: Registry) -> int:
         print_plugins(_console(), documents)
     del quiet
     return NOT_OK if any(d["status"] == "failed" for d in documents) else OK
+
+
+@cli.command()
+@click.argument("names", metavar="NAME...", nargs=-1)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A parameter of the item; may be given often.",
+)
+@click.option("--only", "chosen", multiple=True, metavar="ID", help="This check only; may be given often.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Of everything that is drawn; the same seed gives the same outcomes.",
+)
+@click.option("--list", "list_only", is_flag=True, help="The checks and what a failure means; run nothing.")
+@_json_option
+@_options(suite_options=False)
+@_with_registry
+def check(
+    names: tuple[str, ...],
+    settings: tuple[str, ...],
+    chosen: tuple[str, ...],
+    seed: int,
+    list_only: bool,
+    as_json: bool,
+    quiet: bool,
+    registry: Registry,
+) -> int:
+    """Whether a channel, prior, algorithm or model does what its contract says.
+
+    NAME is a registered item, as in 'smimbench list'; the checks are those of smimbench.testing. Exit code 1 if one fails.
+    """
+    from smimbench.testing import terminal
+
+    del registry  # made the one of this process
+    if list_only:
+        documents = terminal.list_documents()
+        if as_json:
+            _print_json(documents)
+        else:
+            terminal.print_list(_console(), documents)
+        return OK
+    if not names:
+        raise click.UsageError("say what to check: NAME, as in 'smimbench list'; --list shows the checks")
+    documents = terminal.check_documents(
+        names, only=chosen, seed=seed, parameters=terminal.read_parameters(settings)
+    )
+    if as_json:
+        _print_json(documents)
+    else:
+        terminal.print_checks(_console(), documents, quiet=quiet)
+    return NOT_OK if any(document["failed"] for document in documents) else OK
+
+
+@cli.command()
+@click.argument("kind", type=click.Choice(["channel", "prior", "algorithm"]))
+@click.argument("name")
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=None,
+    help="Folder to write [default: ./smimbench-NAME].",
+)
+@_json_option
+@_options(suite_options=False)
+@_with_registry
+def new(kind: str, name: str, output: Path | None, as_json: bool, quiet: bool, registry: Registry) -> int:
+    """A complete package for a channel, prior or algorithm of your own: works at once, made to be changed."""
+    from smimbench.scaffold import write_package
+
+    made = write_package(kind, name, output, registry)
+    if as_json:
+        _print_json({"folder": str(made.folder), "files": made.files, "next": made.commands})
+    elif not quiet:
+        click.echo(f"wrote {made.folder}: {', '.join(made.files)}")
+        click.echo("next:")
+        for line in made.commands:
+            click.echo(f"  {line}")
+    return OK
 
 
 @cli.command()

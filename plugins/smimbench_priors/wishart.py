@@ -95,6 +95,7 @@ class Wishart:
     version: ClassVar[int] = 1
     reference: ClassVar[str] = "arXiv:2506.01582"
     capabilities: ClassVar[Capabilities] = Capabilities(models=("attention-indexed",))
+    example: ClassVar[dict[str, Any]] = {"rho": 0.5}
 
     def __post_init__(self) -> None:
         if isinstance(self.rho, bool) or not isinstance(self.rho, Real):
@@ -183,7 +184,12 @@ class Wishart:
         ------
         ParameterError
             If ``rho`` is 0.
+        ValueError
+            If Qhat is not (P, P).
         """
+        components = R.shape[0]
+        if tuple(Qhat.shape) != (components, components):
+            raise ValueError(f"Qhat must have shape ({components}, {components}), got {tuple(Qhat.shape)}")
         xp = namespace(R)
         place = {"dtype": R.dtype, "device": array_api_compat.device(R)}
         dimension = R.shape[-1]

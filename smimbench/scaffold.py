@@ -1,0 +1,162 @@
+"""New packages: a channel, a prior or an algorithm of one's own, complete and working, to be changed."""
+
+from __future__ import annotations
+
+import importlib.resources
+import importlib.util
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+    from smimbench.registry import Registry
+
+__all__ = ["KINDS", "Package", "ScaffoldError", "write_package"]
+
+KINDS = ("channel", "prior", "algorithm")
+EXAMPLES = {
+    "channel": "a saturating nonlinearity with noise",
+    "prior": "two Gaussian bumps",
+    "algorithm": "least squares with a penalty",
+}
+
+
+class ScaffoldError(ValueError):
+    """A package cannot be written under this name or in this place; the message says what would be right."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """What was written.
+
+    Attributes
+    ----------
+    folder : Path
+    files : list of str
+        Relative to the folder.
+    commands : list of str
+        What to do next, from the folder in which the command was given.
+    """
+
+    folder: Path
+    files: list[str]
+    commands: list[str]
+
+
+def write_package(kind: str, name: str, output: Path | None, registry: Registry) -> Package:
+    """Write an installable package with one working item, its tests, a suite and a README.
+
+    Parameters
+    ----------
+    kind : str
+        ``"channel"``, ``"prior"`` or ``"algorithm"``.
+    name : str
+        Lower-case letters, digits and ``-`` or ``_``, beginning with a letter: ``mine`` gives the item ``mine`` in the package
+        ``smimbench_mine`` of the distribution ``smimbench-mine``.
+    output : Path or None
+        Folder, which must not exist; default ``smimbench-NAME``.
+    registry : Registry
+        Knows which names are taken.
+
+    Raises
+    ------
+    ScaffoldError
+    """
+    if kind not in KINDS:
+        raise ScaffoldError(f"{kind!r} is no kind of plugin; choose one of {', '.join(KINDS)}")
+    _check_name(kind, name, registry)
+    slug, item = name.replace("-", "_"), name.replace("_", "-")
+    module, distribution = f"smimbench_{slug}", f"smimbench-{item}"
+    folder = output if output is not None else Path(distribution)
+    if folder.exists() or folder.is_symlink():
+        raise ScaffoldError(f"{folder} exists already; choose another name, or another folder with --output")
+    where = folder.as_posix() if folder.is_absolute() else f"./{folder.as_posix()}"
+    steps = [
+        f"smimbench new {kind} {name}" + (f" --output {_quoted(str(output))}" if output else ""),
+        f"pip install {_quoted(f'{where}[test]')}",
+        f"pytest {_quoted(where)}",
+        f"smimbench run {_quoted(f'{where}/{slug}.toml')}",
+        f"smimbench show {_quoted(f'{where}/{slug}.toml')}",
+    ]
+    values = {
+        "kind": kind,
+        "a_kind": {"channel": "A channel", "prior": "A prior", "algorithm": "An algorithm"}[kind],
+        "name": item,
+        "slug": slug,
+        "module": module,
+        "distribution": distribution,
+        "cls": "".join(part.capitalize() for part in slug.split("_") if part) + kind.capitalize(),
+        "title": EXAMPLES[kind],
+        "title_upper": EXAMPLES[kind][0].upper() + EXAMPLES[kind][1:],
+        "file": f"`{module}/__init__.py`",
+        "smimbench_version": _own_version(),
+        "commands": "\n".join(steps),
+    }
+    templates = importlib.resources.files("smimbench") / "templates"
+    own, common = templates / kind, templates / "common"
+    values["advice"] = _filled(own / "advice.md.tmpl", values).strip()
+    files = {
+        "pyproject.toml": common / "pyproject.toml.tmpl",
+        "README.md": common / "README.md.tmpl",
+        f"{module}/__init__.py": own / "item.py.tmpl",
+        f"tests/test_{slug}.py": own / "test_item.py.tmpl",
+        f"{slug}.toml": own / "suite.toml.tmpl",
+    }
+    _write(folder, {path: _filled(template, values) for path, template in files.items()})
+    return Package(folder, sorted(files), steps[1:])
+
+
+def _check_name(kind: str, name: str, registry: Registry) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*", name):
+        close = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-0123456789")
+        hint = f"; {close!r} would do" if re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", close) else ""
+        raise ScaffoldError(
+            f"{name!r} cannot be a name: it must be lower-case letters, digits, '_' or '-' and begin with a letter{hint}"
+        )
+    item = name.replace("_", "-")
+    taken = [entry for entry in registry.entries(kind) if entry.name.replace("_", "-") == item]
+    if taken:
+        raise ScaffoldError(
+            f"{kind} {item!r} is taken by package {taken[0].distribution!r}; choose another name"
+        )
+    module = f"smimbench_{name.replace('-', '_')}"
+    if importlib.util.find_spec(module) is not None:
+        raise ScaffoldError(f"a Python package {module} is installed already; choose another name")
+
+
+def _own_version() -> str:
+    """The oldest smimbench that will do: this one, without what marks builds between releases."""
+    import smimbench
+
+    found = re.match(r"\d+(\.\d+)*", smimbench.__version__)
+    return found.group() if found else "0.1"
+
+
+def _filled(template: Traversable, values: dict[str, str]) -> str:
+    return Template(template.read_text(encoding="utf-8")).substitute(values)
+
+
+def _quoted(text: str) -> str:
+    """For a shell, where it needs it."""
+    return text if re.fullmatch(r"[\w@%+=:,./-]+", text) else '"' + text.replace('"', '\\"') + '"'
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    """All files or none."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".smimbench-new-") as temporary:
+            built = Path(temporary) / "package"
+            for path, text in files.items():
+                file = built / path
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text, encoding="utf-8")
+            shutil.move(built, folder)
+    except OSError as error:
+        raise ScaffoldError(f"{folder} cannot be written: {error.strerror or error}") from None

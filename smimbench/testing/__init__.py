@@ -1,0 +1,194 @@
+"""Published checks of models, channels, priors and algorithms, for everybody who writes one.
+
+In a test of your own, with pytest:
+
+>>> from smimbench.testing import parametrize_with_checks
+>>> @parametrize_with_checks([Mine(gain=2.0), "gaussian"])  # doctest: +SKIP
+... def test_contract(check):
+...     check()
+
+In a terminal, ``smimbench check NAME``; in Python, ``check(item)``. Every check has an id and says what its failure means.
+Statistical ones use fixed seeds, so that what passes today passes tomorrow; with a seed of your own a right item fails one of
+them with a probability below ``FALSE_ALARM`` (see ``smimbench.testing.core`` for how the thresholds are set).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from smimbench.testing.core import (
+    FALSE_ALARM,
+    Check,
+    CheckError,
+    CheckFailed,
+    CheckSkipped,
+    Outcome,
+    Subject,
+    all_checks,
+    run_check,
+    subjects,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+__all__ = [
+    "FALSE_ALARM",
+    "BoundCheck",
+    "Check",
+    "CheckError",
+    "CheckFailed",
+    "CheckSkipped",
+    "Outcome",
+    "Subject",
+    "all_checks",
+    "bound_checks",
+    "check",
+    "parametrize_with_checks",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class BoundCheck:
+    """A check with the item that it is for: call it in a test.
+
+    Attributes
+    ----------
+    check : Check
+    subject : Subject
+    """
+
+    check: Check
+    subject: Subject
+
+    @property
+    def id(self) -> str:
+        """Name of the test: ``phase_retrieval-nishimori``."""
+        return f"{self.subject.label}-{self.check.id}"
+
+    def __call__(self) -> None:
+        """Run it.
+
+        Raises
+        ------
+        CheckFailed
+            With what was found, and what it means.
+        CheckSkipped
+            With the reason; inside pytest the test is skipped instead.
+        """
+        try:
+            self.check(self.subject)
+        except CheckFailed as error:
+            raise CheckFailed(f"{self.id}: {error}\n{self.check.meaning}") from error
+
+    def __repr__(self) -> str:
+        return f"<check {self.id}>"
+
+
+def bound_checks(items: Any, *, seed: int = 0) -> Iterator[BoundCheck]:
+    """All checks of some items.
+
+    Parameters
+    ----------
+    items : object or sequence
+        Instances, classes (made with their defaults, or with their attribute ``example``, a dict of parameters), functions
+        ``fit(data)``, or names of registered items.
+    seed : int
+        Of everything that is drawn.
+
+    Raises
+    ------
+    CheckError
+        For what is no item, or cannot be made.
+    """
+    for item in items if isinstance(items, (list, tuple, set)) else (items,):
+        for subject in subjects(item, seed=seed):
+            for one in all_checks(subject.kind):
+                yield BoundCheck(one, subject)
+
+
+def parametrize_with_checks(items: Sequence[Any] | Any, *, seed: int = 0) -> Any:
+    """Decorator for pytest: one test for every check of every item, named ``item-check``.
+
+    The test takes one argument, ``check``, and calls it. Checks that do not apply are skipped with their reason.
+
+    Parameters
+    ----------
+    items, seed
+        As for ``bound_checks``.
+
+    Examples
+    --------
+    >>> @parametrize_with_checks(["gaussian"])  # doctest: +SKIP
+    ... def test_contract(check):
+    ...     check()
+    """
+    import pytest
+
+    @dataclass(frozen=True, eq=False, repr=False)
+    class InPytest(BoundCheck):
+        def __call__(self) -> None:
+            __tracebackhide__ = True
+            try:
+                super().__call__()
+            except CheckSkipped as reason:
+                pytest.skip(str(reason))
+
+    found = [InPytest(one.check, one.subject) for one in bound_checks(items, seed=seed)]
+    return pytest.mark.parametrize("check", [pytest.param(one, id=one.id) for one in found])
+
+
+def check(
+    item: Any,
+    *,
+    only: Iterable[str] | None = None,
+    seed: int = 0,
+    parameters: Mapping[str, Any] | None = None,
+    on_outcome: Callable[[Subject, Outcome], None] | None = None,
+) -> list[Outcome]:
+    """Run the published checks of an item.
+
+    Parameters
+    ----------
+    item : object, class or str
+        An instance, a class, a function ``fit(data)`` or the name of a registered item.
+    only : iterable of str or None
+        Ids of the checks to run; None runs all.
+    seed : int
+        Of everything that is drawn. The default gives the same outcomes every time.
+    parameters : mapping or None
+        For a class or a name.
+    on_outcome : callable or None
+        Called with every outcome as it comes.
+
+    Returns
+    -------
+    list of Outcome
+
+    Raises
+    ------
+    CheckError
+        Unknown name or id, or a class that needs parameters.
+
+    Examples
+    --------
+    >>> [o.status for o in check("gaussian", only=["moments"])]
+    ['passed']
+    """
+    found = subjects(item, seed=seed, parameters=parameters)
+    wanted = None if only is None else set(only)
+    if wanted is not None:
+        known = {one.id for subject in found for one in all_checks(subject.kind)}
+        if wanted - known:
+            raise CheckError(
+                f"no check is called {', '.join(sorted(wanted - known))}; choose from {', '.join(sorted(known))}"
+            )
+    outcomes = []
+    for subject in found:
+        for one in all_checks(subject.kind):
+            if wanted is None or one.id in wanted:
+                outcomes.append(run_check(one, subject))
+                if on_outcome is not None:
+                    on_outcome(subject, outcomes[-1])
+    return outcomes

@@ -1,0 +1,488 @@
+"""Checks of algorithms: what they see, what they leave as it was, where their random numbers come from.
+
+They run on every model that their capabilities name, with the channels that ship for it, at sizes of milliseconds. Whether an
+algorithm is good is for a suite to say; these checks say whether its results mean what they seem to mean.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import numpy as np
+
+from smimbench.backend import get_backend, to_host
+from smimbench.interfaces import Info
+from smimbench.parameters import parameters_of
+from smimbench.problem import Instance
+from smimbench.testing.arrays import expect_array, in_strict_namespace, private_randomness
+from smimbench.testing.core import CheckFailed, CheckSkipped, Company, Tally, capabilities_of, published
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smimbench.backend import Backend
+    from smimbench.interfaces import Array, Data
+    from smimbench.problem import Problem
+    from smimbench.suite import Cell
+    from smimbench.testing.core import Subject
+
+STEPS = 3
+"""Iterations that most checks look at."""
+
+LONGEST = 20
+SECONDS = 0.3
+DECOYS = 300
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """A small problem with data."""
+
+    problem: Problem
+    instance: Instance
+    name: str
+
+    def data(self, backend: Backend | None = None, *, writable: bool = False) -> Data:
+        """What an algorithm may see; writable only to see whether it writes."""
+        found = self.instance.data(backend or get_backend("numpy"))
+        if writable:
+            return replace(
+                found, inputs=np.array(self.instance.inputs), labels=np.array(self.instance.labels)
+            )
+        return found
+
+
+def _size(model: Any) -> tuple[float, int]:
+    """Sample ratio and dimension of some twenty samples."""
+    return (1.5, 16) if len(model.signal_shape(1, 2)) == 2 else (0.4, 10)
+
+
+@lru_cache(maxsize=4)
+def settings(subject: Subject) -> tuple[Setting, ...]:
+    """All problems that the algorithm does not refuse.
+
+    Raises
+    ------
+    CheckSkipped
+        If it refuses all.
+    """
+    found, reasons = [], []
+    for model in subject.models:
+        for problem in subject.problems(model):
+            refuses = getattr(subject.item, "refuses", None)
+            reason = refuses(problem) if refuses else None
+            if reason:
+                reasons.append(f"{problem.label}: {reason}")
+                continue
+            alpha, dimension = _size(model)
+            found.append(
+                Setting(problem, problem.instance(alpha, dimension, seed=subject.seed), problem.label)
+            )
+    if not found:
+        raise CheckSkipped(f"it refuses every problem that ships: {'; '.join(reasons) or 'there are none'}")
+    return tuple(found)
+
+
+def first_settings(subject: Subject) -> Iterator[Setting]:
+    """One problem for every model."""
+    seen = set()
+    for setting in settings(subject):
+        if setting.problem.model.name not in seen:
+            seen.add(setting.problem.model.name)
+            yield setting
+
+
+def planned(algorithm: Any, data: Data, most: int = STEPS) -> int:
+    """How many steps to make: as many as the algorithm wants, within reason."""
+    own = getattr(algorithm, "steps_for", None)
+    steps = own(data) if own is not None else getattr(algorithm, "steps", None)
+    return most if steps is None else max(1, min(int(steps), most))
+
+
+def drive(
+    subject: Subject,
+    setting: Setting,
+    data: Data,
+    rng: np.random.Generator,
+    most: int = STEPS,
+) -> tuple[Any, list[Info]]:
+    """State after a few steps, with the names around it that the engine's own loop has."""
+    problem, instance, algorithm = setting.problem, setting.instance, subject.item
+    state = algorithm.init(problem, data, rng)
+    reports = []
+    for _ in range(planned(algorithm, data, most)):
+        state, info = algorithm.step(problem, data, state)
+        reports.append(info)
+    del instance
+    return state, reports
+
+
+def run(subject: Subject, setting: Setting, seed: int, data: Data | None = None, most: int = STEPS) -> Array:
+    """The estimate after a few steps, on the host."""
+    state, _ = drive(subject, setting, setting.data() if data is None else data, subject.rng(seed), most)
+    return np.array(to_host(subject.item.estimate(state)))
+
+
+@published(
+    "algorithm",
+    id="shapes",
+    meaning="The estimate is no signal: it has another shape or holds numbers that are none, at the start or "
+    "after some steps.",
+)
+def shapes(subject: Subject) -> None:
+    """Estimates finite and signal-shaped from the start on; reports as the loop reads them."""
+    for setting in settings(subject):
+        problem, data, algorithm = setting.problem, setting.data(), subject.item
+        P = problem.components
+        wanted = tuple(problem.model.signal_shape(P, data.dimension))
+        state = algorithm.init(problem, data, subject.rng(1))
+        expect_array(f"estimate at the start ({setting.name})", algorithm.estimate(state), wanted)
+        for k in range(planned(algorithm, data)):
+            found = algorithm.step(problem, data, state)
+            if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Info)):
+                raise CheckFailed(
+                    f"step must return (state, smimbench.Info(...)), got {type(found).__name__}"
+                )
+            state, info = found
+            what = f"estimate after step {k + 1} ({setting.name})"
+            expect_array(what, algorithm.estimate(state), wanted, "float64", data.inputs)
+            residual = (
+                float(to_host(info.residual)) if hasattr(info.residual, "dtype") else float(info.residual)
+            )
+            if not (math.isfinite(residual) and residual >= 0):
+                raise CheckFailed(
+                    f"Info.residual must be a finite number >= 0, got {residual} ({setting.name})"
+                )
+            for name in ("claimed", "held", "moved", "strain"):
+                value = getattr(info, name)
+                if value is not None and np.shape(to_host(value)) != (P,):
+                    raise CheckFailed(f"Info.{name} must have shape ({P},), got {np.shape(to_host(value))}")
+        if hasattr(algorithm, "variance"):
+            expect_array("variance", algorithm.variance(state), (P, P), "float64", data.inputs)
+
+
+@published(
+    "algorithm",
+    id="data_unchanged",
+    meaning="It modifies its data: every algorithm that runs later on the same instance solves another problem.",
+)
+def data_unchanged(subject: Subject) -> None:
+    """Inputs and labels, writable for once, are the same before and after."""
+    for setting in settings(subject):
+        data = setting.data(writable=True)
+        drive(subject, setting, data, subject.rng(11))
+        for name in ("inputs", "labels"):
+            before, after = getattr(setting.instance, name), getattr(data, name)
+            if before.shape != after.shape or not np.array_equal(before, after):
+                changed = int(np.sum(before != after)) if before.shape == after.shape else before.size
+                raise CheckFailed(
+                    f"modifies its data: {changed} of {before.size} numbers of data.{name} have changed "
+                    f"({setting.name}); work on a copy"
+                )
+        try:
+            drive(subject, setting, setting.data(), subject.rng(11))
+        except ValueError as error:
+            if "read-only" not in str(error):
+                raise
+            raise CheckFailed(f"writes into its data, which are read-only in a run: {error}") from error
+
+
+@published(
+    "algorithm",
+    id="determinism",
+    meaning="The same data and the same seed give different estimates: no result can be repeated.",
+)
+def determinism(subject: Subject) -> None:
+    """Two runs with one seed agree to the last bit, and no global generator is used."""
+    for setting in settings(subject):
+        with private_randomness("it"):
+            one, two = (run(subject, setting, 21) for _ in range(2))
+        if not np.array_equal(one, two):
+            gap = np.abs(one - two).max()
+            raise CheckFailed(
+                f"two runs with the same seed differ by {gap:.2g} ({setting.name}); take random numbers only from the rng "
+                "that init is given"
+            )
+
+
+@published(
+    "algorithm",
+    id="seed",
+    meaning="It ignores its seed: random numbers come from somewhere else, so that repeated runs are one run, "
+    "and the standard "
+    "errors of its rows are wrong.",
+)
+def seed(subject: Subject) -> None:
+    """Either seeds matter, or there is no chance in it: then no coordinate is special, and no generator is made.
+
+    An algorithm without random numbers cannot tell one coordinate from another: permuting them in the inputs permutes the
+    estimate, up to the symmetry of the labels. One that starts from random numbers of its own does not do that. What its own
+    ``numpy.random.default_rng`` draws is exchanged besides: fixed nodes of an integral may come from there, for their values
+    hardly matter; a starting point or an order of samples may not.
+    """
+    for setting in settings(subject):
+        one, other = run(subject, setting, 31), run(subject, setting, 32)
+        if not np.array_equal(one, other):
+            continue
+        size = np.linalg.norm(one)
+        with _shifted_generators(subject):
+            shifted = run(subject, setting, 31)
+        if np.linalg.norm(shifted - one) > 0.1 * size:
+            raise CheckFailed(
+                "ignores its seed: every seed gives the same estimate, which depends on a numpy.random.default_rng "
+                "of its own "
+                f"({setting.name}); use the rng that init is given"
+            )
+        data = setting.data()
+        order = subject.rng(33).permutation(data.dimension)
+        moved = replace(data, inputs=np.ascontiguousarray(data.inputs[:, :, order]), fresh=None)
+        found = run(subject, setting, 31, moved)
+        wanted = one[..., order] if one.ndim == 2 else one[:, order][:, :, order]
+        problem = setting.problem
+        aligned = to_host(problem.model.align(wanted, found, problem.channel.symmetry))
+        gap = np.linalg.norm(aligned - wanted)
+        if not gap <= 1e-4 * size:
+            raise CheckFailed(
+                "ignores its seed: every seed gives the same estimate, but permuting the coordinates of the inputs "
+                "changes more "
+                f"than their order (by {gap / size:.2g} of its size): it has random numbers of its own ({setting.name})"
+            )
+
+
+@contextmanager
+def _shifted_generators(subject: Subject) -> Iterator[None]:
+    """Give other streams to the generators that the algorithm's own package makes, unless they come from one it was given."""
+    package = type(subject.item).__module__.partition(".")[0]
+    original = np.random.default_rng
+
+    def shifted(seed: Any = None) -> np.random.Generator:
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        own = caller.partition(".")[0] == package
+        derived = isinstance(seed, (np.random.Generator, np.random.BitGenerator, np.random.SeedSequence))
+        return original([977, 978]) if own and not derived else original(seed)
+
+    with mock.patch.object(np.random, "default_rng", shifted):
+        yield
+
+
+@published(
+    "algorithm",
+    id="no_peeking",
+    statistical=True,
+    meaning="It peeks at the teacher: with labels of another teacher it still finds the one it cannot know. Its "
+    "rows in a table are "
+    "worth nothing.",
+)
+def no_peeking(subject: Subject) -> None:
+    """Labels come from a hidden teacher; the one in sight must look to the estimate like any other draw of the prior.
+
+    What is in sight is the instance itself, as around the engine's own loop, what ``problem.instance`` draws again with the
+    same seed, and what ``data.fresh`` refers to. The overlap of the estimate with that teacher is compared with its overlaps
+    with some hundred other draws of the prior, which it cannot have seen either.
+    """
+    tally = Tally()
+    for setting in first_settings(subject):
+        problem = setting.problem
+        bait, data = _bait(subject, problem)
+        state, _ = drive(subject, Setting(problem, bait, setting.name), data, subject.rng(41), LONGEST)
+        estimate = np.asarray(to_host(subject.item.estimate(state)), dtype=float)
+        P, D = problem.components, bait.dimension
+        estimate = estimate - np.asarray(problem.prior.mean(P, D))
+        inner = problem.model.inner
+        decoys = [problem.prior.sample(subject.rng(42, k), P, D) for k in range(DECOYS)]
+        others = np.stack([np.asarray(inner(estimate, d)) for d in decoys])
+        found = np.asarray(inner(estimate, bait.signal))
+        spread = others.std(axis=0, ddof=1) * math.sqrt(1 + 1 / DECOYS)
+        for p in range(P):
+            for q in range(P):
+                if spread[p, q] > 0:
+                    what = (
+                        f"peeks at the teacher: overlap with a teacher that no label knows ({setting.name})"
+                    )
+                    target, size = float(others[:, p, q].mean()), float(spread[p, q])
+                    tally.add(what, float(found[p, q]), target, size, dof=DECOYS - 1)
+    if tally.rows:
+        tally.judge()
+
+
+def _bait(subject: Subject, problem: Problem) -> tuple[Instance, Data]:
+    """An instance whose teacher is in sight, and data whose labels are those of another."""
+    low_rank = len(problem.model.signal_shape(1, 2)) == 2
+    alpha, dimension = (0.4, 400) if low_rank else (0.3, 24)
+    in_sight = problem.instance(alpha, dimension)
+    hidden = problem.prior.sample(subject.rng(43), problem.components, dimension)
+    z = problem.model.forward(in_sight.inputs, hidden)
+    labels = np.asarray(problem.channel.forward(z, rng=subject.rng(44)))
+    bait = Instance(problem, in_sight.signal, in_sight.inputs, labels, in_sight.sample_ratio)
+    draw = _Drawing(problem, hidden)
+    return bait, replace(bait.data(get_backend("numpy")), fresh=_fresh(bait, draw))
+
+
+class _Drawing:
+    """New samples of the hidden teacher, who is kept as a recipe: nobody is to find him by looking around."""
+
+    def __init__(self, problem: Problem, signal: Array) -> None:
+        def samples(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
+            return problem.draw(signal, n, rng)
+
+        self._samples = samples
+
+    def __call__(self, rng: np.random.Generator, n: int) -> tuple[Array, Array]:
+        return self._samples(rng, n)
+
+
+def _fresh(instance: Instance, draw: _Drawing) -> Any:
+    def fresh(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
+        assert instance.signal is not None  # as in the engine, the instance can be reached from here
+        return draw(rng, n)
+
+    return fresh
+
+
+@published(
+    "algorithm",
+    id="state_copies",
+    meaning="A state does not stand for itself: a copy of it goes on differently, or later steps change what an "
+    "earlier state said.",
+)
+def state_copies(subject: Subject) -> None:
+    """A deep copy continues to the same estimate, and does not disturb the estimate that was read before."""
+    algorithm = subject.item
+    for setting in first_settings(subject):
+        data = setting.data()
+        state = algorithm.init(setting.problem, data, subject.rng(51))
+        saved = copy.deepcopy(state)
+        read = to_host(algorithm.estimate(state))
+        kept = np.array(read)
+        again = np.array(to_host(algorithm.estimate(state)))
+        if not np.array_equal(kept, again):
+            raise CheckFailed(f"reading the estimate twice gives two answers ({setting.name})")
+        ends = []
+        for begin in (state, saved):
+            for _ in range(planned(algorithm, data)):
+                begin, _ = algorithm.step(setting.problem, data, begin)
+            ends.append(np.array(to_host(algorithm.estimate(begin))))
+        if not np.array_equal(read, kept):
+            raise CheckFailed(
+                f"a step changes the estimate that was handed out before ({setting.name}); make a new array in step"
+            )
+        if not np.array_equal(ends[0], ends[1]):
+            raise CheckFailed(
+                f"a copy of the state goes on to another estimate ({setting.name}); keep everything that is iterated in it"
+            )
+
+
+@published(
+    "algorithm",
+    id="dtypes",
+    meaning="Single precision does not stay single precision: it takes twice the memory and time that a table says.",
+)
+def dtypes(subject: Subject) -> None:
+    """Estimates of float32 data are float32 and finite."""
+    if "float32" not in capabilities_of(subject.item).dtypes:
+        raise CheckSkipped("capabilities.dtypes does not promise float32")
+    for setting in first_settings(subject):
+        data = setting.data(get_backend("numpy", "float32"))
+        state, _ = drive(subject, setting, data, subject.rng(61))
+        expect_array(
+            f"estimate of float32 data ({setting.name})",
+            subject.item.estimate(state), setting.instance.signal.shape, "float32",
+        )  # fmt: skip
+
+
+@published(
+    "algorithm",
+    id="namespace",
+    meaning="It needs NumPy arrays: it will not run on a GPU. Use the functions of smimbench.backend.namespace(data.inputs).",
+)
+def namespace_(subject: Subject) -> None:
+    """The strict array API on another device gives the numbers of NumPy."""
+    in_strict_namespace(subject.item, lambda backend: _elsewhere(subject, backend))
+
+
+def _elsewhere(subject: Subject, backend: Backend) -> None:
+    for setting in first_settings(subject):
+        data = setting.data(backend)
+        state, _ = drive(subject, setting, data, subject.rng(71), 2)
+        found = subject.item.estimate(state)
+        expect_array(
+            f"estimate ({setting.name})", found, setting.instance.signal.shape, "float64", data.inputs
+        )
+        here = run(subject, setting, 71, most=2)
+        gap = np.abs(to_host(found) - here).max()
+        if not gap <= 1e-6 * (1 + np.abs(here).max()):
+            raise CheckFailed(
+                f"another array namespace gives another estimate, by {gap:.2g} ({setting.name})"
+            )
+
+
+def _cell(subject: Subject, setting: Setting) -> Cell:
+    from smimbench.suite import Cell
+
+    item, instance = subject.item, setting.instance
+    spec = {"name": item.name, "version": item.version, **parameters_of("algorithm", item)}
+    alpha, dimension = _size(setting.problem.model)
+    return Cell(
+        problem=setting.problem.spec, algorithm=spec, alpha=alpha, dimension=dimension, replicate=0,
+        seed=subject.seed, backend="numpy", dtype="float64", tolerance=1e-4, max_iterations=LONGEST, timeout=SECONDS,
+        start="uninformed", metrics=(), problem_label=setting.name, algorithm_label=instance.problem.label,
+    )  # fmt: skip
+
+
+@published(
+    "algorithm",
+    id="runs",
+    meaning="A cell of a suite fails: it does not work for every problem that its capabilities name and that it "
+    "does not refuse.",
+)
+def runs(subject: Subject) -> None:
+    """One cell for every channel of every model it names, through the engine's own loop."""
+    from smimbench.runner import run_cell
+
+    for setting in settings(subject):
+        parts = {kind: getattr(setting.problem, kind) for kind in ("model", "channel", "prior")}
+        registry: Any = Company({**_bare(parts), "algorithm": subject.item})
+        record = run_cell(_cell(subject, setting), registry=registry)
+        if record["status"] == "failed":
+            raise CheckFailed(f"fails on {setting.name}: {record['reason']}")
+
+
+def _bare(parts: dict[str, Any]) -> dict[str, Any]:
+    """Items as registered, without what the engine has put around them."""
+    return {kind: getattr(item, kind, item) for kind, item in parts.items()}
+
+
+@published(
+    "algorithm",
+    id="records",
+    meaning="A result cannot be stored: what the algorithm reports is not made of plain numbers and strings.",
+)
+def records(subject: Subject) -> None:
+    """A record goes to disk and comes back equal, as JSON and arrays without pickles."""
+    from smimbench.runner import run_cell
+    from smimbench.store import Store
+
+    for setting in first_settings(subject):
+        parts = {kind: getattr(setting.problem, kind) for kind in ("model", "channel", "prior")}
+        registry: Any = Company({**_bare(parts), "algorithm": subject.item})
+        record = run_cell(_cell(subject, setting), registry=registry)
+        with tempfile.TemporaryDirectory() as folder:
+            store = Store(Path(folder) / "check")
+            try:
+                store.write(record)
+            except (TypeError, ValueError) as error:
+                raise CheckFailed(f"its record cannot be written: {error} ({setting.name})") from error
+            found = store.load()
+            if record["key"] not in found:
+                raise CheckFailed(f"a stored record cannot be read again: {store.complaints}")
+            if found[record["key"]]["metrics"] != record["metrics"]:
+                raise CheckFailed(f"a stored record comes back with other metrics ({setting.name})")

@@ -1,0 +1,131 @@
+"""Arrays that notice what is done to them: copies that are compared, locked views, and another namespace."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import traceback
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import array_api_compat
+import numpy as np
+
+from smimbench.backend import Backend, namespace, to_host
+from smimbench.testing.core import CheckFailed, CheckSkipped, capabilities_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from smimbench.interfaces import Array
+
+__all__ = [
+    "dispatch_special_functions",
+    "expect_array",
+    "expect_pure",
+    "in_strict_namespace",
+    "locked",
+    "private_randomness",
+]
+
+
+def locked(array: Any) -> Any:
+    """A copy that refuses to be written to."""
+    copy = np.array(array)
+    copy.flags.writeable = False
+    return copy
+
+
+def expect_pure(what: str, function: Callable[..., Any], *arrays: Any) -> Any:
+    """Call with writable arrays, which must come back as they were, and with read-only ones, which must do."""
+    copies = [np.array(a) for a in arrays]
+    result = function(*copies)
+    for k, (copy, array) in enumerate(zip(copies, arrays)):
+        if copy.shape != np.shape(array) or not np.array_equal(copy, array, equal_nan=copy.dtype.kind == "f"):
+            raise CheckFailed(f"{what} writes into its argument {k + 1}; work on a copy")
+    try:
+        function(*[locked(a) for a in arrays])
+    except ValueError as error:
+        if "read-only" in str(error):
+            raise CheckFailed(f"{what} cannot take read-only arrays: {error}") from error
+        raise
+    return result
+
+
+def expect_array(
+    what: str, array: Array, shape: tuple[int, ...], dtype: str | None = None, like: Array | None = None
+) -> None:
+    """Shape, dtype, and the namespace and device of ``like``."""
+    if not array_api_compat.is_array_api_obj(array):
+        raise CheckFailed(f"{what} must be an array, got {type(array).__name__}")
+    if tuple(array.shape) != shape:
+        raise CheckFailed(f"{what} must have shape {shape}, got {tuple(array.shape)}")
+    xp = namespace(array)
+    if like is not None:
+        if array_api_compat.array_namespace(array) is not array_api_compat.array_namespace(like):
+            raise CheckFailed(
+                f"{what} comes as {type(array).__module__}.{type(array).__name__}, its inputs were "
+                f"{type(like).__module__}.{type(like).__name__}"
+            )
+        if array_api_compat.device(array) != array_api_compat.device(like):
+            raise CheckFailed(
+                f"{what} is on {array_api_compat.device(array)}, its inputs on {array_api_compat.device(like)}"
+            )
+    if dtype is not None and array.dtype != getattr(xp, dtype):
+        raise CheckFailed(f"{what} must be {dtype} like its inputs, got {array.dtype}")
+    if xp.isdtype(array.dtype, "real floating") and not np.isfinite(to_host(array)).all():
+        raise CheckFailed(f"{what} is not made of finite numbers")
+
+
+def dispatch_special_functions() -> None:
+    """Let scipy.special take arrays of other namespaces, if SciPy is not imported yet; tests only."""
+    if "scipy" not in sys.modules:
+        os.environ.setdefault("SCIPY_ARRAY_API", "1")
+
+
+def in_strict_namespace(item: Any, function: Callable[[Backend], None]) -> None:
+    """Call with the strict reference implementation of the array API, on a device that is not its default.
+
+    SciPy's special functions take its arrays on the default device only, and CuPy's have no such limit: what fails for that
+    reason alone is tried there.
+
+    Raises
+    ------
+    CheckSkipped
+        If it is not installed, or not promised by the item.
+    """
+    promised = capabilities_of(item).backends
+    if "*" not in promised:
+        raise CheckSkipped(f"it promises {', '.join(promised)} only")
+    try:
+        import array_api_strict
+    except ImportError:
+        raise CheckSkipped("array-api-strict is not installed: pip install array-api-strict") from None
+    name = "array_api_strict"
+    try:
+        function(Backend(name, array_api_strict, "float64", array_api_strict.Device("device1")))
+    except RuntimeError as error:
+        if "Can't convert array" not in str(error):
+            raise
+        if "scipy" not in str(traceback.format_exc()):
+            raise CheckFailed(f"turns its arrays into NumPy's: {error}") from error
+        function(Backend(name, array_api_strict, "float64"))
+
+
+@contextmanager
+def private_randomness(what: str) -> Iterator[None]:
+    """What happens inside must not draw from the global generators of NumPy and of Python."""
+
+    def fingerprint() -> tuple[str, str]:
+        state: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - looked at, never drawn from
+        return repr(state["state"]["key"].tobytes()) + repr(state["state"]["pos"]), repr(random.getstate())
+
+    before = fingerprint()
+    yield
+    after = fingerprint()
+    for name, one, two in zip(("NumPy's global generator", "Python's random module"), before, after):
+        if one != two:
+            raise CheckFailed(
+                f"{what} draws from {name}: take every random number from the rng that is handed over"
+            )

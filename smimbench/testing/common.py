@@ -1,0 +1,141 @@
+"""Checks of every kind of item: what it says of itself, its parameters, its answers to bad input."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.interfaces import CONTRACT_VERSION, Capabilities, ParameterError
+from smimbench.parameters import ENGINE_FILLED, build, canonical_json, parameters_of, signature_of
+from smimbench.registry import KINDS, get_registry
+from smimbench.testing.core import CheckFailed, published
+
+if TYPE_CHECKING:
+    from smimbench.testing.core import Subject
+
+DTYPES = ("float64", "float32")
+
+
+@published(
+    *KINDS,
+    id="declaration",
+    meaning="It does not say what it is: results cannot be stored under a name and a version, or it is combined with what it "
+    "was not made for.",
+)
+def declaration(subject: Subject) -> None:
+    """Name, version, reference, capabilities, contract."""
+    item = subject.item
+    for name in ("name", "version", "reference", "capabilities"):
+        if not hasattr(item, name):
+            raise CheckFailed(f"has no attribute {name}")
+    if not isinstance(item.name, str) or not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", item.name):
+        raise CheckFailed(f"name must be lower-case letters, digits, '.', '_' or '-', got {item.name!r}")
+    if isinstance(item.version, bool) or not isinstance(item.version, int):
+        raise CheckFailed(f"version must be an integer, got {item.version!r}")
+    if not isinstance(item.reference, str) or not item.reference.strip():
+        raise CheckFailed(f"reference must say where the equations are from, got {item.reference!r}")
+    if not isinstance(item.capabilities, Capabilities):
+        raise CheckFailed(
+            f"capabilities must be a smimbench.Capabilities, got {type(item.capabilities).__name__}"
+        )
+    contract = getattr(item, "contract_version", CONTRACT_VERSION)
+    if contract > CONTRACT_VERSION:
+        raise CheckFailed(f"is written for contract {contract}, this smimbench speaks {CONTRACT_VERSION}")
+    known = {entry.name for entry in get_registry().entries("model")}
+    odd = [m for m in item.capabilities.models if m != "*" and m not in known]
+    if subject.kind != "model" and odd:
+        raise CheckFailed(
+            f"capabilities.models names {', '.join(odd)}; registered are {', '.join(sorted(known))}"
+        )
+    odd = [d for d in item.capabilities.dtypes if d not in DTYPES]
+    if odd or not item.capabilities.dtypes:
+        raise CheckFailed(f"capabilities.dtypes must be among {DTYPES}, got {item.capabilities.dtypes}")
+
+
+@published(
+    *KINDS,
+    id="parameters",
+    meaning="Its parameters cannot be written to a suite or a record and read back: results could not be told "
+    "apart, and other "
+    "processes could not rebuild it.",
+)
+def parameters(subject: Subject) -> None:
+    """Plain JSON, and enough to make the same item again."""
+    item, kind = subject.item, subject.kind
+    missing = [name for name in signature_of(type(item)) if not hasattr(item, name)]
+    if missing:
+        raise CheckFailed(f"takes the parameter {missing[0]!r} but has no attribute of that name")
+    try:
+        found = parameters_of(kind, item)
+        text = canonical_json(found)
+    except (TypeError, ValueError) as error:
+        raise CheckFailed(f"a parameter is no plain JSON value: {error}") from error
+    filled = {n: getattr(item, n) for n in ENGINE_FILLED.get(kind, ()) if n in signature_of(type(item))}
+    try:
+        again = build(type(item), kind, json.loads(text), filled)
+    except ParameterError as error:
+        raise CheckFailed(f"cannot be made again from its own parameters {text}: {error}") from error
+    if canonical_json(parameters_of(kind, again)) != text:
+        raise CheckFailed(f"made again from {text}, it has the parameters {parameters_of(kind, again)}")
+
+
+@published(
+    *KINDS,
+    id="bad_parameters",
+    meaning="A wrong parameter is not refused in one clear line (ParameterError with the key), so that a typing "
+    "error in a suite "
+    "ends in a traceback or in numbers that mean nothing.",
+)
+def bad_parameters(subject: Subject) -> None:
+    """Unknown keys, wrong types and wrong values."""
+    item, kind = subject.item, subject.kind
+    usual = parameters_of(kind, item)
+    filled = {n: getattr(item, n) for n in ENGINE_FILLED.get(kind, ()) if n in signature_of(type(item))}
+
+    def attempt(changed: dict[str, Any]) -> tuple[Any, str | None]:
+        try:
+            return build(type(item), kind, {**usual, **changed}, filled), None
+        except ParameterError as error:
+            return None, str(error)
+        except Exception as error:  # exactly what must not happen
+            line = " ".join(str(error).split())
+            raise CheckFailed(
+                f"{changed} raises {type(error).__name__} ({line}); raise smimbench.ParameterError(key, 'must be ..., "
+                "got ...')"
+            ) from error
+
+    if attempt({"no_such_parameter": 1})[1] is None:
+        raise CheckFailed("takes parameters that do not exist; name every one in __init__")
+    for name, value in usual.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        for wrong in (-1, -1.5, 0, 10**9):
+            other, refusal = attempt({name: int(wrong) if isinstance(value, int) else float(wrong)})
+            if refusal is not None and name not in refusal and "must" not in refusal:
+                raise CheckFailed(f"{name} = {wrong} is refused without saying what is wrong: {refusal}")
+            if other is not None and kind in ("channel", "prior") and wrong != 10**9:
+                _expect_usable(subject, kind, other, f"{name} = {wrong}")
+
+
+def _expect_usable(subject: Subject, kind: str, item: Any, how: str) -> None:
+    """A value that is not refused has to work: numbers drawn with it are finite."""
+    advice = "refuse it in __post_init__ with smimbench.ParameterError"
+    try:
+        if kind == "channel":
+            z = subject.rng(1).standard_normal((50, int(item.components), subject.models[0].sites))
+            drawn = np.asarray(item.forward(z, rng=subject.rng(2)))
+        elif hasattr(item, "sample"):
+            drawn = np.asarray(item.sample(subject.rng(3), 1, 12))
+        else:
+            return
+    except ParameterError:  # it says that nothing can be drawn, as a limit of theory does
+        return
+    except Exception as error:
+        raise CheckFailed(
+            f"{how} is accepted and then raises {type(error).__name__}: {error}; {advice}"
+        ) from error
+    if drawn.dtype.kind == "f" and not np.isfinite(drawn).all():
+        raise CheckFailed(f"{how} is accepted and gives numbers that are not finite; {advice}")

@@ -1,0 +1,355 @@
+"""Checks of priors: the denoiser and its state-evolution map against simulation with the prior's own samples."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.backend import to_host
+from smimbench.testing.arrays import expect_array, expect_pure, in_strict_namespace, private_randomness
+from smimbench.testing.core import CheckFailed, CheckSkipped, Tally, capabilities_of, published
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from smimbench.backend import Backend
+    from smimbench.interfaces import Array
+    from smimbench.testing.core import Subject
+
+INFORMATION = (0.3, 2.0, 15.0)
+DRAWS = 24
+FINITE_SIZE = 3.0
+"""Allowance for what vanishes with the dimension, relative, in units of 1/D."""
+
+
+def _dimension(model: Any) -> int:
+    """Large enough that what vanishes with D does not matter, small enough for a fraction of a second."""
+    return 4000 if len(model.signal_shape(1, 2)) == 2 else 64
+
+
+def _cases(subject: Subject) -> Iterator[tuple[Any, Any, int]]:
+    for model in subject.models:
+        prior = subject.completed(model)
+        for components in (1, 2):
+            yield model, prior, components
+
+
+def information_matrix(components: int, size: float) -> Array:
+    """A different information for every component, and none between them."""
+    return size * np.diag(1.0 + 0.8 * np.arange(components))
+
+
+def observed(
+    model: Any, prior: Any, components: int, dimension: int, Qhat: Array, rng: np.random.Generator
+) -> tuple[Array, Array]:
+    """A signal and ``R = S + Qhat^(-1/2) Z``."""
+    signal = np.asarray(prior.sample(rng, components, dimension), dtype=float)
+    noise = np.asarray(model.draw_noise(rng, components, dimension))
+    root = np.linalg.cholesky(np.linalg.inv(Qhat))
+    return signal, signal + np.tensordot(root, noise, axes=1)
+
+
+@published(
+    "prior",
+    id="shapes",
+    meaning="A method returns arrays of another shape or type than the contract says.",
+)
+def shapes(subject: Subject) -> None:
+    """Signals, their moments, estimates and order parameters."""
+    for model, prior, P in _cases(subject):
+        D = 12
+        wanted = model.signal_shape(P, D)
+        expect_array("sample", np.asarray(prior.sample(subject.rng(1), P, D)), wanted, "float64")
+        expect_array("mean", np.asarray(prior.mean(P, D)), wanted, "float64")
+        for name in ("second_moment", "mean_overlap"):
+            expect_array(name, np.asarray(getattr(prior, name)(P)), (P, P), "float64")
+        Qhat = information_matrix(P, 1.3)
+        _, R = observed(model, prior, P, D, Qhat, subject.rng(2))
+        found = prior.denoise(R, Qhat)
+        expect_array("denoise: estimate", found.estimate, wanted, "float64", R)
+        expect_array("denoise: V", found.V, (P, P), "float64", R)
+        batch = np.stack([Qhat, 3 * Qhat, 0.1 * Qhat])
+        both = prior.overlap(batch)
+        for name, array in (("Q", both.Q), ("V", both.V)):
+            expect_array(f"overlap: {name} of a batch", array, (3, P, P), "float64", batch)
+            single = getattr(prior.overlap(batch[1]), name)
+            expect_array(f"overlap: {name}", single, (P, P), "float64", batch)
+            if not np.allclose(array[1], single, rtol=1e-6, atol=1e-9):
+                raise CheckFailed(f"overlap: {name} of a matrix depends on the others of its batch")
+
+
+@published(
+    "prior",
+    id="determinism",
+    meaning="The same seed does not give the same signal, or another seed gives the same one: runs cannot be "
+    "repeated, or all are "
+    "one run.",
+)
+def determinism(subject: Subject) -> None:
+    """Equal seeds, equal signals; different seeds, different ones; no global generator."""
+    for _, prior, P in _cases(subject):
+        with private_randomness("sample"):
+            one, two = (np.asarray(prior.sample(subject.rng(11), P, 20)) for _ in range(2))
+            other = np.asarray(prior.sample(subject.rng(12), P, 20))
+        if not np.array_equal(one, two):
+            raise CheckFailed("sample: the same seed gives another signal; draw everything from rng")
+        if np.array_equal(one, other):
+            raise CheckFailed(
+                "sample: every seed gives the same signal; draw from the rng that is handed over"
+            )
+
+
+@published(
+    "prior", id="purity", meaning="It writes into its arguments: other parts of the iteration are spoiled."
+)
+def purity(subject: Subject) -> None:
+    """Arguments come back unchanged, and read-only arrays will do."""
+    for model, prior, P in _cases(subject):
+        Qhat = information_matrix(P, 1.3)
+        _, R = observed(model, prior, P, 12, Qhat, subject.rng(21))
+        expect_pure("denoise", prior.denoise, R, Qhat)
+        expect_pure("overlap", prior.overlap, Qhat)
+
+
+@published(
+    "prior",
+    id="dtypes",
+    meaning="Single precision does not stay single precision, or is far less accurate than it should be.",
+)
+def dtypes(subject: Subject) -> None:
+    """float32 in, float32 out, and close to float64."""
+    if "float32" not in capabilities_of(subject.item).dtypes:
+        raise CheckSkipped("capabilities.dtypes does not promise float32")
+    for model, prior, P in _cases(subject):
+        Qhat = information_matrix(P, 1.3)
+        _, R = observed(model, prior, P, 16, Qhat, subject.rng(31))
+        found = prior.denoise(np.float32(R), np.float32(Qhat))
+        exact = prior.denoise(R, Qhat)
+        expect_array("denoise: estimate", found.estimate, R.shape, "float32")
+        expect_array("denoise: V", found.V, (P, P), "float32")
+        gap = np.abs(found.estimate - exact.estimate).max() / np.abs(exact.estimate).max()
+        if gap > 1e-3:
+            raise CheckFailed(f"denoise: the estimate in float32 is off by {gap:.1g} of its size")
+
+
+@published(
+    "prior",
+    id="namespace",
+    meaning="It needs NumPy arrays: it will not run on a GPU. Use the functions of smimbench.backend.namespace(x).",
+)
+def namespace(subject: Subject) -> None:
+    """The strict array API on another device gives the numbers of NumPy."""
+    in_strict_namespace(subject.item, lambda backend: _elsewhere(subject, backend))
+
+
+def _elsewhere(subject: Subject, backend: Backend) -> None:
+    for model, prior, P in _cases(subject):
+        Qhat = information_matrix(P, 1.3)
+        _, R = observed(model, prior, P, 12, Qhat, subject.rng(41))
+        there = backend.asarray(R)
+        found, exact = prior.denoise(there, backend.asarray(Qhat)), prior.denoise(R, Qhat)
+        expect_array("denoise: estimate", found.estimate, R.shape, "float64", there)
+        expect_array("denoise: V", found.V, (P, P), "float64", there)
+        for name in ("estimate", "V"):
+            if not np.allclose(to_host(getattr(found, name)), getattr(exact, name), rtol=1e-6, atol=1e-8):
+                raise CheckFailed(f"denoise: another array namespace gives another {name}")
+
+
+@published(
+    "prior",
+    id="bad_input",
+    meaning="Arguments that do not fit together end in numbers that mean nothing.",
+)
+def bad_input(subject: Subject) -> None:
+    """An information matrix of another size is refused."""
+    if not hasattr(subject.item, "denoise"):
+        raise CheckSkipped("its denoiser is derived by the engine")
+    for model, prior, P in _cases(subject):
+        if P != 2:
+            continue
+        _, R = observed(model, prior, P, 12, information_matrix(P, 1.3), subject.rng(51))
+        try:
+            found = prior.denoise(R, information_matrix(3, 1.3))
+        except Exception:  # refused, as it should be
+            continue
+        raise CheckFailed(
+            f"denoise takes an R of 2 components with a Qhat of 3 and returns V of shape {np.shape(found.V)}"
+        )
+
+
+@published(
+    "prior",
+    id="moments",
+    statistical=True,
+    meaning="second_moment or mean_overlap are not those of the signals that sample draws: errors are divided by "
+    "the wrong number.",
+)
+def moments(subject: Subject) -> None:
+    """Overlaps of drawn signals with themselves and with the prior mean, and of the mean with itself."""
+    tally = Tally()
+    for model, prior, P in _cases(subject):
+        D = _dimension(model)
+        mean = np.asarray(prior.mean(P, D))
+        second, held = np.asarray(prior.second_moment(P)), np.asarray(prior.mean_overlap(P))
+        signals = [np.asarray(prior.sample(subject.rng(61, k), P, D)) for k in range(DRAWS)]
+        squares = [np.asarray(model.inner(s, s)) for s in signals]
+        crosses = [np.asarray(model.inner(s, mean)) for s in signals]
+        allowance = FINITE_SIZE / D * np.abs(second).max()
+        where = f"{model.name}, P = {P}, D = {D}"
+        tally.mean(
+            f"overlap of signals with themselves ({where})", np.stack(squares), second, allowance=allowance
+        )
+        tally.mean(
+            f"overlap of signals with the mean ({where})", np.stack(crosses), held, allowance=allowance
+        )
+        own = np.asarray(model.inner(mean, mean))
+        if np.abs(own - held).max() > allowance:
+            raise CheckFailed(
+                f"mean_overlap is {held.tolist()}, but the overlap of the mean with itself {own.tolist()}"
+            )
+    tally.judge()
+
+
+@published(
+    "prior",
+    id="nishimori",
+    statistical=True,
+    meaning="The denoiser is not the posterior mean: its estimate must have the same overlap with the signal as "
+    "with itself, and the "
+    "error V that it claims. Off by a factor, it holds more or less than it knows.",
+)
+def nishimori(subject: Subject) -> None:
+    """``E <S_hat, S> = E <S_hat, S_hat>`` and ``E <S - S_hat, S - S_hat> = V``, for a different information each."""
+    tally = Tally()
+    for model, prior, P in _cases(subject):
+        D = _dimension(model)
+        for number, size in enumerate(INFORMATION):
+            Qhat = information_matrix(P, size)
+            gaps, errors, scales = [], [], []
+            for k in range(DRAWS):
+                signal, R = observed(model, prior, P, D, Qhat, subject.rng(71, number, k))
+                found = prior.denoise(R, Qhat)
+                estimate = np.asarray(found.estimate)
+                rest = signal - estimate
+                gaps.append(np.diagonal(model.inner(estimate, rest)))
+                errors.append(np.diagonal(model.inner(rest, rest)) - np.diagonal(found.V))
+                scales.append(np.diagonal(model.inner(estimate, estimate)))
+            where = f"{model.name}, P = {P}, Qhat = {size}"
+            held = np.mean(scales, axis=0)
+            slack = FINITE_SIZE / D * np.diagonal(np.asarray(prior.overlap(Qhat).V))
+            tally.mean(
+                f"overlap of the estimate with the signal minus with itself ({where}, itself {held[0]:.3g})",
+                np.stack(gaps), allowance=slack,
+            )  # fmt: skip
+            tally.mean(
+                f"squared error of the estimate minus the V it claims ({where})",
+                np.stack(errors), allowance=slack,
+            )  # fmt: skip
+    tally.judge()
+
+
+@published(
+    "prior",
+    id="derivative",
+    statistical=True,
+    meaning="V is not the derivative of the estimate: a denoiser's response to R is its posterior covariance "
+    "times Qhat, which message "
+    "passing relies on (Onsager's term).",
+)
+def derivative(subject: Subject) -> None:
+    """``<N, S_hat(R + e N) - S_hat(R - e N)> / (2 e) = V`` in the mean over noise N of the same law as that of R."""
+    tally = Tally()
+    for model, prior, P in _cases(subject):
+        D = _dimension(model)
+        for number, size in enumerate(INFORMATION):
+            Qhat = information_matrix(P, size)
+            root = np.linalg.cholesky(np.linalg.inv(Qhat))
+            rows = []
+            for k in range(DRAWS):
+                rng = subject.rng(81, number, k)
+                _, R = observed(model, prior, P, D, Qhat, rng)
+                noise = np.tensordot(root, np.asarray(model.draw_noise(rng, P, D)), axes=1)
+                step = 1e-3
+                up, down = (np.asarray(prior.denoise(R + s * noise, Qhat).estimate) for s in (step, -step))
+                slope = np.diagonal(model.inner(noise, (up - down) / (2 * step)))
+                rows.append(slope - np.diagonal(prior.denoise(R, Qhat).V))
+            V = np.asarray(prior.overlap(Qhat).V)
+            tally.mean(
+                f"derivative of the estimate minus V ({model.name}, P = {P}, Qhat = {size}, V = {V[0, 0]:.3g})",
+                np.stack(rows), allowance=FINITE_SIZE / D * np.diagonal(V),
+            )  # fmt: skip
+    tally.judge()
+
+
+@published(
+    "prior",
+    id="state_evolution",
+    statistical=True,
+    meaning="overlap(Qhat), the state-evolution map, is not what denoise does in simulations: theory and "
+    "experiment would disagree.",
+)
+def state_evolution(subject: Subject) -> None:
+    """Simulated overlaps and errors at the dimension at hand against Q and V of the map."""
+    tally = Tally()
+    for model, prior, P in _cases(subject):
+        D = _dimension(model)
+        second = np.asarray(prior.second_moment(P))
+        last = None
+        for number, size in enumerate(INFORMATION):
+            Qhat = information_matrix(P, size)
+            Q, V = (np.asarray(a) for a in prior.overlap(Qhat))
+            if np.abs(np.diagonal(Q + V - second)).max() > 1e-3 * np.abs(second).max():
+                raise CheckFailed(
+                    f"overlap: Q + V = {(Q + V).tolist()} must be second_moment = {second.tolist()}"
+                )
+            if last is not None and (np.diagonal(V) > np.diagonal(last) * (1 + 1e-6)).any():
+                raise CheckFailed(
+                    f"overlap: V grows with the information: {last.tolist()}, then {V.tolist()}"
+                )
+            last = V
+            overlaps, errors = [], []
+            for k in range(DRAWS):
+                signal, R = observed(model, prior, P, D, Qhat, subject.rng(91, number, k))
+                estimate = np.asarray(prior.denoise(R, Qhat).estimate)
+                overlaps.append(np.diagonal(model.inner(estimate, signal)))
+                errors.append(np.diagonal(model.inner(signal - estimate, signal - estimate)))
+            where = f"{model.name}, P = {P}, Qhat = {size}, D = {D}"
+            slack = FINITE_SIZE / D * np.diagonal(second)
+            tally.mean(f"simulated overlap ({where})", np.stack(overlaps), np.diagonal(Q), allowance=slack)
+            tally.mean(
+                f"simulated squared error ({where})", np.stack(errors), np.diagonal(V), allowance=slack
+            )
+    for model in subject.models:
+        _ends(subject.completed(model), model)
+    tally.judge()
+
+
+def _ends(prior: Any, model: Any) -> None:
+    """No information leaves the prior mean; much of it leaves no error."""
+    one = np.eye(1)
+    nothing, much = prior.overlap(1e-7 * one), prior.overlap(1e7 * one)
+    second, held = float(prior.second_moment(1)[0, 0]), float(prior.mean_overlap(1)[0, 0])
+    unknown = second - held
+    if not math.isclose(float(nothing.V[0, 0]), unknown, rel_tol=1e-2):
+        raise CheckFailed(
+            f"overlap: without information V must be second_moment - mean_overlap = {unknown:.4g}, "
+            f"got {float(nothing.V[0, 0]):.4g} ({model.name})"
+        )
+    if float(much.V[0, 0]) > 1e-2 * unknown:
+        raise CheckFailed(f"overlap: at Qhat = 1e7 V is still {float(much.V[0, 0]):.3g} ({model.name})")
+
+
+@published(
+    "prior",
+    id="problem",
+    meaning="It cannot be put into a problem with every model that its capabilities name, or no data can be drawn.",
+)
+def problem(subject: Subject) -> None:
+    """A small instance of every model."""
+    for model in subject.models:
+        made = subject.problem(model)
+        found = made.instance(0.5, 12, seed=subject.seed)
+        if not np.isfinite(found.signal).all():
+            raise CheckFailed("the signal is not made of finite numbers")

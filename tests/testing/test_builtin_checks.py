@@ -1,0 +1,70 @@
+"""Everything that ships passes the checks that third parties are asked to pass."""
+
+from __future__ import annotations
+
+from smimbench.registry import BUILT_IN, get_registry
+from smimbench.testing import all_checks, parametrize_with_checks
+from smimbench.testing.core import instantiate, kind_of, subjects
+
+
+def made(kind, name, model=None, **parameters):
+    return instantiate(get_registry().get(kind, name, model).item, kind, parameters)
+
+
+LOW, HIGH = "sequence-multi-index", "attention-indexed"
+SHORT = {"steps": 25}
+
+# Sampled integrals at their cheapest, iterations few: the checks ask for consistency, which does not depend on either.
+ITEMS = [
+    made("model", LOW, tokens=1),
+    made("model", LOW, tokens=3),
+    made("model", HIGH, tokens=2),
+    made("model", HIGH, tokens=3),
+    made("channel", "linear", LOW, tokens=2),
+    made("channel", "linear", LOW, tokens=2, components=3, noise=0.3),
+    made("channel", "softmax", LOW, tokens=3),
+    made("channel", "softmax", LOW, tokens=2, layers=2, accuracy=1e-2, points=256),
+    made("channel", "linear", HIGH, tokens=2, noise=0.2, noise_convention="plain"),
+    made("channel", "softmax", HIGH, tokens=2),
+    made("channel", "softmax", HIGH, tokens=3, beta=2.0),
+    made("channel", "softmax", HIGH, tokens=2, layers=2),
+    made("channel", "hardmax", HIGH, tokens=2),
+    made("channel", "hardmax", HIGH, tokens=3, samples=32),
+    made("prior", "gaussian"),
+    made("prior", "wishart", rho=0.5),
+    made("prior", "wishart", rho=1.5),
+    made("algorithm", "gamp"),
+    made("algorithm", "spectral"),
+    made("algorithm", "ridge"),
+    made("algorithm", "nuclear"),
+    made("algorithm", "adam", **SHORT),
+    made("algorithm", "adamw", **SHORT),
+    made("algorithm", "sgd", **SHORT),
+    made("algorithm", "averaged", of={"name": "adam", **SHORT}, students=2),
+]
+
+
+@parametrize_with_checks(ITEMS)
+def test_contract(check):
+    check()
+
+
+def test_nothing_that_ships_is_left_out():
+    checked = {(kind_of(item), item.name) for item in ITEMS}
+    shipped = {(e.kind, e.name) for e in get_registry().entries() if e.distribution == BUILT_IN}
+    assert shipped - checked == set()
+
+
+def test_every_item_can_be_checked_by_its_name_alone():
+    for entry in get_registry().entries():
+        assert subjects(entry.name), entry.name
+
+
+def test_the_checks_are_published():
+    checks = all_checks()
+    assert len({(c.kind, c.id) for c in checks}) == len(checks) > 40
+    for check in checks:
+        assert check.id.isidentifier()
+        assert check.meaning.endswith(".")
+        assert check.false_alarm in (0.0, 1e-4)
+        assert check.function.__doc__
