@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from smimbench.parameters import parameters_of
+from smimbench.report.tables import titled
 from smimbench.testing import check
 from smimbench.testing.core import CheckError, all_checks, subjects
 
@@ -79,15 +80,13 @@ def check_documents(
 def print_checks(console: Console, documents: Sequence[Mapping[str, Any]], *, quiet: bool = False) -> None:
     """A table for every item: what passed, what failed and what that means, what was skipped and why."""
     from rich.table import Table
+    from rich.text import Text
 
     for document in documents:
         inner = ", ".join(f"{k} = {v}" for k, v in document["parameters"].items())
         models = f" for {', '.join(document['models'])}" if document["models"] else ""
         title = f"{document['kind']} {document['name']}({inner}){models}"
-        table = Table(
-            box=None, padding=(0, 2, 0, 0), show_header=False, title=escape(title), title_justify="left"
-        )
-        table.title_style = "bold"
+        table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True)
         table.add_column(ratio=1, overflow="fold")
@@ -98,8 +97,8 @@ def print_checks(console: Console, documents: Sequence[Mapping[str, Any]], *, qu
             text = escape(outcome["message"])
             if status == "failed":
                 text = f"{text}\n[dim]{escape(outcome['meaning'])}[/]"
-            table.add_row(f"[{STYLES[status]}]{status}[/]", outcome["check"], text)
-        console.print(table, crop=False)
+            table.add_row(Text(status, style=STYLES[status]), outcome["check"], text)
+        console.print(titled(table, title), crop=False)
         failed, style = document["failed"], "bold red" if document["failed"] else "green"
         console.print(
             f"{document['passed']} passed, {failed} failed, {document['skipped']} skipped", style=style
@@ -120,14 +119,7 @@ def print_list(console: Console, documents: Sequence[Mapping[str, Any]]) -> None
     from rich.table import Table
 
     for kind in dict.fromkeys(document["kind"] for document in documents):
-        table = Table(
-            box=None,
-            padding=(0, 2, 0, 0),
-            show_header=False,
-            title=f"checks of a {kind}",
-            title_justify="left",
-        )
-        table.title_style = "bold"
+        table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
         table.add_column(no_wrap=True)
         table.add_column(ratio=1, overflow="fold")
         for document in documents:
@@ -135,5 +127,5 @@ def print_list(console: Console, documents: Sequence[Mapping[str, Any]]) -> None
                 rate = document["false_alarm"]
                 chance = f" (statistical: false alarms below {rate:g})" if rate else ""
                 table.add_row(document["check"], escape(document["meaning"] + chance))
-        console.print(table, crop=False)
+        console.print(titled(table, f"checks of {'an' if kind[0] in 'aeiou' else 'a'} {kind}"), crop=False)
         console.print()
