@@ -98,7 +98,12 @@ def _run(cell: Cell, registry: Registry, timing: bool) -> dict[str, Any]:
         return {"status": Status.SKIPPED.value, "reason": reason}
     backend = get_backend(cell.backend, cell.dtype, tf32=cell.tf32)
     instance = _instance(cell, problem, backend)
+    if timing and cell.start == "spectral":
+        _start(cell, problem, instance, backend)
+    stop = backend.stopwatch()
     start = _start(cell, problem, instance, backend)
+    # An informed start is a gift of the engine; a spectral one is part of what the algorithm does, and of its time.
+    head_start = stop().seconds if cell.start == "spectral" else 0.0
     backend.release()
     data = instance.data(backend, start)
 
@@ -106,7 +111,7 @@ def _run(cell: Cell, registry: Registry, timing: bool) -> dict[str, Any]:
         sequence = _seed(cell, problem, "initialisation", _json_key(cell.algorithm), str(attempt))
         return np.random.Generator(np.random.PCG64DXSM(sequence))
 
-    settings = LoopSettings(cell.tolerance, cell.max_iterations, cell.timeout)
+    settings = LoopSettings(cell.tolerance, cell.max_iterations, cell.timeout, head_start)
     if timing:
         algorithm.step(problem, data, algorithm.init(problem, data, make_rng(0)))
     result = run_algorithm(problem, instance, data, algorithm, make_rng, settings, backend)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,24 @@ def numbers(record) -> str:
     keep = {k: v for k, v in record.items() if k not in ("timing", "machine", "versions", "digest", "format")}
     keep["trajectory"] = {k: v for k, v in (record.get("trajectory") or {}).items() if k != "seconds"}
     return json.dumps(keep, sort_keys=True, default=str)
+
+
+def test_a_spectral_start_is_part_of_the_time(tmp_path, registry, monkeypatch):
+    from smimbench.theory import spectral
+
+    original = spectral.spectral_start
+
+    def slow(*arguments):
+        time.sleep(0.5)
+        return original(*arguments)
+
+    monkeypatch.setattr(spectral, "spectral_start", slow)
+    for start, least, most in (("spectral", 0.5, np.inf), ("informed", 0.0, 0.5), ("uninformed", 0.0, 0.5)):
+        cell = cells_of(tmp_path, registry, "gamp", **{"run.start": f'"{start}"'})[0]
+        record = run_cell(cell)
+        assert record["status"] == "ok"
+        assert least <= record["trajectory"]["seconds"][0] < most
+        assert record["timing"]["seconds"] >= record["trajectory"]["seconds"][-1] >= least
 
 
 # -- a record always comes back -----------------------------------------------------------------------------------

@@ -180,6 +180,9 @@ class Descent:
         )
         held = xp.linalg.diagonal(problem.model.inner(new.signal, new.signal))
         held = xp.max(held, axis=0) if held.ndim > 1 else held
+        if data.start is not None:
+            own = "the start that was handed in is not used: gradient methods begin with a random factor"
+            warning = own if warning is None else f"{warning}; {own}"
         return new, Info(residual=residual, held=held, warning=warning, samples=new.samples)
 
     def cost(self, problem: Problem, data: Data) -> Cost | None:

@@ -13,7 +13,7 @@ from smimbench_algorithms.adamw import AdamW
 from smimbench_algorithms.sgd import Sgd
 
 from smimbench.backend import get_backend, to_host
-from smimbench.interfaces import ParameterError
+from smimbench.interfaces import ParameterError, Start
 from smimbench.loop import LoopSettings, run_algorithm
 from smimbench.problem import Problem
 from smimbench.theory.prediction import observable
@@ -459,3 +459,15 @@ def test_narrow_factors_take_a_shorter_way_to_the_same_gradient(students, tokens
         assert set(calls) == {"forward_gram" if narrow else "forward"}
     assert np.allclose(to_host(found[0].loss), to_host(found[1].loss), rtol=1e-12)
     assert np.allclose(to_host(found[0].gradient), to_host(found[1].gradient), rtol=1e-9, atol=1e-11)
+
+
+def test_a_start_that_is_not_used_is_said_to_be_unused():
+    problem = make("sequence softmax")
+    instance = problem.instance(1.5, 9)
+    plain = instance.data(get_backend())
+    handed = instance.data(get_backend(), Start(np.ones((1, 9)), np.eye(1)))
+    rule = Sgd(learning_rate=0.05, steps=2)
+    states = [rule.step(problem, d, rule.init(problem, d, np.random.default_rng(0))) for d in (plain, handed)]
+    assert np.array_equal(states[0][0].factor, states[1][0].factor)
+    assert states[0][1].warning is None
+    assert "not used" in states[1][1].warning
