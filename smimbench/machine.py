@@ -40,19 +40,16 @@ class Driver(NamedTuple):
 
 @functools.cache
 def machine_info() -> dict[str, Any]:
-    """Processor, memory, system and the BLAS in use."""
+    """Processor, memory, system and the BLAS that NumPy uses."""
     import numpy as np  # the BLAS is only visible once NumPy has loaded it
     import psutil
     from threadpoolctl import threadpool_info
 
-    del np
-    blas = sorted(
-        {
-            f"{lib.get('internal_api')} {lib.get('version')}"
-            for lib in threadpool_info()
-            if lib.get("user_api") == "blas"
-        }
-    )
+    libraries = [lib for lib in threadpool_info() if lib.get("user_api") == "blas"]
+    # SciPy may bring a BLAS of its own: the machine must not change its name when that happens to be loaded.
+    home = str(Path(np.__file__).resolve().parent)
+    own = [lib for lib in libraries if str(lib.get("filepath", "")).startswith(home)]
+    blas = sorted({f"{lib.get('internal_api')} {lib.get('version')}" for lib in own or libraries})
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),

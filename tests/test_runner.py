@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from smimbench.registry import Registry, set_registry
 from smimbench.runner import missing_cells, run_cell, run_cells
 from smimbench.store import Store
 from smimbench.suite import load_suite
-from tests.helpers import ATTENTION, SUITE, write_suite
+from tests.helpers import ATTENTION, SUITE, environment, write_suite
 
 PLUGIN = str(Path(__file__).with_name("troublemakers.py"))
 
@@ -62,6 +64,17 @@ def test_a_spectral_start_is_part_of_the_time(tmp_path, registry, monkeypatch):
         assert record["status"] == "ok"
         assert least <= record["trajectory"]["seconds"][0] < most
         assert record["timing"]["seconds"] >= record["trajectory"]["seconds"][-1] >= least
+
+
+def test_a_machine_keeps_its_name_when_scipy_brings_a_blas_of_its_own():
+    import scipy.linalg  # noqa: F401
+
+    machine.machine_info.cache_clear()
+    code = "from smimbench import machine; print(machine.fingerprint())"
+    alone = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment()
+    )
+    assert alone.stdout.strip() == machine.fingerprint()
 
 
 # -- a record always comes back -----------------------------------------------------------------------------------
