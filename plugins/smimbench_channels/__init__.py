@@ -9,8 +9,17 @@ def smimbench_register_channels(register):
     from smimbench_channels.attention_hardmax import AttentionHardmax
     from smimbench_channels.attention_linear import AttentionLinear
     from smimbench_channels.attention_softmax import AttentionSoftmax
+    from smimbench_channels.sequence_hardmax import SequenceHardmax
     from smimbench_channels.sequence_linear import SequenceLinear
     from smimbench_channels.sequence_softmax import SequenceSoftmax
 
-    for channel in (AttentionSoftmax, AttentionHardmax, AttentionLinear, SequenceSoftmax, SequenceLinear):
+    channels = (
+        AttentionSoftmax,
+        AttentionHardmax,
+        AttentionLinear,
+        SequenceSoftmax,
+        SequenceHardmax,
+        SequenceLinear,
+    )
+    for channel in channels:
         register(channel)
