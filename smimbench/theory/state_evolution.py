@@ -262,7 +262,7 @@ class ScalarCurve:
             V_end = max(V_end, 1e-12 * self.second)
         elif V_end == 0.0:
             return float("inf")
-        x = np.linspace(self.log_qhat[0], self.log_qhat[-1], 6 * len(self.log_qhat))
+        x = np.linspace(self.log_qhat[0], self._log_qhat_at(V_end), 6 * len(self.log_qhat))
         V = self._overlap(x)[1]
         x = np.append(x[V_end < V], self._log_qhat_at(V_end))
         alpha = self._interpolated(x) if self.sampled else self.alpha_of(x)[0]
@@ -368,11 +368,9 @@ class ScalarCurve:
 
     def perfect_limit(self) -> Threshold | None:
         """Limit of alpha as the error goes to 0: where V = 0 becomes stable. None where the error never vanishes."""
+        if self.alpha[-1] < NOTHING and self._overlap(self.log_qhat[-1])[1] < NOTHING:
+            return Threshold(0.0, 0.0)  # a discrete signal: once known, it stays known at any sample ratio
         if self.sampled:
-            if self.alpha[-1] < NOTHING and self._overlap(self.log_qhat[-1])[1] < NOTHING:
-                return Threshold(
-                    0.0, 0.0
-                )  # a discrete signal: once known, it stays known at any sample ratio
             tail = self.alpha[-5:]
             if not np.isfinite(tail).all() or tail[-1] > 1.01 * tail[-3]:
                 return None

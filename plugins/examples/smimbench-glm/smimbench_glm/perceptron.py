@@ -84,14 +84,14 @@ class _Threshold:
     def information(self, Q: Any, V: Any) -> Uncertain:
         """``M / (V + Delta) E [phi(u)^2 / (Phi(u) Phi(-u))]``, u normal of variance ``Q / (V + Delta)``, (..., 1, 1), host."""
         Q, V = np.broadcast_arrays(np.asarray(Q, dtype=float), np.asarray(V, dtype=float))
-        spread = np.sqrt(Q / (V + self.noise))[..., None]
+        # Of binary signals so much can be known that V underflows.
+        square = np.maximum(V + self.noise, 1e-300)
+        spread = np.sqrt(Q / square)[..., None]
         nodes, weights = _rule()
         # Far out a label is certain and says nothing: u need not reach further than the function or its law.
         narrow, wide = np.minimum(spread, 1.0), np.maximum(spread, 1.0)
         law = np.exp(-((nodes / wide) ** 2) / 2) / (math.sqrt(2 * math.pi) * wide)
-        value = (
-            2 * np.sum(weights * law * _surprise(narrow * nodes), axis=-1) * self.tokens / (V + self.noise)
-        )
+        value = 2 * np.sum(weights * law * _surprise(narrow * nodes), axis=-1) * self.tokens / square
         return Uncertain(value, 1e-12 * value, "quadrature")
 
 

@@ -102,6 +102,7 @@ class Modulus:
         ``h(u) = E_t [((u + t) tanh(u (u + t)) - u)^2]`` with standard normal t, and the result is ``M E h(u) / V``.
         """
         Q, V = np.broadcast_arrays(np.asarray(Q, dtype=float), np.asarray(V, dtype=float))
+        V = np.maximum(V, 1e-300)
         spread = np.sqrt(Q / V)[..., None]
         nodes, weights = _rule()
         # u reaches as far as its law; beyond the last node the sign is known and h = 1.

@@ -1,0 +1,50 @@
+"""Matrices of extensive rank with a spectrum of your own: a prior that gives its law of eigenvalues and nothing else."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from smimbench import Capabilities, ParameterError
+
+__all__ = ["Spectrum"]
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    r"""Symmetric matrices ``S = O \Lambda O^T`` with O uniformly random, and a law of eigenvalues of which some quantiles are known.
+
+    The N numbers are the quantiles at ``(i - 1/2) / N`` of the law, which is interpolated linearly between them and ends at
+    the first and the last: two numbers are the uniform law between them. smimbench scales the law to unit variance, draws the matrices, and takes the posterior mean and the state-evolution map from
+    the free convolution of the law with a semicircle.
+
+    Parameters
+    ----------
+    eigenvalues : list of float
+        At least two different numbers, in any order: the spectrum of a matrix of any size. Write the list of a suite inside
+        a second pair of brackets, because a plain list is an axis of the grid.
+
+    References
+    ----------
+    Derived, checked by tests/test_spectrum.py.
+    """
+
+    eigenvalues: tuple[float, ...] = (-1.0, 1.0)
+
+    name: ClassVar[str] = "spectrum"
+    version: ClassVar[int] = 1
+    reference: ClassVar[str] = "derived, checked by tests/test_spectrum.py"
+    capabilities: ClassVar[Capabilities] = Capabilities(models=("attention-indexed",))
+
+    def __post_init__(self) -> None:
+        values: Any = self.eigenvalues
+        if not all(math.isfinite(value) for value in values) or len(set(values)) < 2:
+            raise ParameterError("eigenvalues", "must be at least two different finite numbers")
+
+    def quantile(self, u: Any) -> Any:
+        """Eigenvalues below which the fractions ``u`` of all lie, for a host array of numbers in (0, 1)."""
+        known = np.sort(np.asarray(self.eigenvalues, dtype=float))
+        return np.interp(u, (np.arange(len(known)) + 0.5) / len(known), known)
