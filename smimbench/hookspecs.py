@@ -54,4 +54,7 @@ def smimbench_register_priors(register: Callable[[type[Any]], None]) -> None:
 
 @hookspec
 def smimbench_register_algorithms(register: Callable[[type[Any]], None]) -> None:
-    """Register algorithms: anything from data to an estimate (see ``smimbench.interfaces.Algorithm``)."""
+    """Register algorithms: anything from data to an estimate (see ``smimbench.interfaces.Algorithm``), a class or a function.
+
+    A function ``fit(data, *, parameter=value)`` becomes an algorithm of its name; see ``smimbench.fitted``.
+    """

@@ -15,6 +15,9 @@ Shapes and letters used everywhere:
 ``z``        latents, ``(n, P, C)``; given an estimate, ``z ~ N(omega, V (x) I_C)``, ``V`` of shape ``(P, P)``
 ===========  ==========================================================================================
 
+An optional class attribute ``contract`` is the ``CONTRACT_VERSION`` that an item was written for; an item of a newer one
+is refused. Without it, it is taken to be of the present one.
+
 Methods that are marked *optional* may be missing: the engine asks with ``hasattr`` and has a generic substitute.
 All arrays follow the Python array API standard; an item works on the namespace and the device of its inputs.
 """
@@ -349,7 +352,14 @@ class Channel(Protocol):
     ``observable(y) -> array``
         The label as a user would measure it (probabilities); default: y itself.
     ``log_likelihood(y, z) -> array (n,)``
-        In place of ``posterior``.
+        In place of ``posterior``: ``log p(y | z)`` up to a function of y, ``-inf`` where y is impossible. The engine
+        integrates, in up to 12 latent dimensions, to about 1e-2 of the width of the posterior. A label that is a continuous
+        function of the latents without noise has no likelihood and needs ``posterior``. Channels with few labels should
+        give normalised probabilities: sums over labels are then exact.
+    ``predict(z) -> array``
+        ``E[observable(y) | z]`` of a noisy label; otherwise summed over labels or averaged over draws.
+    ``symmetry``, ``components`` (attributes)
+        Without them the symmetry is looked for, and there is one component.
     ``compiled(V) -> (function, constants) or None``
         Posterior of one sample, compiled by Numba, for the models that have a compiled pass over their inputs (extra
         ``fast``): ``function(y, omega, constants, mean, covariance)`` takes the flattened label and omega (P, C), writes
@@ -389,6 +399,12 @@ class Channel(Protocol):
 class Prior(Protocol):
     """The law of the signal.
 
+    Less is enough: ``sample`` and ``denoise`` (moments and ``overlap`` are then simulated); or, for low rank,
+    ``log_density(w)`` of iid entries, elementwise and not necessarily normalised; or, for extensive rank, the law of the
+    eigenvalues as ``quantile(u)`` (inverse distribution function on (0, 1)) or ``eigenvalues`` (samples). Laws given by a
+    density or by eigenvalues are scaled to unit variance unless there is a ``sample`` too. See
+    ``smimbench.theory.derived_prior``.
+
     ``second_moment`` is E[S S^T]/D, ``(P, P)`` for ``components`` components, and ``mean_overlap`` the part of it that
     the prior mean already holds (0, or rho). Both are host arrays.
     """
@@ -425,6 +441,10 @@ class Prior(Protocol):
 
 class Algorithm(Protocol):
     """Anything that maps data to an estimate of the signal.
+
+    In place of the three methods one is enough, ``fit(data) -> estimate``, of a class or alone: a function
+    ``fit(data, *, parameter=value)`` can be registered as it is. It may name ``problem`` and ``rng`` as arguments; see
+    ``smimbench.fitted``.
 
     The loop, the clock, the stopping rule, the time limit, divergence and the trajectory belong to the engine. An
     attribute ``steps`` (optional) says after how many steps the algorithm is done by its own account. A method

@@ -363,11 +363,12 @@ def _what_is_needed(item: type[Any], choices: tuple[tuple[str, ...], ...]) -> st
         lacking = ", ".join(name for name in begun[0] if not _has(item, name))
         others = [" and ".join(choice) for choice in choices if choice is not begun[0]]
         return f"lacks {lacking} (or give {_or(others)} instead)"
-    return f"needs a {_or([', '.join(choice) for choice in choices])}"
+    return f"needs {_or([', '.join(choice) for choice in choices])}"
 
 
 def _or(words: list[str]) -> str:
-    return " or a ".join(words) if len(words) == 2 else ", or ".join(words)
+    article = len(words) == 2 and all("," not in word for word in words)
+    return "a " + " or a ".join(words) if article else ", or ".join(words)
 
 
 def _check_contract(kind: str, item: type[Any]) -> None:

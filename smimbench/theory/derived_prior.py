@@ -32,12 +32,14 @@ __all__ = ["DensityPrior", "SimulatedPrior", "SpectrumPrior", "complete_prior"]
 Host = np.ndarray[Any, np.dtype[np.float64]]
 
 _LOWEST, _HIGHEST = 1e-9, 1e16
-_PER_DECADE = 4
+_COARSE = 2
+_STILL = 3
 _FINE = 40_001
 _REACH = 38.0
 _DEPTH = 60.0
 _PANELS = 24
 _TINY = 1e-300
+_ENTRIES = 4096
 
 
 def complete_prior(prior: Any, model: Model) -> Any:
@@ -252,39 +254,42 @@ class DensityPrior(_Derived):
             return self._denoise_jointly(R, host)
         means, errors = [], []
         for p in range(P):
-            mean, variance, _ = self._scalar(xp.astype(R[p, :], xp.float64), float(host[p, p]))
+            mean, variance = self._scalar(xp.astype(R[p, :], xp.float64), float(host[p, p]))
             means.append(mean)
             errors.append(float(xp.mean(variance)))
         return Denoised(xp.astype(xp.stack(means), R.dtype), xp.asarray(np.diag(errors), **place))
 
-    def _scalar(self, r: Array, information: float, *, tolerance: float = 1e-6) -> tuple[Array, Array, Array]:
-        """Entries observed as r, with noise of variance 1/information: mean, variance and the log-density of r."""
+    def _scalar(self, r: Array, information: float) -> tuple[Array, Array]:
+        """Entries observed as r, with noise of variance 1/information: mean and variance."""
         xp = namespace(r)
-        if information <= 0 or math.isinf(information):
-            known = information > 0
-            mean, variance = (
-                (r, xp.zeros_like(r))
-                if known
-                else (xp.full_like(r, self.centre), xp.full_like(r, self.variance))
-            )
-            return mean, variance, xp.zeros_like(r)
+        if information <= 0:
+            return xp.full_like(r, self.centre), xp.full_like(r, self.variance)
+        if math.isinf(information):
+            return r, xp.zeros_like(r)
+        return self._entries(r, xp.full_like(r, information), narrow=information >= 1, tolerance=1e-6)[:2]
+
+    def _entries(
+        self, r: Array, information: Array, *, narrow: bool, tolerance: float
+    ) -> tuple[Array, Array, Array]:
+        """Mean, variance and the log-density of r (N,) for an information of every entry's own."""
+        xp = namespace(r)
+        width = 1 / xp.sqrt(information)
+
         # The narrower of noise and law is the Gaussian along which the other one is integrated.
-        width = 1 / math.sqrt(information)
-        narrow = width <= 1
-        start, scale = (r, width) if narrow else (xp.zeros_like(r), 1.0)
-
         def log_weight(t: Array, lines: Array) -> Array:
+            here = xp.take(r, lines)[:, None]
             if narrow:
-                return self._scaled(xp.take(start, lines)[:, None] + scale * t)
-            gap = t - xp.take(r, lines)[:, None]
-            return self._scaled(t) - gap * gap * information / 2 + t * t / 2
+                return self._scaled(here + xp.take(width, lines)[:, None] * t)
+            gap = t - here
+            return self._scaled(t) - gap * gap * xp.take(information, lines)[:, None] / 2 + t * t / 2
 
-        found = line_moments(
-            log_weight, r.shape[0], xp, array_api_compat.device(r), tolerance=tolerance, rounds=80
-        )
-        variance = scale**2 * xp.clip(found.square - found.mean * found.mean, 0.0, None)
+        device = array_api_compat.device(r)
+        found = line_moments(log_weight, r.shape[0], xp, device, tolerance=tolerance, rounds=80)
+        variance = xp.clip(found.square - found.mean * found.mean, 0.0, None)
         log_density = found.log_norm - self._norm + math.log(self.unit)
-        return start + scale * found.mean, variance, log_density if narrow else log_density - math.log(width)
+        if narrow:
+            return r + width * found.mean, width * width * variance, log_density
+        return found.mean, variance, log_density - xp.log(width)
 
     def _denoise_jointly(self, R: Array, Qhat: Host) -> Denoised:
         xp = namespace(R)
@@ -331,22 +336,32 @@ class DensityPrior(_Derived):
 
     def _scalar_error(self, information: Host) -> Host:
         if self._curve is None:
-            self._curve = _curve(self._exact_error, self.variance)
+            self._curve = _curve(self._exact_error, self.variance, together=True)
         return self._curve(information)
 
-    def _exact_error(self, information: float) -> float:
-        """``E Var(w | r)``, by an adaptive rule over r around the one over w."""
-        scale = math.sqrt(self.variance + 1 / information)
+    def _exact_error(self, information: Host) -> Host:
+        """``E Var(w | r)`` (N,), by an adaptive rule over r around the one over w."""
+        scale = np.sqrt(self.variance + 1 / information)
 
         def log_weight(t: Array, lines: Array) -> Array:
-            _, variance, log_density = self._scalar(
-                self.centre + scale * t.ravel(), information, tolerance=1e-4
-            )
-            with np.errstate(divide="ignore"):
-                return (log_density + np.log(variance * scale)).reshape(t.shape) + t * t / 2
+            r = (self.centre + scale[lines][:, None] * t).ravel()
+            known = np.broadcast_to(information[lines][:, None], t.shape).ravel()
+            log_error = np.empty_like(r)
+            for narrow in (False, True):
+                (rows,) = np.nonzero((known >= 1) == narrow)
+                for part in np.array_split(rows, len(rows) // _ENTRIES + 1) if len(rows) else []:
+                    _, variance, log_density = self._entries(
+                        r[part], known[part], narrow=narrow, tolerance=1e-4
+                    )
+                    log_error[part] = log_density + np.log(variance)
+            return (log_error.reshape(t.shape) + np.log(scale[lines])[:, None]) + t * t / 2
 
-        found = line_moments(log_weight, 1, namespace(np.empty(0)), None, tolerance=1e-5, rounds=100)
-        return math.exp(float(found.log_norm[0])) * math.sqrt(2 * math.pi)
+        with np.errstate(divide="ignore"):
+            found = line_moments(
+                log_weight, len(information), namespace(information), None, tolerance=3e-5, rounds=60
+            )
+        error: Host = np.exp(found.log_norm) * math.sqrt(2 * math.pi)
+        return error
 
 
 class _Columns:
@@ -494,7 +509,9 @@ class SpectrumPrior(_Derived):
 
     def _error(self, information: Host) -> Host:
         if self._curve is None:
-            self._curve = _curve(lambda x: float(self._law.mmse(1 / x, rtol=1e-7).value), self.variance)
+            self._curve = _curve(
+                lambda x: float(self._law.mmse(1 / x, rtol=1e-5).value), self.variance, finest=6, steady=1e-3
+            )
         return self._curve(information)
 
 
@@ -572,7 +589,7 @@ class SimulatedPrior(_Derived):
             return self._simulated(Qhat)
         if self._curve is None:
             variance = float(self.second_moment(1)[0, 0] - self.mean_overlap(1)[0, 0])
-            self._curve = _curve(lambda x: float(self._simulated(np.array([[x]]))[0, 0]), variance)
+            self._curve = _curve(lambda x: float(self._simulated(np.array([[x]]))[0, 0]), variance, finest=8)
         return self._curve(np.diagonal(Qhat))[None, :]
 
     def _simulated(self, Qhat: Host) -> Host:
@@ -608,30 +625,47 @@ class SimulatedPrior(_Derived):
         return super().__getattr__(name)
 
 
-def _curve(exact: Callable[[float], float], variance: float) -> Callable[[Host], Host]:
+def _curve(
+    exact: Callable[[Any], Any],
+    variance: float,
+    *,
+    together: bool = False,
+    finest: int = 16,
+    steady: float = 1e-7,
+) -> Callable[[Host], Host]:
     """``V(information)`` for any information, from values on a logarithmic grid.
 
     Interpolated is ``log(V (1/variance + information))``, which tends to constants at both ends: it is how much better than
-    the best linear estimate the estimate is.
+    the best linear estimate the estimate is. ``together``: ``exact`` takes the whole grid at once. ``finest``: values
+    per decade where most happens. ``steady``: relative change from one value to the next at which the rest is left out.
     """
     from scipy.interpolate import PchipInterpolator
 
-    count = round(math.log10(_HIGHEST / _LOWEST) * _PER_DECADE) + 1
-    x = np.linspace(math.log(_LOWEST), math.log(_HIGHEST), count)
-    gain = np.zeros(count)
-    still = 0
-    for i, point in enumerate(x):
-        information = math.exp(point)
-        value = min(max(exact(information), _TINY), variance) if still < _PER_DECADE else 0.0
-        gain[i] = gain[i - 1] if still >= _PER_DECADE else math.log(value * (1 / variance + information))
-        # Far out at the upper end nothing changes any more.
-        still = (
-            still + 1
-            if i and point > 14 and abs(gain[i] - gain[i - 1]) < 1e-7
-            else 0
-            if still < _PER_DECADE
-            else still
-        )
+    # Between a tenth of the prior's precision and a thousand times that a signal with structure is found out.
+    centre = math.log10(1 / variance)
+    ends = math.log10(_LOWEST), centre - 1, centre + 3, math.log10(_HIGHEST)
+    rates = (_COARSE, finest, _COARSE)
+    parts = [
+        np.linspace(low, high, round((high - low) * rate) + 1)[:-1]
+        for low, high, rate in zip(ends, ends[1:], rates)
+    ]
+    x = np.append(np.concatenate(parts), ends[-1]) * math.log(10)
+    count, grid = len(x), np.exp(x)
+    if together:
+        gain = np.log(np.clip(exact(grid), _TINY, variance) * (1 / variance + grid))
+    else:
+        gain = np.zeros(count)
+        still = 0
+        for i, information in enumerate(grid):
+            # Far out at the upper end nothing changes any more.
+            if still == _STILL:
+                gain[i] = gain[i - 1]
+                continue
+            value = min(max(exact(information), _TINY), variance)
+            gain[i] = math.log(value * (1 / variance + information))
+            still = (
+                still + 1 if i and information * variance > 100 and abs(gain[i] - gain[i - 1]) < steady else 0
+            )
     interpolant = PchipInterpolator(x, gain)
 
     def error(information: Host) -> Host:

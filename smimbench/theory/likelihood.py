@@ -500,7 +500,8 @@ class IntegratedChannel(_Derived):
         """The best of the two samplers, with more points until the error is small or enough is enough."""
         labels = self.labels
         points, good = (256, _GOOD_DRAWN) if labels is None else (64, _GOOD)
-        refinements = _REFINEMENTS
+        # Several components are found by iterating: a number of points that changed on the way would never settle.
+        points, refinements = (points, _REFINEMENTS) if self.components == 1 else (max(points, 128), 1)
         for refinement in range(refinements):
             if labels is None:
                 estimates = np.stack(self._over_samples(Q, V, points))
@@ -809,7 +810,7 @@ def _again(
         return found
     parts = []
     for start in range(0, rows.shape[0], _ROWS):
-        some = rows[start : start + _ROWS]
+        some = rows[start : min(start + _ROWS, rows.shape[0])]
         parts.append(method(block.take(some), _taken(fits, some)))
     halves = tuple(xp.concat([part.halves[i] for part in parts], axis=0) for i in range(2))
     log_norm, mean, square, error = (

@@ -1,0 +1,263 @@
+"""Algorithms that are one function, and items of a drop-in file that give as little as they may, up to the table."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from smimbench.fitted import algorithm_class
+from smimbench.interfaces import CONTRACT_VERSION, Data
+from smimbench.problem import Problem
+from smimbench.registry import Registry, set_registry
+from smimbench.suite import build_algorithm
+from tests.helpers import CHANNEL, call
+
+LITTLE = '''
+import numpy as np
+from scipy.special import log_ndtr
+import smimbench
+from smimbench import Capabilities, hookimpl
+
+
+class Probit:
+    """Noisy sign."""
+
+    name, version, reference = "noisy-sign", 1, "here"
+    capabilities = Capabilities(models=("sequence-multi-index",))
+
+    def forward(self, z, *, rng=None):
+        return np.sign(z[:, 0, 0] + 0.5 * rng.standard_normal(len(z)))
+
+    def log_likelihood(self, y, z):
+        return log_ndtr(y * z[:, 0, 0] / 0.5)
+
+
+class Signs:
+    """Plus or minus one."""
+
+    name, version, reference = "rademacher", 1, "here"
+    capabilities = Capabilities(models=("sequence-multi-index",))
+
+    def sample(self, rng, components, dimension):
+        return rng.choice([-1.0, 1.0], size=(components, dimension))
+
+    def denoise(self, R, Qhat):
+        estimate = np.tanh(np.diagonal(Qhat)[:, None] * R)
+        return smimbench.Denoised(estimate, np.diag(1 - (estimate**2).mean(1)))
+
+
+def mean_input(data, *, gain: float = 1.0):
+    """The mean of the inputs, each with the sign of its label."""
+    total = data.labels @ data.inputs[:, 0, :]
+    return gain * total[None] / np.sqrt(data.dimension * len(data.labels) * data.sample_ratio)
+
+
+class Noise:
+    """A random direction."""
+
+    name, version, reference, capabilities = "noise", 3, "here", Capabilities()
+
+    def __init__(self, size: float = 1.0):
+        self.size = size
+
+    def fit(self, data, rng):
+        return self.size * rng.standard_normal((1, data.dimension))
+
+
+@hookimpl
+def smimbench_register_channels(register):
+    register(Probit)
+
+
+@hookimpl
+def smimbench_register_priors(register):
+    register(Signs)
+
+
+@hookimpl
+def smimbench_register_algorithms(register):
+    register(mean_input)
+    register(Noise)
+'''
+
+SUITE = """
+[problem]
+model   = { name = "sequence-multi-index", tokens = 1 }
+channel = "noisy-sign"
+prior   = "rademacher"
+
+[grid]
+alpha     = [2.0]
+dimension = [60]
+seeds     = 2
+
+[[algorithms]]
+name = "gamp"
+
+[[algorithms]]
+name = "spectral"
+
+[[algorithms]]
+name  = "adam"
+steps = 3
+
+[[algorithms]]
+name = "mean-input"
+gain = 0.5
+
+[[algorithms]]
+name = "noise"
+"""
+
+
+@pytest.fixture
+def little(tmp_path):
+    """A registry with the drop-in file."""
+    file = tmp_path / "little.py"
+    file.write_text(LITTLE)
+    registry = Registry([str(file)])
+    set_registry(registry)
+    yield file, registry
+    set_registry(None)
+
+
+def test_everything_that_gives_little_runs_to_the_table(little, tmp_path, capsys):
+    file, registry = little
+    assert all(not plugin.problems for plugin in registry.plugins)
+    suite = tmp_path / "mine.toml"
+    suite.write_text(SUITE)
+    where = ("--results", tmp_path, "--workers", 1, "--plugins", file)
+    code, out, err = call(capsys, "run", suite, "--json", *where)
+    assert code == 0, err
+    rows = [row for row in json.loads(out)["rows"] if row["metric"] == "mse"]
+    found = {row["algorithm"].split("(")[0]: row for row in rows}
+    assert set(found) == {"gamp", "spectral", "adam", "mean-input", "noise"}
+    assert all(row["status_counts"] == {"ok": 2} for row in rows)
+    assert found["gamp"]["mean"] == pytest.approx(found["gamp"]["theory"], abs=0.2)
+    assert 0 < found["gamp"]["theory"] < 0.5
+    # E[y x] = sqrt(2 / pi / 1.25) w: half the gain leaves a mean square that anyone can compute.
+    assert 0.3 < found["mean-input"]["mean"] < 1.2
+    assert 1.0 < found["noise"]["mean"] < 3.0
+    code, out, err = call(capsys, "info", "noisy-sign", "--plugins", file)
+    assert code == 0, err
+    assert "integrated from log_likelihood" in out
+
+
+def test_a_function_becomes_an_algorithm_with_typed_parameters(little):
+    _, registry = little
+    problem = Problem({"name": "sequence-multi-index", "tokens": 1}, "noisy-sign", "rademacher")
+    instance = problem.instance(3.0, 40)
+    data = Data(instance.inputs, instance.labels, instance.sample_ratio)
+    algorithm = build_algorithm({"name": "mean-input", "gain": 2.0}, problem, registry)
+    assert (algorithm.name, algorithm.version, algorithm.steps) == ("mean-input", 1, 1)
+    state = algorithm.init(problem, data, np.random.default_rng(0))
+    assert (algorithm.estimate(state) == 0).all()
+    state, info = algorithm.step(problem, data, state)
+    total = sum(y * x[0] for x, y in zip(instance.inputs, instance.labels))
+    exact = 2 * total / np.sqrt(40 * len(instance.labels) * 3.0)
+    assert np.abs(algorithm.estimate(state)[0] - exact).max() < 1e-12
+    assert info.samples == len(instance.labels)
+    with pytest.raises(Exception, match="gain"):
+        build_algorithm({"name": "mean-input", "gain": "much"}, problem, registry)
+    with pytest.raises(Exception, match="unknown key"):
+        build_algorithm({"name": "mean-input", "again": 1.0}, problem, registry)
+
+
+def test_randomness_is_that_of_the_run(little):
+    _, registry = little
+    problem = Problem({"name": "sequence-multi-index", "tokens": 1}, "noisy-sign", "rademacher")
+    instance = problem.instance(3.0, 40)
+    data = Data(instance.inputs, instance.labels, instance.sample_ratio)
+    algorithm = build_algorithm({"name": "noise", "size": 2.0}, problem, registry)
+
+    def run(seed):
+        state = algorithm.init(problem, data, np.random.default_rng(seed))
+        return algorithm.estimate(algorithm.step(problem, data, state)[0])
+
+    assert (run(1) == run(1)).all()
+    assert (run(1) != run(2)).any()
+    assert run(1).std() == pytest.approx(2.0, rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (np.zeros(40), "shape of the signal"),
+        ("words", "must return an array of numbers"),
+        (None, "shape|numbers"),
+    ],
+)
+def test_what_is_no_estimate_is_refused(little, returned, message):
+    problem = Problem({"name": "sequence-multi-index", "tokens": 1}, "noisy-sign", "rademacher")
+    instance = problem.instance(1.0, 40)
+    data = Data(instance.inputs, instance.labels, instance.sample_ratio)
+
+    def wrong(data):
+        return returned
+
+    algorithm = algorithm_class(wrong)()
+    with pytest.raises(ValueError, match=message):
+        algorithm.step(problem, data, algorithm.init(problem, data, np.random.default_rng(0)))
+
+
+def test_a_function_must_say_what_it_takes():
+    def catches_all(data, **settings):
+        return settings
+
+    def takes_nothing():
+        return None
+
+    for function, message in ((catches_all, "name its parameters"), (takes_nothing, "first argument")):
+        with pytest.raises(TypeError, match=message):
+            algorithm_class(function)
+
+
+HEAD = "from smimbench import Capabilities, hookimpl\n"
+ITEM = """
+class Mine:
+    "Mine."
+    name, version, reference, capabilities = "mine", 1, "here", Capabilities()
+    {body}
+
+
+@hookimpl
+def smimbench_register_{kind}s(register):
+    register(Mine)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "message"),
+    [
+        ("prior", "denoise = 1", "prior Mine lacks sample"),
+        ("prior", "sample = 1", "prior Mine lacks denoise (or give log_density"),
+        ("prior", "mean = 1", "prior Mine needs sample, denoise, or log_density, or quantile"),
+        ("algorithm", "step = 1", "algorithm Mine lacks init, estimate (or give fit instead)"),
+        ("algorithm", "run = 1", "algorithm Mine needs init, step, estimate, or fit"),
+        ("channel", "posterior = 1", "channel Mine lacks forward"),
+        ("channel", "forward = 1", "channel Mine needs a posterior or a log_likelihood"),
+        ("model", "forward = 1", "model Mine lacks sample_count"),
+        (
+            "prior",
+            f"contract = {CONTRACT_VERSION + 1}",
+            f"prior mine is written for contract {CONTRACT_VERSION + 1}, this smimbench speaks {CONTRACT_VERSION}",
+        ),
+        ("algorithm", "contract = 'new'", "contract must be an integer, got 'new'"),
+    ],
+)
+def test_an_item_that_lacks_something_is_refused_in_one_line(tmp_path, kind, body, message):
+    file = tmp_path / "mine.py"
+    file.write_text(HEAD + ITEM.format(kind=kind, body=body))
+    (plugin,) = [p for p in Registry([str(file)]).plugins if p.origin == str(file)]
+    assert plugin.failed
+    assert message in plugin.problems[0]
+    assert "\n" not in plugin.problems[0]
+
+
+def test_an_item_of_this_contract_is_welcome(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(CHANNEL.replace("    symmetry", f"    contract = {CONTRACT_VERSION}\n    symmetry"))
+    (plugin,) = [p for p in Registry([str(file)]).plugins if p.origin == str(file)]
+    assert not plugin.failed

@@ -1,0 +1,303 @@
+"""Priors given by a density, a spectrum or a denoiser alone, against closed forms and laws that are coded here."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from smimbench.backend import to_host
+from smimbench.interfaces import Denoised, ParameterError
+from smimbench.problem import Problem
+from smimbench.theory.derived_prior import DensityPrior, SimulatedPrior, SpectrumPrior, complete_prior
+from tests.conftest import assert_placed
+
+LOW = Problem({"name": "sequence-multi-index", "tokens": 1}, "linear", "gaussian").model
+EXTENSIVE = Problem(
+    {"name": "attention-indexed", "tokens": 2}, "softmax", {"name": "wishart", "rho": 0.5}
+).model
+INFORMATION = np.array([1e-4, 0.03, 0.5, 2.0, 30.0, 1e4])
+
+
+class Density:
+    """A density that is given by its name."""
+
+    name = "density"
+
+    def __init__(self, log_density):
+        self.log_density = log_density
+
+
+def normal(w):
+    return -((w - 3.0) ** 2) / 8
+
+
+def laplace(w):
+    return -abs(w)
+
+
+def mixture(w):
+    # Two narrow Gaussians: a smooth stand-in for two signs.
+    away = abs(abs(w) - 1.0)
+    return -0.5 * (away / 0.05) ** 2
+
+
+def box(w):
+    return np.where(np.abs(w) < 2.0, 0.0, -np.inf)
+
+
+def error_by_quadrature(log_density, spread, information):
+    """``E Var(w | r)`` by a fine grid of w and one of r, for a law scaled by ``spread`` to unit variance."""
+    with np.errstate(divide="ignore"):
+        w = np.linspace(-40, 40, 40001)
+        law = np.exp(log_density(w))
+    keep = law > 1e-14
+    w, law = w[keep] / spread, law[keep] / law.sum()
+    width = 1 / math.sqrt(information)
+
+    def integrand(r):
+        like = law * np.exp(-0.5 * ((r - w) / width) ** 2) / (width * math.sqrt(2 * math.pi))
+        total = like.sum()
+        if total < 1e-200:
+            return 0.0
+        mean = (like * w).sum() / total
+        return total * ((like * w * w).sum() / total - mean**2)
+
+    grid = np.linspace(w[0] - 8 * width, w[-1] + 8 * width, 1201)
+    return integrate.trapezoid([integrand(r) for r in grid], grid)
+
+
+def test_a_gaussian_density_gives_the_linear_denoiser(rng):
+    prior = DensityPrior(Density(normal))
+    # Scaled to unit variance; the mean stays where the law has it.
+    assert prior.mean(2, 3) == pytest.approx(np.full((2, 3), 1.5), abs=1e-6)
+    assert prior.second_moment(2) == pytest.approx(2.25 + np.eye(2), abs=1e-6)
+    found = prior.overlap(INFORMATION[:, None, None]).V[:, 0, 0]
+    assert found == pytest.approx(1 / (1 + INFORMATION), rel=1e-5)
+    R = 2 * rng.standard_normal((2, 200))
+    Qhat = np.diag([0.3, 7.0])
+    denoised = prior.denoise(R, Qhat)
+    assert denoised.estimate == pytest.approx(
+        (1.5 + np.diag(Qhat)[:, None] * R) / (1 + np.diag(Qhat))[:, None], abs=1e-5
+    )
+    assert pytest.approx(np.diag(1 / (1 + np.diag(Qhat))), abs=1e-4) == denoised.V
+
+
+def test_a_coupled_denoiser_is_that_of_the_joint_law(rng):
+    prior = DensityPrior(Density(lambda w: -w * w / 2))
+    Qhat = np.array([[1.0, 0.6], [0.6, 2.0]])
+    R = rng.standard_normal((2, 300))
+    found = prior.denoise(R, Qhat)
+    V = np.linalg.inv(np.eye(2) + Qhat)
+    assert np.sqrt(((found.estimate - V @ Qhat @ R) ** 2).mean()) < 0.02
+    assert pytest.approx(V, abs=0.02) == found.V
+    assert pytest.approx(V, abs=0.02) == prior.overlap(Qhat).V
+
+
+@functools.cache
+def of_density(log_density):
+    """The prior of a density; its curve is computed once for all tests."""
+    return DensityPrior(Density(log_density))
+
+
+@pytest.mark.parametrize(("log_density", "variance"), [(laplace, 2.0), (mixture, 1.0 + 0.05**2)])
+def test_the_error_of_a_density_is_its_integral(log_density, variance):
+    for information in (0.1, 1.0, 12.0):
+        exact = error_by_quadrature(log_density, math.sqrt(variance), information)
+        found = of_density(log_density).overlap(np.array([[information]]))
+        assert found.V[0, 0] == pytest.approx(exact, rel=4e-3)
+
+
+def test_a_uniform_law_is_denoised_within_its_box(rng):
+    prior = DensityPrior(Density(box))
+    edge = math.sqrt(3.0)
+    R = 3 * rng.standard_normal((1, 300))
+    low, high = 2.0 * (-edge - R[0]), 2.0 * (edge - R[0])
+    exact = stats.truncnorm(low, high, loc=R[0], scale=0.5)
+    found = prior.denoise(R, np.array([[4.0]]))
+    assert np.abs(found.estimate[0] - exact.mean()).max() < 1e-3
+    assert found.V[0, 0] == pytest.approx(exact.var().mean(), rel=1e-3)
+
+
+def test_a_density_denoises_as_well_as_it_claims_and_draws_its_law(rng):
+    prior = of_density(laplace)
+    W = prior.sample(rng, 1, 8_000)
+    assert W.std() == pytest.approx(1.0, abs=0.08)
+    assert stats.kstest(W.ravel() * math.sqrt(2), "laplace").pvalue > 1e-4
+    R = W + rng.standard_normal(W.shape) / math.sqrt(3.0)
+    found = prior.denoise(R, np.array([[3.0]]))
+    exact = float(prior.overlap(np.array([[3.0]])).V[0, 0])
+    assert ((found.estimate - W) ** 2).mean() == pytest.approx(exact, rel=0.08)
+    assert found.V[0, 0] == pytest.approx(exact, rel=0.08)
+    unknown = prior.denoise(R, np.zeros((1, 1)))
+    assert np.abs(unknown.estimate).max() < 1e-9
+    assert unknown.V[0, 0] == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_density_on_every_namespace(backend):
+    prior = of_density(laplace)
+    R, Qhat = backend.asarray(np.linspace(-2, 2, 10)[None, :]), backend.asarray(np.array([[2.0]]))
+    found = prior.denoise(R, Qhat)
+    assert_placed(found.estimate, backend, (1, 10))
+    assert_placed(found.V, backend, (1, 1))
+    # The posterior mean of an odd law is odd, and shrinks.
+    host = to_host(found.estimate)[0]
+    assert host == pytest.approx(-host[::-1], abs=1e-6)
+    assert (np.abs(host) < np.abs(np.linspace(-2, 2, 10))).all()
+
+
+# -- spectra ----------------------------------------------------------------------------------------------------------
+
+
+class Spectrum:
+    name = "spectrum"
+
+
+class Semicircle(Spectrum):
+    """The law of a Gaussian symmetric matrix, scaled by 5 and moved by 1: what is best is linear."""
+
+    def quantile(self, u):
+        return 5 * (4 * stats.beta.ppf(u, 1.5, 1.5) - 2) + 1.0
+
+
+class Drawn(Spectrum):
+    """Eigenvalues of one Wishart matrix of 1000 columns and 500 rows."""
+
+    def __init__(self):
+        factor = np.random.default_rng(9).standard_normal((1000, 500))
+        self.eigenvalues = np.linalg.eigvalsh(factor @ factor.T / math.sqrt(1000 * 500))
+
+
+def test_a_semicircle_gives_the_linear_denoiser(rng):
+    prior = SpectrumPrior(Semicircle())
+    assert prior.mean(1, 3) == pytest.approx(0.2 * np.eye(3)[None], abs=1e-5)
+    found = prior.overlap(INFORMATION[:, None, None]).V[:, 0, 0]
+    assert found == pytest.approx(1 / (1 + INFORMATION), rel=0.015)
+    S = prior.sample(rng, 1, 200)
+    R = S + EXTENSIVE.draw_noise(rng, 1, 200) / math.sqrt(2.0)
+    linear = 0.2 * np.eye(200) + (R - 0.2 * np.eye(200)) * 2 / 3
+    estimate = prior.denoise(R, np.array([[2.0]])).estimate
+    assert ((estimate - linear) ** 2).sum() / 200 < 1e-3
+    assert ((estimate - S) ** 2).sum() / 200 == pytest.approx(1 / 3, abs=0.02)
+
+
+def test_eigenvalues_that_were_drawn_stand_for_their_law():
+    wishart = Problem(
+        {"name": "attention-indexed", "tokens": 2}, "softmax", {"name": "wishart", "rho": 0.5}
+    ).prior
+    prior = SpectrumPrior(Drawn())
+    assert prior.mean_overlap(1)[0, 0] == pytest.approx(0.5, abs=0.02)
+    information = np.array([0.2, 1.0, 5.0])[:, None, None]
+    mine, known = prior.overlap(information), wishart.overlap(information)
+    assert pytest.approx(known.V, rel=0.03) == mine.V
+
+
+# -- simulations ------------------------------------------------------------------------------------------------------
+
+
+class Signs:
+    name = "signs"
+
+    def sample(self, rng, components, dimension):
+        return rng.choice([-1.0, 1.0], size=(components, dimension))
+
+    def denoise(self, R, Qhat):
+        estimate = np.tanh(np.diagonal(Qhat)[:, None] * R)
+        return Denoised(estimate, np.diag(1 - (estimate**2).mean(1)))
+
+
+class Matrix:
+    """A Gaussian symmetric matrix by its sampler and its linear denoiser."""
+
+    name = "matrix"
+
+    def sample(self, rng, components, dimension):
+        noise = rng.standard_normal((components, dimension, dimension))
+        return (noise + noise.swapaxes(1, 2)) / math.sqrt(2 * dimension)
+
+    def denoise(self, R, Qhat):
+        gain = np.diagonal(Qhat) / (1 + np.diagonal(Qhat))
+        return Denoised(gain[:, None, None] * R, np.diag(1 - gain))
+
+
+def test_signs_by_their_sampler_and_denoiser():
+    prior = SimulatedPrior(Signs(), LOW)
+    assert prior.second_moment(1)[0, 0] == pytest.approx(1.0)
+    found = prior.overlap(INFORMATION[:, None, None])
+    for q, Q, V in zip(INFORMATION, found.Q[:, 0, 0], found.V[:, 0, 0]):
+        if q < 100:
+            exact = integrate.quad(
+                lambda x, q=q: stats.norm.pdf(x) * np.tanh(q + math.sqrt(q) * x) ** 2, -12, 12, epsabs=1e-13
+            )[0]
+            # Also where next to nothing is known the overlap is right in relative terms: thresholds depend on it.
+            assert pytest.approx(exact, rel=0.02) == Q
+        else:
+            assert V < 1e-12
+    two = prior.overlap(np.diag([0.5, 2.0])).V
+    assert np.diag(two) == pytest.approx(found.V[2:4, 0, 0], rel=0.03)
+
+
+def test_a_matrix_by_its_sampler_and_denoiser():
+    prior = SimulatedPrior(Matrix(), EXTENSIVE)
+    assert prior.mean_overlap(1)[0, 0] == 0.0
+    found = prior.overlap(INFORMATION[:, None, None])
+    assert found.V[:, 0, 0] == pytest.approx(1 / (1 + INFORMATION), rel=0.02)
+    assert found.Q[:, 0, 0] == pytest.approx(INFORMATION / (1 + INFORMATION), rel=0.02)
+
+
+# -- gradients and refusals ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "prior",
+    [DensityPrior(Density(laplace)), SpectrumPrior(Semicircle()), SimulatedPrior(Matrix(), EXTENSIVE)],
+)
+def test_gradients_pass_through_the_factor(prior, rng):
+    shape = (1, 4) if isinstance(prior, DensityPrior) else (1, 4, 4)
+    factor, cotangent, step = (
+        prior.draw_factor(rng, 1, 4),
+        rng.standard_normal(shape),
+        rng.standard_normal(shape),
+    )
+    assert factor.shape == shape
+    change = prior.compose(factor + step) - prior.compose(factor)
+    assert (cotangent * change).sum() == pytest.approx((prior.pullback(factor, cotangent) * step).sum())
+    with pytest.raises(ParameterError, match="width"):
+        prior.draw_factor(rng, 1, 4, 2)
+
+
+def test_what_is_complete_is_left_alone():
+    wishart = {"name": "wishart", "rho": 0.5}
+    for name, prior in (("sequence-multi-index", "gaussian"), ("attention-indexed", wishart)):
+        problem = Problem({"name": name, "tokens": 2}, "softmax", prior)
+        assert complete_prior(problem.prior, problem.model) is problem.prior
+
+
+class Nothing:
+    name = "nothing"
+
+
+class NoSample(Nothing):
+    def denoise(self, R, Qhat):
+        return Denoised(R, Qhat)
+
+
+@pytest.mark.parametrize(
+    ("prior", "model", "message"),
+    [
+        (Nothing(), LOW, "gives neither denoise nor log_density, quantile or eigenvalues"),
+        (NoSample(), LOW, "gives denoise but no sample"),
+        (Density(laplace), EXTENSIVE, "log_density, which is for low-rank signals"),
+        (Semicircle(), LOW, "spectrum, which is for matrices of extensive rank"),
+        (Density(lambda w: np.full_like(w, -np.inf)), LOW, "finite norm and variance"),
+        (Density(lambda w: np.nan * w), LOW, "not finite"),
+        (Density(lambda w: 0.0), LOW, "shape of its argument"),
+    ],
+)
+def test_refusals(prior, model, message):
+    with pytest.raises(ParameterError, match=message) as caught:
+        complete_prior(prior, model)
+    assert "\n" not in str(caught.value)
