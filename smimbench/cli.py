@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from rich.console import Console
 
     from smimbench.predict import Theorist
-    from smimbench.registry import Registry
+    from smimbench.registry import Plugin, Registry
     from smimbench.store import Store
     from smimbench.suite import Suite
 
@@ -143,14 +143,17 @@ def _with_registry(function: Callable[..., Any]) -> Callable[..., Any]:
         *args: Any, paths: Sequence[str], no_plugins: bool, trace_plugins: bool, **kwargs: Any
     ) -> Any:
         registry = _registry(paths, no_plugins, trace_plugins)
-        for plugin in registry.plugins:
-            if plugin.failed and not kwargs.get("quiet"):
-                _complain(
-                    f"plugin {plugin.name} ({plugin.origin}) was not loaded: {'; '.join(plugin.problems)}"
-                )
+        if not kwargs.get("quiet"):
+            _complain_of(registry.plugins)
         return function(*args, registry=registry, **kwargs)
 
     return wrapped
+
+
+def _complain_of(plugins: Iterable[Plugin]) -> None:
+    for plugin in plugins:
+        if plugin.failed:
+            _complain(f"plugin {plugin.name} ({plugin.origin}) was not loaded: {'; '.join(plugin.problems)}")
 
 
 def _load(name: str, overrides: Sequence[str], only: Sequence[str], registry: Registry) -> Suite:
@@ -159,21 +162,18 @@ def _load(name: str, overrides: Sequence[str], only: Sequence[str], registry: Re
     from smimbench.suite import SuiteError, load_suite, parse_suite
 
     folder = Path(name)
-    if folder.is_dir():
-        shared = Store(folder).read_shared()
-        if "text" not in shared:
-            raise SuiteError(name, "", "not a results folder (it has no readable run.json)")
-        given = [*shared.get("overrides", []), *overrides]
-        return parse_suite(Path(f"{shared['suite']}.toml"), shared["text"], given, only, registry=registry)
-    return load_suite(name, overrides, only, registry=registry)
-
-
-def _with_drop_ins(suite: Suite, registry: Registry) -> None:
-    if suite.plugins:
-        _complain(
-            "this suite asks for ./plugins; code from a folder never runs unasked: add --plugins plugins"
-        )
-    del registry
+    known = len(registry.plugins)
+    try:
+        if folder.is_dir():
+            shared = Store(folder).read_shared()
+            if "text" not in shared:
+                raise SuiteError(name, "", "not a results folder (it has no readable run.json)")
+            given = [*shared.get("overrides", []), *overrides]
+            path = Path(f"{shared['suite']}.toml")
+            return parse_suite(path, shared["text"], given, only, registry=registry)
+        return load_suite(name, overrides, only, registry=registry)
+    finally:
+        _complain_of(registry.plugins[known:])  # of ./plugins, if the suite asks for it
 
 
 def _store(name: str, suite: Suite, results: Path) -> Store:

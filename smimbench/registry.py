@@ -247,6 +247,22 @@ class Registry:
         plugin.entries.append(entry)
         self._entries.append(entry)
 
+    def add(self, path: str | Path) -> list[Plugin]:
+        """Load a file or folder of drop-in plugins now, unless it has been loaded or third parties were shut out.
+
+        Returns
+        -------
+        list of Plugin
+            What was added, with what became of each.
+        """
+        where = str(Path(path).resolve())
+        if not self.third_party or where in self.paths:
+            return []
+        self.paths += (where,)  # worker processes load the same
+        before = len(self.plugins)
+        self._load_path(Path(where))
+        return self.plugins[before:]
+
     # -- asking -------------------------------------------------------------------------------------------------
 
     def entries(self, kind: str | None = None) -> list[Entry]:

@@ -387,6 +387,13 @@ class _Reader:
     def fail(self, key: str, message: str) -> SuiteError:
         return SuiteError(self.file, key, message)
 
+    def _drop_ins(self) -> None:
+        """Load ``./plugins/*.py`` of the working folder, because the suite asks for it."""
+        folder = Path("plugins")
+        if not any(folder.glob("*.py")):
+            raise self.fail("suite.plugins", f"is true, but there is no ./plugins/*.py in {Path.cwd()}")
+        self.registry.add(folder)
+
     def suite(
         self, document: dict[str, Any], overrides: tuple[str, ...], only: tuple[tuple[str, str], ...]
     ) -> Suite:
@@ -397,6 +404,8 @@ class _Reader:
             read = schema.model_validate(document)
         except pydantic.ValidationError as error:
             raise self._explain(error, schema) from None
+        if read.suite.plugins:
+            self._drop_ins()
         if bool(read.problem) == bool(read.problems):
             raise self.fail("problem", "give either one [problem] or several [[problems]]")
         grid, run = read.grid, read.run

@@ -15,11 +15,11 @@ __all__ = ["Spectrum"]
 
 @dataclass(frozen=True)
 class Spectrum:
-    r"""Symmetric matrices ``S = O \Lambda O^T`` with O uniformly random, and a law of eigenvalues of which some quantiles are known.
+    r"""Symmetric matrices ``S = O \Lambda O^T``, O uniformly random, with a law of eigenvalues of which some quantiles are known.
 
     The N numbers are the quantiles at ``(i - 1/2) / N`` of the law, which is interpolated linearly between them and ends at
-    the first and the last: two numbers are the uniform law between them. smimbench scales the law to unit variance, draws the matrices, and takes the posterior mean and the state-evolution map from
-    the free convolution of the law with a semicircle.
+    the first and the last: two numbers are the uniform law between them. smimbench scales the law to unit variance, draws the
+    matrices, and takes the posterior mean and the state-evolution map from the free convolution of the law with a semicircle.
 
     Parameters
     ----------

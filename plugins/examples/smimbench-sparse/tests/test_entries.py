@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def sparse_error(rho: float, q: float) -> float:
 
     width, reach = 1 / math.sqrt(q), 10 * math.sqrt(1 / rho + 1 / q)
     ends = sorted({0.0, *(min(k * width, reach) for k in (1, 2, 3, 4, 6, 9)), reach})
-    return 2 * sum(quad(density, a, b, epsabs=0, epsrel=1e-9)[0] for a, b in zip(ends, ends[1:]))
+    return 2 * sum(quad(density, a, b, epsabs=0, epsrel=1e-9)[0] for a, b in itertools.pairwise(ends))
 
 
 @pytest.mark.parametrize("rho", [0.05, 0.4])
@@ -55,13 +56,10 @@ def test_sparse_error_by_quadrature(rho, q):
 
 @pytest.mark.parametrize("q", [1e-3, 0.7, 5.0, 30.0])
 def test_binary_error_by_quadrature(q):
-    wanted = quad(
-        lambda x: normal(x) / math.cosh(min(q + math.sqrt(q) * x, 300)) ** 2,
-        -14,
-        12,
-        points=[-math.sqrt(q)],
-        epsrel=1e-9,
-    )[0]
+    def density(x: float) -> float:
+        return normal(x) / math.cosh(min(q + math.sqrt(q) * x, 300)) ** 2
+
+    wanted = quad(density, -14, 12, points=[-math.sqrt(q)], epsrel=1e-9)[0]
     assert Rademacher().overlap(np.array([[q]])).V[0, 0] == pytest.approx(wanted, rel=1e-5)
 
 
@@ -81,7 +79,7 @@ def test_shared_information_by_sampling(prior):
         mean = w @ weight
         assert found.estimate[:, k] == pytest.approx(mean, abs=0.03)
         total += ((w - mean[:, None]) * weight) @ (w - mean[:, None]).T / 6
-    assert found.V == pytest.approx(total, abs=0.03)
+    assert np.abs(found.V - total).max() < 0.03
 
 
 def test_shared_information_in_state_evolution():
@@ -89,7 +87,7 @@ def test_shared_information_in_state_evolution():
     prior, model = Rademacher(), get_registry().get("model", "sequence-multi-index").item(tokens=1)
     Qhat = np.array([[1.0, 0.6], [0.6, 2.0]])
     simulated = SimulatedPrior(_Bare(prior), model).overlap(Qhat)
-    assert prior.overlap(Qhat).V == pytest.approx(simulated.V, abs=5e-3)
+    assert np.abs(prior.overlap(Qhat).V - simulated.V).max() < 5e-3
 
 
 class _Bare:

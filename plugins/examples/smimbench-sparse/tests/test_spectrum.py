@@ -17,7 +17,7 @@ MODEL = {"name": "attention-indexed", "tokens": 2}
 
 
 SLOW = {"derivative", "nishimori"}
-"""Half a minute of free convolutions each; ``smimbench check spectrum`` makes them, ``state_evolution`` needs the same to be right."""
+"""Many free convolutions; ``smimbench check spectrum`` makes them all."""
 
 
 @parametrize_with_checks([Spectrum()])
@@ -28,7 +28,7 @@ def test_contract(check):
 
 
 def test_the_slow_checks_have_not_been_renamed():
-    assert SLOW < {check.id for check in all_checks("prior")}
+    assert SLOW.issubset(check.id for check in all_checks("prior"))
 
 
 def marchenko_pastur(rho: float, count: int) -> np.ndarray:

@@ -1,0 +1,99 @@
+"""Plugins in ``./plugins`` run when a suite asks for them and at no other time; broken company does no harm to a run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.helpers import CHANNEL, SUITE, call, call_outside, install_package, write_suite
+
+TWICE = SUITE.replace('name = "linear", noise = 0.2', 'name = "twice"')
+ASKING = TWICE.replace("[suite]", "[suite]\nplugins = true")
+TELLTALE = "import pathlib\npathlib.Path('it-ran').touch()\n" + CHANNEL
+SMALL = ("--set", "grid.dimension=20", "--set", "grid.seeds=1", "--only", "algorithm=gamp", "--no-figure")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working folder with drop-ins, one of them broken."""
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "mine.py").write_text(TELLTALE)
+    (tmp_path / "plugins" / "broken.py").write_text("raise RuntimeError('no licence')")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_suite_that_asks_gets_the_plugins_of_the_working_folder(folder, capsys):
+    suite = write_suite(folder, ASKING)
+    code, out, err = call(capsys, "run", suite, "--workers", "2", "--json", *SMALL)
+    # So few dimensions may diverge; the worker processes know the channel, or their cells would have failed.
+    assert code in (0, 1)
+    counts = json.loads(out)["status_counts"]
+    assert sum(counts.values()) == 2
+    assert "failed" not in counts
+    assert (folder / "it-ran").exists()
+    assert "plugin broken" in err
+    assert "RuntimeError: no licence" in err
+    # The results' own copy of the suite asks as well.
+    assert call(capsys, "show", folder / "results" / "small", "--json")[0] == code
+
+
+def test_nobody_asks_nothing_runs(folder, capsys):
+    suite = write_suite(folder, TWICE)
+    code, _, err = call(capsys, "theory", suite)
+    assert code == 2
+    assert "unknown channel 'twice'" in err
+    call(capsys, "list")
+    call(capsys, "plugins")
+    assert not (folder / "it-ran").exists()
+
+
+def test_no_plugins_is_stronger_than_a_suite(folder, capsys):
+    code, _, err = call(capsys, "theory", write_suite(folder, ASKING), "--no-plugins")
+    assert code == 2
+    assert "unknown channel 'twice'" in err
+    assert not (folder / "it-ran").exists()
+
+
+def test_a_suite_that_asks_for_what_is_not_there(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = call(capsys, "theory", write_suite(tmp_path, ASKING))
+    assert code == 2
+    assert "suite.plugins: is true, but there is no ./plugins/*.py" in err
+
+
+def test_the_quickstart_runs_among_broken_packages(tmp_path, monkeypatch):
+    """One that raises, one that is no Python, one that takes a built-in name, one that misspells its hook."""
+    site = tmp_path / "site"
+    site.mkdir()
+    install_package(site, "raises", {"raises_mod": "raise RuntimeError('boom')"})
+    install_package(site, "no-python", {"no_python_mod": "def half(:\n"})
+    install_package(site, "thief", {"thief_mod": CHANNEL.replace('"twice"', '"linear"')})
+    install_package(
+        site, "misspelled", {"misspelled_mod": CHANNEL.replace("register_channels", "register_chanels")}
+    )
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    arguments = [
+        "quickstart",
+        "--results",
+        tmp_path / "r",
+        *SMALL,
+        "--set",
+        "grid.dimension=60",
+        "--workers",
+        "1",
+    ]
+    found = call_outside("run", *arguments, "--json", "--only", "problem=linear")
+    assert found.returncode == 0, found.stderr
+    rows = json.loads(found.stdout)["rows"]
+    assert rows
+    assert all(row["status_counts"] == {"ok": 1} for row in rows)
+    for words in ("RuntimeError: boom", "SyntaxError", "did you mean smimbench_register_channels"):
+        assert words in found.stderr
+    assert "Traceback" not in found.stderr
+    told = call_outside("plugins", "--json")
+    assert told.returncode == 1
+    problems = {p["distribution"]: " ".join(p["problems"]) for p in json.loads(told.stdout)}
+    assert "'smimbench' and 'thief'" in problems["thief"]
+    assert "thief:linear" in problems["thief"]
