@@ -415,6 +415,8 @@ def _identities(tally: Tally, s: Sampled, where: str) -> None:
     tally.mean(f"E[(z - mean)(z - mean)^T] in units of V at {where}", squares, claimed, allowance=2 * slack)
     flat = s.z.reshape(n, -1)
     scale = np.sqrt(np.mean(flat**2, axis=0))
+    if s.posterior.second_moment is None:
+        raise CheckFailed("posterior(..., second_moment=True) gives no second moment")
     moment = np.asarray(s.posterior.second_moment).reshape(n, P * C, P * C)
     gap = (flat[:, :, None] * flat[:, None, :] - moment) / (scale[:, None] * scale[None, :])
     tally.mean(f"E[z z^T - second_moment] in units of E[z^2] at {where}", gap, allowance=4 * slack)

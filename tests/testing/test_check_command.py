@@ -1,0 +1,151 @@
+"""``smimbench check``, ``smimbench.testing.check`` and the decorator, as a third party uses them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from smimbench.testing import CheckError, CheckFailed, CheckSkipped, all_checks, bound_checks, check
+from tests.helpers import CHANNEL, call, environment
+
+MOMENT = "m[:, :, :, None, None] * m[:, None, None, :, :]"
+RIGHT = CHANNEL.replace(
+    "return smimbench.Posterior(y / self.gain, 0 * V)",
+    f"m = y / self.gain; return smimbench.Posterior(m, 0 * V, {MOMENT} if second_moment else None)",
+)
+WRONG = RIGHT.replace("m = y / self.gain", "m = 1.1 * y / self.gain")
+
+
+@pytest.fixture
+def drop_in(tmp_path):
+    """Two plugins: a right channel and the same with a posterior that is off by a factor."""
+    right, wrong = tmp_path / "right.py", tmp_path / "wrong.py"
+    right.write_text(RIGHT)
+    wrong.write_text(WRONG.replace('"twice"', '"off"'))
+    return right, wrong
+
+
+def test_what_ships_passes(capsys):
+    code, out, err = call(capsys, "check", "gaussian")
+    assert code == 0, out + err
+    assert "prior gaussian() for sequence-multi-index" in out
+    assert "state_evolution" in out
+    assert "0 failed" in out
+
+
+def test_a_wrong_drop_in_is_told_so(capsys, drop_in):
+    code, out, _ = call(capsys, "check", "off", "--plugins", drop_in[1], "--only", "nishimori")
+    assert code == 1
+    words = " ".join(out.split())
+    assert "failed nishimori" in words
+    assert "standard errors away" in words
+    assert "The posterior is not the one that belongs to forward" in words
+    assert "0 passed, 1 failed, 0 skipped" in words
+
+
+def test_json_and_parameters(capsys, drop_in):
+    options = ("--plugins", drop_in[0], "--set", "gain=3.5", "--only", "nishimori", "--only", "vjp", "--json")
+    code, out, _ = call(capsys, "check", "twice", *options)
+    (document,) = json.loads(out)
+    assert code == 0
+    assert document["parameters"] == {"gain": 3.5}
+    assert (document["kind"], document["failed"]) == ("channel", 0)
+    assert [c["check"] for c in document["checks"]] == ["nishimori", "vjp"]
+    assert document["checks"][0]["false_alarm"] == 1e-4
+    assert set(document["checks"][0]) == {
+        "item", "check", "status", "message", "meaning", "false_alarm", "seconds",
+    }  # fmt: skip
+
+
+def test_outcomes_repeat(capsys):
+    found = [
+        call(capsys, "check", "linear", "--seed", "3", "--only", "nishimori", "--json") for _ in range(2)
+    ]
+    documents = [json.loads(out) for _, out, _ in found]
+    for document in documents:
+        for item in document:
+            for outcome in item["checks"]:
+                del outcome["seconds"]
+    assert documents[0] == documents[1]
+    assert len(documents[0]) == 2  # one of this name for each model
+
+
+def test_list(capsys):
+    code, out, _ = call(capsys, "check", "--list", "--json")
+    documents = json.loads(out)
+    assert code == 0
+    assert {(d["kind"], d["check"]) for d in documents} == {(c.kind, c.id) for c in all_checks()}
+    code, out, _ = call(capsys, "check", "--list")
+    assert "no_peeking" in out
+    assert "It peeks at the teacher" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("gausian",), "nothing is called 'gausian'; did you mean 'gaussian'"),
+        (("nothing-like-it-at-all",), "see 'smimbench list'"),
+        ((), "say what to check"),
+        (("gaussian", "--only", "nope"), "no check is called nope"),
+        (("wishart", "--set", "rho"), "must be KEY=VALUE"),
+        (("wishart", "--set", "rho=-1"), "cannot be made: rho"),
+        (("wishart", "--set", "width=2"), "has no parameter width"),
+    ],
+)
+def test_bad_requests(capsys, arguments, message):
+    code, out, err = call(capsys, "check", *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_one_check_of_one_item_in_python():
+    found = {b.id: b for b in bound_checks(["gaussian"])}
+    found["gaussian-moments"]()
+    with pytest.raises(CheckError, match="is no model, channel, prior or algorithm"):
+        list(bound_checks([object()]))
+    with pytest.raises(CheckError, match="needs rho"):
+        check(type("Bare", (), {"denoise": None, "__init__": lambda self, rho: None}))
+
+
+def test_without_pytest_nothing_imports_it():
+    script = (
+        "import sys; from smimbench.testing import check; "
+        "assert [o.status for o in check('gaussian', only=['moments'])] == ['passed']; "
+        "assert 'pytest' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment(), timeout=60)
+
+
+def test_the_decorator_in_the_tests_of_a_third_party(tmp_path, drop_in):
+    """Names of tests, a failure that explains itself, a skip with its reason."""
+    (tmp_path / "test_mine.py").write_text(
+        "import importlib.util, sys\n"
+        "from smimbench.testing import parametrize_with_checks\n"
+        "def load(path, name):\n"
+        "    spec = importlib.util.spec_from_file_location(name, path)\n"
+        "    sys.modules[name] = module = importlib.util.module_from_spec(spec)\n"
+        "    spec.loader.exec_module(module)\n"
+        "    return module.Twice()\n"
+        f"items = [load({str(drop_in[0])!r}, 'right'), load({str(drop_in[1])!r}, 'wrong')]\n"
+        "@parametrize_with_checks(items)\n"
+        "def test_contract(check):\n"
+        "    check()\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", str(tmp_path / "test_mine.py")],
+        capture_output=True, text=True, env=environment(), timeout=100, cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert found.returncode == 1
+    assert "test_contract[off-nishimori]" in found.stdout
+    assert "test_contract[twice-nishimori]" not in found.stdout
+    assert "The posterior is not the one that belongs to forward" in found.stdout
+    assert "labels are continuous and there is no log_likelihood" in found.stdout
+
+
+def test_a_failure_and_a_skip_are_exceptions_of_their_own():
+    assert issubclass(CheckFailed, AssertionError)
+    assert not issubclass(CheckSkipped, AssertionError)
