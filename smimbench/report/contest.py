@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 __all__ = ["contest_tables"]
 
 LEAST = 3
+NEARNESS = ("0.5", "0.2", "0.05")
 
 
 def contest_tables(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
-    """One table per problem that at least ``LEAST`` algorithms competed for, best error first at every sample ratio.
+    """Error and time, then iterations, of every problem that at least ``LEAST`` algorithms competed for.
 
+    Best error first at every sample ratio.
     ``rows`` as from ``error_rows``; only those of the metric ``mse`` are shown. With several components the table has the
     component whose error is largest.
     """
@@ -26,11 +28,16 @@ def contest_tables(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
     for row in rows:
         if row["metric"] == "mse":
             groups.setdefault(row["problem"], []).append(row)
-    return [
-        _table(problem, _largest(members))
-        for problem, members in groups.items()
-        if len({row["algorithm"] for row in members}) >= LEAST
-    ]
+    tables = []
+    for problem, members in groups.items():
+        if len({row["algorithm"] for row in members}) >= LEAST:
+            ranked = sorted(_largest(members), key=_rank)
+            tables += [_table(problem, ranked), _iterations(problem, ranked)]
+    return tables
+
+
+def _rank(row: dict[str, Any]) -> tuple[float, ...]:
+    return row["alpha"], row["dimension"], float("inf") if row["mean"] is None else row["mean"]
 
 
 def _largest(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -57,15 +64,13 @@ def _table(problem: str, rows: list[dict[str, Any]]) -> RenderableType:
         ("status", "l"),
     ]
     table = plain_table(columns)
-    for row in sorted(
-        rows, key=lambda r: (r["alpha"], r["dimension"], float("inf") if r["mean"] is None else r["mean"])
-    ):
+    for row in rows:
         shown: list[Any] = [f"{row['alpha']:.4g}"] + ([str(row["dimension"])] if dims else [])
         shown += [f"{row['algorithm']}@{row['backend']}" if backends else str(row["algorithm"])]
         shown += [str(row["component"] or "")] if parts else []
         ratio = row["ratio_to_bayes"]
         shown += [uncertain(row["mean"], row["sem"], 0.0), "" if ratio is None else number(ratio, 2)]
-        for epsilon in ("0.5", "0.2", "0.05"):
+        for epsilon in NEARNESS:
             reached = row["time_to_theory"][epsilon]["seconds"]
             shown.append("never" if reached is None else seconds(reached))
         table.add_row(*shown, statuses(row["status_counts"]))
@@ -74,3 +79,22 @@ def _table(problem: str, rows: list[dict[str, Any]]) -> RenderableType:
         "it is 0), runs that never do counted as infinity"
     )
     return titled(table, f"{problem}: all contenders", note)
+
+
+def _iterations(problem: str, rows: list[dict[str, Any]]) -> RenderableType:
+    backends = len({row["backend"] for row in rows}) > 1
+    dims = len({row["dimension"] for row in rows}) > 1
+    columns = [("alpha", "r")] + ([("D", "r")] if dims else []) + [("algorithm", "l")]
+    columns += [(f"to {100 * float(epsilon):.0f}%", "r") for epsilon in NEARNESS] + [("made", "r")]
+    table = plain_table(columns)
+    for row in rows:
+        shown = [f"{row['alpha']:.4g}"] + ([str(row["dimension"])] if dims else [])
+        shown += [f"{row['algorithm']}@{row['backend']}" if backends else str(row["algorithm"])]
+        for epsilon in NEARNESS:
+            reached = row["time_to_theory"][epsilon]
+            count = "never" if reached["iterations"] is None else number(reached["iterations"], 0)
+            shown.append(f"{count} ({100 * (reached['fraction'] or 0):.0f}%)")
+        shown.append("" if row["iterations"] is None else number(row["iterations"], 0))
+        table.add_row(*shown)
+    note = "median iterations until the same, and the part of the runs that got there; iterations made, mean"
+    return titled(table, f"{problem}: iterations to come near", note)

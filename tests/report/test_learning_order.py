@@ -102,8 +102,14 @@ def rows(algorithms=("sgd",), bad=None):
                         "half_overlap": layers[component - 1],
                         "learning_order": order,
                         "time_to_theory": {
-                            e: {"seconds": None if name == bad else 0.5} for e in ("0.05", "0.2", "0.5")
+                            e: {
+                                "seconds": None if name == bad else 0.5,
+                                "iterations": None if name == bad else 40.0,
+                                "fraction": 0.25 if name == bad else 1.0,
+                            }
+                            for e in ("0.05", "0.2", "0.5")
                         },
+                        "iterations": 123.0,
                     }
                 )
     return found
@@ -137,9 +143,18 @@ def test_one_component_has_no_order():
 
 
 def test_contest_has_every_contender_once_with_never_for_never():
-    text = printed(contest_tables(rows(("sgd", "adam", "gamp"), bad="adam")))
+    contest, iterations = contest_tables(rows(("sgd", "adam", "gamp"), bad="adam"))
+    text = printed([contest])
     lines = [line for line in text.splitlines() if line.strip().startswith("15")]
     assert len(lines) == 3
     assert all(" 2 " in line for line in lines)  # the layer with the largest error
     assert sum("never" in line for line in lines) == 1
+    text = printed([iterations])
+    lines = [line.split() for line in text.splitlines() if line.strip().startswith("15")]
+    assert sorted(lines) == [
+        ["15", "adam", *["never", "(25%)"] * 3, "123"],
+        ["15", "gamp", *["40", "(100%)"] * 3, "123"],
+        ["15", "sgd", *["40", "(100%)"] * 3, "123"],
+    ]
+    assert all(len(line) <= 80 for line in text.splitlines())
     assert contest_tables(rows(("sgd", "adam"))) == []
