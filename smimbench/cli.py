@@ -408,10 +408,12 @@ def _present(
     from smimbench.report.learning_order import learning_tables
     from smimbench.report.rows import error_rows, suite_records
     from smimbench.report.tables import error_tables, runtime_tables, status_line
+    from smimbench.report.versions import other_version_rows, other_version_tables
 
     pairs = suite_records(suite, store, backends)
     theorist = _theorist(store)
     rows = error_rows(pairs, suite, store, theorist)
+    others = other_version_rows(suite, store, backends)
     counts: dict[str, int] = {}
     for _, record in pairs:
         counts[record["status"]] = counts.get(record["status"], 0) + 1
@@ -425,6 +427,7 @@ def _present(
                 "rows": rows,
                 "status_counts": counts,
                 "missing": missing,
+                "other_versions": others,
             }
         )
     else:
@@ -435,7 +438,7 @@ def _present(
         console.print()
         beside = (*contest_tables(rows), *learning_tables(rows), *finding_tables(rows))
         beside += (*runtime_tables(rows, machine.fingerprint()),)
-        for table in (*error_tables(rows), *beside):
+        for table in (*error_tables(rows), *beside, *other_version_tables(others)):
             console.print(table, crop=False)
             console.print()
         _remarks(console, rows, quiet)
@@ -582,6 +585,7 @@ def show(
     """Error-against-theory and runtime tables of what has been run."""
     from smimbench.report import tables
     from smimbench.report.rows import error_rows, suite_records
+    from smimbench.report.versions import other_version_rows
 
     if as_json + as_csv + markdown > 1:
         raise click.UsageError("choose one of --json, --csv and --markdown")
@@ -590,7 +594,7 @@ def show(
     backends = backends or tuple(sorted({r["cell"]["backend"] for r in store.load().values()})) or ("numpy",)
     _report_complaints(store, quiet)
     pairs = suite_records(suite, store, backends)
-    if not pairs:
+    if not pairs and not other_version_rows(suite, store, backends):
         raise click.UsageError(
             f"no results of {suite.name} in {store.folder}; run 'smimbench run {suite_name}' first"
         )

@@ -1,0 +1,138 @@
+"""Results that another version of an item made: shown as such, never among those of the version at hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.parameters import canonical_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rich.console import RenderableType
+
+    from smimbench.store import Store
+    from smimbench.suite import Suite
+
+__all__ = ["other_version_rows", "other_version_tables"]
+
+_PARTS = ("model", "channel", "prior", "algorithm")
+_LABELS = ("problem_label", "algorithm_label")
+
+
+def other_version_rows(suite: Suite, store: Store, backends: Sequence[str]) -> list[dict[str, Any]]:
+    """Means over cells that are in the suite but for the version of an item.
+
+    Returns
+    -------
+    list of dict
+        ``problem``, ``algorithm``, ``backend``, ``alpha``, ``dimension``, ``metric``, ``component`` (None or from 1),
+        ``n``, ``mean``, ``sem``, and ``versions``: a dict from the name of an item to ``[version then, version now]``.
+    """
+    cells = [cell for backend in backends for cell in suite.cells(backend)]
+    own = {cell.key for cell in cells}
+    others = [record for stem, record in store.load().items() if stem.partition(".")[0] not in own]
+    if not others:
+        return []
+    places: dict[tuple[Any, ...], list[tuple[Any, dict[str, Any]]]] = {}
+    for cell in cells:
+        identity = json.loads(canonical_json(cell.identity()))
+        places.setdefault(_place(identity), []).append((cell, identity))
+    groups: dict[tuple[Any, ...], list[float]] = {}
+    for record in others:
+        for cell, identity in places.get(_place(record["cell"]), []):
+            versions = _changed(identity, record["cell"])
+            if versions is None:
+                continue
+            where = (cell.problem_label, cell.algorithm_label, cell.backend, cell.alpha, cell.dimension)
+            for metric, values in (record.get("metrics") or {}).items():
+                for k, value in enumerate(values):
+                    component = k + 1 if len(values) > 1 else None
+                    key = (*where, metric, component, tuple(sorted(versions.items())))
+                    groups.setdefault(key, []).append(float(value))
+            break
+    names = ("problem", "algorithm", "backend", "alpha", "dimension", "metric", "component")
+    rows = []
+    for key, values in sorted(groups.items(), key=lambda item: tuple(map(str, item[0]))):
+        finite = np.array([v for v in values if math.isfinite(v)])
+        n = len(finite)
+        rows.append(
+            {
+                **dict(zip(names, key)),
+                "versions": {name: list(pair) for name, pair in key[-1]},
+                "n": n,
+                "mean": float(finite.mean()) if n else None,
+                "sem": float(finite.std(ddof=1) / math.sqrt(n)) if n > 1 else None,
+            }
+        )
+    return rows
+
+
+def _items(cell: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {**cell["problem"], "algorithm": cell["algorithm"]}
+
+
+def _place(cell: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What has to be equal whatever the versions."""
+    items = _items(cell)
+    named = tuple((items[part]["name"], items[part].get("distribution")) for part in _PARTS)
+    return (
+        *named,
+        *(cell.get(key) for key in ("alpha", "dimension", "replicate", "seed", "backend", "dtype")),
+    )
+
+
+def _changed(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, tuple[int, int]] | None:
+    """Versions that differ, if they and what only one version knows are all that differs; None otherwise."""
+    versions: dict[str, tuple[int, int]] = {}
+    ours, theirs = _items(now), _items(then)
+    for part in _PARTS:
+        one, other = ours[part], theirs[part]
+        changed = one.get("version") != other.get("version")
+        if changed:
+            versions[f"{part} {one['name']}"] = (other["version"], one["version"])
+        shared = set(one) & set(other) if changed else set(one) | set(other)
+        if any(one.get(key) != other.get(key) for key in shared - {"version"}):
+            return None
+    rest = (set(now) | set(then)) - {"problem", "algorithm", *_LABELS}
+    if any(now.get(key) != then.get(key) for key in rest):
+        return None
+    return versions or None
+
+
+def other_version_tables(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
+    """One table of the errors, without theory: that of the version at hand may be another one."""
+    from smimbench.report.tables import plain_table, titled, uncertain
+
+    errors = [row for row in rows if row["metric"] == "mse"]
+    if not errors:
+        return []
+    table = plain_table(
+        [
+            ("problem", "l"),
+            ("algorithm", "l"),
+            ("alpha", "r"),
+            ("D", "r"),
+            ("n", "r"),
+            ("mean ± s.e.m.", "r"),
+            ("made by", "l"),
+        ]
+    )
+    for row in errors:
+        component = "" if row["component"] is None else f" ({row['component']})"
+        made = ", ".join(f"{name} version {then}, now {now}" for name, (then, now) in row["versions"].items())
+        table.add_row(
+            row["problem"],
+            row["algorithm"] + component,
+            f"{row['alpha']:.4g}",
+            str(row["dimension"]),
+            str(row["n"]),
+            uncertain(row["mean"], row["sem"]),
+            made,
+        )
+    caption = "not counted anywhere else; 'smimbench run' makes them anew with the version at hand"
+    return [titled(table, "MSE of other versions", caption)]
