@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import time
 import traceback
@@ -454,10 +455,13 @@ def estimate_cost(cells: Sequence[Cell], workers: int) -> Estimate:
         for cell in group:
             n = model.sample_count(cell.alpha, cell.dimension)
             signal = int(np.prod(model.signal_shape(problem.components, cell.dimension)))
-            products = 4.0 * n * model.tokens * signal
+            batch = min(n, getattr(algorithm, "batch", None) or n)
+            products = 4.0 * batch * model.tokens * signal
             if model.kappa == 2:
                 products += 10.0 * cell.dimension**3 * problem.components
-            steps = getattr(algorithm, "steps", None) or min(cell.max_iterations, 60)
+            epochs = (getattr(algorithm, "epochs", None) or 0) * math.ceil(n / batch)
+            steps = getattr(algorithm, "steps", None) or epochs or min(cell.max_iterations, 60)
+            products *= getattr(algorithm, "students", 1)
             width = 8 if cell.dtype == "float64" else 4
             seconds += steps * (products / rate + 2e-4)
             peaks.append(n * model.tokens * cell.dimension * width)

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,18 @@ def test_a_spectral_start_is_part_of_the_time(tmp_path, registry, monkeypatch):
         assert record["status"] == "ok"
         assert least <= record["trajectory"]["seconds"][0] < most
         assert record["timing"]["seconds"] >= record["trajectory"]["seconds"][-1] >= least
+
+
+def test_cost_grows_with_students_and_epochs(tmp_path, registry):
+    def seconds(*overrides):
+        text = ATTENTION.partition("[[algorithms]]")[0]
+        table = "\n[[algorithms]]\n" + "\n".join(overrides) + "\n"
+        cells = load_suite(write_suite(tmp_path, text + table), registry=registry).cells(registry=registry)
+        return runner.estimate_cost([replace(cell, dimension=200) for cell in cells], 1).seconds
+
+    one = seconds('name = "adam"', "steps = 500")
+    assert seconds('name = "averaged"', 'of = { name = "adam", steps = 500 }', "students = 32") > 8 * one
+    assert seconds('name = "adam"', "epochs = 500", "batch = 50") > one / 2
 
 
 def test_a_machine_keeps_its_name_when_scipy_brings_a_blas_of_its_own():

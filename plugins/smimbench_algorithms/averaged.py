@@ -100,6 +100,16 @@ class Averaged:
         """Steps of the algorithm."""
         return getattr(self._inner, "steps", None)  # type: ignore[attr-defined, no-any-return]
 
+    @property
+    def epochs(self) -> int | None:
+        """Epochs of the algorithm."""
+        return getattr(self._inner, "epochs", None)  # type: ignore[attr-defined, no-any-return]
+
+    @property
+    def batch(self) -> int | None:
+        """Samples of a step of the algorithm."""
+        return getattr(self._inner, "batch", None)  # type: ignore[attr-defined, no-any-return]
+
     def steps_for(self, data: Data) -> int | None:
         """Steps of the algorithm on this data."""
         planned = getattr(self._inner, "steps_for", None)  # type: ignore[attr-defined]
