@@ -167,7 +167,9 @@ class ScalarCurve:
         Q, V, error = np.zeros_like(wanted), np.zeros_like(wanted), np.zeros_like(wanted)
         if finite.any():
             Q[finite], V[finite] = self._overlap(log_qhat[finite])
-            error[finite] = self._error(log_qhat[finite], V[finite])
+            # Priors that the engine integrates or simulates say how well; closed forms have nothing to say.
+            derived = getattr(self.problem.prior, "overlap_error", 0.0)
+            error[finite] = self._error(log_qhat[finite], V[finite]) + derived * V[finite]
         found = []
         for i, alpha in enumerate(wanted):
             if finite[i]:
