@@ -1,0 +1,82 @@
+"""The reference pages have everything that can be implemented, and links lead somewhere."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+from smimbench import hookspecs, interfaces
+from tests.helpers import ROOT
+
+DOCS = ROOT / "docs"
+HOOKS = (DOCS / "hooks.md").read_text(encoding="utf-8")
+PAGES = sorted(path.name for path in DOCS.glob("*.md"))
+
+
+def section(title: str) -> str:
+    """Text of a section of the hook reference."""
+    return HOOKS.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def test_every_hook_is_documented():
+    hooks = [name for name in vars(hookspecs) if name.startswith("smimbench_")]
+    assert hooks
+    for name in hooks:
+        assert f"`{name}`" in section("Hooks"), name
+    assert set(re.findall(r"`(smimbench_register_\w+)`", HOOKS)) == set(hooks)
+
+
+def contract_methods(contract: type) -> set[str]:
+    """Names of a contract: its methods and properties, its annotations, and the optional methods that its docstring names."""
+    own = {name for name in vars(contract) if not name.startswith("_")} | set(contract.__annotations__)
+    named = set(re.findall(r"``(\w+)(?:\(| \(attribute|`` \(attribute)", inspect.getdoc(contract)))
+    return own | named
+
+
+def written(text: str) -> set[str]:
+    """All names in the first cells of the tables of a section."""
+    cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("|")]
+    return {name for cell in cells for name in re.findall(r"`(\w+)", cell)}
+
+
+@pytest.mark.parametrize("kind", ["Channel", "Prior", "Algorithm", "Model"])
+def test_every_method_of_a_contract_is_documented(kind):
+    common = written(section("Every item"))
+    assert common >= {"name", "version", "reference", "capabilities"}
+    wanted = contract_methods(getattr(interfaces, kind))
+    assert len(wanted - common) >= 4
+    # Calls of others that the docstrings mention in passing.
+    foreign = {"sum", "diag", "tr", "sample_chunks", "function", "gram_scale" if kind == "Model" else ""}
+    assert wanted - foreign <= common | written(section(kind)), kind
+
+
+@pytest.mark.parametrize("kind", ["Channel", "Prior", "Algorithm", "Model"])
+def test_nothing_is_documented_that_nobody_asks_for(kind):
+    """Every name in the reference is one that the engine's source knows."""
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "smimbench").rglob("*.py"))
+    for name in written(section(kind)):
+        assert re.search(rf"\b{name}\b", source), name
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    text = (DOCS / page).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        if "://" not in target:
+            assert (DOCS / target).exists(), f"{page}: {target}"
+
+
+def test_the_index_has_every_page():
+    index = (DOCS / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\]\(([\w-]+\.md)\)", index)) == set(PAGES) - {"README.md"}
+
+
+def test_the_tutorials_use_the_checks_that_exist():
+    from smimbench.testing import all_checks
+
+    known = {check.id for check in all_checks()}
+    for page in PAGES:
+        for name in re.findall(r"--only (\w+)(?![\w=])", (DOCS / page).read_text(encoding="utf-8")):
+            assert name in known, f"{page}: {name}"

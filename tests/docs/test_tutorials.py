@@ -1,0 +1,60 @@
+"""Every block of the tutorials runs, in order, as it is printed: files are written, commands given, assertions hold."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+
+import pytest
+
+from smimbench.registry import set_registry
+from tests.helpers import ROOT, call
+
+TUTORIALS = ("writing-a-channel", "writing-a-prior", "writing-an-algorithm")
+BLOCK = re.compile(r"(?:<!-- (?P<mark>[^\n]*) -->\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
+
+
+def blocks(name: str) -> list[tuple[str, str, str]]:
+    """Mark, language and text of all blocks of a page."""
+    text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    return [(found["mark"] or "", found["language"], found["text"]) for found in BLOCK.finditer(text)]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty working folder that is importable, with everything that was imported from it forgotten."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+    set_registry(None)
+
+
+@pytest.mark.parametrize("name", TUTORIALS)
+def test_every_block_runs(name, here, capsys):
+    files = commands = scripts = 0
+    for mark, language, text in blocks(name):
+        kind, _, target = mark.partition(": ")
+        if kind == "file":
+            (here / target).write_text(text, encoding="utf-8")
+            files += 1
+        elif kind == "run":
+            assert language == "sh"
+            for line in text.strip().splitlines():
+                program, *arguments = shlex.split(line)
+                assert program == "smimbench"
+                extra = ["--no-figure", "--workers", "1"] if arguments[0] == "run" else []
+                code, out, err = call(capsys, *arguments, *extra)
+                assert code == 0, f"{line}\n{out}\n{err}"
+                commands += 1
+        else:
+            assert (mark, language) == ("", "python"), f"a block that nothing runs: {mark} {language}"
+            exec(compile(text, f"{name}.md", "exec"), {"__name__": "tutorial"})
+            scripts += 1
+    assert files >= 3
+    assert commands >= 2
+    assert scripts >= 1
