@@ -67,7 +67,9 @@ def test_a_spectral_start_is_part_of_the_time(tmp_path, registry, monkeypatch):
         assert record["timing"]["seconds"] >= record["trajectory"]["seconds"][-1] >= least
 
 
-def test_cost_grows_with_students_and_epochs(tmp_path, registry):
+def test_cost_grows_with_students_and_epochs(tmp_path, registry, monkeypatch):
+    monkeypatch.setattr(runner, "_gemm_rate", lambda: 1e10)
+
     def seconds(*overrides):
         text = ATTENTION.partition("[[algorithms]]")[0]
         table = "\n[[algorithms]]\n" + "\n".join(overrides) + "\n"
