@@ -281,7 +281,7 @@ def matrix_thresholds(problem: Problem) -> dict[str, Any]:
         # Where V = 0 becomes stable, and where the uninformed branch gets there.
         found["perfect_recovery"] = {
             "value": hard[1],
-            "error": curve.perfect.error,
+            "error": max(curve.perfect.error, curve.error_at_top()),
             "branch": "uninformed",
             "informed": _document(curve.perfect),
         }

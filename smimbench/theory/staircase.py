@@ -669,6 +669,16 @@ class Staircase:
         error = 3 * float(np.hypot(doubt, self.perfect.error / self.perfect.value))
         return highest - float(np.log(self.perfect.value)) > 1e-6 + error
 
+    def error_at_top(self) -> float:
+        """Numerical error of the largest alpha along the curve."""
+        nodes = [
+            (node, stage.moving) for stage in self.stages if len(stage.nodes) > 1 for node in stage.nodes
+        ]
+        if not nodes:
+            return 0.0
+        node, moving = max(nodes, key=lambda pair: pair[0].log_alpha)
+        return float(np.exp(node.log_alpha) * np.sqrt((node.error[moving] ** 2).mean()))
+
     def path(self) -> tuple[Host, Host, Host]:
         """The curve for integrals along it: Qhat (n, P), V (n, P), log alpha (n,)."""
         number, s, log_alpha = self._dense()
