@@ -10,7 +10,8 @@ How a run ends
 * ``ok``: the residual fell below the tolerance; or the overlaps stood still; or the algorithm made all the steps it asked
   for. Overlaps stand still when, over ``WINDOW`` iterations, the claimed one changes by less than ``STILL`` of the error
   and the held one by less than a quarter of its finite-size fluctuation; or when a small residual lingers, but the means
-  over the two halves of ``LONG_WINDOW`` iterations agree that closely. In both cases the estimate must move by less than
+  over the two halves of ``LONG_WINDOW`` iterations agree that closely and no component that has been learned still moves, in
+  one step, by more than ``WOBBLE`` of its own error. In both cases the estimate must move by less than
   half of what it holds: a sign that flips every step is no fixed point, though both overlaps stand still. And where labels
   leave a symmetry, nothing ends a run before ``PATIENCE`` iterations while a component claims no more than chance: the
   prior mean is then a fixed point, and what grows out of it begins too small to be seen. Algorithms
@@ -49,6 +50,7 @@ LONG_WINDOW = 40
 PATIENCE = 100
 STILL = 1e-3
 LINGERING = 5e-3
+WOBBLE = 1e-2
 AGREEMENT = 5.0
 STRAIN = 8.0
 BLOWN_UP = 1e3
@@ -339,6 +341,9 @@ class _Watch:
         if self._steady(np.ptp(claimed, axis=0), np.ptp(held, axis=0), STILL * error, self.fluctuation / 4):
             return f"overlaps stand still for {WINDOW} iterations"
         if len(self.history) <= LONG_WINDOW:
+            return None
+        # Averages can stand still around a point to which the estimate, going back and forth, never comes.
+        if ((self.latest["moved"] > WOBBLE * error) & (claimed[-1] > self.chance)).any():
             return None
         claimed, held = (np.stack(rows) for rows in zip(*self.history[-LONG_WINDOW:]))
         half = LONG_WINDOW // 2
