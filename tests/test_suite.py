@@ -81,9 +81,9 @@ BAD = {
     "no iterations": (ATTENTION + "[run]\nmax_iterations = 0\n", "run.max_iterations", "at least 1"),
     "damping one": (changed(GAMP, GAMP + "\ndamping = 1.0"), "algorithms[0].damping", "[0, 1)"),
     # parts that do not belong together, or are not there
-    "channel of the other model": (
+    "prior that stayed with the other model": (
         changed('"attention-indexed"', '"sequence-multi-index"').replace(SOFTMAX, 'channel = "hardmax"'),
-        "problem.channel.name",
+        "problem.prior.name",
         "belongs to model attention-indexed",
     ),
     "prior of the other model": (
@@ -151,7 +151,7 @@ def test_a_bad_suite_is_one_line_with_file_and_key(tmp_path, capsys, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["unknown table", "rho negative", "alpha zero", "channel of the other model"]
+    "name", ["unknown table", "rho negative", "alpha zero", "prior that stayed with the other model"]
 )
 def test_every_command_that_reads_a_suite_refuses_it(tmp_path, capsys, name):
     path = write_suite(tmp_path, BAD[name][0])
