@@ -50,16 +50,37 @@ def on_device(value: Any) -> bool:
     return not isinstance(value, (np.ndarray, np.generic)) and bool(array_api_compat.is_array_api_obj(value))
 
 
-def special(xp: ModuleType) -> ModuleType:
-    """Special functions (``ndtr``, ``log_ndtr``, ``erfcx``, ``logsumexp``) that accept arrays of ``xp``.
+def special(xp: ModuleType) -> Any:
+    """Special functions (``ndtr``, ``log_ndtr``, ``erfcx``, ``logsumexp``, ...) that accept arrays of ``xp`` and return such.
 
-    For namespaces other than NumPy and CuPy this is SciPy's module, which dispatches when SCIPY_ARRAY_API is set.
+    SciPy's module for NumPy, CuPy's for CuPy. Arrays of other namespaces go through the host, whether or not this SciPy was
+    told to accept them.
     """
     if array_api_compat.is_cupy_namespace(xp):
         import cupyx.scipy.special as module
     else:
         import scipy.special as module
-    return module  # type: ignore[no-any-return]
+    plain = array_api_compat.is_numpy_namespace(xp) or array_api_compat.is_cupy_namespace(xp)
+    return module if plain else _ThroughTheHost(module, xp)
+
+
+class _ThroughTheHost:
+    """A module of functions of host arrays, for the arrays of a namespace that it does not know."""
+
+    def __init__(self, module: ModuleType, xp: ModuleType) -> None:
+        self._module, self._xp = module, xp
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._module, name)
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            arrays = [a for a in arguments if on_device(a)]
+            found = function(*(to_host(a) if on_device(a) else a for a in arguments), **options)
+            if not arrays:
+                return found
+            return self._xp.asarray(np.asarray(found), device=array_api_compat.device(arrays[0]))
+
+        return call
 
 
 def to_host(array: Array) -> np.ndarray[Any, Any]:

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace
-from smimbench.numerics.bivariate_normal import apply_special
+from smimbench.backend import namespace, special
 from smimbench_channels._pairs import site_pairs, site_scales
 
 if TYPE_CHECKING:
@@ -269,7 +268,7 @@ def _posterior_of_pattern(
     weight = xp.reshape(length[:, :, None] * w, (n, K * nodes))
     t = [(m - mean[:, c, None]) / scales[c] for c in range(len(scales))]
     phi = [DENSITY * xp.exp(-u * u / 2) for u in t]
-    cdf = {c: apply_special(xp, "ndtr", t[c]) for c in range(len(scales)) if c not in edges}
+    cdf = {c: special(xp).ndtr(t[c]) for c in range(len(scales)) if c not in edges}
 
     def cumulate(f: Array, matrix: Array, *, upwards: bool) -> tuple[Array, Array]:
         """Integral of f from its far end to every node, and over everything."""

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace
-from smimbench.numerics.bivariate_normal import apply_special
+from smimbench.backend import namespace, special
 from smimbench_channels._pairs import entry_sites, site_pairs, site_scales
 
 if TYPE_CHECKING:
@@ -64,13 +63,13 @@ def truncated_normal(low: Array, high: Array, uniform: Array) -> tuple[Array, Ar
     a, b = xp.where(mirror, -high, low), xp.where(mirror, -low, high)
     a = xp.maximum(a, xp.clip(b, None, 0.0) - _NOTHING)
     inside = xp.clip(b, _FAR, _NOTHING)
-    p_a, p_b = apply_special(xp, "ndtr", xp.minimum(a, inside)), apply_special(xp, "ndtr", inside)
+    p_a, p_b = special(xp).ndtr(xp.minimum(a, inside)), special(xp).ndtr(inside)
     phi_a = _DENSITY * xp.exp(-a * a / 2)
     phi_b = _DENSITY * xp.exp(-inside * inside / 2)
     far = b < _FAR
     # an interval too narrow for its probability has its moments from its ends, by the clips below
     mass = xp.clip(p_b - p_a, 1e-300, None)
-    draw = apply_special(xp, "ndtri", xp.where(far, 0.5, p_a + uniform * mass))
+    draw = special(xp).ndtri(xp.where(far, 0.5, p_a + uniform * mass))
     mean = (phi_a - phi_b) / mass
     second = 1 + (a * phi_a - inside * phi_b) / mass
     if bool(xp.any(far)):
@@ -91,7 +90,7 @@ def truncated_normal(low: Array, high: Array, uniform: Array) -> tuple[Array, Ar
 
 def _mills(xp: ModuleType, t: Array) -> Array:
     """``Phi(t) / phi(t)`` for negative t."""
-    return math.sqrt(math.pi / 2) * apply_special(xp, "erfcx", t * -math.sqrt(0.5))
+    return math.sqrt(math.pi / 2) * special(xp).erfcx(t * -math.sqrt(0.5))
 
 
 def _tail(xp: ModuleType, a: Array, b: Array, uniform: Array) -> tuple[Array, Array, Array]:

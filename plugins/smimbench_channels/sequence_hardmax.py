@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, to_host
+from smimbench.backend import namespace, special, to_host
 from smimbench.interfaces import Capabilities, ParameterError, Posterior, Uncertain
-from smimbench.numerics.bivariate_normal import apply_special
 from smimbench.numerics.qmc import normal_points
 from smimbench_channels._checks import check_latents, check_whole
 
@@ -255,7 +254,7 @@ def _cones(xp: ModuleType, a: Array, member: Array, leader: Array, full: bool) -
     zero = xp.zeros_like(a)
     top = xp.sum(xp.where(leader, a, zero), axis=-1)
     # alone, a leader only has to be positive
-    log = apply_special(xp, "log_ndtr", top)
+    log = special(xp).log_ndtr(top)
     hazard = xp.exp(_LOG_DENSITY - top * top / 2 - log)
     alone = count == 1
     shift = xp.where(leader, hazard[:, None], zero)
@@ -292,7 +291,7 @@ def _truncated(xp: ModuleType, low: Array, high: Array) -> _Truncated:
     # on the side where probabilities are small
     mirror = low + high > 0
     one, two = xp.where(mirror, -high, low), xp.where(mirror, -low, high)
-    logs = apply_special(xp, "log_ndtr", xp.stack([one, two]))
+    logs = special(xp).log_ndtr(xp.stack([one, two]))
     gap = xp.minimum(logs[0, ...] - logs[1, ...], xp.full_like(one, -1e-300))
     log_mass = logs[1, ...] + xp.log(-xp.expm1(gap))
     at_low, at_high = (xp.exp(_LOG_DENSITY - x * x / 2 - log_mass) for x in (low, high))

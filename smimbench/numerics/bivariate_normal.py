@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, special, to_host
+from smimbench.backend import namespace, special
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -111,14 +111,6 @@ def _rule(count: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     return (x + 1) / 2, w / 2
 
 
-def apply_special(xp: ModuleType, function: str, x: Array) -> Array:
-    """A function of ``scipy.special`` of one array, on the host where the namespace has none of its own."""
-    if array_api_compat.is_numpy_namespace(xp) or array_api_compat.is_cupy_namespace(xp):
-        return getattr(special(xp), function)(x)
-    value = getattr(special(xp), function)(to_host(x))
-    return xp.asarray(value, dtype=x.dtype, device=array_api_compat.device(x))
-
-
 def _central(
     xp: ModuleType, h: Array, k: Array, r: float, rho: Any, hessian: bool
 ) -> tuple[Array, list[Array]]:
@@ -137,7 +129,7 @@ def _central(
     correction = xp.matmul(weight, integrand[:-1, :])
     if not isinstance(rho, float) and r:
         correction = correction * (rho / r)
-    normal = apply_special(xp, "ndtr", xp.stack([h, k, (k - rho * h) / s, (h - rho * k) / s]))
+    normal = special(xp).ndtr(xp.stack([h, k, (k - rho * h) / s, (h - rho * k) / s]))
     probability = normal[0, :] * normal[1, :] + correction
     safe = xp.clip(probability, _TAIL, None)
     first = _DENSITY * xp.exp(-h * h / 2) * normal[2, :] / safe
@@ -156,7 +148,7 @@ def _central(
 def _half_mills(xp: ModuleType, t: Array) -> tuple[Array, Array]:
     """``Phi(t) exp(min(t, 0)^2 / 2)`` and the hazard ``phi(t) / Phi(t)``: neither under- nor overflows."""
     below, above = xp.clip(t, None, 0.0), xp.clip(t, 0.0, None)
-    scaled = apply_special(xp, "erfcx", below * -math.sqrt(0.5)) * apply_special(xp, "ndtr", above)
+    scaled = special(xp).erfcx(below * -math.sqrt(0.5)) * special(xp).ndtr(above)
     return scaled, _DENSITY * xp.exp(-above * above / 2) / scaled
 
 
