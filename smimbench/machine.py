@@ -9,6 +9,7 @@ import hashlib
 import os
 import platform
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from smimbench.parameters import canonical_json
 
 __all__ = [
     "Driver",
+    "blas_threads",
     "fingerprint",
     "git_commit",
     "machine_info",
@@ -60,6 +62,20 @@ def machine_info() -> dict[str, Any]:
     }
 
 
+def blas_threads(limit: int) -> contextlib.AbstractContextManager[Any]:
+    """Context in which every BLAS of this process uses so many threads."""
+    # Finding the libraries takes a millisecond; none can have come without a module that brought it.
+    return _controller(len(sys.modules)).limit(limits=limit)  # type: ignore[no-any-return]
+
+
+@functools.lru_cache(maxsize=1)
+def _controller(modules: int) -> Any:
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
+@functools.cache
 def fingerprint() -> str:
     """Short name of this machine: timings are comparable only where it is equal."""
     return hashlib.sha256(canonical_json({**machine_info(), "node": platform.node()}).encode()).hexdigest()[

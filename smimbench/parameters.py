@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import json
 import math
 import typing
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from smimbench.interfaces import ParameterError
@@ -22,11 +24,16 @@ ENGINE_FILLED = {"channel": ("tokens",)}
 _SCHEMAS: dict[tuple[type[Any], str], tuple[tuple[str, ...], dict[str, Any], Any]] = {}
 
 
-def signature_of(cls: type[Any]) -> dict[str, inspect.Parameter]:
+def signature_of(cls: Any) -> Mapping[str, inspect.Parameter]:
     """Parameters of a class's constructor, without ``self`` and catch-alls."""
+    return _signature(cls)
+
+
+@functools.cache
+def _signature(cls: Any) -> Mapping[str, inspect.Parameter]:
     wanted = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     found = inspect.signature(cls).parameters.values()
-    return {p.name: p for p in found if p.kind in wanted}
+    return MappingProxyType({p.name: p for p in found if p.kind in wanted})
 
 
 def build(

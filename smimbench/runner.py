@@ -47,8 +47,6 @@ def run_cell(
     threads : int
         BLAS threads.
     """
-    from threadpoolctl import threadpool_limits
-
     registry = registry or get_registry()
     record: dict[str, Any] = {
         "key": cell.key,
@@ -60,7 +58,7 @@ def run_cell(
     _forget_other_instances(cell)
     machine.reset_peak_memory()
     try:
-        with warnings.catch_warnings(record=True) as caught, threadpool_limits(limits=threads):
+        with warnings.catch_warnings(record=True) as caught, machine.blas_threads(threads):
             warnings.simplefilter("always")
             record.update(_run(cell, registry, timing))
         raised = [f"{w.category.__name__}: {' '.join(str(w.message).split())}" for w in caught]
@@ -478,10 +476,8 @@ def _grouped(cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:
 
 
 def _gemm_rate() -> float:
-    from threadpoolctl import threadpool_limits
-
     a = np.ones((256, 256))
-    with threadpool_limits(limits=1):
+    with machine.blas_threads(1):
         a @ a
         begin = time.perf_counter()
         for _ in range(4):
