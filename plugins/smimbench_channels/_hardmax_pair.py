@@ -24,6 +24,7 @@ SWITCH = (
 )
 GRID_NODES = (64, 48)
 HERMITE_NODES = (32, 24)
+NEGLIGIBLE = 1e-17
 BLOCK = 256
 
 
@@ -155,7 +156,13 @@ def _from_hermite(ratio: Array, count: int) -> Array:
         for sign in (1, -1):
             r = sign * CORRELATION
             even, odd = math.sqrt((1 + r) / 2) * u, math.sqrt((1 - r) / 2) * v
-            total[part] += 2 * (_gain(root * (even + odd), root * (even - odd), sign) @ weight)
+            h, k = root * (even + odd), root * (even - odd)
+            # the gain falls with Phi2, and far out is dear to compute
+            low = np.minimum(np.minimum(h, k), 0.0)
+            matters = weight * np.exp(-low * low / 2) > NEGLIGIBLE
+            gain = np.zeros_like(h)
+            gain[matters] = _gain(h[matters], k[matters], sign)
+            total[part] += 2 * (gain @ weight)
     return total
 
 
