@@ -83,7 +83,7 @@ def test_a_number_is_never_cut():
         z=-123456.0,
     )
     text = printed(error_tables([row(component=1), wide]), width=60)
-    for whole in ("5.4e+51±5.3e+51", "100000", "0.40000", "+0.1000", "-1e+05", "1.25"):
+    for whole in ("5.4e51±5e51", "100000", "0.40000", "+0.1000", "-1e+05", "1.25"):
         assert whole in text
 
 
@@ -145,8 +145,8 @@ def test_the_runtime_table_orders_by_time_to_theory_and_says_what_it_may_not_com
         (0, "0"),
         (0.5, "0.5000"),
         (12.3456, "12.35"),
-        (1e-7, "1.0e-07"),
-        (2e5, "2.0e+05"),
+        (1e-7, "1.0e-7"),
+        (2e5, "2.0e5"),
         (float("inf"), "inf"),
     ],
 )

@@ -43,8 +43,8 @@ NAMES = {
 }
 
 
-def number(value: float | None, digits: int = 4) -> str:
-    """A number in few characters; blank for none."""
+def number(value: float | None, digits: int = 4, decimals: int = 1) -> str:
+    """A number in few characters, ``decimals`` of them after the point where it needs an exponent; blank for none."""
     if value is None:
         return ""
     if value == 0:
@@ -52,7 +52,8 @@ def number(value: float | None, digits: int = 4) -> str:
     if not math.isfinite(value):
         return "inf" if value > 0 else "-inf"
     if abs(value) < 10.0**-digits / 2 or abs(value) >= 1e5:
-        return f"{value:.1e}"
+        mantissa, _, exponent = f"{value:.{decimals}e}".partition("e")
+        return f"{mantissa}e{int(exponent)}"
     return f"{value:.{digits}f}" if abs(value) < 10 else f"{value:.4g}"
 
 
@@ -64,7 +65,7 @@ def uncertain(value: float | None, error: float | None, exact: float = 1e-5) -> 
         return number(value)
     if error < exact:
         return number(value, 5)
-    return f"{number(value)}±{number(error)}"
+    return f"{number(value)}±{number(error, decimals=0)}"
 
 
 def seconds(value: float | None) -> str:
@@ -87,6 +88,9 @@ def statuses(counts: dict[str, int]) -> Text:
     return text
 
 
+_WORD = 12
+
+
 def plain_table(columns: Sequence[tuple[str, str]]) -> Table:
     """An empty table of the one style of this package; columns are (name, "l" or "r"): words wrap, numbers do not."""
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
@@ -102,6 +106,9 @@ def titled(table: Table, title: str, caption: str = "") -> RenderableType:
     for column in table.columns:
         if column.no_wrap:  # half a number is a wrong number: rather a table wider than the screen
             column.min_width = max(cell_len(str(cell)) for cell in (column.header, *column.cells))
+        else:  # words of an ordinary length stay whole, too
+            words = (word for cell in (column.header, *column.cells) for word in str(cell).split())
+            column.min_width = min(max(map(cell_len, words), default=0), _WORD)
     return Group(Text(title, style="bold"), table, *([Text(caption, style="dim")] if caption else []))
 
 
