@@ -38,6 +38,7 @@ _FINE = 40_001
 _REACH = 38.0
 _DEPTH = 60.0
 _PANELS = 24
+_FEW = 64
 _TINY = 1e-300
 _ENTRIES = 4096
 
@@ -391,7 +392,8 @@ class SpectrumPrior(_Derived):
     ----------
     prior : object
         With ``quantile(u) -> array``, the inverse distribution function for u in (0, 1), or ``eigenvalues``, samples of
-        the law (an array, or a method without arguments). The law is scaled to unit variance, unless the prior has a
+        the law (an array, or a method without arguments); fewer than 64 are not samples but the law itself, each an atom
+        of equal weight. The law is scaled to unit variance, unless the prior has a
         ``sample`` of its own.
 
     References
@@ -404,6 +406,7 @@ class SpectrumPrior(_Derived):
 
     def __init__(self, prior: Any) -> None:
         super().__init__(prior)
+        discrete = False
         if self._own("quantile") is not None:
             u, weights = _probability_rule(4)
             atoms = np.asarray(to_host(prior.quantile(u)), dtype=np.float64)
@@ -417,7 +420,12 @@ class SpectrumPrior(_Derived):
             if atoms.size < 2 or not np.isfinite(atoms).all():
                 raise ParameterError("eigenvalues", "must be at least two finite numbers")
             self._samples = atoms
-            atoms, weights = _thinned(atoms)
+            discrete = atoms.size < _FEW
+            if discrete:
+                atoms, counts = np.unique(atoms, return_counts=True)
+                weights = counts / counts.sum()
+            else:
+                atoms, weights = _thinned(atoms)
         else:
             raise ParameterError(
                 "name", f"prior {prior.name!r} gives no denoise, log_density, quantile or eigenvalues"
@@ -430,7 +438,7 @@ class SpectrumPrior(_Derived):
         # What is left of a symmetric law's mean is rounding, and a prior mean of any size would change what can be learned.
         centre = 0.0 if abs(centre) < 1e-6 * math.sqrt(variance) else centre
         self.centre, self.variance = centre / self.unit, variance / self.unit**2
-        self._law = FreeConvolution(atoms / self.unit, weights, law="quantiles")
+        self._law = FreeConvolution(atoms / self.unit, weights, law="exact" if discrete else "quantiles")
         self._curve: Callable[[Host], Host] | None = None
 
     # -- law ----------------------------------------------------------------------------------------------------
@@ -440,6 +448,8 @@ class SpectrumPrior(_Derived):
         u = (np.arange(dimension) + 0.5) / dimension
         if self._own("quantile") is not None:
             found = np.asarray(to_host(self.prior.quantile(u)), dtype=np.float64)
+        elif self._samples.size < _FEW:
+            found = self._samples[(u * self._samples.size).astype(int)]
         else:
             at = (np.arange(len(self._samples)) + 0.5) / len(self._samples)
             found = np.interp(u, at, self._samples)

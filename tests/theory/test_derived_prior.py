@@ -195,6 +195,24 @@ def test_eigenvalues_that_were_drawn_stand_for_their_law():
     assert pytest.approx(known.V, rel=0.03) == mine.V
 
 
+class Few(Spectrum):
+    """Three atoms, one of them of twice the weight."""
+
+    eigenvalues = (-1.0, 0.0, 0.0, 2.0)
+
+
+@pytest.mark.parametrize("information", [0.5, 4.0, 60.0])
+def test_a_few_eigenvalues_are_the_law_itself(rng, information):
+    prior = SpectrumPrior(Few())
+    assert np.unique(prior.spectrum(40).round(12), return_counts=True)[1].tolist() == [10, 20, 10]
+    S = prior.sample(rng, 1, 400)
+    R = S + EXTENSIVE.draw_noise(rng, 1, 400) / math.sqrt(information)
+    found = prior.denoise(R, np.array([[information]]))
+    claimed = float(prior.overlap(np.array([[information]])).V[0, 0])
+    assert float(found.V[0, 0]) == pytest.approx(claimed, rel=1e-3)
+    assert ((found.estimate - S) ** 2).sum() / 400 == pytest.approx(claimed, rel=0.05, abs=2e-4)
+
+
 # -- simulations ------------------------------------------------------------------------------------------------------
 
 
