@@ -31,7 +31,13 @@ __all__ = [
     "shipped_suites",
 ]
 
-METRICS = ("mse", "overlap", "generalization_error_bayes", "generalization_error_plugin")
+METRICS = (
+    "mse",
+    "overlap",
+    "generalization_error_bayes",
+    "generalization_error_plugin",
+    "generalization_error_constant",
+)
 
 
 class SuiteError(ValueError):

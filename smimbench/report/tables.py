@@ -40,6 +40,7 @@ NAMES = {
     "overlap": "overlap",
     "generalization_error_bayes": "Bayes generalisation error",
     "generalization_error_plugin": "plug-in generalisation error",
+    "generalization_error_constant": "error of the constant predictor",
 }
 
 
