@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.backend import Backend, get_backend, namespace, to_host
+from smimbench.backend import Backend, namespace, to_host
 from smimbench.interfaces import Channel, Data, Model, ParameterError, Prior, Start
 from smimbench.parameters import build, canonical_json, parameters_of, signature_of
 from smimbench.registry import Registry, RegistryError, get_registry
@@ -348,11 +348,6 @@ class Problem:
         Qhat = backend.asarray(information * np.eye(self.components))
         denoised = self.prior.denoise(R, Qhat)
         return Start(denoised.estimate, denoised.V)
-
-
-def default_backend() -> Backend:
-    """NumPy in double precision."""
-    return get_backend("numpy")
 
 
 def _locked(array: Array) -> Array:

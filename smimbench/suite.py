@@ -8,7 +8,7 @@ import itertools
 import math
 import re
 import tomllib
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -703,8 +703,3 @@ def _pairs(plans: Sequence[ProblemPlan]) -> Iterable[tuple[ProblemPlan, int]]:
 
 def _without(table: dict[str, Any], *names: str) -> dict[str, Any]:
     return {k: v for k, v in table.items() if k not in names}
-
-
-def narrowed(suite: Suite, *, alphas: Sequence[float]) -> Suite:
-    """The suite on another axis of sample ratios."""
-    return replace(suite, plans=tuple(replace(plan, alphas=tuple(alphas)) for plan in suite.plans))

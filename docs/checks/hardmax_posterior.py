@@ -82,13 +82,13 @@ def mmse(rho: float, alpha: float, *, published: bool) -> float:
 
 def main() -> None:
     """Print published values beside both state evolutions."""
-    print("   rho    alpha  published  with phi2/Phi2  with grad log Phi2")  # noqa: T201
+    print("   rho    alpha  published  with phi2/Phi2  with grad log Phi2")
     for rho, points in PUBLISHED.items():
         for alpha, value in points:
             other, right = (mmse(rho, alpha, published=flag) for flag in (True, False))
-            print(f"{rho:6.2f} {alpha:8.4f} {value:10.4f} {other:15.4f} {right:19.4f}")  # noqa: T201
+            print(f"{rho:6.2f} {alpha:8.4f} {value:10.4f} {other:15.4f} {right:19.4f}")
     for flag, name in ((True, "phi2/Phi2"), (False, "grad log Phi2")):
-        print(f"weak recovery at rho -> 0 with {name}: {1 / psi(1.0, 0.0, published=flag):.5f}")  # noqa: T201
+        print(f"weak recovery at rho -> 0 with {name}: {1 / psi(1.0, 0.0, published=flag):.5f}")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def moment(u: np.ndarray, skip: float, rng: np.random.Generator) -> np.ndarray:
 def main() -> None:
     """Print the threshold with its standard error for several skip connections."""
     rng = np.random.default_rng(1)
-    print("skip   published   by posterior Monte Carlo   Jensen bound")  # noqa: T201
+    print("skip   published   by posterior Monte Carlo   Jensen bound")
     for skip, published in PUBLISHED.items():
         terms = np.empty(SAMPLES)
         for i in range(SAMPLES):
@@ -53,7 +53,7 @@ def main() -> None:
             first, second = (truth - moment(u, skip, rng) for _ in range(2))
             terms[i] = 6 - np.sum(first * second)
         F, error = terms.mean(), terms.std(ddof=1) / np.sqrt(SAMPLES)
-        print(f"{skip:4.1f} {published:11.4f} {1 / F:18.4f} +- {error / F**2:.4f} {1 / 6:14.4f}")  # noqa: T201
+        print(f"{skip:4.1f} {published:11.4f} {1 / F:18.4f} +- {error / F**2:.4f} {1 / 6:14.4f}")
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def posterior(u: np.ndarray, omega: np.ndarray, v: float, skip: float, rng: np.r
 def main() -> None:
     """Print both instabilities and the sample ratio of the last layer, with standard errors."""
     rng = np.random.default_rng(3)
-    print("skip   overlap of layer 3   alpha_3             alpha_1             alpha_2")  # noqa: T201
+    print("skip   overlap of layer 3   alpha_3             alpha_1             alpha_2")
     for skip, q in CROSSINGS.items():
         terms = np.empty((SAMPLES, 3))
         for i in range(SAMPLES):
@@ -67,7 +67,7 @@ def main() -> None:
         mean, error = terms.mean(0), terms.std(0, ddof=1) / np.sqrt(SAMPLES)
         cells = [f"{q / (1 - q) / mean[2]:.3f} +- {q / (1 - q) * error[2] / mean[2] ** 2:.3f}"]
         cells += [f"{1 / m:.3f} +- {e / m**2:.3f}" for m, e in zip(mean[:2], error[:2])]
-        print(f"{skip:4.1f} {q:15.4f}        " + "     ".join(cells))  # noqa: T201
+        print(f"{skip:4.1f} {q:15.4f}        " + "     ".join(cells))
 
 
 if __name__ == "__main__":

@@ -15,13 +15,13 @@ class Large:
     name, version, reference, symmetry, components = "large", 1, "this file", "signs", 1
     capabilities = Capabilities(models=("sequence-multi-index",), backends=("numpy",))
 
-    def forward(self, z, *, rng=None):  # noqa: D102
+    def forward(self, z, *, rng=None):
         return rng.random(len(z)) < ndtr((abs(z[:, 0, 0]) - self.width) / 0.3)
 
-    def log_likelihood(self, y, z):  # noqa: D102
+    def log_likelihood(self, y, z):
         return log_ndtr((2 * y - 1) * (abs(z[:, 0, 0]) - self.width) / 0.3)
 
 
 @hookimpl
-def smimbench_register_channels(register):  # noqa: D103
+def smimbench_register_channels(register):
     register(Large)

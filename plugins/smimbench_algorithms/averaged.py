@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -56,6 +56,8 @@ class Averaged:
 
     of: dict[str, Any] | str
     students: int = 32
+    _inner: Any = field(init=False, repr=False, compare=False)
+    _entry: Any = field(init=False, repr=False, compare=False)
 
     name: ClassVar[str] = "averaged"
     version: ClassVar[int] = 1
@@ -93,59 +95,59 @@ class Averaged:
 
     @property
     def _batched(self) -> bool:
-        return hasattr(self._inner, "init_students")  # type: ignore[attr-defined]
+        return hasattr(self._inner, "init_students")
 
     @property
     def steps(self) -> int | None:
         """Steps of the algorithm."""
-        return getattr(self._inner, "steps", None)  # type: ignore[attr-defined, no-any-return]
+        return getattr(self._inner, "steps", None)
 
     @property
     def epochs(self) -> int | None:
         """Epochs of the algorithm."""
-        return getattr(self._inner, "epochs", None)  # type: ignore[attr-defined, no-any-return]
+        return getattr(self._inner, "epochs", None)
 
     @property
     def batch(self) -> int | None:
         """Samples of a step of the algorithm."""
-        return getattr(self._inner, "batch", None)  # type: ignore[attr-defined, no-any-return]
+        return getattr(self._inner, "batch", None)
 
     def steps_for(self, data: Data) -> int | None:
         """Steps of the algorithm on this data."""
-        planned = getattr(self._inner, "steps_for", None)  # type: ignore[attr-defined]
-        return self.steps if planned is None else planned(data)  # type: ignore[no-any-return]
+        planned = getattr(self._inner, "steps_for", None)
+        return self.steps if planned is None else planned(data)
 
     def refuses(self, problem: Problem) -> str | None:
         """What the algorithm itself refuses, or was not made for."""
-        if not self._entry.fits(problem.model.name):  # type: ignore[attr-defined]
-            return f"{self._entry.name} does not work for model {problem.model.name!r}"  # type: ignore[attr-defined]
-        asked = getattr(self._inner, "refuses", None)  # type: ignore[attr-defined]
-        return None if asked is None else asked(problem)  # type: ignore[no-any-return]
+        if not self._entry.fits(problem.model.name):
+            return f"{self._entry.name} does not work for model {problem.model.name!r}"
+        asked = getattr(self._inner, "refuses", None)
+        return None if asked is None else asked(problem)
 
     def restarted(self, problem: Problem) -> Averaged | None:
         """Students of the version that the algorithm offers for a second start."""
-        offer = getattr(self._inner, "restarted", None)  # type: ignore[attr-defined]
+        offer = getattr(self._inner, "restarted", None)
         cautious = None if offer is None else offer(problem)
         if cautious is None:
             return None
-        return replace(self, of={"name": self._entry.name, **parameters_of("algorithm", cautious)})  # type: ignore[attr-defined]
+        return replace(self, of={"name": self._entry.name, **parameters_of("algorithm", cautious)})
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> AveragedState:
         """Independent starts."""
         if self._batched:
-            students = self._inner.init_students(problem, data, rng, self.students)  # type: ignore[attr-defined]
+            students = self._inner.init_students(problem, data, rng, self.students)
         else:
             streams = rng.spawn(self.students)
-            students = tuple(self._inner.init(problem, data, stream) for stream in streams)  # type: ignore[attr-defined]
+            students = tuple(self._inner.init(problem, data, stream) for stream in streams)
         return AveragedState(students, problem)
 
     def step(self, problem: Problem, data: Data, state: AveragedState) -> tuple[AveragedState, Info]:
         """One step of every student."""
         if self._batched:
-            students, info = self._inner.step(problem, data, state.students)  # type: ignore[attr-defined]
+            students, info = self._inner.step(problem, data, state.students)
             return AveragedState(students, problem), info
-        steps = [self._inner.step(problem, data, student) for student in state.students]  # type: ignore[attr-defined]
-        remark = f"averaged: {self._entry.name} takes one student at a time, so time grows with their number"  # type: ignore[attr-defined]
+        steps = [self._inner.step(problem, data, student) for student in state.students]
+        remark = f"averaged: {self._entry.name} takes one student at a time, so time grows with their number"
         return AveragedState(tuple(new for new, _ in steps), problem), _together(
             [i for _, i in steps], remark
         )
@@ -153,9 +155,9 @@ class Averaged:
     def estimate(self, state: AveragedState) -> Array:
         """Mean of the students' signals after removing the symmetry."""
         if self._batched:
-            signals = self._inner.estimate(state.students)  # type: ignore[attr-defined]
+            signals = self._inner.estimate(state.students)
         else:
-            found = [self._inner.estimate(student) for student in state.students]  # type: ignore[attr-defined]
+            found = [self._inner.estimate(student) for student in state.students]
             signals = namespace(found[0]).stack(found)
         return mean_signal(state.problem, signals)
 

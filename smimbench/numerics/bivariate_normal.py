@@ -23,7 +23,6 @@ _TAIL = 1e-7  # below this probability the sum and difference of products has lo
 _TAIL_NODES = 64
 _TAIL_DECAY = 40.0  # the tail integral stops where its integrand has fallen by exp(-40)
 _LARGEST = 1e100  # squares of larger arguments would overflow
-_MILLS = math.sqrt(2 / math.pi)
 _DENSITY = 1 / math.sqrt(2 * math.pi)
 _SERIES_FROM = 50.0
 

@@ -217,9 +217,8 @@ def determinism(subject: Subject) -> None:
 @published(
     "algorithm",
     id="seed",
-    meaning="It ignores its seed: random numbers come from somewhere else, so that repeated runs are one run, "
-    "and the standard "
-    "errors of its rows are wrong.",
+    meaning="It ignores its seed: random numbers come from somewhere else, so that repeated runs are one run,"
+    " and the standard errors of its rows are wrong.",
 )
 def seed(subject: Subject) -> None:
     """Either seeds matter, or there is no chance in it: then no coordinate is special, and no generator is made.
@@ -278,9 +277,8 @@ def _shifted_generators(subject: Subject) -> Iterator[None]:
     "algorithm",
     id="no_peeking",
     statistical=True,
-    meaning="It peeks at the teacher: with labels of another teacher it still finds the one it cannot know. Its "
-    "rows in a table are "
-    "worth nothing.",
+    meaning="It peeks at the teacher: with labels of another teacher it still finds the one it cannot know. "
+    "Its rows in a table are worth nothing.",
 )
 def no_peeking(subject: Subject) -> None:
     """Labels come from a hidden teacher; the one in sight must look to the estimate like any other draw of the prior.

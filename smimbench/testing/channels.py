@@ -153,9 +153,8 @@ def is_noisy(channel: Any, z: Array) -> bool:
 @published(
     "channel",
     id="determinism",
-    meaning="The same seed does not give the same numbers, or noise is drawn from somewhere else than the rng "
-    "handed over: runs "
-    "cannot be repeated, and algorithms are not compared on the same data.",
+    meaning="The same seed does not give the same numbers, or noise is drawn from somewhere else than the rng"
+    " handed over: runs cannot be repeated, and algorithms are not compared on the same data.",
 )
 def determinism(subject: Subject) -> None:
     """Equal seeds, equal labels and posteriors; different seeds, different noise; no global generator."""
@@ -290,9 +289,9 @@ def bad_input(subject: Subject) -> None:
 @published(
     "channel",
     id="symmetry",
-    meaning="The symmetry that it states is not the one that its labels have: errors are measured after removing "
-    "that symmetry, so "
-    "they would be wrong, and algorithms would start where nothing can be learned.",
+    meaning="The symmetry that it states is not the one that its labels have: errors are measured after "
+    "removing that symmetry, so they would be wrong, and algorithms would start where nothing can be "
+    "learned.",
 )
 def symmetry(subject: Subject) -> None:
     """Labels do not change under the stated transformations, and do under sign changes if none are stated."""
@@ -375,10 +374,10 @@ def gradient(subject: Subject) -> None:
     "channel",
     id="nishimori",
     statistical=True,
-    meaning="The posterior is not the one that belongs to forward: with z drawn from N(omega, V) and its label, "
-    "the error z - E[z|y] "
-    "must be uncorrelated with everything known, and its covariance must be the one that is claimed. Algorithms that use "
-    "this posterior are not Bayes-optimal and miss the theory.",
+    meaning="The posterior is not the one that belongs to forward: with z drawn from N(omega, V) and its "
+    "label, the error z - E[z|y] must be uncorrelated with everything known, and its covariance must "
+    "be the one that is claimed. Algorithms that use this posterior are not Bayes-optimal and miss "
+    "the theory.",
 )
 def nishimori(subject: Subject) -> None:
     """``E[f(y, omega) (z - mean)] = 0`` for many f; ``E[z z^T - second moment] = 0``; covariance as claimed."""
@@ -428,9 +427,8 @@ def _identities(tally: Tally, s: Sampled, where: str) -> None:
     "channel",
     id="posterior",
     statistical=True,
-    meaning="The posterior mean or second moment of single samples is wrong: brute force (drawing latents until "
-    "the label fits, or "
-    "weighing them by log_likelihood) finds another one.",
+    meaning="The posterior mean or second moment of single samples is wrong: brute force (drawing latents "
+    "until the label fits, or weighing them by log_likelihood) finds another one.",
 )
 def posterior(subject: Subject) -> None:
     """Rejection with forward where labels have few values, importance sampling where there is a likelihood."""
@@ -496,9 +494,8 @@ def _weighted(tally: Tally, what: str, values: Array, weights: Array, target: Ar
     "channel",
     id="information",
     statistical=True,
-    meaning="information(Q, V), which state evolution and thresholds are made of, is not the mean of g g^T over "
-    "labels: theory and "
-    "message passing would disagree.",
+    meaning="information(Q, V), which state evolution and thresholds are made of, is not the mean of g g^T "
+    "over labels: theory and message passing would disagree.",
 )
 def information(subject: Subject) -> None:
     """``information(Q, V)`` against ``E sum_c g_c g_c^T`` with the channel's own posterior and labels."""

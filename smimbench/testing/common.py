@@ -58,9 +58,8 @@ def declaration(subject: Subject) -> None:
 @published(
     *KINDS,
     id="parameters",
-    meaning="Its parameters cannot be written to a suite or a record and read back: results could not be told "
-    "apart, and other "
-    "processes could not rebuild it.",
+    meaning="Its parameters cannot be written to a suite or a record and read back: results could not be told"
+    " apart, and other processes could not rebuild it.",
 )
 def parameters(subject: Subject) -> None:
     """Plain JSON, and enough to make the same item again."""
@@ -85,9 +84,8 @@ def parameters(subject: Subject) -> None:
 @published(
     *KINDS,
     id="bad_parameters",
-    meaning="A wrong parameter is not refused in one clear line (ParameterError with the key), so that a typing "
-    "error in a suite "
-    "ends in a traceback or in numbers that mean nothing.",
+    meaning="A wrong parameter is not refused in one clear line (ParameterError with the key), so that a "
+    "typing error in a suite ends in a traceback or in numbers that mean nothing.",
 )
 def bad_parameters(subject: Subject) -> None:
     """Unknown keys, wrong types and wrong values."""

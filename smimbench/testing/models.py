@@ -124,9 +124,8 @@ def chunks(subject: Subject) -> None:
     "model",
     id="latents",
     statistical=True,
-    meaning="Latents do not have the overlap as their covariance, the same at all sites: every channel and all "
-    "of theory is built "
-    "on that.",
+    meaning="Latents do not have the overlap as their covariance, the same at all sites: every channel and "
+    "all of theory is built on that.",
 )
 def latents(subject: Subject) -> None:
     """``E z_pc = 0`` and ``E z_pc z_qc' = inner(S_p, S_q) delta_cc'`` over inputs, for a signal that stays."""

@@ -128,8 +128,7 @@ def shapes(subject: Subject) -> None:
     "prior",
     id="determinism",
     meaning="The same seed does not give the same signal, or another seed gives the same one: runs cannot be "
-    "repeated, or all are "
-    "one run.",
+    "repeated, or all are one run.",
 )
 def determinism(subject: Subject) -> None:
     """Equal seeds, equal signals; different seeds, different ones; no global generator."""
@@ -260,9 +259,9 @@ def moments(subject: Subject) -> None:
     "prior",
     id="nishimori",
     statistical=True,
-    meaning="The denoiser is not the posterior mean: its estimate must have the same overlap with the signal as "
-    "with itself, and the "
-    "error V that it claims. Off by a factor, it holds more or less than it knows.",
+    meaning="The denoiser is not the posterior mean: its estimate must have the same overlap with the signal "
+    "as with itself, and the error V that it claims. Off by a factor, it holds more or less than it "
+    "knows.",
 )
 def nishimori(subject: Subject) -> None:
     """``E <S_hat, S> = E <S_hat, S_hat>`` and ``E <S - S_hat, S - S_hat> = V``, for a different information each."""
@@ -292,8 +291,7 @@ def nishimori(subject: Subject) -> None:
     id="derivative",
     statistical=True,
     meaning="V is not the derivative of the estimate: a denoiser's response to R is its posterior covariance "
-    "times Qhat, which message "
-    "passing relies on (Onsager's term).",
+    "times Qhat, which message passing relies on (Onsager's term).",
 )
 def derivative(subject: Subject) -> None:
     """``<N, S_hat(R + e N) - S_hat(R - e N)> / (2 e) = V`` in the mean over noise N of the same law as that of R."""

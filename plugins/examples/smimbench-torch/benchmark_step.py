@@ -91,7 +91,7 @@ def main() -> None:
             first = early if first is None else first
             if np.abs(early - first).max() > 1e-4 * np.abs(first).max():
                 raise SystemExit(f"{name} took other steps than {next(iter(contenders))}")
-            print(f"{name:15s} best {1e3 * best:.2f} ms, median {1e3 * median:.2f} ms")  # noqa: T201
+            print(f"{name:15s} best {1e3 * best:.2f} ms, median {1e3 * median:.2f} ms")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,3 @@
-# ruff: noqa: D103
 """Perceptrons: the published checks, Q(alpha) by SciPy's quadrature, and deep tails."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# ruff: noqa: D103
 """Committee and parity machines: the published checks, and what the engine integrates against sums over hidden signs."""
 
 from __future__ import annotations

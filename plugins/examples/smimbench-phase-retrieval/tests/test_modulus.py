@@ -1,4 +1,3 @@
-# ruff: noqa: D103
 """Noiseless phase retrieval: the published checks, brute-force integrals, and the thresholds of the literature."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# ruff: noqa: D103
 """Noisy phase retrieval: what the engine makes of a likelihood, against integrals by SciPy."""
 
 from __future__ import annotations

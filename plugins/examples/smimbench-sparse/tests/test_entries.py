@@ -1,4 +1,3 @@
-# ruff: noqa: D103
 """Gauss-Bernoulli and Rademacher signals: the published checks, brute force, and the thresholds of the literature."""
 
 from __future__ import annotations

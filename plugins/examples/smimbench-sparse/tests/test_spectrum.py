@@ -1,4 +1,3 @@
-# ruff: noqa: D103
 """Spectra of one's own: the published checks, and the built-in Wishart matrices from their quantiles."""
 
 from __future__ import annotations

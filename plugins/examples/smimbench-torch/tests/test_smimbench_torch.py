@@ -1,4 +1,3 @@
-# ruff: noqa: D103
 """Every optimiser of torch.optim runs on both models; gradients and steps agree with smimbench's own."""
 
 from __future__ import annotations
