@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import os
+import signal
+import threading
 import time
 import traceback
 import warnings
@@ -25,7 +27,8 @@ from smimbench.streaming import StreamedInputs
 from smimbench.suite import Cell, Suite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from multiprocessing.connection import Connection
 
     from smimbench.interfaces import Data, Start
     from smimbench.store import Store
@@ -300,32 +303,33 @@ def _in_processes(
     """Run in spawned processes; a process that dies takes only its own cell with it, after a second chance alone."""
     suspects: list[Cell] = []
     queue = list(cells)
-    while queue:
-        pool = _pool(workers, threads, registry)
-        running: dict[Future[dict[str, Any]], Cell] = {}
-        try:
-            while queue or running:
-                # Two cells per process are enough to keep it busy, and little is in doubt when one dies.
-                while queue and len(running) < 2 * workers:
-                    cell = queue.pop(0)
-                    running[pool.submit(_work, cell, threads)] = cell
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    record = future.result()
-                    del running[future]
-                    yield record
-        except BrokenProcessPool:
-            suspects.extend(running.values())
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-    for cell in suspects:
-        pool = _pool(1, threads, registry)
-        try:
-            yield pool.submit(_work, cell, threads).result()
-        except BrokenProcessPool:
-            yield _dead(cell, threads)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    with _InterruptBetween() as interrupt:
+        while queue:
+            with _Pool(workers, threads, registry) as pool:
+                running: dict[Future[dict[str, Any]], Cell] = {}
+                try:
+                    while queue or running:
+                        # Two cells per process are enough to keep it busy, and little is in doubt when one dies.
+                        while queue and len(running) < 2 * workers:
+                            running[pool.submit(queue[0])] = queue[0]
+                            del queue[0]
+                        for future in interrupt.wait(running):
+                            record = future.result()
+                            del running[future]
+                            yield record
+                        interrupt.heed()
+                except BrokenProcessPool:
+                    suspects.extend(running.values())
+        for cell in suspects:
+            with _Pool(1, threads, registry) as pool:
+                try:
+                    future = pool.submit(cell)
+                    interrupt.wait([future])
+                    if future.done():
+                        yield future.result()
+                    interrupt.heed()
+                except BrokenProcessPool:
+                    yield _dead(cell, threads)
 
 
 def _on_dask(
@@ -374,35 +378,100 @@ def _same_registry(paths: tuple[str, ...], third_party: bool) -> Registry:
     return registry
 
 
-def _pool(workers: int, threads: int, registry: Registry) -> ProcessPoolExecutor:
-    import multiprocessing
+class _InterruptBetween:
+    """Ctrl-C while processes work, raised only where no lock of theirs is held: anywhere else it could be held for ever."""
 
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(name, str(threads))
-    context = multiprocessing.get_context("spawn")  # fork with threaded BLAS or CUDA hangs
-    return ProcessPoolExecutor(
-        workers, mp_context=context, initializer=_begin, initargs=(registry.paths, registry.third_party)
-    )
+    POLL = 0.1
+
+    def __enter__(self) -> _InterruptBetween:
+        self._pressed = False
+        self._before: Any = None
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.getsignal(signal.SIGINT)
+            if callable(self._before):
+                signal.signal(signal.SIGINT, self._press)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if callable(self._before):
+            signal.signal(signal.SIGINT, self._before)
+
+    def _press(self, *_: object) -> None:
+        self._pressed = True
+
+    def wait(self, futures: Iterable[Future[Any]]) -> set[Future[Any]]:
+        """Futures that are done: at least one, or none if Ctrl-C was pressed meanwhile."""
+        while True:
+            done, _ = wait(futures, timeout=self.POLL, return_when=FIRST_COMPLETED)
+            if done or self._pressed:
+                return done
+
+    def heed(self) -> None:
+        """What Ctrl-C would have done, if it was pressed."""
+        if self._pressed:
+            self._pressed = False
+            self._before(signal.SIGINT, None)
 
 
-def _begin(paths: tuple[str, ...], third_party: bool) -> None:
-    """First act of a worker: the same plugins as the parent's. Ctrl-C is the parent's business."""
-    import signal
-    import threading
+class _Pool:
+    """Spawned processes with the parent's plugins, which end at once when they are left before their work is done."""
 
+    def __init__(self, workers: int, threads: int, registry: Registry) -> None:
+        import multiprocessing
+        from multiprocessing import resource_tracker
+
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+            os.environ.setdefault(name, str(threads))
+        context = multiprocessing.get_context("spawn")  # fork with threaded BLAS or CUDA hangs
+        resource_tracker.ensure_running()  # it would unblock Ctrl-C in the middle of the first submit
+        self._threads = threads
+        self._end, self._leash = context.Pipe(duplex=False)
+        self._executor = ProcessPoolExecutor(
+            workers,
+            mp_context=context,
+            initializer=_begin,
+            initargs=(registry.paths, registry.third_party, self._end),
+        )
+
+    def submit(self, cell: Cell) -> Future[dict[str, Any]]:
+        """Hand out a cell; processes that this starts know no Ctrl-C from their first moment, it is the parent's business."""
+        if not hasattr(signal, "pthread_sigmask"):
+            return self._executor.submit(_work, cell, self._threads)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return self._executor.submit(_work, cell, self._threads)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def __enter__(self) -> _Pool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._leash.close()
+        self._executor.shutdown(cancel_futures=True)
+        self._leash.close()
+        self._end.close()
+
+
+def _begin(paths: tuple[str, ...], third_party: bool, leash: Connection) -> None:
+    """First act of a worker: the same plugins as the parent's."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(leash,), daemon=True).start()
     set_registry(Registry(paths, third_party=third_party))
 
 
-def _end_with_parent() -> None:
-    """A parent that is killed cannot tell its workers; without this they would wait for work for ever."""
+def _end_with_parent(leash: Connection) -> None:
+    """A parent that is killed cannot tell its workers, one that is interrupted does not wait for them.
+
+    Without the first they would wait for work for ever.
+    """
     import multiprocessing
     from multiprocessing.connection import wait as wait_for
 
     parent = multiprocessing.parent_process()
     if parent is not None:
-        wait_for([parent.sentinel])
+        wait_for([parent.sentinel, leash])
         os._exit(1)
 
 

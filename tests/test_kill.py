@@ -11,6 +11,7 @@ import subprocess
 import time
 
 import psutil
+import pytest
 
 from smimbench.store import Store
 from tests.helpers import ATTENTION, call, call_outside, command, environment, write_suite
@@ -154,3 +155,38 @@ def test_ctrl_c_is_one_line_and_loses_nothing(tmp_path):
     store = Store(folder)
     assert store.load()
     assert store.complaints == []
+
+
+@pytest.mark.parametrize("moment", ["starting", "working"])
+def test_ctrl_c_waits_for_no_cell(moment, tmp_path):
+    """Cells of an hour: workers that are still importing, and workers in the middle of a cell, end at once and in silence."""
+    suite = write_suite(tmp_path, SUITE.replace('"adam"\nsteps = 15', '"adam"\nsteps = 10000000'))
+    process = subprocess.Popen(
+        command(
+            "run", suite, "--results", tmp_path / "results", "--workers", "2", "--only", "algorithm=adam"
+        ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        start_new_session=True,
+    )
+    limit = time.monotonic() + 60
+    ready = 2.0 if moment == "working" else 0.0  # seconds of CPU: a worker imports for less than one
+    workers: list[psutil.Process] = []
+    while time.monotonic() < limit and process.poll() is None:
+        workers = [
+            child
+            for child in psutil.Process(process.pid).children()
+            if child.cpu_times().user >= ready and any("spawn_main" in word for word in child.cmdline())
+        ]
+        if len(workers) == 2:
+            break
+        time.sleep(0.01)
+    assert len(workers) == 2
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert err.rstrip().endswith("run the same command again to go on")
+    assert not psutil.wait_procs(workers, timeout=20)[1]
