@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from smimbench.predict import Theorist
     from smimbench.registry import Plugin, Registry
     from smimbench.store import Store
-    from smimbench.suite import Suite
+    from smimbench.suite import Cell, Suite
 
 __all__ = ["main"]
 
@@ -445,7 +445,7 @@ def _present(
         console.print(status_line(counts, missing))
         console.print(f"results: {results_name}", soft_wrap=True)
     if figure and rows:
-        _draw(suite, rows, theorist, store, as_json or quiet)
+        _draw(suite, pairs, rows, theorist, store, as_json or quiet)
     return NOT_OK if bad or missing else OK
 
 
@@ -495,13 +495,34 @@ def _cheap(suite: Suite) -> bool:
     )
 
 
-def _draw(
-    suite: Suite, rows: Sequence[dict[str, Any]], theorist: Theorist, store: Store, silent: bool
-) -> None:
+def _figures(
+    suite: Suite,
+    pairs: Sequence[tuple[Cell, dict[str, Any]]],
+    rows: Sequence[dict[str, Any]],
+    theorist: Theorist,
+    store: Store,
+) -> list[Path]:
+    """Everything that is drawn of a suite; ImportError without matplotlib."""
+    from smimbench.report.courses import draw_courses
     from smimbench.report.figures import draw_suite
 
+    folder, curve = store.folder / "figures", _cheap(suite)
+    return [
+        *draw_suite(suite, rows, theorist, folder, curve=curve),
+        *draw_courses(suite, pairs, theorist, store, folder, curve=curve),
+    ]
+
+
+def _draw(
+    suite: Suite,
+    pairs: Sequence[tuple[Cell, dict[str, Any]]],
+    rows: Sequence[dict[str, Any]],
+    theorist: Theorist,
+    store: Store,
+    silent: bool,
+) -> None:
     try:
-        paths = draw_suite(suite, rows, theorist, store.folder / "figures", curve=_cheap(suite))
+        paths = _figures(suite, pairs, rows, theorist, store)
     except ImportError:
         _complain("no figure: matplotlib is missing; pip install 'smimbench[plot]'")
         return
@@ -625,7 +646,6 @@ def report(
     registry: Registry,
 ) -> int:
     """One self-contained HTML page: tables, figures, machine, suite."""
-    from smimbench.report.figures import draw_suite
     from smimbench.report.page import render_page
     from smimbench.store import write_atomically
 
@@ -636,7 +656,7 @@ def report(
     backends = {cell.backend for cell, _ in pairs}
     missing = sum(len(suite.cells(backend)) for backend in backends) - len(pairs)
     try:
-        figures = draw_suite(suite, rows, theorist, store.folder / "figures", curve=_cheap(suite))
+        figures = _figures(suite, pairs, rows, theorist, store)
         page = render_page(
             suite, rows, counts, missing, store.read_shared(), [p for p in figures if p.suffix == ".svg"]
         )

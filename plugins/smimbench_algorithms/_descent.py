@@ -12,8 +12,8 @@ import numpy as np
 from smimbench.backend import namespace
 from smimbench.interfaces import Array, Info, ParameterError
 from smimbench.streaming import StreamedInputs
-from smimbench.theory.prediction import observable
-from smimbench_algorithms._gradient import LOSSES, gives_probabilities, loss_gradient, surrogate
+from smimbench.theory.prediction import gives_probabilities, observable
+from smimbench_algorithms._gradient import LOSSES, fitting_loss, loss_gradient, surrogate
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Cost, Data
@@ -45,6 +45,8 @@ class DescentState(NamedTuple):
         Samples of this epoch that are still to be used.
     rng : numpy.random.Generator
         Order of the samples, or the stream of fresh ones.
+    loss : str
+        What is descended on, "squared" or "cross-entropy".
     norm : float or None
         Mean square that each entry of the estimate is given, where labels cannot tell its scale.
     """
@@ -58,6 +60,7 @@ class DescentState(NamedTuple):
     targets: Array
     order: np.ndarray[Any, Any]
     rng: np.random.Generator
+    loss: str
     norm: Array | None
 
 
@@ -70,7 +73,7 @@ class Descent:
     epochs: int | None = None
     batch: int | None = None
     online: bool = False
-    loss: str = "squared"
+    loss: str | None = None
     schedule: str = "constant"
     decay_steps: int | None = None
     decay_factor: float | None = None
@@ -95,7 +98,7 @@ class Descent:
             raise ParameterError(
                 "epochs", "must be left out with online = true: no sample is seen twice; give steps"
             )
-        if self.loss not in LOSSES:
+        if self.loss is not None and self.loss not in LOSSES:
             raise ParameterError("loss", f"must be one of {', '.join(LOSSES)}, got {self.loss!r}")
         self._check_schedule()
         if self.surrogate_beta is not None and not (
@@ -161,7 +164,7 @@ class Descent:
         inputs, targets, order = self._take(problem, data, state)
         channel, warning = self._channel(problem, data, state)
         found = loss_gradient(
-            problem, inputs, targets, state.factor, channel=channel, loss=self.loss, signal=state.signal
+            problem, inputs, targets, state.factor, channel=channel, loss=state.loss, signal=state.signal
         )
         size = inputs.shape[0]
         gradient = found.gradient * self._normalisation(problem, data, size)
@@ -253,6 +256,7 @@ class Descent:
             targets=targets,
             order=np.empty(0, dtype=np.int64),
             rng=rng,
+            loss=self.loss or fitting_loss(problem),
             norm=norm,
         )
 

@@ -10,7 +10,7 @@ from smimbench.backend import namespace
 from smimbench.parameters import build
 from smimbench.registry import RegistryError, get_registry
 from smimbench.streaming import sample_chunks
-from smimbench.theory.prediction import predict
+from smimbench.theory.prediction import gives_probabilities, predict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from smimbench.problem import Problem
 
 LOSSES = ("squared", "cross-entropy")
+
+
+def fitting_loss(problem: Problem) -> str:
+    """Cross-entropy where labels are probabilities, the squared distance elsewhere."""
+    return "cross-entropy" if gives_probabilities(problem) else "squared"
 
 
 class LossGradient(NamedTuple):
@@ -189,17 +194,3 @@ def _softmax_of(model: str, tokens: int) -> Any:
     except RegistryError:
         return None
     return build(entry.item, "channel", {}, {"tokens": tokens})
-
-
-def gives_probabilities(problem: Problem) -> bool:
-    """Whether a label, as a user would measure it, is made of rows of probabilities."""
-    import numpy as np
-
-    rng = np.random.default_rng(0)
-    z = rng.standard_normal((4, problem.components, problem.model.sites))
-    channel: Any = problem.channel
-    y = channel.forward(z, rng=rng)
-    if not hasattr(channel, "observable"):
-        return False
-    p = np.asarray(channel.observable(y))
-    return bool(p.ndim >= 2 and (p >= 0).all() and np.allclose(p.sum(axis=-1), 1.0))

@@ -26,9 +26,10 @@ class Adam(Descent):
         v \leftarrow \beta_2 v + (1-\beta_2) (\nabla L)^2 \\
         W &\leftarrow W - \eta\, \hat m / (\sqrt{\hat v} + \epsilon)
 
-    with bias-corrected moments. The default is the recipe of arXiv:2506.01582: full batch, learning rate 0.1, 1000
-    steps, iid N(0, 1) start, student as wide as the teacher. It is not converged after 1000 steps: quote the schedule
-    with any number. In minibatches the gradient is that of the batch times n over its size.
+    with bias-corrected moments. With ``loss = "squared"`` the default is the recipe of arXiv:2506.01582: full batch, learning
+    rate 0.1, 1000 steps, iid N(0, 1) start, student as wide as the teacher. It is not converged after 1000 steps: quote
+    the schedule with any number. On probabilities cross-entropy is ahead: its gradient does not fade where the student is
+    sure of the wrong answer. In minibatches the gradient is that of the batch times n over its size.
 
     Parameters
     ----------
@@ -40,8 +41,8 @@ class Adam(Descent):
         Samples of a step, shuffled anew in every epoch by the run's own seed; default: all.
     online : bool
         Every step draws ``batch`` fresh samples instead.
-    loss : {"squared", "cross-entropy"}
-        Of the output that a user would measure; cross-entropy where that is made of probabilities.
+    loss : {"squared", "cross-entropy"} or None
+        Of the output that a user would measure; default: cross-entropy where that is made of probabilities, else squared.
     schedule : {"constant", "step", "cosine", "1/t"}
         Learning rate over the steps t = 0, 1, ...: eta; ``eta decay_factor^(t // decay_steps)``;
         ``eta (1 + cos(pi t / steps)) / 2``; ``eta / (1 + t / decay_steps)``.
@@ -70,7 +71,7 @@ class Adam(Descent):
     epsilon: float = 1e-8
 
     name: ClassVar[str] = "adam"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     reference: ClassVar[str] = "arXiv:1412.6980, arXiv:2506.01582"
     capabilities: ClassVar[Capabilities] = Capabilities()
 

@@ -28,7 +28,7 @@ class AdamW(Adam):
     weight_decay: float = 0.01
 
     name: ClassVar[str] = "adamw"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     reference: ClassVar[str] = "arXiv:1711.05101"
 
     def __post_init__(self) -> None:

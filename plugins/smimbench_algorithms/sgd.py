@@ -53,7 +53,7 @@ class Sgd(Descent):
     weight_decay: float = 0.0
 
     name: ClassVar[str] = "sgd"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     reference: ClassVar[str] = "Sutskever et al. (2013), Proc. ICML"
     capabilities: ClassVar[Capabilities] = Capabilities()
 

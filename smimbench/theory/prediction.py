@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from smimbench.interfaces import Array
+    from smimbench.problem import Problem
 
-__all__ = ["observable", "predict"]
+__all__ = ["gives_probabilities", "observable", "predict"]
 
 
 def observable(channel: Any, y: Array) -> Array:
@@ -20,3 +23,15 @@ def predict(channel: Any, z: Array) -> Array:
     """Noiseless observable output of given latents; the plug-in prediction when ``z`` is an estimate."""
     direct = getattr(channel, "predict", None)
     return observable(channel, channel.forward(z)) if direct is None else direct(z)
+
+
+def gives_probabilities(problem: Problem) -> bool:
+    """Whether a label, as a user would measure it, is made of rows of probabilities."""
+    rng = np.random.default_rng(0)
+    z = rng.standard_normal((4, problem.components, problem.model.sites))
+    channel: Any = problem.channel
+    y = channel.forward(z, rng=rng)
+    if not hasattr(channel, "observable"):
+        return False
+    p = np.asarray(channel.observable(y))
+    return bool(p.ndim >= 2 and (p >= 0).all() and np.allclose(p.sum(axis=-1), 1.0))

@@ -114,20 +114,27 @@ def test_at_the_teacher_nothing_pulls():
     assert np.abs(found.gradient).max() < 1e-8
 
 
-@pytest.mark.parametrize("problem", [attention(), sequence("linear", noise=0.1)], ids=str)
-def test_steps_are_those_of_the_textbook(problem):
+@pytest.mark.parametrize(
+    ("problem", "loss", "descended"),
+    [
+        (attention(), "squared", "squared"),
+        (attention(), None, "cross-entropy"),
+        (sequence("linear", noise=0.1), None, "squared"),
+    ],
+)
+def test_steps_are_those_of_the_textbook(problem, loss, descended):
     """First and second moments with bias correction, on the loss divided by D."""
     eta, b1, b2, epsilon, D = 0.07, 0.8, 0.95, 1e-3, 9
     instance = problem.instance(0.7, D)
     data = instance.data(get_backend("numpy"))
-    algorithm = Adam(learning_rate=eta, steps=5, beta1=b1, beta2=b2, epsilon=epsilon)
+    algorithm = Adam(learning_rate=eta, steps=5, loss=loss, beta1=b1, beta2=b2, epsilon=epsilon)
     state = algorithm.init(problem, data, np.random.default_rng(2))
     targets = np.asarray(observable(problem.channel, instance.labels))
     W = np.array(state.factor)
     m, v = np.zeros_like(W), np.zeros_like(W)
     for t in range(1, 6):
         state, info = algorithm.step(problem, data, state)
-        gradient = loss_gradient(problem, instance.inputs, targets, W).gradient / D
+        gradient = loss_gradient(problem, instance.inputs, targets, W, loss=descended).gradient / D
         m, v = b1 * m + (1 - b1) * gradient, b2 * v + (1 - b2) * gradient**2
         before = W
         W = W - eta * (m / (1 - b1**t)) / (np.sqrt(v / (1 - b2**t)) + epsilon)
@@ -178,8 +185,9 @@ def test_enough_noiseless_samples_and_steps_find_the_teacher():
     ("alpha", "published", "tolerance", "seeds"), [(0.0505, 1.30, 0.1, 4), (0.2101, 0.044, 0.02, 2)]
 )
 def test_the_recipe_gives_the_published_errors(alpha, published, tolerance, seeds):
-    """arXiv:2506.01582, gradient descent of a single student, T = 2, rho = 0.5: the default is that recipe."""
-    values = [run(attention(), alpha, 100, seed, Adam()).metrics["mse"][0] for seed in range(seeds)]
+    """arXiv:2506.01582, gradient descent of a single student, T = 2, rho = 0.5: with its loss the default is that recipe."""
+    recipe = Adam(loss="squared")
+    values = [run(attention(), alpha, 100, seed, recipe).metrics["mse"][0] for seed in range(seeds)]
     assert np.mean(values) == pytest.approx(published, abs=tolerance)
 
 

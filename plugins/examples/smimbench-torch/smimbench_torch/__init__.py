@@ -12,11 +12,16 @@ import torch
 
 from smimbench import Capabilities, Info, ParameterError, hookimpl
 from smimbench.backend import to_host
-from smimbench.theory.prediction import observable, predict
+from smimbench.theory.prediction import gives_probabilities, observable, predict
 
 __all__ = ["TorchState", "algorithm", "optimizers"]
 
-COMMON = {"steps": (int, 1000), "batch": (int | None, None), "width": (int | None, None)}
+COMMON = {
+    "steps": (int, 1000),
+    "batch": (int | None, None),
+    "width": (int | None, None),
+    "loss": (str | None, None),
+}
 
 
 class TorchState(NamedTuple):
@@ -28,6 +33,7 @@ class TorchState(NamedTuple):
     inputs: torch.Tensor
     targets: torch.Tensor
     problem: Any
+    loss: str
     order: np.ndarray
     rng: np.random.Generator
     samples: int
@@ -52,10 +58,12 @@ class _TorchAlgorithm:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in COMMON}
 
     def __post_init__(self) -> None:
-        for key in COMMON:
+        for key in ("steps", "batch", "width"):
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ParameterError(key, f"must be at least 1, got {value}")
+        if self.loss not in (None, "squared", "cross-entropy"):
+            raise ParameterError("loss", f"must be squared or cross-entropy, got {self.loss!r}")
         try:
             self._optimizer([torch.nn.Parameter(torch.zeros(2, 2))])
         except (ValueError, TypeError, RuntimeError) as error:
@@ -83,6 +91,8 @@ class _TorchAlgorithm:
             return f"prior {problem.prior.name!r} has no factor to descend on"
         if self.width is not None and problem.model.kappa == 1:
             return "width applies to attention-indexed models only; remove it"
+        if self.loss == "cross-entropy" and not gives_probabilities(problem):
+            return f"cross-entropy needs labels that are probabilities, those of channel {problem.channel.name!r} are not"
         return None
 
     def init(self, problem: Any, data: Any, rng: np.random.Generator) -> TorchState:
@@ -97,8 +107,9 @@ class _TorchAlgorithm:
         parameters = [torch.nn.Parameter(torch.tensor(part, dtype=inputs.dtype)) for part in parts]
         targets = observable(problem.channel, labels).to(inputs.dtype)
         empty = np.empty(0, dtype=np.int64)
+        loss = self.loss or ("cross-entropy" if gives_probabilities(problem) else "squared")
         return TorchState(
-            parameters, stacked, self._optimizer(parameters), inputs, targets, problem, empty, rng, 0
+            parameters, stacked, self._optimizer(parameters), inputs, targets, problem, loss, empty, rng, 0
         )
 
     def step(self, problem: Any, data: Any, state: TorchState) -> tuple[TorchState, Info]:
@@ -119,10 +130,8 @@ class _TorchAlgorithm:
             seen += len(inputs)
             with torch.enable_grad():
                 state.optimizer.zero_grad()
-                loss = (
-                    scale
-                    * ((predict(problem.channel, _latents(problem, inputs, state)) - targets) ** 2).sum()
-                )
+                output = predict(problem.channel, _latents(problem, inputs, state))
+                loss = scale * _loss(state.loss, output, targets)
                 loss.backward()
             return loss.detach()
 
@@ -138,6 +147,13 @@ class _TorchAlgorithm:
         """The signal that the factor stands for."""
         with torch.no_grad():
             return state.signal().numpy().copy()
+
+
+def _loss(name: str, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Loss summed over samples; a probability that has underflowed counts as the smallest one."""
+    if name == "squared":
+        return ((output - target) ** 2).sum()
+    return -(target * output.clamp_min(torch.finfo(output.dtype).tiny).log()).sum()
 
 
 def _latents(problem: Any, inputs: torch.Tensor, state: TorchState) -> torch.Tensor:
@@ -204,7 +220,7 @@ def algorithm(optimizer: type[torch.optim.Optimizer], name: str | None = None) -
         else f"``torch.optim.{optimizer.__name__}``."
     )
     namespace = {
-        "__doc__": f"{summary}\n\nBy autograd, on the squared loss ``sum |f(z) - y|^2 / D``; see smimbench-torch.",
+        "__doc__": f"{summary}\n\nBy autograd, on the loss summed over samples and divided by D; see smimbench-torch.",
         "__module__": __name__,
         "name": name or f"torch.{optimizer.__name__.lower()}",
         "reference": f"PyTorch {torch.__version__.partition('+')[0]}, {optimizer.__module__}.{optimizer.__name__}",

@@ -72,11 +72,15 @@ def test_every_optimiser_lowers_the_error_or_says_why_not(name, problem):
     assert attempt.trajectory["samples"][-1] >= 8 * (58 if problem is ATTENTION else 36)
 
 
+@pytest.mark.parametrize("loss", [None, "squared", "cross-entropy"])
 @pytest.mark.parametrize("problem", [ATTENTION, LAYERS, LINEAR], ids=["attention", "layers", "linear"])
-def test_adam_takes_the_same_steps_as_the_one_without_torch(problem):
+def test_adam_takes_the_same_steps_as_the_one_without_torch(problem, loss):
     alpha = 0.4 if problem is ATTENTION else 3.0
-    ours = run(problem, Adam(steps=20, learning_rate=0.05), alpha)
-    theirs = run(problem, make("torch.adam", steps=20, lr=0.05), alpha)
+    if problem is LINEAR and loss == "cross-entropy":
+        assert "probabilities" in make("torch.adam", loss=loss).refuses(problem)
+        return
+    ours = run(problem, Adam(steps=20, learning_rate=0.05, loss=loss), alpha)
+    theirs = run(problem, make("torch.adam", steps=20, lr=0.05, loss=loss), alpha)
     assert np.allclose(theirs.estimate, ours.estimate, rtol=1e-8, atol=1e-10)
     assert np.allclose(theirs.trajectory["mse"], ours.trajectory["mse"])
 
@@ -109,6 +113,7 @@ def test_options_are_those_of_torch_and_part_of_the_cell():
         ("torch.adam", "learning_rate", {"learning_rate": 0.1}),
         ("torch.adam", "steps", {"steps": 0}),
         ("torch.adam", "lr", {"lr": "fast"}),
+        ("torch.adam", "loss", {"loss": "hinge"}),
     ],
 )
 def test_bad_options_are_named(name, key, parameters):

@@ -1,0 +1,183 @@
+"""The course of learning: error or overlap against the samples processed, beside what that many samples could give."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.report.rows import theory_value
+from smimbench.report.tables import NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from smimbench.predict import Theorist
+    from smimbench.store import Store
+    from smimbench.suite import Cell, Suite
+
+__all__ = ["draw_courses"]
+
+PANELS = 12
+POINTS = 40
+
+Pair = tuple["Cell", dict[str, Any]]
+
+
+def draw_courses(
+    suite: Suite, pairs: Sequence[Pair], theorist: Theorist, store: Store, folder: Path, *, curve: bool = True
+) -> list[Path]:
+    """Draw one panel per problem and sample ratio of what algorithms that count their samples learned, sample by sample.
+
+    A sample that is processed again counts again. Thin lines are runs, thick ones their median. The Bayes-optimal line is
+    the best that is possible with as many samples, up to all of a run's data; from there on it is flat, since repeated
+    samples bring nothing new. Where an algorithm draws fresh ones (``online``), a second line goes on.
+
+    Parameters
+    ----------
+    pairs : sequence of (Cell, dict)
+        Cells and their records.
+    curve : bool
+        Compute theory for fewer samples, too; False leaves the Bayes-optimal value of all of them.
+
+    Returns
+    -------
+    list of Path
+        PNG and SVG; empty where no algorithm counts samples (message passing and one-step methods do not).
+
+    Raises
+    ------
+    ImportError
+        If matplotlib is missing (extra ``plot``).
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    metric = next((name for name in suite.run.metrics if name in ("mse", "overlap")), None)
+    if metric is None:
+        return []
+    panels: dict[tuple[str, float, int], dict[str, list[Any]]] = {}
+    for cell, record in pairs:
+        course = _course(store.trajectory(record), metric)
+        if course is not None:
+            place = (cell.problem_label, cell.alpha, cell.dimension)
+            panels.setdefault(place, {}).setdefault(cell.algorithm_label, []).append((record, *course))
+    if not panels:
+        return []
+    chosen = _spread(sorted(panels, key=lambda place: _order(suite, place)), PANELS)
+    columns = min(3, len(chosen))
+    height = -(-len(chosen) // columns)
+    figure = Figure(figsize=(4.6 * columns, 3.6 * height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = np.atleast_1d(figure.subplots(height, columns, squeeze=False)).ravel()
+    for axis in axes[len(chosen) :]:
+        axis.set_visible(False)
+    for axis, place in zip(axes, chosen):
+        _panel(axis, suite, place, metric, panels[place], theorist, curve)
+    figure.suptitle(suite.title, fontsize=11)
+    note = "A sample that is processed again counts again. Upright line: every sample of the data set once."
+    if len(chosen) < len(panels):
+        note += f" {len(chosen)} of {len(panels)} combinations of problem and sample ratio."
+    figure.supxlabel(note, fontsize=7, color="0.4")
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for kind in ("png", "svg"):
+        path = folder / f"learning.{kind}"
+        figure.savefig(path, dpi=160, metadata={"Date": None} if kind == "svg" else None)
+        paths.append(path)
+    return paths
+
+
+def _course(trajectory: dict[str, Any] | None, metric: str) -> tuple[Any, Any] | None:
+    """Samples processed (t,) and values (t, P) from the first step on; None if samples were not counted."""
+    if trajectory is None or "samples" not in trajectory:
+        return None
+    samples = np.asarray(trajectory["samples"], dtype=float)
+    counted = np.isfinite(samples) & (samples > 0)
+    return (samples[counted], np.asarray(trajectory[metric])[counted]) if counted.sum() > 1 else None
+
+
+def _online(record: dict[str, Any]) -> bool:
+    return bool(record["cell"]["algorithm"].get("online"))
+
+
+def _order(suite: Suite, place: tuple[str, float, int]) -> tuple[Any, ...]:
+    return [plan.label for plan in suite.plans].index(place[0]), *place[1:]
+
+
+def _spread(places: list[Any], most: int) -> list[Any]:
+    """At most so many of them, first and last included."""
+    if len(places) <= most:
+        return places
+    return [places[int(i)] for i in np.unique(np.linspace(0, len(places) - 1, most).round())]
+
+
+def _panel(
+    axis: Any,
+    suite: Suite,
+    place: tuple[str, float, int],
+    metric: str,
+    algorithms: dict[str, list[Any]],
+    theorist: Theorist,
+    curve: bool,
+) -> None:
+    label, alpha, dimension = place
+    problem = next(plan.problem for plan in suite.plans if plan.label == label)
+    runs = [run for members in algorithms.values() for run in members]
+    components = runs[0][2].shape[1]
+    first = min(run[1][0] for run in runs)
+    last = max(run[1][-1] for run in runs)
+    held = float(runs[0][0].get("samples", problem.model.sample_count(alpha, dimension)))
+    fresh = max((run[1][-1] for run in runs if _online(run[0])), default=0.0)
+    colours = [f"C{i}" for i in range(10)]
+    lines = [(first, held, "Bayes-optimal", "--")]
+    if curve and fresh > held:
+        lines.append((max(first, held), fresh, "Bayes-optimal, fresh samples", ":"))
+    for start, stop, name, dashes in lines:
+        seen = np.geomspace(start, stop, POINTS) if curve and start < stop else np.array([stop])
+        ratios = [problem.model.sample_ratio(max(1, round(n)), dimension) for n in seen]
+        points = [branches[0] for branches in theorist.points(problem, ratios)]
+        for component in range(components):
+            values = [theory_value(point, metric, component)[0] for point in points]
+            if values[-1] is None:
+                continue
+            x = [*(seen if len(seen) > 1 else [first]), max(last, stop)]
+            y = values if len(seen) > 1 else [values[-1]]
+            axis.plot(
+                x,
+                [*y, values[-1]],
+                color="black" if components == 1 else colours[component],
+                lw=1.4,
+                ls=dashes,
+                label=name if components == 1 else f"{name}, layer {component + 1}",
+                zorder=2,
+            )
+    for i, (algorithm, members) in enumerate(algorithms.items()):
+        for component in range(components):
+            colour = colours[(i if components == 1 else component) % 10]
+            style: Any = "-" if components == 1 else ("-", "-.", ":", (0, (5, 1)))[i % 4]
+            for _, samples, values in members:
+                axis.plot(samples, values[:, component], color=colour, lw=0.6, alpha=0.3, ls=style, zorder=1)
+            name = algorithm if components == 1 else f"{algorithm}, layer {component + 1}"
+            axis.plot(*_median(members, component), color=colour, lw=1.8, ls=style, label=name, zorder=3)
+    if first < held < last:
+        axis.axvline(held, color="0.6", lw=0.9, zorder=0)
+    axis.set_xscale("log")
+    axis.set_title(rf"{label}, $\alpha$ = {alpha:.4g}, D = {dimension}", fontsize=9, wrap=True)
+    axis.set_xlabel("samples processed")
+    axis.set_ylabel(NAMES.get(metric, metric))
+    axis.set_ylim(bottom=0.0)
+    axis.legend(fontsize=7, frameon=False)
+    axis.grid(alpha=0.25, lw=0.5)
+
+
+def _median(members: Iterable[tuple[Any, Any, Any]], component: int) -> tuple[Any, Any]:
+    """Median over runs where all of them still run; between the samples at which a run was looked at, its last value."""
+    courses = [(samples, values[:, component]) for _, samples, values in members]
+    start = max(samples[0] for samples, _ in courses)
+    end = min(samples[-1] for samples, _ in courses)
+    grid = np.unique(np.concatenate([samples for samples, _ in courses]))
+    grid = grid[(grid >= start) & (grid <= end)]
+    read = [values[np.searchsorted(samples, grid, side="right") - 1] for samples, values in courses]
+    return grid, np.median(read, axis=0)

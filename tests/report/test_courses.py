@@ -1,0 +1,144 @@
+"""Courses of learning: what is on the axes, where the Bayes-optimal line goes, and when nothing is drawn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+import smimbench
+from smimbench.predict import Theorist
+from smimbench.report.courses import _median, _spread, draw_courses
+from smimbench.report.rows import suite_records
+from smimbench.store import Store
+from smimbench.suite import load_suite
+from tests.helpers import ATTENTION, write_suite
+
+D = 30
+LEARNERS = """
+[[algorithms]]
+name = "adam"
+batch = 20
+epochs = 4
+[[algorithms]]
+name = "adam"
+label = "online"
+online = true
+batch = 20
+steps = 30
+"""
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Figures as they are saved."""
+    figures = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k)))
+    return figures
+
+
+def draw(tmp_path, text, **options):
+    path = write_suite(tmp_path, text)
+    smimbench.run(path, results=tmp_path / "results")
+    suite = load_suite(path)
+    store = Store(tmp_path / "results" / "small")
+    pairs = suite_records(suite, store, ["numpy"])
+    paths = draw_courses(suite, pairs, Theorist(), store, tmp_path / "figures", **options)
+    return suite, store, pairs, paths
+
+
+def lines_of(axis):
+    return {line.get_label(): line for line in axis.lines if not line.get_label().startswith("_")}
+
+
+def test_lines_are_the_median_of_the_runs_and_the_best_with_as_many_samples(tmp_path, drawn):
+    suite, store, pairs, paths = draw(tmp_path, ATTENTION + LEARNERS)
+    assert [path.name for path in paths] == ["learning.png", "learning.svg"]
+    axes = [axis for axis in drawn[0].axes if axis.get_visible()]
+    assert len(axes) == 2
+    problem = suite.plans[0].problem
+    for axis, alpha in zip(axes, (0.1, 0.3)):
+        n = round(alpha * D * D)
+        lines = lines_of(axis)
+        assert set(lines) == {"Bayes-optimal", "Bayes-optimal, fresh samples", "adam", "online"}
+        for label, steps in (("adam", 4 * -(-n // 20)), ("online", 30)):
+            runs = [
+                store.trajectory(record)
+                for cell, record in pairs
+                if cell.algorithm_label == label and cell.alpha == alpha
+            ]
+            x, y = lines[label].get_data()
+            assert x[0] == 20
+            assert x[-1] == (4 * n if label == "adam" else 20 * steps)
+            assert y[-1] == pytest.approx(np.median([run["mse"][-1, 0] for run in runs]), rel=1e-12)
+        x, y = (np.asarray(v) for v in lines["Bayes-optimal"].get_data())
+        assert x[-2:] == pytest.approx([n, max(4 * n, 600)])
+        assert y[-1] == y[-2]
+        assert y[-1] == problem_error(problem, n)
+        for k in (0, 13, 27):
+            assert y[k] == problem_error(problem, round(x[k]))
+        x, y = lines["Bayes-optimal, fresh samples"].get_data()
+        assert x[0] == pytest.approx(n)
+        assert y[-1] == problem_error(problem, 600)
+
+
+def problem_error(problem, n):
+    return pytest.approx(Theorist().points(problem, [n / D**2])[0][0]["mse"], rel=1e-9)
+
+
+def test_without_a_curve_the_line_is_that_of_all_samples(tmp_path, drawn):
+    suite, *_ = draw(tmp_path, ATTENTION + LEARNERS, curve=False)
+    lines = lines_of(drawn[0].axes[0])
+    x, y = lines["Bayes-optimal"].get_data()
+    assert all(value == problem_error(suite.plans[0].problem, 90) for value in y)
+    assert (x[0], x[-1]) == (20, 600)
+    assert "Bayes-optimal, fresh samples" not in lines
+
+
+def test_layers_have_a_line_each(tmp_path, drawn):
+    text = """
+[problem]
+model   = { name = "sequence-multi-index", tokens = 2 }
+channel = { name = "linear", components = 2, noise = 0.3 }
+prior   = { name = "gaussian" }
+[grid]
+alpha     = [2.0]
+dimension = [20]
+seeds     = 3
+[[algorithms]]
+name = "sgd"
+epochs = 3
+batch = 10
+learning_rate = 0.02
+[run]
+metrics = ["overlap", "mse"]
+"""
+    draw(tmp_path, text)
+    (axis,) = drawn[0].axes
+    assert axis.get_ylabel() == "overlap"
+    assert {"sgd, layer 1", "sgd, layer 2", "Bayes-optimal, layer 1", "Bayes-optimal, layer 2"} == set(
+        lines_of(axis)
+    )
+
+
+def test_algorithms_that_count_no_samples_leave_no_figure(tmp_path, drawn):
+    *_, paths = draw(tmp_path, ATTENTION)
+    assert (paths, drawn) == ([], [])
+    assert not (tmp_path / "figures").exists()
+
+
+def test_median_of_runs_that_were_looked_at_elsewhere():
+    """Between two looks a run holds its last value; where one run has ended, there is no median of all."""
+    a = (None, np.array([1.0, 3.0, 5.0]), np.array([[9.0], [6.0], [3.0]]))
+    b = (None, np.array([2.0, 3.0, 4.0]), np.array([[1.0], [2.0], [5.0]]))
+    x, y = _median([a, b], 0)
+    assert x.tolist() == [2.0, 3.0, 4.0]
+    assert y.tolist() == [5.0, 4.0, 5.5]
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "expected"), [(3, 5, [0, 1, 2]), (9, 3, [0, 4, 8]), (5, 5, [0, 1, 2, 3, 4])]
+)
+def test_panels_are_spread_over_all(count, most, expected):
+    assert _spread(list(range(count)), most) == expected
