@@ -2,9 +2,9 @@
 
     python benchmark_step.py [dimension] [alpha] [threads]
 
-All learn the same instance from the same start, in float64, and must agree after the first steps. Times are CPU time (wall
-time with several threads), so that others who use the machine count as little as possible; the best of many steps is given
-beside the median.
+Once for each loss: all learn the same instance from the same start, in float64, and must agree after the first steps. Times
+are CPU time (wall time with several threads), so that others who use the machine count as little as possible; the best of
+many steps is given beside the median.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from smimbench.theory.prediction import observable
 class Plain:
     """What one would write without smimbench: a forward map, ``backward()`` and ``torch.optim.Adam``."""
 
+    def __init__(self, loss):
+        self.loss = loss
+
     def init(self, problem, data, rng):
         """Tensors, parameter and optimiser."""
         self.d = data.dimension
@@ -47,8 +50,11 @@ class Plain:
         z = self.inputs @ self.factor
         trace = torch.eye(self.inputs.shape[1]) * (self.factor**2).sum()
         h = (z @ z.transpose(1, 2) - trace) / (scale * math.sqrt(self.d))
-        loss = ((torch.softmax(h, -1) - self.targets) ** 2).sum() / self.d
-        loss.backward()
+        if self.loss == "squared":
+            loss = ((torch.softmax(h, -1) - self.targets) ** 2).sum()
+        else:
+            loss = -(self.targets * torch.log_softmax(h, -1)).sum()
+        (loss / self.d).backward()
         self.optimizer.step()
         return self, None
 
@@ -79,19 +85,22 @@ def main() -> None:
     data = problem.instance(alpha, dimension).data(get_backend())
     torch.set_num_threads(threads)
     clock = time.process_time if threads == 1 else time.perf_counter
-    contenders = {
-        "smimbench adam": Adam(),
-        "torch.adam": algorithm(torch.optim.Adam)(lr=0.1),
-        "plain torch": Plain(),
-    }
-    first = None
     with threadpool_limits(limits=threads):
-        for name, item in contenders.items():
-            best, median, early = seconds(problem, data, item, clock)
-            first = early if first is None else first
-            if np.abs(early - first).max() > 1e-4 * np.abs(first).max():
-                raise SystemExit(f"{name} took other steps than {next(iter(contenders))}")
-            print(f"{name:15s} best {1e3 * best:.2f} ms, median {1e3 * median:.2f} ms")
+        for loss in ("squared", "cross-entropy"):
+            contenders = {
+                "smimbench adam": Adam(loss=loss),
+                "torch.adam": algorithm(torch.optim.Adam)(lr=0.1, loss=loss),
+                "plain torch": Plain(loss),
+            }
+            first = None
+            for name, item in contenders.items():
+                best, median, early = seconds(problem, data, item, clock)
+                first = early if first is None else first
+                if np.abs(early - first).max() > 1e-4 * np.abs(first).max():
+                    raise SystemExit(
+                        f"{name} took other steps than {next(iter(contenders))} on the loss {loss}"
+                    )
+                print(f"{loss:13s} {name:14s} best {1e3 * best:.2f} ms, median {1e3 * median:.2f} ms")
 
 
 if __name__ == "__main__":
