@@ -171,22 +171,26 @@ def test_ctrl_c_waits_for_no_cell(moment, tmp_path):
         env=environment(),
         start_new_session=True,
     )
-    limit = time.monotonic() + 60
-    ready = 2.0 if moment == "working" else 0.0  # seconds of CPU: a worker imports for less than one
-    workers: list[psutil.Process] = []
-    while time.monotonic() < limit and process.poll() is None:
-        workers = [
-            child
-            for child in psutil.Process(process.pid).children()
-            if child.cpu_times().user >= ready and any("spawn_main" in word for word in child.cmdline())
-        ]
-        if len(workers) == 2:
-            break
-        time.sleep(0.01)
-    assert len(workers) == 2
-    os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "Traceback" not in err
-    assert err.rstrip().endswith("run the same command again to go on")
-    assert not psutil.wait_procs(workers, timeout=20)[1]
+    try:
+        limit = time.monotonic() + 60
+        ready = 2.0 if moment == "working" else 0.0  # seconds of CPU: a worker imports for less than one
+        workers: list[psutil.Process] = []
+        while time.monotonic() < limit and process.poll() is None:
+            workers = [
+                child
+                for child in psutil.Process(process.pid).children()
+                if child.cpu_times().user >= ready and any("spawn_main" in word for word in child.cmdline())
+            ]
+            if len(workers) == 2:
+                break
+            time.sleep(0.01)
+        assert len(workers) == 2
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert "Traceback" not in err
+        assert err.rstrip().endswith("run the same command again to go on")
+        assert not psutil.wait_procs(workers, timeout=20)[1]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
