@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smimbench.report.figures import legend
 from smimbench.report.rows import theory_value
 from smimbench.report.tables import NAMES
 
@@ -21,6 +23,7 @@ __all__ = ["draw_courses"]
 
 PANELS = 12
 POINTS = 40
+ROOM = 3.0
 
 Pair = tuple["Cell", dict[str, Any]]
 
@@ -79,7 +82,7 @@ def draw_courses(
     note = "A sample that is processed again counts again. Upright line: every sample of the data set once."
     if len(chosen) < len(panels):
         note += f" {len(chosen)} of {len(panels)} combinations of problem and sample ratio."
-    figure.supxlabel(note, fontsize=7, color="0.4")
+    figure.supxlabel(textwrap.fill(note, 80 * columns), fontsize=7, color="0.4")
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for kind in ("png", "svg"):
@@ -168,7 +171,9 @@ def _panel(
     axis.set_xlabel("samples processed")
     axis.set_ylabel(NAMES.get(metric, metric))
     axis.set_ylim(bottom=0.0)
-    axis.legend(fontsize=7, frameon=False)
+    if metric == "mse":  # a run that diverges leaves the panel, not the others on its floor
+        axis.set_ylim(top=min(axis.get_ylim()[1], ROOM * max(run[2][0].max() for run in runs)))
+    legend(axis)
     axis.grid(alpha=0.25, lw=0.5)
 
 

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from smimbench.predict import Theorist
     from smimbench.suite import Suite
 
-__all__ = ["draw_suite"]
+__all__ = ["draw_suite", "legend"]
 
 POINTS = 60
-MARKERS = "osD^vP*X<>"
+MARKERS = (
+    "osD^vP*X<>d"  # one more than there are colours, so that no pair of both comes back before 110 algorithms
+)
 CROSSES = "x+1234"
 
 
@@ -160,5 +162,12 @@ def _panel(
     axis.set_xlabel(r"sample ratio $\alpha$")
     axis.set_ylabel(NAMES.get(metric, metric))
     axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
-    axis.legend(fontsize=7, frameon=False)
+    legend(axis)
     axis.grid(alpha=0.25, lw=0.5)
+
+
+def legend(axis: Any) -> None:
+    """Inside where it is short, beside the panel where it would hide what is drawn."""
+    beside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+    many = len(axis.get_legend_handles_labels()[1]) > 7
+    axis.legend(fontsize=7, edgecolor="none", framealpha=0.8, **(beside if many else {}))

@@ -136,6 +136,19 @@ def test_table_shows_epochs_order_and_factor():
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
+def test_a_layer_that_most_runs_never_learn_leaves_the_unit_alone():
+    lost = {"fraction": 0.5, "iterations": None, "samples": None, "epochs": None, "seconds": None}
+    first, *rest = rows()
+    text = printed(learning_tables([{**first, "half_overlap": {**first["half_overlap"], **lost}}, *rest]))
+    assert "median epochs" in text
+    assert "never" in text
+    uncounted = {**lost, "iterations": 40.0}
+    text = printed(
+        learning_tables([{**first, "half_overlap": {**first["half_overlap"], **uncounted}}, *rest])
+    )
+    assert "median iterations" in text
+
+
 def test_one_component_has_no_order():
     single = [{**row, "component": None, "learning_order": None, "half_overlap": None} for row in rows()]
     assert learning_tables(single) == []
