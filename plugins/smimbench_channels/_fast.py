@@ -25,6 +25,7 @@ _LN2_HIGH = 6.93147180369123816490e-01
 _LN2_LOW = 1.90821492927058770002e-10
 _MAGIC = 6755399441055744.0  # 1.5 * 2^52: adding it rounds to the nearest integer
 _MAGIC_BITS = np.int64(0x4338000000000000)
+_ROOT_HALF_BITS = np.int64(0x3FE6A09E667F3BCD)  # of sqrt(1/2): mantissas are taken between that and sqrt(2)
 
 
 @intrinsic
@@ -49,17 +50,16 @@ def _exp(x):
     shifted = x * _LOG2E + _MAGIC
     count = shifted - _MAGIC
     r = (x - count * _LN2_HIGH) - count * _LN2_LOW
-    p = 1.6059043836821613e-10
-    p = p * r + 2.08767569878681e-09
-    p = p * r + 2.505210838544172e-08
-    p = p * r + 2.755731922398589e-07
-    p = p * r + 2.7557319223985893e-06
-    p = p * r + 2.48015873015873e-05
-    p = p * r + 1.984126984126984e-04
-    p = p * r + 1.388888888888889e-03
-    p = p * r + 8.333333333333333e-03
-    p = p * r + 4.1666666666666664e-02
-    p = p * r + 1.6666666666666666e-01
+    # of degree 11, exact to 2e-17 for |r| <= log(2) / 2: interpolated at Chebyshev nodes
+    p = 2.5100472505694996e-08
+    p = p * r + 2.7620201591031547e-07
+    p = p * r + 2.7557268276905696e-06
+    p = p * r + 2.4801521057868204e-05
+    p = p * r + 1.9841269863171557e-04
+    p = p * r + 1.3888888917367081e-03
+    p = p * r + 8.333333333330039e-03
+    p = p * r + 4.1666666666623824e-02
+    p = p * r + 1.6666666666666669e-01
     p = p * r + 0.5
     p = p * r + 1.0
     p = p * r + 1.0
@@ -67,26 +67,83 @@ def _exp(x):
     return p * _to_float(power)
 
 
-@njit(error_model="numpy")
+@njit(fastmath={"contract"}, forceinline=True, error_model="numpy")
+def _bounded_log(x):
+    # log of x taken into the range of exp(-700) to exp(700), to 1e-15; libm's is a call, as its exp is
+    x = min(max(x, 1e-304), 1e304)
+    bits = _to_bits(x) - _ROOT_HALF_BITS
+    power = bits >> 52
+    m = _to_float(bits - (power << 52) + _ROOT_HALF_BITS)
+    s = (m - 1.0) / (m + 1.0)
+    t = s * s
+    p = 1.0 / 21.0
+    p = p * t + 1.0 / 19.0
+    p = p * t + 1.0 / 17.0
+    p = p * t + 1.0 / 15.0
+    p = p * t + 1.0 / 13.0
+    p = p * t + 1.0 / 11.0
+    p = p * t + 1.0 / 9.0
+    p = p * t + 1.0 / 7.0
+    p = p * t + 1.0 / 5.0
+    p = p * t + 1.0 / 3.0
+    p = p * t + 1.0
+    return power * 0.6931471805599453 + 2.0 * s * p
+
+
+@njit(fastmath={"contract"}, forceinline=True, error_model="numpy")
 def _root(x, k, c):
-    # E where x(E) = x: 0 where every E has a smaller x, infinity where none has
+    # E where x(E) = x: 0 where every E has a smaller x, infinity where none has (the quotient is infinite then)
     tail = k * (1.0 - c * x)
-    if tail <= 0.0:
-        return 0.0
     a = c * k * x
     b = (c * (1.0 + k * k) + (1.0 - k * k)) * x - k * k
-    root = math.sqrt(b * b + 4.0 * a * tail)
-    if b >= 0.0:
-        bottom = b + root
-        return 2.0 * tail / bottom if bottom > 0.0 else math.inf
-    return (root - b) / (2.0 * a) if a > 0.0 else math.inf
+    root = math.sqrt(b * b + 4.0 * a * max(tail, 0.0))
+    found = 2.0 * tail / (b + root) if b >= 0.0 else (root - b) / (2.0 * a)
+    return found if tail > 0.0 else 0.0
 
 
-@njit(error_model="numpy")
-def _bounded_log(x):
-    if x <= 0.0:
-        return -_FAR
-    return min(max(math.log(x), -_FAR), _FAR)
+@njit(fastmath={"contract"}, error_model="numpy")
+def _place_columns(draft, size, c, v11, reach, middle, gap, places):
+    # draft: rows xi, scale, x0, x1, y0, y1; places: rows d, left, right, k, 1 - k^2, dd/dxi. Where there is nothing to
+    # integrate, right is not above left.
+    for j in range(size):
+        grown = _exp(draft[0, j])
+        shrunk = 1.0 / grown
+        half_scale = 0.5 * draft[1, j]
+        d = half_scale * (grown - shrunk)
+        d = 1e-12 if abs(d) < 1e-12 else d
+        radius = 0.5 * (reach * reach * v11 - 0.5 * (d - gap) * (d - gap))
+        half_square = 0.5 * d * d
+        k = _exp(max(-half_square, -_FAR))
+        # 1 - k without cancellation where k is close to 1: -expm1(t), |t| <= 1/2, as a series
+        t = -min(half_square, 0.5)
+        p = t * (1.0 / 15.0) + 1.0
+        p = p * (t * (1.0 / 14.0)) + 1.0
+        p = p * (t * (1.0 / 13.0)) + 1.0
+        p = p * (t * (1.0 / 12.0)) + 1.0
+        p = p * (t * (1.0 / 11.0)) + 1.0
+        p = p * (t * (1.0 / 10.0)) + 1.0
+        p = p * (t * (1.0 / 9.0)) + 1.0
+        p = p * (t * (1.0 / 8.0)) + 1.0
+        p = p * (t * (1.0 / 7.0)) + 1.0
+        p = p * (t * (1.0 / 6.0)) + 1.0
+        p = p * (t * (1.0 / 5.0)) + 1.0
+        p = p * (t * (1.0 / 4.0)) + 1.0
+        p = p * (t * (1.0 / 3.0)) + 1.0
+        p = p * (t * (1.0 / 2.0)) + 1.0
+        small = -t * p
+        # x <= x1 and y >= y0, then x >= x0 and y <= y1; y(E) = x(1/E)
+        low = _bounded_log(max(_root(draft[3, j], k, c), 1.0 / _root(draft[4, j], k, c)))
+        high = _bounded_log(min(_root(draft[2, j], k, c), 1.0 / _root(draft[5, j], k, c)))
+        half = math.sqrt(max(radius, 0.0))
+        inverse = 1.0 / d
+        left = max(min(low * inverse, high * inverse), middle - half)
+        right = min(max(low * inverse, high * inverse), middle + half)
+        places[0, j] = d
+        places[1, j] = left
+        places[2, j] = right if radius > 0.0 and low < high else left
+        places[3, j] = k
+        places[4, j] = small * (2.0 - small) if half_square <= 0.5 else 1.0 - k * k
+        places[5, j] = half_scale * (grown + shrunk)
 
 
 @njit(error_model="numpy")
@@ -103,13 +160,13 @@ def _gap(x, y, c):
 
 @njit(fastmath={"contract", "nsz", "reassoc"}, error_model="numpy")
 def _add_points(cols, size, count, offset, b, c, v11, noise, middle, gap, level, sums, full):
-    # cols: rows d, left, step, first, second, slope, k, 1 - k^2
+    # cols: a row for each column: d, left, step, first, second, slope, k, 1 - k^2, weight
     prior, likelihood = -0.5 / v11, -0.5 / noise
     padded = (count + 7) // 8 * 8
     for j in range(size):
-        d, left, step = cols[0, j], cols[1, j], cols[2, j]
-        first, second, slope = cols[3, j], cols[4, j], cols[5, j]
-        k, rest = cols[6, j], cols[7, j]
+        d, left, step = cols[j, 0], cols[j, 1], cols[j, 2]
+        first, second, slope = cols[j, 3], cols[j, 4], cols[j, 5]
+        k, rest = cols[j, 6], cols[j, 7]
         half = 0.5 * (d - gap)
         s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
         s8 = s9 = s10 = s11 = s12 = s13 = s14 = 0.0
@@ -158,19 +215,23 @@ def _add_points(cols, size, count, offset, b, c, v11, noise, middle, gap, level,
                 s5 += w * aa
                 s6 += w1 * e1 + w2 * e2
                 s7 += w3 * e1 + w4 * e2
-        sums[0, j], sums[1, j], sums[2, j], sums[3, j], sums[4, j] = s0, s1, s2, s3, s4
-        sums[5, j], sums[6, j], sums[7, j] = s5, s6, s7
+        factor = step * cols[j, 8]
+        sums[j, 0], sums[j, 1], sums[j, 2] = s0 * factor, s1 * factor, s2 * factor
+        sums[j, 3], sums[j, 4], sums[j, 5] = s3 * factor, s4 * factor, s5 * factor
+        sums[j, 6], sums[j, 7] = s6 * factor, s7 * factor
         if full:
-            sums[8, j], sums[9, j], sums[10, j], sums[11, j] = s8, s9, s10, s11
-            sums[12, j], sums[13, j], sums[14, j] = s12, s13, s14
+            sums[j, 8], sums[j, 9], sums[j, 10] = s8 * factor, s9 * factor, s10 * factor
+            sums[j, 11], sums[j, 12], sums[j, 13] = s11 * factor, s12 * factor, s13 * factor
+            sums[j, 14] = s14 * factor
 
 
 @njit(error_model="numpy")
 def _spread(one, two, i, j, scale):
-    total = 0.5 * (one[0, i] + two[0, j])
+    # scale: the inverse of what each of the first five moments is compared with
+    total = 0.5 * (one[i, 0] + two[j, 0])
     largest = 0.0
     for moment in range(5):
-        largest = max(largest, 0.5 * abs(one[moment, i] - two[moment, j]) / scale[moment])
+        largest = max(largest, 0.5 * abs(one[i, moment] - two[j, moment]) * scale[moment])
     return min(largest / total if total > 0.0 else largest, 1.0)
 
 
@@ -233,15 +294,16 @@ def _integrate_block(u, omega, V, c, accuracy, full, points, reach, level, rules
     noise = v22 - v12 * b
     n = u.shape[0]
     number = 15 if full else 8
-    scale = np.array([1.0, math.sqrt(v11), math.sqrt(v11), math.sqrt(v22), math.sqrt(v22)])
+    scale = np.array([1.0, v11**-0.5, v11**-0.5, v22**-0.5, v22**-0.5])
     result, result_error = np.zeros((number, n)), np.empty(n)
     room = 4 * points * 2 ** max(rounds - 2, 0)
-    cols, part = np.empty((8, room)), np.empty((8, room))
+    draft, places = np.empty((6, room)), np.empty((6, room))
+    cols, part = np.empty((room, 9)), np.empty((room, 9))
     weight, owner = np.empty(room), np.empty(room, np.int64)
-    sums, more = np.empty((number, room)), np.empty((number, room))
+    sums, more = np.empty((room, number)), np.empty((room, number))
     kept, column_error = np.empty(room, np.int64), np.empty(room)
     pieces, box = np.empty((4, 4)), np.empty((4, 4))
-    total, found = np.empty((number, 4)), np.empty((number, 4))
+    total, found = np.empty((4, number)), np.empty((4, number))
     inner, outer, found_error = np.empty(4), np.empty(4), np.empty(4)
     unfinished = np.empty(4, np.bool_)
     for sample in range(n):
@@ -263,60 +325,50 @@ def _integrate_block(u, omega, V, c, accuracy, full, points, reach, level, rules
             if not some:
                 break
             # columns
-            size = 0
+            planned = 0
             offset = 0.0 if round_ == 0 else 0.5
             for piece in range(many):
                 if not unfinished[piece]:
                     continue
-                lower, spread, sign = pieces[0, piece], pieces[2, piece], pieces[3, piece]
+                lower, spread = pieces[0, piece], pieces[2, piece]
                 step = (pieces[1, piece] - lower) / count
                 for j in range(count):
-                    xi = lower + (j + offset) * step
-                    grown = _exp(xi)
-                    d = 0.5 * spread * (grown - 1.0 / grown)
-                    if abs(d) < 1e-12:
-                        d = 1e-12
-                    radius = 0.5 * (reach[sample] * reach[sample] * v11 - 0.5 * (d - gap) ** 2)
-                    if radius <= 0.0:
-                        continue
-                    k = _exp(max(-0.5 * d * d, -_FAR))
-                    # x <= x1 and y >= y0, then x >= x0 and y <= y1; y(E) = x(1/E)
-                    below, above = _root(box[1, piece], k, c), _root(box[2, piece], k, c)
-                    low = _bounded_log(max(below, 1.0 / above if above > 0.0 else math.inf))
-                    below, above = _root(box[0, piece], k, c), _root(box[3, piece], k, c)
-                    high = _bounded_log(min(below, 1.0 / above if above > 0.0 else math.inf))
-                    if not low < high:
-                        continue
-                    half = math.sqrt(radius)
-                    left = max(min(low / d, high / d), middle - half)
-                    right = min(max(low / d, high / d), middle + half)
-                    if right <= left:
-                        continue
-                    cols[0, size] = d
-                    cols[1, size] = left
-                    cols[2, size] = (right - left) / points
-                    cols[3, size] = sign * first - mean[1, 0]
-                    cols[4, size] = sign * second - mean[1, 1]
-                    cols[5, size] = sign * slope
-                    cols[6, size] = k
-                    cols[7, size] = 1.0 - k * k if d * d > 1.0 else -math.expm1(-d * d)
-                    weight[size] = 0.5 * spread * (grown + 1.0 / grown) * step
-                    owner[size] = piece
-                    size += 1
+                    draft[0, planned] = lower + (j + offset) * step
+                    draft[1, planned] = spread
+                    for row in range(4):
+                        draft[2 + row, planned] = box[row, piece]
+                    weight[planned] = step
+                    owner[planned] = piece
+                    planned += 1
+            _place_columns(draft, planned, c, v11, reach[sample], middle, gap, places)
+            size = 0
+            for j in range(planned):
+                if not places[2, j] > places[1, j]:
+                    continue
+                piece = owner[j]
+                sign = pieces[3, piece]
+                cols[size, 0] = places[0, j]
+                cols[size, 1] = places[1, j]
+                cols[size, 2] = (places[2, j] - places[1, j]) / points
+                cols[size, 3] = sign * first - mean[1, 0]
+                cols[size, 4] = sign * second - mean[1, 1]
+                cols[size, 5] = sign * slope
+                cols[size, 6] = places[3, j]
+                cols[size, 7] = places[4, j]
+                cols[size, 8] = weight[j] * places[5, j]
+                owner[size] = piece
+                size += 1
             _add_points(cols, size, points, 0.0, b, c, v11, noise, middle, gap, level[sample], sums, full)
             first_partition = 0.0
             for j in range(size):
-                factor = cols[2, j] * weight[j]
-                for moment in range(number):
-                    sums[moment, j] *= factor
-                first_partition += sums[0, j]
+                first_partition += sums[j, 0]
                 column_error[j] = 0.0
             if round_ == 0:
                 partition = first_partition
             # refine columns
             active = 0
             for j in range(size):
-                if sums[0, j] > negligible * accuracy * partition:
+                if sums[j, 0] > negligible * accuracy * partition:
                     kept[active] = j
                     active += 1
             inside = points
@@ -325,23 +377,20 @@ def _integrate_block(u, omega, V, c, accuracy, full, points, reach, level, rules
                 if active == 0:
                     break
                 for i in range(active):
-                    for row in range(8):
-                        part[row, i] = cols[row, kept[i]]
-                    part[2, i] *= shrink
+                    for entry in range(9):
+                        part[i, entry] = cols[kept[i], entry]
+                    part[i, 2] *= shrink
                 _add_points(
                     part, active, inside, 0.5, b, c, v11, noise, middle, gap, level[sample], more, full
                 )
                 still = 0
                 for i in range(active):
                     j = kept[i]
-                    factor = part[2, i] * weight[j]
-                    for moment in range(number):
-                        more[moment, i] *= factor
                     ratio = _spread(sums, more, j, i, scale)
                     for moment in range(number):
-                        sums[moment, j] = 0.5 * (sums[moment, j] + more[moment, i])
-                    column_error[j] = ratio * ratio * sums[0, j]
-                    if ratio >= 1.0 or _expected(ratio) * sums[0, j] > share * accuracy * partition:
+                        sums[j, moment] = 0.5 * (sums[j, moment] + more[i, moment])
+                    column_error[j] = ratio * ratio * sums[j, 0]
+                    if ratio >= 1.0 or _expected(ratio) * sums[j, 0] > share * accuracy * partition:
                         kept[still] = j
                         still += 1
                 active = still
@@ -352,7 +401,7 @@ def _integrate_block(u, omega, V, c, accuracy, full, points, reach, level, rules
             found_error[:] = 0.0
             for j in range(size):
                 for moment in range(number):
-                    found[moment, owner[j]] += sums[moment, j]
+                    found[owner[j], moment] += sums[j, moment]
                 found_error[owner[j]] += column_error[j]
             for piece in range(many):
                 if not unfinished[piece]:
@@ -360,33 +409,33 @@ def _integrate_block(u, omega, V, c, accuracy, full, points, reach, level, rules
                 if round_ == 0:
                     ratio = 1.0
                     for moment in range(number):
-                        total[moment, piece] = found[moment, piece]
+                        total[piece, moment] = found[piece, moment]
                     inner[piece] = found_error[piece]
                 else:
                     ratio = _spread(total, found, piece, piece, scale)
                     for moment in range(number):
-                        total[moment, piece] = 0.5 * (total[moment, piece] + found[moment, piece])
+                        total[piece, moment] = 0.5 * (total[piece, moment] + found[piece, moment])
                     inner[piece] = 0.5 * (inner[piece] + found_error[piece])
-                outer[piece] = ratio * ratio * total[0, piece]
+                outer[piece] = ratio * ratio * total[piece, 0]
                 found_error[piece] = ratio
             if round_ > 0:
                 count *= 2
             partition = 0.0
             for piece in range(many):
-                partition += total[0, piece]
+                partition += total[piece, 0]
             for piece in range(many):
                 if not unfinished[piece]:
                     continue
                 limit = accuracy * partition
-                failing = total[0, piece] > negligible * limit
+                failing = total[piece, 0] > negligible * limit
                 if round_ > 0:
                     ratio = found_error[piece]
-                    failing = failing and (ratio >= 1.0 or _expected(ratio) * total[0, piece] > limit)
+                    failing = failing and (ratio >= 1.0 or _expected(ratio) * total[piece, 0] > limit)
                 unfinished[piece] = failing
         error = 0.0
         for piece in range(many):
             for moment in range(number):
-                result[moment, sample] += total[moment, piece]
+                result[moment, sample] += total[piece, moment]
             error += inner[piece] + outer[piece]
         positive = result[0, sample] > 0.0
         result_error[sample] = error / result[0, sample] if positive else math.inf
