@@ -45,6 +45,19 @@ def start(suite, results, workers: int) -> subprocess.Popen[bytes]:
     )
 
 
+def interruptible(*arguments) -> subprocess.Popen[str]:
+    """The command in a group of its own, with Ctrl-C as in a terminal: a test run in the background has it ignored."""
+    return subprocess.Popen(
+        command(*arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
 def kill_after(process: subprocess.Popen[bytes], folder, records: int, delay: float) -> bool:
     """Kill the whole group once ``records`` files are there and ``delay`` has passed; whether it was still running."""
     limit = time.monotonic() + 60
@@ -134,14 +147,7 @@ def test_workers_do_not_outlive_a_parent_that_is_killed(tmp_path):
 def test_ctrl_c_is_one_line_and_loses_nothing(tmp_path):
     suite = write_suite(tmp_path, SUITE.replace("= 15\n", "= 500\n", 1))
     folder = tmp_path / "results" / "small"
-    process = subprocess.Popen(
-        command("run", suite, "--results", tmp_path / "results", "--workers", "2"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-        start_new_session=True,
-    )
+    process = interruptible("run", suite, "--results", tmp_path / "results", "--workers", "2")
     limit = time.monotonic() + 60
     while not finished(folder) and process.poll() is None and time.monotonic() < limit:
         time.sleep(0.005)
@@ -161,15 +167,8 @@ def test_ctrl_c_is_one_line_and_loses_nothing(tmp_path):
 def test_ctrl_c_waits_for_no_cell(moment, tmp_path):
     """Cells of an hour: workers that are still importing, and workers in the middle of a cell, end at once and in silence."""
     suite = write_suite(tmp_path, SUITE.replace('"adam"\nsteps = 15', '"adam"\nsteps = 10000000'))
-    process = subprocess.Popen(
-        command(
-            "run", suite, "--results", tmp_path / "results", "--workers", "2", "--only", "algorithm=adam"
-        ),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-        start_new_session=True,
+    process = interruptible(
+        "run", suite, "--results", tmp_path / "results", "--workers", "2", "--only", "algorithm=adam"
     )
     try:
         limit = time.monotonic() + 60
