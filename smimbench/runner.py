@@ -324,12 +324,12 @@ def _in_processes(
             with _Pool(1, threads, registry) as pool:
                 try:
                     future = pool.submit(cell)
-                    interrupt.wait([future])
-                    if future.done():
-                        yield future.result()
-                    interrupt.heed()
+                    while not interrupt.wait([future]):
+                        interrupt.heed()
+                    yield future.result()
                 except BrokenProcessPool:
                     yield _dead(cell, threads)
+            interrupt.heed()
 
 
 def _on_dask(
