@@ -76,10 +76,14 @@ def draw_courses(
     axes = np.atleast_1d(figure.subplots(height, columns, squeeze=False)).ravel()
     for axis in axes[len(chosen) :]:
         axis.set_visible(False)
-    for axis, place in zip(axes, chosen):
+    marked = [
         _panel(axis, suite, place, metric, panels[place], theorist, curve)
+        for axis, place in zip(axes, chosen)
+    ]
     figure.suptitle(suite.title, fontsize=11)
-    note = "A sample that is processed again counts again. Upright line: every sample of the data set once."
+    note = "A sample that is processed again counts again."
+    if any(marked):
+        note += " Upright line: every sample of the data set once."
     if len(chosen) < len(panels):
         note += f" {len(chosen)} of {len(panels)} combinations of problem and sample ratio."
     figure.supxlabel(textwrap.fill(note, 80 * columns), fontsize=7, color="0.4")
@@ -124,7 +128,8 @@ def _panel(
     algorithms: dict[str, list[Any]],
     theorist: Theorist,
     curve: bool,
-) -> None:
+) -> bool:
+    """Draw one panel; whether it shows where the data set has been gone through once."""
     label, alpha, dimension = place
     problem = next(plan.problem for plan in suite.plans if plan.label == label)
     runs = [run for members in algorithms.values() for run in members]
@@ -164,7 +169,8 @@ def _panel(
                 axis.plot(samples, values[:, component], color=colour, lw=0.6, alpha=0.3, ls=style, zorder=1)
             name = algorithm if components == 1 else f"{algorithm}, layer {component + 1}"
             axis.plot(*_median(members, component), color=colour, lw=1.8, ls=style, label=name, zorder=3)
-    if first < held < last:
+    once = first < held < last
+    if once:
         axis.axvline(held, color="0.6", lw=0.9, zorder=0)
     axis.set_xscale("log")
     axis.set_title(rf"{label}, $\alpha$ = {alpha:.4g}, D = {dimension}", fontsize=9, wrap=True)
@@ -175,6 +181,7 @@ def _panel(
         axis.set_ylim(top=min(axis.get_ylim()[1], ROOM * max(run[2][0].max() for run in runs)))
     legend(axis)
     axis.grid(alpha=0.25, lw=0.5)
+    return once
 
 
 def _median(members: Iterable[tuple[Any, Any, Any]], component: int) -> tuple[Any, Any]:
