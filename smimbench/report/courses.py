@@ -169,7 +169,7 @@ def _panel(
                 axis.plot(samples, values[:, component], color=colour, lw=0.6, alpha=0.3, ls=style, zorder=1)
             name = algorithm if components == 1 else f"{algorithm}, layer {component + 1}"
             axis.plot(*_median(members, component), color=colour, lw=1.8, ls=style, label=name, zorder=3)
-    once = first < held < last
+    once = bool(first < held < last)
     if once:
         axis.axvline(held, color="0.6", lw=0.9, zorder=0)
     axis.set_xscale("log")
