@@ -161,7 +161,10 @@ def canonical_json(value: Any) -> str:
 def _tuples(params: dict[str, Any], hints: dict[str, Any]) -> dict[str, Any]:
     """TOML has lists only; give strict validation the tuple that the annotation asks for."""
     for key, value in params.items():
-        if isinstance(value, list) and typing.get_origin(hints.get(key)) is tuple:
+        hint = hints.get(key)
+        if isinstance(value, list) and any(
+            typing.get_origin(one) is tuple for one in (hint, *typing.get_args(hint))
+        ):
             params[key] = tuple(value)
     return params
 

@@ -18,7 +18,7 @@ from smimbench.problem import Problem, ProblemError
 from smimbench.registry import Registry, RegistryError, get_registry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Container, Iterable, Sequence
 
 __all__ = [
     "Cell",
@@ -196,6 +196,7 @@ class Suite:
             raise SuiteError(self.file, "problem.prior", str(reasons[0]))
         plans = [plan for plan, reason in zip(self.plans, reasons) if not reason]
         cells = []
+        labels = {table["label"] for table in self.algorithms}
         for replicate in range(self.seeds):
             for plan, dimension in _pairs(plans):
                 for alpha, table in itertools.product(plan.alphas, self.algorithms):
@@ -221,7 +222,7 @@ class Suite:
                         problem_label=plan.label,
                         algorithm_label=table["label"],
                     )
-                    if _selected(cell, self.only):
+                    if _selected(cell, self.only, labels):
                         cells.append(cell)
         return cells
 
@@ -681,12 +682,13 @@ def _condition(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _selected(cell: Cell, only: Sequence[tuple[str, str]]) -> bool:
-    """Conditions on one key are alternatives, on different keys they must all hold."""
+def _selected(cell: Cell, only: Sequence[tuple[str, str]], labels: Container[str]) -> bool:
+    """Conditions on one key are alternatives, on different keys they must all hold; a label goes before a name."""
     for key in {k for k, _ in only}:
         values = [v for k, v in only if k == key]
         if key == "algorithm":
-            fits = cell.algorithm_label in values or cell.algorithm["name"] in values
+            names = [v for v in values if v not in labels]
+            fits = cell.algorithm_label in values or cell.algorithm["name"] in names
         elif key == "problem":
             fits = any(v in cell.problem_label for v in values)
         else:

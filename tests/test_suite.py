@@ -417,6 +417,25 @@ def test_only_runs_a_part(tmp_path, conditions, count):
     assert len(load_suite(write_suite(tmp_path), only=conditions).cells()) == count
 
 
+def test_only_takes_a_label_before_a_name(tmp_path):
+    both = SUITE + '[[algorithms]]\nname = "adam"\nlabel = "adam, longer"\nsteps = 9\n'
+    path = write_suite(tmp_path, both)
+    found = {cell.algorithm_label for cell in load_suite(path, only=["algorithm=adam"]).cells()}
+    assert found == {"adam"}
+    path = write_suite(tmp_path, both.replace('name  = "adam"', 'name  = "adam"\nlabel = "adam, short"'))
+    found = {cell.algorithm_label for cell in load_suite(path, only=["algorithm=adam"]).cells()}
+    assert found == {"adam, short", "adam, longer"}
+
+
+def test_pairs_of_numbers_are_lists_in_a_suite(tmp_path):
+    text = (
+        changed('"softmax", beta = 1.0', '"hardmax"')
+        + '[[algorithms]]\nname = "adam"\nsurrogate_beta = [1, 8.0]\n'
+    )
+    cell = load_suite(write_suite(tmp_path, text)).cells()[-1]
+    assert cell.algorithm["surrogate_beta"] == [1.0, 8.0]
+
+
 # -- what ships ---------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from smimbench.report.rows import _compare, _first_hit, _ratio_to
+from smimbench.api import run
+from smimbench.predict import Theorist
+from smimbench.report.rows import _compare, _first_hit, _ratio_to, draws_fresh, error_rows, suite_records
 from smimbench.report.tables import (
     as_markdown,
     error_tables,
@@ -18,6 +20,9 @@ from smimbench.report.tables import (
     status_line,
     uncertain,
 )
+from smimbench.store import Store
+from smimbench.suite import load_suite
+from tests.helpers import ATTENTION, write_suite
 
 
 def row(**more):
@@ -202,3 +207,53 @@ def test_time_to_a_target_waits_for_every_component():
     assert _first_hit(path, np.array([0.2, 0.95])) == (1.0, 10.0)
     assert _first_hit(path, np.array([0.01, 0.2])) == (np.inf, np.inf)
     assert _first_hit(None, np.array([0.2])) == (np.inf, np.inf)
+
+
+def test_who_draws_fresh_samples():
+    assert draws_fresh({"name": "sgd", "online": True})
+    assert draws_fresh({"name": "averaged", "of": {"name": "adam", "online": True}})
+    assert not draws_fresh({"name": "averaged", "of": "adam"})
+    assert not draws_fresh({"name": "sgd", "online": False})
+
+
+def test_what_was_lost_is_no_arrival_and_what_was_given_up_takes_time(tmp_path):
+    """A run that diverges after it came near has not arrived; the time of an attempt that failed is part of the next."""
+    suite = load_suite(write_suite(tmp_path, ATTENTION))
+    rows = {}
+    for name, change in {
+        "plain": {},
+        "restarted": {"timing": {"seconds": 1.0, "cpu_seconds": 1.0, "lost_seconds": 5.0}},
+        "diverged": {"status": "diverged"},
+    }.items():
+        store = Store(tmp_path / name)
+        for cell in suite.cells():
+            record = {
+                "key": cell.key, "cell": cell.identity(), "status": "ok", "reason": "",
+                "metrics": {"mse": [0.0], "overlap": [1.5]}, "iterations": 2, "samples": 90,
+                "timing": {"seconds": 1.0, "cpu_seconds": 1.0, "machine": "here", "trusted": False},
+                "trajectory": {"iteration": [0, 1, 2], "seconds": [0.0, 0.25, 1.0], "residual": [1.0, 1.0, 1.0],
+                               "samples": [None, 90, 180], "mse": [[1.0], [0.0], [0.0]], "overlap": [[0.5], [1.5], [1.5]]},
+            }  # fmt: skip
+            store.write(
+                {**record, **{k: {**record[k], **v} if isinstance(v, dict) else v for k, v in change.items()}}
+            )
+        found = error_rows(suite_records(suite, store, ["numpy"]), suite, store, Theorist())
+        rows[name] = found[0]["time_to_theory"]["0.05"]
+    assert rows["plain"] == {"seconds": 0.25, "iterations": 1.0, "fraction": 1.0}
+    assert rows["restarted"] == {"seconds": 5.25, "iterations": 1.0, "fraction": 1.0}
+    assert rows["diverged"] == {"seconds": None, "iterations": None, "fraction": 0.0}
+
+
+def test_an_online_row_stands_at_the_samples_that_it_used(tmp_path):
+    learner = '[[algorithms]]\nname = "sgd"\nonline = true\nbatch = 60\nsteps = 5\nlearning_rate = 0.001\n'
+    path = write_suite(tmp_path, ATTENTION + learner)
+    rows = [
+        row
+        for row in run(path, results=tmp_path / "results")
+        if row["algorithm"] == "sgd" and row["metric"] == "mse"
+    ]
+    assert [row["alpha"] for row in rows] == pytest.approx(
+        [300 / 900, 300 / 900]
+    )  # 90 and 270 were asked for
+    problem = load_suite(path).plans[0].problem
+    assert rows[0]["bayes"] == pytest.approx(Theorist().points(problem, [300 / 900])[0][0]["mse"], rel=1e-9)

@@ -181,7 +181,8 @@ class Descent:
             samples=state.samples + size,
             order=order,
         )
-        held = xp.linalg.diagonal(problem.model.inner(new.signal, new.signal))
+        estimate = self.estimate(new)  # where labels leave the scale open, that of the factor means nothing
+        held = xp.linalg.diagonal(problem.model.inner(estimate, estimate))
         held = xp.max(held, axis=0) if held.ndim > 1 else held
         if data.start is not None:
             own = "the start that was handed in is not used: gradient methods begin with a random factor"
@@ -286,13 +287,9 @@ class Descent:
         """The channel to differentiate, and what the user should know."""
         warning = None
         if self.online:
-            seen = state.total * int(self.batch or 1)
-            if seen > data.inputs.shape[0]:
-                warning = (
-                    f"online: {seen} fresh samples were used, sample ratio "
-                    f"{problem.model.sample_ratio(seen, data.dimension):.4g}; the theory of this row is for "
-                    f"{data.sample_ratio:.4g}"
-                )
+            warning = (
+                "online: every step drew fresh samples; the row stands at the sample ratio of all of them"
+            )
         if hasattr(problem.channel, "vjp"):
             return problem.channel, warning
         low, high = self.surrogate_beta or SURROGATE_BETA

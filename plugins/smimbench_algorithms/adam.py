@@ -29,7 +29,8 @@ class Adam(Descent):
     with bias-corrected moments. With ``loss = "squared"`` the default is the recipe of arXiv:2506.01582: full batch, learning
     rate 0.1, 1000 steps, iid N(0, 1) start, student as wide as the teacher. It is not converged after 1000 steps: quote
     the schedule with any number. On probabilities cross-entropy is ahead: its gradient does not fade where the student is
-    sure of the wrong answer. In minibatches the gradient is that of the batch times n over its size.
+    sure of the wrong answer, short of a probability that underflows (below 1e-308 in float64, 1e-38 in float32). In
+    minibatches the gradient is that of the batch times n over its size.
 
     Parameters
     ----------

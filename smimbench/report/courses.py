@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.report.figures import legend
-from smimbench.report.rows import theory_value
+from smimbench.report.rows import draws_fresh, theory_value
 from smimbench.report.tables import NAMES
 
 if TYPE_CHECKING:
@@ -105,10 +105,6 @@ def _course(trajectory: dict[str, Any] | None, metric: str) -> tuple[Any, Any] |
     return (samples[counted], np.asarray(trajectory[metric])[counted]) if counted.sum() > 1 else None
 
 
-def _online(record: dict[str, Any]) -> bool:
-    return bool(record["cell"]["algorithm"].get("online"))
-
-
 def _order(suite: Suite, place: tuple[str, float, int]) -> tuple[Any, ...]:
     return [plan.label for plan in suite.plans].index(place[0]), *place[1:]
 
@@ -137,9 +133,11 @@ def _panel(
     first = min(run[1][0] for run in runs)
     last = max(run[1][-1] for run in runs)
     held = float(runs[0][0].get("samples", problem.model.sample_count(alpha, dimension)))
-    fresh = max((run[1][-1] for run in runs if _online(run[0])), default=0.0)
+    fresh = max((run[1][-1] for run in runs if draws_fresh(run[0]["cell"]["algorithm"])), default=0.0)
     colours = [f"C{i}" for i in range(10)]
-    lines = [(first, held, "Bayes-optimal", "--")]
+    # Without a curve (costly theory) the line is that of the whole data set, and says so.
+    name = "Bayes-optimal" if curve or first >= held else "Bayes-optimal, whole data set"
+    lines = [(first, held, name, "--")]
     if curve and fresh > held:
         lines.append((max(first, held), fresh, "Bayes-optimal, fresh samples", ":"))
     for start, stop, name, dashes in lines:
@@ -168,7 +166,10 @@ def _panel(
             for _, samples, values in members:
                 axis.plot(samples, values[:, component], color=colour, lw=0.6, alpha=0.3, ls=style, zorder=1)
             name = algorithm if components == 1 else f"{algorithm}, layer {component + 1}"
-            axis.plot(*_median(members, component), color=colour, lw=1.8, ls=style, label=name, zorder=3)
+            median = _median(members, component)
+            if not len(median[0]):
+                continue
+            axis.plot(*median, color=colour, lw=1.8, ls=style, label=name, zorder=3)
     once = bool(first < held < last)
     if once:
         axis.axvline(held, color="0.6", lw=0.9, zorder=0)
@@ -179,7 +180,7 @@ def _panel(
     axis.set_ylim(bottom=0.0)
     if metric == "mse":  # a run that diverges leaves the panel, not the others on its floor
         axis.set_ylim(top=min(axis.get_ylim()[1], ROOM * max(run[2][0].max() for run in runs)))
-    legend(axis)
+    legend(axis, beside=components > 1)
     axis.grid(alpha=0.25, lw=0.5)
     return once
 

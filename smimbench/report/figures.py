@@ -166,8 +166,8 @@ def _panel(
     axis.grid(alpha=0.25, lw=0.5)
 
 
-def legend(axis: Any) -> None:
-    """Inside where it is short, beside the panel where it would hide what is drawn."""
-    beside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
-    many = len(axis.get_legend_handles_labels()[1]) > 7
-    axis.legend(fontsize=7, edgecolor="none", framealpha=0.8, **(beside if many else {}))
+def legend(axis: Any, *, beside: bool = False) -> None:
+    """Inside where it is short, beside the panel where it would hide what is drawn or tells styles of lines apart."""
+    outside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "handlelength": 3.0}
+    many = beside or len(axis.get_legend_handles_labels()[1]) > 7
+    axis.legend(fontsize=7, edgecolor="none", framealpha=0.8, **(outside if many else {}))

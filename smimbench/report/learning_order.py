@@ -38,7 +38,7 @@ def learning_order(
     bayes : sequence of float
         Bayes-optimal overlap of every layer (P,).
     samples : float
-        Samples of one run's data set: an epoch.
+        Samples of one run's data set: an epoch. NaN where runs draw fresh ones.
 
     Returns
     -------
@@ -70,7 +70,7 @@ def learning_order(
                 else None,
                 "iterations": medians["iteration"],
                 "samples": seen,
-                "epochs": None if seen is None else seen / samples,
+                "epochs": None if seen is None or math.isnan(samples) else seen / samples,
                 "seconds": medians["seconds"],
             }
         )

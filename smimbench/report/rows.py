@@ -17,16 +17,17 @@ from smimbench.store import Store
 from smimbench.suite import Cell, build_algorithm
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from smimbench.exchange import Point
     from smimbench.predict import Theorist
     from smimbench.problem import Problem
     from smimbench.suite import Suite
 
-__all__ = ["EPSILONS", "error_rows", "rows_of_point", "suite_records"]
+__all__ = ["EPSILONS", "draws_fresh", "error_rows", "rows_of_point", "suite_records"]
 
 EPSILONS = (0.05, 0.2, 0.5)
+LOST = (Status.DIVERGED.value, Status.FAILED.value)
 
 
 def suite_records(suite: Suite, store: Store, backends: Sequence[str]) -> list[tuple[Cell, dict[str, Any]]]:
@@ -60,13 +61,13 @@ def error_rows(
     problems = {plan.label: plan.problem for plan in suite.plans}
     wanted: dict[str, set[float]] = {}
     for (label, *_), members in groups.items():
-        wanted.setdefault(label, set()).add(_ratio(problems[label], members))
+        wanted.setdefault(label, set()).add(_ratio(problems[label], members, store))
     for label, alphas in wanted.items():
         theorist.points(problems[label], sorted(alphas))
     rows: list[dict[str, Any]] = []
     for (label, algorithm, backend, _, dimension), members in groups.items():
         problem = problems[label]
-        ratio = _ratio(problem, members)
+        ratio = _ratio(problem, members, store)
         theory = _theory_of(problem, members[0][0], ratio, theorist, suite)
         rows += _group_rows(label, algorithm, backend, ratio, dimension, members, theory, suite, store)
     return rows
@@ -89,9 +90,21 @@ def rows_of_point(
     )
 
 
-def _ratio(problem: Problem, members: Sequence[tuple[Cell, dict[str, Any]]]) -> float:
+def draws_fresh(algorithm: Mapping[str, Any]) -> bool:
+    """Whether an algorithm (or the one that it averages) learns from samples of its own, not from the cell's."""
+    inner = algorithm.get("of")
+    return bool(algorithm.get("online")) or (isinstance(inner, dict) and draws_fresh(inner))
+
+
+def _ratio(problem: Problem, members: Sequence[tuple[Cell, dict[str, Any]]], store: Store) -> float:
+    """Sample ratio that was really used: of the data set, or of all fresh samples of an online run."""
     cell = members[0][0]
-    return problem.model.sample_ratio(problem.model.sample_count(cell.alpha, cell.dimension), cell.dimension)
+    n = problem.model.sample_count(cell.alpha, cell.dimension)
+    if draws_fresh(cell.algorithm):
+        trajectories = [store.trajectory(record) for _, record in members]
+        seen = [t["samples"][-1] for t in trajectories if t is not None and len(t.get("samples", ()))]
+        n = int(max([n, *(count for count in seen if count > n)]))
+    return problem.model.sample_ratio(n, cell.dimension)
 
 
 def _theory_of(
@@ -138,13 +151,17 @@ def _group_rows(
     usable = [r for r in records if r["metrics"] and r["status"] != Status.DIVERGED.value]
     counts = dict(Counter(r["status"] for r in records))
     components = len(theory["bayes"]["overlap"])
-    trajectories = [store.trajectory(r) for r in records]
+    # What has left for infinity in the end has reached nothing on its way.
+    trajectories = [None if r["status"] in LOST else store.trajectory(r) for r in records]
     runtime = _runtime(records, trajectories, theory["bayes"], suite.run.target)
     layers: list[dict[str, Any]] = []
     order: dict[str, Any] | None = None
     if components > 1:
         held = [theory["bayes"]["overlap"][p][p] for p in range(components)]
-        samples = next((float(r["samples"]) for r in records if "samples" in r), math.nan)
+        fresh = draws_fresh(members[0][0].algorithm)  # what draws its own has no epochs
+        samples = (
+            math.nan if fresh else next((float(r["samples"]) for r in records if "samples" in r), math.nan)
+        )
         layers, order = learning_order(trajectories, held, samples)
     findings = _findings(records, theory["own"] or {})
     warnings = sorted({w for r in records for w in r.get("warnings", [])})
@@ -257,7 +274,9 @@ def _runtime(
     for epsilon in EPSILONS:
         goal = np.where(expected > target, (1 + epsilon) * expected, target)
         hits = [_first_hit(t, goal) for t in trajectories]
-        times, steps = [h[0] for h in hits], [h[1] for h in hits]
+        # An attempt that was given up counts in the time to get there.
+        times = [h[0] + (r.get("timing") or {}).get("lost_seconds", 0.0) for h, r in zip(hits, records)]
+        steps = [h[1] for h in hits]
         # Runs that never get there count as infinity, so the median is the honest average.
         reached[f"{epsilon:g}"] = {
             "seconds": _finite(float(np.median(times))) if times else None,

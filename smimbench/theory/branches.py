@@ -28,6 +28,7 @@ __all__ = ["competing", "iterate", "matrix_thresholds", "staircase", "sweep"]
 Host = np.ndarray[Any, np.dtype[np.float64]]
 
 SEED_OVERLAP = 1e-6
+SAMPLED_SEED = 1e-2  # below that, sampled information is mostly noise
 _INFORMED = 1e8
 _MEMORY = 3
 _LONGEST = 3.0
@@ -134,16 +135,16 @@ def sweep(
     kappa = float(problem.model.kappa)
     start = None if upwards else _INFORMED * np.eye(P)
     solved: dict[int, tuple[Prediction, Host]] = {}
+    seed = SEED_OVERLAP
+    bottom = np.diagonal(np.asarray(problem.prior.mean_overlap(P)))
     for k in order:
         alpha = float(alphas[k])
         if start is None:
             found = problem.prior.overlap(np.zeros((P, P)))
-            start = (
-                kappa
-                * alpha
-                * np.asarray(information_of(problem, np.asarray(found.Q), np.asarray(found.V)).value)
-            )
-        start = start + SEED_OVERLAP * np.eye(P)
+            information = information_of(problem, np.asarray(found.Q), np.asarray(found.V))
+            start = kappa * alpha * np.asarray(information.value)
+            seed = SAMPLED_SEED if "Monte Carlo" in information.method else SEED_OVERLAP
+        start = start + seed * np.eye(P)
         qhat, relative, residual, method = _accelerated(problem, alpha, start)
         # The response to alpha, from a second fixed point close by.
         shift = 0.01
@@ -152,7 +153,9 @@ def sweep(
         Q, V = _overlap(problem, qhat)
         other = _overlap(problem, beside)[1]
         response = np.abs(np.diagonal(V - other)) / shift
-        error = response * relative + np.diagonal(V) * min(residual, 1.0) * 10
+        # The residual is one of log Qhat: what has hardly been learned cannot move V by more than that little.
+        movable = np.minimum(np.diagonal(V), np.abs(np.diagonal(Q) - bottom))
+        error = response * relative + movable * min(residual, 1.0) * 10
         solved[k] = Prediction(alpha, Q, V, error + 1e-12, branch, method), qhat
         start = qhat
     return [solved[k] for k in range(len(alphas))]

@@ -78,7 +78,7 @@ condition number that 1e-4 would have."""
 
 SCRAMBLES = 8
 POINTS = 2**11
-COMMUTING = 1e-3
+COMMUTING = 1e-2
 RIGHTMOST = 8
 
 Host = np.ndarray[Any, np.dtype[np.float64]]
@@ -216,7 +216,7 @@ def _label_matrices(keyed: _Keyed) -> Host:
         points = qmc.Sobol(P * C, scramble=True, rng=np.random.default_rng([30, scramble])).random(POINTS)
         z = ndtri(np.clip(points, 1e-16, 1 - 1e-16)).reshape(POINTS, P, C)
         rng = np.random.default_rng([31, scramble])
-        found.append(_weights(problem.channel, problem.channel.forward(z, rng=rng), P, C, rng=rng))
+        found.append(_weights(problem.channel, problem.channel.forward(z, rng=rng), P, C, rng=rng, like=z))
     return np.stack(found)
 
 

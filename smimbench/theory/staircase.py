@@ -753,14 +753,18 @@ def _root(positions: Sequence[float], gaps: Sequence[float]) -> float:
 
 
 def components_are_apart(problem: Problem) -> bool:
-    """Whether overlaps that start diagonal stay diagonal.
+    """Whether overlaps that start diagonal stay diagonal, and components at their lowest stay there when others are learned.
 
-    By symmetry, where no label sees the sign of a component. Otherwise the information is probed at the prior mean and at two
-    diagonal overlaps: its off-diagonal part has to vanish within its error.
+    The first by symmetry, where no label sees the sign of a component. Otherwise the information is probed at the prior mean
+    and at two diagonal overlaps: its off-diagonal part has to vanish within its error. The second is what a channel claims
+    that knows its ``susceptibility``; of any other it is probed. A product of two components is learned by both at once:
+    knowing one teaches the other.
     """
     P = problem.components
     bottom = np.asarray(problem.prior.mean_overlap(P))
     if np.any(bottom != np.diag(np.diagonal(bottom))):
+        return False
+    if P > 1 and not hasattr(problem.channel, "susceptibility") and _teach_each_other(problem):
         return False
     if problem.channel.symmetry in ("signs", "signed-permutations"):
         return True
@@ -776,6 +780,27 @@ def components_are_apart(problem: Problem) -> bool:
         if np.any(mixed & ~np.eye(P, dtype=bool)):
             return False
     return True
+
+
+def _teach_each_other(problem: Problem) -> bool:
+    """Whether a component that has no information at the prior mean gets some from another one."""
+    P = problem.components
+
+    def diagonals(probe: Host) -> tuple[Host, Host]:
+        found = problem.prior.overlap(np.diag(probe))
+        information = channel_information(
+            problem.channel, problem.model, np.asarray(found.Q), np.asarray(found.V)
+        )
+        return _diagonals(information.value, information.error)
+
+    value, error = diagonals(np.zeros(P))
+    silent = value <= np.maximum(NOTHING, 4 * error)
+    for a in range(P):
+        value, error = diagonals(np.where(np.arange(P) == a, 1.0, 0.0))
+        taught = silent & (np.arange(P) != a) & (value > 4 * error + 1e-4 * value.max())
+        if taught.any():
+            return True
+    return False
 
 
 def perfect_limit(problem: Problem) -> Threshold | None:

@@ -90,7 +90,7 @@ def problem_error(problem, n):
 def test_without_a_curve_the_line_is_that_of_all_samples(tmp_path, drawn):
     suite, *_ = draw(tmp_path, ATTENTION + LEARNERS, curve=False)
     lines = lines_of(drawn[0].axes[0])
-    x, y = lines["Bayes-optimal"].get_data()
+    x, y = lines["Bayes-optimal, whole data set"].get_data()
     assert all(value == problem_error(suite.plans[0].problem, 90) for value in y)
     assert (x[0], x[-1]) == (20, 600)
     assert "Bayes-optimal, fresh samples" not in lines

@@ -13,6 +13,7 @@ from smimbench.backend import Backend, get_backend, to_host
 from smimbench.interfaces import Capabilities, Posterior
 from smimbench.problem import Problem
 from smimbench.theory import spectral
+from smimbench.theory.likelihood import complete_channel
 from smimbench.theory.spectral import (
     first_order,
     first_order_theory,
@@ -20,6 +21,7 @@ from smimbench.theory.spectral import (
     spectral_start,
     spectral_theory,
 )
+from smimbench.theory.staircase import components_are_apart
 
 
 def softmax(tokens=2, **channel):
@@ -118,6 +120,53 @@ def test_both_components_of_a_product_are_found():
         found = spectral_estimate(problem, data, np.random.default_rng(replicate))
         runs.append(instance.metrics(found.estimate)["overlap"])
     assert np.mean(runs, axis=0) == pytest.approx(expected, abs=0.06)
+
+
+class Likely:
+    """The sign of z_1 z_2 as a third party writes it: a likelihood and nothing else, in labels of any type."""
+
+    version = 1
+    reference = "test"
+    capabilities = Capabilities(models=("sequence-multi-index",))
+    symmetry = "signed-permutations"
+    components = 2
+
+    def __init__(self, name, convert):
+        self.name, self.convert = name, convert
+
+    def forward(self, z, *, rng=None):
+        return self.convert(z[:, 0, :] * z[:, 1, :] > 0)
+
+    def log_likelihood(self, y, z):
+        return np.where(self.forward(z)[:, 0] == y[:, 0], 0.0, -np.inf)
+
+
+@pytest.fixture(params=["bool", "int"])
+def likely(request):
+    convert = {"bool": lambda flag: flag, "int": lambda flag: 2 * flag.astype(np.int64) - 1}[request.param]
+    channel = Likely(f"likely-{request.param}", convert)
+    problem = pair_problem(channel)
+    problem.channel = complete_channel(channel, problem.model)
+    return problem
+
+
+@pytest.mark.parametrize("kind", ["symmetric", "asymmetric"])
+def test_a_likelihood_alone_has_the_theory_of_the_exact_posterior(likely, kind):
+    """Its moments are integrated, so sum and difference are its directions within the error of that only."""
+    for alpha in (3.5, 6.0):
+        exact = spectral_theory(pair_problem(SignProduct()), alpha, kind)
+        found = spectral_theory(likely, alpha, kind)
+        assert np.diagonal(found.overlap) == pytest.approx(np.diagonal(exact.overlap), abs=0.02)
+    assert not components_are_apart(likely)  # knowing one factor teaches the other
+
+
+@pytest.mark.parametrize(("tokens", "threshold"), [(2, 0.8224670), (3, 0.26431)])
+def test_labels_that_are_integers(tokens, threshold):
+    """An outlier appears where message passing leaves zero."""
+    problem = Problem({"name": "sequence-multi-index", "tokens": tokens}, "hardmax", "gaussian")
+    for kind in ("symmetric", "asymmetric"):
+        found = spectral_theory(problem, 1.0, kind)
+        assert found.modes[0].strength == pytest.approx(1 / threshold, rel=0.01)
 
 
 # -- one layer: closed forms ----------------------------------------------------------------------------------------

@@ -141,7 +141,9 @@ class _TorchAlgorithm:
         residual = float((after - before).norm() / after.norm())
         samples = state.samples + seen
         new = state._replace(order=order, samples=samples)
-        return new, Info(residual=residual, samples=samples)
+        signal = self.estimate(new)
+        held = np.diagonal(problem.model.inner(signal, signal))
+        return new, Info(residual=residual, held=held, samples=samples)
 
     def estimate(self, state: TorchState) -> np.ndarray:
         """The signal that the factor stands for."""
