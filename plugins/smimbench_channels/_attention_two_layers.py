@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import array_api_compat
@@ -62,7 +62,7 @@ QUICK_NODES = (12, 16, 20)  # Gauss-Hermite nodes along each axis, in ever bette
 QUICK_TOLERANCE = 5e-4
 QUICK_WIDTH = 0.2  # largest beta^2 V_11 for which few weights have a second peak out of sight
 UNLIKELY = 40.0  # of -2 log-weight at the likeliest point
-PROBES = 16  # samples that are integrated again, finer, for the error estimate
+PROBES, PROBED = 16, 64  # samples integrated again, finer, for the error estimate: no fewer, and every 64th
 BLOCK = 128  # samples at once, so that the arrays stay in the cache: a sample needs some dozens of cells
 BLOCK_DEVICE = 1 << 14
 SCRAMBLES = 16
@@ -257,7 +257,7 @@ class TwoLayerAttention:
         wide = xp.astype(omega, xp.float64)
         margins, centre, widths = self._reduced(y, wide, V)
         found = self._integrals(xp, margins, centre, widths, VARIATION)
-        few = min(PROBES, omega.shape[0])
+        few = min(max(PROBES, omega.shape[0] // PROBED), omega.shape[0])
         fine = self._integrals(xp, margins[:few, :], centre[:few, :], widths, FINE_VARIATION, quick=False)
         difference = float(xp.mean((fine.mean - found.mean[:few, :]) ** 2))
         place = {"dtype": xp.float64, "device": array_api_compat.device(omega)}
@@ -373,15 +373,15 @@ class TwoLayerAttention:
             top, sums = _raised(xp, top, sums, seen)
             found = top + xp.log(xp.clip(sums[:, 0], _TINY, None))
             # what may be in the cell decides how well it must be known, not what a few probes have seen
-            bound, swing = xp.take(bound, where), xp.take(swing, where)
+            bound = xp.take(bound, where)
             short = xp.clip(xp.take(found, owner) - bound - area, 0.0, NEGLIGIBLE)
             limit = variation * (1 + ALLOWANCE * short)
             across = [xp.max(xp.max(table, axis=k) - xp.min(table, axis=k), axis=1) for k in (1, 2)]
-            across[0] = xp.maximum(across[0], swing)
+            across = [xp.maximum(a, xp.take(b, where)) for a, b in zip(across, swing, strict=True)]
             # a peak between the probes does not show in their variation, but in what the bound allows
             hidden = bound - highest - LOOSENESS
             widest = xp.maximum(across[0], across[1])
-            split = xp.maximum(widest, hidden) > limit
+            split = (widest > limit) | (hidden > xp.clip(limit, VARIATION, None))
             if depth == DEEPEST - 1:
                 split = split & False
             leaf = xp.nonzero(~split)[0]
@@ -410,6 +410,11 @@ class TwoLayerAttention:
             )
         return self._normalised(xp, sums, top, widths)
 
+    @property
+    def _crossing(self) -> float:
+        """Depth of the line s = 0, or 0 where there is none."""
+        return math.log((1 - self.skip) / (1 + self.skip)) if self.skip < 1 else 0.0
+
     def _units(self, widths: Widths) -> tuple[float, float]:
         """Prior widths of ``t = beta (u_1 + u_2) / 2`` and ``v = beta (u_1 - u_2)``."""
         unit = self.beta * math.sqrt(widths.first)
@@ -422,8 +427,9 @@ class TwoLayerAttention:
         samples = Samples(
             t, v, centre[:, 2], centre[:, 3], (margins[:, 0] + margins[:, 1]) / ROOT8, margins[:, 0], t
         )
-        if not align or widths.second > ALIGNED * widths.first:
-            return samples._replace(ridge=xp.zeros_like(t))
+        # where s may vanish the weight is narrow on either side, and smooth along that line
+        if not align or self.skip < 1 or widths.second > ALIGNED * widths.first:
+            return samples._replace(ridge=xp.full_like(t, self._crossing))
         t, v, _, _ = self._likeliest(xp, samples, widths, *self._explained(xp, samples))
         return samples._replace(ridge=_depth(xp, t, v))
 
@@ -520,7 +526,13 @@ class TwoLayerAttention:
         fine, _ = self._gaussian(xp, samples, widths, frame, QUICK_NODES[2])
         gap = xp.max(xp.abs(fine.mean - rough.mean), axis=1)
         wide = xp.max(xp.max(xp.abs(fine.square - rough.square), axis=2), axis=1)
-        return fine, same & (xp.maximum(gap, wide) < QUICK_TOLERANCE)
+        good = same & (xp.maximum(gap, wide) < QUICK_TOLERANCE)
+        if self.skip < 1:
+            # a_2 does not tell s from -s: there may be a second peak on the other side of s = 0
+            unit_t, unit_v = self._units(widths)
+            crossing = _at_depth(xp, xp.full_like(samples.t, self._crossing), samples.v)
+            good = good & (xp.abs(samples.t - crossing) > REACH * (unit_t + unit_v / 2))
+        return fine, good
 
     def _normal_equations(
         self, xp: ModuleType, samples: Samples, widths: Widths, t: Array, v: Array
@@ -616,10 +628,11 @@ class TwoLayerAttention:
 
     def _bound(
         self, xp: ModuleType, least: Array, own: Samples, widths: Widths, cells: Array
-    ) -> tuple[Array, Array]:
-        """Upper bound of the log-weight in the rectangles ``cells`` (N, 4), and how much the power of s varies there.
+    ) -> tuple[Array, list[Array]]:
+        """Upper bound of the log-weight in the rectangles ``cells`` (N, 4), and how much s varies there.
 
-        The bound holds where the log-weight exceeds ``least``.
+        The bound holds where the log-weight exceeds ``least``. The variation is that of the power of s in the
+        weight, along either axis; it is infinite along the axis to be halved where s changes its sign.
 
         In a cell p and r are monotone in both coordinates; s rises with the first and,
         along the second, has its extremes at the ends or where v is nearest to 0. The label fixes a_2 as a
@@ -641,8 +654,8 @@ class TwoLayerAttention:
             (_logistic(xp, t + v / 2), _logistic(xp, t - v / 2)) for t, v in zip(ceiling, ends, strict=True)
         ]
         p_low, p_high, r_low, r_high = below[0][0], upper[1][0], below[1][1], upper[0][1]
-        s_low = _least(xp, [p + r for p, r in below]) + (c - 1)
-        s_high = _most(xp, [p + r for p, r in upper]) + (c - 1)
+        s_below, s_upper = ([p + r + (c - 1) for p, r in side] for side in (below, upper))
+        s_low, s_high = _least(xp, s_below), _most(xp, s_upper)
         far_a = xp.clip(xp.maximum(t_low - own.t, own.t - t_high), 0.0, None) / unit_t
         far_b = xp.clip(xp.maximum(low[:, 1], -high[:, 1]), 0.0, None)
         prior = -(far_a * far_a + far_b * far_b) / 2
@@ -651,7 +664,7 @@ class TwoLayerAttention:
         # below this s the weight has vanished, because a_2 is too large
         gone = xp.sqrt(xp.abs(own.slope) / (xp.abs(own.a2) + 10 * math.sqrt(widths.second)))
         smallest = xp.where(crossing, 0.0, xp.minimum(xp.abs(s_low), xp.abs(s_high)))
-        swing = 3 * xp.log(xp.clip(largest, _TINY, None) / xp.clip(xp.maximum(smallest, gone), _TINY, None))
+        swing = self._swing(xp, s_below, s_upper, gone, crossing)
         q_low, q_high = (1 / xp.clip(v, _TINY, None) ** 2 for v in (largest, smallest))
         size = xp.clip(xp.abs(own.slope), _TINY, None)
         sign = xp.where(own.slope < 0, -xp.ones_like(own.slope), 1.0)
@@ -683,6 +696,23 @@ class TwoLayerAttention:
         miss = xp.maximum(one[0] - two[1] - aim, aim - one[1] + two[0]) / (1 + c)
         miss = xp.clip(miss - slack, 0.0, None)
         return prior + first - miss * miss / (2 * widths.second), swing
+
+    def _swing(
+        self, xp: ModuleType, below: list[Array], upper: list[Array], gone: Array, crossing: Array
+    ) -> list[Array]:
+        """Variation of ``3 log max(|s|, gone)`` along either axis, from s at both ends and three places between."""
+        rise = _most(xp, [u - b for b, u in zip(below, upper, strict=True)])
+        along = xp.maximum(*(_most(xp, side) - _least(xp, side) for side in (below, upper)))
+        floor = xp.clip(gone, _TINY, None)
+        below, upper = ([3 * xp.log(xp.maximum(xp.abs(s), floor)) for s in side] for side in (below, upper))
+        first = _most(xp, [xp.abs(u - b) for b, u in zip(below, upper, strict=True)])
+        second = xp.maximum(*(_most(xp, side) - _least(xp, side) for side in (below, upper)))
+        # around s = 0 the weight has a trench, which no probe need see
+        trench = crossing & (_most(xp, [*below, *upper]) > 3 * xp.log(floor))
+        return [
+            xp.where(trench & (rise >= along), math.inf, first),
+            xp.where(trench & (rise < along), math.inf, second),
+        ]
 
     def _normalised(self, xp: ModuleType, sums: Array, top: Array, widths: Widths) -> Sums:
         total = sums[:, 0]
@@ -813,11 +843,11 @@ def _ends(xp: ModuleType, low: Array, high: Array) -> list[Array]:
 
 
 def _least(xp: ModuleType, values: list[Array]) -> Array:
-    return xp.minimum(xp.minimum(values[0], values[1]), values[2])
+    return reduce(xp.minimum, values)
 
 
 def _most(xp: ModuleType, values: list[Array]) -> Array:
-    return xp.maximum(xp.maximum(values[0], values[1]), values[2])
+    return reduce(xp.maximum, values)
 
 
 def _logistic(xp: ModuleType, u: Array) -> Array:

@@ -192,6 +192,24 @@ def test_posterior_agrees_with_a_dense_integral(beta, skip, v1, v2, rng):
     assert found.error < 3e-3
 
 
+@pytest.mark.parametrize(
+    ("skip", "v1", "v2"),
+    [(0.0, 0.05, 0.05), (0.2, 0.1, 0.01), (0.2, 0.05, 0.05), (0.6, 1.0, 1.0), (0.95, 1.0, 0.2)],
+)
+def test_two_peaks_around_the_singular_line(skip, v1, v2, rng):
+    """With c < 1 the label tells s^2 better than the sign of s: both signs are to be weighed."""
+    channel, V = TwoLayerAttention(1.0, skip), np.diag([v1, v2])
+    y, omega, z = labelled(rng, channel, 400, np.eye(2) * 0.3, V)
+    u = z[:, 0, :] * SCALE @ J.T
+    s = np.sum(1 / (1 + np.exp(-u)), axis=1) + skip - 1
+    nearest = np.argsort(np.abs(np.abs(s) - 0.05))[:3]
+    found = channel.posterior(y[nearest], omega[nearest], V)
+    unit = np.sqrt([v1, v2])[:, None]
+    for k, i in enumerate(nearest):
+        _, mean, _ = dense(channel, margins(y, 1.0)[i], omega[i], v1, v2, points=600)
+        assert np.abs((found.mean[k] - mean) / unit).max() < 5e-3
+
+
 @pytest.mark.parametrize("v2", [1e-2, 1e-3, 1e-4])
 def test_narrow_second_layer(v2, rng):
     """The first layer has to be known to the width of the second, or else every label is a contradiction."""
@@ -231,17 +249,22 @@ def test_mean_is_the_gradient_of_the_partition(v1, v2, v12, rng):
 
 
 @pytest.mark.parametrize(
-    ("q", "v"),
+    ("skip", "q", "v"),
     [
-        ([[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]),
-        ([[0.5, 0.5], [0.5, 1.4]], [[1.0, 0.0], [0.0, 1e-3]]),
-        ([[1.4, 0.5], [0.5, 1.3]], [[0.1, 0.0], [0.0, 0.2]]),
-        ([[0.9, 0.4], [0.4, 0.9]], [[0.6, 0.25], [0.25, 0.5]]),
+        (1.0, [[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]),
+        (1.0, [[0.5, 0.5], [0.5, 1.4]], [[1.0, 0.0], [0.0, 1e-3]]),
+        (1.0, [[1.4, 0.5], [0.5, 1.3]], [[0.1, 0.0], [0.0, 0.2]]),
+        (1.0, [[0.9, 0.4], [0.4, 0.9]], [[0.6, 0.25], [0.25, 0.5]]),
+        (0.0, [[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]),
+        (0.1, [[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]),
+        (0.2, [[0.5, 0.5], [0.5, 1.4]], [[0.9, 0.0], [0.0, 0.05]]),
+        (0.6, [[0.9, 0.4], [0.4, 0.9]], [[0.1, 0.0], [0.0, 1e-3]]),
+        (0.9, [[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]),
     ],
 )
-def test_bayes(q, v, rng):
+def test_bayes(skip, q, v, rng):
     """Errors of the posterior mean are uncorrelated with it, and as large as the posterior says."""
-    channel, V = TwoLayerAttention(), np.array(v)
+    channel, V = TwoLayerAttention(skip=skip), np.array(v)
     n = 1200
     y, omega, z = labelled(rng, channel, n, q, V)
     found = channel.posterior(y, omega, V)
