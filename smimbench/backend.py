@@ -253,7 +253,19 @@ def cupy_advice() -> str:
             "no NVIDIA driver was found either: install one and then pip install 'smimbench[cuda12]' "
             "(or [cuda13] for CUDA 13), or use --backend numpy"
         )
-    return f"pip install --upgrade --force-reinstall 'smimbench[{driver.extra}]' fits the driver (CUDA up to {driver.cuda})"
+    # two builds of CuPy side by side break each other, and a broken one counts as installed: away with it first
+    there = _installed_cupy()
+    away = f"pip uninstall -y {' '.join(there)} && " if there else ""
+    return f"{away}pip install 'smimbench[{driver.extra}]' fits the driver (CUDA up to {driver.cuda})"
+
+
+def _installed_cupy() -> list[str]:
+    """Names of the packages by which CuPy has been installed: ``cupy``, ``cupy-cuda12x``, ..."""
+    import re
+    from importlib.metadata import distributions
+
+    names = {str(found.metadata["Name"]).lower() for found in distributions()}
+    return sorted(name for name in names if re.fullmatch(r"cupy(-cuda\d+x|-rocm-[\d-]+)?", name))
 
 
 def get_backend(name: str = "numpy", dtype: str = "float64", *, tf32: bool = False) -> Backend:

@@ -51,7 +51,20 @@ def test_absent_cupy_without_a_driver(monkeypatch):
 def test_the_command_fits_the_driver(monkeypatch, cuda, extra):
     monkeypatch.setitem(sys.modules, "cupy", None)
     driver(monkeypatch, Driver("550.1", cuda))
-    assert f"pip install --upgrade --force-reinstall 'smimbench[{extra}]'" in complaint()
+    monkeypatch.setattr(module, "_installed_cupy", list)
+    assert f"; pip install 'smimbench[{extra}]' fits" in complaint()
+
+
+def test_another_build_of_cupy_is_to_be_removed_first(monkeypatch, tmp_path):
+    (tmp_path / "cupy_cuda12x-14.0.dist-info").mkdir()
+    (tmp_path / "cupy_cuda12x-14.0.dist-info" / "METADATA").write_text("Name: cupy-cuda12x\nVersion: 14.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    cupy_that(monkeypatch, is_available=lambda: False)
+    driver(monkeypatch, Driver("580.1", "13.0"))
+    message = complaint()
+    assert "pip uninstall -y" in message
+    assert " cupy-cuda12x" in message
+    assert message.endswith("&& pip install 'smimbench[cuda13]' fits the driver (CUDA up to 13.0)")
 
 
 def test_cupy_that_sees_no_device(monkeypatch):
