@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.backend import Backend, namespace, to_host
-from smimbench.interfaces import Channel, Data, Model, ParameterError, Prior, Start
+from smimbench.interfaces import Channel, Cost, Data, Model, ParameterError, Prior, Start
 from smimbench.parameters import build, canonical_json, parameters_of, signature_of
 from smimbench.registry import Registry, RegistryError, get_registry
 from smimbench.theory.derived_prior import complete_prior
@@ -326,6 +326,15 @@ class Problem:
             )
             labels.append(xp.astype(y, number, copy=False) if xp.isdtype(y.dtype, "real floating") else y)
         return inputs, labels[0] if len(labels) == 1 else xp.concat(labels, axis=0)
+
+    def pass_cost(self, data: Data, samples: int | None = None) -> Cost | None:
+        """What one pass over so many samples (default: all) takes, forward and adjoint; None if the model does not say."""
+        ask = getattr(self.model, "cost", None)
+        if ask is None:
+            return None
+        n, _, dimension = data.inputs.shape
+        bits = namespace(data.labels).finfo(data.inputs.dtype).bits
+        return ask(n if samples is None else samples, dimension, self.components, bits // 8)  # type: ignore[no-any-return]
 
     def start(
         self,

@@ -65,10 +65,37 @@ def test_suites_and_algorithms_are_discovered(benchmarks):
     cases = benchmarks["cases"]
     names = {name.partition(":")[0] for name in cases.problems()}
     assert "quickstart" in names
-    assert names <= {path.stem for path in (ROOT / "suites").glob("*.toml")}
+    assert names <= {path.stem for path in (ROOT / "suites").glob("*.toml")} | {"installed"}
     assert (
         {"gamp", "adam"} <= set(cases.algorithms()) <= {e.name for e in get_registry().entries("algorithm")}
     )
+
+
+def test_every_channel_and_prior_is_discovered(benchmarks):
+    """Also those in no suite, and those of a plugin, which asv's processes load as any other does."""
+    from smimbench.registry import Registry, get_registry, set_registry
+
+    cases = benchmarks["cases"]
+    set_registry(Registry([str(ROOT / "plugins" / "examples" / "drop_in.py")]))
+    cases._plans.cache_clear()
+    try:
+        found = {(p.model.name, p.channel.name, p.prior.name) for p, _, _ in cases._plans().values()}
+        mine = next(name for name in cases.problems() if name.startswith("installed") and "drop_in" in name)
+        registry = get_registry()
+        for kind, position in (("channel", 1), ("prior", 2)):
+            for entry in registry.entries(kind):
+                for model in registry.entries("model"):
+                    if entry.fits(model.name):
+                        assert any(f[0] == model.name and f[position] == entry.name for f in found), entry
+        part = benchmarks["kernels"].Kernels()
+        part.setup(mine)
+        part.time_posterior(mine)
+        step = benchmarks["iteration"].Iteration()
+        step.setup(mine, "gamp")
+        step.time_step(mine, "gamp")
+    finally:
+        set_registry(None)
+        cases._plans.cache_clear()
 
 
 def test_every_kind_of_benchmark_runs(benchmarks):
@@ -246,7 +273,10 @@ def test_an_archive_with_another_hash_is_refused(tmp_path, monkeypatch):
 
 def test_records_are_plain_dataclasses(benchmarks):
     """The cases hold what the suites say, not copies of it."""
+    from smimbench import load_suite
+
     case = benchmarks["cases"].Case(quickstart(benchmarks))
-    assert case.alpha in case.suite.plans[0].alphas
-    assert case.dimension <= max(case.suite.plans[0].dimensions)
+    plan = load_suite(ROOT / "suites" / "quickstart.toml").plans[0]
+    assert case.alpha in plan.alphas
+    assert case.dimension <= max(plan.dimensions)
     assert dataclasses.is_dataclass(case.problem.channel)

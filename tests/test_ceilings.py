@@ -92,9 +92,16 @@ def test_cost_counts_both_products_and_one_reading():
         instance = problem.instance(problem.model.sample_ratio(n, 8), 8)
         for dtype, width in (("float64", 8), ("float32", 4)):
             data = instance.data(get_backend("numpy", dtype))
-            for name in ("gamp", "adam"):
+            for name in ("gamp", "adam", "ridge", "nuclear"):
                 algorithm = get_registry().get("algorithm", name).item()
                 assert algorithm.cost(problem, data) == (expected, width / 4 * cost.bytes)
+            averaged = get_registry().get("algorithm", "averaged").item
+            assert averaged("adam", students=5).cost(problem, data) == (5 * expected, width / 4 * cost.bytes)
+            assert averaged("gamp", students=5).cost(problem, data) == (
+                5 * expected,
+                5 * width / 4 * cost.bytes,
+            )
+            assert averaged("spectral").cost(sequence, data) is None
 
 
 def record(seconds, cost=True, ceilings=True, **cell):

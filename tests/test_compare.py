@@ -9,16 +9,20 @@ import pytest
 from tests.benchmarks import compare
 
 
-def run(folder, name="now.json", **values):
+def run(folder, name="now.json", info=None, cpu="here", **values):
     """A document as pytest-benchmark writes it."""
+    info = info or {}
     entries = [
-        {"fullname": f"tests/benchmarks/test_x.py::{k}", "extra_info": {"ratio": v}}
+        {"fullname": f"tests/benchmarks/test_x.py::{k}", "extra_info": {"ratio": v} | info}
         for k, v in values.items()
     ]
     path = folder / name
     path.write_text(
         json.dumps(
-            {"benchmarks": [*entries, {"fullname": "tests/benchmarks/test_x.py::plain", "extra_info": {}}]}
+            {
+                "machine_info": {"cpu": {"brand_raw": cpu}},
+                "benchmarks": [*entries, {"fullname": "tests/benchmarks/test_x.py::plain", "extra_info": {}}],
+            }
         )
     )
     return path
@@ -26,7 +30,7 @@ def run(folder, name="now.json", **values):
 
 def baseline(folder, **values):
     path = folder / "baseline.json"
-    path.write_text(json.dumps({f"test_x.py::{k}": v for k, v in values.items()}))
+    path.write_text(json.dumps({"here": {f"test_x.py::{k}": v for k, v in values.items()}}))
     return path
 
 
@@ -69,10 +73,38 @@ def test_new_and_missing_benchmarks_are_named_and_nothing_to_compare_is_an_error
     assert compare.main([str(run(tmp_path)), "--baseline", before]) == 2
 
 
+def test_what_the_compiled_kernels_reach_is_not_asked_of_numpy(tmp_path, capsys):
+    folder = tmp_path / "baseline"
+    folder.mkdir()
+    before = folder / "baseline.json"
+    slow = {"test_x.py::a": 1.0, "test_x.py::gone": 1.0, "test_x.py::a without fast": 4.0}
+    before.write_text(json.dumps({"here": slow}))
+    plain = run(tmp_path, "plain.json", {"fast": False}, a=4.1)
+    assert compare.main([str(plain), "--baseline", str(before)]) == 0
+    assert "not run" not in capsys.readouterr().out
+    assert compare.main([str(run(tmp_path, info={"fast": True}, a=4.1)), "--baseline", str(before)]) == 1
+    assert compare.main([str(plain), "--baseline", str(before), "--update"]) == 0
+    assert json.loads(before.read_text()) == {"here": slow | {"test_x.py::a without fast": 4.1}}
+
+
+def test_another_processor_has_ratios_of_its_own(tmp_path, capsys):
+    before = baseline(tmp_path, a=1.0)
+    other = run(tmp_path, "other.json", cpu="there", a=2.0)
+    assert compare.main([str(other), "--baseline", str(before)]) == 1
+    assert "there, which is not in the baseline" in capsys.readouterr().out
+    assert compare.main([str(other), "--baseline", str(before), "--update"]) == 0
+    assert compare.main([str(other), "--baseline", str(before)]) == 0
+    assert compare.main([str(run(tmp_path, a=2.0)), "--baseline", str(before)]) == 1
+    third = run(tmp_path, "third.json", cpu="elsewhere", a=2.2)
+    assert compare.main([str(third), "--baseline", str(before)]) == 0
+    assert compare.main([str(other), str(third), "--baseline", str(before)]) == 2
+    assert "different processors: elsewhere, there" in capsys.readouterr().err
+
+
 def test_an_update_keeps_what_was_not_run(tmp_path):
     before = baseline(tmp_path, a=1.0, b=1.0)
     assert compare.main([str(run(tmp_path, a=2.34567)), "--baseline", str(before), "--update"]) == 0
-    assert json.loads(before.read_text()) == {"test_x.py::a": 2.346, "test_x.py::b": 1.0}
+    assert json.loads(before.read_text()) == {"here": {"test_x.py::a": 2.346, "test_x.py::b": 1.0}}
 
 
 def test_the_committed_baseline_belongs_to_the_benchmarks():
@@ -80,7 +112,7 @@ def test_the_committed_baseline_belongs_to_the_benchmarks():
     text = "".join(path.read_text() for path in compare.BASELINE.parent.glob("test_*.py"))
     found = json.loads(compare.BASELINE.read_text())
     assert found
-    for name, value in found.items():
+    for name, value in ((name, value) for known in found.values() for name, value in known.items()):
         file, _, test = name.partition("::")
         assert (compare.BASELINE.parent / file).exists()
         assert f"def {test.partition('[')[0]}(" in text

@@ -191,10 +191,8 @@ class Descent:
 
     def cost(self, problem: Problem, data: Data) -> Cost | None:
         """One pass over a batch, forward and adjoint; products with the factor are small beside that."""
-        ask = getattr(problem.model, "cost", None)
-        bits = namespace(data.labels).finfo(data.inputs.dtype).bits
         size = int(self.batch or 1) if self.online else self._batch(data.inputs.shape[0])
-        return None if ask is None else ask(size, data.dimension, problem.components, bits // 8)
+        return problem.pass_cost(data, size)
 
     def estimate(self, state: DescentState) -> Array:
         """The signal that the factor stands for; at the prior's norm where labels cannot tell it."""

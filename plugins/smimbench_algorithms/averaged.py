@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from smimbench.backend import namespace, on_device
-from smimbench.interfaces import Array, Capabilities, Info, ParameterError
+from smimbench.interfaces import Array, Capabilities, Cost, Info, ParameterError
 from smimbench.parameters import build, parameters_of
 from smimbench.registry import RegistryError, get_registry
 
@@ -151,6 +151,14 @@ class Averaged:
         return AveragedState(tuple(new for new, _ in steps), problem), _together(
             [i for _, i in steps], remark
         )
+
+    def cost(self, problem: Problem, data: Data) -> Cost | None:
+        """Products for every student; a batch of students reads the inputs once."""
+        ask = getattr(self._inner, "cost", None)
+        one = None if ask is None else ask(problem, data)
+        if one is None:
+            return None
+        return Cost(one.flops * self.students, one.bytes * (1 if self._batched else self.students))
 
     def estimate(self, state: AveragedState) -> Array:
         """Mean of the students' signals after removing the symmetry."""

@@ -159,10 +159,7 @@ class Gamp:
 
     def cost(self, problem: Problem, data: Data) -> Cost | None:
         """One pass over the inputs, forward and adjoint; None for a model that does not say what that takes."""
-        ask = getattr(problem.model, "cost", None)
-        bits = namespace(data.labels).finfo(data.inputs.dtype).bits
-        n, _, dimension = data.inputs.shape
-        return None if ask is None else ask(n, dimension, problem.components, bits // 8)  # type: ignore[no-any-return]
+        return problem.pass_cost(data)
 
     def estimate(self, state: GampState) -> Array:
         """Posterior mean of the signal."""

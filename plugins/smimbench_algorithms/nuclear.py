@@ -15,7 +15,7 @@ from smimbench_algorithms._convex import LeastSquares, Linear, seen_by_labels, s
 from smimbench_algorithms.ridge import _what_is_seen
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Data
+    from smimbench.interfaces import Cost, Data
     from smimbench.problem import Problem
 
 FRACTIONS = tuple(float(10.0**k) for k in np.arange(-0.5, -3.26, -0.25))
@@ -105,6 +105,10 @@ class Nuclear:
     def estimate(self, state: NuclearState) -> Array:
         """The matrix."""
         return state.estimate
+
+    def cost(self, problem: Problem, data: Data) -> Cost | None:
+        """One gradient: a pass over the inputs, forward and adjoint; the eigenvalues of a matrix are not counted."""
+        return problem.pass_cost(data)
 
     def _proximal(self, state: NuclearState) -> tuple[NuclearState, Array]:
         xp = namespace(state.point)

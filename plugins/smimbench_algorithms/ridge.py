@@ -14,7 +14,7 @@ from smimbench.theory.information import channel_information
 from smimbench_algorithms._convex import LeastSquares, Linear, seen_by_labels, split
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Data
+    from smimbench.interfaces import Cost, Data
     from smimbench.problem import Problem
 
 CANDIDATES = tuple(float(10.0**k) for k in np.arange(-4, 2.01, 0.5))
@@ -110,6 +110,10 @@ class Ridge:
     def estimate(self, state: RidgeState) -> Array:
         """Prior mean plus deviation."""
         return state.base + state.deviation[0, ...]
+
+    def cost(self, problem: Problem, data: Data) -> Cost | None:
+        """One product with the normal matrix: a pass over the inputs, forward and adjoint."""
+        return problem.pass_cost(data)
 
     def theory(self, problem: Problem, alpha: float) -> dict[str, Any] | None:
         """Error of the best linear estimate; None where it is the Bayes-optimal one, or lambda is another.

@@ -21,7 +21,7 @@ from smimbench.theory.spectral import (
 )
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Data
+    from smimbench.interfaces import Cost, Data
     from smimbench.problem import Problem
 
 
@@ -120,6 +120,10 @@ class Spectral:
     def estimate(self, state: SpectralState) -> Array:
         """The estimate."""
         return state.estimate
+
+    def cost(self, problem: Problem, data: Data) -> Cost | None:
+        """Extensive rank: one pass over the inputs. Low rank: None, the eigensolver decides how often it reads them."""
+        return None if problem.model.kappa == 1 else problem.pass_cost(data)
 
     def findings(self, state: SpectralState) -> dict[str, list[float | None]]:
         """Eigenvalue of every eigenvector used, strongest first; None where the matrix has no real outlier."""

@@ -1,4 +1,4 @@
-"""What is benchmarked: a small piece of every shipped suite, and every algorithm that is installed.
+"""What is benchmarked: a small piece of every shipped suite, and every channel, prior and algorithm that is installed.
 
 Suites and plugins are discovered, so a suite that is added, or a package that is installed beside smimbench, is benchmarked
 without a change here. Only public names of smimbench are used, because this code also runs against older commits.
@@ -12,12 +12,13 @@ import numpy as np
 
 import smimbench
 from smimbench.backend import get_backend
+from smimbench.problem import Problem
 from smimbench.registry import get_registry
 from smimbench.suite import shipped_suites
 
 # Sizes that take milliseconds, not minutes: D of low-rank models, d of extensive-rank ones.
 LARGEST = {"sequence-multi-index": 400, "attention-indexed": 60}
-MOST_PROBLEMS = 1
+MOST_COMPONENTS = 4
 SEEDS = 4
 STEPS = 40
 
@@ -30,19 +31,57 @@ def _suites():
     return {name: path for name, path in found.items() if not wanted or name in wanted.split(",")}
 
 
+def _kind(problem):
+    """What makes two problems the same kind of work."""
+    names = [(item["name"], item.get("distribution", "smimbench")) for item in problem.spec.values()]
+    return (*names, problem.components)
+
+
 @functools.cache
 def _plans():
-    """``{"suite: problem": (suite, plan)}``; a suite that this commit cannot read is left out."""
-    found = {}
+    """``{"suite: problem": (problem, alpha, dimension)}``.
+
+    The first problem of every suite, and every other that brings a combination of parts which no suite before it has;
+    then what is installed and in no suite. A suite that this commit cannot read is left out.
+    """
+    found, seen = {}, set()
     for name, path in _suites().items():
         try:
             suite = smimbench.load_suite(path)
         except Exception:  # a suite of today in front of the code of last year
             continue
         plans = [plan for plan in suite.plans if not getattr(plan.problem.prior, "theory_only", None)]
-        for plan in plans[:MOST_PROBLEMS]:
-            found[f"{name}: {plan.label}"] = (suite, plan)
+        for position, plan in enumerate(plans):
+            problem = plan.problem
+            if position > 0 and (_kind(problem) in seen or problem.components > MOST_COMPONENTS):
+                continue
+            seen.add(_kind(problem))
+            alpha = sorted(plan.alphas)[len(plan.alphas) // 2]
+            found[f"{name}: {plan.label}"] = (problem, alpha, max(plan.dimensions))
+    if not os.environ.get("SMIMBENCH_ASV_SUITES"):
+        for name, problem in _installed({kind[:2] for kind in seen}, {kind[::2][:2] for kind in seen}):
+            alpha = 1.0 if len(problem.model.signal_shape(1, 2)) == 2 else 0.2
+            found[f"installed: {name}"] = (problem, alpha, LARGEST.get(problem.model.name, 60))
     return found
+
+
+def _installed(channels, priors):
+    """Problems with the channels and priors that are in no suite, each beside the first part that goes with it."""
+    registry = get_registry()
+    for model in registry.entries("model"):
+        for channel in registry.entries("channel"):
+            for prior in registry.entries("prior"):
+                names = [(part.name, part.distribution) for part in (model, channel, prior)]
+                if tuple(names[:2]) in channels and tuple(names[::2]) in priors:
+                    continue
+                full = [name if home == "smimbench" else f"{home}:{name}" for name, home in names]
+                try:
+                    problem = Problem({"name": full[0], "tokens": 2}, *full[1:])
+                except Exception:  # made for another model, or needs a parameter
+                    continue
+                channels.add(tuple(names[:2]))
+                priors.add(tuple(names[::2]))
+                yield ", ".join(full), problem
 
 
 def problems():
@@ -69,10 +108,8 @@ class Case:
     def __init__(self, name):
         if name not in _plans():
             raise NotImplementedError(f"{name} is not known at this commit")
-        self.suite, plan = _plans()[name]
-        self.problem = plan.problem
-        self.alpha = sorted(plan.alphas)[len(plan.alphas) // 2]
-        self.dimension = min(max(plan.dimensions), LARGEST.get(self.problem.model.name, 60))
+        self.problem, self.alpha, dimension = _plans()[name]
+        self.dimension = min(dimension, LARGEST.get(self.problem.model.name, 60))
 
     def algorithm(self, name):
         """An algorithm with its defaults; NotImplementedError (asv skips) where it does not fit."""

@@ -4,8 +4,10 @@
     python tests/benchmarks/compare.py now.json [again.json ...] [--fail-over PERCENT] [--update]
 
 What ``pytest-benchmark compare --benchmark-compare-fail=min:15%`` does with seconds of one machine, this does with ratios,
-so that a baseline measured anywhere holds here. Of several runs the best of each benchmark counts. Exit code 1 if any
-benchmark is slower by more than the limit.
+so that a baseline measured on one machine holds on the next. How much faster than a skinny product a square one is, is a
+property of the processor, though: ratios are kept by its name, and one that is not known is compared with the largest ratio of
+all that are. Ratios with and without the extra ``fast`` are kept apart. Of several runs the best of each benchmark counts.
+Exit code 1 if any benchmark is slower by more than the limit, 2 if there is nothing to compare.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import json
 import sys
 from pathlib import Path
 
+WITHOUT_FAST = " without fast"
 BASELINE = Path(__file__).with_name("baseline.json")
 FAIL_OVER = 15.0
 
@@ -28,10 +31,31 @@ def ratios(*documents: dict) -> dict[str, float]:
     """Ratios of pytest-benchmark documents by name, the best of all; benchmarks without one are left out."""
     found: dict[str, float] = {}
     for entry in (entry for document in documents for entry in document["benchmarks"]):
-        value = entry.get("extra_info", {}).get("ratio")
+        info = entry.get("extra_info", {})
+        value = info.get("ratio")
         if value is not None:
             name = entry["fullname"].replace("\\", "/").rsplit("/", 1)[-1]
+            name += "" if info.get("fast", True) else WITHOUT_FAST
             found[name] = min(float(value), found.get(name, float("inf")))
+    return found
+
+
+def processor(*documents: dict) -> str:
+    """Name of the processor that all documents were measured on; ValueError if there are several."""
+    names = {(d.get("machine_info") or {}).get("cpu", {}).get("brand_raw") or "unknown" for d in documents}
+    if len(names) > 1:
+        raise ValueError(f"the runs are from different processors: {', '.join(sorted(names))}")
+    return names.pop()
+
+
+def expected(baseline: dict[str, dict[str, float]], name: str) -> dict[str, float]:
+    """Ratios of a processor, or of every benchmark the largest that any known one has."""
+    if name in baseline:
+        return baseline[name]
+    found: dict[str, float] = {}
+    for known in baseline.values():
+        for benchmark, value in known.items():
+            found[benchmark] = max(value, found.get(benchmark, 0.0))
     return found
 
 
@@ -46,7 +70,9 @@ def table(now: dict[str, float], baseline: dict[str, float], fail_over: float) -
     lines += [
         f"    new              -> {now[name]:10.4g}  {name}" for name in sorted(now.keys() - baseline.keys())
     ]
-    lines += [f"    not run                        {name}" for name in sorted(baseline.keys() - now.keys())]
+    kinds = {name.endswith(WITHOUT_FAST) for name in now}
+    missing = [name for name in sorted(baseline.keys() - now.keys()) if name.endswith(WITHOUT_FAST) in kinds]
+    lines += [f"    not run                        {name}" for name in missing]
     return lines, any(line.endswith("SLOWER") for line in lines)
 
 
@@ -60,17 +86,30 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--update", action="store_true", help="make this run the baseline")
     options = parser.parse_args(arguments)
-    now = ratios(*(json.loads(path.read_text()) for path in options.runs))
+    documents = [json.loads(path.read_text()) for path in options.runs]
+    now = ratios(*documents)
     if not now:
         sys.stderr.write(f"{options.runs[0]}: holds no benchmark with a ratio\n")
         return 2
+    try:
+        name = processor(*documents)
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    baseline = json.loads(options.baseline.read_text()) if options.baseline.exists() else {}
     if options.update:
-        kept = json.loads(options.baseline.read_text()) if options.baseline.exists() else {}
-        kept.update({name: float(f"{value:.4g}") for name, value in now.items()})
-        options.baseline.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
+        own = baseline.setdefault(name, {})
+        own.update({benchmark: float(f"{value:.4g}") for benchmark, value in now.items()})
+        baseline[name] = dict(sorted(own.items()))
+        options.baseline.write_text(json.dumps(dict(sorted(baseline.items())), indent=1) + "\n")
         return 0
-    lines, failed = table(now, json.loads(options.baseline.read_text()), options.fail_over)
-    sys.stdout.write("\n".join(lines) + "\n")
+    lines, failed = table(now, expected(baseline, name), options.fail_over)
+    known = (
+        ""
+        if name in baseline
+        else f", which is not in the baseline: beside the slowest of {', '.join(sorted(baseline))}"
+    )
+    sys.stdout.write("\n".join([f"{name}{known}", *lines]) + "\n")
     return int(failed)
 
 

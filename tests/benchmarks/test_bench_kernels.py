@@ -118,6 +118,7 @@ INJECTED = [
     ("attention softmax", "forward"),
     ("attention hardmax", "posterior"),
     ("attention softmax", "denoise"),
+    ("sequence two layers", "posterior"),
 ]
 
 
@@ -139,7 +140,8 @@ def slowed(call, amount: float):
 @pytest.mark.parametrize(("name", "part"), INJECTED, ids=[" ".join(p) for p in INJECTED])
 def test_a_kernel_that_is_20_percent_slower_is_flagged(benchmark, calibration, pieces, judge, name, part):
     """Two measurements of the same code pass, one of code that is 20% slower fails, by the rule of ``compare.py``."""
-    call, unit = getattr(pieces(name), part), calibration.gemm
+    call = getattr(pieces(name), part)
+    unit = calibration.exp if part == "posterior" else calibration.gemm
     benchmark.pedantic(call, rounds=3)
     before, again, after = (
         best_pair(work, unit, seconds=2.0).ratio for work in (call, call, slowed(call, 0.2))
