@@ -67,7 +67,9 @@ def test_suites_and_algorithms_are_discovered(benchmarks):
     assert "quickstart" in names
     assert names <= {path.stem for path in (ROOT / "suites").glob("*.toml")} | {"installed"}
     assert (
-        {"gamp", "adam"} <= set(cases.algorithms()) <= {e.name for e in get_registry().entries("algorithm")}
+        {"gamp", "adam", "averaged"}
+        <= set(cases.algorithms())
+        <= {e.name for e in get_registry().entries("algorithm")}
     )
 
 

@@ -89,13 +89,17 @@ def problems():
     return sorted(_plans()) or ["none"]
 
 
+def _made(item):
+    return item(**getattr(item, "example", {}))
+
+
 def algorithms():
-    """Names of all algorithms that work without a parameter, those of installed plugins included."""
+    """Names of all algorithms that work with their defaults or have an example, those of installed plugins included."""
     found = []
     for entry in get_registry().entries("algorithm"):
         try:
-            entry.item()
-        except Exception:  # needs a parameter
+            _made(entry.item)
+        except Exception:  # needs a parameter, and gives no example
             continue
         prefix = "" if entry.distribution == "smimbench" else f"{entry.distribution}:"
         found.append(prefix + entry.name)
@@ -112,9 +116,9 @@ class Case:
         self.dimension = min(dimension, LARGEST.get(self.problem.model.name, 60))
 
     def algorithm(self, name):
-        """An algorithm with its defaults; NotImplementedError (asv skips) where it does not fit."""
+        """An algorithm with its defaults or its example; NotImplementedError (asv skips) where it does not fit."""
         try:
-            item = get_registry().get("algorithm", name, self.problem.model.name).item()
+            item = _made(get_registry().get("algorithm", name, self.problem.model.name).item)
         except LookupError as error:
             raise NotImplementedError(str(error)) from None
         reason = item.refuses(self.problem) if hasattr(item, "refuses") else None
