@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from smimbench.problem import Problem
 
 ROUNDS = 20
+SAME = 1e-6
 
 
 class AveragedState(NamedTuple):
@@ -147,7 +148,12 @@ class Averaged:
             students, info = self._inner.step(problem, data, state.students)
             return AveragedState(students, problem), info
         steps = [self._inner.step(problem, data, student) for student in state.students]
-        remark = f"averaged: {self._entry.name} takes one student at a time, so time grows with their number"
+        name = self._entry.name
+        remark = f"averaged: {name} takes one student at a time, so time grows with their number"
+        if self.students > 1 and _same(*(self._inner.estimate(new) for new, _ in steps[:2])):
+            remark += (
+                f"; {name} finds the same from every start, so that a mean of its students is one of them"
+            )
         return AveragedState(tuple(new for new, _ in steps), problem), _together(
             [i for _, i in steps], remark
         )
@@ -168,6 +174,13 @@ class Averaged:
             found = [self._inner.estimate(student) for student in state.students]
             signals = namespace(found[0]).stack(found)
         return mean_signal(state.problem, signals)
+
+
+def _same(one: Array, two: Array) -> bool:
+    """Whether two estimates are equal up to rounding and a common sign."""
+    xp = namespace(one)
+    apart = xp.minimum(xp.max(xp.abs(one - two)), xp.max(xp.abs(one + two)))
+    return bool(apart < SAME * xp.max(xp.abs(one)))
 
 
 def _together(infos: Sequence[Info], remark: str) -> Info:
