@@ -446,7 +446,7 @@ def _present(
         console.print(f"results: {results_name}", soft_wrap=True)
     if figure and rows:
         _draw(suite, pairs, rows, theorist, store, as_json or quiet)
-    return NOT_OK if bad or missing else OK
+    return NOT_OK if bad or missing or not counts.get("ok") else OK
 
 
 def _remarks(console: Console, rows: Sequence[dict[str, Any]], quiet: bool) -> None:

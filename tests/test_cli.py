@@ -217,6 +217,15 @@ def test_the_exit_code_tells_and_nothing_is_dropped(tmp_path, capsys, algorithm,
             assert row["time_to_theory"]["0.05"]["seconds"] is None
 
 
+def test_a_run_of_nothing_is_no_success(tmp_path, capsys):
+    """Cells that an algorithm refuses are no failure beside others, but where it refuses all nothing has been measured."""
+    suite = with_algorithm(tmp_path, "choosy")
+    arguments = [suite, "--results", tmp_path / "r", "--plugins", TROUBLE, "--workers", "1", "--no-figure"]
+    found, out, _ = call(capsys, "run", *arguments)
+    assert "cells: 4 skipped" in out
+    assert found == 1
+
+
 def test_cells_of_a_status_can_be_run_again(tmp_path, capsys):
     suite = with_algorithm(tmp_path, "raiser", "quiet")
     arguments = [
