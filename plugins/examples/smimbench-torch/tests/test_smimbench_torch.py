@@ -59,17 +59,19 @@ def test_all_of_torch_optim_is_there():
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("problem", [ATTENTION, LAYERS, LINEAR], ids=["attention", "layers", "linear"])
 def test_every_optimiser_lowers_the_error_or_says_why_not(name, problem):
-    algorithm = make(name, steps=8)
+    # enough samples that the smallest loss is not at infinity, and no step of L-BFGS without a look at where it leads
+    careful = {"line_search_fn": "strong_wolfe"} if name == "torch.lbfgs" else {}
+    algorithm = make(name, steps=8, **careful)
     reason = algorithm.refuses(problem)
     if name == "torch.sparseadam":
         assert "sparse" in reason
         return
     assert reason is None
-    attempt = run(problem, algorithm, 0.4 if problem is ATTENTION else 3.0)
-    assert attempt.status.value == "ok"
+    attempt = run(problem, algorithm, 0.4 if problem is ATTENTION else 10.0)
+    assert attempt.status.value == "ok", attempt.reason
     assert attempt.iterations == 8
     assert np.isfinite(attempt.estimate).all()
-    assert attempt.trajectory["samples"][-1] >= 8 * (58 if problem is ATTENTION else 36)
+    assert attempt.trajectory["samples"][-1] >= 8 * (58 if problem is ATTENTION else 120)
 
 
 @pytest.mark.parametrize("loss", [None, "squared", "cross-entropy"])
