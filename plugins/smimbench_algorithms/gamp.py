@@ -151,7 +151,7 @@ class Gamp:
             held=_diagonal(xp, model.inner(estimate, estimate)),
             moved=moved,
             strain=xp.log(
-                xp.clip(_diagonal(xp, scale * squares / n), SMALLEST_QHAT, None) / _diagonal(xp, Qhat)
+                xp.maximum(_diagonal(xp, scale * squares / n), SMALLEST_QHAT) / _diagonal(xp, Qhat)
             ),
             integration_error=worst,
         )
@@ -251,7 +251,7 @@ def _floored(xp: Any, matrix: Array) -> Array:
     """Symmetric part with eigenvalues of at least SMALLEST_QHAT: sampling noise can make an information negative."""
     matrix = (matrix + xp.matrix_transpose(matrix)) / 2
     if matrix.shape[0] == 1:
-        return xp.clip(matrix, SMALLEST_QHAT, None)
+        return xp.maximum(matrix, SMALLEST_QHAT)
     values, vectors = xp.linalg.eigh(matrix)
     values = xp.clip(values, SMALLEST_QHAT, None)
     return xp.matmul(vectors * values[None, :], xp.matrix_transpose(vectors))
@@ -260,5 +260,5 @@ def _floored(xp: Any, matrix: Array) -> Array:
 def _at_least(xp: Any, V: Array, smallest: float) -> Array:
     """V with a diagonal of at least ``smallest``: at perfect recovery it would underflow and g would be 0 / 0."""
     identity = xp.eye(V.shape[0], dtype=V.dtype, device=_device(V))
-    missing = xp.clip(smallest - _diagonal(xp, V), 0.0, None)
+    missing = xp.maximum(smallest - _diagonal(xp, V), 0.0)
     return V + identity * missing[None, :]

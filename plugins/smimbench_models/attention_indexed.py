@@ -39,17 +39,18 @@ _ROWS_PER_DIMENSION = 3
 
 
 # The sum over samples is symmetric: bands of its rows are computed from the diagonal on, and mirrored. With five bands
-# that is 60% of the operations; narrower ones slow the products down as much as they save.
-_BANDS = 5
-_LEAST_BANDED = 80
+# that is 60% of the operations; narrower ones slow the products down as much as they save. Edges are multiples of what
+# BLAS computes at once.
+_BANDS = ((800, 5), (400, 4), (150, 3), (96, 2))
+_EDGE = 24
 
 
 @cache
 def _bands(dimension: int) -> tuple[slice, ...]:
     """Bands of rows of the symmetric (d, d) sum."""
-    count = _BANDS if dimension >= _LEAST_BANDED else 1
-    edges = [round(i * dimension / count) for i in range(count + 1)]
-    return tuple(slice(a, b) for a, b in pairwise(edges))
+    count = next((bands for least, bands in _BANDS if dimension >= least), 1)
+    edges = [_EDGE * round(i * dimension / count / _EDGE) for i in range(count)]
+    return tuple(slice(a, b) for a, b in pairwise([*edges, dimension]))
 
 
 @cache

@@ -610,7 +610,7 @@ def _depressed(ell: Array, noise: float, rho: float) -> tuple[Array, Array, Arra
 def _only_root(xp: ModuleType, ell: Array, noise: float, rho: float) -> Array:
     """The real root of the cubic inside a bulk, where the other two are a complex pair."""
     shift, p, h = _depressed(ell, noise, rho)
-    size = xp.abs(h) + xp.sqrt(xp.clip(h * h + p * p * p, 0.0, None))
+    size = xp.abs(h) + xp.sqrt(xp.maximum(h * h + p * p * p, 0.0))
     first = size ** (1 / 3)
     second = xp.where(size > 0, p / xp.where(size > 0, first, xp.ones_like(first)), xp.zeros_like(first))
     sign = xp.where(h > 0, -xp.ones_like(h), xp.ones_like(h))
