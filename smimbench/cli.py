@@ -279,7 +279,6 @@ def run(
         raise click.UsageError("--only leaves no cell of this suite")
     if dask and timing:
         raise click.UsageError("--timing measures this machine; it cannot be combined with --dask")
-    workers = 1 if timing or "cupy" in backends else workers or os.cpu_count() or 1
     store = _store(suite_name, suite, results)
     records = store.load(set_aside=not dry_run)
     _report_complaints(store, quiet)
@@ -290,6 +289,8 @@ def run(
         )
         records = store.load()
     missing = runner.missing_cells(cells, records, timing=timing)
+    alone = "--timing" if timing else "--backend cupy" if "cupy" in backends else None
+    workers = _side_by_side(missing, workers, alone, quiet=quiet or bool(dask))
     if dry_run:
         return _dry_run(cells, missing, workers, as_json)
     store.write_shared(runner.shared_document(suite))
@@ -305,6 +306,28 @@ def run(
         figure=not no_figure,
         results_name=str(store.folder),
     )
+
+
+def _side_by_side(missing: Sequence[Any], asked: int | None, alone: str | None, *, quiet: bool) -> int:
+    """How many cells to run at a time: one per core, unless there are reasons for fewer, which are said."""
+    import psutil
+
+    from smimbench import runner
+
+    if alone:
+        if asked is not None and asked > 1 and not quiet:
+            _complain(f"--workers {asked} is not used: {alone} runs one cell at a time")
+        return 1
+    needed, free = runner.memory_of_a_cell(missing), psutil.virtual_memory().available
+    cores = os.cpu_count() or 1
+    workers = asked or max(1, min(cores, free // max(1, needed)))
+    if not quiet and missing:
+        size = f"a cell takes up to {needed / 2**30:.1f} GB and {free / 2**30:.1f} GB are free"
+        if needed * min(workers, len(missing)) > free:
+            _complain(f"the memory may not suffice for {workers} at a time: {size}")
+        elif workers < min(cores, len(missing)) and asked is None:
+            _complain(f"{workers} at a time instead of {cores}: {size}")
+    return workers
 
 
 def _dry_run(cells: Sequence[Any], missing: Sequence[Any], workers: int, as_json: bool) -> int:

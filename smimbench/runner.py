@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from multiprocessing.connection import Connection
 
-    from smimbench.interfaces import Data, Start
+    from smimbench.interfaces import Data, Model, Start
     from smimbench.store import Store
 
 __all__ = ["Estimate", "estimate_cost", "missing_cells", "run_cell", "run_cells"]
@@ -514,7 +514,7 @@ def estimate_cost(cells: Sequence[Cell], workers: int) -> Estimate:
     Integrals of channels without a closed form come on top and are not known beforehand.
     """
     rate = _gemm_rate()
-    seconds, peaks = 0.0, []
+    seconds, peak = 0.0, 0
     registry = get_registry()
     for identity, group in _grouped(cells):
         problem, algorithm = group[0].rebuild(registry)
@@ -529,12 +529,29 @@ def estimate_cost(cells: Sequence[Cell], workers: int) -> Estimate:
             epochs = (getattr(algorithm, "epochs", None) or 0) * math.ceil(n / batch)
             steps = getattr(algorithm, "steps", None) or epochs or min(cell.max_iterations, 60)
             products *= getattr(algorithm, "students", 1)
-            width = 8 if cell.dtype == "float64" else 4
             seconds += steps * (products / rate + 2e-4)
-            peaks.append(n * model.tokens * cell.dimension * width)
+            peak = max(peak, _memory(model, cell))
         del identity
-    largest = int(1.1 * max(peaks, default=0)) + 150 * 2**20
-    return Estimate(len(cells), seconds / max(1, workers), largest * max(1, workers))
+    return Estimate(len(cells), seconds / max(1, workers), peak * max(1, workers))
+
+
+def memory_of_a_cell(cells: Sequence[Cell]) -> int:
+    """Bytes that the largest of the cells takes, its process included."""
+    registry = get_registry()
+    return max(
+        (
+            _memory(group[0].rebuild(registry)[0].model, cell)
+            for _, group in _grouped(cells)
+            for cell in group
+        ),
+        default=0,
+    )
+
+
+def _memory(model: Model, cell: Cell) -> int:
+    width = 8 if cell.dtype == "float64" else 4
+    numbers = model.sample_count(cell.alpha, cell.dimension) * model.tokens * cell.dimension
+    return int(1.1 * width * numbers) + 150 * 2**20
 
 
 def _grouped(cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:

@@ -8,6 +8,7 @@ import json
 import math
 import subprocess
 import sys
+import types
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -652,3 +653,41 @@ def test_the_console_script_is_the_same_program():
 
     (point,) = entry_points(group="console_scripts", name="smimbench")
     assert point.value == "smimbench.cli:main"
+
+
+@pytest.mark.parametrize(
+    ("free", "asked", "workers", "said"),
+    [
+        (1 << 40, None, 4, None),
+        (450 << 20, None, 2, "2 at a time instead of 4: a cell takes up to 0.1 GB and 0.4 GB are free"),
+        (450 << 20, 2, 2, None),
+        (450 << 20, 4, 4, "the memory may not suffice for 4 at a time"),
+        (100 << 20, None, 1, "the memory may not suffice for 1 at a time"),
+    ],
+)
+def test_no_more_cells_at_a_time_than_the_memory_holds(
+    tmp_path, capsys, monkeypatch, free, asked, workers, said
+):
+    monkeypatch.setattr("psutil.virtual_memory", lambda: types.SimpleNamespace(available=free))
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    arguments = ["run", write_suite(tmp_path, SUITE), "--results", tmp_path / "r", "--dry-run", "--json"]
+    code, out, err = call(capsys, *arguments, *(["--workers", asked] if asked else []))
+    assert code == 0
+    assert json.loads(out)["workers"] == workers
+    assert (said in err) if said else not err
+
+
+def test_workers_that_are_not_used_are_named(tmp_path, capsys):
+    arguments = [
+        "run",
+        write_suite(tmp_path, SUITE),
+        "--results",
+        tmp_path / "r",
+        "--dry-run",
+        "--timing",
+        "--json",
+    ]
+    _, out, err = call(capsys, *arguments, "--workers", "3")
+    assert json.loads(out)["workers"] == 1
+    assert "--workers 3 is not used: --timing runs one cell at a time" in err
+    assert call(capsys, *arguments)[2] == ""
