@@ -34,6 +34,7 @@ from smimbench.interfaces import Posterior, Uncertain
 from smimbench_channels._checks import check_latents, check_number, check_whole
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
     from smimbench.interfaces import Array
@@ -350,7 +351,7 @@ class TwoLayerAttention:
         # every cell: centre and half-width along either axis, sorted by the sample that owns it
         cells = self._root_cells(xp, samples, widths)
         owner = xp.repeat(xp.arange(n, device=device), ROOT_CELLS**2)
-        probe = xp.asarray([-1.0, 0.0, 1.0], **place)
+        probe = xp.asarray([-1.0, -0.4, 0.4, 1.0], **place)
         x, weight = (xp.asarray(v, **place) for v in np.polynomial.legendre.leggauss(NODES))
         top = xp.full((n,), -math.inf, **place)
         sums = xp.zeros((n, 15), **place)
@@ -629,10 +630,10 @@ class TwoLayerAttention:
     def _bound(
         self, xp: ModuleType, least: Array, own: Samples, widths: Widths, cells: Array
     ) -> tuple[Array, list[Array]]:
-        """Upper bound of the log-weight in the rectangles ``cells`` (N, 4), and how much s varies there.
+        """Upper bound of the log-weight in the rectangles ``cells`` (N, 4), and how much a_2 makes it vary there.
 
-        The bound holds where the log-weight exceeds ``least``. The variation is that of the power of s in the
-        weight, along either axis; it is infinite along the axis to be halved where s changes its sign.
+        The bound holds where the log-weight exceeds ``least``, and what is below counts as equally small. The
+        variation, along either axis, is that of the power of s and of the Gaussian of a_2.
 
         In a cell p and r are monotone in both coordinates; s rises with the first and,
         along the second, has its extremes at the ends or where v is nearest to 0. The label fixes a_2 as a
@@ -661,10 +662,7 @@ class TwoLayerAttention:
         prior = -(far_a * far_a + far_b * far_b) / 2
         crossing, negative = (s_low < 0) & (s_high > 0), s_high <= 0
         largest = xp.maximum(xp.abs(s_low), xp.abs(s_high))
-        # below this s the weight has vanished, because a_2 is too large
-        gone = xp.sqrt(xp.abs(own.slope) / (xp.abs(own.a2) + 10 * math.sqrt(widths.second)))
         smallest = xp.where(crossing, 0.0, xp.minimum(xp.abs(s_low), xp.abs(s_high)))
-        swing = self._swing(xp, s_below, s_upper, gone, crossing)
         q_low, q_high = (1 / xp.clip(v, _TINY, None) ** 2 for v in (largest, smallest))
         size = xp.clip(xp.abs(own.slope), _TINY, None)
         sign = xp.where(own.slope < 0, -xp.ones_like(own.slope), 1.0)
@@ -672,9 +670,13 @@ class TwoLayerAttention:
         slack = abs(lift) * xp.maximum((t_high - t_low) / (2 * unit_t), cells[:, 3])
         target = sign * (own.a2 + lift * ((t_low + t_high) / 2 - own.t) / unit_t)
         best = (target + slack + xp.sqrt((target + slack) ** 2 + 6 * widths.second)) / (2 * size)
-        q = xp.minimum(xp.maximum(best, q_low), q_high)
-        gap = xp.clip(xp.abs(size * q - target) - slack, 0.0, None)
-        first = 1.5 * xp.log(q) - gap * gap / (2 * widths.second)
+
+        def level(q: Array) -> Array:
+            gap = xp.clip(xp.abs(size * q - target) - slack, 0.0, None)
+            return 1.5 * xp.log(q) - gap * gap / (2 * widths.second)
+
+        first = level(xp.minimum(xp.maximum(best, q_low), q_high))
+        swing = _swing(xp, s_below, s_upper, level, best, least - prior)
         # how far a_2 may be off without putting the weight below the least by itself
         spare = xp.clip(prior + 1.5 * xp.log(q_high) - least, 0.0, None)
         room = slack + xp.sqrt(2 * widths.second * spare)
@@ -696,23 +698,6 @@ class TwoLayerAttention:
         miss = xp.maximum(one[0] - two[1] - aim, aim - one[1] + two[0]) / (1 + c)
         miss = xp.clip(miss - slack, 0.0, None)
         return prior + first - miss * miss / (2 * widths.second), swing
-
-    def _swing(
-        self, xp: ModuleType, below: list[Array], upper: list[Array], gone: Array, crossing: Array
-    ) -> list[Array]:
-        """Variation of ``3 log max(|s|, gone)`` along either axis, from s at both ends and three places between."""
-        rise = _most(xp, [u - b for b, u in zip(below, upper, strict=True)])
-        along = xp.maximum(*(_most(xp, side) - _least(xp, side) for side in (below, upper)))
-        floor = xp.clip(gone, _TINY, None)
-        below, upper = ([3 * xp.log(xp.maximum(xp.abs(s), floor)) for s in side] for side in (below, upper))
-        first = _most(xp, [xp.abs(u - b) for b, u in zip(below, upper, strict=True)])
-        second = xp.maximum(*(_most(xp, side) - _least(xp, side) for side in (below, upper)))
-        # around s = 0 the weight has a trench, which no probe need see
-        trench = crossing & (_most(xp, [*below, *upper]) > 3 * xp.log(floor))
-        return [
-            xp.where(trench & (rise >= along), math.inf, first),
-            xp.where(trench & (rise < along), math.inf, second),
-        ]
 
     def _normalised(self, xp: ModuleType, sums: Array, top: Array, widths: Widths) -> Sums:
         total = sums[:, 0]
@@ -835,6 +820,32 @@ def _hermite(count: int) -> tuple[Any, Any, Any]:
 def _bend(xp: ModuleType, samples: Samples, v: Array) -> Array:
     """Where t puts ``p + r`` on the ridge at v; 0 on a ridge of depth 0, for which nothing is bent."""
     return _at_depth(xp, samples.ridge, v)
+
+
+def _swing(
+    xp: ModuleType,
+    below: list[Array],
+    upper: list[Array],
+    level: Callable[[Array], Array],
+    best: Array,
+    least: Array,
+) -> list[Array]:
+    """Variation along either axis of ``level(1/s^2)``, which has its only maximum at ``best``, where it exceeds ``least``.
+
+    No probe need see it: where s changes its sign there is a trench between two walls.
+    """
+
+    def variation(values: list[Array]) -> Array:
+        sizes = [xp.abs(v) for v in values]
+        changes = (_least(xp, values) <= 0) & (_most(xp, values) >= 0)
+        smallest = xp.where(changes, 0.0, _least(xp, sizes))
+        q_low, q_high = (1 / xp.clip(v, _TINY, None) ** 2 for v in (_most(xp, sizes), smallest))
+        highest = level(xp.minimum(xp.maximum(best, q_low), q_high))
+        lowest = xp.minimum(level(q_low), level(q_high))
+        return xp.clip(highest - xp.maximum(lowest, least), 0.0, None)
+
+    first = _most(xp, [variation([b, u]) for b, u in zip(below, upper, strict=True)])
+    return [first, xp.maximum(variation(below), variation(upper))]
 
 
 def _ends(xp: ModuleType, low: Array, high: Array) -> list[Array]:
