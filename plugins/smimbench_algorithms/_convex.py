@@ -147,4 +147,8 @@ HELD_OUT = 0.2
 def split(data: Data) -> int:
     """Number of samples to learn from where the rest is held out to choose a parameter."""
     n = data.inputs.shape[0]
+    if n < 2:
+        raise ValueError(
+            f"validation needs at least two samples, this data has {n}; give regularisation a number"
+        )
     return max(1, min(n - 1, round((1 - HELD_OUT) * n)))

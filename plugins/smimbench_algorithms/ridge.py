@@ -48,16 +48,18 @@ class Ridge:
         \min_S \; \tfrac12 \sum_i w_i (t_i - (A S)_i)^2 + \tfrac{\lambda}{2} \frac{D}{c} \operatorname{tr}
         \frac{(S - \bar S)(S - \bar S)^T}{D}, \qquad c = 1 \text{ or } 2/D,
 
-    with lambda in units of the noise of the latents: at ``lambda`` = noise this is the posterior mean for a Gaussian prior
-    with the signal's first two moments (the best estimate that is linear in the labels), at 0 the solution closest to the
-    prior mean. Only the identifiable combinations of the latents enter: linear labels as they are; for the softmax of one
-    attention-indexed layer, logarithms of probabilities, which are linear in S up to a common shift. Other channels are
-    refused. The engine's tolerance applies to the norm of the normal equations' residual over that of their right side.
+    with lambda in units of the noise of the latents: at noise over the prior's variance this is the posterior mean for a
+    Gaussian prior with the signal's first two moments (the best estimate that is linear in the labels), at 0 the solution
+    closest to the prior mean. Only the identifiable combinations of the latents enter: linear labels as they are; for the
+    softmax of one attention-indexed layer, logarithms of probabilities, which are linear in S up to a common shift. Other
+    channels are refused. The engine's tolerance applies to the norm of the normal equations' residual over that of their
+    right side.
 
     Parameters
     ----------
     regularisation : float, "theory" or "validation"
-        lambda >= 0; "theory" (default): the noise, 0 where there is none, which is Bayes-optimal among linear estimates;
+        lambda >= 0; "theory" (default): noise over the variance of each component around its mean, 0 without noise, which is
+        Bayes-optimal among linear estimates for components that are independent;
         "validation": the best of 13 values from 1e-4 to 1e2 on a fifth of the samples, then refitted on all.
 
     References
@@ -97,7 +99,7 @@ class Ridge:
             penalty = _validated(problem, data, linear)
             note += "; regularisation chosen by validation on a fifth of the samples"
         elif self.regularisation == "theory":
-            penalty = float(linear.noise.min())
+            penalty = float(linear.noise.min()) / _variances(problem)
         else:
             penalty = float(self.regularisation)
         return _begin(problem, LeastSquares(problem, linear, data.inputs, data.labels), penalty, note)
@@ -157,14 +159,28 @@ def _what_is_seen(problem: Problem, linear: Linear) -> str:
     return what + (" without noise" if linear.noise.max() == 0 else f" with noise {linear.noise.min():.3g}")
 
 
+def _variances(problem: Problem) -> np.ndarray[Any, Any]:
+    """Variance (P,) of an entry of every component around the prior mean."""
+    P = problem.components
+    second, held = (
+        np.asarray(f(P), dtype=float) for f in (problem.prior.second_moment, problem.prior.mean_overlap)
+    )
+    return np.asarray(np.diagonal(second - held))
+
+
 def _begin(
-    problem: Problem, squares: LeastSquares, penalty: float, note: str, penalties: Array | None = None
+    problem: Problem,
+    squares: LeastSquares,
+    penalty: float | np.ndarray[Any, Any],
+    note: str,
+    penalties: Array | None = None,
 ) -> RidgeState:
     xp = namespace(squares.inputs)
     place = {"dtype": squares.inputs.dtype, "device": array_api_compat.device(squares.inputs)}
     base = xp.asarray(problem.prior.mean(problem.components, squares.inputs.shape[-1]), **place)
     right, _ = squares.normal(base, targets=True)
-    penalties = xp.asarray([penalty], **place) if penalties is None else penalties
+    if penalties is None:
+        penalties = xp.asarray(np.broadcast_to(penalty, (1, problem.components)).copy(), **place)
     count = penalties.shape[0]
     right = xp.stack([right] * count)
     scale = xp.sqrt(xp.sum(right * right, axis=tuple(range(1, right.ndim))))
@@ -176,7 +192,8 @@ def _conjugate(state: RidgeState) -> tuple[RidgeState, Array]:
     xp = namespace(state.residual)
     axes = tuple(range(1, state.residual.ndim))
     wide = (-1, *[1] * len(axes))
-    penalty = xp.reshape(state.penalty, wide)
+    P = state.penalty.shape[-1]
+    penalty = xp.reshape(state.penalty, (-1, P, *[1] * (len(axes) - 1)))
     product = state.squares.normal(state.direction)[0] + penalty * state.direction
     before = xp.sum(state.residual * state.residual, axis=axes)
     curvature = xp.sum(state.direction * product, axis=axes)
@@ -199,7 +216,7 @@ def _validated(problem: Problem, data: Data, linear: Linear) -> float:
     cut = split(data)
     fit = LeastSquares(problem, linear, data.inputs[:cut, ...], data.labels[:cut, ...])
     held = LeastSquares(problem, linear, data.inputs[cut:, ...], data.labels[cut:, ...])
-    state = _begin(problem, fit, 0.0, "", xp.asarray(CANDIDATES, **place))
+    state = _begin(problem, fit, 0.0, "", xp.asarray(CANDIDATES, **place)[:, None])
     for _ in range(VALIDATION_STEPS):
         state, relative = _conjugate(state)
         if float(xp.max(relative)) < 1e-3:

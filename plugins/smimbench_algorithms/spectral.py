@@ -18,6 +18,7 @@ from smimbench.theory.spectral import (
     first_order_theory,
     spectral_estimate,
     spectral_theory,
+    why_not,
 )
 
 if TYPE_CHECKING:
@@ -91,9 +92,9 @@ class Spectral:
     def refuses(self, problem: Problem) -> str | None:
         """Parameters of the other kind of model."""
         if problem.model.kappa == 1:
-            return (
-                None if self.origin is None else "origin applies to attention-indexed models only; remove it"
-            )
+            if self.origin is not None:
+                return "origin applies to attention-indexed models only; remove it"
+            return why_not(problem)
         for key in ("kind", "regularisation"):
             if getattr(self, key) is not None:
                 return f"{key} applies to low-rank models only; remove it"

@@ -76,7 +76,7 @@ def _table(problem: str, rows: list[dict[str, Any]]) -> RenderableType:
         table.add_row(*shown, statuses(row["status_counts"]))
     note = (
         "best first; ratio to the Bayes-optimal error; median time to come within 50, 20 and 5% of it (to the target where "
-        "it is 0), runs that never do counted as infinity"
+        "it is 0), which a start may be already; runs that never do counted as infinity"
     )
     return titled(table, f"{problem}: all contenders", note)
 

@@ -114,7 +114,8 @@ def _theory_of(
     bayes = theorist.points(problem, [ratio])[0][0]
     own = None
     algorithm = build_algorithm(cell.algorithm, problem, get_registry())
-    if hasattr(algorithm, "theory"):
+    refuses = getattr(algorithm, "refuses", None)
+    if hasattr(algorithm, "theory") and not (refuses and refuses(problem)):
         own = algorithm.theory(problem, ratio)
     return {"bayes": bayes, "own": own}
 
@@ -126,7 +127,11 @@ def theory_value(point: dict[str, Any], metric: str, component: int) -> tuple[fl
         values = point["mse"] if isinstance(point["mse"], list) else [point["mse"]]
         return values[component], errors[component]
     if metric == "overlap":
-        return point["overlap"][component][component], errors[component]
+        cosines = point.get("squared_cosine")
+        return (
+            point["overlap"][component][component] if cosines is None else cosines[component],
+            errors[component],
+        )
     kind = metric.removeprefix("generalization_error_")
     found = (point.get("generalization_error") or {}).get(kind)
     return (
@@ -157,7 +162,7 @@ def _group_rows(
     layers: list[dict[str, Any]] = []
     order: dict[str, Any] | None = None
     if components > 1:
-        held = [theory["bayes"]["overlap"][p][p] for p in range(components)]
+        held = [float(theory_value(theory["bayes"], "overlap", p)[0] or 0.0) for p in range(components)]
         fresh = draws_fresh(members[0][0].algorithm)  # what draws its own has no epochs
         samples = (
             math.nan if fresh else next((float(r["samples"]) for r in records if "samples" in r), math.nan)

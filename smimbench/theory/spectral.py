@@ -40,7 +40,7 @@ Derived, checked by tests/theory/test_spectral.py (closed forms of arXiv:2502.00
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import array_api_compat
@@ -68,6 +68,7 @@ __all__ = [
     "spectral_estimate",
     "spectral_start",
     "spectral_theory",
+    "why_not",
 ]
 
 KINDS = ("symmetric", "asymmetric")
@@ -90,6 +91,8 @@ Host = np.ndarray[Any, np.dtype[np.float64]]
 @dataclass(frozen=True)
 class Mode:
     """One eigenvector ``U`` (P, D), of unit norm, in the limit: ``U sqrt(D) = A W + noise``.
+
+    The components of W are those whose second moments are 1: ``M^(-1/2)`` times the signal, M its second moment.
 
     Attributes
     ----------
@@ -133,20 +136,24 @@ class SpectralTheory:
     overlap : ndarray (P, P)
         Squared cosine of every component on the diagonal; zero elsewhere.
     mse : ndarray (P,)
-        Of the estimate at its best scale, 1 for the prior mean.
+        Of the estimate at its best scale, the second moment for an estimate of zero.
     error : ndarray (P,)
         Standard error of both (sampling of the labels).
+    root : ndarray (P, P)
+        Symmetric root of the prior's second moment.
     """
 
     modes: tuple[Mode, ...]
     overlap: Host
     mse: Host
     error: Host
+    root: Host
 
     @property
     def gram(self) -> Host:
         """``W_hat W_hat^T / D`` of the estimate (P, P)."""
-        return sum((mode.scale**2 * mode.gram for mode in self.modes), np.zeros_like(self.overlap))
+        whitened = sum((mode.scale**2 * mode.gram for mode in self.modes), np.zeros_like(self.overlap))
+        return np.asarray(self.root @ whitened @ self.root)
 
 
 def spectral_theory(
@@ -168,7 +175,7 @@ def spectral_theory(
     Raises
     ------
     ValueError
-        If the signal is of extensive rank or ``kind`` is unknown.
+        If the signal is of extensive rank, its prior has a nonzero mean, or ``kind`` is unknown.
     """
     if problem.model.kappa != 1:
         raise ValueError(
@@ -176,8 +183,26 @@ def spectral_theory(
         )
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    if reason := why_not(problem):
+        raise ValueError(reason)
     key = canonical_json({k: {n: v for n, v in s.items()} for k, s in problem.spec.items()})
     return _cached_theory(_Keyed(key, problem), float(alpha), kind, float(regularisation))
+
+
+def why_not(problem: Problem) -> str | None:
+    """Why the matrices of linearised message passing do not fit a low-rank problem, or None."""
+    held = np.asarray(problem.prior.mean_overlap(problem.components), dtype=float)
+    second = np.asarray(problem.prior.second_moment(problem.components), dtype=float)
+    if np.abs(held).max() > 1e-9 * np.abs(second).max():
+        return "the low-rank matrices are linearised around zero, and this prior has a mean that is not zero; use gamp"
+    return None
+
+
+def _root(problem: Problem) -> Host:
+    """Symmetric root of the prior's second moment (P, P)."""
+    values, vectors = np.linalg.eigh(np.asarray(problem.prior.second_moment(problem.components), dtype=float))
+    root = np.asarray((vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T)
+    return np.eye(len(root)) if np.allclose(root, np.eye(len(root)), rtol=0, atol=1e-12) else root
 
 
 class _Keyed:
@@ -196,11 +221,11 @@ class _Keyed:
 @functools.lru_cache(maxsize=256)
 def _cached_theory(keyed: _Keyed, alpha: float, kind: str, regularisation: float) -> SpectralTheory:
     G = _label_matrices(keyed)
-    basis = _common_basis(keyed)
-    whole = _solve(G.reshape(-1, *G.shape[2:]), basis, alpha, kind, regularisation)
-    parts = [_solve(g, basis, alpha, kind, regularisation) for g in G]
+    basis, root = _common_basis(keyed), _root(keyed.problem)
+    whole = _solve(G.reshape(-1, *G.shape[2:]), basis, alpha, kind, regularisation, root)
+    parts = [_solve(g, basis, alpha, kind, regularisation, root) for g in G]
     error = np.std([part.mse for part in parts], axis=0, ddof=1) / np.sqrt(len(parts))
-    return SpectralTheory(whole.modes, whole.overlap, whole.mse, error)
+    return replace(whole, error=error)
 
 
 @functools.lru_cache(maxsize=8)
@@ -210,28 +235,34 @@ def _label_matrices(keyed: _Keyed) -> Host:
     from scipy.stats import qmc
 
     problem = keyed.problem
-    P, C = problem.components, problem.model.sites
+    P, C, root = problem.components, problem.model.sites, _root(problem)
     found = []
     for scramble in range(SCRAMBLES):
         points = qmc.Sobol(P * C, scramble=True, rng=np.random.default_rng([30, scramble])).random(POINTS)
-        z = ndtri(np.clip(points, 1e-16, 1 - 1e-16)).reshape(POINTS, P, C)
+        z = root @ ndtri(np.clip(points, 1e-16, 1 - 1e-16)).reshape(POINTS, P, C)
         rng = np.random.default_rng([31, scramble])
-        found.append(_weights(problem.channel, problem.channel.forward(z, rng=rng), P, C, rng=rng, like=z))
+        labels = problem.channel.forward(z, rng=rng)
+        found.append(_weights(problem.channel, labels, root, C, rng=rng, like=z))
     return np.stack(found)
 
 
 def _weights(
-    channel: Any, labels: Array, P: int, C: int, *, rng: np.random.Generator, like: Array | None = None
+    channel: Any, labels: Array, root: Host, C: int, *, rng: np.random.Generator, like: Array | None = None
 ) -> Array:
-    """``G`` (n, P, C, P, C) of labels, computed where the labels (or ``like``) live."""
+    """``G`` (n, P, C, P, C) of labels, computed where the labels (or ``like``) live, for components of unit second moment."""
     like = labels if like is None else like
     xp = namespace(like)
     place = {"dtype": like.dtype, "device": array_api_compat.device(like)}
+    P = len(root)
     omega = xp.zeros((labels.shape[0], P, C), **place)
-    V = xp.eye(P, **place)
+    V = xp.asarray(root @ root, **place)
     moment = channel.posterior(labels, omega, V, second_moment=True, rng=rng).second_moment
     if moment is None:
         raise ValueError(f"channel {channel.name!r} gives no second moment of its posterior")
+    if not np.array_equal(root, np.eye(P)):
+        inverse = xp.asarray(np.kron(np.linalg.inv(root), np.eye(C)), **place)
+        flat = xp.reshape(moment, (-1, P * C, P * C))
+        moment = xp.reshape(xp.matmul(xp.matmul(inverse, flat), inverse), moment.shape)
     return moment - xp.reshape(xp.eye(P * C, **place), (1, P, C, P, C))
 
 
@@ -259,7 +290,9 @@ def _common_basis(keyed: _Keyed) -> Host | None:
     return None
 
 
-def _solve(G: Host, basis: Host | None, alpha: float, kind: str, regularisation: float) -> SpectralTheory:
+def _solve(
+    G: Host, basis: Host | None, alpha: float, kind: str, regularisation: float, root: Host
+) -> SpectralTheory:
     P = G.shape[1]
     if basis is None:
         modes = [_joint_mode(G, alpha, kind, regularisation)]
@@ -267,11 +300,11 @@ def _solve(G: Host, basis: Host | None, alpha: float, kind: str, regularisation:
         modes = [_direction_mode(G, e, alpha, kind, regularisation) for e in basis]
         modes.sort(key=lambda mode: -mode.strength)
     M = sum((mode.scale * mode.A for mode in modes), np.zeros((P, P)))
-    gram = np.diagonal(sum((mode.scale**2 * mode.gram for mode in modes), np.zeros((P, P))))
-    cross = np.diagonal(M)
+    whitened = sum((mode.scale**2 * mode.gram for mode in modes), np.zeros((P, P)))
+    gram, cross, second = (np.diagonal(root @ found @ root) for found in (whitened, M, np.eye(P)))
     with np.errstate(divide="ignore", invalid="ignore"):
-        cosine = np.where(gram > 0, cross**2 / gram, 0.0)
-    return SpectralTheory(tuple(modes), np.diag(cosine), 1 - 2 * cross + gram, np.zeros(P))
+        cosine = np.where(gram > 0, cross**2 / (gram * second), 0.0)
+    return SpectralTheory(tuple(modes), np.diag(cosine), second - 2 * cross + gram, np.zeros(P), root)
 
 
 def _direction_mode(G: Host, e: Host, alpha: float, kind: str, regularisation: float) -> Mode:
@@ -602,8 +635,9 @@ def spectral_estimate(
     """
     xp = namespace(data.inputs)
     P, C, D = problem.components, problem.model.sites, data.dimension
+    root = _root(problem)
     pieces = [
-        _weights(problem.channel, data.labels[part, ...], P, C, rng=rng, like=data.inputs)
+        _weights(problem.channel, data.labels[part, ...], root, C, rng=rng, like=data.inputs)
         for part in sample_chunks(problem.model, data.inputs, P * C)
     ]
     G = pieces[0] if len(pieces) == 1 else xp.concat(pieces, axis=0)
@@ -612,6 +646,7 @@ def spectral_estimate(
         _first_direction(problem, data, rng) if problem.channel.symmetry in ("none", "permutations") else None
     )
     place = {"dtype": data.inputs.dtype, "device": array_api_compat.device(data.inputs)}
+    spread = xp.asarray(root, **place)
     estimate = xp.zeros((P, D), **place)
     gram = np.zeros((P, P))
     eigenvalues: list[float] = []
@@ -638,7 +673,7 @@ def spectral_estimate(
         if used.found and e is not None:
             removed.append(u[0, :])
         U = u if e is None else e[:, None] * u
-        if hints is not None and float(xp.sum(hints * U)) < 0:
+        if hints is not None and float(xp.sum(hints * xp.matmul(spread, U))) < 0:
             U = -U
         scale = max(used.scale**2, 1 / D)
         estimate = estimate + (scale * D) ** 0.5 * U
@@ -646,7 +681,8 @@ def spectral_estimate(
         eigenvalues.append(eigenvalue)
     V = np.eye(P) - gram
     values, vectors = np.linalg.eigh(V)
-    V = (vectors * np.clip(values, 1e-3, None)) @ vectors.T
+    V = root @ (vectors * np.clip(values, 1e-3, None)) @ vectors.T @ root
+    estimate = xp.matmul(spread, estimate)
     return SpectralEstimate(
         estimate, xp.asarray(V, **place), tuple(eigenvalues), tuple(dict.fromkeys(remarks)), tuple(outliers)
     )
@@ -673,7 +709,9 @@ def _first_direction(problem: Problem, data: Data, rng: np.random.Generator) -> 
     for part in sample_chunks(problem.model, data.inputs, P):
         inputs = data.inputs[part, ...]
         omega = xp.zeros((inputs.shape[0], P, C), **place)
-        mean = problem.channel.posterior(data.labels[part, ...], omega, xp.eye(P, **place), rng=rng).mean
+        V = xp.asarray(problem.prior.second_moment(P), **place)
+        mean = problem.channel.posterior(data.labels[part, ...], omega, V, rng=rng).mean
+        # the gradient V^{-1} E[z | y], seen through V again
         total = total + problem.model.adjoint(inputs, mean)
     return total
 

@@ -13,6 +13,7 @@ from smimbench.backend import get_backend, to_host
 from smimbench.interfaces import ParameterError
 from smimbench.loop import LoopSettings, run_algorithm
 from smimbench.problem import Problem
+from tests.stretched import stretched
 
 WISHART = {"name": "wishart", "rho": 0.5}
 
@@ -45,6 +46,22 @@ def test_it_is_the_posterior_mean_of_a_gaussian_signal(backend):
     assert np.allclose(to_host(found.estimate), expected, atol=1e-8)
     heavier = np.linalg.solve(X.T @ X + 2.0 * np.eye(25), X.T @ y.T).T
     assert np.allclose(to_host(solve(problem, instance, Ridge(2.0), backend).estimate), heavier, atol=1e-8)
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+def test_the_penalty_knows_the_variance_of_the_signal(shift):
+    with stretched({"name": "linear", "noise": 0.5}, shift=shift) as problem:
+        instance = problem.instance(0.6, 40)
+    X = instance.inputs.reshape(-1, 40) / math.sqrt(40)
+    y = instance.labels.reshape(-1)
+    expected = shift + np.linalg.solve(X.T @ X + 0.5 / 9 * np.eye(40), X.T @ (y - shift * X.sum(axis=1)))
+    assert np.allclose(solve(problem, instance, Ridge()).estimate[0], expected, atol=1e-6)
+
+
+def test_one_sample_is_too_few_to_validate_on():
+    problem = sequence({"name": "linear", "noise": 0.3})
+    with pytest.raises(ValueError, match="validation needs at least two samples, this data has 1"):
+        solve(problem, problem.instance(0.1, 10), Ridge("validation"))
 
 
 def design(instance, tokens=2):

@@ -487,3 +487,62 @@ def test_first_order_estimate_follows_its_theory(origin):
     assert np.mean(runs) == pytest.approx(V[0, 0], rel=0.06)
     assert Q[0, 0] == pytest.approx(1.5 - V[0, 0])
     assert error[0] < 1e-6
+
+
+# -- signals of any second moment -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["symmetric", "asymmetric"])
+def test_a_longer_signal_is_a_longer_estimate(kind):
+    """With the noise scaled along, nothing changes but the unit."""
+    from tests.stretched import stretched
+
+    one = Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "linear", "noise": 0.5}, "gaussian")
+    unit = spectral_theory(one, 1.5, kind)
+    with stretched({"name": "linear", "noise": 4.5}, scale=3.0) as three:
+        wide = spectral_theory(three, 1.5, kind)
+        assert np.allclose(wide.overlap, unit.overlap, rtol=1e-3)
+        assert np.allclose(wide.mse, 9 * unit.mse, rtol=1e-3)
+        assert np.allclose(wide.gram, 9 * unit.gram, rtol=1e-3)
+        errors = []
+        for replicate in range(6):
+            instance = three.instance(1.5, 400, replicate)
+            data = instance.data(get_backend("numpy"))
+            found = spectral_estimate(three, data, np.random.default_rng(replicate), kind)
+            errors.append(three.model.squared_error(instance.signal, found.estimate)[0])
+            assert found.V[0, 0] == pytest.approx(wide.mse[0], rel=0.02)
+        assert abs(np.mean(errors) - wide.mse[0]) < 3 * np.std(errors, ddof=1) / 6**0.5 + 0.1 * wide.mse[0]
+
+
+def test_two_components_of_another_length():
+    """Squared errors of a product channel scale with the second moment too."""
+    from tests.stretched import stretched
+
+    channel = {"name": "softmax", "layers": 2}
+    with stretched(channel, scale=0.5) as problem:
+        theory = spectral_theory(problem, 3.0)
+        assert np.all(theory.mse <= 0.25 + 1e-9)
+        assert np.allclose(np.diagonal(theory.gram), 0.25 - theory.mse, atol=0.02)
+
+
+def test_a_mean_is_refused():
+    from smimbench_algorithms.spectral import Spectral
+
+    from tests.stretched import stretched
+
+    with stretched({"name": "linear", "noise": 0.5}, shift=1.0) as problem:
+        assert "a mean that is not zero" in Spectral().refuses(problem)
+        with pytest.raises(ValueError, match="a mean that is not zero"):
+            spectral_theory(problem, 1.0)
+
+
+def test_overlaps_of_longer_signals_stand_beside_squared_cosines():
+    from smimbench.predict import Theorist
+    from smimbench.report.rows import theory_value
+    from tests.stretched import stretched
+
+    with stretched({"name": "linear", "noise": 0.5, "components": 2}) as problem:
+        point = Theorist().points(problem, [2.0])[0][0]
+        for component in range(2):
+            cosine, _ = theory_value(point, "overlap", component)
+            assert cosine == pytest.approx(1 - point["mse"][component] / 9, abs=1e-6)
