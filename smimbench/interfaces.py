@@ -332,8 +332,9 @@ class Channel(Protocol):
     """How the latents become the label, y = g(z), and what a label says about them.
 
     A dataclass field named ``tokens`` is filled in from the model. ``symmetry`` names the transformations of the
-    signal that no label can see: ``"none"``, ``"signs"`` (each component apart), ``"permutations"``,
-    ``"signed-permutations"`` or ``"rotations"``.
+    signal that no label can see: ``"none"``, ``"signs"`` (each component apart), ``"common-sign"`` (all
+    at once, as of a product), ``"permutations"``, ``"permutations-common-sign"``, ``"signed-permutations"`` or
+    ``"rotations"``.
 
     Optional methods, each with a generic substitute in the engine:
 

@@ -15,7 +15,15 @@ from smimbench.interfaces import ParameterError
 if TYPE_CHECKING:
     from smimbench.interfaces import Array
 
-SYMMETRIES = ("none", "signs", "permutations", "signed-permutations", "rotations")
+SYMMETRIES = (
+    "none",
+    "signs",
+    "common-sign",
+    "permutations",
+    "permutations-common-sign",
+    "signed-permutations",
+    "rotations",
+)
 
 # Accelerators have no use for small chunks and pay for every launch, so that only the memory of the temporaries
 # counts; how much of a host's cache a chunk should fill depends on what is done with it, see the models.
@@ -82,8 +90,9 @@ def align(signal: Array, estimate: Array, symmetry: str, inner: Array) -> Array:
     signal, estimate : array (P, ...)
         Not modified.
     symmetry : str
-        ``"none"``, ``"signs"`` (one per component), ``"permutations"`` (of the components),
-        ``"signed-permutations"`` or ``"rotations"`` (orthogonal P x P, reflections included).
+        ``"none"``, ``"signs"`` (one per component), ``"common-sign"`` (one for all), ``"permutations"`` (of the
+        components), ``"permutations-common-sign"`` (the last two), ``"signed-permutations"`` (the first and the third) or
+        ``"rotations"`` (orthogonal P x P, reflections included).
     inner : array (P, P)
         ``inner(signal, estimate)`` of the model, in any normalisation.
 
@@ -106,17 +115,33 @@ def align(signal: Array, estimate: Array, symmetry: str, inner: Array) -> Array:
     if symmetry == "rotations":
         left, _, right = xp.linalg.svd(inner, full_matrices=False)
         return xp.reshape(xp.matmul(xp.matmul(left, right), flat), shape)
-    matrix = to_host(inner)
-    order = np.arange(shape[0])
-    if symmetry != "signs":
-        from scipy.optimize import linear_sum_assignment
-
-        signed = symmetry == "signed-permutations"
-        order = linear_sum_assignment(np.abs(matrix) if signed else matrix, maximize=True)[1]
+    order, signs = _best_move(to_host(inner), symmetry)
     device = array_api_compat.device(estimate)
     flat = xp.take(flat, xp.asarray(order, device=device), axis=0)
-    if symmetry != "permutations":
-        # A sign of 0 would wipe out a component that happens to be orthogonal to its target.
-        signs = np.where(matrix[np.arange(shape[0]), order] < 0, -1.0, 1.0)[:, None]
-        flat = flat * xp.asarray(signs, dtype=estimate.dtype, device=device)
+    if np.any(signs < 0):
+        flat = flat * xp.asarray(signs[:, None], dtype=estimate.dtype, device=device)
     return xp.reshape(flat, shape)
+
+
+def _best_move(
+    matrix: np.ndarray[Any, Any], symmetry: str
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Order (P,) of the estimate's components, and their signs (P,), with the largest sum of ``matrix[p, order[p]]``."""
+    rows = np.arange(len(matrix))
+
+    def matched(scores: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        if "permutations" not in symmetry:
+            return rows
+        from scipy.optimize import linear_sum_assignment
+
+        return np.asarray(linear_sum_assignment(scores, maximize=True)[1])
+
+    if symmetry in ("signs", "signed-permutations"):
+        order = matched(np.abs(matrix))
+        # A sign of 0 would wipe out a component that happens to be orthogonal to its target.
+        return order, np.where(matrix[rows, order] < 0, -1.0, 1.0)
+    choices = [(1.0, matched(matrix))]
+    if symmetry.endswith("common-sign"):
+        choices.append((-1.0, matched(-matrix)))
+    sign, order = max(choices, key=lambda choice: choice[0] * float(matrix[rows, choice[1]].sum()))
+    return order, np.full(len(rows), sign)

@@ -390,8 +390,8 @@ class AttentionIndexed:
     def align(self, signal: Array, estimate: Array, symmetry: str) -> Array:
         """Estimate (P, d, d) moved as close to the signal as the channel's ``symmetry`` allows.
 
-        ``symmetry`` is ``"none"``, ``"signs"``, ``"permutations"``, ``"signed-permutations"`` or
-        ``"rotations"``; ValueError otherwise. The positive matrices of the usual priors have at most
+        ``symmetry`` is ``"none"``, ``"signs"``, ``"common-sign"``, ``"permutations"``, ``"permutations-common-sign"``,
+        ``"signed-permutations"`` or ``"rotations"``; ValueError otherwise. The positive matrices of the usual priors have at most
         permutations.
         """
         return align(signal, estimate, symmetry, self.inner(signal, estimate))

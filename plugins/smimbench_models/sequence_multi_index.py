@@ -276,8 +276,8 @@ class SequenceMultiIndex:
     def align(self, signal: Array, estimate: Array, symmetry: str) -> Array:
         """Estimate (P, D) moved as close to the signal as the channel's ``symmetry`` allows.
 
-        ``symmetry`` is ``"none"``, ``"signs"``, ``"permutations"``, ``"signed-permutations"`` or
-        ``"rotations"``; ValueError otherwise.
+        ``symmetry`` is ``"none"``, ``"signs"``, ``"common-sign"``, ``"permutations"``, ``"permutations-common-sign"``,
+        ``"signed-permutations"`` or ``"rotations"``; ValueError otherwise.
         """
         return align(signal, estimate, symmetry, self.inner(signal, estimate))
 

@@ -295,7 +295,15 @@ def bad_input(subject: Subject) -> None:
 )
 def symmetry(subject: Subject) -> None:
     """Labels do not change under the stated transformations, and do under sign changes if none are stated."""
-    names = ("none", "signs", "permutations", "signed-permutations", "rotations")
+    names = (
+        "none",
+        "signs",
+        "common-sign",
+        "permutations",
+        "permutations-common-sign",
+        "signed-permutations",
+        "rotations",
+    )
     own = getattr(subject.item, "symmetry", None)
     if own is not None and own not in names:
         raise CheckFailed(f"symmetry must be one of {', '.join(names)}, or left out to be found, got {own!r}")
@@ -318,7 +326,9 @@ def symmetry(subject: Subject) -> None:
                     raise CheckFailed(
                         f"symmetry is {stated!r}, but labels change with the sign of component {p + 1}"
                     )
-        if stated in ("permutations", "signed-permutations") and P > 1 and not same(np.roll(z, 1, axis=1)):
+        if stated.endswith("common-sign") and not same(-z):
+            raise CheckFailed(f"symmetry is {stated!r}, but labels change with the sign of all components")
+        if "permutations" in stated and P > 1 and not same(np.roll(z, 1, axis=1)):
             raise CheckFailed(f"symmetry is {stated!r}, but labels change when components change places")
         if stated == "rotations" and not same(np.linalg.qr(rng.standard_normal((P, P)))[0] @ z):
             raise CheckFailed("symmetry is 'rotations', but labels change with a rotation of the components")
@@ -332,6 +342,11 @@ def symmetry(subject: Subject) -> None:
                         "its "
                         "sign only. Say 'signs'"
                     )
+        if stated in ("none", "permutations") and P > 1 and same(-z):
+            raise CheckFailed(
+                f"symmetry is {stated!r}, but no label sees the sign of all components at once. Say 'common-sign' or "
+                "'permutations-common-sign'"
+            )
 
 
 @published(

@@ -172,6 +172,8 @@ def align(subject: Subject) -> None:
     moved = {
         "none": S,
         "signs": signs * S,
+        "common-sign": -S,
+        "permutations-common-sign": -S[order],
         "permutations": S[order],
         "signed-permutations": (signs * S)[order],
         "rotations": np.tensordot(turn, S, axes=1),

@@ -155,10 +155,12 @@ class _Derived:
         else:
             flips = all(self._unseen(np.diag(np.where(np.arange(P) == p, -1.0, 1.0))) for p in range(P))
             permutes = P > 1 and self._unseen(cycle) and self._unseen(swap)
-            if flips or permutes:
-                found = {(True, True): "signed-permutations", (True, False): "signs"}.get(
-                    (flips, permutes), "permutations"
-                )
+            if flips:
+                found = "signed-permutations" if permutes else "signs"
+            elif P > 1 and self._unseen(-np.eye(P)):
+                found = "permutations-common-sign" if permutes else "common-sign"
+            elif permutes:
+                found = "permutations"
         self.__dict__["_symmetry"] = found
         return found
 

@@ -104,14 +104,21 @@ def test_draws(rng):
 
 def orbit(symmetry, P):
     """Every element of a finite group as a P x P matrix."""
-    signs = list(itertools.product([1, -1], repeat=P)) if "sign" in symmetry else [(1,) * P]
+    signs = [(1,) * P]
+    if symmetry.endswith("common-sign"):
+        signs.append((-1,) * P)
+    elif "sign" in symmetry:
+        signs = list(itertools.product([1, -1], repeat=P))
     orders = list(itertools.permutations(range(P))) if "permutations" in symmetry else [tuple(range(P))]
     for order in orders:
         for sign in signs:
             yield np.diag(sign) @ np.eye(P)[list(order)]
 
 
-@pytest.mark.parametrize("symmetry", ["none", "signs", "permutations", "signed-permutations"])
+@pytest.mark.parametrize(
+    "symmetry",
+    ["none", "signs", "common-sign", "permutations", "permutations-common-sign", "signed-permutations"],
+)
 def test_align_is_the_best_of_the_whole_group(backend, rng, symmetry):
     model = SequenceMultiIndex(1)
     for _ in range(5):

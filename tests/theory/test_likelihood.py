@@ -326,6 +326,10 @@ class Product(Sum):
             "signed-permutations": lambda: (z**4).sum((1, 2)),
             "permutations": lambda: (z**3).sum((1, 2)),
             "signs": lambda: z[:, 0, 0] ** 2 + 2 * z[:, 1, 0] ** 2 + np.abs(z[:, 2, 0]),
+            "common-sign": lambda: z[:, 0, 0] * z[:, 1, 0] + z[:, 1, 0] * z[:, 2, 0],
+            "permutations-common-sign": lambda: (
+                z[:, 0, 0] * z[:, 1, 0] + z[:, 1, 0] * z[:, 2, 0] + z[:, 2, 0] * z[:, 0, 0]
+            ),
             "none": lambda: z[:, 0, 0] * z[:, 1, 0] + z[:, 2, 0],
         }[self.what]()
 
@@ -336,7 +340,18 @@ class Product(Sum):
         return -0.5 * ((y - self._label(z)) / self.noise) ** 2
 
 
-@pytest.mark.parametrize("what", ["rotations", "signed-permutations", "permutations", "signs", "none"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "rotations",
+        "signed-permutations",
+        "permutations",
+        "permutations-common-sign",
+        "signs",
+        "common-sign",
+        "none",
+    ],
+)
 def test_the_symmetry_is_found_where_it_is_not_given(what):
     assert IntegratedChannel(Product(what), 1).symmetry == what
 

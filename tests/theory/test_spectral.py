@@ -44,7 +44,7 @@ class Pair:
     version = 1
     reference = "test"
     capabilities = Capabilities(models=("sequence-multi-index",))
-    symmetry = "signed-permutations"
+    symmetry = "permutations-common-sign"
     components = 2
 
     def posterior(self, y, omega, V, *, second_moment=False, rng=None):
@@ -128,7 +128,7 @@ class Likely:
     version = 1
     reference = "test"
     capabilities = Capabilities(models=("sequence-multi-index",))
-    symmetry = "signed-permutations"
+    symmetry = "permutations-common-sign"
     components = 2
 
     def __init__(self, name, convert):

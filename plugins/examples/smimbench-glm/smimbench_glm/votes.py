@@ -112,7 +112,11 @@ class SignProduct(_Votes):
 
     name: ClassVar[str] = "sign-product"
     reference: ClassVar[str] = "derived, checked by tests/test_votes.py"
-    symmetry: ClassVar[str] = "permutations"
+
+    @property
+    def symmetry(self) -> str:
+        """Components can change places, and an even number of them the sign of all."""
+        return "permutations" if self.components % 2 else "permutations-common-sign"
 
     def _score(self, signs: Any) -> Any:
         return namespace(signs).prod(signs, axis=-2)
