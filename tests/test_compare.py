@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -99,6 +100,20 @@ def test_another_processor_has_ratios_of_its_own(tmp_path, capsys):
     assert compare.main([str(third), "--baseline", str(before)]) == 0
     assert compare.main([str(other), str(third), "--baseline", str(before)]) == 2
     assert "different processors: elsewhere, there" in capsys.readouterr().err
+
+
+def test_nothing_to_compare_and_no_number_are_no_success(tmp_path, capsys):
+    now = run(tmp_path, a=1.0)
+    assert compare.main([str(now), "--baseline", str(tmp_path / "none.json")]) == 2
+    assert "holds none of these benchmarks" in capsys.readouterr().err
+    assert compare.main([str(run(tmp_path, a=math.nan)), "--baseline", str(baseline(tmp_path, a=1.0))]) == 1
+
+
+def test_a_benchmark_that_a_processor_has_not_is_compared_with_others(tmp_path):
+    before = tmp_path / "baseline.json"
+    before.write_text(json.dumps({"here": {"test_x.py::a": 1.0}, "there": {"test_x.py::b": 2.0}}))
+    assert compare.main([str(run(tmp_path, a=1.0, b=2.1)), "--baseline", str(before)]) == 0
+    assert compare.main([str(run(tmp_path, a=1.0, b=2.9)), "--baseline", str(before)]) == 1
 
 
 def test_an_update_keeps_what_was_not_run(tmp_path):

@@ -66,6 +66,10 @@ UNLIKELY = 40.0  # of -2 log-weight at the likeliest point
 PROBES, PROBED = 16, 64  # samples integrated again, finer, for the error estimate: no fewer, and every 64th
 BLOCK = 128  # samples at once, so that the arrays stay in the cache: a sample needs some dozens of cells
 BLOCK_DEVICE = 1 << 14
+CROWDED = (
+    1 << 11
+)  # cells of a sample at one depth beyond which they are not halved any more: the rest is an error
+NEAR_EDGE = 1.5  # distance of a mean from the edge of the square below which the weight may lie outside
 SCRAMBLES = 16
 CRUDE_NODES, CRUDE_VARIATION, CRUDE_BLOCK, CRUDE_LIMIT = (8, 10), 8.0, 512, 4.0
 _TINY, _HUGE = 1e-60, 1e130
@@ -85,11 +89,14 @@ class Sums(NamedTuple):
         Of ``(a_1, b_1, a_2, b_2)`` less their prior means, in prior standard deviations.
     square : array (n, 4, 4)
         Not centred, of the same.
+    rough : array (n,)
+        1 where the integral was given up before it was accurate, or the weight may lie outside the square; else 0.
     """
 
     log_weight: Array
     mean: Array
     square: Array
+    rough: Array
 
 
 class Frame(NamedTuple):
@@ -260,7 +267,7 @@ class TwoLayerAttention:
         found = self._integrals(xp, margins, centre, widths, VARIATION)
         few = min(max(PROBES, omega.shape[0] // PROBED), omega.shape[0])
         fine = self._integrals(xp, margins[:few, :], centre[:few, :], widths, FINE_VARIATION, quick=False)
-        difference = float(xp.mean((fine.mean - found.mean[:few, :]) ** 2))
+        difference = float(xp.mean((fine.mean - found.mean[:few, :]) ** 2)) if few else 0.0
         place = {"dtype": xp.float64, "device": array_api_compat.device(omega)}
         matrix = xp.astype(V, xp.float64)
         n = omega.shape[0]
@@ -272,7 +279,9 @@ class TwoLayerAttention:
         mean = wide + xp.matmul(moved, seen)
         spread = found.square - found.mean[:, :, None] * found.mean[:, None, :]
         inner = spread * (unit[:, None] * unit[None, :])[None, :, :]
-        average = xp.reshape(xp.mean(inner, axis=0), (2, 2, 2, 2))
+        # of no samples nothing is known
+        average = xp.mean(inner, axis=0) if n else xp.zeros((4, 4), **place)
+        average = xp.reshape(average, (2, 2, 2, 2))
         covariance = (average[:, 0, :, 0] + average[:, 1, :, 1] + matrix) / 3
         second = None
         if second_moment:
@@ -285,7 +294,8 @@ class TwoLayerAttention:
             total = xp.matmul(xp.matmul(lift, inner), xp.matrix_transpose(lift))
             total = total + xp.reshape(hidden, (6, 6))[None, :, :] + flat[:, :, None] * flat[:, None, :]
             second = xp.astype(xp.reshape(total, (n, 2, 3, 2, 3)), omega.dtype)
-        error = math.sqrt(difference * 2 / 3)  # two of three directions are integrated
+        # two of three directions are integrated; what was given up may be wrong by a prior width
+        error = math.sqrt((difference + float(xp.mean(found.rough)) if n else 0.0) * 2 / 3)
         return Posterior(xp.astype(mean, omega.dtype), xp.astype(covariance, omega.dtype), second, error)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
@@ -321,6 +331,8 @@ class TwoLayerAttention:
     ) -> Sums:
         size = BLOCK if array_api_compat.is_numpy_namespace(xp) else BLOCK_DEVICE
         n = margins.shape[0]
+        if n == 0:
+            return self._nothing(xp, margins)
         parts = []
         for start in range(0, n, size):
             part = slice(start, min(start + size, n))
@@ -354,7 +366,7 @@ class TwoLayerAttention:
         probe = xp.asarray([-1.0, -0.4, 0.4, 1.0], **place)
         x, weight = (xp.asarray(v, **place) for v in np.polynomial.legendre.leggauss(NODES))
         top = xp.full((n,), -math.inf, **place)
-        sums = xp.zeros((n, 15), **place)
+        sums, rough = xp.zeros((n, 15), **place), xp.zeros((n,), **place)
         for depth in range(DEEPEST):
             own = _own(xp, samples, owner)
             # no more than exp(-NEGLIGIBLE) of what has been found, or of a peak a sixteenth as wide as a cell
@@ -383,6 +395,9 @@ class TwoLayerAttention:
             hidden = bound - highest - LOOSENESS
             widest = xp.maximum(across[0], across[1])
             split = (widest > limit) | (hidden > xp.clip(limit, VARIATION, None))
+            crowded = _count(xp, owner, n) > CROWDED
+            rough = xp.where(crowded, 1.0, rough)
+            split = split & ~xp.take(crowded, owner)
             if depth == DEEPEST - 1:
                 split = split & False
             leaf = xp.nonzero(~split)[0]
@@ -409,7 +424,14 @@ class TwoLayerAttention:
                 _halved(xp, xp.take(cells, where, axis=0), first),
                 xp.repeat(xp.take(owner, where), 2),
             )
-        return self._normalised(xp, sums, top, widths)
+        found = self._normalised(xp, sums, top, widths)
+        outside = xp.max(xp.abs(found.mean[:, :2]), axis=1) > REACH - NEAR_EDGE
+        return found._replace(rough=xp.where(outside, 1.0, rough))
+
+    def _nothing(self, xp: ModuleType, margins: Array) -> Sums:
+        """Integrals of no samples."""
+        place = {"dtype": xp.float64, "device": array_api_compat.device(margins)}
+        return Sums(*(xp.zeros(shape, **place) for shape in ((0,), (0, 4), (0, 4, 4), (0,))))
 
     @property
     def _crossing(self) -> float:
@@ -705,7 +727,7 @@ class TwoLayerAttention:
         averages = sums[:, 1:] / total[:, None]
         index = [[4 + _PAIRS.index((min(i, j), max(i, j))) for j in range(4)] for i in range(4)]
         square = xp.stack([xp.stack([averages[:, k] for k in row], axis=-1) for row in index], axis=-2)
-        return Sums(top + xp.log(total) - constant, averages[:, :4], square)
+        return Sums(top + xp.log(total) - constant, averages[:, :4], square, xp.zeros_like(top))
 
     # -- information ---------------------------------------------------------------------------------------
 
@@ -900,6 +922,12 @@ def _segments(xp: ModuleType, owner: Array, n: int) -> tuple[Array, Array]:
     most = int(xp.max(end - start))
     position = start[:, None] + xp.arange(most, dtype=start.dtype, device=device)[None, :]
     return xp.clip(position, None, owner.shape[0] - 1), position < end[:, None]
+
+
+def _count(xp: ModuleType, owner: Array, n: int) -> Array:
+    """How many elements every owner (sorted) has, (n,)."""
+    samples = xp.arange(n, dtype=owner.dtype, device=array_api_compat.device(owner))
+    return xp.searchsorted(owner, samples, side="right") - xp.searchsorted(owner, samples)
 
 
 def _gathered(xp: ModuleType, values: Array, segments: tuple[Array, Array], fill: float) -> Array:

@@ -39,6 +39,7 @@ _REACH = 38.0
 _DEPTH = 60.0
 _PANELS = 24
 _FEW = 64
+_LITTLE = 1e-6
 _TINY = 1e-300
 _ENTRIES = 4096
 
@@ -340,7 +341,7 @@ class DensityPrior(_Derived):
     def _scalar_error(self, information: Host) -> Host:
         if self._curve is None:
             self._curve = _curve(self._exact_error, self.variance, together=True)
-        return self._curve(information)
+        return _below_linear(self._curve(information), information, self.variance)
 
     def _exact_error(self, information: Host) -> Host:
         """``E Var(w | r)`` (N,), by an adaptive rule over r around the one over w."""
@@ -527,7 +528,16 @@ class SpectrumPrior(_Derived):
             self._curve = _curve(
                 lambda x: float(self._law.mmse(1 / x, rtol=1e-5).value), self.variance, finest=6, steady=1e-3
             )
-        return self._curve(information)
+        return _below_linear(self._curve(information), information, self.variance)
+
+
+def _below_linear(error: Host, information: Host, variance: float) -> Host:
+    """The error of the best estimate, which is at most that of the best linear one, and equal to it where little is known.
+
+    There the overlap is the small difference of two large numbers, and rounding could even make it negative.
+    """
+    linear = variance / (1 + variance * information)
+    return np.where(variance * information < _LITTLE, linear, np.minimum(error, linear))
 
 
 class SimulatedPrior(_Derived):

@@ -75,13 +75,27 @@ def _installed(channels, priors):
                 if tuple(names[:2]) in channels and tuple(names[::2]) in priors:
                     continue
                 full = [name if home == "smimbench" else f"{home}:{name}" for name, home in names]
-                try:
-                    problem = Problem({"name": full[0], "tokens": 2}, *full[1:])
-                except Exception:  # made for another model, or needs a parameter
+                problem = _first_problem(full, channel.item, prior.item)
+                if problem is None:
                     continue
                 channels.add(tuple(names[:2]))
                 priors.add(tuple(names[::2]))
                 yield ", ".join(full), problem
+
+
+def _first_problem(names, channel, prior):
+    """With two tokens or one, and the examples of items that need a parameter; None for parts that do not go together."""
+    tables = [
+        {"name": name, **getattr(item, "example", {})} for name, item in zip(names[1:], (channel, prior))
+    ]
+    for tokens in (2, 1):
+        try:
+            return Problem({"name": names[0], "tokens": tokens}, *tables)
+        except (
+            Exception
+        ):  # made for another model or another number of tokens, or needs a parameter and gives no example
+            continue
+    return None
 
 
 def problems():

@@ -23,8 +23,8 @@ FAIL_OVER = 15.0
 
 
 def worse(now: float, before: float, fail_over: float = FAIL_OVER) -> bool:
-    """Whether a ratio grew by more than so many percent."""
-    return now > (1 + fail_over / 100) * before
+    """Whether a ratio grew by more than so many percent; what is no number is worse than any."""
+    return not now <= (1 + fail_over / 100) * before
 
 
 def ratios(*documents: dict) -> dict[str, float]:
@@ -49,14 +49,12 @@ def processor(*documents: dict) -> str:
 
 
 def expected(baseline: dict[str, dict[str, float]], name: str) -> dict[str, float]:
-    """Ratios of a processor, or of every benchmark the largest that any known one has."""
-    if name in baseline:
-        return baseline[name]
+    """Ratios of a processor; of every benchmark that it has not, the largest that any other one has."""
     found: dict[str, float] = {}
     for known in baseline.values():
         for benchmark, value in known.items():
             found[benchmark] = max(value, found.get(benchmark, 0.0))
-    return found
+    return found | baseline.get(name, {})
 
 
 def table(now: dict[str, float], baseline: dict[str, float], fail_over: float) -> tuple[list[str], bool]:
@@ -103,6 +101,9 @@ def main(arguments: list[str] | None = None) -> int:
         baseline[name] = dict(sorted(own.items()))
         options.baseline.write_text(json.dumps(dict(sorted(baseline.items())), indent=1) + "\n")
         return 0
+    if not now.keys() & expected(baseline, name).keys():
+        sys.stderr.write(f"{options.baseline}: holds none of these benchmarks\n")
+        return 2
     lines, failed = table(now, expected(baseline, name), options.fail_over)
     known = (
         ""

@@ -210,6 +210,33 @@ def test_two_peaks_around_the_singular_line(skip, v1, v2, rng):
         assert np.abs((found.mean[k] - mean) / unit).max() < 5e-3
 
 
+def test_what_takes_too_many_cells_is_given_up_and_said():
+    """A label that is improbable under omega, close to s = 0: a narrow curve in a large square."""
+    channel = TwoLayerAttention(2.0, 0.3)
+    seen = np.array([[0.5, -(2**-0.5), 0.5], [2**-0.5, 0, -(2**-0.5)]])
+    omega = (np.array([[-0.74129038, -1.52414472], [1.17818277, -1.62992381]]) @ seen)[None]
+    y = np.array([[[2 * -0.08509124, 0], [0, 2 * 0.08741356]]])
+    y = y - np.log(np.exp(y).sum(-1, keepdims=True))
+    found = channel.posterior(y, omega, np.diag([2.3e-6, 1.6e-7]))
+    assert np.isfinite(found.mean).all()
+    assert found.error > 0.1
+
+
+def test_a_weight_outside_the_square_is_said(rng):
+    channel, V = TwoLayerAttention(1.0, 1.0), np.eye(2) * 1e-3
+    y, _, z = labelled(rng, channel, 20, np.eye(2), V)
+    near = channel.posterior(y, z, V)
+    far = channel.posterior(y, z + 1.0, V)  # thirty prior widths off
+    assert near.error < 1e-3
+    assert far.error > 0.1
+
+
+def test_no_samples_are_no_error():
+    found = TwoLayerAttention().posterior(np.zeros((0, 2, 2)), np.zeros((0, 2, 3)), np.eye(2))
+    assert found.mean.shape == (0, 2, 3)
+    assert np.isfinite(found.covariance).all()
+
+
 @pytest.mark.parametrize("v2", [1e-2, 1e-3, 1e-4])
 def test_narrow_second_layer(v2, rng):
     """The first layer has to be known to the width of the second, or else every label is a contradiction."""
