@@ -290,6 +290,10 @@ def run(
         records = store.load()
     missing = runner.missing_cells(cells, records, timing=timing)
     alone = "--timing" if timing else "--backend cupy" if "cupy" in backends else None
+    if dask and workers is not None and not quiet:
+        _complain(
+            f"--workers {workers} is not used: --dask runs as many cells at a time as the scheduler has workers"
+        )
     workers = _side_by_side(missing, workers, alone, quiet=quiet or bool(dask))
     if dry_run:
         return _dry_run(cells, missing, workers, as_json)

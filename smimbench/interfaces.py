@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONTRACT_VERSION",
+    "SYMMETRIES",
     "Algorithm",
     "Array",
     "Capabilities",
@@ -57,6 +58,18 @@ Array: TypeAlias = Any
 
 CONTRACT_VERSION = 1
 """Version of the contracts on this page. It is raised when an item written for an older one could break."""
+
+
+SYMMETRIES = (
+    "none",
+    "signs",
+    "common-sign",
+    "permutations",
+    "permutations-common-sign",
+    "signed-permutations",
+    "rotations",
+)
+"""What a channel's labels may not see of the signal: the values of ``symmetry``."""
 
 
 class ParameterError(ValueError):

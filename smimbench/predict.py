@@ -58,7 +58,7 @@ class Theorist:
             flat = [p for branches in solved for p in branches]
             errors = iter(curve_errors(problem, [p.Q for p in flat], [p.V for p in flat]))
             for alpha, branches in zip(missing, solved):
-                points = [point_document(p, next(errors)) | _cosines(problem, p.Q) for p in branches]
+                points = [point_document(p, next(errors)) | _cosines(problem, p) for p in branches]
                 self._points[key, alpha] = points
                 self._remember("point", key, alpha, points)
         return [self._points[key, alpha] for alpha in wanted]
@@ -144,12 +144,15 @@ def point_document(prediction: Prediction, errors: dict[str, Uncertain] | None =
     return document
 
 
-def _cosines(problem: Problem, Q: Any) -> dict[str, Any]:
+def _cosines(problem: Problem, prediction: Prediction) -> dict[str, Any]:
     """What the overlap of a low-rank run estimates, a squared cosine, where the signal has another length than 1."""
     second = np.diagonal(np.asarray(problem.prior.second_moment(problem.components), dtype=float))
     if problem.model.kappa != 1 or np.allclose(second, 1, rtol=0, atol=1e-9):
         return {}
-    return {"squared_cosine": [float(v) for v in np.diagonal(np.asarray(Q)) / second]}
+    return {
+        "squared_cosine": (np.diagonal(np.asarray(prediction.Q)) / second).tolist(),
+        "squared_cosine_error": (np.asarray(prediction.error) / second).tolist(),
+    }
 
 
 def _scalar(values: Any) -> Any:

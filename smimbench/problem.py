@@ -334,7 +334,8 @@ class Problem:
             return None
         n, _, dimension = data.inputs.shape
         bits = namespace(data.labels).finfo(data.inputs.dtype).bits
-        return ask(n if samples is None else samples, dimension, self.components, bits // 8)  # type: ignore[no-any-return]
+        found: Cost = ask(n if samples is None else samples, dimension, self.components, bits // 8)
+        return found
 
     def start(
         self,

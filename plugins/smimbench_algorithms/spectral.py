@@ -138,7 +138,12 @@ class Spectral:
             mse, error, overlap = found.mse, found.error, found.overlap
             method = f"Monte Carlo over labels, spectral theory ({kind})"
             outliers = [mode.eigenvalue if mode.found else None for mode in found.modes]
+            cosines = {
+                "squared_cosine": np.diagonal(overlap).tolist(),
+                "squared_cosine_error": found.cosine_error.tolist(),
+            }
         else:
+            cosines = {}
             overlap, V, error, how = first_order_theory(problem, alpha, self.origin or ORIGINS[0])
             mse, method, outliers = np.diagonal(V), f"{how}, one step", []
         return {
@@ -146,6 +151,7 @@ class Spectral:
             "mse": _scalar(mse),
             "mse_error": _scalar(error),
             "overlap": np.asarray(overlap).tolist(),
+            **cosines,
             "branch": "spectral",
             "method": method,
             **({"leading_eigenvalues": outliers} if outliers else {}),

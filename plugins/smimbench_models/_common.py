@@ -10,20 +10,11 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend import namespace, to_host
-from smimbench.interfaces import ParameterError
+from smimbench.interfaces import SYMMETRIES, ParameterError
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array
 
-SYMMETRIES = (
-    "none",
-    "signs",
-    "common-sign",
-    "permutations",
-    "permutations-common-sign",
-    "signed-permutations",
-    "rotations",
-)
 
 # Accelerators have no use for small chunks and pay for every launch, so that only the memory of the temporaries
 # counts; how much of a host's cache a chunk should fill depends on what is done with it, see the models.

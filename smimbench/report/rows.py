@@ -127,11 +127,9 @@ def theory_value(point: dict[str, Any], metric: str, component: int) -> tuple[fl
         values = point["mse"] if isinstance(point["mse"], list) else [point["mse"]]
         return values[component], errors[component]
     if metric == "overlap":
-        cosines = point.get("squared_cosine")
-        return (
-            point["overlap"][component][component] if cosines is None else cosines[component],
-            errors[component],
-        )
+        if "squared_cosine" in point:
+            return point["squared_cosine"][component], point["squared_cosine_error"][component]
+        return point["overlap"][component][component], errors[component]
     kind = metric.removeprefix("generalization_error_")
     found = (point.get("generalization_error") or {}).get(kind)
     return (

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.backend import to_host
+from smimbench.interfaces import SYMMETRIES
 from smimbench.testing.arrays import expect_array, expect_pure, in_strict_namespace, private_randomness
 from smimbench.testing.core import CheckFailed, CheckSkipped, Tally, capabilities_of, published
 from smimbench.theory.information import channel_information
@@ -295,18 +296,11 @@ def bad_input(subject: Subject) -> None:
 )
 def symmetry(subject: Subject) -> None:
     """Labels do not change under the stated transformations, and do under sign changes if none are stated."""
-    names = (
-        "none",
-        "signs",
-        "common-sign",
-        "permutations",
-        "permutations-common-sign",
-        "signed-permutations",
-        "rotations",
-    )
     own = getattr(subject.item, "symmetry", None)
-    if own is not None and own not in names:
-        raise CheckFailed(f"symmetry must be one of {', '.join(names)}, or left out to be found, got {own!r}")
+    if own is not None and own not in SYMMETRIES:
+        raise CheckFailed(
+            f"symmetry must be one of {', '.join(SYMMETRIES)}, or left out to be found, got {own!r}"
+        )
     for model in subject.models:
         channel = subject.completed(model)
         stated = channel.symmetry

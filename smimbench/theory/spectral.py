@@ -138,7 +138,7 @@ class SpectralTheory:
     mse : ndarray (P,)
         Of the estimate at its best scale, the second moment for an estimate of zero.
     error : ndarray (P,)
-        Standard error of both (sampling of the labels).
+        Standard error of ``mse`` (sampling of the labels).
     root : ndarray (P, P)
         Symmetric root of the prior's second moment.
     """
@@ -148,6 +148,11 @@ class SpectralTheory:
     mse: Host
     error: Host
     root: Host
+
+    @property
+    def cosine_error(self) -> Host:
+        """Standard error (P,) of the squared cosines: that of the errors in units of the second moment."""
+        return np.asarray(self.error / np.diagonal(self.root @ self.root))
 
     @property
     def gram(self) -> Host:
@@ -648,7 +653,7 @@ def spectral_estimate(
     place = {"dtype": data.inputs.dtype, "device": array_api_compat.device(data.inputs)}
     spread = xp.asarray(root, **place)
     estimate = xp.zeros((P, D), **place)
-    gram = np.zeros((P, P))
+    gram, cross = np.zeros((P, P)), np.zeros((P, P))
     eigenvalues: list[float] = []
     outliers: list[float | None] = []
     remarks: list[str] = []
@@ -678,8 +683,10 @@ def spectral_estimate(
         scale = max(used.scale**2, 1 / D)
         estimate = estimate + (scale * D) ** 0.5 * U
         gram += scale * used.gram
+        # an eigenvector of all components at once does not hold as much of each as it is long
+        cross += scale**0.5 * used.A if used.found else scale * used.gram
         eigenvalues.append(eigenvalue)
-    V = np.eye(P) - gram
+    V = np.eye(P) - cross - cross.T + gram
     values, vectors = np.linalg.eigh(V)
     V = root @ (vectors * np.clip(values, 1e-3, None)) @ vectors.T @ root
     estimate = xp.matmul(spread, estimate)

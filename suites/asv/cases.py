@@ -93,7 +93,7 @@ def _first_problem(names, channel, prior):
             return Problem({"name": names[0], "tokens": tokens}, *tables)
         except (
             Exception
-        ):  # made for another model or another number of tokens, or needs a parameter and gives no example
+        ):  # parts that do not go together; whatever a plugin raises, the others are benchmarked
             continue
     return None
 
@@ -113,7 +113,9 @@ def algorithms():
     for entry in get_registry().entries("algorithm"):
         try:
             _made(entry.item)
-        except Exception:  # needs a parameter, and gives no example
+        except (
+            Exception
+        ):  # needs a parameter and gives no example; whatever it raises, the others are benchmarked
             continue
         prefix = "" if entry.distribution == "smimbench" else f"{entry.distribution}:"
         found.append(prefix + entry.name)

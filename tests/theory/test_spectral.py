@@ -10,7 +10,7 @@ from scipy.special import k0, k1
 from scipy.stats import chi2
 
 from smimbench.backend import Backend, get_backend, to_host
-from smimbench.interfaces import Capabilities, Posterior
+from smimbench.interfaces import Capabilities, Data, Posterior
 from smimbench.problem import Problem
 from smimbench.theory import spectral
 from smimbench.theory.likelihood import complete_channel
@@ -523,6 +523,53 @@ def test_two_components_of_another_length():
         theory = spectral_theory(problem, 3.0)
         assert np.all(theory.mse <= 0.25 + 1e-9)
         assert np.allclose(np.diagonal(theory.gram), 0.25 - theory.mse, atol=0.02)
+
+
+class Correlated:
+    """Gaussian components with a second moment that is neither 1 nor diagonal."""
+
+    name, version, reference = "correlated", 1, "test"
+    capabilities = Capabilities(models=("sequence-multi-index",))
+    M = np.array([[4.0, 1.2], [1.2, 0.8]])
+
+    def sample(self, rng, components, dimension):
+        return np.linalg.cholesky(self.M) @ rng.standard_normal((components, dimension))
+
+    def second_moment(self, components):
+        return self.M
+
+    def mean_overlap(self, components):
+        return np.zeros((2, 2))
+
+    def mean(self, components, dimension):
+        return np.zeros((components, dimension))
+
+
+@pytest.mark.parametrize("kind", ["symmetric", "asymmetric"])
+def test_correlated_components_of_any_length_land_on_theory(kind):
+    """Errors of finite runs, which know nothing of how theory whitens; the overlap is the squared cosine of the run."""
+    problem = Problem(
+        {"name": "sequence-multi-index", "tokens": 2},
+        {"name": "linear", "components": 2, "noise": 0.3},
+        "gaussian",
+    )
+    problem.prior = Correlated()
+    problem.spec["prior"] = {"name": "correlated", "version": 1}
+    theory = spectral_theory(problem, 3.0, kind)
+    errors, cosines = [], []
+    rng = np.random.default_rng(41)
+    for _ in range(6):
+        D, n = 500, 1500
+        signal = problem.prior.sample(rng, 2, D)
+        X = rng.standard_normal((n, 2, D))
+        y = problem.channel.forward(problem.model.forward(X, signal), rng=rng)
+        found = spectral_estimate(problem, Data(X, y, n / D), rng, kind)
+        errors.append(problem.model.squared_error(signal, found.estimate))
+        cosines.append(problem.model.overlap(signal, found.estimate))
+        assert np.allclose(np.diagonal(found.V), theory.mse, rtol=0.02, atol=0.02)
+    for runs, expected in ((errors, theory.mse), (cosines, np.diagonal(theory.overlap))):
+        spread = np.std(runs, axis=0, ddof=1) / np.sqrt(len(runs))
+        assert np.all(np.abs(np.mean(runs, axis=0) - expected) < 4 * spread + 0.05 * expected)
 
 
 def test_a_mean_is_refused():
