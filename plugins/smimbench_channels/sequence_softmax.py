@@ -74,7 +74,7 @@ class SequenceSoftmax:
     points: int = 2048
 
     name: ClassVar[str] = "softmax"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     reference: ClassVar[str] = "arXiv:2502.00901"
     capabilities: ClassVar[Capabilities] = Capabilities(models=("sequence-multi-index",))
     symmetry: ClassVar[str] = "signs"
