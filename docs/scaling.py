@@ -63,7 +63,7 @@ def read(folder: Path) -> tuple[dict[str, Curve], dict[str, Any]]:
             "nodes": 1 / cell.problem["channel"].get("accuracy", 1.0),
         }
         timing = record["timing"]
-        from smimbench.ceilings import fraction
+        from smimbench.backend.roofline import fraction
 
         seconds = timing["cpu_seconds"] / record["iterations"]
         one = (

@@ -54,7 +54,7 @@ def run(
         If overrides are given with a loaded suite.
     """
     from smimbench import runner
-    from smimbench.backend import get_backend
+    from smimbench.backend.device import get_backend
     from smimbench.store import Store
 
     suite = _suite(suite, overrides)

@@ -52,7 +52,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _foreseeable() -> tuple[type[Exception], ...]:
-    from smimbench.backend import BackendError
+    from smimbench.backend.device import BackendError
     from smimbench.problem import ProblemError
     from smimbench.registry import RegistryError
     from smimbench.scaffold import ScaffoldError
@@ -264,7 +264,7 @@ def run(
     time and run the same command again to go on.
     """
     from smimbench import runner
-    from smimbench.backend import get_backend
+    from smimbench.backend.device import get_backend
 
     suite = _load(suite_name, overrides, only, registry)
     backends = backends or ("numpy",)
@@ -429,7 +429,7 @@ def _present(
     results_name: str,
 ) -> int:
     """Tables (or JSON), figures and the exit code."""
-    from smimbench import machine
+    from smimbench.backend import machine
     from smimbench.report.contest import contest_tables
     from smimbench.report.findings import finding_tables
     from smimbench.report.learning_order import learning_tables

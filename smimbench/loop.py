@@ -34,12 +34,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.backend import namespace, on_device, to_host
+from smimbench.backend.device import namespace, on_device, to_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smimbench.backend import Backend
+    from smimbench.backend.device import Backend
     from smimbench.interfaces import Array, Data, Info
     from smimbench.problem import Instance, Problem
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.backend import Backend, namespace, to_host
+from smimbench.backend.device import Backend, namespace, to_host
 from smimbench.interfaces import Channel, Cost, Data, Model, ParameterError, Prior, Start
 from smimbench.parameters import build, canonical_json, parameters_of, signature_of
 from smimbench.registry import Registry, RegistryError, get_registry
@@ -92,9 +92,9 @@ class Instance:
         ----------
         stream : bool or None
             Leave the inputs on the host and move slices of the samples when they are needed. None: where they would take
-            more than a share of the free memory of the device (see ``smimbench.streaming``).
+            more than a share of the free memory of the device (see ``smimbench.backend.streaming``).
         """
-        from smimbench.streaming import StreamedInputs, fits
+        from smimbench.backend.streaming import StreamedInputs, fits
 
         if stream is None:
             width = 4 if backend.dtype == "float32" else 8
@@ -303,7 +303,7 @@ class Problem:
         dtype: str,
     ) -> tuple[Array, Array]:
         """Inputs and labels drawn on a device; the inputs go to the host, block by block, where they would not fit."""
-        from smimbench.streaming import fits
+        from smimbench.backend.streaming import fits
 
         xp = device.xp
         shape = (n, self.model.tokens, signal.shape[-1])

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench import machine
-from smimbench.backend import Backend, BackendError, get_backend
-from smimbench.ceilings import ceilings, remembered
+from smimbench.backend import machine
+from smimbench.backend.device import Backend, BackendError, get_backend
+from smimbench.backend.roofline import ceilings, remembered
+from smimbench.backend.streaming import StreamedInputs
 from smimbench.loop import Attempt, LoopSettings, Status, run_algorithm
 from smimbench.problem import Instance, Problem, seed_sequence
 from smimbench.registry import Registry, get_registry, set_registry
-from smimbench.streaming import StreamedInputs
 from smimbench.suite import Cell, Suite
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _prediction_errors(
     wanted = [m for m in cell.metrics if m.startswith("generalization_error_")]
     if not wanted:
         return {}
-    from smimbench.backend import to_host
+    from smimbench.backend.device import to_host
     from smimbench.theory.generalization import measured_error
 
     estimate = np.asarray(to_host(attempt.estimate), dtype=float)

@@ -18,7 +18,7 @@ import array_api_compat
 import numpy as np
 import pytest
 
-from smimbench.backend import Backend, get_backend
+from smimbench.backend.device import Backend, get_backend
 
 
 class ReadOnlyNumpy(Backend):

@@ -59,15 +59,12 @@ def test_theory_is_a_verb_and_a_folder(tmp_path):
     path = write_suite(tmp_path, SUITE)
     (document,) = smimbench.theory(str(path), [0.25, 0.5], overrides=["problem.channel.noise=0.0"])
     assert [point["mse"] for point in document["points"]] == pytest.approx([0.5, 0.0], abs=1e-9)
-    from smimbench.theory.state_evolution import ScalarCurve
-
-    assert smimbench.theory.state_evolution.ScalarCurve is ScalarCurve
 
 
 def test_errors_are_exceptions(tmp_path):
     with pytest.raises(SuiteError, match="no such file"):
         smimbench.run(str(tmp_path / "nothing.toml"))
-    from smimbench.backend import BackendError
+    from smimbench.backend.device import BackendError
 
     with pytest.raises(BackendError, match="choose one of"):
         smimbench.run(str(write_suite(tmp_path)), backend="abacus", results=tmp_path / "r")

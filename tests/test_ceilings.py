@@ -7,9 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from smimbench import ceilings, machine
-from smimbench.backend import get_backend
-from smimbench.ceilings import fraction, measure, remembered
+from smimbench.backend import machine
+from smimbench.backend import roofline as ceilings
+from smimbench.backend.device import get_backend
+from smimbench.backend.roofline import fraction, measure, remembered
 from smimbench.problem import Problem
 from smimbench.registry import get_registry
 from smimbench.report.rows import _efficiency

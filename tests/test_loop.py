@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from smimbench.backend import Backend, get_backend
+from smimbench.backend.device import Backend, get_backend
 from smimbench.interfaces import Info
 from smimbench.loop import LONG_WINDOW, PATIENCE, WINDOW, LoopSettings, Status, run_algorithm
 from smimbench.problem import Instance, Problem

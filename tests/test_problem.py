@@ -10,7 +10,7 @@ import textwrap
 import numpy as np
 import pytest
 
-from smimbench.backend import get_backend, to_host
+from smimbench.backend.device import get_backend, to_host
 from smimbench.problem import STREAMS, Problem, ProblemError, seed_sequence
 from tests.helpers import environment
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smimbench import machine, runner
+from smimbench import runner
+from smimbench.backend import machine
 from smimbench.registry import Registry, set_registry
 from smimbench.runner import missing_cells, run_cell, run_cells
 from smimbench.store import Store

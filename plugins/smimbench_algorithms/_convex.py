@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace
-from smimbench.streaming import sample_chunks
+from smimbench.backend.device import namespace
+from smimbench.backend.streaming import sample_chunks
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Data

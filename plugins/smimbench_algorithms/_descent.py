@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace
+from smimbench.backend.device import namespace
+from smimbench.backend.streaming import StreamedInputs
 from smimbench.interfaces import Array, Info, ParameterError
-from smimbench.streaming import StreamedInputs
 from smimbench.theory.prediction import gives_probabilities, observable
 from smimbench_algorithms._gradient import LOSSES, fitting_loss, loss_gradient, surrogate
 

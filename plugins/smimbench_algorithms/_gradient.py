@@ -6,10 +6,10 @@ import functools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from smimbench.backend import namespace
+from smimbench.backend.device import namespace
+from smimbench.backend.streaming import sample_chunks
 from smimbench.parameters import build
 from smimbench.registry import RegistryError, get_registry
-from smimbench.streaming import sample_chunks
 from smimbench.theory.prediction import gives_probabilities, predict
 
 if TYPE_CHECKING:

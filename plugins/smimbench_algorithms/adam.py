@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from smimbench.backend import namespace
+from smimbench.backend.device import namespace
 from smimbench.interfaces import Array, Capabilities, ParameterError
 from smimbench_algorithms._descent import Descent
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from smimbench.backend import namespace, on_device
+from smimbench.backend.device import namespace, on_device
 from smimbench.interfaces import Array, Capabilities, Cost, Info, ParameterError
 from smimbench.parameters import build, parameters_of
 from smimbench.registry import RegistryError, get_registry

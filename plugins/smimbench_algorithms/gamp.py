@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from smimbench.backend import namespace
+from smimbench.backend.device import namespace
+from smimbench.backend.streaming import sample_chunks
 from smimbench.compiled import one_pass
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError
-from smimbench.streaming import sample_chunks
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Cost, Data

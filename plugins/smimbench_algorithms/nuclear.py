@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace
+from smimbench.backend.device import namespace
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError
 from smimbench_algorithms._convex import LeastSquares, Linear, seen_by_labels, split
 from smimbench_algorithms.ridge import _what_is_seen

@@ -29,7 +29,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace
+from smimbench.backend.device import namespace
 from smimbench.interfaces import Array
 from smimbench_channels import _importance_qmc as sampling
 from smimbench_channels._moments import Moments

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, to_host
+from smimbench.backend.device import namespace, to_host
 from smimbench.interfaces import Posterior, Uncertain
 from smimbench_channels._checks import check_latents, check_number, check_whole
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace
+from smimbench.backend.device import namespace
 from smimbench.interfaces import Array
 from smimbench.numerics.qmc import normal_points, uniform_points
 from smimbench_channels import _deep_attention as deep

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, to_host
+from smimbench.backend.device import namespace, to_host
 from smimbench.interfaces import Uncertain
 from smimbench.numerics.qmc import normal_points
 from smimbench.theory.sampling import SCRAMBLES, controlled_mean

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, to_host
+from smimbench.backend.device import namespace, to_host
 from smimbench.interfaces import Array, Capabilities, ParameterError, Posterior, Uncertain
 from smimbench_channels import _hardmax_pair as pair
 from smimbench_channels._checks import check_latents, check_whole

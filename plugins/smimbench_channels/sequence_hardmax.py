@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, special, to_host
+from smimbench.backend.device import namespace, special, to_host
 from smimbench.interfaces import Capabilities, ParameterError, Posterior, Uncertain
 from smimbench.numerics.qmc import normal_points
 from smimbench_channels._checks import check_latents, check_whole

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from array_api_compat import device
 
-from smimbench.backend import namespace, to_host
+from smimbench.backend.device import namespace, to_host
 from smimbench.interfaces import Array, Capabilities, ParameterError, Posterior, Uncertain
 from smimbench_channels import _adaptive_quadrature as quadrature
 from smimbench_channels import _deep_attention as deep

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from smimbench import machine
-from smimbench.backend import cupy_advice
-from smimbench.ceilings import measure, remembered
+from smimbench.backend import machine
+from smimbench.backend.device import cupy_advice
+from smimbench.backend.roofline import measure, remembered
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from smimbench.ceilings import fraction
+from smimbench.backend.roofline import fraction
 from smimbench.loop import READINGS, Status
 from smimbench.registry import get_registry
 from smimbench.report.learning_order import learning_order

@@ -19,7 +19,7 @@ from unittest import mock
 
 import numpy as np
 
-from smimbench.backend import get_backend, to_host
+from smimbench.backend.device import get_backend, to_host
 from smimbench.interfaces import Info
 from smimbench.parameters import parameters_of
 from smimbench.problem import Instance
@@ -29,7 +29,7 @@ from smimbench.testing.core import CheckFailed, CheckSkipped, Company, Tally, ca
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from smimbench.backend import Backend
+    from smimbench.backend.device import Backend
     from smimbench.interfaces import Array, Data
     from smimbench.problem import Problem
     from smimbench.suite import Cell
@@ -400,7 +400,7 @@ def dtypes(subject: Subject) -> None:
 @published(
     "algorithm",
     id="namespace",
-    meaning="It needs NumPy arrays: it will not run on a GPU. Use the functions of smimbench.backend.namespace(data.inputs).",
+    meaning="It needs NumPy arrays: it will not run on a GPU. Use the functions of smimbench.backend.device.namespace(data.inputs).",
 )
 def namespace_(subject: Subject) -> None:
     """The strict array API on another device gives the numbers of NumPy."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.backend import to_host
+from smimbench.backend.device import to_host
 from smimbench.interfaces import SYMMETRIES
 from smimbench.testing.arrays import expect_array, expect_pure, in_strict_namespace, private_randomness
 from smimbench.testing.core import CheckFailed, CheckSkipped, Tally, capabilities_of, published
@@ -17,7 +17,7 @@ from smimbench.theory.information import channel_information
 from smimbench.theory.prediction import observable, predict
 
 if TYPE_CHECKING:
-    from smimbench.backend import Backend
+    from smimbench.backend.device import Backend
     from smimbench.interfaces import Array, Posterior
     from smimbench.testing.core import Subject
 
@@ -232,7 +232,7 @@ def dtypes(subject: Subject) -> None:
 @published(
     "channel",
     id="namespace",
-    meaning="It needs NumPy arrays: it will not run on a GPU. Use the functions of smimbench.backend.namespace(x).",
+    meaning="It needs NumPy arrays: it will not run on a GPU. Use the functions of smimbench.backend.device.namespace(x).",
 )
 def namespace_(subject: Subject) -> None:
     """The strict array API on another device gives the numbers of NumPy."""

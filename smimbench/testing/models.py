@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.backend import to_host
+from smimbench.backend.device import to_host
 from smimbench.testing.arrays import expect_array, expect_pure, in_strict_namespace, private_randomness
 from smimbench.testing.core import CheckFailed, CheckSkipped, Tally, capabilities_of, priors_for, published
 
 if TYPE_CHECKING:
-    from smimbench.backend import Backend
+    from smimbench.backend.device import Backend
     from smimbench.interfaces import Array
     from smimbench.testing.core import Subject
 
@@ -278,7 +278,7 @@ def dtypes(subject: Subject) -> None:
 @published(
     "model",
     id="namespace",
-    meaning="It needs NumPy arrays: it will not run on a GPU. Use the functions of smimbench.backend.namespace(x).",
+    meaning="It needs NumPy arrays: it will not run on a GPU. Use the functions of smimbench.backend.device.namespace(x).",
 )
 def namespace(subject: Subject) -> None:
     """The strict array API on another device gives the numbers of NumPy."""

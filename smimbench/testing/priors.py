@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench.backend import to_host
+from smimbench.backend.device import to_host
 from smimbench.testing.arrays import expect_array, expect_pure, in_strict_namespace, private_randomness
 from smimbench.testing.core import CheckFailed, CheckSkipped, Tally, capabilities_of, published
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from smimbench.backend import Backend
+    from smimbench.backend.device import Backend
     from smimbench.interfaces import Array
     from smimbench.testing.core import Subject
 
@@ -180,7 +180,7 @@ def dtypes(subject: Subject) -> None:
 @published(
     "prior",
     id="namespace",
-    meaning="It needs NumPy arrays: it will not run on a GPU. Use the functions of smimbench.backend.namespace(x).",
+    meaning="It needs NumPy arrays: it will not run on a GPU. Use the functions of smimbench.backend.device.namespace(x).",
 )
 def namespace(subject: Subject) -> None:
     """The strict array API on another device gives the numbers of NumPy."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, to_host
+from smimbench.backend.device import namespace, to_host
 from smimbench.interfaces import Denoised, Overlap, ParameterError
 from smimbench.numerics.free_convolution import FreeConvolution
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments

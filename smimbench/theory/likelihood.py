@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace
+from smimbench.backend.device import namespace
 from smimbench.interfaces import ParameterError, Posterior, Uncertain
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments, placed
 from smimbench.theory.prediction import observable

@@ -46,10 +46,10 @@ from typing import TYPE_CHECKING, Any
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, to_host
+from smimbench.backend.device import namespace, to_host
+from smimbench.backend.streaming import sample_chunks
 from smimbench.interfaces import Start
 from smimbench.parameters import canonical_json
-from smimbench.streaming import sample_chunks
 from smimbench.theory.information import channel_information
 
 if TYPE_CHECKING:

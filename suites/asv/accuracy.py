@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from smimbench.backend import to_host
+from smimbench.backend.device import to_host
 from smimbench.predict import Theorist
 
 from .cases import SEEDS, STEPS, Case, problems

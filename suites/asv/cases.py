@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import smimbench
-from smimbench.backend import get_backend
+from smimbench.backend.device import get_backend
 from smimbench.problem import Problem
 from smimbench.registry import get_registry
 from smimbench.suite import shipped_suites

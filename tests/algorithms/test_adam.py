@@ -9,7 +9,7 @@ import pytest
 from smimbench_algorithms._gradient import loss_gradient
 from smimbench_algorithms.adam import Adam
 
-from smimbench.backend import get_backend, to_host
+from smimbench.backend.device import get_backend, to_host
 from smimbench.interfaces import ParameterError
 from smimbench.loop import LoopSettings, Status, run_algorithm
 from smimbench.problem import Problem

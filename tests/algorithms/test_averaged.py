@@ -8,7 +8,7 @@ from smimbench_algorithms.adam import Adam
 from smimbench_algorithms.averaged import Averaged, mean_signal
 from smimbench_algorithms.sgd import Sgd
 
-from smimbench.backend import get_backend, namespace, to_host
+from smimbench.backend.device import get_backend, namespace, to_host
 from smimbench.interfaces import ParameterError
 from smimbench.loop import LoopSettings, run_algorithm
 from smimbench.parameters import build, parameters_of

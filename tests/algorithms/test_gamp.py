@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from smimbench_algorithms.gamp import Gamp
 
-from smimbench.backend import get_backend, to_host
+from smimbench.backend.device import get_backend, to_host
 from smimbench.interfaces import ParameterError
 from smimbench.loop import LoopSettings, Status, run_algorithm
 from smimbench.problem import Problem

@@ -12,7 +12,7 @@ from smimbench_algorithms.adam import Adam
 from smimbench_algorithms.adamw import AdamW
 from smimbench_algorithms.sgd import Sgd
 
-from smimbench.backend import get_backend, to_host
+from smimbench.backend.device import get_backend, to_host
 from smimbench.interfaces import ParameterError, Start
 from smimbench.loop import LoopSettings, Status, run_algorithm
 from smimbench.problem import Problem

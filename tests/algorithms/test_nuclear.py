@@ -8,7 +8,7 @@ from smimbench_algorithms._convex import LeastSquares, seen_by_labels
 from smimbench_algorithms.nuclear import Nuclear
 from smimbench_algorithms.ridge import Ridge
 
-from smimbench.backend import get_backend, to_host
+from smimbench.backend.device import get_backend, to_host
 from smimbench.interfaces import ParameterError
 from smimbench.loop import LoopSettings, run_algorithm
 from smimbench.problem import Problem

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from smimbench import compiled
-from smimbench.backend import get_backend
+from smimbench.backend.device import get_backend
 from smimbench.interfaces import Data
 from smimbench.problem import Problem
 from smimbench.registry import get_registry

@@ -9,7 +9,7 @@ import array_api_compat
 import numpy as np
 import pytest
 
-from smimbench.backend import to_host
+from smimbench.backend.device import to_host
 from smimbench.parameters import ENGINE_FILLED, build
 from smimbench.problem import Problem
 from smimbench.registry import Registry

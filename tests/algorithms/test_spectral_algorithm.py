@@ -7,7 +7,7 @@ import pytest
 from smimbench_algorithms.gamp import Gamp
 from smimbench_algorithms.spectral import Spectral
 
-from smimbench.backend import get_backend
+from smimbench.backend.device import get_backend
 from smimbench.interfaces import ParameterError
 from smimbench.loop import LoopSettings, run_algorithm
 from smimbench.problem import Problem

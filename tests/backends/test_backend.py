@@ -10,10 +10,10 @@ import array_api_strict
 import numpy as np
 import pytest
 
-from smimbench import backend as module
-from smimbench import machine
-from smimbench.backend import Backend, BackendError, get_backend, namespace
-from smimbench.machine import Driver
+from smimbench.backend import device as module
+from smimbench.backend import machine
+from smimbench.backend.device import Backend, BackendError, get_backend, namespace
+from smimbench.backend.machine import Driver
 
 
 def driver(monkeypatch, found: Driver | None) -> None:

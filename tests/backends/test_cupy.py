@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from smimbench import runner
-from smimbench.backend import get_backend, to_host
+from smimbench.backend.device import get_backend, to_host
 from smimbench.problem import Problem
 from smimbench.registry import get_registry
 from smimbench.suite import load_suite

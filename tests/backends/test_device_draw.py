@@ -8,7 +8,7 @@ from scipy import stats
 
 from smimbench import problem as problem_module
 from smimbench import runner
-from smimbench.backend import Backend, get_backend, to_host
+from smimbench.backend.device import Backend, get_backend, to_host
 from smimbench.problem import Problem
 from smimbench.suite import SuiteError, load_suite
 from tests.backends.test_streaming import small

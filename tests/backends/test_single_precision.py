@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from smimbench.backend import Backend, to_host
+from smimbench.backend.device import Backend, to_host
 from smimbench.problem import Problem
 from smimbench.registry import Registry
 from tests.conftest import assert_placed

@@ -18,7 +18,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from smimbench import compiled, runner
-from smimbench.backend import get_backend
+from smimbench.backend.device import get_backend
 from smimbench.interfaces import Data
 from smimbench.problem import Problem
 from smimbench.registry import get_registry

@@ -15,7 +15,7 @@ from smimbench_algorithms.adam import Adam
 from smimbench_algorithms.gamp import Gamp
 from threadpoolctl import threadpool_limits
 
-from smimbench.backend import get_backend
+from smimbench.backend.device import get_backend
 from smimbench.problem import Problem
 from smimbench.theory.state_evolution import ScalarCurve
 from tests.helpers import ATTENTION, command, environment, write_suite

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from smimbench.backend import get_backend
+from smimbench.backend.device import get_backend
 from smimbench.problem import Problem
 from smimbench.registry import get_registry
 from smimbench.theory.state_evolution import ScalarCurve

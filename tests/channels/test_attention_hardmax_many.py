@@ -13,7 +13,7 @@ from smimbench_channels._hardmax_exact import label_classes, row_posterior
 from smimbench_channels._orthant_gibbs import feasible_start, sample_moments, truncated_normal
 from smimbench_channels.attention_hardmax import AttentionHardmax
 
-from smimbench.backend import to_host
+from smimbench.backend.device import to_host
 from smimbench.interfaces import ParameterError
 from tests.conftest import assert_placed
 

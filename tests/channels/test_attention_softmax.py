@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from smimbench_channels.attention_softmax import AttentionSoftmax
 
-from smimbench.backend import to_host
+from smimbench.backend.device import to_host
 from smimbench.interfaces import ParameterError
 from tests.conftest import assert_placed
 

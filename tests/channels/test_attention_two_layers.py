@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from smimbench_channels._attention_two_layers import TwoLayerAttention
 
-from smimbench.backend import to_host
+from smimbench.backend.device import to_host
 from smimbench.interfaces import ParameterError
 from tests.conftest import assert_placed
 

@@ -7,7 +7,7 @@ import pytest
 from smimbench_channels import _last_layer as tables
 from smimbench_channels import _softmax_one_layer as one_layer
 
-from smimbench.backend import to_host
+from smimbench.backend.device import to_host
 from tests.conftest import assert_placed
 
 

@@ -10,7 +10,7 @@ from scipy.stats import multivariate_normal
 from smimbench_channels.attention_linear import AttentionLinear
 from smimbench_channels.sequence_linear import SequenceLinear
 
-from smimbench.backend import to_host
+from smimbench.backend.device import to_host
 from smimbench.interfaces import ParameterError
 from tests.conftest import assert_placed
 

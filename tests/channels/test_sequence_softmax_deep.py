@@ -9,7 +9,7 @@ import pytest
 from smimbench_channels import _adaptive_quadrature, _importance_qmc
 from smimbench_channels.sequence_softmax import SequenceSoftmax
 
-from smimbench.backend import to_host
+from smimbench.backend.device import to_host
 from tests.conftest import assert_placed
 
 

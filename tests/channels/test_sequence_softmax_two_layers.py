@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from smimbench_channels.sequence_softmax import SequenceSoftmax
 
-from smimbench.backend import to_host
+from smimbench.backend.device import to_host
 from tests.conftest import assert_placed
 
 

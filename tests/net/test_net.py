@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.net import collect
 
 REFERENCE = json.loads((Path(__file__).parent / "reference.json").read_text())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from smimbench.backend import to_host
+from smimbench.backend.device import to_host
 from smimbench.interfaces import Denoised, ParameterError
 from smimbench.problem import Problem
 from smimbench.theory.derived_prior import DensityPrior, SimulatedPrior, SpectrumPrior, complete_prior

@@ -10,7 +10,7 @@ import pytest
 from scipy import integrate, optimize, stats
 from scipy.special import log_ndtr, ndtr
 
-from smimbench.backend import namespace, to_host
+from smimbench.backend.device import namespace, to_host
 from smimbench.interfaces import Capabilities, ParameterError
 from smimbench.problem import Problem
 from smimbench.registry import Entry, Registry

@@ -9,7 +9,7 @@ from scipy.optimize import brentq
 from scipy.special import k0, k1
 from scipy.stats import chi2
 
-from smimbench.backend import Backend, get_backend, to_host
+from smimbench.backend.device import Backend, get_backend, to_host
 from smimbench.interfaces import Capabilities, Data, Posterior
 from smimbench.problem import Problem
 from smimbench.theory import spectral

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from smimbench import Capabilities, ParameterError
-from smimbench.backend import namespace
+from smimbench.backend.device import namespace
 
 __all__ = ["Committee", "SignProduct"]
 

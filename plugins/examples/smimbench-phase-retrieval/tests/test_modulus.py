@@ -11,7 +11,7 @@ from scipy.integrate import dblquad, quad
 from smimbench_phase_retrieval import Modulus
 
 import smimbench
-from smimbench.backend import get_backend
+from smimbench.backend.device import get_backend
 from smimbench.loop import LoopSettings, run_algorithm
 from smimbench.registry import get_registry
 from smimbench.testing import parametrize_with_checks

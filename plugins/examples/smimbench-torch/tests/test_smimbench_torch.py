@@ -11,7 +11,7 @@ import torch
 from smimbench_algorithms.adam import Adam
 
 from smimbench import ParameterError, Problem
-from smimbench.backend import get_backend
+from smimbench.backend.device import get_backend
 from smimbench.loop import LoopSettings, run_algorithm
 from smimbench.parameters import build, parameters_of
 from smimbench.registry import Registry

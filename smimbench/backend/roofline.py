@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench import machine
-from smimbench.backend import Backend, get_backend
+from smimbench.backend import machine
+from smimbench.backend.device import Backend, get_backend
 from smimbench.store import StoreError, write_atomically
 
 if TYPE_CHECKING:

@@ -245,7 +245,7 @@ def _set_tf32(allowed: bool) -> None:
 
 def cupy_advice() -> str:
     """The command that makes CuPy work with the driver of this machine, or why none would."""
-    from smimbench.machine import nvidia_driver
+    from smimbench.backend.machine import nvidia_driver
 
     driver = nvidia_driver()
     if driver is None:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.backend import namespace
+from smimbench.backend.device import namespace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import ModuleType
 
-    from smimbench.backend import Backend
+    from smimbench.backend.device import Backend
     from smimbench.interfaces import Array
 
 __all__ = ["SHARE_OF_MEMORY", "StreamedInputs", "fits", "sample_chunks"]

@@ -99,7 +99,7 @@ def versions() -> dict[str, str]:
 
 def git_commit() -> str | None:
     """Commit of the checkout that smimbench runs from, with a mark if it was changed; None outside a checkout."""
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parent.parent.parent
     if not (root / ".git").exists():
         return None
     try:

@@ -1,0 +1,1 @@
+"""Where arrays live and what the machine can do: namespaces, devices, streaming, clocks and ceilings."""
