@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from smimbench.predict import Theorist
-    from smimbench.registry import Plugin, Registry
+    from smimbench.registry.registry import Plugin, Registry
     from smimbench.store import Store
     from smimbench.suite import Cell, Suite
 
@@ -54,8 +54,8 @@ def _run(arguments: Sequence[str] | None) -> int:
 def _foreseeable() -> tuple[type[Exception], ...]:
     from smimbench.backend.device import BackendError
     from smimbench.problem import ProblemError
-    from smimbench.registry import RegistryError
-    from smimbench.scaffold import ScaffoldError
+    from smimbench.registry.registry import RegistryError
+    from smimbench.registry.scaffold import ScaffoldError
     from smimbench.store import StoreError
     from smimbench.suite import SuiteError
     from smimbench.testing.core import CheckError
@@ -124,7 +124,7 @@ _results_option = click.option(
 
 
 def _registry(paths: Sequence[str], no_plugins: bool, trace_plugins: bool) -> Registry:
-    from smimbench.registry import Registry, set_registry
+    from smimbench.registry.registry import Registry, set_registry
 
     wanted = [p for p in os.environ.get("SMIMBENCH_PLUGINS", "").split(os.pathsep) if p] + list(paths)
     trace = (lambda line: click.echo(line, err=True)) if trace_plugins else None
@@ -946,7 +946,7 @@ def check(
 @_with_registry
 def new(kind: str, name: str, output: Path | None, as_json: bool, quiet: bool, registry: Registry) -> int:
     """A complete package for a channel, prior or algorithm of your own: works at once, made to be changed."""
-    from smimbench.scaffold import write_package
+    from smimbench.registry.scaffold import write_package
 
     made = write_package(kind, name, output, registry)
     if as_json:

@@ -56,5 +56,5 @@ def smimbench_register_priors(register: Callable[[type[Any]], None]) -> None:
 def smimbench_register_algorithms(register: Callable[[type[Any]], None]) -> None:
     """Register algorithms: anything from data to an estimate (see ``smimbench.interfaces.Algorithm``), a class or a function.
 
-    A function ``fit(data, *, parameter=value)`` becomes an algorithm of its name; see ``smimbench.fitted``.
+    A function ``fit(data, *, parameter=value)`` becomes an algorithm of its name; see ``smimbench.registry.adapters``.
     """

@@ -458,7 +458,7 @@ class Algorithm(Protocol):
 
     In place of the three methods one is enough, ``fit(data) -> estimate``, of a class or alone: a function
     ``fit(data, *, parameter=value)`` can be registered as it is. It may name ``problem`` and ``rng`` as arguments; see
-    ``smimbench.fitted``.
+    ``smimbench.registry.adapters``.
 
     The loop, the clock, the stopping rule, the time limit, divergence and the trajectory belong to the engine. An
     attribute ``steps`` (optional) says after how many steps the algorithm is done by its own account. A method

@@ -11,8 +11,8 @@ import numpy as np
 
 from smimbench.backend.device import Backend, namespace, to_host
 from smimbench.interfaces import Channel, Cost, Data, Model, ParameterError, Prior, Start
-from smimbench.parameters import build, canonical_json, parameters_of, signature_of
-from smimbench.registry import Registry, RegistryError, get_registry
+from smimbench.registry.parameters import build, canonical_json, parameters_of, signature_of
+from smimbench.registry.registry import Registry, RegistryError, get_registry
 from smimbench.theory.derived_prior import complete_prior
 from smimbench.theory.likelihood import complete_channel
 

@@ -23,7 +23,7 @@ from smimbench.backend.roofline import ceilings, remembered
 from smimbench.backend.streaming import StreamedInputs
 from smimbench.loop import Attempt, LoopSettings, Status, run_algorithm
 from smimbench.problem import Instance, Problem, seed_sequence
-from smimbench.registry import Registry, get_registry, set_registry
+from smimbench.registry.registry import Registry, get_registry, set_registry
 from smimbench.suite import Cell, Suite
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def _seed(cell: Cell, problem: Problem, stream: str, *extra: str) -> np.random.S
 
 
 def _json_key(value: Any) -> str:
-    from smimbench.parameters import canonical_json
+    from smimbench.registry.parameters import canonical_json
 
     return canonical_json(value)
 

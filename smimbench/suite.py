@@ -13,9 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from smimbench.interfaces import ParameterError
-from smimbench.parameters import build, canonical_json, explain_validation, parameters_of, unknown_key
 from smimbench.problem import Problem, ProblemError
-from smimbench.registry import Registry, RegistryError, get_registry
+from smimbench.registry.parameters import (
+    build,
+    canonical_json,
+    explain_validation,
+    parameters_of,
+    unknown_key,
+)
+from smimbench.registry.registry import Registry, RegistryError, get_registry
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from smimbench import Capabilities, hookimpl
 from smimbench.problem import Problem
-from smimbench.registry import Registry, set_registry
+from smimbench.registry.registry import Registry, set_registry
 
 
 @dataclass(frozen=True)

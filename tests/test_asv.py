@@ -60,7 +60,7 @@ def test_the_configuration_names_what_is_there():
 
 
 def test_suites_and_algorithms_are_discovered(benchmarks):
-    from smimbench.registry import get_registry
+    from smimbench.registry.registry import get_registry
 
     cases = benchmarks["cases"]
     names = {name.partition(":")[0] for name in cases.problems()}
@@ -75,7 +75,7 @@ def test_suites_and_algorithms_are_discovered(benchmarks):
 
 def test_every_channel_and_prior_is_discovered(benchmarks):
     """Also those in no suite, and those of a plugin, which asv's processes load as any other does."""
-    from smimbench.registry import Registry, get_registry, set_registry
+    from smimbench.registry.registry import Registry, get_registry, set_registry
 
     cases = benchmarks["cases"]
     set_registry(Registry([str(ROOT / "plugins" / "examples" / "drop_in.py")]))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from smimbench.registry import set_registry
+from smimbench.registry.registry import set_registry
 from tests.helpers import ATTENTION, CHANNEL, SUITE, call, call_outside, command, environment, write_suite
 
 TROUBLE = str(Path(__file__).with_name("troublemakers.py"))

@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from smimbench.fitted import algorithm_class
 from smimbench.interfaces import CONTRACT_VERSION, Data
 from smimbench.problem import Problem
-from smimbench.registry import Registry, set_registry
+from smimbench.registry.adapters import algorithm_class
+from smimbench.registry.registry import Registry, set_registry
 from smimbench.suite import build_algorithm
 from tests.helpers import CHANNEL, call
 

@@ -10,7 +10,7 @@ import pytest
 
 from smimbench import hookspecs
 from smimbench.interfaces import CONTRACT_VERSION
-from smimbench.registry import BUILT_IN, KINDS, Registry, RegistryError, get_registry, set_registry
+from smimbench.registry.registry import BUILT_IN, KINDS, Registry, RegistryError, get_registry, set_registry
 from tests.helpers import CHANNEL, install_package
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from smimbench import runner
 from smimbench.backend import machine
-from smimbench.registry import Registry, set_registry
+from smimbench.registry.registry import Registry, set_registry
 from smimbench.runner import missing_cells, run_cell, run_cells
 from smimbench.store import Store
 from smimbench.suite import load_suite

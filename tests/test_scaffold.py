@@ -10,8 +10,8 @@ import tomllib
 
 import pytest
 
-from smimbench.registry import Registry, set_registry
-from smimbench.scaffold import KINDS
+from smimbench.registry.registry import Registry, set_registry
+from smimbench.registry.scaffold import KINDS
 from smimbench.suite import load_suite
 from smimbench.testing import check
 from tests.helpers import call

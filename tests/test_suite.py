@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from smimbench.parameters import canonical_json
 from smimbench.problem import Problem
-from smimbench.registry import Registry
+from smimbench.registry.parameters import canonical_json
+from smimbench.registry.registry import Registry
 from smimbench.suite import SuiteError, load_suite, shipped_suites
 from tests.helpers import ATTENTION, CHANNEL, SUITE, call, call_outside, write_suite
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from smimbench.backend.device import namespace, on_device
 from smimbench.interfaces import Array, Capabilities, Cost, Info, ParameterError
-from smimbench.parameters import build, parameters_of
-from smimbench.registry import RegistryError, get_registry
+from smimbench.registry.parameters import build, parameters_of
+from smimbench.registry.registry import RegistryError, get_registry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

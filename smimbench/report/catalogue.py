@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from smimbench.parameters import ENGINE_FILLED, signature_of
-from smimbench.registry import KINDS, RegistryError
+from smimbench.registry.parameters import ENGINE_FILLED, signature_of
+from smimbench.registry.registry import KINDS, RegistryError
 from smimbench.report.tables import plain_table, titled
 from smimbench.suite import SuiteError, load_suite, shipped_suites
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from smimbench.registry import Entry, Registry
+    from smimbench.registry.registry import Entry, Registry
 
 __all__ = [
     "info_documents",

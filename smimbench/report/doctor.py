@@ -15,7 +15,7 @@ from smimbench.backend.roofline import measure, remembered
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from smimbench.registry import Registry
+    from smimbench.registry.registry import Registry
 
 __all__ = ["diagnose", "print_diagnosis"]
 

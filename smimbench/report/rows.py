@@ -11,7 +11,7 @@ import numpy as np
 
 from smimbench.backend.roofline import fraction
 from smimbench.loop import READINGS, Status
-from smimbench.registry import get_registry
+from smimbench.registry.registry import get_registry
 from smimbench.report.learning_order import learning_order
 from smimbench.store import Store
 from smimbench.suite import Cell, build_algorithm

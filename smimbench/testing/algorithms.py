@@ -21,8 +21,8 @@ import numpy as np
 
 from smimbench.backend.device import get_backend, to_host
 from smimbench.interfaces import Info
-from smimbench.parameters import parameters_of
 from smimbench.problem import Instance
+from smimbench.registry.parameters import parameters_of
 from smimbench.testing.arrays import expect_array, in_strict_namespace, private_randomness
 from smimbench.testing.core import CheckFailed, CheckSkipped, Company, Tally, capabilities_of, published
 

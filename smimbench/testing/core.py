@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.fitted import algorithm_class
 from smimbench.interfaces import Capabilities, ParameterError
-from smimbench.parameters import ENGINE_FILLED, build, parameters_of, signature_of
-from smimbench.registry import BUILT_IN, KINDS, Entry, get_registry
+from smimbench.registry.adapters import algorithm_class
+from smimbench.registry.parameters import ENGINE_FILLED, build, parameters_of, signature_of
+from smimbench.registry.registry import BUILT_IN, KINDS, Entry, get_registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from smimbench.parameters import parameters_of
+from smimbench.registry.parameters import parameters_of
 from smimbench.report.tables import titled
 from smimbench.testing import check
 from smimbench.testing.core import CheckError, all_checks, subjects

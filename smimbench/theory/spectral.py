@@ -49,7 +49,7 @@ import numpy as np
 from smimbench.backend.device import namespace, to_host
 from smimbench.backend.streaming import sample_chunks
 from smimbench.interfaces import Start
-from smimbench.parameters import canonical_json
+from smimbench.registry.parameters import canonical_json
 from smimbench.theory.information import channel_information
 
 if TYPE_CHECKING:

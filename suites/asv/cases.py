@@ -13,7 +13,7 @@ import numpy as np
 import smimbench
 from smimbench.backend.device import get_backend
 from smimbench.problem import Problem
-from smimbench.registry import get_registry
+from smimbench.registry.registry import get_registry
 from smimbench.suite import shipped_suites
 
 # Sizes that take milliseconds, not minutes: D of low-rank models, d of extensive-rank ones.

@@ -9,7 +9,7 @@ from smimbench import compiled
 from smimbench.backend.device import get_backend
 from smimbench.interfaces import Data
 from smimbench.problem import Problem
-from smimbench.registry import get_registry
+from smimbench.registry.registry import get_registry
 
 pytest.importorskip("numba")
 

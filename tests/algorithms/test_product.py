@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from smimbench.backend.device import to_host
-from smimbench.parameters import ENGINE_FILLED, build
 from smimbench.problem import Problem
-from smimbench.registry import Registry
+from smimbench.registry.parameters import ENGINE_FILLED, build
+from smimbench.registry.registry import Registry
 
 # Values of parameters that have no default.
 REQUIRED = {"tokens": 2, "rho": 0.5, "of": {"name": "adam"}}

@@ -9,7 +9,7 @@ import pytest
 
 from smimbench.backend.device import Backend, to_host
 from smimbench.problem import Problem
-from smimbench.registry import Registry
+from smimbench.registry.registry import Registry
 from tests.conftest import assert_placed
 
 REGISTRY = Registry(third_party=False)

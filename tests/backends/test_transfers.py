@@ -12,7 +12,7 @@ from smimbench.backend import device as backend_device
 from smimbench.backend.device import Backend
 from smimbench.interfaces import Info
 from smimbench.problem import Problem
-from smimbench.registry import Registry
+from smimbench.registry.registry import Registry
 
 REGISTRY = Registry(third_party=False)
 DEVICE = Backend("array_api_strict", array_api_strict, "float64", array_api_strict.Device("device1"))

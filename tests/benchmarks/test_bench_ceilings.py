@@ -21,7 +21,7 @@ from smimbench import compiled, runner
 from smimbench.backend.device import get_backend
 from smimbench.interfaces import Data
 from smimbench.problem import Problem
-from smimbench.registry import get_registry
+from smimbench.registry.registry import get_registry
 from smimbench.store import Store
 from smimbench.suite import load_suite
 from tests.benchmarks.conftest import SMOKE

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from smimbench.registry import set_registry
+from smimbench.registry.registry import set_registry
 from tests.helpers import ROOT, call
 
 TUTORIALS = ("writing-a-channel", "writing-a-prior", "writing-an-algorithm")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from smimbench.registry import BUILT_IN, get_registry
+from smimbench.registry.registry import BUILT_IN, get_registry
 from smimbench.testing import all_checks, parametrize_with_checks
 from smimbench.testing.core import instantiate, kind_of, subjects
 

@@ -13,7 +13,7 @@ from scipy.special import log_ndtr, ndtr
 from smimbench.backend.device import namespace, to_host
 from smimbench.interfaces import Capabilities, ParameterError
 from smimbench.problem import Problem
-from smimbench.registry import Entry, Registry
+from smimbench.registry.registry import Entry, Registry
 from smimbench.theory.generalization import generalization_error
 from smimbench.theory.likelihood import LARGEST_DIMENSION, IntegratedChannel, complete_channel
 from smimbench.theory.prediction import predict

@@ -14,7 +14,7 @@ from scipy.special import log_ndtr
 from smimbench_sparse import GaussBernoulli, Rademacher
 
 import smimbench
-from smimbench.registry import get_registry
+from smimbench.registry.registry import get_registry
 from smimbench.testing import parametrize_with_checks
 from smimbench.theory.derived_prior import SimulatedPrior
 from smimbench.theory.state_evolution import solve

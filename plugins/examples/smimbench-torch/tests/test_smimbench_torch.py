@@ -13,8 +13,8 @@ from smimbench_algorithms.adam import Adam
 from smimbench import ParameterError, Problem
 from smimbench.backend.device import get_backend
 from smimbench.loop import LoopSettings, run_algorithm
-from smimbench.parameters import build, parameters_of
-from smimbench.registry import Registry
+from smimbench.registry.parameters import build, parameters_of
+from smimbench.registry.registry import Registry
 
 REGISTRY = Registry()
 NAMES = list(smimbench_torch.optimizers())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
-    from smimbench.registry import Registry
+    from smimbench.registry.registry import Registry
 
 __all__ = ["KINDS", "Package", "ScaffoldError", "write_package"]
 
@@ -98,7 +98,7 @@ def write_package(kind: str, name: str, output: Path | None, registry: Registry)
         "smimbench_version": _own_version(),
         "commands": "\n".join(steps),
     }
-    templates = importlib.resources.files("smimbench") / "templates"
+    templates = importlib.resources.files("smimbench.registry") / "templates"
     own, common = templates / kind, templates / "common"
     values["advice"] = _filled(own / "advice.md.tmpl", values).strip()
     files = {

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from smimbench import hookspecs
-from smimbench.fitted import algorithm_class
 from smimbench.interfaces import CONTRACT_VERSION, Capabilities
+from smimbench.registry.adapters import algorithm_class
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
