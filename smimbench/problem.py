@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.backend.device import Backend, namespace, to_host
+from smimbench.derive.density_prior import complete_prior
+from smimbench.derive.likelihood_channel import complete_channel
 from smimbench.interfaces import Channel, Cost, Data, Model, ParameterError, Prior, Start
 from smimbench.registry.parameters import build, canonical_json, parameters_of, signature_of
 from smimbench.registry.registry import Registry, RegistryError, get_registry
-from smimbench.theory.derived_prior import complete_prior
-from smimbench.theory.likelihood import complete_channel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

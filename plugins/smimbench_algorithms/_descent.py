@@ -11,8 +11,8 @@ import numpy as np
 
 from smimbench.backend.device import namespace
 from smimbench.backend.streaming import StreamedInputs
+from smimbench.derive.channel import gives_probabilities, observable
 from smimbench.interfaces import Array, Info, ParameterError
-from smimbench.theory.prediction import gives_probabilities, observable
 from smimbench_algorithms._gradient import LOSSES, fitting_loss, loss_gradient, surrogate
 
 if TYPE_CHECKING:

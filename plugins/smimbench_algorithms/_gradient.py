@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smimbench.backend.device import namespace
 from smimbench.backend.streaming import sample_chunks
+from smimbench.derive.channel import gives_probabilities, predict
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import RegistryError, get_registry
-from smimbench.theory.prediction import gives_probabilities, predict
 
 if TYPE_CHECKING:
     from collections.abc import Callable

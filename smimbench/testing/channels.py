@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.backend.device import to_host
+from smimbench.derive.channel import observable, predict
 from smimbench.interfaces import SYMMETRIES
 from smimbench.testing.arrays import expect_array, expect_pure, in_strict_namespace, private_randomness
 from smimbench.testing.core import CheckFailed, CheckSkipped, Tally, capabilities_of, published
 from smimbench.theory.information import channel_information
-from smimbench.theory.prediction import observable, predict
 
 if TYPE_CHECKING:
     from smimbench.backend.device import Backend

@@ -257,11 +257,11 @@ class Subject:
         memory: dict[int, Any] = self.__dict__.setdefault("_completed", {})
         if id(model) not in memory:
             if self.kind == "channel":
-                from smimbench.theory.likelihood import complete_channel
+                from smimbench.derive.likelihood_channel import complete_channel
 
                 memory[id(model)] = complete_channel(self.item, model)
             elif self.kind == "prior":
-                from smimbench.theory.derived_prior import complete_prior
+                from smimbench.derive.density_prior import complete_prior
 
                 memory[id(model)] = complete_prior(self.item, model)
             else:

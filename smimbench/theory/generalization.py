@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smimbench.derive.channel import predict
 from smimbench.interfaces import Uncertain
 from smimbench.numerics.curves import interpolate_chebyshev
-from smimbench.theory.prediction import predict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,10 +10,10 @@ from smimbench_algorithms._gradient import loss_gradient
 from smimbench_algorithms.adam import Adam
 
 from smimbench.backend.device import get_backend, to_host
+from smimbench.derive.channel import observable
 from smimbench.interfaces import ParameterError
 from smimbench.loop import LoopSettings, Status, run_algorithm
 from smimbench.problem import Problem
-from smimbench.theory.prediction import observable
 
 
 def attention(channel="softmax", tokens=2, rho=0.5, **parameters) -> Problem:

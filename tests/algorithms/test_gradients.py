@@ -13,10 +13,10 @@ from smimbench_algorithms.adamw import AdamW
 from smimbench_algorithms.sgd import Sgd
 
 from smimbench.backend.device import get_backend, to_host
+from smimbench.derive.channel import gives_probabilities, observable
 from smimbench.interfaces import ParameterError, Start
 from smimbench.loop import LoopSettings, Status, run_algorithm
 from smimbench.problem import Problem
-from smimbench.theory.prediction import gives_probabilities, observable
 
 ATTENTION = {"name": "wishart", "rho": 0.6}
 PROBLEMS = {

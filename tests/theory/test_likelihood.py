@@ -11,12 +11,12 @@ from scipy import integrate, optimize, stats
 from scipy.special import log_ndtr, ndtr
 
 from smimbench.backend.device import namespace, to_host
+from smimbench.derive.channel import predict
+from smimbench.derive.likelihood_channel import LARGEST_DIMENSION, IntegratedChannel, complete_channel
 from smimbench.interfaces import Capabilities, ParameterError
 from smimbench.problem import Problem
 from smimbench.registry.registry import Entry, Registry
 from smimbench.theory.generalization import generalization_error
-from smimbench.theory.likelihood import LARGEST_DIMENSION, IntegratedChannel, complete_channel
-from smimbench.theory.prediction import predict
 from smimbench.theory.state_evolution import ScalarCurve
 from tests.conftest import assert_placed
 

@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits
 
 from smimbench import Problem
 from smimbench.backend.device import get_backend
-from smimbench.theory.prediction import observable
+from smimbench.derive.channel import observable
 
 
 class Plain:

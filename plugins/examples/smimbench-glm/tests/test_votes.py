@@ -11,9 +11,9 @@ from scipy.special import ndtr
 from smimbench_glm import Committee, Sign, SignProduct
 
 import smimbench
+from smimbench.derive.likelihood_channel import complete_channel
 from smimbench.registry.registry import get_registry
 from smimbench.testing import parametrize_with_checks
-from smimbench.theory.likelihood import complete_channel
 from smimbench.theory.state_evolution import solve
 
 MODEL = get_registry().get("model", "sequence-multi-index").item(tokens=1)

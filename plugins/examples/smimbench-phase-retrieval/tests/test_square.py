@@ -10,10 +10,10 @@ from scipy.integrate import quad
 from smimbench_phase_retrieval import Modulus, NoisySquare
 
 import smimbench
+from smimbench.derive.likelihood_channel import complete_channel
 from smimbench.registry.registry import get_registry
 from smimbench.testing import parametrize_with_checks
 from smimbench.theory.information import channel_information
-from smimbench.theory.likelihood import complete_channel
 
 MODEL = get_registry().get("model", "sequence-multi-index").item(tokens=1)
 

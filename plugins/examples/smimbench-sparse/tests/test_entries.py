@@ -14,9 +14,9 @@ from scipy.special import log_ndtr
 from smimbench_sparse import GaussBernoulli, Rademacher
 
 import smimbench
+from smimbench.derive.density_prior import SimulatedPrior
 from smimbench.registry.registry import get_registry
 from smimbench.testing import parametrize_with_checks
-from smimbench.theory.derived_prior import SimulatedPrior
 from smimbench.theory.state_evolution import solve
 from smimbench.theory.thresholds import thresholds
 

@@ -12,7 +12,7 @@ import torch
 
 from smimbench import Capabilities, Info, ParameterError, hookimpl
 from smimbench.backend.device import to_host
-from smimbench.theory.prediction import gives_probabilities, observable, predict
+from smimbench.derive.channel import gives_probabilities, observable, predict
 
 __all__ = ["TorchState", "algorithm", "optimizers"]
 

@@ -17,10 +17,10 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend.device import namespace, to_host
+from smimbench.derive.likelihood_channel import IntegratedChannel
 from smimbench.interfaces import Denoised, Overlap, ParameterError
 from smimbench.numerics.free_convolution import FreeConvolution
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments
-from smimbench.theory.likelihood import IntegratedChannel
 
 if TYPE_CHECKING:
     from collections.abc import Callable

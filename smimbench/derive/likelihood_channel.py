@@ -25,9 +25,9 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend.device import namespace
+from smimbench.derive.channel import observable
 from smimbench.interfaces import ParameterError, Posterior, Uncertain
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments, placed
-from smimbench.theory.prediction import observable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

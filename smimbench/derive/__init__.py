@@ -1,0 +1,1 @@
+"""What the engine adds to a plugin that gives less than the whole contract."""
