@@ -26,13 +26,13 @@ if TYPE_CHECKING:
         Start,
         Uncertain,
     )
-    from smimbench.problem import Problem
+    from smimbench.problem.problem import Problem
     from smimbench.suite import load_suite
 
 # Imported when first used, so that `smimbench --help` and a plugin's own import stay fast.
 _HOME = {
     "hookimpl": "hookspecs",
-    "Problem": "problem",
+    "Problem": "problem.problem",
     "load_suite": "suite",
     "run": "api",
     "show": "api",

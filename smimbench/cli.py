@@ -53,7 +53,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 def _foreseeable() -> tuple[type[Exception], ...]:
     from smimbench.backend.device import BackendError
-    from smimbench.problem import ProblemError
+    from smimbench.problem.problem import ProblemError
     from smimbench.registry.registry import RegistryError
     from smimbench.registry.scaffold import ScaffoldError
     from smimbench.store import StoreError

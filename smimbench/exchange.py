@@ -13,7 +13,7 @@ from smimbench.loop import Status
 from smimbench.suite import SuiteError
 
 if TYPE_CHECKING:
-    from smimbench.problem import Instance
+    from smimbench.problem.problem import Instance
     from smimbench.suite import ProblemPlan, Suite
 
 __all__ = ["Point", "choose_point", "read_estimate", "score_record", "write_instance"]

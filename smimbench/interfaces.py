@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from smimbench.problem import Problem
+    from smimbench.problem.problem import Problem
 
 __all__ = [
     "CONTRACT_VERSION",

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from smimbench.backend.device import Backend
     from smimbench.interfaces import Array, Data, Info
-    from smimbench.problem import Instance, Problem
+    from smimbench.problem.problem import Instance, Problem
 
 __all__ = ["LoopResult", "LoopSettings", "Status", "run_algorithm"]
 

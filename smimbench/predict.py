@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from smimbench.interfaces import Uncertain
-    from smimbench.problem import Problem
+    from smimbench.problem.problem import Problem
     from smimbench.suite import Suite
     from smimbench.theory.state_evolution import Prediction
 

@@ -22,7 +22,7 @@ from smimbench.backend.device import Backend, BackendError, get_backend
 from smimbench.backend.roofline import ceilings, remembered
 from smimbench.backend.streaming import StreamedInputs
 from smimbench.loop import Attempt, LoopSettings, Status, run_algorithm
-from smimbench.problem import Instance, Problem, seed_sequence
+from smimbench.problem.problem import Instance, Problem, seed_sequence
 from smimbench.registry.registry import Registry, get_registry, set_registry
 from smimbench.suite import Cell, Suite
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from smimbench.interfaces import ParameterError
-from smimbench.problem import Problem, ProblemError
+from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.parameters import (
     build,
     canonical_json,

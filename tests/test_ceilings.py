@@ -11,7 +11,7 @@ from smimbench.backend import machine
 from smimbench.backend import roofline as ceilings
 from smimbench.backend.device import get_backend
 from smimbench.backend.roofline import fraction, measure, remembered
-from smimbench.problem import Problem
+from smimbench.problem.problem import Problem
 from smimbench.registry.registry import get_registry
 from smimbench.report.rows import _efficiency
 from smimbench.report.tables import runtime_tables

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from smimbench.interfaces import CONTRACT_VERSION, Data
-from smimbench.problem import Problem
+from smimbench.problem.problem import Problem
 from smimbench.registry.adapters import algorithm_class
 from smimbench.registry.registry import Registry, set_registry
 from smimbench.suite import build_algorithm

@@ -10,7 +10,7 @@ import pytest
 from smimbench.backend.device import Backend, get_backend
 from smimbench.interfaces import Info
 from smimbench.loop import LONG_WINDOW, PATIENCE, WINDOW, LoopSettings, Status, run_algorithm
-from smimbench.problem import Instance, Problem
+from smimbench.problem.problem import Instance, Problem
 
 D = 50
 

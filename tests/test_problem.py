@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from smimbench.backend.device import get_backend, to_host
-from smimbench.problem import STREAMS, Problem, ProblemError, seed_sequence
+from smimbench.problem.problem import STREAMS, Problem, ProblemError, seed_sequence
 from tests.helpers import environment
 
 LINEAR = (
@@ -66,7 +66,7 @@ def test_another_process_draws_the_same_bits(problem):
     specs = {kind: {k: v for k, v in spec.items() if k != "version"} for kind, spec in problem.spec.items()}
     script = textwrap.dedent(
         f"""
-        from smimbench.problem import Problem
+        from smimbench.problem.problem import Problem
         import hashlib, numpy as np
         problem = Problem({specs["model"]!r}, {specs["channel"]!r}, {specs["prior"]!r})
         problem.instance(0.3, 10)

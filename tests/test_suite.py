@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from smimbench.problem import Problem
+from smimbench.problem.problem import Problem
 from smimbench.registry.parameters import canonical_json
 from smimbench.registry.registry import Registry
 from smimbench.suite import SuiteError, load_suite, shipped_suites
@@ -463,7 +463,7 @@ def test_the_error_is_also_an_exception(tmp_path):
 
 
 def test_a_problem_by_itself_raises_with_its_key():
-    from smimbench.problem import ProblemError
+    from smimbench.problem.problem import ProblemError
 
     with pytest.raises(ProblemError, match=r"^prior\.rho: must be .*got -1.0") as caught:
         Problem({"name": "attention-indexed", "tokens": 2}, "softmax", {"name": "wishart", "rho": -1.0})

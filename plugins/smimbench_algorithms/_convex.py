@@ -12,7 +12,7 @@ from smimbench.backend.streaming import sample_chunks
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Data
-    from smimbench.problem import Problem
+    from smimbench.problem.problem import Problem
 
 PROBES = 16
 SAME = 1e-6

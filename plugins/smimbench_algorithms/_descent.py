@@ -17,7 +17,7 @@ from smimbench_algorithms._gradient import LOSSES, fitting_loss, loss_gradient, 
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Cost, Data
-    from smimbench.problem import Problem
+    from smimbench.problem.problem import Problem
 
 SCHEDULES = ("constant", "step", "cosine", "1/t")
 SURROGATE_BETA = (1.0, 20.0)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from smimbench.interfaces import Array
-    from smimbench.problem import Problem
+    from smimbench.problem.problem import Problem
 
 LOSSES = ("squared", "cross-entropy")
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smimbench.interfaces import Data
-    from smimbench.problem import Problem
+    from smimbench.problem.problem import Problem
 
 ROUNDS = 20
 SAME = 1e-6

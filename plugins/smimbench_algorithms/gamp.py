@@ -14,7 +14,7 @@ from smimbench.interfaces import Array, Capabilities, Info, ParameterError
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Cost, Data
-    from smimbench.problem import Problem
+    from smimbench.problem.problem import Problem
 
 SMALLEST_V = 1e-16
 SMALLEST_QHAT = 1e-12

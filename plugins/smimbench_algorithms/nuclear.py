@@ -16,7 +16,7 @@ from smimbench_algorithms.ridge import _what_is_seen
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Cost, Data
-    from smimbench.problem import Problem
+    from smimbench.problem.problem import Problem
 
 FRACTIONS = tuple(float(10.0**k) for k in np.arange(-0.5, -3.26, -0.25))
 VALIDATION_STEPS = 60

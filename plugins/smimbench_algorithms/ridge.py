@@ -15,7 +15,7 @@ from smimbench_algorithms._convex import LeastSquares, Linear, seen_by_labels, s
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Cost, Data
-    from smimbench.problem import Problem
+    from smimbench.problem.problem import Problem
 
 CANDIDATES = tuple(float(10.0**k) for k in np.arange(-4, 2.01, 0.5))
 VALIDATION_STEPS = 200

@@ -11,7 +11,7 @@ from smimbench_algorithms._descent import Descent
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Data
-    from smimbench.problem import Problem
+    from smimbench.problem.problem import Problem
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from smimbench.theory.spectral import (
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Cost, Data
-    from smimbench.problem import Problem
+    from smimbench.problem.problem import Problem
 
 
 class SpectralState(NamedTuple):

@@ -8,7 +8,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array
-    from smimbench.problem import Problem
+    from smimbench.problem.problem import Problem
 
 __all__ = ["gives_probabilities", "observable", "predict"]
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from smimbench.interfaces import Array, Data
-    from smimbench.problem import Problem
+    from smimbench.problem.problem import Problem
 
 __all__ = ["Fitted", "algorithm_class"]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from smimbench.exchange import Point
     from smimbench.predict import Theorist
-    from smimbench.problem import Problem
+    from smimbench.problem.problem import Problem
     from smimbench.suite import Suite
 
 __all__ = ["EPSILONS", "draws_fresh", "error_rows", "rows_of_point", "suite_records"]

@@ -21,7 +21,7 @@ import numpy as np
 
 from smimbench.backend.device import get_backend, to_host
 from smimbench.interfaces import Info
-from smimbench.problem import Instance
+from smimbench.problem.problem import Instance
 from smimbench.registry.parameters import parameters_of
 from smimbench.testing.arrays import expect_array, in_strict_namespace, private_randomness
 from smimbench.testing.core import CheckFailed, CheckSkipped, Company, Tally, capabilities_of, published
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from smimbench.backend.device import Backend
     from smimbench.interfaces import Array, Data
-    from smimbench.problem import Problem
+    from smimbench.problem.problem import Problem
     from smimbench.suite import Cell
     from smimbench.testing.core import Subject
 

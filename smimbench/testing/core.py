@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from smimbench.interfaces import Array
-    from smimbench.problem import Problem
+    from smimbench.problem.problem import Problem
 
 __all__ = [
     "FALSE_ALARM",
@@ -284,7 +284,7 @@ class Subject:
 
 def assembled(model: Any, channel: Any, prior: Any) -> Problem:
     """A problem of instances, made the way a suite makes it: from names and parameters."""
-    from smimbench.problem import Problem
+    from smimbench.problem.problem import Problem
 
     parts = {"model": model, "channel": channel, "prior": prior}
     tables = {kind: {"name": item.name, **parameters_of(kind, item)} for kind, item in parts.items()}

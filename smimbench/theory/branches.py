@@ -21,7 +21,7 @@ from smimbench.theory.state_evolution import NOTHING, Prediction, Threshold
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smimbench.problem import Problem
+    from smimbench.problem.problem import Problem
 
 __all__ = ["competing", "iterate", "matrix_thresholds", "staircase", "sweep"]
 

@@ -19,7 +19,7 @@ from smimbench.theory.sampling import sampled_moments
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Uncertain
-    from smimbench.problem import Problem
+    from smimbench.problem.problem import Problem
 
 __all__ = ["along_path", "between", "information_of"]
 

@@ -54,7 +54,7 @@ from smimbench.theory.information import channel_information
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Data, Denoised
-    from smimbench.problem import Problem
+    from smimbench.problem.problem import Problem
 
 __all__ = [
     "KINDS",

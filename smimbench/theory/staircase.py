@@ -33,7 +33,7 @@ from smimbench.theory.state_evolution import NOTHING, Prediction, Threshold
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smimbench.problem import Problem
+    from smimbench.problem.problem import Problem
 
 __all__ = ["Event", "Staircase", "components_are_apart", "perfect_limit"]
 

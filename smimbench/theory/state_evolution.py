@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smimbench.interfaces import Array
-    from smimbench.problem import Problem
+    from smimbench.problem.problem import Problem
 
 __all__ = ["Prediction", "ScalarCurve", "Threshold", "solve"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from smimbench.theory.state_evolution import ScalarCurve, Threshold
 
 if TYPE_CHECKING:
-    from smimbench.problem import Problem
+    from smimbench.problem.problem import Problem
 
 __all__ = ["thresholds"]
 

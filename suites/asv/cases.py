@@ -12,7 +12,7 @@ import numpy as np
 
 import smimbench
 from smimbench.backend.device import get_backend
-from smimbench.problem import Problem
+from smimbench.problem.problem import Problem
 from smimbench.registry.registry import get_registry
 from smimbench.suite import shipped_suites
 

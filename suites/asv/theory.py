@@ -5,7 +5,7 @@ import time
 import numpy as np
 
 from smimbench.predict import Theorist
-from smimbench.problem import Problem
+from smimbench.problem.problem import Problem
 
 from .cases import Case, problems
 

@@ -12,7 +12,7 @@ from smimbench_algorithms.gamp import Gamp
 from smimbench.backend.device import get_backend, to_host
 from smimbench.interfaces import ParameterError
 from smimbench.loop import LoopSettings, Status, run_algorithm
-from smimbench.problem import Problem
+from smimbench.problem.problem import Problem
 from smimbench.theory.state_evolution import solve
 
 

@@ -16,7 +16,7 @@ from smimbench.backend.device import get_backend, to_host
 from smimbench.derive.channel import gives_probabilities, observable
 from smimbench.interfaces import ParameterError, Start
 from smimbench.loop import LoopSettings, Status, run_algorithm
-from smimbench.problem import Problem
+from smimbench.problem.problem import Problem
 
 ATTENTION = {"name": "wishart", "rho": 0.6}
 PROBLEMS = {

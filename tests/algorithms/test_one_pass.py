@@ -8,7 +8,7 @@ import pytest
 from smimbench import compiled
 from smimbench.backend.device import get_backend
 from smimbench.interfaces import Data
-from smimbench.problem import Problem
+from smimbench.problem.problem import Problem
 from smimbench.registry.registry import get_registry
 
 pytest.importorskip("numba")

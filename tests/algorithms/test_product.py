@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from smimbench.backend.device import to_host
-from smimbench.problem import Problem
+from smimbench.problem.problem import Problem
 from smimbench.registry.parameters import ENGINE_FILLED, build
 from smimbench.registry.registry import Registry
 

@@ -7,7 +7,7 @@ import pytest
 
 from smimbench import runner
 from smimbench.backend.device import get_backend, to_host
-from smimbench.problem import Problem
+from smimbench.problem.problem import Problem
 from smimbench.registry.registry import get_registry
 from smimbench.suite import load_suite
 from tests.helpers import ATTENTION, SUITE, write_suite

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from smimbench.backend.device import Backend, to_host
-from smimbench.problem import Problem
+from smimbench.problem.problem import Problem
 from smimbench.registry.registry import Registry
 from tests.conftest import assert_placed
 

@@ -11,7 +11,7 @@ from smimbench import loop
 from smimbench.backend import device as backend_device
 from smimbench.backend.device import Backend
 from smimbench.interfaces import Info
-from smimbench.problem import Problem
+from smimbench.problem.problem import Problem
 from smimbench.registry.registry import Registry
 
 REGISTRY = Registry(third_party=False)

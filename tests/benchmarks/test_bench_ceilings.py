@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 from smimbench import compiled, runner
 from smimbench.backend.device import get_backend
 from smimbench.interfaces import Data
-from smimbench.problem import Problem
+from smimbench.problem.problem import Problem
 from smimbench.registry.registry import get_registry
 from smimbench.store import Store
 from smimbench.suite import load_suite

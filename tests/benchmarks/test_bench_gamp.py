@@ -16,7 +16,7 @@ from smimbench_algorithms.gamp import Gamp
 from threadpoolctl import threadpool_limits
 
 from smimbench.backend.device import get_backend
-from smimbench.problem import Problem
+from smimbench.problem.problem import Problem
 from smimbench.theory.state_evolution import ScalarCurve
 from tests.helpers import ATTENTION, command, environment, write_suite
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from smimbench.backend.device import get_backend
-from smimbench.problem import Problem
+from smimbench.problem.problem import Problem
 from smimbench.registry.registry import get_registry
 from smimbench.theory.state_evolution import ScalarCurve
 from tests.benchmarks import compare

@@ -12,7 +12,7 @@ from smimbench_channels.sequence_hardmax import SequenceHardmax, _at, _small_err
 
 from smimbench.backend.device import to_host
 from smimbench.interfaces import ParameterError
-from smimbench.problem import Problem
+from smimbench.problem.problem import Problem
 from smimbench.theory.thresholds import thresholds
 from tests.conftest import assert_placed
 

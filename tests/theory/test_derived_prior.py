@@ -12,7 +12,7 @@ from scipy import integrate, stats
 from smimbench.backend.device import to_host
 from smimbench.derive.density_prior import DensityPrior, SimulatedPrior, SpectrumPrior, complete_prior
 from smimbench.interfaces import Denoised, ParameterError
-from smimbench.problem import Problem
+from smimbench.problem.problem import Problem
 from tests.conftest import assert_placed
 
 LOW = Problem({"name": "sequence-multi-index", "tokens": 1}, "linear", "gaussian").model

@@ -14,7 +14,7 @@ from smimbench.backend.device import namespace, to_host
 from smimbench.derive.channel import predict
 from smimbench.derive.likelihood_channel import LARGEST_DIMENSION, IntegratedChannel, complete_channel
 from smimbench.interfaces import Capabilities, ParameterError
-from smimbench.problem import Problem
+from smimbench.problem.problem import Problem
 from smimbench.registry.registry import Entry, Registry
 from smimbench.theory.generalization import generalization_error
 from smimbench.theory.state_evolution import ScalarCurve

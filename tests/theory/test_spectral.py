@@ -12,7 +12,7 @@ from scipy.stats import chi2
 from smimbench.backend.device import Backend, get_backend, to_host
 from smimbench.derive.likelihood_channel import complete_channel
 from smimbench.interfaces import Capabilities, Data, Posterior
-from smimbench.problem import Problem
+from smimbench.problem.problem import Problem
 from smimbench.theory import spectral
 from smimbench.theory.spectral import (
     first_order,

@@ -1,0 +1,1 @@
+"""A problem (model, channel, prior), its instances, and where their random numbers come from."""
