@@ -70,9 +70,9 @@ def show(
     suite: Suite | str | Path, *, results: str | Path = "results", backends: Sequence[str] = ("numpy",)
 ) -> list[dict[str, Any]]:
     """Rows of what has been run; see ``run``."""
-    from smimbench.predict import Theorist
     from smimbench.report.rows import error_rows, suite_records
     from smimbench.store import Store
+    from smimbench.theory.cache import Theorist
 
     suite = _suite(suite)
     store = Store(Path(results) / suite.name)
@@ -89,7 +89,7 @@ def theory(
     alphas : sequence of float or None
         Sample ratios; default: those of the suite.
     """
-    from smimbench.predict import theory_document
+    from smimbench.theory.cache import theory_document
 
     return theory_document(_suite(suite, overrides), alphas)
 

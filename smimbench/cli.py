@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from smimbench.predict import Theorist
     from smimbench.registry.registry import Plugin, Registry
     from smimbench.store import Store
     from smimbench.suite import Cell, Suite
+    from smimbench.theory.cache import Theorist
 
 __all__ = ["main"]
 
@@ -183,7 +183,7 @@ def _store(name: str, suite: Suite, results: Path) -> Store:
 
 
 def _theorist(store: Store) -> Theorist:
-    from smimbench.predict import Theorist
+    from smimbench.theory.cache import Theorist
 
     return Theorist(store.folder / "theory")
 
@@ -581,7 +581,7 @@ def theory(
     registry: Registry,
 ) -> int:
     """The Bayes-optimal curve, thresholds and their errors; no simulation."""
-    from smimbench.predict import theory_document
+    from smimbench.theory.cache import theory_document
 
     for alpha in alphas:
         if not 0 < alpha < float("inf"):
@@ -803,9 +803,9 @@ def score(
 ) -> int:
     """What was found elsewhere, as a row of the table; --only as given to 'data'."""
     from smimbench.exchange import choose_point, read_estimate, score_record
-    from smimbench.predict import Theorist
     from smimbench.report.rows import rows_of_point
     from smimbench.report.tables import error_tables
+    from smimbench.theory.cache import Theorist
 
     suite = _load(suite_name, overrides, only, registry)
     point = choose_point(suite)

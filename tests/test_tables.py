@@ -9,7 +9,6 @@ import pytest
 from rich.console import Console
 
 from smimbench.api import run
-from smimbench.predict import Theorist
 from smimbench.report.rows import _compare, _first_hit, _ratio_to, draws_fresh, error_rows, suite_records
 from smimbench.report.tables import (
     as_markdown,
@@ -22,6 +21,7 @@ from smimbench.report.tables import (
 )
 from smimbench.store import Store
 from smimbench.suite import load_suite
+from smimbench.theory.cache import Theorist
 from tests.helpers import ATTENTION, write_suite
 
 

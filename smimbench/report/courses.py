@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from smimbench.predict import Theorist
     from smimbench.store import Store
     from smimbench.suite import Cell, Suite
+    from smimbench.theory.cache import Theorist
 
 __all__ = ["draw_courses"]
 

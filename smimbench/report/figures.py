@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from smimbench.predict import Theorist
     from smimbench.suite import Suite
+    from smimbench.theory.cache import Theorist
 
 __all__ = ["draw_suite", "legend"]
 

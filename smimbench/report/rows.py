@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from smimbench.exchange import Point
-    from smimbench.predict import Theorist
     from smimbench.problem.problem import Problem
     from smimbench.suite import Suite
+    from smimbench.theory.cache import Theorist
 
 __all__ = ["EPSILONS", "draws_fresh", "error_rows", "rows_of_point", "suite_records"]
 

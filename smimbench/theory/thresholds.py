@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from smimbench.theory.state_evolution import ScalarCurve, Threshold
+from smimbench.theory.scalar import ScalarCurve, Threshold
 
 if TYPE_CHECKING:
     from smimbench.problem.problem import Problem
@@ -22,7 +22,7 @@ def thresholds(problem: Problem) -> dict[str, Any]:
         ``{"layer", "value", "error"}`` in the order learned; ``hard_phase``: ``[from, to]`` or None.
     """
     if problem.components > 1:
-        from smimbench.theory.branches import matrix_thresholds
+        from smimbench.theory.coupled import matrix_thresholds
 
         return matrix_thresholds(problem)
     curve = ScalarCurve.of(problem)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from smimbench.backend.device import to_host
-from smimbench.predict import Theorist
+from smimbench.theory.cache import Theorist
 
 from .cases import SEEDS, STEPS, Case, problems
 

@@ -4,8 +4,8 @@ import time
 
 import numpy as np
 
-from smimbench.predict import Theorist
 from smimbench.problem.problem import Problem
+from smimbench.theory.cache import Theorist
 
 from .cases import Case, problems
 

@@ -13,7 +13,7 @@ from smimbench.backend.device import get_backend, to_host
 from smimbench.interfaces import ParameterError
 from smimbench.loop import LoopSettings, Status, run_algorithm
 from smimbench.problem.problem import Problem
-from smimbench.theory.state_evolution import solve
+from smimbench.theory.scalar import solve
 
 
 def attention(channel="softmax", tokens=2, rho=0.5, **parameters) -> Problem:

@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from smimbench.backend.device import get_backend
 from smimbench.problem.problem import Problem
-from smimbench.theory.state_evolution import ScalarCurve
+from smimbench.theory.scalar import ScalarCurve
 from tests.helpers import ATTENTION, command, environment, write_suite
 
 

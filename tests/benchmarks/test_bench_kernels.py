@@ -14,7 +14,7 @@ import pytest
 from smimbench.backend.device import get_backend
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import get_registry
-from smimbench.theory.state_evolution import ScalarCurve
+from smimbench.theory.scalar import ScalarCurve
 from tests.benchmarks import compare
 from tests.benchmarks.conftest import best_pair
 

@@ -7,11 +7,11 @@ import pytest
 from matplotlib.figure import Figure
 
 import smimbench
-from smimbench.predict import Theorist
 from smimbench.report.courses import _median, _spread, draw_courses
 from smimbench.report.rows import suite_records
 from smimbench.store import Store
 from smimbench.suite import load_suite
+from smimbench.theory.cache import Theorist
 from tests.helpers import ATTENTION, write_suite
 
 D = 30

@@ -10,11 +10,11 @@ from smimbench_priors.gaussian import Gaussian
 from smimbench_priors.wishart import Wishart
 
 from smimbench.interfaces import Posterior, Uncertain
-from smimbench.theory import branches
+from smimbench.theory import coupled as branches
+from smimbench.theory.continuation import Staircase, components_are_apart, perfect_limit
 from smimbench.theory.free_entropy import between
 from smimbench.theory.sampling import controlled_mean, sampled_moments
-from smimbench.theory.staircase import Staircase, components_are_apart, perfect_limit
-from smimbench.theory.state_evolution import ScalarCurve
+from smimbench.theory.scalar import ScalarCurve
 
 
 class Model:

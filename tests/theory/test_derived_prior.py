@@ -323,7 +323,7 @@ def test_refusals(prior, model, message):
 
 def test_the_overlap_is_exact_where_little_is_known_and_no_warning_leaves_theory(recwarn):
     """Density of N(0, 9): Q = v^2 Qhat / (1 + v Qhat), the best linear estimate being the best."""
-    from smimbench.predict import Theorist
+    from smimbench.theory.cache import Theorist
     from tests.stretched import stretched
 
     with stretched("softmax") as problem:

@@ -17,7 +17,7 @@ from smimbench.interfaces import Capabilities, ParameterError
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import Entry, Registry
 from smimbench.theory.generalization import generalization_error
-from smimbench.theory.state_evolution import ScalarCurve
+from smimbench.theory.scalar import ScalarCurve
 from tests.conftest import assert_placed
 
 

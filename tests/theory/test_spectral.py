@@ -14,6 +14,7 @@ from smimbench.derive.likelihood_channel import complete_channel
 from smimbench.interfaces import Capabilities, Data, Posterior
 from smimbench.problem.problem import Problem
 from smimbench.theory import spectral
+from smimbench.theory.continuation import components_are_apart
 from smimbench.theory.spectral import (
     first_order,
     first_order_theory,
@@ -21,7 +22,6 @@ from smimbench.theory.spectral import (
     spectral_start,
     spectral_theory,
 )
-from smimbench.theory.staircase import components_are_apart
 
 
 def softmax(tokens=2, **channel):
@@ -584,8 +584,8 @@ def test_a_mean_is_refused():
 
 
 def test_overlaps_of_longer_signals_stand_beside_squared_cosines():
-    from smimbench.predict import Theorist
     from smimbench.report.rows import theory_value
+    from smimbench.theory.cache import Theorist
     from tests.stretched import stretched
 
     with stretched({"name": "linear", "noise": 0.5, "components": 2}) as problem:

@@ -17,7 +17,7 @@ from scipy.stats import chi
 from smimbench.interfaces import Uncertain
 from smimbench.problem.problem import Problem
 from smimbench.theory.information import channel_information, sampled_information
-from smimbench.theory.state_evolution import ScalarCurve, solve
+from smimbench.theory.scalar import ScalarCurve, solve
 from smimbench.theory.thresholds import thresholds
 
 

@@ -15,7 +15,7 @@ from smimbench.backend.device import get_backend
 from smimbench.loop import LoopSettings, run_algorithm
 from smimbench.registry.registry import get_registry
 from smimbench.testing import parametrize_with_checks
-from smimbench.theory.state_evolution import solve
+from smimbench.theory.scalar import solve
 from smimbench.theory.thresholds import thresholds
 
 PROBLEM = smimbench.Problem({"name": "sequence-multi-index", "tokens": 1}, "modulus", "gaussian")

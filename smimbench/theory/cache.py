@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Uncertain
     from smimbench.problem.problem import Problem
     from smimbench.suite import Suite
-    from smimbench.theory.state_evolution import Prediction
+    from smimbench.theory.scalar import Prediction
 
 __all__ = ["Theorist", "theory_document"]
 
@@ -110,10 +110,10 @@ def _digest(answer: Any) -> str:
 
 def _solve(problem: Problem, alphas: Sequence[float]) -> list[list[Prediction]]:
     if problem.components == 1:
-        from smimbench.theory.state_evolution import ScalarCurve
+        from smimbench.theory.scalar import ScalarCurve
 
         return ScalarCurve.of(problem).competing(alphas)
-    from smimbench.theory.branches import competing
+    from smimbench.theory.coupled import competing
 
     return competing(problem, alphas)
 

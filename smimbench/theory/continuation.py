@@ -28,7 +28,7 @@ import numpy as np
 from smimbench.theory.free_entropy import along_path, information_of
 from smimbench.theory.information import channel_information
 from smimbench.theory.sampling import sampled_moments
-from smimbench.theory.state_evolution import NOTHING, Prediction, Threshold
+from smimbench.theory.scalar import NOTHING, Prediction, Threshold
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """State evolution of several components: which fixed points there are, and which of them is Bayes-optimal.
 
 Components that do not mix are learned one after the other: their fixed points are read off a curve, see
-``smimbench.theory.staircase``. Where they do mix, the matrix-valued recursion is iterated for every sample ratio, upwards from
+``smimbench.theory.continuation``. Where they do mix, the matrix-valued recursion is iterated for every sample ratio, upwards from
 the prior mean and downwards from the signal, each time from the last fixed point, with Anderson's acceleration.
 """
 
@@ -14,9 +14,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from smimbench.theory.continuation import Staircase, components_are_apart, perfect_limit
 from smimbench.theory.free_entropy import between, information_of
-from smimbench.theory.staircase import Staircase, components_are_apart, perfect_limit
-from smimbench.theory.state_evolution import NOTHING, Prediction, Threshold
+from smimbench.theory.scalar import NOTHING, Prediction, Threshold
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

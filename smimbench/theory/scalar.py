@@ -5,7 +5,7 @@ whole curve is known as ``alpha(Qhat) = Qhat / (kappa I(Q(Qhat)))`` and alpha is
 branches compete: the uninformed one (from the prior mean upwards) ends at the first Qhat whose alpha reaches the one
 asked for, the informed one (from the signal downwards) at the last.
 
-Several components: see ``smimbench.theory.branches``.
+Several components: see ``smimbench.theory.coupled``.
 """
 
 from __future__ import annotations
@@ -420,7 +420,7 @@ def solve(problem: Problem, alphas: Sequence[float], branch: str = "uninformed")
         raise ValueError(f"branch must be 'uninformed' or 'informed', got {branch!r}")
     if problem.components == 1:
         return ScalarCurve.of(problem).predict(alphas, branch)
-    from smimbench.theory.branches import iterate
+    from smimbench.theory.coupled import iterate
 
     return [iterate(problem, float(alpha), branch) for alpha in alphas]
 
