@@ -27,13 +27,13 @@ if TYPE_CHECKING:
         Uncertain,
     )
     from smimbench.problem.problem import Problem
-    from smimbench.suite import load_suite
+    from smimbench.suite.reader import load_suite
 
 # Imported when first used, so that `smimbench --help` and a plugin's own import stay fast.
 _HOME = {
     "hookimpl": "hookspecs",
     "Problem": "problem.problem",
-    "load_suite": "suite",
+    "load_suite": "suite.reader",
     "run": "api",
     "show": "api",
     **dict.fromkeys(

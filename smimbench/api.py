@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smimbench.suite import Suite, load_suite
+from smimbench.suite.reader import Suite, load_suite
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from smimbench.registry.registry import Plugin, Registry
     from smimbench.store import Store
-    from smimbench.suite import Cell, Suite
+    from smimbench.suite.reader import Cell, Suite
     from smimbench.theory.cache import Theorist
 
 __all__ = ["main"]
@@ -57,7 +57,7 @@ def _foreseeable() -> tuple[type[Exception], ...]:
     from smimbench.registry.registry import RegistryError
     from smimbench.registry.scaffold import ScaffoldError
     from smimbench.store import StoreError
-    from smimbench.suite import SuiteError
+    from smimbench.suite.reader import SuiteError
     from smimbench.testing.core import CheckError
 
     return SuiteError, RegistryError, BackendError, StoreError, ProblemError, ScaffoldError, CheckError
@@ -159,7 +159,7 @@ def _complain_of(plugins: Iterable[Plugin]) -> None:
 def _load(name: str, overrides: Sequence[str], only: Sequence[str], registry: Registry) -> Suite:
     """A suite from a path, a shipped name, or a results folder (its ``run.json`` holds the text)."""
     from smimbench.store import Store
-    from smimbench.suite import SuiteError, load_suite, parse_suite
+    from smimbench.suite.reader import SuiteError, load_suite, parse_suite
 
     folder = Path(name)
     known = len(registry.plugins)

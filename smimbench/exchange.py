@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.loop import Status
-from smimbench.suite import SuiteError
+from smimbench.suite.reader import SuiteError
 
 if TYPE_CHECKING:
     from smimbench.problem.problem import Instance
-    from smimbench.suite import ProblemPlan, Suite
+    from smimbench.suite.reader import ProblemPlan, Suite
 
 __all__ = ["Point", "choose_point", "read_estimate", "score_record", "write_instance"]
 

@@ -24,7 +24,7 @@ from smimbench.backend.streaming import StreamedInputs
 from smimbench.loop import Attempt, LoopSettings, Status, run_algorithm
 from smimbench.problem.problem import Instance, Problem, seed_sequence
 from smimbench.registry.registry import Registry, get_registry, set_registry
-from smimbench.suite import Cell, Suite
+from smimbench.suite.reader import Cell, Suite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -15,7 +15,7 @@ from smimbench.problem.problem import Problem
 from smimbench.registry.registry import get_registry
 from smimbench.report.rows import _efficiency
 from smimbench.report.tables import runtime_tables
-from smimbench.suite import load_suite
+from smimbench.suite.reader import load_suite
 from tests.helpers import call, write_suite
 from tests.test_tables import printed, row
 

@@ -11,7 +11,7 @@ from smimbench.interfaces import CONTRACT_VERSION, Data
 from smimbench.problem.problem import Problem
 from smimbench.registry.adapters import algorithm_class
 from smimbench.registry.registry import Registry, set_registry
-from smimbench.suite import build_algorithm
+from smimbench.suite.reader import build_algorithm
 from tests.helpers import CHANNEL, call
 
 LITTLE = '''

@@ -17,7 +17,7 @@ from smimbench.backend import machine
 from smimbench.registry.registry import Registry, set_registry
 from smimbench.runner import missing_cells, run_cell, run_cells
 from smimbench.store import Store
-from smimbench.suite import load_suite
+from smimbench.suite.reader import load_suite
 from tests.helpers import ATTENTION, SUITE, environment, write_suite
 
 PLUGIN = str(Path(__file__).with_name("troublemakers.py"))

@@ -12,7 +12,7 @@ import pytest
 
 from smimbench.registry.registry import Registry, set_registry
 from smimbench.registry.scaffold import KINDS
-from smimbench.suite import load_suite
+from smimbench.suite.reader import load_suite
 from smimbench.testing import check
 from tests.helpers import call
 

@@ -9,7 +9,7 @@ import pytest
 from smimbench.problem.problem import Problem
 from smimbench.registry.parameters import canonical_json
 from smimbench.registry.registry import Registry
-from smimbench.suite import SuiteError, load_suite, shipped_suites
+from smimbench.suite.reader import SuiteError, load_suite, shipped_suites
 from tests.helpers import ATTENTION, CHANNEL, SUITE, call, call_outside, write_suite
 
 WISHART = 'prior   = { name = "wishart", rho = 0.5 }'

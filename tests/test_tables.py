@@ -20,7 +20,7 @@ from smimbench.report.tables import (
     uncertain,
 )
 from smimbench.store import Store
-from smimbench.suite import load_suite
+from smimbench.suite.reader import load_suite
 from smimbench.theory.cache import Theorist
 from tests.helpers import ATTENTION, write_suite
 

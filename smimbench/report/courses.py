@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from smimbench.store import Store
-    from smimbench.suite import Cell, Suite
+    from smimbench.suite.reader import Cell, Suite
     from smimbench.theory.cache import Theorist
 
 __all__ = ["draw_courses"]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from smimbench.suite import Suite
+    from smimbench.suite.reader import Suite
     from smimbench.theory.cache import Theorist
 
 __all__ = ["draw_suite", "legend"]

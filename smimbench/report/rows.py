@@ -14,14 +14,14 @@ from smimbench.loop import READINGS, Status
 from smimbench.registry.registry import get_registry
 from smimbench.report.learning_order import learning_order
 from smimbench.store import Store
-from smimbench.suite import Cell, build_algorithm
+from smimbench.suite.reader import Cell, build_algorithm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from smimbench.exchange import Point
     from smimbench.problem.problem import Problem
-    from smimbench.suite import Suite
+    from smimbench.suite.reader import Suite
     from smimbench.theory.cache import Theorist
 
 __all__ = ["EPSILONS", "draws_fresh", "error_rows", "rows_of_point", "suite_records"]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from smimbench.backend.device import Backend
     from smimbench.interfaces import Array, Data
     from smimbench.problem.problem import Problem
-    from smimbench.suite import Cell
+    from smimbench.suite.reader import Cell
     from smimbench.testing.core import Subject
 
 STEPS = 3
@@ -424,7 +424,7 @@ def _elsewhere(subject: Subject, backend: Backend) -> None:
 
 
 def _cell(subject: Subject, setting: Setting) -> Cell:
-    from smimbench.suite import Cell
+    from smimbench.suite.reader import Cell
 
     item, instance = subject.item, setting.instance
     spec = {"name": item.name, "version": item.version, **parameters_of("algorithm", item)}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Uncertain
     from smimbench.problem.problem import Problem
-    from smimbench.suite import Suite
+    from smimbench.suite.reader import Suite
     from smimbench.theory.scalar import Prediction
 
 __all__ = ["Theorist", "theory_document"]

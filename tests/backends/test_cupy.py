@@ -9,7 +9,7 @@ from smimbench import runner
 from smimbench.backend.device import get_backend, to_host
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import get_registry
-from smimbench.suite import load_suite
+from smimbench.suite.reader import load_suite
 from tests.helpers import ATTENTION, SUITE, write_suite
 
 cupy = pytest.importorskip("cupy")

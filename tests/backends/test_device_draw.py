@@ -10,7 +10,7 @@ from smimbench import runner
 from smimbench.backend.device import Backend, get_backend, to_host
 from smimbench.problem import problem as problem_module
 from smimbench.problem.problem import Problem
-from smimbench.suite import SuiteError, load_suite
+from smimbench.suite.reader import SuiteError, load_suite
 from tests.backends.test_streaming import small
 from tests.conftest import assert_placed
 from tests.helpers import write_suite

@@ -23,7 +23,7 @@ from smimbench.interfaces import Data
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import get_registry
 from smimbench.store import Store
-from smimbench.suite import load_suite
+from smimbench.suite.reader import load_suite
 from tests.benchmarks.conftest import SMOKE
 from tests.helpers import command, environment, write_suite
 

@@ -74,7 +74,7 @@ def collect() -> dict[str, Any]:
 
 def cell_keys() -> dict[str, list[Any]]:
     """Number of cells of every shipped suite and a digest of their keys in order."""
-    from smimbench.suite import shipped_suites
+    from smimbench.suite.reader import shipped_suites
 
     found = {}
     for name in shipped_suites():

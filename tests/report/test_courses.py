@@ -10,7 +10,7 @@ import smimbench
 from smimbench.report.courses import _median, _spread, draw_courses
 from smimbench.report.rows import suite_records
 from smimbench.store import Store
-from smimbench.suite import load_suite
+from smimbench.suite.reader import load_suite
 from smimbench.theory.cache import Theorist
 from tests.helpers import ATTENTION, write_suite
 

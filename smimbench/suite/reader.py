@@ -247,7 +247,7 @@ def build_algorithm(spec: dict[str, Any], problem: Problem, registry: Registry) 
 
 def shipped_suites() -> dict[str, Path]:
     """Names and paths of the suites that come with smimbench."""
-    here = Path(__file__).resolve().parent
+    here = Path(__file__).resolve().parent.parent
     for folder in (here / "suites", here.parent / "suites"):
         if folder.is_dir():
             return {path.stem: path for path in sorted(folder.glob("*.toml"))}

@@ -1,0 +1,1 @@
+"""Suites: from TOML to problems, algorithms and cells."""
