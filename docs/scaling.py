@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import smimbench
-from smimbench.store import Store
+from smimbench.run.store import Store
 
 HERE = Path(__file__).resolve().parent
 BEGIN, END = "<!-- begin: written by scaling.py -->", "<!-- end -->"

@@ -53,9 +53,9 @@ def run(
     ValueError
         If overrides are given with a loaded suite.
     """
-    from smimbench import runner
     from smimbench.backend.device import get_backend
-    from smimbench.store import Store
+    from smimbench.run import campaign as runner
+    from smimbench.run.store import Store
 
     suite = _suite(suite, overrides)
     get_backend(backend, suite.run.dtype)
@@ -71,7 +71,7 @@ def show(
 ) -> list[dict[str, Any]]:
     """Rows of what has been run; see ``run``."""
     from smimbench.report.rows import error_rows, suite_records
-    from smimbench.store import Store
+    from smimbench.run.store import Store
     from smimbench.theory.cache import Theorist
 
     suite = _suite(suite)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from smimbench.registry.registry import Plugin, Registry
-    from smimbench.store import Store
+    from smimbench.run.store import Store
     from smimbench.suite.reader import Cell, Suite
     from smimbench.theory.cache import Theorist
 
@@ -56,7 +56,7 @@ def _foreseeable() -> tuple[type[Exception], ...]:
     from smimbench.problem.problem import ProblemError
     from smimbench.registry.registry import RegistryError
     from smimbench.registry.scaffold import ScaffoldError
-    from smimbench.store import StoreError
+    from smimbench.run.store import StoreError
     from smimbench.suite.reader import SuiteError
     from smimbench.testing.core import CheckError
 
@@ -158,7 +158,7 @@ def _complain_of(plugins: Iterable[Plugin]) -> None:
 
 def _load(name: str, overrides: Sequence[str], only: Sequence[str], registry: Registry) -> Suite:
     """A suite from a path, a shipped name, or a results folder (its ``run.json`` holds the text)."""
-    from smimbench.store import Store
+    from smimbench.run.store import Store
     from smimbench.suite.reader import SuiteError, load_suite, parse_suite
 
     folder = Path(name)
@@ -177,7 +177,7 @@ def _load(name: str, overrides: Sequence[str], only: Sequence[str], registry: Re
 
 
 def _store(name: str, suite: Suite, results: Path) -> Store:
-    from smimbench.store import Store
+    from smimbench.run.store import Store
 
     return Store(name) if Path(name).is_dir() else Store(results / suite.name)
 
@@ -263,8 +263,8 @@ def run(
     SUITE is a path or the name of a shipped suite. Finished cells are kept under --results and never run twice; stop at any
     time and run the same command again to go on.
     """
-    from smimbench import runner
     from smimbench.backend.device import get_backend
+    from smimbench.run import campaign as runner
 
     suite = _load(suite_name, overrides, only, registry)
     backends = backends or ("numpy",)
@@ -316,7 +316,7 @@ def _side_by_side(missing: Sequence[Any], asked: int | None, alone: str | None, 
     """How many cells to run at a time: one per core, unless there are reasons for fewer, which are said."""
     import psutil
 
-    from smimbench import runner
+    from smimbench.run import campaign as runner
 
     if alone:
         if asked is not None and asked > 1 and not quiet:
@@ -335,7 +335,7 @@ def _side_by_side(missing: Sequence[Any], asked: int | None, alone: str | None, 
 
 
 def _dry_run(cells: Sequence[Any], missing: Sequence[Any], workers: int, as_json: bool) -> int:
-    from smimbench import runner
+    from smimbench.run import campaign as runner
 
     cost = runner.estimate_cost(missing, workers)
     if as_json:
@@ -381,7 +381,7 @@ def _run_with_progress(
         TimeRemainingColumn,
     )
 
-    from smimbench import runner
+    from smimbench.run import campaign as runner
 
     console = _console(error=True)
     columns = (
@@ -674,7 +674,7 @@ def report(
 ) -> int:
     """One self-contained HTML page: tables, figures, machine, suite."""
     from smimbench.report.page import render_page
-    from smimbench.store import write_atomically
+    from smimbench.run.store import write_atomically
 
     suite, store, pairs, rows, theorist = _results(suite_name, results, overrides, only, registry, quiet)
     counts: dict[str, int] = {}
@@ -757,7 +757,7 @@ def data(
     registry: Registry,
 ) -> int:
     """An instance, to solve elsewhere in any language; --only picks which (default: the first)."""
-    from smimbench.exchange import choose_point, write_instance
+    from smimbench.run.external import choose_point, write_instance
 
     suite = _load(suite_name, overrides, only, registry)
     about = write_instance(suite, choose_point(suite), output)
@@ -802,9 +802,9 @@ def score(
     registry: Registry,
 ) -> int:
     """What was found elsewhere, as a row of the table; --only as given to 'data'."""
-    from smimbench.exchange import choose_point, read_estimate, score_record
     from smimbench.report.rows import rows_of_point
     from smimbench.report.tables import error_tables
+    from smimbench.run.external import choose_point, read_estimate, score_record
     from smimbench.theory.cache import Theorist
 
     suite = _load(suite_name, overrides, only, registry)

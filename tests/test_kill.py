@@ -13,7 +13,7 @@ import time
 import psutil
 import pytest
 
-from smimbench.store import Store
+from smimbench.run.store import Store
 from tests.helpers import ATTENTION, call, call_outside, command, environment, write_suite
 
 KILLS = 10

@@ -9,8 +9,8 @@ import pytest
 
 from smimbench.backend.device import Backend, get_backend
 from smimbench.interfaces import Info
-from smimbench.loop import LONG_WINDOW, PATIENCE, WINDOW, LoopSettings, Status, run_algorithm
 from smimbench.problem.problem import Instance, Problem
+from smimbench.run.loop import LONG_WINDOW, PATIENCE, WINDOW, LoopSettings, Status, run_algorithm
 
 D = 50
 

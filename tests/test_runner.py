@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from smimbench import runner
 from smimbench.backend import machine
 from smimbench.registry.registry import Registry, set_registry
-from smimbench.runner import missing_cells, run_cell, run_cells
-from smimbench.store import Store
+from smimbench.run import campaign as runner
+from smimbench.run.campaign import missing_cells, run_cell, run_cells
+from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
 from tests.helpers import ATTENTION, SUITE, environment, write_suite
 

@@ -12,7 +12,7 @@ import textwrap
 import numpy as np
 import pytest
 
-from smimbench.store import ASIDE, LONG, Store, StoreError, write_atomically
+from smimbench.run.store import ASIDE, LONG, Store, StoreError, write_atomically
 from tests.helpers import environment
 
 
@@ -150,7 +150,7 @@ def test_a_writer_that_dies_leaves_the_old_file_and_no_record(tmp_path):
         """
         import os, signal, sys
         from pathlib import Path
-        import smimbench.store as store
+        import smimbench.run.store as store
         os.replace = lambda *a: os.kill(os.getpid(), signal.SIGKILL)
         store.write_atomically(Path(sys.argv[1]), b"{}")
         """

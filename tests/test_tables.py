@@ -19,7 +19,7 @@ from smimbench.report.tables import (
     status_line,
     uncertain,
 )
-from smimbench.store import Store
+from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
 from smimbench.theory.cache import Theorist
 from tests.helpers import ATTENTION, write_suite

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from smimbench.store import Store
+    from smimbench.run.store import Store
     from smimbench.suite.reader import Cell, Suite
     from smimbench.theory.cache import Theorist
 

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from smimbench.backend.roofline import fraction
-from smimbench.loop import READINGS, Status
 from smimbench.registry.registry import get_registry
 from smimbench.report.learning_order import learning_order
-from smimbench.store import Store
+from smimbench.run.loop import READINGS, Status
+from smimbench.run.store import Store
 from smimbench.suite.reader import Cell, build_algorithm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from smimbench.exchange import Point
     from smimbench.problem.problem import Problem
+    from smimbench.run.external import Point
     from smimbench.suite.reader import Suite
     from smimbench.theory.cache import Theorist
 
@@ -76,7 +76,7 @@ def error_rows(
 def rows_of_point(
     suite: Suite, point: Point, record: dict[str, Any], theorist: Theorist
 ) -> list[dict[str, Any]]:
-    """Rows for one estimate from elsewhere (see ``smimbench.exchange``)."""
+    """Rows for one estimate from elsewhere (see ``smimbench.run.external``)."""
     problem = point.plan.problem
     ratio = problem.model.sample_ratio(
         problem.model.sample_count(point.alpha, point.dimension), point.dimension

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from smimbench.store import Store
+    from smimbench.run.store import Store
     from smimbench.suite.reader import Suite
 
 __all__ = ["other_version_rows", "other_version_tables"]

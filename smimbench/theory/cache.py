@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.registry.parameters import canonical_json
-from smimbench.store import write_atomically
+from smimbench.run.store import write_atomically
 from smimbench.theory.generalization import curve_errors
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 
 import smimbench
-from smimbench import runner
-from smimbench.store import Store
+from smimbench.run import campaign as runner
+from smimbench.run.store import Store
 
 TINY = """
 [problem]

@@ -12,8 +12,8 @@ from smimbench_algorithms.adam import Adam
 from smimbench.backend.device import get_backend, to_host
 from smimbench.derive.channel import observable
 from smimbench.interfaces import ParameterError
-from smimbench.loop import LoopSettings, Status, run_algorithm
 from smimbench.problem.problem import Problem
+from smimbench.run.loop import LoopSettings, Status, run_algorithm
 
 
 def attention(channel="softmax", tokens=2, rho=0.5, **parameters) -> Problem:

@@ -10,10 +10,10 @@ from smimbench_algorithms.sgd import Sgd
 
 from smimbench.backend.device import get_backend, namespace, to_host
 from smimbench.interfaces import ParameterError
-from smimbench.loop import LoopSettings, run_algorithm
 from smimbench.problem.problem import Problem
 from smimbench.registry.parameters import build, parameters_of
 from smimbench.registry.registry import get_registry
+from smimbench.run.loop import LoopSettings, run_algorithm
 
 WISHART = {"name": "wishart", "rho": 0.5}
 

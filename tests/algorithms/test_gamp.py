@@ -11,8 +11,8 @@ from smimbench_algorithms.gamp import Gamp
 
 from smimbench.backend.device import get_backend, to_host
 from smimbench.interfaces import ParameterError
-from smimbench.loop import LoopSettings, Status, run_algorithm
 from smimbench.problem.problem import Problem
+from smimbench.run.loop import LoopSettings, Status, run_algorithm
 from smimbench.theory.scalar import solve
 
 

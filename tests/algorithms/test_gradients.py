@@ -15,8 +15,8 @@ from smimbench_algorithms.sgd import Sgd
 from smimbench.backend.device import get_backend, to_host
 from smimbench.derive.channel import gives_probabilities, observable
 from smimbench.interfaces import ParameterError, Start
-from smimbench.loop import LoopSettings, Status, run_algorithm
 from smimbench.problem.problem import Problem
+from smimbench.run.loop import LoopSettings, Status, run_algorithm
 
 ATTENTION = {"name": "wishart", "rho": 0.6}
 PROBLEMS = {

@@ -10,8 +10,8 @@ from smimbench_algorithms.ridge import Ridge
 
 from smimbench.backend.device import get_backend, to_host
 from smimbench.interfaces import ParameterError
-from smimbench.loop import LoopSettings, run_algorithm
 from smimbench.problem.problem import Problem
+from smimbench.run.loop import LoopSettings, run_algorithm
 
 
 def attention(channel, rho=0.5):

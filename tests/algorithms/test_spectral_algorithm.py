@@ -9,8 +9,8 @@ from smimbench_algorithms.spectral import Spectral
 
 from smimbench.backend.device import get_backend
 from smimbench.interfaces import ParameterError
-from smimbench.loop import LoopSettings, run_algorithm
 from smimbench.problem.problem import Problem
+from smimbench.run.loop import LoopSettings, run_algorithm
 from smimbench.theory.spectral import first_order_theory, spectral_start, spectral_theory
 
 LOW = Problem({"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian")

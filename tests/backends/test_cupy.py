@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from smimbench import runner
 from smimbench.backend.device import get_backend, to_host
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import get_registry
+from smimbench.run import campaign as runner
 from smimbench.suite.reader import load_suite
 from tests.helpers import ATTENTION, SUITE, write_suite
 

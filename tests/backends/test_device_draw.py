@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from smimbench import runner
 from smimbench.backend.device import Backend, get_backend, to_host
 from smimbench.problem import problem as problem_module
 from smimbench.problem.problem import Problem
+from smimbench.run import campaign as runner
 from smimbench.suite.reader import SuiteError, load_suite
 from tests.backends.test_streaming import small
 from tests.conftest import assert_placed

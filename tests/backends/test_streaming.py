@@ -6,11 +6,11 @@ import array_api_compat
 import numpy as np
 import pytest
 
-from smimbench import runner
 from smimbench.backend.device import Backend, get_backend, to_host
 from smimbench.backend.streaming import SHARE_OF_MEMORY, StreamedInputs, fits, sample_chunks
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import get_registry
+from smimbench.run import campaign as runner
 from smimbench.suite.reader import load_suite
 from tests.conftest import assert_placed
 from tests.helpers import SUITE, write_suite

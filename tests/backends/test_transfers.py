@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from array_api_strict import _array_object
 
-from smimbench import loop
 from smimbench.backend import device as backend_device
 from smimbench.backend.device import Backend
 from smimbench.interfaces import Info
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import Registry
+from smimbench.run import loop
 
 REGISTRY = Registry(third_party=False)
 DEVICE = Backend("array_api_strict", array_api_strict, "float64", array_api_strict.Device("device1"))

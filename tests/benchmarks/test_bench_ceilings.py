@@ -22,7 +22,7 @@ from smimbench.backend.device import get_backend
 from smimbench.interfaces import Data
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import get_registry
-from smimbench.store import Store
+from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
 from tests.benchmarks.conftest import SMOKE
 from tests.helpers import command, environment, write_suite

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 import smimbench
 from smimbench.report.courses import _median, _spread, draw_courses
 from smimbench.report.rows import suite_records
-from smimbench.store import Store
+from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
 from smimbench.theory.cache import Theorist
 from tests.helpers import ATTENTION, write_suite

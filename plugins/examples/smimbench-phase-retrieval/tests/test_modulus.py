@@ -12,8 +12,8 @@ from smimbench_phase_retrieval import Modulus
 
 import smimbench
 from smimbench.backend.device import get_backend
-from smimbench.loop import LoopSettings, run_algorithm
 from smimbench.registry.registry import get_registry
+from smimbench.run.loop import LoopSettings, run_algorithm
 from smimbench.testing import parametrize_with_checks
 from smimbench.theory.scalar import solve
 from smimbench.theory.thresholds import thresholds

@@ -12,9 +12,9 @@ from smimbench_algorithms.adam import Adam
 
 from smimbench import ParameterError, Problem
 from smimbench.backend.device import get_backend
-from smimbench.loop import LoopSettings, run_algorithm
 from smimbench.registry.parameters import build, parameters_of
 from smimbench.registry.registry import Registry
+from smimbench.run.loop import LoopSettings, run_algorithm
 
 REGISTRY = Registry()
 NAMES = list(smimbench_torch.optimizers())

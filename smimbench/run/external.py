@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.loop import Status
+from smimbench.run.loop import Status
 from smimbench.suite.reader import SuiteError
 
 if TYPE_CHECKING:

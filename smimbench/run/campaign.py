@@ -21,9 +21,9 @@ from smimbench.backend import machine
 from smimbench.backend.device import Backend, BackendError, get_backend
 from smimbench.backend.roofline import ceilings, remembered
 from smimbench.backend.streaming import StreamedInputs
-from smimbench.loop import Attempt, LoopSettings, Status, run_algorithm
 from smimbench.problem.problem import Instance, Problem, seed_sequence
 from smimbench.registry.registry import Registry, get_registry, set_registry
+from smimbench.run.loop import Attempt, LoopSettings, Status, run_algorithm
 from smimbench.suite.reader import Cell, Suite
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from smimbench.interfaces import Data, Model, Start
-    from smimbench.store import Store
+    from smimbench.run.store import Store
 
 __all__ = ["Estimate", "estimate_cost", "missing_cells", "run_cell", "run_cells"]
 
