@@ -430,8 +430,8 @@ def _present(
 ) -> int:
     """Tables (or JSON), figures and the exit code."""
     from smimbench.backend import machine
-    from smimbench.report.contest import contest_tables
-    from smimbench.report.findings import finding_tables
+    from smimbench.report.diagnostics import finding_tables
+    from smimbench.report.leaderboard import contest_tables
     from smimbench.report.learning_order import learning_tables
     from smimbench.report.rows import error_rows, suite_records
     from smimbench.report.tables import error_tables, runtime_tables, status_line
@@ -530,8 +530,8 @@ def _figures(
     store: Store,
 ) -> list[Path]:
     """Everything that is drawn of a suite; ImportError without matplotlib."""
-    from smimbench.report.courses import draw_courses
     from smimbench.report.figures import draw_suite
+    from smimbench.report.learning_curves import draw_courses
 
     folder, curve = store.folder / "figures", _cheap(suite)
     return [

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import smimbench
-from smimbench.report.courses import _median, _spread, draw_courses
+from smimbench.report.learning_curves import _median, _spread, draw_courses
 from smimbench.report.rows import suite_records
 from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from smimbench.report.findings import finding_tables
+from smimbench.report.diagnostics import finding_tables
 from smimbench.report.rows import _findings
 
 

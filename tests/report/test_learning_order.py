@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from smimbench.report.contest import contest_tables
+from smimbench.report.leaderboard import contest_tables
 from smimbench.report.learning_order import learning_order, learning_tables
 
 
