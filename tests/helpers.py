@@ -109,7 +109,7 @@ def install_package(folder: Path, distribution: str, modules: dict[str, str], ve
 
 def call(capsys, *arguments: str) -> tuple[int, str, str]:
     """Run the command line in this process: exit code, standard output, standard error."""
-    from smimbench.cli import main
+    from smimbench.cli.main import main
 
     capsys.readouterr()
     try:

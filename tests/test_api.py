@@ -102,7 +102,7 @@ def test_the_lines_of_python_run(tmp_path, monkeypatch, capsys):
 
 
 def test_every_command_of_the_readme_exists(capsys):
-    from smimbench.cli import cli
+    from smimbench.cli.main import cli
 
     named = set(re.findall(r"smimbench (\w+)", README)) - {"is", "draws", "and"}
     verbs = {name for name in named if name in cli.commands}

@@ -613,7 +613,7 @@ def test_wrong_usage_is_one_line(capsys, arguments):
 def test_help_loads_nothing_heavy():
     """Start-up is kept short by importing late; this names the module that breaks it, where a stop-watch could not."""
     script = (
-        "import sys\nfrom smimbench.cli import main\n"
+        "import sys\nfrom smimbench.cli.main import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
         "print(sorted({'numpy', 'scipy', 'pydantic', 'rich', 'matplotlib', 'numba'} & set(sys.modules)), file=sys.stderr)"
     )
@@ -627,7 +627,7 @@ def test_help_loads_nothing_heavy():
 def test_a_curve_in_closed_form_loads_no_statistics(tmp_path):
     suite = write_suite(tmp_path, ATTENTION)
     script = (
-        "import sys\nfrom smimbench.cli import main\n"
+        "import sys\nfrom smimbench.cli.main import main\n"
         f"try:\n    main(['theory', {str(suite)!r}, '--json'])\nexcept SystemExit as e:\n    assert not e.code\n"
         "print(sorted({'scipy.stats', 'matplotlib', 'numba'} & set(sys.modules)), file=sys.stderr)"
     )
@@ -652,7 +652,7 @@ def test_the_console_script_is_the_same_program():
     from importlib.metadata import entry_points
 
     (point,) = entry_points(group="console_scripts", name="smimbench")
-    assert point.value == "smimbench.cli:main"
+    assert point.value == "smimbench.cli.main:main"
 
 
 @pytest.mark.parametrize(
