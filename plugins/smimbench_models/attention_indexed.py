@@ -12,7 +12,7 @@ import array_api_compat
 
 from smimbench.backend.device import namespace
 from smimbench.interfaces import Capabilities, Cost
-from smimbench_models._common import (
+from smimbench_models.common import (
     align,
     check_inputs,
     check_tokens,

@@ -11,7 +11,7 @@ import numpy as np
 
 from smimbench.backend.device import namespace
 from smimbench.interfaces import Capabilities, Cost
-from smimbench_models._common import (
+from smimbench_models.common import (
     align,
     check_inputs,
     check_tokens,
@@ -258,7 +258,7 @@ class SequenceMultiIndex:
             ``g = V^{-1} (E[z | y] - omega)`` (n, P, M) with ``omega = forward - V old``; its adjoint (P, D); the sum of the
             posterior covariances (P, P).
         """
-        from smimbench_models._compiled import one_pass
+        from smimbench_models.sequence_one_pass import one_pass
 
         return one_pass(posterior, constants, inputs, labels, signal, V, old)
 
