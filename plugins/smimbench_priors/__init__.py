@@ -7,7 +7,7 @@ from smimbench.hookspecs import hookimpl
 def smimbench_register_priors(register):
     """Register what is in this folder."""
     from smimbench_priors.gaussian import Gaussian
-    from smimbench_priors.wishart import Wishart
+    from smimbench_priors.wishart.prior import Wishart
 
     for prior in (Wishart, Gaussian):
         register(prior)

@@ -1,0 +1,1 @@
+"""The Wishart prior of attention-indexed models."""
