@@ -51,7 +51,7 @@ def numbers(record) -> str:
 
 
 def test_a_spectral_start_is_part_of_the_time(tmp_path, registry, monkeypatch):
-    from smimbench.theory import spectral
+    from smimbench_algorithms.spectral import limit as spectral
 
     original = spectral.spectral_start
 

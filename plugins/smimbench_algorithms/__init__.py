@@ -9,11 +9,11 @@ def smimbench_register_algorithms(register):
     from smimbench_algorithms.adam import Adam
     from smimbench_algorithms.adamw import AdamW
     from smimbench_algorithms.averaged import Averaged
-    from smimbench_algorithms.gamp import Gamp
+    from smimbench_algorithms.gamp.algorithm import Gamp
     from smimbench_algorithms.nuclear import Nuclear
     from smimbench_algorithms.ridge import Ridge
     from smimbench_algorithms.sgd import Sgd
-    from smimbench_algorithms.spectral import Spectral
+    from smimbench_algorithms.spectral.algorithm import Spectral
 
     for algorithm in (Gamp, Spectral, Sgd, Adam, AdamW, Averaged, Ridge, Nuclear):
         register(algorithm)

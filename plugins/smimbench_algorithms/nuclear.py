@@ -11,7 +11,7 @@ import numpy as np
 
 from smimbench.backend.device import namespace
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError
-from smimbench_algorithms._convex import LeastSquares, Linear, seen_by_labels, split
+from smimbench_algorithms.least_squares import LeastSquares, Linear, seen_by_labels, split
 from smimbench_algorithms.ridge import _what_is_seen
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 from smimbench.backend.device import namespace, to_host
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError
 from smimbench.theory.information import channel_information
-from smimbench_algorithms._convex import LeastSquares, Linear, seen_by_labels, split
+from smimbench_algorithms.least_squares import LeastSquares, Linear, seen_by_labels, split
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Cost, Data

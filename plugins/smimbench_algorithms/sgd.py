@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from smimbench.backend.device import namespace
 from smimbench.interfaces import Array, Capabilities, ParameterError
-from smimbench_algorithms._descent import Descent
+from smimbench_algorithms.gradient.descent import Descent
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Data

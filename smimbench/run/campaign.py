@@ -214,7 +214,7 @@ def _start(cell: Cell, problem: Problem, instance: Instance, backend: Backend) -
     if cell.start == "informed":
         # In units of the noise: information q / (1 - q) gives a Gaussian prior the overlap q.
         return problem.start(instance, INFORMED_OVERLAP / (1 - INFORMED_OVERLAP), rng, backend, informed=True)
-    from smimbench.theory.spectral import spectral_start
+    from smimbench_algorithms.spectral.limit import spectral_start
 
     return spectral_start(problem, instance.data(backend), rng)
 

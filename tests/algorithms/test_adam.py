@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from smimbench_algorithms._gradient import loss_gradient
 from smimbench_algorithms.adam import Adam
+from smimbench_algorithms.gradient.loss import loss_gradient
 
 from smimbench.backend.device import get_backend, to_host
 from smimbench.derive.channel import observable

@@ -7,7 +7,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from smimbench_algorithms.gamp import Gamp
+from smimbench_algorithms.gamp.algorithm import Gamp
 
 from smimbench.backend.device import get_backend, to_host
 from smimbench.interfaces import ParameterError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from smimbench_algorithms._convex import LeastSquares, seen_by_labels
+from smimbench_algorithms.least_squares import LeastSquares, seen_by_labels
 from smimbench_algorithms.nuclear import Nuclear
 from smimbench_algorithms.ridge import Ridge
 

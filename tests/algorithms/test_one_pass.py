@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from smimbench_algorithms.gamp import one_pass as compiled
 
-from smimbench import compiled
 from smimbench.backend.device import get_backend
 from smimbench.interfaces import Data
 from smimbench.problem.problem import Problem

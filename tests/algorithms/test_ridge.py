@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from smimbench_algorithms._convex import seen_by_labels
+from smimbench_algorithms.least_squares import seen_by_labels
 from smimbench_algorithms.ridge import Ridge
 
 from smimbench.backend.device import get_backend, to_host

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from smimbench_algorithms.gamp import Gamp
-from smimbench_algorithms.spectral import Spectral
+from smimbench_algorithms.gamp.algorithm import Gamp
+from smimbench_algorithms.spectral.algorithm import Spectral
+from smimbench_algorithms.spectral.limit import first_order_theory, spectral_start, spectral_theory
 
 from smimbench.backend.device import get_backend
 from smimbench.interfaces import ParameterError
 from smimbench.problem.problem import Problem
 from smimbench.run.loop import LoopSettings, run_algorithm
-from smimbench.theory.spectral import first_order_theory, spectral_start, spectral_theory
 
 LOW = Problem({"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian")
 EXTENSIVE = Problem({"name": "attention-indexed", "tokens": 2}, "softmax", {"name": "wishart", "rho": 0.5})

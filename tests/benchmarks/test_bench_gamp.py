@@ -12,7 +12,7 @@ import subprocess
 import numpy as np
 import pytest
 from smimbench_algorithms.adam import Adam
-from smimbench_algorithms.gamp import Gamp
+from smimbench_algorithms.gamp.algorithm import Gamp
 from threadpoolctl import threadpool_limits
 
 from smimbench.backend.device import get_backend

@@ -8,20 +8,20 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.special import k0, k1
 from scipy.stats import chi2
-
-from smimbench.backend.device import Backend, get_backend, to_host
-from smimbench.derive.likelihood_channel import complete_channel
-from smimbench.interfaces import Capabilities, Data, Posterior
-from smimbench.problem.problem import Problem
-from smimbench.theory import spectral
-from smimbench.theory.continuation import components_are_apart
-from smimbench.theory.spectral import (
+from smimbench_algorithms.spectral import limit as spectral
+from smimbench_algorithms.spectral.limit import (
     first_order,
     first_order_theory,
     spectral_estimate,
     spectral_start,
     spectral_theory,
 )
+
+from smimbench.backend.device import Backend, get_backend, to_host
+from smimbench.derive.likelihood_channel import complete_channel
+from smimbench.interfaces import Capabilities, Data, Posterior
+from smimbench.problem.problem import Problem
+from smimbench.theory.continuation import components_are_apart
 
 
 def softmax(tokens=2, **channel):
@@ -573,7 +573,7 @@ def test_correlated_components_of_any_length_land_on_theory(kind):
 
 
 def test_a_mean_is_refused():
-    from smimbench_algorithms.spectral import Spectral
+    from smimbench_algorithms.spectral.algorithm import Spectral
 
     from tests.stretched import stretched
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from smimbench.backend.device import namespace
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError
-from smimbench.theory.spectral import (
+from smimbench_algorithms.spectral.limit import (
     KINDS,
     ORIGINS,
     REGULARISATION,

@@ -13,7 +13,7 @@ from smimbench.backend.device import namespace
 from smimbench.backend.streaming import StreamedInputs
 from smimbench.derive.channel import gives_probabilities, observable
 from smimbench.interfaces import Array, Info, ParameterError
-from smimbench_algorithms._gradient import LOSSES, fitting_loss, loss_gradient, surrogate
+from smimbench_algorithms.gradient.loss import LOSSES, fitting_loss, loss_gradient, surrogate
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Cost, Data

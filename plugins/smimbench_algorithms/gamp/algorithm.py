@@ -9,8 +9,8 @@ import numpy as np
 
 from smimbench.backend.device import namespace
 from smimbench.backend.streaming import sample_chunks
-from smimbench.compiled import one_pass
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError
+from smimbench_algorithms.gamp.one_pass import one_pass
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Cost, Data

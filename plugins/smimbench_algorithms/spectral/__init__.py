@@ -1,0 +1,1 @@
+"""Spectral methods and their limits."""
