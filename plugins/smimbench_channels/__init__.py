@@ -9,9 +9,9 @@ def smimbench_register_channels(register):
     from smimbench_channels.attention_hardmax import AttentionHardmax
     from smimbench_channels.attention_linear import AttentionLinear
     from smimbench_channels.attention_softmax import AttentionSoftmax
-    from smimbench_channels.sequence_hardmax import SequenceHardmax
-    from smimbench_channels.sequence_linear import SequenceLinear
-    from smimbench_channels.sequence_softmax import SequenceSoftmax
+    from smimbench_channels.sequence.hardmax import SequenceHardmax
+    from smimbench_channels.sequence.linear import SequenceLinear
+    from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
 
     channels = (
         AttentionSoftmax,

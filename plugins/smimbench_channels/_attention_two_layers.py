@@ -31,7 +31,7 @@ import numpy as np
 
 from smimbench.backend.device import namespace, to_host
 from smimbench.interfaces import Posterior, Uncertain
-from smimbench_channels._checks import check_latents, check_number, check_whole
+from smimbench_channels.checks import check_latents, check_number, check_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,8 +13,8 @@ from smimbench.backend.device import namespace, to_host
 from smimbench.interfaces import Capabilities, ParameterError, Posterior, Uncertain
 from smimbench.numerics.quadrature import gauss_legendre
 from smimbench_channels._attention_two_layers import TwoLayerAttention
-from smimbench_channels._checks import check_latents, check_number, check_whole
 from smimbench_channels._pairs import entry_sites, site_pairs, site_scales
+from smimbench_channels.checks import check_latents, check_number, check_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable

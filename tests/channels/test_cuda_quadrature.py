@@ -8,8 +8,8 @@ import subprocess
 
 import numpy as np
 import pytest
-from smimbench_channels import _adaptive_quadrature as arrays
-from smimbench_channels import _cuda_quadrature as cuda
+from smimbench_channels.sequence.softmax.two_layers import cuda as cuda
+from smimbench_channels.sequence.softmax.two_layers import quadrature as arrays
 
 COMPILER = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
 CASES = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from smimbench_channels import _last_layer as tables
-from smimbench_channels import _softmax_one_layer as one_layer
+from smimbench_channels.sequence.softmax import last_layer as tables
+from smimbench_channels.sequence.softmax import one_layer as one_layer
 
 from smimbench.backend.device import to_host
 from tests.conftest import assert_placed

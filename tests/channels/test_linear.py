@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 from smimbench_channels.attention_linear import AttentionLinear
-from smimbench_channels.sequence_linear import SequenceLinear
+from smimbench_channels.sequence.linear import SequenceLinear
 
 from smimbench.backend.device import to_host
 from smimbench.interfaces import ParameterError

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 from scipy.special import ndtr
-from smimbench_channels.sequence_hardmax import SequenceHardmax, _at, _small_error_constant
+from smimbench_channels.sequence.hardmax import SequenceHardmax, _at, _small_error_constant
 
 from smimbench.backend.device import to_host
 from smimbench.interfaces import ParameterError

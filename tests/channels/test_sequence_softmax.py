@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy import integrate, optimize
-from smimbench_channels.sequence_softmax import SequenceSoftmax
+from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
 
 from smimbench.backend.device import to_host
 from smimbench.interfaces import ParameterError
@@ -108,7 +108,7 @@ def aligned(u, truth):
 
 @pytest.mark.parametrize("tokens", [2, 3, 7])
 def test_output_is_recovered_up_to_sign(backend, rng, tokens):
-    from smimbench_channels._deep_attention import log_attention, output_of_label
+    from smimbench_channels.sequence.softmax.network import log_attention, output_of_label
 
     u = rng.standard_normal((400, tokens))
     found = output_of_label(log_attention(backend.asarray(u)))
@@ -119,7 +119,7 @@ def test_output_is_recovered_up_to_sign(backend, rng, tokens):
 @pytest.mark.parametrize("scale", [30.0, 300.0, 1e4])
 @pytest.mark.parametrize("tokens", [2, 4])
 def test_saturated_labels_lose_nothing(rng, tokens, scale):
-    from smimbench_channels._deep_attention import log_attention, output_of_label
+    from smimbench_channels.sequence.softmax.network import log_attention, output_of_label
 
     u = scale * rng.standard_normal((200, tokens))
     y = log_attention(u)

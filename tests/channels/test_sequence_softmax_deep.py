@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 from smimbench_channels import _adaptive_quadrature, _importance_qmc
-from smimbench_channels.sequence_softmax import SequenceSoftmax
+from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
 
 from smimbench.backend.device import to_host
 from tests.conftest import assert_placed

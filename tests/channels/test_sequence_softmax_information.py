@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from smimbench_channels import _deep_information
-from smimbench_channels.sequence_softmax import SequenceSoftmax
+from smimbench_channels.sequence.softmax import information as _deep_information
+from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
 
 from smimbench.backend.device import to_host
 from tests.conftest import assert_placed

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from smimbench_channels.sequence_softmax import SequenceSoftmax
+from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
 
 from smimbench.backend.device import to_host
 from tests.conftest import assert_placed
@@ -320,7 +320,7 @@ def test_indefinite_covariance_is_refused(rng):
 @pytest.mark.parametrize("skip", [0.0, 1.0, 3.0])
 def test_compiled_twin_agrees(monkeypatch, skip):
     pytest.importorskip("numba")
-    from smimbench_channels import _adaptive_quadrature
+    from smimbench_channels.sequence.softmax.two_layers import quadrature as _adaptive_quadrature
 
     rng = np.random.default_rng(2)
     for v11, v22, correlation in ((1.0, 0.2, 0.0), (0.5, 2e-3, 0.5), (1e-4, 1e-6, -0.3), (1e-6, 1e-8, 0.0)):
@@ -347,13 +347,15 @@ def test_compiled_twin_agrees(monkeypatch, skip):
 
 
 def test_works_without_numba(monkeypatch, rng):
-    from smimbench_channels import _adaptive_quadrature
+    from smimbench_channels.sequence.softmax.two_layers import quadrature as _adaptive_quadrature
 
     V = covariance(0.5, 0.1, 0.0)
     channel = SequenceSoftmax(tokens=2, layers=2)
     omega, z = draw(rng, 20, V, 1.0)
     expected = channel.posterior(channel.forward(z), omega, V)
-    monkeypatch.setitem(sys.modules, "smimbench_channels._fast", None)  # what a failed import looks like
+    monkeypatch.setitem(
+        sys.modules, "smimbench_channels.sequence.softmax.two_layers.compiled", None
+    )  # what a failed import looks like
     _adaptive_quadrature._compiled.cache_clear()
     try:
         assert _adaptive_quadrature._compiled(False) is None

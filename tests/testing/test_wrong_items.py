@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from smimbench_algorithms.adam import Adam
 from smimbench_channels.attention_hardmax import AttentionHardmax
-from smimbench_channels.sequence_linear import SequenceLinear
-from smimbench_channels.sequence_softmax import SequenceSoftmax
+from smimbench_channels.sequence.linear import SequenceLinear
+from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
 from smimbench_models.attention_indexed import AttentionIndexed
 from smimbench_models.sequence_multi_index import SequenceMultiIndex
 from smimbench_priors.gaussian import Gaussian

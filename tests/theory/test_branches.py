@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy import optimize
-from smimbench_channels import _softmax_one_layer as one_layer
+from smimbench_channels.sequence.softmax import one_layer as one_layer
 from smimbench_priors.gaussian import Gaussian
 from smimbench_priors.wishart.prior import Wishart
 

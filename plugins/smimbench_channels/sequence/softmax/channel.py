@@ -13,13 +13,13 @@ from array_api_compat import device
 
 from smimbench.backend.device import namespace, to_host
 from smimbench.interfaces import Array, Capabilities, ParameterError, Posterior, Uncertain
-from smimbench_channels import _adaptive_quadrature as quadrature
-from smimbench_channels import _deep_attention as deep
-from smimbench_channels import _deep_information as deep_information
-from smimbench_channels import _importance_qmc as sampling
-from smimbench_channels import _last_layer as last_layer
-from smimbench_channels import _softmax_one_layer as one_layer
-from smimbench_channels._moments import Moments
+from smimbench_channels.sequence.softmax import information as deep_information
+from smimbench_channels.sequence.softmax import last_layer as last_layer
+from smimbench_channels.sequence.softmax import network as deep
+from smimbench_channels.sequence.softmax import one_layer as one_layer
+from smimbench_channels.sequence.softmax.deep import importance as sampling
+from smimbench_channels.sequence.softmax.moments import Moments
+from smimbench_channels.sequence.softmax.two_layers import quadrature as quadrature
 
 __all__ = ["SequenceSoftmax"]
 
@@ -184,7 +184,7 @@ class SequenceSoftmax:
         """Posterior of one sample for the compiled pass over the inputs: one layer only."""
         if self.layers > 1:
             return None
-        from smimbench_channels._compiled import softmax_one_layer
+        from smimbench_channels.sequence.one_pass import softmax_one_layer
 
         return softmax_one_layer, np.asarray([V[0, 0]])
 

@@ -26,8 +26,8 @@ import numpy as np
 from smimbench.backend.device import namespace
 from smimbench.interfaces import Array
 from smimbench.numerics.qmc import normal_points, uniform_points
-from smimbench_channels import _deep_attention as deep
-from smimbench_channels._moments import Moments
+from smimbench_channels.sequence.softmax import network as deep
+from smimbench_channels.sequence.softmax.moments import Moments
 
 __all__ = ["integrate"]
 

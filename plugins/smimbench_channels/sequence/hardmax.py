@@ -26,7 +26,7 @@ import numpy as np
 from smimbench.backend.device import namespace, special, to_host
 from smimbench.interfaces import Capabilities, ParameterError, Posterior, Uncertain
 from smimbench.numerics.qmc import normal_points
-from smimbench_channels._checks import check_latents, check_whole
+from smimbench_channels.checks import check_latents, check_whole
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -11,7 +11,7 @@ import numpy as np
 
 from smimbench.backend.device import namespace
 from smimbench.interfaces import Capabilities, Posterior, Uncertain
-from smimbench_channels._checks import check_latents, check_number, check_whole
+from smimbench_channels.checks import check_latents, check_number, check_whole
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array
@@ -175,7 +175,7 @@ class SequenceLinear:
 
     def compiled(self, V: Array) -> tuple[Any, np.ndarray[Any, Any]]:
         """Posterior of one sample for the compiled pass over the inputs."""
-        from smimbench_channels._compiled import linear
+        from smimbench_channels.sequence.one_pass import linear
 
         return linear, np.concatenate([np.ravel(matrix) for matrix in self._gain(V)])
 

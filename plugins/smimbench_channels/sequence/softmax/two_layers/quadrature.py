@@ -31,8 +31,8 @@ import numpy as np
 
 from smimbench.backend.device import namespace
 from smimbench.interfaces import Array
-from smimbench_channels import _importance_qmc as sampling
-from smimbench_channels._moments import Moments
+from smimbench_channels.sequence.softmax.deep import importance as sampling
+from smimbench_channels.sequence.softmax.moments import Moments
 
 __all__ = ["integrate"]
 
@@ -330,11 +330,11 @@ def _refine_columns(
 @lru_cache
 def _compiled(device: bool) -> Callable[..., tuple[Array, Array]] | None:
     if device:
-        from smimbench_channels._cuda_quadrature import integrate_block
+        from smimbench_channels.sequence.softmax.two_layers.cuda import integrate_block
 
         return integrate_block
     try:
-        from smimbench_channels._fast import integrate_block as on_host
+        from smimbench_channels.sequence.softmax.two_layers.compiled import integrate_block as on_host
     except ImportError:
         return None
     return on_host  # type: ignore[no-any-return]

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smimbench.numerics.qmc import normal_points
-from smimbench_channels import _adaptive_quadrature as quadrature
-from smimbench_channels import _importance_qmc as sampling
-from smimbench_channels._deep_attention import output
+from smimbench_channels.sequence.softmax.deep import importance as sampling
+from smimbench_channels.sequence.softmax.network import output
+from smimbench_channels.sequence.softmax.two_layers import quadrature as quadrature
 
 __all__ = ["Averages", "Draws", "Law", "averages", "controlled_mean", "controls", "draw"]
 

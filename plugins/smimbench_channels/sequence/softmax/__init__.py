@@ -1,0 +1,1 @@
+"""Deep softmax attention with one direction per layer."""

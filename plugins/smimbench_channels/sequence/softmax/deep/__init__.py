@@ -1,0 +1,1 @@
+"""More layers or tokens: posterior by importance sampling."""

@@ -1,0 +1,1 @@
+"""Two layers and two tokens: posterior by adaptive quadrature."""
