@@ -6,9 +6,9 @@ from smimbench.hookspecs import hookimpl
 @hookimpl
 def smimbench_register_channels(register):
     """Register what is in this folder."""
-    from smimbench_channels.attention_hardmax import AttentionHardmax
-    from smimbench_channels.attention_linear import AttentionLinear
-    from smimbench_channels.attention_softmax import AttentionSoftmax
+    from smimbench_channels.attention.hardmax.channel import AttentionHardmax
+    from smimbench_channels.attention.linear import AttentionLinear
+    from smimbench_channels.attention.softmax.channel import AttentionSoftmax
     from smimbench_channels.sequence.hardmax import SequenceHardmax
     from smimbench_channels.sequence.linear import SequenceLinear
     from smimbench_channels.sequence.softmax.channel import SequenceSoftmax

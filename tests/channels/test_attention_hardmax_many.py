@@ -8,10 +8,14 @@ from itertools import permutations, product
 import numpy as np
 import pytest
 from scipy import stats
-from smimbench_channels._hardmax_curve import information_curve, small_error_constant
-from smimbench_channels._hardmax_exact import label_classes, row_posterior
-from smimbench_channels._orthant_gibbs import feasible_start, sample_moments, truncated_normal
-from smimbench_channels.attention_hardmax import AttentionHardmax
+from smimbench_channels.attention.hardmax.channel import AttentionHardmax
+from smimbench_channels.attention.hardmax.many_tokens.curve import information_curve, small_error_constant
+from smimbench_channels.attention.hardmax.many_tokens.exact import label_classes, row_posterior
+from smimbench_channels.attention.hardmax.many_tokens.gibbs import (
+    feasible_start,
+    sample_moments,
+    truncated_normal,
+)
 
 from smimbench.backend.device import to_host
 from smimbench.interfaces import ParameterError

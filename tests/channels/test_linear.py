@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
-from smimbench_channels.attention_linear import AttentionLinear
+from smimbench_channels.attention.linear import AttentionLinear
 from smimbench_channels.sequence.linear import SequenceLinear
 
 from smimbench.backend.device import to_host

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from smimbench_algorithms.adam import Adam
-from smimbench_channels.attention_hardmax import AttentionHardmax
+from smimbench_channels.attention.hardmax.channel import AttentionHardmax
 from smimbench_channels.sequence.linear import SequenceLinear
 from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
 from smimbench_models.attention_indexed import AttentionIndexed

@@ -10,7 +10,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend.device import namespace, special
-from smimbench_channels._pairs import entry_sites, site_pairs, site_scales
+from smimbench_channels.attention.pairs import entry_sites, site_pairs, site_scales
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -10,7 +10,7 @@ import array_api_compat
 
 from smimbench.backend.device import namespace
 from smimbench.interfaces import Capabilities, ParameterError, Posterior, Uncertain
-from smimbench_channels._pairs import site_pairs, site_scales
+from smimbench_channels.attention.pairs import site_pairs, site_scales
 from smimbench_channels.checks import check_latents, check_number, check_whole
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend.device import namespace
-from smimbench_channels._hardmax_exact import row_posterior
-from smimbench_channels._orthant_gibbs import check_labels, sample_moments
+from smimbench_channels.attention.hardmax.many_tokens.exact import row_posterior
+from smimbench_channels.attention.hardmax.many_tokens.gibbs import check_labels, sample_moments
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array

@@ -11,12 +11,12 @@ import numpy as np
 
 from smimbench.backend.device import namespace, to_host
 from smimbench.interfaces import Array, Capabilities, ParameterError, Posterior, Uncertain
-from smimbench_channels import _hardmax_pair as pair
-from smimbench_channels._hardmax_agreement import diagonal_wins, disagreement
-from smimbench_channels._hardmax_curve import EXACT, SCRAMBLES, information_curve
-from smimbench_channels._hardmax_exact import row_posterior
-from smimbench_channels._hardmax_rows import exact_moments, gibbs_moments
-from smimbench_channels._pairs import entry_sites, site_scales
+from smimbench_channels.attention.hardmax import two_tokens as pair
+from smimbench_channels.attention.hardmax.agreement import diagonal_wins, disagreement
+from smimbench_channels.attention.hardmax.many_tokens.curve import EXACT, SCRAMBLES, information_curve
+from smimbench_channels.attention.hardmax.many_tokens.exact import row_posterior
+from smimbench_channels.attention.hardmax.many_tokens.rows import exact_moments, gibbs_moments
+from smimbench_channels.attention.pairs import entry_sites, site_scales
 from smimbench_channels.checks import check_latents, check_whole
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench_channels._hardmax_exact import label_classes, row_posterior
-from smimbench_channels._orthant_gibbs import sample_moments
-from smimbench_channels._pairs import entry_sites, site_scales
+from smimbench_channels.attention.hardmax.many_tokens.exact import label_classes, row_posterior
+from smimbench_channels.attention.hardmax.many_tokens.gibbs import sample_moments
+from smimbench_channels.attention.pairs import entry_sites, site_scales
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,0 +1,1 @@
+"""Row-wise argmax of the attention matrix."""

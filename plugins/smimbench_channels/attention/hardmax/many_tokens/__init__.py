@@ -1,0 +1,1 @@
+"""Three tokens or more."""

@@ -1,0 +1,1 @@
+"""Softmax of the attention matrix, one layer or two."""

@@ -1,0 +1,1 @@
+"""Two layers of softmax attention between two tokens."""
