@@ -12,8 +12,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+# The first import of a folder binds its name here. So the two folders come first, then the verbs of the same names.
+import smimbench.run
+import smimbench.theory  # noqa: F401
+from smimbench.api import run, show, theory
+
 if TYPE_CHECKING:
-    from smimbench.api import run, show, theory
     from smimbench.hookspecs import hookimpl
     from smimbench.interfaces import (
         Capabilities,
@@ -26,16 +30,14 @@ if TYPE_CHECKING:
         Start,
         Uncertain,
     )
-    from smimbench.problem.problem import Problem
+    from smimbench.problem import Problem
     from smimbench.suite.reader import load_suite
 
 # Imported when first used, so that `smimbench --help` and a plugin's own import stay fast.
 _HOME = {
     "hookimpl": "hookspecs",
-    "Problem": "problem.problem",
+    "Problem": "problem",
     "load_suite": "suite.reader",
-    "run": "api",
-    "show": "api",
     **dict.fromkeys(
         (
             "Capabilities",
@@ -76,8 +78,6 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("smimbench")
-    if name == "theory":
-        return importlib.import_module("smimbench.theory")
     if name in _HOME:
         value = getattr(importlib.import_module(f"smimbench.{_HOME[name]}"), name)
         globals()[name] = value

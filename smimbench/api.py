@@ -1,4 +1,4 @@
-"""The command line's main verbs as functions."""
+"""The command line's main verbs as functions; what they need is imported when they are called."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smimbench.suite.reader import Suite, load_suite
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from smimbench.suite.reader import Suite
 
 __all__ = ["run", "show", "theory"]
 
@@ -95,6 +95,8 @@ def theory(
 
 
 def _suite(suite: Suite | str | Path, overrides: Iterable[str] = ()) -> Suite:
+    from smimbench.suite.reader import Suite, load_suite
+
     if not isinstance(suite, Suite):
         return load_suite(suite, overrides)
     if tuple(overrides):
