@@ -472,8 +472,8 @@ class Algorithm(Protocol):
     ``findings(state) -> dict`` (optional) names lists of numbers (None for one that was not found) that are kept with the
     record and shown as means, beside the entry of the same name of ``theory``.
 
-    ``data.inputs`` may be a stand-in that only gives slices of the samples (``smimbench.backend.streaming``): go through them with
-    ``sample_chunks``. One iteration should not ask for a number on the host: what ``Info`` holds may be 0-d arrays, which
+    ``data.inputs`` may be a stand-in that only gives slices of the samples (``smimbench.backend.streaming``): go through them
+    with ``sample_chunks``. One iteration should not ask for a number on the host: what ``Info`` holds may be 0-d arrays, which
     the engine reads together.
     """
 

@@ -10,8 +10,11 @@ import textwrap
 import numpy as np
 import pytest
 
-from smimbench.backend.device import get_backend, to_host
-from smimbench.problem.problem import STREAMS, Problem, ProblemError, seed_sequence
+from smimbench.backend.arrays import to_host
+from smimbench.backend.device import get_backend
+from smimbench.numerics.seeds import STREAMS
+from smimbench.problem.problem import Problem, ProblemError
+from smimbench.problem.seeds import seed_sequence
 from tests.helpers import environment
 
 LINEAR = (

@@ -51,15 +51,15 @@ def numbers(record) -> str:
 
 
 def test_a_spectral_start_is_part_of_the_time(tmp_path, registry, monkeypatch):
-    from smimbench_algorithms.spectral import limit as spectral
+    from smimbench_algorithms.spectral.algorithm import Spectral
 
-    original = spectral.spectral_start
+    original = Spectral.start
 
     def slow(*arguments):
         time.sleep(0.5)
         return original(*arguments)
 
-    monkeypatch.setattr(spectral, "spectral_start", slow)
+    monkeypatch.setattr(Spectral, "start", slow)
     for start, least, most in (("spectral", 0.5, np.inf), ("informed", 0.0, 0.5), ("uninformed", 0.0, 0.5)):
         cell = cells_of(tmp_path, registry, "gamp", **{"run.start": f'"{start}"'})[0]
         record = run_cell(cell)
@@ -86,7 +86,7 @@ def test_a_machine_keeps_its_name_when_scipy_brings_a_blas_of_its_own():
     import scipy.linalg  # noqa: F401
 
     machine.machine_info.cache_clear()
-    code = "from smimbench import machine; print(machine.fingerprint())"
+    code = "from smimbench.backend import machine; print(machine.fingerprint())"
     alone = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment()
     )

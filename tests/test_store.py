@@ -12,7 +12,8 @@ import textwrap
 import numpy as np
 import pytest
 
-from smimbench.run.store import ASIDE, LONG, Store, StoreError, write_atomically
+from smimbench.files import StoreError, write_atomically
+from smimbench.run.store import ASIDE, LONG, Store
 from tests.helpers import environment
 
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from smimbench.files import canonical_json
 from smimbench.problem.problem import Problem
-from smimbench.registry.parameters import canonical_json
 from smimbench.registry.registry import Registry
 from smimbench.suite.reader import SuiteError, load_suite, shipped_suites
 from tests.helpers import ATTENTION, CHANNEL, SUITE, call, call_outside, write_suite

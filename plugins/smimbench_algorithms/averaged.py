@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from smimbench.backend.device import namespace, on_device
+from smimbench.backend import namespace, on_device
 from smimbench.interfaces import Array, Capabilities, Cost, Info, ParameterError
-from smimbench.registry.parameters import build, parameters_of
-from smimbench.registry.registry import RegistryError, get_registry
+from smimbench.registry import RegistryError, build, get_registry, parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smimbench.interfaces import Data
-    from smimbench.problem.problem import Problem
+    from smimbench.problem import Problem
 
 ROUNDS = 20
 SAME = 1e-6

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.device import namespace
-from smimbench.backend.streaming import sample_chunks
+from smimbench.backend import namespace, sample_chunks
+from smimbench.numerics.seeds import monte_carlo_rng
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Data
-    from smimbench.problem.problem import Problem
+    from smimbench.problem import Problem
 
 PROBES = 16
 SAME = 1e-6
@@ -45,7 +45,7 @@ def seen_by_labels(problem: Problem) -> Linear | str:
     """
     P, C = problem.components, problem.model.sites
     size = P * C
-    rng = np.random.default_rng(0)
+    rng = monte_carlo_rng("what labels show: latents")
     channel: Any = problem.channel
     y = channel.forward(rng.standard_normal((PROBES, P, C)), rng=rng)
     zero, V = np.zeros((PROBES, P, C)), np.eye(P)
@@ -100,7 +100,9 @@ class LeastSquares:
         for part in self.chunks:
             count = part.stop - part.start
             omega, V = xp.zeros((count, self.P, self.C), **place), xp.eye(self.P, **place)
-            mean = channel.posterior(labels[part, ...], omega, V, rng=np.random.default_rng(0)).mean
+            mean = channel.posterior(
+                labels[part, ...], omega, V, rng=monte_carlo_rng("what labels show: posterior")
+            ).mean
             parts.append(self._along(xp.asarray(mean, **place)) * gain)
         self.targets = xp.concat(parts, axis=0)
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.device import namespace
+from smimbench.backend import namespace
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError
 from smimbench_algorithms.least_squares import LeastSquares, Linear, seen_by_labels, split
 from smimbench_algorithms.ridge import _what_is_seen
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Cost, Data
-    from smimbench.problem.problem import Problem
+    from smimbench.problem import Problem
 
 FRACTIONS = tuple(float(10.0**k) for k in np.arange(-0.5, -3.26, -0.25))
 VALIDATION_STEPS = 60

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.device import namespace, to_host
+from smimbench.backend import namespace, to_host
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError
 from smimbench.theory.information import channel_information
 from smimbench_algorithms.least_squares import LeastSquares, Linear, seen_by_labels, split
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Cost, Data
-    from smimbench.problem.problem import Problem
+    from smimbench.problem import Problem
 
 CANDIDATES = tuple(float(10.0**k) for k in np.arange(-4, 2.01, 0.5))
 VALIDATION_STEPS = 200

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from smimbench.backend.device import namespace
+from smimbench.backend import namespace
 from smimbench.interfaces import Array, Capabilities, ParameterError
 from smimbench_algorithms.gradient.descent import Descent
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Data
-    from smimbench.problem.problem import Problem
+    from smimbench.problem import Problem
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import array_api_compat
 
-from smimbench.backend.device import namespace
+from smimbench.backend import namespace
 from smimbench.interfaces import Capabilities, Cost
 from smimbench_models.common import (
     align,

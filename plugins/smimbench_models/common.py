@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.device import namespace, to_host
+from smimbench.backend import namespace, to_host
 from smimbench.interfaces import SYMMETRIES, ParameterError
 
 if TYPE_CHECKING:

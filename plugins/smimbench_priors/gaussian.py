@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.device import namespace
+from smimbench.backend import namespace
 from smimbench.interfaces import Array, Capabilities, Denoised, Overlap, ParameterError
 
 if TYPE_CHECKING:

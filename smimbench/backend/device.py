@@ -1,4 +1,4 @@
-"""Array namespaces and devices: what differs between NumPy and CuPy, in one place."""
+"""Devices: what differs between NumPy and CuPy besides the namespace, in one place."""
 
 from __future__ import annotations
 
@@ -10,96 +10,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import array_api_compat
 import numpy as np
 
+from smimbench.backend.arrays import NUMPY, on_device
+
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
     from smimbench.interfaces import Array
 
-__all__ = [
-    "Backend",
-    "BackendError",
-    "Elapsed",
-    "get_backend",
-    "namespace",
-    "on_device",
-    "special",
-    "to_host",
-]
+__all__ = ["Backend", "BackendError", "Elapsed", "get_backend"]
 
 BACKENDS = ("numpy", "cupy")
-_NUMPY = array_api_compat.array_namespace(np.empty(0))
 
 
 class BackendError(RuntimeError):
     """The backend that was asked for cannot be used on this machine."""
-
-
-def namespace(*arrays: Array) -> ModuleType:
-    """Array API namespace of the arrays (array-api-compat's wrapper for NumPy and CuPy)."""
-    for array in arrays:
-        if type(array) is not np.ndarray:
-            break
-    else:  # asked several times for every chunk of an iteration: the general answer takes microseconds
-        return _NUMPY
-    return array_api_compat.array_namespace(*arrays)
-
-
-def on_device(value: Any) -> bool:
-    """Whether a value is an array of another library than NumPy; reading it may mean waiting for a device."""
-    return not isinstance(value, (np.ndarray, np.generic)) and bool(array_api_compat.is_array_api_obj(value))
-
-
-def special(xp: ModuleType) -> Any:
-    """Special functions (``ndtr``, ``log_ndtr``, ``erfcx``, ``logsumexp``, ...) that accept arrays of ``xp`` and return such.
-
-    SciPy's module for NumPy, CuPy's for CuPy. Arrays of other namespaces go through the host, whether or not this SciPy was
-    told to accept them.
-    """
-    if array_api_compat.is_cupy_namespace(xp):
-        import cupyx.scipy.special as module
-    else:
-        import scipy.special as module
-    plain = array_api_compat.is_numpy_namespace(xp) or array_api_compat.is_cupy_namespace(xp)
-    return module if plain else _ThroughTheHost(module, xp)
-
-
-class _ThroughTheHost:
-    """A module of functions of host arrays, for the arrays of a namespace that it does not know."""
-
-    def __init__(self, module: ModuleType, xp: ModuleType) -> None:
-        self._module, self._xp = module, xp
-
-    def __getattr__(self, name: str) -> Any:
-        function = getattr(self._module, name)
-
-        def call(*arguments: Any, **options: Any) -> Any:
-            arrays = [a for a in arguments if on_device(a)]
-            found = function(*(to_host(a) if on_device(a) else a for a in arguments), **options)
-            if not arrays:
-                return found
-            return self._xp.asarray(np.asarray(found), device=array_api_compat.device(arrays[0]))
-
-        return call
-
-
-def to_host(array: Array) -> np.ndarray[Any, Any]:
-    """The array as a NumPy array; the only way from a device to the host."""
-    if isinstance(array, np.ndarray):
-        return array
-    if hasattr(array, "get"):  # CuPy
-        return np.asarray(array.get())
-    if hasattr(array, "__dlpack__"):
-        try:
-            return np.from_dlpack(array)
-        except (
-            BufferError,
-            RuntimeError,
-            ValueError,
-            TypeError,
-        ):  # another device: ask for a copy on the host
-            return np.asarray(array_api_compat.to_device(array, "cpu"))
-    return np.asarray(array)
 
 
 class Elapsed(NamedTuple):
@@ -287,7 +211,7 @@ def get_backend(name: str = "numpy", dtype: str = "float64", *, tf32: bool = Fal
     """
     _keep_freed_memory()
     if name == "numpy":
-        return Backend("numpy", _NUMPY, dtype, tf32=tf32)
+        return Backend("numpy", NUMPY, dtype, tf32=tf32)
     if name == "cupy":
         try:
             import cupy

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from smimbench.registry.parameters import canonical_json
+from smimbench.files import canonical_json
 
 __all__ = [
     "Driver",

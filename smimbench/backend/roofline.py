@@ -18,7 +18,7 @@ import numpy as np
 
 from smimbench.backend import machine
 from smimbench.backend.device import Backend, get_backend
-from smimbench.run.store import StoreError, write_atomically
+from smimbench.files import StoreError, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

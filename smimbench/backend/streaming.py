@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.backend.device import namespace
+from smimbench.backend.arrays import namespace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

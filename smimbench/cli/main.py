@@ -53,10 +53,10 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 def _foreseeable() -> tuple[type[Exception], ...]:
     from smimbench.backend.device import BackendError
+    from smimbench.files import StoreError
     from smimbench.problem.problem import ProblemError
     from smimbench.registry.registry import RegistryError
     from smimbench.registry.scaffold import ScaffoldError
-    from smimbench.run.store import StoreError
     from smimbench.suite.reader import SuiteError
     from smimbench.testing.core import CheckError
 
@@ -673,8 +673,8 @@ def report(
     registry: Registry,
 ) -> int:
     """One self-contained HTML page: tables, figures, machine, suite."""
+    from smimbench.files import write_atomically
     from smimbench.report.page import render_page
-    from smimbench.run.store import write_atomically
 
     suite, store, pairs, rows, theorist = _results(suite_name, results, overrides, only, registry, quiet)
     counts: dict[str, int] = {}

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smimbench.numerics.seeds import monte_carlo_rng
+
 if TYPE_CHECKING:
     from smimbench.interfaces import Array
     from smimbench.problem.problem import Problem
@@ -27,7 +29,7 @@ def predict(channel: Any, z: Array) -> Array:
 
 def gives_probabilities(problem: Problem) -> bool:
     """Whether a label, as a user would measure it, is made of rows of probabilities."""
-    rng = np.random.default_rng(0)
+    rng = monte_carlo_rng("label of a few latents")
     z = rng.standard_normal((4, problem.components, problem.model.sites))
     channel: Any = problem.channel
     y = channel.forward(z, rng=rng)

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.device import namespace, to_host
+from smimbench.backend.arrays import namespace, to_host
 from smimbench.derive.likelihood_channel import IntegratedChannel
 from smimbench.interfaces import Denoised, Overlap, ParameterError
 from smimbench.numerics.free_convolution import FreeConvolution
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments
+from smimbench.numerics.seeds import monte_carlo_rng
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -331,7 +332,7 @@ class DensityPrior(_Derived):
         diagonal = np.diagonal(Qhat)
         if np.all(Qhat == np.diag(diagonal)):
             return np.diag(self._scalar_error(diagonal))
-        rng = np.random.default_rng(35)
+        rng = monte_carlo_rng("density prior")
         W = self.sample(rng, len(Qhat), 4096)
         values, vectors = np.linalg.eigh(Qhat)
         noise = (vectors / np.sqrt(np.maximum(values, 1e-9))) @ vectors.T @ rng.standard_normal(W.shape)
@@ -554,7 +555,6 @@ class SimulatedPrior(_Derived):
         Gives noise and inner product of signals.
     """
 
-    _SEED = 36
     overlap_error = 3e-3
 
     def __init__(self, prior: Any, model: Model) -> None:
@@ -582,7 +582,7 @@ class SimulatedPrior(_Derived):
             mean = self.mean(components, dimension)
             square = np.zeros((components, components))
             for k in range(draws):
-                signal = self.prior.sample(np.random.default_rng([self._SEED, k]), components, dimension)
+                signal = self.prior.sample(monte_carlo_rng("simulated prior", k), components, dimension)
                 square += np.asarray(self.model.inner(signal - mean, signal - mean)) / draws
             overlap = np.asarray(self.model.inner(mean, mean))
             self._moments[components] = (overlap + square, overlap)
@@ -634,7 +634,7 @@ class SimulatedPrior(_Derived):
         mean = self.mean(P, dimension)
         squared, held = np.zeros((P, P)), np.zeros((P, P))
         for k in range(draws):
-            rng = np.random.default_rng([self._SEED, k])
+            rng = monte_carlo_rng("simulated prior", k)
             signal = self.prior.sample(rng, P, dimension)
             noise = self.model.draw_noise(rng, P, dimension)
             R = signal + np.tensordot(spread, noise, axes=1)

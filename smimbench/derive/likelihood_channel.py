@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.device import namespace
+from smimbench.backend.arrays import namespace
 from smimbench.derive.channel import observable
 from smimbench.interfaces import ParameterError, Posterior, Uncertain
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments, placed
+from smimbench.numerics.seeds import monte_carlo_rng
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,7 +145,7 @@ class _Derived:
         if "_symmetry" in self.__dict__:
             known: str = self.__dict__["_symmetry"]
             return known
-        rng = np.random.default_rng(33)
+        rng = monte_carlo_rng("likelihood: which kind of label")
         P = self.components
         cycle, swap = np.roll(np.eye(P), 1, axis=0), np.eye(P)
         swap[:2] = swap[:2][::-1]
@@ -170,17 +171,20 @@ class _Derived:
         turned = transformation @ z
         try:
             if hasattr(self.channel, "log_likelihood"):
-                y = np.asarray(self.channel.forward(z, rng=np.random.default_rng(0)))
+                y = np.asarray(self.channel.forward(z, rng=monte_carlo_rng("symmetry: labels")))
                 with np.errstate(all="ignore"):
                     pair = [np.asarray(self.channel.log_likelihood(y, at), dtype=float) for at in (z, turned)]
                 return bool(np.allclose(pair[0], pair[1], rtol=1e-6, atol=1e-6))
-            pair = [np.asarray(self.channel.forward(at, rng=np.random.default_rng(0))) for at in (z, turned)]
+            pair = [
+                np.asarray(self.channel.forward(at, rng=monte_carlo_rng("symmetry: labels")))
+                for at in (z, turned)
+            ]
             return bool(np.allclose(pair[0], pair[1], rtol=1e-6, atol=1e-9))
         except Exception:  # what cannot be asked has no symmetry that we know of
             return False
 
     def _probe(self, count: int) -> Array:
-        return np.random.default_rng(23).standard_normal((count, self.components, self.sites))
+        return monte_carlo_rng("symmetry: latents").standard_normal((count, self.components, self.sites))
 
     def _is_noisy(self) -> bool:
         z = self._probe(8)
@@ -193,7 +197,7 @@ class _Derived:
 
     def _is_smooth(self) -> bool:
         z = self._probe(64)
-        direction = np.random.default_rng(24).standard_normal(z.shape)
+        direction = monte_carlo_rng("derivative: direction").standard_normal(z.shape)
 
         def slope(step: float) -> Array:
             up, down = (np.asarray(self._predict(z + s * direction), dtype=float) for s in (step, -step))
@@ -217,7 +221,9 @@ class _Derived:
         """``E[y | z]`` as a mean over fixed draws of the noise; give the channel a ``predict`` for the exact one."""
         total: Any = 0.0
         for seed in range(_NOISE_DRAWS):
-            y = observable(self.channel, self.channel.forward(z, rng=np.random.default_rng([25, seed])))
+            y = observable(
+                self.channel, self.channel.forward(z, rng=monte_carlo_rng("prediction: labels", seed))
+            )
             total = total + namespace(z).astype(y, z.dtype)
         return total / _NOISE_DRAWS
 
@@ -369,7 +375,7 @@ class IntegratedChannel(_Derived):
         """Raise ParameterError, in one line, if ``forward`` and ``log_likelihood`` do not belong together."""
         who = f"channel {getattr(self.channel, 'name', type(self.channel).__name__)!r}"
         z = self._probe(16)
-        rng = np.random.default_rng(34)
+        rng = monte_carlo_rng("likelihood: few labels")
         what = "forward"
         try:
             y = np.asarray(self.channel.forward(z, rng=rng))
@@ -409,7 +415,7 @@ class IntegratedChannel(_Derived):
         if self.noisy:
             return False
         z = self._probe(64)
-        move = 1e-6 * np.random.default_rng(35).standard_normal(z.shape)
+        move = 1e-6 * monte_carlo_rng("likelihood: step").standard_normal(z.shape)
         first, second = (np.asarray(self.channel.forward(at)).reshape(len(z), -1) for at in (z, z + move))
         return bool((first != second).any(axis=1).mean() > 0.02)
 
@@ -422,7 +428,7 @@ class IntegratedChannel(_Derived):
         return found
 
     def _find_labels(self) -> np.ndarray[Any, Any] | None:
-        rng = np.random.default_rng(29)
+        rng = monte_carlo_rng("likelihood: symmetry")
         z = self._probe(_PROBES)
         y = np.asarray(self.channel.forward(z, rng=rng))
         values = np.unique(y.reshape(len(y), -1), axis=0)
@@ -488,9 +494,9 @@ class IntegratedChannel(_Derived):
         if V not in memory:
             C, estimates = self.sites, []
             for scramble in range(_SCRAMBLES):
-                u = _normal_points(self.dimension, _SLOPE_POINTS, 140 + scramble, paired=False)
+                u = _normal_points(self.dimension, _SLOPE_POINTS, "slope: latents", scramble, paired=False)
                 z = math.sqrt(V) * u.reshape(-1, 1, C)
-                y = np.asarray(self.channel.forward(z, rng=np.random.default_rng([36, scramble])))
+                y = np.asarray(self.channel.forward(z, rng=monte_carlo_rng("slope: labels", scramble)))
                 found = self._integrate(y, np.zeros_like(z), np.array([[V]]), self.accuracy, effort=1)
                 G = (found.square - np.eye(C)) / V
                 estimates.append(float((G * G).sum((1, 2)).mean()))
@@ -522,9 +528,11 @@ class IntegratedChannel(_Derived):
     def _sum_over_labels(self, Q: Array, V: Array, labels: Array, points: int, scramble: int) -> Array:
         """``E sum_y P(y | omega) g g^T``, one scramble."""
         P, C, d = self.components, self.sites, self.dimension
-        omega = _host_root(Q) @ _normal_points(d, points, 40 + scramble, paired=False).reshape(points, P, C)
+        omega = _host_root(Q) @ _normal_points(
+            d, points, "likelihood information: latents", scramble, paired=False
+        ).reshape(points, P, C)
         root_V = _host_root(V)
-        axes = np.random.default_rng([33, scramble]).standard_normal((2, points, d))
+        axes = monte_carlo_rng("likelihood information: axes", scramble).standard_normal((2, points, d))
         axes /= np.linalg.norm(axes, axis=2, keepdims=True)
         sets = [_wide_points(d, 2 * scramble + i) for i in (0, 1)]
         total = np.zeros((d, d))
@@ -616,11 +624,15 @@ class IntegratedChannel(_Derived):
         root_Q, root_V, inverse = _host_root(Q), _host_root(V), np.linalg.inv(V)
         primary, control = [], []
         for scramble in range(_SCRAMBLES):
-            normal = _normal_points(2 * self.dimension, points, 40 + scramble, paired=False).reshape(
-                points, 2, P, C
-            )
+            normal = _normal_points(
+                2 * self.dimension, points, "likelihood information: pairs of latents", scramble, paired=False
+            ).reshape(points, 2, P, C)
             omega, shift = root_Q @ normal[:, 0], root_V @ normal[:, 1]
-            y = np.asarray(self.channel.forward(omega + shift, rng=np.random.default_rng([26, scramble])))
+            y = np.asarray(
+                self.channel.forward(
+                    omega + shift, rng=monte_carlo_rng("likelihood information: labels", scramble)
+                )
+            )
             found = self._integrate(y, omega, V, 10 * self.accuracy, effort=1)
             halves = [_apply(root_V, m, (points, P, C), np) for m in found.halves]
             g, other = (inverse @ m for m in halves)
@@ -857,7 +869,10 @@ def _fits(block: _Block) -> _Fits:
     """
     count = 128 if block.d <= 3 else 512
     seeds = range(70, 70 + _REPLICATES)
-    return tuple(_adapt(block, block.asarray(_normal_points(block.d, count, seed))) for seed in seeds)
+    return tuple(
+        _adapt(block, block.asarray(_normal_points(block.d, count, "likelihood: nodes", seed)))
+        for seed in seeds
+    )
 
 
 def _adapt(block: _Block, nodes: Array) -> _Gaussian:
@@ -957,7 +972,7 @@ def _on_lines(block: _Block, fits: _Fits, count: int) -> tuple[_Whitened, Array]
     parts = []
     for replicate, fit in enumerate(fits):
         direction = xp.matmul(fit.factor, fit.axis[..., None])[..., 0]
-        across = block.asarray(_normal_points(d - 1, count, 50 + replicate))
+        across = block.asarray(_normal_points(d - 1, count, "likelihood: lines", replicate))
         across = xp.concat([xp.zeros_like(across[:, :1]), across], axis=1)
         across = _reflected(xp.broadcast_to(across[None, ...], (n, count, d)), fit.axis, xp)
         base = fit.mean[:, None, :] + xp.matmul(across, xp.matrix_transpose(fit.factor))
@@ -1001,7 +1016,7 @@ def _on_points(block: _Block, fits: _Fits, count: int) -> tuple[_Whitened, Array
     parts = []
     effective = xp.zeros((n,), dtype=xp.float64, device=block.device)
     for replicate, fit in enumerate(fits):
-        nodes = block.asarray(_normal_points(d, count, 60 + replicate))
+        nodes = block.asarray(_normal_points(d, count, "likelihood: modes", replicate))
         nodes = _reflected(xp.broadcast_to(nodes[None, ...], (n, count, d)), fit.axis, xp)
         u = fit.mean[:, None, :] + xp.matmul(nodes, xp.matrix_transpose(fit.factor))
         weight = block.log_likelihood(u) - xp.sum(u * u, axis=-1) / 2 + xp.sum(nodes * nodes, axis=-1) / 2
@@ -1094,13 +1109,15 @@ def _reflected(points: Array, axis: Array, xp: ModuleType) -> Array:
 
 def _random_axes(block: _Block) -> Array:
     """A fixed direction for every sample: points that are reflected differently make independent errors."""
-    rng = np.random.default_rng([27, block.d, block.start])
+    rng = monte_carlo_rng("likelihood: block", block.d, block.start)
     axis = rng.standard_normal((block.n, block.d))
     return block.asarray(axis / np.linalg.norm(axis, axis=1, keepdims=True))
 
 
 @lru_cache(maxsize=256)
-def _normal_points(dimension: int, count: int, seed: int, *, paired: bool = True) -> np.ndarray[Any, Any]:
+def _normal_points(
+    dimension: int, count: int, purpose: str, *index: int, paired: bool = True
+) -> np.ndarray[Any, Any]:
     """Scrambled Sobol points of the standard normal law (count, dimension), with covariance I exactly.
 
     In pairs x, -x also their mean is 0 exactly: then a likelihood that says nothing changes nothing.
@@ -1108,7 +1125,7 @@ def _normal_points(dimension: int, count: int, seed: int, *, paired: bool = True
     from scipy.special import ndtri
     from scipy.stats import qmc
 
-    engine = qmc.Sobol(dimension, scramble=True, rng=np.random.default_rng([28, seed]))
+    engine = qmc.Sobol(dimension, scramble=True, rng=monte_carlo_rng(purpose, *index))
     normal = ndtri(np.clip(engine.random(count // 2 if paired else count), 1e-16, 1 - 1e-16))
     if paired:
         normal = np.concatenate([normal, -normal])
@@ -1151,7 +1168,7 @@ def _sum_of_squares(w: Array, u: Array, other_w: Array, other_u: Array) -> Array
 def _wide_points(dimension: int, seed: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Points from Gaussians of several widths at once, and their weights as points of the standard normal law."""
     parts = [
-        scale * _normal_points(dimension, count, 80 + 8 * seed + i, paired=True)
+        scale * _normal_points(dimension, count, "likelihood: mixture", seed, i, paired=True)
         for i, (scale, count) in enumerate(_WIDTHS)
     ]
     u = np.concatenate(parts)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.device import namespace, special
+from smimbench.backend.arrays import namespace, special
 
 if TYPE_CHECKING:
     from types import ModuleType

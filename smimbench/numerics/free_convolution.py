@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.device import namespace, to_host
+from smimbench.backend.arrays import namespace, to_host
 from smimbench.interfaces import Uncertain
+from smimbench.numerics.seeds import monte_carlo_rng
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -258,7 +259,7 @@ class FreeConvolution:
             groups = min(_GROUPS, atoms.size)
             if groups == 1:
                 return math.inf
-            label = np.random.default_rng(0).permutation(atoms.size) % groups
+            label = monte_carlo_rng("free convolution: groups of atoms").permutation(atoms.size) % groups
             rest = [FreeConvolution(atoms[label != k], weights[label != k]) for k in range(groups)]
             values = np.array([part._mmse(noise, max(rtol, 1e-6))[0] for part in rest])
             error = math.hypot(error, math.sqrt((groups - 1) * values.var()))

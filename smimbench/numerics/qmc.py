@@ -10,13 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from smimbench.numerics.seeds import monte_carlo_rng
+
 __all__ = ["normal_points", "uniform_points"]
 
 Points = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @lru_cache(maxsize=256)
-def uniform_points(dimension: int, count: int, seed: int = 0) -> Points:
+def uniform_points(dimension: int, count: int, purpose: str, *index: int) -> Points:
     """One scramble of a Sobol sequence in the open unit cube.
 
     Parameters
@@ -26,8 +28,8 @@ def uniform_points(dimension: int, count: int, seed: int = 0) -> Points:
     count : int
         Number of points; a power of 2 keeps the sequence balanced, and so are its aligned blocks of powers
         of 2.
-    seed : int
-        Which scramble; different seeds give independent point sets, equal seeds equal ones.
+    purpose, index : str, int
+        Which scramble, as for ``smimbench.numerics.seeds.monte_carlo``: others are independent, equal ones equal.
 
     Returns
     -------
@@ -37,19 +39,19 @@ def uniform_points(dimension: int, count: int, seed: int = 0) -> Points:
     from scipy.stats import qmc
 
     size = 1 << max(0, (count - 1).bit_length())
-    points = qmc.Sobol(dimension, scramble=True, rng=np.random.default_rng([33, seed])).random(size)[:count]
+    points = qmc.Sobol(dimension, scramble=True, rng=monte_carlo_rng(purpose, *index)).random(size)[:count]
     inside: np.ndarray[Any, np.dtype[np.float64]] = np.clip(points, 2.0**-54, 1.0 - 2.0**-53)
     inside.flags.writeable = False
     return inside
 
 
 @lru_cache(maxsize=256)
-def normal_points(dimension: int, count: int, seed: int = 0) -> Points:
+def normal_points(dimension: int, count: int, purpose: str, *index: int) -> Points:
     """``uniform_points`` mapped to independent standard normal numbers.
 
     Parameters
     ----------
-    dimension, count, seed
+    dimension, count, purpose, index
         As for ``uniform_points``.
 
     Returns
@@ -58,6 +60,6 @@ def normal_points(dimension: int, count: int, seed: int = 0) -> Points:
     """
     from scipy.special import ndtri
 
-    points = np.asarray(ndtri(uniform_points(dimension, count, seed)))
+    points = np.asarray(ndtri(uniform_points(dimension, count, purpose, *index)))
     points.flags.writeable = False
     return points

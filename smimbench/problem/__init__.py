@@ -1,1 +1,8 @@
-"""A problem (model, channel, prior), its instances, and where their random numbers come from."""
+"""A problem (model, channel, prior), its instances, and where their random numbers come from.
+
+Plugins import the names of this page from here.
+"""
+
+from smimbench.problem.problem import Instance, Problem, ProblemError
+
+__all__ = ["Instance", "Problem", "ProblemError"]

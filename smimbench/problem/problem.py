@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.backend.device import Backend, namespace, to_host
+from smimbench.backend.arrays import namespace, to_host
+from smimbench.backend.device import Backend
 from smimbench.derive.density_prior import complete_prior
 from smimbench.derive.likelihood_channel import complete_channel
+from smimbench.files import canonical_json
 from smimbench.interfaces import Channel, Cost, Data, Model, ParameterError, Prior, Start
-from smimbench.registry.parameters import build, canonical_json, parameters_of, signature_of
+from smimbench.problem.seeds import seed_sequence
+from smimbench.registry.parameters import build, parameters_of, signature_of
 from smimbench.registry.registry import Registry, RegistryError, get_registry
 
 if TYPE_CHECKING:
@@ -21,10 +23,7 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array
 
-__all__ = ["STREAMS", "Instance", "Problem", "ProblemError", "seed_sequence"]
-
-STREAMS = ("teacher", "data", "initialisation", "monte-carlo")
-"""Children of an instance's seed, in this order for ever: the order is part of what a seed means."""
+__all__ = ["Instance", "Problem", "ProblemError"]
 
 DEVICE_BLOCK = 1 << 24
 """Numbers drawn at once on a device; part of what a seed means there."""
@@ -39,22 +38,6 @@ class ProblemError(ValueError):
         super().__init__(f"{key}: {message}")
         self.key = key
         self.message = message
-
-
-def words(text: str, count: int = 2) -> tuple[int, ...]:
-    """``count`` 32-bit words from the SHA-256 of a text: names and numbers as spawn keys."""
-    digest = hashlib.sha256(text.encode()).digest()
-    return tuple(int.from_bytes(digest[4 * i : 4 * i + 4], "little") for i in range(count))
-
-
-def seed_sequence(
-    seed: int, problem: str, alpha: float, dimension: int, replicate: int, stream: str, *extra: str
-) -> np.random.SeedSequence:
-    """The node (problem, alpha, D, replicate, stream) of the one seed tree, with children named by ``extra``."""
-    key = (*words(problem), *words(repr(float(alpha))), dimension, replicate, STREAMS.index(stream))
-    for name in extra:
-        key += words(name)
-    return np.random.SeedSequence(seed, spawn_key=key)
 
 
 @dataclass(frozen=True, eq=False)

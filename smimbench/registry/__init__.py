@@ -1,1 +1,9 @@
-"""One door for plugins: what is registered, how parameters are checked, what a new package looks like."""
+"""One door for plugins: what is registered, how parameters are checked, what a new package looks like.
+
+Plugins import the names of this page from here.
+"""
+
+from smimbench.registry.parameters import build, parameters_of
+from smimbench.registry.registry import Entry, Plugin, Registry, RegistryError, get_registry
+
+__all__ = ["Entry", "Plugin", "Registry", "RegistryError", "build", "get_registry", "parameters_of"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.device import namespace
+from smimbench.backend.arrays import namespace
 from smimbench.interfaces import Capabilities, Info
 
 if TYPE_CHECKING:

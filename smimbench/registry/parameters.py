@@ -11,12 +11,13 @@ import typing
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from smimbench.files import plain_value
 from smimbench.interfaces import ParameterError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["build", "canonical_json", "explain_validation", "parameters_of"]
+__all__ = ["build", "explain_validation", "parameters_of"]
 
 ENGINE_FILLED = {"channel": ("tokens",)}
 """Parameters that the engine takes from the model and a suite may not set."""
@@ -112,7 +113,7 @@ def parameters_of(kind: str, item: Any) -> dict[str, Any]:
     """The parameters of an item, defaults included, as plain JSON values (engine-supplied ones left out)."""
     names = [n for n in signature_of(type(item)) if n not in ENGINE_FILLED.get(kind, ())]
     found: dict[str, Any] = json.loads(
-        json.dumps({name: getattr(item, name) for name in names}, default=_plain)
+        json.dumps({name: getattr(item, name) for name in names}, default=plain_value)
     )
     return found
 
@@ -153,11 +154,6 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
     return f"unknown key, choose from {', '.join(names)}" if names else "unknown key, it takes no parameters"
 
 
-def canonical_json(value: Any) -> str:
-    """JSON with sorted keys and no spaces: equal values give equal text."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_plain)
-
-
 def _tuples(params: dict[str, Any], hints: dict[str, Any]) -> dict[str, Any]:
     """TOML has lists only; give strict validation the tuple that the annotation asks for."""
     for key, value in params.items():
@@ -167,13 +163,3 @@ def _tuples(params: dict[str, Any], hints: dict[str, Any]) -> dict[str, Any]:
         ):
             params[key] = tuple(value)
     return params
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, (set, frozenset)):
-        return sorted(value)
-    raise TypeError(
-        f"a parameter must be made of numbers, strings, lists and tables, got {type(value).__name__}"
-    )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.registry.parameters import canonical_json
+from smimbench.files import canonical_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

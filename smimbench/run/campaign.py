@@ -21,7 +21,9 @@ from smimbench.backend import machine
 from smimbench.backend.device import Backend, BackendError, get_backend
 from smimbench.backend.roofline import ceilings, remembered
 from smimbench.backend.streaming import StreamedInputs
-from smimbench.problem.problem import Instance, Problem, seed_sequence
+from smimbench.problem.problem import Instance, Problem
+from smimbench.problem.seeds import seed_sequence
+from smimbench.registry.parameters import build
 from smimbench.registry.registry import Registry, get_registry, set_registry
 from smimbench.run.loop import Attempt, LoopSettings, Status, run_algorithm
 from smimbench.suite.reader import Cell, Suite
@@ -100,12 +102,13 @@ def _run(cell: Cell, registry: Registry, timing: bool) -> dict[str, Any]:
         return {"status": Status.SKIPPED.value, "reason": reason}
     backend = get_backend(cell.backend, cell.dtype, tf32=cell.tf32)
     instance = _instance(cell, problem, backend)
-    if timing and cell.start == "spectral":
-        _start(cell, problem, instance, backend)
+    computed = cell.start not in ("uninformed", "informed")
+    if timing and computed:
+        _start(cell, problem, instance, backend, registry)
     stop = backend.stopwatch()
-    start = _start(cell, problem, instance, backend)
-    # An informed start is a gift of the engine; a spectral one is part of what the algorithm does, and of its time.
-    head_start = stop().seconds if cell.start == "spectral" else 0.0
+    start = _start(cell, problem, instance, backend, registry)
+    # An informed start is a gift of the engine; a computed one is part of what the algorithm does, and of its time.
+    head_start = stop().seconds if computed else 0.0
     backend.release()
     data = instance.data(backend, start)
 
@@ -157,7 +160,7 @@ def _prediction_errors(
     wanted = [m for m in cell.metrics if m.startswith("generalization_error_")]
     if not wanted:
         return {}
-    from smimbench.backend.device import to_host
+    from smimbench.backend.arrays import to_host
     from smimbench.theory.generalization import measured_error
 
     estimate = np.asarray(to_host(attempt.estimate), dtype=float)
@@ -207,16 +210,19 @@ def _forget_other_instances(cell: Cell) -> None:
         del _LATEST[other]
 
 
-def _start(cell: Cell, problem: Problem, instance: Instance, backend: Backend) -> Start | None:
+def _start(
+    cell: Cell, problem: Problem, instance: Instance, backend: Backend, registry: Registry
+) -> Start | None:
+    """Where the algorithm begins: nothing (its own choice), a noisy teacher, or what another algorithm finds."""
     if cell.start == "uninformed":
         return None
     rng = np.random.default_rng(_seed(cell, problem, "initialisation", "start"))
     if cell.start == "informed":
         # In units of the noise: information q / (1 - q) gives a Gaussian prior the overlap q.
         return problem.start(instance, INFORMED_OVERLAP / (1 - INFORMED_OVERLAP), rng, backend, informed=True)
-    from smimbench_algorithms.spectral.limit import spectral_start
-
-    return spectral_start(problem, instance.data(backend), rng)
+    entry = registry.get("algorithm", cell.start, problem.model.name)
+    found: Start = build(entry.item, "algorithm", {}).start(problem, instance.data(backend), rng)
+    return found
 
 
 def _seed(cell: Cell, problem: Problem, stream: str, *extra: str) -> np.random.SeedSequence:
@@ -226,7 +232,7 @@ def _seed(cell: Cell, problem: Problem, stream: str, *extra: str) -> np.random.S
 
 
 def _json_key(value: Any) -> str:
-    from smimbench.registry.parameters import canonical_json
+    from smimbench.files import canonical_json
 
     return canonical_json(value)
 

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.backend.device import namespace, on_device, to_host
+from smimbench.backend.arrays import namespace, on_device, to_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable

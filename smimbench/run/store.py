@@ -16,20 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.registry.parameters import canonical_json
+from smimbench.files import canonical_json, sync_folder, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Store", "StoreError", "write_atomically"]
+__all__ = ["Store"]
 
 FORMAT = 1
 LONG = 300
 ASIDE = "set-aside"
-
-
-class StoreError(OSError):
-    """The results folder cannot be used."""
 
 
 class Store:
@@ -61,13 +57,13 @@ class Store:
         record["digest"] = _digest(record)
         path = self.folder / f"{name}.json"
         write_atomically(
-            path, (json.dumps(record, indent=1, allow_nan=False) + "\n").encode(), sync_folder=False
+            path, (json.dumps(record, indent=1, allow_nan=False) + "\n").encode(), durable_name=False
         )
         return path
 
     def sync(self) -> None:
         """Make the names of all records durable; after a power cut before this, the latest cells just run again."""
-        _sync_folder(self.folder)
+        sync_folder(self.folder)
 
     def write_shared(self, document: dict[str, Any]) -> None:
         """Write ``run.json``: what all cells share."""
@@ -159,42 +155,6 @@ class Store:
             os.replace(beside, target.with_suffix(".npz"))
         os.replace(path, target)
         return target
-
-
-def write_atomically(path: Path, data: bytes, *, sync_folder: bool = True) -> None:
-    """Write to a temporary name, sync, rename: a reader sees the old file or the new one, whatever is killed when.
-
-    ``sync_folder`` makes the new name outlive a power cut as well; it costs as much as the rest.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
-        try:
-            with open(temporary, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        if sync_folder:
-            _sync_folder(path.parent)
-    except OSError as error:
-        raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable, where the system can."""
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        pass
-    finally:
-        os.close(handle)
 
 
 def _file_stem(record: dict[str, Any]) -> str:

@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from smimbench.files import canonical_json
 from smimbench.interfaces import ParameterError
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.parameters import (
     build,
-    canonical_json,
     explain_validation,
     parameters_of,
     unknown_key,

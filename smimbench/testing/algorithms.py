@@ -19,7 +19,8 @@ from unittest import mock
 
 import numpy as np
 
-from smimbench.backend.device import get_backend, to_host
+from smimbench.backend.arrays import to_host
+from smimbench.backend.device import get_backend
 from smimbench.interfaces import Info
 from smimbench.problem.problem import Instance
 from smimbench.registry.parameters import parameters_of
@@ -400,7 +401,7 @@ def dtypes(subject: Subject) -> None:
 @published(
     "algorithm",
     id="namespace",
-    meaning="It needs NumPy arrays: it will not run on a GPU. Use the functions of smimbench.backend.device.namespace(data.inputs).",
+    meaning="It needs NumPy arrays: it will not run on a GPU. Use the functions of smimbench.backend.namespace(data.inputs).",
 )
 def namespace_(subject: Subject) -> None:
     """The strict array API on another device gives the numbers of NumPy."""

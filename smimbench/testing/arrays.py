@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.device import Backend, namespace, to_host
+from smimbench.backend.arrays import namespace, to_host
+from smimbench.backend.device import Backend
 from smimbench.testing.core import CheckFailed, CheckSkipped, capabilities_of
 
 if TYPE_CHECKING:

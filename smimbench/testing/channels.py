@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.backend.device import to_host
+from smimbench.backend.arrays import to_host
 from smimbench.derive.channel import observable, predict
 from smimbench.interfaces import SYMMETRIES
+from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.testing.arrays import expect_array, expect_pure, in_strict_namespace, private_randomness
 from smimbench.testing.core import CheckFailed, CheckSkipped, Tally, capabilities_of, published
 from smimbench.theory.information import channel_information
@@ -483,7 +484,7 @@ def _weights(subject: Subject, channel: Any, z: Array, y: Array, rng: np.random.
 
 
 def _few_values(channel: Any, z: Array) -> bool:
-    drawn = np.asarray(channel.forward(z, rng=np.random.default_rng(105))).reshape(len(z), -1)
+    drawn = np.asarray(channel.forward(z, rng=monte_carlo_rng("checks: prediction"))).reshape(len(z), -1)
     return len(np.unique(drawn, axis=0)) < len(z) // 4
 
 

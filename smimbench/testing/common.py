@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smimbench.files import canonical_json
 from smimbench.interfaces import CONTRACT_VERSION, Capabilities, ParameterError
-from smimbench.registry.parameters import ENGINE_FILLED, build, canonical_json, parameters_of, signature_of
+from smimbench.registry.parameters import ENGINE_FILLED, build, parameters_of, signature_of
 from smimbench.registry.registry import KINDS, get_registry
 from smimbench.testing.core import CheckFailed, published
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.interfaces import Capabilities, ParameterError
+from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.registry.adapters import algorithm_class
 from smimbench.registry.parameters import ENGINE_FILLED, build, parameters_of, signature_of
 from smimbench.registry.registry import BUILT_IN, KINDS, Entry, get_registry
@@ -342,9 +343,9 @@ def _company(kind: str, model: Any, provided: Mapping[str, Any]) -> list[Any]:
 
 
 def _takes(channel: Any, model: Any) -> bool:
-    z = np.random.default_rng(0).standard_normal((3, int(channel.components), model.sites))
+    z = monte_carlo_rng("checks: latents").standard_normal((3, int(channel.components), model.sites))
     try:
-        y = np.asarray(channel.forward(z, rng=np.random.default_rng(1)))
+        y = np.asarray(channel.forward(z, rng=monte_carlo_rng("checks: labels")))
     except Exception:  # another number of tokens may do
         return False
     return y.ndim > 0 and len(y) == 3

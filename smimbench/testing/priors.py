@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench.backend.device import to_host
+from smimbench.backend.arrays import to_host
 from smimbench.testing.arrays import expect_array, expect_pure, in_strict_namespace, private_randomness
 from smimbench.testing.core import CheckFailed, CheckSkipped, Tally, capabilities_of, published
 

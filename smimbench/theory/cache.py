@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.registry.parameters import canonical_json
-from smimbench.run.store import write_atomically
+from smimbench.files import canonical_json, write_atomically
 from smimbench.theory.generalization import curve_errors
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Theorist", "theory_document"]
 
-THEORY_VERSION = 1
+THEORY_VERSION = 2
 """Raised when the numbers of the state-evolution solver itself change: remembered values of older ones are not used."""
 
 

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.theory.continuation import Staircase, components_are_apart, perfect_limit
 from smimbench.theory.free_entropy import between, information_of
 from smimbench.theory.scalar import NOTHING, Prediction, Threshold
@@ -380,8 +381,10 @@ def linear_response(problem: Problem, Q: Host, V: Host) -> tuple[Host, Host]:
     points = 2**10
     samples, controls = [], []
     for scramble in range(SCRAMBLES):
-        z = root @ normal_points(P * sites, points, 7100 + scramble).reshape(points, P, sites)
-        rng = np.random.default_rng([22, scramble])
+        z = root @ normal_points(P * sites, points, "perfect recovery: latents", scramble).reshape(
+            points, P, sites
+        )
+        rng = monte_carlo_rng("perfect recovery: labels", scramble)
         y = channel.forward(z, rng=rng)
         moment: Any = channel.posterior(y, np.zeros_like(z), V, second_moment=True, rng=rng).second_moment
         G: Any = np.einsum("pq,nqcrd,rs->npcsd", inverse, moment, inverse)

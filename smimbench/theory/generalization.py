@@ -18,6 +18,7 @@ import numpy as np
 from smimbench.derive.channel import predict
 from smimbench.interfaces import Uncertain
 from smimbench.numerics.curves import interpolate_chebyshev
+from smimbench.numerics.seeds import monte_carlo_rng
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,7 +119,7 @@ def _sampled(problem: Problem, joint: Array, V: Array) -> dict[str, Uncertain]:
     root, spread = _root(joint), _root(V)
     sums: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for scramble in range(SCRAMBLES):
-        rng = np.random.default_rng([22, scramble])
+        rng = monte_carlo_rng("generalization error", scramble)
         points = qmc.Sobol(4 * P * C, scramble=True, rng=rng).random(POINTS)
         normal = ndtri(np.clip(points, 1e-16, 1 - 1e-16)).reshape(POINTS, 4 * P, C)
         both = root @ normal[:, : 2 * P]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.interfaces import Uncertain
+from smimbench.numerics.seeds import monte_carlo_rng
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Model
@@ -57,11 +58,13 @@ def sampled_information(channel: Any, sites: int, Q: Array, V: Array) -> Uncerta
     inverse = np.linalg.inv(V)
     primary, control = [], []
     for scramble in range(SCRAMBLES):
-        points = qmc.Sobol(dimension, scramble=True, rng=np.random.default_rng([20, scramble])).random(POINTS)
+        points = qmc.Sobol(
+            dimension, scramble=True, rng=monte_carlo_rng("information: latents", scramble)
+        ).random(POINTS)
         normal = ndtri(np.clip(points, 1e-16, 1 - 1e-16)).reshape(POINTS, 2, components, sites)
         omega = root_Q @ normal[:, 0]
         shift = root_V @ normal[:, 1]
-        rng = np.random.default_rng([21, scramble])
+        rng = monte_carlo_rng("information: labels", scramble)
         y = channel.forward(omega + shift, rng=rng)
         g = inverse @ (channel.posterior(y, omega, V, rng=rng).mean - omega)
         primary.append(np.einsum("npc,nqc->pq", g, g) / POINTS)

@@ -14,6 +14,7 @@ import numpy as np
 
 from smimbench.interfaces import Uncertain
 from smimbench.numerics.qmc import normal_points
+from smimbench.numerics.seeds import monte_carlo_rng
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +25,6 @@ __all__ = ["SCRAMBLES", "controlled_mean", "sampled_moments"]
 
 SCRAMBLES = 16
 POINTS = 2**10
-_SEED = 7000
 
 
 def controlled_mean(samples: Sequence[Array], controls: Sequence[Array]) -> tuple[Array, Array]:
@@ -107,9 +107,11 @@ def _sampled_moments(
     identity = sites * np.eye(P)
     samples, controls, doubt = [], [], 0.0
     for scramble in range(SCRAMBLES):
-        normal = normal_points(2 * P * sites, points, _SEED + scramble).reshape(points, 2, P, sites)
+        normal = normal_points(2 * P * sites, points, "information: latents", scramble).reshape(
+            points, 2, P, sites
+        )
         omega, shift = root_Q @ normal[:, 0], root_V @ normal[:, 1]
-        rng = np.random.default_rng([21, scramble])
+        rng = monte_carlo_rng("information: labels", scramble)
         z = omega + shift
         y = channel.forward(z, rng=rng)
         found = channel.posterior(y, omega, V, second_moment=True, rng=rng)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from smimbench.backend.device import to_host
+from smimbench.backend.arrays import to_host
 from smimbench.theory.cache import Theorist
 
 from .cases import SEEDS, STEPS, Case, problems

@@ -9,7 +9,8 @@ import pytest
 from smimbench_algorithms.adam import Adam
 from smimbench_algorithms.gradient.loss import loss_gradient
 
-from smimbench.backend.device import get_backend, to_host
+from smimbench.backend.arrays import to_host
+from smimbench.backend.device import get_backend
 from smimbench.derive.channel import observable
 from smimbench.interfaces import ParameterError
 from smimbench.problem.problem import Problem

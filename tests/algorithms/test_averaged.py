@@ -8,7 +8,8 @@ from smimbench_algorithms.adam import Adam
 from smimbench_algorithms.averaged import Averaged, mean_signal
 from smimbench_algorithms.sgd import Sgd
 
-from smimbench.backend.device import get_backend, namespace, to_host
+from smimbench.backend.arrays import namespace, to_host
+from smimbench.backend.device import get_backend
 from smimbench.interfaces import ParameterError
 from smimbench.problem.problem import Problem
 from smimbench.registry.parameters import build, parameters_of

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from smimbench_algorithms.gamp.algorithm import Gamp
 
-from smimbench.backend.device import get_backend, to_host
+from smimbench.backend.arrays import to_host
+from smimbench.backend.device import get_backend
 from smimbench.interfaces import ParameterError
 from smimbench.problem.problem import Problem
 from smimbench.run.loop import LoopSettings, Status, run_algorithm

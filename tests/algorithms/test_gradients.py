@@ -12,7 +12,8 @@ from smimbench_algorithms.adamw import AdamW
 from smimbench_algorithms.gradient.loss import loss_gradient, surrogate
 from smimbench_algorithms.sgd import Sgd
 
-from smimbench.backend.device import get_backend, to_host
+from smimbench.backend.arrays import to_host
+from smimbench.backend.device import get_backend
 from smimbench.derive.channel import gives_probabilities, observable
 from smimbench.interfaces import ParameterError, Start
 from smimbench.problem.problem import Problem

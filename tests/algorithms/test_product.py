@@ -9,7 +9,7 @@ import array_api_compat
 import numpy as np
 import pytest
 
-from smimbench.backend.device import to_host
+from smimbench.backend.arrays import to_host
 from smimbench.problem.problem import Problem
 from smimbench.registry.parameters import ENGINE_FILLED, build
 from smimbench.registry.registry import Registry

@@ -9,7 +9,8 @@ import pytest
 from smimbench_algorithms.least_squares import seen_by_labels
 from smimbench_algorithms.ridge import Ridge
 
-from smimbench.backend.device import get_backend, to_host
+from smimbench.backend.arrays import to_host
+from smimbench.backend.device import get_backend
 from smimbench.interfaces import ParameterError
 from smimbench.problem.problem import Problem
 from smimbench.run.loop import LoopSettings, run_algorithm

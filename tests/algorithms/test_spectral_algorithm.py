@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from smimbench_algorithms.gamp.algorithm import Gamp
 from smimbench_algorithms.spectral.algorithm import Spectral
-from smimbench_algorithms.spectral.limit import first_order_theory, spectral_start, spectral_theory
+from smimbench_algorithms.spectral.limit import first_order_theory, spectral_theory
 
 from smimbench.backend.device import get_backend
 from smimbench.interfaces import ParameterError
@@ -95,7 +95,7 @@ def test_extensive_rank_takes_one_denoised_step(origin):
 def test_gamp_goes_on_from_it():
     instance = LOW.instance(0.9, 400)
     data = instance.data(get_backend())
-    start = spectral_start(LOW, data, np.random.default_rng(0))
+    start = Spectral().start(LOW, data, np.random.default_rng(0))
     alone = run(LOW, instance, Spectral())
     further = run(LOW, instance, Gamp(), start)
     assert further.status.value == "ok"

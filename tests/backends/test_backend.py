@@ -12,7 +12,8 @@ import pytest
 
 from smimbench.backend import device as module
 from smimbench.backend import machine
-from smimbench.backend.device import Backend, BackendError, get_backend, namespace
+from smimbench.backend.arrays import namespace
+from smimbench.backend.device import Backend, BackendError, get_backend
 from smimbench.backend.machine import Driver
 
 

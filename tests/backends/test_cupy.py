@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from smimbench.backend.device import get_backend, to_host
+from smimbench.backend.arrays import to_host
+from smimbench.backend.device import get_backend
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import get_registry
 from smimbench.run import campaign as runner

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from smimbench.backend.device import Backend, get_backend, to_host
+from smimbench.backend.arrays import to_host
+from smimbench.backend.device import Backend, get_backend
 from smimbench.problem import problem as problem_module
 from smimbench.problem.problem import Problem
 from smimbench.run import campaign as runner

@@ -7,7 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from smimbench.backend.device import Backend, to_host
+from smimbench.backend.arrays import to_host
+from smimbench.backend.device import Backend
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import Registry
 from tests.conftest import assert_placed

@@ -6,7 +6,8 @@ import array_api_compat
 import numpy as np
 import pytest
 
-from smimbench.backend.device import Backend, get_backend, to_host
+from smimbench.backend.arrays import to_host
+from smimbench.backend.device import Backend, get_backend
 from smimbench.backend.streaming import SHARE_OF_MEMORY, StreamedInputs, fits, sample_chunks
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import get_registry

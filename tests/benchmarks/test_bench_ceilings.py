@@ -15,13 +15,14 @@ import time
 
 import numpy as np
 import pytest
+from smimbench_algorithms.gamp import one_pass as compiled
 from threadpoolctl import threadpool_limits
 
-from smimbench import compiled, runner
 from smimbench.backend.device import get_backend
 from smimbench.interfaces import Data
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import get_registry
+from smimbench.run import campaign as runner
 from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
 from tests.benchmarks.conftest import SMOKE

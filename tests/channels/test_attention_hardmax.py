@@ -10,7 +10,7 @@ from scipy import integrate
 from scipy.stats import multivariate_normal
 from smimbench_channels.attention.hardmax.channel import AttentionHardmax
 
-from smimbench.backend.device import to_host
+from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError
 from tests.conftest import assert_placed
 

@@ -17,7 +17,7 @@ from smimbench_channels.attention.hardmax.many_tokens.gibbs import (
     truncated_normal,
 )
 
-from smimbench.backend.device import to_host
+from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError
 from tests.conftest import assert_placed
 

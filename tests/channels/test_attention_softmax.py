@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from smimbench_channels.attention.softmax.channel import AttentionSoftmax
 
-from smimbench.backend.device import to_host
+from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError
 from tests.conftest import assert_placed
 

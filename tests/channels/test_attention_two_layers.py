@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from smimbench_channels.attention.softmax.two_layers.posterior import TwoLayerAttention
 
-from smimbench.backend.device import to_host
+from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError
 from tests.conftest import assert_placed
 

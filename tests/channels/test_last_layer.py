@@ -7,7 +7,7 @@ import pytest
 from smimbench_channels.sequence.softmax import last_layer as tables
 from smimbench_channels.sequence.softmax import one_layer as one_layer
 
-from smimbench.backend.device import to_host
+from smimbench.backend.arrays import to_host
 from tests.conftest import assert_placed
 
 

@@ -10,7 +10,7 @@ import pytest
 from scipy.special import ndtr
 from smimbench_channels.sequence.hardmax import SequenceHardmax, _at, _small_error_constant
 
-from smimbench.backend.device import to_host
+from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError
 from smimbench.problem.problem import Problem
 from smimbench.theory.thresholds import thresholds

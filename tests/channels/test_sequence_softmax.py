@@ -7,7 +7,7 @@ import pytest
 from scipy import integrate, optimize
 from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
 
-from smimbench.backend.device import to_host
+from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError
 from tests.conftest import assert_placed
 

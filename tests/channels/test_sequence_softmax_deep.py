@@ -6,10 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
-from smimbench_channels import _adaptive_quadrature, _importance_qmc
 from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
+from smimbench_channels.sequence.softmax.deep import importance as _importance_qmc
+from smimbench_channels.sequence.softmax.two_layers import quadrature as _adaptive_quadrature
 
-from smimbench.backend.device import to_host
+from smimbench.backend.arrays import to_host
 from tests.conftest import assert_placed
 
 

@@ -7,7 +7,7 @@ import pytest
 from smimbench_channels.sequence.softmax import information as _deep_information
 from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
 
-from smimbench.backend.device import to_host
+from smimbench.backend.arrays import to_host
 from tests.conftest import assert_placed
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
 
-from smimbench.backend.device import to_host
+from smimbench.backend.arrays import to_host
 from tests.conftest import assert_placed
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from smimbench_models.attention_indexed import AttentionIndexed
 
-from smimbench.backend.device import to_host
+from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError
 from tests.conftest import assert_placed
 

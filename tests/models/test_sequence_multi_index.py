@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from smimbench_models.sequence_multi_index import SequenceMultiIndex
 
-from smimbench.backend.device import to_host
+from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError
 from tests.conftest import assert_placed
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smimbench.backend.device import to_host
+from smimbench.backend.arrays import to_host
 from smimbench.numerics.free_convolution import FreeConvolution
 from tests.conftest import assert_placed
 

@@ -9,7 +9,7 @@ import pytest
 from scipy import integrate, stats
 from scipy.special import log_ndtr, logsumexp
 
-from smimbench.backend.device import namespace, to_host
+from smimbench.backend.arrays import namespace, to_host
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments
 from tests.conftest import assert_placed
 

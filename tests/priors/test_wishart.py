@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from smimbench_priors.wishart.prior import Wishart, eigenvalue_map, mmse, observed_law
 
-from smimbench.backend.device import to_host
+from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError
 from smimbench.numerics.free_convolution import FreeConvolution
 from tests.conftest import assert_placed

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from smimbench.backend.device import to_host
+from smimbench.backend.arrays import to_host
 from smimbench.derive.density_prior import DensityPrior, SimulatedPrior, SpectrumPrior, complete_prior
 from smimbench.interfaces import Denoised, ParameterError
 from smimbench.problem.problem import Problem

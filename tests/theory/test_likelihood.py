@@ -10,7 +10,7 @@ import pytest
 from scipy import integrate, optimize, stats
 from scipy.special import log_ndtr, ndtr
 
-from smimbench.backend.device import namespace, to_host
+from smimbench.backend.arrays import namespace, to_host
 from smimbench.derive.channel import predict
 from smimbench.derive.likelihood_channel import LARGEST_DIMENSION, IntegratedChannel, complete_channel
 from smimbench.interfaces import Capabilities, ParameterError

@@ -9,15 +9,16 @@ from scipy.optimize import brentq
 from scipy.special import k0, k1
 from scipy.stats import chi2
 from smimbench_algorithms.spectral import limit as spectral
+from smimbench_algorithms.spectral.algorithm import Spectral
 from smimbench_algorithms.spectral.limit import (
     first_order,
     first_order_theory,
     spectral_estimate,
-    spectral_start,
     spectral_theory,
 )
 
-from smimbench.backend.device import Backend, get_backend, to_host
+from smimbench.backend.arrays import to_host
+from smimbench.backend.device import Backend, get_backend
 from smimbench.derive.likelihood_channel import complete_channel
 from smimbench.interfaces import Capabilities, Data, Posterior
 from smimbench.problem.problem import Problem
@@ -442,7 +443,7 @@ def test_single_precision():
 def test_start_claims_what_it_holds():
     problem = softmax()
     instance, data = data_of(problem, 0.9, 500)
-    start = spectral_start(problem, data, np.random.default_rng(0))
+    start = Spectral().start(problem, data, np.random.default_rng(0))
     held = float((start.estimate**2).mean())
     assert start.V[0, 0] == pytest.approx(1 - held)
     attention = Problem(
@@ -451,7 +452,7 @@ def test_start_claims_what_it_holds():
         {"name": "wishart", "rho": 0.5},
     )
     instance, data = data_of(attention, 0.2, 60)
-    start = spectral_start(attention, data, np.random.default_rng(0))
+    start = Spectral().start(attention, data, np.random.default_rng(0))
     error = instance.metrics(start.estimate)["mse"][0]
     assert error == pytest.approx(float(start.V[0, 0]), rel=0.15)
 

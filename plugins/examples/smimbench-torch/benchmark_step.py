@@ -20,7 +20,7 @@ from smimbench_torch import algorithm
 from threadpoolctl import threadpool_limits
 
 from smimbench import Problem
-from smimbench.backend.device import get_backend
+from smimbench.backend import get_backend
 from smimbench.derive.channel import observable
 
 

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from smimbench.backend.device import namespace
-from smimbench.backend.streaming import sample_chunks
+from smimbench.backend import namespace, sample_chunks
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError
 from smimbench_algorithms.gamp.one_pass import one_pass
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Cost, Data
-    from smimbench.problem.problem import Problem
+    from smimbench.problem import Problem
 
 SMALLEST_V = 1e-16
 SMALLEST_QHAT = 1e-12

@@ -9,7 +9,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Data
-    from smimbench.problem.problem import Problem
+    from smimbench.problem import Problem
 
 __all__ = ["OnePass", "available", "one_pass"]
 

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.device import namespace
-from smimbench.backend.streaming import StreamedInputs
+from smimbench.backend import StreamedInputs, namespace
 from smimbench.derive.channel import gives_probabilities, observable
 from smimbench.interfaces import Array, Info, ParameterError
 from smimbench_algorithms.gradient.loss import LOSSES, fitting_loss, loss_gradient, surrogate
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Cost, Data
-    from smimbench.problem.problem import Problem
+    from smimbench.problem import Problem
 
 SCHEDULES = ("constant", "step", "cosine", "1/t")
 SURROGATE_BETA = (1.0, 20.0)

@@ -6,17 +6,15 @@ import functools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from smimbench.backend.device import namespace
-from smimbench.backend.streaming import sample_chunks
+from smimbench.backend import namespace, sample_chunks
 from smimbench.derive.channel import gives_probabilities, predict
-from smimbench.registry.parameters import build
-from smimbench.registry.registry import RegistryError, get_registry
+from smimbench.registry import RegistryError, build, get_registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from smimbench.interfaces import Array
-    from smimbench.problem.problem import Problem
+    from smimbench.problem import Problem
 
 LOSSES = ("squared", "cross-entropy")
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.device import namespace
-from smimbench.interfaces import Array, Capabilities, Info, ParameterError
+from smimbench.backend import namespace
+from smimbench.interfaces import Array, Capabilities, Info, ParameterError, Start
 from smimbench_algorithms.spectral.limit import (
     KINDS,
     ORIGINS,
@@ -23,7 +23,7 @@ from smimbench_algorithms.spectral.limit import (
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Cost, Data
-    from smimbench.problem.problem import Problem
+    from smimbench.problem import Problem
 
 
 class SpectralState(NamedTuple):
@@ -71,7 +71,7 @@ class Spectral:
     origin: str | None = None
 
     name: ClassVar[str] = "spectral"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     reference: ClassVar[str] = "arXiv:2502.00901, arXiv:2506.01582"
     capabilities: ClassVar[Capabilities] = Capabilities()
     steps: ClassVar[int] = 1
@@ -99,6 +99,13 @@ class Spectral:
             if getattr(self, key) is not None:
                 return f"{key} applies to low-rank models only; remove it"
         return None
+
+    def start(self, problem: Problem, data: Data, rng: np.random.Generator) -> Start:
+        """A start for iterative algorithms: the spectral estimate with its error, or the first step from the prior mean."""
+        if problem.model.kappa == 1:
+            found = spectral_estimate(problem, data, rng, *self._low_rank())
+            return Start(found.estimate, found.V)
+        return Start(*first_order(problem, data, self.origin or ORIGINS[0], rng))
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> SpectralState:
         """The prior mean."""

@@ -46,15 +46,14 @@ from typing import TYPE_CHECKING, Any
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.device import namespace, to_host
-from smimbench.backend.streaming import sample_chunks
-from smimbench.interfaces import Start
-from smimbench.registry.parameters import canonical_json
+from smimbench.backend import namespace, sample_chunks, to_host
+from smimbench.files import canonical_json
+from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.theory.information import channel_information
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Data, Denoised
-    from smimbench.problem.problem import Problem
+    from smimbench.problem import Problem
 
 __all__ = [
     "KINDS",
@@ -66,7 +65,6 @@ __all__ = [
     "first_order",
     "first_order_theory",
     "spectral_estimate",
-    "spectral_start",
     "spectral_theory",
     "why_not",
 ]
@@ -243,9 +241,11 @@ def _label_matrices(keyed: _Keyed) -> Host:
     P, C, root = problem.components, problem.model.sites, _root(problem)
     found = []
     for scramble in range(SCRAMBLES):
-        points = qmc.Sobol(P * C, scramble=True, rng=np.random.default_rng([30, scramble])).random(POINTS)
+        points = qmc.Sobol(
+            P * C, scramble=True, rng=monte_carlo_rng("spectral limit: latents", scramble)
+        ).random(POINTS)
         z = root @ ndtri(np.clip(points, 1e-16, 1 - 1e-16)).reshape(POINTS, P, C)
-        rng = np.random.default_rng([31, scramble])
+        rng = monte_carlo_rng("spectral limit: labels", scramble)
         labels = problem.channel.forward(z, rng=rng)
         found.append(_weights(problem.channel, labels, root, C, rng=rng, like=z))
     return np.stack(found)
@@ -281,7 +281,7 @@ def _common_basis(keyed: _Keyed) -> Host | None:
     symmetric = (G + G.transpose(0, 1, 4, 3, 2)) / 2
     blocks = symmetric.transpose(0, 2, 4, 1, 3).reshape(-1, P, P)
     energy = (blocks**2).sum()
-    mix = np.random.default_rng(32).standard_normal(len(blocks))
+    mix = monte_carlo_rng("spectral limit: mixture of blocks").standard_normal(len(blocks))
     # A random combination has the common eigenvectors and, unless two directions are alike, distinct eigenvalues.
     candidates = [
         np.eye(P),
@@ -792,11 +792,3 @@ def first_order_theory(
     shifted = problem.prior.overlap(Qhat + problem.model.kappa * alpha * np.diag(np.diagonal(error)))
     numerical = np.abs(np.diagonal(np.asarray(shifted.V) - np.asarray(overlap.V)))
     return np.asarray(overlap.Q), np.asarray(overlap.V), numerical, found.method
-
-
-def spectral_start(problem: Problem, data: Data, rng: np.random.Generator) -> Start:
-    """A start for iterative algorithms: the symmetric spectral estimate, or the first step from the prior mean."""
-    if problem.model.kappa == 1:
-        found = spectral_estimate(problem, data, rng)
-        return Start(found.estimate, found.V)
-    return Start(*first_order(problem, data, rng=rng))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import array_api_compat
 
-from smimbench.backend.device import namespace
+from smimbench.backend import namespace
 from smimbench.interfaces import Capabilities, ParameterError, Posterior, Uncertain
 from smimbench_channels.attention.pairs import site_pairs, site_scales
 from smimbench_channels.checks import check_latents, check_number, check_whole

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.device import namespace, special, to_host
+from smimbench.backend import namespace, special, to_host
 from smimbench.interfaces import Capabilities, ParameterError, Posterior, Uncertain
 from smimbench.numerics.qmc import normal_points
 from smimbench_channels.checks import check_latents, check_whole
@@ -49,7 +49,6 @@ _SCRAMBLES = 4
 _BASE, _LAYER = 1 << 9, 1 << 7
 _WIDTH = 1.5
 _NEGLIGIBLE = 1e-12
-_SEED = 8800
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ class SequenceHardmax:
     tokens: int
 
     name: ClassVar[str] = "hardmax"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     reference: ClassVar[str] = "arXiv:2502.00901"
     capabilities: ClassVar[Capabilities] = Capabilities(models=("sequence-multi-index",))
     symmetry: ClassVar[str] = "signs"
@@ -446,10 +445,9 @@ def _at(tokens: int, s: float) -> Host:
     meeting = _leading_share(tokens)
     estimates = []
     for scramble in range(_SCRAMBLES):
-        seed = _SEED + scramble * (len(planes) + 1)
-        points = [normal_points(tokens, _BASE, seed)]
+        points = [normal_points(tokens, _BASE, "sequence hardmax: base", scramble)]
         for k, plane in enumerate(planes):
-            normal = normal_points(tokens, _LAYER, seed + k + 1)
+            normal = normal_points(tokens, _LAYER, "sequence hardmax: layer", scramble, k)
             points.append(normal - (1 - width) * np.outer(normal @ plane, plane))
         omega = np.concatenate(points)
         distance = omega @ planes.T

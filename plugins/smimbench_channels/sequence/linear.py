@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.device import namespace
+from smimbench.backend import namespace
 from smimbench.interfaces import Capabilities, Posterior, Uncertain
 from smimbench_channels.checks import check_latents, check_number, check_whole
 

@@ -17,7 +17,7 @@ __all__ = ["linear", "softmax_one_layer"]
 
 @njit(error_model="numpy")
 def softmax_one_layer(y: Any, omega: Any, constants: Any, mean: Any, covariance: Any) -> None:
-    """``E[z | y] = u tanh(u . omega / V)``; ``constants`` holds V. See ``_deep_attention.output_of_label`` for u."""
+    """``E[z | y] = u tanh(u . omega / V)``; ``constants`` holds V. See ``softmax.network.output_of_label`` for u."""
     tokens = omega.shape[1]
     widest, first, second = 0.0, 0, 1
     for i in range(tokens):

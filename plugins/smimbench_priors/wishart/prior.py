@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.device import namespace, to_host
+from smimbench.backend import namespace, to_host
 from smimbench.interfaces import Array, Capabilities, Denoised, Overlap, ParameterError
 
 if TYPE_CHECKING:

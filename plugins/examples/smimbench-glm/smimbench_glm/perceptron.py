@@ -19,7 +19,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench import Capabilities, ParameterError, Posterior, Uncertain
-from smimbench.backend.device import namespace, special
+from smimbench.backend import namespace, special
 
 __all__ = ["Probit", "Sign"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from smimbench import Capabilities, ParameterError
-from smimbench.backend.device import namespace
+from smimbench.backend import namespace
 
 __all__ = ["Committee", "SignProduct"]
 

@@ -12,7 +12,7 @@ from smimbench_glm import Committee, Sign, SignProduct
 
 import smimbench
 from smimbench.derive.likelihood_channel import complete_channel
-from smimbench.registry.registry import get_registry
+from smimbench.registry import get_registry
 from smimbench.testing import parametrize_with_checks
 from smimbench.theory.scalar import solve
 

@@ -11,7 +11,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench import Capabilities, ParameterError, Posterior, Uncertain
-from smimbench.backend.device import namespace
+from smimbench.backend import namespace
 
 __all__ = ["Modulus"]
 

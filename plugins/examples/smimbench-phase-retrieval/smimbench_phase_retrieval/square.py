@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import array_api_compat
 
 from smimbench import Capabilities, ParameterError
-from smimbench.backend.device import namespace
+from smimbench.backend import namespace
 
 __all__ = ["NoisySquare"]
 

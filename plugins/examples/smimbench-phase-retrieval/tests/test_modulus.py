@@ -11,8 +11,8 @@ from scipy.integrate import dblquad, quad
 from smimbench_phase_retrieval import Modulus
 
 import smimbench
-from smimbench.backend.device import get_backend
-from smimbench.registry.registry import get_registry
+from smimbench.backend import get_backend
+from smimbench.registry import get_registry
 from smimbench.run.loop import LoopSettings, run_algorithm
 from smimbench.testing import parametrize_with_checks
 from smimbench.theory.scalar import solve

@@ -11,7 +11,7 @@ from smimbench_phase_retrieval import Modulus, NoisySquare
 
 import smimbench
 from smimbench.derive.likelihood_channel import complete_channel
-from smimbench.registry.registry import get_registry
+from smimbench.registry import get_registry
 from smimbench.testing import parametrize_with_checks
 from smimbench.theory.information import channel_information
 

@@ -23,7 +23,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench import Capabilities, Denoised, Overlap, ParameterError
-from smimbench.backend.device import namespace, to_host
+from smimbench.backend import namespace, to_host
 
 __all__ = ["GaussBernoulli", "Rademacher"]
 

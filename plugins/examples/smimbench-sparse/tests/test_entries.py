@@ -15,7 +15,7 @@ from smimbench_sparse import GaussBernoulli, Rademacher
 
 import smimbench
 from smimbench.derive.density_prior import SimulatedPrior
-from smimbench.registry.registry import get_registry
+from smimbench.registry import get_registry
 from smimbench.testing import parametrize_with_checks
 from smimbench.theory.scalar import solve
 from smimbench.theory.thresholds import thresholds

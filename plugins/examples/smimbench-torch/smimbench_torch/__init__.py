@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from smimbench import Capabilities, Info, ParameterError, hookimpl
-from smimbench.backend.device import to_host
+from smimbench.backend import to_host
 from smimbench.derive.channel import gives_probabilities, observable, predict
 
 __all__ = ["TorchState", "algorithm", "optimizers"]

@@ -11,9 +11,8 @@ import torch
 from smimbench_algorithms.adam import Adam
 
 from smimbench import ParameterError, Problem
-from smimbench.backend.device import get_backend
-from smimbench.registry.parameters import build, parameters_of
-from smimbench.registry.registry import Registry
+from smimbench.backend import get_backend
+from smimbench.registry import Registry, build, parameters_of
 from smimbench.run.loop import LoopSettings, run_algorithm
 
 REGISTRY = Registry()

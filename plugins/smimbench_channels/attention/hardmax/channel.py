@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.device import namespace, to_host
+from smimbench.backend import namespace, to_host
 from smimbench.interfaces import Array, Capabilities, ParameterError, Posterior, Uncertain
+from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench_channels.attention.hardmax import two_tokens as pair
 from smimbench_channels.attention.hardmax.agreement import diagonal_wins, disagreement
 from smimbench_channels.attention.hardmax.many_tokens.curve import EXACT, SCRAMBLES, information_curve
@@ -79,7 +80,7 @@ class AttentionHardmax:
     samples: int | None = None
 
     name: ClassVar[str] = "hardmax"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     reference: ClassVar[str] = "arXiv:2506.01582"
     capabilities: ClassVar[Capabilities] = Capabilities(models=("attention-indexed",))
     symmetry: ClassVar[str] = "none"
@@ -174,7 +175,7 @@ class AttentionHardmax:
             return self._pair_posterior(y, omega, V, second_moment)
         xp = namespace(omega)
         flat, variance = xp.astype(omega[:, 0, :], xp.float64), xp.astype(V[0, 0], xp.float64)
-        rng = np.random.default_rng(0) if rng is None else rng
+        rng = monte_carlo_rng("attention hardmax: posterior") if rng is None else rng
         integrate = exact_moments if self.sweeps is None and self.tokens <= EXACT else gibbs_moments
         sweeps = self.sweeps or SWEEPS
         found = integrate(y, flat, variance, self.tokens, sweeps=sweeps, rng=rng, outer=second_moment)

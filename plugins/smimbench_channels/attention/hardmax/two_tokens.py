@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench.backend.device import namespace
+from smimbench.backend import namespace
 from smimbench.numerics.bivariate_normal import log_cdf
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.device import namespace, to_host
+from smimbench.backend import namespace, to_host
 from smimbench.interfaces import Capabilities, ParameterError, Posterior, Uncertain
 from smimbench.numerics.quadrature import gauss_legendre
 from smimbench_channels.attention.pairs import entry_sites, site_pairs, site_scales
@@ -74,7 +74,7 @@ class AttentionSoftmax:
     skip: float = 1.0
 
     name: ClassVar[str] = "softmax"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     reference: ClassVar[str] = "arXiv:2506.01582"
     capabilities: ClassVar[Capabilities] = Capabilities(models=("attention-indexed",))
     symmetry: ClassVar[str] = "none"

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from array_api_compat import device
 
-from smimbench.backend.device import namespace, to_host
+from smimbench.backend import namespace, to_host
 from smimbench.interfaces import Array, Capabilities, ParameterError, Posterior, Uncertain
 from smimbench_channels.sequence.softmax import information as deep_information
 from smimbench_channels.sequence.softmax import last_layer as last_layer

@@ -33,7 +33,6 @@ __all__ = ["Averages", "Draws", "Law", "averages", "controlled_mean", "controls"
 Host = np.ndarray[Any, Any]
 
 SCRAMBLES = 16
-_SEED = 5000
 _ACCURACY = 1e-4
 _FAINTEST = 3e-3
 _COLLINEAR = 1e-6
@@ -97,7 +96,7 @@ def draw(law: Law, Q: Host, V: Host, labels: int, scramble: int) -> Draws:
     """Labels of one scramble and their posterior."""
     layers, tokens = law.layers, law.tokens
     size = layers * tokens
-    normal = normal_points(2 * size, labels, _SEED + scramble)
+    normal = normal_points(2 * size, labels, "deep attention: labels", scramble)
     white = normal[:, :size].reshape(labels, layers, tokens)
     truth = normal[:, size:].reshape(labels, layers, tokens)
     root = _symmetric_root(V)

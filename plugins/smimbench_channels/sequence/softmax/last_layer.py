@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.device import namespace, to_host
+from smimbench.backend import namespace, to_host
 from smimbench.interfaces import Uncertain
 from smimbench.numerics.qmc import normal_points
 from smimbench.theory.sampling import SCRAMBLES, controlled_mean
@@ -53,7 +53,6 @@ _TABLE_POINTS, _NODE_POINTS = 2**18, 2**13
 _FINE, _COARSE = 50, 8
 _POINTS, _OUTER_POINTS = 2**12, 2**11
 _CHUNK = 2048
-_TABLE_SEED, _LABEL_SEED = 6000, 6100
 # What finer nodes, grids and tables were seen to change.
 _DISCRETISATION = 3e-4
 _METHOD = f"quadrature in the latents, Monte Carlo over labels ({SCRAMBLES} scrambles)"
@@ -287,7 +286,7 @@ def _tables(
             normal, weight = _two_token_grid(skip, _FINE if known is None else _COARSE)
         else:
             size = _TABLE_POINTS if known is None else _NODE_POINTS
-            normal = normal_points(2 * len(unknown), size, _TABLE_SEED + copy + 2 * (k % 8)).reshape(
+            normal = normal_points(2 * len(unknown), size, "last layer: table", copy, k % 8).reshape(
                 size, -1, 2
             )
             weight = np.full(size, 1.0 / size)
@@ -489,7 +488,7 @@ def _evaluate(skip: float, q: tuple[float, ...], v: tuple[float, ...]) -> tuple[
     for scramble in range(SCRAMBLES):
         tables = _tables(skip, scales, known, spread, count, scramble % copies)
         clipped = max(clipped, tables.clipped)
-        normal = normal_points(2 * (layers + 2), points, _LABEL_SEED + scramble).reshape(
+        normal = normal_points(2 * (layers + 2), points, "last layer: labels", scramble).reshape(
             points, layers + 2, 2
         )
         omega_last = math.sqrt(q[last]) * normal[:, last]

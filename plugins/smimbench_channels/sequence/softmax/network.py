@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from smimbench.backend.device import namespace
+from smimbench.backend import namespace
 from smimbench.interfaces import Array
 
 __all__ = [

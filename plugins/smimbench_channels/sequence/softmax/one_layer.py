@@ -8,7 +8,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.device import namespace
+from smimbench.backend import namespace
 from smimbench.interfaces import Array, Posterior, Uncertain
 from smimbench.numerics.quadrature import gaussian_trapezoid
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench_channels.attention.hardmax.many_tokens.exact import label_classes, row_posterior
 from smimbench_channels.attention.hardmax.many_tokens.gibbs import sample_moments
 from smimbench_channels.attention.pairs import entry_sites, site_scales
@@ -125,7 +126,9 @@ def _sampled(tokens: int, x: float, samples: int, stream: int) -> Array:
     scale, index = np.array(site_scales(T)), np.array(entry_sites(T)).reshape(T, T)
     variance = scale[index] ** 2
     power = max(1, round(math.log2(max(2.0, samples / SCRAMBLES))))
-    seeds = [np.random.default_rng([2506, T, stream, scramble]) for scramble in range(SCRAMBLES)]
+    seeds = [
+        monte_carlo_rng("attention hardmax: curve", T, stream, scramble) for scramble in range(SCRAMBLES)
+    ]
     sobol = [qmc.Sobol(2 * C, scramble=True, rng=rng).random_base2(power) for rng in seeds]
     normal = ndtri(np.clip(np.concatenate(sobol), 1e-16, 1 - 1e-16))
     omega = math.sqrt(1 - x) * normal[:, :C]
@@ -135,7 +138,7 @@ def _sampled(tokens: int, x: float, samples: int, stream: int) -> Array:
     if T <= EXACT:
         squares = np.sum(row_posterior(y, omega, np.asarray(x), T).first ** 2, axis=1)
     else:
-        squares = _gibbs_squares(y, omega, z, x, T, np.random.default_rng([2507, T, stream]))
+        squares = _gibbs_squares(y, omega, z, x, T, monte_carlo_rng("attention hardmax: Gibbs", T, stream))
     if x == 1.0:  # no estimate, no ties
         return squares.reshape(SCRAMBLES, -1).mean(axis=1)
     two = np.argsort(estimate, axis=2)[:, :, -2:]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.device import namespace, special
+from smimbench.backend import namespace, special
 from smimbench_channels.attention.pairs import site_pairs, site_scales
 
 if TYPE_CHECKING:

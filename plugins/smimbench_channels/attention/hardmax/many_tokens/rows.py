@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.device import namespace
+from smimbench.backend import namespace
 from smimbench_channels.attention.hardmax.many_tokens.exact import row_posterior
 from smimbench_channels.attention.hardmax.many_tokens.gibbs import check_labels, sample_moments
 

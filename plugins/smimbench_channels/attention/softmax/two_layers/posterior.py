@@ -29,8 +29,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.device import namespace, to_host
+from smimbench.backend import namespace, to_host
 from smimbench.interfaces import Posterior, Uncertain
+from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench_channels.checks import check_latents, check_number, check_whole
 
 if TYPE_CHECKING:
@@ -808,7 +809,7 @@ def _points(count: int, stream: int) -> np.ndarray[Any, Any]:
     from scipy.stats import qmc
 
     power = round(math.log2(max(2, count // SCRAMBLES)))
-    seeds = [np.random.default_rng([2506, 2, stream, k]) for k in range(SCRAMBLES)]
+    seeds = [monte_carlo_rng("two layers of attention: labels", stream, k) for k in range(SCRAMBLES)]
     draws = [qmc.Sobol(8, scramble=True, rng=rng).random_base2(power) for rng in seeds]
     return ndtri(np.clip(np.concatenate(draws), 1e-16, 1 - 1e-16)).reshape(-1, 2, 2, 2)
 

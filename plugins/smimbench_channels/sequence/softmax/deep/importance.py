@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.device import namespace
+from smimbench.backend import namespace
 from smimbench.interfaces import Array
 from smimbench.numerics.qmc import normal_points, uniform_points
 from smimbench_channels.sequence.softmax import network as deep
@@ -317,10 +317,10 @@ def _draw(
     everything = sum(sizes)
     parts, masks = [], []
     if by_prior:
-        parts.append(_unflatten(law, move(normal_points(size, by_prior, 10 * seed))))
+        parts.append(_unflatten(law, move(normal_points(size, by_prior, "deep attention: prior", seed))))
         masks.append(xp.ones((n, by_prior), dtype=xp.bool, device=device))
     if by_branch:
-        points = uniform_points(size + 1, by_branch, 10 * seed + 1)
+        points = uniform_points(size + 1, by_branch, "deep attention: branch", seed)
         uniform = move(points[:, :1])[0]
         normal = _unflatten(law, move(_to_normal(points[:, 1:])))
         xi, exists = _branch_points(xp, law, u, omega, proposal.odds, normal, uniform)
@@ -329,7 +329,7 @@ def _draw(
     if by_gaussian:
         count = proposal.centers.shape[1]
         each = by_gaussian // count
-        normal = move(normal_points(size, by_gaussian, 10 * seed + 2))
+        normal = move(normal_points(size, by_gaussian, "deep attention: Gaussians", seed))
         for k in range(count):
             own = [x[:, k * each : (k + 1) * each] for x in normal]
             columns = []
@@ -371,7 +371,7 @@ def _choose(xp: Any, law: _Law, points: _Points, log_weight: Array, seed: int) -
     """Centers (n, K, d), their sign of u (n, K), and the odds of the branches, from points seen so far."""
     device = array_api_compat.device(log_weight)
     count = log_weight.shape[1]
-    noise = -np.log(-np.log(uniform_points(1, count, 10 * seed + 7)[:, 0]))
+    noise = -np.log(-np.log(uniform_points(1, count, "deep attention: choice", seed)[:, 0]))
     noise = xp.asarray(noise, dtype=log_weight.dtype, device=device)
     # Drawn without replacement with the square roots of the weights as odds: bold, but not blind to small
     # modes.

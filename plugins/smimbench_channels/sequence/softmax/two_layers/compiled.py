@@ -1,6 +1,6 @@
 """Compiled twin of the adaptive quadrature, for NumPy arrays, where Numba is installed.
 
-The same columns, points and decisions as in ``_adaptive_quadrature``, one sample after the other. Inner
+The same columns, points and decisions as in ``quadrature``, one sample after the other. Inner
 loops run over columns, without branches and with an exponential of their own, so that the compiler turns
 them into vector instructions. Checked against the array version by
 tests/channels/test_sequence_softmax_two_layers.py.
@@ -465,7 +465,7 @@ def integrate_block(
     level: np.ndarray[Any, Any],
     rules: tuple[float, float, float],
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """``_adaptive_quadrature._integrate_block`` for NumPy arrays.
+    """``quadrature._integrate_block`` for NumPy arrays.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The adaptive quadrature as one fused kernel for CuPy arrays; the source is ``_adaptive_quadrature.cu``.
+"""The adaptive quadrature as one fused kernel for CuPy arrays; the source is ``quadrature.cu``.
 
 The array version writes a dozen temporaries for every point of every column and is bound by memory; here a sample is done by
 ``LANES`` neighbouring threads in registers. Checked on any machine, compiled for the host, by
@@ -19,7 +19,7 @@ __all__ = ["SOURCE", "integrate_block", "options"]
 
 LANES = 16
 THREADS = 128
-SOURCE = "_adaptive_quadrature.cu"
+SOURCE = "quadrature.cu"
 
 
 def source() -> str:

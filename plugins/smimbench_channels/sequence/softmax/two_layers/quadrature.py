@@ -29,7 +29,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.device import namespace
+from smimbench.backend import namespace
 from smimbench.interfaces import Array
 from smimbench_channels.sequence.softmax.deep import importance as sampling
 from smimbench_channels.sequence.softmax.moments import Moments

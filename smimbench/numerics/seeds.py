@@ -1,0 +1,47 @@
+"""Where random numbers come from: one tree of seeds, whose branches have names.
+
+``numpy.random.SeedSequence`` turns a root and a path of integers into independent streams. Names become integers by their
+SHA-256, so that two purposes never meet by chance, as two hand-picked integers would.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+__all__ = ["STREAMS", "monte_carlo", "monte_carlo_rng", "words"]
+
+STREAMS = ("teacher", "data", "initialisation", "monte-carlo")
+"""Children of a node, in this order for ever: the order is part of what a seed means."""
+
+
+def words(text: str, count: int = 2) -> tuple[int, ...]:
+    """``count`` 32-bit words from the SHA-256 of a text: names and numbers as spawn keys."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return tuple(int.from_bytes(digest[4 * i : 4 * i + 4], "little") for i in range(count))
+
+
+def monte_carlo(purpose: str, *index: int) -> np.random.SeedSequence:
+    """Seed of an integral: the branch ``monte-carlo`` of the tree, then the purpose, then the index.
+
+    The root is 0 whatever the suite says, because an integral is a number and not a draw: theory does not depend on the seed
+    of the data.
+
+    Parameters
+    ----------
+    purpose : str
+        What is integrated. Equal purposes and indices give equal numbers, different ones independent numbers.
+    index : int
+        Which scramble, block or copy; each at least 0.
+
+    Returns
+    -------
+    numpy.random.SeedSequence
+    """
+    return np.random.SeedSequence(0, spawn_key=(STREAMS.index("monte-carlo"), *words(purpose), *index))
+
+
+def monte_carlo_rng(purpose: str, *index: int) -> np.random.Generator:
+    """Generator of the stream ``monte_carlo(purpose, *index)``."""
+    return np.random.default_rng(monte_carlo(purpose, *index))
