@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from smimbench.problem.problem import Problem
 
 __all__ = [
     "CONTRACT_VERSION",
@@ -50,6 +49,7 @@ __all__ = [
     "ParameterError",
     "Posterior",
     "Prior",
+    "ProblemLike",
     "Start",
     "Uncertain",
 ]
@@ -453,6 +453,27 @@ class Prior(Protocol):
         ...
 
 
+class ProblemLike(Protocol):
+    """A problem as an item sees it; ``smimbench.Problem`` is the one that there is.
+
+    Attributes
+    ----------
+    model, channel, prior
+        The three items, with all that the engine derives for them.
+    components : int
+        P.
+    """
+
+    model: Model
+    channel: Channel
+    prior: Prior
+    components: int
+
+    def pass_cost(self, data: Data, samples: int | None = None) -> Cost | None:
+        """What one pass over so many samples (default: all) takes, forward and adjoint; None if the model does not say."""
+        ...
+
+
 class Algorithm(Protocol):
     """Anything that maps data to an estimate of the signal.
 
@@ -482,11 +503,11 @@ class Algorithm(Protocol):
     reference: str
     capabilities: Capabilities
 
-    def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> Any:
+    def init(self, problem: ProblemLike, data: Data, rng: np.random.Generator) -> Any:
         """First state. ``rng`` is a host generator of its own for every run."""
         ...
 
-    def step(self, problem: Problem, data: Data, state: Any) -> tuple[Any, Info]:
+    def step(self, problem: ProblemLike, data: Data, state: Any) -> tuple[Any, Info]:
         """One iteration: a new state and what to report."""
         ...
 

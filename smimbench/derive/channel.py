@@ -9,8 +9,7 @@ import numpy as np
 from smimbench.numerics.seeds import monte_carlo_rng
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Array
-    from smimbench.problem.problem import Problem
+    from smimbench.interfaces import Array, ProblemLike
 
 __all__ = ["gives_probabilities", "observable", "predict"]
 
@@ -27,7 +26,7 @@ def predict(channel: Any, z: Array) -> Array:
     return observable(channel, channel.forward(z)) if direct is None else direct(z)
 
 
-def gives_probabilities(problem: Problem) -> bool:
+def gives_probabilities(problem: ProblemLike) -> bool:
     """Whether a label, as a user would measure it, is made of rows of probabilities."""
     rng = monte_carlo_rng("label of a few latents")
     z = rng.standard_normal((4, problem.components, problem.model.sites))

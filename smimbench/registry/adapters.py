@@ -14,8 +14,7 @@ from smimbench.interfaces import Capabilities, Info
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smimbench.interfaces import Array, Data
-    from smimbench.problem.problem import Problem
+    from smimbench.interfaces import Array, Data, ProblemLike
 
 __all__ = ["Fitted", "algorithm_class"]
 
@@ -41,11 +40,11 @@ class Fitted:
     steps: ClassVar[int] = 1
     fit: Callable[..., Array]
 
-    def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> FittedState:
+    def init(self, problem: ProblemLike, data: Data, rng: np.random.Generator) -> FittedState:
         """The prior mean."""
         return FittedState(_like(data, problem.prior.mean(problem.components, data.dimension)), rng)
 
-    def step(self, problem: Problem, data: Data, state: FittedState) -> tuple[FittedState, Info]:
+    def step(self, problem: ProblemLike, data: Data, state: FittedState) -> tuple[FittedState, Info]:
         """The whole fit; the residual is the relative distance to where the run began, so that it is finite or not.
 
         Raises
