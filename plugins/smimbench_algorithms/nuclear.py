@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace
+from smimbench.backend import clip, namespace
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError
 from smimbench_algorithms.least_squares import LeastSquares, Linear, seen_by_labels, split
 from smimbench_algorithms.ridge import _what_is_seen
@@ -129,7 +129,7 @@ class Nuclear:
     def _shrink(self, matrix: Array, threshold: float) -> Array:
         xp = namespace(matrix)
         values, vectors = xp.linalg.eigh((matrix + xp.matrix_transpose(matrix)) / 2)
-        shrunk = xp.clip(values if self.positive else xp.abs(values), threshold, None) - threshold
+        shrunk = clip(values if self.positive else xp.abs(values), threshold, None) - threshold
         if not self.positive:
             shrunk = xp.sign(values) * shrunk
         return xp.matmul(vectors * shrunk[..., None, :], xp.matrix_transpose(vectors))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array
 
-__all__ = ["NUMPY", "namespace", "on_device", "special", "to_host"]
+__all__ = ["NUMPY", "clip", "namespace", "on_device", "special", "to_host"]
 
 NUMPY = array_api_compat.array_namespace(np.empty(0))
 """Namespace of NumPy, as array-api-compat wraps it."""
@@ -26,6 +26,17 @@ def namespace(*arrays: Array) -> ModuleType:
     else:  # asked several times for every chunk of an iteration: the general answer takes microseconds
         return NUMPY
     return array_api_compat.array_namespace(*arrays)
+
+
+def clip(x: Array, lower: Array | float | None = None, upper: Array | float | None = None) -> Array:
+    """``min(max(x, lower), upper)``, entry by entry; NaN stays NaN, None is no bound.
+
+    The ``clip`` of array-api-compat assigns through boolean masks, and a device has to count those before it can go on.
+    """
+    xp = namespace(x)
+    if lower is not None:
+        x = xp.maximum(x, lower)
+    return x if upper is None else xp.minimum(x, upper)
 
 
 def on_device(value: Any) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.arrays import namespace, to_host
+from smimbench.backend.arrays import clip, namespace, to_host
 from smimbench.derive.likelihood_channel import IntegratedChannel
 from smimbench.interfaces import Denoised, Overlap, ParameterError
 from smimbench.numerics.free_convolution import FreeConvolution
@@ -290,7 +290,7 @@ class DensityPrior(_Derived):
 
         device = array_api_compat.device(r)
         found = line_moments(log_weight, r.shape[0], xp, device, tolerance=tolerance, rounds=80)
-        variance = xp.clip(found.square - found.mean * found.mean, 0.0, None)
+        variance = clip(found.square - found.mean * found.mean, 0.0, None)
         log_density = found.log_norm - self._norm + math.log(self.unit)
         if narrow:
             return r + width * found.mean, width * width * variance, log_density

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.arrays import namespace
+from smimbench.backend.arrays import clip, namespace
 from smimbench.derive.channel import observable
 from smimbench.interfaces import ParameterError, Posterior, Uncertain
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments, placed
@@ -339,7 +339,7 @@ class IntegratedChannel(_Derived):
             wide = xp.astype(mean, xp.float64)
             moment = full + wide[:, :, :, None, None] * wide[:, None, None, :, :]
             moment = xp.astype(moment, omega.dtype)
-        error = float(xp.sqrt(xp.mean(xp.clip(found.error, 0.0, 1.0) ** 2)))
+        error = float(xp.sqrt(xp.mean(clip(found.error, 0.0, 1.0) ** 2)))
         return Posterior(mean, xp.astype(covariance, omega.dtype), moment, error)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
@@ -927,7 +927,7 @@ def _tempered_fit(
     """
     d = u.shape[-1]
     power = _tempering(weight, _FIT * weight.shape[1], xp)
-    p = xp.exp(xp.clip(power[:, None] * (weight - xp.max(weight, axis=1, keepdims=True)), -700.0, 0.0))
+    p = xp.exp(clip(power[:, None] * (weight - xp.max(weight, axis=1, keepdims=True)), -700.0, 0.0))
     p = p * xp.astype(weight > 0.5 * IMPOSSIBLE, xp.float64) + 1e-300
     p = p / xp.sum(p, axis=1, keepdims=True)
     centre = xp.sum(p[..., None] * u, axis=1)
@@ -936,14 +936,14 @@ def _tempered_fit(
     way = centre - mean
     square = square + (1 - power)[:, None, None] * way[:, :, None] * way[:, None, :]
     # Few points determine no covariance: lean on the present one.
-    few = xp.clip((d + 2) * xp.sum(p * p, axis=1), 0.0, 1.0)[:, None, None]
+    few = clip((d + 2) * xp.sum(p * p, axis=1), 0.0, 1.0)[:, None, None]
     return centre, (1 - few) * square + few * covariance / 4
 
 
 def _effective(weight: Array, xp: ModuleType) -> Array:
     """Effective number of points under log-weights (N, K); 0 where all are impossible."""
     top = xp.max(weight, axis=1, keepdims=True)
-    p = xp.exp(xp.clip(weight - top, -700.0, 0.0))
+    p = xp.exp(clip(weight - top, -700.0, 0.0))
     found = xp.sum(p, axis=1) ** 2 / xp.sum(p * p, axis=1)
     return xp.where(top[:, 0] > 0.5 * IMPOSSIBLE, found, xp.zeros_like(found))
 
@@ -953,7 +953,7 @@ def _tempering(weight: Array, wanted: float, xp: ModuleType) -> Array:
     possible = weight > 0.5 * IMPOSSIBLE
     # Impossible points stay impossible at any power.
     gap = xp.where(possible, weight - xp.max(weight, axis=1, keepdims=True), xp.full_like(weight, math.inf))
-    goal = xp.clip(xp.sum(xp.astype(possible, xp.float64), axis=1) / 2, 1.0, wanted)
+    goal = clip(xp.sum(xp.astype(possible, xp.float64), axis=1) / 2, 1.0, wanted)
     low = xp.full_like(goal, -50.0)
     high = xp.zeros_like(goal)
     exponent = high
@@ -994,7 +994,7 @@ def _on_lines(block: _Block, fits: _Fits, count: int) -> tuple[_Whitened, Array]
         )
         weight, mean, square = (xp.reshape(a, (n, count)) for a in found[:3])
         points = base + mean[..., None] * direction[:, None, :]
-        scatter = xp.clip(square - mean * mean, 0.0, None)
+        scatter = clip(square - mean * mean, 0.0, None)
         parts.append(_Weighted(weight + determinant[:, None], points, scatter, direction))
     effective = _effective(xp.concat([part.weight for part in parts], axis=1), xp)
     return _gathered(parts, _width(fits), xp), effective
@@ -1057,7 +1057,7 @@ def _gathered(parts: list[_Weighted], width: Array, xp: ModuleType) -> _Whitened
     alive = top > 0.5 * IMPOSSIBLE
     norms, means, squares = [], [], []
     for part in parts:
-        p = xp.exp(xp.clip(part.weight - top[:, None], -700.0, 0.0))
+        p = xp.exp(clip(part.weight - top[:, None], -700.0, 0.0))
         p = p * xp.astype(part.weight > 0.5 * IMPOSSIBLE, xp.float64) / part.weight.shape[1]
         norms.append(xp.sum(p, axis=1))
         means.append(xp.sum(p[..., None] * part.points, axis=1))
@@ -1076,9 +1076,7 @@ def _gathered(parts: list[_Weighted], width: Array, xp: ModuleType) -> _Whitened
     variance = sum(residuals) / safe**2 / (replicates * (replicates - 1))
     d = mean.shape[1]
     effective = _effective(xp.concat([part.weight for part in parts], axis=1), xp)
-    floor = xp.where(
-        effective < _TRUSTED, width / xp.sqrt(xp.clip(effective, 1.0, None)), xp.zeros_like(width)
-    )
+    floor = xp.where(effective < _TRUSTED, width / xp.sqrt(clip(effective, 1.0, None)), xp.zeros_like(width))
     error = xp.maximum(xp.sqrt(variance / d), floor)
     half = replicates // 2
     halves = []
@@ -1207,7 +1205,7 @@ def _root(V: Array, xp: ModuleType) -> Array:
     """Symmetric square root (P, P), float64."""
     wide = xp.astype(V, xp.float64)
     values, vectors = xp.linalg.eigh((wide + xp.matrix_transpose(wide)) / 2)
-    return xp.matmul(vectors * xp.sqrt(xp.clip(values, 0.0, None)), xp.matrix_transpose(vectors))
+    return xp.matmul(vectors * xp.sqrt(clip(values, 0.0, None)), xp.matrix_transpose(vectors))
 
 
 def _apply(root: Array, flat: Array, shape: tuple[int, ...], xp: Any) -> Array:

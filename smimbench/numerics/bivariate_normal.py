@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.arrays import namespace, special
+from smimbench.backend.arrays import clip, namespace, special
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -89,8 +89,7 @@ def log_cdf(h: Array, k: Array, r: float, *, sign: Array | None = None, hessian:
     xp = namespace(h, k)
     dtype, shape = h.dtype, h.shape
     h, k = (xp.astype(xp.reshape(v, (-1,)), xp.float64) for v in (h, k))
-    # array-api-compat's clip costs more than the functions of a short array
-    h, k = (xp.minimum(xp.maximum(v, -_LARGEST), _LARGEST) for v in (h, k))
+    h, k = (clip(v, -_LARGEST, _LARGEST) for v in (h, k))
     rho: Any = r if sign is None else r * xp.astype(xp.reshape(sign, (-1,)), xp.float64)
     probability, parts = _central(xp, h, k, r, rho, hessian)
     tail = probability < _TAIL
@@ -98,7 +97,7 @@ def log_cdf(h: Array, k: Array, r: float, *, sign: Array | None = None, hessian:
         where = xp.nonzero(tail)[0]
         some = rho if sign is None else xp.take(rho, where)
         inside = _tail(xp, xp.take(h, where), xp.take(k, where), r, some, hessian)
-        position = xp.clip(xp.cumulative_sum(xp.astype(tail, xp.int64)) - 1, 0, None)
+        position = clip(xp.cumulative_sum(xp.astype(tail, xp.int64)) - 1, 0, None)
         parts = [xp.where(tail, xp.take(t, position), c) for t, c in zip(inside, parts, strict=True)]
     parts = [xp.astype(xp.reshape(p, shape), dtype) for p in parts]
     return LogCdf(parts[0], parts[1], parts[2], tuple(parts[3:]) if hessian else None)
@@ -147,14 +146,14 @@ def _central(
 
 def _half_mills(xp: ModuleType, t: Array) -> tuple[Array, Array]:
     """``Phi(t) exp(min(t, 0)^2 / 2)`` and the hazard ``phi(t) / Phi(t)``: neither under- nor overflows."""
-    below, above = xp.clip(t, None, 0.0), xp.clip(t, 0.0, None)
+    below, above = clip(t, None, 0.0), clip(t, 0.0, None)
     scaled = special(xp).erfcx(below * -math.sqrt(0.5)) * special(xp).ndtr(above)
     return scaled, _DENSITY * xp.exp(-above * above / 2) / scaled
 
 
 def _excess(xp: ModuleType, t: Array, hazard: Array) -> Array:
     """``phi(t) / Phi(t) + t`` without the cancellation at large negative ``t``."""
-    far = xp.clip(t, None, -_SERIES_FROM)
+    far = clip(t, None, -_SERIES_FROM)
     u = 1 / (far * far)
     series = -(1 - u * (2 - u * (10 - u * 74))) / far
     return xp.where(t < -_SERIES_FROM, series, hazard + t)
@@ -177,13 +176,13 @@ def _tail(xp: ModuleType, h: Array, k: Array, r: float, rho: Any, hessian: bool)
     slope = h + rho / s * hazard0
     decay = xp.sqrt(slope * slope + 2 * _TAIL_DECAY)
     # the positive solution of -slope a + a^2 / 2 = decay, in the form that does not cancel
-    width = xp.where(slope < 0, 2 * _TAIL_DECAY / (decay + xp.abs(slope)), decay + xp.clip(slope, 0.0, None))
+    width = xp.where(slope < 0, 2 * _TAIL_DECAY / (decay + xp.abs(slope)), decay + clip(slope, 0.0, None))
     a = width[None, :] * x
     step = a * (rho / s)
     t = t0[None, :] + step
     scaled, hazard = _half_mills(xp, t)
     # min(t, 0)^2 - min(t0, 0)^2 from the step itself: t0 may be so large that the step is lost in t
-    t0_below, t0_above = xp.clip(t0, None, 0.0)[None, :], xp.clip(t0, 0.0, None)[None, :]
+    t0_below, t0_above = clip(t0, None, 0.0)[None, :], clip(t0, 0.0, None)[None, :]
     shift = xp.minimum(step + t0_above, -t0_below)
     log_ratio = h[None, :] * a - a * a / 2 - shift * (2 * t0_below + shift) / 2
     f = xp.exp(log_ratio) * (scaled / scaled0[None, :]) * w
@@ -191,7 +190,7 @@ def _tail(xp: ModuleType, h: Array, k: Array, r: float, rho: Any, hessian: bool)
     first = 1 / (total * width)
     p = f / total[None, :]
     second = xp.sum(p * hazard, axis=0) / s
-    value = -h * h / 2 - xp.clip(t0, None, 0.0) ** 2 / 2 + xp.log(_DENSITY * scaled0) - xp.log(first)
+    value = -h * h / 2 - clip(t0, None, 0.0) ** 2 / 2 + xp.log(_DENSITY * scaled0) - xp.log(first)
     parts = [value, xp.where(swap, second, first), xp.where(swap, first, second)]
     if hessian:
         excess0 = _excess(xp, t0, hazard0)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.arrays import namespace, to_host
+from smimbench.backend.arrays import clip, namespace, to_host
 from smimbench.interfaces import Uncertain
 from smimbench.numerics.seeds import monte_carlo_rng
 
@@ -335,12 +335,12 @@ def _subordinate(xp: ModuleType, u: Array, atoms: Array, weights: Array) -> tupl
     square = difference * difference
     # 1/f of f(t) = sum p/((u-s)^2 + t) is increasing and concave, so Newton's method goes up from any lower
     # bound of v^2; a single atom gives one. Where f(0) < 1 steps are negative and t stays at zero.
-    t = xp.clip(xp.max(weights[None, :] - square, axis=1), 0.0, None)
+    t = clip(xp.max(weights[None, :] - square, axis=1), 0.0, None)
     for _ in range(200):
         inverse = 1 / (square + t[:, None])
         f = xp.matmul(inverse, weights)
         slope = xp.matmul(inverse * inverse, weights) / (f * f)
-        new = xp.clip(t + (1 - 1 / f) / slope, 0.0, None)
+        new = clip(t + (1 - 1 / f) / slope, 0.0, None)
         settled = xp.abs(new - t) <= 1e-14 * t + 4e-16 / slope
         t = new
         if xp.all(settled | xp.isnan(f)):
@@ -356,7 +356,7 @@ def _subordinate(xp: ModuleType, u: Array, atoms: Array, weights: Array) -> tupl
     mean = xp.matmul(q, atoms) / total
     variance = xp.sum(q * (atoms[None, :] - mean[:, None]) ** 2, axis=1) / total
     shrunk = xp.where(inside, mean, u - drift)
-    return xp.sqrt(t), drift, xp.clip(stretch, 1e-300, None), shrunk, variance
+    return xp.sqrt(t), drift, clip(stretch, 1e-300, None), shrunk, variance
 
 
 def _intervals(atoms: Host, weights: Host) -> tuple[Host, Host]:

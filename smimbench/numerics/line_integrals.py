@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from smimbench.backend.arrays import clip
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
@@ -163,7 +165,7 @@ class _Engine:
         cells = self.assess(values, middle, half, before, after)
         if shape[1] > len(_COMB) // 2:
             # Every tooth that met something stays: dropping one would lose its share of the norm without a trace.
-            met = cells.top > xp.clip(xp.max(cells.top, axis=1, keepdims=True) - _DEPTH, _DEAD, None)
+            met = cells.top > clip(xp.max(cells.top, axis=1, keepdims=True) - _DEPTH, _DEAD, None)
             kept = max(_COMB_KEPT, int(xp.max(xp.sum(xp.astype(met, xp.int64), axis=1))))
             order = xp.argsort(cells.top, axis=1, descending=True)[:, :kept]
             cells = _Cells(*(xp.take_along_axis(a, order, axis=1) for a in cells))
@@ -188,7 +190,7 @@ class _Engine:
         return LineMoments(*(xp.take(xp.concat(list(column)), order) for column in columns))
 
     def integrand(self, t: Array, lines: Array) -> Array:
-        return self.xp.clip(self.log_weight(t, lines), IMPOSSIBLE, None) - t * t / 2
+        return clip(self.log_weight(t, lines), IMPOSSIBLE, None) - t * t / 2
 
     def values(self, lines: Array, middle: Array, half: Array) -> list[Array]:
         """Log-integrand at the m nodes of cells (N, k), one array (N, k) for every node."""
@@ -208,7 +210,7 @@ class _Engine:
         floor = top - 1e9
         values = [xp.maximum(v, floor) for v in values]
         living = xp.astype(alive, xp.float64)
-        shape = [xp.exp(xp.clip(v - top, -700.0, None)) * living for v in values]
+        shape = [xp.exp(clip(v - top, -700.0, None)) * living for v in values]
         mass = sum(float(w) * p for w, p in zip(weights, shape)) * half
         first = sum(float(w * x) * p for w, x, p in zip(weights, nodes, shape) if abs(x) > 1e-9) * half**2
         second = (
@@ -218,10 +220,10 @@ class _Engine:
         low, high = xp.maximum(size[0], size[1]), xp.maximum(size[2], size[3])
         # Legendre coefficients of a resolved integrand fall geometrically, and the rule is exact up to degree 2 m - 3.
         # Those of a step do not: high / low is at least 1/4 wherever it is.
-        ratio = high / xp.clip(low, _TINY, None)
-        error = xp.clip(high * xp.clip((_STEP_RATIO * ratio) ** 2, None, 1.5), _TINY, None)
+        ratio = high / clip(low, _TINY, None)
+        error = clip(high * clip((_STEP_RATIO * ratio) ** 2, None, 1.5), _TINY, None)
         nothing = xp.full_like(top, IMPOSSIBLE)
-        log_error = xp.where(alive, top + xp.log(xp.clip(2 * half * error, _TINY, None)), nothing)
+        log_error = xp.where(alive, top + xp.log(clip(2 * half * error, _TINY, None)), nothing)
         rough = alive & (top - reduce(xp.minimum, values) > _ROUGH)
         inner, left, right = (xp.where(rough, a, nothing) for a in self.bounds(values, half))
         ends = values[0], values[-1]
@@ -258,7 +260,7 @@ class _Engine:
             if i < len(gaps) - 1:
                 sides.append(values[i + 1] + (values[i + 1] - values[i + 2]) * float(gap / gaps[i + 1]))
             rise.append(xp.maximum(reduce(xp.minimum, sides), xp.maximum(values[i], values[i + 1])))
-        width = xp.log(xp.clip(2 * half, _TINY, None))
+        width = xp.log(clip(2 * half, _TINY, None))
         nothing = xp.full_like(half, IMPOSSIBLE)
         inner = nothing
         for i in range(1, _NODES - 1):
@@ -276,7 +278,7 @@ class _Engine:
         tops = xp.where(live, cells.top, nothing)
         top = xp.max(tops, axis=-1)
         dead = top <= _DEAD
-        factor = xp.exp(xp.clip(tops - top[:, None], -700.0, None)) * cells.live
+        factor = xp.exp(clip(tops - top[:, None], -700.0, None)) * cells.live
         norm = xp.sum(cells.mass * factor, axis=-1)
         safe = xp.where(dead, xp.ones_like(norm), norm)
         mean = xp.sum((cells.first + cells.mass * cells.middle) * factor, axis=-1) / safe
@@ -286,20 +288,20 @@ class _Engine:
         log_norm = top + xp.log(safe)
         # The norm matters too, even where the integrand is so narrow that any norm gives the right mean.
         lever = (xp.abs(offset) + cells.half + _LEVER) * cells.live
-        errors = xp.exp(xp.clip(cells.log_error - log_norm[:, None], -700.0, 300.0)) * lever
+        errors = xp.exp(clip(cells.log_error - log_norm[:, None], -700.0, 300.0)) * lever
         error = xp.sum(errors, axis=-1)
         potential = xp.where(cells.left_end >= cells.before, cells.left, nothing)
         potential = xp.maximum(potential, xp.where(cells.right_end >= cells.after, cells.right, nothing))
         potential = xp.where(live, xp.maximum(potential, cells.inner), nothing) - log_norm[:, None]
         hidden = xp.max(potential, axis=-1)
         going_on = ~dead & ((error > self.tolerance) | (hidden > math.log(self.tolerance)))
-        priority = xp.maximum(xp.log(xp.clip(errors, _TINY, None)), potential)
+        priority = xp.maximum(xp.log(clip(errors, _TINY, None)), potential)
         ones = xp.ones_like(norm)
         found = LineMoments(
             xp.where(dead, IMPOSSIBLE * ones, log_norm - math.log(math.sqrt(2 * math.pi))),
             xp.where(dead, 0 * ones, mean),
             xp.where(dead, ones, square),
-            xp.where(dead, math.inf * ones, error + xp.exp(xp.clip(hidden, -700.0, 0.0))),
+            xp.where(dead, math.inf * ones, error + xp.exp(clip(hidden, -700.0, 0.0))),
         )
         return found, xp.where(live, priority, -math.inf * xp.ones_like(priority)), going_on
 
@@ -364,7 +366,7 @@ class _Engine:
 
 def placed(part: Array, mask: Array, whole: Array, xp: ModuleType) -> Array:
     """``whole`` with the rows where ``mask`` is true replaced by those of ``part``, in order: a scatter."""
-    index = xp.clip(xp.cumulative_sum(xp.astype(mask, xp.int64)) - 1, 0, None)
+    index = clip(xp.cumulative_sum(xp.astype(mask, xp.int64)) - 1, 0, None)
     spread = xp.take(part, index, axis=0)
     return xp.where(xp.reshape(mask, (-1,) + (1,) * (whole.ndim - 1)), spread, whole)
 

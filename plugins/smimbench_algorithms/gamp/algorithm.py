@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from smimbench.backend import namespace, sample_chunks
+from smimbench.backend import clip, namespace, sample_chunks
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError
 from smimbench_algorithms.gamp.one_pass import one_pass
 
@@ -252,7 +252,7 @@ def _floored(xp: Any, matrix: Array) -> Array:
     if matrix.shape[0] == 1:
         return xp.maximum(matrix, SMALLEST_QHAT)
     values, vectors = xp.linalg.eigh(matrix)
-    values = xp.clip(values, SMALLEST_QHAT, None)
+    values = clip(values, SMALLEST_QHAT, None)
     return xp.matmul(vectors * values[None, :], xp.matrix_transpose(vectors))
 
 

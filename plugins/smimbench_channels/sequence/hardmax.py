@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, special, to_host
+from smimbench.backend import clip, namespace, special, to_host
 from smimbench.interfaces import Capabilities, ParameterError, Posterior, Uncertain
 from smimbench.numerics.qmc import normal_points
 from smimbench_channels.checks import check_latents, check_whole
@@ -267,7 +267,7 @@ def _cones(xp: ModuleType, a: Array, member: Array, leader: Array, full: bool) -
     if index.shape[0] == 0:
         return _Moments(log, shift, square, outer)
     found = _integrate(xp, *(xp.take(values, index, axis=0) for values in (a, member, leader)), full)
-    position = xp.clip(xp.cumulative_sum(xp.astype(count > 1, xp.int64)) - 1, 0, None)
+    position = clip(xp.cumulative_sum(xp.astype(count > 1, xp.int64)) - 1, 0, None)
 
     def merged(old: Array | None, new: Array | None) -> Array | None:
         if old is None or new is None:
@@ -345,10 +345,10 @@ def _integrate(xp: ModuleType, a: Array, member: Array, leader: Array, full: boo
     mass = xp.sum(weight, axis=-1)
     weight = (weight / mass[:, None])[:, :, None]
     lead = xp.broadcast_to(leader[:, None, :], high.shape)
-    mean = xp.where(masked, xp.clip(at.at_low - at.at_high, below, high), nothing)
+    mean = xp.where(masked, clip(at.at_low - at.at_high, below, high), nothing)
     mean = xp.where(lead, t[:, :, None], mean)
     ends = xp.maximum(below**2, high**2)
-    second = xp.where(masked, xp.clip(1 + below * at.at_low - high * at.at_high, mean**2, ends), nothing)
+    second = xp.where(masked, clip(1 + below * at.at_low - high * at.at_high, mean**2, ends), nothing)
     second = xp.where(lead, (t * t)[:, :, None], second)
     shift, square = xp.sum(weight * mean, axis=1), xp.sum(weight * second, axis=1)
     outer = None

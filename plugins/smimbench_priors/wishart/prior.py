@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, to_host
+from smimbench.backend import clip, namespace, to_host
 from smimbench.interfaces import Array, Capabilities, Denoised, Overlap, ParameterError
 
 if TYPE_CHECKING:
@@ -521,9 +521,9 @@ def eigenvalue_map(values: Array, noise: float, rho: float) -> Array:
     outer, middle = float(bulks.outer[0]), float(bulks.middle[0])
     lower, upper = bulks.base + float(bulks.lower[0]), bulks.base + float(bulks.upper[0])
     right, left = _Edge(outer, 1, root, rho), _Edge(upper, -1, root, rho)
-    y = _only_root(xp, xp.clip(values, left.x, right.x) / mean - noise, noise, rho)
+    y = _only_root(xp, clip(values, left.x, right.x) / mean - noise, noise, rho)
     if not bulks.gap[0]:
-        shrunk = mean * noise / xp.clip(y, outer**2, upper**2)
+        shrunk = mean * noise / clip(y, outer**2, upper**2)
     else:
         # In the gap lambda(1/g) turns from convex to concave: each part is reached from its own end.
         cube = noise ** (1 / 3)
@@ -531,7 +531,7 @@ def eigenvalue_map(values: Array, noise: float, rho: float) -> Array:
         first, last = _Edge(lower, 1, root, rho, turn), _Edge(middle, -1, root, rho, turn)
         half = min(max(turn + noise / turn - mean * cube, first.x), last.x)
         zero_bulk = values <= half
-        y = xp.where(zero_bulk, xp.clip(y, lower**2, upper**2), xp.clip(y, outer**2, middle**2))
+        y = xp.where(zero_bulk, clip(y, lower**2, upper**2), clip(y, outer**2, middle**2))
         shrunk = mean * noise / y
         shrunk = first.beyond(xp, values, shrunk, half)
         shrunk = last.beyond(xp, values, shrunk, half)

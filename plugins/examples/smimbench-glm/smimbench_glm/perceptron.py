@@ -19,7 +19,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench import Capabilities, ParameterError, Posterior, Uncertain
-from smimbench.backend import namespace, special
+from smimbench.backend import clip, namespace, special
 
 __all__ = ["Probit", "Sign"]
 
@@ -164,7 +164,7 @@ class Probit(_Threshold):
 def _hazard(u: Any, xp: Any) -> tuple[Any, Any]:
     """``r = phi(u) / Phi(u)`` and ``1 - r (u + r)``, the variance of a normal number t given ``t > -u``."""
     # erfcx scales the tail out, so that labels against all odds keep their digits.
-    low = xp.clip(u, None, 5.0)
+    low = clip(u, None, 5.0)
     left = math.sqrt(2 / math.pi) / special(xp).erfcx(-low / math.sqrt(2))
     right = xp.exp(-u * u / 2) / math.sqrt(2 * math.pi)
     hazard = xp.where(u < 5.0, left, right)
@@ -174,7 +174,7 @@ def _hazard(u: Any, xp: Any) -> tuple[Any, Any]:
     safe = xp.where(far, u, -xp.ones_like(u))
     inverse = 1 / (safe * safe)
     series = inverse * (1 - inverse * (6 - inverse * (50 - inverse * (518 - inverse * 6354))))
-    return hazard, xp.clip(xp.where(far, series, rest), 0.0, 1.0)
+    return hazard, clip(xp.where(far, series, rest), 0.0, 1.0)
 
 
 def _surprise(u: Any) -> Any:

@@ -11,7 +11,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench import Capabilities, ParameterError, Posterior, Uncertain
-from smimbench.backend import namespace
+from smimbench.backend import clip, namespace
 
 __all__ = ["Modulus"]
 
@@ -76,7 +76,7 @@ class Modulus:
         if tuple(y.shape) != tuple(omega.shape):
             raise ValueError(f"labels must have shape {tuple(omega.shape)}, got {tuple(y.shape)}")
         # The sign is certain long before the exponential would overflow, in single precision too.
-        odds = xp.clip(y * (omega / xp.clip(V, 1e-30, None)), -40.0, 40.0)
+        odds = clip(y * (omega / clip(V, 1e-30, None)), -40.0, 40.0)
         mean = y * xp.tanh(odds)
         variance = (y / xp.cosh(odds)) ** 2
         covariance = xp.reshape(xp.mean(variance), (1, 1))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, special
+from smimbench.backend import clip, namespace, special
 from smimbench_channels.attention.pairs import site_pairs, site_scales
 
 if TYPE_CHECKING:
@@ -337,20 +337,20 @@ def _posterior_of_pattern(
             value = density * t[c]
             square = value * t[c]
         else:
-            value = -density * (phi[c] / xp.clip(cdf[c], _TINY, None))
+            value = -density * (phi[c] / clip(cdf[c], _TINY, None))
             square = density + value * t[c]
         first[c] = xp.sum(value, axis=1) / norm
         second[c] = xp.sum(square, axis=1) / norm
 
     for u in range(K):
         density = of_unit[u] * weight
-        norm = xp.clip(xp.sum(density, axis=1), _TINY, None)
+        norm = clip(xp.sum(density, axis=1), _TINY, None)
         for c in (pattern.edges[u], *pattern.free[u]):
             put(c, density, norm)
     for (u, w), density in of_pair.items():
         density = density * weight
-        norm = xp.clip(xp.sum(density, axis=1), _TINY, None)
+        norm = clip(xp.sum(density, axis=1), _TINY, None)
         for c in set(pattern.between[u, w]) & set(pattern.between[w, u]):
             put(c, density, norm)
-    log_partition = xp.log(xp.clip(partition, _TINY, None))
+    log_partition = xp.log(clip(partition, _TINY, None))
     return RowPosterior(log_partition, xp.stack(first, axis=1), xp.stack(second, axis=1))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, special
+from smimbench.backend import clip, namespace, special
 from smimbench_channels.attention.pairs import entry_sites, site_pairs, site_scales
 
 if TYPE_CHECKING:
@@ -61,14 +61,14 @@ def truncated_normal(low: Array, high: Array, uniform: Array) -> tuple[Array, Ar
     xp = namespace(low, high, uniform)
     mirror = low + high > 0
     a, b = xp.where(mirror, -high, low), xp.where(mirror, -low, high)
-    a = xp.maximum(a, xp.clip(b, None, 0.0) - _NOTHING)
-    inside = xp.clip(b, _FAR, _NOTHING)
+    a = xp.maximum(a, clip(b, None, 0.0) - _NOTHING)
+    inside = clip(b, _FAR, _NOTHING)
     p_a, p_b = special(xp).ndtr(xp.minimum(a, inside)), special(xp).ndtr(inside)
     phi_a = _DENSITY * xp.exp(-a * a / 2)
     phi_b = _DENSITY * xp.exp(-inside * inside / 2)
     far = b < _FAR
     # an interval too narrow for its probability has its moments from its ends, by the clips below
-    mass = xp.clip(p_b - p_a, 1e-300, None)
+    mass = clip(p_b - p_a, 1e-300, None)
     draw = special(xp).ndtri(xp.where(far, 0.5, p_a + uniform * mass))
     mean = (phi_a - phi_b) / mass
     second = 1 + (a * phi_a - inside * phi_b) / mass
@@ -80,10 +80,10 @@ def truncated_normal(low: Array, high: Array, uniform: Array) -> tuple[Array, Ar
             tail = [xp.reshape(v, shape) for v in found]
         else:
             some = _tail(xp, *(xp.take(v, where) for v in (a, b, uniform)))
-            position = xp.clip(xp.cumulative_sum(xp.astype(far, xp.int64)) - 1, 0, None)
+            position = clip(xp.cumulative_sum(xp.astype(far, xp.int64)) - 1, 0, None)
             tail = [xp.take(v, position) for v in some]
         draw, mean, second = (xp.where(far, t, c) for t, c in zip(tail, (draw, mean, second), strict=True))
-    draw, mean = xp.clip(draw, a, b), xp.clip(mean, a, b)
+    draw, mean = clip(draw, a, b), clip(mean, a, b)
     second = xp.maximum(second, mean * mean)
     return xp.where(mirror, -draw, draw), xp.where(mirror, -mean, mean), second
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace
+from smimbench.backend import clip, namespace
 from smimbench_channels.attention.hardmax.many_tokens.exact import row_posterior
 from smimbench_channels.attention.hardmax.many_tokens.gibbs import check_labels, sample_moments
 
@@ -69,8 +69,8 @@ def exact_moments(
         rng=rng,
         outer=outer,
     )
-    some = some._replace(square_error=xp.clip(some.square_error, FROZEN_ERROR**2, None))
-    position = xp.clip(xp.cumulative_sum(xp.astype(unlikely, xp.int64)) - 1, 0, None)
+    some = some._replace(square_error=clip(some.square_error, FROZEN_ERROR**2, None))
+    position = clip(xp.cumulative_sum(xp.astype(unlikely, xp.int64)) - 1, 0, None)
 
     def merged(new: Array, old: Array) -> Array:
         mask = xp.reshape(unlikely, (-1,) + (1,) * (old.ndim - 1))

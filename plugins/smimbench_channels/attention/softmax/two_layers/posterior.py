@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, to_host
+from smimbench.backend import clip, namespace, to_host
 from smimbench.interfaces import Posterior, Uncertain
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench_channels.checks import check_latents, check_number, check_whole
@@ -355,7 +355,7 @@ class TwoLayerAttention:
                 return found
             rest = [xp.take(f, where, axis=0) for f in (margins, centre)]
             slow = self._block(xp, *rest, widths, variation, quick=False)
-            position = xp.clip(xp.cumulative_sum(xp.astype(~good, xp.int64)) - 1, 0, None)
+            position = clip(xp.cumulative_sum(xp.astype(~good, xp.int64)) - 1, 0, None)
             merged = []
             for new, old in zip(slow, found, strict=True):
                 mask = xp.reshape(good, (-1,) + (1,) * (old.ndim - 1))
@@ -372,7 +372,7 @@ class TwoLayerAttention:
             own = _own(xp, samples, owner)
             # no more than exp(-NEGLIGIBLE) of what has been found, or of a peak a sixteenth as wide as a cell
             area = xp.log(4 * cells[:, 2] * cells[:, 3])
-            found = top + xp.log(xp.clip(sums[:, 0], _TINY, None))
+            found = top + xp.log(clip(sums[:, 0], _TINY, None))
             least = xp.maximum(xp.take(found, owner) - area, xp.take(top, owner) - math.log(256.0))
             least = least - NEGLIGIBLE
             bound, swing = self._bound(xp, least, own, widths, cells)
@@ -385,17 +385,17 @@ class TwoLayerAttention:
             highest = xp.max(table, axis=(1, 2))
             seen = xp.max(_gathered(xp, highest, _segments(xp, owner, n), -math.inf), axis=1)
             top, sums = _raised(xp, top, sums, seen)
-            found = top + xp.log(xp.clip(sums[:, 0], _TINY, None))
+            found = top + xp.log(clip(sums[:, 0], _TINY, None))
             # what may be in the cell decides how well it must be known, not what a few probes have seen
             bound = xp.take(bound, where)
-            short = xp.clip(xp.take(found, owner) - bound - area, 0.0, NEGLIGIBLE)
+            short = clip(xp.take(found, owner) - bound - area, 0.0, NEGLIGIBLE)
             limit = variation * (1 + ALLOWANCE * short)
             across = [xp.max(xp.max(table, axis=k) - xp.min(table, axis=k), axis=1) for k in (1, 2)]
             across = [xp.maximum(a, xp.take(b, where)) for a, b in zip(across, swing, strict=True)]
             # a peak between the probes does not show in their variation, but in what the bound allows
             hidden = bound - highest - LOOSENESS
             widest = xp.maximum(across[0], across[1])
-            split = (widest > limit) | (hidden > xp.clip(limit, VARIATION, None))
+            split = (widest > limit) | (hidden > clip(limit, VARIATION, None))
             crowded = _count(xp, owner, n) > CROWDED
             rough = xp.where(crowded, 1.0, rough)
             split = split & ~xp.take(crowded, owner)
@@ -463,12 +463,12 @@ class TwoLayerAttention:
         a2 = xp.where(xp.abs(samples.a2) < _SMALL, _SMALL, samples.a2)
         ratio = samples.slope / a2
         plain = xp.tanh(samples.t / 2) + c  # what s would be at v = 0
-        s = xp.where(ratio > 0, xp.sqrt(xp.clip(ratio, _SMALL, None)), plain)
-        both = xp.clip(s + (1 - c), 0.01, 1.99)
+        s = xp.where(ratio > 0, xp.sqrt(clip(ratio, _SMALL, None)), plain)
+        both = clip(s + (1 - c), 0.01, 1.99)
         s = _away(xp, both - (1 - c))
         p = ((samples.margin / s - (1 + c) * samples.b2) / (ROOT2 * a2) + (1 - c)) / 2
-        low, high = xp.clip(both - 1, 0.0, None), xp.clip(both, None, 1.0)
-        p = low + (high - low) * xp.clip((p - low) / (high - low), 0.02, 0.98)
+        low, high = clip(both - 1, 0.0, None), clip(both, None, 1.0)
+        p = low + (high - low) * clip((p - low) / (high - low), 0.02, 0.98)
         u = [xp.log(f / (1 - f)) for f in (p, both - p)]
         return (u[0] + u[1]) / 2, u[0] - u[1]
 
@@ -482,8 +482,8 @@ class TwoLayerAttention:
             tt, tv, vv, rt, rv = normal
             tt, vv = tt * (1 + damping), vv * (1 + damping)
             determinant = tt * vv - tv * tv
-            new_t = t - xp.clip((vv * rt - tv * rv) / determinant, -2.0, 2.0)
-            new_v = v - xp.clip((tt * rv - tv * rt) / determinant, -2.0, 2.0)
+            new_t = t - clip((vv * rt - tv * rv) / determinant, -2.0, 2.0)
+            new_v = v - clip((tt * rv - tv * rt) / determinant, -2.0, 2.0)
             new_cost, new_normal = self._normal_equations(xp, samples, widths, new_t, new_v)
             better = new_cost < cost
             t, v, cost = (
@@ -492,7 +492,7 @@ class TwoLayerAttention:
                 xp.where(better, new_cost, cost),
             )
             normal = [xp.where(better, new, old) for new, old in zip(new_normal, normal, strict=True)]
-            damping = xp.clip(xp.where(better, damping / 5, damping * 5), 1e-12, 1e12)
+            damping = clip(xp.where(better, damping / 5, damping * 5), 1e-12, 1e12)
         return t, v, cost, normal
 
     def _gaussian(
@@ -625,9 +625,9 @@ class TwoLayerAttention:
         b = (cells[:, 1:2] + cells[:, 3:4] * x)[:, None, :]
         v = own.v[:, None, None] + unit_v * b
         bend = _bend(xp, own._replace(ridge=own.ridge[:, None, None]), v)
-        decay = xp.exp(xp.clip(-unit_t * y, -_FAR, _FAR))
-        p = 1 / (1 + decay * xp.exp(xp.clip(-bend - v / 2, -_FAR, _FAR)))
-        r = 1 / (1 + decay * xp.exp(xp.clip(-bend + v / 2, -_FAR, _FAR)))
+        decay = xp.exp(clip(-unit_t * y, -_FAR, _FAR))
+        p = 1 / (1 + decay * xp.exp(clip(-bend - v / 2, -_FAR, _FAR)))
+        r = 1 / (1 + decay * xp.exp(clip(-bend + v / 2, -_FAR, _FAR)))
         a = y + (bend - own.t[:, None, None]) / unit_t
         wide = Samples(*(f[:, None, None] for f in own))
         return self._weigh(xp, wide, widths, a, b, p, r)
@@ -644,10 +644,10 @@ class TwoLayerAttention:
         lift = widths.tilt * math.sqrt(widths.first)
         rest_a, rest_b = gap_a - lift * a, gap_b - lift * b
         log_weight = (rest_a * rest_a + rest_b * rest_b) * (-0.5 / widths.second) - (a * a + b * b) / 2
-        log_weight = xp.clip(log_weight + 3 * xp.log(xp.abs(inverse)), -_HUGE, None)
+        log_weight = clip(log_weight + 3 * xp.log(xp.abs(inverse)), -_HUGE, None)
         # where a_2 is out of all bounds the weight vanishes, and 0 times infinity must be 0
         scale = 1 / math.sqrt(widths.second + widths.tilt**2 * widths.first)
-        gaps = [xp.clip(g, -_HUGE, _HUGE) * scale for g in (gap_a, gap_b)]
+        gaps = [clip(g, -_HUGE, _HUGE) * scale for g in (gap_a, gap_b)]
         return log_weight, [a, b, *gaps]
 
     def _bound(
@@ -680,14 +680,14 @@ class TwoLayerAttention:
         p_low, p_high, r_low, r_high = below[0][0], upper[1][0], below[1][1], upper[0][1]
         s_below, s_upper = ([p + r + (c - 1) for p, r in side] for side in (below, upper))
         s_low, s_high = _least(xp, s_below), _most(xp, s_upper)
-        far_a = xp.clip(xp.maximum(t_low - own.t, own.t - t_high), 0.0, None) / unit_t
-        far_b = xp.clip(xp.maximum(low[:, 1], -high[:, 1]), 0.0, None)
+        far_a = clip(xp.maximum(t_low - own.t, own.t - t_high), 0.0, None) / unit_t
+        far_b = clip(xp.maximum(low[:, 1], -high[:, 1]), 0.0, None)
         prior = -(far_a * far_a + far_b * far_b) / 2
         crossing, negative = (s_low < 0) & (s_high > 0), s_high <= 0
         largest = xp.maximum(xp.abs(s_low), xp.abs(s_high))
         smallest = xp.where(crossing, 0.0, xp.minimum(xp.abs(s_low), xp.abs(s_high)))
-        q_low, q_high = (1 / xp.clip(v, _TINY, None) ** 2 for v in (largest, smallest))
-        size = xp.clip(xp.abs(own.slope), _TINY, None)
+        q_low, q_high = (1 / clip(v, _TINY, None) ** 2 for v in (largest, smallest))
+        size = clip(xp.abs(own.slope), _TINY, None)
         sign = xp.where(own.slope < 0, -xp.ones_like(own.slope), 1.0)
         lift = widths.tilt * math.sqrt(widths.first)
         slack = abs(lift) * xp.maximum((t_high - t_low) / (2 * unit_t), cells[:, 3])
@@ -695,13 +695,13 @@ class TwoLayerAttention:
         best = (target + slack + xp.sqrt((target + slack) ** 2 + 6 * widths.second)) / (2 * size)
 
         def level(q: Array) -> Array:
-            gap = xp.clip(xp.abs(size * q - target) - slack, 0.0, None)
+            gap = clip(xp.abs(size * q - target) - slack, 0.0, None)
             return 1.5 * xp.log(q) - gap * gap / (2 * widths.second)
 
         first = level(xp.minimum(xp.maximum(best, q_low), q_high))
         swing = _swing(xp, s_below, s_upper, level, best, least - prior)
         # how far a_2 may be off without putting the weight below the least by itself
-        spare = xp.clip(prior + 1.5 * xp.log(q_high) - least, 0.0, None)
+        spare = clip(prior + 1.5 * xp.log(q_high) - least, 0.0, None)
         room = slack + xp.sqrt(2 * widths.second * spare)
         q_high = xp.maximum(xp.minimum(q_high, (target + room) / size), q_low)
         q_low = xp.minimum(xp.maximum(q_low, (target - room) / size), q_high)
@@ -719,7 +719,7 @@ class TwoLayerAttention:
         two = _product(xp, _product(xp, (q_low, q_high), (own.slope, own.slope)), k)
         aim = (1 + c) * (own.b2 + lift * cells[:, 1])
         miss = xp.maximum(one[0] - two[1] - aim, aim - one[1] + two[0]) / (1 + c)
-        miss = xp.clip(miss - slack, 0.0, None)
+        miss = clip(miss - slack, 0.0, None)
         return prior + first - miss * miss / (2 * widths.second), swing
 
     def _normalised(self, xp: ModuleType, sums: Array, top: Array, widths: Widths) -> Sums:
@@ -820,7 +820,7 @@ def _own(xp: ModuleType, samples: Samples, index: Array) -> Samples:
 
 def _frame(xp: ModuleType, t: Array, v: Array, tt: Array, tv: Array, vv: Array) -> Frame:
     """Frame of a mean and a covariance."""
-    root = xp.sqrt(xp.clip(tt, _TINY, None))
+    root = xp.sqrt(clip(tt, _TINY, None))
     cross = tv / root
     return Frame(t, v, root, cross, xp.sqrt(xp.maximum(vv - cross * cross, 1e-12 * vv + _TINY)))
 
@@ -862,10 +862,10 @@ def _swing(
         sizes = [xp.abs(v) for v in values]
         changes = (_least(xp, values) <= 0) & (_most(xp, values) >= 0)
         smallest = xp.where(changes, 0.0, _least(xp, sizes))
-        q_low, q_high = (1 / xp.clip(v, _TINY, None) ** 2 for v in (_most(xp, sizes), smallest))
+        q_low, q_high = (1 / clip(v, _TINY, None) ** 2 for v in (_most(xp, sizes), smallest))
         highest = level(xp.minimum(xp.maximum(best, q_low), q_high))
         lowest = xp.minimum(level(q_low), level(q_high))
-        return xp.clip(highest - xp.maximum(lowest, least), 0.0, None)
+        return clip(highest - xp.maximum(lowest, least), 0.0, None)
 
     first = _most(xp, [variation([b, u]) for b, u in zip(below, upper, strict=True)])
     return [first, xp.maximum(variation(below), variation(upper))]
@@ -885,7 +885,7 @@ def _most(xp: ModuleType, values: list[Array]) -> Array:
 
 
 def _logistic(xp: ModuleType, u: Array) -> Array:
-    return 1 / (1 + xp.exp(xp.clip(-u, -2 * _FAR, 2 * _FAR)))
+    return 1 / (1 + xp.exp(clip(-u, -2 * _FAR, 2 * _FAR)))
 
 
 def _halved(xp: ModuleType, cells: Array, first: Array) -> Array:
@@ -922,7 +922,7 @@ def _segments(xp: ModuleType, owner: Array, n: int) -> tuple[Array, Array]:
     end = xp.searchsorted(owner, samples, side="right")
     most = int(xp.max(end - start))
     position = start[:, None] + xp.arange(most, dtype=start.dtype, device=device)[None, :]
-    return xp.clip(position, None, owner.shape[0] - 1), position < end[:, None]
+    return clip(position, None, owner.shape[0] - 1), position < end[:, None]
 
 
 def _count(xp: ModuleType, owner: Array, n: int) -> Array:
@@ -945,7 +945,7 @@ def _away(xp: ModuleType, s: Array) -> Array:
 
 def _at_depth(xp: ModuleType, depth: Array, v: Array) -> Array:
     """T at which ``log((p + r) / (2 - p - r))`` is ``depth``: a quadratic equation for ``exp(-t)``."""
-    half = xp.clip(v / 2, -_FAR, _FAR)
+    half = clip(v / 2, -_FAR, _FAR)
     decay = xp.exp(-xp.abs(depth))
     less, more = 2 * decay / (1 + decay), 2 / (1 + decay)
     spread = xp.exp(half)
@@ -957,7 +957,7 @@ def _at_depth(xp: ModuleType, depth: Array, v: Array) -> Array:
 
 def _depth(xp: ModuleType, t: Array, v: Array) -> Array:
     """The inverse: ``log((p + r) / (2 - p - r))`` at t and v."""
-    t, half = xp.clip(t, -_FAR, _FAR), xp.clip(v / 2, -_FAR, _FAR)
+    t, half = clip(t, -_FAR, _FAR), clip(v / 2, -_FAR, _FAR)
     e, k = xp.exp(-t), xp.exp(half) + xp.exp(-half)
     return xp.log(2 + e * k) - xp.log(k + 2 * e) + t
 

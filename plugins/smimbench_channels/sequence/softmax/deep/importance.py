@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace
+from smimbench.backend import clip, namespace
 from smimbench.interfaces import Array
 from smimbench.numerics.qmc import normal_points, uniform_points
 from smimbench_channels.sequence.softmax import network as deep
@@ -88,14 +88,14 @@ def _attention(xp: Any, v: list[Array], skip: float) -> tuple[Matrix, Array]:
     if tokens == 2:
         a, b = v
         d = a - b
-        one, two = xp.exp(xp.clip(-a * d, -300.0, 300.0)), xp.exp(xp.clip(b * d, -300.0, 300.0))
+        one, two = xp.exp(clip(-a * d, -300.0, 300.0)), xp.exp(clip(b * d, -300.0, 300.0))
         p, q = 1.0 / (1.0 + one), 1.0 / (1.0 + two)
         # p + q - 1, without cancellation where the tokens are alike
         determinant = (1.0 + skip) * (skip - xp.expm1(-d * d) * p * q)
         return [[skip + p, one * p], [two * q, skip + q]], determinant
     rows = []
     for m in range(tokens):
-        weights = [xp.exp(xp.clip(v[m] * (v[k] - v[m]), -300.0, 300.0)) for k in range(tokens)]
+        weights = [xp.exp(clip(v[m] * (v[k] - v[m]), -300.0, 300.0)) for k in range(tokens)]
         scale = 1.0 / sum(weights[1:], weights[0])
         rows.append([weight * scale for weight in weights])
         rows[m][m] = rows[m][m] + skip
@@ -388,7 +388,7 @@ def _choose(xp: Any, law: _Law, points: _Points, log_weight: Array, seed: int) -
         top = xp.max(log_weight, axis=1, keepdims=True)
         weight = xp.exp(0.5 * (log_weight - top))
         right = points.side >= 0.0
-        plus = 1.0 / (1.0 + xp.exp(xp.clip(points.log_minus - points.log_plus, -300.0, 300.0)))
+        plus = 1.0 / (1.0 + xp.exp(clip(points.log_minus - points.log_plus, -300.0, 300.0)))
         share = xp.stack(
             [
                 xp.sum(xp.where(keep, weight * chance, 0.0), axis=1)
@@ -508,7 +508,7 @@ def _sign_odds(
     ]
     coupled = [(a, b) for a in layers for b in layers if a < b and precision[a, b] != 0.0]
     if not coupled:
-        odds = [1.0 / (1.0 + xp.exp(xp.clip(2.0 * k, -300.0, 300.0))) for k in field]
+        odds = [1.0 / (1.0 + xp.exp(clip(2.0 * k, -300.0, 300.0))) for k in field]
         return odds, {(a, b): odds[a] * odds[b] for a in layers for b in layers if a < b}
     coupling = {
         (a, b): sum((z[a][m] * z[b][m] for m in tokens[1:]), z[a][0] * z[b][0]) * float(precision[a, b])

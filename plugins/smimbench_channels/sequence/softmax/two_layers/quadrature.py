@@ -29,7 +29,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace
+from smimbench.backend import clip, namespace
 from smimbench.interfaces import Array
 from smimbench_channels.sequence.softmax.deep import importance as sampling
 from smimbench_channels.sequence.softmax.moments import Moments
@@ -113,7 +113,7 @@ def _log_root(xp: Any, x: Array, k: Array, c: float) -> Array:
     found = bottom > 0.0
     value = xp.log(xp.where(found, top, 1.0)) - xp.log(xp.where(found, bottom, 1.0))
     value = xp.where(found, value, _FAR)
-    return xp.clip(xp.where(inside, value, -_FAR), -_FAR, _FAR)
+    return clip(xp.where(inside, value, -_FAR), -_FAR, _FAR)
 
 
 def _make_pieces(
@@ -237,7 +237,7 @@ def _sum_points(xp: Any, columns: tuple[Array, ...], count: int, offset: float, 
         k = xp.exp(-0.5 * d_ * d_)
         rest = -xp.expm1(-d_ * d_)
         m = left[part] + nodes * step[part]
-        E = xp.exp(xp.clip(m * d_, -300.0, 300.0))
+        E = xp.exp(clip(m * d_, -300.0, 300.0))
         kE = k * E
         one, two = E + k, 1.0 + kE
         N = one * two
@@ -524,7 +524,7 @@ def _solve(
         sums, error = _integrate_block(xp, u[rows, ...], omega[rows, ...], settings, reach, -depth[rows])
         energy = _energy(sums, settings)
         # what lies outside of the box
-        outside = xp.exp(xp.clip(energy - half_square[rows], -700.0, 0.0))
+        outside = xp.exp(clip(energy - half_square[rows], -700.0, 0.0))
         parts.append(_finish(sums, -depth[rows], error + outside, settings))
         energies.append(energy)
     moments = parts[0] if len(parts) == 1 else Moments(*(xp.concat(values) for values in zip(*parts)))
