@@ -25,7 +25,7 @@ All arrays follow the Python array API standard; an item works on the namespace 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -261,6 +261,9 @@ class Model(Protocol):
     ----------
     tokens : int
         T.
+    rank : str
+        ``"low"`` (a signal of P vectors, ``n = alpha D``) or ``"extensive"`` (of P matrices D x D, ``n = alpha D^2``). Ask
+        for this, not for the value of ``kappa``.
     kappa : float
         Factor of ``Qhat = kappa alpha E sum_c g_c g_c^T``: 1 (low rank) or 2 (extensive rank).
     sites : int
@@ -272,6 +275,11 @@ class Model(Protocol):
     reference: str
     capabilities: Capabilities
     tokens: int
+
+    @property
+    def rank(self) -> Literal["low", "extensive"]:
+        """Whether the signal is a few vectors (``"low"``) or matrices of extensive rank (``"extensive"``)."""
+        ...
 
     @property
     def kappa(self) -> float:
@@ -309,6 +317,10 @@ class Model(Protocol):
 
     def adjoint(self, inputs: Array, g: Array) -> Array:
         """Signal-shaped sum over samples, so normalised that ``R = W_hat + Qhat^{-1} adjoint(g)``."""
+        ...
+
+    def denoiser_flops(self, dimension: int, components: int) -> float:
+        """Floating-point operations of one call of a typical prior's ``denoise``; the cost of a run is estimated with it."""
         ...
 
     def adjoint_scale(self, dimension: int) -> float:

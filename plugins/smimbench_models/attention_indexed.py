@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import array_api_compat
 
@@ -118,6 +118,7 @@ class AttentionIndexed:
     version: ClassVar[int] = 1
     reference: ClassVar[str] = "arXiv:2506.01582"
     capabilities: ClassVar[Capabilities] = Capabilities()
+    rank: ClassVar[Literal["extensive"]] = "extensive"
 
     def __post_init__(self) -> None:
         check_tokens(self.tokens, 2)
@@ -188,6 +189,10 @@ class AttentionIndexed:
         """A product of (n T, d) with (d, d) a component, half of another (it is symmetric), and one reading of the inputs."""
         numbers = n * self.tokens * dimension
         return Cost(3.0 * numbers * dimension * components, float(itemsize * numbers))
+
+    def denoiser_flops(self, dimension: int, components: int) -> float:
+        """``10 d^3`` a component: eigenvectors and eigenvalues of a symmetric matrix, and the product that puts it together."""
+        return 10.0 * dimension**3 * components
 
     def forward(self, inputs: Array, signal: Array) -> Array:
         r"""Latents ``z_ab = (x_a^T S_p x_b - delta_ab tr S_p) / sqrt(d (1 + delta_ab))``.

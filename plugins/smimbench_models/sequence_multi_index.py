@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import array_api_compat
 import numpy as np
@@ -83,6 +83,7 @@ class SequenceMultiIndex:
     version: ClassVar[int] = 1
     reference: ClassVar[str] = "arXiv:2502.00901"
     capabilities: ClassVar[Capabilities] = Capabilities()
+    rank: ClassVar[Literal["low"]] = "low"
 
     def __post_init__(self) -> None:
         check_tokens(self.tokens, 1)
@@ -147,6 +148,10 @@ class SequenceMultiIndex:
         """Two products of (n M, D) with (D, P), and one reading of the inputs."""
         numbers = n * self.tokens * dimension
         return Cost(4.0 * numbers * components, float(itemsize * numbers))
+
+    def denoiser_flops(self, dimension: int, components: int) -> float:
+        """``2 D P^2``: one (P, P) matrix applied to every column of the signal."""
+        return 2.0 * dimension * components**2
 
     def forward(self, inputs: Array, signal: Array) -> Array:
         """Latents ``z_pm = w_p . x_m / sqrt(D)``.

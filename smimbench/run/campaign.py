@@ -530,8 +530,7 @@ def estimate_cost(cells: Sequence[Cell], workers: int) -> Estimate:
             signal = int(np.prod(model.signal_shape(problem.components, cell.dimension)))
             batch = min(n, getattr(algorithm, "batch", None) or n)
             products = 4.0 * batch * model.tokens * signal
-            if model.kappa == 2:
-                products += 10.0 * cell.dimension**3 * problem.components
+            products += model.denoiser_flops(cell.dimension, problem.components)
             epochs = (getattr(algorithm, "epochs", None) or 0) * math.ceil(n / batch)
             steps = getattr(algorithm, "steps", None) or epochs or min(cell.max_iterations, 60)
             products *= getattr(algorithm, "students", 1)

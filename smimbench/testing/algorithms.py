@@ -315,7 +315,7 @@ def no_peeking(subject: Subject) -> None:
 
 def _bait(subject: Subject, problem: Problem) -> tuple[Instance, Data]:
     """An instance whose teacher is in sight, and data whose labels are those of another."""
-    low_rank = len(problem.model.signal_shape(1, 2)) == 2
+    low_rank = problem.model.rank == "low"
     alpha, dimension = (0.4, 400) if low_rank else (0.3, 24)
     in_sight = problem.instance(alpha, dimension)
     hidden = problem.prior.sample(subject.rng(43), problem.components, dimension)

@@ -146,7 +146,7 @@ def point_document(prediction: Prediction, errors: dict[str, Uncertain] | None =
 def _cosines(problem: Problem, prediction: Prediction) -> dict[str, Any]:
     """What the overlap of a low-rank run estimates, a squared cosine, where the signal has another length than 1."""
     second = np.diagonal(np.asarray(problem.prior.second_moment(problem.components), dtype=float))
-    if problem.model.kappa != 1 or np.allclose(second, 1, rtol=0, atol=1e-9):
+    if problem.model.rank != "low" or np.allclose(second, 1, rtol=0, atol=1e-9):
         return {}
     return {
         "squared_cosine": (np.diagonal(np.asarray(prediction.Q)) / second).tolist(),
