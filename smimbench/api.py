@@ -72,11 +72,13 @@ def show(
     """Rows of what has been run; see ``run``."""
     from smimbench.report.rows import error_rows, suite_records
     from smimbench.run.store import Store
-    from smimbench.theory.cache import Theorist
+    from smimbench.theory.cache import TheoryCache
 
     suite = _suite(suite)
     store = Store(Path(results) / suite.name)
-    return error_rows(suite_records(suite, store, backends), suite, store, Theorist(store.folder / "theory"))
+    return error_rows(
+        suite_records(suite, store, backends), suite, store, TheoryCache(store.folder / "theory")
+    )
 
 
 def theory(
@@ -89,7 +91,7 @@ def theory(
     alphas : sequence of float or None
         Sample ratios; default: those of the suite.
     """
-    from smimbench.theory.cache import theory_document
+    from smimbench.report.theory_document import theory_document
 
     return theory_document(_suite(suite, overrides), alphas)
 

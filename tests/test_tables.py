@@ -21,7 +21,7 @@ from smimbench.report.tables import (
 )
 from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
-from smimbench.theory.cache import Theorist
+from smimbench.theory.cache import TheoryCache
 from tests.helpers import ATTENTION, write_suite
 
 
@@ -237,7 +237,7 @@ def test_what_was_lost_is_no_arrival_and_what_was_given_up_takes_time(tmp_path):
             store.write(
                 {**record, **{k: {**record[k], **v} if isinstance(v, dict) else v for k, v in change.items()}}
             )
-        found = error_rows(suite_records(suite, store, ["numpy"]), suite, store, Theorist())
+        found = error_rows(suite_records(suite, store, ["numpy"]), suite, store, TheoryCache())
         rows[name] = found[0]["time_to_theory"]["0.05"]
     assert rows["plain"] == {"seconds": 0.25, "iterations": 1.0, "fraction": 1.0}
     assert rows["restarted"] == {"seconds": 5.25, "iterations": 1.0, "fraction": 1.0}
@@ -256,4 +256,6 @@ def test_an_online_row_stands_at_the_samples_that_it_used(tmp_path):
         [300 / 900, 300 / 900]
     )  # 90 and 270 were asked for
     problem = load_suite(path).plans[0].problem
-    assert rows[0]["bayes"] == pytest.approx(Theorist().points(problem, [300 / 900])[0][0]["mse"], rel=1e-9)
+    assert rows[0]["bayes"] == pytest.approx(
+        TheoryCache().points(problem, [300 / 900])[0][0]["mse"], rel=1e-9
+    )

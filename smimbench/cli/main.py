@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from smimbench.registry.registry import Plugin, Registry
     from smimbench.run.store import Store
     from smimbench.suite.reader import Cell, Suite
-    from smimbench.theory.cache import Theorist
+    from smimbench.theory.cache import TheoryCache
 
 __all__ = ["main"]
 
@@ -182,10 +182,10 @@ def _store(name: str, suite: Suite, results: Path) -> Store:
     return Store(name) if Path(name).is_dir() else Store(results / suite.name)
 
 
-def _theorist(store: Store) -> Theorist:
-    from smimbench.theory.cache import Theorist
+def _theorist(store: Store) -> TheoryCache:
+    from smimbench.theory.cache import TheoryCache
 
-    return Theorist(store.folder / "theory")
+    return TheoryCache(store.folder / "theory")
 
 
 class _Commands(click.Group):
@@ -498,7 +498,7 @@ def _remarks(console: Console, rows: Sequence[dict[str, Any]], quiet: bool) -> N
 
 def _results(
     name: str, results: Path, overrides: Sequence[str], only: Sequence[str], registry: Registry, quiet: bool
-) -> tuple[Suite, Store, list[Any], list[dict[str, Any]], Theorist]:
+) -> tuple[Suite, Store, list[Any], list[dict[str, Any]], TheoryCache]:
     """A suite with all that was run of it; an error if that is nothing."""
     from smimbench.report.rows import error_rows, suite_records
 
@@ -526,7 +526,7 @@ def _figures(
     suite: Suite,
     pairs: Sequence[tuple[Cell, dict[str, Any]]],
     rows: Sequence[dict[str, Any]],
-    theorist: Theorist,
+    theorist: TheoryCache,
     store: Store,
 ) -> list[Path]:
     """Everything that is drawn of a suite; ImportError without matplotlib."""
@@ -544,7 +544,7 @@ def _draw(
     suite: Suite,
     pairs: Sequence[tuple[Cell, dict[str, Any]]],
     rows: Sequence[dict[str, Any]],
-    theorist: Theorist,
+    theorist: TheoryCache,
     store: Store,
     silent: bool,
 ) -> None:
@@ -581,7 +581,7 @@ def theory(
     registry: Registry,
 ) -> int:
     """The Bayes-optimal curve, thresholds and their errors; no simulation."""
-    from smimbench.theory.cache import theory_document
+    from smimbench.report.theory_document import theory_document
 
     for alpha in alphas:
         if not 0 < alpha < float("inf"):
@@ -805,12 +805,12 @@ def score(
     from smimbench.report.rows import rows_of_point
     from smimbench.report.tables import error_tables
     from smimbench.run.external import choose_point, read_estimate, score_record
-    from smimbench.theory.cache import Theorist
+    from smimbench.theory.cache import TheoryCache
 
     suite = _load(suite_name, overrides, only, registry)
     point = choose_point(suite)
     record = score_record(suite, point, read_estimate(path), label, path)
-    rows = rows_of_point(suite, point, record, Theorist())
+    rows = rows_of_point(suite, point, record, TheoryCache())
     if as_json:
         _print_json({"suite": suite.name, "rows": rows})
     else:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from smimbench.suite.reader import Suite
-    from smimbench.theory.cache import Theorist
+    from smimbench.theory.cache import TheoryCache
 
 __all__ = ["draw_suite", "legend"]
 
@@ -26,7 +26,7 @@ CROSSES = "x+1234"
 
 
 def draw_suite(
-    suite: Suite, rows: Sequence[dict[str, Any]], theorist: Theorist, folder: Path, *, curve: bool = True
+    suite: Suite, rows: Sequence[dict[str, Any]], theorist: TheoryCache, folder: Path, *, curve: bool = True
 ) -> list[Path]:
     """Draw one panel per problem for every metric; write PNG and SVG.
 
@@ -76,7 +76,7 @@ def _panel(
     plan: Any,
     metric: str,
     rows: list[dict[str, Any]],
-    theorist: Theorist,
+    theorist: TheoryCache,
     curve: bool,
 ) -> None:
     used = sorted({row["alpha"] for row in rows} | set(plan.alphas))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from smimbench.run.store import Store
     from smimbench.suite.reader import Cell, Suite
-    from smimbench.theory.cache import Theorist
+    from smimbench.theory.cache import TheoryCache
 
 __all__ = ["draw_courses"]
 
@@ -29,7 +29,13 @@ Pair = tuple["Cell", dict[str, Any]]
 
 
 def draw_courses(
-    suite: Suite, pairs: Sequence[Pair], theorist: Theorist, store: Store, folder: Path, *, curve: bool = True
+    suite: Suite,
+    pairs: Sequence[Pair],
+    theorist: TheoryCache,
+    store: Store,
+    folder: Path,
+    *,
+    curve: bool = True,
 ) -> list[Path]:
     """Draw one panel per problem and sample ratio of what algorithms that count their samples learned, sample by sample.
 
@@ -122,7 +128,7 @@ def _panel(
     place: tuple[str, float, int],
     metric: str,
     algorithms: dict[str, list[Any]],
-    theorist: Theorist,
+    theorist: TheoryCache,
     curve: bool,
 ) -> bool:
     """Draw one panel; whether it shows where the data set has been gone through once."""

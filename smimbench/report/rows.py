@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from smimbench.problem.problem import Problem
     from smimbench.run.external import Point
     from smimbench.suite.reader import Suite
-    from smimbench.theory.cache import Theorist
+    from smimbench.theory.cache import TheoryCache
 
 __all__ = ["EPSILONS", "draws_fresh", "error_rows", "rows_of_point", "suite_records"]
 
@@ -45,7 +45,7 @@ def suite_records(suite: Suite, store: Store, backends: Sequence[str]) -> list[t
 
 
 def error_rows(
-    pairs: Sequence[tuple[Cell, dict[str, Any]]], suite: Suite, store: Store, theorist: Theorist
+    pairs: Sequence[tuple[Cell, dict[str, Any]]], suite: Suite, store: Store, theorist: TheoryCache
 ) -> list[dict[str, Any]]:
     """Rows of the error table, in the order of the suite.
 
@@ -74,7 +74,7 @@ def error_rows(
 
 
 def rows_of_point(
-    suite: Suite, point: Point, record: dict[str, Any], theorist: Theorist
+    suite: Suite, point: Point, record: dict[str, Any], theorist: TheoryCache
 ) -> list[dict[str, Any]]:
     """Rows for one estimate from elsewhere (see ``smimbench.run.external``)."""
     problem = point.plan.problem
@@ -108,7 +108,7 @@ def _ratio(problem: Problem, members: Sequence[tuple[Cell, dict[str, Any]]], sto
 
 
 def _theory_of(
-    problem: Problem, cell: Cell, ratio: float, theorist: Theorist, suite: Suite
+    problem: Problem, cell: Cell, ratio: float, theorist: TheoryCache, suite: Suite
 ) -> dict[str, Any]:
     """Theory for a row: the algorithm's own if it has one, besides the Bayes-optimal error."""
     bayes = theorist.points(problem, [ratio])[0][0]

@@ -1,8 +1,8 @@
-"""State evolution of several components: which fixed points there are, and which of them is Bayes-optimal.
+"""State evolution of several components that mix: the matrix-valued recursion, iterated for every sample ratio.
 
-Components that do not mix are learned one after the other: their fixed points are read off a curve, see
-``smimbench.theory.continuation``. Where they do mix, the matrix-valued recursion is iterated for every sample ratio, upwards from
-the prior mean and downwards from the signal, each time from the last fixed point, with Anderson's acceleration.
+The uninformed branch goes upwards in alpha from the prior mean, the informed one downwards from the signal, each time from
+the last fixed point, with Anderson's acceleration. Components that do not mix are learned one after the other: see
+``smimbench.theory.continuation``.
 """
 
 from __future__ import annotations
@@ -10,78 +10,36 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from smimbench.numerics.qmc import normal_points
 from smimbench.numerics.seeds import monte_carlo_rng
-from smimbench.theory.continuation import Staircase, components_are_apart, perfect_limit
-from smimbench.theory.free_entropy import between, information_of
-from smimbench.theory.scalar import NOTHING, Prediction, Threshold
+from smimbench.theory.free_entropy import bayes_optimal_first, between, branches_meet
+from smimbench.theory.information import channel_information
+from smimbench.theory.perfect_recovery import perfect_limit
+from smimbench.theory.sampling import SCRAMBLES, controlled_mean
+from smimbench.theory.types import Host, Prediction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smimbench.problem.problem import Problem
 
-__all__ = ["competing", "iterate", "matrix_thresholds", "staircase", "sweep"]
-
-Host = np.ndarray[Any, np.dtype[np.float64]]
+__all__ = ["competing", "iterate", "linear_response", "sweep"]
 
 SEED_OVERLAP = 1e-6
-SAMPLED_SEED = 1e-2  # below that, sampled information is mostly noise
-_INFORMED = 1e8
-_MEMORY = 3
-_LONGEST = 3.0
-_FEW = 60
-_PROBES = (0.5, 0.8, 0.97)
-
-# A curve is dear and belongs to its problem: points and thresholds are asked for one after the other.
-_STAIRCASES: WeakKeyDictionary[Any, Staircase | None] = WeakKeyDictionary()
-
-
-def staircase(problem: Problem) -> Staircase | None:
-    """The curve of fixed points of a problem whose components are apart, made once; None where they mix."""
-    if problem not in _STAIRCASES:
-        _STAIRCASES[problem] = Staircase(problem) if components_are_apart(problem) else None
-    return _STAIRCASES[problem]
-
-
-def competing(problem: Problem, alphas: Sequence[float]) -> list[list[Prediction]]:
-    """All relevant fixed points for every sample ratio, the Bayes-optimal one first.
-
-    One prediction with branch ``"unique"`` where the uninformed and the informed branch meet; otherwise both, each with its
-    free entropy (larger is better; infinite for perfect recovery).
-    """
-    wanted = [float(alpha) for alpha in alphas]
-    curve = staircase(problem)
-    if curve is None:
-        return _competing_sweeps(problem, wanted)
-    # Two branches need a place where alpha falls along the curve, so the whole of it is asked for.
-    if not curve.folds():
-        return [[replace(curve.predict(alpha), branch="unique")] for alpha in wanted]
-    result = []
-    for alpha in wanted:
-        low, high = curve.predict(alpha, "uninformed"), curve.predict(alpha, "informed")
-        if _meet(problem, low, high):
-            result.append([replace(low, branch="unique")])
-        else:
-            pair = [replace(p, free_entropy=curve.free_entropy(p)) for p in (low, high)]
-            result.append(_ordered(pair))
-    return result
-
-
-def _meet(problem: Problem, low: Prediction, high: Prediction) -> bool:
-    scale = float(np.max(np.diagonal(np.asarray(problem.prior.second_moment(problem.components)))))
-    apart = np.abs(np.diagonal(low.V) - np.diagonal(high.V))
-    return bool(np.all(apart <= 1e-6 * scale + 2 * (low.error + high.error)))
-
-
-def _ordered(pair: list[Prediction]) -> list[Prediction]:
-    return sorted(pair, key=lambda p: -p.free_entropy if p.free_entropy is not None else 0.0)
-
-
-# -- components that mix ----------------------------------------------------------------------------------------------
+"""Qhat that is added to leave an unstable fixed point; doubled, thresholds are seen that much earlier."""
+SAMPLED_SEED = 1e-2
+"""The same where the information is sampled: below it is mostly noise."""
+INFORMED = 1e8
+"""Qhat at which the informed branch starts; doubled, the start is twice as close to the signal."""
+MEMORY = 3
+"""Steps that Anderson's acceleration remembers; doubled, it is faster on smooth maps and less robust on sampled ones."""
+LONGEST_STEP = 3.0
+"""Longest accelerated step in log Qhat; doubled, bad extrapolations go twice as far."""
+MOST_ITERATIONS = 60
+"""Accelerated iterations per sample ratio; doubled, fewer points end with "were not enough"."""
 
 
 def iterate(
@@ -99,12 +57,14 @@ def iterate(
     convergence, and the numerical error of the information.
     """
     P = problem.components
-    information = SEED_OVERLAP if branch == "uninformed" else _INFORMED
-    overlap = problem.prior.overlap(information * np.eye(P))
+    start = SEED_OVERLAP if branch == "uninformed" else INFORMED
+    overlap = problem.prior.overlap(start * np.eye(P))
     previous, rate = None, 0.0
     step = np.inf
     for _ in range(max_iterations):
-        info = information_of(problem, np.asarray(overlap.Q), np.asarray(overlap.V))
+        info = channel_information(
+            problem.channel, problem.model, np.asarray(overlap.Q), np.asarray(overlap.V)
+        )
         new = problem.prior.overlap(problem.model.kappa * alpha * np.asarray(info.value))
         step = float(np.abs(new.Q - overlap.Q).max())
         if previous:
@@ -134,7 +94,7 @@ def sweep(
     upwards = branch == "uninformed"
     order = sorted(range(len(alphas)), key=lambda k: alphas[k] if upwards else -alphas[k])
     kappa = float(problem.model.kappa)
-    start = None if upwards else _INFORMED * np.eye(P)
+    start = None if upwards else INFORMED * np.eye(P)
     solved: dict[int, tuple[Prediction, Host]] = {}
     seed = SEED_OVERLAP
     bottom = np.diagonal(np.asarray(problem.prior.mean_overlap(P)))
@@ -142,7 +102,9 @@ def sweep(
         alpha = float(alphas[k])
         if start is None:
             found = problem.prior.overlap(np.zeros((P, P)))
-            information = information_of(problem, np.asarray(found.Q), np.asarray(found.V))
+            information = channel_information(
+                problem.channel, problem.model, np.asarray(found.Q), np.asarray(found.V)
+            )
             start = kappa * alpha * np.asarray(information.value)
             seed = SAMPLED_SEED if "Monte Carlo" in information.method else SEED_OVERLAP
         start = start + seed * np.eye(P)
@@ -190,7 +152,7 @@ def _accelerated(
 
     def mapped(log: Host) -> tuple[Host, Any]:
         Q, V = _overlap(problem, _exponential(log))
-        information = information_of(problem, Q, V)
+        information = channel_information(problem.channel, problem.model, Q, V)
         return _logarithm(kappa * alpha * np.asarray(information.value)), information
 
     x = _logarithm(start)
@@ -198,7 +160,7 @@ def _accelerated(
     steps: list[Host] = []
     residual, best = np.inf, np.inf
     information: Any = None
-    for _ in range(_FEW):
+    for _ in range(MOST_ITERATIONS):
         image, information = mapped(x)
         step = image - x
         residual = float(np.abs(step).max())
@@ -211,7 +173,7 @@ def _accelerated(
         if residual > 2 * best:
             points, steps = [], []  # the history misleads
         best = min(best, residual)
-        points, steps = [*points[-_MEMORY:], x], [*steps[-_MEMORY:], step]
+        points, steps = [*points[-MEMORY:], x], [*steps[-MEMORY:], step]
         x = image
         if len(steps) > 1:
             changes = np.stack([(b - a)[upper] for a, b in itertools.pairwise(steps)], axis=-1)
@@ -219,16 +181,22 @@ def _accelerated(
             weights = np.linalg.lstsq(changes, step[upper], rcond=1e-8)[0]
             move = step[upper] - (moves + changes) @ weights
             longest = float(np.abs(move).max())
-            move = move * min(1.0, _LONGEST / longest) if longest > 0 else move
+            move = move * min(1.0, LONGEST_STEP / longest) if longest > 0 else move
             x = points[-1].copy()
             x[upper] += move
             x.T[upper] = x[upper]
     else:
-        return _exponential(x), relative, residual, f"{information.method}, {_FEW} iterations were not enough"
+        return (
+            _exponential(x),
+            relative,
+            residual,
+            f"{information.method}, {MOST_ITERATIONS} iterations were not enough",
+        )
     return _exponential(x), relative, residual, information.method
 
 
-def _competing_sweeps(problem: Problem, alphas: list[float]) -> list[list[Prediction]]:
+def competing(problem: Problem, alphas: Sequence[float]) -> list[list[Prediction]]:
+    """The fixed points of both sweeps for every sample ratio, the Bayes-optimal one first."""
     if not alphas:
         return []
     perfect = perfect_limit(problem)
@@ -239,13 +207,15 @@ def _competing_sweeps(problem: Problem, alphas: list[float]) -> list[list[Predic
             high = _perfect(problem, high)
             if np.diagonal(low.V).max() < 1e-6:
                 low = _perfect(problem, low)
-        if _meet(problem, low, high):
+        if branches_meet(problem, low, high):
             result.append([replace(low, branch="unique")])
         elif not high.V.any():
             result.append([replace(high, free_entropy=float("inf")), replace(low, free_entropy=0.0)])
         else:
             lead, _ = between(problem, low.alpha, low_qhat, high_qhat)
-            result.append(_ordered([replace(low, free_entropy=0.0), replace(high, free_entropy=lead)]))
+            result.append(
+                bayes_optimal_first([replace(low, free_entropy=0.0), replace(high, free_entropy=lead)])
+            )
     return result
 
 
@@ -257,125 +227,11 @@ def _perfect(problem: Problem, prediction: Prediction) -> Prediction:
     )
 
 
-# -- thresholds -------------------------------------------------------------------------------------------------------
-
-
-def matrix_thresholds(problem: Problem) -> dict[str, Any]:
-    """All thresholds of a problem with several components as plain data.
-
-    Returns
-    -------
-    dict
-        ``weak_recovery`` and ``perfect_recovery``: ``{"value", "error"}`` or None; ``sequential``: a list of ``{"layer",
-        "value", "error"}`` in the order learned (layers count from 1); ``hard_phase``: ``[from, to]`` or None.
-    """
-    curve = staircase(problem)
-    if curve is None:
-        return _sweep_thresholds(problem)
-    curve.follow_events()
-    hard = _hard_phase(curve)
-    events = [e for e in curve.events if e.alpha > 0 or curve.bottom[e.component] == 0]
-    found: dict[str, Any] = {
-        "weak_recovery": _document(curve.weak_recovery()),
-        "perfect_recovery": _document(curve.perfect),
-        "sequential": [{"layer": e.component + 1, "value": e.alpha, "error": e.error} for e in events],
-        "hard_phase": list(hard) if hard else None,
-    }
-    if hard and curve.perfect is not None and hard[1] > curve.perfect.value:
-        # Where V = 0 becomes stable, and where the uninformed branch gets there.
-        found["perfect_recovery"] = {
-            "value": hard[1],
-            "error": max(curve.perfect.error, curve.error_at_top()),
-            "branch": "uninformed",
-            "informed": _document(curve.perfect),
-        }
-    return found
-
-
-def _document(threshold: Threshold | None) -> dict[str, float] | None:
-    return None if threshold is None else {"value": threshold.value, "error": threshold.error}
-
-
-def _hard_phase(curve: Staircase) -> tuple[float, float] | None:
-    """Sample ratios between which the Bayes-optimal fixed point is better than what the uninformed branch reaches."""
-    if not curve.folds():
-        return None
-    _, _, log_alpha = curve.path()
-    low, top = float(np.exp(log_alpha.min())), float(np.exp(np.maximum.accumulate(log_alpha).max()))
-    if curve.perfect is not None:
-        low = min(low, curve.perfect.value)
-
-    def lead(alpha: float) -> float:
-        """Free entropy of the informed branch less that of the uninformed one; 0 where they meet."""
-        uninformed, informed = curve.predict(alpha, "uninformed"), curve.predict(alpha, "informed")
-        if _meet(curve.problem, uninformed, informed):
-            return 0.0
-        return curve.free_entropy(informed) - curve.free_entropy(uninformed)
-
-    grid = np.exp(np.linspace(np.log(low), np.log(top), 201))[1:-1]
-    ahead = np.array([lead(alpha) for alpha in grid]) > 0
-    if not ahead.any():
-        return None
-    where = np.flatnonzero(ahead)
-    ends = []
-    for inside, outside in ((where[0], where[0] - 1), (where[-1], where[-1] + 1)):
-        good = float(grid[inside])
-        bad = low if outside < 0 else top if outside >= len(grid) else float(grid[outside])
-        for _ in range(40):
-            middle = (good + bad) / 2
-            good, bad = (middle, bad) if lead(middle) > 0 else (good, middle)
-        ends.append(good)
-    return ends[0], ends[1]
-
-
-def _sweep_thresholds(problem: Problem) -> dict[str, Any]:
-    P = problem.components
-    bottom = np.asarray(problem.prior.mean_overlap(P), dtype=float)
-    found = problem.prior.overlap(np.zeros((P, P)))
-    Q, V = np.asarray(found.Q), np.asarray(found.V)
-    information = information_of(problem, Q, V)
-    value, error = np.asarray(information.value), np.asarray(information.error, dtype=float)
-    perfect = perfect_limit(problem)
-    weak: Threshold | None = None
-    if bool((np.diagonal(value) > NOTHING + 3 * np.max(error)).any()):
-        weak = Threshold(0.0, 0.0) if not bottom.any() else None
-    elif not bottom.any():
-        weak = _spectral_threshold(problem, Q, V)
-    hard = None
-    if perfect is not None:
-        for alpha, branches in zip(_PROBES, competing(problem, [p * perfect.value for p in _PROBES])):
-            if len(branches) > 1 and branches[0].branch == "informed":
-                start = alpha * perfect.value
-                hard = [min(start, hard[0]) if hard else start, perfect.value]
-    return {
-        "weak_recovery": _document(weak),
-        "perfect_recovery": _document(perfect),
-        "sequential": [],
-        "hard_phase": hard,
-    }
-
-
-def _spectral_threshold(problem: Problem, Q: Host, V: Host) -> Threshold | None:
-    r"""Where the prior mean becomes unstable: the linear map ``dQ -> E \sum_{cc'} G_cc' dQ G_cc'^T`` has the eigenvalue 1."""
-    value, error = linear_response(problem, Q, V)
-    P = len(Q)
-    eigenvalues, vectors = np.linalg.eig(value.reshape(P * P, P * P))
-    leading = int(np.argmax(eigenvalues.real))
-    rate = float(problem.model.kappa) * float(eigenvalues[leading].real)
-    if not rate > 0:
-        return None
-    doubt = float(np.abs(vectors[:, leading]) @ error.reshape(P * P, P * P) @ np.abs(vectors[:, leading]))
-    return Threshold(1 / rate, float(problem.model.kappa) * doubt / rate**2)
-
-
 def linear_response(problem: Problem, Q: Host, V: Host) -> tuple[Host, Host]:
     r"""The linearised state evolution ``dI_ab / dQ_cd = E \sum_{kl} G_{ak,cl} G_{bk,dl}`` (P, P, P, P) and its error.
 
     ``G = V^{-1} (E[z z^T | y] - V) V^{-1}`` at a prior mean that says nothing (``E[z | y] = 0``), by sampled labels.
     """
-    from smimbench.numerics.qmc import normal_points
-    from smimbench.theory.sampling import SCRAMBLES, controlled_mean
-
     channel, sites, P = problem.channel, problem.model.sites, problem.components
     root, inverse = np.linalg.cholesky(V), np.linalg.inv(V)
     points = 2**10

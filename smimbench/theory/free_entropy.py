@@ -15,24 +15,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.theory.information import channel_information
-from smimbench.theory.sampling import sampled_moments
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Uncertain
     from smimbench.problem.problem import Problem
+    from smimbench.theory.types import Host, Prediction
 
-__all__ = ["along_path", "between", "information_of"]
+__all__ = ["along_path", "bayes_optimal_first", "between", "branches_meet"]
 
-Host = np.ndarray[Any, np.dtype[np.float64]]
+NODES = 12
+"""Gauss-Legendre nodes of a free-entropy difference; doubled, it costs twice as much, with the square of the relative error."""
 
-_NODES = 12
+
+def branches_meet(problem: Problem, low: Prediction, high: Prediction) -> bool:
+    """Whether two predictions are the same fixed point within their errors."""
+    scale = float(np.max(np.diagonal(np.asarray(problem.prior.second_moment(problem.components)))))
+    apart = np.abs(np.diagonal(low.V) - np.diagonal(high.V))
+    return bool(np.all(apart <= 1e-6 * scale + 2 * (low.error + high.error)))
 
 
-def information_of(problem: Problem, Q: Host, V: Host) -> Uncertain:
-    """The channel's information of one (Q, V): its own, or the mean over sampled labels."""
-    if hasattr(problem.channel, "information"):
-        return channel_information(problem.channel, problem.model, Q, V)
-    return sampled_moments(problem.channel, problem.model.sites, Q, V)[0]
+def bayes_optimal_first(pair: list[Prediction]) -> list[Prediction]:
+    """Competing predictions, the one with the largest free entropy first."""
+    return sorted(pair, key=lambda p: -p.free_entropy if p.free_entropy is not None else 0.0)
 
 
 def along_path(qhat: Host, V: Host, log_alpha: Host, alpha: float, start: Host) -> float:
@@ -68,7 +71,7 @@ def between(problem: Problem, alpha: float, first: Host, second: Host) -> tuple[
     The path goes straight in ``log(1 + Qhat)``; Gauss-Legendre nodes.
     """
     kappa = float(problem.model.kappa)
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    nodes, weights = np.polynomial.legendre.leggauss(NODES)
     logs = [_function(np.log1p, matrix) for matrix in (first, second)]
 
     def overlap(t: float) -> tuple[Host, Host, Host]:
@@ -81,7 +84,7 @@ def between(problem: Problem, alpha: float, first: Host, second: Host) -> tuple[
         qhat, Q, V = overlap(node)
         step = 1e-4
         change = -(overlap(node + step)[2] - overlap(node - step)[2]) / (2 * step)
-        information = information_of(problem, Q, V)
+        information = channel_information(problem.channel, problem.model, Q, V)
         value = np.asarray(information.value)
         total += weight * 0.5 * float(np.sum((kappa * alpha * value - qhat) * change))
         error = np.broadcast_to(np.asarray(information.error, dtype=float), value.shape)

@@ -30,8 +30,11 @@ __all__ = ["KINDS", "curve_errors", "generalization_error", "measured_error"]
 
 KINDS = ("bayes", "plugin", "constant")
 SCRAMBLES = 8
+"""Independent scrambles, whose spread is the error; doubled, that spread is known 1.4 times better."""
 POINTS = 2**12
+"""Sobol points in each; doubled, errors of smooth labels nearly halve."""
 NODES = 25
+"""Chebyshev nodes along a curve; doubled, the error of interpolation is squared."""
 
 
 def generalization_error(problem: Problem, Q: Array, V: Array) -> dict[str, Uncertain]:

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["SCRAMBLES", "controlled_mean", "sampled_moments"]
 
 SCRAMBLES = 16
+"""Independent scrambles, whose spread is the error; doubled, that spread is known 1.4 times better."""
 POINTS = 2**10
+"""Labels in each; doubled, errors fall by 1.4 to 2 and the cost doubles."""
 
 
 def controlled_mean(samples: Sequence[Array], controls: Sequence[Array]) -> tuple[Array, Array]:

@@ -1,11 +1,9 @@
-"""State evolution: the Bayes-optimal error as a function of the sample ratio, with its numerical error.
+"""State evolution of one component: the Bayes-optimal error as a function of the sample ratio.
 
-One component: solved without iterating. The fixed point ``Qhat = kappa alpha I(Q(Qhat))`` is linear in alpha, so the
-whole curve is known as ``alpha(Qhat) = Qhat / (kappa I(Q(Qhat)))`` and alpha is read off. Where alpha falls with Qhat,
-branches compete: the uninformed one (from the prior mean upwards) ends at the first Qhat whose alpha reaches the one
-asked for, the informed one (from the signal downwards) at the last.
-
-Several components: see ``smimbench.theory.coupled``.
+Solved without iterating. The fixed point ``Qhat = kappa alpha I(Q(Qhat))`` is linear in alpha, so the whole curve is known as
+``alpha(Qhat) = Qhat / (kappa I(Q(Qhat)))`` and alpha is read off. Where alpha falls with Qhat, branches compete: the
+uninformed one (from the prior mean upwards) ends at the first Qhat whose alpha reaches the one asked for, the informed one
+(from the signal downwards) at the last.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ import numpy as np
 from smimbench.interfaces import Uncertain
 from smimbench.numerics.curves import bracketed_roots
 from smimbench.theory.information import channel_information
+from smimbench.theory.types import NOTHING, Prediction, Threshold
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,54 +24,16 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Array
     from smimbench.problem.problem import Problem
 
-__all__ = ["Prediction", "ScalarCurve", "Threshold", "solve"]
+__all__ = ["ScalarCurve"]
 
 LOWEST, HIGHEST = 1e-9, 1e15
-PER_DECADE = 8
+"""Range of Qhat of a curve in closed form; doubled, its ends reach that much further before they are extrapolated."""
+SAMPLED_LOWEST, SAMPLED_HIGHEST = 1e-4, 1e8
+"""The same for sampled information."""
+PER_DECADE, SAMPLED_PER_DECADE = 8, 4
+"""Nodes of the curve per factor 10 of Qhat; doubled, turning points closer to one another are told apart."""
 ROUNDING = 1e-13
-NOTHING = 1e-9
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What state evolution says at one sample ratio.
-
-    Attributes
-    ----------
-    alpha : float
-    Q, V : ndarray (P, P)
-        Overlap and error, ``V = second_moment - Q``.
-    error : ndarray (P,)
-        Numerical error of the diagonal of Q (and of V).
-    branch : str
-        ``"unique"``, ``"uninformed"`` or ``"informed"``.
-    method : str
-        How the information of the channel was obtained.
-    free_entropy : float or None
-        Difference to the prior mean, in the normalisation d(phi)/dQ = (Qhat(alpha, Q) - Qhat(Q)) / 2; given where
-        branches compete.
-    """
-
-    alpha: float
-    Q: np.ndarray[Any, Any]
-    V: np.ndarray[Any, Any]
-    error: np.ndarray[Any, Any]
-    branch: str
-    method: str
-    free_entropy: float | None = None
-
-    @property
-    def mse(self) -> np.ndarray[Any, Any]:
-        """Mean squared error of every component (P,)."""
-        return np.diagonal(self.V)
-
-
-@dataclass(frozen=True)
-class Threshold:
-    """A critical sample ratio with its numerical error."""
-
-    value: float
-    error: float
+"""Relative error of a root of a closed form; doubled, so is the smallest error that is stated."""
 
 
 @dataclass
@@ -100,8 +61,12 @@ class ScalarCurve:
         probe = self._information(np.array([0.0]))
         self.method = probe.method
         self.sampled = probe.method.startswith(("Monte Carlo", "nested"))
-        # Sampling is thousands of times dearer than a formula, and its curve is interpolated anyway.
-        low, high, per_decade = (1e-4, 1e8, 4) if self.sampled else (LOWEST, HIGHEST, PER_DECADE)
+        # Sampling costs thousands of times more than a formula, and its curve is interpolated anyway.
+        low, high, per_decade = (
+            (SAMPLED_LOWEST, SAMPLED_HIGHEST, SAMPLED_PER_DECADE)
+            if self.sampled
+            else (LOWEST, HIGHEST, PER_DECADE)
+        )
         count = round(np.log10(high / low) * per_decade) + 1
         self.log_qhat = np.linspace(np.log(low), np.log(high), count)
         self.alpha, self.alpha_error = self.alpha_of(self.log_qhat)
@@ -339,7 +304,7 @@ class ScalarCurve:
         something from the beginning, so that learning starts smoothly at alpha = 0.
         """
         info = self._at_bottom()
-        start = self._departure()
+        start = self._critical_information()
         if info.value > max(NOTHING, 3 * info.error) and start == 0.0:
             return None if self.bottom > 0 else Threshold(0.0, 0.0)
         if start > 0:  # the overlap stays at its lowest value up to a finite Qhat (small-width limit)
@@ -351,7 +316,7 @@ class ScalarCurve:
             )
         return _limit([self.alpha_of(np.log(np.array([q])))[0][0] for q in (1e-4, 1e-5, 1e-6, 1e-7)])
 
-    def _departure(self) -> float:
+    def _critical_information(self) -> float:
         """Largest Qhat at which the overlap still has its lowest value."""
         Q, _ = self._overlap(self.log_qhat)
         stuck = self.bottom >= Q
@@ -406,23 +371,6 @@ class ScalarCurve:
             elif kind:
                 found.append((float(self.log_qhat[j]), float(b), kind))
         return found
-
-
-def solve(problem: Problem, alphas: Sequence[float], branch: str = "uninformed") -> list[Prediction]:
-    """Predictions of one branch for several sample ratios.
-
-    Parameters
-    ----------
-    branch : str
-        ``"uninformed"`` (what GAMP reaches from the prior mean) or ``"informed"``.
-    """
-    if branch not in ("uninformed", "informed"):
-        raise ValueError(f"branch must be 'uninformed' or 'informed', got {branch!r}")
-    if problem.components == 1:
-        return ScalarCurve.of(problem).predict(alphas, branch)
-    from smimbench.theory.coupled import iterate
-
-    return [iterate(problem, float(alpha), branch) for alpha in alphas]
 
 
 def _limit(values: Sequence[float]) -> Threshold:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from smimbench.backend.arrays import to_host
-from smimbench.theory.cache import Theorist
+from smimbench.theory.cache import TheoryCache
 
 from .cases import SEEDS, STEPS, Case, problems
 
@@ -38,7 +38,7 @@ class Accuracy:
                     continue
                 n = case.problem.model.sample_count(case.alpha, case.dimension)
                 ratio = case.problem.model.sample_ratio(n, case.dimension)
-                point = Theorist().points(case.problem, [ratio])[0][0]
+                point = TheoryCache().points(case.problem, [ratio])[0][0]
                 errors = _errors(case)[:, 0]
             except Exception:  # the track is blank for what this commit cannot do
                 continue

@@ -5,7 +5,7 @@ import time
 import numpy as np
 
 from smimbench.problem.problem import Problem
-from smimbench.theory.cache import Theorist
+from smimbench.theory.cache import TheoryCache
 
 from .cases import Case, problems
 
@@ -43,8 +43,8 @@ class StateEvolution:
 
     def time_point(self, problem):
         """One sample ratio."""
-        Theorist().points(self._fresh(), [self.case.alpha])
+        TheoryCache().points(self._fresh(), [self.case.alpha])
 
     def time_curve_of_32_points(self, problem):
         """The curve from a quarter to twice that sample ratio."""
-        Theorist().points(self._fresh(), list(self.case.alpha * np.linspace(0.25, 2.0, POINTS)))
+        TheoryCache().points(self._fresh(), list(self.case.alpha * np.linspace(0.25, 2.0, POINTS)))

@@ -14,7 +14,7 @@ from smimbench.backend.device import get_backend
 from smimbench.interfaces import ParameterError
 from smimbench.problem.problem import Problem
 from smimbench.run.loop import LoopSettings, Status, run_algorithm
-from smimbench.theory.scalar import solve
+from smimbench.theory.predictions import solve
 
 
 def attention(channel="softmax", tokens=2, rho=0.5, **parameters) -> Problem:

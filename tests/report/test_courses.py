@@ -11,7 +11,7 @@ from smimbench.report.learning_curves import _median, _spread, draw_courses
 from smimbench.report.rows import suite_records
 from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
-from smimbench.theory.cache import Theorist
+from smimbench.theory.cache import TheoryCache
 from tests.helpers import ATTENTION, write_suite
 
 D = 30
@@ -44,7 +44,7 @@ def draw(tmp_path, text, **options):
     suite = load_suite(path)
     store = Store(tmp_path / "results" / "small")
     pairs = suite_records(suite, store, ["numpy"])
-    paths = draw_courses(suite, pairs, Theorist(), store, tmp_path / "figures", **options)
+    paths = draw_courses(suite, pairs, TheoryCache(), store, tmp_path / "figures", **options)
     return suite, store, pairs, paths
 
 
@@ -84,7 +84,7 @@ def test_lines_are_the_median_of_the_runs_and_the_best_with_as_many_samples(tmp_
 
 
 def problem_error(problem, n):
-    return pytest.approx(Theorist().points(problem, [n / D**2])[0][0]["mse"], rel=1e-9)
+    return pytest.approx(TheoryCache().points(problem, [n / D**2])[0][0]["mse"], rel=1e-9)
 
 
 def test_without_a_curve_the_line_is_that_of_all_samples(tmp_path, drawn):

@@ -10,11 +10,16 @@ from smimbench_priors.gaussian import Gaussian
 from smimbench_priors.wishart.prior import Wishart
 
 from smimbench.interfaces import Posterior, Uncertain
-from smimbench.theory import coupled as branches
-from smimbench.theory.continuation import Staircase, components_are_apart, perfect_limit
+from smimbench.theory.continuation import Continuation
+from smimbench.theory.coupled import iterate, linear_response, sweep
+from smimbench.theory.decoupling import components_decouple
+from smimbench.theory.fixed_point_curve import FixedPointCurve
 from smimbench.theory.free_entropy import between
+from smimbench.theory.perfect_recovery import perfect_limit
+from smimbench.theory.predictions import competing
 from smimbench.theory.sampling import controlled_mean, sampled_moments
 from smimbench.theory.scalar import ScalarCurve
+from smimbench.theory.thresholds import curve_thresholds, thresholds
 
 
 class Model:
@@ -76,7 +81,7 @@ LINES = {"early": (0.1, 0.3), "late": (0.2, 0.5), "after": (0.7, 0.8), "beside":
 def test_independent_components_are_learned_in_order(names):
     ends = [LINES[name] for name in names]
     problem = apart(*(line(*pair) for pair in ends))
-    found = branches.matrix_thresholds(problem)
+    found = thresholds(problem)
     order = sorted(range(len(names)), key=lambda a: ends[a][0])
     assert [step["layer"] for step in found["sequential"]] == [a + 1 for a in order]
     for step, a in zip(found["sequential"], order):
@@ -86,7 +91,7 @@ def test_independent_components_are_learned_in_order(names):
     assert found["perfect_recovery"]["value"] == pytest.approx(max(end for _, end in ends), rel=1e-4)
     assert found["hard_phase"] is None
     alphas = [0.05, 0.12, 0.18, 0.25, 0.31, 0.45, 0.6, 0.75, 0.9]
-    for alpha, predictions in zip(alphas, branches.competing(problem, alphas)):
+    for alpha, predictions in zip(alphas, competing(problem, alphas)):
         assert [p.branch for p in predictions] == ["unique"]
         overlap = np.diagonal(predictions[0].Q)
         expected = np.array([np.clip((alpha - start) / (end - start), 0, 1) for start, end in ends])
@@ -107,13 +112,14 @@ PEAK = 0.5 + 2.2**2 / (4 * 1.7)
 def test_a_jump_is_reported_with_its_hard_phase(others):
     # alpha climbs to 1.21 and falls to 1: between the two, recovery is possible but not from the prior mean.
     problem = apart(hill, *others)
-    found = branches.matrix_thresholds(problem)
+    curve = FixedPointCurve(problem)
+    found = curve_thresholds(curve)
     assert {s["layer"]: s["value"] for s in found["sequential"]}[1] == pytest.approx(0.5, rel=1e-6)
     assert found["hard_phase"] == pytest.approx([1.0, PEAK], abs=1e-4)
     assert found["perfect_recovery"]["value"] == pytest.approx(PEAK, abs=1e-4)
     assert found["perfect_recovery"]["informed"]["value"] == pytest.approx(1.0, abs=1e-4)
     for alpha in (0.7, 0.95, 1.05, 1.2, 1.25):
-        predictions = branches.competing(problem, [alpha])[0]
+        predictions = curve.competing([alpha])[0]
         if not 1 < alpha < PEAK:
             assert [p.branch for p in predictions] == ["unique"]
         else:
@@ -154,14 +160,14 @@ def test_the_better_of_two_imperfect_branches_has_the_larger_free_entropy():
 
     low = alpha.min()
     equal = optimize.brentq(lead, low * 1.01, 0.99)
-    found = branches.matrix_thresholds(problem)
+    found = thresholds(problem)
     assert [s["layer"] for s in found["sequential"]] == [2, 1]
     assert [s["value"] for s in found["sequential"]] == pytest.approx([0.0, 1.0], abs=1e-7)
     assert found["weak_recovery"]["value"] == 0.0
     assert found["perfect_recovery"] is None
     assert found["hard_phase"] == pytest.approx([equal, 1.0], rel=1e-3)
     for a in (0.5 * (low + equal), 0.5 * (equal + 1)):
-        pair = branches.competing(problem, [a])[0]
+        pair = competing(problem, [a])[0]
         assert [p.branch for p in pair] == (
             ["uninformed", "informed"] if a < equal else ["informed", "uninformed"]
         )
@@ -185,7 +191,7 @@ def test_one_component_agrees_with_the_scalar_solver():
 
     problem = Problem(OneLayer(), 1, 2)
     alphas = [0.1, 0.18, 0.3, 0.45, 0.6]
-    for many, one in zip(branches.competing(problem, alphas), ScalarCurve(problem).predict(alphas)):
+    for many, one in zip(FixedPointCurve(problem).competing(alphas), ScalarCurve(problem).predict(alphas)):
         assert many[0].Q[0, 0] == pytest.approx(one.Q[0, 0], abs=2e-5)
 
 
@@ -228,20 +234,20 @@ NOISES = [np.diag([0.05, 0.6]), np.array([[0.3, 0.2], [0.2, 0.5]])]
 @pytest.mark.parametrize("noise", NOISES, ids=["apart", "mixed"])
 def test_linear_labels_with_closed_form(noise):
     problem = Problem(Mixed(noise), 2, 2)
-    assert components_are_apart(problem) == (noise[0, 1] == 0)
+    assert components_decouple(problem) == (noise[0, 1] == 0)
     alphas = [0.02, 0.3, 1.0, 5.0]
-    for alpha, found in zip(alphas, branches.competing(problem, alphas)):
+    for alpha, found in zip(alphas, competing(problem, alphas)):
         assert [p.branch for p in found] == ["unique"]
         V = exact_mixed(noise, 2, alpha)
         np.testing.assert_allclose(found[0].V, V, rtol=2e-4, atol=1e-6)
         np.testing.assert_allclose(found[0].Q, np.eye(2) - V, rtol=1e-3, atol=1e-5)
         assert np.all(np.abs(np.diagonal(found[0].V - V)) < 5 * found[0].error + 1e-7)
-        plain = branches.iterate(problem, alpha)
+        plain = iterate(problem, alpha)
         np.testing.assert_allclose(plain.V, V, atol=1e-7)
-    thresholds = branches.matrix_thresholds(problem)
-    assert thresholds["weak_recovery"]["value"] == 0.0
-    assert thresholds["perfect_recovery"] is None
-    assert thresholds["hard_phase"] is None
+    found = thresholds(problem)
+    assert found["weak_recovery"]["value"] == 0.0
+    assert found["perfect_recovery"] is None
+    assert found["hard_phase"] is None
 
 
 def test_coupled_noiseless_labels_count_their_equations():
@@ -281,13 +287,13 @@ def test_matrices_of_small_width_leave_the_prior_mean_at_a_finite_information():
     # V = 1 for c < 1, c (2 - c) for 1 < c < 2, 0 above, with c = kappa alpha equations.
     counts = (2.0, 5.0)
     problem = Problem(Noiseless(*counts), 2, 3, Wishart(0.0), kappa=2.0)
-    assert components_are_apart(problem)
-    found = branches.matrix_thresholds(problem)
+    assert components_decouple(problem)
+    found = thresholds(problem)
     assert [s["layer"] for s in found["sequential"]] == [2, 1]
     assert [s["value"] for s in found["sequential"]] == pytest.approx([1 / 10, 1 / 4], rel=1e-7)
     assert found["perfect_recovery"]["value"] == pytest.approx(2 / 4, rel=1e-4)
     for alpha in (0.05, 0.12, 0.18, 0.24, 0.3, 0.4, 0.49, 0.6):
-        prediction = branches.competing(problem, [alpha])[0][0]
+        prediction = competing(problem, [alpha])[0][0]
         c = 2 * alpha * np.array(counts)
         expected = np.where(c < 1, 1, np.where(c < 2, c * (2 - c), 0))
         np.testing.assert_allclose(np.diagonal(prediction.V), expected, atol=2e-4)
@@ -347,11 +353,11 @@ def test_susceptibility_is_the_slope_of_the_information():
 
 
 def test_thresholds_from_a_posterior_alone():
-    found = Staircase(Problem(Sampled(), 2, 2))
-    found.follow_events()
-    assert [e.component for e in found.events] == [0, 1]
-    for event in found.events:
-        assert event.alpha == pytest.approx(1 / 6, rel=1e-3)
+    found = Continuation(Problem(Sampled(), 2, 2))
+    found.follow_bifurcations()
+    assert [b.component for b in found.bifurcations] == [0, 1]
+    for bifurcation in found.bifurcations:
+        assert bifurcation.alpha == pytest.approx(1 / 6, rel=1e-3)
 
 
 def test_the_error_of_a_controlled_mean_is_honest():
@@ -402,7 +408,7 @@ def test_linear_response_of_directions_that_mix():
                 second = np.einsum("ap,npcqd,bq->nacbd", self.turn.T, second, self.turn.T)
             return Posterior(self.turn.T @ found.mean, found.covariance, second)
 
-    value, error = branches.linear_response(Problem(Rotated(), 2, 2), np.zeros((2, 2)), np.eye(2))
+    value, error = linear_response(Problem(Rotated(), 2, 2), np.zeros((2, 2)), np.eye(2))
     radius = np.abs(np.linalg.eigvals(value.reshape(4, 4))).max()
     assert radius == pytest.approx(6.0, rel=0.02)
     assert error.max() < 0.1
@@ -433,7 +439,7 @@ def test_free_entropy_between_two_overlaps_does_not_depend_on_the_way():
 def test_sweeps_agree_with_plain_iteration():
     problem = Problem(Mixed(NOISES[1]), 2, 2)
     for branch in ("uninformed", "informed"):
-        for prediction, qhat in branches.sweep(problem, [0.6, 0.2], branch):
-            plain = branches.iterate(problem, prediction.alpha, branch)
+        for prediction, qhat in sweep(problem, [0.6, 0.2], branch):
+            plain = iterate(problem, prediction.alpha, branch)
             np.testing.assert_allclose(prediction.V, plain.V, atol=1e-7)
             np.testing.assert_allclose(np.linalg.inv(np.eye(2) + qhat), plain.V, atol=1e-6)

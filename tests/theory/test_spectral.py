@@ -22,7 +22,7 @@ from smimbench.backend.device import Backend, get_backend
 from smimbench.derive.likelihood_channel import complete_channel
 from smimbench.interfaces import Capabilities, Data, Posterior
 from smimbench.problem.problem import Problem
-from smimbench.theory.continuation import components_are_apart
+from smimbench.theory.decoupling import components_decouple
 
 
 def softmax(tokens=2, **channel):
@@ -158,7 +158,7 @@ def test_a_likelihood_alone_has_the_theory_of_the_exact_posterior(likely, kind):
         exact = spectral_theory(pair_problem(SignProduct()), alpha, kind)
         found = spectral_theory(likely, alpha, kind)
         assert np.diagonal(found.overlap) == pytest.approx(np.diagonal(exact.overlap), abs=0.02)
-    assert not components_are_apart(likely)  # knowing one factor teaches the other
+    assert not components_decouple(likely)  # knowing one factor teaches the other
 
 
 @pytest.mark.parametrize(("tokens", "threshold"), [(2, 0.8224670), (3, 0.26431)])
@@ -586,11 +586,11 @@ def test_a_mean_is_refused():
 
 def test_overlaps_of_longer_signals_stand_beside_squared_cosines():
     from smimbench.report.rows import theory_value
-    from smimbench.theory.cache import Theorist
+    from smimbench.theory.cache import TheoryCache
     from tests.stretched import stretched
 
     with stretched({"name": "linear", "noise": 0.5, "components": 2}) as problem:
-        point = Theorist().points(problem, [2.0])[0][0]
+        point = TheoryCache().points(problem, [2.0])[0][0]
         for component in range(2):
             cosine, _ = theory_value(point, "overlap", component)
             assert cosine == pytest.approx(1 - point["mse"][component] / 9, abs=1e-6)

@@ -16,8 +16,9 @@ from scipy.stats import chi
 
 from smimbench.interfaces import Uncertain
 from smimbench.problem.problem import Problem
-from smimbench.theory.information import channel_information, sampled_information
-from smimbench.theory.scalar import ScalarCurve, solve
+from smimbench.theory.information import channel_information
+from smimbench.theory.predictions import solve
+from smimbench.theory.scalar import ScalarCurve
 from smimbench.theory.thresholds import thresholds
 
 
@@ -262,7 +263,7 @@ FALLBACK = [
 def test_sampling_agrees_with_closed_forms_within_its_error(problem, q, second):
     Q, V = np.array([[q]]), np.array([[second - q]])
     exact = float(np.asarray(problem.channel.information(Q, V).value)[0, 0])
-    found = sampled_information(Bare(problem.channel), problem.model.sites, Q, V)
+    found = channel_information(Bare(problem.channel), problem.model, Q, V)
     error = float(found.error[0, 0])
     assert found.method.startswith("Monte Carlo")
     assert abs(float(found.value[0, 0]) - exact) <= 4 * error + 1e-12 * exact
@@ -276,7 +277,7 @@ def test_the_error_of_sampling_is_neither_too_small_nor_too_large():
         for q in np.linspace(0.1, 0.9, 9):
             Q, V = np.array([[q]]), np.array([[1 - q]])
             exact = float(np.asarray(problem.channel.information(Q, V).value)[0, 0])
-            found = sampled_information(Bare(problem.channel), problem.model.sites, Q, V)
+            found = channel_information(Bare(problem.channel), problem.model, Q, V)
             scores.append((float(found.value[0, 0]) - exact) / float(found.error[0, 0]))
     rms = math.sqrt(np.mean(np.square(scores)))
     assert 0.3 < rms < 2.0

@@ -14,7 +14,7 @@ from smimbench_glm import Probit, Sign
 
 import smimbench
 from smimbench.testing import parametrize_with_checks
-from smimbench.theory.scalar import solve
+from smimbench.theory.predictions import solve
 from smimbench.theory.thresholds import thresholds
 
 MODEL = {"name": "sequence-multi-index", "tokens": 1}

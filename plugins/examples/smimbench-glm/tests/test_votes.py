@@ -14,7 +14,7 @@ import smimbench
 from smimbench.derive.likelihood_channel import complete_channel
 from smimbench.registry import get_registry
 from smimbench.testing import parametrize_with_checks
-from smimbench.theory.scalar import solve
+from smimbench.theory.predictions import solve
 
 MODEL = get_registry().get("model", "sequence-multi-index").item(tokens=1)
 

@@ -17,7 +17,7 @@ import smimbench
 from smimbench.derive.density_prior import SimulatedPrior
 from smimbench.registry import get_registry
 from smimbench.testing import parametrize_with_checks
-from smimbench.theory.scalar import solve
+from smimbench.theory.predictions import solve
 from smimbench.theory.thresholds import thresholds
 
 MODEL = {"name": "sequence-multi-index", "tokens": 1}

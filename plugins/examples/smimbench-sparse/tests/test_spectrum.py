@@ -10,7 +10,7 @@ from smimbench_sparse import Spectrum
 
 import smimbench
 from smimbench.testing import all_checks, parametrize_with_checks
-from smimbench.theory.scalar import solve
+from smimbench.theory.predictions import solve
 
 MODEL = {"name": "attention-indexed", "tokens": 2}
 

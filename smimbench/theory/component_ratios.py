@@ -1,0 +1,131 @@
+r"""The sample ratio that every component of a fixed point tells by itself, ``alpha_a(Q) = Qhat_aa / (kappa I_aa(Q))``.
+
+A component that is not learned (``Q_aa`` at its lowest value) is stable below ``alpha_a``, the limit of the same ratio: with
+``I_aa = lambda_a Q_aa`` and ``Q_aa = chi_a Qhat_aa`` it is ``1 / (kappa lambda_a chi_a)``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from smimbench.theory.information import channel_information, diagonals
+from smimbench.theory.sampling import sampled_moments
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smimbench.problem.problem import Problem
+    from smimbench.theory.types import Host
+
+__all__ = ["ComponentRatios"]
+
+LARGEST_CRITICAL = 1e8
+"""Largest critical information that is looked for; doubled, one more step of the search."""
+
+
+class ComponentRatios:
+    """The functions ``alpha_a`` of a problem whose components decouple, over coordinates x of Qhat.
+
+    The coordinate of a component that has information at the prior mean is ``log Qhat_aa``; of any other it is ``log(1 + Qhat_aa
+    - critical_a)``.
+
+    Attributes
+    ----------
+    second, bottom : ndarray (P,)
+        Diagonals of the second moment and of the overlap of the prior mean.
+    critical : ndarray (P,)
+        Critical information: the largest Qhat at which the overlap still has its lowest value.
+    response : ndarray (P,)
+        dQ/dQhat at the lowest overlap.
+    informative : set of int
+        Components that have information at the prior mean.
+    methods : dict
+        How the information was obtained, in the order of first use.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        P = problem.components
+        self.problem = problem
+        self.kappa = float(problem.model.kappa)
+        self.second = np.diagonal(np.asarray(problem.prior.second_moment(P), dtype=float))
+        self.bottom = np.diagonal(np.asarray(problem.prior.mean_overlap(P), dtype=float))
+        self.methods: dict[str, None] = {}
+        self.informative: set[int] = set()
+        self.critical, self.response = self._prior_at_bottom()
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the information is a mean over random labels."""
+        return any("Monte Carlo" in method for method in self.methods)
+
+    def _prior_at_bottom(self) -> tuple[Host, Host]:
+        P = self.problem.components
+
+        def gain(qhat: float) -> Host:
+            # V keeps its digits where Q - bottom does not
+            V = np.diagonal(np.asarray(self.problem.prior.overlap(qhat * np.eye(P)).V))
+            found: Host = np.maximum(self.second - self.bottom - V, 0.0)
+            return found
+
+        response = 2 * gain(5e-5) / 5e-5 - gain(1e-4) / 1e-4
+        critical = np.zeros(P)
+        for a in np.flatnonzero(response == 0):
+            low, high = 1e-5, 1.0
+            while gain(high)[a] == 0 and high < LARGEST_CRITICAL:
+                low, high = high, 4 * high
+            while high - low > 1e-14 * high:
+                middle = (low + high) / 2
+                low, high = (low, middle) if gain(middle)[a] > 0 else (middle, high)
+            critical[a] = high
+        return critical, response
+
+    def qhat(self, x: Host, learned: Sequence[int]) -> Host:
+        """Diagonal of Qhat (..., P) at coordinates x (..., P); 0 for components that are not learned."""
+        found = np.zeros(x.shape)
+        for a in learned:
+            found[..., a] = (
+                np.exp(x[..., a]) if a in self.informative else self.critical[a] + np.expm1(x[..., a])
+            )
+        return found
+
+    def overlap(self, qhat: Host) -> tuple[Host, Host]:
+        """Q and V (..., P, P) of a diagonal Qhat (..., P)."""
+        found = self.problem.prior.overlap(qhat[..., :, None] * np.eye(qhat.shape[-1]))
+        return np.asarray(found.Q), np.asarray(found.V)
+
+    def log_ratios(self, x: Host, learned: Sequence[int]) -> tuple[Host, Host]:
+        """``log alpha_a`` (P,) and its error: of the learned components at x, and where the others become unstable.
+
+        Infinite for components that no number of samples teaches.
+        """
+        P = len(x)
+        channel, model = self.problem.channel, self.problem.model
+        qhat = self.qhat(x, learned)
+        Q, V = self.overlap(qhat)
+        learned = [a for a in learned if qhat[a] > 0]
+        waiting = [a for a in range(P) if a not in learned and self.critical[a] == 0]
+        information = channel_information(channel, model, Q, V)
+        self.methods[information.method] = None
+        value, error = diagonals(information)
+        rate, rate_error = np.zeros(P), np.zeros(P)
+        for a in range(P):
+            if a in learned:
+                rate[a], rate_error[a] = value[a] / qhat[a], error[a] / qhat[a]
+            elif self.critical[a] > 0:
+                rate[a], rate_error[a] = value[a] / self.critical[a], error[a] / self.critical[a]
+        if waiting:
+            if hasattr(channel, "susceptibility"):
+                found = channel.susceptibility(Q, V)
+            else:
+                found = sampled_moments(channel, model.sites, Q, V)[1]
+            self.methods[found.method] = None
+            response, response_error = diagonals(found)
+            for a in waiting:
+                rate[a], rate_error[a] = response[a] * self.response[a], response_error[a] * self.response[a]
+        rate, rate_error = self.kappa * rate, self.kappa * rate_error
+        seen = rate > np.maximum(3 * rate_error, 1e-300)
+        seen[learned] = rate[learned] > 0
+        safe = np.where(seen, rate, 1.0)
+        return np.where(seen, -np.log(safe), np.inf), np.where(seen, rate_error / safe, np.inf)

@@ -1,0 +1,296 @@
+"""Reading the curve of fixed points: predictions with their errors, branches and free entropies."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.theory.continuation import Continuation
+from smimbench.theory.decoupling import components_decouple
+from smimbench.theory.free_entropy import along_path, bayes_optimal_first, branches_meet
+from smimbench.theory.types import Bifurcation, Host, Prediction, Threshold
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smimbench.problem.problem import Problem
+    from smimbench.theory.continuation import Stage
+
+__all__ = ["FixedPointCurve", "fixed_point_curve"]
+
+DENSE = 16
+"""Points read between two nodes; doubled, branches that are shorter by half are found."""
+
+
+class FixedPointCurve:
+    """The curve of fixed points that starts at the prior mean, for components that decouple.
+
+    Parameters
+    ----------
+    problem : Problem
+        Its components must decouple, see ``components_decouple``.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.continuation = Continuation(problem)
+        self.ratios = self.continuation.ratios
+        self._read: dict[str, Any] = {}
+
+    @property
+    def bifurcations(self) -> list[Bifurcation]:
+        """The components in the order in which they are learned, as far as the curve has been followed."""
+        return self.continuation.bifurcations
+
+    @property
+    def perfect(self) -> Threshold | None:
+        """Where an error of zero becomes stable."""
+        return self.continuation.perfect
+
+    # -- reading the curve --------------------------------------------------------------------------------------------
+
+    def _dense(self) -> tuple[Host, Host, Host]:
+        """The whole curve finely: number of the stage, length along it, log alpha."""
+        size = sum(len(stage.nodes) for stage in self.continuation.stages)
+        if self._read.get("size") != size:
+            self._read = {"size": size, "dense": self._sampled_finely()}
+        found: tuple[Host, Host, Host] = self._read["dense"]
+        return found
+
+    def _sampled_finely(self) -> tuple[Host, Host, Host]:
+        parts = []
+        for number, stage in enumerate(self.continuation.stages):
+            if len(stage.nodes) < 2:
+                continue
+            s, _, _ = stage.arrays()
+            fine = np.unique(np.concatenate([np.linspace(a, b, DENSE + 1) for a, b in itertools.pairwise(s)]))
+            parts.append((np.full(len(fine), number), fine, stage.interpolants()[0](fine)[:, -1]))
+        if not parts:
+            return np.zeros(0), np.zeros(0), np.zeros(0)
+        first, second, third = (np.concatenate([part[k] for part in parts]) for k in range(3))
+        return first, second, third
+
+    def predict(self, alpha: float, branch: str = "uninformed") -> Prediction:
+        """The fixed point of one branch; the informed one asks for the whole curve."""
+        self.continuation.follow(until=alpha if branch == "uninformed" else None)
+        P = self.problem.components
+        number, s, log_alpha = self._dense()
+        target = np.log(alpha)
+        end = None if self.perfect is None or not self.continuation.finished else np.log(self.perfect.value)
+        if branch == "uninformed":
+            above = np.flatnonzero(log_alpha >= target)
+            k = int(above[0]) if len(above) else len(log_alpha)
+        else:
+            below = np.flatnonzero(log_alpha < target)
+            k = int(below[-1]) + 1 if len(below) else 0
+            if end is not None and target >= end:
+                return self._pack(alpha, np.full(P, np.inf), np.zeros(P), branch)
+        if k == 0:
+            if self.ratios.informative and len(log_alpha):
+                # far below the first node everything is proportional to alpha
+                node = self.continuation.stages[0].nodes[0]
+                qhat = self.ratios.qhat(node.x, self.continuation.stages[0].learned) * np.exp(
+                    target - node.log_alpha
+                )
+                return self._pack(alpha, qhat, np.zeros(P), branch)
+            return self._pack(alpha, np.zeros(P), self._unlearned_error(0, target), branch)
+        if k == len(log_alpha):
+            return self._beyond(alpha, target, end, branch)
+        stage = self.continuation.stages[int(number[k])]
+        smooth, cautious = stage.interpolants()
+        if number[k - 1] == number[k] and (log_alpha[k - 1] - target) * (log_alpha[k] - target) <= 0:
+            from scipy.optimize import brentq
+
+            where = brentq(lambda t: float(smooth(t)[-1]) - target, s[k - 1], s[k], xtol=1e-13)
+            slope = abs(float(smooth(where, 1)[-1]))
+            shift = abs(float(cautious(where)[-1]) - target) / max(slope, 1e-3)
+        else:  # between two stages, while a component waits for its own sample ratio
+            where, shift = s[k], 0.0
+        x = smooth(where)[:-1]
+        spread = np.abs(x - cautious(where)[:-1]) + shift * np.abs(smooth(where, 1)[:-1])
+        x_error = self._coordinate_error(stage, where, spread) + self._unlearned_error(
+            int(number[k]) + 1, target
+        )
+        return self._pack(alpha, self.ratios.qhat(x, stage.learned), x_error, branch, x, stage.learned)
+
+    def _coordinate_error(self, stage: Stage, where: float, spread: Host) -> Host:
+        """Error of x at fixed alpha, from the errors of the alpha_a and the interpolation."""
+        s, _, _ = stage.arrays()
+        k = int(np.clip(np.searchsorted(s, where), 1, len(s) - 1))
+        share = np.clip((where - s[k - 1]) / (s[k] - s[k - 1]), 0, 1)
+        one, two = stage.nodes[k - 1], stage.nodes[k]
+        learned = stage.moving
+        block = ((1 - share) * one.slope + share * two.slope)[np.ix_(learned, learned)]
+        error = ((1 - share) * one.error + share * two.error)[learned]
+        result = np.zeros(len(one.x))
+        result[learned] = np.sqrt((np.linalg.pinv(block, rcond=1e-6) ** 2) @ error**2) + spread[learned]
+        return np.minimum(result, 2.0)
+
+    def _unlearned_error(self, number: int, target: float) -> Host:
+        """A component that is about to be learned may be so already, within the error of its threshold."""
+        result = np.zeros(self.problem.components)
+        fresh = 0 < number < len(self.continuation.stages) and len(
+            self.continuation.stages[number].learned
+        ) > len(self.continuation.stages[number - 1].learned)
+        if (fresh or number == 0 < len(self.continuation.stages)) and len(
+            self.continuation.stages[number].nodes
+        ) > 1:
+            stage = self.continuation.stages[number]
+            one, two = stage.nodes[:2]
+            new = stage.new[0]
+            start = next((b for b in self.bifurcations if b.component == new and b.alpha > 0), None)
+            rise = two.log_alpha - one.log_alpha
+            if start is not None and rise > 0:
+                missing = np.log(start.alpha) - target
+                result[new] = max(0.0, start.error / start.alpha - missing) * (two.x - one.x)[new] / rise
+        return result
+
+    def _beyond(self, alpha: float, target: float, end: float | None, branch: str) -> Prediction:
+        P = self.problem.components
+        if not self.continuation.stages or not len(self.continuation.stages[-1].nodes) > 1:
+            return self._pack(alpha, np.zeros(P), np.zeros(P), branch)
+        stage = self.continuation.stages[-1]
+        node = stage.nodes[-1]
+        qhat = self.ratios.qhat(node.x, stage.learned)
+        if end is not None and len(stage.learned) == P:
+            left = (end - target) / (end - node.log_alpha) if end > node.log_alpha else 0.0
+            if left <= 0:
+                return self._pack(alpha, np.full(P, np.inf), np.zeros(P), branch)
+            return self._pack(alpha, qhat / left, np.full(P, 0.5), branch)
+        # The curve ends where numbers do: the error that is left is as uncertain as it is small.
+        return self._pack(alpha, qhat, np.where(np.isin(np.arange(P), stage.learned), 1.0, 0.0), branch)
+
+    def _pack(
+        self,
+        alpha: float,
+        qhat: Host,
+        x_error: Host,
+        branch: str,
+        x: Host | None = None,
+        learned: Sequence[int] = (),
+    ) -> Prediction:
+        P = len(qhat)
+        if np.isinf(qhat).all():
+            second = np.asarray(self.problem.prior.second_moment(P), dtype=float)
+            return Prediction(
+                float(alpha), second, np.zeros((P, P)), np.zeros(P), branch, "counting of equations"
+            )
+        Q, V = self.ratios.overlap(qhat)
+        error = np.zeros(P)
+        if x is None:
+            grown = self.ratios.overlap(qhat * np.exp(x_error) + np.expm1(x_error) * (qhat == 0))[1]
+            error = np.abs(np.diagonal(grown) - np.diagonal(V))
+        else:
+            widened = [*learned, *(a for a in range(P) if a not in learned and x_error[a] > 0)]
+            for sign in (1.0, -1.0):
+                moved = x + sign * x_error
+                for a in widened:
+                    if a not in self.ratios.informative:
+                        moved[a] = max(moved[a], 0.0)
+                    elif a not in learned:
+                        moved[a] = x[a]
+                other = np.diagonal(self.ratios.overlap(self.ratios.qhat(moved, widened))[1])
+                error = np.maximum(error, np.abs(other - np.diagonal(V)))
+        return Prediction(
+            float(alpha), Q, V, error + 1e-10 * np.diagonal(V), branch, ", ".join(self.ratios.methods)
+        )
+
+    # -- competing branches -------------------------------------------------------------------------------------------
+
+    def folds(self) -> bool:
+        """Whether alpha falls somewhere along the curve by more than its numerical error."""
+        self.continuation.follow()
+        highest, x_error = -np.inf, 0.0
+        for stage in self.continuation.stages:
+            for node in stage.nodes if len(stage.nodes) > 1 else []:
+                error = float(np.sqrt((node.error[stage.moving] ** 2).mean()))
+                if highest - node.log_alpha > 1e-6 + 3 * np.hypot(error, x_error):
+                    return True
+                if node.log_alpha > highest:
+                    highest, x_error = node.log_alpha, error
+        if self.perfect is None:
+            return False
+        error = 3 * float(np.hypot(x_error, self.perfect.error / self.perfect.value))
+        return highest - float(np.log(self.perfect.value)) > 1e-6 + error
+
+    def competing(self, alphas: Sequence[float]) -> list[list[Prediction]]:
+        """All branches for every sample ratio, the Bayes-optimal one first."""
+        # Two branches need a place where alpha falls along the curve, so the whole of it is asked for.
+        if not self.folds():
+            return [[replace(self.predict(alpha), branch="unique")] for alpha in alphas]
+        result = []
+        for alpha in alphas:
+            low, high = self.predict(alpha, "uninformed"), self.predict(alpha, "informed")
+            if branches_meet(self.problem, low, high):
+                result.append([replace(low, branch="unique")])
+            else:
+                pair = [replace(p, free_entropy=self.free_entropy(p)) for p in (low, high)]
+                result.append(bayes_optimal_first(pair))
+        return result
+
+    def error_at_top(self) -> float:
+        """Numerical error of the largest alpha along the curve."""
+        nodes = [
+            (node, stage.moving)
+            for stage in self.continuation.stages
+            if len(stage.nodes) > 1
+            for node in stage.nodes
+        ]
+        if not nodes:
+            return 0.0
+        node, moving = max(nodes, key=lambda pair: pair[0].log_alpha)
+        return float(np.exp(node.log_alpha) * np.sqrt((node.error[moving] ** 2).mean()))
+
+    def path(self) -> tuple[Host, Host, Host]:
+        """The curve for integrals along it: Qhat (n, P), V (n, P), log alpha (n,)."""
+        number, s, log_alpha = self._dense()
+        if "path" in self._read:
+            found: tuple[Host, Host, Host] = self._read["path"]
+            return found
+        P = self.problem.components
+        qhat = np.zeros((len(s), P))
+        for k in np.unique(number).astype(int):
+            here = number == k
+            stage = self.continuation.stages[k]
+            qhat[here] = self.ratios.qhat(stage.interpolants()[0](s[here])[:, :-1], stage.learned)
+        V = np.diagonal(self.ratios.overlap(qhat)[1], axis1=-2, axis2=-1) if len(s) else np.zeros((0, P))
+        self._read["path"] = qhat, V, log_alpha
+        return qhat, V, log_alpha
+
+    def free_entropy(self, prediction: Prediction) -> float:
+        """Free entropy of a point of the curve, less that of the prior mean; infinite for perfect recovery."""
+        V_end = np.diagonal(prediction.V)
+        if not V_end.any():
+            return float("inf")
+        qhat, V, log_alpha = self.path()
+        # V falls along the curve in every component: the sum orders its points.
+        below = V.sum(1) > V_end.sum()
+        count = len(below) if below.all() else int(np.argmin(below))
+        return along_path(
+            np.vstack([qhat[:count]]),
+            np.vstack([V[:count], V_end]),
+            log_alpha[:count],
+            prediction.alpha,
+            self.ratios.second - self.ratios.bottom,
+        )
+
+    def weak_recovery(self) -> Threshold | None:
+        """Where the first component leaves its lowest overlap; None where it starts above it or never leaves."""
+        if not self.bifurcations:
+            return None
+        first = self.bifurcations[0]
+        if first.alpha == 0 and self.ratios.bottom[first.component] > 0:
+            return None
+        return Threshold(first.alpha, first.error)
+
+
+def fixed_point_curve(problem: Problem) -> FixedPointCurve | None:
+    """The curve of a problem whose components decouple, made once in the problem's life; None where they mix."""
+    known = vars(problem)
+    if "_fixed_point_curve" not in known:
+        known["_fixed_point_curve"] = FixedPointCurve(problem) if components_decouple(problem) else None
+    curve: FixedPointCurve | None = known["_fixed_point_curve"]
+    return curve

@@ -1,0 +1,82 @@
+"""Above which sample ratio an error of zero is stable: counting equations against unknowns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.theory.information import channel_information, diagonals
+from smimbench.theory.types import Threshold
+
+if TYPE_CHECKING:
+    from smimbench.problem.problem import Problem
+    from smimbench.theory.types import Host
+
+__all__ = ["perfect_limit"]
+
+BALANCING = 40
+"""Most steps that balance the errors of the components; doubled, slower balances converge."""
+
+
+def perfect_limit(problem: Problem) -> Threshold | None:
+    r"""Above which sample ratio an error of zero is stable; None where errors never vanish.
+
+    As V -> 0 noiseless labels become linear equations, ``kappa alpha tr(V I) -> kappa alpha E`` with E their number, and the
+    prior allows ``tr(V Qhat) -> U``, its number of unknowns. Where all components share the equations, ``alpha = U / (kappa
+    E)``. Otherwise the directions in which V vanishes are balanced by ``V_a <- V_a (U_a / E_a)``, ``E_a = V_aa I_aa``, and the
+    component that is served worst decides.
+    """
+    P = problem.components
+    kappa = float(problem.model.kappa)
+
+    def at(qhat: Host) -> tuple[Any, Host]:
+        found = problem.prior.overlap(np.diag(qhat))
+        return found, np.diagonal(np.asarray(found.V)) * qhat
+
+    _, unknowns = at(np.full(P, 1e9))
+    if not np.all(unknowns < 1e3):
+        return None
+    equations = getattr(problem.channel, "equations", None)
+    if equations is not None:
+        value = float(unknowns.sum()) / (kappa * float(equations))
+        drift = abs(float(at(np.full(P, 1e7))[1].sum() / unknowns.sum()) - 1)
+        return Threshold(value, value * min(drift, 1e-2))
+    tilt = np.ones(P)
+
+    def measure(scale: float) -> tuple[Host, float, float] | None:
+        """Sample ratio that each component asks for, its relative error, and the equations in all."""
+        found, _ = at(scale / tilt)
+        Q, V = np.asarray(found.Q), np.asarray(found.V)
+        information = channel_information(problem.channel, problem.model, Q, V)
+        value, error = diagonals(information)
+        shares = np.diagonal(V) * value
+        if not (np.isfinite(shares).all() and (shares > 0).all()):
+            return None
+        return (
+            unknowns / (kappa * shares),
+            float(np.max(error / value)),
+            float(np.trace(V @ np.asarray(information.value))),
+        )
+
+    rates = np.zeros(P)
+    for _ in range(BALANCING):
+        balanced = measure(1e5)
+        if balanced is None:
+            return None
+        previous, rates = rates, balanced[0]
+        # Components with equations of their own do not feel the balance.
+        if np.ptp(np.log(rates)) < 1e-4 or np.allclose(rates, previous, rtol=1e-4, atol=0):
+            break
+        tilt = np.clip(tilt * rates / rates.max(), 1e-6, 1.0)
+    below, above = measure(1e4), measure(1e6)
+    # Errors that vanish leave the number of equations where it is; otherwise it goes down with them.
+    if below is None or balanced is None or above is None or above[2] < 0.8 * below[2]:
+        return None
+    noise = above[1]
+    low, middle, high = (float(found[0].max()) for found in (below, balanced, above))
+    bend = (high - middle) - (middle - low)
+    limit = high - (high - middle) ** 2 / bend if abs(bend) > 1e-13 * high else high
+    if abs(limit - high) > abs(high - middle):
+        limit = high
+    return Threshold(limit, abs(limit - high) + limit * noise)

@@ -1,0 +1,86 @@
+"""Predictions of a problem, whatever its number of components, and their JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.theory import coupled
+from smimbench.theory.fixed_point_curve import fixed_point_curve
+from smimbench.theory.scalar import ScalarCurve
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smimbench.interfaces import Uncertain
+    from smimbench.problem.problem import Problem
+    from smimbench.theory.types import Prediction
+
+__all__ = ["competing", "point_document", "solve"]
+
+
+def solve(problem: Problem, alphas: Sequence[float], branch: str = "uninformed") -> list[Prediction]:
+    """Predictions of one branch for several sample ratios.
+
+    Parameters
+    ----------
+    branch : str
+        ``"uninformed"`` (what GAMP reaches from the prior mean) or ``"informed"``.
+    """
+    if branch not in ("uninformed", "informed"):
+        raise ValueError(f"branch must be 'uninformed' or 'informed', got {branch!r}")
+    if problem.components == 1:
+        return ScalarCurve.of(problem).predict(alphas, branch)
+    return [coupled.iterate(problem, float(alpha), branch) for alpha in alphas]
+
+
+def competing(problem: Problem, alphas: Sequence[float]) -> list[list[Prediction]]:
+    """All relevant fixed points for every sample ratio, the Bayes-optimal one first.
+
+    One prediction with branch ``"unique"`` where the uninformed and the informed branch meet; otherwise both, each with its
+    free entropy (larger is better; infinite for perfect recovery).
+    """
+    wanted = [float(alpha) for alpha in alphas]
+    if problem.components == 1:
+        return ScalarCurve.of(problem).competing(wanted)
+    curve = fixed_point_curve(problem)
+    return coupled.competing(problem, wanted) if curve is None else curve.competing(wanted)
+
+
+def point_document(
+    problem: Problem, prediction: Prediction, errors: dict[str, Uncertain] | None = None
+) -> dict[str, Any]:
+    """One point of the theory's JSON; ``errors`` are those of prediction on fresh samples."""
+    document: dict[str, Any] = {
+        "alpha": prediction.alpha,
+        "mse": _scalar(prediction.mse),
+        "mse_error": _scalar(prediction.error),
+        "overlap": np.asarray(prediction.Q).tolist(),
+        "branch": prediction.branch,
+        "method": prediction.method,
+    }
+    if errors:
+        document["generalization_error"] = {kind: found.value for kind, found in errors.items()}
+        document["generalization_error_error"] = {kind: found.error for kind, found in errors.items()}
+        document["generalization_error_method"] = next(iter(errors.values())).method
+    if prediction.free_entropy is not None:
+        finite = np.isfinite(prediction.free_entropy)
+        document["free_entropy"] = prediction.free_entropy if finite else None
+    return document | _cosines(problem, prediction)
+
+
+def _cosines(problem: Problem, prediction: Prediction) -> dict[str, Any]:
+    """What the overlap of a low-rank run estimates, a squared cosine, where the signal has another length than 1."""
+    second = np.diagonal(np.asarray(problem.prior.second_moment(problem.components), dtype=float))
+    if problem.model.rank != "low" or np.allclose(second, 1, rtol=0, atol=1e-9):
+        return {}
+    return {
+        "squared_cosine": (np.diagonal(np.asarray(prediction.Q)) / second).tolist(),
+        "squared_cosine_error": (np.asarray(prediction.error) / second).tolist(),
+    }
+
+
+def _scalar(values: Any) -> Any:
+    found = [float(v) for v in values]
+    return found[0] if len(found) == 1 else found

@@ -1,0 +1,70 @@
+"""What state evolution answers: predictions, thresholds and bifurcations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["NOTHING", "Bifurcation", "Host", "Prediction", "Threshold"]
+
+Host = np.ndarray[Any, np.dtype[np.float64]]
+
+NOTHING = 1e-9
+"""Information, or an error of the signal, that counts as zero; doubled, channels of half that information are uninformative."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What state evolution says at one sample ratio.
+
+    Attributes
+    ----------
+    alpha : float
+    Q, V : ndarray (P, P)
+        Overlap and error, ``V = second_moment - Q``.
+    error : ndarray (P,)
+        Numerical error of the diagonal of Q (and of V).
+    branch : str
+        ``"unique"``, ``"uninformed"`` or ``"informed"``.
+    method : str
+        How the information of the channel was obtained.
+    free_entropy : float or None
+        Difference to the prior mean, in the normalisation d(phi)/dQ = (Qhat(alpha, Q) - Qhat(Q)) / 2; given where
+        branches compete.
+    """
+
+    alpha: float
+    Q: np.ndarray[Any, Any]
+    V: np.ndarray[Any, Any]
+    error: np.ndarray[Any, Any]
+    branch: str
+    method: str
+    free_entropy: float | None = None
+
+    @property
+    def mse(self) -> np.ndarray[Any, Any]:
+        """Mean squared error of every component (P,)."""
+        return np.diagonal(self.V)
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A critical sample ratio with its numerical error."""
+
+    value: float
+    error: float
+
+    def document(self) -> dict[str, float]:
+        """As plain data."""
+        return {"value": self.value, "error": self.error}
+
+
+@dataclass(frozen=True)
+class Bifurcation:
+    """Component ``component`` (from 0) leaves its lowest overlap at ``alpha``; 0 where it does so from the beginning."""
+
+    component: int
+    alpha: float
+    error: float
