@@ -9,7 +9,7 @@ def smimbench_register_channels(register):
     from smimbench_channels.attention.hardmax.channel import AttentionHardmax
     from smimbench_channels.attention.linear import AttentionLinear
     from smimbench_channels.attention.softmax.channel import AttentionSoftmax
-    from smimbench_channels.sequence.hardmax import SequenceHardmax
+    from smimbench_channels.sequence.hardmax.channel import SequenceHardmax
     from smimbench_channels.sequence.linear import SequenceLinear
     from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
 

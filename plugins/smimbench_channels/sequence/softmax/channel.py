@@ -64,7 +64,7 @@ class SequenceSoftmax:
 
     Notes
     -----
-    Model of arXiv:2502.00901. The posterior is derived, checked by tests/channels/test_sequence_softmax.py.
+    Model of arXiv:2502.00901. The posterior is derived, checked by tests/channels/sequence/test_softmax.py.
     """
 
     tokens: int

@@ -13,7 +13,7 @@ susceptibility ``lambda_ab = E sum_mk G_a,mk G_b,mk``, ``G_a = (E[z_a z_a^T | y,
 V_aa^2``.
 
 Where the posterior is itself sampled, the square of a mean comes from two independent runs, so that no
-noise is squared. Derived, checked by tests/channels/test_sequence_softmax_information.py.
+noise is squared. Derived, checked by tests/channels/sequence/test_softmax_information.py.
 """
 
 from __future__ import annotations

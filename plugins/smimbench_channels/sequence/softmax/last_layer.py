@@ -15,7 +15,8 @@ formula, so that only the Gaussian factors have to be smooth on the scale of the
 ``f^T T g``, whatever the depth. A layer before the last that is known as well enters as an outer grid: one table for each of
 its values.
 
-Everything here serves theory and runs on the host. The scheme is derived, checked by tests/channels/test_last_layer.py.
+Everything here serves theory and runs on the host. The scheme is derived, checked by
+tests/channels/sequence/test_softmax_last_layer.py.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def information(Q: Array, V: Array, tokens: int) -> Uncertain:
 
     The first form keeps its digits for small ``Q``, the second for small ``V`` (where ``V Phi -> M``).
     Trapezoidal rules in ``log rho`` and ``x``; the error is the change from half the nodes. Derived, checked
-    by tests/channels/test_sequence_softmax.py.
+    by tests/channels/sequence/test_softmax.py.
     """
     xp = namespace(Q, V)
     device = array_api_compat.device(Q)

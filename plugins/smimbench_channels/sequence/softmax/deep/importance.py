@@ -12,7 +12,7 @@ density of the whole mixture (which bounds the weights by what the best proposal
 
 Points are drawn in independent scrambles. Errors come from the spread of the scrambles, not below what the
 effective number of points allows. The scheme is derived, checked by
-tests/channels/test_sequence_softmax_deep.py.
+tests/channels/sequence/test_softmax_deep.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The same columns, points and decisions as in ``quadrature``, one sample after the other. Inner
 loops run over columns, without branches and with an exponential of their own, so that the compiler turns
 them into vector instructions. Checked against the array version by
-tests/channels/test_sequence_softmax_two_layers.py.
+tests/channels/sequence/test_softmax_two_layers.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The array version writes a dozen temporaries for every point of every column and is bound by memory; here a sample is done by
 ``LANES`` neighbouring threads in registers. Checked on any machine, compiled for the host, by
-tests/channels/test_cuda_quadrature.py, and against the array version on a device by ``pytest -m gpu``.
+tests/channels/sequence/test_softmax_cuda.py, and against the array version on a device by ``pytest -m gpu``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 //
 // The lanes of a sample share out the columns of a piece and keep their sums in registers; nothing but the moments is
 // written to memory. FULL (0 or 1) and LANES are given at compile time. Without CUDA it is one function for a C++ compiler,
-// one lane, which is how tests/channels/test_cuda_quadrature.py checks the mathematics on any machine.
+// one lane, which is how tests/channels/sequence/test_softmax_cuda.py checks the mathematics on any machine.
 
 #if FULL
 #define NUMBER 15

@@ -14,7 +14,7 @@ points uniform in ``m``: two nested trapezoidal rules, which converge exponentia
 has decayed at every end. Columns, and pieces, double their points until two interleaved halves agree. The
 cost hardly depends on ``V``.
 
-The scheme is derived, checked by tests/channels/test_sequence_softmax_two_layers.py.
+The scheme is derived, checked by tests/channels/sequence/test_softmax_two_layers.py.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ import math
 import numpy as np
 import pytest
 from scipy.special import ndtr
-from smimbench_channels.sequence.hardmax import SequenceHardmax, _at, _small_error_constant
+from smimbench_channels.sequence.hardmax.channel import SequenceHardmax
+from smimbench_channels.sequence.hardmax.information import estimates, small_error_limit
 
 from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError
@@ -131,7 +132,7 @@ def test_information_equals_plain_sampling(rng):
     # Nishimori: the truth is as far from omega, seen along the shift, as the shift itself
     other = (shift * (z - omega)).sum((1, 2)) / v**2 - told
     assert abs(other.mean()) < 4 * other.std() / math.sqrt(len(told))
-    estimate = _at(tokens, math.sqrt(v)) * (1 - v) / math.sqrt(v)
+    estimate = estimates(tokens, math.sqrt(v)) * (1 - v) / math.sqrt(v)
     spread = estimate.std(ddof=1) / math.sqrt(len(estimate))
     assert abs(told.mean() - estimate.mean()) < 4 * math.hypot(error, spread)
     assert spread < 1e-2 * estimate.mean()
@@ -141,7 +142,7 @@ def test_information_curve_of_two_tokens_and_its_ends():
     channel = SequenceHardmax(tokens=2)
     for x in (0.015, 0.55, 0.9):
         found = channel.information(scalar(2 * (1 - x)), scalar(2 * x))
-        direct = _at(2, math.sqrt(x)) * (1 - x) / math.sqrt(x) / 2
+        direct = estimates(2, math.sqrt(x)) * (1 - x) / math.sqrt(x) / 2
         tolerance = 4 * math.hypot(float(found.error[0, 0]), direct.std(ddof=1) / 2)
         assert float(found.value[0, 0]) == pytest.approx(direct.mean(), abs=tolerance)
     # first order in Q: the susceptibility
@@ -151,7 +152,7 @@ def test_information_curve_of_two_tokens_and_its_ends():
     # small errors: only thin layers around the planes where labels change still tell something
     v = 1e-10
     found = float(channel.information(scalar(1), scalar(v)).value[0, 0]) * math.sqrt(v)
-    assert found == pytest.approx(_small_error_constant(2), rel=1e-3)
+    assert found == pytest.approx(small_error_limit(2), rel=1e-3)
     assert channel.information(scalar(1), scalar(0)).value[0, 0] == math.inf
     assert channel.susceptibility(scalar(0.5), scalar(0.5)).value[0, 0] == 0
 
@@ -160,9 +161,7 @@ def test_small_error_constant_of_two_tokens_by_planes():
     # each line of the plane as long as it separates labels: two whole axes, and both halves of the diagonal
     k = np.linspace(-12, 12, 20001)
     tie = np.exp(-(k**2)) / (2 * math.pi) / (ndtr(k) * ndtr(-k))
-    assert _small_error_constant(2) == pytest.approx(
-        3 * np.trapezoid(tie, k) / math.sqrt(2 * math.pi), rel=1e-9
-    )
+    assert small_error_limit(2) == pytest.approx(3 * np.trapezoid(tie, k) / math.sqrt(2 * math.pi), rel=1e-9)
 
 
 @pytest.mark.parametrize("tokens", [2, 3])

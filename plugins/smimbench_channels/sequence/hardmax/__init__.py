@@ -1,0 +1,1 @@
+"""Hardmax of one layer: channel, posterior, information."""

@@ -1,0 +1,169 @@
+"""Hardmax of sequence multi-index models: of every row of ``z z^T`` only the position of its largest entry is seen.
+
+``posterior`` has the integrals over the latents of one label, ``information`` the mean over labels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import array_api_compat
+import numpy as np
+
+from smimbench.backend import namespace, to_host
+from smimbench.interfaces import Capabilities, ParameterError, Posterior, Uncertain
+from smimbench_channels.checks import check_latents, check_whole
+from smimbench_channels.sequence.hardmax.information import scaled_information, susceptibility_without_overlap
+from smimbench_channels.sequence.hardmax.posterior import Moments, posterior_moments
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Array
+
+__all__ = ["SequenceHardmax"]
+
+LARGEST = 3  # tokens; the sum over labels and the polynomial of the information are checked up to here
+
+
+@dataclass(frozen=True)
+class SequenceHardmax:
+    r"""Row-wise argmax of the scores of one attention layer with tied weights.
+
+    .. math:: y_m = \arg\max_k z_m z_k
+
+    Labels are integers (n, M); ``observable`` turns them into the attention matrix, one-hot rows (n, M, M). They do not
+    change when z changes its sign or its length, and have no gradient. It is the limit of ``softmax`` with one layer when its
+    scores are multiplied by a large number.
+
+    Parameters
+    ----------
+    tokens : int
+        M, 2 or 3; filled in from the model.
+
+    Raises
+    ------
+    ParameterError
+        For another number of tokens.
+
+    References
+    ----------
+    Model of arXiv:2502.00901 with hardmax in the place of softmax; posterior derived, checked by
+    tests/channels/sequence/test_hardmax.py.
+    """
+
+    tokens: int
+
+    name: ClassVar[str] = "hardmax"
+    version: ClassVar[int] = 2
+    reference: ClassVar[str] = "arXiv:2502.00901"
+    capabilities: ClassVar[Capabilities] = Capabilities(models=("sequence-multi-index",))
+    symmetry: ClassVar[str] = "signs"
+    components: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        check_whole("tokens", self.tokens, 2)
+        if self.tokens > LARGEST:
+            raise ParameterError("tokens", f"must be at most {LARGEST}, got {self.tokens}")
+
+    def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
+        """Column of the largest entry of every row, integers (..., n, M), of latents ``z`` (..., n, 1, M).
+
+        ``rng`` is not used: the channel is noiseless. ValueError if z has another shape.
+        """
+        check_latents(z, 1, self.tokens)
+        xp, row = namespace(z), z[..., 0, :]
+        highest = xp.argmax(row, axis=-1, keepdims=True)
+        lowest = xp.argmin(row, axis=-1, keepdims=True)
+        return xp.where(row > 0, highest, lowest)
+
+    def observable(self, y: Array) -> Array:
+        """Attention matrix with one-hot rows, (..., n, M, M), float64."""
+        xp = namespace(y)
+        columns = xp.arange(self.tokens, dtype=y.dtype, device=array_api_compat.device(y))
+        return xp.astype(y[..., None] == columns, xp.float64)
+
+    def posterior(
+        self,
+        y: Array,
+        omega: Array,
+        V: Array,
+        *,
+        second_moment: bool = False,
+        rng: np.random.Generator | None = None,
+    ) -> Posterior:
+        """Posterior of ``z ~ N(omega, V (x) I_M)`` given the positions of the row maxima.
+
+        Parameters
+        ----------
+        y : integer array (n, M)
+            Labels, as ``forward`` returns them.
+        omega : array (n, 1, M)
+            Means.
+        V : array (1, 1)
+            Variance, positive.
+        second_moment : bool
+            Also return ``E[z z^T]`` (n, 1, M, 1, M), not centred.
+        rng : numpy.random.Generator, optional
+            Not used: the integrals are exact.
+
+        Returns
+        -------
+        Posterior
+
+        Raises
+        ------
+        ValueError
+            If a label cannot come from any latents.
+        """
+        xp = namespace(omega)
+        deviation, found = self._moments(y, omega, V, second_moment)
+        shift = deviation * found.shift
+        spread = deviation**2 * xp.mean(found.square - found.shift**2)
+        second = None
+        if found.outer is not None:
+            flat = xp.astype(omega[:, 0, :], xp.float64)
+            cross = flat[:, :, None] * shift[:, None, :]
+            second = flat[:, :, None] * flat[:, None, :] + cross + xp.matrix_transpose(cross)
+            second = xp.astype((second + deviation**2 * found.outer)[:, None, :, None, :], omega.dtype)
+        mean = omega + xp.astype(shift[:, None, :], omega.dtype)
+        return Posterior(mean, xp.astype(xp.reshape(spread, (1, 1)), omega.dtype), second)
+
+    def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
+        """``log P(y | omega, V)`` (n,), for arguments as those of ``posterior``."""
+        found = self._moments(y, omega, V, False)[1]
+        return namespace(omega).astype(found.log_partition, omega.dtype)
+
+    def _moments(self, y: Array, omega: Array, V: Array, full: bool) -> tuple[Array, Moments]:
+        """``sqrt(V)``, and the moments in units of it; checks that the labels are possible ones."""
+        xp = namespace(omega)
+        check_latents(omega, 1, self.tokens)
+        leaders = xp.take_along_axis(y, y, axis=-1)
+        different = xp.max(xp.where(y != y[:, :1], y, xp.full_like(y, -1)), axis=-1, keepdims=True)
+        if bool(xp.any((leaders != y) | ((y != y[:, :1]) & (y != different)))):
+            raise ValueError("labels must name at most two tokens, each of which names itself")
+        deviation = xp.sqrt(xp.astype(V[0, 0], xp.float64))
+        return deviation, posterior_moments(y, xp.astype(omega[:, 0, :], xp.float64) / deviation, full)
+
+    def information(self, Q: Array, V: Array) -> Uncertain:
+        """``E sum_m g_m^2`` (..., 1, 1) with ``omega ~ N(0, Q)``; leading axes are a batch, inf at V = 0.
+
+        A polynomial in ``sqrt(V / (Q + V))``, fitted at the first call to Monte Carlo estimates. The error adds in squares
+        one standard error of these and the error of the fit.
+        """
+        xp = namespace(Q, V)
+        q, v = np.broadcast_arrays(*(to_host(array).astype(np.float64) for array in (Q, V)))
+        total = np.where(q + v > 0, q + v, 1.0)
+        ratio, error = scaled_information(self.tokens)(np.sqrt(v / total))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scale = np.where(v > 0, q / total / np.sqrt(v * total), np.inf)
+        place = {"dtype": Q.dtype, "device": array_api_compat.device(Q)}
+        value, error = (xp.asarray(a * scale, **place) for a in (ratio, error))
+        return Uncertain(value, error, "fit through Monte Carlo")
+
+    def susceptibility(self, Q: Array, V: Array) -> Uncertain:
+        """How the information starts, ``I = lambda Q`` to first order, where Q = 0; 0 elsewhere. (..., 1, 1).
+
+        ``lambda = E sum_mk (E[z_m z_k | y] - V delta_mk)^2 / V^4``: a sum over labels, without sampling.
+        """
+        value = (Q == 0.0) * susceptibility_without_overlap(self.tokens) / (V * V)
+        return Uncertain(value, 1e-10 * value, "quadrature")

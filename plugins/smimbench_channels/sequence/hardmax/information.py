@@ -1,0 +1,214 @@
+"""Information of the hardmax channel: exact sums over labels, averaged over quasi-random means omega.
+
+Where V is small a label tells something only near the planes on which labels change: a token changes its sign, or the two
+largest positive (or the two lowest negative) tokens meet. Near a single such plane a label tells what the sign of one
+Gaussian variable does, which gives both the limit V -> 0 and control variates.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from smimbench.numerics.qmc import normal_points
+from smimbench.numerics.quadrature import gauss_legendre
+from smimbench_channels.sequence.hardmax.posterior import posterior_moments
+
+__all__ = [
+    "Accuracy",
+    "estimates",
+    "scaled_information",
+    "small_error_limit",
+    "susceptibility_without_overlap",
+]
+
+Host = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How finely the information is computed, as a function of ``s = sqrt(V / (Q + V))``.
+
+    Parameters
+    ----------
+    degree : int
+        Degree of the polynomial in s, below ``points``. Doubled (with the points): an error below ``fit_error``.
+    points : int
+        Values of s at which the information is estimated. Doubled: twice the time, and about ``1 / sqrt(2)`` of the noise.
+    fit_error : float
+        Error of the polynomial relative to its value, as reported. Doubled: twice the reported error, the same value.
+    scrambles : int
+        Independent estimates at each s; their spread is the standard error. Doubled: twice the time, ``1 / sqrt(2)`` of it.
+    normal_points, plane_points : int
+        Points omega in each scramble from the standard normal law, and from a slab around each plane. Doubled: about twice the
+        time, half of the noise.
+    slab : float
+        Standard deviation of a slab, in units of the width ``sqrt(V / Q)`` over which labels change. Doubled: the same
+        mean, more noise, because half of the points lie where labels tell nothing.
+    negligible : float
+        Labels less likely than this are left out of the sum. Doubled: the error made is twice as large, 1e-12.
+    """
+
+    degree: int = 10
+    points: int = 13
+    fit_error: float = 3e-4
+    scrambles: int = 4
+    normal_points: int = 1 << 9
+    plane_points: int = 1 << 7
+    slab: float = 1.5
+    negligible: float = 1e-12
+
+
+ACCURACY = Accuracy()
+
+
+@cache
+def all_labels(tokens: int) -> np.ndarray[Any, Any]:
+    """All possible labels (K, M): at most two tokens are pointed at, and each of these points at itself."""
+    rows = itertools.product(range(tokens), repeat=tokens)
+    return np.array([y for y in rows if len(set(y)) <= 2 and all(y[m] == m for m in y)])
+
+
+@cache
+def susceptibility_without_overlap(tokens: int) -> float:
+    """``E sum_mk (E[z_m z_k | y] - delta_mk)^2`` at omega = 0 and V = 1: a sum over labels."""
+    labels = all_labels(tokens)
+    found = posterior_moments(labels, np.zeros(labels.shape), True)
+    G = np.asarray(found.outer) - np.eye(tokens)
+    return float(np.exp(found.log_partition) @ np.sum(G**2, axis=(1, 2)))
+
+
+@cache
+def small_error_limit(tokens: int) -> float:
+    r"""Limit of ``sqrt(V (Q + V)) * information`` as V -> 0: one term for every plane on which labels change.
+
+    .. math::
+
+        \int \frac{\phi^2}{\Phi (1 - \Phi)} \; \frac{1}{\sqrt{2\pi}} \Big( M + M (M - 1) \int_0^\infty dv\, N(v; 0, 1/2)
+        \Phi(v)^{M-2} \Big)
+
+    Derived, checked by tests/channels/sequence/test_hardmax.py.
+    """
+    x, w = gauss_legendre(200)
+    one = 14 * float(np.sum(w * _sign_information(14 * x)))
+    return one * (tokens + tokens * (tokens - 1) * _mean_pair_leads(tokens) / 2) / math.sqrt(2 * math.pi)
+
+
+class Polynomials(NamedTuple):
+    """``sqrt(V (Q + V)) (Q + V) / Q * information`` as polynomials in ``s = sqrt(V / (Q + V))``, one for each scramble."""
+
+    coefficients: Host
+    fit_error: float
+
+    def __call__(self, s: Host) -> tuple[Host, Host]:
+        """Value and error at ``s``."""
+        values = np.polynomial.chebyshev.chebval(2 * s - 1, self.coefficients)
+        mean = values.mean(axis=0)
+        noise = values.std(axis=0, ddof=1) / math.sqrt(len(values))
+        return mean, np.hypot(noise, self.fit_error * mean)
+
+
+@cache
+def scaled_information(tokens: int, accuracy: Accuracy = ACCURACY) -> Polynomials:
+    """Least squares through estimates at Chebyshev's points; both ends are exact."""
+    count = accuracy.points
+    s = (1 - np.cos(math.pi * np.arange(count) / (count - 1))) / 2
+    values = np.empty((count, accuracy.scrambles))
+    values[0], values[-1] = small_error_limit(tokens), susceptibility_without_overlap(tokens)
+    for k in range(1, count - 1):
+        values[k] = estimates(tokens, float(s[k]), accuracy)
+    spread = np.maximum(values.std(axis=1, ddof=1), 1e-5)
+    basis = np.polynomial.chebyshev.chebvander(2 * s - 1, accuracy.degree)
+    fit = np.linalg.pinv(basis / spread[:, None], rcond=1e-14) / spread
+    return Polynomials(fit @ values, accuracy.fit_error)
+
+
+def estimates(tokens: int, s: float, accuracy: Accuracy = ACCURACY) -> Host:
+    """Independent estimates (scrambles,) of the scaled information at ``V = s^2, Q = 1 - s^2``.
+
+    Only omega is sampled: labels are summed with their probabilities. A part of the points lies in slabs around the planes on
+    which labels change, and every point is weighted by the density of the mixture. What a label tells of a lonely plane has a
+    known mean and is a control variate.
+    """
+    q = 1.0 - s * s
+    unit = np.eye(tokens)
+    pairs = [(a, b) for b in range(tokens) for a in range(b)]
+    planes = np.stack([*unit, *((unit[a] - unit[b]) / math.sqrt(2) for a, b in pairs)])
+    ratio = s / math.sqrt(q)
+    width = min(1.0, accuracy.slab * ratio)
+    of_plane = _mean_sign_information(ratio)
+    of_pair = of_plane * _mean_pair_leads(tokens)
+    found = []
+    for scramble in range(accuracy.scrambles):
+        # the names of the streams seed the points: they stay
+        points = [normal_points(tokens, accuracy.normal_points, "sequence hardmax: base", scramble)]
+        for k, plane in enumerate(planes):
+            normal = normal_points(tokens, accuracy.plane_points, "sequence hardmax: layer", scramble, k)
+            points.append(normal - (1 - width) * np.outer(normal @ plane, plane))
+        omega = np.concatenate(points)
+        distance = omega @ planes.T
+        denser = np.exp(-0.5 * distance**2 * (1 / width**2 - 1)) / width
+        weight = 1 / (accuracy.normal_points + accuracy.plane_points * denser.sum(axis=1))
+        lonely = _sign_information(distance / ratio)
+        leads = np.stack([_pair_leads(omega, a, b) for a, b in pairs], axis=1)
+        known = np.concatenate([np.ones((len(omega), 1)), lonely, lonely[:, tokens:] * leads], axis=1)
+        means = np.concatenate([[1.0], np.full(len(planes), of_plane), np.full(len(pairs), of_pair)])
+        total = np.zeros(len(omega))
+        for label in all_labels(tokens):
+            likely = np.flatnonzero(_probability_bound(label, omega / ratio) > accuracy.negligible)
+            y = np.broadcast_to(label, (len(likely), tokens))
+            moments = posterior_moments(y, omega[likely] / ratio, False)
+            total[likely] += np.exp(moments.log_partition) * np.sum(moments.shift**2, axis=1)
+        slope = np.linalg.lstsq(known * weight[:, None], total * weight, rcond=1e-10)[0]
+        found.append(float(weight @ (total - known @ slope) + means @ slope) / (s * q))
+    return np.array(found)
+
+
+def _probability_bound(label: np.ndarray[Any, Any], a: Host) -> Host:
+    """An upper bound (n,) of the probability of a label: that of its least likely inequality, for both signs."""
+    from scipy.special import ndtr
+
+    above = np.where(label == label[0], 1.0, -1.0)
+    gap = (a[:, label] - a) / math.sqrt(2)
+    followers = label != np.arange(len(label))
+    bounds = [
+        np.minimum(ndtr(sign * a), np.where(followers, ndtr(sign * gap), 1.0)).min(axis=1)
+        for sign in (above, -above)
+    ]
+    return np.asarray(sum(bounds))
+
+
+def _sign_information(k: Host) -> Host:
+    """``phi^2 / (Phi (1 - Phi))``: mean of g^2 when only the sign of ``z ~ N(k, 1)`` is seen."""
+    from scipy.special import log_ndtr
+
+    return np.asarray(np.exp(-k * k - log_ndtr(k) - log_ndtr(-k)) / (2 * math.pi))
+
+
+def _mean_sign_information(ratio: float) -> float:
+    """Mean of ``_sign_information(x / ratio)`` over a standard normal x."""
+    x, w = gauss_legendre(200)
+    reach = min(10.0, 14.0 * ratio)
+    gauss = np.exp(-((reach * x) ** 2) / 2) / math.sqrt(2 * math.pi)
+    return float(np.sum(reach * w * gauss * _sign_information(reach * x / ratio)))
+
+
+def _pair_leads(omega: Host, a: int, b: int) -> Host:
+    """1 where the middle of tokens a and b is positive and above all others, or negative and below them; else 0."""
+    middle = (omega[:, a] + omega[:, b]) / 2
+    rest = np.delete(omega, [a, b], axis=1) * np.sign(middle)[:, None]
+    return np.asarray((rest < np.abs(middle)[:, None]).all(axis=1), dtype=float)
+
+
+def _mean_pair_leads(tokens: int) -> float:
+    """Mean of ``_pair_leads`` where tokens a and b are equal."""
+    from scipy.special import ndtr
+
+    x, w = gauss_legendre(200)
+    v = 4 * (x + 1)
+    return 8 * float(np.sum(w * np.exp(-(v**2)) * ndtr(v) ** (tokens - 2))) / math.sqrt(math.pi)
