@@ -32,7 +32,7 @@ def run(
     results : path
         Folder under which ``<suite>/<cell key>.json`` is kept.
     backend : str
-        ``"numpy"`` or ``"cupy"``.
+        ``"numpy"``, ``"cupy"`` or another of ``smimbench.backend.backend_names()``.
     workers : int or None
         Spawned processes; None: one per core. A script that uses more than one must guard its main part with
         ``if __name__ == "__main__"``.

@@ -4,7 +4,7 @@ Plugins import the names of this page from here.
 """
 
 from smimbench.backend.arrays import clip, namespace, on_device, special, to_host
-from smimbench.backend.device import Backend, BackendError, Elapsed, get_backend
+from smimbench.backend.device import Backend, BackendError, Elapsed, backend_names, get_backend
 from smimbench.backend.streaming import StreamedInputs, sample_chunks
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "BackendError",
     "Elapsed",
     "StreamedInputs",
+    "backend_names",
     "clip",
     "get_backend",
     "namespace",

@@ -48,17 +48,9 @@ def cache_folder() -> Path:
 
 
 def name_of(backend: str, threads: int) -> str:
-    """Name of a measurement: machine, device and number of BLAS threads."""
-    return f"{machine.fingerprint()}-{_device_name(backend)}-{threads if backend == 'numpy' else 0}"
-
-
-def _device_name(backend: str) -> str:
-    if backend != "cupy":
-        return backend
-    import cupy
-
-    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
-    return "".join(c if c.isalnum() else "-" for c in properties["name"].decode())
+    """Name of a measurement: machine, processor and number of BLAS threads (0 where the host's threads do not matter)."""
+    found = get_backend(backend)
+    return f"{machine.fingerprint()}-{found.processor}-{0 if found.accelerated else threads}"
 
 
 def remembered(backend: str = "numpy", threads: int = 1) -> dict[str, float] | None:
@@ -104,9 +96,9 @@ def measure(backend: str = "numpy", threads: int = 1) -> dict[str, float]:
             ("float32", "float32", False),
             ("tf32", "float32", True),
         ):
-            if key == "tf32" and backend == "numpy":
-                continue
-            rates[key] = _products(get_backend(backend, dtype, tf32=tf32), threads)
+            place = get_backend(backend, dtype, tf32=tf32)
+            if key != "tf32" or place.accelerated:  # processors of a host have no such mode
+                rates[key] = _products(place, threads)
         rates["bandwidth"] = _bandwidth(get_backend(backend), threads)
     document = {
         "version": VERSION,

@@ -214,8 +214,8 @@ def cli() -> None:
     "--backend",
     "backends",
     multiple=True,
-    type=click.Choice(["numpy", "cupy"]),
-    help="Array backend; may be given twice.",
+    metavar="NAME",
+    help="Array backend: numpy, cupy, ...; may be given twice.",
 )
 @click.option(
     "--workers", type=click.IntRange(1), default=None, help="Processes side by side [default: one per core]."
@@ -268,8 +268,7 @@ def run(
 
     suite = _load(suite_name, overrides, only, registry)
     backends = backends or ("numpy",)
-    for backend in backends:
-        get_backend(backend, suite.run.dtype)
+    places = [get_backend(backend, suite.run.dtype) for backend in backends]
     cells = [cell for backend in backends for cell in suite.cells(backend, registry)]
     if not suite.algorithms:
         raise click.UsageError(
@@ -289,7 +288,8 @@ def run(
         )
         records = store.load()
     missing = runner.missing_cells(cells, records, timing=timing)
-    alone = "--timing" if timing else "--backend cupy" if "cupy" in backends else None
+    device = next((place.name for place in places if place.accelerated), None)
+    alone = "--timing" if timing else f"--backend {device}" if device else None
     if dask and workers is not None and not quiet:
         _complain(
             f"--workers {workers} is not used: --dask runs as many cells at a time as the scheduler has workers"
@@ -612,7 +612,7 @@ def theory(
     "--backend",
     "backends",
     multiple=True,
-    type=click.Choice(["numpy", "cupy"]),
+    metavar="NAME",
     help="Show these backends only.",
 )
 @_json_option

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from smimbench.backend import machine
-from smimbench.backend.device import cupy_advice
+from smimbench.backend.namespaces.cupy import describe_gpu
 from smimbench.backend.roofline import measure, remembered
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def diagnose(registry: Registry, *, ceilings: bool = False) -> dict[str, Any]:
         for name, (extra, use) in _EXTRAS.items()
         if find_spec(name) is None
     ]
-    gpu = _gpu()
+    gpu = describe_gpu()
     if gpu["advice"]:
         advice.append(gpu["advice"])
     return {
@@ -63,34 +63,6 @@ def _ceilings(anew: bool, gpu: bool) -> dict[str, Any]:
         rates = measure(backend, threads) if anew else remembered(backend, threads)
         if rates:
             found["GPU" if backend == "cupy" else f"{threads} thread{'s' if threads > 1 else ''}"] = rates
-    return found
-
-
-def _gpu() -> dict[str, Any]:
-    driver = machine.nvidia_driver()
-    found: dict[str, Any] = {
-        "driver": driver._asdict() if driver else None,
-        "cupy": None,
-        "devices": [],
-        "advice": None,
-    }
-    try:
-        import cupy
-
-        usable = cupy.is_available()
-    except Exception as error:  # a CuPy for another CUDA or NumPy fails in many ways
-        found["cupy"] = f"not importable: {' '.join(str(error).split())}"
-        found["advice"] = cupy_advice() if driver else None
-        return found
-    found["cupy"] = cupy.__version__
-    if usable:
-        for i in range(cupy.cuda.runtime.getDeviceCount()):
-            properties = cupy.cuda.runtime.getDeviceProperties(i)
-            found["devices"].append(
-                f"{properties['name'].decode()} ({properties['totalGlobalMem'] / 2**30:.0f} GiB)"
-            )
-    elif driver:
-        found["advice"] = f"CuPy sees no device; {cupy_advice()}"
     return found
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from array_api_strict import _array_object
 
-from smimbench.backend import device as backend_device
+from smimbench.backend import arrays
 from smimbench.backend.device import Backend
 from smimbench.interfaces import Info
 from smimbench.problem.problem import Problem
@@ -69,7 +69,7 @@ def test_the_counter_counts(transfers):
     number = DEVICE.asarray(np.array([1.5, 2.0]))
     float(number[0])
     assert transfers == ["__float__"]
-    backend_device.to_host(number)
+    arrays.to_host(number)
     assert len(transfers) > 1
 
 
@@ -93,7 +93,7 @@ def test_what_a_step_reports_is_read_at_once(transfers, parts, channel, algorith
     assert len([name for name in transfers if name != "to_device"]) == 1, transfers
     assert residual == pytest.approx(float(info.residual))
     for name in ("claimed", "held", "moved", "strain"):
-        np.testing.assert_array_equal(watch.latest[name], backend_device.to_host(getattr(info, name)))
+        np.testing.assert_array_equal(watch.latest[name], arrays.to_host(getattr(info, name)))
 
 
 @pytest.mark.parametrize("mixed", [True, False])

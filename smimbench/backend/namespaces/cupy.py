@@ -1,0 +1,165 @@
+"""CuPy on an NVIDIA GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import array_api_compat
+import numpy as np
+
+from smimbench.backend.device import Backend, BackendError, Elapsed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smimbench.interfaces import Array
+
+__all__ = ["CupyBackend", "cupy_advice", "describe_gpu", "open_backend"]
+
+
+class CupyBackend(Backend):
+    """One GPU, with CuPy's memory pool and its Philox generator."""
+
+    @property
+    def accelerated(self) -> bool:
+        """True: the GPU has a memory of its own."""
+        return True
+
+    @property
+    def processor(self) -> str:
+        """The GPU's name."""
+        properties = self.xp.cuda.runtime.getDeviceProperties(self.xp.cuda.Device().id)
+        return "".join(c if c.isalnum() else "-" for c in properties["name"].decode())
+
+    def standard_normal(self, seed: np.random.SeedSequence) -> Callable[[tuple[int, ...]], Array]:
+        """A stream of iid N(0, 1) numbers of the Philox generator, drawn on the GPU in float64."""
+        words = seed.generate_state(2, np.uint64)
+        source = self.xp.random.Generator(self.xp.random.Philox4x3210(int(words[0])))
+        return lambda shape: source.standard_normal(shape, dtype=np.float64)
+
+    def free_memory(self) -> int | None:
+        """Bytes that arrays may still take on the device, the limit of its memory pool respected."""
+        pool: Any = self.xp.get_default_memory_pool()
+        free, _ = self.xp.cuda.runtime.memGetInfo()
+        # What the pool holds without using it is free for us, though the driver counts it as taken.
+        available = int(free) + int(pool.free_bytes())
+        limit = int(pool.get_limit())
+        return min(available, limit - int(pool.used_bytes())) if limit else available
+
+    def release(self) -> None:
+        """Give the pool's unused blocks back to the driver."""
+        self.xp.get_default_memory_pool().free_all_blocks()
+        self.xp.get_default_pinned_memory_pool().free_all_blocks()
+
+    def peak_memory(self) -> int | None:
+        """Size of the memory pool, in bytes: it grows until it is told to give back, so its present size is its largest."""
+        return int(self.xp.get_default_memory_pool().total_bytes())
+
+    def synchronize(self) -> None:
+        """Wait for the current stream."""
+        self.xp.cuda.get_current_stream().synchronize()
+
+    def stopwatch(self) -> Callable[[], Elapsed]:
+        """Two events on the device's own stream beside the clock on the wall."""
+        begin = self.clock()
+        first, last = self.xp.cuda.Event(), self.xp.cuda.Event()
+        first.record()
+
+        def stop() -> Elapsed:
+            last.record()
+            seconds = self.clock() - begin
+            return Elapsed(seconds, self.xp.cuda.get_elapsed_time(first, last) / 1e3)
+
+        return stop
+
+
+def _set_tf32(allowed: bool) -> None:
+    """Say how CuPy multiplies matrices of float32, for the whole process; otherwise an environment variable decides."""
+    import importlib
+
+    products = importlib.import_module("cupy._core._routines_linalg")
+    products.set_compute_type(
+        np.float32, products.COMPUTE_TYPE_TF32 if allowed else products.COMPUTE_TYPE_DEFAULT
+    )
+
+
+def cupy_advice() -> str:
+    """The command that makes CuPy work with the driver of this machine, or why none would."""
+    from smimbench.backend.machine import nvidia_driver
+
+    driver = nvidia_driver()
+    if driver is None:
+        return (
+            "no NVIDIA driver was found either: install one and then pip install 'smimbench[cuda12]' "
+            "(or [cuda13] for CUDA 13), or use --backend numpy"
+        )
+    # two builds of CuPy side by side break each other, and a broken one counts as installed: away with it first
+    there = _installed_cupy()
+    away = f"pip uninstall -y {' '.join(there)} && " if there else ""
+    return f"{away}pip install 'smimbench[{driver.extra}]' fits the driver (CUDA up to {driver.cuda})"
+
+
+def _installed_cupy() -> list[str]:
+    """Names of the packages by which CuPy has been installed: ``cupy``, ``cupy-cuda12x``, ..."""
+    import re
+    from importlib.metadata import distributions
+
+    names = {str(found.metadata["Name"]).lower() for found in distributions()}
+    return sorted(name for name in names if re.fullmatch(r"cupy(-cuda\d+x|-rocm-[\d-]+)?", name))
+
+
+def open_backend(dtype: str, *, tf32: bool = False) -> Backend:
+    """The backend ``cupy``, if CuPy and a GPU are there.
+
+    Raises
+    ------
+    BackendError
+        In one line, with the command that would make it work.
+    """
+    try:
+        import cupy
+
+        usable = cupy.is_available()
+    except Exception as error:  # a CuPy for another CUDA or NumPy fails in many ways
+        found = (
+            "CuPy is not installed" if isinstance(error, ModuleNotFoundError) else "CuPy cannot be imported"
+        )
+        reason = " ".join(str(error).split())
+        raise BackendError(f"backend cupy: {found} ({reason}); {cupy_advice()}") from None
+    if not usable:
+        raise BackendError(
+            f"backend cupy: CuPy is installed but finds no usable CUDA device; {cupy_advice()}"
+        )
+    _set_tf32(tf32)
+    return CupyBackend("cupy", array_api_compat.array_namespace(cupy.empty(0)), dtype, tf32=tf32)
+
+
+def describe_gpu() -> dict[str, Any]:
+    """Driver, CuPy and devices of this machine, and what to do where they do not fit, as plain data."""
+    from smimbench.backend.machine import nvidia_driver
+
+    driver = nvidia_driver()
+    found: dict[str, Any] = {
+        "driver": driver._asdict() if driver else None,
+        "cupy": None,
+        "devices": [],
+        "advice": None,
+    }
+    try:
+        import cupy
+
+        usable = cupy.is_available()
+    except Exception as error:  # a CuPy for another CUDA or NumPy fails in many ways
+        found["cupy"] = f"not importable: {' '.join(str(error).split())}"
+        found["advice"] = cupy_advice() if driver else None
+        return found
+    found["cupy"] = cupy.__version__
+    if usable:
+        for i in range(cupy.cuda.runtime.getDeviceCount()):
+            properties = cupy.cuda.runtime.getDeviceProperties(i)
+            found["devices"].append(
+                f"{properties['name'].decode()} ({properties['totalGlobalMem'] / 2**30:.0f} GiB)"
+            )
+    elif driver:
+        found["advice"] = f"CuPy sees no device; {cupy_advice()}"
+    return found
