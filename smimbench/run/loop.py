@@ -296,7 +296,7 @@ class _Watch:
             xp = namespace(*there.values())
             widest = xp.result_type(*there.values())
             flat = to_host(xp.concat([xp.reshape(xp.astype(v, widest), (-1,)) for v in there.values()]))
-            ends = np.cumsum([v.size for v in there.values()])
+            ends = np.cumsum([math.prod(v.shape) for v in there.values()])
             found |= dict(zip(there, np.split(np.asarray(flat, dtype=np.float64), ends[:-1])))
         self.residual = float(found["residual"][0])
         self.latest = {name: found[name] for name in named}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy import stats
-from tests.backends.test_streaming import small
 
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import Backend, get_backend
@@ -13,6 +12,7 @@ from smimbench.problem import problem as problem_module
 from smimbench.problem.problem import Problem
 from smimbench.run import campaign as runner
 from smimbench.suite.reader import SuiteError, load_suite
+from tests.backend.test_streaming import small
 from tests.conftest import assert_placed
 from tests.helpers import write_suite
 
