@@ -20,7 +20,9 @@ from smimbench.backend.arrays import clip, namespace, to_host
 from smimbench.derive.likelihood_channel import IntegratedChannel
 from smimbench.interfaces import Denoised, Overlap, ParameterError
 from smimbench.numerics.free_convolution import FreeConvolution
+from smimbench.numerics.linalg import inverse_root, is_diagonal, spectral_function
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments
+from smimbench.numerics.quadrature import gauss_legendre
 from smimbench.numerics.seeds import monte_carlo_rng
 
 if TYPE_CHECKING:
@@ -255,7 +257,7 @@ class DensityPrior(_Derived):
         place = {"dtype": R.dtype, "device": array_api_compat.device(R)}
         host = np.asarray(to_host(Qhat), dtype=np.float64)
         P = R.shape[0]
-        if np.any(host != np.diag(np.diagonal(host))):
+        if not is_diagonal(host):
             return self._denoise_jointly(R, host)
         means, errors = [], []
         for p in range(P):
@@ -299,9 +301,8 @@ class DensityPrior(_Derived):
     def _denoise_jointly(self, R: Array, Qhat: Host) -> Denoised:
         xp = namespace(R)
         P = R.shape[0]
-        values, vectors = np.linalg.eigh(Qhat)
         # A direction that was not observed has noise far beyond the law's own width.
-        noise = (vectors / np.maximum(values, 1e-9)) @ vectors.T
+        noise = spectral_function(Qhat, lambda values: 1 / np.maximum(values, 1e-9))
         joint = IntegratedChannel(_Columns(self, P), sites=1)
         device = array_api_compat.device(R)
         columns = xp.astype(xp.matrix_transpose(R), xp.float64)[:, :, None]
@@ -334,8 +335,7 @@ class DensityPrior(_Derived):
             return np.diag(self._scalar_error(diagonal))
         rng = monte_carlo_rng("density prior")
         W = self.sample(rng, len(Qhat), 4096)
-        values, vectors = np.linalg.eigh(Qhat)
-        noise = (vectors / np.sqrt(np.maximum(values, 1e-9))) @ vectors.T @ rng.standard_normal(W.shape)
+        noise = inverse_root(Qhat, 1e-9) @ rng.standard_normal(W.shape)
         found: Host = np.asarray(self._denoise_jointly(W + noise, Qhat).V)
         return found
 
@@ -629,8 +629,7 @@ class SimulatedPrior(_Derived):
         """
         P = len(Qhat)
         dimension, draws = self._size
-        values, vectors = np.linalg.eigh(Qhat)
-        spread = (vectors / np.sqrt(np.maximum(values, 1e-12))) @ vectors.T
+        spread = inverse_root(Qhat, 1e-12)
         mean = self.mean(P, dimension)
         squared, held = np.zeros((P, P)), np.zeros((P, P))
         for k in range(draws):
@@ -719,7 +718,7 @@ def _noise_of(Qhat: Host) -> Host:
 
 def _probability_rule(order: int) -> tuple[Host, Host]:
     """Nodes and weights on (0, 1) for functions of a probability, which may grow towards the ends."""
-    nodes, weights = np.polynomial.legendre.leggauss(order)
+    nodes, weights = gauss_legendre(order)
     # Panels shrink towards both ends, so that the tails of an unbounded law are resolved.
     edges = 0.5 * np.concatenate([[0.0], 2.0 ** -np.arange(_PANELS - 1, -1, -1.0)])
     left, right = edges[:-1], edges[1:]

@@ -27,7 +27,10 @@ import numpy as np
 from smimbench.backend.arrays import clip, namespace
 from smimbench.derive.channel import observable
 from smimbench.interfaces import ParameterError, Posterior, Uncertain
-from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments, placed
+from smimbench.numerics.linalg import inverse_root, symmetric_root
+from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments
+from smimbench.numerics.masked import put_at_mask
+from smimbench.numerics.qmc import whitened_points
 from smimbench.numerics.seeds import monte_carlo_rng
 
 if TYPE_CHECKING:
@@ -321,7 +324,7 @@ class IntegratedChannel(_Derived):
         found = self._integrate(y, omega, V, self.accuracy)
         xp = namespace(omega)
         n, P, C = omega.shape
-        root = _root(V, xp)
+        root = symmetric_root(xp.astype(V, xp.float64))
         mean = omega + xp.astype(_apply(root, found.mean, (n, P, C), xp), omega.dtype)
         flat = found.mean
         square = found.square - flat[:, :, None] * flat[:, None, :]
@@ -494,7 +497,7 @@ class IntegratedChannel(_Derived):
         if V not in memory:
             C, estimates = self.sites, []
             for scramble in range(_SCRAMBLES):
-                u = _normal_points(self.dimension, _SLOPE_POINTS, "slope: latents", scramble, paired=False)
+                u = whitened_points(self.dimension, _SLOPE_POINTS, "slope: latents", scramble, paired=False)
                 z = math.sqrt(V) * u.reshape(-1, 1, C)
                 y = np.asarray(self.channel.forward(z, rng=monte_carlo_rng("slope: labels", scramble)))
                 found = self._integrate(y, np.zeros_like(z), np.array([[V]]), self.accuracy, effort=1)
@@ -528,10 +531,10 @@ class IntegratedChannel(_Derived):
     def _sum_over_labels(self, Q: Array, V: Array, labels: Array, points: int, scramble: int) -> Array:
         """``E sum_y P(y | omega) g g^T``, one scramble."""
         P, C, d = self.components, self.sites, self.dimension
-        omega = _host_root(Q) @ _normal_points(
+        omega = symmetric_root(Q) @ whitened_points(
             d, points, "likelihood information: latents", scramble, paired=False
         ).reshape(points, P, C)
-        root_V = _host_root(V)
+        root_V = symmetric_root(V)
         axes = monte_carlo_rng("likelihood information: axes", scramble).standard_normal((2, points, d))
         axes /= np.linalg.norm(axes, axis=2, keepdims=True)
         sets = [_wide_points(d, 2 * scramble + i) for i in (0, 1)]
@@ -621,10 +624,10 @@ class IntegratedChannel(_Derived):
     def _over_samples(self, Q: Array, V: Array, points: int) -> list[Array]:
         """Estimates from labels that are drawn, one for each scramble."""
         P, C = self.components, self.sites
-        root_Q, root_V, inverse = _host_root(Q), _host_root(V), np.linalg.inv(V)
+        root_Q, root_V, inverse = symmetric_root(Q), symmetric_root(V), np.linalg.inv(V)
         primary, control = [], []
         for scramble in range(_SCRAMBLES):
-            normal = _normal_points(
+            normal = whitened_points(
                 2 * self.dimension, points, "likelihood information: pairs of latents", scramble, paired=False
             ).reshape(points, 2, P, C)
             omega, shift = root_Q @ normal[:, 0], root_V @ normal[:, 1]
@@ -658,7 +661,7 @@ class IntegratedChannel(_Derived):
             raise ValueError(
                 f"omega must have shape (n, {self.components}, {self.sites}), got {tuple(omega.shape)}"
             )
-        root = _root(V, xp)
+        root = symmetric_root(xp.astype(V, xp.float64))
         n = omega.shape[0]
         size = max(1, _BLOCK // (200 if self.dimension == 1 else 2 * _POINTS * self.dimension))
         blocks = []
@@ -805,8 +808,8 @@ def _taken(fits: _Fits, rows: Array) -> _Fits:
 
 def _merged(found: _Whitened, new: _Whitened, mask: Array, xp: ModuleType) -> _Whitened:
     """``found`` with the samples where ``mask`` holds replaced, in order, by ``new``."""
-    halves = tuple(placed(n, mask, o, xp) for n, o in zip(new.halves, found.halves))
-    log_norm, mean, square, error = (placed(n, mask, o, xp) for n, o in zip(new[:4], found[:4]))
+    halves = tuple(put_at_mask(o, mask, n) for n, o in zip(new.halves, found.halves))
+    log_norm, mean, square, error = (put_at_mask(o, mask, n) for n, o in zip(new[:4], found[:4]))
     return _Whitened(log_norm, mean, square, error, halves)
 
 
@@ -870,7 +873,7 @@ def _fits(block: _Block) -> _Fits:
     count = 128 if block.d <= 3 else 512
     seeds = range(70, 70 + _REPLICATES)
     return tuple(
-        _adapt(block, block.asarray(_normal_points(block.d, count, "likelihood: nodes", seed)))
+        _adapt(block, block.asarray(whitened_points(block.d, count, "likelihood: nodes", seed)))
         for seed in seeds
     )
 
@@ -972,7 +975,7 @@ def _on_lines(block: _Block, fits: _Fits, count: int) -> tuple[_Whitened, Array]
     parts = []
     for replicate, fit in enumerate(fits):
         direction = xp.matmul(fit.factor, fit.axis[..., None])[..., 0]
-        across = block.asarray(_normal_points(d - 1, count, "likelihood: lines", replicate))
+        across = block.asarray(whitened_points(d - 1, count, "likelihood: lines", replicate))
         across = xp.concat([xp.zeros_like(across[:, :1]), across], axis=1)
         across = _reflected(xp.broadcast_to(across[None, ...], (n, count, d)), fit.axis, xp)
         base = fit.mean[:, None, :] + xp.matmul(across, xp.matrix_transpose(fit.factor))
@@ -1016,7 +1019,7 @@ def _on_points(block: _Block, fits: _Fits, count: int) -> tuple[_Whitened, Array
     parts = []
     effective = xp.zeros((n,), dtype=xp.float64, device=block.device)
     for replicate, fit in enumerate(fits):
-        nodes = block.asarray(_normal_points(d, count, "likelihood: modes", replicate))
+        nodes = block.asarray(whitened_points(d, count, "likelihood: modes", replicate))
         nodes = _reflected(xp.broadcast_to(nodes[None, ...], (n, count, d)), fit.axis, xp)
         u = fit.mean[:, None, :] + xp.matmul(nodes, xp.matrix_transpose(fit.factor))
         weight = block.log_likelihood(u) - xp.sum(u * u, axis=-1) / 2 + xp.sum(nodes * nodes, axis=-1) / 2
@@ -1112,28 +1115,6 @@ def _random_axes(block: _Block) -> Array:
     return block.asarray(axis / np.linalg.norm(axis, axis=1, keepdims=True))
 
 
-@lru_cache(maxsize=256)
-def _normal_points(
-    dimension: int, count: int, purpose: str, *index: int, paired: bool = True
-) -> np.ndarray[Any, Any]:
-    """Scrambled Sobol points of the standard normal law (count, dimension), with covariance I exactly.
-
-    In pairs x, -x also their mean is 0 exactly: then a likelihood that says nothing changes nothing.
-    """
-    from scipy.special import ndtri
-    from scipy.stats import qmc
-
-    engine = qmc.Sobol(dimension, scramble=True, rng=monte_carlo_rng(purpose, *index))
-    normal = ndtri(np.clip(engine.random(count // 2 if paired else count), 1e-16, 1 - 1e-16))
-    if paired:
-        normal = np.concatenate([normal, -normal])
-    covariance = normal.T @ normal / count
-    values, vectors = np.linalg.eigh(covariance)
-    normal = normal @ ((vectors / np.sqrt(values)) @ vectors.T)
-    normal.flags.writeable = False
-    return np.asarray(normal)
-
-
 def _sum_of_squares(w: Array, u: Array, other_w: Array, other_u: Array) -> Array:
     """``sum_y P(y) m m^T`` (d, d) summed over omegas, for ``m`` the mean of u given y, free of the noise of the means.
 
@@ -1166,7 +1147,7 @@ def _sum_of_squares(w: Array, u: Array, other_w: Array, other_u: Array) -> Array
 def _wide_points(dimension: int, seed: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Points from Gaussians of several widths at once, and their weights as points of the standard normal law."""
     parts = [
-        scale * _normal_points(dimension, count, "likelihood: mixture", seed, i, paired=True)
+        scale * whitened_points(dimension, count, "likelihood: mixture", seed, i, paired=True)
         for i, (scale, count) in enumerate(_WIDTHS)
     ]
     u = np.concatenate(parts)
@@ -1178,8 +1159,7 @@ def _wide_points(dimension: int, seed: int) -> tuple[np.ndarray[Any, Any], np.nd
     ]
     weight = np.exp(-square / 2 - np.logaddexp.reduce(np.stack(logs), axis=0)) / total
     weight /= weight.sum()
-    values, vectors = np.linalg.eigh((u * weight[:, None]).T @ u)
-    return u @ ((vectors / np.sqrt(values)) @ vectors.T), weight
+    return u @ inverse_root((u * weight[:, None]).T @ u), weight
 
 
 def _continued(found: Uncertain, wider: Uncertain, V: float, at: float) -> Uncertain:
@@ -1194,18 +1174,6 @@ def _continued(found: Uncertain, wider: Uncertain, V: float, at: float) -> Uncer
     spread = relative[0] + sum(relative) * distance / math.log(10)
     grown = np.array([[value * math.exp(power * distance)]])
     return Uncertain(grown, grown * min(spread, 1.0), f"{found.method}, continued as a power law")
-
-
-def _host_root(matrix: Array) -> Array:
-    values, vectors = np.linalg.eigh(matrix)
-    return (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T
-
-
-def _root(V: Array, xp: ModuleType) -> Array:
-    """Symmetric square root (P, P), float64."""
-    wide = xp.astype(V, xp.float64)
-    values, vectors = xp.linalg.eigh((wide + xp.matrix_transpose(wide)) / 2)
-    return xp.matmul(vectors * xp.sqrt(clip(values, 0.0, None)), xp.matrix_transpose(vectors))
 
 
 def _apply(root: Array, flat: Array, shape: tuple[int, ...], xp: Any) -> Array:

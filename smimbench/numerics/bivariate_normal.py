@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import array_api_compat
 import numpy as np
 
 from smimbench.backend.arrays import clip, namespace, special
+from smimbench.numerics.masked import put_at_mask
+from smimbench.numerics.quadrature import gauss_legendre
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -97,17 +98,9 @@ def log_cdf(h: Array, k: Array, r: float, *, sign: Array | None = None, hessian:
         where = xp.nonzero(tail)[0]
         some = rho if sign is None else xp.take(rho, where)
         inside = _tail(xp, xp.take(h, where), xp.take(k, where), r, some, hessian)
-        position = clip(xp.cumulative_sum(xp.astype(tail, xp.int64)) - 1, 0, None)
-        parts = [xp.where(tail, xp.take(t, position), c) for t, c in zip(inside, parts, strict=True)]
+        parts = [put_at_mask(c, tail, t) for t, c in zip(inside, parts, strict=True)]
     parts = [xp.astype(xp.reshape(p, shape), dtype) for p in parts]
     return LogCdf(parts[0], parts[1], parts[2], tuple(parts[3:]) if hessian else None)
-
-
-@cache
-def _rule(count: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Gauss-Legendre rule on [0, 1]."""
-    x, w = np.polynomial.legendre.leggauss(count)
-    return (x + 1) / 2, w / 2
 
 
 def _central(
@@ -117,7 +110,7 @@ def _central(
     device = array_api_compat.device(h)
     s = math.sqrt(1 - r * r)
     # |r| <= 0.5 needs no more than 10 nodes for 1e-13 where the probability exceeds 1e-7
-    x, w = _rule(10 if abs(r) <= 0.5 else 32)
+    x, w = gauss_legendre(10 if abs(r) <= 0.5 else 32, 0.0, 1.0)
     angle = math.asin(r) * np.append(x, 1.0)  # the last node gives the density itself
     sine = xp.asarray(np.sin(angle), dtype=xp.float64, device=device)[:, None]
     scale = xp.asarray(1 / np.cos(angle) ** 2, dtype=xp.float64, device=device)[:, None]
@@ -170,7 +163,9 @@ def _tail(xp: ModuleType, h: Array, k: Array, r: float, rho: Any, hessian: bool)
     s = math.sqrt(1 - r * r)
     swap = k < h
     h, k = xp.where(swap, k, h), xp.where(swap, h, k)
-    x, w = (xp.asarray(v, dtype=xp.float64, device=device)[:, None] for v in _rule(_TAIL_NODES))
+    x, w = (
+        xp.asarray(v, dtype=xp.float64, device=device)[:, None] for v in gauss_legendre(_TAIL_NODES, 0.0, 1.0)
+    )
     t0 = (k - rho * h) / s
     scaled0, hazard0 = _half_mills(xp, t0)
     slope = h + rho / s * hazard0

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.backend.arrays import clip
+from smimbench.numerics.masked import put_at_mask
+from smimbench.numerics.quadrature import gauss_lobatto
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array
 
-__all__ = ["IMPOSSIBLE", "LineMoments", "line_moments", "placed"]
+__all__ = ["IMPOSSIBLE", "LineMoments", "line_moments"]
 
 IMPOSSIBLE = -1e30
 """Stands for the logarithm of zero: sums and differences of it stay finite."""
@@ -117,7 +119,7 @@ def line_moments(
     ]
     again = (xp.concat(list(column)) for column in zip(*parts))
     mask = found.log_norm <= _DEAD
-    return LineMoments(*(placed(new, mask, old, xp) for new, old in zip(again, found)))
+    return LineMoments(*(put_at_mask(old, mask, new) for new, old in zip(again, found)))
 
 
 class _Cells(NamedTuple):
@@ -358,17 +360,10 @@ class _Engine:
             centre = (low + high) / 2
             right = (self.integrand(centre, some) > level) == rising
             low, high = xp.where(right, low, centre), xp.where(right, centre, high)
-        found = placed((low + high) / 2, any_jump, middle, xp)
+        found = put_at_mask(middle, any_jump, (low + high) / 2)
         margin = half * (1 - 1e-6)
         found = xp.minimum(xp.maximum(found, middle - margin), middle + margin)
         return xp.where(jump, found, middle)
-
-
-def placed(part: Array, mask: Array, whole: Array, xp: ModuleType) -> Array:
-    """``whole`` with the rows where ``mask`` is true replaced by those of ``part``, in order: a scatter."""
-    index = clip(xp.cumulative_sum(xp.astype(mask, xp.int64)) - 1, 0, None)
-    spread = xp.take(part, index, axis=0)
-    return xp.where(xp.reshape(mask, (-1,) + (1,) * (whole.ndim - 1)), spread, whole)
 
 
 @lru_cache(maxsize=1)
@@ -377,8 +372,6 @@ def _rule() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any,
 
     The ends of a cell are nodes, so that a sliver of the support that reaches in from the neighbour is seen.
     """
-    legendre = np.polynomial.legendre.Legendre.basis(_NODES - 1)
-    nodes = np.concatenate([[-1.0], np.sort(legendre.deriv().roots().real), [1.0]])
-    weights = 2 / (_NODES * (_NODES - 1) * legendre(nodes) ** 2)
+    nodes, weights = gauss_lobatto(_NODES)
     transform = np.linalg.inv(np.polynomial.legendre.legvander(nodes, _NODES - 1))
     return nodes, weights, transform[1:].T

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from smimbench.numerics.linalg import inverse_root
 from smimbench.numerics.seeds import monte_carlo_rng
 
-__all__ = ["normal_points", "uniform_points"]
+__all__ = ["normal_points", "normal_scrambles", "uniform_points", "whitened_points"]
 
 Points = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -63,3 +64,42 @@ def normal_points(dimension: int, count: int, purpose: str, *index: int) -> Poin
     points = np.asarray(ndtri(uniform_points(dimension, count, purpose, *index)))
     points.flags.writeable = False
     return points
+
+
+def normal_scrambles(dimension: int, count: int, scrambles: int, purpose: str, *index: int) -> Points:
+    """``normal_points`` of several independent scrambles, one after the other; not kept, so it may be large.
+
+    Parameters
+    ----------
+    count : int
+        Number of points in each of the scrambles, whose indices are ``(*index, 0), (*index, 1), ...``.
+
+    Returns
+    -------
+    ndarray (scrambles * count, dimension), float64
+    """
+    own = normal_points.__wrapped__
+    return np.concatenate([own(dimension, count, purpose, *index, k) for k in range(scrambles)])
+
+
+@lru_cache(maxsize=256)
+def whitened_points(dimension: int, count: int, purpose: str, *index: int, paired: bool = True) -> Points:
+    """``normal_points`` whose covariance is I exactly.
+
+    Parameters
+    ----------
+    paired : bool
+        In pairs x, -x: then their mean is 0 exactly too, and a likelihood that says nothing changes nothing.
+
+    Returns
+    -------
+    ndarray (count, dimension), float64, read-only
+    """
+    if paired:
+        half = normal_points(dimension, count // 2, purpose, *index)
+        points = np.concatenate([half, -half])
+    else:
+        points = normal_points(dimension, count, purpose, *index)
+    points = points @ inverse_root(points.T @ points / count)
+    points.flags.writeable = False
+    return np.asarray(points)

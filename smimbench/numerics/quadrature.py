@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["gauss_hermite", "gauss_legendre", "gaussian_trapezoid"]
+__all__ = ["gauss_hermite", "gauss_legendre", "gauss_lobatto", "gaussian_trapezoid", "half_plane_hermite"]
 
 Nodes = tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.float64]]]
 
@@ -57,6 +57,44 @@ def gauss_legendre(count: int, lower: float = -1.0, upper: float = 1.0) -> Nodes
     nodes, weights = np.polynomial.legendre.leggauss(count)
     half = 0.5 * (upper - lower)
     return _locked(0.5 * (upper + lower) + half * nodes, half * weights)
+
+
+@lru_cache(maxsize=64)
+def gauss_lobatto(count: int) -> Nodes:
+    """Gauss rule for ``int_{-1}^1 f(x) dx`` whose first and last nodes are the ends of the interval.
+
+    Parameters
+    ----------
+    count : int
+        Number of nodes, at least 2; exact for polynomials of degree ``2 count - 3``.
+
+    Returns
+    -------
+    nodes, weights : ndarray (count,), float64, read-only
+    """
+    legendre = np.polynomial.legendre.Legendre.basis(count - 1)
+    nodes = np.concatenate([[-1.0], np.sort(legendre.deriv().roots().real), [1.0]])
+    return _locked(nodes, 2 / (count * (count - 1) * legendre(nodes) ** 2))
+
+
+@lru_cache(maxsize=64)
+def half_plane_hermite(count: int) -> Nodes:
+    """Product rule for two independent standard normals ``(x, y)`` and functions even in y: half of the nodes.
+
+    Parameters
+    ----------
+    count : int
+        Nodes along x, even; y takes the positive half of them.
+
+    Returns
+    -------
+    nodes : ndarray (2, count, count / 2), float64, read-only
+    weights : ndarray (count, count / 2), float64, read-only
+        Their sum is 1.
+    """
+    x, w = gauss_hermite(count)
+    half = slice(count // 2, None)
+    return _locked(np.stack(np.meshgrid(x, x[half], indexing="ij")), 2 * np.outer(w, w[half]))
 
 
 @lru_cache(maxsize=64)

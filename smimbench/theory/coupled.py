@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smimbench.numerics.control_variates import controlled_mean
+from smimbench.numerics.linalg import spectral_function
 from smimbench.numerics.qmc import normal_points
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.theory.free_entropy import bayes_optimal_first, between, branches_meet
 from smimbench.theory.information import channel_information
 from smimbench.theory.perfect_recovery import perfect_limit
-from smimbench.theory.sampling import SCRAMBLES, controlled_mean
+from smimbench.theory.sampling import SCRAMBLES
 from smimbench.theory.types import Host, Prediction
 
 if TYPE_CHECKING:
@@ -130,14 +132,13 @@ def _overlap(problem: Problem, qhat: Host) -> tuple[Host, Host]:
 
 
 def _logarithm(qhat: Host) -> Host:
-    values, vectors = np.linalg.eigh((qhat + qhat.T) / 2)
-    floor = max(float(values.max()), 1e-300) * 1e-12
-    return np.asarray((vectors * np.log(np.maximum(values, floor))) @ vectors.T)
+    return np.asarray(
+        spectral_function(qhat, lambda values: np.log(np.maximum(values, max(values.max(), 1e-300) * 1e-12)))
+    )
 
 
 def _exponential(log: Host) -> Host:
-    values, vectors = np.linalg.eigh((log + log.T) / 2)
-    return np.asarray((vectors * np.exp(np.minimum(values, 60.0))) @ vectors.T)
+    return np.asarray(spectral_function(log, lambda values: np.exp(np.minimum(values, 60.0))))
 
 
 def _accelerated(

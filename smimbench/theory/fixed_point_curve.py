@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smimbench.numerics.memo import kept
 from smimbench.theory.continuation import Continuation
 from smimbench.theory.decoupling import components_decouple
 from smimbench.theory.free_entropy import along_path, bayes_optimal_first, branches_meet
@@ -289,8 +290,8 @@ class FixedPointCurve:
 
 def fixed_point_curve(problem: Problem) -> FixedPointCurve | None:
     """The curve of a problem whose components decouple, made once in the problem's life; None where they mix."""
-    known = vars(problem)
-    if "_fixed_point_curve" not in known:
-        known["_fixed_point_curve"] = FixedPointCurve(problem) if components_decouple(problem) else None
-    curve: FixedPointCurve | None = known["_fixed_point_curve"]
-    return curve
+    return kept(
+        problem,
+        "fixed_point_curve",
+        lambda: FixedPointCurve(problem) if components_decouple(problem) else None,
+    )

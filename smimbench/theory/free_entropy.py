@@ -10,10 +10,12 @@ channel: differences are integrals along any path between two overlaps (the rule
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from smimbench.numerics.linalg import spectral_function
+from smimbench.numerics.quadrature import gauss_legendre
 from smimbench.theory.information import channel_information
 
 if TYPE_CHECKING:
@@ -71,16 +73,16 @@ def between(problem: Problem, alpha: float, first: Host, second: Host) -> tuple[
     The path goes straight in ``log(1 + Qhat)``; Gauss-Legendre nodes.
     """
     kappa = float(problem.model.kappa)
-    nodes, weights = np.polynomial.legendre.leggauss(NODES)
-    logs = [_function(np.log1p, matrix) for matrix in (first, second)]
+    nodes, weights = gauss_legendre(NODES, 0.0, 1.0)
+    logs = [spectral_function(matrix, np.log1p) for matrix in (first, second)]
 
     def overlap(t: float) -> tuple[Host, Host, Host]:
-        qhat = _function(np.expm1, (1 - t) * logs[0] + t * logs[1])
+        qhat = np.asarray(spectral_function((1 - t) * logs[0] + t * logs[1], np.expm1))
         found = problem.prior.overlap(qhat)
         return qhat, np.asarray(found.Q), np.asarray(found.V)
 
     total, variance = 0.0, 0.0
-    for node, weight in zip(0.5 * (1 + nodes), 0.5 * weights):
+    for node, weight in zip(nodes, weights):
         qhat, Q, V = overlap(node)
         step = 1e-4
         change = -(overlap(node + step)[2] - overlap(node - step)[2]) / (2 * step)
@@ -90,9 +92,3 @@ def between(problem: Problem, alpha: float, first: Host, second: Host) -> tuple[
         error = np.broadcast_to(np.asarray(information.error, dtype=float), value.shape)
         variance += (weight * 0.5 * kappa * alpha * float(np.sum(error * np.abs(change)))) ** 2
     return total, float(np.sqrt(variance))
-
-
-def _function(f: Any, matrix: Host) -> Host:
-    """A function of a symmetric positive semidefinite matrix."""
-    values, vectors = np.linalg.eigh(matrix)
-    return np.asarray((vectors * f(values)) @ vectors.T)

@@ -18,7 +18,8 @@ import numpy as np
 from smimbench.derive.channel import predict
 from smimbench.interfaces import Uncertain
 from smimbench.numerics.curves import interpolate_chebyshev
-from smimbench.numerics.seeds import monte_carlo_rng
+from smimbench.numerics.linalg import symmetric_root
+from smimbench.numerics.qmc import normal_points
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,18 +115,13 @@ def _scalar(found: Uncertain) -> Uncertain:
 
 
 def _sampled(problem: Problem, joint: Array, V: Array) -> dict[str, Uncertain]:
-    from scipy.special import ndtri
-    from scipy.stats import qmc
-
     channel: Any = problem.channel
     P, C = problem.components, problem.model.sites
-    root, spread = _root(joint), _root(V)
+    mixing, spread = symmetric_root(joint), symmetric_root(V)
     sums: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for scramble in range(SCRAMBLES):
-        rng = monte_carlo_rng("generalization error", scramble)
-        points = qmc.Sobol(4 * P * C, scramble=True, rng=rng).random(POINTS)
-        normal = ndtri(np.clip(points, 1e-16, 1 - 1e-16)).reshape(POINTS, 4 * P, C)
-        both = root @ normal[:, : 2 * P]
+        normal = normal_points(4 * P * C, POINTS, "generalization error", scramble).reshape(POINTS, 4 * P, C)
+        both = mixing @ normal[:, : 2 * P]
         truth, omega = both[:, :P], both[:, P:]
         y = predict(channel, truth)
         first = predict(channel, omega + spread @ normal[:, 2 * P : 3 * P])
@@ -144,8 +140,3 @@ def _sampled(problem: Problem, joint: Array, V: Array) -> dict[str, Uncertain]:
 def _square(difference: Array) -> float:
     flat = np.asarray(difference, dtype=float).reshape(len(difference), -1)
     return float(np.mean(np.sum(flat * flat, axis=1)))
-
-
-def _root(matrix: Array) -> Array:
-    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
-    return (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T

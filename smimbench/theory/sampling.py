@@ -7,58 +7,26 @@ mean nor its error is flattered by the fit.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smimbench.interfaces import Uncertain
+from smimbench.numerics.control_variates import controlled_mean
+from smimbench.numerics.linalg import symmetric_root
+from smimbench.numerics.memo import by_value
 from smimbench.numerics.qmc import normal_points
 from smimbench.numerics.seeds import monte_carlo_rng
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from smimbench.interfaces import Array
 
-__all__ = ["SCRAMBLES", "controlled_mean", "sampled_moments"]
+__all__ = ["SCRAMBLES", "sampled_moments"]
 
 SCRAMBLES = 16
 """Independent scrambles, whose spread is the error; doubled, that spread is known 1.4 times better."""
 POINTS = 2**10
 """Labels in each; doubled, errors fall by 1.4 to 2 and the cost doubles."""
-
-
-def controlled_mean(samples: Sequence[Array], controls: Sequence[Array]) -> tuple[Array, Array]:
-    """Means of random numbers with the help of others whose mean is zero.
-
-    Parameters
-    ----------
-    samples : sequence of R arrays (n, J)
-        One array per scramble.
-    controls : sequence of R arrays (n, K)
-        Numbers with mean exactly zero. K may be 0.
-
-    Returns
-    -------
-    value, error : ndarray (J,)
-        Mean over the scrambles of ``mean(y - b . x)``, with ``b`` fitted by least squares on all other scrambles, and its
-        standard error from the spread of the R means.
-    """
-    centred = [x - x.mean(0) for x in controls]
-    grams = [x.T @ x / len(x) for x in centred]
-    mixed = [x.T @ (y - y.mean(0)) / len(x) for x, y in zip(centred, samples)]
-    gram, mix = sum(grams), sum(mixed)
-    estimates = []
-    for y, x, own_gram, own_mix in zip(samples, controls, grams, mixed):
-        left, right = gram - own_gram, mix - own_mix
-        # Controls may be proportional to one another, or vanish: least squares of the unit-scaled system.
-        scale = np.sqrt(np.maximum(np.diagonal(left), 0.0))
-        inverse = np.where(scale > 0, 1 / np.where(scale > 0, scale, 1), 0)
-        slope = np.linalg.lstsq(left * inverse * inverse[:, None], right * inverse[:, None], rcond=1e-9)[0]
-        estimates.append(y.mean(0) - (x.mean(0) * inverse) @ slope)
-    stacked = np.stack(estimates)
-    return stacked.mean(0), stacked.std(0, ddof=1) / np.sqrt(len(estimates))
 
 
 def sampled_moments(
@@ -88,21 +56,15 @@ def sampled_moments(
     information, susceptibility : Uncertain
         (P, P) each. The error holds the bias that the reported error of the posterior can cause.
     """
-    shape = np.shape(Q)
-    key = np.ascontiguousarray(Q, dtype=float).tobytes(), np.ascontiguousarray(V, dtype=float).tobytes()
-    try:
-        return _sampled_moments(channel, sites, shape[-1], *key, points)
-    except TypeError:  # a channel that cannot be hashed
-        return _sampled_moments.__wrapped__(channel, sites, shape[-1], *key, points)
+    return _sampled_moments(channel, sites, np.asarray(Q, dtype=float), np.asarray(V, dtype=float), points)
 
 
-@lru_cache(maxsize=256)
+@by_value(maxsize=256)
 def _sampled_moments(
-    channel: Any, sites: int, components: int, Q_bytes: bytes, V_bytes: bytes, points: int
+    channel: Any, sites: int, Q: Array, V: Array, points: int
 ) -> tuple[Uncertain, Uncertain]:
-    P = components
-    Q, V = (np.frombuffer(b).reshape(P, P) for b in (Q_bytes, V_bytes))
-    root_Q, root_V = _root(Q), _root(V)
+    P = len(Q)
+    root_Q, root_V = symmetric_root(Q), symmetric_root(V)
     free = [a for a in range(P) if Q[a, a] == 0]
     upper = np.triu_indices(P)
     pairs = [(a, b) for a in free for b in free if a <= b]
@@ -162,8 +124,3 @@ def _sampled_moments(
         Uncertain(outside @ information @ outside, size @ information_error @ size, method),
         Uncertain(susceptibility, susceptibility_error, method),
     )
-
-
-def _root(matrix: Array) -> Array:
-    values, vectors = np.linalg.eigh(matrix)
-    return (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T

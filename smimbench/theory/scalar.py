@@ -15,6 +15,7 @@ import numpy as np
 
 from smimbench.interfaces import Uncertain
 from smimbench.numerics.curves import bracketed_roots
+from smimbench.numerics.memo import kept
 from smimbench.theory.information import channel_information
 from smimbench.theory.types import NOTHING, Prediction, Threshold
 
@@ -74,11 +75,7 @@ class ScalarCurve:
     @classmethod
     def of(cls, problem: Problem) -> ScalarCurve:
         """The curve of a problem, computed once in the problem's life."""
-        known = vars(problem)
-        if "_scalar_curve" not in known:
-            known["_scalar_curve"] = cls(problem)
-        curve: ScalarCurve = known["_scalar_curve"]
-        return curve
+        return kept(problem, "scalar_curve", lambda: cls(problem))
 
     def _overlap(self, log_qhat: Array) -> tuple[Array, Array]:
         found = self.problem.prior.overlap(np.exp(np.asarray(log_qhat, dtype=float))[..., None, None])

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from smimbench.backend import clip, namespace, sample_chunks
+from smimbench.backend import namespace, sample_chunks
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError
+from smimbench.numerics.linalg import diagonal_at_least, with_floor
 from smimbench_algorithms.gamp.one_pass import one_pass
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class Gamp:
         squares = _products(xp, g)
         scale = model.kappa * data.sample_ratio
         information = inverse - xp.matmul(inverse, xp.matmul(covariance / n, inverse))
-        Qhat = _floored(xp, scale * model.sites * information)
+        Qhat = with_floor(scale * model.sites * information, SMALLEST_QHAT)
         R = state.estimate + _solve_first(xp, Qhat, total)
         denoised = prior.denoise(R, Qhat)
         change = denoised.estimate - state.estimate
@@ -139,7 +140,7 @@ class Gamp:
         if weight:
             estimate = (1 - weight) * estimate + weight * state.estimate
             V_new = (1 - weight) * V_new + weight * V
-        V_new = _at_least(xp, V_new, SMALLEST_V)
+        V_new = diagonal_at_least(V_new, SMALLEST_V)
         second = xp.asarray(
             np.diagonal(prior.second_moment(problem.components)), dtype=V.dtype, device=_device(V)
         )
@@ -244,20 +245,3 @@ def _solve_first(xp: Any, matrix: Array, signal: Array) -> Array:
         return signal / xp.reshape(matrix, (1,) * signal.ndim)
     flat = xp.reshape(signal, (signal.shape[0], -1))
     return xp.reshape(xp.linalg.solve(matrix, flat), signal.shape)
-
-
-def _floored(xp: Any, matrix: Array) -> Array:
-    """Symmetric part with eigenvalues of at least SMALLEST_QHAT: sampling noise can make an information negative."""
-    matrix = (matrix + xp.matrix_transpose(matrix)) / 2
-    if matrix.shape[0] == 1:
-        return xp.maximum(matrix, SMALLEST_QHAT)
-    values, vectors = xp.linalg.eigh(matrix)
-    values = clip(values, SMALLEST_QHAT, None)
-    return xp.matmul(vectors * values[None, :], xp.matrix_transpose(vectors))
-
-
-def _at_least(xp: Any, V: Array, smallest: float) -> Array:
-    """V with a diagonal of at least ``smallest``: at perfect recovery it would underflow and g would be 0 / 0."""
-    identity = xp.eye(V.shape[0], dtype=V.dtype, device=_device(V))
-    missing = xp.maximum(smallest - _diagonal(xp, V), 0.0)
-    return V + identity * missing[None, :]

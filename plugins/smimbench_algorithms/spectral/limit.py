@@ -48,6 +48,8 @@ import numpy as np
 
 from smimbench.backend import namespace, sample_chunks, to_host
 from smimbench.files import canonical_json
+from smimbench.numerics.linalg import spectral_function, symmetric_root, with_floor
+from smimbench.numerics.qmc import normal_points
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.theory.information import channel_information
 
@@ -203,9 +205,10 @@ def why_not(problem: Problem) -> str | None:
 
 def _root(problem: Problem) -> Host:
     """Symmetric root of the prior's second moment (P, P)."""
-    values, vectors = np.linalg.eigh(np.asarray(problem.prior.second_moment(problem.components), dtype=float))
-    root = np.asarray((vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T)
-    return np.eye(len(root)) if np.allclose(root, np.eye(len(root)), rtol=0, atol=1e-12) else root
+    found = np.asarray(
+        symmetric_root(np.asarray(problem.prior.second_moment(problem.components), dtype=float))
+    )
+    return np.eye(len(found)) if np.allclose(found, np.eye(len(found)), rtol=0, atol=1e-12) else found
 
 
 class _Keyed:
@@ -234,17 +237,12 @@ def _cached_theory(keyed: _Keyed, alpha: float, kind: str, regularisation: float
 @functools.lru_cache(maxsize=8)
 def _label_matrices(keyed: _Keyed) -> Host:
     """``G = E[z z^T | y] - I`` (scrambles, points, P, C, P, C) for labels drawn at random."""
-    from scipy.special import ndtri
-    from scipy.stats import qmc
-
     problem = keyed.problem
     P, C, root = problem.components, problem.model.sites, _root(problem)
     found = []
     for scramble in range(SCRAMBLES):
-        points = qmc.Sobol(
-            P * C, scramble=True, rng=monte_carlo_rng("spectral limit: latents", scramble)
-        ).random(POINTS)
-        z = root @ ndtri(np.clip(points, 1e-16, 1 - 1e-16)).reshape(POINTS, P, C)
+        normal = normal_points(P * C, POINTS, "spectral limit: latents", scramble)
+        z = root @ normal.reshape(POINTS, P, C)
         rng = monte_carlo_rng("spectral limit: labels", scramble)
         labels = problem.channel.forward(z, rng=rng)
         found.append(_weights(problem.channel, labels, root, C, rng=rng, like=z))
@@ -414,9 +412,9 @@ def _joint_outlier(flat: Host, alpha: float, kernel: _Pairing, resolvent: Any) -
     for _ in range(1000):
         J = flat @ np.linalg.inv(np.eye(P * C) + np.kron(Q, np.eye(C)) @ flat)
         Qhat = (alpha * kernel.map(J, flat) @ Q.reshape(-1)).reshape(P, P)
-        values, vectors = np.linalg.eigh((Qhat + Qhat.T) / 2)
-        values = np.clip(values, 0, None)
-        new = (vectors * (values / (1 + values))) @ vectors.T
+        new = spectral_function(
+            Qhat, lambda values: np.clip(values, 0, None) / (1 + np.clip(values, 0, None))
+        )
         step, Q = np.abs(new - Q).max(), new
         if step < 1e-7:
             break
@@ -687,8 +685,7 @@ def spectral_estimate(
         cross += scale**0.5 * used.A if used.found else scale * used.gram
         eigenvalues.append(eigenvalue)
     V = np.eye(P) - cross - cross.T + gram
-    values, vectors = np.linalg.eigh(V)
-    V = root @ (vectors * np.clip(values, 1e-3, None)) @ vectors.T @ root
+    V = root @ with_floor(V, 1e-3) @ root
     estimate = xp.matmul(spread, estimate)
     return SpectralEstimate(
         estimate, xp.asarray(V, **place), tuple(eigenvalues), tuple(dict.fromkeys(remarks)), tuple(outliers)

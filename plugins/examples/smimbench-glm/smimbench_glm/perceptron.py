@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import array_api_compat
@@ -20,6 +19,7 @@ import numpy as np
 
 from smimbench import Capabilities, ParameterError, Posterior, Uncertain
 from smimbench.backend import clip, namespace, special
+from smimbench.numerics.quadrature import gauss_legendre
 
 __all__ = ["Probit", "Sign"]
 
@@ -87,7 +87,7 @@ class _Threshold:
         # Of binary signals so much can be known that V underflows.
         square = np.maximum(V + self.noise, 1e-300)
         spread = np.sqrt(Q / square)[..., None]
-        nodes, weights = _rule()
+        nodes, weights = gauss_legendre(80, 0.0, 10.0)
         # Far out a label is certain and says nothing: u need not reach further than the function or its law.
         narrow, wide = np.minimum(spread, 1.0), np.maximum(spread, 1.0)
         law = np.exp(-((nodes / wide) ** 2) / 2) / (math.sqrt(2 * math.pi) * wide)
@@ -182,10 +182,3 @@ def _surprise(u: Any) -> Any:
     from scipy.special import log_ndtr
 
     return np.exp(-u * u - math.log(2 * math.pi) - log_ndtr(u) - log_ndtr(-u))
-
-
-@lru_cache(maxsize=1)
-def _rule() -> tuple[Any, Any]:
-    """Gauss-Legendre nodes and weights on [0, 10]."""
-    nodes, weights = np.polynomial.legendre.leggauss(80)
-    return 5 * (nodes + 1), 5 * weights

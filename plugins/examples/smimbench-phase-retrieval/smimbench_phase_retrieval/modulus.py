@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import array_api_compat
@@ -12,6 +11,7 @@ import numpy as np
 
 from smimbench import Capabilities, ParameterError, Posterior, Uncertain
 from smimbench.backend import clip, namespace
+from smimbench.numerics.quadrature import gauss_legendre
 
 __all__ = ["Modulus"]
 
@@ -104,7 +104,7 @@ class Modulus:
         Q, V = np.broadcast_arrays(np.asarray(Q, dtype=float), np.asarray(V, dtype=float))
         V = np.maximum(V, 1e-300)
         spread = np.sqrt(Q / V)[..., None]
-        nodes, weights = _rule()
+        nodes, weights = gauss_legendre(80, 0.0, 10.0)
         # u reaches as far as its law; beyond the last node the sign is known and h = 1.
         narrow, wide = np.minimum(spread, 1.0), np.maximum(spread, 1.0)
         within = 2 * np.sum(weights * _normal(nodes) * _squared_move(narrow * nodes), axis=-1)
@@ -123,10 +123,3 @@ def _squared_move(u: Any) -> Any:
     weights = _normal(t) * (t[1] - t[0])
     latent = u[..., None] + t
     return np.sum(weights * (latent * np.tanh(u[..., None] * latent) - u[..., None]) ** 2, axis=-1)
-
-
-@lru_cache(maxsize=1)
-def _rule() -> tuple[Any, Any]:
-    """Gauss-Legendre nodes and weights on [0, 10]."""
-    nodes, weights = np.polynomial.legendre.leggauss(80)
-    return 5 * (nodes + 1), 5 * weights

@@ -24,6 +24,8 @@ import numpy as np
 
 from smimbench import Capabilities, Denoised, Overlap, ParameterError
 from smimbench.backend import namespace, to_host
+from smimbench.numerics.linalg import inverse_root
+from smimbench.numerics.qmc import normal_points
 
 __all__ = ["GaussBernoulli", "Rademacher"]
 
@@ -133,13 +135,9 @@ class _Mixture:
         return Overlap(xp.asarray(np.eye(P) - V, **place), xp.asarray(V, **place))
 
     def _joint_error(self, Qhat: Any) -> Any:
-        from scipy.special import ndtri
-        from scipy.stats import qmc
-
         P = len(Qhat)
-        points = ndtri(qmc.Sobol(2 * P, rng=np.random.default_rng(0)).random(1 << 12)).T
-        values, vectors = np.linalg.eigh(Qhat)
-        noise = (vectors / np.sqrt(np.maximum(values, 1e-9))) @ points[P:]
+        points = normal_points(2 * P, 1 << 12, "sparse entries").T
+        noise = inverse_root(Qhat, 1e-9) @ points[P:]
         total = np.zeros((P, P))
         place = {"dtype": np.float64, "device": None}
         for weight, m, D in self._patterns(P):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from smimbench.numerics.quadrature import gauss_hermite, half_plane_hermite
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array
@@ -21,7 +22,7 @@ def diagonal_wins(tokens: int) -> float:
     """Probability that the entry of variance 2 exceeds the T - 1 others, of variance 1."""
     from scipy.special import ndtr
 
-    x, w = _hermite(128)
+    x, w = gauss_hermite(128)
     return float(np.sum(w * ndtr(ROOT2 * x) ** (tokens - 1)))
 
 
@@ -51,17 +52,8 @@ def disagreement(tokens: int, q: Array, v: Array, *, replicas: bool) -> tuple[Ar
     return fine, np.abs(fine - coarse) + 1e-15
 
 
-@cache
-def _hermite(count: int) -> tuple[Array, Array]:
-    x, w = np.polynomial.hermite_e.hermegauss(count)
-    return x, w / w.sum()
-
-
 def _miss(tokens: int, angle: float, count: int) -> float:
-    x, w = _hermite(count)
-    half = slice(count // 2, None)  # the two copies may change places
-    mean, difference = np.meshgrid(x, x[half], indexing="ij")
-    weight = 2 * np.outer(w, w[half])
+    (mean, difference), weight = half_plane_hermite(count)  # the two copies may change places
     if angle == 0:
         return 0.0
     stay = [_both_below(mean, difference, angle, scale) for scale in (ROOT2, 1.0, 1 / ROOT2)]

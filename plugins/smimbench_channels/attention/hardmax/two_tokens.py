@@ -10,6 +10,7 @@ import numpy as np
 
 from smimbench.backend import namespace
 from smimbench.numerics.bivariate_normal import log_cdf
+from smimbench.numerics.quadrature import gauss_legendre, half_plane_hermite
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array
@@ -103,8 +104,7 @@ def _gain(h: Array, k: Array, sign: int) -> Array:
 @cache
 def _grid(count: int) -> tuple[Array, Array, Array]:
     """Exponent's form (2, N) and weighted gain (2, N) on a triangle of the grid, and the rule (2, count)."""
-    x, w = np.polynomial.legendre.leggauss(count)
-    x, w = x * CUT, w * CUT
+    x, w = gauss_legendre(count, -CUT, CUT)
     i, j = np.triu_indices(count)  # the gain does not change when the two rows change places
     weight = w[i] * w[j] * np.where(i == j, 1.0, 2.0)
     form, gain = [], []
@@ -137,13 +137,9 @@ def _from_grid(ratio: Array, count: int) -> Array:
 @cache
 def _hermite(count: int) -> tuple[Array, Array]:
     """Nodes (2, N) and weights (N,) of two independent standard normals, one half plane of the second."""
-    x, w = np.polynomial.hermite_e.hermegauss(count)
-    w = w / w.sum()
-    half = slice(count // 2, None)
-    u, v = np.meshgrid(x, x[half], indexing="ij")
-    weight = 2 * np.outer(w, w[half]).ravel()
+    nodes, weight = half_plane_hermite(count)
     keep = weight > 1e-20
-    return np.stack([u.ravel()[keep], v.ravel()[keep]]), weight[keep]
+    return nodes[:, keep], weight[keep]
 
 
 def _from_hermite(ratio: Array, count: int) -> Array:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import array_api_compat
 
 from smimbench.backend import clip, namespace, special
+from smimbench.numerics.masked import put_at_mask
 from smimbench.numerics.quadrature import gauss_legendre
 
 if TYPE_CHECKING:
@@ -123,15 +124,12 @@ def _group_moments(xp: ModuleType, a: Array, member: Array, leader: Array, full:
     found = _integrate(
         xp, xp.take(a, index, axis=0), xp.take(member, index, axis=0), xp.take(leader, index, axis=0), full
     )
-    position = clip(xp.cumulative_sum(xp.astype(count > 1, xp.int64)) - 1, 0, None)
-
-    def merged(old: Array | None, new: Array | None) -> Array | None:
-        if old is None or new is None:
-            return None
-        chosen = xp.reshape(count > 1, (-1, *[1] * (old.ndim - 1)))
-        return xp.where(chosen, xp.take(new, position, axis=0), old)
-
-    return Moments(*(merged(old, new) for old, new in zip((log, shift, square, outer), found)))
+    return Moments(
+        *(
+            None if old is None else put_at_mask(old, count > 1, new)
+            for old, new in zip((log, shift, square, outer), found)
+        )
+    )
 
 
 class _Truncated(NamedTuple):

@@ -18,11 +18,13 @@ noise is squared. Derived, checked by tests/channels/sequence/test_softmax_infor
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from smimbench.numerics.control_variates import controlled_mean
+from smimbench.numerics.linalg import is_diagonal, symmetric, symmetric_root
+from smimbench.numerics.memo import by_value
 from smimbench.numerics.qmc import normal_points
 from smimbench_channels.sequence.softmax.deep import importance as sampling
 from smimbench_channels.sequence.softmax.network import output
@@ -73,18 +75,9 @@ class Draws(NamedTuple):
     responses: tuple[Host, Host]
 
 
-def _symmetric_root(matrix: Host) -> Host:
-    values, vectors = np.linalg.eigh(matrix)
-    return np.asarray((vectors * np.sqrt(np.clip(values, 0.0, None))) @ vectors.T)
-
-
 def _outer(a: Host, b: Host) -> Host:
     """``sum_m a_m b_m^T`` (n, L, L)."""
     return np.asarray(a @ np.swapaxes(b, -1, -2))
-
-
-def _symmetric(matrix: Host) -> Host:
-    return 0.5 * (matrix + np.swapaxes(matrix, -1, -2))
 
 
 def unknown(Q: Host) -> list[int]:
@@ -99,8 +92,8 @@ def draw(law: Law, Q: Host, V: Host, labels: int, scramble: int) -> Draws:
     normal = normal_points(2 * size, labels, "deep attention: labels", scramble)
     white = normal[:, :size].reshape(labels, layers, tokens)
     truth = normal[:, size:].reshape(labels, layers, tokens)
-    root = _symmetric_root(V)
-    omega = _symmetric_root(Q) @ white
+    root = symmetric_root(V)
+    omega = symmetric_root(Q) @ white
     u = output(omega + root @ truth, law.skip)
     free = unknown(Q)
     full = bool(free)
@@ -132,9 +125,9 @@ def controls(draws: Draws, Q: Host, V: Host) -> Host:
     upper = np.triu_indices(layers)
     identity = tokens * np.eye(layers)
     mean = 0.5 * (one + two)
-    square = _symmetric(_outer(one, two))
+    square = symmetric(_outer(one, two))
     rows = [
-        (square - _symmetric(_outer(mean, draws.truth)))[:, *upper],
+        (square - symmetric(_outer(mean, draws.truth)))[:, *upper],
         _outer(draws.omega, mean).reshape(n, -1),
         (_outer(draws.truth, draws.truth) - identity)[:, *upper],
         (_outer(draws.omega, draws.omega) - identity)[:, *upper],
@@ -143,7 +136,7 @@ def controls(draws: Draws, Q: Host, V: Host) -> Host:
         rows.append((draws.second - identity)[:, *upper])
     free = unknown(Q)
     if free:
-        z = (_symmetric_root(V) @ draws.truth)[:, free]
+        z = (symmetric_root(V) @ draws.truth)[:, free]
         spread = np.diagonal(V)[free][:, None, None]
         surprise = z[..., :, None] * z[..., None, :] / spread - np.eye(tokens)
         first, second = draws.responses
@@ -152,43 +145,6 @@ def controls(draws: Draws, Q: Host, V: Host) -> Host:
         if draws.second is not None:
             rows.append(np.trace(first, axis1=2, axis2=3))
     return np.concatenate(rows, axis=1)
-
-
-def controlled_mean(samples: list[Host], controls: list[Host]) -> tuple[Host, Host]:
-    """Means of several numbers, less their regression on numbers whose mean is zero.
-
-    Parameters
-    ----------
-    samples : list of R arrays (n, J)
-        One array per scramble.
-    controls : list of R arrays (n, K)
-        The same control variates for all J numbers. Those fainter than ``_FAINTEST`` are left out:
-        numerical error would not have mean zero.
-
-    Returns
-    -------
-    value, error : ndarray (J,)
-        The coefficients of a scramble are fitted on all others: neither the mean nor its standard error,
-        from the spread of the R scrambles, is flattered by the fit.
-    """
-    count = len(samples)
-    centred = [x - x.mean(0) for x in controls]
-    grams = [x.T @ x for x in centred]
-    mixed = [x.T @ (y - y.mean(0)) for x, y in zip(centred, samples)]
-    gram, mix = sum(grams), sum(mixed)
-    root = np.sqrt(sum(len(x) for x in controls))
-    estimates = []
-    for k in range(count):
-        left, right = gram - grams[k], mix - mixed[k]
-        scale = np.sqrt(np.diagonal(left))
-        alive = scale > _FAINTEST * root
-        inverse = np.where(alive, 1.0 / np.where(alive, scale, 1.0), 0.0)
-        # Controls may repeat one another: least squares in unit scales.
-        unit = left * inverse[:, None] * inverse
-        slope = np.linalg.lstsq(unit, right * inverse[:, None], rcond=_COLLINEAR)[0]
-        estimates.append(samples[k].mean(0) - (controls[k].mean(0) * inverse) @ slope)
-    stacked = np.stack(estimates)
-    return stacked.mean(0), stacked.std(0, ddof=1) / np.sqrt(count)
 
 
 class Averages(NamedTuple):
@@ -200,6 +156,7 @@ class Averages(NamedTuple):
     susceptibility_error: Host
 
 
+@by_value(maxsize=512)
 def averages(law: Law, Q: Host, V: Host, labels: int) -> Averages:
     """``E sum_m g_m g_m^T``, and how it starts for layers without overlap.
 
@@ -212,20 +169,13 @@ def averages(law: Law, Q: Host, V: Host, labels: int) -> Averages:
     labels : int
         Number of labels, over all scrambles.
     """
-    key = (np.ascontiguousarray(matrix, dtype=np.float64).tobytes() for matrix in (Q, V))
-    return _averages(law, *key, labels)
-
-
-@lru_cache(maxsize=512)
-def _averages(law: Law, Q_bytes: bytes, V_bytes: bytes, labels: int) -> Averages:
     layers = law.layers
-    Q, V = (np.frombuffer(data).reshape(layers, layers) for data in (Q_bytes, V_bytes))
     free = unknown(Q)
     upper = np.triu_indices(layers)
     pairs = np.triu_indices(len(free))
     # g = V^{-1/2} h is a linear map of the entries of S. It is applied to every label, so that the error is
     # that of the result.
-    inverse = np.linalg.inv(_symmetric_root(V))
+    inverse = np.linalg.inv(symmetric_root(V))
     basis = np.zeros((len(upper[0]), layers, layers))
     for k, (a, b) in enumerate(zip(*upper)):
         basis[k, a, b] = basis[k, b, a] = 1.0
@@ -234,17 +184,17 @@ def _averages(law: Law, Q_bytes: bytes, V_bytes: bytes, labels: int) -> Averages
     for scramble in range(SCRAMBLES):
         draws = draw(law, Q, V, max(16, labels // SCRAMBLES), scramble)
         one, two = draws.responses
-        response = _symmetric(np.einsum("namk,nbmk->nab", one, two))[:, *pairs]
-        squares = _symmetric(_outer(*draws.shifts))[:, *upper] @ change
+        response = symmetric(np.einsum("namk,nbmk->nab", one, two))[:, *pairs]
+        squares = symmetric(_outer(*draws.shifts))[:, *upper] @ change
         samples.append(np.concatenate([squares, response], axis=1))
         zeros.append(controls(draws, Q, V))
     found = [np.zeros((layers, layers)) for _ in range(4)]
-    for k, row in enumerate(controlled_mean(samples, zeros)):
+    for k, row in enumerate(controlled_mean(samples, zeros, faintest=_FAINTEST, collinear=_COLLINEAR)):
         found[k][upper] = found[k].T[upper] = row[: len(upper[0])]
         for a, b, entry in zip(*pairs, row[len(upper[0]) :]):
             i, j = free[a], free[b]
             found[2 + k][i, j] = found[2 + k][j, i] = entry / (V[i, i] * V[j, j])
-    if all(np.count_nonzero(matrix - np.diag(np.diagonal(matrix))) == 0 for matrix in (Q, V)):
+    if is_diagonal(Q, V):
         # A label does not change with the sign of a layer: uncorrelated layers stay so, unknown ones unknown.
         known = np.diag(np.diagonal(Q) > 0.0)
         found[:2] = [np.where(known, matrix, 0.0) for matrix in found[:2]]

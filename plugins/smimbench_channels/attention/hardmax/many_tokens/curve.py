@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from smimbench.numerics.qmc import normal_scrambles
+from smimbench.numerics.quadrature import gauss_legendre
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench_channels.attention.hardmax.many_tokens.exact import label_classes, row_posterior
 from smimbench_channels.attention.hardmax.many_tokens.gibbs import sample_moments
@@ -70,8 +72,7 @@ def small_error_constant(tokens: int) -> float:
     """
     from scipy.special import log_ndtr, ndtr
 
-    x, w = np.polynomial.legendre.leggauss(200)
-    x, w = 14 * x, 14 * w
+    x, w = gauss_legendre(200, -14.0, 14.0)
     one = float(np.sum(w * np.exp(-(x**2) - log_ndtr(x)))) / (2 * math.pi)
     gauss = w * np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
     T = tokens
@@ -118,19 +119,12 @@ def _sampled(tokens: int, x: float, samples: int, stream: int) -> Array:
     tie against the odds: for the two largest estimated entries of a row, at a distance of k standard
     deviations, ``(phi(k) / Phi(+-k))^2`` with the sign of the true difference, and its mean over that sign.
     """
-    from scipy.special import ndtri
-    from scipy.stats import qmc
-
     T = tokens
     C = T * (T + 1) // 2
     scale, index = np.array(site_scales(T)), np.array(entry_sites(T)).reshape(T, T)
     variance = scale[index] ** 2
-    power = max(1, round(math.log2(max(2.0, samples / SCRAMBLES))))
-    seeds = [
-        monte_carlo_rng("attention hardmax: curve", T, stream, scramble) for scramble in range(SCRAMBLES)
-    ]
-    sobol = [qmc.Sobol(2 * C, scramble=True, rng=rng).random_base2(power) for rng in seeds]
-    normal = ndtri(np.clip(np.concatenate(sobol), 1e-16, 1 - 1e-16))
+    size = 1 << max(1, round(math.log2(max(2.0, samples / SCRAMBLES))))
+    normal = normal_scrambles(2 * C, size, SCRAMBLES, "attention hardmax: curve", T, stream)
     omega = math.sqrt(1 - x) * normal[:, :C]
     z = omega + math.sqrt(x) * normal[:, C:]
     estimate, truth = (omega * scale)[:, index], (z * scale)[:, index]
@@ -192,10 +186,9 @@ def _tie_mean(tokens: int, x: float) -> float:
     from scipy.special import ndtr
 
     q = 1 - x
-    k, wk = np.polynomial.legendre.leggauss(96)
-    k, wk = 10 * (k + 1), 10 * wk  # distance from 0 to 20
-    t, wt = np.polynomial.legendre.leggauss(96)
-    t, wt = 9 * t, 9 * wt * np.exp(-((9 * t) ** 2) / 2) / math.sqrt(2 * math.pi)
+    k, wk = gauss_legendre(96, 0.0, 20.0)  # distance
+    t, wt = gauss_legendre(96, -9.0, 9.0)
+    wt = wt * np.exp(-(t**2) / 2) / math.sqrt(2 * math.pi)
     rest_off: Callable[[Array], Array] = lambda low: ndtr(low) ** (tokens - 2)  # noqa: E731
     rest_mixed: Callable[[Array], Array] = lambda low: ndtr(low) ** (tokens - 3) * ndtr(low / math.sqrt(2))  # noqa: E731
     total = 0.0

@@ -21,6 +21,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend import clip, namespace, special
+from smimbench.numerics.quadrature import gauss_legendre
 from smimbench_channels.attention.pairs import site_pairs, site_scales
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def _pattern(choice: tuple[int, ...]) -> Pattern:
 @cache
 def _rule(count: int) -> tuple[np.ndarray[Any, Any], ...]:
     """Gauss-Legendre on [0, 1]; maps from values at the nodes to integrals below and above them, and in all."""
-    x, w = np.polynomial.legendre.leggauss(count)
+    x, w = gauss_legendre(count)
     # Legendre coefficients of the polynomial through the values, then its primitive at the nodes
     series = np.polynomial.legendre.legvander(x, count - 1) * w[:, None] * (np.arange(count) + 0.5)
     identity = np.eye(count)

@@ -10,6 +10,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend import clip, namespace, special
+from smimbench.numerics.masked import spread_at_mask
 from smimbench_channels.attention.pairs import entry_sites, site_pairs, site_scales
 
 if TYPE_CHECKING:
@@ -80,8 +81,7 @@ def truncated_normal(low: Array, high: Array, uniform: Array) -> tuple[Array, Ar
             tail = [xp.reshape(v, shape) for v in found]
         else:
             some = _tail(xp, *(xp.take(v, where) for v in (a, b, uniform)))
-            position = clip(xp.cumulative_sum(xp.astype(far, xp.int64)) - 1, 0, None)
-            tail = [xp.take(v, position) for v in some]
+            tail = [spread_at_mask(v, far) for v in some]
         draw, mean, second = (xp.where(far, t, c) for t, c in zip(tail, (draw, mean, second), strict=True))
     draw, mean = clip(draw, a, b), clip(mean, a, b)
     second = xp.maximum(second, mean * mean)

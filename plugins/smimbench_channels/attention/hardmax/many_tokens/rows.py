@@ -9,6 +9,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend import clip, namespace
+from smimbench.numerics.masked import put_at_mask
 from smimbench_channels.attention.hardmax.many_tokens.exact import row_posterior
 from smimbench_channels.attention.hardmax.many_tokens.gibbs import check_labels, sample_moments
 
@@ -70,14 +71,11 @@ def exact_moments(
         outer=outer,
     )
     some = some._replace(square_error=clip(some.square_error, FROZEN_ERROR**2, None))
-    position = clip(xp.cumulative_sum(xp.astype(unlikely, xp.int64)) - 1, 0, None)
-
-    def merged(new: Array, old: Array) -> Array:
-        mask = xp.reshape(unlikely, (-1,) + (1,) * (old.ndim - 1))
-        return xp.where(mask, xp.take(new, position, axis=0), old)
-
     return Moments(
-        *(None if old is None else merged(new, old) for new, old in zip(some, result, strict=True))
+        *(
+            None if old is None else put_at_mask(old, unlikely, new)
+            for new, old in zip(some, result, strict=True)
+        )
     )
 
 

@@ -31,7 +31,10 @@ import numpy as np
 
 from smimbench.backend import clip, namespace, to_host
 from smimbench.interfaces import Posterior, Uncertain
-from smimbench.numerics.seeds import monte_carlo_rng
+from smimbench.numerics.linalg import symmetric_root
+from smimbench.numerics.masked import put_at_mask
+from smimbench.numerics.qmc import normal_scrambles
+from smimbench.numerics.quadrature import gauss_hermite, gauss_legendre
 from smimbench_channels.checks import check_latents, check_number, check_whole
 
 if TYPE_CHECKING:
@@ -355,17 +358,12 @@ class TwoLayerAttention:
                 return found
             rest = [xp.take(f, where, axis=0) for f in (margins, centre)]
             slow = self._block(xp, *rest, widths, variation, quick=False)
-            position = clip(xp.cumulative_sum(xp.astype(~good, xp.int64)) - 1, 0, None)
-            merged = []
-            for new, old in zip(slow, found, strict=True):
-                mask = xp.reshape(good, (-1,) + (1,) * (old.ndim - 1))
-                merged.append(xp.where(mask, old, xp.take(new, position, axis=0)))
-            return Sums(*merged)
+            return Sums(*(put_at_mask(old, ~good, new) for new, old in zip(slow, found, strict=True)))
         # every cell: centre and half-width along either axis, sorted by the sample that owns it
         cells = self._root_cells(xp, samples, widths)
         owner = xp.repeat(xp.arange(n, device=device), ROOT_CELLS**2)
         probe = xp.asarray([-1.0, -0.4, 0.4, 1.0], **place)
-        x, weight = (xp.asarray(v, **place) for v in np.polynomial.legendre.leggauss(NODES))
+        x, weight = (xp.asarray(v, **place) for v in gauss_legendre(NODES))
         top = xp.full((n,), -math.inf, **place)
         sums, rough = xp.zeros((n, 15), **place), xp.zeros((n,), **place)
         for depth in range(DEEPEST):
@@ -771,8 +769,8 @@ class TwoLayerAttention:
     def _products(self, Q: Array, V: Array, normal: Array, *, exact: bool) -> tuple[Array, Array]:
         """Entries 11, 22 and 12 of ``sum_c g_c g_c^T`` (3, N), exact if asked for, and from the crude mean."""
         # (sample, layer, direction)
-        omega = np.einsum("lk,nkd->nld", _root(Q), normal[:, 0])
-        truth = omega + np.einsum("lk,nkd->nld", _root(V), normal[:, 1])
+        omega = np.einsum("lk,nkd->nld", symmetric_root(Q), normal[:, 0])
+        truth = omega + np.einsum("lk,nkd->nld", symmetric_root(V), normal[:, 1])
         xp = namespace(omega)
         seen = np.array(DIRECTIONS[:2])
         margins, centre, widths = self._reduced(self.forward(truth @ seen), omega @ seen, V)
@@ -805,13 +803,9 @@ class TwoLayerAttention:
 @cache
 def _points(count: int, stream: int) -> np.ndarray[Any, Any]:
     """Standard normals (sample, estimate or rest, layer, direction), scramble by scramble."""
-    from scipy.special import ndtri
-    from scipy.stats import qmc
-
-    power = round(math.log2(max(2, count // SCRAMBLES)))
-    seeds = [monte_carlo_rng("two layers of attention: labels", stream, k) for k in range(SCRAMBLES)]
-    draws = [qmc.Sobol(8, scramble=True, rng=rng).random_base2(power) for rng in seeds]
-    return ndtri(np.clip(np.concatenate(draws), 1e-16, 1 - 1e-16)).reshape(-1, 2, 2, 2)
+    size = 1 << round(math.log2(max(2, count // SCRAMBLES)))
+    points = normal_scrambles(8, size, SCRAMBLES, "two layers of attention: labels", stream)
+    return points.reshape(-1, 2, 2, 2)
 
 
 def _own(xp: ModuleType, samples: Samples, index: Array) -> Samples:
@@ -835,9 +829,9 @@ def _curvature(xp: ModuleType, t: Array, v: Array, normal: list[Array]) -> Frame
 @cache
 def _hermite(count: int) -> tuple[Any, Any, Any]:
     """Points of a product rule for a function of two variables itself, and the logarithm of the weights."""
-    x, w = np.polynomial.hermite_e.hermegauss(count)
+    x, w = gauss_hermite(count)
     a, b = np.meshgrid(x, x, indexing="ij")
-    return a.ravel(), b.ravel(), (np.log(np.outer(w, w)) + (a * a + b * b) / 2).ravel()
+    return a.ravel(), b.ravel(), (np.log(2 * math.pi * np.outer(w, w)) + (a * a + b * b) / 2).ravel()
 
 
 def _bend(xp: ModuleType, samples: Samples, v: Array) -> Array:
@@ -969,11 +963,6 @@ def _product(xp: ModuleType, first: tuple[Array, Array], second: tuple[Array, Ar
     for corner in corners[1:]:
         low, high = xp.minimum(low, corner), xp.maximum(high, corner)
     return low, high
-
-
-def _root(matrix: Array) -> Array:
-    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
-    return (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T
 
 
 def _matrix(xp: ModuleType, z: Array) -> Array:

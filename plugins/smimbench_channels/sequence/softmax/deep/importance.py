@@ -25,6 +25,8 @@ import numpy as np
 
 from smimbench.backend import clip, namespace
 from smimbench.interfaces import Array
+from smimbench.numerics.linalg import is_diagonal
+from smimbench.numerics.masked import put_at_mask, spread_at_mask
 from smimbench.numerics.qmc import normal_points, uniform_points
 from smimbench_channels.sequence.softmax import network as deep
 from smimbench_channels.sequence.softmax.moments import Moments
@@ -62,7 +64,7 @@ def _law(V: np.ndarray[Any, Any], tokens: int, skip: float) -> _Law:
     inner, mixed = V[np.ix_(before, before)], V[before, layers - 1]
     slopes = np.linalg.solve(inner, mixed)
     noise = float(V[-1, -1] - slopes @ mixed)
-    diagonal = np.count_nonzero(V - np.diag(np.diagonal(V))) == 0
+    diagonal = is_diagonal(V)
     precision = np.diag(1.0 / np.diagonal(V)) if diagonal else np.linalg.inv(V)
     return _Law(
         layers,
@@ -745,26 +747,16 @@ def _integrate_block(
             local = _propose(xp, law, part_u, part_omega, points, log_weight, seed)
         result = _run(xp, law, outputs, means, local, sizes[-1], seed + 200 + 100 * stage, full)
         better = result.effective > xp.take(effective, index, axis=0)
-        change = _expand_mask(xp, better, chosen)
+        change = chosen & spread_at_mask(better, chosen)
         again = _finish(xp, law, V, result, full)
-        moments = Moments(*(_replace(xp, old, new, chosen, change) for old, new in zip(moments, again)))
-        effective = _replace(xp, effective, result.effective, chosen, change)
+        moments = Moments(*(_replaced(xp, old, new, chosen, change) for old, new in zip(moments, again)))
+        effective = _replaced(xp, effective, result.effective, chosen, change)
         proposal = _Proposal(
-            *(
-                None if old is None else _replace(xp, old, new, chosen, chosen)
-                for old, new in zip(proposal, local)
-            )
+            *(None if old is None else put_at_mask(old, chosen, new) for old, new in zip(proposal, local))
         )
     return moments
 
 
-def _expand_mask(xp: Any, values: Array, mask: Array) -> Array:
-    place = xp.cumulative_sum(xp.astype(mask, xp.int64)) - 1
-    return mask & xp.take(values, xp.where(place < 0, 0, place), axis=0)
-
-
-def _replace(xp: Any, old: Array, new: Array, mask: Array, change: Array) -> Array:
+def _replaced(xp: Any, old: Array, new: Array, mask: Array, change: Array) -> Array:
     """Rows of ``old`` where ``change``, from ``new`` whose rows stand for those of ``mask``."""
-    place = xp.cumulative_sum(xp.astype(mask, xp.int64)) - 1
-    full = xp.take(new, xp.where(place < 0, 0, place), axis=0)
-    return xp.where(xp.reshape(change, (-1, *[1] * (old.ndim - 1))), full, old)
+    return xp.where(xp.reshape(change, (-1, *[1] * (old.ndim - 1))), spread_at_mask(new, mask), old)

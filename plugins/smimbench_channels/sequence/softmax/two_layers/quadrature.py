@@ -31,6 +31,7 @@ import numpy as np
 
 from smimbench.backend import clip, namespace
 from smimbench.interfaces import Array
+from smimbench.numerics.masked import put_at_mask, spread_at_mask
 from smimbench_channels.sequence.softmax.deep import importance as sampling
 from smimbench_channels.sequence.softmax.moments import Moments
 
@@ -91,12 +92,9 @@ class _Pieces:
 
 def _expand(xp: Any, values: Array, mask: Array) -> Array:
     """Undo ``take(nonzero(mask))`` along the last axis, with zeros elsewhere."""
-    if values.shape[-1] == 0:
-        shape = (*values.shape[:-1], mask.shape[0])
-        return xp.zeros(shape, dtype=values.dtype, device=array_api_compat.device(values))
-    place = xp.cumulative_sum(xp.astype(mask, xp.int64)) - 1
-    full = xp.take(values, xp.where(place < 0, 0, place), axis=-1)
-    return xp.where(mask, full, xp.zeros_like(full))
+    shape = (*values.shape[:-1], mask.shape[0])
+    whole = xp.zeros(shape, dtype=values.dtype, device=array_api_compat.device(values))
+    return put_at_mask(whole, mask, values, axis=-1)
 
 
 def _log_root(xp: Any, x: Array, k: Array, c: float) -> Array:
@@ -508,7 +506,7 @@ def integrate(
         return moments
     part_u, part_omega = xp.take(u, index, axis=0), xp.take(omega, index, axis=0)
     rescued = _rescue(xp, part_u, part_omega, settings, half_square, xp.take(energy, index, axis=0))
-    return Moments(*(_replace_rows(xp, old, new, poor) for old, new in zip(moments, rescued)))
+    return Moments(*(put_at_mask(old, poor, new) for old, new in zip(moments, rescued)))
 
 
 def _solve(
@@ -531,11 +529,6 @@ def _solve(
     return moments, energies[0] if len(energies) == 1 else xp.concat(energies)
 
 
-def _replace_rows(xp: Any, old: Array, new: Array, mask: Array) -> Array:
-    full = _spread_rows(xp, new, mask)
-    return xp.where(xp.reshape(mask, (-1, *[1] * (old.ndim - 1))), full, old)
-
-
 def _rescue(
     xp: Any, u: Array, omega: Array, settings: _Settings, half_square: float, energy: Array
 ) -> Moments:
@@ -556,7 +549,7 @@ def _rescue(
         zero = xp.zeros_like(part_u[:, 0])
         _, found = _solve(xp, part_u, part_omega, hot, zero + half_square, zero)
         found = xp.where(found < _SPARE, 16.0 * found, math.inf)
-        energy = _replace_rows(xp, energy, found, lost)
+        energy = put_at_mask(energy, lost, found)
     near = energy < _DEEPEST
     parts = []
     index = xp.nonzero(near)[0]
@@ -577,11 +570,6 @@ def _rescue(
     mask, result = parts[0]
     if len(parts) == 1:
         return result
-    first = Moments(*(_spread_rows(xp, values, mask) for values in result))
+    first = Moments(*(spread_at_mask(values, mask) for values in result))
     mask, result = parts[1]
-    return Moments(*(_replace_rows(xp, old, new, mask) for old, new in zip(first, result)))
-
-
-def _spread_rows(xp: Any, values: Array, mask: Array) -> Array:
-    place = xp.cumulative_sum(xp.astype(mask, xp.int64)) - 1
-    return xp.take(values, xp.where(place < 0, 0, place), axis=0)
+    return Moments(*(put_at_mask(old, mask, new) for old, new in zip(first, result)))

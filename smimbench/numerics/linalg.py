@@ -1,0 +1,84 @@
+"""Symmetric matrices on any array namespace: roots and other functions of them, floors of their eigenvalues.
+
+A symmetric matrix ``A = U diag(a) U^T`` is made of its eigenvalues: ``f(A) = U diag(f(a)) U^T``. Leading axes are a batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import array_api_compat
+import numpy as np
+
+from smimbench.backend.arrays import clip, namespace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smimbench.interfaces import Array
+
+__all__ = [
+    "diagonal_at_least",
+    "inverse_root",
+    "is_diagonal",
+    "spectral_function",
+    "symmetric",
+    "symmetric_root",
+    "with_floor",
+]
+
+
+def symmetric(matrix: Array) -> Array:
+    """``(A + A^T) / 2`` of matrices (..., P, P)."""
+    return (matrix + namespace(matrix).matrix_transpose(matrix)) / 2
+
+
+def spectral_function(matrix: Array, function: Callable[[Array], Array]) -> Array:
+    """A function of symmetric matrices, ``U diag(f(a)) U^T``.
+
+    Parameters
+    ----------
+    matrix : array (..., P, P)
+        Its symmetric part is used: rounding makes a product of matrices slightly asymmetric.
+    function : callable
+        From eigenvalues (..., P), ascending, to numbers of the same shape and namespace.
+
+    Returns
+    -------
+    array (..., P, P)
+    """
+    xp = namespace(matrix)
+    values, vectors = xp.linalg.eigh(symmetric(matrix))
+    return xp.matmul(vectors * function(values)[..., None, :], xp.matrix_transpose(vectors))
+
+
+def symmetric_root(matrix: Array) -> Array:
+    """Symmetric square root (..., P, P); negative eigenvalues count as 0."""
+    xp = namespace(matrix)
+    return spectral_function(matrix, lambda values: xp.sqrt(clip(values, 0.0, None)))
+
+
+def inverse_root(matrix: Array, smallest: float = 0.0) -> Array:
+    """Symmetric ``A^{-1/2}`` (..., P, P); eigenvalues below ``smallest`` count as ``smallest``."""
+    xp = namespace(matrix)
+    return spectral_function(matrix, lambda values: 1 / xp.sqrt(clip(values, smallest, None)))
+
+
+def with_floor(matrix: Array, smallest: float) -> Array:
+    """Symmetric part (P, P) with eigenvalues of at least ``smallest``: sampling noise makes them negative."""
+    if matrix.shape[0] == 1:
+        return clip(matrix, smallest, None)
+    return spectral_function(matrix, lambda values: clip(values, smallest, None))
+
+
+def diagonal_at_least(matrix: Array, smallest: float) -> Array:
+    """The matrix (P, P) with a diagonal of at least ``smallest``; the rest stays."""
+    xp = namespace(matrix)
+    identity = xp.eye(matrix.shape[0], dtype=matrix.dtype, device=array_api_compat.device(matrix))
+    missing = clip(smallest - xp.linalg.diagonal(matrix), 0.0, None)
+    return matrix + identity * missing[None, :]
+
+
+def is_diagonal(*matrices: np.ndarray) -> bool:
+    """Whether host matrices (P, P) have nothing but zeros beside the diagonal."""
+    return all(np.array_equal(matrix, np.diag(np.diagonal(matrix))) for matrix in matrices)

@@ -1,0 +1,79 @@
+"""Results kept: of functions of small arrays, and beside the object that they belong to."""
+
+from __future__ import annotations
+
+from functools import lru_cache, wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+__all__ = ["by_value", "kept"]
+
+T = TypeVar("T")
+
+
+class _Array:
+    """A host array that is equal to every other one of the same entries, shape and type."""
+
+    __slots__ = ("array", "key")
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = np.array(array, order="C")
+        self.array.flags.writeable = False
+        self.key = self.array.shape, self.array.dtype.str, self.array.tobytes()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Array) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+def by_value(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """``functools.lru_cache`` for functions whose arguments may be small host arrays, compared by their entries.
+
+    The function gets read-only copies of them. Where another argument cannot be hashed (an item of a plugin that is a
+    dataclass, say) nothing is kept and the function is called each time.
+
+    Parameters
+    ----------
+    maxsize : int
+        Number of results; twice as many take twice the memory.
+    """
+
+    def decorate(function: Callable[..., T]) -> Callable[..., T]:
+        @lru_cache(maxsize=maxsize)
+        def remembered(*arguments: Any) -> T:
+            return function(*(a.array if isinstance(a, _Array) else a for a in arguments))
+
+        @wraps(function)
+        def call(*arguments: Any) -> T:
+            keys = tuple(_Array(a) if isinstance(a, np.ndarray) else a for a in arguments)
+            try:
+                hash(keys)
+            except TypeError:
+                return function(*arguments)
+            return remembered(*keys)
+
+        return call
+
+    return decorate
+
+
+def kept(owner: Any, name: str, make: Callable[[], T], key: Hashable = None) -> T:
+    """What ``make()`` returned the first time, kept in the object ``owner`` for as long as it lives.
+
+    Parameters
+    ----------
+    owner : object
+        With a ``__dict__``; it may be frozen.
+    name, key : str, hashable
+        Which of several results.
+    """
+    memory: dict[Hashable, T] = vars(owner).setdefault(f"_kept_{name}", {})
+    if key not in memory:
+        memory[key] = make()
+    return memory[key]

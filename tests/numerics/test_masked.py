@@ -1,0 +1,33 @@
+"""Scatter at a mask against NumPy's assignment, on every backend."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from smimbench.backend.arrays import to_host
+from smimbench.numerics.masked import put_at_mask, spread_at_mask
+from tests.conftest import assert_placed
+
+
+@pytest.mark.parametrize(
+    "mask", [[True, False, True, True], [False] * 4, [True] * 4, [False, False, True, False]]
+)
+@pytest.mark.parametrize("axis", [0, -1])
+@pytest.mark.parametrize("ndim", [1, 2, 3])
+def test_put_is_assignment(backend, rng, mask, axis, ndim):
+    shape = [2, 3, 2][:ndim]
+    shape[axis] = 4
+    whole, mask = rng.standard_normal(shape), np.array(mask)
+    part = rng.standard_normal(whole.compress(mask, axis=axis).shape)
+    here = (backend.xp.asarray(array, device=backend.device) for array in (whole, mask, part))
+    asked = put_at_mask(*here, axis=axis)
+    assert_placed(asked, backend, tuple(shape))
+    expected = np.moveaxis(whole.copy(), axis, 0)
+    expected[mask] = np.moveaxis(part, axis, 0)
+    np.testing.assert_array_equal(to_host(asked), np.moveaxis(expected, 0, axis))
+
+
+def test_spread_repeats_in_between():
+    mask = np.array([False, True, False, True, False])
+    np.testing.assert_array_equal(spread_at_mask(np.array([3, 7]), mask), [3, 3, 3, 7, 7])
