@@ -445,7 +445,7 @@ def _cell(subject: Subject, setting: Setting) -> Cell:
 )
 def runs(subject: Subject) -> None:
     """One cell for every channel of every model it names, through the engine's own loop."""
-    from smimbench.run.campaign import run_cell
+    from smimbench.run.cell import run_cell
 
     for setting in settings(subject):
         parts = {kind: getattr(setting.problem, kind) for kind in ("model", "channel", "prior")}
@@ -467,7 +467,7 @@ def _bare(parts: dict[str, Any]) -> dict[str, Any]:
 )
 def records(subject: Subject) -> None:
     """A record goes to disk and comes back equal, as JSON and arrays without pickles."""
-    from smimbench.run.campaign import run_cell
+    from smimbench.run.cell import run_cell
     from smimbench.run.store import Store
 
     for setting in first_settings(subject):

@@ -9,7 +9,7 @@ from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import get_registry
-from smimbench.run import campaign as runner
+from smimbench.run import cell as runner
 from smimbench.suite.reader import load_suite
 from tests.helpers import ATTENTION, SUITE, write_suite
 

@@ -10,7 +10,7 @@ from smimbench.backend.arrays import to_host
 from smimbench.backend.device import Backend, get_backend
 from smimbench.problem import problem as problem_module
 from smimbench.problem.problem import Problem
-from smimbench.run import campaign as runner
+from smimbench.run import cell as runner
 from smimbench.suite.reader import SuiteError, load_suite
 from tests.backend.test_streaming import small
 from tests.conftest import assert_placed

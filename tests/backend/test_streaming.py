@@ -11,7 +11,7 @@ from smimbench.backend.device import Backend, get_backend
 from smimbench.backend.streaming import SHARE_OF_MEMORY, StreamedInputs, fits, sample_chunks
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import get_registry
-from smimbench.run import campaign as runner
+from smimbench.run import cell as runner
 from smimbench.suite.reader import load_suite
 from tests.conftest import assert_placed
 from tests.helpers import SUITE, write_suite

@@ -15,9 +15,19 @@ from pathlib import Path
 import pytest
 
 from smimbench.registry.registry import set_registry
-from tests.helpers import ATTENTION, CHANNEL, SUITE, call, call_outside, command, environment, write_suite
+from tests.helpers import (
+    ATTENTION,
+    CHANNEL,
+    ROOT,
+    SUITE,
+    call,
+    call_outside,
+    command,
+    environment,
+    write_suite,
+)
 
-TROUBLE = str(Path(__file__).with_name("troublemakers.py"))
+TROUBLE = str(ROOT / "tests" / "troublemakers.py")
 COMMANDS = ("run", "theory", "show", "list", "info", "plugins", "doctor")
 
 

@@ -7,20 +7,20 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from smimbench.backend import machine
 from smimbench.registry.registry import Registry, set_registry
-from smimbench.run import campaign as runner
-from smimbench.run.campaign import missing_cells, run_cell, run_cells
+from smimbench.run import cost
+from smimbench.run.campaign import missing_cells, run_cells, shared_document
+from smimbench.run.cell import INFORMED_OVERLAP, run_cell
 from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
-from tests.helpers import ATTENTION, SUITE, environment, write_suite
+from tests.helpers import ATTENTION, ROOT, SUITE, environment, write_suite
 
-PLUGIN = str(Path(__file__).with_name("troublemakers.py"))
+PLUGIN = str(ROOT / "tests" / "troublemakers.py")
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +69,13 @@ def test_a_spectral_start_is_part_of_the_time(tmp_path, registry, monkeypatch):
 
 
 def test_cost_grows_with_students_and_epochs(tmp_path, registry, monkeypatch):
-    monkeypatch.setattr(runner, "_gemm_rate", lambda: 1e10)
+    monkeypatch.setattr(cost, "_gemm_rate", lambda: 1e10)
 
     def seconds(*overrides):
         text = ATTENTION.partition("[[algorithms]]")[0]
         table = "\n[[algorithms]]\n" + "\n".join(overrides) + "\n"
         cells = load_suite(write_suite(tmp_path, text + table), registry=registry).cells(registry=registry)
-        return runner.estimate_cost([replace(cell, dimension=200) for cell in cells], 1).seconds
+        return cost.estimate_cost([replace(cell, dimension=200) for cell in cells], 1).seconds
 
     one = seconds('name = "adam"', "steps = 500")
     assert seconds('name = "averaged"', 'of = { name = "adam", steps = 500 }', "students = 32") > 8 * one
@@ -287,15 +287,15 @@ def test_an_informed_start_begins_near_the_teacher(tmp_path, registry):
     )
     first = [record["trajectory"]["mse"][0][0] for record in (plain, informed)]
     assert first[0] == pytest.approx(1.0, abs=0.3)
-    assert first[1] == pytest.approx(1 - runner.INFORMED_OVERLAP, abs=0.05)
+    assert first[1] == pytest.approx(1 - INFORMED_OVERLAP, abs=0.05)
 
 
 # -- cost ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_cost_grows_with_the_work(tmp_path, registry):
-    small = runner.estimate_cost(cells_of(tmp_path, registry, "gamp", text=ATTENTION), 1)
-    large = runner.estimate_cost(
+    small = cost.estimate_cost(cells_of(tmp_path, registry, "gamp", text=ATTENTION), 1)
+    large = cost.estimate_cost(
         cells_of(tmp_path, registry, "gamp", text=ATTENTION, **{"grid.dimension": 400}), 1
     )
     assert small.cells == large.cells == 4
@@ -306,7 +306,7 @@ def test_the_cost_grows_with_the_work(tmp_path, registry):
 
 def test_what_all_cells_share_is_written_once(tmp_path, registry):
     suite = load_suite(write_suite(tmp_path), ["grid.seeds=1"], ["algorithm=gamp"], registry=registry)
-    shared = runner.shared_document(suite)
+    shared = shared_document(suite)
     assert shared["text"] == suite.text
     assert shared["overrides"] == ["grid.seeds=1"]
     assert shared["only"] == ["algorithm=gamp"]

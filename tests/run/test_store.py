@@ -151,9 +151,9 @@ def test_a_writer_that_dies_leaves_the_old_file_and_no_record(tmp_path):
         """
         import os, signal, sys
         from pathlib import Path
-        import smimbench.run.store as store
+        from smimbench.files import write_atomically
         os.replace = lambda *a: os.kill(os.getpid(), signal.SIGKILL)
-        store.write_atomically(Path(sys.argv[1]), b"{}")
+        write_atomically(Path(sys.argv[1]), b"{}")
         """
     )
     for name in ("a1b2.json", "new.json"):

@@ -1,0 +1,246 @@
+"""One cell to one record: draw the instance, run the algorithm, measure; whatever happens, a record comes back."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.backend import machine
+from smimbench.backend.device import Backend, get_backend
+from smimbench.backend.roofline import remembered
+from smimbench.backend.streaming import StreamedInputs
+from smimbench.files import canonical_json
+from smimbench.problem.problem import Instance, Problem
+from smimbench.problem.seeds import seed_sequence
+from smimbench.registry.parameters import build
+from smimbench.registry.registry import Registry, get_registry
+from smimbench.run.loop import Attempt, LoopSettings, Status, run_algorithm
+from smimbench.suite.reader import Cell
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Data, Start
+
+__all__ = ["INFORMED_OVERLAP", "lost_record", "run_cell"]
+
+INFORMED_OVERLAP = 0.9
+"""Overlap with the teacher of an informed start; nearer to 1 the informed branch is followed from further inside."""
+
+
+def run_cell(
+    cell: Cell, *, timing: bool = False, threads: int = 1, registry: Registry | None = None
+) -> dict[str, Any]:
+    """Run one cell and report whatever happens: a record always comes back.
+
+    Parameters
+    ----------
+    timing : bool
+        Whether the times may be trusted (serial, fixed threads, a warm-up of the same shape before the clock starts).
+    threads : int
+        BLAS threads.
+    """
+    registry = registry or get_registry()
+    record: dict[str, Any] = {
+        "key": cell.key,
+        "cell": cell.identity(),
+        "problem": cell.problem_label,
+        "algorithm": cell.algorithm_label,
+    }
+    started = time.time()
+    _forget_other_instances(cell)
+    machine.reset_peak_memory()
+    try:
+        with warnings.catch_warnings(record=True) as caught, machine.blas_threads(threads):
+            warnings.simplefilter("always")
+            record.update(_run(cell, registry, timing))
+        raised = [f"{w.category.__name__}: {' '.join(str(w.message).split())}" for w in caught]
+        record["warnings"] = list(dict.fromkeys([*record.get("warnings", []), *raised]))
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # the algorithm or a plugin may raise anything; siblings must go on
+        record.update(
+            status=Status.FAILED.value,
+            reason=f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}",
+            traceback=traceback.format_exc(),
+        )
+    record.setdefault("metrics", {})
+    record["timing"] = {
+        **record.get("timing", {}),
+        "trusted": timing and "timing" in record,
+        "machine": machine.fingerprint(),
+        "threads": threads,
+        "load": _load(),
+        "ceilings": remembered(cell.backend, threads) if "timing" in record else None,
+        "peak_memory": machine.peak_memory(),
+        "started": started,
+        "total_seconds": time.time() - started,
+    }
+    record["machine"] = machine.machine_info()
+    record["versions"] = machine.versions()
+    return record
+
+
+def _run(cell: Cell, registry: Registry, timing: bool) -> dict[str, Any]:
+    problem, algorithm = cell.rebuild(registry)
+    refuses = getattr(algorithm, "refuses", None)
+    reason = refuses(problem) if refuses else None
+    if reason:
+        return {"status": Status.SKIPPED.value, "reason": reason}
+    backend = get_backend(cell.backend, cell.dtype, tf32=cell.tf32)
+    instance = _instance(cell, problem, backend)
+    computed = cell.start not in ("uninformed", "informed")
+    if timing and computed:
+        _start(cell, problem, instance, backend, registry)
+    stop = backend.stopwatch()
+    start = _start(cell, problem, instance, backend, registry)
+    # An informed start is a gift of the engine; a computed one is part of what the algorithm does, and of its time.
+    head_start = stop().seconds if computed else 0.0
+    backend.release()
+    data = instance.data(backend, start)
+
+    def make_rng(attempt: int) -> np.random.Generator:
+        sequence = _seed(cell, problem, "initialisation", canonical_json(cell.algorithm), str(attempt))
+        return np.random.Generator(np.random.PCG64DXSM(sequence))
+
+    settings = LoopSettings(cell.tolerance, cell.max_iterations, cell.timeout, head_start)
+    if timing:
+        algorithm.step(problem, data, algorithm.init(problem, data, make_rng(0)))
+    result = run_algorithm(problem, instance, data, algorithm, make_rng, settings, backend)
+    attempt = result.attempt
+    if attempt.status is not Status.DIVERGED and attempt.estimate is not None:
+        attempt.metrics.update(_prediction_errors(cell, problem, instance, attempt))
+    durations = attempt.iteration_seconds
+    return {
+        "status": attempt.status.value,
+        "reason": attempt.reason,
+        "metrics": attempt.metrics,
+        "sample_ratio": instance.sample_ratio,
+        "samples": int(instance.inputs.shape[0]),
+        "placement": {
+            "drawn": "device" if cell.draw == "device" and backend.accelerated else "host",
+            "inputs": "streamed" if isinstance(data.inputs, StreamedInputs) else "resident",
+        },
+        "iterations": attempt.iterations,
+        "restarts": result.restarts,
+        "restart_reason": result.restart_reason,
+        "final": attempt.final,
+        "warnings": attempt.warnings,
+        "trajectory": attempt.trajectory,
+        "timing": {
+            "seconds": attempt.seconds,
+            "lost_seconds": result.lost_seconds,
+            "cpu_seconds": attempt.cpu_seconds,
+            "cost": _cost(algorithm, problem, data),
+            "device_seconds": attempt.device_seconds,
+            "device_peak_memory": backend.peak_memory(),
+            "first_iteration": durations[0] if durations else None,
+            "per_iteration": float(np.median(durations[1:])) if len(durations) > 1 else None,
+        },
+    }
+
+
+def _prediction_errors(
+    cell: Cell, problem: Problem, instance: Instance, attempt: Attempt
+) -> dict[str, list[float]]:
+    """Generalisation errors of the final estimate, where the suite asks for them: outside the clock, on the host."""
+    wanted = [m for m in cell.metrics if m.startswith("generalization_error_")]
+    if not wanted:
+        return {}
+    from smimbench.backend.arrays import to_host
+    from smimbench.theory.generalization import measured_error
+
+    estimate = np.asarray(to_host(attempt.estimate), dtype=float)
+    inner = problem.model.inner
+    V = None if attempt.V is None else np.asarray(to_host(attempt.V), dtype=float)
+    signal = instance.signal
+    found = measured_error(
+        problem, inner(signal, signal), inner(signal, estimate), inner(estimate, estimate), V
+    )
+    if "bayes" not in found and "generalization_error_bayes" in wanted:
+        attempt.warnings.append(
+            "it claims no error of its own, so the Bayes predictor is the plug-in predictor"
+        )
+        found["bayes"] = found["plugin"]
+    return {name: [found[name.removeprefix("generalization_error_")].value] for name in wanted}
+
+
+def _cost(algorithm: Any, problem: Problem, data: Data) -> dict[str, float] | None:
+    """What an iteration has to do, for algorithms that say so."""
+    ask = getattr(algorithm, "cost", None)
+    found = ask(problem, data) if ask is not None else None
+    return None if found is None else {"flops": float(found.flops), "bytes": float(found.bytes)}
+
+
+_LATEST: dict[str, Instance] = {}
+
+
+def _instance(cell: Cell, problem: Problem, backend: Backend) -> Instance:
+    """The instance of a cell; the latest one is kept, because the algorithms of a suite share it."""
+    name = _instance_name(cell)
+    if name not in _LATEST:
+        device = backend if cell.draw == "device" and backend.accelerated else None
+        where = (cell.alpha, cell.dimension, cell.replicate)
+        _LATEST[name] = problem.instance(*where, seed=cell.seed, dtype=cell.dtype, device=device)
+    return _LATEST[name]
+
+
+def _instance_name(cell: Cell) -> str:
+    where = cell.backend if cell.draw == "device" else "host"
+    return canonical_json(
+        [cell.problem, cell.alpha, cell.dimension, cell.replicate, cell.seed, cell.dtype, where]
+    )
+
+
+def _forget_other_instances(cell: Cell) -> None:
+    """Free the instance of another cell before anything is drawn: two large ones would not fit side by side."""
+    name = _instance_name(cell)
+    for other in [key for key in _LATEST if key != name]:
+        del _LATEST[other]
+
+
+def _start(
+    cell: Cell, problem: Problem, instance: Instance, backend: Backend, registry: Registry
+) -> Start | None:
+    """Where the algorithm begins: nothing (its own choice), a noisy teacher, or what another algorithm finds."""
+    if cell.start == "uninformed":
+        return None
+    rng = np.random.default_rng(_seed(cell, problem, "initialisation", "start"))
+    if cell.start == "informed":
+        # In units of the noise: information q / (1 - q) gives a Gaussian prior the overlap q.
+        return problem.start(instance, INFORMED_OVERLAP / (1 - INFORMED_OVERLAP), rng, backend, informed=True)
+    entry = registry.get("algorithm", cell.start, problem.model.name)
+    found: Start = build(entry.item, "algorithm", {}).start(problem, instance.data(backend), rng)
+    return found
+
+
+def _seed(cell: Cell, problem: Problem, stream: str, *extra: str) -> np.random.SeedSequence:
+    return seed_sequence(
+        cell.seed, problem.identity, cell.alpha, cell.dimension, cell.replicate, stream, *extra
+    )
+
+
+def _load() -> float | None:
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def lost_record(
+    cell: Cell, threads: int, reason: str = "the worker process died (out of memory, or killed)"
+) -> dict[str, Any]:
+    """The record of a cell whose process ended before it could report."""
+    return {
+        "key": cell.key,
+        "cell": cell.identity(),
+        "problem": cell.problem_label,
+        "algorithm": cell.algorithm_label,
+        "status": Status.FAILED.value,
+        "reason": reason,
+        "metrics": {},
+        "timing": {"trusted": False, "machine": machine.fingerprint(), "threads": threads},
+        "machine": machine.machine_info(),
+        "versions": machine.versions(),
+    }
