@@ -25,6 +25,7 @@ All arrays follow the Python array API standard; an item works on the namespace 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
@@ -47,10 +48,12 @@ __all__ = [
     "Model",
     "Overlap",
     "ParameterError",
+    "Plan",
     "Posterior",
     "Prior",
     "ProblemLike",
     "Start",
+    "StoppingRule",
     "Uncertain",
 ]
 
@@ -214,21 +217,64 @@ class Data:
         return int(self.inputs.shape[-1])
 
 
-class Info(NamedTuple):
+class Plan(NamedTuple):
+    """What an algorithm means to do, said before anything is drawn.
+
+    Attributes
+    ----------
+    steps : int or None
+        Steps after which it is done by its own account; None: the stopping rule decides.
+    batch : int or None
+        Samples that a step reads; None: all of them.
+    students : int
+        Estimates that are learned side by side: every product with the inputs is made so many times.
+    draws_fresh : bool
+        Whether it learns from samples of its own (``Data.fresh``): its rows then stand at the sample ratio of all of them.
+    """
+
+    steps: int | None = None
+    batch: int | None = None
+    students: int = 1
+    draws_fresh: bool = False
+
+
+class _Reported(NamedTuple):
+    residual: Any
+    predicted_overlap: Array | None = None
+    self_overlap: Array | None = None
+    squared_step: Array | None = None
+    log_information_ratio: Array | None = None
+    warning: str | None = None
+    samples: float | None = None
+    integration_error: Any = None
+
+
+STORED_NAMES = {
+    "predicted_overlap": "claimed",
+    "self_overlap": "held",
+    "squared_step": "moved",
+    "log_information_ratio": "strain",
+}
+"""Under which key a record keeps an entry of ``Info``, where that is another name: the one that ``Info`` had at first."""
+
+
+class Info(_Reported):
     """What a step reports to the engine's loop; nothing in it is iterated.
+
+    The names ``claimed``, ``held``, ``moved`` and ``strain``, which four entries had before, are accepted and read too.
 
     Attributes
     ----------
     residual : float or 0-d array
         Undamped relative change of the iterate; the tolerance applies to it. NaN or inf means divergence.
-    claimed : array (P,) or None
-        Overlap of each component that the algorithm claims, ``diag(second_moment - V)``. None for algorithms that
-        claim nothing: then only the residual and the number of steps end a run.
-    held : array (P,) or None
-        Overlap of each component of the estimate with itself; on the Nishimori line it equals ``claimed``.
-    moved : array (P,) or None
+    predicted_overlap : array (P,) or None
+        Overlap of each component with the signal according to the algorithm's own account, ``diag(second_moment - V)``.
+        None for algorithms without such an account: then only the residual and the number of steps end a run.
+    self_overlap : array (P,) or None
+        Overlap of each component of the estimate with itself; on the Nishimori line it equals ``predicted_overlap``.
+    squared_step : array (P,) or None
         Undamped squared change of each component in this step, in units of an overlap.
-    strain : array (P,) or None
+    log_information_ratio : array (P,) or None
         Logarithm of the ratio of two independent estimates of the information that the data carry; 0 when the
         algorithm's account of its own error is right.
     warning : str or None
@@ -238,16 +284,44 @@ class Info(NamedTuple):
         learning can be shown over epochs or over a stream.
     integration_error : float, 0-d array or None
         Largest ``Posterior.error`` of this step. It may stay on the device: the engine reads it with the rest and warns.
+
+    Raises
+    ------
+    TypeError
+        For an entry that is unknown, or given under both of its names.
     """
 
-    residual: Any
-    claimed: Array | None = None
-    held: Array | None = None
-    moved: Array | None = None
-    strain: Array | None = None
-    warning: str | None = None
-    samples: float | None = None
-    integration_error: Any = None
+    __slots__ = ()
+
+    def __new__(cls, *entries: Any, **named: Any) -> Info:
+        """The entries by position or by name, former names included."""
+        for name, former in STORED_NAMES.items():
+            if former in named:
+                if name in named:
+                    raise TypeError(f"Info got {name!r} and {former!r}, which are one entry")
+                named[name] = named.pop(former)
+        return super().__new__(cls, *entries, **named)
+
+    claimed = property(attrgetter("predicted_overlap"), doc="Former name of ``predicted_overlap``.")
+    held = property(attrgetter("self_overlap"), doc="Former name of ``self_overlap``.")
+    moved = property(attrgetter("squared_step"), doc="Former name of ``squared_step``.")
+    strain = property(attrgetter("log_information_ratio"), doc="Former name of ``log_information_ratio``.")
+
+
+class StoppingRule(Protocol):
+    """When a run may end, and whether its end can be trusted; an algorithm may bring one with ``stopping_rule``."""
+
+    def watch(self, info: Info) -> None:
+        """Take what a step reported. Numbers are on the host: ``residual`` a float, the rest float64 arrays or None."""
+        ...
+
+    def ending(self, tolerance: float) -> str | None:
+        """Why the run may end here, in words, or None. Not asked where the algorithm plans a number of steps."""
+        ...
+
+    def complaint(self) -> str | None:
+        """Why an end here cannot be trusted, in words, or None: the run is then ``not-converged``."""
+        ...
 
 
 class Model(Protocol):
@@ -493,17 +567,33 @@ class Algorithm(Protocol):
     ``fit(data, *, parameter=value)`` can be registered as it is. It may name ``problem`` and ``rng`` as arguments; see
     ``smimbench.registry.adapters``.
 
-    The loop, the clock, the stopping rule, the time limit, divergence and the trajectory belong to the engine. An
-    attribute ``steps`` (optional) says after how many steps the algorithm is done by its own account. A method
-    ``restarted(problem) -> Algorithm | None`` (optional) gives the version for the engine's one restart after a run that
-    diverged or found no fixed point. A method ``refuses(problem) -> str | None`` (optional) says in words why a problem
-    cannot be solved; its cells end as ``skipped`` with that reason. A method ``theory(problem, alpha) -> dict``
-    (optional) gives the algorithm's own theoretical point, in place of the Bayes-optimal one, for its rows. A method
-    ``variance(state) -> array (P, P)`` (optional) gives the error V that is claimed for the estimate: with it the
-    engine evaluates the Bayes predictor of the label. A method ``cost(problem, data) -> Cost`` (optional) says what one
-    iteration has to do: with it the runtime table shows which part of the machine's speed is reached. A method
-    ``findings(state) -> dict`` (optional) names lists of numbers (None for one that was not found) that are kept with the
-    record and shown as means, beside the entry of the same name of ``theory``.
+    The loop, the clock, the time limit, divergence and the trajectory belong to the engine. Optional methods:
+
+    ``plan(data) -> Plan``
+        What it means to do: steps, batch, students, whether it draws fresh samples. Only the shapes of ``data`` may be asked:
+        before a run it is a stand-in. An attribute ``steps`` or a method ``steps_for(data) -> int`` is enough to say the
+        number of steps.
+    ``stopping_rule(problem, dimension) -> StoppingRule``
+        A rule of its own for when to end, made anew for every run. Without it, the residual ends a run, and the overlaps that
+        ``Info`` reports, if any (``smimbench.derive.stopping``).
+    ``start(problem, data, rng) -> Start``
+        An estimate with its error for other algorithms to begin from: it can be named as ``start`` in the table ``[run]``.
+    ``restarted(problem) -> Algorithm | None``
+        The version for the engine's one restart after a run that diverged or found no fixed point.
+    ``refuses(problem) -> str | None``
+        Why a problem cannot be solved, in words; its cells end as ``skipped`` with that reason.
+    ``theory(problem, alpha) -> dict``
+        The algorithm's own theoretical point, in place of the Bayes-optimal one, for its rows.
+    ``variance(state) -> array (P, P)``
+        The error V that it predicts for its estimate: with it the engine evaluates the Bayes predictor of the label.
+    ``cost(problem, data) -> Cost``
+        What one iteration has to do: with it the runtime table shows which part of the machine's speed is reached.
+    ``findings(state) -> dict``
+        Lists of numbers by name (None for one that was not found) that are kept with the record and shown as means, beside
+        the entry of the same name of ``theory``.
+    ``init_students(problem, data, rng, students) -> state``
+        Several independent starts as one state with one more axis in front, which ``step`` and ``estimate`` keep; without
+        it, ``averaged`` runs one student after the other.
 
     ``data.inputs`` may be a stand-in that only gives slices of the samples (``smimbench.backend.streaming``): go through them
     with ``sample_chunks``. One iteration should not ask for a number on the host: what ``Info`` holds may be 0-d arrays, which

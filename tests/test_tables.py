@@ -210,8 +210,8 @@ def test_time_to_a_target_waits_for_every_component():
 
 
 def test_who_draws_fresh_samples():
-    assert draws_fresh({"name": "sgd", "online": True})
-    assert draws_fresh({"name": "averaged", "of": {"name": "adam", "online": True}})
+    assert draws_fresh({"name": "sgd", "online": True, "batch": 3})
+    assert draws_fresh({"name": "averaged", "of": {"name": "adam", "online": True, "batch": 3}})
     assert not draws_fresh({"name": "averaged", "of": "adam"})
     assert not draws_fresh({"name": "sgd", "online": False})
 

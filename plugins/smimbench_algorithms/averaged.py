@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from smimbench.backend import namespace, on_device
-from smimbench.interfaces import Array, Capabilities, Cost, Info, ParameterError
-from smimbench.registry import RegistryError, build, get_registry, parameters_of
+from smimbench.derive.stopping import rule_of
+from smimbench.interfaces import Array, Capabilities, Cost, Info, ParameterError, Plan
+from smimbench.registry import RegistryError, build, get_registry, parameters_of, plan_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smimbench.interfaces import Data
+    from smimbench.interfaces import Data, StoppingRule
     from smimbench.problem import Problem
 
 ROUNDS = 20
@@ -97,25 +98,18 @@ class Averaged:
     def _batched(self) -> bool:
         return hasattr(self._inner, "init_students")
 
-    @property
-    def steps(self) -> int | None:
-        """Steps of the algorithm."""
-        return getattr(self._inner, "steps", None)
-
-    @property
-    def epochs(self) -> int | None:
-        """Epochs of the algorithm."""
-        return getattr(self._inner, "epochs", None)
-
-    @property
-    def batch(self) -> int | None:
-        """Samples of a step of the algorithm."""
-        return getattr(self._inner, "batch", None)
+    def plan(self, data: Data) -> Plan:
+        """What the algorithm plans, for every student."""
+        inner = plan_of(self._inner, data)
+        return inner._replace(students=inner.students * self.students)
 
     def steps_for(self, data: Data) -> int | None:
         """Steps of the algorithm on this data."""
-        planned = getattr(self._inner, "steps_for", None)
-        return self.steps if planned is None else planned(data)
+        return self.plan(data).steps
+
+    def stopping_rule(self, problem: Problem, dimension: int) -> StoppingRule:
+        """That of the algorithm, or the engine's own."""
+        return rule_of(self._inner, problem, dimension)
 
     def refuses(self, problem: Problem) -> str | None:
         """What the algorithm itself refuses, or was not made for."""
@@ -187,10 +181,10 @@ def _together(infos: Sequence[Info], remark: str) -> Info:
     warnings = dict.fromkeys([remark, *(w for info in infos if (w := info.warning))])
     return Info(
         residual=_over(infos, "residual", "max"),
-        claimed=_over(infos, "claimed", "mean"),
-        held=_over(infos, "held", "mean"),
-        moved=_over(infos, "moved", "max"),
-        strain=_over(infos, "strain", "max"),
+        predicted_overlap=_over(infos, "predicted_overlap", "mean"),
+        self_overlap=_over(infos, "self_overlap", "mean"),
+        squared_step=_over(infos, "squared_step", "max"),
+        log_information_ratio=_over(infos, "log_information_ratio", "max"),
         warning="; ".join(warnings),
         samples=_over(infos, "samples", "max"),
         integration_error=_over(infos, "integration_error", "max"),

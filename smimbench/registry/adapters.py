@@ -1,22 +1,23 @@
-"""Algorithms that are one function, ``fit(data) -> estimate``: the engine makes the loop's three methods around it."""
+"""Algorithms that give less than the contract: what is one function gets the loop's methods, what states no plan gets one."""
 
 from __future__ import annotations
 
 import inspect
+import math
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import array_api_compat
 import numpy as np
 
 from smimbench.backend.arrays import namespace
-from smimbench.interfaces import Capabilities, Info
+from smimbench.interfaces import Capabilities, Data, Info, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smimbench.interfaces import Array, Data, ProblemLike
+    from smimbench.interfaces import Array, ProblemLike
 
-__all__ = ["Fitted", "algorithm_class"]
+__all__ = ["Fitted", "algorithm_class", "plan_of", "sizes"]
 
 OFFERED = ("problem", "rng")
 """What the engine hands to a fit besides the data, if it names it."""
@@ -61,15 +62,35 @@ class Fitted:
                 f"fit must return an estimate of the shape of the signal {wanted}, got {found.shape}"
             )
         xp = namespace(found)
-        moved = xp.sum((found - state.estimate) ** 2)
+        change = xp.sum((found - state.estimate) ** 2)
         size = xp.sum(found * found)
-        residual = xp.sqrt(moved / xp.where(size > 0, size, xp.ones_like(size)))
+        residual = xp.sqrt(change / xp.where(size > 0, size, xp.ones_like(size)))
         samples = data.inputs.shape[0]
         return FittedState(found, state.rng), Info(residual=residual, samples=samples)
 
     def estimate(self, state: FittedState) -> Array:
         """What the fit returned."""
         return state.estimate
+
+
+def plan_of(algorithm: Any, data: Data) -> Plan:
+    """What an algorithm plans to do on data of this size.
+
+    Without a method ``plan``, only the number of steps is known: that of ``steps_for(data)``, or the attribute ``steps``.
+    """
+    own = getattr(algorithm, "plan", None)
+    if own is not None:
+        plan: Plan = own(data)
+        return plan
+    counted = getattr(algorithm, "steps_for", None)
+    return Plan(steps=getattr(algorithm, "steps", None) if counted is None else counted(data))
+
+
+def sizes(samples: int, tokens: int, dimension: int, sample_ratio: float = math.nan) -> Data:
+    """Data that are not drawn yet: shapes without numbers, and without memory, for ``plan_of``."""
+    zero = np.float64(0)
+    inputs = np.broadcast_to(zero, (samples, tokens, dimension))
+    return Data(inputs, np.broadcast_to(zero, (samples,)), sample_ratio)
 
 
 def _like(data: Data, values: Any) -> Array:

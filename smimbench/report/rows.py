@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from smimbench.backend.roofline import fraction
-from smimbench.registry.registry import get_registry
+from smimbench.interfaces import STORED_NAMES, ParameterError
+from smimbench.registry.adapters import plan_of, sizes
+from smimbench.registry.parameters import build
+from smimbench.registry.registry import RegistryError, get_registry
 from smimbench.report.learning_order import learning_order
-from smimbench.run.loop import READINGS, Status
+from smimbench.run.loop import Status
+from smimbench.run.readings import READINGS
 from smimbench.run.store import Store
 from smimbench.suite.reader import Cell, build_algorithm
 
@@ -91,9 +95,15 @@ def rows_of_point(
 
 
 def draws_fresh(algorithm: Mapping[str, Any]) -> bool:
-    """Whether an algorithm (or the one that it averages) learns from samples of its own, not from the cell's."""
-    inner = algorithm.get("of")
-    return bool(algorithm.get("online")) or (isinstance(inner, dict) and draws_fresh(inner))
+    """Whether an algorithm learns from samples of its own, not from the cell's; False for one that is not installed here."""
+    table = {key: value for key, value in algorithm.items() if key not in ("name", "version", "distribution")}
+    name = algorithm["name"]
+    try:
+        where = f"{algorithm['distribution']}:{name}" if "distribution" in algorithm else name
+        item = build(get_registry().get("algorithm", where).item, "algorithm", table)
+    except (RegistryError, ParameterError):
+        return False
+    return plan_of(item, sizes(1, 1, 1)).draws_fresh
 
 
 def _ratio(problem: Problem, members: Sequence[tuple[Cell, dict[str, Any]]], store: Store) -> float:
@@ -217,7 +227,7 @@ def _findings(records: Sequence[dict[str, Any]], theory: dict[str, Any]) -> dict
         name
         for final in reported
         for name, values in final.items()
-        if isinstance(values, list) and name not in READINGS
+        if isinstance(values, list) and name not in {*READINGS, *STORED_NAMES.values()}
     }
     for name in sorted(names):
         lists = [final[name] for final in reported if name in final]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ import numpy as np
 
 from smimbench.backend import machine
 from smimbench.files import canonical_json
+from smimbench.registry.adapters import plan_of, sizes
 from smimbench.registry.registry import get_registry
 
 if TYPE_CHECKING:
@@ -45,13 +45,11 @@ def estimate_cost(cells: Sequence[Cell], workers: int) -> Estimate:
         for cell in group:
             n = model.sample_count(cell.alpha, cell.dimension)
             signal = int(np.prod(model.signal_shape(problem.components, cell.dimension)))
-            batch = min(n, getattr(algorithm, "batch", None) or n)
-            products = 4.0 * batch * model.tokens * signal
+            plan = plan_of(algorithm, sizes(n, model.tokens, cell.dimension, cell.alpha))
+            products = 4.0 * (plan.batch or n) * model.tokens * signal
             products += model.denoiser_flops(cell.dimension, problem.components)
-            epochs = (getattr(algorithm, "epochs", None) or 0) * math.ceil(n / batch)
-            steps = getattr(algorithm, "steps", None) or epochs or min(cell.max_iterations, 60)
-            products *= getattr(algorithm, "students", 1)
-            seconds += steps * (products / rate + 2e-4)
+            steps = plan.steps or min(cell.max_iterations, 60)
+            seconds += steps * (plan.students * products / rate + 2e-4)
             peak = max(peak, _memory(model, cell))
         del identity
     return Estimate(len(cells), seconds / max(1, workers), peak * max(1, workers))

@@ -21,8 +21,9 @@ import numpy as np
 
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
-from smimbench.interfaces import Info
+from smimbench.interfaces import STORED_NAMES, Info
 from smimbench.problem.problem import Instance
+from smimbench.registry.adapters import plan_of
 from smimbench.registry.parameters import parameters_of
 from smimbench.testing.arrays import expect_array, in_strict_namespace, private_randomness
 from smimbench.testing.core import CheckFailed, CheckSkipped, Company, Tally, capabilities_of, published
@@ -104,8 +105,7 @@ def first_settings(subject: Subject) -> Iterator[Setting]:
 
 def planned(algorithm: Any, data: Data, most: int = STEPS) -> int:
     """How many steps to make: as many as the algorithm wants, within reason."""
-    own = getattr(algorithm, "steps_for", None)
-    steps = own(data) if own is not None else getattr(algorithm, "steps", None)
+    steps = plan_of(algorithm, data).steps
     return most if steps is None else max(1, min(int(steps), most))
 
 
@@ -163,7 +163,7 @@ def shapes(subject: Subject) -> None:
                 raise CheckFailed(
                     f"Info.residual must be a finite number >= 0, got {residual} ({setting.name})"
                 )
-            for name in ("claimed", "held", "moved", "strain"):
+            for name in STORED_NAMES:
                 value = getattr(info, name)
                 if value is not None and np.shape(to_host(value)) != (P,):
                     raise CheckFailed(f"Info.{name} must have shape ({P},), got {np.shape(to_host(value))}")

@@ -9,10 +9,10 @@ from array_api_strict import _array_object
 
 from smimbench.backend import arrays
 from smimbench.backend.device import Backend
-from smimbench.interfaces import Info
+from smimbench.interfaces import STORED_NAMES, Info
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import Registry
-from smimbench.run import loop
+from smimbench.run.readings import Readings
 
 REGISTRY = Registry(third_party=False)
 DEVICE = Backend("array_api_strict", array_api_strict, "float64", array_api_strict.Device("device1"))
@@ -87,13 +87,13 @@ def test_a_step_asks_for_next_to_nothing(transfers, parts, channel, algorithm, a
 def test_what_a_step_reports_is_read_at_once(transfers, parts, channel, algorithm, allowed):
     problem, data, item, state = begin(parts, channel, algorithm)
     _, info = item.step(problem, data, state)
-    watch = loop._Watch(problem, data.dimension)
+    watch = Readings(problem)
     transfers.clear()
-    residual = watch.read(info)
+    residual = watch.read(info).residual
     assert len([name for name in transfers if name != "to_device"]) == 1, transfers
     assert residual == pytest.approx(float(info.residual))
-    for name in ("claimed", "held", "moved", "strain"):
-        np.testing.assert_array_equal(watch.latest[name], arrays.to_host(getattr(info, name)))
+    for name in STORED_NAMES:
+        np.testing.assert_array_equal(getattr(watch.latest, name), arrays.to_host(getattr(info, name)))
 
 
 @pytest.mark.parametrize("mixed", [True, False])
@@ -107,20 +107,20 @@ def test_numbers_of_host_and_device_may_be_mixed(mixed):
         held=there,
         integration_error=DEVICE.asarray(np.array(2e-3)),
     )
-    watch = loop._Watch(problem, 10)
-    assert watch.read(info) == 0.5
-    assert watch.latest["claimed"] == (0.125 if mixed else 0.25)
-    assert watch.latest["held"] == 0.25
-    assert watch.coarse_integrals() == ["posterior integrals were accurate to 2e-03 of their width only"]
+    watch = Readings(problem)
+    assert watch.read(info).residual == 0.5
+    assert watch.latest.predicted_overlap == (0.125 if mixed else 0.25)
+    assert watch.latest.self_overlap == 0.25
+    assert watch.warnings() == ["posterior integrals were accurate to 2e-03 of their width only"]
 
 
 def test_accurate_integrals_need_no_warning():
     problem = Problem(*SEQUENCE[:1], "linear", SEQUENCE[1], registry=REGISTRY)
-    watch = loop._Watch(problem, 10)
+    watch = Readings(problem)
     watch.read(Info(residual=1.0, integration_error=1e-6))
-    assert watch.coarse_integrals() == []
+    assert watch.warnings() == []
     for error in (2e-3, 5e-3, 1e-6):
         watch.read(Info(residual=1.0, integration_error=error))
-    assert watch.coarse_integrals() == ["posterior integrals were accurate to 5e-03 of their width only"]
+    assert watch.warnings() == ["posterior integrals were accurate to 5e-03 of their width only"]
     watch.read(Info(residual=1.0, integration_error=float("nan")))
-    assert "nan" in watch.coarse_integrals()[0]
+    assert "nan" in watch.warnings()[0]

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from smimbench.backend import namespace, sample_chunks
+from smimbench.derive.stopping import OverlapRule
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError
 from smimbench.numerics.linalg import diagonal_at_least, with_floor
 from smimbench_algorithms.gamp.one_pass import one_pass
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Cost, Data
+    from smimbench.interfaces import Cost, Data, StoppingRule
     from smimbench.problem import Problem
 
 SMALLEST_V = 1e-16
@@ -43,7 +44,8 @@ class Gamp:
 
     The Onsager term carries the V under which g was computed with that g. The inputs are read once an iteration: forward,
     posterior and adjoint run chunk by chunk. The information ``Qhat`` is taken from the posterior covariance; the mean of
-    ``g g^T`` estimates the same number and serves as the check of self-consistency that is reported as strain.
+    ``g g^T`` estimates the same number and serves as the check of self-consistency that is reported
+    as log_information_ratio.
 
     Parameters
     ----------
@@ -52,10 +54,10 @@ class Gamp:
         iteration runs away at finite size, and 0 otherwise, where damping the estimate alone breaks the Onsager term.
     initial_overlap : float or None
         Where the prior mean is a fixed point by symmetry (nothing would ever be learned from it), the run starts from
-        the denoised noise around an independent draw of the prior that claims this overlap. Default: 1e-3 / D. A random
+        the denoised noise around an independent draw of the prior, with this predicted overlap. Default: 1e-3 / D. A random
         estimate of size q has an overlap m of order sqrt(q / D) with the teacher by chance, and while both are small
-        they grow by the same factor: q far below 1 / D makes m exceed what is claimed, so that the claim stays behind
-        the truth; with q above 1 / D it would run ahead of it, and V collapse.
+        they grow by the same factor: q far below 1 / D makes m exceed what is predicted, so that the prediction stays
+        behind the truth; with q above 1 / D it would run ahead of it, and V collapse.
 
     Notes
     -----
@@ -134,7 +136,7 @@ class Gamp:
         R = state.estimate + _solve_first(xp, Qhat, total)
         denoised = prior.denoise(R, Qhat)
         change = denoised.estimate - state.estimate
-        moved = _diagonal(xp, model.inner(change, change))
+        squared_step = _diagonal(xp, model.inner(change, change))
         weight = self._weight(problem)
         estimate, V_new = denoised.estimate, denoised.V
         if weight:
@@ -146,16 +148,20 @@ class Gamp:
         )
         error = _diagonal(xp, V_new)
         info = Info(
-            residual=xp.max(xp.sqrt(moved / (error + SMALLEST_V))),
-            claimed=second - error,
-            held=_diagonal(xp, model.inner(estimate, estimate)),
-            moved=moved,
-            strain=xp.log(
+            residual=xp.max(xp.sqrt(squared_step / (error + SMALLEST_V))),
+            predicted_overlap=second - error,
+            self_overlap=_diagonal(xp, model.inner(estimate, estimate)),
+            squared_step=squared_step,
+            log_information_ratio=xp.log(
                 xp.maximum(_diagonal(xp, scale * squares / n), SMALLEST_QHAT) / _diagonal(xp, Qhat)
             ),
             integration_error=worst,
         )
         return GampState(estimate, V_new, g, state.rng), info
+
+    def stopping_rule(self, problem: Problem, dimension: int) -> StoppingRule:
+        """Overlaps that stand still and agree: the algorithm keeps account of its own error, and is held to it."""
+        return OverlapRule(problem, dimension)
 
     def cost(self, problem: Problem, data: Data) -> Cost | None:
         """One pass over the inputs, forward and adjoint; None for a model that does not say what that takes."""
@@ -166,7 +172,7 @@ class Gamp:
         return state.estimate
 
     def variance(self, state: GampState) -> Array:
-        """Error V (P, P) that is claimed for it."""
+        """Error V (P, P) that is predicted for it."""
         return state.V
 
 

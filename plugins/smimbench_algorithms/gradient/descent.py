@@ -11,7 +11,7 @@ import numpy as np
 
 from smimbench.backend import StreamedInputs, namespace
 from smimbench.derive.channel import gives_probabilities, observable
-from smimbench.interfaces import Array, Info, ParameterError
+from smimbench.interfaces import Array, Info, ParameterError, Plan
 from smimbench_algorithms.gradient.loss import LOSSES, fitting_loss, loss_gradient, surrogate
 
 if TYPE_CHECKING:
@@ -140,12 +140,16 @@ class Descent:
             return f"cross-entropy needs labels that are probabilities, those of channel {problem.channel.name!r} are not"
         return None
 
+    def plan(self, data: Data) -> Plan:
+        """Steps of a run on this data, and what a step reads."""
+        n = data.inputs.shape[0]
+        size = n if self.batch is None else self.batch if self.online else min(self.batch, n)
+        steps = int(self.epochs or 0) * math.ceil(n / size) if self.steps is None else self.steps
+        return Plan(steps=steps, batch=size, draws_fresh=self.online)
+
     def steps_for(self, data: Data) -> int:
         """Number of steps of a run on this data."""
-        if self.steps is not None:
-            return self.steps
-        n = data.inputs.shape[0]
-        return int(self.epochs or 0) * math.ceil(n / self._batch(n))
+        return int(self.plan(data).steps or 0)
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> DescentState:
         """Iid N(0, 1) factor."""
@@ -181,17 +185,16 @@ class Descent:
             order=order,
         )
         estimate = self.estimate(new)  # where labels leave the scale open, that of the factor means nothing
-        held = xp.linalg.diagonal(problem.model.inner(estimate, estimate))
-        held = xp.max(held, axis=0) if held.ndim > 1 else held
+        overlap = xp.linalg.diagonal(problem.model.inner(estimate, estimate))
+        overlap = xp.max(overlap, axis=0) if overlap.ndim > 1 else overlap
         if data.start is not None:
             own = "the start that was handed in is not used: gradient methods begin with a random factor"
             warning = own if warning is None else f"{warning}; {own}"
-        return new, Info(residual=residual, held=held, warning=warning, samples=new.samples)
+        return new, Info(residual=residual, self_overlap=overlap, warning=warning, samples=new.samples)
 
     def cost(self, problem: Problem, data: Data) -> Cost | None:
         """One pass over a batch, forward and adjoint; products with the factor are small beside that."""
-        size = int(self.batch or 1) if self.online else self._batch(data.inputs.shape[0])
-        return problem.pass_cost(data, size)
+        return problem.pass_cost(data, self.plan(data).batch)
 
     def estimate(self, state: DescentState) -> Array:
         """The signal that the factor stands for; at the prior's norm where labels cannot tell it."""
@@ -219,9 +222,6 @@ class Descent:
         raise NotImplementedError
 
     # -- the parts of a step ---------------------------------------------------------------------------------------
-
-    def _batch(self, n: int) -> int:
-        return n if self.batch is None else min(self.batch, n)
 
     def _begin(
         self, problem: Problem, data: Data, rng: np.random.Generator, students: int | None
@@ -268,7 +268,7 @@ class Descent:
             inputs, labels = data.fresh(state.rng, int(self.batch or 1))
             target = namespace(inputs).astype(observable(problem.channel, labels), inputs.dtype)
             return inputs, target, state.order
-        size = self._batch(n)
+        size = int(self.plan(data).batch or n)
         if size == n:
             return data.inputs, state.targets, state.order
         if isinstance(data.inputs, StreamedInputs):

@@ -13,6 +13,7 @@ import torch
 from smimbench import Capabilities, Info, ParameterError, hookimpl
 from smimbench.backend import to_host
 from smimbench.derive.channel import gives_probabilities, observable, predict
+from smimbench.interfaces import Plan
 
 __all__ = ["TorchState", "algorithm", "optimizers"]
 
@@ -94,6 +95,11 @@ class _TorchAlgorithm:
         if self.loss == "cross-entropy" and not gives_probabilities(problem):
             return f"cross-entropy needs labels that are probabilities, those of channel {problem.channel.name!r} are not"
         return None
+
+    def plan(self, data: Any) -> Plan:
+        """So many steps, each on a batch."""
+        n = data.inputs.shape[0]
+        return Plan(steps=self.steps, batch=n if self.batch is None else min(self.batch, n))
 
     def init(self, problem: Any, data: Any, rng: np.random.Generator) -> TorchState:
         """Iid N(0, 1) factor."""

@@ -7,10 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from smimbench.interfaces import CONTRACT_VERSION, Data
+from smimbench.interfaces import CONTRACT_VERSION, Data, Plan
 from smimbench.problem.problem import Problem
-from smimbench.registry.adapters import algorithm_class
-from smimbench.registry.registry import Registry, set_registry
+from smimbench.registry.adapters import algorithm_class, plan_of, sizes
+from smimbench.registry.parameters import build
+from smimbench.registry.registry import Registry, get_registry, set_registry
 from smimbench.suite.reader import build_algorithm
 from tests.helpers import CHANNEL, call
 
@@ -261,3 +262,54 @@ def test_an_item_of_this_contract_is_welcome(tmp_path):
     file.write_text(CHANNEL.replace("    symmetry", f"    contract = {CONTRACT_VERSION}\n    symmetry"))
     (plugin,) = [p for p in Registry([str(file)]).plugins if p.origin == str(file)]
     assert not plugin.failed
+
+
+# -- plans --------------------------------------------------------------------------------------------------------
+
+
+class Steps:
+    steps = 7
+
+
+class Counted(Steps):
+    def steps_for(self, data):
+        return 2 * data.inputs.shape[0]
+
+
+class Planned(Counted):
+    def plan(self, data):
+        return Plan(steps=3, batch=data.dimension, students=2, draws_fresh=True)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "plan"),
+    [
+        (object(), Plan()),
+        (Steps(), Plan(steps=7)),
+        (Counted(), Plan(steps=10)),
+        (Planned(), Plan(steps=3, batch=4, students=2, draws_fresh=True)),
+    ],
+)
+def test_a_plan_is_the_own_one_or_the_number_of_steps(algorithm, plan):
+    data = sizes(5, 2, 4, 1.25)
+    assert (data.inputs.shape, data.labels.shape, data.sample_ratio) == ((5, 2, 4), (5,), 1.25)
+    assert data.inputs.base.size == 1
+    assert plan_of(algorithm, data) == plan
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "plan"),
+    [
+        ("adam", {}, Plan(1000, 10)),
+        ("adam", {"epochs": 3, "batch": 4}, Plan(9, 4)),
+        ("sgd", {"steps": 6, "batch": 40}, Plan(6, 10)),
+        ("sgd", {"steps": 6, "batch": 40, "online": True}, Plan(6, 40, draws_fresh=True)),
+        ("averaged", {"of": {"name": "sgd", "steps": 6, "batch": 3}, "students": 5}, Plan(6, 3, 5)),
+        ("averaged", {"of": "gamp", "students": 2}, Plan(students=2)),
+        ("spectral", {}, Plan(1)),
+        ("gamp", {}, Plan()),
+    ],
+)
+def test_plans_of_what_ships(name, parameters, plan):
+    algorithm = build(get_registry().get("algorithm", name).item, "algorithm", parameters)
+    assert plan_of(algorithm, sizes(10, 2, 4)) == plan

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from smimbench.backend.device import Backend, get_backend
+from smimbench.derive.stopping import OverlapRule, Stationarity
 from smimbench.interfaces import Info
 from smimbench.problem.problem import Instance, Problem
-from smimbench.run.loop import LONG_WINDOW, PATIENCE, WINDOW, LoopSettings, Status, run_algorithm
+from smimbench.run.loop import LoopSettings, Status, run_algorithm
 
 D = 50
+PATIENCE, WINDOW, LONG_WINDOW = Stationarity().patience, Stationarity().window, Stationarity().long_window
 
 
 @pytest.fixture(scope="module")
@@ -197,6 +199,45 @@ def test_a_residual_below_the_tolerance_at_the_last_iteration_counts(problem, in
 def test_an_estimate_of_the_wrong_shape_is_an_error(problem, instance):
     with pytest.raises(ValueError, match=r"must have the shape \(1, 50\), got \(50, 1\)"):
         go(problem, instance, Scripted(lambda i: Info(residual=1.0), shape=(D, 1)))
+
+
+class Third:
+    """Ends at the third step, and trusts an end where the residual is below one."""
+
+    def __init__(self, problem, dimension):
+        assert (problem.components, dimension) == (1, D)
+        self.seen = []
+
+    def watch(self, info):
+        assert isinstance(info.residual, float)
+        assert isinstance(info.self_overlap, np.ndarray)
+        self.seen.append(info.residual)
+
+    def ending(self, tolerance):
+        return f"the third step, tolerance {tolerance:g}" if len(self.seen) == 3 else None
+
+    def complaint(self):
+        return "too large" if self.seen[-1] >= 1 else None
+
+
+@pytest.mark.parametrize(
+    ("residual", "status", "reason"),
+    [(0.0, Status.OK, "the third step, tolerance 0.01"), (2.0, Status.NOT_CONVERGED, "too large")],
+)
+def test_an_algorithm_may_bring_its_own_rule(problem, instance, residual, status, reason):
+    script = Scripted(lambda i: Info(residual, self_overlap=0.3))
+    script.stopping_rule = Third
+    attempt = go(problem, instance, script, tolerance=0.01).attempt
+    assert (attempt.status, attempt.iterations, attempt.reason) == (status, 3, reason)
+
+
+def test_a_rule_may_be_stricter_or_laxer(problem, instance):
+    script = Scripted(lambda i: claims(0.95, -0.21, residual=0.0))
+    assert go(problem, instance, script).attempt.status is Status.NOT_CONVERGED
+    script.stopping_rule = lambda problem, dimension: OverlapRule(
+        problem, dimension, Stationarity(agreement=6.0)
+    )
+    assert go(problem, instance, script).attempt.status is Status.OK
 
 
 # -- claims and the one restart -----------------------------------------------------------------------------------

@@ -1,0 +1,172 @@
+"""When a run may end: its residual is small, or its overlaps are stationary and agree with each other.
+
+``OverlapRule`` is what message passing brings as its stopping rule, and what an algorithm without a rule of its own gets. It
+rests on the Nishimori identity: for a posterior mean, the overlap of the estimate with itself equals its overlap with the
+signal, so that an algorithm that predicts the second can be held to the first.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Info, ProblemLike, StoppingRule
+
+__all__ = ["OverlapRule", "Stationarity", "rule_of"]
+
+
+@dataclass(frozen=True)
+class Stationarity:
+    """What counts as stationary, and as agreement.
+
+    "Error" is the predicted squared error of a component; "fluctuation" its overlap's standard deviation at finite size.
+
+    Attributes
+    ----------
+    window : int
+        Iterations over which both overlaps must stand still. Doubled: every run that ends so is longer by as many.
+    long_window : int
+        Iterations whose two halves are compared where a residual lingers. Doubled: slower drifts are noticed, runs are longer.
+    patience : int
+        Iterations before which nothing ends while a component is not above chance. Doubled: slower growth out of a symmetric
+        start is waited for, and hopeless runs take twice as long.
+    still : float
+        Change of the predicted overlap within the window, in units of the error. Doubled: ends sooner, further from the
+        fixed point.
+    lingering : float
+        The same for the difference of the two means over the long window.
+    largest_step : float
+        Squared step, in units of the error, up to which a lingering residual is accepted for components above chance.
+        Doubled: wider cycles count as fixed points.
+    agreement : float
+        Largest distance of the two overlaps, in fluctuations. Doubled: worse accounts of the own error pass.
+    information_ratio : float
+        Largest ratio of the information that is claimed to the one that the data carry. Doubled: the same.
+    smallest_error : float
+        Errors below this count as this, in units of an overlap: near perfect recovery rounding would decide. Doubled: the
+        last digits before perfect recovery are waited for half as long.
+    """
+
+    window: int = 10
+    long_window: int = 40
+    patience: int = 100
+    still: float = 1e-3
+    lingering: float = 5e-3
+    largest_step: float = 1e-2
+    agreement: float = 5.0
+    information_ratio: float = 8.0
+    smallest_error: float = 1e-5
+
+
+def rule_of(algorithm: Any, problem: ProblemLike, dimension: int) -> StoppingRule:
+    """The stopping rule that an algorithm brings, or an ``OverlapRule``."""
+    own = getattr(algorithm, "stopping_rule", None)
+    rule: StoppingRule = OverlapRule(problem, dimension) if own is None else own(problem, dimension)
+    return rule
+
+
+class OverlapRule:
+    """A run ends when its residual is below the tolerance, or when its overlaps are stationary.
+
+    Overlaps are stationary when, over ``window`` iterations, the predicted one changes by less than ``still`` of the error and
+    the self-overlap by less than a quarter of its finite-size fluctuation; or when a small residual lingers, but the means over
+    the two halves of ``long_window`` iterations agree that closely and no component that has been learned still moves, in one
+    step, by more than ``largest_step`` of its own error. In both cases the estimate must move by less than half of its
+    self-overlap: a sign that flips every step is no fixed point, though both overlaps stand still. And where labels leave a
+    symmetry, nothing ends a run before ``patience`` iterations while a component is predicted no more than chance: the prior
+    mean is then a fixed point, and what grows out of it begins too small to be seen.
+
+    The end cannot be trusted where predicted overlap and self-overlap differ by more than ``agreement`` fluctuations, or where
+    the data carry ``information_ratio`` times less information than claimed.
+
+    Of algorithms that report no overlaps only the residual counts.
+
+    Parameters
+    ----------
+    problem : ProblemLike
+    dimension : int
+        D, for the size of the fluctuations.
+    settings : Stationarity
+    """
+
+    def __init__(self, problem: ProblemLike, dimension: int, settings: Stationarity = Stationarity()) -> None:
+        self.settings = settings
+        self.second = np.diagonal(np.asarray(problem.prior.second_moment(problem.components)))
+        size = getattr(problem.prior, "fluctuation", None)
+        relative = float(size(dimension)) if size is not None else math.sqrt(2 / dimension)
+        self.fluctuation = relative * self.second
+        symmetric = getattr(problem.channel, "symmetry", "none") != "none"
+        bottom = np.diagonal(np.asarray(problem.prior.mean_overlap(problem.components)))
+        self.chance = bottom + self.fluctuation if symmetric else np.full_like(self.second, -math.inf)
+        self.history: list[tuple[Any, Any]] = []
+        self.latest: Info | None = None
+
+    def watch(self, info: Info) -> None:
+        """Take what a step reported, on the host."""
+        self.latest = info
+        if info.predicted_overlap is not None and info.self_overlap is not None:
+            self.history.append((info.predicted_overlap, info.self_overlap))
+
+    def ending(self, tolerance: float) -> str | None:
+        """Why the run may end here, or None."""
+        info, settings = self.latest, self.settings
+        if info is None:
+            return None
+        if 0 < len(self.history) < settings.patience and (self.history[-1][0] <= self.chance).any():
+            return None
+        if info.residual <= tolerance:
+            return f"residual {info.residual:.1e} below tolerance"
+        if len(self.history) <= settings.window or info.squared_step is None:
+            return None
+        predicted, own = (np.stack(rows) for rows in zip(*self.history[-settings.window - 1 :]))
+        # A sign that flips every step moves by four times the overlap though both overlaps stand still.
+        if (info.squared_step > np.maximum(own[-1], self.fluctuation) / 2).any():
+            return None
+        error = np.maximum(self.second - predicted[-1], settings.smallest_error)
+        if _steady(
+            np.ptp(predicted, axis=0), np.ptp(own, axis=0), settings.still * error, self.fluctuation / 4
+        ):
+            return f"overlaps stand still for {settings.window} iterations"
+        if len(self.history) <= settings.long_window:
+            return None
+        # Averages can stand still around a point to which the estimate, going back and forth, never comes.
+        if ((info.squared_step > settings.largest_step * error) & (predicted[-1] > self.chance)).any():
+            return None
+        predicted, own = (np.stack(rows) for rows in zip(*self.history[-settings.long_window :]))
+        half = settings.long_window // 2
+        drift, own_drift = (np.abs(rows[:half].mean(0) - rows[half:].mean(0)) for rows in (predicted, own))
+        steady = _steady(drift, own_drift, settings.lingering * error, self.fluctuation / 8)
+        if steady and (np.ptp(predicted, axis=0) <= error / 4).all():
+            return (
+                f"overlaps stand still over {settings.long_window} iterations "
+                f"though a residual of {info.residual:.0e} lingers"
+            )
+        return None
+
+    def complaint(self) -> str | None:
+        """Where the predicted overlap and the self-overlap disagree, in words, or None."""
+        info = self.latest
+        if info is None or info.predicted_overlap is None or info.self_overlap is None:
+            return None
+        predicted, own = info.predicted_overlap, info.self_overlap
+        gap = np.abs(predicted - own) / self.fluctuation
+        worst = int(np.argmax(gap))
+        ratio = np.zeros(1) if info.log_information_ratio is None else info.log_information_ratio
+        tense = int(np.argmax(ratio))
+        if ratio[tense] > math.log(self.settings.information_ratio):
+            times = math.exp(min(ratio[tense], 50))
+            return f"component {tense + 1} claims {times:.2g} times the information that its data carry"
+        if gap[worst] > self.settings.agreement:
+            return (
+                f"component {worst + 1} claims an overlap of {predicted[worst]:.3g} "
+                f"but its estimate holds {own[worst]:.3g}"
+            )
+        return None
+
+
+def _steady(predicted: Any, own: Any, close: Any, fluctuation: Any) -> bool:
+    return bool((predicted <= close).all() and (own <= np.maximum(close, fluctuation)).all())
