@@ -27,6 +27,7 @@ __all__ = [
     "hookspec",
     "smimbench_register_algorithms",
     "smimbench_register_channels",
+    "smimbench_register_metrics",
     "smimbench_register_models",
     "smimbench_register_priors",
 ]
@@ -50,6 +51,11 @@ def smimbench_register_channels(register: Callable[[type[Any]], None]) -> None:
 @hookspec
 def smimbench_register_priors(register: Callable[[type[Any]], None]) -> None:
     """Register priors: the law of the signal (see ``smimbench.interfaces.Prior``)."""
+
+
+@hookspec
+def smimbench_register_metrics(register: Callable[[type[Any]], None]) -> None:
+    """Register metrics: numbers that say how good an estimate is (see ``smimbench.interfaces.Metric``)."""
 
 
 @hookspec

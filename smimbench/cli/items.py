@@ -23,13 +23,15 @@ if TYPE_CHECKING:
 
 @click.command(name="list")
 @click.argument(
-    "kind", required=False, type=click.Choice(["models", "channels", "priors", "algorithms", "suites"])
+    "kind",
+    required=False,
+    type=click.Choice(["models", "channels", "priors", "metrics", "algorithms", "suites"]),
 )
 @json_option
 @shared_options(suite_options=False)
 @with_registry
 def list_items(kind: str | None, as_json: bool, quiet: bool, registry: Registry) -> int:
-    """What there is: models, channels, priors, algorithms, suites."""
+    """What there is: models, channels, priors, metrics, algorithms, suites."""
     from smimbench.report.catalogue import item_documents, print_items
 
     documents = item_documents(registry, kind)

@@ -13,13 +13,24 @@ from smimbench.backend.device import Backend
 from smimbench.derive.density_prior import complete_prior
 from smimbench.derive.likelihood_channel import complete_channel
 from smimbench.files import canonical_json
-from smimbench.interfaces import Channel, Cost, Data, Model, ParameterError, Prior, Start
+from smimbench.interfaces import (
+    Channel,
+    Claims,
+    Cost,
+    Data,
+    Model,
+    NotMeasured,
+    ParameterError,
+    Prior,
+    Start,
+)
 from smimbench.problem.seeds import seed_sequence
+from smimbench.registry.metrics import find_metric, trajectory_metrics
 from smimbench.registry.parameters import build, parameters_of, signature_of
 from smimbench.registry.registry import Registry, RegistryError, get_registry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from smimbench.interfaces import Array
 
@@ -93,7 +104,53 @@ class Instance:
         return Data(inputs, labels, self.sample_ratio, start, fresh)
 
     def metrics(self, estimate: Array) -> dict[str, list[float]]:
-        """``mse`` and ``overlap`` of an estimate, one number per component, after removing the symmetry.
+        """Metrics that are recorded along a run (``mse`` and ``overlap``, and those that plugins add), by name.
+
+        Raises
+        ------
+        ValueError
+            If the estimate does not have the shape of the signal.
+        """
+        claims = self.claims(estimate)
+        found = trajectory_metrics(self.problem.model.name)
+        return {name: metric.measure(self, estimate, claims) for name, metric in found.items()}
+
+    def measure(
+        self, names: Sequence[str], estimate: Array, V: Array | None = None
+    ) -> tuple[dict[str, list[float]], dict[str, str], list[str]]:
+        """Metrics of a final estimate, measured on the host.
+
+        Parameters
+        ----------
+        names : sequence of str
+            As in ``run.metrics`` of a suite, or with a version as in the key of a cell: ``"name@2"``.
+        V : array (P, P) or None
+            Error that the algorithm claims for the estimate.
+
+        Returns
+        -------
+        values : dict of list of float
+        blank : dict of str
+            For every metric without a value the reason.
+        remarks : list of str
+            What metrics want the user to know.
+        """
+        if not names:
+            return {}, {}, []
+        estimate = np.asarray(to_host(estimate), dtype=float)
+        claims = self.claims(estimate, None if V is None else np.asarray(to_host(V), dtype=float))
+        values: dict[str, list[float]] = {}
+        blank: dict[str, str] = {}
+        for name in (written.partition("@")[0] for written in names):
+            metric = find_metric(name, self.problem.model.name)
+            try:
+                values[name] = [float(value) for value in metric.measure(self, estimate, claims)]
+            except NotMeasured as reason:
+                blank[name] = str(reason)
+        return values, blank, claims.remarks
+
+    def claims(self, estimate: Array, V: Array | None = None) -> Claims:
+        """What metrics need beside the estimate: the teacher beside it, the symmetry removed, the error claimed.
 
         Raises
         ------
@@ -105,13 +162,13 @@ class Instance:
                 f"an estimate must have the shape {self.signal.shape}, got {tuple(estimate.shape)}"
             )
         model: Any = self.problem.model
-        xp = namespace(estimate)
-        signal = _teacher_like(self, estimate, xp)
-        aligned = model.align(signal, estimate, self.problem.channel.symmetry)
-        return {
-            "mse": [float(v) for v in to_host(model.squared_error(signal, aligned))],
-            "overlap": [float(v) for v in to_host(model.overlap(signal, aligned))],
-        }
+        teacher = _teacher_like(self, estimate, namespace(estimate))
+        aligned = model.align(teacher, estimate, self.problem.channel.symmetry)
+        if V is None:
+            return Claims(None, teacher, aligned)
+        # The aligned components are a fixed combination of the estimate's: aligned = O estimate, with O from overlaps.
+        move = model.inner(aligned, estimate) @ np.linalg.pinv(model.inner(estimate, estimate))
+        return Claims(V, teacher, aligned, move @ V @ move.T)
 
 
 class Problem:

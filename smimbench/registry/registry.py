@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from smimbench import hookspecs
-from smimbench.interfaces import CONTRACT_VERSION, Capabilities
+from smimbench.interfaces import CONTRACT_VERSION, DIRECTIONS, Capabilities
 from smimbench.registry.adapters import algorithm_class
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ __all__ = ["KINDS", "Entry", "Plugin", "Registry", "RegistryError", "get_registr
 
 GROUP = "smimbench"
 BUILT_IN = "smimbench"
-KINDS = ("model", "channel", "prior", "algorithm")
+KINDS = ("model", "channel", "prior", "metric", "algorithm")
 
 _REQUIRED: dict[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = {
     "model": (
@@ -46,6 +46,7 @@ _REQUIRED: dict[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = {
     ),
     "channel": (("forward",), (("posterior",), ("log_likelihood",))),
     "prior": ((), (("sample", "denoise"), ("log_density",), ("quantile",), ("eigenvalues",))),
+    "metric": (("label", "unit", "direction", "per_component", "measure"), ()),
     "algorithm": ((), (("init", "step", "estimate"), ("fit",))),
 }
 """What an item must have, and the sets of methods of which it must have one whole; the engine derives the rest."""
@@ -59,6 +60,7 @@ _DERIVED: dict[str, tuple[tuple[str, str], ...]] = {
         ("denoise", "denoiser: from the law of the entries or of the eigenvalues"),
         ("overlap", "state-evolution map: integrated, or simulated with sample and denoise"),
     ),
+    "metric": (),
     "algorithm": (),
     "model": (),
 }
@@ -148,7 +150,7 @@ class Registry:
             self._load_path(Path(path))
         if not any(entry.distribution == BUILT_IN for entry in self._entries):
             raise RegistryError(
-                "the models, channels, priors and algorithms of smimbench are not registered; "
+                "the models, channels, priors, metrics and algorithms of smimbench are not registered; "
                 "install the package (pip install .) instead of running from a bare folder"
             )
 
@@ -232,6 +234,10 @@ class Registry:
             raise RegistryError(f"{kind} {item.name}: version must be an integer, got {item.version!r}")
         if not isinstance(item.capabilities, Capabilities):
             raise RegistryError(f"{kind} {item.name}: capabilities must be a smimbench.Capabilities")
+        if kind == "metric" and item.direction not in DIRECTIONS:
+            raise RegistryError(
+                f"metric {item.name}: direction must be one of {', '.join(DIRECTIONS)}, got {item.direction!r}"
+            )
         entry = Entry(kind, item.name, item, plugin.distribution)
         for other in self._entries:
             if other.kind == kind and other.name == entry.name and _overlap(other.models, entry.models):

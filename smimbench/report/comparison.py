@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from smimbench.registry.metrics import find_metric, is_worse
 from smimbench.report.tables import number, plain_table, seconds, titled
 
 if TYPE_CHECKING:
@@ -59,9 +60,7 @@ def _judge(
     if before == after:
         return 0.0, 0.0, "unchanged"
     percent = 100 * (after - before) / abs(before) if before else None
-    upwards = after > before
-    # An overlap is better when it is larger; errors when they are smaller.
-    worse = upwards != (entry["metric"] == "overlap")
+    worse = is_worse(find_metric(entry["metric"]), before, after)
     if a["sem"] is None or b["sem"] is None:
         return percent, None, "differs"
     scale = math.hypot(a["sem"], b["sem"])

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.report.rows import theory_value
-from smimbench.report.tables import NAMES
+from smimbench.registry.metrics import find_metric, theory_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["draw_suite", "legend"]
 
 POINTS = 60
+VISIBLE = 2e-3
 MARKERS = (
     "osD^vP*X<>d"  # one more than there are colours, so that no pair of both comes back before 110 algorithms
 )
@@ -85,23 +85,23 @@ def _panel(
         low, high = used[0], used[-1]
         margin = 0.05 * (high - low) if high > low else 0.2 * high
         grid = sorted({*np.linspace(max(low - margin, low / 2), high + margin, POINTS), *used})
-    points = [branches for branches in theorist.points(plan.problem, grid)]
+    points = theorist.points(plan.problem, grid)
     components = len(points[0][0]["overlap"])
-    per_component = metric in ("mse", "overlap")
+    about = find_metric(metric, plan.problem.model.name)
+    per_component = about.per_component
+    known = [(p["alpha"], theory_of(about, plan.problem, p, components)) for p, *_ in points]
     colours = [f"C{i}" for i in range(10)]
     single = components == 1 or not per_component
     for component in range(components if per_component else 1):
         colour = "black" if single else colours[component]
-        line = [
-            (p["alpha"], *theory_value(p, metric, component)) for branches in points for p in branches[:1]
-        ]
+        line = [(alpha, values[component], errors[component]) for alpha, (values, errors) in known]
         line = [entry for entry in line if entry[1] is not None]
         if not line:
             continue
         x, y, e = (np.array(v, dtype=float) for v in zip(*line))
         name = "Bayes-optimal" if single else f"Bayes-optimal, layer {component + 1}"
         axis.plot(x, y, color=colour, lw=1.6, label=name, zorder=2)
-        if (e > 2e-3).any():
+        if (e > VISIBLE).any():
             axis.fill_between(x, y - e, y + e, color=colour, alpha=0.2, lw=0)
     for i, algorithm in enumerate(dict.fromkeys(row["algorithm"] for row in rows)):
         for component in range(components if per_component else 1):
@@ -160,7 +160,7 @@ def _panel(
     dims = sorted({row["dimension"] for row in rows})
     axis.set_title(plan.label + (f", D = {dims[0]}" if len(dims) == 1 else ""), fontsize=9, wrap=True)
     axis.set_xlabel(r"sample ratio $\alpha$")
-    axis.set_ylabel(NAMES.get(metric, metric))
+    axis.set_ylabel(about.label)
     axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
     legend(axis)
     axis.grid(alpha=0.25, lw=0.5)

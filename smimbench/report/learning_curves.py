@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smimbench.registry.metrics import find_metric, is_in_trajectory, theory_of
 from smimbench.report.figures import legend
-from smimbench.report.rows import draws_fresh, theory_value
-from smimbench.report.tables import NAMES
+from smimbench.report.rows import draws_fresh
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -63,7 +63,7 @@ def draw_courses(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    metric = next((name for name in suite.run.metrics if name in ("mse", "overlap")), None)
+    metric = next((name for name in suite.run.metrics if is_in_trajectory(find_metric(name))), None)
     if metric is None:
         return []
     panels: dict[tuple[str, float, int], dict[str, list[Any]]] = {}
@@ -104,7 +104,7 @@ def draw_courses(
 
 def _course(trajectory: dict[str, Any] | None, metric: str) -> tuple[Any, Any] | None:
     """Samples processed (t,) and values (t, P) from the first step on; None if samples were not counted."""
-    if trajectory is None or "samples" not in trajectory:
+    if trajectory is None or "samples" not in trajectory or metric not in trajectory:
         return None
     samples = np.asarray(trajectory["samples"], dtype=float)
     counted = np.isfinite(samples) & (samples > 0)
@@ -140,6 +140,7 @@ def _panel(
     last = max(run[1][-1] for run in runs)
     held = float(runs[0][0].get("samples", problem.model.sample_count(alpha, dimension)))
     fresh = max((run[1][-1] for run in runs if draws_fresh(run[0]["cell"]["algorithm"])), default=0.0)
+    about = find_metric(metric)
     colours = [f"C{i}" for i in range(10)]
     # Without a curve (costly theory) the line is that of the whole data set, and says so.
     name = "Bayes-optimal" if curve or first >= held else "Bayes-optimal, whole data set"
@@ -150,8 +151,9 @@ def _panel(
         seen = np.geomspace(start, stop, POINTS) if curve and start < stop else np.array([stop])
         ratios = [problem.model.sample_ratio(max(1, round(n)), dimension) for n in seen]
         points = [branches[0] for branches in theorist.points(problem, ratios)]
+        expected = [theory_of(about, problem, point, components)[0] for point in points]
         for component in range(components):
-            values = [theory_value(point, metric, component)[0] for point in points]
+            values = [found[component] for found in expected]
             if values[-1] is None:
                 continue
             x = [*(seen if len(seen) > 1 else [first]), max(last, stop)]
@@ -182,9 +184,9 @@ def _panel(
     axis.set_xscale("log")
     axis.set_title(rf"{label}, $\alpha$ = {alpha:.4g}, D = {dimension}", fontsize=9, wrap=True)
     axis.set_xlabel("samples processed")
-    axis.set_ylabel(NAMES.get(metric, metric))
+    axis.set_ylabel(about.label)
     axis.set_ylim(bottom=0.0)
-    if metric == "mse":  # a run that diverges leaves the panel, not the others on its floor
+    if about.direction == "lower":  # a run that diverges leaves the panel, not the others on its floor
         axis.set_ylim(top=min(axis.get_ylim()[1], ROOM * max(run[2][0].max() for run in runs)))
     legend(axis, beside=components > 1)
     axis.grid(alpha=0.25, lw=0.5)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smimbench.backend.roofline import fraction
 from smimbench.interfaces import STORED_NAMES, ParameterError
 from smimbench.registry.adapters import plan_of, sizes
+from smimbench.registry.metrics import find_metric, theory_of, trajectory_metrics
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import RegistryError, get_registry
 from smimbench.report.learning_order import learning_order
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["EPSILONS", "draws_fresh", "error_rows", "rows_of_point", "suite_records"]
 
 EPSILONS = (0.05, 0.2, 0.5)
+PLACE = ("problem", "algorithm", "backend", "alpha", "dimension")
 LOST = (Status.DIVERGED.value, Status.FAILED.value)
 
 
@@ -73,7 +75,9 @@ def error_rows(
         problem = problems[label]
         ratio = _ratio(problem, members, store)
         theory = _theory_of(problem, members[0][0], ratio, theorist, suite)
-        rows += _group_rows(label, algorithm, backend, ratio, dimension, members, theory, suite, store)
+        place = (label, algorithm, backend, ratio, dimension)
+        records = [record for _, record in members]
+        rows += _group_rows(problem, place, members[0][0].algorithm, records, theory, suite, store)
     return rows
 
 
@@ -86,12 +90,9 @@ def rows_of_point(
         problem.model.sample_count(point.alpha, point.dimension), point.dimension
     )
     theory = {"bayes": theorist.points(problem, [ratio])[0][0], "own": None}
-    member = (cast("Cell", None), record)
-    label = record["algorithm"]
-    plain = replace(suite, run=replace(suite.run, metrics=("mse", "overlap")))
-    return _group_rows(
-        point.plan.label, label, "elsewhere", ratio, point.dimension, [member], theory, plain, Store("")
-    )
+    plain = replace(suite, run=replace(suite.run, metrics=tuple(trajectory_metrics(problem.model.name))))
+    place = (point.plan.label, record["algorithm"], "elsewhere", ratio, point.dimension)
+    return _group_rows(problem, place, {}, [record], theory, plain, Store(""))
 
 
 def draws_fresh(algorithm: Mapping[str, Any]) -> bool:
@@ -130,37 +131,15 @@ def _theory_of(
     return {"bayes": bayes, "own": own}
 
 
-def theory_value(point: dict[str, Any], metric: str, component: int) -> tuple[float | None, float | None]:
-    """Value and error of a metric in a theory point; component counts from 0."""
-    errors = point["mse_error"] if isinstance(point["mse_error"], list) else [point["mse_error"]]
-    if metric == "mse":
-        values = point["mse"] if isinstance(point["mse"], list) else [point["mse"]]
-        return values[component], errors[component]
-    if metric == "overlap":
-        if "squared_cosine" in point:
-            return point["squared_cosine"][component], point["squared_cosine_error"][component]
-        return point["overlap"][component][component], errors[component]
-    kind = metric.removeprefix("generalization_error_")
-    found = (point.get("generalization_error") or {}).get(kind)
-    return (
-        (None, None)
-        if found is None
-        else (found, (point.get("generalization_error_error") or {}).get(kind, 0.0))
-    )
-
-
 def _group_rows(
-    label: str,
-    algorithm: str,
-    backend: str,
-    ratio: float,
-    dimension: int,
-    members: Sequence[tuple[Cell, dict[str, Any]]],
+    problem: Problem,
+    place: tuple[str, str, str, float, int],
+    algorithm: dict[str, Any],
+    records: Sequence[dict[str, Any]],
     theory: dict[str, Any],
     suite: Suite,
     store: Store,
 ) -> list[dict[str, Any]]:
-    records = [record for _, record in members]
     usable = [r for r in records if r["metrics"] and r["status"] != Status.DIVERGED.value]
     counts = dict(Counter(r["status"] for r in records))
     components = len(theory["bayes"]["overlap"])
@@ -170,40 +149,39 @@ def _group_rows(
     layers: list[dict[str, Any]] = []
     order: dict[str, Any] | None = None
     if components > 1:
-        held = [float(theory_value(theory["bayes"], "overlap", p)[0] or 0.0) for p in range(components)]
-        fresh = draws_fresh(members[0][0].algorithm)  # what draws its own has no epochs
+        held, _ = theory_of(find_metric("overlap"), problem, theory["bayes"], components)
+        fresh = bool(algorithm) and draws_fresh(algorithm)  # what draws its own has no epochs
         samples = (
             math.nan if fresh else next((float(r["samples"]) for r in records if "samples" in r), math.nan)
         )
-        layers, order = learning_order(trajectories, held, samples)
+        layers, order = learning_order(trajectories, [float(value or 0.0) for value in held], samples)
     findings = _findings(records, theory["own"] or {})
     warnings = sorted({w for r in records for w in r.get("warnings", [])})
     reasons = sorted({f"{r['status']}: {r['reason']}" for r in records if r["status"] != Status.OK.value})
     rows = []
-    for metric in suite.run.metrics:
-        per_component = metric in ("mse", "overlap")
+    for name in suite.run.metrics:
+        metric = find_metric(name, problem.model.name)
+        per_component = metric.per_component
+        point = theory["own"] if theory["own"] is not None and per_component else theory["bayes"]
+        expected, errors = theory_of(metric, problem, point, components)
+        bayes, _ = theory_of(metric, problem, theory["bayes"], components)
+        blank = sorted({r["blank"][name] for r in records if name in r.get("blank", {})})
         for component in range(components if per_component else 1):
-            values = np.array(
-                [r["metrics"][metric][component] for r in usable if metric in r["metrics"]], dtype=float
-            )
-            point = theory["own"] if theory["own"] is not None and per_component else theory["bayes"]
-            expected, error = theory_value(point, metric, component)
-            bayes, _ = theory_value(theory["bayes"], metric, component)
+            found = [r["metrics"][name][component] for r in usable if name in r["metrics"]]
+            values = np.array([v for v in found if v is not None], dtype=float)
+            values = values[np.isfinite(values)]
             rows.append(
                 {
-                    "problem": label,
-                    "algorithm": algorithm,
-                    "backend": backend,
-                    "alpha": ratio,
-                    "dimension": dimension,
+                    **dict(zip(PLACE, place)),
                     "n": len(values),
-                    "metric": metric,
+                    "metric": name,
                     "component": component + 1 if per_component and components > 1 else None,
-                    **_compare(values, expected, error),
-                    "bayes": bayes,
-                    "ratio_to_bayes": _ratio_to(values, bayes, suite.run.target)
-                    if metric != "overlap"
+                    **_compare(values, expected[component], errors[component]),
+                    "bayes": bayes[component],
+                    "ratio_to_bayes": _ratio_to(values, bayes[component], suite.run.target)
+                    if metric.direction == "lower"
                     else None,
+                    "blank": blank,
                     "branch": point.get("branch"),
                     "theory_method": point.get("method"),
                     **runtime,

@@ -11,6 +11,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from smimbench.registry.metrics import find_metric
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -34,13 +36,6 @@ SHORT = {
     "timeout": "t/o",
     "failed": "fail",
     "skipped": "skip",
-}
-NAMES = {
-    "mse": "MSE",
-    "overlap": "overlap",
-    "generalization_error_bayes": "Bayes generalisation error",
-    "generalization_error_plugin": "plug-in generalisation error",
-    "generalization_error_constant": "error of the constant predictor",
 }
 
 
@@ -145,10 +140,11 @@ def _worst(row: dict[str, Any]) -> tuple[float, ...]:
 
 def _error_table(problem: str, metric: str, rows: list[dict[str, Any]]) -> RenderableType:
     backends, dims, parts = _varies(rows, "backend"), _varies(rows, "dimension"), _varies(rows, "component")
-    head = f"{problem}: {NAMES.get(metric, metric)} against theory"
+    about = find_metric(metric)
+    head = f"{problem}: {about.label} against theory"
     if not dims:
         head += f", D = {rows[0]['dimension']}"
-    ratio = metric != "overlap"
+    ratio = about.direction == "lower"
     columns = [("algorithm", "l"), ("alpha", "r")]
     columns += [("D", "r")] if dims else []
     columns += [("part", "r")] if parts else []
@@ -160,6 +156,12 @@ def _error_table(problem: str, metric: str, rows: list[dict[str, Any]]) -> Rende
         notes.append("one run only: no standard error")
     if any(row["theory"] == 0 for row in rows):
         notes.append("ratio and z are blank where theory is 0")
+    notes += [
+        f"{name} is blank: {reason}"
+        for name, reason in dict.fromkeys(
+            (row["algorithm"], why) for row in rows for why in row.get("blank", ())
+        )
+    ]
     table = plain_table(columns)
     for row in sorted(rows, key=_worst):
         cells: list[str | Text] = [_algorithm(row, backends), f"{row['alpha']:.4g}"]

@@ -19,7 +19,7 @@ from smimbench.problem.problem import Instance, Problem
 from smimbench.problem.seeds import seed_sequence
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import Registry, get_registry
-from smimbench.run.loop import Attempt, LoopSettings, Status, run_algorithm
+from smimbench.run.loop import LoopSettings, Status, run_algorithm
 from smimbench.suite.reader import Cell
 
 if TYPE_CHECKING:
@@ -112,13 +112,17 @@ def _run(cell: Cell, registry: Registry, timing: bool) -> dict[str, Any]:
         algorithm.step(problem, data, algorithm.init(problem, data, make_rng(0)))
     result = run_algorithm(problem, instance, data, algorithm, make_rng, settings, backend)
     attempt = result.attempt
+    blank: dict[str, str] = {}
     if attempt.status is not Status.DIVERGED and attempt.estimate is not None:
-        attempt.metrics.update(_prediction_errors(cell, problem, instance, attempt))
+        measured, blank, remarks = instance.measure(cell.metrics, attempt.estimate, attempt.V)
+        attempt.metrics.update(measured)
+        attempt.warnings += remarks
     durations = attempt.iteration_seconds
     return {
         "status": attempt.status.value,
         "reason": attempt.reason,
         "metrics": attempt.metrics,
+        **({"blank": blank} if blank else {}),
         "sample_ratio": instance.sample_ratio,
         "samples": int(instance.inputs.shape[0]),
         "placement": {
@@ -142,31 +146,6 @@ def _run(cell: Cell, registry: Registry, timing: bool) -> dict[str, Any]:
             "per_iteration": float(np.median(durations[1:])) if len(durations) > 1 else None,
         },
     }
-
-
-def _prediction_errors(
-    cell: Cell, problem: Problem, instance: Instance, attempt: Attempt
-) -> dict[str, list[float]]:
-    """Generalisation errors of the final estimate, where the suite asks for them: outside the clock, on the host."""
-    wanted = [m for m in cell.metrics if m.startswith("generalization_error_")]
-    if not wanted:
-        return {}
-    from smimbench.backend.arrays import to_host
-    from smimbench.theory.generalization import measured_error
-
-    estimate = np.asarray(to_host(attempt.estimate), dtype=float)
-    inner = problem.model.inner
-    V = None if attempt.V is None else np.asarray(to_host(attempt.V), dtype=float)
-    signal = instance.signal
-    found = measured_error(
-        problem, inner(signal, signal), inner(signal, estimate), inner(estimate, estimate), V
-    )
-    if "bayes" not in found and "generalization_error_bayes" in wanted:
-        attempt.warnings.append(
-            "it claims no error of its own, so the Bayes predictor is the plug-in predictor"
-        )
-        found["bayes"] = found["plugin"]
-    return {name: [found[name.removeprefix("generalization_error_")].value] for name in wanted}
 
 
 def _cost(algorithm: Any, problem: Problem, data: Data) -> dict[str, float] | None:

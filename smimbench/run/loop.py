@@ -147,24 +147,19 @@ class _Course:
     instance: Instance
     algorithm: Any
     metrics: dict[str, list[float]] = field(default_factory=dict)
-    trajectory: dict[str, list[Any]] = field(
-        default_factory=lambda: {
-            name: [] for name in ("iteration", "seconds", "mse", "overlap", "residual", "samples")
-        }
-    )
+    trajectory: dict[str, list[Any]] = field(default_factory=dict)
 
     def record(self, state: Any, iteration: int, seconds: float, residual: float, samples: float) -> None:
         self.metrics = values = self.instance.metrics(self.algorithm.estimate(state))
         entries = {
             "iteration": iteration,
             "seconds": seconds,
-            "mse": values["mse"],
-            "overlap": values["overlap"],
+            **values,
             "residual": residual,
             "samples": samples,
         }
         for name, entry in entries.items():
-            self.trajectory[name].append(entry)
+            self.trajectory.setdefault(name, []).append(entry)
 
     @property
     def finite(self) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from smimbench.files import canonical_json
 from smimbench.interfaces import ParameterError
 from smimbench.problem.problem import Problem, ProblemError
+from smimbench.registry.metrics import find_metric, names_in_key
 from smimbench.registry.parameters import (
     build,
     explain_validation,
@@ -36,14 +37,6 @@ __all__ = [
     "load_suite",
     "shipped_suites",
 ]
-
-METRICS = (
-    "mse",
-    "overlap",
-    "generalization_error_bayes",
-    "generalization_error_plugin",
-    "generalization_error_constant",
-)
 
 
 class SuiteError(ValueError):
@@ -203,6 +196,7 @@ class Suite:
         plans = [plan for plan, reason in zip(self.plans, reasons) if not reason]
         cells = []
         labels = {table["label"] for table in self.algorithms}
+        measured = names_in_key(self.run.metrics, registry)
         for replicate in range(self.seeds):
             for plan, dimension in _pairs(plans):
                 for alpha, table in itertools.product(plan.alphas, self.algorithms):
@@ -219,10 +213,8 @@ class Suite:
                         max_iterations=self.run.max_iterations,
                         timeout=self.run.timeout,
                         start=self.run.start,
-                        # The signal's own metrics are always measured; only those that cost extra make another cell.
-                        metrics=tuple(
-                            sorted(m for m in self.run.metrics if m.startswith("generalization_error_"))
-                        ),
+                        # Those of the trajectory are always measured; only the others make another cell.
+                        metrics=measured,
                         tf32=self.run.tf32,
                         draw=self.run.draw,
                         problem_label=plan.label,
@@ -331,7 +323,6 @@ def _schema() -> Any:
     def make(_name: str, **fields: Any) -> Any:
         return pydantic.create_model(_name, __config__=base, **fields)
 
-    metric: Any = Literal[METRICS]
     suite = make(
         "suite",
         title=(str, ""),
@@ -359,7 +350,7 @@ def _schema() -> Any:
         source=(str, ...),
         alpha=(list[float], ...),
         value=(list[float], ...),
-        metric=(metric, "mse"),
+        metric=(str, "mse"),
         component=(int | None, None),
         problem=(int, 1),
     )
@@ -368,7 +359,7 @@ def _schema() -> Any:
         tolerance=(float, 1e-4),
         max_iterations=(int, 300),
         timeout=(float | None, None),
-        metrics=(_list_of(metric), ["mse", "overlap"]),
+        metrics=(list[str], ["mse", "overlap"]),
         start=(Literal["uninformed", "informed", "spectral"], "uninformed"),
         target=(float, 1e-3),
         dtype=(Literal["float64", "float32"], "float64"),
@@ -463,8 +454,11 @@ class _Reader:
                 )
         if run.tf32 and run.dtype != "float32":
             raise self.fail("run.tf32", 'needs run.dtype = "float32"')
+        for i, name in enumerate(run.metrics):
+            self._metric(f"run.metrics[{i}]", name, plans)
         references = []
         for i, entry in enumerate(run.reference):
+            self._metric(f"run.reference[{i}].metric", entry.metric, plans)
             if len(entry.alpha) != len(entry.value):
                 raise self.fail(
                     f"run.reference[{i}].value",
@@ -601,6 +595,14 @@ class _Reader:
             return Problem(tables["model"], tables["channel"], tables["prior"], registry=self.registry)
         except ProblemError as error:
             raise self.fail(f"{key}.{error.key}", error.message) from None
+
+    def _metric(self, key: str, name: str, plans: Sequence[ProblemPlan]) -> None:
+        """Refuse a metric that is unknown or does not work for a model of the suite."""
+        for model in {plan.problem.model.name for plan in plans}:
+            try:
+                find_metric(name, model, self.registry)
+            except RegistryError as error:
+                raise self.fail(key, str(error)) from None
 
     def _algorithm(self, table: dict[str, Any], index: int, plans: Sequence[ProblemPlan]) -> dict[str, Any]:
         key = f"algorithms[{index}]"

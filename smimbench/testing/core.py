@@ -73,7 +73,7 @@ class Check:
     id : str
         Its name, for ever.
     kind : str
-        ``"model"``, ``"channel"``, ``"prior"`` or ``"algorithm"``.
+        ``"model"``, ``"channel"``, ``"prior"``, ``"metric"`` or ``"algorithm"``.
     meaning : str
         What a failure means, in a sentence.
     false_alarm : float
@@ -158,6 +158,7 @@ def all_checks(kind: str | None = None) -> tuple[Check, ...]:
     import smimbench.testing.algorithms
     import smimbench.testing.channels
     import smimbench.testing.common
+    import smimbench.testing.metrics
     import smimbench.testing.models
     import smimbench.testing.priors  # noqa: F401
 
@@ -352,7 +353,7 @@ def _takes(channel: Any, model: Any) -> bool:
 
 
 def kind_of(item: Any) -> str:
-    """Model, channel, prior or algorithm, by what it offers.
+    """Model, channel, prior, metric or algorithm, by what it offers.
 
     Raises
     ------
@@ -363,13 +364,14 @@ def kind_of(item: Any) -> str:
         "model": ("draw_inputs",),
         "channel": ("posterior", "log_likelihood"),
         "prior": ("denoise", "log_density", "eigenvalues", "quantile"),
+        "metric": ("measure",),
         "algorithm": ("step", "fit"),
     }
     for kind in KINDS:
         if any(hasattr(item, name) for name in signs[kind]):
             return kind
     listed = "; ".join(f"{kind}: {' or '.join(names)}" for kind, names in signs.items())
-    raise CheckError(f"{item!r} is no model, channel, prior or algorithm; these offer ({listed})")
+    raise CheckError(f"{item!r} is no model, channel, prior, metric or algorithm; these offer ({listed})")
 
 
 def subjects(item: Any, *, seed: int = 0, parameters: Mapping[str, Any] | None = None) -> list[Subject]:

@@ -1,0 +1,89 @@
+"""Errors of prediction on a fresh sample, of three predictors that rest on one estimate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from smimbench.interfaces import Capabilities
+from smimbench.theory.generalization import measured_error
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Array, Claims, Uncertain
+
+__all__ = ["BayesError", "ConstantError", "PluginError"]
+
+MEMORY = "generalization errors"
+
+
+class _PredictionError:
+    """What the three have in common: a Monte Carlo integral over fresh latents, made once per estimate."""
+
+    kind: ClassVar[str]
+    version: ClassVar[int] = 1
+    reference: ClassVar[str] = "the definition; see smimbench.theory.generalization"
+    capabilities: ClassVar[Capabilities] = Capabilities()
+    unit: ClassVar[str] = "squared norm of the label, summed over its entries"
+    direction: ClassVar[str] = "lower"
+    per_component: ClassVar[bool] = False
+
+    def measure(self, instance: Any, estimate: Array, claims: Claims) -> list[float]:
+        """Expected squared error over fresh samples, given the overlaps of teacher and estimate."""
+        return [float(_errors(instance, estimate, claims)[self.kind].value)]
+
+    def theory(self, problem: Any, point: dict[str, Any]) -> tuple[list[float | None], list[float | None]]:
+        """The value of the point; None where the point has none, as those of algorithms with a theory of their own."""
+        value = (point.get("generalization_error") or {}).get(self.kind)
+        if value is None:
+            return [None], [None]
+        return [value], [(point.get("generalization_error_error") or {}).get(self.kind, 0.0)]
+
+
+def _errors(instance: Any, estimate: Array, claims: Claims) -> dict[str, Uncertain]:
+    if MEMORY not in claims.memory:
+        inner, signal = instance.problem.model.inner, instance.signal
+        claims.memory[MEMORY] = measured_error(
+            instance.problem,
+            inner(signal, signal),
+            inner(signal, estimate),
+            inner(estimate, estimate),
+            claims.V,
+        )
+    found: dict[str, Uncertain] = claims.memory[MEMORY]
+    return found
+
+
+@dataclass(frozen=True)
+class BayesError(_PredictionError):
+    """Error of ``E[f(z) | estimate, V]``, with the error V that the algorithm claims (the plug-in error if it claims none)."""
+
+    name: ClassVar[str] = "generalization_error_bayes"
+    label: ClassVar[str] = "Bayes generalisation error"
+    kind: ClassVar[str] = "bayes"
+
+    def measure(self, instance: Any, estimate: Array, claims: Claims) -> list[float]:
+        """Expected squared error of the Bayes predictor."""
+        found = _errors(instance, estimate, claims)
+        if "bayes" not in found:
+            claims.remarks.append(
+                "it claims no error of its own, so the Bayes predictor is the plug-in predictor"
+            )
+        return [float(found.get("bayes", found["plugin"]).value)]
+
+
+@dataclass(frozen=True)
+class PluginError(_PredictionError):
+    """Error of ``f(omega)``, the channel applied to the latents of the estimate."""
+
+    name: ClassVar[str] = "generalization_error_plugin"
+    label: ClassVar[str] = "plug-in generalisation error"
+    kind: ClassVar[str] = "plugin"
+
+
+@dataclass(frozen=True)
+class ConstantError(_PredictionError):
+    """Error of ``E f(z)``, the best prediction without looking at the input."""
+
+    name: ClassVar[str] = "generalization_error_constant"
+    label: ClassVar[str] = "error of the constant predictor"
+    kind: ClassVar[str] = "constant"

@@ -1,0 +1,70 @@
+"""Metrics by name: the instance, the ones recorded along a run, and the names that enter the key of a cell."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from smimbench.registry.registry import get_registry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from smimbench.interfaces import Metric
+    from smimbench.registry.registry import Registry
+
+__all__ = ["find_metric", "is_in_trajectory", "is_worse", "names_in_key", "theory_of", "trajectory_metrics"]
+
+
+def find_metric(name: str, model: str | None = None, registry: Registry | None = None) -> Metric:
+    """The metric of a name, as suites write it.
+
+    Raises
+    ------
+    RegistryError
+        Unknown name, or a metric that does not work for the model.
+    """
+    found: Metric = (registry or get_registry()).get("metric", name, model).item()
+    return found
+
+
+def trajectory_metrics(model: str | None = None) -> dict[str, Metric]:
+    """Metrics that are measured at every recorded iteration, by name, those that ship first."""
+    found: dict[str, Metric] = {}
+    for entry in get_registry().entries("metric"):
+        if entry.fits(model) and is_in_trajectory(entry.item):
+            found.setdefault(entry.name, entry.item())
+    return found
+
+
+def is_in_trajectory(metric: Any) -> bool:
+    """Whether a metric is measured at every recorded iteration."""
+    return bool(getattr(metric, "in_trajectory", False))
+
+
+def names_in_key(names: Iterable[str], registry: Registry | None = None) -> tuple[str, ...]:
+    """Metrics that a cell has to measure beside those of every trajectory, sorted, a version above 1 as ``name@version``."""
+    found = []
+    for name in dict.fromkeys(names):
+        metric = find_metric(name, registry=registry)
+        if not is_in_trajectory(metric):
+            found.append(name if metric.version == 1 else f"{name}@{metric.version}")
+    return tuple(sorted(found))
+
+
+def is_worse(metric: Metric, before: float, after: float) -> bool:
+    """Whether a change goes in the wrong direction; for ``direction = "one"``, further away from 1."""
+    if metric.direction == "one":
+        return abs(after - 1) > abs(before - 1)
+    return after < before if metric.direction == "higher" else after > before
+
+
+def theory_of(
+    metric: Metric, problem: Any, point: dict[str, Any], components: int
+) -> tuple[list[float | None], list[float | None]]:
+    """Theory's values of a metric and their errors, one per component or one; None where it says nothing."""
+    ask = getattr(metric, "theory", None)
+    if ask is None:
+        blank: list[float | None] = [None] * (components if metric.per_component else 1)
+        return blank, blank
+    values, errors = ask(problem, point)
+    return list(values), list(errors)
