@@ -126,6 +126,10 @@ def comparison_table(entries: Sequence[dict[str, Any]]) -> list[RenderableType]:
             cells = [m["algorithm"], f"{m['alpha']:.4g}"] + ([str(m["component"])] if parts else [])
             table.add_row(*cells, number(m["before"]), number(m["after"]), change, z, time, m["verdict"])
         tables.append(
-            titled(table, f"{problem}: {metric}", "worst first; a clear change is one of 3 standard errors")
+            titled(
+                table,
+                f"{problem}: {find_metric(metric).label}",
+                "worst first; a clear change is one of 3 standard errors",
+            )
         )
     return tables

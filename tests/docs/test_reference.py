@@ -41,7 +41,7 @@ def written(text: str) -> set[str]:
     return {name for cell in cells for name in re.findall(r"`(\w+)", cell)}
 
 
-@pytest.mark.parametrize("kind", ["Channel", "Prior", "Algorithm", "Model"])
+@pytest.mark.parametrize("kind", ["Channel", "Prior", "Algorithm", "Metric", "Model"])
 def test_every_method_of_a_contract_is_documented(kind):
     common = written(section("Every item"))
     assert common >= {"name", "version", "reference", "capabilities"}
@@ -52,7 +52,7 @@ def test_every_method_of_a_contract_is_documented(kind):
     assert wanted - foreign <= common | written(section(kind)), kind
 
 
-@pytest.mark.parametrize("kind", ["Channel", "Prior", "Algorithm", "Model"])
+@pytest.mark.parametrize("kind", ["Channel", "Prior", "Algorithm", "Metric", "Model"])
 def test_nothing_is_documented_that_nobody_asks_for(kind):
     """Every name in the reference is one that the engine's source knows."""
     source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "smimbench").rglob("*.py"))

@@ -1,0 +1,161 @@
+"""A metric of somebody else goes through suites, tables, figures and comparison like those that ship."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from smimbench.registry.metrics import find_metric, is_worse, names_in_key, trajectory_metrics
+from smimbench.registry.registry import Registry, RegistryError, set_registry
+from tests.helpers import ATTENTION, SUITE, call, write_suite
+
+METRIC = '''
+import numpy as np
+import smimbench
+from smimbench.interfaces import NotMeasured
+
+
+class Share:
+    """Part of the signal's length that is found, along the signal."""
+
+    name, version, reference = "share", VERSION, "this file"
+    capabilities = smimbench.Capabilities()
+    label, unit, direction, per_component = "found share", "all of the signal", "higher", True
+
+    def measure(self, instance, estimate, claims):
+        if not np.any(estimate):
+            raise NotMeasured("the estimate is 0")
+        inner = instance.problem.model.inner
+        return [float(v) for v in np.diagonal(inner(claims.teacher, claims.aligned))]
+
+    def theory(self, problem, point):
+        found = [row[i] for i, row in enumerate(point["overlap"])]
+        return found, [0.01] * len(found)
+
+
+@smimbench.hookimpl
+def smimbench_register_metrics(register):
+    register(Share)
+'''
+
+
+@pytest.fixture
+def share(tmp_path):
+    """The file with the metric."""
+    path = tmp_path / "share.py"
+    path.write_text(METRIC.replace("VERSION", "1"))
+    return path
+
+
+@pytest.fixture
+def registered(share):
+    """The metric in the registry of this process."""
+    registry = Registry([str(share)])
+    set_registry(registry)
+    yield registry
+    set_registry(None)
+
+
+def test_it_appears_in_rows_tables_figures_and_comparison(tmp_path, share, capsys):
+    suite, out = write_suite(tmp_path, SUITE), tmp_path / "r"
+    options = ("--plugins", share, "--set", 'run.metrics=["share", "mse"]', "--only", "algorithm=gamp")
+    code, text, _ = call(capsys, "run", suite, "--results", out, "--json", *options)
+    rows = [row for row in json.loads(text)["rows"] if row["metric"] == "share"]
+    assert code in (0, 1)
+    assert {row["component"] for row in rows} == {None}
+    for row in rows:
+        assert row["n"] == 2
+        assert row["theory"] == pytest.approx(1 - next(
+            r["theory"] for r in json.loads(text)["rows"] if r["metric"] == "mse" and r["alpha"] == row["alpha"]
+        ), abs=1e-6)  # fmt: skip
+        assert row["theory_error"] == 0.01
+        assert row["ratio_to_bayes"] is None
+    _, text, _ = call(capsys, "show", suite, "--results", out, *options)
+    assert "line: found share against theory" in text
+    assert "/Bayes" not in text.split("line: found share against theory")[1].split("line:")[0]
+    assert (out / "small" / "figures" / "share.svg").exists()
+    assert "found share" in (out / "small" / "figures" / "share.svg").read_text()
+    code, text, _ = call(capsys, "compare", out / "small", out / "small", "--plugins", share)
+    assert code == 0
+    assert "line: found share" in text
+    _, text, _ = call(capsys, "list", "metrics", "--plugins", share)
+    assert "Part of the signal's length" in text
+
+
+def test_a_reason_stands_where_there_is_no_value(tmp_path, share, capsys):
+    """Without data the estimate of ridge regression is the prior mean, 0."""
+    share.write_text(METRIC.replace("VERSION", "1").replace("not np.any(estimate)", "claims.V is None"))
+    suite = write_suite(tmp_path, SUITE)
+    options = (
+        "--plugins",
+        share,
+        "--set",
+        'run.metrics=["share"]',
+        "--results",
+        tmp_path / "r",
+        "--no-figure",
+    )
+    _, text, _ = call(capsys, "run", suite, "--json", *options)
+    rows = {row["algorithm"]: row for row in json.loads(text)["rows"]}
+    assert rows["gamp"]["n"] == 2
+    assert rows["gamp"]["blank"] == []
+    assert rows["adam"]["mean"] is None
+    assert rows["adam"]["blank"] == ["the estimate is 0"]
+    _, text, _ = call(capsys, "show", suite, *options[:-1])
+    assert "adam is blank: the estimate is 0" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ('run.metrics=["mae"]', "run.metrics[0]: unknown metric 'mae'"),
+        ('run.metrics=["mse", "overlp"]', "run.metrics[1]: unknown metric 'overlp'; did you mean 'overlap'?"),
+    ],
+)
+def test_an_unknown_metric_is_refused_with_its_key(tmp_path, capsys, setting, message):
+    code, _, err = call(capsys, "run", write_suite(tmp_path, ATTENTION), "--set", setting)
+    assert code == 2
+    assert message in err
+
+
+def test_names_and_later_versions_are_in_the_key_of_a_cell(registered, tmp_path):
+    from smimbench.suite.reader import load_suite
+
+    suite = write_suite(tmp_path, SUITE)
+    plain = {cell.key for cell in load_suite(suite).cells()}
+    listed = {cell.key for cell in load_suite(suite, ['run.metrics=["mse", "share"]']).cells()}
+    assert plain.isdisjoint(listed)
+    assert plain == {cell.key for cell in load_suite(suite, ['run.metrics=["overlap"]']).cells()}
+    assert names_in_key(("share", "mse", "share")) == ("share",)
+    second = tmp_path / "second.py"
+    second.write_text(METRIC.replace("VERSION", "2"))
+    registry = Registry([str(second)])
+    assert names_in_key(("share",), registry) == ("share@2",)
+
+
+def test_a_direction_must_be_one_of_three(tmp_path):
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(METRIC.replace("VERSION", "1").replace('"higher"', '"upwards"'))
+    plugin = next(p for p in Registry([str(wrong)]).plugins if p.name == "wrong")
+    assert plugin.failed
+    assert "direction must be one of lower, higher, one" in plugin.problems[0]
+
+
+def test_only_what_is_cheap_is_measured_along_the_way(registered):
+    assert set(trajectory_metrics()) == {"mse", "overlap"}
+    with pytest.raises(RegistryError):
+        find_metric("nothing")
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "worse"),
+    [
+        ("mse", 0.1, 0.2, True),
+        ("mse", 0.2, 0.1, False),
+        ("overlap", 0.1, 0.2, False),
+        ("overlap", 0.2, 0.1, True),
+    ],
+)
+def test_the_direction_decides_what_is_worse(name, before, after, worse):
+    assert is_worse(find_metric(name), before, after) is worse
