@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from smimbench_channels.attention.softmax.two_layers.posterior import TwoLayerAttention
+from smimbench_channels.attention.softmax.two_layers.channel import TwoLayerAttention
 
 from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError

@@ -13,7 +13,7 @@ from smimbench.backend import namespace, to_host
 from smimbench.interfaces import Capabilities, ParameterError, Posterior, Uncertain
 from smimbench.numerics.quadrature import gauss_legendre
 from smimbench_channels.attention.pairs import entry_sites, site_pairs, site_scales
-from smimbench_channels.attention.softmax.two_layers.posterior import TwoLayerAttention
+from smimbench_channels.attention.softmax.two_layers.channel import TwoLayerAttention
 from smimbench_channels.checks import check_latents, check_number, check_whole
 
 if TYPE_CHECKING:

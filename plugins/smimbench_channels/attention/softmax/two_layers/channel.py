@@ -1,0 +1,229 @@
+"""Two layers of softmax attention between two tokens, with a matrix to be learned in each."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import array_api_compat
+import numpy as np
+
+from smimbench.backend import namespace, to_host
+from smimbench.interfaces import Posterior, Uncertain
+from smimbench_channels.attention.softmax.two_layers.accuracy import ACCURACY
+from smimbench_channels.attention.softmax.two_layers.information import sampled_information
+from smimbench_channels.attention.softmax.two_layers.integrals import integrals
+from smimbench_channels.attention.softmax.two_layers.weight import DIRECTIONS, ROOT2, reduced
+from smimbench_channels.checks import check_latents, check_number, check_whole
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from smimbench.interfaces import Array
+
+__all__ = ["TwoLayerAttention"]
+
+
+@dataclass(frozen=True)
+class TwoLayerAttention:
+    r"""Softmax of the second layer's indices between the tokens that the first layer has mixed.
+
+    .. math::
+
+        B = c\,I + \mathrm{softmax}_\beta(h_1), \qquad M = B\, h_2\, B^T, \qquad y =
+        \log\mathrm{softmax}_\beta(M),
+
+    row by row, with the symmetric 2 x 2 matrices ``h_l`` of the latents ``z`` (..., n, 2, 3). Labels are
+    log-probabilities (..., n, 2, 2): the margins of both rows of M are their differences over beta.
+
+    Parameters
+    ----------
+    beta : float
+        Inverse temperature of both layers, positive.
+    skip : float
+        c >= 0, the weight of the skip connection.
+    samples : int
+        Samples that are drawn for ``information``, at least 1024; rounded to a power of 2.
+
+    Raises
+    ------
+    ParameterError
+        For a value out of range.
+
+    Notes
+    -----
+    The integral over ``(a_1, b_1)`` is adaptive: rectangles are halved until the logarithm of the weight
+    hardly varies in each, and dropped when an upper bound, from the ranges of p, r and s in the rectangle,
+    says that nothing is there. Where ``beta^2 V_11`` is small most weights are nearly Gaussian; then a
+    Gauss-Hermite rule in the frame of its own moments is tried first. Derived, checked by
+    tests/channels/test_attention_two_layers.py.
+
+    References
+    ----------
+    arXiv:2506.01582.
+    """
+
+    beta: float = 1.0
+    skip: float = 1.0
+    samples: int = 1 << 15
+
+    def __post_init__(self) -> None:
+        check_number("beta", self.beta, positive=True)
+        check_number("skip", self.skip, positive=False)
+        check_whole("samples", self.samples, 1024)
+
+    # -- labels --------------------------------------------------------------------------------------------
+
+    def forward(self, z: Array) -> Array:
+        """Log-probabilities (..., n, 2, 2) of the latents (..., n, 2, 3)."""
+        check_latents(z, 2, 3)
+        xp = namespace(z)
+        _, mixing, second = self._mixing(xp, z)
+        last = xp.matmul(xp.matmul(mixing, second), xp.matrix_transpose(mixing))
+        return _log_softmax(xp, self.beta * last)
+
+    def observable(self, y: Array) -> Array:
+        """Probabilities ``exp(y)``; every row sums to 1."""
+        return namespace(y).exp(y)
+
+    def vjp(self, z: Array, cotangent: Array) -> Array:
+        """Gradient of ``sum(cotangent * observable(forward(z)))`` with respect to z (..., n, 2, 3)."""
+        check_latents(z, 2, 3)
+        xp = namespace(z, cotangent)
+        attention, mixing, second = self._mixing(xp, z)
+        last = xp.matmul(xp.matmul(mixing, second), xp.matrix_transpose(mixing))
+        outer = self._softmax_vjp(xp, xp.exp(_log_softmax(xp, self.beta * last)), cotangent)
+        to_second = xp.matmul(xp.matmul(xp.matrix_transpose(mixing), outer), mixing)
+        to_mixing = xp.matmul(xp.matmul(outer + xp.matrix_transpose(outer), mixing), second)
+        to_first = self._softmax_vjp(xp, attention, to_mixing)
+        return xp.stack([_to_latents(xp, to_first), _to_latents(xp, to_second)], axis=-2)
+
+    def _softmax_vjp(self, xp: ModuleType, p: Array, cotangent: Array) -> Array:
+        return self.beta * p * (cotangent - xp.sum(cotangent * p, axis=-1, keepdims=True))
+
+    def _mixing(self, xp: ModuleType, z: Array) -> tuple[Array, Array, Array]:
+        """First layer's attention, B and h_2, each (..., n, 2, 2)."""
+        attention = xp.exp(_log_softmax(xp, self.beta * _matrix(xp, z[..., 0, :])))
+        eye = xp.eye(2, dtype=z.dtype, device=array_api_compat.device(z))
+        return attention, self.skip * eye + attention, _matrix(xp, z[..., 1, :])
+
+    # -- posterior -----------------------------------------------------------------------------------------
+
+    def posterior(
+        self,
+        y: Array,
+        omega: Array,
+        V: Array,
+        *,
+        second_moment: bool = False,
+        rng: np.random.Generator | None = None,
+    ) -> Posterior:
+        """Posterior of ``z ~ N(omega, V (x) I_3)`` given the label.
+
+        Parameters
+        ----------
+        y : array (n, 2, 2)
+            Log-probabilities.
+        omega : array (n, 2, 3)
+        V : array (2, 2)
+            Positive definite; the layers may be correlated.
+        second_moment : bool
+            Also return ``E[z z^T]`` (n, 2, 3, 2, 3).
+        rng : numpy.random.Generator, optional
+            Not used: the integrals are deterministic.
+
+        Returns
+        -------
+        Posterior
+            ``error`` is found by integrating some of the samples again on finer squares.
+
+        Raises
+        ------
+        ValueError
+            If V is not positive definite.
+        """
+        check_latents(omega, 2, 3)
+        xp = namespace(y, omega, V)
+        wide = xp.astype(omega, xp.float64)
+        margins, centre, weight = reduced(self.beta, self.skip, y, wide, V)
+        found = integrals(xp, weight, margins, centre)
+        accuracy = weight.accuracy
+        few = min(max(accuracy.probes, omega.shape[0] // accuracy.probed), omega.shape[0])
+        fine = integrals(
+            xp, weight, margins[:few, :], centre[:few, :], variation=accuracy.fine_variation, quick=False
+        )
+        difference = float(xp.mean((fine.mean - found.mean[:few, :]) ** 2)) if few else 0.0
+        place = {"dtype": xp.float64, "device": array_api_compat.device(omega)}
+        matrix = xp.astype(V, xp.float64)
+        n = omega.shape[0]
+        # (a_1, b_1, a_2, b_2) in their own units, each layer and direction apart
+        root = xp.sqrt(xp.linalg.diagonal(matrix))
+        unit = xp.stack([root[0], root[0], root[1], root[1]])
+        seen = xp.asarray(DIRECTIONS[:2], **place)
+        moved = xp.reshape(found.mean * unit[None, :], (n, 2, 2))
+        mean = wide + xp.matmul(moved, seen)
+        spread = found.square - found.mean[:, :, None] * found.mean[:, None, :]
+        inner = spread * (unit[:, None] * unit[None, :])[None, :, :]
+        # of no samples nothing is known
+        average = xp.mean(inner, axis=0) if n else xp.zeros((4, 4), **place)
+        average = xp.reshape(average, (2, 2, 2, 2))
+        covariance = (average[:, 0, :, 0] + average[:, 1, :, 1] + matrix) / 3
+        second = None
+        if second_moment:
+            eye = xp.eye(2, **place)
+            lift = eye[:, None, :, None] * xp.matrix_transpose(seen)[None, :, None, :]
+            lift = xp.reshape(lift, (6, 4))
+            blind = xp.asarray(DIRECTIONS[2], **place)
+            hidden = matrix[:, None, :, None] * (blind[:, None] * blind[None, :])[None, :, None, :]
+            flat = xp.reshape(mean, (n, 6))
+            total = xp.matmul(xp.matmul(lift, inner), xp.matrix_transpose(lift))
+            total = total + xp.reshape(hidden, (6, 6))[None, :, :] + flat[:, :, None] * flat[:, None, :]
+            second = xp.astype(xp.reshape(total, (n, 2, 3, 2, 3)), omega.dtype)
+        # two of three directions are integrated; what was given up may be wrong by a prior width
+        error = math.sqrt((difference + float(xp.mean(found.rough)) if n else 0.0) * 2 / 3)
+        return Posterior(xp.astype(mean, omega.dtype), xp.astype(covariance, omega.dtype), second, error)
+
+    def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
+        """Logarithm (n,) of the density of the two margins ``(M_11 - M_12, M_22 - M_12)`` of the label."""
+        check_latents(omega, 2, 3)
+        xp = namespace(y, omega, V)
+        margins, centre, weight = reduced(self.beta, self.skip, y, xp.astype(omega, xp.float64), V)
+        found = integrals(xp, weight, margins, centre)
+        return xp.astype(found.log_weight, omega.dtype)
+
+    # -- information ---------------------------------------------------------------------------------------
+
+    def information(self, Q: Array, V: Array) -> Uncertain:
+        """``E sum_c g_c g_c^T`` (..., 2, 2) with ``omega ~ N(0, Q (x) I_3)``; leading axes are a batch.
+
+        Both layers see the same inputs and, with a prior of nonzero mean, share a part of their signals: Q
+        then has an off-diagonal even before anything is learned. Scrambled Sobol points in eight dimensions,
+        the same for every (Q, V), with control variates; the error is the standard error over the scrambles.
+        """
+        xp = namespace(Q, V)
+        q, v = np.broadcast_arrays(to_host(Q).astype(np.float64), to_host(V).astype(np.float64))
+        estimate = partial(sampled_information, self.forward, self.beta, self.skip, self.samples)
+        pairs = [estimate(one_q, one_v) for one_q, one_v in zip(q.reshape(-1, 2, 2), v.reshape(-1, 2, 2))]
+        place = {"dtype": Q.dtype, "device": array_api_compat.device(Q)}
+        value, error = (np.array([p[k] for p in pairs]).reshape(q.shape) for k in (0, 1))
+        method = f"Monte Carlo ({ACCURACY.scrambles} scrambles of {self.samples // ACCURACY.scrambles} Sobol points)"
+        return Uncertain(xp.asarray(value, **place), xp.asarray(error, **place), method)
+
+
+def _matrix(xp: ModuleType, z: Array) -> Array:
+    """Symmetric h (..., 2, 2) from latents (..., 3)."""
+    first, off, last = ROOT2 * z[..., 0], z[..., 1], ROOT2 * z[..., 2]
+    return xp.stack([xp.stack([first, off], axis=-1), xp.stack([off, last], axis=-1)], axis=-2)
+
+
+def _to_latents(xp: ModuleType, gradient: Array) -> Array:
+    """Transpose of ``_matrix``."""
+    off = gradient[..., 0, 1] + gradient[..., 1, 0]
+    return xp.stack([ROOT2 * gradient[..., 0, 0], off, ROOT2 * gradient[..., 1, 1]], axis=-1)
+
+
+def _log_softmax(xp: ModuleType, logits: Array) -> Array:
+    logits = logits - xp.max(logits, axis=-1, keepdims=True)
+    return logits - xp.log(xp.sum(xp.exp(logits), axis=-1, keepdims=True))
