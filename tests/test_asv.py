@@ -12,7 +12,7 @@ import tarfile
 
 import pytest
 from smimbench_priors.gaussian import Gaussian
-from smimbench_priors.wishart.prior import Wishart
+from smimbench_priors.wishart import Wishart
 
 from tests.helpers import ROOT
 

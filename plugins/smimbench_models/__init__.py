@@ -1,10 +1,12 @@
 """The two ways in which a signal meets the inputs: one model per file."""
 
+from collections.abc import Callable
+
 from smimbench.hookspecs import hookimpl
 
 
 @hookimpl
-def smimbench_register_models(register):
+def smimbench_register_models(register: Callable[[type], None]) -> None:
     """Register what is in this folder."""
     from smimbench_models.attention_indexed import AttentionIndexed
     from smimbench_models.sequence_multi_index import SequenceMultiIndex

@@ -24,7 +24,7 @@ DRAW_BYTES = 1 << 21
 
 def check_tokens(tokens: object, least: int) -> None:
     """Raise ParameterError unless ``tokens`` is an integer of at least ``least``."""
-    if not isinstance(tokens, Integral) or isinstance(tokens, bool) or tokens < least:
+    if isinstance(tokens, bool) or not isinstance(tokens, Integral) or tokens < least:
         raise ParameterError("tokens", f"must be an integer >= {least}, got {tokens!r}")
 
 

@@ -17,7 +17,10 @@ __all__ = ["one_pass"]
 
 # Sums may be taken in any order, which is what vector instructions need; NaN and infinity keep their meaning.
 _SUMS = {"reassoc", "contract", "nsz"}
+# Bytes of tokens that go through all three parts together: they must stay in the second-level cache. Doubled: on machines
+# whose cache is small every sample is read twice.
 _CACHE_BYTES = 1 << 18
+# Longest direction (numbers) that stays in the first-level cache beside one token. Doubled: it is read again for every token.
 _SHORT = 2048
 
 
@@ -81,7 +84,20 @@ def _accumulate(x: Any, g: Any, total: Any) -> None:
 
 
 @njit(error_model="numpy", nogil=True)
-def _run(posterior, constants, inputs, labels, rows, V, inverse, old, g, total, covariance, block):
+def _run(
+    posterior: Any,
+    constants: Any,
+    inputs: Any,
+    labels: Any,
+    rows: Any,
+    V: Any,
+    inverse: Any,
+    old: Any,
+    g: Any,
+    total: Any,
+    covariance: Any,
+    block: int,
+) -> None:
     n, tokens, dimension = inputs.shape
     components = rows.shape[0]
     flat = inputs.reshape(n * tokens, dimension)

@@ -1,13 +1,15 @@
 """The law of the signal: one prior per file."""
 
+from collections.abc import Callable
+
 from smimbench.hookspecs import hookimpl
 
 
 @hookimpl
-def smimbench_register_priors(register):
+def smimbench_register_priors(register: Callable[[type], None]) -> None:
     """Register what is in this folder."""
     from smimbench_priors.gaussian import Gaussian
-    from smimbench_priors.wishart.prior import Wishart
+    from smimbench_priors.wishart import Wishart
 
     for prior in (Wishart, Gaussian):
         register(prior)

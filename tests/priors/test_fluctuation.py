@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from smimbench_priors.gaussian import Gaussian
-from smimbench_priors.wishart.prior import Wishart
+from smimbench_priors.wishart import Wishart
 
 
 @pytest.mark.parametrize(

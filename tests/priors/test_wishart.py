@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from smimbench_priors.wishart.prior import Wishart, eigenvalue_map, mmse, observed_law
+from smimbench_priors.wishart import Wishart, eigenvalue_map, mmse, observed_law
 
 from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError

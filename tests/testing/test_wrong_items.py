@@ -15,7 +15,7 @@ from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
 from smimbench_models.attention_indexed import AttentionIndexed
 from smimbench_models.sequence_multi_index import SequenceMultiIndex
 from smimbench_priors.gaussian import Gaussian
-from smimbench_priors.wishart.prior import Wishart
+from smimbench_priors.wishart import Wishart
 
 from smimbench import Capabilities, Denoised, Info, Uncertain
 from smimbench.problem.problem import Instance

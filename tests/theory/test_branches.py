@@ -7,7 +7,7 @@ import pytest
 from scipy import optimize
 from smimbench_channels.sequence.softmax import one_layer as one_layer
 from smimbench_priors.gaussian import Gaussian
-from smimbench_priors.wishart.prior import Wishart
+from smimbench_priors.wishart import Wishart
 
 from smimbench.interfaces import Posterior, Uncertain
 from smimbench.theory.continuation import Continuation

@@ -80,14 +80,14 @@ class Patterns(NamedTuple):
     Attributes
     ----------
     members : tuple of Pattern
-    index : ndarray (T^T,)
+    kind : ndarray (T^T,)
         Which pattern; -1 for labels that no symmetric matrix has.
     sites, places : ndarray (T^T, C)
         Site of the sample behind every site of the pattern, and the inverse.
     """
 
     members: tuple[Pattern, ...]
-    index: np.ndarray[Any, Any]
+    kind: np.ndarray[Any, Any]
     sites: np.ndarray[Any, Any]
     places: np.ndarray[Any, Any]
 
@@ -122,7 +122,7 @@ def row_posterior(
     table = _patterns(tokens)
     powers = xp.asarray([tokens**a for a in range(tokens)], dtype=xp.int64, device=device)
     code = xp.sum(xp.astype(y, xp.int64) * powers[None, :], axis=1)
-    kind = xp.take(xp.asarray(table.index, device=device), code)
+    kind = xp.take(xp.asarray(table.kind, device=device), code)
     if bool(xp.any(kind < 0)):
         raise ValueError("labels contradict each other: the row maxima of a symmetric matrix form no ring")
     scale = xp.asarray(site_scales(tokens), dtype=xp.float64, device=device)
@@ -147,7 +147,7 @@ def row_posterior(
 
 def label_classes(tokens: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """One label (N, T) of each class that differs by more than the names of the tokens, and how many it stands for."""
-    index = _patterns(tokens).index
+    index = _patterns(tokens).kind
     kinds, first, count = np.unique(index, return_index=True, return_counts=True)
     some = first[kinds >= 0]
     return some[:, None] // tokens ** np.arange(tokens) % tokens, count[kinds >= 0]
