@@ -67,7 +67,7 @@ def read(folder: Path) -> tuple[dict[str, Curve], dict[str, Any]]:
 
         seconds = timing["cpu_seconds"] / record["iterations"]
         one = (
-            fraction(seconds, timing["cost"], timing["ceilings"], cell.dtype)
+            fraction(seconds, timing["cost"], timing["ceilings"], cell.run.dtype)
             if timing.get("ceilings")
             else None
         )

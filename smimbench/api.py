@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from smimbench.suite.reader import Suite
+    from smimbench.suite.cells import Suite
 
 __all__ = ["run", "show", "theory"]
 
@@ -97,7 +97,8 @@ def theory(
 
 
 def _suite(suite: Suite | str | Path, overrides: Iterable[str] = ()) -> Suite:
-    from smimbench.suite.reader import Suite, load_suite
+    from smimbench.suite.cells import Suite
+    from smimbench.suite.reader import load_suite
 
     if not isinstance(suite, Suite):
         return load_suite(suite, overrides)

@@ -11,7 +11,7 @@ import tomllib
 import pytest
 
 import smimbench
-from smimbench.suite.reader import SuiteError
+from smimbench.suite.errors import SuiteError
 from tests.helpers import ROOT, SUITE, environment, write_suite
 
 

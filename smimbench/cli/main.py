@@ -50,7 +50,7 @@ def _foreseeable() -> tuple[type[Exception], ...]:
     from smimbench.problem.problem import ProblemError
     from smimbench.registry.registry import RegistryError
     from smimbench.registry.scaffold import ScaffoldError
-    from smimbench.suite.reader import SuiteError
+    from smimbench.suite.errors import SuiteError
     from smimbench.testing.core import CheckError
 
     return SuiteError, RegistryError, BackendError, StoreError, ProblemError, ScaffoldError, CheckError

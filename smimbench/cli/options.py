@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from smimbench.registry.registry import Plugin, Registry
     from smimbench.run.store import Store
-    from smimbench.suite.reader import Suite
+    from smimbench.suite.cells import Suite
     from smimbench.theory.cache import TheoryCache
 
 OK, NOT_OK, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -125,7 +125,8 @@ def complain_of(plugins: Iterable[Plugin]) -> None:
 def load(name: str, overrides: Sequence[str], only: Sequence[str], registry: Registry) -> Suite:
     """A suite from a path, a shipped name, or a results folder (its ``run.json`` holds the text)."""
     from smimbench.run.store import Store
-    from smimbench.suite.reader import SuiteError, load_suite, parse_suite
+    from smimbench.suite.errors import SuiteError
+    from smimbench.suite.reader import load_suite, parse_suite
 
     folder = Path(name)
     known = len(registry.plugins)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from smimbench.registry.registry import Registry
     from smimbench.run.store import Store
-    from smimbench.suite.reader import Suite
+    from smimbench.suite.cells import Suite
 
 
 @click.command()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from smimbench.registry.registry import Registry
     from smimbench.run.store import Store
-    from smimbench.suite.reader import Cell, Suite
+    from smimbench.suite.cells import Cell, Suite
     from smimbench.theory.cache import TheoryCache
 
 

@@ -132,11 +132,26 @@ def explain_validation(error: Any) -> tuple[str, str]:
         key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else str(part)
     if first["type"] == "missing":
         return key, "is missing"
-    message = first["msg"]
-    message = message[0].lower() + message[1:]
-    if first["type"] != "value_error":
-        message += f", got {first['input']!r}"
-    return key, message.removeprefix("value error, ")
+    if first["type"] == "value_error":
+        return key, str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "too_short" and first["ctx"]["min_length"] == 1:
+        return key, "must not be empty"
+    message = _WORDS.get(first["type"], "").format_map(first.get("ctx", {})) or str(first["msg"])
+    message = message.replace("Input should be", "must be").replace("must be a valid", "must be a")
+    return key, f"{message}, got {first['input']!r}"
+
+
+_WORDS = {
+    "greater_than": "must be > {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "int_type": "must be an integer",
+    "int_from_float": "must be an integer",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a table",
+    "model_type": "must be a table",
+    "string_too_short": "must be a non-empty string",
+}
+"""How a suite says what pydantic says of Python; the other messages need no translation."""
 
 
 def _written(location: tuple[int | str, ...]) -> list[int | str]:

@@ -10,7 +10,8 @@ from rich.markup import escape
 from smimbench.registry.parameters import ENGINE_FILLED, signature_of
 from smimbench.registry.registry import KINDS, RegistryError
 from smimbench.report.tables import plain_table, titled
-from smimbench.suite.reader import SuiteError, load_suite, shipped_suites
+from smimbench.suite.errors import SuiteError
+from smimbench.suite.reader import load_suite, shipped_suites
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from smimbench.suite.reader import Suite
+    from smimbench.suite.cells import Suite
     from smimbench.theory.cache import TheoryCache
 
 __all__ = ["draw_suite", "legend"]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from smimbench.run.store import Store
-    from smimbench.suite.reader import Cell, Suite
+    from smimbench.suite.cells import Cell, Suite
     from smimbench.theory.cache import TheoryCache
 
 __all__ = ["draw_courses"]

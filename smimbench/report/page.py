@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from smimbench.suite.reader import Suite
+    from smimbench.suite.cells import Suite
 
 __all__ = ["render_page"]
 

@@ -19,14 +19,14 @@ from smimbench.report.learning_order import learning_order
 from smimbench.run.loop import Status
 from smimbench.run.readings import READINGS
 from smimbench.run.store import Store
-from smimbench.suite.reader import Cell, build_algorithm
+from smimbench.suite.cells import Cell, build_algorithm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from smimbench.problem.problem import Problem
     from smimbench.run.external import Point
-    from smimbench.suite.reader import Suite
+    from smimbench.suite.cells import Suite
     from smimbench.theory.cache import TheoryCache
 
 __all__ = ["EPSILONS", "draws_fresh", "error_rows", "rows_of_point", "suite_records"]
@@ -90,7 +90,9 @@ def rows_of_point(
         problem.model.sample_count(point.alpha, point.dimension), point.dimension
     )
     theory = {"bayes": theorist.points(problem, [ratio])[0][0], "own": None}
-    plain = replace(suite, run=replace(suite.run, metrics=tuple(trajectory_metrics(problem.model.name))))
+    plain = replace(
+        suite, run=suite.run.model_copy(update={"metrics": tuple(trajectory_metrics(problem.model.name))})
+    )
     place = (point.plan.label, record["algorithm"], "elsewhere", ratio, point.dimension)
     return _group_rows(problem, place, {}, [record], theory, plain, Store(""))
 

@@ -9,7 +9,7 @@ from smimbench.theory.cache import TheoryCache
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smimbench.suite.reader import Suite
+    from smimbench.suite.cells import Suite
 
 __all__ = ["theory_document"]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from smimbench.run.store import Store
-    from smimbench.suite.reader import Suite
+    from smimbench.suite.cells import Suite
 
 __all__ = ["other_version_rows", "other_version_tables"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from smimbench.backend import machine
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from smimbench.run.store import Store
-    from smimbench.suite.reader import Cell, Suite
+    from smimbench.suite.cells import Cell, Suite
 
 __all__ = ["missing_cells", "run_cells", "shared_document"]
 
@@ -89,7 +88,7 @@ def shared_document(suite: Suite) -> dict[str, Any]:
         "text": suite.text,
         "overrides": list(suite.overrides),
         "only": [f"{k}={v}" for k, v in suite.only],
-        "run": asdict(suite.run),
+        "run": suite.run.model_dump(mode="json"),
         "versions": machine.versions(),
         "machine": machine.machine_info(),
         "fingerprint": machine.fingerprint(),

@@ -20,7 +20,8 @@ from smimbench.problem.seeds import seed_sequence
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import Registry, get_registry
 from smimbench.run.loop import LoopSettings, Status, run_algorithm
-from smimbench.suite.reader import Cell
+from smimbench.suite.cells import Cell
+from smimbench.suite.schema import STARTS
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Data, Start
@@ -91,9 +92,9 @@ def _run(cell: Cell, registry: Registry, timing: bool) -> dict[str, Any]:
     reason = refuses(problem) if refuses else None
     if reason:
         return {"status": Status.SKIPPED.value, "reason": reason}
-    backend = get_backend(cell.backend, cell.dtype, tf32=cell.tf32)
+    backend = get_backend(cell.backend, cell.run.dtype, tf32=cell.run.tf32)
     instance = _instance(cell, problem, backend)
-    computed = cell.start not in ("uninformed", "informed")
+    computed = cell.run.start not in STARTS
     if timing and computed:
         _start(cell, problem, instance, backend, registry)
     stop = backend.stopwatch()
@@ -107,14 +108,14 @@ def _run(cell: Cell, registry: Registry, timing: bool) -> dict[str, Any]:
         sequence = _seed(cell, problem, "initialisation", canonical_json(cell.algorithm), str(attempt))
         return np.random.Generator(np.random.PCG64DXSM(sequence))
 
-    settings = LoopSettings(cell.tolerance, cell.max_iterations, cell.timeout, head_start)
+    settings = LoopSettings(cell.run.tolerance, cell.run.max_iterations, cell.run.timeout, head_start)
     if timing:
         algorithm.step(problem, data, algorithm.init(problem, data, make_rng(0)))
     result = run_algorithm(problem, instance, data, algorithm, make_rng, settings, backend)
     attempt = result.attempt
     blank: dict[str, str] = {}
     if attempt.status is not Status.DIVERGED and attempt.estimate is not None:
-        measured, blank, remarks = instance.measure(cell.metrics, attempt.estimate, attempt.V)
+        measured, blank, remarks = instance.measure(cell.run.metrics, attempt.estimate, attempt.V)
         attempt.metrics.update(measured)
         attempt.warnings += remarks
     durations = attempt.iteration_seconds
@@ -126,7 +127,7 @@ def _run(cell: Cell, registry: Registry, timing: bool) -> dict[str, Any]:
         "sample_ratio": instance.sample_ratio,
         "samples": int(instance.inputs.shape[0]),
         "placement": {
-            "drawn": "device" if cell.draw == "device" and backend.accelerated else "host",
+            "drawn": "device" if cell.run.draw == "device" and backend.accelerated else "host",
             "inputs": "streamed" if isinstance(data.inputs, StreamedInputs) else "resident",
         },
         "iterations": attempt.iterations,
@@ -162,16 +163,16 @@ def _instance(cell: Cell, problem: Problem, backend: Backend) -> Instance:
     """The instance of a cell; the latest one is kept, because the algorithms of a suite share it."""
     name = _instance_name(cell)
     if name not in _LATEST:
-        device = backend if cell.draw == "device" and backend.accelerated else None
+        device = backend if cell.run.draw == "device" and backend.accelerated else None
         where = (cell.alpha, cell.dimension, cell.replicate)
-        _LATEST[name] = problem.instance(*where, seed=cell.seed, dtype=cell.dtype, device=device)
+        _LATEST[name] = problem.instance(*where, seed=cell.seed, dtype=cell.run.dtype, device=device)
     return _LATEST[name]
 
 
 def _instance_name(cell: Cell) -> str:
-    where = cell.backend if cell.draw == "device" else "host"
+    where = cell.backend if cell.run.draw == "device" else "host"
     return canonical_json(
-        [cell.problem, cell.alpha, cell.dimension, cell.replicate, cell.seed, cell.dtype, where]
+        [cell.problem, cell.alpha, cell.dimension, cell.replicate, cell.seed, cell.run.dtype, where]
     )
 
 
@@ -186,13 +187,13 @@ def _start(
     cell: Cell, problem: Problem, instance: Instance, backend: Backend, registry: Registry
 ) -> Start | None:
     """Where the algorithm begins: nothing (its own choice), a noisy teacher, or what another algorithm finds."""
-    if cell.start == "uninformed":
+    if cell.run.start == "uninformed":
         return None
     rng = np.random.default_rng(_seed(cell, problem, "initialisation", "start"))
-    if cell.start == "informed":
+    if cell.run.start == "informed":
         # In units of the noise: information q / (1 - q) gives a Gaussian prior the overlap q.
         return problem.start(instance, INFORMED_OVERLAP / (1 - INFORMED_OVERLAP), rng, backend, informed=True)
-    entry = registry.get("algorithm", cell.start, problem.model.name)
+    entry = registry.get("algorithm", cell.run.start, problem.model.name)
     found: Start = build(entry.item, "algorithm", {}).start(problem, instance.data(backend), rng)
     return found
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smimbench.interfaces import Model
-    from smimbench.suite.reader import Cell
+    from smimbench.suite.cells import Cell
 
 __all__ = ["Estimate", "estimate_cost", "memory_of_a_cell"]
 
@@ -48,7 +48,7 @@ def estimate_cost(cells: Sequence[Cell], workers: int) -> Estimate:
             plan = plan_of(algorithm, sizes(n, model.tokens, cell.dimension, cell.alpha))
             products = 4.0 * (plan.batch or n) * model.tokens * signal
             products += model.denoiser_flops(cell.dimension, problem.components)
-            steps = plan.steps or min(cell.max_iterations, 60)
+            steps = plan.steps or min(cell.run.max_iterations, 60)
             seconds += steps * (plan.students * products / rate + 2e-4)
             peak = max(peak, _memory(model, cell))
         del identity
@@ -69,7 +69,7 @@ def memory_of_a_cell(cells: Sequence[Cell]) -> int:
 
 
 def _memory(model: Model, cell: Cell) -> int:
-    width = 8 if cell.dtype == "float64" else 4
+    width = 8 if cell.run.dtype == "float64" else 4
     numbers = model.sample_count(cell.alpha, cell.dimension) * model.tokens * cell.dimension
     return int(1.1 * width * numbers) + 150 * 2**20
 

@@ -12,7 +12,7 @@ from smimbench.run.cell import lost_record, run_cell
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from smimbench.suite.reader import Cell
+    from smimbench.suite.cells import Cell
 
 __all__ = ["on_dask"]
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.run.loop import Status
-from smimbench.suite.reader import SuiteError
+from smimbench.suite.errors import SuiteError
+from smimbench.suite.overrides import selects
 
 if TYPE_CHECKING:
     from smimbench.problem.problem import Instance
-    from smimbench.suite.reader import ProblemPlan, Suite
+    from smimbench.suite.cells import ProblemPlan, Suite
 
 __all__ = ["Point", "choose_point", "read_estimate", "score_record", "write_instance"]
 
@@ -45,19 +46,10 @@ def choose_point(suite: Suite) -> Point:
         for dimension in plan.dimensions:
             for alpha in plan.alphas:
                 for replicate in range(suite.seeds):
-                    if _fits(suite, plan, alpha, dimension, replicate):
+                    where = {"alpha": alpha, "dimension": dimension, "seed": replicate}
+                    if selects(suite.only, problem=plan.label, numbers=where):
                         return Point(plan, alpha, dimension, replicate)
     raise SuiteError(suite.file, "--only", "leaves no point of this suite")
-
-
-def _fits(suite: Suite, plan: ProblemPlan, alpha: float, dimension: int, replicate: int) -> bool:
-    for key, value in suite.only:
-        if key == "problem" and value not in plan.label:
-            return False
-        number = {"alpha": alpha, "dimension": dimension, "seed": replicate}.get(key)
-        if number is not None and not np.isclose(number, float(value), rtol=1e-12):
-            return False
-    return True
 
 
 def draw(suite: Suite, point: Point) -> Instance:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from multiprocessing.connection import Connection
 
-    from smimbench.suite.reader import Cell
+    from smimbench.suite.cells import Cell
 
 __all__ = ["in_processes"]
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from smimbench.backend.device import Backend
     from smimbench.interfaces import Array, Data
     from smimbench.problem.problem import Problem
-    from smimbench.suite.reader import Cell
+    from smimbench.suite.cells import Cell
     from smimbench.testing.core import Subject
 
 STEPS = 3
@@ -425,15 +425,16 @@ def _elsewhere(subject: Subject, backend: Backend) -> None:
 
 
 def _cell(subject: Subject, setting: Setting) -> Cell:
-    from smimbench.suite.reader import Cell
+    from smimbench.suite.cells import Cell
+    from smimbench.suite.schema import RunOptions
 
     item, instance = subject.item, setting.instance
     spec = {"name": item.name, "version": item.version, **parameters_of("algorithm", item)}
     alpha, dimension = _size(setting.problem.model)
     return Cell(
         problem=setting.problem.spec, algorithm=spec, alpha=alpha, dimension=dimension, replicate=0,
-        seed=subject.seed, backend="numpy", dtype="float64", tolerance=1e-4, max_iterations=LONGEST, timeout=SECONDS,
-        start="uninformed", metrics=(), problem_label=setting.name, algorithm_label=instance.problem.label,
+        seed=subject.seed, backend="numpy", run=RunOptions(max_iterations=LONGEST, timeout=SECONDS, metrics=()),
+        problem_label=setting.name, algorithm_label=instance.problem.label,
     )  # fmt: skip
 
 

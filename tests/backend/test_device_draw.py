@@ -11,7 +11,8 @@ from smimbench.backend.device import Backend, get_backend
 from smimbench.problem import problem as problem_module
 from smimbench.problem.problem import Problem
 from smimbench.run import cell as runner
-from smimbench.suite.reader import SuiteError, load_suite
+from smimbench.suite.errors import SuiteError
+from smimbench.suite.reader import load_suite
 from tests.backend.test_streaming import small
 from tests.conftest import assert_placed
 from tests.helpers import write_suite
@@ -107,9 +108,9 @@ def test_the_key_tells_where_it_was_drawn(tmp_path):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("run.draw=moon", r"run\.draw: input should be 'host' or 'device'"),
+        ("run.draw=moon", r"run\.draw: must be 'host' or 'device'"),
         ("run.tf32=true", r'run\.tf32: needs run\.dtype = "float32"'),
-        ("run.tf32=1", r"run\.tf32: input should be a valid boolean"),
+        ("run.tf32=1", r"run\.tf32: must be a boolean"),
     ],
 )
 def test_mistakes_are_named(tmp_path, override, message):

@@ -12,7 +12,7 @@ from smimbench.problem.problem import Problem
 from smimbench.registry.adapters import algorithm_class, plan_of, sizes
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import Registry, get_registry, set_registry
-from smimbench.suite.reader import build_algorithm
+from smimbench.suite.cells import build_algorithm
 from tests.helpers import CHANNEL, call
 
 LITTLE = '''

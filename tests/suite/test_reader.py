@@ -9,7 +9,8 @@ import pytest
 from smimbench.files import canonical_json
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import Registry
-from smimbench.suite.reader import SuiteError, load_suite, shipped_suites
+from smimbench.suite.errors import SuiteError
+from smimbench.suite.reader import load_suite, shipped_suites
 from tests.helpers import ATTENTION, CHANNEL, SUITE, call, call_outside, write_suite
 
 WISHART = 'prior   = { name = "wishart", rho = 0.5 }'
@@ -22,6 +23,14 @@ def changed(old: str, new: str) -> str:
     """The sound suite with one place changed."""
     assert ATTENTION.count(old) == 1
     return ATTENTION.replace(old, new)
+
+
+def two_problems(first: str, second: str) -> str:
+    """A suite of two problems on one grid: the sound one, and one that has the lines ``second``."""
+    return (
+        f"[[problems]]\n{MODEL}\n{SOFTMAX}\n{WISHART}\n{first}\n[[problems]]\n{MODEL}\n{WISHART}\n{second}\n"
+        f"[grid]\nalpha = 0.1\ndimension = 20\n{GAMP}\n"
+    )
 
 
 BAD = {
@@ -110,6 +119,40 @@ BAD = {
         ATTENTION + f"[[problems]]\n{MODEL}\n{SOFTMAX}\n{WISHART}\n",
         "problem",
         "either",
+    ),
+    "a sample ratio twice": (
+        changed("[0.1, 0.3]", "[0.1, 0.3, 0.1]"),
+        "grid.alpha[2]",
+        "already, as grid.alpha[0]",
+    ),
+    "a dimension twice": (changed("[30]", "[30, 30]"), "grid.dimension[1]", "already"),
+    "a parameter twice": (changed("rho = 0.5", "rho = [1, 1.0]"), "problem.prior.rho[1]", "already"),
+    "a metric twice": (ATTENTION + '[run]\nmetrics = ["mse", "mse"]\n', "run.metrics[1]", "already"),
+    "an algorithm twice": (
+        ATTENTION + GAMP + '\nlabel = "again"\n',
+        "algorithms[1]",
+        "the same as algorithms[0], 'gamp'",
+    ),
+    "two problems with one label": (
+        two_problems('label = "a"', 'channel = "linear"\nlabel = "a"'),
+        "problems[1].label",
+        "'a' is the label of problems[0] too",
+    ),
+    "one problem under two labels": (
+        two_problems('label = "a"', f'{SOFTMAX}\nlabel = "b"'),
+        "problems[1]",
+        "is the same problem as 'a' (problems[0]) at alpha = 0.1, dimension = 20",
+    ),
+    "start of an algorithm that has none": (
+        ATTENTION + '[run]\nstart = "adam"\n',
+        "run.start",
+        "with a method start (spectral), got 'adam'",
+    ),
+    "metric of a reference": (
+        ATTENTION
+        + '[[run.reference]]\nlabel = "a"\nsource = "b"\nmetric = "mae"\nalpha = [1.0]\nvalue = [1.0]\n',
+        "run.reference[0].metric",
+        "did you mean 'mse'",
     ),
     "the same label twice": (ATTENTION + GAMP + "\ndamping = 0.5\n", "algorithms[1].label", "used twice"),
     "an empty axis": (changed("rho = 0.5", "rho = []"), "problem.prior.rho", "empty"),
@@ -268,6 +311,16 @@ def test_an_integer_and_a_float_of_the_same_value_are_one_cell(tmp_path):
     assert keys[0] == keys[1]
 
 
+def test_one_problem_may_have_two_labels_on_different_points(tmp_path):
+    text = two_problems('label = "a"', f'{SOFTMAX}\nlabel = "b"\ngrid = {{ alpha = 0.2 }}')
+    assert len({cell.key for cell in load_suite(write_suite(tmp_path, text)).cells()}) == 2
+
+
+def test_a_number_that_serves_as_an_axis_is_named_without_position(tmp_path):
+    with pytest.raises(SuiteError, match=r"grid\.alpha: must be > 0 and finite, got -1.0"):
+        load_suite(write_suite(tmp_path, changed("[0.1, 0.3]", "-1.0")))
+
+
 def test_labels_titles_and_the_file_do_not_enter_the_key(tmp_path):
     one = load_suite(write_suite(tmp_path, SUITE, "one"))
     two = load_suite(
@@ -352,6 +405,8 @@ def test_a_cell_of_a_third_party_rebuilds_from_its_own_package(tmp_path):
         ("run.start=informed", lambda s: s.run.start, "informed"),
         ('run.start="informed"', lambda s: s.run.start, "informed"),
         ("run.timeout=2.5", lambda s: s.run.timeout, 2.5),
+        ("grid.seed=7", lambda s: s.seed, 7),
+        ("run.start=spectral", lambda s: s.run.start, "spectral"),
         ("suite.title=A new title", lambda s: s.title, "A new title"),
     ],
 )

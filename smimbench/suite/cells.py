@@ -1,0 +1,156 @@
+"""A suite that has been checked, and its cells: the unit of work, of failure, of storage and of distribution."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from smimbench.files import canonical_json
+from smimbench.problem.problem import Problem
+from smimbench.registry.metrics import names_in_key
+from smimbench.registry.parameters import build
+from smimbench.registry.registry import Registry, get_registry
+from smimbench.suite.errors import SuiteError
+from smimbench.suite.overrides import Condition, selects
+
+if TYPE_CHECKING:
+    from smimbench.suite.schema import RunOptions
+
+__all__ = ["Cell", "ProblemPlan", "Suite", "build_algorithm"]
+
+
+@dataclass(frozen=True)
+class ProblemPlan:
+    """One problem of a suite with the grid it is run on."""
+
+    problem: Problem
+    tables: dict[str, dict[str, Any]]
+    alphas: tuple[float, ...]
+    dimensions: tuple[int, ...]
+    label: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of one algorithm on one instance.
+
+    Everything in it is plain data, so that a worker process can rebuild it from names and parameters.
+    """
+
+    problem: dict[str, dict[str, Any]]
+    algorithm: dict[str, Any]
+    alpha: float
+    dimension: int
+    replicate: int
+    seed: int
+    backend: str
+    run: RunOptions
+    problem_label: str = field(compare=False, default="")
+    algorithm_label: str = field(compare=False, default="")
+
+    def identity(self) -> dict[str, Any]:
+        """What the key hashes: all that can change the result, and nothing else."""
+        own = ("problem", "algorithm", "alpha", "dimension", "replicate", "seed", "backend")
+        return {name: getattr(self, name) for name in own} | self.run.identity()
+
+    @property
+    def key(self) -> str:
+        """Content address of the cell."""
+        return hashlib.sha256(canonical_json(self.identity()).encode()).hexdigest()[:24]
+
+    def rebuild(self, registry: Registry) -> tuple[Problem, Any]:
+        """The problem and the algorithm, from names and parameters."""
+        tables = {k: _without(spec, "version", "distribution") for k, spec in self.problem.items()}
+        for kind, spec in self.problem.items():
+            if "distribution" in spec:
+                tables[kind]["name"] = f"{spec['distribution']}:{spec['name']}"
+        problem = Problem(tables["model"], tables["channel"], tables["prior"], registry=registry)
+        return problem, build_algorithm(self.algorithm, problem, registry)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A validated suite."""
+
+    name: str
+    file: str
+    text: str
+    title: str
+    description: str
+    reference: str
+    plans: tuple[ProblemPlan, ...]
+    algorithms: tuple[dict[str, Any], ...]
+    seeds: int
+    seed: int
+    run: RunOptions
+    overrides: tuple[str, ...] = ()
+    only: tuple[Condition, ...] = ()
+    plugins: bool = False
+
+    @property
+    def chosen_plans(self) -> tuple[ProblemPlan, ...]:
+        """The problems that ``--only problem=...`` leaves."""
+        return tuple(plan for plan in self.plans if selects(self.only, problem=plan.label))
+
+    def cells(self, backend: str = "numpy", registry: Registry | None = None) -> list[Cell]:
+        """All cells, replicates outermost, so that a run that is stopped early has every point with few seeds.
+
+        Raises
+        ------
+        SuiteError
+            If every problem has a theory only.
+        """
+        registry = registry or get_registry()
+        reasons = [getattr(plan.problem.prior, "theory_only", None) for plan in self.plans]
+        if all(reasons):
+            raise SuiteError(self.file, "problem.prior", str(reasons[0]))
+        plans = [plan for plan, reason in zip(self.plans, reasons) if not reason]
+        points = [(plan, dimension) for plan in plans for dimension in plan.dimensions]
+        # Metrics of the trajectory are always measured; only the others make another cell.
+        run = self.run.of_cell(names_in_key(self.run.metrics, registry))
+        # An algorithm's name picks it as well as its label, unless another algorithm has that label.
+        labels = {table["label"] for table in self.algorithms}
+        words = {
+            table["label"]: (table["label"], *({table["spec"]["name"]} - labels)) for table in self.algorithms
+        }
+        return [
+            Cell(
+                problem=plan.problem.spec,
+                algorithm=table["spec"],
+                alpha=alpha,
+                dimension=dimension,
+                replicate=replicate,
+                seed=self.seed,
+                backend=backend,
+                run=run,
+                problem_label=plan.label,
+                algorithm_label=table["label"],
+            )
+            for replicate in range(self.seeds)
+            for plan, dimension in points
+            for alpha, table in itertools.product(plan.alphas, self.algorithms)
+            if selects(
+                self.only,
+                problem=plan.label,
+                algorithm=words[table["label"]],
+                numbers={"alpha": alpha, "dimension": dimension, "seed": replicate},
+            )
+        ]
+
+
+def build_algorithm(spec: dict[str, Any], problem: Problem, registry: Registry) -> Any:
+    """An algorithm from its name and parameters.
+
+    Raises
+    ------
+    RegistryError, ParameterError
+    """
+    name = spec["name"] if "distribution" not in spec else f"{spec['distribution']}:{spec['name']}"
+    entry = registry.get("algorithm", name, problem.model.name)
+    return build(entry.item, "algorithm", _without(spec, "name", "version", "distribution"))
+
+
+def _without(table: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {k: v for k, v in table.items() if k not in names}

@@ -1,0 +1,271 @@
+"""Every key of a suite, once: its type, default, constraint and meaning.
+
+Reading, ``--set``, the key of a cell and the page docs/suite.md are derived from these tables. To add a run option, add a field
+to ``RunOptions``: give it a description, say with ``InKey`` whether it can change a result, and read it as ``cell.run.NAME``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
+
+import pydantic
+from pydantic import AfterValidator, BeforeValidator, Field
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = [
+    "AlgorithmTable",
+    "Axes",
+    "Document",
+    "Grid",
+    "InKey",
+    "ProblemTable",
+    "Reference",
+    "RunOptions",
+    "SuiteTable",
+    "Table",
+    "in_key",
+    "table_at",
+]
+
+T = TypeVar("T")
+STARTS = ("uninformed", "informed")
+"""Starts that the engine makes; every other one is the name of an algorithm."""
+
+
+@dataclass(frozen=True)
+class InKey:
+    """A run option that can change a result: part of a cell's identity.
+
+    Attributes
+    ----------
+    left_out_at_default : bool
+        For options that came after the first records were written: at their default they are left out of the key, so that
+        older records keep theirs. Such a default must never change.
+    """
+
+    left_out_at_default: bool = False
+
+
+def _tuple(value: Any) -> Any:
+    """TOML has lists; what has been read does not change any more."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _axis(value: Any) -> Any:
+    """One value is an axis of one."""
+    return _tuple(value) if isinstance(value, (list, tuple)) else (value,)
+
+
+def _positive_and_finite(value: float) -> float:
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"must be > 0 and finite, got {value}")
+    return value
+
+
+ListOf = Annotated[tuple[T, ...], BeforeValidator(_tuple)]
+Axis = Annotated[tuple[T, ...], BeforeValidator(_axis), Field(min_length=1)]
+SampleRatio = Annotated[float, AfterValidator(_positive_and_finite)]
+Dimension = Annotated[int, Field(ge=2)]
+Item = str | dict[str, Any]
+
+
+class Table(pydantic.BaseModel):
+    """A table of a suite: unknown keys and other types than those named are refused."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class SuiteTable(Table):
+    """``[suite]``: what the suite is."""
+
+    title: Annotated[
+        str, Field(description="Heading of tables and figures; default: the name of the file.")
+    ] = ""
+    description: Annotated[str, Field(description="One or two sentences below the title.")] = ""
+    reference: Annotated[str, Field(description="The paper, or how the curve was derived.")] = ""
+    plugins: Annotated[
+        bool,
+        Field(description="Load `./plugins/*.py` of the working folder, as `--plugins ./plugins` would."),
+    ] = False
+
+
+class Axes(Table):
+    """The grid of one problem, ``grid = { ... }`` in its table; what it leaves out is taken from ``[grid]``."""
+
+    alpha: Annotated[
+        Axis[SampleRatio] | None,
+        Field(description="Sample ratios, n / D or n / d^2: a number > 0 or a list of different ones."),
+    ] = None
+    dimension: Annotated[
+        Axis[Dimension] | None,
+        Field(description="Dimensions D or d: an integer >= 2 or a list of different ones."),
+    ] = None
+
+
+class Grid(Axes):
+    """``[grid]``: the sample ratios, dimensions and replicates that every problem is run on."""
+
+    seeds: Annotated[int, Field(ge=1, description="Replicates: instances per point, each drawn anew.")] = 1
+    seed: Annotated[
+        int,
+        Field(ge=0, description="Root of all randomness. Another one gives other teachers, data and starts."),
+    ] = 0
+    max_cells: Annotated[int, Field(description="A larger suite is refused: it may be a typing error.")] = (
+        100_000
+    )
+
+
+class ProblemTable(Table):
+    """``[problem]``, or each of several ``[[problems]]``: model, channel and prior, by name or as a table with parameters.
+
+    A parameter that is a list becomes a further axis of the grid. ``smimbench info NAME`` shows the parameters of an item.
+    """
+
+    model: Annotated[Item, Field(description="How the signal meets the inputs.")]
+    channel: Annotated[Item, Field(description="How the latents become the label.")]
+    prior: Annotated[Item, Field(description="The law of the signal.")]
+    label: Annotated[str, Field(description="Name in tables; default: made of the items.")] = ""
+    grid: Annotated[Axes, Field(description="Sample ratios and dimensions of this problem.")] = Axes()
+
+
+class AlgorithmTable(Table):
+    """``[[algorithms]]``: each further key is a parameter of the algorithm (``smimbench info NAME`` lists them)."""
+
+    model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True)
+
+    name: Annotated[str, Field(description="Name of the algorithm.")]
+    label: Annotated[
+        str | None,
+        Field(min_length=1, description="Name in tables, different from all others; default: `name`."),
+    ] = None
+
+
+class Reference(Table):
+    """``[[run.reference]]``: values of others, quoted with their source and drawn apart."""
+
+    label: Annotated[str, Field(description="Name in figures.")]
+    source: Annotated[str, Field(description="Where the values are published.")]
+    alpha: Annotated[ListOf[float], Field(description="Sample ratios.")]
+    value: Annotated[ListOf[float], Field(description="Values, one for each sample ratio.")]
+    metric: Annotated[str, Field(description="Metric of the values.")] = "mse"
+    component: Annotated[
+        int | None, Field(description="Component of the signal, counted from 1; left out: all of them.")
+    ] = None
+    problem: Annotated[int, Field(description="Problem that the values belong to, counted from 1.")] = 1
+
+
+class RunOptions(Table):
+    """``[run]``: how cells are run and what is reported."""
+
+    tolerance: Annotated[
+        float,
+        InKey(),
+        Field(
+            gt=0,
+            description="An algorithm without a number of steps of its own stops when its undamped relative residual is "
+            "below this.",
+        ),
+    ] = 1e-4
+    max_iterations: Annotated[
+        int, InKey(), Field(ge=1, description="Iterations after which it stops in any case, not converged.")
+    ] = 300
+    timeout: Annotated[
+        float | None,
+        InKey(),
+        Field(gt=0, description="Seconds per cell on the algorithm's clock; left out: no limit."),
+    ] = None
+    metrics: Annotated[
+        ListOf[str],
+        InKey(),
+        Field(description="Metrics that are reported. Those that cost extra are part of a cell's identity."),
+    ] = ("mse", "overlap")
+    start: Annotated[
+        str,
+        InKey(),
+        Field(
+            description="Where algorithms begin: `uninformed` (their own choice), `informed` (near the teacher), or the name "
+            "of an algorithm with a method `start`, as `spectral`; its time is then counted."
+        ),
+    ] = "uninformed"
+    target: Annotated[
+        float, Field(gt=0, description="Absolute error that counts as reached where theory says 0.")
+    ] = 1e-3
+    dtype: Annotated[
+        Literal["float64", "float32"], InKey(), Field(description="Precision of all arrays.")
+    ] = "float64"
+    tf32: Annotated[
+        bool,
+        InKey(left_out_at_default=True),
+        Field(description="Allow TF32 in the matrix products of float32 on an accelerator."),
+    ] = False
+    draw: Annotated[
+        Literal["host", "device"],
+        InKey(left_out_at_default=True),
+        Field(
+            description="Where inputs are drawn: `host` (the same bits on every backend), or `device`, for runs so large that "
+            "drawing and moving them would take longer than solving. On NumPy the device is the host."
+        ),
+    ] = "host"
+    reference: Annotated[
+        ListOf[Reference], Field(description="Values of others; see `[[run.reference]]`.")
+    ] = ()
+
+    def identity(self) -> dict[str, Any]:
+        """Those options that are part of a cell's identity, as plain values."""
+        found = {}
+        for name, mark in in_key().items():
+            value = getattr(self, name)
+            if not (mark.left_out_at_default and value == type(self).model_fields[name].default):
+                found[name] = value
+        return found
+
+    def of_cell(self, metrics: tuple[str, ...]) -> RunOptions:
+        """What a cell has to know: the options of its identity, with only those metrics that make another cell."""
+        kept = {name: getattr(self, name) for name in in_key()}
+        return RunOptions.model_construct(**kept | {"metrics": metrics})
+
+
+def in_key() -> dict[str, InKey]:
+    """Run options that are part of a cell's identity."""
+    marks = {
+        name: [m for m in field.metadata if isinstance(m, InKey)]
+        for name, field in RunOptions.model_fields.items()
+    }
+    return {name: found[0] for name, found in marks.items() if found}
+
+
+class Document(Table):
+    """A suite as it is written."""
+
+    suite: Annotated[SuiteTable, Field(description="What the suite is.")] = SuiteTable()
+    problem: Annotated[ProblemTable | None, Field(description="The problem, where there is one.")] = None
+    problems: Annotated[
+        ListOf[ProblemTable], Field(description="The problems, where there are several.")
+    ] = ()
+    grid: Annotated[Grid, Field(description="What the problems are run on.")] = Grid()
+    algorithms: Annotated[ListOf[AlgorithmTable], Field(description="The algorithms.")] = ()
+    run: Annotated[RunOptions, Field(description="How cells are run and what is reported.")] = RunOptions()
+
+
+def table_at(location: Sequence[int | str]) -> type[Table]:
+    """The table that holds a key, from the names (and positions in lists) on the way to it."""
+    found: type[Table] = Document
+    for name in location:
+        if isinstance(name, str):
+            found = next(kind for kind in _types(found.model_fields[name].annotation) if _is_table(kind))
+    return found
+
+
+def _types(annotation: Any) -> Iterator[Any]:
+    """A type and all that it is made of."""
+    yield annotation
+    for inner in get_args(annotation):
+        yield from _types(inner)
+
+
+def _is_table(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Table)
