@@ -1,17 +1,27 @@
 """How good an estimate is: one metric per file."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from smimbench.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+METRICS = (
+    ("mse", "MSE"),
+    ("overlap", "Overlap"),
+    ("generalization", "BayesError"),
+    ("generalization", "PluginError"),
+    ("generalization", "ConstantError"),
+)
+"""File and class of each, in the order of ``smimbench list metrics``."""
 
 
 @hookimpl
-def smimbench_register_metrics(register):
+def smimbench_register_metrics(register: Callable[[type[Any]], None]) -> None:
     """Register what is in this folder."""
-    from smimbench_metrics.generalization import BayesError, ConstantError, PluginError
-    from smimbench_metrics.mse import MSE
-    from smimbench_metrics.overlap import Overlap
-
-    register(MSE)
-    register(Overlap)
-    register(BayesError)
-    register(PluginError)
-    register(ConstantError)
+    for file, name in METRICS:
+        register(getattr(import_module(f"smimbench_metrics.{file}"), name))
