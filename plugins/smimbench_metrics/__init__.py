@@ -16,6 +16,8 @@ METRICS = (
     ("generalization", "BayesError"),
     ("generalization", "PluginError"),
     ("generalization", "ConstantError"),
+    ("calibration", "Calibration"),
+    ("cosine", "Cosine"),
 )
 """File and class of each, in the order of ``smimbench list metrics``."""
 

@@ -38,6 +38,8 @@ ITEMS = [
     made("metric", "generalization_error_bayes"),
     made("metric", "generalization_error_plugin"),
     made("metric", "generalization_error_constant"),
+    made("metric", "calibration"),
+    made("metric", "cosine"),
     made("algorithm", "gamp"),
     made("algorithm", "spectral"),
     made("algorithm", "ridge"),
