@@ -515,7 +515,7 @@ class Prior(Protocol):
     ``log_density(w)`` of iid entries, elementwise and not necessarily normalised; or, for extensive rank, the law of the
     eigenvalues as ``quantile(u)`` (inverse distribution function on (0, 1)) or ``eigenvalues`` (samples). Laws given by a
     density or by eigenvalues are scaled to unit variance unless there is a ``sample`` too. See
-    ``smimbench.derive.density_prior``.
+    ``smimbench.derive.prior``.
 
     ``second_moment`` is E[S S^T]/D, ``(P, P)`` for ``components`` components, and ``mean_overlap`` the part of it that
     the prior mean already holds (0, or rho). Both are host arrays.

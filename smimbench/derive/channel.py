@@ -1,38 +1,47 @@
-"""What an estimate predicts for the label of a new sample."""
+"""Channels that give less than a channel needs: the engine derives the rest. And what a channel predicts for a new sample."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from smimbench.numerics.seeds import monte_carlo_rng
+from smimbench.derive.derived_channel import DerivedChannel
+from smimbench.derive.labels import gives_probabilities, observable, predict
+from smimbench.derive.likelihood_channel import IntegratedChannel
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Array, ProblemLike
+    from smimbench.interfaces import Model
 
-__all__ = ["gives_probabilities", "observable", "predict"]
-
-
-def observable(channel: Any, y: Array) -> Array:
-    """Labels as a user would measure them: probabilities instead of log-probabilities, say."""
-    convert = getattr(channel, "observable", None)
-    return y if convert is None else convert(y)
+__all__ = ["complete_channel", "gives_probabilities", "observable", "predict"]
 
 
-def predict(channel: Any, z: Array) -> Array:
-    """Noiseless observable output of given latents; the plug-in prediction when ``z`` is an estimate."""
-    direct = getattr(channel, "predict", None)
-    return observable(channel, channel.forward(z)) if direct is None else direct(z)
+def complete_channel(channel: Any, model: Model) -> Any:
+    """The channel with everything the engine can add: a posterior from its likelihood, a derivative, a prediction.
 
+    Parameters
+    ----------
+    channel : Channel
+        As registered.
+    model : Model
+        Says how many sites there are.
 
-def gives_probabilities(problem: ProblemLike) -> bool:
-    """Whether a label, as a user would measure it, is made of rows of probabilities."""
-    rng = monte_carlo_rng("label of a few latents")
-    z = rng.standard_normal((4, problem.components, problem.model.sites))
-    channel: Any = problem.channel
-    y = channel.forward(z, rng=rng)
-    if not hasattr(channel, "observable"):
-        return False
-    p = np.asarray(channel.observable(y))
-    return bool(p.ndim >= 2 and (p >= 0).all() and np.allclose(p.sum(axis=-1), 1.0))
+    Returns
+    -------
+    Channel
+        The same object where nothing is missing or can be added.
+
+    Raises
+    ------
+    ParameterError
+        If it gives a likelihood only, in more latent dimensions than can be integrated; or one that does not fit the labels
+        of ``forward``; or if the label is a noiseless continuous function of the latents, which has no likelihood.
+    """
+    if not hasattr(channel, "posterior"):
+        integrated = IntegratedChannel(channel, model.sites)
+        integrated.check()
+        return integrated
+    derived = DerivedChannel(channel, model.sites)
+    if not (hasattr(channel, "symmetry") and hasattr(channel, "components")):
+        return derived
+    adds_prediction = not hasattr(channel, "predict") and derived.noisy
+    adds_derivative = not hasattr(channel, "vjp") and derived.smooth
+    return derived if adds_prediction or adds_derivative else channel

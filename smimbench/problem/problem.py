@@ -10,8 +10,8 @@ import numpy as np
 
 from smimbench.backend.arrays import namespace, to_host
 from smimbench.backend.device import Backend
-from smimbench.derive.density_prior import complete_prior
-from smimbench.derive.likelihood_channel import complete_channel
+from smimbench.derive.channel import complete_channel
+from smimbench.derive.prior import complete_prior
 from smimbench.files import canonical_json
 from smimbench.interfaces import (
     Channel,

@@ -259,11 +259,11 @@ class Subject:
         memory: dict[int, Any] = self.__dict__.setdefault("_completed", {})
         if id(model) not in memory:
             if self.kind == "channel":
-                from smimbench.derive.likelihood_channel import complete_channel
+                from smimbench.derive.channel import complete_channel
 
                 memory[id(model)] = complete_channel(self.item, model)
             elif self.kind == "prior":
-                from smimbench.derive.density_prior import complete_prior
+                from smimbench.derive.prior import complete_prior
 
                 memory[id(model)] = complete_prior(self.item, model)
             else:

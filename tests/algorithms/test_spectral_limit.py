@@ -19,7 +19,7 @@ from smimbench_algorithms.spectral.limit import (
 
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import Backend, get_backend
-from smimbench.derive.likelihood_channel import complete_channel
+from smimbench.derive.channel import complete_channel
 from smimbench.interfaces import Capabilities, Data, Posterior
 from smimbench.problem.problem import Problem
 from smimbench.theory.decoupling import components_decouple

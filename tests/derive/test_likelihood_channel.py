@@ -11,8 +11,8 @@ from scipy import integrate, optimize, stats
 from scipy.special import log_ndtr, ndtr
 
 from smimbench.backend.arrays import namespace, to_host
-from smimbench.derive.channel import predict
-from smimbench.derive.likelihood_channel import LARGEST_DIMENSION, IntegratedChannel, complete_channel
+from smimbench.derive.channel import complete_channel, predict
+from smimbench.derive.likelihood_channel import LARGEST_DIMENSION, IntegratedChannel
 from smimbench.interfaces import Capabilities, ParameterError
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import Entry, Registry
@@ -248,7 +248,7 @@ def test_thresholds_of_a_label_that_sees_no_sign():
         return norm * ((weights * GRID**2).sum() / weights.sum() - 1) ** 2
 
     exact = 1 / integrate.quad(slope, -2, 9, limit=200)[0]
-    found = problem.channel._susceptibility(1.0)
+    found = problem.channel._information.susceptibility(1.0)
     assert found.value == pytest.approx(1 / exact, rel=0.03)
     faint = problem.channel.information(np.array([[1e-4]]), np.array([[1 - 1e-4]]))
     assert faint.value[0, 0] * 1e4 == pytest.approx(1 / exact, rel=0.03)

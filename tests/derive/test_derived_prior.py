@@ -10,7 +10,10 @@ import pytest
 from scipy import integrate, stats
 
 from smimbench.backend.arrays import to_host
-from smimbench.derive.density_prior import DensityPrior, SimulatedPrior, SpectrumPrior, complete_prior
+from smimbench.derive.density_prior import DensityPrior
+from smimbench.derive.prior import complete_prior
+from smimbench.derive.simulated_prior import SimulatedPrior
+from smimbench.derive.spectrum_prior import SpectrumPrior
 from smimbench.interfaces import Denoised, ParameterError
 from smimbench.problem.problem import Problem
 from tests.conftest import assert_placed

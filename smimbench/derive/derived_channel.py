@@ -1,0 +1,96 @@
+"""A channel with what can be derived from its ``forward``: a prediction, a derivative, a symmetry."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import array_api_compat
+import numpy as np
+
+from smimbench.backend.arrays import namespace
+from smimbench.derive.labels import is_noisy, is_smooth, observable, probe
+from smimbench.derive.symmetry import symmetry_of_labels
+from smimbench.numerics.seeds import monte_carlo_rng
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Array
+
+__all__ = ["DerivedChannel"]
+
+NOISE_DRAWS = 64
+"""Draws of the noise whose mean is the prediction; doubled, its error falls by 1.4 and it costs twice as much."""
+
+
+class DerivedChannel:
+    """A channel with what can be derived from its ``forward``; everything else is the channel's own."""
+
+    def __init__(self, channel: Any, sites: int) -> None:
+        self.channel = channel
+        self.sites = int(sites)
+        self.components = int(getattr(channel, "components", 1))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("channel", "sites") or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(name)
+        if not hasattr(self.channel, name):
+            if name == "predict" and self.noisy:
+                return self._predict_noiseless
+            if name == "vjp" and self.smooth:
+                return self._vjp
+            if name == "symmetry":
+                return self._symmetry
+        return getattr(self.channel, name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.channel!r}, sites={self.sites})"
+
+    @cached_property
+    def noisy(self) -> bool:
+        """Whether ``forward`` draws random numbers."""
+        return is_noisy(self.channel, self.sites)
+
+    @cached_property
+    def smooth(self) -> bool:
+        """Whether the noiseless label has a derivative that says something."""
+        return is_smooth(self._predict, probe(self.channel, self.sites, 64))
+
+    @cached_property
+    def _symmetry(self) -> str:
+        return symmetry_of_labels(self.channel, self.sites)
+
+    def _predict(self, z: Array) -> Array:
+        direct = getattr(self.channel, "predict", None)
+        if direct is not None:
+            return direct(z)
+        return self._predict_noiseless(z) if self.noisy else observable(self.channel, self.channel.forward(z))
+
+    def _predict_noiseless(self, z: Array) -> Array:
+        """``E[y | z]`` as a mean over fixed draws of the noise; give the channel a ``predict`` for the exact one."""
+        total: Any = 0.0
+        for seed in range(NOISE_DRAWS):
+            y = observable(
+                self.channel, self.channel.forward(z, rng=monte_carlo_rng("prediction: labels", seed))
+            )
+            total = total + namespace(z).astype(y, z.dtype)
+        return total / NOISE_DRAWS
+
+    def _vjp(self, z: Array, cotangent: Array) -> Array:
+        """Gradient of ``sum(cotangent * predict(z))`` (n, P, C) by differences of fourth order, in float64."""
+        xp = namespace(z, cotangent)
+        n = z.shape[0]
+        wide = xp.astype(z, xp.float64)
+        weight = xp.reshape(xp.astype(cotangent, xp.float64), (n, -1))
+        step = 1e-3
+        columns = []
+        for p in range(self.components):
+            for c in range(self.sites):
+                unit = np.zeros((1, self.components, self.sites))
+                unit[0, p, c] = step
+                shift = xp.asarray(unit, dtype=xp.float64, device=array_api_compat.device(z))
+                total = xp.zeros((n,), dtype=xp.float64, device=array_api_compat.device(z))
+                for factor, coefficient in ((1, 8.0), (-1, -8.0), (2, -1.0), (-2, 1.0)):
+                    y = xp.reshape(xp.astype(self._predict(wide + factor * shift), xp.float64), (n, -1))
+                    total = total + coefficient * xp.sum(weight * y, axis=1)
+                columns.append(total / (12 * step))
+        return xp.astype(xp.reshape(xp.stack(columns, axis=1), z.shape), z.dtype)

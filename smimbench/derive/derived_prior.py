@@ -1,0 +1,118 @@
+"""What every derived prior shares: its own methods first, the map of overlaps, moments, and a factor for gradient methods."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import array_api_compat
+import numpy as np
+
+from smimbench.backend.arrays import namespace, to_host
+from smimbench.interfaces import Overlap, ParameterError
+from smimbench.numerics.linalg import symmetric
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Array
+
+__all__ = ["DerivedLaw", "DerivedPrior"]
+
+Host = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class DerivedPrior:
+    """A prior of which something is derived; everything else is its own.
+
+    Gradient methods move in the signal itself (a symmetric matrix: in any matrix, of which the symmetric part counts)
+    unless the prior has a factor of its own.
+    """
+
+    matrix = False
+    overlap_error = 1e-3
+    """Relative error of V in ``overlap``, for the error of predictions."""
+
+    def __init__(self, prior: Any) -> None:
+        self.prior = prior
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "prior" or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(name)
+        return getattr(self.prior, name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.prior!r})"
+
+    def _own(self, name: str) -> Any:
+        """A method of the prior, or None."""
+        return getattr(self.prior, name, None)
+
+    def second_moment(self, components: int) -> Host:
+        """Mean of the products of two components' entries (P, P), host."""
+        raise NotImplementedError
+
+    def overlap(self, Qhat: Array) -> Overlap:
+        """State-evolution map: error ``V`` and ``Q = second_moment - V``, both (..., P, P); leading axes are a batch."""
+        xp = namespace(Qhat)
+        place = {"dtype": Qhat.dtype, "device": array_api_compat.device(Qhat)}
+        host = np.asarray(to_host(Qhat), dtype=np.float64)
+        P = host.shape[-1]
+        V = np.zeros(host.shape)
+        for index in np.ndindex(host.shape[:-2]):
+            V[index] = self._error(host[index])
+        return Overlap(xp.asarray(self.second_moment(P) - V, **place), xp.asarray(V, **place))
+
+    def _error(self, Qhat: Host) -> Host:
+        """V (P, P) for one Qhat (P, P)."""
+        raise NotImplementedError
+
+    def draw_factor(
+        self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None
+    ) -> Host:
+        """The prior's own, or iid N(0, 1) entries of the signal; ParameterError if a width is asked for."""
+        own = self._own("draw_factor") if self._own("compose") else None
+        if own is not None:
+            drawn: Host = own(rng, components, dimension, width)
+            return drawn
+        if width is not None:
+            raise ParameterError("width", f"must not be set with the prior {self.prior.name!r}, got {width}")
+        shape = (components, dimension, dimension) if self.matrix else (components, dimension)
+        return rng.standard_normal(shape)
+
+    def compose(self, factor: Array) -> Array:
+        """The prior's own, or the factor itself (its symmetric part)."""
+        own = self._own("compose")
+        return own(factor) if own is not None else self._symmetric(factor)
+
+    def pullback(self, factor: Array, gradient: Array) -> Array:
+        """Gradient with respect to the factor."""
+        own = self._own("pullback")
+        return own(factor, gradient) if own is not None else self._symmetric(gradient)
+
+    def _symmetric(self, array: Array) -> Array:
+        return symmetric(array) if self.matrix else array
+
+
+class DerivedLaw(DerivedPrior):
+    """A prior given by the law of one number (an entry, an eigenvalue), with its mean and variance.
+
+    The law is scaled to unit variance unless the prior draws its own samples: then the prior mean scores 1.
+    """
+
+    def __init__(self, prior: Any) -> None:
+        super().__init__(prior)
+        self.unit = self.centre = self.variance = math.nan
+
+    def _scale(self, mean: float, variance: float) -> None:
+        """Choose the unit; a mean that is small beside the width is rounding and counts as zero."""
+        self.unit = 1.0 if self._own("sample") else math.sqrt(variance)
+        # A prior mean of any size would change what can be learned.
+        mean = 0.0 if abs(mean) < 1e-6 * math.sqrt(variance + mean * mean) else mean
+        self.centre, self.variance = mean / self.unit, variance / self.unit**2
+
+    def mean_overlap(self, components: int) -> Host:
+        """Squared mean of the law in every entry of (P, P), host."""
+        return np.full((components, components), self.centre**2)
+
+    def second_moment(self, components: int) -> Host:
+        """``mean_overlap`` plus the variance on the diagonal (P, P), host."""
+        return self.mean_overlap(components) + self.variance * np.eye(components)

@@ -1,0 +1,117 @@
+"""Labels: what one would measure of them, and of which kind they are (noisy, smooth, exact, one of few values)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.numerics.seeds import monte_carlo_rng
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smimbench.interfaces import Array, ProblemLike
+
+__all__ = [
+    "few_labels",
+    "gives_probabilities",
+    "is_exact",
+    "is_noisy",
+    "is_smooth",
+    "observable",
+    "predict",
+    "probe",
+]
+
+PROBES = 4096
+"""Latents from which the values of a label are learned; doubled, values half as probable are met."""
+MOST_LABELS = 64
+"""Values up to which labels are added up; doubled, the sums that are allowed cost twice as much."""
+
+
+def observable(channel: Any, y: Array) -> Array:
+    """Labels as a user would measure them: probabilities instead of log-probabilities, say."""
+    convert = getattr(channel, "observable", None)
+    return y if convert is None else convert(y)
+
+
+def predict(channel: Any, z: Array) -> Array:
+    """Noiseless observable output of given latents; the plug-in prediction when ``z`` is an estimate."""
+    direct = getattr(channel, "predict", None)
+    return observable(channel, channel.forward(z)) if direct is None else direct(z)
+
+
+def gives_probabilities(problem: ProblemLike) -> bool:
+    """Whether a label, as a user would measure it, is made of rows of probabilities."""
+    rng = monte_carlo_rng("label of a few latents")
+    z = rng.standard_normal((4, problem.components, problem.model.sites))
+    channel: Any = problem.channel
+    y = channel.forward(z, rng=rng)
+    if not hasattr(channel, "observable"):
+        return False
+    p = np.asarray(channel.observable(y))
+    return bool(p.ndim >= 2 and (p >= 0).all() and np.allclose(p.sum(axis=-1), 1.0))
+
+
+def probe(channel: Any, sites: int, count: int) -> Array:
+    """A few fixed latents (count, P, C) on which a channel is tried out."""
+    shape = (count, int(getattr(channel, "components", 1)), sites)
+    return monte_carlo_rng("symmetry: latents").standard_normal(shape)
+
+
+def is_noisy(channel: Any, sites: int) -> bool:
+    """Whether ``forward`` draws random numbers."""
+    z = probe(channel, sites, 8)
+    try:
+        channel.forward(z)
+    except Exception:  # a noisy channel may complain about the missing generator in any way it likes
+        return True
+    first, second = (np.asarray(channel.forward(z, rng=np.random.default_rng(k))) for k in (0, 1))
+    return not np.array_equal(first, second)
+
+
+def is_smooth(noiseless: Callable[[Array], Array], z: Array) -> bool:
+    """Whether the noiseless label has a derivative that says something: not so for signs and positions of maxima."""
+    direction = monte_carlo_rng("derivative: direction").standard_normal(z.shape)
+
+    def slope(step: float) -> Array:
+        up, down = (np.asarray(noiseless(z + s * direction), dtype=float) for s in (step, -step))
+        return np.reshape((up - down) / (2 * step), (len(z), -1))
+
+    try:
+        coarse, fine = slope(1e-3), slope(1e-4)
+    except Exception:  # no noiseless label at all
+        return False
+    size = np.abs(fine).max(axis=1)
+    agree = np.abs(coarse - fine).max(axis=1) <= 1e-2 * np.maximum(size, 1e-6)
+    return bool(np.isfinite(fine).all() and (size > 0).mean() > 0.5 and agree.mean() > 0.8)
+
+
+def is_exact(channel: Any, sites: int) -> bool:
+    """Whether a noiseless label moves with every small move of the latents: then it has no density."""
+    if is_noisy(channel, sites):
+        return False
+    z = probe(channel, sites, 64)
+    move = 1e-6 * monte_carlo_rng("likelihood: step").standard_normal(z.shape)
+    first, second = (np.asarray(channel.forward(at)).reshape(len(z), -1) for at in (z, z + move))
+    return bool((first != second).any(axis=1).mean() > 0.02)
+
+
+def few_labels(channel: Any, sites: int) -> np.ndarray[Any, Any] | None:
+    """All values of a label that has few of them, and whose probabilities add up to one; None otherwise."""
+    rng = monte_carlo_rng("likelihood: symmetry")
+    z = probe(channel, sites, PROBES)
+    y = np.asarray(channel.forward(z, rng=rng))
+    values = np.unique(y.reshape(len(y), -1), axis=0)
+    if len(values) > MOST_LABELS:
+        return None
+    values = values.reshape(-1, *y.shape[1:])
+    some = z[: PROBES // 16]
+    total = np.zeros(len(some))
+    with np.errstate(all="ignore"):
+        for value in values:
+            repeated = np.broadcast_to(value, (len(some), *value.shape))
+            total += np.exp(np.asarray(channel.log_likelihood(repeated, some), dtype=float))
+    # Without this the likelihood is not a probability, or a label was not met: sample y instead of adding up.
+    return values if np.ptp(total) < 1e-6 * total.mean() else None

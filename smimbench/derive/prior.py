@@ -1,0 +1,56 @@
+r"""Priors that give less than a prior needs: the engine derives the rest.
+
+* ``log_density(w)``: a low-rank signal with iid entries of that law. Posterior mean and error by quadrature.
+* ``quantile(u)`` or ``eigenvalues``: a rotationally invariant matrix of extensive rank with that spectrum. Posterior mean
+  and error by free convolution with a semicircle.
+* ``sample`` and ``denoise``: any signal. The state-evolution map is what ``denoise`` does in simulations.
+
+In the first two the law is scaled to unit variance unless the prior draws its own samples, so that the prior mean scores 1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from smimbench.derive.density_prior import DensityPrior
+from smimbench.derive.simulated_prior import SimulatedPrior
+from smimbench.derive.spectrum_prior import SpectrumPrior
+from smimbench.interfaces import ParameterError
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Model
+
+__all__ = ["complete_prior"]
+
+
+def complete_prior(prior: Any, model: Model) -> Any:
+    """The prior with everything the engine can derive; the same object where nothing is missing.
+
+    Raises
+    ------
+    ParameterError
+        If it gives neither ``denoise`` nor a law that the engine can use with this model.
+    """
+    needed = ("sample", "mean", "second_moment", "mean_overlap", "denoise", "overlap")
+    if all(hasattr(prior, name) for name in needed):
+        return prior
+    who = f"prior {getattr(prior, 'name', type(prior).__name__)!r}"
+    if hasattr(prior, "denoise"):
+        if not hasattr(prior, "sample"):
+            raise ParameterError("name", f"{who} gives denoise but no sample; both are needed")
+        return SimulatedPrior(prior, model)
+    matrix = model.rank == "extensive"
+    density, spectrum = (
+        hasattr(prior, "log_density"),
+        hasattr(prior, "quantile") or hasattr(prior, "eigenvalues"),
+    )
+    if not density and not spectrum:
+        raise ParameterError(
+            "name",
+            f"{who} gives neither denoise nor log_density, quantile or eigenvalues; one of them is needed",
+        )
+    if matrix and not spectrum:
+        raise ParameterError("name", f"{who} gives a log_density, which is for low-rank signals")
+    if not matrix and not density:
+        raise ParameterError("name", f"{who} gives a spectrum, which is for matrices of extensive rank")
+    return SpectrumPrior(prior) if matrix else DensityPrior(prior)

@@ -1,0 +1,193 @@
+"""Matrices of extensive rank given by their spectrum: posterior mean and error by free convolution with a semicircle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import array_api_compat
+import numpy as np
+
+from smimbench.backend.arrays import namespace, to_host
+from smimbench.derive.derived_prior import DerivedLaw
+from smimbench.derive.error_curve import LOWEST, below_linear, error_curve
+from smimbench.interfaces import Denoised, ParameterError
+from smimbench.numerics.free_convolution import FreeConvolution
+from smimbench.numerics.linalg import is_diagonal, symmetric
+from smimbench.numerics.memo import kept
+from smimbench.numerics.quadrature import gauss_legendre
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Array
+
+__all__ = ["SpectrumPrior"]
+
+Host = np.ndarray[Any, np.dtype[np.float64]]
+
+FEW = 64
+"""So many eigenvalues are samples of a law, fewer are the law itself."""
+GROUPS = 512
+"""Atoms by which samples of a law are replaced; doubled, the law is finer and costs twice as much."""
+PANELS = 24
+"""Panels towards either end of the law, each half as wide; doubled, tails are resolved down to ``2^-48``."""
+
+
+class SpectrumPrior(DerivedLaw):
+    r"""Rotationally invariant signal ``S = O diag(lambda) O^T`` (P, D, D) with a given law of the eigenvalues.
+
+    ``O`` is uniform over rotations, ``lambda`` are the quantiles of the law at ``(i + 1/2)/D``. The posterior mean given
+    ``R = S + sqrt(Delta) Z`` keeps the eigenvectors of R and shrinks its eigenvalues,
+    ``xi = x - 2 Delta Re g(x)``, ``g`` the Stieltjes transform of the free convolution with a semicircle. Several components
+    are estimated one by one, from ``Delta_p = [Qhat^{-1}]_pp``.
+
+    Parameters
+    ----------
+    prior : object
+        With ``quantile(u) -> array``, the inverse distribution function for u in (0, 1), or ``eigenvalues``, samples of
+        the law (an array, or a method without arguments); fewer than 64 are not samples but the law itself, each an atom
+        of equal weight. The law is scaled to unit variance, unless the prior has a
+        ``sample`` of its own.
+
+    References
+    ----------
+    smimbench.numerics.free_convolution; derived, checked by tests/derive/test_derived_prior.py.
+    """
+
+    matrix = True
+    overlap_error = 3e-3
+
+    def __init__(self, prior: Any) -> None:
+        super().__init__(prior)
+        discrete = False
+        if self._own("quantile") is not None:
+            u, weights = _probability_rule(4)
+            atoms = np.asarray(to_host(prior.quantile(u)), dtype=np.float64)
+            if atoms.shape != u.shape or not np.isfinite(atoms).all() or (np.diff(atoms) < 0).any():
+                raise ParameterError(
+                    "quantile", "must return finite numbers that do not decrease, one for each probability"
+                )
+        elif self._own("eigenvalues") is not None:
+            found = prior.eigenvalues() if callable(prior.eigenvalues) else prior.eigenvalues
+            atoms = np.sort(np.asarray(to_host(found), dtype=np.float64).ravel())
+            if atoms.size < 2 or not np.isfinite(atoms).all():
+                raise ParameterError("eigenvalues", "must be at least two finite numbers")
+            self._samples = atoms
+            discrete = atoms.size < FEW
+            if discrete:
+                atoms, counts = np.unique(atoms, return_counts=True)
+                weights = counts / counts.sum()
+            else:
+                atoms, weights = _thinned(atoms)
+        else:
+            raise ParameterError(
+                "name", f"prior {prior.name!r} gives no denoise, log_density, quantile or eigenvalues"
+            )
+        centre = float(weights @ atoms)
+        variance = float(weights @ (atoms - centre) ** 2)
+        if not variance > 0:
+            raise ParameterError("quantile", "must belong to a law with a positive variance")
+        self._scale(centre, variance)
+        self._law = FreeConvolution(atoms / self.unit, weights, law="exact" if discrete else "quantiles")
+
+    # -- law ----------------------------------------------------------------------------------------------------
+
+    def spectrum(self, dimension: int) -> Host:
+        """Eigenvalues of every signal of this dimension, ascending."""
+        u = (np.arange(dimension) + 0.5) / dimension
+        if self._own("quantile") is not None:
+            found = np.asarray(to_host(self.prior.quantile(u)), dtype=np.float64)
+        elif self._samples.size < FEW:
+            found = self._samples[(u * self._samples.size).astype(int)]
+        else:
+            at = (np.arange(len(self._samples)) + 0.5) / len(self._samples)
+            found = np.interp(u, at, self._samples)
+        return found / self.unit
+
+    def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Host:
+        """Draw a signal (P, D, D) on the host, float64, symmetric."""
+        own = self._own("sample")
+        if own is not None:
+            drawn: Host = own(rng, components, dimension)
+            return drawn
+        values = self.spectrum(dimension)
+        signal = np.empty((components, dimension, dimension))
+        for p in range(components):
+            rotation, triangle = np.linalg.qr(rng.standard_normal((dimension, dimension)))
+            rotation *= np.where(np.diagonal(triangle) < 0, -1.0, 1.0)
+            product = (rotation * values) @ rotation.T
+            signal[p] = symmetric(product)
+        return signal
+
+    def mean(self, components: int, dimension: int) -> Host:
+        """Prior mean: the mean eigenvalue times the identity (P, D, D), host."""
+        return np.repeat(self.centre * np.eye(dimension)[None], components, axis=0)
+
+    def fluctuation(self, dimension: int) -> float:
+        """Relative fluctuation of an overlap at finite size: the spectrum is fixed, the estimate's moves by about 1/D."""
+        return 2.0 / dimension
+
+    # -- inference ------------------------------------------------------------------------------------------------
+
+    def denoise(self, R: Array, Qhat: Array) -> Denoised:
+        """Posterior mean (P, D, D) given ``R = S + Qhat^{-1/2} Z`` (symmetric), and its error V (P, P), diagonal."""
+        xp = namespace(R)
+        place = {"dtype": R.dtype, "device": array_api_compat.device(R)}
+        noise = _noise_of(np.asarray(to_host(Qhat), dtype=np.float64))
+        P, dimension = R.shape[0], R.shape[-1]
+        estimates = []
+        for p in range(P):
+            if not noise[p] > 0:
+                estimates.append(R[p, ...])
+            elif noise[p] > 1 / LOWEST:
+                estimates.append(xp.asarray(self.centre * np.eye(dimension), **place))
+            else:
+                values, vectors = xp.linalg.eigh(R[p, ...])
+                shrunk = self._law.rie(values, float(noise[p]))
+                estimates.append(xp.matmul(vectors * shrunk[None, :], xp.matrix_transpose(vectors)))
+        with np.errstate(divide="ignore"):
+            V = np.diag(self._scalar_error(1 / noise))
+        return Denoised(xp.stack(estimates), xp.asarray(V, **place))
+
+    def _error(self, Qhat: Host) -> Host:
+        """``V_pp = F([Qhat^{-1}]_pp)``."""
+        with np.errstate(divide="ignore"):
+            return np.diag(self._scalar_error(1 / _noise_of(Qhat)))
+
+    def _scalar_error(self, information: Host) -> Host:
+        def exact(x: float) -> float:
+            return float(self._law.mmse(1 / x, rtol=1e-5).value)
+
+        curve = kept(self, "curve", lambda: error_curve(exact, self.variance, finest=6, steady=1e-3))
+        return below_linear(curve(information), information, self.variance)
+
+
+def _noise_of(Qhat: Host) -> Host:
+    """``[Qhat^{-1}]_pp`` (P,), infinite where nothing is known."""
+    diagonal = np.diagonal(Qhat)
+    with np.errstate(divide="ignore"):
+        if is_diagonal(Qhat) or not np.isfinite(Qhat).all():
+            found: Host = 1 / np.where(diagonal < 0, 0.0, diagonal)
+            return found
+        values, vectors = np.linalg.eigh(Qhat)
+        return np.asarray((vectors**2 / np.maximum(values, 1e-300)).sum(1))
+
+
+def _probability_rule(order: int) -> tuple[Host, Host]:
+    """Nodes and weights on (0, 1) for functions of a probability, which may grow towards the ends."""
+    nodes, weights = gauss_legendre(order)
+    # Panels shrink towards both ends, so that the tails of an unbounded law are resolved.
+    edges = 0.5 * np.concatenate([[0.0], 2.0 ** -np.arange(PANELS - 1, -1, -1.0)])
+    left, right = edges[:-1], edges[1:]
+    split = np.concatenate(
+        [np.linspace(a, b, 5)[:-1] if b > 0.06 else [a] for a, b in zip(left, right)] + [[0.5]]
+    )
+    left, right = split[:-1], split[1:]
+    u = ((left + right)[:, None] / 2 + (right - left)[:, None] / 2 * nodes).ravel()
+    w = ((right - left)[:, None] / 2 * weights).ravel()
+    return np.concatenate([u, 1 - u[::-1]]), np.concatenate([w, w[::-1]])
+
+
+def _thinned(atoms: Host) -> tuple[Host, Host]:
+    """Sorted samples as at most ``GROUPS`` groups of neighbours, with their means and weights."""
+    groups = np.array_split(atoms, min(len(atoms), GROUPS))
+    weights = np.array([len(group) for group in groups], dtype=float)
+    return np.array([group.mean() for group in groups]), weights / weights.sum()
