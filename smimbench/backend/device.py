@@ -10,6 +10,7 @@ import importlib
 import pkgutil
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Array
 
 __all__ = ["Backend", "BackendError", "Elapsed", "backend_names", "get_backend"]
+
+
+NAMESPACES = Path(__file__).with_name("namespaces")
+"""Where the backends are."""
 
 
 class BackendError(RuntimeError):
@@ -140,9 +145,7 @@ def _keep_freed_memory() -> None:
 
 def backend_names() -> tuple[str, ...]:
     """Names of all backends, usable here or not: one for each file in ``smimbench/backend/namespaces``."""
-    import smimbench.backend.namespaces as folder
-
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(folder.__path__)))
+    return tuple(sorted(module.name for module in pkgutil.iter_modules([str(NAMESPACES)])))
 
 
 def get_backend(name: str = "numpy", dtype: str = "float64", *, tf32: bool = False) -> Backend:

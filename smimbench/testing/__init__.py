@@ -9,7 +9,7 @@ In a test of your own, with pytest:
 
 In a terminal, ``smimbench check NAME``; in Python, ``check(item)``. Every check has an id and says what its failure means.
 Statistical ones use fixed seeds, so that what passes today passes tomorrow; with a seed of your own a right item fails one of
-them with a probability below ``FALSE_ALARM`` (see ``smimbench.testing.core`` for how the thresholds are set).
+them with a probability below ``FALSE_ALARM`` (see ``smimbench.testing.statistics`` for how the thresholds are set).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from smimbench.testing.catalogue import all_checks, contexts
+from smimbench.testing.context import CheckContext
 from smimbench.testing.core import (
     FALSE_ALARM,
     Check,
@@ -24,10 +26,7 @@ from smimbench.testing.core import (
     CheckFailed,
     CheckSkipped,
     Outcome,
-    Subject,
-    all_checks,
     run_check,
-    subjects,
 )
 
 if TYPE_CHECKING:
@@ -37,6 +36,7 @@ __all__ = [
     "FALSE_ALARM",
     "BoundCheck",
     "Check",
+    "CheckContext",
     "CheckError",
     "CheckFailed",
     "CheckSkipped",
@@ -48,6 +48,9 @@ __all__ = [
     "parametrize_with_checks",
 ]
 
+Subject = CheckContext
+"""The former name."""
+
 
 @dataclass(frozen=True, eq=False)
 class BoundCheck:
@@ -56,16 +59,16 @@ class BoundCheck:
     Attributes
     ----------
     check : Check
-    subject : Subject
+    context : CheckContext
     """
 
     check: Check
-    subject: Subject
+    context: CheckContext
 
     @property
     def id(self) -> str:
         """Name of the test: ``phase_retrieval-nishimori``."""
-        return f"{self.subject.label}-{self.check.id}"
+        return f"{self.context.label}-{self.check.id}"
 
     def __call__(self) -> None:
         """Run it.
@@ -78,7 +81,7 @@ class BoundCheck:
             With the reason; inside pytest the test is skipped instead.
         """
         try:
-            self.check(self.subject)
+            self.check(self.context)
         except CheckFailed as error:
             raise CheckFailed(f"{self.id}: {error}\n{self.check.meaning}") from error
 
@@ -103,9 +106,9 @@ def bound_checks(items: Any, *, seed: int = 0) -> Iterator[BoundCheck]:
         For what is no item, or cannot be made.
     """
     for item in items if isinstance(items, (list, tuple, set)) else (items,):
-        for subject in subjects(item, seed=seed):
-            for one in all_checks(subject.kind):
-                yield BoundCheck(one, subject)
+        for context in contexts(item, seed=seed):
+            for one in all_checks(context.kind):
+                yield BoundCheck(one, context)
 
 
 def parametrize_with_checks(items: Sequence[Any] | Any, *, seed: int = 0) -> Any:
@@ -135,7 +138,7 @@ def parametrize_with_checks(items: Sequence[Any] | Any, *, seed: int = 0) -> Any
             except CheckSkipped as reason:
                 pytest.skip(str(reason))
 
-    found = [InPytest(one.check, one.subject) for one in bound_checks(items, seed=seed)]
+    found = [InPytest(one.check, one.context) for one in bound_checks(items, seed=seed)]
     return pytest.mark.parametrize("check", [pytest.param(one, id=one.id) for one in found])
 
 
@@ -145,7 +148,7 @@ def check(
     only: Iterable[str] | None = None,
     seed: int = 0,
     parameters: Mapping[str, Any] | None = None,
-    on_outcome: Callable[[Subject, Outcome], None] | None = None,
+    on_outcome: Callable[[CheckContext, Outcome], None] | None = None,
 ) -> list[Outcome]:
     """Run the published checks of an item.
 
@@ -176,19 +179,19 @@ def check(
     >>> [o.status for o in check("gaussian", only=["moments"])]
     ['passed']
     """
-    found = subjects(item, seed=seed, parameters=parameters)
+    found = contexts(item, seed=seed, parameters=parameters)
     wanted = None if only is None else set(only)
     if wanted is not None:
-        known = {one.id for subject in found for one in all_checks(subject.kind)}
+        known = {one.id for context in found for one in all_checks(context.kind)}
         if wanted - known:
             raise CheckError(
                 f"no check is called {', '.join(sorted(wanted - known))}; choose from {', '.join(sorted(known))}"
             )
     outcomes = []
-    for subject in found:
-        for one in all_checks(subject.kind):
+    for context in found:
+        for one in all_checks(context.kind):
             if wanted is None or one.id in wanted:
-                outcomes.append(run_check(one, subject))
+                outcomes.append(run_check(one, context))
                 if on_outcome is not None:
-                    on_outcome(subject, outcomes[-1])
+                    on_outcome(context, outcomes[-1])
     return outcomes

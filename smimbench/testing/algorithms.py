@@ -26,7 +26,9 @@ from smimbench.problem.problem import Instance
 from smimbench.registry.adapters import plan_of
 from smimbench.registry.parameters import parameters_of
 from smimbench.testing.arrays import expect_array, in_strict_namespace, private_randomness
-from smimbench.testing.core import CheckFailed, CheckSkipped, Company, Tally, capabilities_of, published
+from smimbench.testing.context import OverlayRegistry
+from smimbench.testing.core import CheckFailed, CheckSkipped, capabilities_of, published
+from smimbench.testing.statistics import MeanTest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Array, Data
     from smimbench.problem.problem import Problem
     from smimbench.suite.cells import Cell
-    from smimbench.testing.core import Subject
+    from smimbench.testing.context import CheckContext
 
 STEPS = 3
 """Iterations that most checks look at."""
@@ -69,7 +71,7 @@ def _size(model: Any) -> tuple[float, int]:
 
 
 @lru_cache(maxsize=4)
-def settings(subject: Subject) -> tuple[Setting, ...]:
+def settings(context: CheckContext) -> tuple[Setting, ...]:
     """All problems that the algorithm does not refuse.
 
     Raises
@@ -78,26 +80,26 @@ def settings(subject: Subject) -> tuple[Setting, ...]:
         If it refuses all.
     """
     found, reasons = [], []
-    for model in subject.models:
-        for problem in subject.problems(model):
-            refuses = getattr(subject.item, "refuses", None)
+    for model in context.models:
+        for problem in context.problems(model):
+            refuses = getattr(context.item, "refuses", None)
             reason = refuses(problem) if refuses else None
             if reason:
                 reasons.append(f"{problem.label}: {reason}")
                 continue
             alpha, dimension = _size(model)
             found.append(
-                Setting(problem, problem.instance(alpha, dimension, seed=subject.seed), problem.label)
+                Setting(problem, problem.instance(alpha, dimension, seed=context.seed), problem.label)
             )
     if not found:
         raise CheckSkipped(f"it refuses every problem that ships: {'; '.join(reasons) or 'there are none'}")
     return tuple(found)
 
 
-def first_settings(subject: Subject) -> Iterator[Setting]:
+def first_settings(context: CheckContext) -> Iterator[Setting]:
     """One problem for every model."""
     seen = set()
-    for setting in settings(subject):
+    for setting in settings(context):
         if setting.problem.model.name not in seen:
             seen.add(setting.problem.model.name)
             yield setting
@@ -110,14 +112,14 @@ def planned(algorithm: Any, data: Data, most: int = STEPS) -> int:
 
 
 def drive(
-    subject: Subject,
+    context: CheckContext,
     setting: Setting,
     data: Data,
     rng: np.random.Generator,
     most: int = STEPS,
 ) -> tuple[Any, list[Info]]:
     """State after a few steps, with the names around it that the engine's own loop has."""
-    problem, instance, algorithm = setting.problem, setting.instance, subject.item
+    problem, instance, algorithm = setting.problem, setting.instance, context.item
     state = algorithm.init(problem, data, rng)
     reports = []
     for _ in range(planned(algorithm, data, most)):
@@ -127,10 +129,12 @@ def drive(
     return state, reports
 
 
-def run(subject: Subject, setting: Setting, seed: int, data: Data | None = None, most: int = STEPS) -> Array:
+def run(
+    context: CheckContext, setting: Setting, seed: int, data: Data | None = None, most: int = STEPS
+) -> Array:
     """The estimate after a few steps, on the host."""
-    state, _ = drive(subject, setting, setting.data() if data is None else data, subject.rng(seed), most)
-    return np.array(to_host(subject.item.estimate(state)))
+    state, _ = drive(context, setting, setting.data() if data is None else data, context.rng(seed), most)
+    return np.array(to_host(context.item.estimate(state)))
 
 
 @published(
@@ -139,13 +143,13 @@ def run(subject: Subject, setting: Setting, seed: int, data: Data | None = None,
     meaning="The estimate is no signal: it has another shape or holds numbers that are none, at the start or "
     "after some steps.",
 )
-def shapes(subject: Subject) -> None:
+def shapes(context: CheckContext) -> None:
     """Estimates finite and signal-shaped from the start on; reports as the loop reads them."""
-    for setting in settings(subject):
-        problem, data, algorithm = setting.problem, setting.data(), subject.item
+    for setting in settings(context):
+        problem, data, algorithm = setting.problem, setting.data(), context.item
         P = problem.components
         wanted = tuple(problem.model.signal_shape(P, data.dimension))
-        state = algorithm.init(problem, data, subject.rng(1))
+        state = algorithm.init(problem, data, context.rng(1))
         expect_array(f"estimate at the start ({setting.name})", algorithm.estimate(state), wanted)
         for k in range(planned(algorithm, data)):
             found = algorithm.step(problem, data, state)
@@ -176,11 +180,11 @@ def shapes(subject: Subject) -> None:
     id="data_unchanged",
     meaning="It modifies its data: every algorithm that runs later on the same instance solves another problem.",
 )
-def data_unchanged(subject: Subject) -> None:
+def data_unchanged(context: CheckContext) -> None:
     """Inputs and labels, writable for once, are the same before and after."""
-    for setting in settings(subject):
+    for setting in settings(context):
         data = setting.data(writable=True)
-        drive(subject, setting, data, subject.rng(11))
+        drive(context, setting, data, context.rng(11))
         for name in ("inputs", "labels"):
             before, after = getattr(setting.instance, name), getattr(data, name)
             if before.shape != after.shape or not np.array_equal(before, after):
@@ -190,7 +194,7 @@ def data_unchanged(subject: Subject) -> None:
                     f"({setting.name}); work on a copy"
                 )
         try:
-            drive(subject, setting, setting.data(), subject.rng(11))
+            drive(context, setting, setting.data(), context.rng(11))
         except ValueError as error:
             if "read-only" not in str(error):
                 raise
@@ -202,11 +206,11 @@ def data_unchanged(subject: Subject) -> None:
     id="determinism",
     meaning="The same data and the same seed give different estimates: no result can be repeated.",
 )
-def determinism(subject: Subject) -> None:
+def determinism(context: CheckContext) -> None:
     """Two runs with one seed agree to the last bit, and no global generator is used."""
-    for setting in settings(subject):
+    for setting in settings(context):
         with private_randomness("it"):
-            one, two = (run(subject, setting, 21) for _ in range(2))
+            one, two = (run(context, setting, 21) for _ in range(2))
         if not np.array_equal(one, two):
             gap = np.abs(one - two).max()
             raise CheckFailed(
@@ -221,7 +225,7 @@ def determinism(subject: Subject) -> None:
     meaning="It ignores its seed: random numbers come from somewhere else, so that repeated runs are one run,"
     " and the standard errors of its rows are wrong.",
 )
-def seed(subject: Subject) -> None:
+def seed(context: CheckContext) -> None:
     """Either seeds matter, or there is no chance in it: then no coordinate is special, and no generator is made.
 
     An algorithm without random numbers cannot tell one coordinate from another: permuting them in the inputs permutes the
@@ -229,13 +233,13 @@ def seed(subject: Subject) -> None:
     ``numpy.random.default_rng`` draws is exchanged besides: fixed nodes of an integral may come from there, for their values
     hardly matter; a starting point or an order of samples may not.
     """
-    for setting in settings(subject):
-        one, other = run(subject, setting, 31), run(subject, setting, 32)
+    for setting in settings(context):
+        one, other = run(context, setting, 31), run(context, setting, 32)
         if not np.array_equal(one, other):
             continue
         size = np.linalg.norm(one)
-        with _shifted_generators(subject):
-            shifted = run(subject, setting, 31)
+        with _shifted_generators(context):
+            shifted = run(context, setting, 31)
         if np.linalg.norm(shifted - one) > 0.1 * size:
             raise CheckFailed(
                 "ignores its seed: every seed gives the same estimate, which depends on a numpy.random.default_rng "
@@ -243,9 +247,9 @@ def seed(subject: Subject) -> None:
                 f"({setting.name}); use the rng that init is given"
             )
         data = setting.data()
-        order = subject.rng(33).permutation(data.dimension)
+        order = context.rng(33).permutation(data.dimension)
         moved = replace(data, inputs=np.ascontiguousarray(data.inputs[:, :, order]), fresh=None)
-        found = run(subject, setting, 31, moved)
+        found = run(context, setting, 31, moved)
         wanted = one[..., order] if one.ndim == 2 else one[:, order][:, :, order]
         problem = setting.problem
         aligned = to_host(problem.model.align(wanted, found, problem.channel.symmetry))
@@ -259,9 +263,9 @@ def seed(subject: Subject) -> None:
 
 
 @contextmanager
-def _shifted_generators(subject: Subject) -> Iterator[None]:
+def _shifted_generators(context: CheckContext) -> Iterator[None]:
     """Give other streams to the generators that the algorithm's own package makes, unless they come from one it was given."""
-    package = type(subject.item).__module__.partition(".")[0]
+    package = type(context.item).__module__.partition(".")[0]
     original = np.random.default_rng
 
     def shifted(seed: Any = None) -> np.random.Generator:
@@ -281,23 +285,23 @@ def _shifted_generators(subject: Subject) -> Iterator[None]:
     meaning="It peeks at the teacher: with labels of another teacher it still finds the one it cannot know. "
     "Its rows in a table are worth nothing.",
 )
-def no_peeking(subject: Subject) -> None:
+def no_peeking(context: CheckContext) -> None:
     """Labels come from a hidden teacher; the one in sight must look to the estimate like any other draw of the prior.
 
     What is in sight is the instance itself, as around the engine's own loop, what ``problem.instance`` draws again with the
     same seed, and what ``data.fresh`` refers to. The overlap of the estimate with that teacher is compared with its overlaps
     with some hundred other draws of the prior, which it cannot have seen either.
     """
-    tally = Tally()
-    for setting in first_settings(subject):
+    test = MeanTest()
+    for setting in first_settings(context):
         problem = setting.problem
-        bait, data = _bait(subject, problem)
-        state, _ = drive(subject, Setting(problem, bait, setting.name), data, subject.rng(41), LONGEST)
-        estimate = np.asarray(to_host(subject.item.estimate(state)), dtype=float)
+        bait, data = _bait(context, problem)
+        state, _ = drive(context, Setting(problem, bait, setting.name), data, context.rng(41), LONGEST)
+        estimate = np.asarray(to_host(context.item.estimate(state)), dtype=float)
         P, D = problem.components, bait.dimension
         estimate = estimate - np.asarray(problem.prior.mean(P, D))
         inner = problem.model.inner
-        decoys = [problem.prior.sample(subject.rng(42, k), P, D) for k in range(DECOYS)]
+        decoys = [problem.prior.sample(context.rng(42, k), P, D) for k in range(DECOYS)]
         others = np.stack([np.asarray(inner(estimate, d)) for d in decoys])
         found = np.asarray(inner(estimate, bait.signal))
         spread = others.std(axis=0, ddof=1) * math.sqrt(1 + 1 / DECOYS)
@@ -308,19 +312,19 @@ def no_peeking(subject: Subject) -> None:
                         f"peeks at the teacher: overlap with a teacher that no label knows ({setting.name})"
                     )
                     target, size = float(others[:, p, q].mean()), float(spread[p, q])
-                    tally.add(what, float(found[p, q]), target, size, dof=DECOYS - 1)
-    if tally.rows:
-        tally.judge()
+                    test.add(what, float(found[p, q]), target, size, dof=DECOYS - 1)
+    if test.rows:
+        test.judge()
 
 
-def _bait(subject: Subject, problem: Problem) -> tuple[Instance, Data]:
+def _bait(context: CheckContext, problem: Problem) -> tuple[Instance, Data]:
     """An instance whose teacher is in sight, and data whose labels are those of another."""
     low_rank = problem.model.rank == "low"
     alpha, dimension = (0.4, 400) if low_rank else (0.3, 24)
     in_sight = problem.instance(alpha, dimension)
-    hidden = problem.prior.sample(subject.rng(43), problem.components, dimension)
+    hidden = problem.prior.sample(context.rng(43), problem.components, dimension)
     z = problem.model.forward(in_sight.inputs, hidden)
-    labels = np.asarray(problem.channel.forward(z, rng=subject.rng(44)))
+    labels = np.asarray(problem.channel.forward(z, rng=context.rng(44)))
     bait = Instance(problem, in_sight.signal, in_sight.inputs, labels, in_sight.sample_ratio)
     draw = _Drawing(problem, hidden)
     return bait, replace(bait.data(get_backend("numpy")), fresh=_fresh(bait, draw))
@@ -353,12 +357,12 @@ def _fresh(instance: Instance, draw: _Drawing) -> Any:
     meaning="A state does not stand for itself: a copy of it goes on differently, or later steps change what an "
     "earlier state said.",
 )
-def state_copies(subject: Subject) -> None:
+def state_copies(context: CheckContext) -> None:
     """A deep copy continues to the same estimate, and does not disturb the estimate that was read before."""
-    algorithm = subject.item
-    for setting in first_settings(subject):
+    algorithm = context.item
+    for setting in first_settings(context):
         data = setting.data()
-        state = algorithm.init(setting.problem, data, subject.rng(51))
+        state = algorithm.init(setting.problem, data, context.rng(51))
         saved = copy.deepcopy(state)
         read = to_host(algorithm.estimate(state))
         kept = np.array(read)
@@ -385,16 +389,16 @@ def state_copies(subject: Subject) -> None:
     id="dtypes",
     meaning="Single precision does not stay single precision: it takes twice the memory and time that a table says.",
 )
-def dtypes(subject: Subject) -> None:
+def dtypes(context: CheckContext) -> None:
     """Estimates of float32 data are float32 and finite."""
-    if "float32" not in capabilities_of(subject.item).dtypes:
+    if "float32" not in capabilities_of(context.item).dtypes:
         raise CheckSkipped("capabilities.dtypes does not promise float32")
-    for setting in first_settings(subject):
+    for setting in first_settings(context):
         data = setting.data(get_backend("numpy", "float32"))
-        state, _ = drive(subject, setting, data, subject.rng(61))
+        state, _ = drive(context, setting, data, context.rng(61))
         expect_array(
             f"estimate of float32 data ({setting.name})",
-            subject.item.estimate(state), setting.instance.signal.shape, "float32",
+            context.item.estimate(state), setting.instance.signal.shape, "float32",
         )  # fmt: skip
 
 
@@ -403,20 +407,20 @@ def dtypes(subject: Subject) -> None:
     id="namespace",
     meaning="It needs NumPy arrays: it will not run on a GPU. Use the functions of smimbench.backend.namespace(data.inputs).",
 )
-def namespace_(subject: Subject) -> None:
+def namespace_(context: CheckContext) -> None:
     """The strict array API on another device gives the numbers of NumPy."""
-    in_strict_namespace(subject.item, lambda backend: _elsewhere(subject, backend))
+    in_strict_namespace(context.item, lambda backend: _elsewhere(context, backend))
 
 
-def _elsewhere(subject: Subject, backend: Backend) -> None:
-    for setting in first_settings(subject):
+def _elsewhere(context: CheckContext, backend: Backend) -> None:
+    for setting in first_settings(context):
         data = setting.data(backend)
-        state, _ = drive(subject, setting, data, subject.rng(71), 2)
-        found = subject.item.estimate(state)
+        state, _ = drive(context, setting, data, context.rng(71), 2)
+        found = context.item.estimate(state)
         expect_array(
             f"estimate ({setting.name})", found, setting.instance.signal.shape, "float64", data.inputs
         )
-        here = run(subject, setting, 71, most=2)
+        here = run(context, setting, 71, most=2)
         gap = np.abs(to_host(found) - here).max()
         if not gap <= 1e-6 * (1 + np.abs(here).max()):
             raise CheckFailed(
@@ -424,16 +428,16 @@ def _elsewhere(subject: Subject, backend: Backend) -> None:
             )
 
 
-def _cell(subject: Subject, setting: Setting) -> Cell:
+def _cell(context: CheckContext, setting: Setting) -> Cell:
     from smimbench.suite.cells import Cell
     from smimbench.suite.schema import RunOptions
 
-    item, instance = subject.item, setting.instance
+    item, instance = context.item, setting.instance
     spec = {"name": item.name, "version": item.version, **parameters_of("algorithm", item)}
     alpha, dimension = _size(setting.problem.model)
     return Cell(
         problem=setting.problem.spec, algorithm=spec, alpha=alpha, dimension=dimension, replicate=0,
-        seed=subject.seed, backend="numpy", run=RunOptions(max_iterations=LONGEST, timeout=SECONDS, metrics=()),
+        seed=context.seed, backend="numpy", run=RunOptions(max_iterations=LONGEST, timeout=SECONDS, metrics=()),
         problem_label=setting.name, algorithm_label=instance.problem.label,
     )  # fmt: skip
 
@@ -444,14 +448,14 @@ def _cell(subject: Subject, setting: Setting) -> Cell:
     meaning="A cell of a suite fails: it does not work for every problem that its capabilities name and that it "
     "does not refuse.",
 )
-def runs(subject: Subject) -> None:
+def runs(context: CheckContext) -> None:
     """One cell for every channel of every model it names, through the engine's own loop."""
     from smimbench.run.cell import run_cell
 
-    for setting in settings(subject):
+    for setting in settings(context):
         parts = {kind: getattr(setting.problem, kind) for kind in ("model", "channel", "prior")}
-        registry: Any = Company({**_bare(parts), "algorithm": subject.item})
-        record = run_cell(_cell(subject, setting), registry=registry)
+        registry: Any = OverlayRegistry({**_bare(parts), "algorithm": context.item})
+        record = run_cell(_cell(context, setting), registry=registry)
         if record["status"] == "failed":
             raise CheckFailed(f"fails on {setting.name}: {record['reason']}")
 
@@ -466,15 +470,15 @@ def _bare(parts: dict[str, Any]) -> dict[str, Any]:
     id="records",
     meaning="A result cannot be stored: what the algorithm reports is not made of plain numbers and strings.",
 )
-def records(subject: Subject) -> None:
+def records(context: CheckContext) -> None:
     """A record goes to disk and comes back equal, as JSON and arrays without pickles."""
     from smimbench.run.cell import run_cell
     from smimbench.run.store import Store
 
-    for setting in first_settings(subject):
+    for setting in first_settings(context):
         parts = {kind: getattr(setting.problem, kind) for kind in ("model", "channel", "prior")}
-        registry: Any = Company({**_bare(parts), "algorithm": subject.item})
-        record = run_cell(_cell(subject, setting), registry=registry)
+        registry: Any = OverlayRegistry({**_bare(parts), "algorithm": context.item})
+        record = run_cell(_cell(context, setting), registry=registry)
         with tempfile.TemporaryDirectory() as folder:
             store = Store(Path(folder) / "check")
             try:

@@ -15,7 +15,7 @@ from smimbench.registry.registry import KINDS, get_registry
 from smimbench.testing.core import CheckFailed, published
 
 if TYPE_CHECKING:
-    from smimbench.testing.core import Subject
+    from smimbench.testing.context import CheckContext
 
 DTYPES = ("float64", "float32")
 
@@ -26,9 +26,9 @@ DTYPES = ("float64", "float32")
     meaning="It does not say what it is: results cannot be stored under a name and a version, or it is combined with what it "
     "was not made for.",
 )
-def declaration(subject: Subject) -> None:
+def declaration(context: CheckContext) -> None:
     """Name, version, reference, capabilities, contract."""
-    item = subject.item
+    item = context.item
     for name in ("name", "version", "reference", "capabilities"):
         if not hasattr(item, name):
             raise CheckFailed(f"has no attribute {name}")
@@ -47,7 +47,7 @@ def declaration(subject: Subject) -> None:
         raise CheckFailed(f"is written for contract {contract}, this smimbench speaks {CONTRACT_VERSION}")
     known = {entry.name for entry in get_registry().entries("model")}
     odd = [m for m in item.capabilities.models if m != "*" and m not in known]
-    if subject.kind != "model" and odd:
+    if context.kind != "model" and odd:
         raise CheckFailed(
             f"capabilities.models names {', '.join(odd)}; registered are {', '.join(sorted(known))}"
         )
@@ -62,9 +62,9 @@ def declaration(subject: Subject) -> None:
     meaning="Its parameters cannot be written to a suite or a record and read back: results could not be told"
     " apart, and other processes could not rebuild it.",
 )
-def parameters(subject: Subject) -> None:
+def parameters(context: CheckContext) -> None:
     """Plain JSON, and enough to make the same item again."""
-    item, kind = subject.item, subject.kind
+    item, kind = context.item, context.kind
     missing = [name for name in signature_of(type(item)) if not hasattr(item, name)]
     if missing:
         raise CheckFailed(f"takes the parameter {missing[0]!r} but has no attribute of that name")
@@ -88,9 +88,9 @@ def parameters(subject: Subject) -> None:
     meaning="A wrong parameter is not refused in one clear line (ParameterError with the key), so that a "
     "typing error in a suite ends in a traceback or in numbers that mean nothing.",
 )
-def bad_parameters(subject: Subject) -> None:
+def bad_parameters(context: CheckContext) -> None:
     """Unknown keys, wrong types and wrong values."""
-    item, kind = subject.item, subject.kind
+    item, kind = context.item, context.kind
     usual = parameters_of(kind, item)
     filled = {n: getattr(item, n) for n in ENGINE_FILLED.get(kind, ()) if n in signature_of(type(item))}
 
@@ -116,18 +116,18 @@ def bad_parameters(subject: Subject) -> None:
             if refusal is not None and name not in refusal and "must" not in refusal:
                 raise CheckFailed(f"{name} = {wrong} is refused without saying what is wrong: {refusal}")
             if other is not None and kind in ("channel", "prior") and wrong != 10**9:
-                _expect_usable(subject, kind, other, f"{name} = {wrong}")
+                _expect_usable(context, kind, other, f"{name} = {wrong}")
 
 
-def _expect_usable(subject: Subject, kind: str, item: Any, how: str) -> None:
+def _expect_usable(context: CheckContext, kind: str, item: Any, how: str) -> None:
     """A value that is not refused has to work: numbers drawn with it are finite."""
     advice = "refuse it in __post_init__ with smimbench.ParameterError"
     try:
         if kind == "channel":
-            z = subject.rng(1).standard_normal((50, int(item.components), subject.models[0].sites))
-            drawn = np.asarray(item.forward(z, rng=subject.rng(2)))
+            z = context.rng(1).standard_normal((50, int(item.components), context.models[0].sites))
+            drawn = np.asarray(item.forward(z, rng=context.rng(2)))
         elif hasattr(item, "sample"):
-            drawn = np.asarray(item.sample(subject.rng(3), 1, 12))
+            drawn = np.asarray(item.sample(context.rng(3), 1, 12))
         else:
             return
     except ParameterError:  # it says that nothing can be drawn, as a limit of theory does

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array
     from smimbench.problem.problem import Instance
-    from smimbench.testing.core import Subject
+    from smimbench.testing.context import CheckContext
 
 DIMENSION = 12
 """D of the instances; doubled, the checks cost four times as much for matrices and say the same."""
@@ -29,18 +29,18 @@ CLAIMED = 0.3
 """Error that the made-up estimates claim for every component. Any number between 0 and 1 does."""
 
 
-def _instances(subject: Subject) -> Iterator[Instance]:
+def _instances(context: CheckContext) -> Iterator[Instance]:
     """For every model one instance of the first problem, and one of the first whose labels have a symmetry."""
-    for model in subject.models:
-        problems = list(subject.problems(model))
+    for model in context.models:
+        problems = list(context.problems(model))
         symmetric = [p for p in problems if p.channel.symmetry != "none"]
         for problem in {id(p): p for p in (*problems[:1], *symmetric[:1])}.values():
-            yield problem.instance(1.0, DIMENSION, seed=subject.seed)
+            yield problem.instance(1.0, DIMENSION, seed=context.seed)
 
 
-def _estimate(instance: Instance, subject: Subject) -> Array:
+def _estimate(instance: Instance, context: CheckContext) -> Array:
     """The teacher and another draw of the prior, in equal parts."""
-    other = instance.problem.prior.sample(subject.rng(1), instance.problem.components, DIMENSION)
+    other = instance.problem.prior.sample(context.rng(1), instance.problem.components, DIMENSION)
     return 0.5 * instance.signal + 0.5 * np.asarray(other, dtype=float)
 
 
@@ -63,15 +63,15 @@ def _claim(instance: Instance) -> Array:
     id="values",
     meaning="It does not return what tables expect: one finite number, or one per component, that JSON can hold.",
 )
-def values(subject: Subject) -> None:
+def values(context: CheckContext) -> None:
     """Length, type and range of the values, with and without a claimed error."""
-    metric = subject.item
+    metric = context.item
     if metric.direction not in DIRECTIONS:
         raise CheckFailed(f"direction must be one of {', '.join(DIRECTIONS)}, got {metric.direction!r}")
-    for instance in _instances(subject):
+    for instance in _instances(context):
         P = instance.problem.components
         for V in (None, _claim(instance)):
-            estimate = _estimate(instance, subject)
+            estimate = _estimate(instance, context)
             before = estimate.copy()
             found = _measured(metric, instance, estimate, V)
             if not np.array_equal(estimate, before):
@@ -93,10 +93,10 @@ def values(subject: Subject) -> None:
     meaning="It changes when the estimate is moved by a symmetry of the labels, which no data can tell apart: the same estimate "
     "would get two different scores.",
 )
-def invariance(subject: Subject) -> None:
+def invariance(context: CheckContext) -> None:
     """The opposite sign, or the components in reverse order, wherever the channel's symmetry allows it."""
     tried = 0
-    for instance in _instances(subject):
+    for instance in _instances(context):
         P, symmetry = instance.problem.components, instance.problem.channel.symmetry
         move = np.eye(P)
         if symmetry in ("signs", "common-sign", "signed-permutations", "rotations"):
@@ -106,10 +106,10 @@ def invariance(subject: Subject) -> None:
         else:
             continue
         tried += 1
-        estimate, V = _estimate(instance, subject), _claim(instance)
+        estimate, V = _estimate(instance, context), _claim(instance)
         moved = np.tensordot(move, estimate, axes=1)
-        one = _measured(subject.item, instance, estimate, V)
-        other = _measured(subject.item, instance, moved, move @ V @ move.T)
+        one = _measured(context.item, instance, estimate, V)
+        other = _measured(context.item, instance, moved, move @ V @ move.T)
         if (one is None) != (other is None) or (
             one is not None and not np.allclose(one, other or [], rtol=SYMMETRY_TOLERANCE, atol=1e-9)
         ):
@@ -123,10 +123,10 @@ def invariance(subject: Subject) -> None:
     id="truth",
     meaning="The prior mean scores better than the truth: the direction is wrong, or the metric does not measure what it says.",
 )
-def truth(subject: Subject) -> None:
+def truth(context: CheckContext) -> None:
     """The value at the truth is not worse than at the prior mean, which knows nothing."""
-    metric, compared = subject.item, 0
-    for instance in _instances(subject):
+    metric, compared = context.item, 0
+    for instance in _instances(context):
         mean = np.asarray(instance.problem.prior.mean(instance.problem.components, DIMENSION), dtype=float)
         V = np.asarray(instance.problem.prior.second_moment(instance.problem.components), dtype=float)
         best = _measured(metric, instance, instance.signal, 0 * V)
@@ -149,11 +149,11 @@ def truth(subject: Subject) -> None:
     id="theory",
     meaning="What it says of theory does not fit what it measures: a table would compare different things, or break.",
 )
-def theory(subject: Subject) -> None:
+def theory(context: CheckContext) -> None:
     """As many predicted values and errors as measured ones, none of them infinite."""
-    if not hasattr(subject.item, "theory"):
+    if not hasattr(context.item, "theory"):
         raise CheckSkipped("it has no theory")
-    for instance in _instances(subject):
+    for instance in _instances(context):
         problem = instance.problem
         P = problem.components
         second = np.asarray(problem.prior.second_moment(P), dtype=float)
@@ -167,8 +167,8 @@ def theory(subject: Subject) -> None:
             "branch": "unique",
             "method": "made up",
         }
-        found, errors = theory_of(subject.item, problem, point, P)
-        wanted = P if subject.item.per_component else 1
+        found, errors = theory_of(context.item, problem, point, P)
+        wanted = P if context.item.per_component else 1
         if len(found) != wanted or len(errors) != wanted:
             raise CheckFailed(
                 f"theory returns {len(found)} values and {len(errors)} errors instead of {wanted} each"

@@ -10,12 +10,14 @@ import numpy as np
 
 from smimbench.backend.arrays import to_host
 from smimbench.testing.arrays import expect_array, expect_pure, in_strict_namespace, private_randomness
-from smimbench.testing.core import CheckFailed, CheckSkipped, Tally, capabilities_of, priors_for, published
+from smimbench.testing.context import priors_for
+from smimbench.testing.core import CheckFailed, CheckSkipped, capabilities_of, published
+from smimbench.testing.statistics import MeanTest
 
 if TYPE_CHECKING:
     from smimbench.backend.device import Backend
     from smimbench.interfaces import Array
-    from smimbench.testing.core import Subject
+    from smimbench.testing.context import CheckContext
 
 
 def inputs(model: Any, n: int, dimension: int, rng: np.random.Generator, dtype: str = "float64") -> Array:
@@ -33,18 +35,18 @@ def signal(model: Any, components: int, dimension: int, rng: np.random.Generator
 
 
 @published("model", id="shapes", meaning="A method returns arrays of another shape than the contract says.")
-def shapes(subject: Subject) -> None:
+def shapes(context: CheckContext) -> None:
     """Latents (n, P, C), signals, overlaps (P, P), errors (P,)."""
-    model = subject.item
+    model = context.item
     for P, n, D in ((1, 5, 7), (2, 1, 6)):
-        X, S = inputs(model, n, D, subject.rng(1)), signal(model, P, D, subject.rng(2))
+        X, S = inputs(model, n, D, context.rng(1)), signal(model, P, D, context.rng(2))
         wanted = tuple(model.signal_shape(P, D))
         if S.shape != wanted:
             raise CheckFailed(f"signal_shape is {wanted}, but signals have {S.shape}")
         expect_array("forward", model.forward(X, S), (n, P, model.sites), "float64", X)
-        g = subject.rng(3).standard_normal((n, P, model.sites))
+        g = context.rng(3).standard_normal((n, P, model.sites))
         expect_array("adjoint", model.adjoint(X, g), wanted, "float64", X)
-        expect_array("draw_noise", np.asarray(model.draw_noise(subject.rng(4), P, D)), wanted, "float64")
+        expect_array("draw_noise", np.asarray(model.draw_noise(context.rng(4), P, D)), wanted, "float64")
         expect_array("inner", model.inner(S, S), (P, P), "float64", S)
         for name in ("squared_error", "overlap"):
             expect_array(name, getattr(model, name)(S, 0.5 * S), (P,), "float64", S)
@@ -57,9 +59,9 @@ def shapes(subject: Subject) -> None:
     id="sample_ratio",
     meaning="sample_count and sample_ratio do not belong together: curves are drawn at another alpha than was used.",
 )
-def sample_ratio(subject: Subject) -> None:
+def sample_ratio(context: CheckContext) -> None:
     """The nearest whole number of samples, at least one."""
-    model = subject.item
+    model = context.item
     for D in (10, 37):
         unit = model.sample_ratio(1, D)
         if not unit > 0:
@@ -79,13 +81,13 @@ def sample_ratio(subject: Subject) -> None:
     id="transpose",
     meaning="adjoint is not the transpose of forward: gradients and message passing move in the wrong direction.",
 )
-def transpose(subject: Subject) -> None:
+def transpose(context: CheckContext) -> None:
     """``<g, forward(S)> = <adjoint(g), S> / adjoint_scale``, and forward is linear."""
-    model = subject.item
+    model = context.item
     for P, n, D in ((1, 9, 8), (2, 6, 11)):
-        X = inputs(model, n, D, subject.rng(11))
-        S, other = (np.asarray(model.draw_noise(subject.rng(12, k), P, D)) for k in (0, 1))
-        g = subject.rng(13).standard_normal((n, P, model.sites))
+        X = inputs(model, n, D, context.rng(11))
+        S, other = (np.asarray(model.draw_noise(context.rng(12, k), P, D)) for k in (0, 1))
+        g = context.rng(13).standard_normal((n, P, model.sites))
         left = np.sum(g * model.forward(X, S))
         right = np.sum(model.adjoint(X, g) * S) / model.adjoint_scale(D)
         if not math.isclose(left, right, rel_tol=1e-9, abs_tol=1e-9):
@@ -102,15 +104,15 @@ def transpose(subject: Subject) -> None:
     id="chunks",
     meaning="What is computed depends on how the samples are cut into chunks, or chunks leave samples out.",
 )
-def chunks(subject: Subject) -> None:
+def chunks(context: CheckContext) -> None:
     """Chunks cover every sample once; latents and adjoint do not depend on the cut."""
-    model = subject.item
+    model = context.item
     for n, D, P in ((0, 5, 1), (1, 5, 1), (10_000, 300, 2), (12_345, 7, 1)):
         covered = [i for s in model.chunks(n, D, P) for i in range(n)[s]]
         if covered != list(range(n)):
             raise CheckFailed(f"chunks({n}, {D}, {P}) does not cover every sample once and in order")
-    X, S = inputs(model, 30, 9, subject.rng(21)), signal(model, 2, 9, subject.rng(22))
-    g = subject.rng(23).standard_normal((30, 2, model.sites))
+    X, S = inputs(model, 30, 9, context.rng(21)), signal(model, 2, 9, context.rng(22))
+    g = context.rng(23).standard_normal((30, 2, model.sites))
     parts = (slice(0, 11), slice(11, 12), slice(12, 30))
     if not np.allclose(
         np.concatenate([model.forward(X[s], S) for s in parts]), model.forward(X, S), atol=1e-11
@@ -127,19 +129,19 @@ def chunks(subject: Subject) -> None:
     meaning="Latents do not have the overlap as their covariance, the same at all sites: every channel and "
     "all of theory is built on that.",
 )
-def latents(subject: Subject) -> None:
+def latents(context: CheckContext) -> None:
     """``E z_pc = 0`` and ``E z_pc z_qc' = inner(S_p, S_q) delta_cc'`` over inputs, for a signal that stays."""
-    model, P, D, n = subject.item, 2, 40, 20_000
-    S = signal(model, P, D, subject.rng(31))
-    z = np.asarray(model.forward(inputs(model, n, D, subject.rng(32)), S))
+    model, P, D, n = context.item, 2, 40, 20_000
+    S = signal(model, P, D, context.rng(31))
+    z = np.asarray(model.forward(inputs(model, n, D, context.rng(32)), S))
     flat = z.reshape(n, -1)
     wanted = np.kron(np.asarray(model.inner(S, S)), np.eye(model.sites))
     scale = np.sqrt(np.diagonal(wanted))
-    tally = Tally()
-    tally.mean("mean of the latents in units of their width", flat / scale)
+    test = MeanTest()
+    test.mean("mean of the latents in units of their width", flat / scale)
     unit = scale[:, None] * scale[None, :]
-    tally.mean("covariance of the latents", flat[:, :, None] * flat[:, None, :] / unit, wanted / unit)
-    tally.judge()
+    test.mean("covariance of the latents", flat[:, :, None] * flat[:, None, :] / unit, wanted / unit)
+    test.judge()
 
 
 @published(
@@ -148,13 +150,13 @@ def latents(subject: Subject) -> None:
     statistical=True,
     meaning="draw_noise has not unit size: denoisers are checked and started at another noise than they are told.",
 )
-def noise(subject: Subject) -> None:
+def noise(context: CheckContext) -> None:
     """``E inner(Z, Z) = I``, up to what vanishes with D."""
-    model, D = subject.item, 60
-    rows = [model.draw_noise(subject.rng(41, k), 2, D) for k in range(40)]
-    tally = Tally()
-    tally.mean("inner(Z, Z)", np.stack([model.inner(z, z) for z in rows]), np.eye(2), allowance=2 / D)
-    tally.judge()
+    model, D = context.item, 60
+    rows = [model.draw_noise(context.rng(41, k), 2, D) for k in range(40)]
+    test = MeanTest()
+    test.mean("inner(Z, Z)", np.stack([model.inner(z, z) for z in rows]), np.eye(2), allowance=2 / D)
+    test.judge()
 
 
 @published(
@@ -162,13 +164,13 @@ def noise(subject: Subject) -> None:
     id="align",
     meaning="A symmetry is not removed, or something else is: errors are wrong for every algorithm.",
 )
-def align(subject: Subject) -> None:
+def align(context: CheckContext) -> None:
     """Signs, permutations and rotations of a signal come back as the signal; without symmetry nothing moves."""
-    model, P, D = subject.item, 3, 30
-    S = signal(model, P, D, subject.rng(51))
+    model, P, D = context.item, 3, 30
+    S = signal(model, P, D, context.rng(51))
     signs = np.array([1.0, -1.0, -1.0]).reshape(P, *[1] * (S.ndim - 1))
     order = [2, 0, 1]
-    turn = np.linalg.qr(subject.rng(52).standard_normal((P, P)))[0]
+    turn = np.linalg.qr(context.rng(52).standard_normal((P, P)))[0]
     moved = {
         "none": S,
         "signs": signs * S,
@@ -195,11 +197,11 @@ def align(subject: Subject) -> None:
     id="memory",
     meaning="It makes arrays as large as x x^T of every sample: problems of ordinary size will not fit into memory.",
 )
-def memory(subject: Subject) -> None:
+def memory(context: CheckContext) -> None:
     """Peak memory of forward and adjoint beside inputs, latents and signal."""
-    model, D, n = subject.item, 64, 3000
-    X, S = inputs(model, n, D, subject.rng(61)), signal(model, 1, D, subject.rng(62))
-    g = subject.rng(63).standard_normal((n, 1, model.sites))
+    model, D, n = context.item, 64, 3000
+    X, S = inputs(model, n, D, context.rng(61)), signal(model, 1, D, context.rng(62))
+    g = context.rng(63).standard_normal((n, 1, model.sites))
     model.forward(X[:10], S), model.adjoint(X[:10], g[:10])  # what is made once does not count
     allowed = 4 * (X.nbytes + g.nbytes + S.nbytes) + (16 << 20)
     for name, method, other in (("forward", model.forward, S), ("adjoint", model.adjoint, g)):
@@ -221,11 +223,11 @@ def memory(subject: Subject) -> None:
 @published(
     "model", id="purity", meaning="It writes into its arguments: the data of every algorithm are spoiled."
 )
-def purity(subject: Subject) -> None:
+def purity(context: CheckContext) -> None:
     """Arguments come back unchanged, and read-only arrays will do."""
-    model = subject.item
-    X, S = inputs(model, 8, 9, subject.rng(71)), signal(model, 2, 9, subject.rng(72))
-    g = subject.rng(73).standard_normal((8, 2, model.sites))
+    model = context.item
+    X, S = inputs(model, 8, 9, context.rng(71)), signal(model, 2, 9, context.rng(72))
+    g = context.rng(73).standard_normal((8, 2, model.sites))
     expect_pure("forward", model.forward, X, S)
     expect_pure("adjoint", model.adjoint, X, g)
     expect_pure("inner", model.inner, S, 0.5 * S)
@@ -239,17 +241,17 @@ def purity(subject: Subject) -> None:
     meaning="The same seed does not give the same inputs, or not the same in both precisions: runs cannot be "
     "repeated or compared.",
 )
-def determinism(subject: Subject) -> None:
+def determinism(context: CheckContext) -> None:
     """Equal seeds, equal inputs; different seeds, different ones; both precisions see the same numbers."""
-    model = subject.item
+    model = context.item
     with private_randomness("draw_inputs or draw_noise"):
-        one, two, other = (inputs(model, 6, 5, subject.rng(k)) for k in (81, 81, 82))
-        first, second = (model.draw_noise(subject.rng(83), 1, 5) for _ in range(2))
+        one, two, other = (inputs(model, 6, 5, context.rng(k)) for k in (81, 81, 82))
+        first, second = (model.draw_noise(context.rng(83), 1, 5) for _ in range(2))
     if not np.array_equal(one, two) or not np.array_equal(first, second):
         raise CheckFailed("the same seed gives other inputs or other noise; draw everything from rng")
     if np.array_equal(one, other):
         raise CheckFailed("every seed gives the same inputs; draw from the rng that is handed over")
-    if not np.allclose(inputs(model, 6, 5, subject.rng(81), "float32"), one, rtol=1e-6, atol=1e-6):
+    if not np.allclose(inputs(model, 6, 5, context.rng(81), "float32"), one, rtol=1e-6, atol=1e-6):
         raise CheckFailed("draw_inputs fills a float32 array with other numbers than a float64 one")
 
 
@@ -258,13 +260,13 @@ def determinism(subject: Subject) -> None:
     id="dtypes",
     meaning="Single precision does not stay single precision, or is far less accurate than it should be.",
 )
-def dtypes(subject: Subject) -> None:
+def dtypes(context: CheckContext) -> None:
     """float32 in, float32 out, and close to float64."""
-    if "float32" not in capabilities_of(subject.item).dtypes:
+    if "float32" not in capabilities_of(context.item).dtypes:
         raise CheckSkipped("capabilities.dtypes does not promise float32")
-    model = subject.item
-    X, S = inputs(model, 20, 30, subject.rng(91)), signal(model, 2, 30, subject.rng(92))
-    g = subject.rng(93).standard_normal((20, 2, model.sites))
+    model = context.item
+    X, S = inputs(model, 20, 30, context.rng(91)), signal(model, 2, 30, context.rng(92))
+    g = context.rng(93).standard_normal((20, 2, model.sites))
     for name, found, exact in (
         ("forward", model.forward(np.float32(X), np.float32(S)), model.forward(X, S)),
         ("adjoint", model.adjoint(np.float32(X), np.float32(g)), model.adjoint(X, g)),
@@ -280,15 +282,15 @@ def dtypes(subject: Subject) -> None:
     id="namespace",
     meaning="It needs NumPy arrays: it will not run on a GPU. Use the functions of smimbench.backend.device.namespace(x).",
 )
-def namespace(subject: Subject) -> None:
+def namespace(context: CheckContext) -> None:
     """The strict array API on another device gives the numbers of NumPy."""
-    in_strict_namespace(subject.item, lambda backend: _elsewhere(subject, backend))
+    in_strict_namespace(context.item, lambda backend: _elsewhere(context, backend))
 
 
-def _elsewhere(subject: Subject, backend: Backend) -> None:
-    model = subject.item
-    X, S = inputs(model, 8, 9, subject.rng(101)), signal(model, 2, 9, subject.rng(102))
-    g = subject.rng(103).standard_normal((8, 2, model.sites))
+def _elsewhere(context: CheckContext, backend: Backend) -> None:
+    model = context.item
+    X, S = inputs(model, 8, 9, context.rng(101)), signal(model, 2, 9, context.rng(102))
+    g = context.rng(103).standard_normal((8, 2, model.sites))
     x, s, t = (backend.asarray(a) for a in (X, S, g))
     for name, found, exact in (
         ("forward", model.forward(x, s), model.forward(X, S)),
@@ -304,10 +306,10 @@ def _elsewhere(subject: Subject, backend: Backend) -> None:
 
 
 @published("model", id="bad_input", meaning="Inputs of the wrong shape end in latents that mean nothing.")
-def bad_input(subject: Subject) -> None:
+def bad_input(context: CheckContext) -> None:
     """Wrong numbers of tokens or dimensions are refused."""
-    model = subject.item
-    X, S = inputs(model, 8, 9, subject.rng(111)), signal(model, 1, 9, subject.rng(112))
+    model = context.item
+    X, S = inputs(model, 8, 9, context.rng(111)), signal(model, 1, 9, context.rng(112))
     wrong = {"dimensions": X[:, :, :5], "tokens": np.concatenate([X, X], axis=1), "axes": X[0]}
     for what, array in wrong.items():
         try:

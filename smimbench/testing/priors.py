@@ -10,14 +10,15 @@ import numpy as np
 
 from smimbench.backend.arrays import to_host
 from smimbench.testing.arrays import expect_array, expect_pure, in_strict_namespace, private_randomness
-from smimbench.testing.core import CheckFailed, CheckSkipped, Tally, capabilities_of, published
+from smimbench.testing.core import CheckFailed, CheckSkipped, capabilities_of, published
+from smimbench.testing.statistics import MeanTest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from smimbench.backend.device import Backend
     from smimbench.interfaces import Array
-    from smimbench.testing.core import Subject
+    from smimbench.testing.context import CheckContext
 
 INFORMATION = (0.3, 2.0, 15.0)
 DRAWS = 24
@@ -35,13 +36,13 @@ def _sizes(model: Any, *, integrated: bool) -> tuple[int, int]:
     return (250, 8) if integrated else (4000, DRAWS)
 
 
-def _simulated_sizes(subject: Subject, model: Any) -> tuple[int, int]:
-    return _sizes(model, integrated=not hasattr(subject.item, "denoise"))
+def _simulated_sizes(context: CheckContext, model: Any) -> tuple[int, int]:
+    return _sizes(model, integrated=not hasattr(context.item, "denoise"))
 
 
-def _cases(subject: Subject) -> Iterator[tuple[Any, Any, int]]:
-    for model in subject.models:
-        prior = subject.completed(model)
+def _cases(context: CheckContext) -> Iterator[tuple[Any, Any, int]]:
+    for model in context.models:
+        prior = context.completed(model)
         for components in (1, 2):
             yield model, prior, components
 
@@ -72,15 +73,15 @@ class Simulated(NamedTuple):
 
 
 @lru_cache(maxsize=32)
-def simulated(subject: Subject, model: Any, components: int, number: int) -> Simulated:
+def simulated(context: CheckContext, model: Any, components: int, number: int) -> Simulated:
     """What several checks look at, for one information of ``INFORMATION``."""
-    prior, P = subject.completed(model), components
-    D, draws = _simulated_sizes(subject, model)
+    prior, P = context.completed(model), components
+    D, draws = _simulated_sizes(context, model)
     Qhat = information_matrix(P, INFORMATION[number])
     root = np.linalg.cholesky(np.linalg.inv(Qhat))
     rows = []
     for k in range(draws):
-        rng = subject.rng(71, number, k)
+        rng = context.rng(71, number, k)
         signal, R = observed(model, prior, P, D, Qhat, rng)
         found = prior.denoise(R, Qhat)
         estimate = np.asarray(found.estimate)
@@ -100,17 +101,17 @@ def simulated(subject: Subject, model: Any, components: int, number: int) -> Sim
     id="shapes",
     meaning="A method returns arrays of another shape or type than the contract says.",
 )
-def shapes(subject: Subject) -> None:
+def shapes(context: CheckContext) -> None:
     """Signals, their moments, estimates and order parameters."""
-    for model, prior, P in _cases(subject):
+    for model, prior, P in _cases(context):
         D = 12
         wanted = model.signal_shape(P, D)
-        expect_array("sample", np.asarray(prior.sample(subject.rng(1), P, D)), wanted, "float64")
+        expect_array("sample", np.asarray(prior.sample(context.rng(1), P, D)), wanted, "float64")
         expect_array("mean", np.asarray(prior.mean(P, D)), wanted, "float64")
         for name in ("second_moment", "mean_overlap"):
             expect_array(name, np.asarray(getattr(prior, name)(P)), (P, P), "float64")
         Qhat = information_matrix(P, 1.3)
-        _, R = observed(model, prior, P, D, Qhat, subject.rng(2))
+        _, R = observed(model, prior, P, D, Qhat, context.rng(2))
         found = prior.denoise(R, Qhat)
         expect_array("denoise: estimate", found.estimate, wanted, "float64", R)
         expect_array("denoise: V", found.V, (P, P), "float64", R)
@@ -130,12 +131,12 @@ def shapes(subject: Subject) -> None:
     meaning="The same seed does not give the same signal, or another seed gives the same one: runs cannot be "
     "repeated, or all are one run.",
 )
-def determinism(subject: Subject) -> None:
+def determinism(context: CheckContext) -> None:
     """Equal seeds, equal signals; different seeds, different ones; no global generator."""
-    for _, prior, P in _cases(subject):
+    for _, prior, P in _cases(context):
         with private_randomness("sample"):
-            one, two = (np.asarray(prior.sample(subject.rng(11), P, 20)) for _ in range(2))
-            other = np.asarray(prior.sample(subject.rng(12), P, 20))
+            one, two = (np.asarray(prior.sample(context.rng(11), P, 20)) for _ in range(2))
+            other = np.asarray(prior.sample(context.rng(12), P, 20))
         if not np.array_equal(one, two):
             raise CheckFailed("sample: the same seed gives another signal; draw everything from rng")
         if np.array_equal(one, other):
@@ -147,11 +148,11 @@ def determinism(subject: Subject) -> None:
 @published(
     "prior", id="purity", meaning="It writes into its arguments: other parts of the iteration are spoiled."
 )
-def purity(subject: Subject) -> None:
+def purity(context: CheckContext) -> None:
     """Arguments come back unchanged, and read-only arrays will do."""
-    for model, prior, P in _cases(subject):
+    for model, prior, P in _cases(context):
         Qhat = information_matrix(P, 1.3)
-        _, R = observed(model, prior, P, 12, Qhat, subject.rng(21))
+        _, R = observed(model, prior, P, 12, Qhat, context.rng(21))
         expect_pure("denoise", prior.denoise, R, Qhat)
         expect_pure("overlap", prior.overlap, Qhat)
 
@@ -161,13 +162,13 @@ def purity(subject: Subject) -> None:
     id="dtypes",
     meaning="Single precision does not stay single precision, or is far less accurate than it should be.",
 )
-def dtypes(subject: Subject) -> None:
+def dtypes(context: CheckContext) -> None:
     """float32 in, float32 out, and close to float64."""
-    if "float32" not in capabilities_of(subject.item).dtypes:
+    if "float32" not in capabilities_of(context.item).dtypes:
         raise CheckSkipped("capabilities.dtypes does not promise float32")
-    for model, prior, P in _cases(subject):
+    for model, prior, P in _cases(context):
         Qhat = information_matrix(P, 1.3)
-        _, R = observed(model, prior, P, 16, Qhat, subject.rng(31))
+        _, R = observed(model, prior, P, 16, Qhat, context.rng(31))
         found = prior.denoise(np.float32(R), np.float32(Qhat))
         exact = prior.denoise(R, Qhat)
         expect_array("denoise: estimate", found.estimate, R.shape, "float32")
@@ -182,15 +183,15 @@ def dtypes(subject: Subject) -> None:
     id="namespace",
     meaning="It needs NumPy arrays: it will not run on a GPU. Use the functions of smimbench.backend.device.namespace(x).",
 )
-def namespace(subject: Subject) -> None:
+def namespace(context: CheckContext) -> None:
     """The strict array API on another device gives the numbers of NumPy."""
-    in_strict_namespace(subject.item, lambda backend: _elsewhere(subject, backend))
+    in_strict_namespace(context.item, lambda backend: _elsewhere(context, backend))
 
 
-def _elsewhere(subject: Subject, backend: Backend) -> None:
-    for model, prior, P in _cases(subject):
+def _elsewhere(context: CheckContext, backend: Backend) -> None:
+    for model, prior, P in _cases(context):
         Qhat = information_matrix(P, 1.3)
-        _, R = observed(model, prior, P, 12, Qhat, subject.rng(41))
+        _, R = observed(model, prior, P, 12, Qhat, context.rng(41))
         there = backend.asarray(R)
         found, exact = prior.denoise(there, backend.asarray(Qhat)), prior.denoise(R, Qhat)
         expect_array("denoise: estimate", found.estimate, R.shape, "float64", there)
@@ -205,14 +206,14 @@ def _elsewhere(subject: Subject, backend: Backend) -> None:
     id="bad_input",
     meaning="Arguments that do not fit together end in numbers that mean nothing.",
 )
-def bad_input(subject: Subject) -> None:
+def bad_input(context: CheckContext) -> None:
     """An information matrix of another size is refused."""
-    if not hasattr(subject.item, "denoise"):
+    if not hasattr(context.item, "denoise"):
         raise CheckSkipped("its denoiser is derived by the engine")
-    for model, prior, P in _cases(subject):
+    for model, prior, P in _cases(context):
         if P != 2:
             continue
-        _, R = observed(model, prior, P, 12, information_matrix(P, 1.3), subject.rng(51))
+        _, R = observed(model, prior, P, 12, information_matrix(P, 1.3), context.rng(51))
         try:
             found = prior.denoise(R, information_matrix(3, 1.3))
         except Exception:  # refused, as it should be
@@ -229,30 +230,28 @@ def bad_input(subject: Subject) -> None:
     meaning="second_moment or mean_overlap are not those of the signals that sample draws: errors are divided by "
     "the wrong number.",
 )
-def moments(subject: Subject) -> None:
+def moments(context: CheckContext) -> None:
     """Overlaps of drawn signals with themselves and with the prior mean, and of the mean with itself."""
-    tally = Tally()
-    for model, prior, P in _cases(subject):
+    test = MeanTest()
+    for model, prior, P in _cases(context):
         D, draws = _sizes(model, integrated=False)
         mean = np.asarray(prior.mean(P, D))
         second, held = np.asarray(prior.second_moment(P)), np.asarray(prior.mean_overlap(P))
-        signals = [np.asarray(prior.sample(subject.rng(61, k), P, D)) for k in range(draws)]
+        signals = [np.asarray(prior.sample(context.rng(61, k), P, D)) for k in range(draws)]
         squares = [np.asarray(model.inner(s, s)) for s in signals]
         crosses = [np.asarray(model.inner(s, mean)) for s in signals]
         allowance = FINITE_SIZE / D * np.abs(second).max()
         where = f"{model.name}, P = {P}, D = {D}"
-        tally.mean(
+        test.mean(
             f"overlap of signals with themselves ({where})", np.stack(squares), second, allowance=allowance
         )
-        tally.mean(
-            f"overlap of signals with the mean ({where})", np.stack(crosses), held, allowance=allowance
-        )
+        test.mean(f"overlap of signals with the mean ({where})", np.stack(crosses), held, allowance=allowance)
         own = np.asarray(model.inner(mean, mean))
         if np.abs(own - held).max() > allowance:
             raise CheckFailed(
                 f"mean_overlap is {held.tolist()}, but the overlap of the mean with itself {own.tolist()}"
             )
-    tally.judge()
+    test.judge()
 
 
 @published(
@@ -263,27 +262,27 @@ def moments(subject: Subject) -> None:
     "as with itself, and the error V that it claims. Off by a factor, it holds more or less than it "
     "knows.",
 )
-def nishimori(subject: Subject) -> None:
+def nishimori(context: CheckContext) -> None:
     """``E <S_hat, S> = E <S_hat, S_hat>`` and ``E <S - S_hat, S - S_hat> = V``, for a different information each."""
-    tally = Tally()
-    for model, prior, P in _cases(subject):
+    test = MeanTest()
+    for model, prior, P in _cases(context):
         for number, size in enumerate(INFORMATION):
-            found = simulated(subject, model, P, number)
+            found = simulated(context, model, P, number)
             V = np.diagonal(np.asarray(prior.overlap(information_matrix(P, size)).V))
-            slack = FINITE_SIZE / _simulated_sizes(subject, model)[0] * V
+            slack = FINITE_SIZE / _simulated_sizes(context, model)[0] * V
             where = f"{model.name}, P = {P}, Qhat = {size}"
             held = found.with_itself.mean(0)[0]
-            tally.mean(
+            test.mean(
                 f"overlap of the estimate with the signal minus with itself ({where}, itself {held:.3g})",
                 found.with_signal - found.with_itself,
                 allowance=slack,
             )
-            tally.mean(
+            test.mean(
                 f"squared error of the estimate minus the V it claims ({where})",
                 found.error - found.claimed,
                 allowance=slack,
             )
-    tally.judge()
+    test.judge()
 
 
 @published(
@@ -293,19 +292,19 @@ def nishimori(subject: Subject) -> None:
     meaning="V is not the derivative of the estimate: a denoiser's response to R is its posterior covariance "
     "times Qhat, which message passing relies on (Onsager's term).",
 )
-def derivative(subject: Subject) -> None:
+def derivative(context: CheckContext) -> None:
     """``<N, S_hat(R + e N) - S_hat(R - e N)> / (2 e) = V`` in the mean over noise N of the same law as that of R."""
-    tally = Tally()
-    for model, prior, P in _cases(subject):
+    test = MeanTest()
+    for model, prior, P in _cases(context):
         for number, size in enumerate(INFORMATION):
-            found = simulated(subject, model, P, number)
+            found = simulated(context, model, P, number)
             V = np.diagonal(np.asarray(prior.overlap(information_matrix(P, size)).V))
-            tally.mean(
+            test.mean(
                 f"derivative of the estimate minus V ({model.name}, P = {P}, Qhat = {size}, V = {V[0]:.3g})",
                 found.slope - found.claimed,
-                allowance=FINITE_SIZE / _simulated_sizes(subject, model)[0] * V,
+                allowance=FINITE_SIZE / _simulated_sizes(context, model)[0] * V,
             )
-    tally.judge()
+    test.judge()
 
 
 @published(
@@ -315,10 +314,10 @@ def derivative(subject: Subject) -> None:
     meaning="overlap(Qhat), the state-evolution map, is not what denoise does in simulations: theory and "
     "experiment would disagree.",
 )
-def state_evolution(subject: Subject) -> None:
+def state_evolution(context: CheckContext) -> None:
     """Simulated overlaps and errors at the dimension at hand against Q and V of the map."""
-    tally = Tally()
-    for model, prior, P in _cases(subject):
+    test = MeanTest()
+    for model, prior, P in _cases(context):
         second = np.asarray(prior.second_moment(P))
         last = None
         for number, size in enumerate(INFORMATION):
@@ -333,14 +332,14 @@ def state_evolution(subject: Subject) -> None:
                     f"overlap: V grows with the information: {last.tolist()}, then {V.tolist()}"
                 )
             last = V
-            found, D = simulated(subject, model, P, number), _simulated_sizes(subject, model)[0]
+            found, D = simulated(context, model, P, number), _simulated_sizes(context, model)[0]
             where = f"{model.name}, P = {P}, Qhat = {size}, D = {D}"
             slack = FINITE_SIZE / D * np.diagonal(second)
-            tally.mean(f"simulated overlap ({where})", found.with_signal, np.diagonal(Q), allowance=slack)
-            tally.mean(f"simulated squared error ({where})", found.error, np.diagonal(V), allowance=slack)
-    for model in subject.models:
-        _ends(subject.completed(model), model)
-    tally.judge()
+            test.mean(f"simulated overlap ({where})", found.with_signal, np.diagonal(Q), allowance=slack)
+            test.mean(f"simulated squared error ({where})", found.error, np.diagonal(V), allowance=slack)
+    for model in context.models:
+        _ends(context.completed(model), model)
+    test.judge()
 
 
 def _ends(prior: Any, model: Any) -> None:
@@ -363,10 +362,10 @@ def _ends(prior: Any, model: Any) -> None:
     id="problem",
     meaning="It cannot be put into a problem with every model that its capabilities name, or no data can be drawn.",
 )
-def problem(subject: Subject) -> None:
+def problem(context: CheckContext) -> None:
     """A small instance of every model."""
-    for model in subject.models:
-        made = subject.problem(model)
-        found = made.instance(0.5, 12, seed=subject.seed)
+    for model in context.models:
+        made = context.problem(model)
+        found = made.instance(0.5, 12, seed=context.seed)
         if not np.isfinite(found.signal).all():
             raise CheckFailed("the signal is not made of finite numbers")

@@ -11,7 +11,8 @@ from rich.markup import escape
 from smimbench.registry.parameters import parameters_of
 from smimbench.report.tables import titled
 from smimbench.testing import check
-from smimbench.testing.core import CheckError, all_checks, subjects
+from smimbench.testing.catalogue import all_checks, contexts
+from smimbench.testing.core import CheckError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -59,16 +60,16 @@ def check_documents(
     """
     documents = []
     for name in names:
-        for subject in subjects(name, seed=seed, parameters=parameters):
-            outcomes = check(subject, only=only or None)
+        for context in contexts(name, seed=seed, parameters=parameters):
+            outcomes = check(context, only=only or None)
             counts = {status: sum(o.status == status for o in outcomes) for status in STYLES}
             documents.append(
                 {
-                    "kind": subject.kind,
-                    "name": subject.item.name,
-                    "version": subject.item.version,
-                    "models": list(subject.model_names) if subject.kind != "model" else [],
-                    "parameters": parameters_of(subject.kind, subject.item),
+                    "kind": context.kind,
+                    "name": context.item.name,
+                    "version": context.item.version,
+                    "models": list(context.model_names) if context.kind != "model" else [],
+                    "parameters": parameters_of(context.kind, context.item),
                     "seed": seed,
                     **counts,
                     "checks": [asdict(outcome) for outcome in outcomes],

@@ -27,7 +27,7 @@ from tests.helpers import (
     write_suite,
 )
 
-TROUBLE = str(ROOT / "tests" / "troublemakers.py")
+TROUBLE = str(ROOT / "tests" / "faulty_algorithms.py")
 COMMANDS = ("run", "theory", "show", "list", "info", "plugins", "doctor")
 
 

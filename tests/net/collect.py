@@ -112,7 +112,7 @@ def small_runs() -> dict[str, list[dict[str, Any]]]:
 
 def check_ids() -> list[str]:
     """Ids of all published checks."""
-    from smimbench.testing.core import all_checks
+    from smimbench.testing.catalogue import all_checks
 
     return [check.id for check in all_checks()]
 

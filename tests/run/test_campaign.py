@@ -20,12 +20,12 @@ from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
 from tests.helpers import ATTENTION, ROOT, SUITE, environment, write_suite
 
-PLUGIN = str(ROOT / "tests" / "troublemakers.py")
+PLUGIN = str(ROOT / "tests" / "faulty_algorithms.py")
 
 
 @pytest.fixture(scope="module")
 def registry():
-    """All that ships, and the troublemakers; workers are given the same."""
+    """All that ships, and the faulty_algorithms; workers are given the same."""
     found = Registry([PLUGIN])
     assert not [plugin for plugin in found.plugins if plugin.failed]
     set_registry(found)

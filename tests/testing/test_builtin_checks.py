@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from smimbench.registry.registry import BUILT_IN, get_registry
 from smimbench.testing import all_checks, parametrize_with_checks
-from smimbench.testing.core import instantiate, kind_of, subjects
+from smimbench.testing.catalogue import contexts
+from smimbench.testing.context import instantiate, kind_of
 
 
 def made(kind, name, model=None, **parameters):
@@ -64,7 +65,7 @@ def test_nothing_that_ships_is_left_out():
 
 def test_every_item_can_be_checked_by_its_name_alone():
     for entry in get_registry().entries():
-        assert subjects(entry.name), entry.name
+        assert contexts(entry.name), entry.name
 
 
 def test_the_checks_are_published():

@@ -9,11 +9,12 @@ import pytest
 from smimbench_metrics.mse import MSE
 
 from smimbench.interfaces import NotMeasured
-from smimbench.testing.core import all_checks, run_check, subjects
+from smimbench.testing.catalogue import all_checks, contexts
+from smimbench.testing.core import run_check
 
 
 def outcomes(metric):
-    (subject,) = subjects(metric)
+    (subject,) = contexts(metric)
     return {check.id: run_check(check, subject) for check in all_checks("metric")}
 
 

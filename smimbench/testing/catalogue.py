@@ -1,0 +1,87 @@
+"""All published checks, and the contexts in which they are applied to an item."""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+from smimbench.registry.adapters import algorithm_class
+from smimbench.registry.parameters import parameters_of, signature_of
+from smimbench.registry.registry import Entry, get_registry
+
+# Publishing a check is what importing these is for; the order is that in which checks are run.
+from smimbench.testing import algorithms, channel_posteriors, channels, common, metrics, models, priors  # noqa: F401
+from smimbench.testing.context import CheckContext, instantiate, kind_of
+from smimbench.testing.core import PUBLISHED, Check, CheckError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["all_checks", "contexts"]
+
+
+def all_checks(kind: str | None = None) -> tuple[Check, ...]:
+    """Every published check of a kind (None: of all), in the order in which they are run."""
+    return tuple(check for check in PUBLISHED.values() if kind in (None, check.kind))
+
+
+def contexts(item: Any, *, seed: int = 0, parameters: Mapping[str, Any] | None = None) -> list[CheckContext]:
+    """What is to be checked of an item: itself, or one of its class for every model where it has to be made.
+
+    Parameters
+    ----------
+    item : object, class or str
+        An instance; a class, made with its defaults or its attribute ``example`` (a mapping of parameters); or the name of a
+        registered item, ``"name"`` or ``"distribution:name"``.
+    seed : int
+        Of everything that is drawn.
+    parameters : mapping or None
+        For a class or a name.
+
+    Raises
+    ------
+    CheckError
+        Unknown name; a class that needs parameters.
+    """
+    if isinstance(item, CheckContext):
+        return [item]
+    if isinstance(item, str):
+        found = [
+            CheckContext(e.kind, instantiate(e.item, e.kind, parameters), seed)
+            for e in _named(item, parameters)
+        ]
+        return found
+    if isinstance(item, types.FunctionType):
+        item = algorithm_class(item)
+    kind = kind_of(item)
+    if isinstance(item, type):
+        return [CheckContext(kind, instantiate(item, kind, parameters), seed)]
+    if parameters:
+        raise CheckError("parameters go with a class or a name; make the instance with them instead")
+    if kind == "algorithm" and not hasattr(item, "step"):
+        item = instantiate(type(item), kind, parameters_of(kind, item))
+    return [CheckContext(kind, item, seed)]
+
+
+def _named(name: str, parameters: Mapping[str, Any] | None) -> list[Entry]:
+    import difflib
+
+    entries = get_registry().entries()
+    distribution, _, plain = name.rpartition(":")
+    found = [e for e in entries if e.name == plain and distribution in ("", e.distribution)]
+    if not found:
+        known = sorted({e.name for e in entries})
+        close = difflib.get_close_matches(plain, known, 3)
+        hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "see 'smimbench list'"
+        raise CheckError(f"nothing is called {name!r}; {hint}")
+    if parameters:
+        # The same name may stand for several items: parameters say which are meant.
+        taking = [e for e in found if set(parameters) <= set(signature_of(e.item))]
+        if not taking:
+            known = sorted({p for e in found for p in signature_of(e.item)})
+            odd = ", ".join(sorted(set(parameters) - set(known)))
+            raise CheckError(
+                f"{name!r} has no parameter {odd}; it takes {', '.join(known) or 'no parameters'}"
+            )
+        found = taking
+    return found

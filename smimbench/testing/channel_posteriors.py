@@ -1,0 +1,348 @@
+"""Checks of a channel's laws: symmetry, the posterior against simulation with ``forward``, derivatives, information."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.derive.channel import predict
+from smimbench.interfaces import SYMMETRIES
+from smimbench.numerics.seeds import monte_carlo_rng
+from smimbench.testing.arrays import expect_array
+from smimbench.testing.channels import latents
+from smimbench.testing.core import CheckFailed, CheckSkipped, published
+from smimbench.testing.statistics import MeanTest
+from smimbench.theory.information import channel_information
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Array, Posterior
+    from smimbench.testing.context import CheckContext
+
+POINTS = ((0.6, 0.7), (1.0, 0.15))
+"""Overlap and error of a component at which posteriors are checked."""
+
+EXACT, SAMPLES = 30_000, 1_000
+"""Labels for closed forms, and for posteriors that are integrated."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sampled:
+    """Latents, their labels and what the posterior says of them."""
+
+    Q: Array
+    V: Array
+    omega: Array
+    z: Array
+    y: Array
+    posterior: Posterior
+
+
+@lru_cache(maxsize=8)
+def sampled(context: CheckContext, model: Any, point: int) -> Sampled:
+    """Draws that several checks look at."""
+    channel = context.completed(model)
+    rng = context.rng(11, point)
+    q, v = POINTS[point]
+    Q, V, omega, z, y = latents(channel, model, SAMPLES, q, v, rng)
+    first = channel.posterior(y[:64], omega[:64], V, rng=context.rng(12))
+    if float(first.error) < 1e-9:
+        Q, V, omega, z, y = latents(channel, model, EXACT, q, v, rng)
+    found = channel.posterior(y, omega, V, second_moment=True, rng=context.rng(12))
+    return Sampled(Q, V, omega, z, y, found)
+
+
+@published(
+    "channel",
+    id="symmetry",
+    meaning="The symmetry that it states is not the one that its labels have: errors are measured after "
+    "removing that symmetry, so they would be wrong, and algorithms would start where nothing can be "
+    "learned.",
+)
+def symmetry(context: CheckContext) -> None:
+    """Labels do not change under the stated transformations, and do under sign changes if none are stated."""
+    own = getattr(context.item, "symmetry", None)
+    if own is not None and own not in SYMMETRIES:
+        raise CheckFailed(
+            f"symmetry must be one of {', '.join(SYMMETRIES)}, or left out to be found, got {own!r}"
+        )
+    for model in context.models:
+        channel = context.completed(model)
+        stated = channel.symmetry
+        P = int(channel.components)
+        z = latents(channel, model, 40, 0.5, 0.6, context.rng(81))[3]
+
+        def same(moved: Array, channel: Any = channel, z: Array = z) -> bool:
+            one, two = (np.asarray(channel.forward(a, rng=context.rng(82))) for a in (z, moved))
+            return bool(np.allclose(one, two, rtol=1e-7, atol=1e-9))
+
+        rng = context.rng(83)
+        if stated in ("signs", "signed-permutations"):
+            for p in range(P):
+                signs = np.ones((P, 1))
+                signs[p] = -1
+                if not same(signs * z):
+                    raise CheckFailed(
+                        f"symmetry is {stated!r}, but labels change with the sign of component {p + 1}"
+                    )
+        if stated.endswith("common-sign") and not same(-z):
+            raise CheckFailed(f"symmetry is {stated!r}, but labels change with the sign of all components")
+        if "permutations" in stated and P > 1 and not same(np.roll(z, 1, axis=1)):
+            raise CheckFailed(f"symmetry is {stated!r}, but labels change when components change places")
+        if stated == "rotations" and not same(np.linalg.qr(rng.standard_normal((P, P)))[0] @ z):
+            raise CheckFailed("symmetry is 'rotations', but labels change with a rotation of the components")
+        if stated in ("none", "permutations"):
+            for p in range(P):
+                signs = np.ones((P, 1))
+                signs[p] = -1
+                if same(signs * z):
+                    raise CheckFailed(
+                        f"symmetry is {stated!r}, but no label sees the sign of component {p + 1}: it can be learned up to "
+                        "its "
+                        "sign only. Say 'signs'"
+                    )
+        if stated in ("none", "permutations") and P > 1 and same(-z):
+            raise CheckFailed(
+                f"symmetry is {stated!r}, but no label sees the sign of all components at once. Say 'common-sign' or "
+                "'permutations-common-sign'"
+            )
+
+
+@published(
+    "channel",
+    id="gradient",
+    meaning="g = V^-1 (mean - omega) is not the gradient of log_partition: mean and partition function belong to "
+    "different laws.",
+)
+def gradient(context: CheckContext) -> None:
+    """Central differences of sixth order, also for labels that are improbable under omega."""
+    if not hasattr(context.item, "log_partition"):
+        raise CheckSkipped("it has no log_partition")
+    channel = context.item
+    for model in context.models:
+        for q, v in POINTS:
+            _, V, omega, _, y = latents(channel, model, 24, q, v, context.rng(91))
+            omega = omega + 0.5 * math.sqrt(v) * context.rng(92).standard_normal(omega.shape)
+            found = channel.posterior(y, omega, V, rng=context.rng(93))
+            g = np.linalg.inv(V) @ (found.mean - omega)
+            direction = context.rng(94).standard_normal(omega.shape)
+            step = 0.05 * math.sqrt(v) / math.sqrt(direction[0].size)
+
+            def along(
+                k: int, omega: Array = omega, y: Array = y, V: Array = V, d: Array = step * direction
+            ) -> Array:
+                return np.asarray(channel.log_partition(y, omega + k * d, V), dtype=float)
+
+            slope = (
+                0.75 * (along(1) - along(-1)) - 0.15 * (along(2) - along(-2)) + (along(3) - along(-3)) / 60
+            ) / step
+            gap = np.median(np.abs(slope - np.sum(g * direction, axis=(1, 2)))) * step
+            size = np.sqrt(np.mean(slope**2)) * step
+            if not gap <= 1e-4 * size + 1e-9 + 20 * float(found.error) * 0.05:
+                raise CheckFailed(
+                    f"along a random direction log_partition changes by {np.median(np.abs(slope)):.4g} (median), "
+                    f"g says otherwise by {gap / step:.2g} ({model.name}, V = {v})"
+                )
+
+
+@published(
+    "channel",
+    id="nishimori",
+    statistical=True,
+    meaning="The posterior is not the one that belongs to forward: with z drawn from N(omega, V) and its "
+    "label, the error z - E[z|y] must be uncorrelated with everything known, and its covariance must "
+    "be the one that is claimed. Algorithms that use this posterior are not Bayes-optimal and miss "
+    "the theory.",
+)
+def nishimori(context: CheckContext) -> None:
+    """``E[f(y, omega) (z - mean)] = 0`` for many f; ``E[z z^T - second moment] = 0``; covariance as claimed."""
+    test = MeanTest()
+    for model in context.models:
+        for point in range(len(POINTS)):
+            _identities(test, sampled(context, model, point), f"{model.name}, V = {POINTS[point][1]}")
+    test.judge()
+
+
+def _identities(test: MeanTest, s: Sampled, where: str) -> None:
+    n, P, C = s.z.shape
+    white = np.linalg.inv(np.linalg.cholesky(s.V))
+    error = (white @ (s.z - s.posterior.mean)).reshape(n, -1)
+    shift = (white @ (s.posterior.mean - s.omega)).reshape(n, -1)
+    slack = 5 * float(s.posterior.error)
+    known = [
+        ("tanh(V^-1/2 (mean - omega))", np.tanh(shift)),
+        ("tanh(omega)", np.tanh(s.omega.reshape(n, -1))),
+    ]
+    known.append(("decided", shift * np.exp(-(shift**2))))
+    known.append(("strange", np.tanh(np.sum(shift**2, axis=1, keepdims=True) / (P * C)) * np.tanh(shift)))
+    label = s.y.reshape(n, -1)[:, :16].astype(float)
+    spread = np.quantile(label, 0.75, axis=0) - np.quantile(label, 0.25, axis=0)
+    label = np.tanh((label - np.median(label, axis=0)) / np.where(spread > 0, spread, 1.0))
+    known.append(("label", label))
+    known.append(("1", np.ones((n, 1))))
+    for name, f in known:
+        product = f[:, :, None] * error[:, None, :]
+        test.mean(f"E[f (z - mean)] / sqrt(V) with f = {name} at {where}", product, allowance=slack)
+    sites = (white @ (s.z - s.posterior.mean)).reshape(n, P, C)
+    squares = sites @ np.swapaxes(sites, 1, 2) / C
+    claimed = white @ s.posterior.covariance @ white.T
+    test.mean(f"E[(z - mean)(z - mean)^T] in units of V at {where}", squares, claimed, allowance=2 * slack)
+    flat = s.z.reshape(n, -1)
+    scale = np.sqrt(np.mean(flat**2, axis=0))
+    if s.posterior.second_moment is None:
+        raise CheckFailed("posterior(..., second_moment=True) gives no second moment")
+    moment = np.asarray(s.posterior.second_moment).reshape(n, P * C, P * C)
+    gap = (flat[:, :, None] * flat[:, None, :] - moment) / (scale[:, None] * scale[None, :])
+    test.mean(f"E[z z^T - second_moment] in units of E[z^2] at {where}", gap, allowance=4 * slack)
+    first = np.tanh(shift[:, :1, None])
+    test.mean(f"E[f (z z^T - second_moment)], f = tanh(shift) at {where}", first * gap, allowance=4 * slack)
+
+
+@published(
+    "channel",
+    id="posterior",
+    statistical=True,
+    meaning="The posterior mean or second moment of single samples is wrong: brute force (drawing latents "
+    "until the label fits, or weighing them by log_likelihood) finds another one.",
+)
+def posterior(context: CheckContext) -> None:
+    """Rejection with forward where labels have few values, importance sampling where there is a likelihood."""
+    test = MeanTest()
+    for model in context.models:
+        channel = context.completed(model)
+        for point, (q, v) in enumerate(POINTS):
+            _, V, omega, _, y = latents(channel, model, 8, q, v, context.rng(101, point))
+            found = channel.posterior(y, omega, V, second_moment=True, rng=context.rng(102))
+            root = np.linalg.cholesky(V)
+            slack = 8 * float(found.error) * math.sqrt(v)
+            for i in range(len(y)):
+                z = omega[i] + root @ context.rng(103, point, i).standard_normal((20_000, *omega.shape[1:]))
+                weights = _weights(context, channel, z, y[i], context.rng(104, point, i))
+                if weights.sum() ** 2 < 200 * np.sum(weights**2):
+                    continue  # too few draws fit this label to say anything
+                where = f"of a sample with label {_short(y[i])} at {model.name}, V = {v}"
+                flat = z.reshape(len(z), -1)
+                outer = flat[:, :, None] * flat[:, None, :]
+                target = found.second_moment[i].reshape(outer.shape[1:])
+                _weighted(test, f"E[z | y] {where}", flat, weights, found.mean[i].ravel(), slack)
+                size = 1 + np.abs(omega[i]).max()
+                _weighted(test, f"E[z z^T | y] {where}", outer, weights, target, 4 * slack * size)
+    test.judge()
+
+
+def _short(value: Array) -> str:
+    return np.array2string(np.asarray(value), precision=3, threshold=6).replace("\n", " ")
+
+
+def _weights(context: CheckContext, channel: Any, z: Array, y: Array, rng: np.random.Generator) -> Array:
+    if np.asarray(y).dtype.kind in "iub" or _few_values(channel, z[:200]):
+        drawn = np.asarray(channel.forward(z, rng=rng)).reshape(len(z), -1)
+        return np.all(drawn == np.reshape(y, (1, -1)), axis=1).astype(float)
+    if hasattr(context.item, "log_likelihood"):
+        repeated = np.broadcast_to(y, (len(z), *np.shape(y)))
+        logs = np.asarray(context.item.log_likelihood(repeated, z), dtype=float)
+        return np.asarray(np.exp(logs - logs.max()))
+    raise CheckSkipped(
+        "labels are continuous and there is no log_likelihood to weigh latents with; 'nishimori' tests the posterior"
+    )
+
+
+def _few_values(channel: Any, z: Array) -> bool:
+    drawn = np.asarray(channel.forward(z, rng=monte_carlo_rng("checks: prediction"))).reshape(len(z), -1)
+    return len(np.unique(drawn, axis=0)) < len(z) // 4
+
+
+def _weighted(test: MeanTest, what: str, values: Array, weights: Array, target: Array, slack: float) -> None:
+    """Self-normalised importance sampling, with the usual standard error of a ratio."""
+    share = weights / weights.sum()
+    flat = values.reshape(len(values), -1)
+    mean = share @ flat
+    error = np.sqrt(share**2 @ (flat - mean) ** 2)
+    # A ratio is biased by about its variance over the mean; the effective number of draws says how much.
+    bias = np.sqrt(share @ (flat - mean) ** 2) * np.sum(share**2)
+    effective = 1 / np.sum(share**2)
+    for value, goal, one, off in zip(mean, np.ravel(target), error, bias):
+        test.add(what, float(value), float(goal), float(one), slack + float(off), effective - 1)
+
+
+@published(
+    "channel",
+    id="information",
+    statistical=True,
+    meaning="information(Q, V), which state evolution and thresholds are made of, is not the mean of g g^T "
+    "over labels: theory and message passing would disagree.",
+)
+def information(context: CheckContext) -> None:
+    """``information(Q, V)`` against ``E sum_c g_c g_c^T`` with the channel's own posterior and labels."""
+    test = MeanTest()
+    for model in context.models:
+        channel = context.completed(model)
+        if not hasattr(channel, "information"):
+            raise CheckSkipped("it has no information: the engine takes it from the posterior itself")
+        for point, (_, v) in enumerate(POINTS):
+            s = sampled(context, model, point)
+            if point and len(s.z) == SAMPLES:  # integrals take their time; one point says it
+                continue
+            stated = channel_information(channel, model, s.Q, s.V)
+            g = np.linalg.inv(s.V) @ (s.posterior.mean - s.omega)
+            other = np.linalg.inv(s.V) @ (s.z - s.omega)
+            square = g @ np.swapaxes(g, 1, 2)
+            cross = (g @ np.swapaxes(other, 1, 2) + other @ np.swapaxes(g, 1, 2)) / 2
+            size = model.sites / v
+            allowed = 6 * np.abs(stated.error) + 2 * float(s.posterior.error) * size
+            where = f"{model.name}, V = {v}"
+            test.mean(f"E sum_c g g^T at {where}", square, stated.value, allowance=allowed)
+            test.mean(f"E sum_c g (z - omega)^T V^-1 at {where}", cross, stated.value, allowance=allowed)
+    test.judge()
+
+
+@published(
+    "channel",
+    id="vjp",
+    meaning="The derivative of the label that gradient methods use is wrong.",
+)
+def vjp(context: CheckContext) -> None:
+    """``vjp(z, cotangent)`` against differences of the noiseless observable label along random directions."""
+    for model in context.models:
+        channel = context.completed(model)
+        if not hasattr(channel, "vjp"):
+            raise CheckSkipped("it has no vjp, and its labels have no derivative to take")
+        _, _, _, z, _ = latents(channel, model, 40, 0.5, 0.6, context.rng(111))
+        direction = context.rng(112).standard_normal(z.shape)
+        cotangent = context.rng(113).standard_normal(np.shape(predict(channel, z)))
+        pulled = channel.vjp(z, cotangent)
+        expect_array("vjp", pulled, z.shape, "float64", z)
+        step = 1e-4
+
+        def label(k: int, channel: Any = channel, z: Array = z, d: Array = step * direction) -> Array:
+            return np.asarray(predict(channel, z + k * d), dtype=float)
+
+        slope = (2 / 3 * (label(1) - label(-1)) - (label(2) - label(-2)) / 12) / step
+        axes = tuple(range(1, slope.ndim))
+        wanted = np.sum(slope * cotangent, axis=axes)
+        got = np.sum(pulled * direction, axis=(1, 2))
+        gap, size = np.median(np.abs(got - wanted)), np.sqrt(np.mean(wanted**2))
+        if not gap <= 1e-5 * size + 1e-12:
+            raise CheckFailed(
+                f"along a random direction it differs from finite differences by {gap / size:.2g}"
+            )
+
+
+@published(
+    "channel",
+    id="problem",
+    meaning="It cannot be put into a problem with every model that its capabilities name, or no data can be drawn.",
+)
+def problem(context: CheckContext) -> None:
+    """A small instance of every model, with labels that are numbers."""
+    for model in context.models:
+        made = context.problem(model)
+        found = made.instance(0.5, 12, seed=context.seed)
+        if len(found.labels) != len(found.inputs):
+            raise CheckFailed(f"{len(found.inputs)} inputs but {len(found.labels)} labels ({model.name})")
+        metrics = found.metrics(made.prior.mean(made.components, 12))
+        if not np.isfinite(metrics["mse"]).all():
+            raise CheckFailed(f"the error of the prior mean is {metrics['mse']} ({model.name})")

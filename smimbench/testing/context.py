@@ -1,0 +1,261 @@
+"""What a check is applied to: an item, and the models, channels and priors that it is combined with."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.interfaces import ParameterError
+from smimbench.numerics.seeds import monte_carlo_rng
+from smimbench.registry.adapters import algorithm_class
+from smimbench.registry.parameters import ENGINE_FILLED, build, parameters_of, signature_of
+from smimbench.registry.registry import BUILT_IN, KINDS, Entry, get_registry
+from smimbench.testing.core import CheckError, CheckFailed, CheckSkipped, capabilities_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from smimbench.problem.problem import Problem
+
+__all__ = [
+    "CheckContext",
+    "OverlayRegistry",
+    "assembled",
+    "channels_for",
+    "example_of",
+    "instantiate",
+    "kind_of",
+    "priors_for",
+]
+
+TOKENS = (2, 1, 3, 4)
+"""Numbers of tokens that are tried, in this order, until an item takes one."""
+
+
+@dataclass(frozen=True, eq=False)
+class CheckContext:
+    """An item and the company in which it is checked.
+
+    Attributes
+    ----------
+    kind : str
+    item : object
+        An instance.
+    seed : int
+        Of everything that is drawn.
+    """
+
+    kind: str
+    item: Any
+    seed: int = 0
+
+    @property
+    def label(self) -> str:
+        """Name and the parameters that do not have their default: part of a test's name."""
+        usual = signature_of(type(self.item))
+        parts = [str(getattr(self.item, "name", type(self.item).__name__))]
+        for name, parameter in usual.items():
+            value = getattr(self.item, name, None)
+            if value != parameter.default:
+                inner = value.get("name", "") if isinstance(value, dict) else value
+                parts.append(f"{name}{inner}")
+        return re.sub(r"[^0-9A-Za-z_.]+", "_", "_".join(parts)).strip("_")
+
+    def rng(self, *key: int) -> np.random.Generator:
+        """A generator of its own for every use."""
+        return np.random.default_rng([self.seed, *key])
+
+    @cached_property
+    def model_names(self) -> tuple[str, ...]:
+        """Models that the item's capabilities name, as far as they are registered."""
+        capabilities = capabilities_of(self.item)
+        known = [entry.name for entry in get_registry().entries("model")]
+        return tuple(name for name in known if "*" in capabilities.models or name in capabilities.models)
+
+    @cached_property
+    def models(self) -> tuple[Any, ...]:
+        """One model of every kind that the item works for, with as many tokens as it takes."""
+        if self.kind == "model":
+            return (self.item,)
+        found = []
+        for name in self.model_names:
+            model = self._model(name)
+            if model is not None:
+                found.append(model)
+        if not found:
+            raise CheckFailed(
+                f"no model to check it with: capabilities.models is {capabilities_of(self.item).models}, "
+                f"registered are {', '.join(e.name for e in get_registry().entries('model'))}"
+            )
+        return tuple(found)
+
+    def _model(self, name: str) -> Any:
+        entry = get_registry().get("model", name)
+        if self.kind == "channel":
+            own = getattr(self.item, "tokens", None)
+            for tokens in TOKENS if own is None else (own,):
+                model = _made(entry, {"tokens": tokens})
+                if model is not None and (own is not None or _takes(self.item, model)):
+                    return model
+            return None
+        for tokens in TOKENS:
+            model = _made(entry, {"tokens": tokens})
+            if model is not None:
+                return model
+        return None
+
+    def completed(self, model: Any) -> Any:
+        """The item as the engine uses it with a model: with all that is derived, once."""
+        memory: dict[int, Any] = self.__dict__.setdefault("_completed", {})
+        if id(model) not in memory:
+            if self.kind == "channel":
+                from smimbench.derive.channel import complete_channel
+
+                memory[id(model)] = complete_channel(self.item, model)
+            elif self.kind == "prior":
+                from smimbench.derive.prior import complete_prior
+
+                memory[id(model)] = complete_prior(self.item, model)
+            else:
+                memory[id(model)] = self.item
+        return memory[id(model)]
+
+    def problems(self, model: Any = None) -> Iterator[Problem]:
+        """Problems in which the item takes part: one for every other part that ships and fits."""
+        for one in self.models if model is None else (model,):
+            for channel in [self.item] if self.kind == "channel" else channels_for(one):
+                for prior in [self.item] if self.kind == "prior" else priors_for(one)[:1]:
+                    yield assembled(one, channel, prior)
+
+    def problem(self, model: Any) -> Problem:
+        """The first of them."""
+        for problem in self.problems(model):
+            return problem
+        raise CheckSkipped(f"there is nothing to combine it with for model {model.name!r}")
+
+
+def assembled(model: Any, channel: Any, prior: Any) -> Problem:
+    """A problem of instances, made the way a suite makes it: from names and parameters."""
+    from smimbench.problem.problem import Problem
+
+    parts = {"model": model, "channel": channel, "prior": prior}
+    tables = {kind: {"name": item.name, **parameters_of(kind, item)} for kind, item in parts.items()}
+    return Problem(**tables, registry=OverlayRegistry(parts))  # type: ignore[arg-type]
+
+
+class OverlayRegistry:
+    """A registry in which some items stand in front of the registered ones, registered or not themselves."""
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        self.parts = parts
+
+    def get(self, kind: str, name: str, model: str | None = None) -> Entry:
+        """The item at hand under its own name; whatever is registered under others."""
+        item = self.parts.get(kind)
+        if item is not None and name.rpartition(":")[2] == item.name:
+            return Entry(kind, item.name, type(item), BUILT_IN)
+        return get_registry().get(kind, name, model)
+
+    def entries(self, kind: str | None = None) -> list[Entry]:
+        """What is registered."""
+        return get_registry().entries(kind)
+
+
+def _made(entry: Entry, provided: Mapping[str, Any]) -> Any:
+    """An instance with the parameters that its class suggests for checks, or None if it needs others."""
+    usual = {k: v for k, v in provided.items() if k in signature_of(entry.item)}
+    try:
+        return entry.item(**{**example_of(entry.item), **usual})
+    except (ParameterError, TypeError):
+        return None
+
+
+def example_of(cls: type[Any]) -> dict[str, Any]:
+    """Parameters for a check where a class has none by default: its attribute ``example``."""
+    return dict(getattr(cls, "example", {}))
+
+
+def channels_for(model: Any) -> list[Any]:
+    """What ships for a model, with parameters as they come; for a model of somebody else, all that fit."""
+    provided = {"tokens": getattr(model, "tokens", 2)}
+    return _shipped("channel", model, provided)
+
+
+def priors_for(model: Any) -> list[Any]:
+    """Priors for a model."""
+    return _shipped("prior", model, {})
+
+
+def _shipped(kind: str, model: Any, provided: Mapping[str, Any]) -> list[Any]:
+    entries = [e for e in get_registry().entries(kind) if e.fits(model.name)]
+    shipped = [e for e in entries if e.distribution == BUILT_IN] or entries
+    found = [_made(entry, provided) for entry in shipped]
+    return [item for item in found if item is not None]
+
+
+def _takes(channel: Any, model: Any) -> bool:
+    z = monte_carlo_rng("checks: latents").standard_normal((3, int(channel.components), model.sites))
+    try:
+        y = np.asarray(channel.forward(z, rng=monte_carlo_rng("checks: labels")))
+    except Exception:  # another number of tokens may do
+        return False
+    return y.ndim > 0 and len(y) == 3
+
+
+def kind_of(item: Any) -> str:
+    """Model, channel, prior, metric or algorithm, by what it offers.
+
+    Raises
+    ------
+    CheckError
+        If it is none of them.
+    """
+    signs = {
+        "model": ("draw_inputs",),
+        "channel": ("posterior", "log_likelihood"),
+        "prior": ("denoise", "log_density", "eigenvalues", "quantile"),
+        "metric": ("measure",),
+        "algorithm": ("step", "fit"),
+    }
+    for kind in KINDS:
+        if any(hasattr(item, name) for name in signs[kind]):
+            return kind
+    listed = "; ".join(f"{kind}: {' or '.join(names)}" for kind, names in signs.items())
+    raise CheckError(f"{item!r} is no model, channel, prior, metric or algorithm; these offer ({listed})")
+
+
+def instantiate(cls: type[Any], kind: str, parameters: Mapping[str, Any] | None = None) -> Any:
+    """One item of a class.
+
+    Raises
+    ------
+    CheckError
+        If a parameter is missing or wrong.
+    """
+    cls = algorithm_class(cls) if kind == "algorithm" else cls
+    given = {**example_of(cls), **(parameters or {})}
+    required = [
+        n for n, p in signature_of(cls).items() if p.default is p.empty and n not in given and n != "tokens"
+    ]
+    name = getattr(cls, "name", cls.__name__)
+    if required:
+        raise CheckError(
+            f"{kind} {name!r} needs {', '.join(required)}: give it with --set {required[0]}=VALUE, or give the class an "
+            f"attribute example = {{'{required[0]}': ...}}"
+        )
+    filled = ENGINE_FILLED.get(kind, ())
+    free = "tokens" in signature_of(cls) and "tokens" not in given
+    last: Exception | None = None
+    for tokens in TOKENS if free else (None,):
+        values = {**given, **({} if tokens is None else {"tokens": tokens})}
+        engine = {k: v for k, v in values.items() if k in filled}
+        written = {k: v for k, v in values.items() if k not in filled}
+        try:
+            return build(cls, kind, written, engine)
+        except ParameterError as error:
+            last = last or error
+    raise CheckError(f"{kind} {name!r} cannot be made: {last}")
