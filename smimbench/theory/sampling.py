@@ -83,17 +83,18 @@ def _sampled_moments(
         # In units of V: h = V^{-1/2} (z - omega), E[h h^T] = I
         white = np.linalg.inv(root_V)
         mean = white @ (found.mean - omega)
-        moment = np.einsum("npcqc->npq", found.second_moment)
-        product = found.mean @ np.swapaxes(omega, 1, 2)
-        moment = moment - product - np.swapaxes(product, 1, 2) + omega @ np.swapaxes(omega, 1, 2)
         square = mean @ np.swapaxes(mean, 1, 2)
         cross = mean @ np.swapaxes(normal[:, 1], 1, 2)
         known = [
             (square - (cross + np.swapaxes(cross, 1, 2)) / 2)[:, *upper],
-            (white @ moment @ white - identity)[:, *upper],
             (normal[:, 0] @ np.swapaxes(mean, 1, 2)).reshape(points, -1),
             (normal[:, 0] @ np.swapaxes(normal[:, 0], 1, 2) - identity)[:, *upper],
         ]
+        if found.second_moment is not None:  # a channel may do without, where signs are seen
+            moment = np.einsum("npcqc->npq", found.second_moment)
+            product = found.mean @ np.swapaxes(omega, 1, 2)
+            moment = moment - product - np.swapaxes(product, 1, 2) + omega @ np.swapaxes(omega, 1, 2)
+            known.append((white @ moment @ white - identity)[:, *upper])
         rows = [square[:, *upper]]
         G = {a: found.second_moment[:, a, :, a, :] / V[a, a] - np.eye(sites) for a in free}
         for a, b in pairs:
