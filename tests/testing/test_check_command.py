@@ -105,7 +105,7 @@ def test_bad_requests(capsys, arguments, message):
 def test_one_check_of_one_item_in_python():
     found = {b.id: b for b in bound_checks(["gaussian"])}
     found["gaussian-moments"]()
-    with pytest.raises(CheckError, match="is no model, channel, prior or algorithm"):
+    with pytest.raises(CheckError, match="is no model, channel, prior, metric or algorithm"):
         list(bound_checks([object()]))
     with pytest.raises(CheckError, match="needs rho"):
         check(type("Bare", (), {"denoise": None, "__init__": lambda self, rho: None}))
