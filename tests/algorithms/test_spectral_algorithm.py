@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from smimbench_algorithms.gamp.algorithm import Gamp
 from smimbench_algorithms.spectral.algorithm import Spectral
-from smimbench_algorithms.spectral.limit import first_order_theory, spectral_theory
+from smimbench_algorithms.spectral.first_order import first_order_theory
+from smimbench_algorithms.spectral.limit import spectral_theory
 
 from smimbench.backend.device import get_backend
 from smimbench.interfaces import ParameterError

@@ -10,12 +10,11 @@ from scipy.special import k0, k1
 from scipy.stats import chi2
 from smimbench_algorithms.spectral import limit as spectral
 from smimbench_algorithms.spectral.algorithm import Spectral
-from smimbench_algorithms.spectral.limit import (
-    first_order,
-    first_order_theory,
-    spectral_estimate,
-    spectral_theory,
-)
+from smimbench_algorithms.spectral.eigenvectors import spectral_estimate
+from smimbench_algorithms.spectral.first_order import first_order, first_order_theory
+from smimbench_algorithms.spectral.limit import spectral_theory
+from smimbench_algorithms.spectral.matrices import RIGHTMOST
+from smimbench_algorithms.spectral.outliers import direction_mode, joint_mode
 
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import Backend, get_backend
@@ -273,7 +272,7 @@ def test_largest_real_eigenvalue_is_that_of_the_dense_asymmetric_matrix():
         top = real[np.argmax(values[real].real)]
         rank = (values.real > values[top].real).sum()
         found = spectral_estimate(problem, data, np.random.default_rng(0), "asymmetric")
-        assert bool(found.remarks) == (rank >= spectral.RIGHTMOST or values[top].real <= 1)
+        assert bool(found.remarks) == (rank >= RIGHTMOST or values[top].real <= 1)
         if found.remarks:
             continue
         compared += 1
@@ -377,13 +376,13 @@ def test_directions_that_do_not_separate_are_found_together():
 def test_joint_theory_agrees_with_the_scalar_one():
     """A single direction through the matrix-valued equations."""
     problem = softmax()
-    G = spectral._label_matrices(spectral._Keyed("one layer", problem))[0]
+    G = spectral._sampled_labels(spectral._Keyed("one layer", problem))[0]
     for kind in ("symmetric", "asymmetric"):
-        one = spectral._direction_mode(G, np.ones(1), 0.5, kind, 0.05)
-        whole = spectral._joint_mode(G, 0.5, kind, 0.05)
+        one = direction_mode(G, np.ones(1), 0.5, kind, 0.05)
+        whole = joint_mode(G, 0.5, kind, 0.05)
         assert whole.eigenvalue == pytest.approx(one.eigenvalue, rel=1e-6)
         assert abs(whole.A[0, 0]) == pytest.approx(one.A[0, 0], rel=1e-6)
-        assert np.isnan(spectral._joint_mode(G, 0.1, kind, 0.05).eigenvalue)
+        assert np.isnan(joint_mode(G, 0.1, kind, 0.05).eigenvalue)
 
 
 # -- what users get -------------------------------------------------------------------------------------------------

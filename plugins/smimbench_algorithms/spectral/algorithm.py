@@ -10,16 +10,10 @@ import numpy as np
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError, Start
-from smimbench_algorithms.spectral.limit import (
-    KINDS,
-    ORIGINS,
-    REGULARISATION,
-    first_order,
-    first_order_theory,
-    spectral_estimate,
-    spectral_theory,
-    why_not,
-)
+from smimbench_algorithms.spectral.eigenvectors import spectral_estimate
+from smimbench_algorithms.spectral.first_order import ORIGINS, first_order, first_order_theory
+from smimbench_algorithms.spectral.labels import why_not
+from smimbench_algorithms.spectral.limit import KINDS, REGULARISATION, spectral_theory
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Cost, Data
@@ -63,7 +57,7 @@ class Spectral:
 
     References
     ----------
-    arXiv:2502.00901, arXiv:2506.01582; derived anew, checked by tests/theory/test_spectral.py.
+    arXiv:2502.00901, arXiv:2506.01582; derived anew, checked by tests/algorithms/test_spectral_limit.py.
     """
 
     kind: str | None = None
@@ -91,7 +85,7 @@ class Spectral:
 
     def refuses(self, problem: Problem) -> str | None:
         """Parameters of the other kind of model."""
-        if problem.model.kappa == 1:
+        if problem.model.rank == "low":
             if self.origin is not None:
                 return "origin applies to attention-indexed models only; remove it"
             return why_not(problem)
@@ -102,7 +96,7 @@ class Spectral:
 
     def start(self, problem: Problem, data: Data, rng: np.random.Generator) -> Start:
         """A start for iterative algorithms: the spectral estimate with its error, or the first step from the prior mean."""
-        if problem.model.kappa == 1:
+        if problem.model.rank == "low":
             found = spectral_estimate(problem, data, rng, *self._low_rank())
             return Start(found.estimate, found.V)
         return Start(*first_order(problem, data, self.origin or ORIGINS[0], rng))
@@ -117,7 +111,7 @@ class Spectral:
     def step(self, problem: Problem, data: Data, state: SpectralState) -> tuple[SpectralState, Info]:
         """The whole computation; there is nothing to iterate, so the residual is 0."""
         n = data.inputs.shape[0]
-        if problem.model.kappa == 1:
+        if problem.model.rank == "low":
             found = spectral_estimate(problem, data, state.rng, *self._low_rank())
             remarks = "; ".join(found.remarks) or None
             new = SpectralState(found.estimate, state.rng, found.outliers)
@@ -131,7 +125,7 @@ class Spectral:
 
     def cost(self, problem: Problem, data: Data) -> Cost | None:
         """Extensive rank: one pass over the inputs. Low rank: None, the eigensolver decides how often it reads them."""
-        return None if problem.model.kappa == 1 else problem.pass_cost(data)
+        return None if problem.model.rank == "low" else problem.pass_cost(data)
 
     def findings(self, state: SpectralState) -> dict[str, list[float | None]]:
         """Eigenvalue of every eigenvector used, strongest first; None where the matrix has no real outlier."""
@@ -139,7 +133,7 @@ class Spectral:
 
     def theory(self, problem: Problem, alpha: float) -> dict[str, Any]:
         """What this estimate achieves as D goes to infinity, in the form of a point of the theory's JSON."""
-        if problem.model.kappa == 1:
+        if problem.model.rank == "low":
             kind, regularisation = self._low_rank()
             found = spectral_theory(problem, alpha, kind, regularisation)
             mse, error, overlap = found.mse, found.error, found.overlap
