@@ -1,10 +1,13 @@
 """Algorithms that ship with smimbench, one per file."""
 
+from collections.abc import Callable
+from typing import Any
+
 from smimbench.hookspecs import hookimpl
 
 
 @hookimpl
-def smimbench_register_algorithms(register):
+def smimbench_register_algorithms(register: Callable[[Any], None]) -> None:
     """Register what is in this folder."""
     from smimbench_algorithms.adam import Adam
     from smimbench_algorithms.adamw import AdamW

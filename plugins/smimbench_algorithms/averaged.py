@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from smimbench.problem import Problem
 
 ROUNDS = 20
+"""Alignments of all students with their mean, at most. It takes two or three: doubled, nothing changes."""
+
 SAME = 1e-6
+"""Largest difference, in units of the largest entry, of two estimates that count as equal. Doubled: the same remark."""
 
 
 class AveragedState(NamedTuple):

@@ -19,8 +19,12 @@ if TYPE_CHECKING:
     from smimbench.problem import Problem
 
 SCHEDULES = ("constant", "step", "cosine", "1/t")
+
 SURROGATE_BETA = (1.0, 20.0)
+"""First and last inverse temperature of the softmax that stands in for hardmax. Doubled: nearer to hardmax, rougher loss."""
+
 DEFAULT_STEPS = 1000
+"""Steps of a run that names neither steps nor epochs. Doubled: closer to the minimum, in twice the time."""
 
 
 class DescentState(NamedTuple):
@@ -32,7 +36,7 @@ class DescentState(NamedTuple):
         The factor and the signal that it stands for; with students, one more axis in front.
     memory : tuple of array
         What the method remembers (momentum, moments).
-    count : int
+    done : int
         Steps made.
     total : int
         Steps that will be made.
@@ -53,7 +57,7 @@ class DescentState(NamedTuple):
     factor: Array
     signal: Array
     memory: tuple[Array, ...]
-    count: int
+    done: int
     total: int
     samples: int
     targets: Array
@@ -134,7 +138,7 @@ class Descent:
             return "surrogate_beta applies to channels without a derivative only; remove it"
         if not hasattr(problem.prior, "compose"):
             return f"prior {problem.prior.name!r} has no factor to descend on"
-        if self.width is not None and problem.model.kappa == 1:
+        if self.width is not None and problem.model.rank == "low":
             return "width applies to attention-indexed models only; remove it"
         if self.loss == "cross-entropy" and not gives_probabilities(problem):
             return f"cross-entropy needs labels that are probabilities, those of channel {problem.channel.name!r} are not"
@@ -171,16 +175,16 @@ class Descent:
         )
         size = inputs.shape[0]
         gradient = found.gradient * self._normalisation(problem, data, size)
-        rate = self._rate(state.count, state.total)
-        factor, memory = self._move(state.factor, gradient, state.memory, rate, state.count + 1)
+        rate = self._rate(state.done, state.total)
+        factor, memory = self._move(state.factor, gradient, state.memory, rate, state.done + 1)
         if self.spherical:
-            factor = _on_sphere(factor, _base_axes(problem, factor))
-        residual = _relative_change(factor, state.factor, _base_axes(problem, factor))
+            factor = _on_sphere(factor, _component_axes(problem, data))
+        residual = _relative_change(factor, state.factor, _component_axes(problem, data))
         new = state._replace(
             factor=factor,
-            signal=problem.prior.compose(factor),
+            signal=_prior(problem).compose(factor),
             memory=memory,
-            count=state.count + 1,
+            done=state.done + 1,
             samples=state.samples + size,
             order=order,
         )
@@ -232,23 +236,25 @@ class Descent:
         place = {"dtype": data.inputs.dtype, "device": array_api_compat.device(data.inputs)}
         shape = (problem.components, data.dimension, self.width)
         if students is None:
-            draw = problem.prior.draw_factor(rng, *shape)
+            draw = _prior(problem).draw_factor(rng, *shape)
         else:
-            draw = np.stack([problem.prior.draw_factor(rng, *shape) for _ in range(students)])
+            draw = np.stack([_prior(problem).draw_factor(rng, *shape) for _ in range(students)])
         factor = xp.asarray(draw, **place)
         if self.spherical:
-            factor = _on_sphere(factor, _base_axes(problem, factor))
+            factor = _on_sphere(factor, _component_axes(problem, data))
         targets = xp.astype(observable(problem.channel, data.labels), data.inputs.dtype)
         norm = None
         if not hasattr(problem.channel, "vjp"):
             second = np.diagonal(problem.prior.second_moment(problem.components))
             spread = math.prod(problem.model.signal_shape(1, data.dimension)) / data.dimension
-            norm = xp.reshape(xp.asarray(second / spread, **place), (-1, *[1] * _signal_axes(problem, data)))
+            norm = xp.reshape(
+                xp.asarray(second / spread, **place), (-1, *[1] * len(_component_axes(problem, data)))
+            )
         return DescentState(
             factor=factor,
-            signal=problem.prior.compose(factor),
+            signal=_prior(problem).compose(factor),
             memory=self._memory(factor),
-            count=0,
+            done=0,
             total=self.steps_for(data),
             samples=0,
             targets=targets,
@@ -290,7 +296,7 @@ class Descent:
         if hasattr(problem.channel, "vjp"):
             return problem.channel, warning
         low, high = self.surrogate_beta or SURROGATE_BETA
-        beta = low * (high / low) ** (state.count / max(state.total - 1, 1))
+        beta = low * (high / low) ** (state.done / max(state.total - 1, 1))
         note = (
             f"surrogate: hardmax has no derivative, so softmax with beta annealed from {low:g} to {high:g} was "
             f"descended on; its scale is the prior's"
@@ -307,13 +313,14 @@ class Descent:
         return self.learning_rate
 
 
-def _signal_axes(problem: Problem, data: Data) -> int:
-    return len(problem.model.signal_shape(1, data.dimension)) - 1
+def _prior(problem: Problem) -> Any:
+    """The prior, which has the optional methods that ``refuses`` asks for."""
+    return problem.prior
 
 
-def _base_axes(problem: Problem, factor: Array) -> tuple[int, ...]:
-    """Axes of one component of the factor: (D,) or (D, width)."""
-    return (-1,) if problem.model.kappa == 1 else (-2, -1)
+def _component_axes(problem: Problem, data: Data) -> tuple[int, ...]:
+    """Axes of one component, of the signal, (D,) or (D, D), as of the factor, (D,) or (D, width)."""
+    return tuple(range(1 - len(problem.model.signal_shape(1, data.dimension)), 0))
 
 
 def _on_sphere(factor: Array, axes: tuple[int, ...]) -> Array:

@@ -70,9 +70,10 @@ def loss_gradient(
     """
     xp = namespace(factor)
     model = problem.model
+    prior: Any = problem.prior
     channel = problem.channel if channel is None else channel
     dimension = inputs.shape[-1]
-    signal = problem.prior.compose(factor) if signal is None else signal
+    signal = prior.compose(factor) if signal is None else signal
     lead = signal.ndim - len(model.signal_shape(problem.components, dimension))
     students = math.prod(signal.shape[:lead])
     passes = _passes(problem, dimension, factor, signal, students)
@@ -110,8 +111,9 @@ class _Passes(NamedTuple):
     held: int
 
 
-# Products with a factor of this width over the dimension cost as much as those with the signal.
 NARROW = 0.75
+"""Width of a factor over the dimension at which products with it cost as much as those with the signal. Doubled: wide factors
+are gone through directly, which is slower."""
 
 
 def _passes(problem: Problem, dimension: int, factor: Array, signal: Array, students: int) -> _Passes:
@@ -176,7 +178,7 @@ def surrogate(problem: Problem, beta: float) -> Any:
     base = _softmax(problem)
     if base is None:
         return None
-    return _Tempered(base, beta if problem.model.kappa == 2 else math.sqrt(beta))
+    return _Tempered(base, beta if problem.model.rank == "extensive" else math.sqrt(beta))
 
 
 def _softmax(problem: Problem) -> Any:
