@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from smimbench.suite.cells import Suite
 
@@ -22,6 +22,7 @@ def run(
     workers: int | None = 1,
     timing: bool = False,
     overrides: Iterable[str] = (),
+    on_record: Callable[[dict[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Run what is missing of a suite and return the rows of its table.
 
@@ -34,12 +35,14 @@ def run(
     backend : str
         ``"numpy"``, ``"cupy"`` or another of ``smimbench.backend.backend_names()``.
     workers : int or None
-        Spawned processes; None: one per core. A script that uses more than one must guard its main part with
-        ``if __name__ == "__main__"``.
+        Spawned processes; None: one per core, fewer where the memory would not hold so many. A script that uses more than
+        one must guard its main part with ``if __name__ == "__main__"``.
     timing : bool
         Times that can be trusted: serial and warmed up.
     overrides : iterable of str
         ``"problem.prior.rho=0.2"``; only for a suite given by name or path.
+    on_record : callable
+        Called with the record of every cell as it ends, to show progress.
 
     Returns
     -------
@@ -52,17 +55,21 @@ def run(
     SuiteError, BackendError, StoreError
     ValueError
         If overrides are given with a loaded suite.
+
+    Warns
+    -----
+    UserWarning
+        What the command line says on standard error: files that are not used, settings that are not, scarce memory.
     """
-    from smimbench.backend.device import get_backend
-    from smimbench.run import campaign as runner
+    from smimbench.run.campaign import plan_campaign
     from smimbench.run.store import Store
 
     suite = _suite(suite, overrides)
-    get_backend(backend, suite.run.dtype)
     store = Store(Path(results) / suite.name)
-    missing = runner.missing_cells(suite.cells(backend), store.load(set_aside=True), timing=timing)
-    store.write_shared(runner.shared_document(suite))
-    runner.run_cells(missing, store, workers=workers or os.cpu_count() or 1, timing=timing)
+    campaign = plan_campaign(suite, store, (backend,), workers=workers, timing=timing)
+    for remark in campaign.remarks:
+        warnings.warn(remark, stacklevel=2)
+    campaign.run(on_record)
     return show(suite, results=results, backends=(backend,))
 
 

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import types
 
 import pytest
 
@@ -46,6 +47,30 @@ def test_running_a_part_keeps_the_rest(tmp_path):
     part = smimbench.load_suite(path, only=["algorithm=adam"])
     assert {row["algorithm"] for row in smimbench.run(part, results=tmp_path / "r")} == {"adam"}
     assert {row["algorithm"] for row in smimbench.run(str(path), results=tmp_path / "r")} == {"adam", "gamp"}
+
+
+def test_progress_comes_through_a_callback_and_remarks_as_warnings(tmp_path):
+    path = write_suite(tmp_path, SUITE)
+    seen = []
+    smimbench.run(path, results=tmp_path / "r", overrides=["grid.seeds=1"], on_record=seen.append)
+    assert [record["status"] for record in seen] == ["ok"] * 4
+    (tmp_path / "r" / "small" / "torn.json").write_text("{")
+    with pytest.warns(UserWarning, match=r"torn\.json: torn or not JSON; not used, moved to"):
+        smimbench.run(path, results=tmp_path / "r", overrides=["grid.seeds=1"], on_record=seen.append)
+    assert len(seen) == 4
+
+
+def test_memory_limits_the_workers_as_on_the_command_line(tmp_path, monkeypatch):
+    from smimbench.run.campaign import plan_campaign
+    from smimbench.run.store import Store
+
+    monkeypatch.setattr("psutil.virtual_memory", lambda: types.SimpleNamespace(available=450 << 20))
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    suite = smimbench.load_suite(write_suite(tmp_path, SUITE))
+    campaign = plan_campaign(suite, Store(tmp_path / "r"), workers=None, dry_run=True)
+    assert campaign.workers == 2
+    assert "2 at a time instead of 4" in campaign.remarks[0]
+    assert not (tmp_path / "r").exists()
 
 
 def test_overrides_of_a_loaded_suite_are_not_silently_dropped(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,6 @@ import click
 from smimbench.cli.options import (
     OK,
     complain,
-    complain_of_store,
     json_option,
     load,
     make_console,
@@ -24,11 +22,8 @@ from smimbench.cli.options import (
 from smimbench.cli.show import present
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from smimbench.registry.registry import Registry
-    from smimbench.run.store import Store
-    from smimbench.suite.cells import Suite
+    from smimbench.run.campaign import Campaign
 
 
 @click.command()
@@ -86,44 +81,31 @@ def run(
     SUITE is a path or the name of a shipped suite. Finished cells are kept under --results and never run twice; stop at any
     time and run the same command again to go on.
     """
-    from smimbench.backend.device import get_backend
-    from smimbench.run.campaign import missing_cells, shared_document
+    from smimbench.run.campaign import plan_campaign
 
-    suite = load(suite_name, overrides, only, registry)
-    backends = backends or ("numpy",)
-    places = [get_backend(backend, suite.run.dtype) for backend in backends]
-    cells = [cell for backend in backends for cell in suite.cells(backend, registry)]
-    if not suite.algorithms:
-        raise click.UsageError(
-            f"{suite.file}: algorithms: is empty, so there is nothing to run; 'smimbench theory' needs none"
-        )
-    if not cells:
-        raise click.UsageError("--only leaves no cell of this suite")
     if dask and timing:
         raise click.UsageError("--timing measures this machine; it cannot be combined with --dask")
+    suite = load(suite_name, overrides, only, registry)
     store = store_of(suite_name, suite, results)
-    records = store.load(set_aside=not dry_run)
-    complain_of_store(store, quiet)
-    if retry and not dry_run:
-        keys = {cell.key for cell in cells}
-        store.retire(
-            [stem for stem, record in records.items() if record["status"] in retry and record["key"] in keys]
-        )
-        records = store.load()
-    missing = missing_cells(cells, records, timing=timing)
-    device = next((place.name for place in places if place.accelerated), None)
-    alone = "--timing" if timing else f"--backend {device}" if device else None
-    if dask and workers is not None and not quiet:
-        complain(
-            f"--workers {workers} is not used: --dask runs as many cells at a time as the scheduler has workers"
-        )
-    workers = _side_by_side(missing, workers, alone, quiet=quiet or bool(dask))
+    backends = backends or ("numpy",)
+    campaign = plan_campaign(
+        suite,
+        store,
+        backends,
+        workers=workers,
+        timing=timing,
+        threads=threads,
+        dask=dask,
+        retry=retry,
+        dry_run=dry_run,
+        registry=registry,
+    )
+    if not quiet:
+        for remark in campaign.remarks:
+            complain(remark)
     if dry_run:
-        return _dry_run(cells, missing, workers, as_json)
-    store.write_shared(shared_document(suite))
-    if missing:
-        how = {"workers": workers, "timing": timing, "threads": threads, "dask": dask}
-        _run_with_progress(suite, missing, store, registry, how, silent=quiet or as_json)
+        return _dry_run(campaign, as_json)
+    _run_with_progress(campaign, silent=quiet or as_json)
     return present(
         suite,
         store,
@@ -135,44 +117,21 @@ def run(
     )
 
 
-def _side_by_side(missing: Sequence[Any], asked: int | None, alone: str | None, *, quiet: bool) -> int:
-    """How many cells to run at a time: one per core, unless there are reasons for fewer, which are said."""
-    import psutil
-
-    from smimbench.run.cost import memory_of_a_cell
-
-    if alone:
-        if asked is not None and asked > 1 and not quiet:
-            complain(f"--workers {asked} is not used: {alone} runs one cell at a time")
-        return 1
-    needed, free = memory_of_a_cell(missing), psutil.virtual_memory().available
-    cores = os.cpu_count() or 1
-    workers = asked or max(1, min(cores, free // max(1, needed)))
-    if not quiet and missing:
-        size = f"a cell takes up to {needed / 2**30:.1f} GB and {free / 2**30:.1f} GB are free"
-        if needed * min(workers, len(missing)) > free:
-            complain(f"the memory may not suffice for {workers} at a time: {size}")
-        elif workers < min(cores, len(missing)) and asked is None:
-            complain(f"{workers} at a time instead of {cores}: {size}")
-    return workers
-
-
-def _dry_run(cells: Sequence[Any], missing: Sequence[Any], workers: int, as_json: bool) -> int:
-    from smimbench.run.cost import estimate_cost
-
-    cost = estimate_cost(missing, workers)
+def _dry_run(campaign: Campaign, as_json: bool) -> int:
+    cost = campaign.cost()
+    cells, missing, workers = len(campaign.cells), len(campaign.missing), campaign.workers
     if as_json:
         print_json(
             {
-                "cells": len(cells),
-                "missing": len(missing),
+                "cells": cells,
+                "missing": missing,
                 "workers": workers,
                 "seconds": cost.seconds,
                 "peak_bytes": cost.peak_bytes,
             }
         )
     else:
-        click.echo(f"{len(cells)} cells, {len(missing)} of them to run, {workers} at a time")
+        click.echo(f"{cells} cells, {missing} of them to run, {workers} at a time")
         click.echo(
             f"about {_duration(cost.seconds)} (integrals of channels without a closed form not counted)"
         )
@@ -186,15 +145,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _run_with_progress(
-    suite: Suite,
-    missing: Sequence[Any],
-    store: Store,
-    registry: Registry,
-    how: dict[str, Any],
-    *,
-    silent: bool,
-) -> None:
+def _run_with_progress(campaign: Campaign, *, silent: bool) -> None:
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -203,8 +154,6 @@ def _run_with_progress(
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
-
-    from smimbench.run.campaign import run_cells
 
     console = make_console(error=True)
     columns = (
@@ -218,7 +167,7 @@ def _run_with_progress(
     with Progress(
         *columns, console=console, disable=silent or not console.is_terminal, transient=True
     ) as progress:
-        task = progress.add_task(suite.name, total=len(missing))
+        task = progress.add_task(campaign.suite.name, total=len(campaign.missing))
 
         def on_record(record: dict[str, Any]) -> None:
             progress.advance(task)
@@ -229,7 +178,7 @@ def _run_with_progress(
                     soft_wrap=True,
                 )
 
-        if not silent and not console.is_terminal:
-            where = f"on {how['dask']}" if how["dask"] else f"{how['workers']} at a time"
-            click.echo(f"{suite.name}: running {len(missing)} cells, {where}", err=True)
-        run_cells(missing, store, registry=registry, on_record=None if silent else on_record, **how)
+        if campaign.missing and not silent and not console.is_terminal:
+            where = f"on {campaign.dask}" if campaign.dask else f"{campaign.workers} at a time"
+            click.echo(f"{campaign.suite.name}: running {len(campaign.missing)} cells, {where}", err=True)
+        campaign.run(None if silent else on_record)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from smimbench.backend import machine
+from smimbench.backend.device import get_backend
 from smimbench.backend.roofline import ceilings
 from smimbench.registry.registry import Registry, get_registry
 from smimbench.run.cell import run_cell
+from smimbench.run.cost import Estimate, estimate_cost, memory_of_a_cell
 from smimbench.run.dask import on_dask
 from smimbench.run.processes import in_processes
+from smimbench.suite.errors import SuiteError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +25,128 @@ if TYPE_CHECKING:
     from smimbench.run.store import Store
     from smimbench.suite.cells import Cell, Suite
 
-__all__ = ["missing_cells", "run_cells", "shared_document"]
+__all__ = ["Campaign", "missing_cells", "plan_campaign", "run_cells", "shared_document"]
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """What of a suite has to be run, and how; nothing has been drawn yet.
+
+    Attributes
+    ----------
+    cells, missing : list of Cell
+        All that the suite asks for, and those without a record.
+    workers : int
+        Cells at a time.
+    remarks : tuple of str
+        What the user should know before it runs: files that are not used, settings that are not, memory that may not do.
+    """
+
+    suite: Suite
+    store: Store
+    registry: Registry
+    cells: list[Cell]
+    missing: list[Cell]
+    workers: int
+    timing: bool
+    threads: int
+    dask: str | None
+    remarks: tuple[str, ...]
+
+    def cost(self) -> Estimate:
+        """Rough time and memory."""
+        return estimate_cost(self.missing, self.workers)
+
+    def run(self, on_record: Callable[[dict[str, Any]], None] | None = None) -> list[dict[str, Any]]:
+        """Run what is missing; see ``run_cells``."""
+        return run_cells(
+            self.missing,
+            self.store,
+            workers=self.workers,
+            timing=self.timing,
+            threads=self.threads,
+            registry=self.registry,
+            dask=self.dask,
+            on_record=on_record,
+        )
+
+
+def plan_campaign(
+    suite: Suite,
+    store: Store,
+    backends: Sequence[str] = ("numpy",),
+    *,
+    workers: int | None = None,
+    timing: bool = False,
+    threads: int = 1,
+    dask: str | None = None,
+    retry: Sequence[str] = (),
+    dry_run: bool = False,
+    registry: Registry | None = None,
+) -> Campaign:
+    """What is missing of a suite, and how many cells to run at a time; what its records share is written already.
+
+    Parameters
+    ----------
+    workers : int or None
+        Processes side by side; None: one per core, fewer where the memory would not hold so many.
+    retry : sequence of str
+        Records with one of these states are moved out of the way, so that their cells run again.
+    dry_run : bool
+        Write and move nothing.
+
+    Raises
+    ------
+    SuiteError
+        If there is nothing to run.
+    BackendError
+        If a backend is not there.
+    """
+    registry = registry or get_registry()
+    places = [get_backend(backend, suite.run.dtype) for backend in backends]
+    cells = [cell for backend in backends for cell in suite.cells(backend, registry)]
+    if not suite.algorithms:
+        raise SuiteError(
+            suite.file, "algorithms", "is empty, so there is nothing to run; 'smimbench theory' needs none"
+        )
+    if not cells:
+        raise SuiteError(suite.file, "", "--only leaves no cell of this suite")
+    records = store.load(set_aside=not dry_run)
+    remarks = list(store.complaints)
+    if retry and not dry_run:
+        keys = {cell.key for cell in cells}
+        store.retire(stem for stem, r in records.items() if r["status"] in retry and r["key"] in keys)
+        records = store.load()
+    missing = missing_cells(cells, records, timing=timing)
+    if dask and workers is not None:
+        remarks.append(
+            f"--workers {workers} is not used: --dask runs as many cells at a time as the scheduler has workers"
+        )
+    device = next((place.name for place in places if place.accelerated), None)
+    alone = "--timing" if timing else f"--backend {device}" if device else None
+    workers, said = _side_by_side(missing, workers, alone)
+    remarks += [] if dask else said
+    if not dry_run:
+        store.write_shared(shared_document(suite))
+    return Campaign(
+        suite, store, registry, cells, missing, workers, timing, threads, dask, remarks=tuple(remarks)
+    )
+
+
+def _side_by_side(missing: Sequence[Cell], asked: int | None, alone: str | None) -> tuple[int, list[str]]:
+    """How many cells to run at a time, and why fewer than one per core, or fewer than asked."""
+    if alone:
+        unused = f"--workers {asked} is not used: {alone} runs one cell at a time"
+        return 1, [unused] if asked is not None and asked > 1 else []
+    needed, free = memory_of_a_cell(missing), psutil.virtual_memory().available
+    cores = os.cpu_count() or 1
+    workers = asked or max(1, min(cores, free // max(1, needed)))
+    size = f"a cell takes up to {needed / 2**30:.1f} GB and {free / 2**30:.1f} GB are free"
+    if missing and needed * min(workers, len(missing)) > free:
+        return workers, [f"the memory may not suffice for {workers} at a time: {size}"]
+    if workers < min(cores, len(missing)) and asked is None:
+        return workers, [f"{workers} at a time instead of {cores}: {size}"]
+    return workers, []
 
 
 def missing_cells(
