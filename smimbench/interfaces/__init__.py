@@ -1,0 +1,62 @@
+"""The five contracts (model, channel, prior, metric, algorithm) and the small data types that pass between them.
+
+Every item is an immutable object, usually a frozen dataclass: its fields are its parameters, its class attributes
+``name``, ``version``, ``reference`` and ``capabilities`` say what it is. ``version`` is an integer that is raised
+whenever the numbers that the item produces change; it is part of the key under which results are stored.
+
+Shapes and letters used everywhere:
+
+===========  ==========================================================================================
+``n``        samples
+``T``        tokens of a sample
+``D``        dimension of a token
+``P``        index components (directions, or layers)
+``C``        sites: tokens (sequence-multi-index) or unordered token pairs a <= b (attention-indexed)
+``z``        latents, ``(n, P, C)``; given an estimate, ``z ~ N(omega, V (x) I_C)``, ``V`` of shape ``(P, P)``
+===========  ==========================================================================================
+
+An optional class attribute ``contract`` is the ``CONTRACT_VERSION`` that an item was written for; an item of a newer one
+is refused. Without it, it is taken to be of the present one.
+
+Methods that are marked *optional* may be missing. ``smimbench.interfaces.optional`` lists them all, with what happens then.
+All arrays follow the Python array API standard; an item works on the namespace and the device of its inputs.
+"""
+
+from smimbench.interfaces.algorithm import STORED_NAMES, Algorithm, Info, Plan, StoppingRule
+from smimbench.interfaces.basics import CONTRACT_VERSION, Array, Capabilities, Cost, ParameterError, Uncertain
+from smimbench.interfaces.channel import SYMMETRIES, Channel, Posterior
+from smimbench.interfaces.metric import DIRECTIONS, Claims, Metric, NotMeasured
+from smimbench.interfaces.model import Model
+from smimbench.interfaces.optional import member, offers
+from smimbench.interfaces.prior import Denoised, Overlap, Prior
+from smimbench.interfaces.problem import Data, ProblemLike, Start
+
+__all__ = [
+    "CONTRACT_VERSION",
+    "DIRECTIONS",
+    "STORED_NAMES",
+    "SYMMETRIES",
+    "Algorithm",
+    "Array",
+    "Capabilities",
+    "Channel",
+    "Claims",
+    "Cost",
+    "Data",
+    "Denoised",
+    "Info",
+    "Metric",
+    "Model",
+    "NotMeasured",
+    "Overlap",
+    "ParameterError",
+    "Plan",
+    "Posterior",
+    "Prior",
+    "ProblemLike",
+    "Start",
+    "StoppingRule",
+    "Uncertain",
+    "member",
+    "offers",
+]

@@ -1,0 +1,180 @@
+"""The contract of an algorithm: anything that maps data to an estimate of the signal."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from smimbench.interfaces.basics import Array, Capabilities
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from smimbench.interfaces.problem import Data, ProblemLike
+
+__all__ = ["STORED_NAMES", "Algorithm", "Info", "Plan", "StoppingRule"]
+
+
+class Plan(NamedTuple):
+    """What an algorithm means to do, said before anything is drawn.
+
+    Attributes
+    ----------
+    steps : int or None
+        Steps after which it is done by its own account; None: the stopping rule decides.
+    batch : int or None
+        Samples that a step reads; None: all of them.
+    students : int
+        Estimates that are learned side by side: every product with the inputs is made so many times.
+    draws_fresh : bool
+        Whether it learns from samples of its own (``Data.fresh``): its rows then stand at the sample ratio of all of them.
+    """
+
+    steps: int | None = None
+    batch: int | None = None
+    students: int = 1
+    draws_fresh: bool = False
+
+
+class _Reported(NamedTuple):
+    residual: Any
+    predicted_overlap: Array | None = None
+    self_overlap: Array | None = None
+    squared_step: Array | None = None
+    log_information_ratio: Array | None = None
+    warning: str | None = None
+    samples: float | None = None
+    integration_error: Any = None
+
+
+STORED_NAMES = {
+    "predicted_overlap": "claimed",
+    "self_overlap": "held",
+    "squared_step": "moved",
+    "log_information_ratio": "strain",
+}
+"""Under which key a record keeps an entry of ``Info``, where that is another name: the one that ``Info`` had at first."""
+
+
+class Info(_Reported):
+    """What a step reports to the engine's loop; nothing in it is iterated.
+
+    The names ``claimed``, ``held``, ``moved`` and ``strain``, which four entries had before, are accepted and read too.
+
+    Attributes
+    ----------
+    residual : float or 0-d array
+        Undamped relative change of the iterate; the tolerance applies to it. NaN or inf means divergence.
+    predicted_overlap : array (P,) or None
+        Overlap of each component with the signal according to the algorithm's own account, ``diag(second_moment - V)``.
+        None for algorithms without such an account: then only the residual and the number of steps end a run.
+    self_overlap : array (P,) or None
+        Overlap of each component of the estimate with itself; on the Nishimori line it equals ``predicted_overlap``.
+    squared_step : array (P,) or None
+        Undamped squared change of each component in this step, in units of an overlap.
+    log_information_ratio : array (P,) or None
+        Logarithm of the ratio of two independent estimates of the information that the data carry; 0 when the
+        algorithm's account of its own error is right.
+    warning : str or None
+        Something the user should know about this run; the engine stores each different one once.
+    samples : float or None
+        Samples processed since the start, repeated ones counted each time; recorded in the trajectory, so that
+        learning can be shown over epochs or over a stream.
+    integration_error : float, 0-d array or None
+        Largest ``Posterior.error`` of this step. It may stay on the device: the engine reads it with the rest and warns.
+
+    Raises
+    ------
+    TypeError
+        For an entry that is unknown, or given under both of its names.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, *entries: Any, **named: Any) -> Info:
+        """The entries by position or by name, former names included."""
+        for name, former in STORED_NAMES.items():
+            if former in named:
+                if name in named:
+                    raise TypeError(f"Info got {name!r} and {former!r}, which are one entry")
+                named[name] = named.pop(former)
+        return super().__new__(cls, *entries, **named)
+
+    claimed = property(attrgetter("predicted_overlap"), doc="Former name of ``predicted_overlap``.")
+    held = property(attrgetter("self_overlap"), doc="Former name of ``self_overlap``.")
+    moved = property(attrgetter("squared_step"), doc="Former name of ``squared_step``.")
+    strain = property(attrgetter("log_information_ratio"), doc="Former name of ``log_information_ratio``.")
+
+
+class StoppingRule(Protocol):
+    """When a run may end, and whether its end can be trusted; an algorithm may bring one with ``stopping_rule``."""
+
+    def watch(self, info: Info) -> None:
+        """Take what a step reported. Numbers are on the host: ``residual`` a float, the rest float64 arrays or None."""
+        ...
+
+    def ending(self, tolerance: float) -> str | None:
+        """Why the run may end here, in words, or None. Not asked where the algorithm plans a number of steps."""
+        ...
+
+    def complaint(self) -> str | None:
+        """Why an end here cannot be trusted, in words, or None: the run is then ``not-converged``."""
+        ...
+
+
+class Algorithm(Protocol):
+    """Anything that maps data to an estimate of the signal.
+
+    In place of the three methods one is enough, ``fit(data) -> estimate``, of a class or alone: a function
+    ``fit(data, *, parameter=value)`` can be registered as it is. It may name ``problem`` and ``rng`` as arguments; see
+    ``smimbench.registry.adapters``.
+
+    The loop, the clock, the time limit, divergence and the trajectory belong to the engine. Optional methods:
+
+    ``plan(data) -> Plan``
+        What it means to do: steps, batch, students, whether it draws fresh samples. Only the shapes of ``data`` may be asked:
+        before a run it is a stand-in. An attribute ``steps`` or a method ``steps_for(data) -> int`` is enough to say the
+        number of steps.
+    ``stopping_rule(problem, dimension) -> StoppingRule``
+        A rule of its own for when to end, made anew for every run. Without it, the residual ends a run, and the overlaps that
+        ``Info`` reports, if any (``smimbench.derive.stopping``).
+    ``start(problem, data, rng) -> Start``
+        An estimate with its error for other algorithms to begin from: it can be named as ``start`` in the table ``[run]``.
+    ``restarted(problem) -> Algorithm | None``
+        The version for the engine's one restart after a run that diverged or found no fixed point.
+    ``refuses(problem) -> str | None``
+        Why a problem cannot be solved, in words; its cells end as ``skipped`` with that reason.
+    ``theory(problem, alpha) -> dict``
+        The algorithm's own theoretical point, in place of the Bayes-optimal one, for its rows.
+    ``variance(state) -> array (P, P)``
+        The error V that it predicts for its estimate: with it the engine evaluates the Bayes predictor of the label.
+    ``cost(problem, data) -> Cost``
+        What one iteration has to do: with it the runtime table shows which part of the machine's speed is reached.
+    ``findings(state) -> dict``
+        Lists of numbers by name (None for one that was not found) that are kept with the record and shown as means, beside
+        the entry of the same name of ``theory``.
+    ``init_students(problem, data, rng, students) -> state``
+        Several independent starts as one state with one more axis in front, which ``step`` and ``estimate`` keep; without
+        it, ``averaged`` runs one student after the other.
+
+    ``data.inputs`` may be a stand-in that only gives slices of the samples (``smimbench.backend.streaming``): go through them
+    with ``sample_chunks``. One iteration should not ask for a number on the host: what ``Info`` holds may be 0-d arrays, which
+    the engine reads together.
+    """
+
+    name: str
+    version: int
+    reference: str
+    capabilities: Capabilities
+
+    def init(self, problem: ProblemLike, data: Data, rng: np.random.Generator) -> Any:
+        """First state. ``rng`` is a host generator of its own for every run."""
+        ...
+
+    def step(self, problem: ProblemLike, data: Data, state: Any) -> tuple[Any, Info]:
+        """One iteration: a new state and what to report."""
+        ...
+
+    def estimate(self, state: Any) -> Array:
+        """Signal-shaped estimate held by a state."""
+        ...

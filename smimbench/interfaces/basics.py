@@ -1,0 +1,78 @@
+"""What all contracts share: capabilities, errors, numbers with their error, and what an iteration costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+__all__ = ["CONTRACT_VERSION", "Array", "Capabilities", "Cost", "ParameterError", "Uncertain"]
+
+Array: TypeAlias = Any
+
+
+CONTRACT_VERSION = 1
+"""Version of the contracts on this page. It is raised when an item written for an older one could break."""
+
+
+class ParameterError(ValueError):
+    """A parameter of an item has a value that makes no sense.
+
+    Parameters
+    ----------
+    key : str
+        Name of the parameter.
+    message : str
+        What is wrong and what would be right, without the name: ``"must be > 0, got -1"``.
+    """
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(f"{key}: {message}")
+        self.key = key
+        self.message = message
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an item can be combined with.
+
+    Attributes
+    ----------
+    models : tuple of str
+        Names of the models it works for; ``("*",)`` stands for all.
+    backends : tuple of str
+        Names of array namespaces it runs on; ``("*",)`` stands for every array API namespace.
+    dtypes : tuple of str
+        Real data types it is accurate in.
+    """
+
+    models: tuple[str, ...] = ("*",)
+    backends: tuple[str, ...] = ("*",)
+    dtypes: tuple[str, ...] = ("float64", "float32")
+
+
+class Uncertain(NamedTuple):
+    """A computed number (or array) with its numerical error and the method that gave it.
+
+    ``error`` is one standard error for Monte Carlo and an estimate of the absolute error for quadrature; it has the
+    shape of ``value`` or is a scalar. ``method`` is ``"closed form"``, ``"quadrature"`` or ``"Monte Carlo"``, or a
+    few words more.
+    """
+
+    value: Array
+    error: Array
+    method: str
+
+
+class Cost(NamedTuple):
+    """What one iteration has to do at the least, whatever the machine: the numerator of its efficiency.
+
+    Attributes
+    ----------
+    flops : float
+        Floating-point operations of its matrix products, a multiplication and an addition counted as two.
+    bytes : float
+        Bytes that have to come from memory: what does not fit a cache, counted once for every time it is needed.
+    """
+
+    flops: float
+    bytes: float

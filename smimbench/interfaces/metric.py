@@ -1,0 +1,91 @@
+"""The contract of a metric: a number that says how good an estimate is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from smimbench.interfaces.basics import Array, Capabilities
+
+__all__ = ["DIRECTIONS", "Claims", "Metric", "NotMeasured"]
+
+DIRECTIONS = ("lower", "higher", "one")
+"""Which values of a metric are better: the values of ``direction``; ``"one"`` stands for closer to 1."""
+
+
+class NotMeasured(Exception):
+    """A metric has no value for this estimate; the message says why, and tables show it."""
+
+
+@dataclass
+class Claims:
+    """What an algorithm claims of its estimate, and what the engine knows about it.
+
+    Attributes
+    ----------
+    V : array (P, P) or None
+        Error that the algorithm claims, components in the order of its estimate; None if it claims none.
+    teacher : array
+        The signal, on the device and in the dtype of the estimate.
+    aligned : array
+        The estimate after the symmetry operation that brings it closest to the teacher.
+    aligned_V : ndarray (P, P) or None
+        ``V`` after the same operation, on the host.
+    remarks : list of str
+        A metric appends what the user should know; it is stored with the record as a warning.
+    memory : dict
+        For what several metrics need of one estimate, so that it is computed once.
+    """
+
+    V: Array | None
+    teacher: Array
+    aligned: Array
+    aligned_V: Array | None = None
+    remarks: list[str] = field(default_factory=list)
+    memory: dict[str, Any] = field(default_factory=dict)
+
+
+class Metric(Protocol):
+    """A number, or one number per component, that says how good an estimate is.
+
+    ``label`` names it in tables and figures, ``unit`` says in a few words what a value of 1 means. ``direction`` is one of
+    ``DIRECTIONS``. A metric is measured once, on the final estimate and outside the clock, in the cells of suites that list it
+    in ``run.metrics``; its name is part of the key of these cells.
+
+    Optional members:
+
+    ``in_trajectory`` (attribute, bool)
+        Measured at every recorded iteration of every run, whether a suite lists it or not, and then no part of a key. It has
+        to be cheap and to work on the device of the estimate.
+    ``theory(problem, point) -> (values, errors)``
+        What theory says of it: two lists as long as that of ``measure``, None where theory says nothing. ``point`` is a
+        point of the JSON of ``smimbench theory``: ``overlap`` is Q (P, P), ``V = second_moment - Q``. Algorithms with a
+        theory of their own give points of the same form.
+    """
+
+    name: str
+    version: int
+    reference: str
+    capabilities: Capabilities
+    label: str
+    unit: str
+    direction: str
+    per_component: bool
+
+    def measure(self, instance: Any, estimate: Array, claims: Claims) -> list[float]:
+        """Its values: P of them if ``per_component``, otherwise one; NaN for a component that has none.
+
+        Parameters
+        ----------
+        instance : smimbench.problem.Instance
+            Knows the problem and the teacher.
+        estimate : array
+            Signal-shaped, as the algorithm left it.
+        claims : Claims
+
+        Raises
+        ------
+        NotMeasured
+            If there is no value; the message says why.
+        """
+        ...

@@ -1,0 +1,117 @@
+"""The contract of a model: how the signal meets the inputs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from smimbench.interfaces.basics import Array, Capabilities
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import numpy as np
+
+__all__ = ["Model"]
+
+
+class Model(Protocol):
+    """How the signal meets the inputs.
+
+    Optional method ``forward_gram(inputs, factor) -> z, pull``: latents of the signal ``F F^T`` straight from F, and a
+    function from g to the gradient of ``sum(g z)`` with respect to F; for priors that say with ``gram_scale(factor)``
+    what turns ``F F^T`` into their signal.
+
+    Attributes
+    ----------
+    tokens : int
+        T.
+    rank : str
+        ``"low"`` (a signal of P vectors, ``n = alpha D``) or ``"extensive"`` (of P matrices D x D, ``n = alpha D^2``). Ask
+        for this, not for the value of ``kappa``.
+    kappa : float
+        Factor of ``Qhat = kappa alpha E sum_c g_c g_c^T``: 1 (low rank) or 2 (extensive rank).
+    sites : int
+        C.
+    """
+
+    name: str
+    version: int
+    reference: str
+    capabilities: Capabilities
+    tokens: int
+
+    @property
+    def rank(self) -> Literal["low", "extensive"]:
+        """Whether the signal is a few vectors (``"low"``) or matrices of extensive rank (``"extensive"``)."""
+        ...
+
+    @property
+    def kappa(self) -> float:
+        """Factor of ``Qhat``: 1 (low rank) or 2 (extensive rank)."""
+        ...
+
+    @property
+    def sites(self) -> int:
+        """C, the number of latents per component."""
+        ...
+
+    def sample_count(self, alpha: float, dimension: int) -> int:
+        """Number of samples n closest to the sample ratio, at least 1."""
+        ...
+
+    def sample_ratio(self, n: int, dimension: int) -> float:
+        """The inverse of ``sample_count``: n / D or n / D^2."""
+        ...
+
+    def signal_shape(self, components: int, dimension: int) -> tuple[int, ...]:
+        """Shape of a signal: (P, D) or (P, D, D)."""
+        ...
+
+    def draw_inputs(self, rng: np.random.Generator, out: Array) -> None:
+        """Fill the host array ``out`` (n, T, D) with iid N(0, 1) numbers, in place."""
+        ...
+
+    def draw_noise(self, rng: np.random.Generator, components: int, dimension: int) -> Array:
+        """The unit noise Z of the effective channel ``R = S + Qhat^(-1/2) Z``, signal-shaped, on the host."""
+        ...
+
+    def forward(self, inputs: Array, signal: Array) -> Array:
+        """Latents z (n, P, C) of the signal. Matrix products only."""
+        ...
+
+    def adjoint(self, inputs: Array, g: Array) -> Array:
+        """Signal-shaped sum over samples, so normalised that ``R = W_hat + Qhat^{-1} adjoint(g)``."""
+        ...
+
+    def denoiser_flops(self, dimension: int, components: int) -> float:
+        """Floating-point operations of one call of a typical prior's ``denoise``; the cost of a run is estimated with it."""
+        ...
+
+    def adjoint_scale(self, dimension: int) -> float:
+        """``adjoint`` divided by the transpose of ``forward``: 1 (low rank) or kappa / D (extensive rank)."""
+        ...
+
+    def inner(self, first: Array, second: Array) -> Array:
+        """Overlap matrix (P, P) of two signals: ``A B^T / D`` or ``tr(A_p B_q) / D``."""
+        ...
+
+    def chunks(self, n: int, dimension: int, components: int) -> Iterable[slice]:
+        """Slices of the samples whose inputs and intermediate results fit the cache.
+
+        Optional keyword arguments, given by the engine to models that name them: ``itemsize``, the bytes of a number, and
+        ``like``, an array on the device that will do the work. A method ``cost(n, dimension, components, itemsize) ->
+        Cost`` (optional) says what one ``forward`` and one ``adjoint`` in a single pass over the inputs have to do.
+        """
+        ...
+
+    def align(self, signal: Array, estimate: Array, symmetry: str) -> Array:
+        """The estimate after the symmetry operation that brings it closest to the signal."""
+        ...
+
+    def squared_error(self, signal: Array, estimate: Array) -> Array:
+        """Squared error (P,) of every component, 1 for the prior mean in the limit."""
+        ...
+
+    def overlap(self, signal: Array, estimate: Array) -> Array:
+        """What the metric ``overlap`` reports (P,): the squared cosine (low rank), or tr(S_hat S) / D."""
+        ...

@@ -1,0 +1,131 @@
+"""Everything that an item may leave out, and what the engine does then.
+
+This is the one list. The engine asks for an optional member with ``offers`` and ``member``, which know no other names; the
+reference page (docs/hooks.md) and ``smimbench info`` say the same, and a test fails where they do not.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+__all__ = ["OPTIONAL", "Optional", "describe", "member", "offers"]
+
+
+class Optional(NamedTuple):
+    """A member that an item of a kind may leave out.
+
+    Attributes
+    ----------
+    kind : str
+        ``"model"``, ``"channel"``, ``"prior"``, ``"metric"``, ``"algorithm"``, or ``"item"`` for all of them.
+    name : str
+    without : str
+        What happens without it.
+    derived : bool
+        Whether the engine then works it out by itself.
+    """
+
+    kind: str
+    name: str
+    without: str
+    derived: bool = False
+
+
+OPTIONAL = (
+    Optional("item", "contract", "it is taken to be written for the present contracts"),
+    Optional("item", "example", "the published checks make it with its defaults"),
+    Optional("model", "forward_gram", "latents are made from the signal, not from its factor"),
+    Optional("model", "cost", "the runtime table says nothing of the machine's speed"),
+    Optional("model", "one_pass", "forward, posterior and adjoint are three steps for every chunk of the inputs"),
+    Optional("channel", "posterior", "integrated from `log_likelihood`", derived=True),
+    Optional("channel", "log_likelihood", "not needed where there is a posterior"),
+    Optional("channel", "components", "1", derived=True),
+    Optional("channel", "symmetry", "found by trying; state it", derived=True),
+    Optional("channel", "information", "sampled with the posterior, or nested quadrature of the likelihood", derived=True),
+    Optional("channel", "susceptibility", "sampled from second moments; needed only where no label sees a sign", derived=True),
+    Optional("channel", "equations", "the limit is looked at numerically", derived=True),
+    Optional("channel", "vjp", "finite differences where the label is smooth; gradient methods refuse otherwise", derived=True),
+    Optional("channel", "predict", "the noiseless label, or the mean of draws of a noisy one", derived=True),
+    Optional("channel", "observable", "the label itself", derived=True),
+    Optional("channel", "log_partition", "the check `gradient` is skipped"),
+    Optional("channel", "compiled", "posteriors of a chunk are computed with arrays"),
+    Optional("channel", "generalization_error", "sampled", derived=True),
+    Optional("channel", "accuracy", "posteriors from a likelihood are integrated to 1e-2 of their width"),
+    Optional("prior", "sample", "drawn from the density or the spectrum, scaled to unit variance", derived=True),
+    Optional("prior", "denoise", "integrated from the density, or free convolution of the spectrum", derived=True),
+    Optional("prior", "overlap", "integrated from the same, or simulated with `sample` and `denoise`", derived=True),
+    Optional("prior", "overlap_error", "the map `overlap` is taken to be exact"),
+    Optional("prior", "mean", "from the law, or what `denoise` makes of nothing", derived=True),
+    Optional("prior", "second_moment", "from the law, or simulated", derived=True),
+    Optional("prior", "mean_overlap", "from the law, or simulated", derived=True),
+    Optional("prior", "log_density", "not needed where there are `sample` and `denoise`"),
+    Optional("prior", "quantile", "not needed where there are `sample` and `denoise`"),
+    Optional("prior", "eigenvalues", "not needed where there are `sample` and `denoise`"),
+    Optional("prior", "draw_factor", "gradient methods move in the signal itself"),
+    Optional("prior", "compose", "gradient methods move in the signal itself"),
+    Optional("prior", "pullback", "gradient methods move in the signal itself"),
+    Optional("prior", "gram_scale", "latents are made from the signal, not from its factor"),
+    Optional("prior", "fluctuation", "self-overlaps are taken to fluctuate by sqrt(2 / D)"),
+    Optional("prior", "theory_only", "it can be run as well"),
+    Optional("metric", "in_trajectory", "measured once, on the final estimate, in the cells of suites that list it"),
+    Optional("metric", "theory", "rows and figures show no theory for it"),
+    Optional("algorithm", "init", "made around `fit`", derived=True),
+    Optional("algorithm", "step", "made around `fit`", derived=True),
+    Optional("algorithm", "estimate", "made around `fit`", derived=True),
+    Optional("algorithm", "fit", "not needed where there are `init`, `step` and `estimate`"),
+    Optional("algorithm", "plan", "`steps` or `steps_for`; all samples, one student, no fresh ones", derived=True),
+    Optional("algorithm", "steps", "the stopping rule alone ends a run"),
+    Optional("algorithm", "steps_for", "`steps`"),
+    Optional("algorithm", "stopping_rule", "the residual, and the overlaps that `Info` reports", derived=True),
+    Optional("algorithm", "start", "it cannot be named as `start` in the table `[run]`"),
+    Optional("algorithm", "restarted", "no second attempt after divergence"),
+    Optional("algorithm", "refuses", "every problem that its capabilities allow is tried"),
+    Optional("algorithm", "theory", "rows show the Bayes-optimal value"),
+    Optional("algorithm", "variance", "no Bayes predictor of the label"),
+    Optional("algorithm", "cost", "no share of the machine's speed in the runtime table"),
+    Optional("algorithm", "findings", "nothing beside the errors is kept"),
+    Optional("algorithm", "init_students", "`averaged` runs one student after the other"),
+)  # fmt: skip
+"""All optional members of all kinds of items."""
+
+_NAMES = frozenset(entry.name for entry in OPTIONAL)
+
+
+def offers(item: Any, name: str) -> bool:
+    """Whether an item has an optional member.
+
+    Raises
+    ------
+    KeyError
+        If ``OPTIONAL`` does not list the name.
+    """
+    if name not in _NAMES:
+        raise KeyError(f"{name!r} is not listed in smimbench.interfaces.optional.OPTIONAL")
+    # A field of a dataclass without a default is no attribute of the class.
+    return hasattr(item, name) or name in getattr(item, "__dataclass_fields__", {})
+
+
+def member(item: Any, name: str, default: Any = None) -> Any:
+    """An optional member of an item, or ``default`` where it has none.
+
+    Raises
+    ------
+    KeyError
+        If ``OPTIONAL`` does not list the name.
+    """
+    return getattr(item, name) if offers(item, name) else default
+
+
+def describe(kind: str, item: Any) -> dict[str, str]:
+    """For every optional member of a kind ``"own"``, ``"derived"`` (the engine works it out) or ``"none"``.
+
+    Parameters
+    ----------
+    kind : str
+    item : object or class
+    """
+    return {
+        entry.name: "own" if offers(item, entry.name) else "derived" if entry.derived else "none"
+        for entry in OPTIONAL
+        if entry.kind == kind
+    }

@@ -1,0 +1,80 @@
+"""A problem and its data, as an item sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from smimbench.interfaces.basics import Array, Cost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+
+    from smimbench.interfaces.channel import Channel
+    from smimbench.interfaces.model import Model
+    from smimbench.interfaces.prior import Prior
+
+__all__ = ["Data", "ProblemLike", "Start"]
+
+
+class Start(NamedTuple):
+    """Where an algorithm should begin: a signal-shaped estimate and the error ``V`` (P, P) to claim for it."""
+
+    estimate: Array
+    V: Array
+
+
+@dataclass(frozen=True)
+class Data:
+    """What an algorithm may see: the inputs, the labels and the sizes. Never the teacher.
+
+    Attributes
+    ----------
+    inputs : array (n, T, D)
+        Tokens, iid N(0, 1).
+    labels : array (n, ...)
+        What the channel's ``forward`` returned.
+    sample_ratio : float
+        alpha really used: ``n / D`` or ``n / D**2``.
+    start : Start or None
+        A starting point handed in by the engine (informed or spectral); None means the algorithm's own.
+    fresh : callable or None
+        ``fresh(rng, n) -> (inputs, labels)`` draws n new samples of the same teacher, for algorithms that learn from a
+        stream. ``rng`` is a host generator. None where there is no teacher to ask.
+    """
+
+    inputs: Array
+    labels: Array
+    sample_ratio: float
+    start: Start | None = None
+    fresh: Callable[[np.random.Generator, int], tuple[Array, Array]] | None = field(
+        default=None, repr=False, compare=False
+    )
+
+    @property
+    def dimension(self) -> int:
+        """D, the size of a token."""
+        return int(self.inputs.shape[-1])
+
+
+class ProblemLike(Protocol):
+    """A problem as an item sees it; ``smimbench.Problem`` is the one that there is.
+
+    Attributes
+    ----------
+    model, channel, prior
+        The three items, with all that the engine derives for them.
+    components : int
+        P.
+    """
+
+    model: Model
+    channel: Channel
+    prior: Prior
+    components: int
+
+    def pass_cost(self, data: Data, samples: int | None = None) -> Cost | None:
+        """What one pass over so many samples (default: all) takes, forward and adjoint; None if the model does not say."""
+        ...
