@@ -14,10 +14,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.polynomial import Chebyshev
 
 from smimbench.derive.channel import predict
 from smimbench.interfaces import Uncertain
-from smimbench.numerics.curves import interpolate_chebyshev
 from smimbench.numerics.linalg import symmetric_root
 from smimbench.numerics.qmc import normal_points
 
@@ -100,8 +100,8 @@ def curve_errors(problem: Problem, Q: Sequence[Array], V: Sequence[Array]) -> li
     for kind in KINDS:
         at_nodes = np.array([v[kind].value for v in values])
         noise = max(float(v[kind].error) for v in values)
-        fine = interpolate_chebyshev(nodes, at_nodes, roots)
-        coarse = interpolate_chebyshev(nodes[::2], at_nodes[::2], roots)
+        fine = Chebyshev.fit(nodes, at_nodes, NODES - 1)(roots)
+        coarse = Chebyshev.fit(nodes[::2], at_nodes[::2], NODES // 2)(roots)
         # The error of the finer rule is about the square of the coarser one's, relative to the size of the values.
         scale = np.ptp(at_nodes) + 1e-300
         gap = np.minimum(np.abs(fine - coarse), (fine - coarse) ** 2 / scale * 100 + 1e-12)

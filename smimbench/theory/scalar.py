@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.interfaces import Uncertain
-from smimbench.numerics.curves import bracketed_roots
 from smimbench.numerics.memo import kept
+from smimbench.numerics.roots import bracketed_roots
 from smimbench.theory.information import channel_information
 from smimbench.theory.types import NOTHING, Prediction, Threshold
 

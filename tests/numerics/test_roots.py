@@ -1,11 +1,11 @@
-"""Roots in brackets and interpolation on Chebyshev points, against closed forms."""
+"""Roots in brackets, against closed forms and SciPy."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from smimbench.numerics.curves import bracketed_roots, interpolate_chebyshev
+from smimbench.numerics.roots import bracketed_roots
 
 FUNCTIONS = {
     "line": (lambda x, t: x - t, -3.0, 5.0, lambda t: t),
@@ -62,21 +62,3 @@ def test_it_agrees_with_scipy():
     found = bracketed_roots(lambda x, i: x * np.exp(x) - targets[i], np.zeros(40), np.full(40, 3.0))
     reference = find_root(lambda x, t: x * np.exp(x) - t, (np.zeros(40), np.full(40, 3.0)), args=(targets,))
     np.testing.assert_allclose(found, reference.x, rtol=1e-12)
-
-
-@pytest.mark.parametrize("count", [2, 13, 25])
-def test_polynomials_are_interpolated_exactly(count, rng):
-    nodes = 1.5 + 0.5 * np.cos(np.pi * np.arange(count) / (count - 1))
-    polynomial = np.polynomial.Chebyshev(rng.standard_normal(count), domain=[1.0, 2.0])
-    x = np.concatenate([np.linspace(1.0, 2.0, 31), nodes[:3]])
-    np.testing.assert_allclose(interpolate_chebyshev(nodes, polynomial(nodes), x), polynomial(x), atol=1e-12)
-
-
-def test_smooth_functions_converge_geometrically():
-    x = np.linspace(0.0, 1.0, 200)
-    errors = []
-    for count in (5, 9, 17):
-        nodes = 0.5 + 0.5 * np.cos(np.pi * np.arange(count) / (count - 1))
-        errors.append(np.abs(interpolate_chebyshev(nodes, np.exp(2 * nodes), x) - np.exp(2 * x)).max())
-    assert errors[1] < 1e-4 * errors[0]
-    assert errors[2] < 1e-13
