@@ -20,7 +20,7 @@ from smimbench_priors.wishart import Wishart
 from smimbench import Capabilities, Denoised, Info, Uncertain
 from smimbench.problem.problem import Instance
 from smimbench.testing import check
-from tests.channels.test_attention_hardmax import ratio_posterior
+from tests.channels.attention.test_attention_hardmax import ratio_posterior
 
 LOW = Capabilities(models=("sequence-multi-index",))
 

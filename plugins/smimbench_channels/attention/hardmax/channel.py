@@ -71,8 +71,8 @@ class AttentionHardmax:
 
     References
     ----------
-    arXiv:2506.01582; posterior derived, checked by tests/channels/test_attention_hardmax.py
-    and tests/channels/test_attention_hardmax_many.py.
+    arXiv:2506.01582; posterior derived, checked by tests/channels/attention/test_attention_hardmax.py
+    and tests/channels/attention/test_attention_hardmax_many.py.
     """
 
     tokens: int

@@ -65,7 +65,7 @@ class AttentionSoftmax:
     References
     ----------
     Model: arXiv:2506.01582. Posterior and information: derived, checked by
-    tests/channels/test_attention_softmax.py.
+    tests/channels/attention/test_attention_softmax.py.
     """
 
     tokens: int

@@ -68,7 +68,7 @@ def small_error_constant(tokens: int) -> float:
 
     Only rows with two nearly equal largest entries still tell something, and each such pair is a
     one-dimensional problem; the variance of the difference cancels between its density at 0 and the width of
-    the tie. Derived, checked by tests/channels/test_attention_hardmax_many.py.
+    the tie. Derived, checked by tests/channels/attention/test_attention_hardmax_many.py.
     """
     from scipy.special import log_ndtr, ndtr
 

@@ -58,7 +58,7 @@ class TwoLayerAttention:
     hardly varies in each, and dropped when an upper bound, from the ranges of p, r and s in the rectangle,
     says that nothing is there. Where ``beta^2 V_11`` is small most weights are nearly Gaussian; then a
     Gauss-Hermite rule in the frame of its own moments is tried first. Derived, checked by
-    tests/channels/test_attention_two_layers.py.
+    tests/channels/attention/test_attention_two_layers.py.
 
     References
     ----------
