@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 
 __all__ = ["AttentionIndexed"]
 
-# Products of (rows, d) with (d, d): below a few d rows the addition of the (d, d) product of a chunk to the
-# running sum, and what BLAS does before it multiplies, show beside the product; above, temporaries leave the
-# cache, and below a megabyte the calls for the posterior show. Measured best: 3 MB (d = 100), 3 d rows (d = 500).
+# Bytes of a chunk of samples on a host, and its least number of tokens: 256, and 3 d. With fewer, adding the (d, d) product
+# of a chunk to the running sum, what BLAS does before it multiplies, and the calls for the posterior take as long as the
+# product; with more, temporaries leave the cache. Measured best: 3 MB (d = 100), 3 d tokens (d = 500). Doubled: temporaries
+# of twice the size.
 _HOST_CHUNK_BYTES = 3 << 20
 _LEAST_ROWS = 256
 _ROWS_PER_DIMENSION = 3
 
-
-# The sum over samples is symmetric: bands of its rows are computed from the diagonal on, and mirrored. With five bands
-# that is 60% of the operations; narrower ones slow the products down as much as they save. Edges are multiples of what
-# BLAS computes at once.
+# (least d, number of bands): the sum over samples is symmetric, so bands of its rows are computed from the diagonal on, and
+# mirrored. Five bands need 60% of the operations; ten would need 55%, in products too narrow for BLAS to be fast.
 _BANDS = ((800, 5), (400, 4), (150, 3), (96, 2))
+# Bands begin at multiples of this, the block that BLAS computes at once. Doubled: bands of less equal width.
 _EDGE = 24
 
 

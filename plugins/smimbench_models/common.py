@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Array
 
 
-# Accelerators have no use for small chunks and pay for every launch, so that only the memory of the temporaries
-# counts; how much of a host's cache a chunk should fill depends on what is done with it, see the models.
+# Bytes of a chunk on an accelerator, which gains nothing from its cache and pays for every launch. Doubled: twice the memory of
+# the temporaries. (How much of a host's cache a chunk should fill depends on what is done with it, see the models.)
 ACCELERATOR_CHUNK_BYTES = 1 << 28
+# Bytes drawn at once where the numbers must be rounded to another dtype. Doubled: twice the buffer.
 DRAW_BYTES = 1 << 21
 
 

@@ -27,15 +27,16 @@ if TYPE_CHECKING:
 
 __all__ = ["SequenceMultiIndex"]
 
-# Both products are limited by the reading of the inputs, and the second one should find them in the cache; what
-# Python does for a chunk should not show beside that.
+# Bytes of a chunk of samples on a host. Both products wait for the inputs, and the second should find them in the cache.
+# Doubled: on smaller caches the inputs are read twice. Halved: the calls of Python begin to count.
 _HOST_CHUNK_BYTES = 6 << 20
 
-# BLAS packs the factors of a large product first, which reads and writes the inputs once more; below about a million
-# multiplications OpenBLAS does not.
+# Multiplications of one product: OpenBLAS packs the factors of larger ones first, which reads and writes the inputs once more.
+# Doubled: that happens.
 _SMALL_PRODUCT = 1_000_000
 
-# One row after the other is the fastest way through memory as long as the direction stays in the first-level cache.
+# Largest D at which tokens are projected one after the other, the fastest way through memory as long as the direction stays
+# in the first-level cache. Doubled: the direction leaves it.
 _MOST_BY_ROWS = 1500
 
 

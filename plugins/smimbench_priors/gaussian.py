@@ -124,8 +124,8 @@ class Gaussian:
 def _posterior(xp: ModuleType, Qhat: Array) -> tuple[Array, Array]:
     """``V Qhat`` and ``V = (I + Qhat)^{-1}``.
 
-    Informations of the components may differ by many orders of magnitude. With the diagonal scaled to one,
-    the inverse depends on their correlations only.
+    Diagonal entries of Qhat may differ by many orders of magnitude. With the diagonal of ``I + Qhat`` scaled to one,
+    the matrix that is inverted is well conditioned unless the components are strongly correlated.
     """
     diagonal = xp.linalg.diagonal(Qhat)
     known = xp.isinf(diagonal)

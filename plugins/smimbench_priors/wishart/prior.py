@@ -246,7 +246,7 @@ def _noise(Qhat: Host) -> Host:
     diagonal = np.diagonal(Qhat, axis1=-2, axis2=-1)
     with np.errstate(divide="ignore"):
         noise = 1 / np.where(diagonal < 0, np.nan, diagonal)
-    # Components of which nothing or everything is known have no noise to share.
+    # Components with Qhat_pp = 0 or infinity are not coupled to the others.
     alone = ~(diagonal > 0) | np.isinf(diagonal)
     coupling = np.where(identity | alone[..., :, None] | alone[..., None, :], 0.0, Qhat)
     if not np.any(coupling):

@@ -44,8 +44,8 @@ __all__ = ["eigenvalue_map", "mmse", "observed_law"]
 Host = np.ndarray[Any, np.dtype[np.float64]]
 
 # Double exponential rule: it does not care how sharp the corner of the density is at an end of a piece, so
-# that the same few nodes serve soft edges, hard edges, and bulks that are about to merge. With twice the nodes
-# errors of 1e-11 become rounding, at twice the time; with twice the reach half of the nodes have no weight.
+# that the same few nodes serve soft edges, hard edges, and bulks that are about to merge. Errors are rounding; with half of
+# the nodes they are 1e-10, with twice as many the time doubles. With twice the reach the weights underflow.
 _NODES = 81
 _REACH = 3.15
 # Newton steps for eigenvalues outside the bulks; the error squares with every step, so that doubling changes nothing.

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["diagonal_wins", "disagreement"]
 
+# Nodes along the first axis of two Gauss-Hermite rules: the larger is the answer, the difference the error. Doubled: an
+# error of 1e-14 in place of 1e-12, at four times the time.
 NODES = (96, 64)
 ROOT2 = math.sqrt(2.0)
 

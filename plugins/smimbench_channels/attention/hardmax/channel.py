@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["AttentionHardmax"]
 
+# Most tokens, as far as tests go. Doubled: a Gibbs sweep draws four times as many entries.
 LARGEST = 16
+# Gibbs sweeps of the posterior of more than five tokens. Doubled: half the variance of the mean, twice the time.
 SWEEPS = 64
 
 

@@ -23,8 +23,13 @@ if TYPE_CHECKING:
 
 __all__ = ["AttentionSoftmax"]
 
-# Gauss-Legendre nodes a panel: the two counts differ by the error, the larger one is the answer.
+# Gauss-Legendre nodes of a panel: the two counts differ by the error, the larger one is the answer. Doubled: errors are
+# rounding already, twice the time.
 _COARSE, _FINE = 10, 16
+# Range of the standard normal variables, and the distances of the panels from the step of the logistic function, in its widths.
+# Doubled: the range leaves out 1e-19 as it is; coarser panels are wrong by more, and say so.
+_RANGE = 9.0
+_LADDER = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 
 @dataclass(frozen=True)
@@ -355,15 +360,14 @@ def _normal_panels(
     centre: np.ndarray[Any, Any], width: float, scales: list[float], count: int
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Nodes x (k, N) and weights for ``x ~ N(0, 1)``, graded around the zero of ``centre + width x``."""
-    reach = 9.0
-    ladder = np.concatenate([s * np.array([0.0, 1, 2, 4, 8, 16, 32]) for s in scales])
+    ladder = np.concatenate([s * np.array(_LADDER) for s in scales])
     ladder = np.concatenate([-ladder, ladder])
-    grid = np.linspace(-reach, reach, 13)
+    grid = np.linspace(-_RANGE, _RANGE, 13)
     edges = np.empty((len(centre), len(ladder) + len(grid)))
     edges[:, : len(grid)] = grid
-    far = np.where(ladder[None, :] > centre[:, None], reach, -reach)
+    far = np.where(ladder[None, :] > centre[:, None], _RANGE, -_RANGE)
     steps = (ladder[None, :] - centre[:, None]) / width if width > 0 else far
-    edges[:, len(grid) :] = np.clip(steps, -reach, reach)
+    edges[:, len(grid) :] = np.clip(steps, -_RANGE, _RANGE)
     edges.sort(axis=1)
     nodes, weights = gauss_legendre(count)
     half = np.diff(edges, axis=1)[:, :, None] / 2

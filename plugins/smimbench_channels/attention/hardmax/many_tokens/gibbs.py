@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["ChainMoments", "check_labels", "feasible_start", "sample_moments", "truncated_normal"]
 
 _DENSITY = 1 / math.sqrt(2 * math.pi)
-_FAR = -30.0  # probabilities below Phi(-30) are not formed
-_NOTHING = 40.0  # beyond this distance a standard normal density is 0 in double precision
+# Limits of the arithmetic, no tuning: probabilities below Phi(-30) are formed relative to the density, and 40 standard
+# deviations away a density is 0 in double precision.
+_FAR, _NOTHING = -30.0, 40.0
 
 
 class ChainMoments(NamedTuple):

@@ -18,11 +18,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Moments", "exact_moments", "gibbs_moments"]
 
-UNLIKELY = math.log(1e-8)  # below, the windows of the exact integration may miss the posterior
+# Log-probability of a label below which the windows of the exact integration may miss the posterior. Doubled (1e-16): some
+# posteriors are missed.
+UNLIKELY = math.log(1e-8)
+# Error of the exact integration that is reported, in prior widths. Doubled: a wider error bar.
 EXACT_ERROR = 1e-5
-FROZEN_ERROR = 0.1  # entries that are pressed together hardly move in a chain, and two such chains look alike
+# Least error reported for unlikely labels: entries that are pressed together hardly move in a chain, and two such chains look
+# alike. Doubled: a wider error bar.
+FROZEN_ERROR = 0.1
+# Independent chains, whose difference is the error. `gibbs_moments` needs two.
 CHAINS = 2
-BLOCK = 1 << 17
+# Entries of a matrix in one block of chains on a host, and how many times as many on a device. Doubled: twice the memory.
+BLOCK, DEVICE_BLOCKS = 1 << 17, 64
+# Step of the derivative with respect to omega, in prior widths. Doubled: an error 16 times as large, of order 4.
 STEP = 0.05
 
 
@@ -105,7 +113,7 @@ def gibbs_moments(
     check_labels(y, tokens)
     size = max(1, BLOCK // (CHAINS * tokens**2))
     if not array_api_compat.is_numpy_namespace(xp):
-        size *= 64
+        size *= DEVICE_BLOCKS
     parts = []
     for start in range(0, y.shape[0], size):
         chains = sample_moments(

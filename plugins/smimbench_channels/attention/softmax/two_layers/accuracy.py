@@ -64,7 +64,7 @@ class Accuracy:
         twice the memory.
     scrambles : int
         Independent scrambles of the Sobol points of ``information``, whose spread is the error. Doubled: the error is known
-        to 1/6 in place of 1/4, each estimate converges later.
+        to 1/8 of itself in place of 1/5, and shrinks less fast with the samples.
     correction_share : int
         One in so many samples of ``information`` is integrated exactly. Doubled: half the time, an error larger by up to
         sqrt(2).

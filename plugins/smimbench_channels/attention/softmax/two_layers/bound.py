@@ -114,9 +114,9 @@ def _swing(
     best: Array,
     least: Array,
 ) -> list[Array]:
-    """Variation along either axis of ``level(1/s^2)``, which has its only maximum at ``best``, where it exceeds ``least``.
+    """Variation along either axis of ``level(1/s^2)`` above ``least``; the function has one maximum, at ``best``.
 
-    No probe need see it: where s changes its sign the weight is 0 on a line between two maxima.
+    It is computed and not probed, because where s changes its sign the weight vanishes on a curve between two maxima.
     """
 
     def variation(values: list[Array]) -> Array:

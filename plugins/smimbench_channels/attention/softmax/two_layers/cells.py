@@ -155,7 +155,7 @@ def _halved(xp: ModuleType, cells: Array, first: Array) -> Array:
 
 
 def _raised(xp: ModuleType, top: Array, sums: Array, seen: Array) -> tuple[Array, Array]:
-    """Sums (n, 15) in units of exp(top), after the top has been raised to what was seen."""
+    """The largest log-weight met so far, and the sums (n, 15) in units of its exponential."""
     higher = seen > top
     # the first top is minus infinity, and the sums are zero then
     step = xp.where(higher & (top > -math.inf), top - xp.where(higher, seen, 0.0), 0.0)

@@ -42,7 +42,7 @@ def samples_of(
 
 
 def explaining(xp: ModuleType, weight: Weight, samples: Samples) -> tuple[Array, Array]:
-    """(t, v) that would explain the label by the prior means of a_2 and b_2, as nearly as p and r allow."""
+    """(t, v) at which the label would put a_2 and b_2 at their prior means, as nearly as p and r in (0, 1) allow."""
     c = weight.skip
     a2 = xp.where(xp.abs(samples.a2) < _SMALL, _SMALL, samples.a2)
     ratio = samples.slope / a2
@@ -80,7 +80,7 @@ def likeliest(
 def _normal_equations(
     xp: ModuleType, weight: Weight, samples: Samples, t: Array, v: Array
 ) -> tuple[Array, list[Array]]:
-    """Sum of squares that stands for -2 log-weight (but for the power of s), and J^T J and J^T r."""
+    """-2 log-weight without the power of s, a sum of squares ``|r|^2``, and the matrix ``J^T J`` and vector ``J^T r``."""
     c = weight.skip
     unit_t, unit_v = weight.units
     p, r = logistic(xp, t + v / 2), logistic(xp, t - v / 2)

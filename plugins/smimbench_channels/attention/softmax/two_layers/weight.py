@@ -94,8 +94,8 @@ class Samples(NamedTuple):
     slope, margin : array
         ``a_2 s^2`` and ``M_11 - M_12``, as the label has them.
     ridge : array
-        The first coordinate of a cell is the distance of t from the line on which ``log((p + r) / (2 - p -
-        r))`` has this value, in prior widths: along it the weight may be narrow across and long.
+        Names the curve ``log((p + r) / (2 - p - r)) = ridge`` in the plane of t and v, along which the weight may be long
+        and narrow. The first coordinate of a cell is the distance of t from that curve, in prior widths.
     """
 
     t: Array
@@ -146,7 +146,7 @@ class Weight:
 
     @property
     def crossing(self) -> float:
-        """Depth of the line s = 0, or 0 where there is none."""
+        """``log((p + r) / (2 - p - r))`` on the curve s = 0, or 0 where s cannot vanish (c >= 1)."""
         return math.log((1 - self.skip) / (1 + self.skip)) if self.skip < 1 else 0.0
 
     def at(
@@ -214,7 +214,7 @@ def away(xp: ModuleType, s: Array) -> Array:
 
 
 def ridge(xp: ModuleType, depth: Array, v: Array) -> Array:
-    """T at which ``log((p + r) / (2 - p - r))`` is ``depth``: a quadratic equation for ``exp(-t)``; 0 at depth 0."""
+    """The t at which ``log((p + r) / (2 - p - r)) = depth``, for given v: a quadratic equation for ``exp(-t)``; 0 at depth 0."""
     half = clip(v / 2, -FAR, FAR)
     decay = xp.exp(-xp.abs(depth))
     less, more = 2 * decay / (1 + decay), 2 / (1 + decay)
@@ -226,7 +226,7 @@ def ridge(xp: ModuleType, depth: Array, v: Array) -> Array:
 
 
 def depth_of_ridge(xp: ModuleType, t: Array, v: Array) -> Array:
-    """The inverse: ``log((p + r) / (2 - p - r))`` at t and v."""
+    """``log((p + r) / (2 - p - r))`` at t and v, the inverse of ``ridge``."""
     t, half = clip(t, -FAR, FAR), clip(v / 2, -FAR, FAR)
     e, k = xp.exp(-t), xp.exp(half) + xp.exp(-half)
     return xp.log(2 + e * k) - xp.log(k + 2 * e) + t
