@@ -8,8 +8,8 @@ import subprocess
 
 import numpy as np
 import pytest
-from smimbench_channels.sequence.softmax.two_layers import cuda as cuda
-from smimbench_channels.sequence.softmax.two_layers import quadrature as arrays
+from smimbench_channels.sequence.softmax.two_layers import cuda
+from smimbench_channels.sequence.softmax.two_layers import posterior as two_layers
 
 COMPILER = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
 CASES = [
@@ -37,17 +37,17 @@ def host_kernel(tmp_path_factory):
         subprocess.run([*command, str(source), "-o", str(library)], check=True)
         libraries[full] = ctypes.CDLL(str(library)).integrate_block
 
-    def integrate(u, omega, V, skip, accuracy, full, points, reach, level, rules):
+    def integrate(u, omega, rule, reach, level):
         n = len(u)
-        sums, error = np.empty((15 if full else 8, n)), np.empty(n)
+        sums, error = np.empty((rule.moments, n)), np.empty(n)
         real, array = ctypes.c_double, lambda a: a.ctypes.data_as(ctypes.c_void_p)
-        libraries[full](
+        libraries[rule.full](
             *(array(np.ascontiguousarray(a)) for a in (u, omega, reach, level)),
-            *(real(v) for v in (*V, skip, accuracy)),
-            points,
-            int(rules[0]),
-            real(rules[1]),
-            real(rules[2]),
+            *(real(v) for v in (*rule.V, rule.skip, rule.accuracy)),
+            rule.points,
+            rule.rounds,
+            real(rule.negligible),
+            real(rule.share),
             ctypes.c_longlong(n),
             array(sums),
             array(error),
@@ -82,21 +82,21 @@ def agree(found, expected, V):
 @pytest.mark.parametrize(("skip", "V"), CASES)
 def test_the_source_agrees_with_the_array_version(monkeypatch, host_kernel, skip, V, full):
     u, omega, V = samples(skip, V, 40)
-    monkeypatch.setattr(arrays, "use_compiled", False)
-    expected = arrays.integrate(u, omega, V, skip, ACCURACY, full)
-    monkeypatch.setattr(arrays, "use_compiled", True)
-    monkeypatch.setattr(arrays, "_compiled", lambda device: host_kernel)
-    agree(arrays.integrate(u, omega, V, skip, ACCURACY, full), expected, V)
+    monkeypatch.setattr(two_layers, "use_compiled", False)
+    expected = two_layers.integrate(u, omega, V, skip, ACCURACY, full)
+    monkeypatch.setattr(two_layers, "use_compiled", True)
+    monkeypatch.setattr(two_layers, "compiled_version", lambda device: host_kernel)
+    agree(two_layers.integrate(u, omega, V, skip, ACCURACY, full), expected, V)
 
 
 def test_a_label_out_of_reach_is_rescued_in_the_same_way(monkeypatch, host_kernel):
     u, omega, V = samples(1.0, (1e-2, 0.0, 1e-2), 20)
     u[:5] += 1.5
-    monkeypatch.setattr(arrays, "use_compiled", False)
-    expected = arrays.integrate(u, omega, V, 1.0, ACCURACY)
-    monkeypatch.setattr(arrays, "use_compiled", True)
-    monkeypatch.setattr(arrays, "_compiled", lambda device: host_kernel)
-    found = arrays.integrate(u, omega, V, 1.0, ACCURACY)
+    monkeypatch.setattr(two_layers, "use_compiled", False)
+    expected = two_layers.integrate(u, omega, V, 1.0, ACCURACY)
+    monkeypatch.setattr(two_layers, "use_compiled", True)
+    monkeypatch.setattr(two_layers, "compiled_version", lambda device: host_kernel)
+    found = two_layers.integrate(u, omega, V, 1.0, ACCURACY)
     assert np.isfinite(found.log_partition).all()
     np.testing.assert_allclose(found.log_partition, expected.log_partition, rtol=0, atol=1e-6)
 
@@ -109,7 +109,7 @@ def test_the_kernel_agrees_on_the_device(skip, V, full):
     if not cupy.is_available():
         pytest.skip("no CUDA device")
     u, omega, V = samples(skip, V, 1003)
-    expected = arrays.integrate(u, omega, V, skip, ACCURACY, full)
-    found = arrays.integrate(cupy.asarray(u), cupy.asarray(omega), V, skip, ACCURACY, full)
+    expected = two_layers.integrate(u, omega, V, skip, ACCURACY, full)
+    found = two_layers.integrate(cupy.asarray(u), cupy.asarray(omega), V, skip, ACCURACY, full)
     assert all(isinstance(a, cupy.ndarray) for a in found)
     agree(type(found)(*(cupy.asnumpy(a) for a in found)), expected, V)

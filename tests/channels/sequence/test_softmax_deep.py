@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
-from smimbench_channels.sequence.softmax.deep import importance as _importance_qmc
-from smimbench_channels.sequence.softmax.two_layers import quadrature as _adaptive_quadrature
+from smimbench_channels.sequence.softmax.deep import importance
+from smimbench_channels.sequence.softmax.two_layers import posterior as two_layers
 
 from smimbench.backend.arrays import to_host
 from tests.conftest import assert_placed
@@ -111,8 +111,8 @@ def test_sampling_agrees_with_quadrature(skip):
         V = covariance(variances, correlation)
         omega, z = draw(rng, 40, V, 2)
         u = outputs(z, skip)
-        exact = _adaptive_quadrature.integrate(u, omega, V, skip, 1e-8, True)
-        found = _importance_qmc.integrate(u, omega, V, skip, 1e-5, 4096, True)
+        exact = two_layers.integrate(u, omega, V, skip, 1e-8, True)
+        found = importance.integrate(u, omega, V, skip, 1e-5, 4096, True)
         scale = np.sqrt(np.diag(V))[:, None]
         error = np.sqrt(np.mean((found.shift - exact.shift) ** 2 / scale**2, axis=(1, 2)))
         assert np.sqrt(np.mean(error**2)) < 2.0 * np.sqrt(np.mean(found.error**2))
@@ -227,8 +227,8 @@ def test_modest_accuracy_costs_fewer_points(rng):
     V = covariance((0.3, 0.2, 0.1), 0.0)
     omega, z = draw(rng, 20, V, 2)
     u = outputs(z, 1.0)
-    rough = _importance_qmc.integrate(u, omega, V, 1.0, 0.05, 1 << 13)
-    fine = _importance_qmc.integrate(u, omega, V, 1.0, 1e-5, 1 << 13)
+    rough = importance.integrate(u, omega, V, 1.0, 0.05, 1 << 13)
+    fine = importance.integrate(u, omega, V, 1.0, 1e-5, 1 << 13)
     left = rough.error > 1.5 * fine.error
     assert left.any()
     assert rough.error[left].max() < 0.05

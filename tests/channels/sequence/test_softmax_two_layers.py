@@ -320,7 +320,7 @@ def test_indefinite_covariance_is_refused(rng):
 @pytest.mark.parametrize("skip", [0.0, 1.0, 3.0])
 def test_compiled_twin_agrees(monkeypatch, skip):
     pytest.importorskip("numba")
-    from smimbench_channels.sequence.softmax.two_layers import quadrature as _adaptive_quadrature
+    from smimbench_channels.sequence.softmax.two_layers import posterior as two_layers
 
     rng = np.random.default_rng(2)
     for v11, v22, correlation in ((1.0, 0.2, 0.0), (0.5, 2e-3, 0.5), (1e-4, 1e-6, -0.3), (1e-6, 1e-8, 0.0)):
@@ -331,7 +331,7 @@ def test_compiled_twin_agrees(monkeypatch, skip):
         y = channel.forward(z)
         results = []
         for use in (True, False):
-            monkeypatch.setattr(_adaptive_quadrature, "use_compiled", use)
+            monkeypatch.setattr(two_layers, "use_compiled", use)
             posterior = channel.posterior(y, omega, V, second_moment=True)
             results.append((posterior, channel.log_partition(y, omega, V)))
         (one, log_one), (two, log_two) = results
@@ -347,7 +347,7 @@ def test_compiled_twin_agrees(monkeypatch, skip):
 
 
 def test_works_without_numba(monkeypatch, rng):
-    from smimbench_channels.sequence.softmax.two_layers import quadrature as _adaptive_quadrature
+    from smimbench_channels.sequence.softmax.two_layers import posterior as two_layers
 
     V = covariance(0.5, 0.1, 0.0)
     channel = SequenceSoftmax(tokens=2, layers=2)
@@ -356,10 +356,10 @@ def test_works_without_numba(monkeypatch, rng):
     monkeypatch.setitem(
         sys.modules, "smimbench_channels.sequence.softmax.two_layers.compiled", None
     )  # what a failed import looks like
-    _adaptive_quadrature._compiled.cache_clear()
+    two_layers.compiled_version.cache_clear()
     try:
-        assert _adaptive_quadrature._compiled(False) is None
+        assert two_layers.compiled_version(False) is None
         result = channel.posterior(channel.forward(z), omega, V)
     finally:
-        _adaptive_quadrature._compiled.cache_clear()
+        two_layers.compiled_version.cache_clear()
     np.testing.assert_allclose(result.mean, expected.mean, rtol=1e-10, atol=1e-12)

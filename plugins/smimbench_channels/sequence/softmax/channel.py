@@ -19,7 +19,7 @@ from smimbench_channels.sequence.softmax import network as deep
 from smimbench_channels.sequence.softmax import one_layer as one_layer
 from smimbench_channels.sequence.softmax.deep import importance as sampling
 from smimbench_channels.sequence.softmax.moments import Moments
-from smimbench_channels.sequence.softmax.two_layers import quadrature as quadrature
+from smimbench_channels.sequence.softmax.two_layers import posterior as two_layers
 
 __all__ = ["SequenceSoftmax"]
 
@@ -215,7 +215,7 @@ class SequenceSoftmax:
             raise ValueError(f"V must be positive definite, got {covariance.tolist()}")
         omega = xp.astype(omega, xp.float64)
         if self.layers == self.tokens == 2:
-            return quadrature.integrate(u, omega, covariance, self.skip, self.accuracy, full)
+            return two_layers.integrate(u, omega, covariance, self.skip, self.accuracy, full)
         return sampling.integrate(u, omega, covariance, self.skip, self.accuracy, self.points, full)
 
     def information(self, Q: Array, V: Array, *, labels: int | None = None) -> Uncertain:
@@ -277,7 +277,8 @@ class SequenceSoftmax:
         if labels is None:
             labels = _EXACT_LABELS if self.layers == self.tokens == 2 else _SAMPLED_LABELS
         law = deep_information.Law(self.layers, self.tokens, self.skip)
-        values, errors, methods = [], [], {}
+        values, errors = [], []
+        methods: dict[str, None] = {}
         pairs = zip(*(np.asarray(to_host(x), np.float64).reshape(-1, *x.shape[-2:]) for x in (Q, V)))
         for q, v in pairs:
             if self.tokens == 2 and last_layer.supports(q, v):

@@ -28,7 +28,7 @@ from smimbench.numerics.memo import by_value
 from smimbench.numerics.qmc import normal_points
 from smimbench_channels.sequence.softmax.deep import importance as sampling
 from smimbench_channels.sequence.softmax.network import output
-from smimbench_channels.sequence.softmax.two_layers import quadrature as quadrature
+from smimbench_channels.sequence.softmax.two_layers import posterior as two_layers
 
 __all__ = ["Averages", "Draws", "Law", "averages", "controlled_mean", "controls", "draw"]
 
@@ -99,14 +99,14 @@ def draw(law: Law, Q: Host, V: Host, labels: int, scramble: int) -> Draws:
     full = bool(free)
     exact = layers == tokens == 2
     if exact:
-        runs = [quadrature.integrate(u, omega, V, law.skip, _ACCURACY, full)] * 2
+        runs = [two_layers.integrate(u, omega, V, law.skip, _ACCURACY, full)] * 2
     else:
         options = (_ACCURACY, _POINTS, full)
         runs = [sampling.integrate(u, omega, V, law.skip, *options, seed=seed) for seed in (0, 10_000)]
     inverse = np.linalg.inv(root)
     shifts = tuple(inverse @ run.shift for run in runs)
     second = runs[0].second
-    responses = (np.zeros((labels, 0, tokens, tokens)),) * 2
+    responses = [np.zeros((labels, 0, tokens, tokens))] * 2
     if full:
         # Means of unknown layers are zero, so that dz = z there.
         matrices = [run.second.reshape(labels, layers, tokens, layers, tokens) for run in runs]

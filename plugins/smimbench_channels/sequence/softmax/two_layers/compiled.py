@@ -1,23 +1,25 @@
-"""Compiled twin of the adaptive quadrature, for NumPy arrays, where Numba is installed.
+"""The adaptive quadrature compiled for NumPy arrays, where Numba is installed.
 
-The same columns, points and decisions as in ``quadrature``, one sample after the other. Inner
-loops run over columns, without branches and with an exponential of their own, so that the compiler turns
-them into vector instructions. Checked against the array version by
-tests/channels/sequence/test_softmax_two_layers.py.
+The same columns, points and decisions as in ``quadrature``, one sample after the other. Inner loops run over columns, without
+branches and with an exponential of their own, so that the compiler turns them into vector instructions. Checked against the
+array version by tests/channels/sequence/test_softmax_two_layers.py. All of it is one file because Numba keeps machine code
+until the file of the outermost function changes: a helper elsewhere would go stale.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.extending import intrinsic
 
-__all__ = ["integrate_block"]
+from smimbench.interfaces import Array
+from smimbench_channels.sequence.softmax.two_layers.rule import Rule
+
+__all__ = ["block_sums"]
 
 _FAR = 700.0
 _LOG2E = 1.4426950408889634
@@ -28,24 +30,24 @@ _MAGIC_BITS = np.int64(0x4338000000000000)
 _ROOT_HALF_BITS = np.int64(0x3FE6A09E667F3BCD)  # of sqrt(1/2): mantissas are taken between that and sqrt(2)
 
 
-@intrinsic
-def _to_bits(typingctx, x):
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.IntType(64))
+def _bitcast(result: Any, argument: Any, machine_type: Any) -> Any:
+    """A function of compiled code that reads the 64 bits of its argument as another type."""
 
-    return types.int64(types.float64), generate
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], machine_type)
+
+    def declare(typingctx: Any, x: Any) -> Any:
+        return result(argument), generate
+
+    return intrinsic(declare)
 
 
-@intrinsic
-def _to_float(typingctx, x):
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.DoubleType())
-
-    return types.float64(types.int64), generate
+_to_bits = _bitcast(types.int64, types.float64, ir.IntType(64))
+_to_float = _bitcast(types.float64, types.int64, ir.DoubleType())
 
 
 @njit(fastmath={"contract"}, forceinline=True, error_model="numpy")
-def _exp(x):
+def _exp(x: Any) -> Any:
     # libm's exp is a call and stops vectorisation. |x| <= 700; relative error 2e-16.
     shifted = x * _LOG2E + _MAGIC
     count = shifted - _MAGIC
@@ -68,7 +70,7 @@ def _exp(x):
 
 
 @njit(fastmath={"contract"}, forceinline=True, error_model="numpy")
-def _bounded_log(x):
+def _bounded_log(x: Any) -> Any:
     # log of x taken into the range of exp(-700) to exp(700), to 1e-15; libm's is a call, as its exp is
     x = min(max(x, 1e-304), 1e304)
     bits = _to_bits(x) - _ROOT_HALF_BITS
@@ -91,7 +93,7 @@ def _bounded_log(x):
 
 
 @njit(fastmath={"contract"}, forceinline=True, error_model="numpy")
-def _root(x, k, c):
+def _root(x: Any, k: Any, c: Any) -> Any:
     # E where x(E) = x: 0 where every E has a smaller x, infinity where none has (the quotient is infinite then)
     tail = k * (1.0 - c * x)
     a = c * k * x
@@ -102,7 +104,9 @@ def _root(x, k, c):
 
 
 @njit(fastmath={"contract"}, error_model="numpy")
-def _place_columns(draft, size, c, v11, reach, middle, gap, places):
+def _place_columns(
+    draft: Any, size: Any, c: Any, v11: Any, reach: Any, middle: Any, gap: Any, places: Any
+) -> Any:
     # draft: rows xi, scale, x0, x1, y0, y1; places: rows d, left, right, k, 1 - k^2, dd/dxi. Where there is nothing to
     # integrate, right is not above left.
     for j in range(size):
@@ -147,7 +151,7 @@ def _place_columns(draft, size, c, v11, reach, middle, gap, places):
 
 
 @njit(error_model="numpy")
-def _gap(x, y, c):
+def _gap(x: Any, y: Any, c: Any) -> Any:
     squared = (
         math.log(1.0 + y - c * x)
         + math.log(1.0 + x - c * y)
@@ -159,7 +163,21 @@ def _gap(x, y, c):
 
 
 @njit(fastmath={"contract", "nsz", "reassoc"}, error_model="numpy")
-def _add_points(cols, size, count, offset, b, c, v11, noise, middle, gap, level, sums, full):
+def _add_points(
+    cols: Any,
+    size: Any,
+    count: Any,
+    offset: Any,
+    b: Any,
+    c: Any,
+    v11: Any,
+    noise: Any,
+    middle: Any,
+    gap: Any,
+    level: Any,
+    sums: Any,
+    full: Any,
+) -> Any:
     # cols: a row for each column: d, left, step, first, second, slope, k, 1 - k^2, weight
     prior, likelihood = -0.5 / v11, -0.5 / noise
     padded = (count + 7) // 8 * 8
@@ -226,7 +244,7 @@ def _add_points(cols, size, count, offset, b, c, v11, noise, middle, gap, level,
 
 
 @njit(error_model="numpy")
-def _spread(one, two, i, j, scale):
+def _spread(one: Any, two: Any, i: Any, j: Any, scale: Any) -> Any:
     # scale: the inverse of what each of the first five moments is compared with
     total = 0.5 * (one[i, 0] + two[j, 0])
     largest = 0.0
@@ -236,12 +254,14 @@ def _spread(one, two, i, j, scale):
 
 
 @njit(error_model="numpy")
-def _expected(ratio):
+def _expected(ratio: Any) -> Any:
     return ratio * ratio * math.sqrt(math.sqrt(ratio))
 
 
 @njit(error_model="numpy")
-def _find_pieces(u1, u2, omega, v11, v22, noise, c, reach, pieces, box):
+def _find_pieces(
+    u1: Any, u2: Any, omega: Any, v11: Any, v22: Any, noise: Any, c: Any, reach: Any, pieces: Any, box: Any
+) -> Any:
     # pieces: rows lower, upper, d_0, sign; box: rows x0, x1, y0, y1. Returns how many there are.
     first, second = u1 / (1.0 + c), u2 / (1.0 + c)
     slope = first - second
@@ -287,7 +307,18 @@ def _find_pieces(u1, u2, omega, v11, v22, noise, c, reach, pieces, box):
     return number
 
 
-def _integrate_block(u, omega, V, c, accuracy, full, points, reach, level, rules):
+def _integrate_block(
+    u: Any,
+    omega: Any,
+    V: Any,
+    c: Any,
+    accuracy: Any,
+    full: Any,
+    points: Any,
+    reach: Any,
+    level: Any,
+    rules: Any,
+) -> Any:
     rounds, negligible, share = int(rules[0]), rules[1], rules[2]
     v11, v12, v22 = V
     b = v12 / v11
@@ -442,46 +473,22 @@ def _integrate_block(u, omega, V, c, accuracy, full, points, reach, level, rules
     return result, result_error
 
 
-def _compile() -> Callable[..., tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-    options = {"nogil": True, "error_model": "numpy"}
+def _compile() -> Any:
     try:
-        return njit(cache=True, **options)(_integrate_block)
+        return njit(cache=True, nogil=True, error_model="numpy")(_integrate_block)
     except RuntimeError:  # no folder to keep the machine code in
-        return njit(**options)(_integrate_block)
+        return njit(nogil=True, error_model="numpy")(_integrate_block)
 
 
 _kernel = _compile()
 
 
-def integrate_block(
-    u: np.ndarray[Any, Any],
-    omega: np.ndarray[Any, Any],
-    V: tuple[float, float, float],
-    skip: float,
-    accuracy: float,
-    full: bool,
-    points: int,
-    reach: np.ndarray[Any, Any],
-    level: np.ndarray[Any, Any],
-    rules: tuple[float, float, float],
+def block_sums(
+    u: Array, omega: Array, rule: Rule, reach: Array, level: Array
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """``quadrature._integrate_block`` for NumPy arrays.
-
-    Parameters
-    ----------
-    u, omega, reach, level : ndarray
-        (n, 2), (n, 2, 2), (n,) and (n,), float64.
-    V : tuple of float
-        ``(V_11, V_12, V_22)``.
-    skip, accuracy, full, points
-        As in the settings of the array version.
-    rules : tuple of float
-        Its constants: most rounds, negligible part, share of the error that columns may have.
-
-    Returns
-    -------
-    sums, error : ndarray (8 or 15, n), (n,)
-    """
+    """``quadrature.block_sums`` for NumPy arrays."""
     # One layout only: each further one would be compiled anew.
-    u, omega, reach, level = (np.require(array, np.float64, "CW") for array in (u, omega, reach, level))
-    return _kernel(u, omega, V, float(skip), float(accuracy), bool(full), int(points), reach, level, rules)
+    u, omega, reach, level = (np.require(array, np.float64, ["C", "W"]) for array in (u, omega, reach, level))
+    problem = (rule.V, float(rule.skip), float(rule.accuracy), bool(rule.full), int(rule.points))
+    sums, error = _kernel(u, omega, *problem, reach, level, (float(rule.rounds), rule.negligible, rule.share))
+    return sums, error

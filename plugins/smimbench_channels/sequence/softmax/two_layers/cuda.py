@@ -1,4 +1,4 @@
-"""The adaptive quadrature as one fused kernel for CuPy arrays; the source is ``quadrature.cu``.
+"""The adaptive quadrature as one fused kernel for CuPy arrays; its source is ``quadrature.cu``.
 
 The array version writes a dozen temporaries for every point of every column and is bound by memory; here a sample is done by
 ``LANES`` neighbouring threads in registers. Checked on any machine, compiled for the host, by
@@ -14,11 +14,14 @@ from typing import Any
 import numpy as np
 
 from smimbench.interfaces import Array
+from smimbench_channels.sequence.softmax.two_layers.rule import Rule
 
-__all__ = ["SOURCE", "integrate_block", "options"]
+__all__ = ["SOURCE", "block_sums", "options", "source"]
 
 LANES = 16
+"""Neighbouring threads that share a sample, a power of 2 up to 32. Doubled: idle threads where pieces have few columns."""
 THREADS = 128
+"""Threads of a block. Doubled: fewer blocks on a processor at once, because each thread needs many registers."""
 SOURCE = "quadrature.cu"
 
 
@@ -39,38 +42,26 @@ def _kernel(full: bool) -> Any:
     return cupy.RawKernel(source(), "integrate_block", options=options(full))
 
 
-def integrate_block(
-    u: Array,
-    omega: Array,
-    V: tuple[float, float, float],
-    skip: float,
-    accuracy: float,
-    full: bool,
-    points: int,
-    reach: Array,
-    level: Array,
-    rules: tuple[float, float, float],
-) -> tuple[Array, Array]:
-    """As ``_fast.integrate_block``, for CuPy arrays, which stay on the device.
-
-    Returns
-    -------
-    sums, error : array (8 or 15, n), (n,)
-    """
+def block_sums(u: Array, omega: Array, rule: Rule, reach: Array, level: Array) -> tuple[Array, Array]:
+    """``quadrature.block_sums`` for CuPy arrays, which stay on the device."""
     import cupy
 
     u, omega, reach, level = (cupy.ascontiguousarray(a, dtype=cupy.float64) for a in (u, omega, reach, level))
     n = u.shape[0]
-    sums, error = cupy.empty((15 if full else 8, n)), cupy.empty(n)
+    sums, error = cupy.empty((rule.moments, n)), cupy.empty(n)
     if n == 0:
         return sums, error
-    rounds, negligible, share = rules
-    numbers = (np.float64(v) for v in (*V, skip, accuracy))
-    rest = (np.int32(points), np.int32(rounds), np.float64(negligible), np.float64(share), np.int64(n))
+    numbers = (np.float64(v) for v in (*rule.V, rule.skip, rule.accuracy))
+    limits = (
+        np.int32(rule.points),
+        np.int32(rule.rounds),
+        np.float64(rule.negligible),
+        np.float64(rule.share),
+    )
     per_block = THREADS // LANES
-    _kernel(full)(
+    _kernel(rule.full)(
         ((n + per_block - 1) // per_block,),
         (THREADS,),
-        (u, omega, reach, level, *numbers, *rest, sums, error),
+        (u, omega, reach, level, *numbers, *limits, np.int64(n), sums, error),
     )
     return sums, error

@@ -1,4 +1,4 @@
-// Twin of quadrature.py for CUDA: the same columns, points and decisions, LANES threads for each sample.
+// The adaptive quadrature of quadrature.py for CUDA: the same columns, points and decisions, LANES threads for each sample.
 //
 // The lanes of a sample share out the columns of a piece and keep their sums in registers; nothing but the moments is
 // written to memory. FULL (0 or 1) and LANES are given at compile time. Without CUDA it is one function for a C++ compiler,

@@ -1,0 +1,216 @@
+"""Posterior of two-layer, two-token attention: where to look, and which version of the quadrature is used.
+
+``quadrature`` works on arrays of any namespace; ``compiled`` (NumPy arrays, with Numba) and ``cuda`` (CuPy arrays) do the same
+in a fraction of the time. A box around the mean of the latents is integrated; samples whose label lies far from what their
+mean and variance lead to expect are done again in a larger one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import array_api_compat
+import numpy as np
+
+from smimbench.backend import clip, namespace
+from smimbench.interfaces import Array
+from smimbench.numerics.masked import put_at_mask, spread_at_mask
+from smimbench_channels.sequence.softmax.deep import importance
+from smimbench_channels.sequence.softmax.moments import Moments
+from smimbench_channels.sequence.softmax.two_layers import quadrature
+from smimbench_channels.sequence.softmax.two_layers.rule import Rule
+
+__all__ = ["integrate"]
+
+use_compiled = True
+"""Use the compiled versions: of NumPy arrays where Numba can be imported, of CuPy arrays. Results agree to rounding."""
+
+FIRST_POINTS = 12
+"""Columns of a piece, and points of a column, to begin with. Doubled: up to four times the time, the same accuracy."""
+SPARE = 6.5
+"""How far the box reaches, as energy ``|z - omega|^2 / 2 V`` beyond log(1 / accuracy).
+
+Doubled: larger boxes, fewer samples that are done again, about twice the time at low accuracy.
+"""
+TOLERATED = 2.5
+"""Posterior energy beyond ``SPARE`` from which a sample is done again. Doubled: faster, tails of such samples cut."""
+DEEPEST = 250.0
+"""Energy up to which the larger box is tried. Doubled: boxes with very many columns instead of importance sampling."""
+FAR_POINTS = 2048
+"""Points of importance sampling for samples beyond ``DEEPEST``. Doubled: twice the time, ``1 / sqrt(2)`` of their error."""
+BLOCK_SAMPLES = 512
+"""Samples of a block on the host. Doubled: twice the memory, the same result."""
+DEVICE_BLOCK_SAMPLES = 1 << 15
+"""The same on a device. Doubled: twice the memory, the same result."""
+
+BlockSums = Callable[[Array, Array, Rule, Array, Array], tuple[Array, Array]]
+
+# Where the entries of the second moment stand among the sums: all of them, or traces over tokens.
+FULL = ((0, 1, 2, 3), (1, 4, 5, 6), (2, 5, 7, 8), (3, 6, 8, 9))
+TRACES = ((0, 1), (1, 2))
+
+
+def integrate(
+    u: Array, omega: Array, V: np.ndarray[Any, Any], skip: float, accuracy: float, full: bool = False
+) -> Moments:
+    """Posterior moments and partition function of two layers and two tokens.
+
+    Parameters
+    ----------
+    u : array (n, 2), float64
+        Outputs, up to sign.
+    omega : array (n, 2, 2), float64
+        Means, layers by tokens.
+    V : ndarray (2, 2)
+        Positive definite, on the host.
+    skip : float
+        c >= 0.
+    accuracy : float
+        Target for the relative error of every sample.
+    full : bool
+        Return the whole second moment instead of its three traces over tokens.
+
+    Returns
+    -------
+    Moments
+    """
+    v11, v12, v22 = float(V[0, 0]), 0.5 * float(V[0, 1] + V[1, 0]), float(V[1, 1])
+    # Correlated layers have a narrower conditional law than the box around them.
+    crowding = min(8.0, 1.0 / math.sqrt(1.0 - v12 * v12 / (v11 * v22)))
+    rule = Rule((v11, v12, v22), skip, accuracy, full, math.ceil(FIRST_POINTS * crowding))
+    xp = namespace(u, omega)
+    half_square = math.log(1.0 / accuracy) + SPARE
+    depth = xp.zeros_like(u[:, 0])
+    moments, energy = _solve(xp, u, omega, rule, depth + half_square, depth)
+    poor = energy > SPARE + TOLERATED
+    index = xp.nonzero(poor)[0]
+    if index.shape[0] == 0:
+        return moments
+    part_u, part_omega = xp.take(u, index, axis=0), xp.take(omega, index, axis=0)
+    rescued = _rescue(xp, part_u, part_omega, rule, half_square, xp.take(energy, index, axis=0))
+    return Moments(*(put_at_mask(old, poor, new) for old, new in zip(moments, rescued)))
+
+
+def _solve(
+    xp: Any, u: Array, omega: Array, rule: Rule, half_square: Array, depth: Array
+) -> tuple[Moments, Array]:
+    """Integrate where ``|z - omega|^2 / V < 2 half_square``, relative to ``exp(-depth)``; and the energy."""
+    n = u.shape[0]
+    integrate_block = _version_for(u)
+    block = BLOCK_SAMPLES if isinstance(u, np.ndarray) else DEVICE_BLOCK_SAMPLES
+    parts, energies = [], []
+    for start in range(0, n, block):
+        rows = slice(start, min(start + block, n))
+        reach = xp.sqrt(2.0 * half_square[rows])
+        sums, error = integrate_block(u[rows, ...], omega[rows, ...], rule, reach, -depth[rows])
+        energy = _energy(sums, rule)
+        # what lies outside of the box
+        outside = xp.exp(clip(energy - half_square[rows], -700.0, 0.0))
+        parts.append(_finish(sums, -depth[rows], error + outside, rule))
+        energies.append(energy)
+    moments = parts[0] if len(parts) == 1 else Moments(*(xp.concat(values) for values in zip(*parts)))
+    return moments, energies[0] if len(energies) == 1 else xp.concat(energies)
+
+
+def _rescue(xp: Any, u: Array, omega: Array, rule: Rule, half_square: float, energy: Array) -> Moments:
+    """Samples whose label lies far from what ``omega`` and ``V`` lead to expect, so that their box was too small.
+
+    The posterior energy is about that of the most likely point, plus 1, and so says how large the box must be. Where the first
+    box missed too much to tell, one for the variance 16 V does. Samples of energy above ``DEEPEST`` go to importance sampling,
+    which walks to the maximum.
+    """
+    cut = half_square - SPARE
+    lost = energy > half_square - 4.0
+    index = xp.nonzero(lost)[0]
+    if index.shape[0] > 0:
+        hot = replace(
+            rule,
+            accuracy=1e-2,
+            full=False,
+            rounds=5,
+            V=(16.0 * rule.V[0], 16.0 * rule.V[1], 16.0 * rule.V[2]),
+        )
+        part_u, part_omega = xp.take(u, index, axis=0), xp.take(omega, index, axis=0)
+        zero = xp.zeros_like(part_u[:, 0])
+        _, found = _solve(xp, part_u, part_omega, hot, zero + half_square, zero)
+        found = xp.where(found < SPARE, 16.0 * found, math.inf)
+        energy = put_at_mask(energy, lost, found)
+    near = energy < DEEPEST
+    parts = []
+    index = xp.nonzero(near)[0]
+    if index.shape[0] > 0:
+        depth = xp.take(energy, index, axis=0)
+        stretch = math.sqrt(1.0 + float(xp.max(depth)) / half_square)
+        wide = replace(rule, points=math.ceil(rule.points * stretch))
+        part_u, part_omega = xp.take(u, index, axis=0), xp.take(omega, index, axis=0)
+        parts.append((near, _solve(xp, part_u, part_omega, wide, depth + cut + 3.0, depth)[0]))
+    index = xp.nonzero(~near)[0]
+    if index.shape[0] > 0:
+        v11, v12, v22 = rule.V
+        V = np.asarray([[v11, v12], [v12, v22]])
+        part_u, part_omega = xp.take(u, index, axis=0), xp.take(omega, index, axis=0)
+        parts.append(
+            (~near, importance.integrate(part_u, part_omega, V, rule.skip, 0.1, FAR_POINTS, rule.full))
+        )
+    mask, result = parts[0]
+    if len(parts) == 1:
+        return result
+    first = Moments(*(spread_at_mask(values, mask) for values in result))
+    mask, result = parts[1]
+    return Moments(*(put_at_mask(old, mask, new) for old, new in zip(first, result)))
+
+
+@lru_cache
+def compiled_version(device: bool) -> BlockSums | None:
+    """The compiled version for CuPy arrays (``device``) or NumPy arrays; None where Numba is missing."""
+    if device:
+        from smimbench_channels.sequence.softmax.two_layers.cuda import block_sums
+
+        return block_sums
+    try:
+        from smimbench_channels.sequence.softmax.two_layers.compiled import block_sums as on_host
+    except ImportError:
+        return None
+    return on_host
+
+
+def _version_for(u: Array) -> BlockSums:
+    """The fastest version for arrays like ``u``."""
+    on_device = array_api_compat.is_cupy_array(u)
+    if use_compiled and (on_device or isinstance(u, np.ndarray)):
+        return compiled_version(on_device) or quadrature.block_sums
+    return quadrature.block_sums
+
+
+def _energy(sums: Array, rule: Rule) -> Array:
+    """Posterior mean of half the squared distance from ``omega`` in units of V; inf where nothing is."""
+    xp = namespace(sums)
+    v11, v12, v22 = rule.V
+    b = v12 / v11
+    if rule.full:
+        aa, ae, ee = sums[5, ...] + sums[9, ...], sums[7, ...] + sums[11, ...], sums[12, ...] + sums[14, ...]
+    else:
+        aa, ae, ee = sums[5, ...], sums[6, ...], sums[7, ...]
+    found = sums[0, ...] > 0.0
+    distance = aa / v11 + (ee - 2.0 * b * ae + b * b * aa) / (v22 - b * v12)
+    return xp.where(found, 0.5 * distance / xp.where(found, sums[0, ...], 1.0), math.inf)
+
+
+def _finish(sums: Array, level: Array, error: Array, rule: Rule) -> Moments:
+    """Moments from sums that are in units of ``exp(level)``."""
+    xp = namespace(sums)
+    v11, v12, v22 = rule.V
+    constant = 2.0 * math.log(2.0 * math.pi) + math.log(v11 * v22 - v12 * v12) + math.log1p(rule.skip)
+    found = sums[0, ...] > 0.0
+    safe = xp.where(found, sums[0, ...], 1.0)
+    log_partition = xp.where(found, xp.log(safe) + level - constant, -math.inf)
+    means = sums[1:, ...] / safe
+    shift = xp.reshape(xp.permute_dims(means[:4, ...], (1, 0)), (-1, 2, 2))
+    second = means[4:, ...]
+    order = FULL if rule.full else TRACES
+    second = xp.stack([xp.stack([second[k, ...] for k in row], axis=-1) for row in order], axis=-1)
+    return Moments(log_partition, shift, second, error)

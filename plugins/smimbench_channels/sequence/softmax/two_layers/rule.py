@@ -1,0 +1,49 @@
+"""What the versions of the quadrature share: the problem in numbers, and when to stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Rule"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One adaptive quadrature.
+
+    Parameters
+    ----------
+    V : tuple of float
+        ``(V_11, V_12, V_22)``.
+    skip : float
+        c >= 0.
+    accuracy : float
+        Target for the relative error of every sample. Doubled: less time, twice the error.
+    full : bool
+        All second moments instead of their three traces over tokens.
+    points : int
+        Columns of a piece, and points of a column, to begin with. Doubled: up to four times the time, the same accuracy.
+    rounds : int
+        How often these are doubled at most; memory of the compiled version grows as 2^rounds. Doubled: the same, since no
+        integrand seen needs more.
+    negligible : float
+        Columns and pieces with less than this times the accuracy of the whole are not refined. Doubled: their error may be
+        twice as large, which is 1e-4 of the target.
+    share : float
+        Part of the error that columns may have; the rest is for pieces. Doubled: less time, and columns that take up to 0.4
+        of the target.
+    """
+
+    V: tuple[float, float, float]
+    skip: float
+    accuracy: float
+    full: bool
+    points: int
+    rounds: int = 9
+    negligible: float = 1e-4
+    share: float = 0.2
+
+    @property
+    def moments(self) -> int:
+        """Number of sums: the weight, 4 first moments, and 10 second moments or 3 traces of them."""
+        return 15 if self.full else 8
