@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from smimbench_channels.sequence.softmax import information as _deep_information
+from smimbench_channels.sequence.softmax import labels as over_labels
 from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
+from smimbench_channels.sequence.softmax.network import Network
 
 from smimbench.backend.arrays import to_host
 from tests.conftest import assert_placed
@@ -22,13 +23,10 @@ def diagonal(*q):
 def test_control_variates_have_mean_zero(layers, tokens, q):
     Q, V = diagonal(*q)
     Q, V = Q + 0.05 * (1 - np.eye(layers)), V - 0.05 * (1 - np.eye(layers))
-    law = _deep_information.Law(layers, tokens, 1.0)
+    network = Network(layers, tokens, 1.0)
     labels = 64 if layers == tokens == 2 else 16
     zeros = np.stack(
-        [
-            _deep_information.controls(_deep_information.draw(law, Q, V, labels, k), Q, V).mean(0)
-            for k in range(16)
-        ]
+        [over_labels.controls(over_labels.draw(network, Q, V, labels, k), Q, V).mean(0) for k in range(16)]
     )
     spread = zeros.std(0, ddof=1) / np.sqrt(16)
     used = spread > 1e-6  # products with the mean of an unknown layer vanish
@@ -114,7 +112,7 @@ def test_table_and_integration_agree(skip, q, labels):
     # the table knows nothing of the integrators: it uses that B has two parameters
     Q, V = diagonal(*q)
     channel = SequenceSoftmax(tokens=2, layers=len(q), skip=skip)
-    own = _deep_information.averages(_deep_information.Law(len(q), 2, skip), Q, V, labels)
+    own = over_labels.averages(Network(len(q), 2, skip), Q, V, labels)
     for table, value, error in (
         (channel.information(Q, V), own.information, own.information_error),
         (channel.susceptibility(Q, V), own.susceptibility, own.susceptibility_error),

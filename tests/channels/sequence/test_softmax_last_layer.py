@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pytest
-from smimbench_channels.sequence.softmax import last_layer as tables
-from smimbench_channels.sequence.softmax import one_layer as one_layer
+from smimbench_channels.sequence.softmax import one_layer
+from smimbench_channels.sequence.softmax.last_layer import information as tables
+from smimbench_channels.sequence.softmax.last_layer.accuracy import Accuracy
+from smimbench_channels.sequence.softmax.last_layer.posterior import second_moments
 
 from smimbench.backend.arrays import to_host
 from tests.conftest import assert_placed
@@ -50,7 +55,7 @@ def test_two_layers_against_a_dense_grid(rng, skip, q):
     axis = np.linspace(-6.0, 6.0, 321)
     z = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 1, 2)
     weight = np.exp(-0.5 * (z**2).sum((1, 2)))
-    found = tables.second_moments(u, omega, np.array([1.0, 1 - q]), skip)
+    found = second_moments(u, omega, np.array([1.0, 1 - q]), skip)
     assert found.shape == (4, 2, 2, 2)
     for k in range(4):
         expected = brute_force(z, weight, u[k], omega[k], 1 - q, skip)
@@ -64,7 +69,7 @@ def test_without_skip_connection(rng):
     z = np.stack([mean + gap / 2, mean - gap / 2], axis=-1).reshape(-1, 1, 2)
     z = np.concatenate([z, z[:, :, ::-1]])
     weight = np.tile((gap * np.exp(-(mean**2) - gap**2 / 4)).ravel(), 2)
-    found = tables.second_moments(u, omega, np.array([1.0, 0.5]), 0.0)
+    found = second_moments(u, omega, np.array([1.0, 0.5]), 0.0)
     for k in range(3):
         expected = brute_force(z, weight, u[k], omega[k], 0.5, 0.0)
         np.testing.assert_allclose(found[k], expected, rtol=5e-3, atol=5e-3)
@@ -75,7 +80,7 @@ def test_depth_against_monte_carlo(rng, layers):
     omega, u = labels(rng, layers, 0.7, 0.8, 3)
     z = rng.standard_normal((200_000, layers - 1, 2))
     V = np.append(np.ones(layers - 1), 0.3)
-    found = tables.second_moments(u, omega, V, 0.8)
+    found = second_moments(u, omega, V, 0.8)
     for k in range(3):
         parts = [brute_force(part, 1.0, u[k], omega[k], 0.3, 0.8) for part in np.split(z, 10)]
         sem = np.std(parts, axis=0, ddof=1) / np.sqrt(10)
@@ -91,7 +96,7 @@ def test_variances_other_than_one(rng):
     axis = np.sqrt(v[0]) * np.linspace(-6.0, 6.0, 321)
     grid = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 1, 2)
     weight = np.exp(-0.5 * (grid**2).sum((1, 2)) / v[0])
-    found = tables.second_moments(u, np.zeros((5, 2)), v, skip)
+    found = second_moments(u, np.zeros((5, 2)), v, skip)
     for k in range(5):
         np.testing.assert_allclose(
             found[k], brute_force(grid, weight, u[k], 0.0, v[1], skip), rtol=3e-3, atol=1e-3
@@ -101,15 +106,10 @@ def test_variances_other_than_one(rng):
 @pytest.fixture
 def quick(monkeypatch):
     """Fewer labels: the claimed error has to say so."""
-    monkeypatch.setattr(tables, "_POINTS", 2**9)
-    monkeypatch.setattr(tables, "_OUTER_POINTS", 2**5)
-    monkeypatch.setattr(tables, "_OUTER_STEP", 0.6)
-    monkeypatch.setattr(tables, "_TABLE_POINTS", 2**15)
-    for cached in (tables._evaluate, tables._tables):
-        cached.cache_clear()
-    yield
-    for cached in (tables._evaluate, tables._tables):
-        cached.cache_clear()
+    accuracy = Accuracy(labels=2**9, outer_labels=2**5, outer_step=0.6, table_points=2**15)
+    for name in ("information", "susceptibility"):
+        monkeypatch.setattr(tables, name, partial(getattr(tables, name), accuracy=accuracy))
+    return accuracy
 
 
 def square(*q):
@@ -195,11 +195,13 @@ def test_means_over_labels_against_importance_sampling(quick, q, skip):
             assert found.value[a, a] == 0.0
 
 
-def test_claimed_errors_cover_what_more_labels_change(quick, monkeypatch):
+def test_claimed_errors_cover_what_more_labels_change(quick):
     few_i, few_s = tables.information(*square(0.0, 0.8), 1.0), tables.susceptibility(*square(0.0, 0.8), 1.0)
-    monkeypatch.setattr(tables, "_POINTS", 2**12)
-    tables._evaluate.cache_clear()
-    many_i, many_s = tables.information(*square(0.0, 0.8), 1.0), tables.susceptibility(*square(0.0, 0.8), 1.0)
+    more = replace(quick, labels=2**12)
+    many_i, many_s = (
+        function(*square(0.0, 0.8), 1.0, accuracy=more)
+        for function in (tables.information, tables.susceptibility)
+    )
     for few, many, a in ((few_i, many_i, 1), (few_s, many_s, 0)):
         assert many.error[a, a] < few.error[a, a]
         assert abs(few.value[a, a] - many.value[a, a]) < 4 * few.error[a, a]
@@ -209,7 +211,7 @@ def test_claimed_errors_cover_what_more_labels_change(quick, monkeypatch):
 def test_posterior_moments_average_to_the_prior(rng):
     # Nishimori: E[E[z z^T | y]] = I for every layer
     omega, u = labels(rng, 3, 0.4, 0.6, 4000)
-    moments = tables.second_moments(u, omega, np.array([1.0, 1.0, 0.6]), 0.6)
+    moments = second_moments(u, omega, np.array([1.0, 1.0, 0.6]), 0.6)
     mean, sem = moments.mean(0), moments.std(0) / np.sqrt(4000)
     assert np.all(np.abs(mean - np.eye(2)) < 4.5 * sem)
 

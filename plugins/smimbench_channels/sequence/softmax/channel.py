@@ -1,32 +1,36 @@
-"""Softmax output of deep attention with one direction per layer, for sequence multi-index models."""
+"""Softmax output of deep attention with one direction per layer, for sequence multi-index models.
+
+Which file serves which case:
+
+=====================  ==========================================================================================
+``network``            forward pass, its derivative, and ``u`` from the label; any number of layers and tokens
+``one_layer``          closed forms of one layer
+``posterior``          chooses among the two integrators of a label's posterior for two layers or more:
+``two_layers/``        two layers of two tokens: adaptive quadrature, for any array, compiled, and for CUDA
+``deep/``              up to four layers of two tokens, and two layers of three: importance sampling
+``information``        chooses how the information and the susceptibility are found:
+``last_layer/``        two tokens where the last layer, and at most one before it, has an overlap: tables
+``labels``             anything else: means over random labels
+=====================  ==========================================================================================
+"""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from array_api_compat import device
 
 from smimbench.backend import namespace, to_host
 from smimbench.interfaces import Array, Capabilities, ParameterError, Posterior, Uncertain
-from smimbench_channels.sequence.softmax import information as deep_information
-from smimbench_channels.sequence.softmax import last_layer as last_layer
-from smimbench_channels.sequence.softmax import network as deep
-from smimbench_channels.sequence.softmax import one_layer as one_layer
-from smimbench_channels.sequence.softmax.deep import importance as sampling
+from smimbench_channels.sequence.softmax import information, network, one_layer
 from smimbench_channels.sequence.softmax.moments import Moments
-from smimbench_channels.sequence.softmax.two_layers import posterior as two_layers
+from smimbench_channels.sequence.softmax.network import Network
+from smimbench_channels.sequence.softmax.posterior import integrate, most_layers
 
 __all__ = ["SequenceSoftmax"]
-
-_DEEPEST = {2: 4, 3: 2}
-
-
-_EXACT_LABELS, _SAMPLED_LABELS = 2**16, 2**12
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ class SequenceSoftmax:
             )
         if self.layers < 1:
             raise ParameterError("layers", f"must be at least 1, got {self.layers}")
-        if self.layers > 1 and self.layers > _DEEPEST.get(self.tokens, 1):
+        if self.layers > most_layers(self.tokens):
             raise ParameterError(
                 "layers",
                 "must be 1, or at most 4 with tokens = 2, or at most 2 with tokens = 3, "
@@ -122,7 +126,7 @@ class SequenceSoftmax:
 
     def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
         """Label ``log softmax_rows(u u^T)`` (n, M, M) of the latents (n, L, M); ``rng`` is not used."""
-        return deep.log_attention(deep.output(z, self.skip))
+        return network.log_attention(network.output(z, self.skip))
 
     def observable(self, y: Array) -> Array:
         """Attention probabilities ``exp(y)`` (n, M, M); every row sums to 1."""
@@ -142,7 +146,9 @@ class SequenceSoftmax:
         -------
         array (n, L, M)
         """
-        return deep.output_vjp(z, self.skip, deep.attention_vjp(deep.output(z, self.skip), cotangent))
+        return network.output_vjp(
+            z, self.skip, network.attention_vjp(network.output(z, self.skip), cotangent)
+        )
 
     def posterior(
         self,
@@ -177,7 +183,7 @@ class SequenceSoftmax:
         Posterior
         """
         if self.layers == 1:
-            return one_layer.posterior(deep.output_of_label(y), omega, V, second_moment)
+            return one_layer.posterior(network.output_of_label(y), omega, V, second_moment)
         return self._moments(y, omega, V, second_moment).posterior(omega, second_moment)
 
     def compiled(self, V: Array) -> tuple[Any, np.ndarray] | None:
@@ -196,12 +202,13 @@ class SequenceSoftmax:
         gradient with respect to ``omega`` is ``g = V^{-1} (E[z | y] - omega)``.
         """
         if self.layers == 1:
-            return one_layer.log_partition(deep.output_of_label(y), omega, V)
+            return one_layer.log_partition(network.output_of_label(y), omega, V)
         return namespace(omega).astype(self._moments(y, omega, V, False).log_partition, omega.dtype)
 
     def _moments(self, y: Array, omega: Array, V: Array, full: bool) -> Moments:
+        """Posterior moments for two layers or more, in float64; NaN where a run has diverged."""
         xp = namespace(omega)
-        u = deep.output_of_label(xp.astype(y, xp.float64))
+        u = network.output_of_label(xp.astype(y, xp.float64))
         covariance = np.asarray(to_host(V), dtype=np.float64)
         if not (np.all(np.isfinite(covariance)) and bool(xp.all(xp.isfinite(omega)))):
             # A run that has diverged: say so, as arithmetic would.
@@ -214,9 +221,9 @@ class SequenceSoftmax:
         if not np.linalg.eigvalsh(covariance / scale[:, None] / scale)[0] > 0.0:
             raise ValueError(f"V must be positive definite, got {covariance.tolist()}")
         omega = xp.astype(omega, xp.float64)
-        if self.layers == self.tokens == 2:
-            return two_layers.integrate(u, omega, covariance, self.skip, self.accuracy, full)
-        return sampling.integrate(u, omega, covariance, self.skip, self.accuracy, self.points, full)
+        return integrate(
+            self._network, u, omega, covariance, accuracy=self.accuracy, points=self.points, full=full
+        )
 
     def information(self, Q: Array, V: Array, *, labels: int | None = None) -> Uncertain:
         """``E sum_m g_m g_m^T`` (..., L, L) with ``omega ~ N(0, Q (x) I)`` and ``z ~ N(omega, V (x) I)``.
@@ -240,9 +247,7 @@ class SequenceSoftmax:
         Uncertain
             ``error`` has the shape of ``value``.
         """
-        if self.layers == 1:
-            return one_layer.information(Q, V, self.tokens)
-        return self._over_labels(Q, V, labels, last_layer.information, "information")
+        return information.information(self._network, Q, V, labels)
 
     def susceptibility(self, Q: Array, V: Array, *, labels: int | None = None) -> Uncertain:
         """How the information of layers without overlap starts: ``I_ab = lambda_ab Q_ab`` to first order.
@@ -259,37 +264,8 @@ class SequenceSoftmax:
         labels : int or None
             As for ``information``.
         """
-        if self.layers > 1:
-            return self._over_labels(Q, V, labels, last_layer.susceptibility, "susceptibility")
-        # The label leaves +-z, so G = z z^T - V I.
-        value = (Q == 0.0) * (self.tokens * (self.tokens + 1.0)) / (V * V)
-        return Uncertain(value, 0.0 * value, "closed form")
+        return information.susceptibility(self._network, Q, V, labels)
 
-    def _over_labels(
-        self,
-        Q: Array,
-        V: Array,
-        labels: int | None,
-        tabulated: Callable[[Array, Array, float], Uncertain],
-        name: str,
-    ) -> Uncertain:
-        xp = namespace(Q, V)
-        if labels is None:
-            labels = _EXACT_LABELS if self.layers == self.tokens == 2 else _SAMPLED_LABELS
-        law = deep_information.Law(self.layers, self.tokens, self.skip)
-        values, errors = [], []
-        methods: dict[str, None] = {}
-        pairs = zip(*(np.asarray(to_host(x), np.float64).reshape(-1, *x.shape[-2:]) for x in (Q, V)))
-        for q, v in pairs:
-            if self.tokens == 2 and last_layer.supports(q, v):
-                found = tabulated(q, v, self.skip)
-            else:
-                averages = deep_information.averages(law, q, v, labels)
-                method = f"Monte Carlo ({deep_information.SCRAMBLES} Sobol scrambles of labels)"
-                found = Uncertain(getattr(averages, name), getattr(averages, f"{name}_error"), method)
-            values.append(found.value)
-            errors.append(found.error)
-            methods[found.method] = None
-        place = {"dtype": Q.dtype, "device": device(Q)}
-        value, error = (xp.asarray(np.reshape(parts, Q.shape), **place) for parts in (values, errors))
-        return Uncertain(value, error, ", ".join(methods))
+    @property
+    def _network(self) -> Network:
+        return Network(self.layers, self.tokens, self.skip)

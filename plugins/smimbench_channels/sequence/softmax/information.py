@@ -1,203 +1,73 @@
-"""What labels of deep attention say on average, ``E sum_m g_m g_m^T``, by means over labels.
+"""Which method serves which overlap, for the information and the susceptibility of the softmax channel.
 
-Labels are drawn in independent scrambles of a Sobol sequence. In units of V (``h = V^{-1/2} (z - omega)``)
-the wanted mean is that of ``S = sum_m <h_m> <h_m>^T``. On the Nishimori line these have mean zero, whatever
-Q, and take most of the noise away:
-
-* ``S - sym(sum_m <h_m> h_m^T)`` and ``S + sum_m Cov(h_m) - M I``: two other forms of the information;
-* ``sum_m omega_m <h_m>^T``, because E g = 0 at given omega;
-* ``sum_m h_m h_m^T - M I`` and ``sum_m omega_m omega_m^T - M Q``, the known second moments.
-
-For a layer a without overlap ``I_aa = 0`` and ``I_ab = lambda_ab Q_ab`` to first order, with the
-susceptibility ``lambda_ab = E sum_mk G_a,mk G_b,mk``, ``G_a = (E[z_a z_a^T | y, omega] - V_aa I) /
-V_aa^2``.
-
-Where the posterior is itself sampled, the square of a mean comes from two independent runs, so that no
-noise is squared. Derived, checked by tests/channels/sequence/test_softmax_information.py.
+One layer has a closed form up to a quadrature (``one_layer``). Two tokens whose last layer, and at most one before it, has an
+overlap have tables (``last_layer``). For all others labels are drawn (``labels``).
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Iterator
 
 import numpy as np
+from array_api_compat import device
 
-from smimbench.numerics.control_variates import controlled_mean
-from smimbench.numerics.linalg import is_diagonal, symmetric, symmetric_root
-from smimbench.numerics.memo import by_value
-from smimbench.numerics.qmc import normal_points
-from smimbench_channels.sequence.softmax.deep import importance as sampling
-from smimbench_channels.sequence.softmax.network import output
-from smimbench_channels.sequence.softmax.two_layers import posterior as two_layers
+from smimbench.backend import namespace, to_host
+from smimbench.interfaces import Array, Uncertain
+from smimbench_channels.sequence.softmax import labels as over_labels
+from smimbench_channels.sequence.softmax import one_layer
+from smimbench_channels.sequence.softmax.last_layer import information as last_layer
+from smimbench_channels.sequence.softmax.network import Network
 
-__all__ = ["Averages", "Draws", "Law", "averages", "controlled_mean", "controls", "draw"]
-
-Host = np.ndarray[Any, Any]
-
-SCRAMBLES = 16
-_ACCURACY = 1e-4
-_FAINTEST = 3e-3
-_COLLINEAR = 1e-6
-_POINTS = 1024
+__all__ = ["information", "susceptibility"]
 
 
-class Law(NamedTuple):
-    """The network: number of layers and tokens, and the skip strength."""
+def information(network: Network, Q: Array, V: Array, labels: int | None = None) -> Uncertain:
+    """``E sum_m g_m g_m^T`` (..., L, L); see ``SequenceSoftmax.information``."""
+    if network.layers == 1:
+        return one_layer.information(Q, V, network.tokens)
 
-    layers: int
-    tokens: int
-    skip: float
+    def one(q: np.ndarray, v: np.ndarray) -> Uncertain:
+        if _has_tables(network, q, v):
+            return last_layer.information(q, v, network.skip)
+        found = _averages(network, q, v, labels)
+        return Uncertain(found.information, found.information_error, over_labels.METHOD)
 
-
-class Draws(NamedTuple):
-    """One scramble of labels and what their posterior says, in units of V; host arrays.
-
-    Posterior means come twice: equal where the posterior is exact, independent where it is sampled.
-
-    Attributes
-    ----------
-    omega : ndarray (n, L, M)
-        In units of ``Q^{1/2}``.
-    truth : ndarray (n, L, M)
-        h.
-    shifts : two ndarray (n, L, M)
-        ``<h>``.
-    second : ndarray (n, L, L) or None
-        ``sum_m <h_m h_m^T>``; None where it is sampled, since a bias would spoil a control variate.
-    responses : two ndarray (n, U, M, M)
-        ``<z_a z_a^T> / V_aa - I`` for the U layers without overlap.
-    """
-
-    omega: Host
-    truth: Host
-    shifts: tuple[Host, Host]
-    second: Host | None
-    responses: tuple[Host, Host]
+    return _collected(Q, [one(q, v) for q, v in _pairs(Q, V)])
 
 
-def _outer(a: Host, b: Host) -> Host:
-    """``sum_m a_m b_m^T`` (n, L, L)."""
-    return np.asarray(a @ np.swapaxes(b, -1, -2))
+def susceptibility(network: Network, Q: Array, V: Array, labels: int | None = None) -> Uncertain:
+    """First order of the information in the overlap; see ``SequenceSoftmax.susceptibility``."""
+    if network.layers == 1:
+        return one_layer.susceptibility(Q, V, network.tokens)
+
+    def one(q: np.ndarray, v: np.ndarray) -> Uncertain:
+        if _has_tables(network, q, v):
+            return last_layer.susceptibility(q, v, network.skip)
+        found = _averages(network, q, v, labels)
+        return Uncertain(found.susceptibility, found.susceptibility_error, over_labels.METHOD)
+
+    return _collected(Q, [one(q, v) for q, v in _pairs(Q, V)])
 
 
-def unknown(Q: Host) -> list[int]:
-    """Layers of which the means say nothing."""
-    return [layer for layer in range(len(Q)) if Q[layer, layer] == 0.0]
+def _has_tables(network: Network, q: np.ndarray, v: np.ndarray) -> bool:
+    return network.tokens == 2 and last_layer.supports(q, v)
 
 
-def draw(law: Law, Q: Host, V: Host, labels: int, scramble: int) -> Draws:
-    """Labels of one scramble and their posterior."""
-    layers, tokens = law.layers, law.tokens
-    size = layers * tokens
-    normal = normal_points(2 * size, labels, "deep attention: labels", scramble)
-    white = normal[:, :size].reshape(labels, layers, tokens)
-    truth = normal[:, size:].reshape(labels, layers, tokens)
-    root = symmetric_root(V)
-    omega = symmetric_root(Q) @ white
-    u = output(omega + root @ truth, law.skip)
-    free = unknown(Q)
-    full = bool(free)
-    exact = layers == tokens == 2
-    if exact:
-        runs = [two_layers.integrate(u, omega, V, law.skip, _ACCURACY, full)] * 2
-    else:
-        options = (_ACCURACY, _POINTS, full)
-        runs = [sampling.integrate(u, omega, V, law.skip, *options, seed=seed) for seed in (0, 10_000)]
-    inverse = np.linalg.inv(root)
-    shifts = tuple(inverse @ run.shift for run in runs)
-    second = runs[0].second
-    responses = [np.zeros((labels, 0, tokens, tokens))] * 2
-    if full:
-        # Means of unknown layers are zero, so that dz = z there.
-        matrices = [run.second.reshape(labels, layers, tokens, layers, tokens) for run in runs]
-        second = np.einsum("nambm->nab", matrices[0])
-        responses = tuple(
-            np.stack([matrix[:, a, :, a, :] / V[a, a] for a in free], axis=1) - np.eye(tokens)
-            for matrix in matrices
-        )
-    return Draws(white, truth, shifts, inverse @ second @ inverse if exact else None, responses)
+def _averages(network: Network, q: np.ndarray, v: np.ndarray, labels: int | None) -> over_labels.Averages:
+    return over_labels.averages(
+        network, q, v, over_labels.default_labels(network) if labels is None else labels
+    )
 
 
-def controls(draws: Draws, Q: Host, V: Host) -> Host:
-    """Numbers with mean zero, (n, K)."""
-    one, two = draws.shifts
-    n, layers, tokens = one.shape
-    upper = np.triu_indices(layers)
-    identity = tokens * np.eye(layers)
-    mean = 0.5 * (one + two)
-    square = symmetric(_outer(one, two))
-    rows = [
-        (square - symmetric(_outer(mean, draws.truth)))[:, *upper],
-        _outer(draws.omega, mean).reshape(n, -1),
-        (_outer(draws.truth, draws.truth) - identity)[:, *upper],
-        (_outer(draws.omega, draws.omega) - identity)[:, *upper],
-    ]
-    if draws.second is not None:
-        rows.append((draws.second - identity)[:, *upper])
-    free = unknown(Q)
-    if free:
-        z = (symmetric_root(V) @ draws.truth)[:, free]
-        spread = np.diagonal(V)[free][:, None, None]
-        surprise = z[..., :, None] * z[..., None, :] / spread - np.eye(tokens)
-        first, second = draws.responses
-        rows.append((0.5 * (first + second) * surprise - first * second).sum((2, 3)))
-        rows.append((surprise**2).sum((2, 3)) - tokens * (tokens + 1))
-        if draws.second is not None:
-            rows.append(np.trace(first, axis1=2, axis2=3))
-    return np.concatenate(rows, axis=1)
+def _pairs(Q: Array, V: Array) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Each (Q, V) of a batch, on the host."""
+    return zip(*(np.asarray(to_host(x), np.float64).reshape(-1, *x.shape[-2:]) for x in (Q, V)))
 
 
-class Averages(NamedTuple):
-    """Information and susceptibility, (L, L) each, and their standard errors."""
-
-    information: Host
-    information_error: Host
-    susceptibility: Host
-    susceptibility_error: Host
-
-
-@by_value(maxsize=512)
-def averages(law: Law, Q: Host, V: Host, labels: int) -> Averages:
-    """``E sum_m g_m g_m^T``, and how it starts for layers without overlap.
-
-    Parameters
-    ----------
-    law : Law
-        The network.
-    Q, V : ndarray (L, L)
-        Overlap, positive semi-definite, and error, positive definite.
-    labels : int
-        Number of labels, over all scrambles.
-    """
-    layers = law.layers
-    free = unknown(Q)
-    upper = np.triu_indices(layers)
-    pairs = np.triu_indices(len(free))
-    # g = V^{-1/2} h is a linear map of the entries of S. It is applied to every label, so that the error is
-    # that of the result.
-    inverse = np.linalg.inv(symmetric_root(V))
-    basis = np.zeros((len(upper[0]), layers, layers))
-    for k, (a, b) in enumerate(zip(*upper)):
-        basis[k, a, b] = basis[k, b, a] = 1.0
-    change = (inverse @ basis @ inverse)[:, *upper]
-    samples, zeros = [], []
-    for scramble in range(SCRAMBLES):
-        draws = draw(law, Q, V, max(16, labels // SCRAMBLES), scramble)
-        one, two = draws.responses
-        response = symmetric(np.einsum("namk,nbmk->nab", one, two))[:, *pairs]
-        squares = symmetric(_outer(*draws.shifts))[:, *upper] @ change
-        samples.append(np.concatenate([squares, response], axis=1))
-        zeros.append(controls(draws, Q, V))
-    found = [np.zeros((layers, layers)) for _ in range(4)]
-    for k, row in enumerate(controlled_mean(samples, zeros, faintest=_FAINTEST, collinear=_COLLINEAR)):
-        found[k][upper] = found[k].T[upper] = row[: len(upper[0])]
-        for a, b, entry in zip(*pairs, row[len(upper[0]) :]):
-            i, j = free[a], free[b]
-            found[2 + k][i, j] = found[2 + k][j, i] = entry / (V[i, i] * V[j, j])
-    if is_diagonal(Q, V):
-        # A label does not change with the sign of a layer: uncorrelated layers stay so, unknown ones unknown.
-        known = np.diag(np.diagonal(Q) > 0.0)
-        found[:2] = [np.where(known, matrix, 0.0) for matrix in found[:2]]
-    for matrix in found:
-        matrix.flags.writeable = False
-    return Averages(*found)
+def _collected(Q: Array, found: list[Uncertain]) -> Uncertain:
+    """One result with the batch axes, data type and device of Q."""
+    xp = namespace(Q)
+    place = {"dtype": Q.dtype, "device": device(Q)}
+    value = xp.asarray(np.reshape([f.value for f in found], Q.shape), **place)
+    error = xp.asarray(np.reshape([f.error for f in found], Q.shape), **place)
+    return Uncertain(value, error, ", ".join(dict.fromkeys(f.method for f in found)))

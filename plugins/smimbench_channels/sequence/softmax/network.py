@@ -9,12 +9,13 @@ With ``S(v) = softmax_rows(v v^T)``, ``A(v) = c I + S(v)`` and latents ``z`` (n,
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Array
 
 __all__ = [
+    "Network",
     "attention",
     "attention_product",
     "log_attention",
@@ -22,6 +23,14 @@ __all__ = [
     "output_of_label",
     "output_vjp",
 ]
+
+
+class Network(NamedTuple):
+    """Number of layers L and tokens M, and the skip strength c."""
+
+    layers: int
+    tokens: int
+    skip: float
 
 
 def log_attention(v: Array) -> Array:

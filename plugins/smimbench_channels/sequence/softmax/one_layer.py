@@ -12,7 +12,7 @@ from smimbench.backend import namespace
 from smimbench.interfaces import Array, Posterior, Uncertain
 from smimbench.numerics.quadrature import gaussian_trapezoid
 
-__all__ = ["information", "log_partition", "posterior"]
+__all__ = ["information", "log_partition", "posterior", "susceptibility"]
 
 
 def _sech_squared(xp: Any, t: Array) -> Array:
@@ -51,6 +51,12 @@ def _log_radius_rule(tokens: int, step: float) -> tuple[np.ndarray, np.ndarray]:
     log_weight = (tokens + 2.0) * grid - 0.5 * np.exp(2.0 * grid)
     weight = np.exp(log_weight - log_weight.max())
     return np.exp(grid), tokens * weight / weight.sum()
+
+
+def susceptibility(Q: Array, V: Array, tokens: int) -> Uncertain:
+    """``M (M + 1) / V^2`` where Q = 0, else 0; (..., 1, 1). The label leaves +-z, so ``G = (z z^T - V I) / V^2``."""
+    value = (Q == 0.0) * (tokens * (tokens + 1.0)) / (V * V)
+    return Uncertain(value, 0.0 * value, "closed form")
 
 
 def information(Q: Array, V: Array, tokens: int) -> Uncertain:

@@ -1,0 +1,212 @@
+"""Information and susceptibility of deep attention by means over random labels.
+
+Labels are drawn in independent scrambles of a Sobol sequence. In units of V (``h = V^{-1/2} (z - omega)``)
+the wanted mean is that of ``S = sum_m <h_m> <h_m>^T``. On the Nishimori line these have mean zero, whatever
+Q, and take most of the noise away:
+
+* ``S - sym(sum_m <h_m> h_m^T)`` and ``S + sum_m Cov(h_m) - M I``: two other forms of the information;
+* ``sum_m omega_m <h_m>^T``, because E g = 0 at given omega;
+* ``sum_m h_m h_m^T - M I`` and ``sum_m omega_m omega_m^T - M Q``, the known second moments.
+
+For a layer a without overlap ``I_aa = 0`` and ``I_ab = lambda_ab Q_ab`` to first order, with the
+susceptibility ``lambda_ab = E sum_mk G_a,mk G_b,mk``, ``G_a = (E[z_a z_a^T | y, omega] - V_aa I) /
+V_aa^2``.
+
+Where the posterior is itself sampled, the square of a mean comes from two independent runs: noise has mean zero in their
+product, but not in a square. Derived, checked by tests/channels/sequence/test_softmax_information.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from smimbench.numerics.control_variates import controlled_mean
+from smimbench.numerics.linalg import is_diagonal, symmetric, symmetric_root
+from smimbench.numerics.memo import by_value
+from smimbench.numerics.qmc import normal_points
+from smimbench_channels.sequence.softmax.network import Network, output
+from smimbench_channels.sequence.softmax.posterior import integrate, is_exact
+
+__all__ = ["METHOD", "Averages", "Draws", "averages", "controls", "default_labels", "draw"]
+
+Host = np.ndarray[Any, Any]
+
+SCRAMBLES = 16
+"""Independent sets of labels. Doubled: half as many labels in each, a better known standard error."""
+EXACT_LABELS, SAMPLED_LABELS = 2**16, 2**12
+"""Labels of all scrambles where the posterior is exact, and where it is sampled. Doubled: twice the time, a smaller error."""
+ACCURACY = 1e-4
+"""Relative error of the posterior of a label. Doubled: faster; still far below the noise."""
+POINTS = 1024
+"""Points of a posterior that is sampled, in each of two runs. Doubled: twice the time, less noise in every label."""
+FAINTEST = 3e-3
+"""Smallest standard deviation of a control variate. Doubled: fewer of them, more noise; halved: numerical error may bias."""
+COLLINEAR = 1e-6
+"""Directions of control variates with smaller singular values are left out. Doubled: nothing seen."""
+METHOD = f"Monte Carlo ({SCRAMBLES} Sobol scrambles of labels)"
+
+
+class Draws(NamedTuple):
+    """One scramble of labels and what their posterior says, in units of V; host arrays.
+
+    Posterior means come twice: equal where the posterior is exact, independent where it is sampled.
+
+    Attributes
+    ----------
+    omega : ndarray (n, L, M)
+        In units of ``Q^{1/2}``.
+    truth : ndarray (n, L, M)
+        h.
+    shifts : two ndarray (n, L, M)
+        ``<h>``.
+    second : ndarray (n, L, L) or None
+        ``sum_m <h_m h_m^T>``; None where it is sampled, since a bias would spoil a control variate.
+    responses : two ndarray (n, U, M, M)
+        ``<z_a z_a^T> / V_aa - I`` for the U layers without overlap.
+    """
+
+    omega: Host
+    truth: Host
+    shifts: tuple[Host, Host]
+    second: Host | None
+    responses: tuple[Host, Host]
+
+
+def _outer(a: Host, b: Host) -> Host:
+    """``sum_m a_m b_m^T`` (n, L, L)."""
+    return np.asarray(a @ np.swapaxes(b, -1, -2))
+
+
+def unknown(Q: Host) -> list[int]:
+    """Layers of which the means say nothing."""
+    return [layer for layer in range(len(Q)) if Q[layer, layer] == 0.0]
+
+
+def draw(network: Network, Q: Host, V: Host, labels: int, scramble: int) -> Draws:
+    """Labels of one scramble and their posterior."""
+    layers, tokens = network.layers, network.tokens
+    size = layers * tokens
+    normal = normal_points(2 * size, labels, "deep attention: labels", scramble)
+    white = normal[:, :size].reshape(labels, layers, tokens)
+    truth = normal[:, size:].reshape(labels, layers, tokens)
+    root = symmetric_root(V)
+    omega = symmetric_root(Q) @ white
+    u = output(omega + root @ truth, network.skip)
+    free = unknown(Q)
+    full, exact = bool(free), is_exact(network)
+    seeds = (0,) if exact else (0, 10_000)
+    runs = [
+        integrate(network, u, omega, V, accuracy=ACCURACY, points=POINTS, full=full, seed=seed)
+        for seed in seeds
+    ]
+    inverse = np.linalg.inv(root)
+    shifts = [inverse @ run.shift for run in runs]
+    second = runs[0].second
+    responses = [np.zeros((labels, 0, tokens, tokens)) for _ in runs]
+    if full:
+        # Means of unknown layers are zero, so that dz = z there.
+        matrices = [run.second.reshape(labels, layers, tokens, layers, tokens) for run in runs]
+        second = np.einsum("nambm->nab", matrices[0])
+        responses = [
+            np.stack([matrix[:, a, :, a, :] / V[a, a] for a in free], axis=1) - np.eye(tokens)
+            for matrix in matrices
+        ]
+    return Draws(
+        white,
+        truth,
+        (shifts[0], shifts[-1]),
+        inverse @ second @ inverse if exact else None,
+        (responses[0], responses[-1]),
+    )
+
+
+def controls(draws: Draws, Q: Host, V: Host) -> Host:
+    """Numbers with mean zero, (n, K)."""
+    one, two = draws.shifts
+    n, layers, tokens = one.shape
+    upper = np.triu_indices(layers)
+    identity = tokens * np.eye(layers)
+    mean = 0.5 * (one + two)
+    square = symmetric(_outer(one, two))
+    rows = [
+        (square - symmetric(_outer(mean, draws.truth)))[:, *upper],
+        _outer(draws.omega, mean).reshape(n, -1),
+        (_outer(draws.truth, draws.truth) - identity)[:, *upper],
+        (_outer(draws.omega, draws.omega) - identity)[:, *upper],
+    ]
+    if draws.second is not None:
+        rows.append((draws.second - identity)[:, *upper])
+    free = unknown(Q)
+    if free:
+        z = (symmetric_root(V) @ draws.truth)[:, free]
+        spread = np.diagonal(V)[free][:, None, None]
+        surprise = z[..., :, None] * z[..., None, :] / spread - np.eye(tokens)
+        first, second = draws.responses
+        rows.append((0.5 * (first + second) * surprise - first * second).sum((2, 3)))
+        rows.append((surprise**2).sum((2, 3)) - tokens * (tokens + 1))
+        if draws.second is not None:
+            rows.append(np.trace(first, axis1=2, axis2=3))
+    return np.concatenate(rows, axis=1)
+
+
+def default_labels(network: Network) -> int:
+    """Labels that are drawn unless a number is asked for."""
+    return EXACT_LABELS if is_exact(network) else SAMPLED_LABELS
+
+
+class Averages(NamedTuple):
+    """Information and susceptibility, (L, L) each, and their standard errors."""
+
+    information: Host
+    information_error: Host
+    susceptibility: Host
+    susceptibility_error: Host
+
+
+@by_value(maxsize=512)
+def averages(network: Network, Q: Host, V: Host, labels: int) -> Averages:
+    """``E sum_m g_m g_m^T``, and how it starts for layers without overlap.
+
+    Parameters
+    ----------
+    network : Network
+        With two layers or more.
+    Q, V : ndarray (L, L)
+        Overlap, positive semi-definite, and error, positive definite.
+    labels : int
+        Number of labels, over all scrambles.
+    """
+    layers = network.layers
+    free = unknown(Q)
+    upper = np.triu_indices(layers)
+    pairs = np.triu_indices(len(free))
+    # g = V^{-1/2} h is a linear map of the entries of S. It is applied to every label, so that the error is
+    # that of the result.
+    inverse = np.linalg.inv(symmetric_root(V))
+    basis = np.zeros((len(upper[0]), layers, layers))
+    for k, (a, b) in enumerate(zip(*upper)):
+        basis[k, a, b] = basis[k, b, a] = 1.0
+    change = (inverse @ basis @ inverse)[:, *upper]
+    samples, zeros = [], []
+    for scramble in range(SCRAMBLES):
+        draws = draw(network, Q, V, max(16, labels // SCRAMBLES), scramble)
+        one, two = draws.responses
+        response = symmetric(np.einsum("namk,nbmk->nab", one, two))[:, *pairs]
+        squares = symmetric(_outer(*draws.shifts))[:, *upper] @ change
+        samples.append(np.concatenate([squares, response], axis=1))
+        zeros.append(controls(draws, Q, V))
+    found = [np.zeros((layers, layers)) for _ in range(4)]
+    for k, row in enumerate(controlled_mean(samples, zeros, faintest=FAINTEST, collinear=COLLINEAR)):
+        found[k][upper] = found[k].T[upper] = row[: len(upper[0])]
+        for a, b, entry in zip(*pairs, row[len(upper[0]) :]):
+            i, j = free[a], free[b]
+            found[2 + k][i, j] = found[2 + k][j, i] = entry / (V[i, i] * V[j, j])
+    if is_diagonal(Q, V):
+        # A label does not change with the sign of a layer: uncorrelated layers stay so, unknown ones unknown.
+        known = np.diag(np.diagonal(Q) > 0.0)
+        found[:2] = [np.where(known, matrix, 0.0) for matrix in found[:2]]
+    for matrix in found:
+        matrix.flags.writeable = False
+    return Averages(*found)

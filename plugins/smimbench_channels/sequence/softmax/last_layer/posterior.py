@@ -1,0 +1,192 @@
+"""Posterior moments of many samples from the tables: bilinear forms ``f^T T g``, whatever the depth."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from smimbench.backend import to_host
+from smimbench.interfaces import Array
+from smimbench_channels.sequence.softmax.last_layer.accuracy import ACCURACY, Accuracy
+from smimbench_channels.sequence.softmax.last_layer.tables import Host, Tables, make_tables, node_count
+
+__all__ = ["KnownLayer", "Moments", "compress", "joined", "posterior_moments", "second_moments"]
+
+
+def second_moments(u: Array, omega: Array, V: Array, skip: float, accuracy: Accuracy = ACCURACY) -> Array:
+    """``E[z_l z_l^T | y]`` of every layer when nothing but the last one is known.
+
+    Parameters
+    ----------
+    u : array (n, 2)
+        Outputs, up to sign.
+    omega : array (n, 2)
+        Means of the last layer; those of the others are zero.
+    V : array (L,)
+        Variances of the layers.
+    skip : float
+        c >= 0.
+    accuracy : Accuracy
+        Resolution of the tables.
+
+    Returns
+    -------
+    array (n, L, 2, 2)
+        On the host.
+    """
+    u, omega = to_host(u).astype(float), to_host(omega).astype(float)
+    v = to_host(V).astype(float)
+    layers, last = len(v), len(v) - 1
+    scales = tuple(np.sqrt(v[:last]).tolist())
+    # Without knowing Q the width is compared with what the means themselves show.
+    spread = v[last] + max(float((omega**2).mean()), 0.0)
+    count = node_count(skip, layers, v[last] / spread, True, accuracy)
+    tables = make_tables(float(skip), scales, None, 0.0, count, 0, accuracy)
+    ut = u / (1.0 + skip) ** last
+    found = posterior_moments(tables, ut, ut[:, 0] - ut[:, 1], omega, float(v[last]), full=True)
+    assert found.product is not None
+    result = np.empty((len(u), layers, 2, 2))
+    mixed = (
+        found.product
+        + omega[:, 0] * found.shift[:, 1]
+        + omega[:, 1] * found.shift[:, 0]
+        + omega[:, 0] * omega[:, 1]
+    )
+    diagonal = found.square + 2 * omega * found.shift + omega**2
+    for layer in range(layers):
+        moments = found.unknown[:, layer] if layer < last else None
+        for m in range(2):
+            result[:, layer, m, m] = diagonal[:, m] if moments is None else v[layer] * (moments[:, m] + 1)
+        off = mixed if moments is None else v[layer] * moments[:, 2]
+        result[:, layer, 0, 1] = result[:, layer, 1, 0] = off
+    return result
+
+
+class Moments(NamedTuple):
+    """Posterior means of n samples.
+
+    ``shift`` (n, 2) and ``square`` (n, 2) hold ``e`` and ``e^2``, ``e = z_L - omega_L`` by token. ``product`` (n,) is ``e_1
+    e_2`` and ``fourth`` (n,) the sum over both tokens and both orders of ``z_Lm^2 z_Lk^2``; None unless asked for.
+    ``known_shift`` (n, 2) and ``known_square`` (n,) are shift and squared distance of the known layer, ``unknown`` (n, U, 4)
+    the moments of the tables.
+    """
+
+    shift: Host
+    square: Host
+    product: Host | None
+    fourth: Host | None
+    known_shift: Host | None
+    known_square: Host | None
+    unknown: Host
+
+
+def joined(blocks: list[Moments]) -> Moments:
+    """Moments of the samples of all blocks."""
+    columns: list[Any] = [None if c[0] is None else np.concatenate(c) for c in zip(*blocks)]
+    return Moments(*columns)
+
+
+def posterior_moments(
+    tables: Tables,
+    ut: Host,
+    gap: Host,
+    omega: Host,
+    v: float,
+    known: tuple[KnownLayer, Host, float] | None = None,
+    full: bool = False,
+) -> Moments:
+    """Posterior moments of the samples ``ut`` (n, 2), with ``gap = ut_1 - ut_2`` given apart for its digits.
+
+    ``omega`` (n, 2) and ``v`` belong to the last layer, ``known`` brings the layer on the outer grid with its own.
+    """
+    count = len(tables.nodes)
+    blocks = tables.sums.shape[2] // count
+    n, x = len(ut), tables.nodes
+    if known is None:
+        kind: Any = np.float64
+        stack, rho = tables.sums, [np.ones((n, 1))]
+    else:
+        kind = np.float32
+        stack = known[0].sums
+        rho = [weight @ known[0].modes.T for weight in _weights(tables, *known[1:])]
+    mass, shift, square = np.zeros(n), np.zeros((n, 2)), np.zeros((n, 2))
+    product, fourth, unknown = np.zeros(n), np.zeros(n), np.zeros((n, blocks - 1))
+    per_mode = np.zeros((n, len(stack)))
+    for sign in (1.0, -1.0):
+        z1, z2 = sign * (ut[:, :1] + gap[:, None] * x), sign * (ut[:, 1:] - gap[:, None] * x)
+        e1, e2 = z1 - omega[:, :1], z2 - omega[:, 1:]
+        f, g = np.exp(-0.5 / v * e1 * e1), np.exp(-0.5 / v * e2 * e2)
+        f_, g_ = f.astype(kind), g.astype(kind)
+        factors = [(f * e1).astype(kind), (f * z1 * z1).astype(kind)] if full else []
+        by_g, by_f = np.zeros((n, blocks * count), kind), np.zeros((n, count), kind)
+        extra = [np.zeros((n, count), kind) for _ in factors]
+        for k, sums in enumerate(stack):
+            plain = sums[:, :count]
+            amount = rho[0][:, k, None].astype(kind)
+            forward = f_ @ sums
+            per_mode[:, k] += np.einsum("nj,nj->n", forward[:, :count], g_)
+            forward *= amount
+            by_g += forward
+            backward = g_ @ plain.T
+            backward *= amount
+            by_f += backward
+            for total, factor in zip(extra, factors):
+                total += amount * (factor @ plain)
+        right = by_g.reshape(n, blocks, count)
+        sums_of_blocks = np.einsum("nbj,nj->nb", right, g)
+        mass += sums_of_blocks[:, 0]
+        unknown += sums_of_blocks[:, 1:]
+        shift += np.stack([(by_f * f * e1).sum(1), (right[:, 0] * g * e2).sum(1)], axis=-1)
+        square += np.stack([(by_f * f * e1 * e1).sum(1), (right[:, 0] * g * e2 * e2).sum(1)], axis=-1)
+        if full:
+            product += (extra[0] * g * e2).sum(1)
+            fourth += (by_f * f * z1**4 + right[:, 0] * g * z2**4 + 2 * extra[1] * g * z2 * z2).sum(1)
+    known_shift = known_square = None
+    if known is not None:
+        centre = known[1]
+        mean = np.stack([(rho[1] * per_mode).sum(1), (rho[2] * per_mode).sum(1)], axis=-1) / mass[:, None]
+        known_shift = mean - centre
+        known_square = (rho[3] * per_mode).sum(1) / mass + ((centre - 2 * mean) * centre).sum(1)
+    over = mass[:, None]
+    return Moments(
+        shift / over,
+        square / over,
+        product / mass if full else None,
+        fourth / mass if full else None,
+        known_shift,
+        known_square,
+        (unknown / over).reshape(n, -1, 4),
+    )
+
+
+class KnownLayer(NamedTuple):
+    """The layer on the outer grid, for one (Q, V): modes of its weights, and the tables summed over each mode.
+
+    The weight of an outer node, and its products with the node's coordinates and squared length, are linear combinations of
+    few modes: far fewer bilinear forms than nodes are needed.
+    """
+
+    modes: Host
+    sums: np.ndarray[Any, np.dtype[np.float32]]
+
+
+def _weights(tables: Tables, omega: Host, w: float) -> list[Host]:
+    """Weights (n, K) of the outer nodes for 1, both coordinates, and the squared length of the known layer."""
+    z = tables.outer
+    plus, minus = (tables.share * np.exp(-0.5 / w * _distance(s * z, omega)) for s in (1.0, -1.0))
+    even, odd = plus + minus, plus - minus
+    return [even, odd * z[:, 0], odd * z[:, 1], even * (z * z).sum(1)]
+
+
+def compress(tables: Tables, omega: Host, w: float, negligible: float) -> KnownLayer:
+    """Modes of the weights of samples like ``omega`` (n, 2); singular values below ``negligible`` are left out."""
+    stack = np.concatenate(_weights(tables, omega, w))
+    _, size, modes = np.linalg.svd(stack, full_matrices=False)
+    modes = modes[size > negligible * size[0]]
+    return KnownLayer(modes, np.tensordot(modes.astype(np.float32), tables.sums, 1))
+
+
+def _distance(points: Host, centres: Host) -> Host:
+    """Squared distances (n, K) of points (K, 2) from centres (n, 2)."""
+    return np.asarray(((points[None] - centres[:, None]) ** 2).sum(-1))

@@ -1,0 +1,203 @@
+"""Tables of the layers before the last: the prior law of their attention matrices, and the moments that go with it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from smimbench.numerics.qmc import normal_points
+from smimbench_channels.sequence.softmax.last_layer.accuracy import Accuracy
+
+__all__ = ["Host", "Tables", "make_tables", "mixing", "node_count"]
+
+Host = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def mixing(z: Host, skip: float) -> tuple[Host, Host, Host]:
+    """``b_01``, ``b_10`` and the determinant of ``B / (1 + c)^K`` for the K layers ``z`` (n, K, 2)."""
+    from scipy.special import expit
+
+    one, two, determinant = np.zeros(len(z)), np.zeros(len(z)), np.ones(len(z))
+    for layer in range(z.shape[1]):
+        first, second = z[:, layer, 0], z[:, layer, 1]
+        scale = (1.0 + skip) ** layer
+        a = scale * (first + one * (second - first))
+        d = scale * determinant * (first - second)
+        b = a - d
+        stay, leave = a * d, -b * d
+        # p + q - 1 = p q (1 - exp(-d^2)) keeps its digits where both tokens are nearly alike
+        factor = skip - expit(stay) * expit(leave) * np.expm1(-d * d)
+        p, q = expit(-stay) / (1.0 + skip), expit(-leave) / (1.0 + skip)
+        one, two = one + p * (1.0 - one - two), two + q * (1.0 - one - two)
+        determinant = determinant * factor / (1.0 + skip)
+    return one, two, determinant
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Prior sums ``sums`` (K, N, m N) on N nodes for each of x and y, for K values ``outer`` (K, 2) of the known layer.
+
+    The m blocks of columns are the mass with the Jacobian, then for every unknown layer, in units of its variance,
+    ``z_1^2 - 1``, ``z_2^2 - 1``, ``z_1 z_2`` and ``|z z^T - I|^2 - 6``. ``share`` (K,) is the area of each outer value, and
+    ``clipped`` the weight of what lies beyond the last node.
+    """
+
+    nodes: Host
+    outer: Host
+    share: Host
+    sums: np.ndarray[Any, Any]
+    clipped: float
+
+
+@lru_cache(maxsize=4)
+def make_tables(
+    skip: float,
+    scales: tuple[float, ...],
+    known: int | None,
+    spread: float,
+    count: int,
+    copy: int,
+    accuracy: Accuracy,
+) -> Tables:
+    """Tables for the layers before the last.
+
+    Parameters
+    ----------
+    skip : float
+        c >= 0.
+    scales : tuple of float
+        Standard deviations of these layers, ``sqrt(Q + V)``.
+    known : int or None
+        The layer that has an overlap: its values stand on an outer grid.
+    spread : float
+        Spacing of the outer grid.
+    count : int
+        N, the number of nodes of each axis.
+    copy : int
+        Names an independent set of points.
+    """
+    layers = len(scales)
+    step = _farthest(skip, layers, accuracy) / (count - 1)
+    nodes = np.expm1(step * np.arange(count))
+    unknown = [layer for layer in range(layers) if layer != known]
+    blocks = 1 + 4 * len(unknown)
+    if known is None:
+        outer, share = np.zeros((1, 2)), np.ones(1)
+    else:
+        outer, share = _half_plane(spread, accuracy.outer_reach * scales[known])
+    sums = np.zeros((len(outer), count, blocks * count), np.float64 if known is None else np.float32)
+    clipped = 0.0
+    for k, value in enumerate(outer):
+        if len(unknown) == 1:
+            normal, weight = _two_token_grid(skip, accuracy.grid if known is None else accuracy.outer_grid)
+        else:
+            size = accuracy.table_points if known is None else accuracy.outer_table_points
+            normal = normal_points(2 * len(unknown), size, "last layer: table", copy, k % 8).reshape(
+                size, -1, 2
+            )
+            weight = np.full(size, 1.0 / size)
+        z = np.empty((len(normal), layers, 2))
+        z[:, unknown] = normal * np.array([scales[layer] for layer in unknown])[:, None]
+        if known is not None:
+            z[:, known] = value
+        clipped += share[k] * _add_points(sums[k], z, weight, normal, skip, step)
+    if known is None:
+        _symmetrise(sums[0], count)
+    return Tables(nodes, outer, share, sums, clipped / share.sum())
+
+
+@lru_cache(maxsize=8)
+def _two_token_grid(skip: float, fine: int) -> tuple[Host, Host]:
+    """Points (n, 1, 2) and weights of a standard normal layer.
+
+    Trapezoidal rules in the mean of both tokens and in the logarithm of their gap: tokens that are
+    nearly alike make the attention matrix nearly singular without a skip connection.
+    """
+    low = -18.0 if skip < 1e-3 else -9.0
+    log_gap = np.linspace(low, math.log(11.0), 1 + round((math.log(11.0) - low) * fine))
+    middle = np.linspace(-5.0, 5.0, 1 + 5 * fine)
+    m, gap = np.meshgrid(middle, np.exp(log_gap), indexing="ij")
+    weight = (np.exp(-m * m - gap * gap / 4) * gap).ravel()
+    points = np.stack([m + gap / 2, m - gap / 2], axis=-1).reshape(-1, 1, 2)
+    # both signs of the gap
+    points, weight = np.concatenate([points, points[:, :, ::-1]]), np.concatenate([weight, weight])
+    kept = weight > 1e-9 * weight.max()
+    return points[kept], weight[kept] / weight[kept].sum()
+
+
+def _lagrange(position: Host, count: int) -> tuple[np.ndarray[Any, Any], list[Host]]:
+    """First of the four nodes around each position, and the weights of cubic interpolation."""
+    start = np.clip(np.floor(position).astype(np.int64) - 1, 0, count - 4)
+    t = position - start
+    a, b, c = t - 1, t - 2, t - 3
+    return start, [-a * b * c / 6, t * b * c / 2, -t * a * c / 2, t * a * b / 6]
+
+
+def _add_points(
+    sums: np.ndarray[Any, Any], z: Host, weight: Host, unknown: Host, skip: float, step: float
+) -> float:
+    """Spread prior points over a table (N, m N); returns the weight that lies beyond its last node."""
+    count = sums.shape[0]
+    blocks = sums.shape[1] // count
+    one, two, determinant = mixing(z, skip)
+    last = step * (count - 1)
+    positions = []
+    clipped = np.zeros(len(z), dtype=bool)
+    for b in (one, two):
+        where = np.log1p(b / determinant)
+        clipped |= where > last * (1 + 1e-9)
+        positions.append(np.minimum(where, last) / step)
+    jacobian = weight / np.maximum(determinant, math.exp(-last))
+    moments = [jacobian]
+    for layer in range(unknown.shape[1]):
+        p, q = unknown[:, layer, 0], unknown[:, layer, 1]
+        e, f, g = p * p - 1, q * q - 1, p * q
+        # A layer that the label hardly depends on must not seem to have moments because the points are few.
+        moments += [jacobian * (m - weight @ m) for m in (e, f, g, e * e + f * f + 2 * g * g)]
+    (i, wx), (j, wy) = (_lagrange(position, count) for position in positions)
+    table = np.zeros((blocks, count * count))
+    for k in range(4):
+        for m in range(4):
+            index, share = (i + k) * count + j + m, wx[k] * wy[m]
+            for target, moment in zip(table, moments):
+                target += np.bincount(index, share * moment, minlength=count * count)
+    sums += table.reshape(blocks, count, count).transpose(1, 0, 2).reshape(sums.shape)
+    return float(weight[clipped].sum())
+
+
+def _symmetrise(sums: Host, count: int) -> None:
+    """Exchanging the tokens exchanges x with y and the two diagonal moments of every layer."""
+    blocks = sums.shape[1] // count
+    view = sums.reshape(count, blocks, count)
+    swapped = view.transpose(2, 1, 0).copy()
+    for layer in range((blocks - 1) // 4):
+        at = 1 + 4 * layer
+        swapped[:, [at, at + 1]] = swapped[:, [at + 1, at]]
+    view += swapped
+    view *= 0.5
+
+
+def _half_plane(step: float, reach: float) -> tuple[Host, Host]:
+    """Nodes of a square grid in a disc, one of each pair ``+-z``, and the share of each node that it stands for."""
+    most = math.ceil(reach / step)
+    i, j = np.meshgrid(np.arange(-most, most + 1), np.arange(-most, most + 1), indexing="ij")
+    half = ((i > 0) | ((i == 0) & (j >= 0))) & ((i * i + j * j) * step * step <= reach * reach)
+    points = np.stack([i[half], j[half]], axis=-1)
+    return step * points.astype(float), np.where((points == 0).all(1), 0.5, 1.0)
+
+
+def node_count(skip: float, layers: int, relative: float, blind: bool, accuracy: Accuracy) -> int:
+    """Nodes of an axis for a Gaussian factor whose variance is the fraction ``relative`` of the whole, ``V / (Q + V)``."""
+    step = (accuracy.blind_step if blind else accuracy.step) * math.sqrt(relative)
+    needed = math.ceil(_farthest(skip, layers - 1, accuracy) / step) + 1
+    return min(accuracy.most_nodes, max(accuracy.fewest_nodes, needed))
+
+
+def _farthest(skip: float, layers: int, accuracy: Accuracy) -> float:
+    """Largest ``log(1 + x)`` that ``layers`` layers of attention can make."""
+    limit = math.log(accuracy.farthest[min(layers, len(accuracy.farthest)) - 1])
+    return min(limit, layers * math.log1p(1.0 / skip)) if skip > 0 else limit

@@ -1,0 +1,60 @@
+"""Which integrator serves which network, for the posterior of many labels with two layers or more."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from smimbench.interfaces import Array
+from smimbench_channels.sequence.softmax.deep import importance
+from smimbench_channels.sequence.softmax.moments import Moments
+from smimbench_channels.sequence.softmax.network import Network
+from smimbench_channels.sequence.softmax.two_layers import posterior as two_layers
+
+__all__ = ["integrate", "is_exact", "most_layers"]
+
+
+def most_layers(tokens: int) -> int:
+    """Largest number of layers that have an integrator: 4 for two tokens, 2 for three, 1 for more."""
+    return {2: 4, 3: 2}.get(tokens, 1)
+
+
+def is_exact(network: Network) -> bool:
+    """Whether ``integrate`` reaches any accuracy: two layers of two tokens."""
+    return network.layers == network.tokens == 2
+
+
+def integrate(
+    network: Network,
+    u: Array,
+    omega: Array,
+    V: np.ndarray,
+    *,
+    accuracy: float,
+    points: int,
+    full: bool = False,
+    seed: int = 0,
+) -> Moments:
+    """Posterior moments of outputs ``u``: quadrature where it is exact, importance sampling for all others.
+
+    Parameters
+    ----------
+    network : Network
+        At least two layers, at most ``most_layers``.
+    u : array (n, M), float64
+        Outputs, up to sign.
+    omega : array (n, L, M), float64
+        Means.
+    V : ndarray (L, L)
+        Positive definite, on the host.
+    accuracy : float
+        Target for the relative error of every sample; where points are sampled, the error at which few of them suffice.
+    points : int
+        Points per sample where they are sampled.
+    full : bool
+        Return the whole second moment instead of its traces over tokens.
+    seed : int
+        Different seeds give independent results where points are sampled.
+    """
+    if is_exact(network):
+        return two_layers.integrate(u, omega, V, network.skip, accuracy, full)
+    return importance.integrate(u, omega, V, network.skip, accuracy, points, full, seed)
