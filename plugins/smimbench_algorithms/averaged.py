@@ -9,7 +9,7 @@ import numpy as np
 
 from smimbench.backend import namespace, on_device
 from smimbench.derive.stopping import rule_of
-from smimbench.interfaces import Array, Capabilities, Cost, Info, ParameterError, Plan
+from smimbench.interfaces import Array, Capabilities, Cost, Info, ParameterError, Plan, offers
 from smimbench.registry import RegistryError, build, get_registry, parameters_of, plan_of
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Averaged:
 
     @property
     def _batched(self) -> bool:
-        return hasattr(self._inner, "init_students")
+        return offers(self._inner, "init_students")
 
     def plan(self, data: Data) -> Plan:
         """What the algorithm plans, for every student."""
@@ -118,13 +118,12 @@ class Averaged:
         """What the algorithm itself refuses, or was not made for."""
         if not self._entry.fits(problem.model.name):
             return f"{self._entry.name} does not work for model {problem.model.name!r}"
-        asked = getattr(self._inner, "refuses", None)
-        return None if asked is None else asked(problem)
+        reason: str | None = self._inner.refuses(problem) if offers(self._inner, "refuses") else None
+        return reason
 
     def restarted(self, problem: Problem) -> Averaged | None:
         """Students of the version that the algorithm offers for a second start."""
-        offer = getattr(self._inner, "restarted", None)
-        cautious = None if offer is None else offer(problem)
+        cautious = self._inner.restarted(problem) if offers(self._inner, "restarted") else None
         if cautious is None:
             return None
         return replace(self, of={"name": self._entry.name, **parameters_of("algorithm", cautious)})
@@ -156,8 +155,7 @@ class Averaged:
 
     def cost(self, problem: Problem, data: Data) -> Cost | None:
         """Products for every student; a batch of students reads the inputs once."""
-        ask = getattr(self._inner, "cost", None)
-        one = None if ask is None else ask(problem, data)
+        one = self._inner.cost(problem, data) if offers(self._inner, "cost") else None
         if one is None:
             return None
         return Cost(one.flops * self.students, one.bytes * (1 if self._batched else self.students))

@@ -2,7 +2,7 @@
 
 ``OverlapRule`` is what message passing brings as its stopping rule, and what an algorithm without a rule of its own gets. It
 rests on the Nishimori identity: for a posterior mean, the overlap of the estimate with itself equals its overlap with the
-signal, so that an algorithm that predicts the second can be held to the first.
+signal, so that an algorithm that predicts the second can be checked against the first.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from smimbench.interfaces import member
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Info, ProblemLike, StoppingRule
@@ -45,7 +47,7 @@ class Stationarity:
     agreement : float
         Largest distance of the two overlaps, in fluctuations. Doubled: worse accounts of the own error pass.
     information_ratio : float
-        Largest ratio of the information that is claimed to the one that the data carry. Doubled: the same.
+        Largest ratio of the information that is predicted to the one that the data carry. Doubled: the same.
     smallest_error : float
         Errors below this count as this, in units of an overlap: near perfect recovery rounding would decide. Doubled: the
         last digits before perfect recovery are waited for half as long.
@@ -64,8 +66,7 @@ class Stationarity:
 
 def rule_of(algorithm: Any, problem: ProblemLike, dimension: int) -> StoppingRule:
     """The stopping rule that an algorithm brings, or an ``OverlapRule``."""
-    own = getattr(algorithm, "stopping_rule", None)
-    rule: StoppingRule = OverlapRule(problem, dimension) if own is None else own(problem, dimension)
+    rule: StoppingRule = member(algorithm, "stopping_rule", OverlapRule)(problem, dimension)
     return rule
 
 
@@ -81,7 +82,7 @@ class OverlapRule:
     mean is then a fixed point, and what grows out of it begins too small to be seen.
 
     The end cannot be trusted where predicted overlap and self-overlap differ by more than ``agreement`` fluctuations, or where
-    the data carry ``information_ratio`` times less information than claimed.
+    the data carry ``information_ratio`` times less information than predicted.
 
     Of algorithms that report no overlaps only the residual counts.
 
@@ -96,10 +97,10 @@ class OverlapRule:
     def __init__(self, problem: ProblemLike, dimension: int, settings: Stationarity = Stationarity()) -> None:
         self.settings = settings
         self.second = np.diagonal(np.asarray(problem.prior.second_moment(problem.components)))
-        size = getattr(problem.prior, "fluctuation", None)
+        size = member(problem.prior, "fluctuation")
         relative = float(size(dimension)) if size is not None else math.sqrt(2 / dimension)
         self.fluctuation = relative * self.second
-        symmetric = getattr(problem.channel, "symmetry", "none") != "none"
+        symmetric = member(problem.channel, "symmetry", "none") != "none"
         bottom = np.diagonal(np.asarray(problem.prior.mean_overlap(problem.components)))
         self.chance = bottom + self.fluctuation if symmetric else np.full_like(self.second, -math.inf)
         self.history: list[tuple[Any, Any]] = []

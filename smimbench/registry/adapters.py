@@ -10,7 +10,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend.arrays import namespace
-from smimbench.interfaces import Capabilities, Data, Info, Plan
+from smimbench.interfaces import Capabilities, Data, Info, Plan, member, offers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,12 +78,11 @@ def plan_of(algorithm: Any, data: Data) -> Plan:
 
     Without a method ``plan``, only the number of steps is known: that of ``steps_for(data)``, or the attribute ``steps``.
     """
-    own = getattr(algorithm, "plan", None)
-    if own is not None:
-        plan: Plan = own(data)
+    if offers(algorithm, "plan"):
+        plan: Plan = algorithm.plan(data)
         return plan
-    counted = getattr(algorithm, "steps_for", None)
-    return Plan(steps=getattr(algorithm, "steps", None) if counted is None else counted(data))
+    counted = offers(algorithm, "steps_for")
+    return Plan(steps=algorithm.steps_for(data) if counted else member(algorithm, "steps"))
 
 
 def sizes(samples: int, tokens: int, dimension: int, sample_ratio: float = math.nan) -> Data:
@@ -122,7 +121,7 @@ def algorithm_class(item: Any) -> Any:
         If a parameter of a function is not one that can be written in a suite: keyword-only or with a default.
     """
     if isinstance(item, type):
-        if not hasattr(item, "fit") or any(hasattr(item, name) for name in ("init", "step")):
+        if not offers(item, "fit") or any(offers(item, name) for name in ("init", "step")):
             return item
         named = {key: getattr(item, key) for key in ("__doc__", "__module__", "__qualname__")}
         return type(item.__name__, (item, Fitted), named)

@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import enum
 import math
+import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from smimbench.derive.stopping import rule_of
+from smimbench.interfaces import offers
 from smimbench.registry.adapters import plan_of
 from smimbench.run.readings import Readings
 
@@ -32,10 +34,13 @@ if TYPE_CHECKING:
     import numpy as np
 
     from smimbench.backend.device import Backend
-    from smimbench.interfaces import Array, Data
+    from smimbench.interfaces import Array, Data, Info
     from smimbench.problem.problem import Instance, Problem
 
 __all__ = ["LoopResult", "LoopSettings", "Status", "run_algorithm"]
+
+
+T = TypeVar("T")
 
 
 class Status(enum.Enum):
@@ -131,8 +136,7 @@ def run_algorithm(
     """
     attempt = _attempt(problem, instance, data, algorithm, make_rng(0), settings, backend)
     if attempt.status in (Status.DIVERGED, Status.NOT_CONVERGED):
-        offer = getattr(algorithm, "restarted", None)
-        cautious = offer(problem) if offer is not None else None
+        cautious = algorithm.restarted(problem) if offers(algorithm, "restarted") else None
         if cautious is not None:
             second = _attempt(problem, instance, data, cautious, make_rng(1), settings, backend)
             second.warnings = attempt.warnings + [w for w in second.warnings if w not in attempt.warnings]
@@ -141,8 +145,32 @@ def run_algorithm(
 
 
 @dataclass
+class _Clock:
+    """Time that the algorithm takes: on the wall, of the processor, on the device (None where it cannot be told)."""
+
+    backend: Backend
+    seconds: float
+    cpu_seconds: float = 0.0
+    device_seconds: float | None = 0.0
+    durations: list[float] = field(default_factory=list)
+
+    def time(self, work: Callable[[], T]) -> T:
+        """What ``work`` returns; the clock runs meanwhile."""
+        cpu = time.process_time()
+        stop = self.backend.stopwatch()
+        found = work()
+        duration, on_device = stop()
+        self.cpu_seconds += time.process_time() - cpu
+        before = self.device_seconds
+        self.device_seconds = None if before is None or on_device is None else before + on_device
+        self.seconds += duration
+        self.durations.append(duration)
+        return found
+
+
+@dataclass
 class _Course:
-    """The measured points of a run: errors of the estimate, at the iteration and the second where it was held."""
+    """The measured points of a run: errors of the estimate, each at its iteration and its second."""
 
     instance: Instance
     algorithm: Any
@@ -175,36 +203,24 @@ def _attempt(
     settings: LoopSettings,
     backend: Backend,
 ) -> Attempt:
-    import time
-
     steps = plan_of(algorithm, data).steps
     last = steps if steps is not None else settings.max_iterations
     readings = Readings(problem)
     rule = rule_of(algorithm, problem, instance.dimension)
     course = _Course(instance, algorithm)
+    clock = _Clock(backend, settings.head_start)
     warnings: list[str] = []
-    durations: list[float] = []
     status, reason = Status.NOT_CONVERGED, f"{last} iterations reached"
     iteration, broken, samples = 0, False, math.nan
 
-    cpu = time.process_time()
-    stop = backend.stopwatch()
-    state = algorithm.init(problem, data, rng)
-    seconds, device_seconds = stop()
-    seconds += settings.head_start
-    cpu_seconds = time.process_time() - cpu
+    def step() -> tuple[Any, Info]:
+        new, info = algorithm.step(problem, data, state)
+        return new, readings.read(info)  # the one transfer of an iteration
 
-    course.record(state, iteration, seconds, math.inf, samples)
+    state = clock.time(lambda: algorithm.init(problem, data, rng))
+    course.record(state, iteration, clock.seconds, math.inf, samples)
     while iteration < last:
-        cpu = time.process_time()
-        stop = backend.stopwatch()
-        state, info = algorithm.step(problem, data, state)
-        info = readings.read(info)  # the one transfer of an iteration
-        duration, on_device = stop()
-        cpu_seconds += time.process_time() - cpu
-        device_seconds = None if device_seconds is None or on_device is None else device_seconds + on_device
-        seconds += duration
-        durations.append(duration)
+        state, info = clock.time(step)
         iteration += 1
         samples = math.nan if info.samples is None else float(info.samples)
         if info.warning and info.warning not in warnings:
@@ -216,9 +232,9 @@ def _attempt(
         # An algorithm with a schedule of its own is given all of it: stopping it early would change the recipe.
         ending = rule.ending(settings.tolerance) if steps is None else None
         finished = steps is not None and iteration == steps
-        late = settings.timeout is not None and seconds > settings.timeout
+        late = settings.timeout is not None and clock.seconds > settings.timeout
         if ending or finished or late or _is_logged(iteration, last):
-            course.record(state, iteration, seconds, info.residual, samples)
+            course.record(state, iteration, clock.seconds, info.residual, samples)
         if ending or finished:
             complaint = rule.complaint()
             if complaint:
@@ -230,7 +246,7 @@ def _attempt(
             status, reason = Status.TIMEOUT, f"{settings.timeout:g} s reached after {iteration} iterations"
             break
     if course.trajectory["iteration"][-1] != iteration and not readings.divergence:
-        course.record(state, iteration, seconds, readings.latest.residual, samples)
+        course.record(state, iteration, clock.seconds, readings.latest.residual, samples)
     if not course.finite:
         status, reason = Status.DIVERGED, "the estimate is not made of finite numbers"
     if status is Status.NOT_CONVERGED and not broken:
@@ -242,15 +258,15 @@ def _attempt(
         reason=reason,
         metrics=course.metrics,
         iterations=iteration,
-        seconds=seconds,
-        cpu_seconds=cpu_seconds,
-        iteration_seconds=durations,
-        device_seconds=device_seconds,
+        seconds=clock.seconds,
+        cpu_seconds=clock.cpu_seconds,
+        iteration_seconds=clock.durations[1:],
+        device_seconds=clock.device_seconds,
         trajectory=course.trajectory,
-        final={**readings.final(), **(algorithm.findings(state) if hasattr(algorithm, "findings") else {})},
+        final={**readings.final(), **(algorithm.findings(state) if offers(algorithm, "findings") else {})},
         warnings=warnings + readings.warnings(),
         estimate=algorithm.estimate(state),
-        V=algorithm.variance(state) if hasattr(algorithm, "variance") else None,
+        V=algorithm.variance(state) if offers(algorithm, "variance") else None,
         broken_claim=broken,
     )
 

@@ -166,7 +166,7 @@ class Gamp:
         return GampState(estimate, V_new, g, state.rng), info
 
     def stopping_rule(self, problem: Problem, dimension: int) -> StoppingRule:
-        """Overlaps that stand still and agree: the algorithm keeps account of its own error, and is held to it."""
+        """Overlaps that stand still and agree: the algorithm keeps account of its own error, and is judged by it."""
         return OverlapRule(problem, dimension)
 
     def cost(self, problem: Problem, data: Data) -> Cost | None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from smimbench.interfaces import offers
+
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Data
     from smimbench.problem import Problem
@@ -52,7 +54,7 @@ def one_pass(problem: Problem, data: Data, signal: Array, V: Array, g: Array | N
     model: Any = problem.model
     channel: Any = problem.channel
     inputs = data.inputs
-    if not (hasattr(model, "one_pass") and hasattr(channel, "compiled")):
+    if not (offers(model, "one_pass") and offers(channel, "compiled")):
         return None
     plain = isinstance(inputs, np.ndarray) and inputs.dtype == np.float64 and inputs.flags.c_contiguous
     if not plain or inputs.size < WORTHWHILE or not available():

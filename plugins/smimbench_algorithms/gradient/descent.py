@@ -11,7 +11,7 @@ import numpy as np
 
 from smimbench.backend import StreamedInputs, namespace
 from smimbench.derive.channel import gives_probabilities, observable
-from smimbench.interfaces import Array, Info, ParameterError, Plan
+from smimbench.interfaces import Array, Info, ParameterError, Plan, offers
 from smimbench_algorithms.gradient.loss import LOSSES, fitting_loss, loss_gradient, surrogate
 
 if TYPE_CHECKING:
@@ -131,12 +131,12 @@ class Descent:
 
     def refuses(self, problem: Problem) -> str | None:
         """Why this problem cannot be learned by gradients, or None."""
-        differentiable = hasattr(problem.channel, "vjp")
+        differentiable = offers(problem.channel, "vjp")
         if not differentiable and surrogate(problem, 1.0) is None:
             return f"channel {problem.channel.name!r} has no derivative"
         if differentiable and self.surrogate_beta is not None:
             return "surrogate_beta applies to channels without a derivative only; remove it"
-        if not hasattr(problem.prior, "compose"):
+        if not offers(problem.prior, "compose"):
             return f"prior {problem.prior.name!r} has no factor to descend on"
         if self.width is not None and problem.model.rank == "low":
             return "width applies to attention-indexed models only; remove it"
@@ -244,7 +244,7 @@ class Descent:
             factor = _on_sphere(factor, _component_axes(problem, data))
         targets = xp.astype(observable(problem.channel, data.labels), data.inputs.dtype)
         norm = None
-        if not hasattr(problem.channel, "vjp"):
+        if not offers(problem.channel, "vjp"):
             second = np.diagonal(problem.prior.second_moment(problem.components))
             spread = math.prod(problem.model.signal_shape(1, data.dimension)) / data.dimension
             norm = xp.reshape(
@@ -293,7 +293,7 @@ class Descent:
             warning = (
                 "online: every step drew fresh samples; the row stands at the sample ratio of all of them"
             )
-        if hasattr(problem.channel, "vjp"):
+        if offers(problem.channel, "vjp"):
             return problem.channel, warning
         low, high = self.surrogate_beta or SURROGATE_BETA
         beta = low * (high / low) ** (state.done / max(state.total - 1, 1))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smimbench.backend import namespace, sample_chunks
 from smimbench.derive.channel import gives_probabilities, predict
+from smimbench.interfaces import offers
 from smimbench.registry import RegistryError, build, get_registry
 
 if TYPE_CHECKING:
@@ -121,8 +122,8 @@ def _passes(problem: Problem, dimension: int, factor: Array, signal: Array, stud
     prior: Any = problem.prior
     count = students * problem.components
     if (
-        hasattr(model, "forward_gram")
-        and hasattr(prior, "gram_scale")
+        offers(model, "forward_gram")
+        and offers(prior, "gram_scale")
         and factor.shape[-1] <= NARROW * dimension
     ):
         root = math.sqrt(prior.gram_scale(factor))

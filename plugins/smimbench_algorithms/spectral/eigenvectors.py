@@ -29,7 +29,7 @@ more cautious start."""
 
 @dataclass(frozen=True)
 class SpectralEstimate:
-    """Estimate (P, D), the error V (P, P) that theory claims for it, the eigenvalues found, and remarks.
+    """Estimate (P, D), the error V (P, P) that theory predicts for it, the eigenvalues found, and remarks.
 
     ``eigenvalues`` are those of the eigenvectors used; ``outliers`` those of the matrix that was asked for, None where it
     has no real one.

@@ -25,8 +25,8 @@ def _origin(problem: Problem, origin: str) -> tuple[Host, Host]:
     if origin not in ORIGINS:
         raise ValueError(f"origin must be one of {', '.join(ORIGINS)}, got {origin!r}")
     second = np.asarray(problem.prior.second_moment(problem.components), dtype=float)
-    held = np.asarray(problem.prior.mean_overlap(problem.components), dtype=float)
-    return (held, second - held) if origin == "prior-mean" else (np.zeros_like(second), second)
+    known = np.asarray(problem.prior.mean_overlap(problem.components), dtype=float)
+    return (known, second - known) if origin == "prior-mean" else (np.zeros_like(second), second)
 
 
 def first_order(
@@ -44,7 +44,7 @@ def first_order(
     Returns
     -------
     Denoised
-        The estimate, signal-shaped, and the error that the prior claims for it.
+        The estimate, signal-shaped, and the error that the prior predicts for it.
 
     References
     ----------

@@ -20,9 +20,9 @@ __all__ = ["label_matrices", "second_moment_root", "why_not"]
 
 def why_not(problem: Problem) -> str | None:
     """Why the matrices of linearised message passing do not fit a low-rank problem, or None."""
-    held = np.asarray(problem.prior.mean_overlap(problem.components), dtype=float)
+    known = np.asarray(problem.prior.mean_overlap(problem.components), dtype=float)
     second = np.asarray(problem.prior.second_moment(problem.components), dtype=float)
-    if np.abs(held).max() > 1e-9 * np.abs(second).max():
+    if np.abs(known).max() > 1e-9 * np.abs(second).max():
         return "the low-rank matrices are linearised around zero, and this prior has a mean that is not zero; use gamp"
     return None
 
