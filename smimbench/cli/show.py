@@ -22,6 +22,7 @@ from smimbench.cli.options import (
     theory_cache,
     with_registry,
 )
+from smimbench.interfaces import offers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,7 +135,7 @@ def _results(
 def _cheap(suite: Suite) -> bool:
     """Whether theory on a fine grid costs next to nothing."""
     return all(
-        plan.problem.components == 1 and hasattr(plan.problem.channel, "information") for plan in suite.plans
+        plan.problem.components == 1 and offers(plan.problem.channel, "information") for plan in suite.plans
     )
 
 

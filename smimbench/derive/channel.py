@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from smimbench.derive.derived_channel import DerivedChannel
 from smimbench.derive.labels import gives_probabilities, observable, predict
 from smimbench.derive.likelihood_channel import IntegratedChannel
+from smimbench.interfaces import offers
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Model
@@ -35,13 +36,13 @@ def complete_channel(channel: Any, model: Model) -> Any:
         If it gives a likelihood only, in more latent dimensions than can be integrated; or one that does not fit the labels
         of ``forward``; or if the label is a noiseless continuous function of the latents, which has no likelihood.
     """
-    if not hasattr(channel, "posterior"):
+    if not offers(channel, "posterior"):
         integrated = IntegratedChannel(channel, model.sites)
         integrated.check()
         return integrated
     derived = DerivedChannel(channel, model.sites)
-    if not (hasattr(channel, "symmetry") and hasattr(channel, "components")):
+    if not (offers(channel, "symmetry") and offers(channel, "components")):
         return derived
-    adds_prediction = not hasattr(channel, "predict") and derived.noisy
-    adds_derivative = not hasattr(channel, "vjp") and derived.smooth
+    adds_prediction = not offers(channel, "predict") and derived.noisy
+    adds_derivative = not offers(channel, "vjp") and derived.smooth
     return derived if adds_prediction or adds_derivative else channel

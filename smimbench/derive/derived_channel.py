@@ -11,6 +11,7 @@ import numpy as np
 from smimbench.backend.arrays import namespace
 from smimbench.derive.labels import is_noisy, is_smooth, observable, probe
 from smimbench.derive.symmetry import symmetry_of_labels
+from smimbench.interfaces import member
 from smimbench.numerics.seeds import monte_carlo_rng
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class DerivedChannel:
     def __init__(self, channel: Any, sites: int) -> None:
         self.channel = channel
         self.sites = int(sites)
-        self.components = int(getattr(channel, "components", 1))
+        self.components = int(member(channel, "components", 1))
 
     def __getattr__(self, name: str) -> Any:
         if name in ("channel", "sites") or (name.startswith("__") and name.endswith("__")):
@@ -60,7 +61,7 @@ class DerivedChannel:
         return symmetry_of_labels(self.channel, self.sites)
 
     def _predict(self, z: Array) -> Array:
-        direct = getattr(self.channel, "predict", None)
+        direct = member(self.channel, "predict")
         if direct is not None:
             return direct(z)
         return self._predict_noiseless(z) if self.noisy else observable(self.channel, self.channel.forward(z))

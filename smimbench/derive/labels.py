@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smimbench.interfaces import member, offers
 from smimbench.numerics.seeds import monte_carlo_rng
 
 if TYPE_CHECKING:
@@ -32,13 +33,13 @@ MOST_LABELS = 64
 
 def observable(channel: Any, y: Array) -> Array:
     """Labels as a user would measure them: probabilities instead of log-probabilities, say."""
-    convert = getattr(channel, "observable", None)
+    convert = member(channel, "observable")
     return y if convert is None else convert(y)
 
 
 def predict(channel: Any, z: Array) -> Array:
     """Noiseless observable output of given latents; the plug-in prediction when ``z`` is an estimate."""
-    direct = getattr(channel, "predict", None)
+    direct = member(channel, "predict")
     return observable(channel, channel.forward(z)) if direct is None else direct(z)
 
 
@@ -48,7 +49,7 @@ def gives_probabilities(problem: ProblemLike) -> bool:
     z = rng.standard_normal((4, problem.components, problem.model.sites))
     channel: Any = problem.channel
     y = channel.forward(z, rng=rng)
-    if not hasattr(channel, "observable"):
+    if not offers(channel, "observable"):
         return False
     p = np.asarray(channel.observable(y))
     return bool(p.ndim >= 2 and (p >= 0).all() and np.allclose(p.sum(axis=-1), 1.0))
@@ -56,7 +57,7 @@ def gives_probabilities(problem: ProblemLike) -> bool:
 
 def probe(channel: Any, sites: int, count: int) -> Array:
     """A few fixed latents (count, P, C) on which a channel is tried out."""
-    shape = (count, int(getattr(channel, "components", 1)), sites)
+    shape = (count, int(member(channel, "components", 1)), sites)
     return monte_carlo_rng("symmetry: latents").standard_normal(shape)
 
 

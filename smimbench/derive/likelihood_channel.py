@@ -14,7 +14,7 @@ from smimbench.derive.integration.integrate import integrate
 from smimbench.derive.integration.samples import Accuracy
 from smimbench.derive.labels import few_labels, is_exact, observable, probe
 from smimbench.derive.likelihood_information import LikelihoodInformation
-from smimbench.interfaces import ParameterError, Posterior
+from smimbench.interfaces import ParameterError, Posterior, member, offers
 from smimbench.numerics.linalg import symmetric, symmetric_root
 from smimbench.numerics.seeds import monte_carlo_rng
 
@@ -71,7 +71,7 @@ class IntegratedChannel(DerivedChannel):
                 f"channel {getattr(channel, 'name', '?')!r} gives a log_likelihood only, which can be integrated in up to "
                 f"{LARGEST_DIMENSION} latent dimensions; {self.components} components * {self.sites} sites need a posterior",
             )
-        self.accuracy = float(getattr(channel, "accuracy", ACCURACY) if accuracy is None else accuracy)
+        self.accuracy = float(member(channel, "accuracy", ACCURACY) if accuracy is None else accuracy)
 
     def posterior(
         self,
@@ -131,7 +131,7 @@ class IntegratedChannel(DerivedChannel):
 
     def information(self, Q: Array, V: Array) -> Uncertain:
         """The channel's own, or ``E sum_c g_c g_c^T`` (..., P, P) from its likelihood; leading axes are a batch."""
-        if hasattr(self.channel, "information"):
+        if offers(self.channel, "information"):
             found: Uncertain = self.channel.information(Q, V)
             return found
         return self._information(Q, V)

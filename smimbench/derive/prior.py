@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from smimbench.derive.density_prior import DensityPrior
 from smimbench.derive.simulated_prior import SimulatedPrior
 from smimbench.derive.spectrum_prior import SpectrumPrior
-from smimbench.interfaces import ParameterError
+from smimbench.interfaces import ParameterError, offers
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Model
@@ -35,14 +35,14 @@ def complete_prior(prior: Any, model: Model) -> Any:
     if all(hasattr(prior, name) for name in needed):
         return prior
     who = f"prior {getattr(prior, 'name', type(prior).__name__)!r}"
-    if hasattr(prior, "denoise"):
-        if not hasattr(prior, "sample"):
+    if offers(prior, "denoise"):
+        if not offers(prior, "sample"):
             raise ParameterError("name", f"{who} gives denoise but no sample; both are needed")
         return SimulatedPrior(prior, model)
     matrix = model.rank == "extensive"
     density, spectrum = (
-        hasattr(prior, "log_density"),
-        hasattr(prior, "quantile") or hasattr(prior, "eigenvalues"),
+        offers(prior, "log_density"),
+        offers(prior, "quantile") or offers(prior, "eigenvalues"),
     )
     if not density and not spectrum:
         raise ParameterError(

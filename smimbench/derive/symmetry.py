@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.derive.labels import probe
+from smimbench.interfaces import member, offers
 from smimbench.numerics.seeds import monte_carlo_rng
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ __all__ = ["symmetry_of_labels"]
 def symmetry_of_labels(channel: Any, sites: int) -> str:
     """The largest group of transformations of the latents, among those the engine knows, that no label sees."""
     rng = monte_carlo_rng("likelihood: which kind of label")
-    P = int(getattr(channel, "components", 1))
+    P = int(member(channel, "components", 1))
     unseen = partial(_unseen, channel, sites)
     cycle, swap = np.roll(np.eye(P), 1, axis=0), np.eye(P)
     swap[:2] = swap[:2][::-1]
@@ -44,7 +45,7 @@ def _unseen(channel: Any, sites: int, transformation: Array) -> bool:
     z = probe(channel, sites, 64)
     turned = transformation @ z
     try:
-        if hasattr(channel, "log_likelihood"):
+        if offers(channel, "log_likelihood"):
             y = np.asarray(channel.forward(z, rng=monte_carlo_rng("symmetry: labels")))
             with np.errstate(all="ignore"):
                 pair = [np.asarray(channel.log_likelihood(y, at), dtype=float) for at in (z, turned)]

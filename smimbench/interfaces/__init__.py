@@ -18,16 +18,16 @@ Shapes and letters used everywhere:
 An optional class attribute ``contract`` is the ``CONTRACT_VERSION`` that an item was written for; an item of a newer one
 is refused. Without it, it is taken to be of the present one.
 
-Methods that are marked *optional* may be missing. ``smimbench.interfaces.optional`` lists them all, with what happens then.
+Methods that are marked *optional* may be missing. ``smimbench.interfaces.members`` lists them all, with what happens then.
 All arrays follow the Python array API standard; an item works on the namespace and the device of its inputs.
 """
 
 from smimbench.interfaces.algorithm import STORED_NAMES, Algorithm, Info, Plan, StoppingRule
 from smimbench.interfaces.basics import CONTRACT_VERSION, Array, Capabilities, Cost, ParameterError, Uncertain
 from smimbench.interfaces.channel import SYMMETRIES, Channel, Posterior
+from smimbench.interfaces.members import member, offers
 from smimbench.interfaces.metric import DIRECTIONS, Claims, Metric, NotMeasured
 from smimbench.interfaces.model import Model
-from smimbench.interfaces.optional import member, offers
 from smimbench.interfaces.prior import Denoised, Overlap, Prior
 from smimbench.interfaces.problem import Data, ProblemLike, Start
 

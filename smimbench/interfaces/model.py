@@ -17,9 +17,10 @@ __all__ = ["Model"]
 class Model(Protocol):
     """How the signal meets the inputs.
 
-    Optional method ``forward_gram(inputs, factor) -> z, pull``: latents of the signal ``F F^T`` straight from F, and a
-    function from g to the gradient of ``sum(g z)`` with respect to F; for priors that say with ``gram_scale(factor)``
-    what turns ``F F^T`` into their signal.
+    Optional method ``denoiser_flops(dimension, components) -> float``: floating-point operations of one call of a typical
+    prior's ``denoise``, to price a run. Optional method ``forward_gram(inputs, factor) -> z, pull``: latents of the signal
+    ``F F^T`` straight from F, and a function from g to the gradient of ``sum(g z)`` with respect to F; for priors that say
+    with ``gram_scale(factor)`` what turns ``F F^T`` into their signal.
 
     Attributes
     ----------
@@ -81,10 +82,6 @@ class Model(Protocol):
 
     def adjoint(self, inputs: Array, g: Array) -> Array:
         """Signal-shaped sum over samples, so normalised that ``R = W_hat + Qhat^{-1} adjoint(g)``."""
-        ...
-
-    def denoiser_flops(self, dimension: int, components: int) -> float:
-        """Floating-point operations of one call of a typical prior's ``denoise``; the cost of a run is estimated with it."""
         ...
 
     def adjoint_scale(self, dimension: int) -> float:

@@ -23,6 +23,7 @@ from smimbench.interfaces import (
     ParameterError,
     Prior,
     Start,
+    member,
 )
 from smimbench.problem.seeds import seed_sequence
 from smimbench.registry.metrics import find_metric, trajectory_metrics
@@ -369,7 +370,7 @@ class Problem:
 
     def pass_cost(self, data: Data, samples: int | None = None) -> Cost | None:
         """What one pass over so many samples (default: all) takes, forward and adjoint; None if the model does not say."""
-        ask = getattr(self.model, "cost", None)
+        ask = member(self.model, "cost")
         if ask is None:
             return None
         n, _, dimension = data.inputs.shape

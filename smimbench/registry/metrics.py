@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from smimbench.interfaces import member
 from smimbench.registry.registry import get_registry
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def trajectory_metrics(model: str | None = None) -> dict[str, Metric]:
 
 def is_in_trajectory(metric: Any) -> bool:
     """Whether a metric is measured at every recorded iteration."""
-    return bool(getattr(metric, "in_trajectory", False))
+    return bool(member(metric, "in_trajectory", False))
 
 
 def names_in_key(names: Iterable[str], registry: Registry | None = None) -> tuple[str, ...]:
@@ -62,7 +63,7 @@ def theory_of(
     metric: Metric, problem: Any, point: dict[str, Any], components: int
 ) -> tuple[list[float | None], list[float | None]]:
     """Theory's values of a metric and their errors, one per component or one; None where it says nothing."""
-    ask = getattr(metric, "theory", None)
+    ask = member(metric, "theory")
     if ask is None:
         blank: list[float | None] = [None] * (components if metric.per_component else 1)
         return blank, blank

@@ -20,6 +20,7 @@ import pluggy
 
 from smimbench import hookspecs
 from smimbench.interfaces import CONTRACT_VERSION, DIRECTIONS, Capabilities
+from smimbench.interfaces.members import OPTIONAL, REQUIRED, describe, has
 from smimbench.registry.adapters import algorithm_class
 
 if TYPE_CHECKING:
@@ -30,40 +31,6 @@ __all__ = ["KINDS", "Entry", "Plugin", "Registry", "RegistryError", "get_registr
 GROUP = "smimbench"
 BUILT_IN = "smimbench"
 KINDS = ("model", "channel", "prior", "metric", "algorithm")
-
-_REQUIRED: dict[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = {
-    "model": (
-        (
-            "sample_count",
-            "sample_ratio",
-            "signal_shape",
-            "draw_inputs",
-            "draw_noise",
-            "forward",
-            "adjoint",
-        ),
-        (),
-    ),
-    "channel": (("forward",), (("posterior",), ("log_likelihood",))),
-    "prior": ((), (("sample", "denoise"), ("log_density",), ("quantile",), ("eigenvalues",))),
-    "metric": (("label", "unit", "direction", "per_component", "measure"), ()),
-    "algorithm": ((), (("init", "step", "estimate"), ("fit",))),
-}
-"""What an item must have, and the sets of methods of which it must have one whole; the engine derives the rest."""
-
-_DERIVED: dict[str, tuple[tuple[str, str], ...]] = {
-    "channel": (
-        ("posterior", "posterior and information: integrated from log_likelihood"),
-        ("vjp", "gradient: finite differences, where the label is smooth"),
-    ),
-    "prior": (
-        ("denoise", "denoiser: from the law of the entries or of the eigenvalues"),
-        ("overlap", "state-evolution map: integrated, or simulated with sample and denoise"),
-    ),
-    "metric": (),
-    "algorithm": (),
-    "model": (),
-}
 
 
 class RegistryError(LookupError):
@@ -92,7 +59,12 @@ class Entry:
     @property
     def derived(self) -> tuple[str, ...]:
         """What the item leaves to the engine, and how the engine does it."""
-        return tuple(how for name, how in _DERIVED[self.kind] if not _has(self.item, name))
+        found = describe(self.kind, self.item)
+        return tuple(
+            f"{entry.name}: {entry.without}"
+            for entry in OPTIONAL
+            if entry.kind == self.kind and found[entry.name] == "derived"
+        )
 
     @property
     def summary(self) -> str:
@@ -219,12 +191,12 @@ class Registry:
             raise RegistryError(f"{kind} {item!r} is not a class; register the class, not an instance")
         # First of all: what a newer contract calls things is not ours to judge.
         _check_contract(kind, item)
-        missing = [name for name in ("name", "version", "reference", "capabilities") if not _has(item, name)]
-        always, choices = _REQUIRED[kind]
-        missing += [name for name in always if not _has(item, name)]
+        missing = [name for name in ("name", "version", "reference", "capabilities") if not has(item, name)]
+        always, choices = REQUIRED[kind]
+        missing += [name for name in always if not has(item, name)]
         if missing:
             raise RegistryError(f"{kind} {item.__name__} lacks {', '.join(missing)}")
-        if choices and not any(all(_has(item, name) for name in choice) for choice in choices):
+        if choices and not any(all(has(item, name) for name in choice) for choice in choices):
             raise RegistryError(f"{kind} {item.__name__} {_what_is_needed(item, choices)}")
         if not isinstance(item.name, str) or not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", item.name):
             raise RegistryError(
@@ -373,16 +345,11 @@ def _unknown_hooks(module: Any) -> str | None:
     return None
 
 
-def _has(item: type[Any], name: str) -> bool:
-    """Whether an item's class has a method, an attribute or a field of that name."""
-    return hasattr(item, name) or name in getattr(item, "__dataclass_fields__", {})
-
-
 def _what_is_needed(item: type[Any], choices: tuple[tuple[str, ...], ...]) -> str:
     """Which methods are missing: those of the choice that was begun, or all choices."""
-    begun = [choice for choice in choices if any(_has(item, name) for name in choice)]
+    begun = [choice for choice in choices if any(has(item, name) for name in choice)]
     if begun:
-        lacking = ", ".join(name for name in begun[0] if not _has(item, name))
+        lacking = ", ".join(name for name in begun[0] if not has(item, name))
         others = [" and ".join(choice) for choice in choices if choice is not begun[0]]
         return f"lacks {lacking} (or give {_or(others)} instead)"
     return f"needs {_or([', '.join(choice) for choice in choices])}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.backend.roofline import fraction
-from smimbench.interfaces import STORED_NAMES, ParameterError
+from smimbench.interfaces import STORED_NAMES, ParameterError, member, offers
 from smimbench.registry.adapters import plan_of, sizes
 from smimbench.registry.metrics import find_metric, theory_of, trajectory_metrics
 from smimbench.registry.parameters import build
@@ -127,8 +127,8 @@ def _theory_of(
     bayes = theorist.points(problem, [ratio])[0][0]
     own = None
     algorithm = build_algorithm(cell.algorithm, problem, get_registry())
-    refuses = getattr(algorithm, "refuses", None)
-    if hasattr(algorithm, "theory") and not (refuses and refuses(problem)):
+    refuses = member(algorithm, "refuses")
+    if offers(algorithm, "theory") and not (refuses and refuses(problem)):
         own = algorithm.theory(problem, ratio)
     return {"bayes": bayes, "own": own}
 

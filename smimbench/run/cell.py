@@ -15,6 +15,7 @@ from smimbench.backend.device import Backend, get_backend
 from smimbench.backend.roofline import remembered
 from smimbench.backend.streaming import StreamedInputs
 from smimbench.files import canonical_json
+from smimbench.interfaces import member
 from smimbench.problem.problem import Instance, Problem
 from smimbench.problem.seeds import seed_sequence
 from smimbench.registry.parameters import build
@@ -88,7 +89,7 @@ def run_cell(
 
 def _run(cell: Cell, registry: Registry, timing: bool) -> dict[str, Any]:
     problem, algorithm = cell.rebuild(registry)
-    refuses = getattr(algorithm, "refuses", None)
+    refuses = member(algorithm, "refuses")
     reason = refuses(problem) if refuses else None
     if reason:
         return {"status": Status.SKIPPED.value, "reason": reason}
@@ -151,7 +152,7 @@ def _run(cell: Cell, registry: Registry, timing: bool) -> dict[str, Any]:
 
 def _cost(algorithm: Any, problem: Problem, data: Data) -> dict[str, float] | None:
     """What an iteration has to do, for algorithms that say so."""
-    ask = getattr(algorithm, "cost", None)
+    ask = member(algorithm, "cost")
     found = ask(problem, data) if ask is not None else None
     return None if found is None else {"flops": float(found.flops), "bytes": float(found.bytes)}
 

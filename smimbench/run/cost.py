@@ -10,6 +10,7 @@ import numpy as np
 
 from smimbench.backend import machine
 from smimbench.files import canonical_json
+from smimbench.interfaces import member
 from smimbench.registry.adapters import plan_of, sizes
 from smimbench.registry.registry import get_registry
 
@@ -47,7 +48,8 @@ def estimate_cost(cells: Sequence[Cell], workers: int) -> Estimate:
             signal = int(np.prod(model.signal_shape(problem.components, cell.dimension)))
             plan = plan_of(algorithm, sizes(n, model.tokens, cell.dimension, cell.alpha))
             products = 4.0 * (plan.batch or n) * model.tokens * signal
-            products += model.denoiser_flops(cell.dimension, problem.components)
+            denoiser = member(model, "denoiser_flops")
+            products += denoiser(cell.dimension, problem.components) if denoiser is not None else 0.0
             steps = plan.steps or min(cell.run.max_iterations, 60)
             seconds += steps * (plan.students * products / rate + 2e-4)
             peak = max(peak, _memory(model, cell))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from smimbench.files import canonical_json
+from smimbench.interfaces import member
 from smimbench.problem.problem import Problem
 from smimbench.registry.metrics import names_in_key
 from smimbench.registry.parameters import build
@@ -103,7 +104,7 @@ class Suite:
             If every problem has a theory only.
         """
         registry = registry or get_registry()
-        reasons = [getattr(plan.problem.prior, "theory_only", None) for plan in self.plans]
+        reasons = [member(plan.problem.prior, "theory_only") for plan in self.plans]
         if all(reasons):
             raise SuiteError(self.file, "problem.prior", str(reasons[0]))
         plans = [plan for plan, reason in zip(self.plans, reasons) if not reason]

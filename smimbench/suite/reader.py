@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pydantic
 
 from smimbench.files import canonical_json
-from smimbench.interfaces import ParameterError
+from smimbench.interfaces import ParameterError, offers
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.metrics import find_metric
 from smimbench.registry.parameters import build, explain_validation, parameters_of, unknown_key
@@ -347,14 +347,14 @@ class _Reader:
         """The engine's own words, or an algorithm that has a method ``start`` and fits every model."""
         if start in STARTS:
             return
-        starters = [e for e in self.registry.entries("algorithm") if hasattr(e.item, "start")]
+        starters = [e for e in self.registry.entries("algorithm") if offers(e.item, "start")]
         try:
             entries = [self.registry.get("algorithm", start, model) for model in models]
         except RegistryError as error:
             if any(entry.name == start for entry in starters):  # it exists, but not for every model
                 raise self.fail("run.start", str(error)) from None
             entries = []
-        if not entries or not all(hasattr(entry.item, "start") for entry in entries):
+        if not entries or not all(offers(entry.item, "start") for entry in entries):
             words = ", ".join(map(repr, STARTS))
             names = ", ".join(sorted({e.name for e in starters})) or "none"
             raise self.fail(

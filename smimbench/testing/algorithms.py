@@ -21,7 +21,7 @@ import numpy as np
 
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
-from smimbench.interfaces import STORED_NAMES, Info
+from smimbench.interfaces import STORED_NAMES, Info, member, offers
 from smimbench.problem.problem import Instance
 from smimbench.registry.adapters import plan_of
 from smimbench.registry.parameters import parameters_of
@@ -82,7 +82,7 @@ def settings(context: CheckContext) -> tuple[Setting, ...]:
     found, reasons = [], []
     for model in context.models:
         for problem in context.problems(model):
-            refuses = getattr(context.item, "refuses", None)
+            refuses = member(context.item, "refuses")
             reason = refuses(problem) if refuses else None
             if reason:
                 reasons.append(f"{problem.label}: {reason}")
@@ -171,7 +171,7 @@ def shapes(context: CheckContext) -> None:
                 value = getattr(info, name)
                 if value is not None and np.shape(to_host(value)) != (P,):
                     raise CheckFailed(f"Info.{name} must have shape ({P},), got {np.shape(to_host(value))}")
-        if hasattr(algorithm, "variance"):
+        if offers(algorithm, "variance"):
             expect_array("variance", algorithm.variance(state), (P, P), "float64", data.inputs)
 
 

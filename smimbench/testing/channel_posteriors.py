@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.derive.channel import predict
-from smimbench.interfaces import SYMMETRIES
+from smimbench.interfaces import SYMMETRIES, member, offers
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.testing.arrays import expect_array
 from smimbench.testing.channels import latents
@@ -64,7 +64,7 @@ def sampled(context: CheckContext, model: Any, point: int) -> Sampled:
 )
 def symmetry(context: CheckContext) -> None:
     """Labels do not change under the stated transformations, and do under sign changes if none are stated."""
-    own = getattr(context.item, "symmetry", None)
+    own = member(context.item, "symmetry")
     if own is not None and own not in SYMMETRIES:
         raise CheckFailed(
             f"symmetry must be one of {', '.join(SYMMETRIES)}, or left out to be found, got {own!r}"
@@ -119,7 +119,7 @@ def symmetry(context: CheckContext) -> None:
 )
 def gradient(context: CheckContext) -> None:
     """Central differences of sixth order, also for labels that are improbable under omega."""
-    if not hasattr(context.item, "log_partition"):
+    if not offers(context.item, "log_partition"):
         raise CheckSkipped("it has no log_partition")
     channel = context.item
     for model in context.models:
@@ -241,7 +241,7 @@ def _weights(context: CheckContext, channel: Any, z: Array, y: Array, rng: np.ra
     if np.asarray(y).dtype.kind in "iub" or _few_values(channel, z[:200]):
         drawn = np.asarray(channel.forward(z, rng=rng)).reshape(len(z), -1)
         return np.all(drawn == np.reshape(y, (1, -1)), axis=1).astype(float)
-    if hasattr(context.item, "log_likelihood"):
+    if offers(context.item, "log_likelihood"):
         repeated = np.broadcast_to(y, (len(z), *np.shape(y)))
         logs = np.asarray(context.item.log_likelihood(repeated, z), dtype=float)
         return np.asarray(np.exp(logs - logs.max()))
@@ -280,7 +280,7 @@ def information(context: CheckContext) -> None:
     test = MeanTest()
     for model in context.models:
         channel = context.completed(model)
-        if not hasattr(channel, "information"):
+        if not offers(channel, "information"):
             raise CheckSkipped("it has no information: the engine takes it from the posterior itself")
         for point, (_, v) in enumerate(POINTS):
             s = sampled(context, model, point)
@@ -308,7 +308,7 @@ def vjp(context: CheckContext) -> None:
     """``vjp(z, cotangent)`` against differences of the noiseless observable label along random directions."""
     for model in context.models:
         channel = context.completed(model)
-        if not hasattr(channel, "vjp"):
+        if not offers(channel, "vjp"):
             raise CheckSkipped("it has no vjp, and its labels have no derivative to take")
         _, _, _, z, _ = latents(channel, model, 40, 0.5, 0.6, context.rng(111))
         direction = context.rng(112).standard_normal(z.shape)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.files import canonical_json
-from smimbench.interfaces import CONTRACT_VERSION, Capabilities, ParameterError
+from smimbench.interfaces import CONTRACT_VERSION, Capabilities, ParameterError, offers
 from smimbench.registry.parameters import ENGINE_FILLED, build, parameters_of, signature_of
 from smimbench.registry.registry import KINDS, get_registry
 from smimbench.testing.core import CheckFailed, published
@@ -126,7 +126,7 @@ def _expect_usable(context: CheckContext, kind: str, item: Any, how: str) -> Non
         if kind == "channel":
             z = context.rng(1).standard_normal((50, int(item.components), context.models[0].sites))
             drawn = np.asarray(item.forward(z, rng=context.rng(2)))
-        elif hasattr(item, "sample"):
+        elif offers(item, "sample"):
             drawn = np.asarray(item.sample(context.rng(3), 1, 12))
         else:
             return

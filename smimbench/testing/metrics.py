@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.interfaces import DIRECTIONS, NotMeasured
+from smimbench.interfaces import DIRECTIONS, NotMeasured, offers
 from smimbench.registry.metrics import is_worse, theory_of
 from smimbench.testing.core import CheckFailed, CheckSkipped, published
 
@@ -151,7 +151,7 @@ def truth(context: CheckContext) -> None:
 )
 def theory(context: CheckContext) -> None:
     """As many predicted values and errors as measured ones, none of them infinite."""
-    if not hasattr(context.item, "theory"):
+    if not offers(context.item, "theory"):
         raise CheckSkipped("it has no theory")
     for instance in _instances(context):
         problem = instance.problem

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.backend.arrays import to_host
+from smimbench.interfaces import offers
 from smimbench.testing.arrays import expect_array, expect_pure, in_strict_namespace, private_randomness
 from smimbench.testing.core import CheckFailed, CheckSkipped, capabilities_of, published
 from smimbench.testing.statistics import MeanTest
@@ -37,7 +38,7 @@ def _sizes(model: Any, *, integrated: bool) -> tuple[int, int]:
 
 
 def _simulated_sizes(context: CheckContext, model: Any) -> tuple[int, int]:
-    return _sizes(model, integrated=not hasattr(context.item, "denoise"))
+    return _sizes(model, integrated=not offers(context.item, "denoise"))
 
 
 def _cases(context: CheckContext) -> Iterator[tuple[Any, Any, int]]:
@@ -208,7 +209,7 @@ def _elsewhere(context: CheckContext, backend: Backend) -> None:
 )
 def bad_input(context: CheckContext) -> None:
     """An information matrix of another size is refused."""
-    if not hasattr(context.item, "denoise"):
+    if not offers(context.item, "denoise"):
         raise CheckSkipped("its denoiser is derived by the engine")
     for model, prior, P in _cases(context):
         if P != 2:

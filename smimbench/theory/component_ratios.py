@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from smimbench.interfaces import member
 from smimbench.theory.information import channel_information, diagonals
 from smimbench.theory.sampling import sampled_moments
 
@@ -116,10 +117,8 @@ class ComponentRatios:
             elif self.critical[a] > 0:
                 rate[a], rate_error[a] = value[a] / self.critical[a], error[a] / self.critical[a]
         if waiting:
-            if hasattr(channel, "susceptibility"):
-                found = channel.susceptibility(Q, V)
-            else:
-                found = sampled_moments(channel, model.sites, Q, V)[1]
+            own = member(channel, "susceptibility")
+            found = own(Q, V) if own is not None else sampled_moments(channel, model.sites, Q, V)[1]
             self.methods[found.method] = None
             response, response_error = diagonals(found)
             for a in waiting:

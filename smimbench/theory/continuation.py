@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smimbench.interfaces import offers
 from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.information import channel_information, diagonals
 from smimbench.theory.perfect_recovery import perfect_limit
@@ -447,7 +448,7 @@ class Continuation:
             self.finished = True
             return
         done = [a for a in stage.moving if qhat[a] > self.accuracy.highest]
-        together = len(stage.learned) == P and hasattr(self.problem.channel, "equations")
+        together = len(stage.learned) == P and offers(self.problem.channel, "equations")
         if done and together and self.perfect is not None and bool((self.ratios.second * 1e-2 > V).all()):
             # Components that share their equations reach the end together, whatever the ratio of their errors.
             self.finished = True

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from smimbench.interfaces import offers
 from smimbench.theory.information import channel_information, diagonals
 from smimbench.theory.types import NOTHING
 
@@ -28,7 +29,7 @@ def components_decouple(problem: Problem) -> bool:
     bottom = np.asarray(problem.prior.mean_overlap(P))
     if np.any(bottom != np.diag(np.diagonal(bottom))):
         return False
-    if P > 1 and not hasattr(problem.channel, "susceptibility") and _teach_each_other(problem):
+    if P > 1 and not offers(problem.channel, "susceptibility") and _teach_each_other(problem):
         return False
     if problem.channel.symmetry in ("signs", "signed-permutations"):
         return True

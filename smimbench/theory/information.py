@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.interfaces import Uncertain
+from smimbench.interfaces import Uncertain, offers
 from smimbench.theory.sampling import sampled_moments
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def channel_information(channel: Any, model: Model, Q: Array, V: Array) -> Uncer
     Uncertain
         ``value`` (..., P, P), ``error`` broadcastable to it.
     """
-    if hasattr(channel, "information"):
+    if offers(channel, "information"):
         found: Uncertain = channel.information(Q, V)
         return found
     shape = Q.shape

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smimbench.interfaces import member
 from smimbench.theory.information import channel_information, diagonals
 from smimbench.theory.types import Threshold
 
@@ -37,7 +38,7 @@ def perfect_limit(problem: Problem) -> Threshold | None:
     _, unknowns = at(np.full(P, 1e9))
     if not np.all(unknowns < 1e3):
         return None
-    equations = getattr(problem.channel, "equations", None)
+    equations = member(problem.channel, "equations")
     if equations is not None:
         value = float(unknowns.sum()) / (kappa * float(equations))
         drift = abs(float(at(np.full(P, 1e7))[1].sum() / unknowns.sum()) - 1)

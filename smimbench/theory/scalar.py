@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.interfaces import Uncertain
+from smimbench.interfaces import Uncertain, member
 from smimbench.numerics.memo import kept
 from smimbench.numerics.roots import bracketed_roots
 from smimbench.theory.information import channel_information
@@ -130,7 +130,7 @@ class ScalarCurve:
         if finite.any():
             Q[finite], V[finite] = self._overlap(log_qhat[finite])
             # Priors that the engine integrates or simulates say how well; closed forms have nothing to say.
-            derived = getattr(self.problem.prior, "overlap_error", 0.0)
+            derived = member(self.problem.prior, "overlap_error", 0.0)
             error[finite] = self._error(log_qhat[finite], V[finite]) + derived * V[finite]
         found = []
         for i, alpha in enumerate(wanted):

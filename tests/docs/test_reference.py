@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 
 import pytest
 
 from smimbench import hookspecs, interfaces
+from smimbench.interfaces.members import OPTIONAL, describe
 from tests.helpers import ROOT
 
 DOCS = ROOT / "docs"
@@ -80,3 +82,66 @@ def test_the_tutorials_use_the_checks_that_exist():
     for page in PAGES:
         for name in re.findall(r"--only (\w+)(?![\w=])", (DOCS / page).read_text(encoding="utf-8")):
             assert name in known, f"{page}: {name}"
+
+
+# -- optional members -----------------------------------------------------------------------------------------------
+
+ITEMS = (
+    "smimbench",
+    *(f"plugins/smimbench_{kind}" for kind in ("models", "channels", "priors", "algorithms", "metrics")),
+)
+
+NOT_MEMBERS = {
+    "getloadavg", "pthread_sigmask",  # of the operating system
+    "get", "tolist", "shape", "dtype", "__dlpack__",  # of arrays
+    "name", "version", "reference", "capabilities", "tokens", "contract_version",  # of every item, where it may be broken
+    "__name__", "__annotations__", "__dataclass_fields__",  # of classes and functions
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("entry", OPTIONAL, ids=[f"{entry.kind}-{entry.name}" for entry in OPTIONAL])
+def test_what_happens_without_a_member_is_documented(entry):
+    title = "Every item" if entry.kind == "item" else entry.kind.capitalize()
+    rows = [line for line in section(title).splitlines() if re.match(rf"\|.*`{entry.name}\b.*\|.*\|", line)]
+    assert rows, f"docs/hooks.md, section {title}: no row for {entry.name}"
+    assert any(entry.without in row for row in rows), (
+        f"docs/hooks.md should say of {entry.name}: {entry.without}"
+    )
+
+
+def probed(tree: ast.AST) -> set[str]:
+    """Names that code asks for with hasattr, or with getattr and a default."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) >= 2:
+            asks = node.func.id == "hasattr" or (node.func.id == "getattr" and len(node.args) == 3)
+            if asks and isinstance(node.args[1], ast.Constant):
+                found.add(node.args[1].value)
+    return found
+
+
+def test_optional_members_are_asked_for_in_one_place():
+    """Whatever is probed by hand is no member of an item: those go through ``offers`` and ``member``, which know the list."""
+    stray = {}
+    for folder in ITEMS:
+        for path in (ROOT / folder).rglob("*.py"):
+            names = probed(ast.parse(path.read_text(encoding="utf-8"))) - NOT_MEMBERS
+            if names and path.name not in ("members.py", "registry.py", "adapters.py", "context.py"):
+                stray[str(path)] = names
+    assert not stray
+
+
+def test_a_member_that_is_not_listed_cannot_be_asked_for():
+    with pytest.raises(KeyError, match="not listed"):
+        interfaces.offers(object(), "nothing_of_the_kind")
+
+
+def test_own_and_derived_are_told_apart():
+    class Bare:
+        def forward(self, z, *, rng=None): ...
+        def posterior(self, y, omega, V, *, second_moment=False, rng=None): ...
+
+    found = describe("channel", Bare)
+    assert found["posterior"] == "own"
+    assert found["information"] == found["symmetry"] == "derived"
+    assert found["compiled"] == "none"

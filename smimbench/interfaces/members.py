@@ -1,4 +1,4 @@
-"""Everything that an item may leave out, and what the engine does then.
+"""What an item must have, what it may leave out, and what the engine does then.
 
 This is the one list. The engine asks for an optional member with ``offers`` and ``member``, which know no other names; the
 reference page (docs/hooks.md) and ``smimbench info`` say the same, and a test fails where they do not.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = ["OPTIONAL", "Optional", "describe", "member", "offers"]
+__all__ = ["OPTIONAL", "REQUIRED", "Optional", "describe", "has", "member", "offers"]
 
 
 class Optional(NamedTuple):
@@ -31,12 +31,34 @@ class Optional(NamedTuple):
     derived: bool = False
 
 
+REQUIRED: dict[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = {
+    "model": (
+        (
+            "rank",
+            "sample_count",
+            "sample_ratio",
+            "signal_shape",
+            "draw_inputs",
+            "draw_noise",
+            "forward",
+            "adjoint",
+        ),
+        (),
+    ),
+    "channel": (("forward",), (("posterior",), ("log_likelihood",))),
+    "prior": ((), (("sample", "denoise"), ("log_density",), ("quantile",), ("eigenvalues",))),
+    "metric": (("label", "unit", "direction", "per_component", "measure"), ()),
+    "algorithm": ((), (("init", "step", "estimate"), ("fit",))),
+}
+"""What an item must have, and the sets of methods of which it must have one whole."""
+
 OPTIONAL = (
     Optional("item", "contract", "it is taken to be written for the present contracts"),
     Optional("item", "example", "the published checks make it with its defaults"),
     Optional("model", "forward_gram", "latents are made from the signal, not from its factor"),
     Optional("model", "cost", "the runtime table says nothing of the machine's speed"),
     Optional("model", "one_pass", "forward, posterior and adjoint are three steps for every chunk of the inputs"),
+    Optional("model", "denoiser_flops", "a run is priced without its denoiser"),
     Optional("channel", "posterior", "integrated from `log_likelihood`", derived=True),
     Optional("channel", "log_likelihood", "not needed where there is a posterior"),
     Optional("channel", "components", "1", derived=True),
@@ -73,10 +95,12 @@ OPTIONAL = (
     Optional("algorithm", "step", "made around `fit`", derived=True),
     Optional("algorithm", "estimate", "made around `fit`", derived=True),
     Optional("algorithm", "fit", "not needed where there are `init`, `step` and `estimate`"),
-    Optional("algorithm", "plan", "`steps` or `steps_for`; all samples, one student, no fresh ones", derived=True),
-    Optional("algorithm", "steps", "the stopping rule alone ends a run"),
-    Optional("algorithm", "steps_for", "`steps`"),
-    Optional("algorithm", "stopping_rule", "the residual, and the overlaps that `Info` reports", derived=True),
+    Optional("algorithm", "plan",
+             "the steps that `steps` or `steps_for` says, each on all samples, one estimate, nothing drawn", derived=True),
+    Optional("algorithm", "steps", "the stopping rule decides"),
+    Optional("algorithm", "steps_for", "the stopping rule decides"),
+    Optional("algorithm", "stopping_rule",
+             "the residual, and the overlaps that `Info` reports: they must stand still and agree", derived=True),
     Optional("algorithm", "start", "it cannot be named as `start` in the table `[run]`"),
     Optional("algorithm", "restarted", "no second attempt after divergence"),
     Optional("algorithm", "refuses", "every problem that its capabilities allow is tried"),
@@ -91,6 +115,12 @@ OPTIONAL = (
 _NAMES = frozenset(entry.name for entry in OPTIONAL)
 
 
+def has(item: Any, name: str) -> bool:
+    """Whether an item, or a class, has a method, an attribute or a field of that name."""
+    # A field of a dataclass without a default is no attribute of the class.
+    return hasattr(item, name) or name in getattr(item, "__dataclass_fields__", {})
+
+
 def offers(item: Any, name: str) -> bool:
     """Whether an item has an optional member.
 
@@ -100,9 +130,8 @@ def offers(item: Any, name: str) -> bool:
         If ``OPTIONAL`` does not list the name.
     """
     if name not in _NAMES:
-        raise KeyError(f"{name!r} is not listed in smimbench.interfaces.optional.OPTIONAL")
-    # A field of a dataclass without a default is no attribute of the class.
-    return hasattr(item, name) or name in getattr(item, "__dataclass_fields__", {})
+        raise KeyError(f"{name!r} is not listed in smimbench.interfaces.members.OPTIONAL")
+    return has(item, name)
 
 
 def member(item: Any, name: str, default: Any = None) -> Any:
