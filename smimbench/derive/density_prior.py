@@ -9,7 +9,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend.arrays import clip, namespace, to_host
-from smimbench.derive.derived_prior import DerivedLaw
+from smimbench.derive.derived_prior import DerivedLaw, Host
 from smimbench.derive.error_curve import below_linear, error_curve
 from smimbench.derive.likelihood_channel import IntegratedChannel
 from smimbench.interfaces import Denoised, ParameterError
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Array
 
 __all__ = ["DensityPrior"]
-
-Host = np.ndarray[Any, np.dtype[np.float64]]
 
 REACH = 38.0
 """Largest t in ``w = sinh(t)``, about 1.6e16; doubled, scales up to 5e32 are searched."""

@@ -15,7 +15,7 @@ from smimbench.numerics.linalg import symmetric
 if TYPE_CHECKING:
     from smimbench.interfaces import Array
 
-__all__ = ["DerivedLaw", "DerivedPrior"]
+__all__ = ["DerivedLaw", "DerivedPrior", "Host"]
 
 Host = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -19,6 +19,8 @@ from smimbench.numerics.linalg import symmetric, symmetric_root
 from smimbench.numerics.seeds import monte_carlo_rng
 
 if TYPE_CHECKING:
+    from numpy.random import Generator
+
     from smimbench.derive.integration.samples import Moments
     from smimbench.interfaces import Array, Uncertain
 
@@ -74,13 +76,7 @@ class IntegratedChannel(DerivedChannel):
         self.accuracy = float(member(channel, "accuracy", ACCURACY) if accuracy is None else accuracy)
 
     def posterior(
-        self,
-        y: Array,
-        omega: Array,
-        V: Array,
-        *,
-        second_moment: bool = False,
-        rng: np.random.Generator | None = None,
+        self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
     ) -> Posterior:
         """Posterior of ``z ~ N(omega, V (x) I_C)`` given the label.
 

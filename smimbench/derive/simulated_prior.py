@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.derive.derived_prior import DerivedPrior
+from smimbench.derive.derived_prior import DerivedPrior, Host
 from smimbench.derive.error_curve import error_curve
 from smimbench.numerics.linalg import inverse_root
 from smimbench.numerics.memo import kept
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Array, Model, Overlap
 
 __all__ = ["SimulatedPrior"]
-
-Host = np.ndarray[Any, np.dtype[np.float64]]
 
 COLUMNS = 1 << 14, 8
 """Dimension and number of simulated low-rank signals; with either doubled, errors fall by 1.4."""

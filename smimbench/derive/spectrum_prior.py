@@ -8,7 +8,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend.arrays import namespace, to_host
-from smimbench.derive.derived_prior import DerivedLaw
+from smimbench.derive.derived_prior import DerivedLaw, Host
 from smimbench.derive.error_curve import LOWEST, below_linear, error_curve
 from smimbench.interfaces import Denoised, ParameterError
 from smimbench.numerics.free_convolution import FreeConvolution
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Array
 
 __all__ = ["SpectrumPrior"]
-
-Host = np.ndarray[Any, np.dtype[np.float64]]
 
 FEW = 64
 """So many eigenvalues are samples of a law, fewer are the law itself."""

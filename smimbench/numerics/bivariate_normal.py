@@ -20,12 +20,18 @@ if TYPE_CHECKING:
 __all__ = ["LogCdf", "log_cdf"]
 
 LARGEST_CORRELATION = 0.9
-_TAIL = 1e-7  # below this probability the sum and difference of products has lost too many digits
+"""Correlations for which the number of nodes is right; nearer to 1 the integrand is too narrow."""
+_TAIL = 1e-7
+"""Probability below which sums of products have lost too many digits; doubled, the dearer rule serves more points."""
 _TAIL_NODES = 64
-_TAIL_DECAY = 40.0  # the tail integral stops where its integrand has fallen by exp(-40)
-_LARGEST = 1e100  # squares of larger arguments would overflow
+"""Nodes of the rule for the tail; doubled, it costs twice as much and gains nothing beyond rounding."""
+_TAIL_DECAY = 40.0
+"""The integral over the tail stops where its integrand has fallen by ``exp(-40)``; doubled, nodes are sparser."""
+_LARGEST = 1e100
+"""Arguments are cut here: squares of larger ones would overflow."""
 _DENSITY = 1 / math.sqrt(2 * math.pi)
 _SERIES_FROM = 50.0
+"""Size of the argument from which Mills' ratio is a series; doubled, the difference that it replaces has two digits less."""
 
 
 class LogCdf(NamedTuple):

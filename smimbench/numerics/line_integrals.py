@@ -33,19 +33,33 @@ IMPOSSIBLE = -1e30
 """Stands for the logarithm of zero: sums and differences of it stay finite."""
 
 _DEAD = 0.5 * IMPOSSIBLE
+"""Logarithms below this are zeros."""
 _TINY = 1e-300
+"""Keeps logarithms and quotients finite."""
 _NODES = 5
+"""Nodes of a cell; doubled, smooth integrands need fewer rounds, and every cell costs twice as much."""
 _DEPTH = 60.0
+"""Cells below ``exp(-_DEPTH)`` of the highest one are dropped; doubled, more cells are kept that carry nothing."""
 _ROUGH = 8.0
+"""Change of the logarithm within a cell from which a peak may hide between its nodes; doubled, more peaks are missed."""
 _JUMP = 0.7
+"""Share of one gap in a cell's change from which it is a jump; it cannot be doubled: at 1 no jump is found."""
 _STEP_RATIO = 5.0
+"""Safety of the error of a cell; doubled, cells are split at a quarter of the decay of their coefficients."""
 _LEVER = 0.1
+"""Weight of the error of the norm beside that of the mean; doubled, the norm is twice as good where lines are narrow."""
 _BISECTIONS = 13
+"""Steps towards a jump; each halves the part of a cell in which it may be, doubled it is 1e-8 of the cell."""
 _SPLITS = 2
+"""Cells that a line splits in a round; doubled, half the rounds with up to twice the work."""
 _EDGES = (0.0, 1.2, 2.5, 4.0, 6.5, 10.5, 17.0, 26.0, 38.0)
+"""Ends of the first cells; twice as many make easy lines dearer and hard ones cheaper."""
 _COMB = np.linspace(-8.0, 8.0, 1025)
+"""Ends of the cells of the fine comb; with twice as many, supports half as narrow are found."""
 _COMB_KEPT = 12
+"""Cells of the comb that are kept at least; doubled, twice the memory."""
 _COMB_LINES = 256
+"""Lines that are combed at once; doubled, twice the memory."""
 
 
 class LineMoments(NamedTuple):

@@ -15,6 +15,7 @@ from smimbench_channels.checks import check_latents, check_number, check_whole
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.random import Generator
 
     from smimbench.interfaces import Array
 
@@ -122,13 +123,7 @@ class AttentionLinear:
         return (cotangent * self._scales(z))[..., None, :]
 
     def posterior(
-        self,
-        y: Array,
-        omega: Array,
-        V: Array,
-        *,
-        second_moment: bool = False,
-        rng: np.random.Generator | None = None,
+        self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
     ) -> Posterior:
         r"""Posterior of ``z ~ N(omega, V I_C)`` given the label, in closed form.
 

@@ -14,6 +14,8 @@ from smimbench.interfaces import Capabilities, Posterior, Uncertain
 from smimbench_channels.checks import check_latents, check_number, check_whole
 
 if TYPE_CHECKING:
+    from numpy.random import Generator
+
     from smimbench.interfaces import Array
 
 __all__ = ["SequenceLinear"]
@@ -96,13 +98,7 @@ class SequenceLinear:
         return cotangent
 
     def posterior(
-        self,
-        y: Array,
-        omega: Array,
-        V: Array,
-        *,
-        second_moment: bool = False,
-        rng: np.random.Generator | None = None,
+        self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
     ) -> Posterior:
         r"""Posterior of ``z ~ N(omega, V (x) I_M)`` given the label, in closed form.
 

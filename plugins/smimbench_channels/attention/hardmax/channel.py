@@ -23,6 +23,8 @@ from smimbench_channels.checks import check_latents, check_whole
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.random import Generator
+
 __all__ = ["AttentionHardmax"]
 
 # Most tokens, as far as tests go. Doubled: a Gibbs sweep draws four times as many entries.
@@ -140,13 +142,7 @@ class AttentionHardmax:
         return xp.astype(row_posterior(y, flat, variance, self.tokens).log_partition, omega.dtype)
 
     def posterior(
-        self,
-        y: Array,
-        omega: Array,
-        V: Array,
-        *,
-        second_moment: bool = False,
-        rng: np.random.Generator | None = None,
+        self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
     ) -> Posterior:
         """Posterior of ``z ~ N(omega, V (x) I_C)`` given the positions of the row maxima.
 

@@ -19,6 +19,8 @@ from smimbench_channels.checks import check_latents, check_number, check_whole
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.random import Generator
+
     from smimbench.interfaces import Array
 
 __all__ = ["AttentionSoftmax"]
@@ -163,13 +165,7 @@ class AttentionSoftmax:
         return (picked * xp.asarray(factors, dtype=z.dtype, device=array_api_compat.device(z)))[..., None, :]
 
     def posterior(
-        self,
-        y: Array,
-        omega: Array,
-        V: Array,
-        *,
-        second_moment: bool = False,
-        rng: np.random.Generator | None = None,
+        self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
     ) -> Posterior:
         r"""Posterior of ``z ~ N(omega, V I_C)`` given the label, in closed form.
 

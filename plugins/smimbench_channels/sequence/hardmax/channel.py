@@ -18,6 +18,8 @@ from smimbench_channels.sequence.hardmax.information import scaled_information, 
 from smimbench_channels.sequence.hardmax.posterior import Moments, posterior_moments
 
 if TYPE_CHECKING:
+    from numpy.random import Generator
+
     from smimbench.interfaces import Array
 
 __all__ = ["SequenceHardmax"]
@@ -83,13 +85,7 @@ class SequenceHardmax:
         return xp.astype(y[..., None] == columns, xp.float64)
 
     def posterior(
-        self,
-        y: Array,
-        omega: Array,
-        V: Array,
-        *,
-        second_moment: bool = False,
-        rng: np.random.Generator | None = None,
+        self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
     ) -> Posterior:
         """Posterior of ``z ~ N(omega, V (x) I_M)`` given the positions of the row maxima.
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from smimbench_channels.sequence.softmax import information, network, one_layer
 from smimbench_channels.sequence.softmax.moments import Moments
 from smimbench_channels.sequence.softmax.network import Network
 from smimbench_channels.sequence.softmax.posterior import integrate, most_layers
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
 
 __all__ = ["SequenceSoftmax"]
 
@@ -151,13 +154,7 @@ class SequenceSoftmax:
         )
 
     def posterior(
-        self,
-        y: Array,
-        omega: Array,
-        V: Array,
-        *,
-        second_moment: bool = False,
-        rng: np.random.Generator | None = None,
+        self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
     ) -> Posterior:
         """Posterior of ``z ~ N(omega, V (x) I_M)`` given the label.
 

@@ -21,6 +21,8 @@ from smimbench_channels.checks import check_latents, check_number, check_whole
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from numpy.random import Generator
+
     from smimbench.interfaces import Array
 
 __all__ = ["TwoLayerAttention"]
@@ -112,13 +114,7 @@ class TwoLayerAttention:
     # -- posterior -----------------------------------------------------------------------------------------
 
     def posterior(
-        self,
-        y: Array,
-        omega: Array,
-        V: Array,
-        *,
-        second_moment: bool = False,
-        rng: np.random.Generator | None = None,
+        self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
     ) -> Posterior:
         """Posterior of ``z ~ N(omega, V (x) I_3)`` given the label.
 
