@@ -20,8 +20,8 @@ def check_whole(key: str, value: object, least: int) -> None:
 
 def check_number(key: str, value: object, *, positive: bool) -> None:
     """Raise ParameterError unless ``value`` is a finite number that is positive, or at least not negative."""
-    good = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or value < 0 or (positive and value == 0):
+    number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    if not math.isfinite(number) or number < 0 or (positive and number == 0):
         raise ParameterError(key, f"must be a finite number {'> 0' if positive else '>= 0'}, got {value!r}")
 
 

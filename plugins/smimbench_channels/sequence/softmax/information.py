@@ -7,6 +7,7 @@ overlap have tables (``last_layer``). For all others labels are drawn (``labels`
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from array_api_compat import device
@@ -18,6 +19,8 @@ from smimbench_channels.sequence.softmax import one_layer
 from smimbench_channels.sequence.softmax.last_layer import information as last_layer
 from smimbench_channels.sequence.softmax.network import Network
 
+Host = np.ndarray[Any, np.dtype[np.float64]]
+
 __all__ = ["information", "susceptibility"]
 
 
@@ -26,7 +29,7 @@ def information(network: Network, Q: Array, V: Array, labels: int | None = None)
     if network.layers == 1:
         return one_layer.information(Q, V, network.tokens)
 
-    def one(q: np.ndarray, v: np.ndarray) -> Uncertain:
+    def one(q: Host, v: Host) -> Uncertain:
         if _has_tables(network, q, v):
             return last_layer.information(q, v, network.skip)
         found = _averages(network, q, v, labels)
@@ -40,7 +43,7 @@ def susceptibility(network: Network, Q: Array, V: Array, labels: int | None = No
     if network.layers == 1:
         return one_layer.susceptibility(Q, V, network.tokens)
 
-    def one(q: np.ndarray, v: np.ndarray) -> Uncertain:
+    def one(q: Host, v: Host) -> Uncertain:
         if _has_tables(network, q, v):
             return last_layer.susceptibility(q, v, network.skip)
         found = _averages(network, q, v, labels)
@@ -49,17 +52,17 @@ def susceptibility(network: Network, Q: Array, V: Array, labels: int | None = No
     return _collected(Q, [one(q, v) for q, v in _pairs(Q, V)])
 
 
-def _has_tables(network: Network, q: np.ndarray, v: np.ndarray) -> bool:
+def _has_tables(network: Network, q: Host, v: Host) -> bool:
     return network.tokens == 2 and last_layer.supports(q, v)
 
 
-def _averages(network: Network, q: np.ndarray, v: np.ndarray, labels: int | None) -> over_labels.Averages:
+def _averages(network: Network, q: Host, v: Host, labels: int | None) -> over_labels.Averages:
     return over_labels.averages(
         network, q, v, over_labels.default_labels(network) if labels is None else labels
     )
 
 
-def _pairs(Q: Array, V: Array) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _pairs(Q: Array, V: Array) -> Iterator[tuple[Host, Host]]:
     """Each (Q, V) of a batch, on the host."""
     return zip(*(np.asarray(to_host(x), np.float64).reshape(-1, *x.shape[-2:]) for x in (Q, V)))
 

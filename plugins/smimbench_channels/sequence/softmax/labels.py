@@ -80,7 +80,7 @@ def _outer(a: Host, b: Host) -> Host:
 
 
 def unknown(Q: Host) -> list[int]:
-    """Layers of which the means say nothing."""
+    """Layers without overlap: their means are zero."""
     return [layer for layer in range(len(Q)) if Q[layer, layer] == 0.0]
 
 

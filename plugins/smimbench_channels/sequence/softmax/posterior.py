@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from smimbench.interfaces import Array
@@ -27,7 +29,7 @@ def integrate(
     network: Network,
     u: Array,
     omega: Array,
-    V: np.ndarray,
+    V: np.ndarray[Any, Any],
     *,
     accuracy: float,
     points: int,

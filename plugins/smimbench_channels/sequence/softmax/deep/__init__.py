@@ -1,1 +1,1 @@
-"""More layers or tokens: posterior by importance sampling."""
+"""More layers, or three tokens: importance sampling with quasi-random points."""

@@ -37,11 +37,11 @@ from smimbench_channels.sequence.softmax.moments import Moments
 __all__ = ["integrate"]
 
 SCRAMBLES = 8
-"""Independent sets of points; their spread is the error. Doubled: half as many points in each, a better known error."""
+"""Independent sets of points; their spread is the error. Doubled: half as many points in each, up to twice the error."""
 PILOT = 128
-"""Points of the first look, from each kind of prior. Doubled: centers are found more surely, at a few percent of the time."""
+"""Points of the first look, from each kind of prior. Doubled: a third more time, the same error."""
 EXTRA_STAGES = 2
-"""How often samples with few effective points are done again. Doubled: up to twice the time, for the worst samples only."""
+"""How often samples with few effective points are done again. Doubled: more time, for the worst samples only."""
 FIRST_LOOK = 1e-3
 """From this target on, an eighth of the points is tried first. Doubled: targets below twice this take all points at once."""
 ELEMENTS = 1 << 15

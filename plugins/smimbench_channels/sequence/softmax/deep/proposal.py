@@ -23,7 +23,7 @@ from smimbench_channels.sequence.softmax.deep.small_matrices import (
 __all__ = ["Gaussians", "Proposal", "draw"]
 
 SPREAD = 1.3
-"""Width of the Gaussians over what the curvature at their centers says. Doubled: fewer points count, but tails are safe."""
+"""Width of the Gaussians over what the curvature at their centers says. Doubled: 1 to 3 times the error, safer tails."""
 
 
 class Gaussians(NamedTuple):

@@ -19,7 +19,7 @@ __all__ = ["FEW", "Sums", "finish", "weighted_sums"]
 FEW = 40.0
 """Effective number of points below which an estimate is not trusted: it is made again, and not corrected for its bias.
 
-Doubled: more samples are done twice.
+Doubled: the same error where V is as large as in most runs; more samples are done again where it is small.
 """
 
 

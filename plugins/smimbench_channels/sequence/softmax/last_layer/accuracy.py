@@ -15,28 +15,29 @@ class Accuracy:
     ----------
     step, blind_step : float
         Spacing of the nodes in ``log(1 + x)`` over the relative width of the Gaussian factors; the second one where the last
-        layer is unknown. Doubled: a quarter of the table, 16 times the error of the interpolation.
+        layer is unknown. Doubled: a quarter of the table where V is small (more nodes than the fewest), and
+        changes of 5e-4.
     fewest_nodes, most_nodes : int
-        Bounds of the number of nodes along each axis. Doubling the first: nothing but time. Doubling the second: tables of
-        narrow factors, where V is small, four times as large and more accurate.
+        Bounds of the number of nodes along each axis. Doubling the first: changes of 3e-7. Doubling the second: larger tables
+        where V is below 1e-4.
     farthest : tuple of float
         Largest x and y of a table for 1, 2 and at least 3 layers before the last. Without a skip connection they are unbounded,
         the more so the more layers: what lies beyond is moved to here, and counted as an error. Doubled: a wider spacing or
         more nodes, less beyond.
     grid, outer_grid : int
         Points per unit of length of the prior integral over a single layer; the second one where another layer is known.
-        Doubled: four times the time to make tables, an error smaller by a power.
+        Doubled: four times the time to make tables, changes of 1e-6.
     table_points, outer_table_points : int
         Points of the prior integral over more layers, for the whole and for each node of the outer grid. Doubled: twice the
-        time to make tables, less noise in them.
+        time to make tables, changes of 1e-4.
     outer_step : float
         Spacing of the outer grid in units of ``V^{1/2}`` of the known layer, within a factor 2^{1/4}. Doubled: a quarter of the
-        tables, and an error of the trapezoidal rule of up to 1e-3.
+        tables, and errors of 1e-3.
     outer_reach : float
-        Radius of the outer grid in standard deviations of the known layer. Doubled: four times the tables; 5.2 leave out 1e-6.
+        Radius of the outer grid in standard deviations of the known layer. Doubled: four times the tables, changes of 1e-5.
     negligible : float
         Modes of the weights on the outer grid with smaller singular values (relative to the largest) are left out. Doubled: a
-        few modes less, an error twice as large.
+        few modes less, changes of 3e-6.
     labels, outer_labels : int
         Labels of each scramble, without and with a known layer before the last. Doubled: twice the time, ``1 / sqrt(2)`` of the
         standard error or less.

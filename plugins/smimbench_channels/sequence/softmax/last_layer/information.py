@@ -1,4 +1,4 @@
-r"""Deep attention of two tokens where the last layer, and at most one layer before it, is known.
+r"""Information of deep attention of two tokens where the last layer, and at most one before it, has an overlap.
 
 Divided by ``(1 + c)^{L-1}`` the product ``B`` of the attention matrices is row-stochastic, so it has two parameters however
 deep the network is. With ``b_01``, ``b_10`` its off-diagonal entries, ``D`` its determinant and ``ut = u / (1 + c)^{L-1}``,
@@ -12,8 +12,8 @@ A label therefore says the same as a Gaussian factor in x times one in y, times 
 (x, y), and the prior moments of the other layers that go with it, are tabulated once on nodes that are uniform in
 ``log(1 + x)`` and ``log(1 + y)``; the points of the prior integral are spread over the nodes by Lagrange's interpolation
 formula, so that only the Gaussian factors have to be smooth on the scale of the nodes. Posterior moments are bilinear forms
-``f^T T g``, whatever the depth. A layer before the last that is known as well enters as an outer grid: one table for each of
-its values.
+``f^T T g``, whatever the depth. A layer is known where it has an overlap. A known layer before the last enters as an outer grid:
+one table for each of its values.
 
 Everything here serves theory and runs on the host. The scheme is derived, checked by
 tests/channels/sequence/test_softmax_last_layer.py.

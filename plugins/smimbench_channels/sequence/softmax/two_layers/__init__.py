@@ -1,1 +1,1 @@
-"""Two layers and two tokens: posterior by adaptive quadrature."""
+"""Two layers of two tokens: adaptive quadrature. ``posterior`` chooses among ``quadrature``, ``compiled`` and ``cuda``."""

@@ -30,16 +30,22 @@ use_compiled = True
 """Use the compiled versions: of NumPy arrays where Numba can be imported, of CuPy arrays. Results agree to rounding."""
 
 FIRST_POINTS = 12
-"""Columns of a piece, and points of a column, to begin with. Doubled: up to four times the time, the same accuracy."""
+"""Columns of a piece, and points of a column, to begin with. Doubled: twice the time, up to half the error."""
 SPARE = 6.5
 """How far the box reaches, as energy ``|z - omega|^2 / 2 V`` beyond log(1 / accuracy).
 
-Doubled: larger boxes, fewer samples that are done again, about twice the time at low accuracy.
+Doubled: larger boxes, a little more time, and errors of 1e-10 in place of 5e-8 where V is 0.01 or less.
 """
 TOLERATED = 2.5
-"""Posterior energy beyond ``SPARE`` from which a sample is done again. Doubled: faster, tails of such samples cut."""
+"""Posterior energy beyond ``SPARE`` from which a sample is done again.
+
+Doubled: the same, unless labels lie far from their mean: then tails are cut.
+"""
 DEEPEST = 250.0
-"""Energy up to which the larger box is tried. Doubled: boxes with very many columns instead of importance sampling."""
+"""Energy up to which the larger box is tried.
+
+Doubled: the same, unless labels lie very far: then boxes with many columns in place of sampling.
+"""
 FAR_POINTS = 2048
 """Points of importance sampling for samples beyond ``DEEPEST``. Doubled: twice the time, ``1 / sqrt(2)`` of their error."""
 BLOCK_SAMPLES = 512

@@ -22,16 +22,16 @@ class Rule:
     full : bool
         All second moments instead of their three traces over tokens.
     points : int
-        Columns of a piece, and points of a column, to begin with. Doubled: up to four times the time, the same accuracy.
+        Columns of a piece, and points of a column, to begin with. Doubled: twice the time, up to half the error.
     rounds : int
         How often these are doubled at most; memory of the compiled version grows as 2^rounds. Doubled: the same, since no
         integrand seen needs more.
     negligible : float
-        Columns and pieces with less than this times the accuracy of the whole are not refined. Doubled: their error may be
-        twice as large, which is 1e-4 of the target.
+        Columns and pieces with less than this times the accuracy of the whole are not refined. Doubled: the same, since
+        what is left out is 2e-4 of the target.
     share : float
-        Part of the error that columns may have; the rest is for pieces. Doubled: less time, and columns that take up to 0.4
-        of the target.
+        Part of the error that columns may have; the rest is for pieces. Doubled: the same true error, a
+        tenth more reported.
     """
 
     V: tuple[float, float, float]
