@@ -214,6 +214,7 @@ def test_who_draws_fresh_samples():
     assert draws_fresh({"name": "averaged", "of": {"name": "adam", "online": True, "batch": 3}})
     assert not draws_fresh({"name": "averaged", "of": "adam"})
     assert not draws_fresh({"name": "sgd", "online": False})
+    assert not draws_fresh({"name": "of-a-package-that-is-gone", "online": True})
 
 
 def test_what_was_lost_is_no_arrival_and_what_was_given_up_takes_time(tmp_path):
