@@ -105,7 +105,13 @@ def read_estimate(path: Path) -> np.ndarray[Any, Any]:
 def score_record(
     suite: Suite, point: Point, estimate: np.ndarray[Any, Any], label: str, path: Path
 ) -> dict[str, Any]:
-    """A record like that of a cell, for an estimate from elsewhere."""
+    """A record like that of a cell, for an estimate from elsewhere: no clock ran, and nothing was seen on the way.
+
+    Raises
+    ------
+    SuiteError
+        If the estimate does not have the shape of the signal.
+    """
     instance = draw(suite, point)
     if estimate.shape != instance.signal.shape:
         raise SuiteError(
@@ -113,9 +119,13 @@ def score_record(
         )
     finite = bool(np.isfinite(estimate).all())
     return {
+        "problem": point.plan.label,
         "algorithm": label,
         "status": Status.OK.value if finite else Status.DIVERGED.value,
         "reason": "scored" if finite else "the estimate is not made of finite numbers",
         "metrics": instance.metrics(np.asarray(estimate, dtype=np.float64)) if finite else {},
+        "sample_ratio": instance.sample_ratio,
+        "samples": int(instance.inputs.shape[0]),
+        "trajectory": None,
         "timing": {},
     }

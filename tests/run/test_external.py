@@ -82,6 +82,19 @@ def test_a_wrong_estimate_is_one_line(tmp_path, capsys, arrays, message):
     assert re.search(message, err)
 
 
+def test_an_estimate_of_two_components_has_a_row_for_each(tmp_path, capsys):
+    text = SUITE.replace('{ name = "linear", noise = 0.2 }', '{ name = "softmax", layers = 2 }')
+    path = write_suite(tmp_path, text)
+    np.savez(tmp_path / "found.npz", estimate=np.zeros((2, 30)))
+    code, out, err = call(capsys, "score", path, "--estimate", tmp_path / "found.npz", "--json")
+    assert (code, err) == (0, "")
+    rows = json.loads(out)["rows"]
+    assert [(row["metric"], row["component"]) for row in rows] == [
+        ("mse", 1), ("mse", 2), ("overlap", 1), ("overlap", 2),
+    ]  # fmt: skip
+    assert all(row["backend"] == "elsewhere" and row["n"] == 1 for row in rows)
+
+
 def test_an_estimate_of_nan_is_a_row_that_says_so(tmp_path, capsys):
     suite, answer = write_suite(tmp_path, SUITE), tmp_path / "answer.npz"
     np.savez(answer, estimate=np.full((1, 30), np.nan))
