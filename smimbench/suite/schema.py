@@ -27,6 +27,7 @@ __all__ = [
     "RunOptions",
     "SuiteTable",
     "Table",
+    "as_axis",
     "in_key",
     "table_at",
 ]
@@ -55,7 +56,7 @@ def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _axis(value: Any) -> Any:
+def as_axis(value: Any) -> Any:
     """One value is an axis of one."""
     return _tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
@@ -67,7 +68,7 @@ def _positive_and_finite(value: float) -> float:
 
 
 ListOf = Annotated[tuple[T, ...], BeforeValidator(_tuple)]
-Axis = Annotated[tuple[T, ...], BeforeValidator(_axis), Field(min_length=1)]
+Axis = Annotated[tuple[T, ...], BeforeValidator(as_axis), Field(min_length=1)]
 SampleRatio = Annotated[float, AfterValidator(_positive_and_finite)]
 Dimension = Annotated[int, Field(ge=2)]
 Item = str | dict[str, Any]
@@ -120,7 +121,7 @@ class Grid(Axes):
 
 
 class ProblemTable(Table):
-    """``[problem]``, or each of several ``[[problems]]``: model, channel and prior, by name or as a table with parameters.
+    """``[problem]`` or ``[[problems]]``: model, channel and prior, by name or as a table with parameters.
 
     A parameter that is a list becomes a further axis of the grid. ``smimbench info NAME`` shows the parameters of an item.
     """

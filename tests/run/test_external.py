@@ -82,7 +82,11 @@ def test_a_wrong_estimate_is_one_line(tmp_path, capsys, arrays, message):
     assert re.search(message, err)
 
 
-def test_an_estimate_of_two_components_has_a_row_for_each(tmp_path, capsys):
+def test_an_estimate_of_two_components_has_a_row_for_each(tmp_path, capsys, monkeypatch):
+    # The theory of two layers takes minutes, and is not what is asked here.
+    point = {"alpha": 0.5, "mse": [0.4, 0.6], "mse_error": [0.0, 0.0], "overlap": [[0.6, 0.0], [0.0, 0.4]]}
+    point |= {"squared_cosine": [0.6, 0.4], "squared_cosine_error": [0.0, 0.0]}
+    monkeypatch.setattr("smimbench.theory.cache.TheoryCache.points", lambda *_: ([point], None))
     text = SUITE.replace('{ name = "linear", noise = 0.2 }', '{ name = "softmax", layers = 2 }')
     path = write_suite(tmp_path, text)
     np.savez(tmp_path / "found.npz", estimate=np.zeros((2, 30)))
@@ -93,6 +97,7 @@ def test_an_estimate_of_two_components_has_a_row_for_each(tmp_path, capsys):
         ("mse", 1), ("mse", 2), ("overlap", 1), ("overlap", 2),
     ]  # fmt: skip
     assert all(row["backend"] == "elsewhere" and row["n"] == 1 for row in rows)
+    assert [row["theory"] for row in rows] == [0.4, 0.6, 0.6, 0.4]
 
 
 def test_an_estimate_of_nan_is_a_row_that_says_so(tmp_path, capsys):

@@ -1,0 +1,141 @@
+"""Write docs/suite.md, every key of a suite, from the typed tables of smimbench.suite.schema.
+
+python docs/suite.py
+"""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from smimbench.suite.schema import (
+    AlgorithmTable,
+    Axes,
+    Grid,
+    InKey,
+    ProblemTable,
+    Reference,
+    RunOptions,
+    SuiteTable,
+    Table,
+    as_axis,
+)
+
+PAGE = Path(__file__).resolve().with_name("suite.md")
+TABLES: dict[str, type[Table]] = {
+    "[suite]": SuiteTable,
+    "[problem] or [[problems]]": ProblemTable,
+    "[grid]": Grid,
+    "[[algorithms]]": AlgorithmTable,
+    "[run]": RunOptions,
+    "[[run.reference]]": Reference,
+}
+WORDS = {str: "text", int: "integer", float: "number", bool: "true or false", dict: "table"}
+HEAD = """# Every key of a suite
+
+<!-- Written by `python docs/suite.py` from smimbench/suite/schema.py; change it there. -->
+
+A suite is a TOML file. Its tables: {tables}. A key that is not named here is refused, with a guess at what was meant.
+
+Any key can be set from the command line, in TOML syntax; a bare word is a text. Entries of lists are found by position from 0, by
+label or by name:
+
+    smimbench run quickstart --set grid.seed=7 --set "grid.alpha=[0.1, 0.2]"
+    smimbench run quickstart --set algorithms.adam.steps=1000 --set problems[0].prior.rho=0.2
+    smimbench run quickstart --set run.start=informed --only algorithm=gamp --only alpha=0.12
+
+The same from Python: `smimbench.load_suite("quickstart", ["grid.seed=7"], only=["algorithm=gamp"])`.
+
+A value, a problem, a point or an algorithm that stands twice is refused: its runs would be counted twice.
+"""
+KEY = """
+The column "identity" says whether an option can change a result: then it is part of a cell's identity, and with another value
+the cell is run anew. The others only change what is shown. An option marked "unless default" came later: at its default it is
+left out, so that older records stay valid.
+"""
+
+
+def page() -> str:
+    """The whole page as Markdown."""
+    parts = [HEAD.format(tables=", ".join(f"`{name}`" for name in TABLES))]
+    for name, table in TABLES.items():
+        parts.append(f"## {name}\n\n{_about(table)}\n" + (KEY if table is RunOptions else ""))
+        parts.append(_keys(table))
+        if table is ProblemTable:
+            parts.append(f"### grid of a problem\n\n{_about(Axes)}\n")
+    return "\n".join(parts)
+
+
+def _about(table: type[Table]) -> str:
+    """The docstring as Markdown, without the name of the table, which is the heading already."""
+    text = " ".join((table.__doc__ or "").split()).replace("``", "`")
+    text = text.partition(": ")[2] if text.startswith("`[") else text
+    return text[0].upper() + text[1:]
+
+
+def _keys(table: type[Table]) -> str:
+    marked = table is RunOptions
+    lines = [
+        "| key | type | default | " + ("identity | " if marked else "") + "meaning |",
+        "|---|---|---|" + ("---|" if marked else "") + "---|",
+    ]
+    for name, field in table.model_fields.items():
+        cells = [f"`{name}`", _type(field), _default(field)]
+        if marked:
+            cells.append(_in_key(field))
+        lines.append("| " + " | ".join([*cells, field.description or ""]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _in_key(field: Any) -> str:
+    marks = [mark for mark in field.metadata if isinstance(mark, InKey)]
+    if not marks:
+        return ""
+    return "unless default" if marks[0].left_out_at_default else "yes"
+
+
+def _default(field: Any) -> str:
+    if field.is_required():
+        return "required"
+    value = field.default
+    if value is None or value == "" or value == () or isinstance(value, Table):
+        return ""
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, tuple):
+        return "`[" + ", ".join(f'"{item}"' for item in value) + "]`"
+    return f'`"{value}"`' if isinstance(value, str) else f"`{value:g}`" if value < 1 else f"`{value}`"
+
+
+def _type(field: Any) -> str:
+    words = _words(field.annotation)
+    bounds = [
+        f"{sign} {getattr(mark, name):g}"
+        for mark in field.metadata
+        for name, sign in (("gt", ">"), ("ge", ">="))
+        if getattr(mark, name, None) is not None
+    ]
+    return " ".join([words, *bounds])
+
+
+def _words(annotation: Any) -> str:
+    """A type in words."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_words(kind) for kind in inner if kind is not types.NoneType)
+    if origin is Literal:
+        return " or ".join(f'`"{value}"`' for value in inner)
+    if origin is tuple:
+        return f"list of {_words(inner[0])}"
+    if hasattr(annotation, "__metadata__"):
+        plain = _words(inner[0])
+        axis = any(getattr(mark, "func", None) is as_axis for mark in annotation.__metadata__)
+        return f"{plain.removeprefix('list of ')} or {plain}" if axis else plain
+    if isinstance(annotation, type) and issubclass(annotation, Table):
+        return "table"
+    return WORDS[origin or annotation]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,46 @@
+"""The typed tables of a suite: complete, documented, and the only place where a key is declared."""
+
+from __future__ import annotations
+
+import runpy
+
+import pytest
+
+from smimbench.suite import schema
+from smimbench.suite.schema import Document, RunOptions, in_key, table_at
+from tests.helpers import ROOT
+
+TABLES = [
+    getattr(schema, name) for name in dir(schema) if name.endswith(("Table", "Axes", "Grid", "Options"))
+]
+
+
+def test_the_page_of_all_keys_is_up_to_date():
+    page = runpy.run_path(str(ROOT / "docs" / "suite.py"))["page"]()
+    assert page == (ROOT / "docs" / "suite.md").read_text(encoding="utf-8"), "run: python docs/suite.py"
+    for key in RunOptions.model_fields:
+        assert f"| `{key}` |" in page
+
+
+@pytest.mark.parametrize("table", [*TABLES, schema.Reference, Document])
+def test_every_key_says_what_it_means(table):
+    assert table.__doc__
+    for name, field in table.model_fields.items():
+        assert field.description, name
+
+
+def test_an_option_that_came_later_is_part_of_the_identity_only_away_from_its_default():
+    plain = RunOptions().identity()
+    assert sorted(in_key()) == sorted([*plain, "draw", "tf32"])
+    assert RunOptions(draw="device").identity() == {**plain, "draw": "device"}
+
+
+def test_a_cell_keeps_only_the_options_of_its_identity():
+    cell = RunOptions(target=0.5, metrics=("mse", "calibration"), tolerance=1e-3).of_cell(("calibration",))
+    assert cell == RunOptions(metrics=("calibration",), tolerance=1e-3)
+
+
+def test_the_table_of_a_key_is_found():
+    assert table_at(()) is Document
+    assert table_at(("problems", 0, "grid")) is schema.Axes
+    assert table_at(("run", "reference", 1)) is schema.Reference
