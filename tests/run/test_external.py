@@ -11,6 +11,7 @@ import pytest
 
 from smimbench import load_suite
 from smimbench.report.comparison import compare_rows, exceeds
+from smimbench.theory.cache import TheoryCache
 from tests.helpers import SUITE, call, call_outside, write_suite
 
 POINT = ("--only", "alpha=1.0", "--only", "seed=1")
@@ -86,7 +87,7 @@ def test_an_estimate_of_two_components_has_a_row_for_each(tmp_path, capsys, monk
     # The theory of two layers takes minutes, and is not what is asked here.
     point = {"alpha": 0.5, "mse": [0.4, 0.6], "mse_error": [0.0, 0.0], "overlap": [[0.6, 0.0], [0.0, 0.4]]}
     point |= {"squared_cosine": [0.6, 0.4], "squared_cosine_error": [0.0, 0.0]}
-    monkeypatch.setattr("smimbench.theory.cache.TheoryCache.points", lambda *_: ([point], None))
+    monkeypatch.setattr(TheoryCache, "points", lambda *_: [[point]])
     text = SUITE.replace('{ name = "linear", noise = 0.2 }', '{ name = "softmax", layers = 2 }')
     path = write_suite(tmp_path, text)
     np.savez(tmp_path / "found.npz", estimate=np.zeros((2, 30)))
