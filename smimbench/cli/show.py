@@ -47,8 +47,8 @@ def present(
 ) -> int:
     """Tables (or JSON), figures and the exit code."""
     from smimbench.backend import machine
-    from smimbench.report.diagnostics import finding_tables
-    from smimbench.report.leaderboard import contest_tables
+    from smimbench.report.diagnostics import diagnostic_tables
+    from smimbench.report.leaderboard import leaderboard_tables
     from smimbench.report.learning_order import learning_tables
     from smimbench.report.rows import error_rows, suite_records
     from smimbench.report.tables import error_tables, runtime_tables, status_line
@@ -80,7 +80,7 @@ def present(
         if suite.description:
             console.print(suite.description)
         console.print()
-        beside = (*contest_tables(rows), *learning_tables(rows), *finding_tables(rows))
+        beside = (*leaderboard_tables(rows), *learning_tables(rows), *diagnostic_tables(rows))
         beside += (*runtime_tables(rows, machine.fingerprint()),)
         for table in (*error_tables(rows), *beside, *other_version_tables(others)):
             console.print(table, crop=False)
@@ -148,12 +148,12 @@ def _figures(
 ) -> list[Path]:
     """Everything that is drawn of a suite; ImportError without matplotlib."""
     from smimbench.report.figures import draw_suite
-    from smimbench.report.learning_curves import draw_courses
+    from smimbench.report.learning_curves import draw_learning_curves
 
     folder, curve = store.folder / "figures", _cheap(suite)
     return [
         *draw_suite(suite, rows, cache, folder, curve=curve),
-        *draw_courses(suite, pairs, cache, store, folder, curve=curve),
+        *draw_learning_curves(suite, pairs, cache, store, folder, curve=curve),
     ]
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from smimbench.files import canonical_json
 from smimbench.registry.metrics import find_metric, is_worse
+from smimbench.report.labels import distinguish
 from smimbench.report.tables import number, plain_table, seconds, titled
 
 if TYPE_CHECKING:
@@ -16,21 +18,34 @@ if TYPE_CHECKING:
 __all__ = ["compare_rows", "comparison_table"]
 
 CLEAR = 3.0
+"""Standard errors of the difference from which on a change is clear. Doubled, only twice as large changes are found."""
+
+SHOWN = (
+    "problem",
+    "algorithm",
+    "backend",
+    "alpha",
+    "dimension",
+    "metric",
+    "component",
+    "identity",
+    "component_word",
+)
 
 
 def compare_rows(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Match rows of two tables and judge the change of each error and of each time.
+    """Match rows of two tables by what was run and judge the change of each error and of each time.
+
+    A label may have changed, and two different things may have one label: neither decides what is compared with what.
 
     Errors are ``worse`` or ``better`` when they differ by more than ``CLEAR`` standard errors of the difference (and
     ``differs`` where one of them has no standard error); times only when both are trusted and of one machine.
     """
-    keys = ("problem", "algorithm", "backend", "alpha", "dimension", "metric", "component")
-    old = {tuple(row[k] for k in keys): row for row in before}
-    new = {tuple(row[k] for k in keys): row for row in after}
+    old, new = ({_place(row): row for row in rows} for rows in (before, after))
     found = []
-    for key in dict.fromkeys((*old, *new)):
-        entry: dict[str, Any] = dict(zip(keys, key))
-        a, b = old.get(key), new.get(key)
+    for place in dict.fromkeys((*old, *new)):
+        a, b = old.get(place), new.get(place)
+        entry: dict[str, Any] = {key: (b or a or {}).get(key) for key in SHOWN}
         entry["before"], entry["after"] = (a or {}).get("mean"), (b or {}).get("mean")
         entry["before_sem"], entry["after_sem"] = (a or {}).get("sem"), (b or {}).get("sem")
         entry["before_seconds"], entry["after_seconds"] = (
@@ -40,7 +55,14 @@ def compare_rows(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any
         entry["change_percent"], entry["z"], entry["verdict"] = _judge(entry, a, b)
         entry["time_percent"] = _time_change(a, b)
         found.append(entry)
-    return sorted(found, key=_badness)
+    return sorted(distinguish(found), key=_badness)
+
+
+def _place(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What was measured, whatever its label: problem and algorithm without versions, and where on the grid."""
+    what = row.get("identity") or {"problem": row["problem"], "algorithm": row["algorithm"]}
+    grid = ("backend", "alpha", "dimension", "metric", "component")
+    return (canonical_json(what), *(row[key] for key in grid))
 
 
 def _judge(
@@ -104,8 +126,9 @@ def comparison_table(entries: Sequence[dict[str, Any]]) -> list[RenderableType]:
         groups.setdefault((entry["problem"], entry["metric"]), []).append(entry)
     tables = []
     for (problem, metric), members in groups.items():
-        parts = any(m["component"] for m in members)
-        columns = [("algorithm", "l"), ("alpha", "r")] + ([("part", "r")] if parts else [])
+        several = any(m["component"] for m in members)
+        word = members[0].get("component_word") or "component"
+        columns = [("algorithm", "l"), ("alpha", "r")] + ([(word, "r")] if several else [])
         columns += [
             ("before", "r"),
             ("after", "r"),
@@ -123,7 +146,7 @@ def comparison_table(entries: Sequence[dict[str, Any]]) -> list[RenderableType]:
                 if m["time_percent"] is None
                 else f"{seconds(m['after_seconds'])} {m['time_percent']:+.0f}%"
             )
-            cells = [m["algorithm"], f"{m['alpha']:.4g}"] + ([str(m["component"])] if parts else [])
+            cells = [m["algorithm"], f"{m['alpha']:.4g}"] + ([str(m["component"])] if several else [])
             table.add_row(*cells, number(m["before"]), number(m["after"]), change, z, time, m["verdict"])
         tables.append(
             titled(

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-__all__ = ["finding_tables"]
+__all__ = ["diagnostic_tables"]
 
 
-def finding_tables(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
-    """One table per problem and kind of finding, from rows of the metric that comes first."""
+def diagnostic_tables(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
+    """One table per problem and kind of number, from rows of the metric that comes first."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         if row["metric"] == rows[0]["metric"] and row["component"] in (None, 1):
@@ -43,5 +43,5 @@ def _table(problem: str, name: str, rows: list[dict[str, Any]]) -> RenderableTyp
                 f"{entry['found']}/{entry['runs']}",
             ]
             table.add_row(*shown)
-    note = "mean over the runs that found one; theory none: nothing leaves the bulk in the limit"
+    note = "mean over the runs that found a value, and how many did; theory none: there is no such value in the limit of large D"
     return titled(table, f"{problem}: {name.replace('_', ' ')}", note)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.registry.metrics import find_metric, theory_of
+from smimbench.report.labels import component_word
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["draw_suite", "legend"]
 
 POINTS = 60
+"""Points of a theory line between the suite's own; doubled, theory takes twice as long and the line looks the same."""
+
 VISIBLE = 2e-3
+"""Numerical error of theory from which on it is drawn as a band; doubled, errors up to a pixel's width go undrawn."""
+
 MARKERS = (
     "osD^vP*X<>d"  # one more than there are colours, so that no pair of both comes back before 110 algorithms
 )
@@ -88,7 +93,7 @@ def _panel(
     points = theorist.points(plan.problem, grid)
     components = len(points[0][0]["overlap"])
     about = find_metric(metric, plan.problem.model.name)
-    per_component = about.per_component
+    per_component, word = about.per_component, component_word(plan.problem)
     known = [(p["alpha"], theory_of(about, plan.problem, p, components)) for p, *_ in points]
     colours = [f"C{i}" for i in range(10)]
     single = components == 1 or not per_component
@@ -99,7 +104,7 @@ def _panel(
         if not line:
             continue
         x, y, e = (np.array(v, dtype=float) for v in zip(*line))
-        name = "Bayes-optimal" if single else f"Bayes-optimal, layer {component + 1}"
+        name = "Bayes-optimal" if single else f"Bayes-optimal, {word} {component + 1}"
         axis.plot(x, y, color=colour, lw=1.6, label=name, zorder=2)
         if (e > VISIBLE).any():
             axis.fill_between(x, y - e, y + e, color=colour, alpha=0.2, lw=0)
@@ -123,7 +128,7 @@ def _panel(
                     lw=1.2,
                     ls="none",
                     mfc=None if single or i == 0 else "white",
-                    label=algorithm if single else f"{algorithm}, layer {component + 1}",
+                    label=algorithm if single else f"{algorithm}, {word} {component + 1}",
                     zorder=3,
                 )
                 # An algorithm with a theory of its own is measured against that, not against the Bayes-optimal line.

@@ -1,4 +1,4 @@
-"""All contenders side by side: error, ratio to the Bayes-optimal one, and time to come near it."""
+"""All algorithms of a problem side by side: error, ratio to the Bayes-optimal one, and time to come near it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-__all__ = ["contest_tables"]
+__all__ = ["leaderboard_tables"]
 
 LEAST = 3
+"""Algorithms from which on a leaderboard is shown; with 6, most suites would have none."""
+
 NEARNESS = ("0.5", "0.2", "0.05")
+"""How near to the Bayes-optimal error, relative: keys of ``time_to_theory`` of a row."""
 
 
-def contest_tables(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
-    """Error and time, then iterations, of every problem that at least ``LEAST`` algorithms competed for.
+def leaderboard_tables(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
+    """Error and time, then iterations, of every problem that at least ``LEAST`` algorithms were run on.
 
     Best error first at every sample ratio.
     ``rows`` as from ``error_rows``; only those of the metric ``mse`` are shown. With several components the table has the
@@ -52,9 +55,9 @@ def _largest(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _table(problem: str, rows: list[dict[str, Any]]) -> RenderableType:
     backends = len({row["backend"] for row in rows}) > 1
     dims = len({row["dimension"] for row in rows}) > 1
-    parts = any(row["component"] is not None for row in rows)
+    several = any(row["component"] is not None for row in rows)
     columns = [("alpha", "r")] + ([("D", "r")] if dims else [])
-    columns += [("algorithm", "l")] + ([("part", "r")] if parts else [])
+    columns += [("algorithm", "l")] + ([(rows[0].get("component_word", "component"), "r")] if several else [])
     columns += [
         ("MSE ± s.e.m.", "r"),
         ("/Bayes", "r"),
@@ -67,7 +70,7 @@ def _table(problem: str, rows: list[dict[str, Any]]) -> RenderableType:
     for row in rows:
         shown: list[Any] = [f"{row['alpha']:.4g}"] + ([str(row["dimension"])] if dims else [])
         shown += [f"{row['algorithm']}@{row['backend']}" if backends else str(row["algorithm"])]
-        shown += [str(row["component"] or "")] if parts else []
+        shown += [str(row["component"] or "")] if several else []
         ratio = row["ratio_to_bayes"]
         shown += [uncertain(row["mean"], row["sem"], 0.0), "" if ratio is None else number(ratio, 2)]
         for epsilon in NEARNESS:
@@ -75,10 +78,10 @@ def _table(problem: str, rows: list[dict[str, Any]]) -> RenderableType:
             shown.append("never" if reached is None else seconds(reached))
         table.add_row(*shown, statuses(row["status_counts"]))
     note = (
-        "best first; ratio to the Bayes-optimal error; median time to come within 50, 20 and 5% of it (to the target where "
-        "it is 0), which a start may be already; runs that never do counted as infinity"
+        "smallest error first; /Bayes: error over the Bayes-optimal one; to 50%: median time to an error at most 50% above it "
+        "(below run.target where it is 0); runs that never get there count as infinity"
     )
-    return titled(table, f"{problem}: all contenders", note)
+    return titled(table, f"{problem}: all algorithms", note)
 
 
 def _iterations(problem: str, rows: list[dict[str, Any]]) -> RenderableType:
@@ -96,5 +99,5 @@ def _iterations(problem: str, rows: list[dict[str, Any]]) -> RenderableType:
             shown.append(f"{count} ({100 * (reached['fraction'] or 0):.0f}%)")
         shown.append("" if row["iterations"] is None else number(row["iterations"], 0))
         table.add_row(*shown)
-    note = "median iterations until the same, and the part of the runs that got there; iterations made, mean"
-    return titled(table, f"{problem}: iterations to come near", note)
+    note = "median number of iterations to come as near, and the share of runs that got there; made: mean number of iterations"
+    return titled(table, f"{problem}: iterations to come near theory", note)

@@ -1,4 +1,4 @@
-"""The course of learning: error or overlap against the samples processed, beside what that many samples could give."""
+"""Learning curves: error or overlap against the samples processed, beside what that many samples could give."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from smimbench.registry.metrics import find_metric, is_in_trajectory, theory_of
 from smimbench.report.figures import legend
+from smimbench.report.labels import component_word
 from smimbench.report.rows import draws_fresh
 
 if TYPE_CHECKING:
@@ -19,16 +20,21 @@ if TYPE_CHECKING:
     from smimbench.suite.cells import Cell, Suite
     from smimbench.theory.cache import TheoryCache
 
-__all__ = ["draw_courses"]
+__all__ = ["draw_learning_curves"]
 
 PANELS = 12
+"""Panels of the figure at the most; doubled, it has eight rows and panels are still of the same size."""
+
 POINTS = 40
+"""Points of the Bayes-optimal line; doubled, theory takes twice as long and the line looks the same."""
+
 ROOM = 3.0
+"""Height of a panel in units of the largest error at the start: what is above it has diverged. Doubled, curves are flatter."""
 
 Pair = tuple["Cell", dict[str, Any]]
 
 
-def draw_courses(
+def draw_learning_curves(
     suite: Suite,
     pairs: Sequence[Pair],
     theorist: TheoryCache,
@@ -68,10 +74,10 @@ def draw_courses(
         return []
     panels: dict[tuple[str, float, int], dict[str, list[Any]]] = {}
     for cell, record in pairs:
-        course = _course(store.trajectory(record), metric)
-        if course is not None:
+        found = _curve(store.trajectory(record), metric)
+        if found is not None:
             place = (cell.problem_label, cell.alpha, cell.dimension)
-            panels.setdefault(place, {}).setdefault(cell.algorithm_label, []).append((record, *course))
+            panels.setdefault(place, {}).setdefault(cell.algorithm_label, []).append((record, *found))
     if not panels:
         return []
     chosen = _spread(sorted(panels, key=lambda place: _order(suite, place)), PANELS)
@@ -102,7 +108,7 @@ def draw_courses(
     return paths
 
 
-def _course(trajectory: dict[str, Any] | None, metric: str) -> tuple[Any, Any] | None:
+def _curve(trajectory: dict[str, Any] | None, metric: str) -> tuple[Any, Any] | None:
     """Samples processed (t,) and values (t, P) from the first step on; None if samples were not counted."""
     if trajectory is None or "samples" not in trajectory or metric not in trajectory:
         return None
@@ -140,7 +146,7 @@ def _panel(
     last = max(run[1][-1] for run in runs)
     held = float(runs[0][0].get("samples", problem.model.sample_count(alpha, dimension)))
     fresh = max((run[1][-1] for run in runs if draws_fresh(run[0]["cell"]["algorithm"])), default=0.0)
-    about = find_metric(metric)
+    about, word = find_metric(metric), component_word(problem)
     colours = [f"C{i}" for i in range(10)]
     # Without a curve (costly theory) the line is that of the whole data set, and says so.
     name = "Bayes-optimal" if curve or first >= held else "Bayes-optimal, whole data set"
@@ -164,7 +170,7 @@ def _panel(
                 color="black" if components == 1 else colours[component],
                 lw=1.4,
                 ls=dashes,
-                label=name if components == 1 else f"{name}, layer {component + 1}",
+                label=name if components == 1 else f"{name}, {word} {component + 1}",
                 zorder=2,
             )
     for i, (algorithm, members) in enumerate(algorithms.items()):
@@ -173,7 +179,7 @@ def _panel(
             style: Any = "-" if components == 1 else ("-", "-.", ":", (0, (5, 1)))[i % 4]
             for _, samples, values in members:
                 axis.plot(samples, values[:, component], color=colour, lw=0.6, alpha=0.3, ls=style, zorder=1)
-            name = algorithm if components == 1 else f"{algorithm}, layer {component + 1}"
+            name = algorithm if components == 1 else f"{algorithm}, {word} {component + 1}"
             median = _median(members, component)
             if not len(median[0]):
                 continue
@@ -195,10 +201,10 @@ def _panel(
 
 def _median(members: Iterable[tuple[Any, Any, Any]], component: int) -> tuple[Any, Any]:
     """Median over runs where all of them still run; between the samples at which a run was looked at, its last value."""
-    courses = [(samples, values[:, component]) for _, samples, values in members]
-    start = max(samples[0] for samples, _ in courses)
-    end = min(samples[-1] for samples, _ in courses)
-    grid = np.unique(np.concatenate([samples for samples, _ in courses]))
+    curves = [(samples, values[:, component]) for _, samples, values in members]
+    start = max(samples[0] for samples, _ in curves)
+    end = min(samples[-1] for samples, _ in curves)
+    grid = np.unique(np.concatenate([samples for samples, _ in curves]))
     grid = grid[(grid >= start) & (grid <= end)]
-    read = [values[np.searchsorted(samples, grid, side="right") - 1] for samples, values in courses]
+    read = [values[np.searchsorted(samples, grid, side="right") - 1] for samples, values in curves]
     return grid, np.median(read, axis=0)

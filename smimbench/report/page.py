@@ -38,7 +38,7 @@ dots with one standard error of the mean; values of others as crosses.</figcapti
 <h2>Error against theory</h2>
 <p class="note">Mean and standard error over n runs; z is the difference in units of both errors together; finite size is part
 of it. Failures are counted under status and never dropped.</p>
-<div class="scroll"><table><thead><tr><th>problem</th><th>algorithm</th><th>alpha</th><th>D</th><th>metric</th><th>part</th><th>n</th><th>mean</th>
+<div class="scroll"><table><thead><tr><th>problem</th><th>algorithm</th><th>alpha</th><th>D</th><th>metric</th><th>component</th><th>n</th><th>mean</th>
 <th>s.e.m.</th><th>theory</th><th>error</th><th>difference</th><th>z</th><th>/ Bayes</th><th>status</th></tr></thead><tbody>
 {% for r in rows %}<tr><td>{{ r.problem }}</td><td>{{ r.algorithm }}{{ "@" ~ r.backend if r.backend != "numpy" else "" }}</td><td>{{ n(r.alpha) }}</td><td>{{ r.dimension }}</td>
 <td>{{ r.metric }}</td><td>{{ r.component or "" }}</td><td>{{ r.n }}</td><td>{{ n(r.mean) }}</td><td>{{ n(r.sem) }}</td><td>{{ n(r.theory, 5) }}</td>

@@ -139,7 +139,11 @@ def _worst(row: dict[str, Any]) -> tuple[float, ...]:
 
 
 def _error_table(problem: str, metric: str, rows: list[dict[str, Any]]) -> RenderableType:
-    backends, dims, parts = _varies(rows, "backend"), _varies(rows, "dimension"), _varies(rows, "component")
+    backends, dims, components = (
+        _varies(rows, "backend"),
+        _varies(rows, "dimension"),
+        _varies(rows, "component"),
+    )
     about = find_metric(metric)
     head = f"{problem}: {about.label} against theory"
     if not dims:
@@ -147,7 +151,7 @@ def _error_table(problem: str, metric: str, rows: list[dict[str, Any]]) -> Rende
     ratio = about.direction == "lower"
     columns = [("algorithm", "l"), ("alpha", "r")]
     columns += [("D", "r")] if dims else []
-    columns += [("part", "r")] if parts else []
+    columns += [(rows[0].get("component_word", "component"), "r")] if components else []
     columns += [("n", "r"), ("mean ± s.e.m.", "r"), ("theory ± err", "r"), ("diff", "r"), ("z", "r")]
     columns += [("/Bayes", "r")] if ratio else []
     columns += [("status", "l")]
@@ -166,7 +170,7 @@ def _error_table(problem: str, metric: str, rows: list[dict[str, Any]]) -> Rende
     for row in sorted(rows, key=_worst):
         cells: list[str | Text] = [_algorithm(row, backends), f"{row['alpha']:.4g}"]
         cells += [str(row["dimension"])] if dims else []
-        cells += [str(row["component"] or "")] if parts else []
+        cells += [str(row["component"] or "")] if components else []
         z = row["z"]
         shown_z = "" if z is None else (f"{z:+.1f}" if abs(z) < 1000 else f"{z:+.0e}")
         difference = (

@@ -23,9 +23,9 @@ def theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableType]:
         branches = any(point["branch"] != "unique" for point in points)
         predicted = any(point.get("generalization_error") for point in points)
         columns = [("alpha", "r")]
-        parts = range(len(points[0]["mse"])) if several else range(1)
-        columns += [(f"MSE {i + 1}" if several else "MSE", "r") for i in parts] + [("error", "r")]
-        columns += [(f"Q{i + 1}{i + 1}" if several else "overlap", "r") for i in parts]
+        components = range(len(points[0]["mse"])) if several else range(1)
+        columns += [(f"MSE {i + 1}" if several else "MSE", "r") for i in components] + [("error", "r")]
+        columns += [(f"Q{i + 1}{i + 1}" if several else "overlap", "r") for i in components]
         columns += [("gen. Bayes", "r"), ("plug-in", "r")] if predicted else []
         columns += [("branch", "l")] if branches else []
         methods = sorted({point["method"] for point in points})
@@ -38,7 +38,7 @@ def theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableType]:
                 *(number(v, 6) for v in mse),
                 f"{max(errors):.0e}" if max(errors) else "0",
             ]
-            cells += [number(point["overlap"][i][i], 6) for i in parts]
+            cells += [number(point["overlap"][i][i], 6) for i in components]
             if predicted:
                 error = point.get("generalization_error") or {}
                 cells += [number(error.get("bayes"), 5), number(error.get("plugin"), 5)]

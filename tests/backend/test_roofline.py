@@ -13,11 +13,11 @@ from smimbench.backend.device import get_backend
 from smimbench.backend.roofline import fraction, measure, remembered
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import get_registry
-from smimbench.report.rows import _efficiency
+from smimbench.report.runtime import efficiency as _efficiency
 from smimbench.report.tables import runtime_tables
 from smimbench.suite.reader import load_suite
 from tests.helpers import call, write_suite
-from tests.test_tables import printed, row
+from tests.report.rows import printed, row
 
 RATES = {"float64": 100.0, "float32": 200.0, "tf32": 800.0, "bandwidth": 10.0}
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from smimbench.report.leaderboard import contest_tables
+from smimbench.report.leaderboard import leaderboard_tables
 from smimbench.report.learning_order import learning_order, learning_tables
 
 
@@ -156,7 +156,7 @@ def test_one_component_has_no_order():
 
 
 def test_contest_has_every_contender_once_with_never_for_never():
-    contest, iterations = contest_tables(rows(("sgd", "adam", "gamp"), bad="adam"))
+    contest, iterations = leaderboard_tables(rows(("sgd", "adam", "gamp"), bad="adam"))
     text = printed([contest])
     lines = [line for line in text.splitlines() if line.strip().startswith("15")]
     assert len(lines) == 3
@@ -170,4 +170,4 @@ def test_contest_has_every_contender_once_with_never_for_never():
         ["15", "sgd", *["40", "(100%)"] * 3, "123"],
     ]
     assert all(len(line) <= 80 for line in text.splitlines())
-    assert contest_tables(rows(("sgd", "adam"))) == []
+    assert leaderboard_tables(rows(("sgd", "adam"))) == []

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from smimbench.report.diagnostics import finding_tables
-from smimbench.report.rows import _findings
+from smimbench.report.aggregate import diagnostics as _findings
+from smimbench.report.diagnostics import diagnostic_tables
 
 
 def record(values):
@@ -44,7 +44,7 @@ def test_table_has_one_line_for_each_number():
     found = _findings([record([1.0, None]), record([1.2, None])], {"leading_eigenvalues": [1.25, None]})
     rows = [row(found), row({}, "gamp"), row(found, metric="overlap")]
     console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    for table in finding_tables(rows):
+    for table in diagnostic_tables(rows):
         console.print(table)
     console.file.close()
     text = console.export_text()
@@ -55,4 +55,4 @@ def test_table_has_one_line_for_each_number():
         ["0.4", "2", "none", "none", "0/2"],
     ]
     assert all(len(line) <= 80 for line in text.splitlines())
-    assert finding_tables([row({})]) == []
+    assert diagnostic_tables([row({})]) == []

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import pytest
-from rich.console import Console
 
 from smimbench.api import run
-from smimbench.report.rows import _compare, _first_hit, _ratio_to, draws_fresh, error_rows, suite_records
+from smimbench.report.aggregate import against_theory, ratio_to_bayes
+from smimbench.report.rows import draws_fresh, error_rows, suite_records
+from smimbench.report.runtime import first_hit
 from smimbench.report.tables import (
     as_markdown,
     error_tables,
@@ -23,27 +22,7 @@ from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
 from smimbench.theory.cache import TheoryCache
 from tests.helpers import ATTENTION, write_suite
-
-
-def row(**more):
-    found = {
-        "problem": "p", "algorithm": "gamp", "backend": "numpy", "alpha": 0.123456, "dimension": 100, "n": 4,
-        "metric": "mse", "component": None, "mean": 0.5, "sem": 0.01, "theory": 0.4, "theory_error": 1e-9,
-        "difference": 0.1, "z": 10.0, "bayes": 0.4, "ratio_to_bayes": 1.25, "status_counts": {"ok": 4}, "restarts": 0,
-        "reasons": [], "warnings": [], "seconds": 1.0, "iterations": 12.0, "first_iteration": 0.01,
-        "per_iteration": 0.002, "peak_memory": 2**26, "trusted": True, "machines": ["here"],
-        "time_to_theory": {"0.05": {"seconds": 0.25, "iterations": 3.0, "fraction": 1.0}},
-    }  # fmt: skip
-    return {**found, **more}
-
-
-def printed(tables, width=80) -> str:
-    stream = io.StringIO()
-    console = Console(file=stream, width=width)
-    for table in tables:
-        console.print(table, crop=False)
-    return stream.getvalue()
-
+from tests.report.rows import printed, row
 
 EXTREME = {
     "run away": row(mean=5.4e51, sem=5.3e51, difference=5.4e51, z=1.0, ratio_to_bayes=1e52),
@@ -107,11 +86,12 @@ def test_the_worst_row_comes_first():
 def test_columns_appear_only_where_they_tell_something():
     plain = printed(error_tables([row(), row()]))
     assert "D = 100" in plain
-    assert "part" not in plain
+    assert "component" not in plain
     several = printed(
         error_tables([row(component=1, backend="cupy"), row(component=2, dimension=200)]), width=100
     )
-    assert "part" in several
+    assert "component" in several
+    assert "layer" in printed(error_tables([row(component=1, component_word="layer"), row(component=2)]))
     assert "gamp@cupy" in several
     assert "D = 100" not in several
     overlap = printed(error_tables([row(metric="overlap")]))
@@ -124,7 +104,7 @@ def test_one_run_has_no_standard_error_and_the_caption_says_so():
     assert "one run only: no standard error" in text
 
 
-def test_the_runtime_table_orders_by_time_to_theory_and_says_what_it_may_not_compare():
+def test_the_runtime_table_orders_by_time_to_theory_and_says_what_it_may_notagainst_theory():
     never = {"0.05": {"seconds": None, "iterations": None, "fraction": 0.25}}
     rows = [
         row(algorithm="quick"),
@@ -182,19 +162,19 @@ def test_markdown_keeps_its_columns_whatever_a_label_holds():
 
 def test_a_standard_error_is_that_of_the_mean_and_z_joins_both_errors():
     values = np.array([1.0, 2.0, 4.0, 5.0])
-    found = _compare(values, 2.5, 0.3)
+    found = against_theory(values, 2.5, 0.3)
     assert found["sem"] == pytest.approx(np.sqrt(((values - 3.0) ** 2).sum() / 3 / 4))
     assert found["difference"] == pytest.approx(0.5)
     assert found["z"] == pytest.approx(0.5 / np.hypot(found["sem"], 0.3))
-    assert _compare(values[:1], 2.5, 0.3)["sem"] is None
-    assert _compare(values, 0.0, 0.0)["z"] is None
-    assert _compare(np.array([]), 2.5, 0.3)["mean"] is None
+    assert against_theory(values[:1], 2.5, 0.3)["sem"] is None
+    assert against_theory(values, 0.0, 0.0)["z"] is None
+    assert against_theory(np.array([]), 2.5, 0.3)["mean"] is None
 
 
 def test_a_ratio_is_blank_where_theory_is_zero():
-    assert _ratio_to(np.array([0.2, 0.4]), 0.1, 1e-3) == pytest.approx(3.0)
-    assert _ratio_to(np.array([0.2]), 0.0, 1e-3) is None
-    assert _ratio_to(np.array([]), 0.1, 1e-3) is None
+    assert ratio_to_bayes(np.array([0.2, 0.4]), 0.1, 1e-3) == pytest.approx(3.0)
+    assert ratio_to_bayes(np.array([0.2]), 0.0, 1e-3) is None
+    assert ratio_to_bayes(np.array([]), 0.1, 1e-3) is None
 
 
 def test_time_to_a_target_waits_for_every_component():
@@ -203,10 +183,10 @@ def test_time_to_a_target_waits_for_every_component():
         "seconds": np.array([0.0, 1.0, 2.0, 3.0]),
         "iteration": np.array([0.0, 10.0, 20.0, 30.0]),
     }
-    assert _first_hit(path, np.array([0.2, 0.2])) == (3.0, 30.0)
-    assert _first_hit(path, np.array([0.2, 0.95])) == (1.0, 10.0)
-    assert _first_hit(path, np.array([0.01, 0.2])) == (np.inf, np.inf)
-    assert _first_hit(None, np.array([0.2])) == (np.inf, np.inf)
+    assert first_hit(path, np.array([0.2, 0.2])) == (3.0, 30.0)
+    assert first_hit(path, np.array([0.2, 0.95])) == (1.0, 10.0)
+    assert first_hit(path, np.array([0.01, 0.2])) == (np.inf, np.inf)
+    assert first_hit(None, np.array([0.2])) == (np.inf, np.inf)
 
 
 def test_who_draws_fresh_samples():

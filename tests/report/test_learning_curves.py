@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import smimbench
-from smimbench.report.learning_curves import _median, _spread, draw_courses
+from smimbench.report.learning_curves import _median, _spread, draw_learning_curves
 from smimbench.report.rows import suite_records
 from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
@@ -44,7 +44,7 @@ def draw(tmp_path, text, **options):
     suite = load_suite(path)
     store = Store(tmp_path / "results" / "small")
     pairs = suite_records(suite, store, ["numpy"])
-    paths = draw_courses(suite, pairs, TheoryCache(), store, tmp_path / "figures", **options)
+    paths = draw_learning_curves(suite, pairs, TheoryCache(), store, tmp_path / "figures", **options)
     return suite, store, pairs, paths
 
 
@@ -96,7 +96,7 @@ def test_without_a_curve_the_line_is_that_of_all_samples(tmp_path, drawn):
     assert "Bayes-optimal, fresh samples" not in lines
 
 
-def test_layers_have_a_line_each(tmp_path, drawn):
+def test_components_have_a_line_each(tmp_path, drawn):
     text = """
 [problem]
 model   = { name = "sequence-multi-index", tokens = 2 }
@@ -117,7 +117,7 @@ metrics = ["overlap", "mse"]
     draw(tmp_path, text)
     (axis,) = drawn[0].axes
     assert axis.get_ylabel() == "overlap"
-    assert {"sgd, layer 1", "sgd, layer 2", "Bayes-optimal, layer 1", "Bayes-optimal, layer 2"} == set(
+    assert {f"{name}, component {k}" for name in ("sgd", "Bayes-optimal") for k in (1, 2)} == set(
         lines_of(axis)
     )
 

@@ -1,0 +1,61 @@
+"""What rows are called: labels that tell apart what is not the same, and the word for a component."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from smimbench.files import canonical_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["component_word", "distinguish", "without_versions"]
+
+
+def without_versions(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The description of an item, or of several by kind, without versions: a fix does not make it another one."""
+    return {
+        key: without_versions(value) if isinstance(value, dict) else value
+        for key, value in spec.items()
+        if key != "version"
+    }
+
+
+def component_word(problem: Any) -> str:
+    """``"layer"`` where the channel has layers, otherwise ``"component"``."""
+    return "layer" if hasattr(problem.channel, "layers") else "component"
+
+
+def distinguish(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, with what differs added to labels under which different problems or algorithms stand.
+
+    Reads ``problem``, ``algorithm`` and, where there is one, ``identity`` of every row.
+    """
+    found = [dict(row) for row in rows]
+    for key in ("problem", "algorithm"):
+        meanings: dict[str, dict[str, dict[str, Any]]] = {}
+        for row in found:
+            what = (row.get("identity") or {}).get(key)
+            if what is not None:
+                meanings.setdefault(row[key], {})[canonical_json(what)] = _flat(what)
+        for row in found:
+            same = meanings.get(row[key], {})
+            if len(same) > 1:
+                row[key] += _difference(same, canonical_json(row["identity"][key]))
+    return found
+
+
+def _flat(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {before + key: value}
+    return flat
+
+
+def _difference(same: Mapping[str, Mapping[str, Any]], own: str) -> str:
+    """`` (channel.beta=2)``: the parameters in which one differs from another of the same label."""
+    keys = {key for flat in same.values() for key in flat}
+    differing = sorted(k for k in keys if len({repr(flat.get(k)) for flat in same.values()}) > 1)
+    usual = {key: "smimbench" for key in keys if key.rpartition(".")[2] == "distribution"}
+    words = (f"{k}={same[own].get(k, usual.get(k, 'unset'))}" for k in differing)
+    return f" ({', '.join(words)})"

@@ -1,0 +1,27 @@
+"""A row of the error table made by hand, and what tables look like on a screen."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+
+def row(**more):
+    found = {
+        "problem": "p", "algorithm": "gamp", "backend": "numpy", "alpha": 0.123456, "dimension": 100, "n": 4,
+        "metric": "mse", "component": None, "mean": 0.5, "sem": 0.01, "theory": 0.4, "theory_error": 1e-9,
+        "difference": 0.1, "z": 10.0, "bayes": 0.4, "ratio_to_bayes": 1.25, "status_counts": {"ok": 4}, "restarts": 0,
+        "reasons": [], "warnings": [], "seconds": 1.0, "iterations": 12.0, "first_iteration": 0.01,
+        "per_iteration": 0.002, "peak_memory": 2**26, "trusted": True, "machines": ["here"],
+        "time_to_theory": {"0.05": {"seconds": 0.25, "iterations": 3.0, "fraction": 1.0}},
+    }  # fmt: skip
+    return {**found, **more}
+
+
+def printed(tables, width=80) -> str:
+    stream = io.StringIO()
+    console = Console(file=stream, width=width)
+    for table in tables:
+        console.print(table, crop=False)
+    return stream.getvalue()

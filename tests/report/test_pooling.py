@@ -1,0 +1,131 @@
+"""Runs are pooled and matched by what was run; a label is only what it is called."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from smimbench.report.comparison import compare_rows, exceeds
+from smimbench.report.labels import component_word, distinguish, without_versions
+from smimbench.report.rows import error_rows, suite_records
+from smimbench.run.store import Store
+from smimbench.suite.reader import load_suite
+from smimbench.theory.cache import TheoryCache
+from tests.helpers import SUITE, call, write_suite
+from tests.report.rows import row
+
+ONE = SUITE.replace("[0.5, 1.0]", "[0.5]").partition('[[algorithms]]\nname  = "adam"')[0]
+TWO = ONE.replace("noise = 0.2", "noise = [0.2, 0.8]")
+COMPONENTS = ONE.replace("noise = 0.2", "noise = 0.2, components = 2")
+
+
+def stored(folder, suite, mse):
+    """Results of a suite, every cell with the error that is given for its noise."""
+    store = Store(folder)
+    for i, cell in enumerate({cell.key: cell for cell in suite.cells()}.values()):
+        value = mse[cell.problem["channel"]["noise"]] + 0.01 * (i % 2)
+        store.write(
+            {
+                "key": cell.key, "cell": cell.identity(), "status": "ok", "reason": "", "iterations": 2,
+                "metrics": {"mse": [value], "overlap": [1 - value]},
+                "timing": {"seconds": 1.0, "cpu_seconds": 1.0, "machine": "here", "trusted": False},
+                "trajectory": {"iteration": [0], "seconds": [0.0], "mse": [[value]], "overlap": [[0.1]], "samples": [None]},
+            }
+        )  # fmt: skip
+    return store
+
+
+def rows_of(suite, store):
+    pairs = suite_records(suite, store, ["numpy"])
+    return [r for r in error_rows(pairs, suite, store, TheoryCache()) if r["metric"] == "mse"]
+
+
+def test_two_problems_of_one_label_are_two_rows_each_with_its_theory(tmp_path):
+    suite = load_suite(write_suite(tmp_path, TWO))
+    suite = replace(suite, plans=tuple(replace(plan, label="same") for plan in suite.plans))
+    rows = rows_of(suite, stored(tmp_path / "r", suite, {0.2: 0.3, 0.8: 0.7}))
+    assert [r["n"] for r in rows] == [2, 2]
+    assert [r["mean"] for r in rows] == pytest.approx([0.305, 0.705], abs=0.006)
+    assert rows[0]["theory"] < rows[1]["theory"]
+    assert [r["problem"] for r in rows] == ["same (channel.noise=0.2)", "same (channel.noise=0.8)"]
+
+
+def test_a_cell_that_is_listed_twice_is_one_run(tmp_path):
+    suite = load_suite(write_suite(tmp_path, ONE))
+    twice = replace(suite, plans=tuple(replace(plan, alphas=plan.alphas * 2) for plan in suite.plans))
+    store = stored(tmp_path / "r", suite, {0.2: 0.3})
+    once, found = rows_of(suite, store), rows_of(twice, store)
+    assert [r["n"] for r in found] == [2]
+    assert found[0]["sem"] == once[0]["sem"]
+
+
+def test_a_channel_of_another_package_is_told_apart_by_its_package():
+    table = {"channel": {"name": "twice", "gain": 2}}
+    theirs = {"channel": {**table["channel"], "distribution": "theirs"}}
+    rows = distinguish(
+        [
+            {"problem": "twice", "algorithm": "gamp", "identity": {"problem": table}},
+            {"problem": "twice", "algorithm": "gamp", "identity": {"problem": theirs}},
+            {"problem": "other", "algorithm": "gamp"},
+        ]
+    )  # fmt: skip
+    assert [r["problem"] for r in rows] == [
+        "twice (channel.distribution=smimbench)",
+        "twice (channel.distribution=theirs)",
+        "other",
+    ]
+    assert {r["algorithm"] for r in rows} == {"gamp"}
+
+
+def identified(noise, algorithm="gamp", version=1, **more):
+    what = {"problem": {"channel": {"name": "linear", "noise": noise}}, "algorithm": {"name": algorithm}}
+    return row(identity=without_versions({**what, "version": version}), **more)
+
+
+def test_a_comparison_matches_what_was_run_not_what_it_is_called():
+    before = [identified(0.2, problem="old name", mean=0.5), identified(0.8, problem="noisy", mean=0.9)]
+    after = [
+        identified(0.2, problem="noisy", mean=0.5, version=2),
+        identified(0.4, problem="noisy", mean=0.1),
+    ]
+    entries = compare_rows(before, after)
+    verdicts = {entry["problem"]: entry["verdict"] for entry in entries}
+    assert verdicts == {
+        "noisy (channel.noise=0.2)": "unchanged",
+        "noisy (channel.noise=0.8)": "only before",
+        "noisy (channel.noise=0.4)": "only after",
+    }
+    assert sum(exceeds(entry, 5.0) for entry in entries) == 1
+
+
+def test_the_word_for_a_component():
+    class Channel:
+        layers = 2
+
+    class Problem:
+        channel = Channel()
+
+    assert component_word(Problem()) == "layer"
+    Problem.channel = object()
+    assert component_word(Problem()) == "component"
+
+
+def test_an_estimate_of_two_components_from_elsewhere_is_scored(tmp_path, capsys):
+    suite = write_suite(tmp_path, COMPONENTS)
+    data, found = tmp_path / "data.npz", tmp_path / "found.npz"
+    assert call(capsys, "data", suite, "--output", data)[0] == 0
+    with np.load(data) as arrays:
+        shape = json.loads(str(arrays["about"]))["estimate_shape"]
+    np.savez(found, estimate=np.ones(shape))
+    code, text, err = call(capsys, "score", suite, "--estimate", found, "--label", "mine", "--json")
+    assert (code, err) == (0, "")
+    rows = json.loads(text)["rows"]
+    assert [(r["metric"], r["component"], r["n"]) for r in rows] == [
+        ("mse", 1, 1), ("mse", 2, 1), ("overlap", 1, 1), ("overlap", 2, 1),
+    ]  # fmt: skip
+    code, text, _ = call(capsys, "score", suite, "--estimate", found)
+    assert code == 0
+    assert "component" in text
