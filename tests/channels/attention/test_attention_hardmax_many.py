@@ -10,12 +10,13 @@ import pytest
 from scipy import stats
 from smimbench_channels.attention.hardmax.channel import AttentionHardmax
 from smimbench_channels.attention.hardmax.many_tokens.curve import information_curve, small_error_constant
-from smimbench_channels.attention.hardmax.many_tokens.exact import label_classes, row_posterior
+from smimbench_channels.attention.hardmax.many_tokens.exact import row_posterior
 from smimbench_channels.attention.hardmax.many_tokens.gibbs import (
     feasible_start,
     sample_moments,
     truncated_normal,
 )
+from smimbench_channels.attention.hardmax.many_tokens.patterns import label_classes
 
 from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError

@@ -5,16 +5,13 @@ the smaller of its two rows' maxima. Sorted from the largest maximum downwards, 
 functions of one maximum each, in which only the set of rows already placed matters. So the nested integral is
 a recursion over sets of rows, and the posterior moments follow from its forward and its backward half.
 
-Only some sets occur: the maximum of row a is an entry of row ``y_a`` too, so row ``y_a`` must be placed first
-(or together with a, when each points at the other). Samples are sorted into the few patterns of such pointers
-that differ by more than the names of the tokens.
+Only some sets occur, and many labels differ by the names of the tokens only: see ``patterns``.
 """
 
 from __future__ import annotations
 
 import math
 from functools import cache
-from itertools import permutations, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import array_api_compat
@@ -22,14 +19,15 @@ import numpy as np
 
 from smimbench.backend import clip, namespace, special
 from smimbench.numerics.quadrature import gauss_legendre
-from smimbench_channels.attention.pairs import site_pairs, site_scales
+from smimbench_channels.attention.hardmax.many_tokens.patterns import Pattern, patterns
+from smimbench_channels.attention.pairs import site_scales
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from smimbench.interfaces import Array
 
-__all__ = ["RowPosterior", "label_classes", "row_posterior"]
+__all__ = ["RowPosterior", "row_posterior"]
 
 DENSITY = 1 / math.sqrt(2 * math.pi)
 # Half-width of the window around every row's largest entry, in its standard deviations: 7 leave errors of 5e-6. Doubled: the
@@ -38,7 +36,7 @@ REACH = 7.0
 # Gauss-Legendre nodes of a window. Doubled: at small V errors of 1e-6 in place of 2e-5, at up to twice the time.
 NODES = 28
 # Elements of an intermediate array on a host, where some dozens should stay in the cache, and on a device. Doubled: twice the
-# memory, slower or faster by a few percent.
+# memory.
 BLOCK, BLOCK_DEVICE = 1 << 14, 1 << 21
 _TINY = 1e-300  # smallest divisor
 
@@ -52,48 +50,6 @@ class RowPosterior(NamedTuple):
     log_partition: Array
     first: Array
     second: Array
-
-
-class Pattern(NamedTuple):
-    """How the rows of a sample point at each other, and the order in which they can be placed.
-
-    Attributes
-    ----------
-    units : tuple of tuple of int
-        Rows that share their maximum: one row, or two that point at each other.
-    edges : tuple of int
-        Site that holds the maximum of every unit.
-    free : tuple of tuple of int
-        Sites inside a unit that are no maximum.
-    between : dict
-        Sites between two units that are no maximum, by the pair (lower, upper) of units.
-    steps : tuple of (int, int)
-        (set placed, unit placed next), sets as bit masks, every set after the sets it is made from.
-    """
-
-    units: tuple[tuple[int, ...], ...]
-    edges: tuple[int, ...]
-    free: tuple[tuple[int, ...], ...]
-    between: dict[tuple[int, int], tuple[int, ...]]
-    steps: tuple[tuple[int, int], ...]
-
-
-class Patterns(NamedTuple):
-    """All labels of T tokens by their code ``sum_a y_a T^a``.
-
-    Attributes
-    ----------
-    members : tuple of Pattern
-    kind : ndarray (T^T,)
-        Which pattern; -1 for labels that no symmetric matrix has.
-    sites, places : ndarray (T^T, C)
-        Site of the sample behind every site of the pattern, and the inverse.
-    """
-
-    members: tuple[Pattern, ...]
-    kind: np.ndarray[Any, Any]
-    sites: np.ndarray[Any, Any]
-    places: np.ndarray[Any, Any]
 
 
 def row_posterior(
@@ -123,7 +79,7 @@ def row_posterior(
     """
     xp = namespace(y, omega, V)
     device = array_api_compat.device(omega)
-    table = _patterns(tokens)
+    table = patterns(tokens)
     powers = xp.asarray([tokens**a for a in range(tokens)], dtype=xp.int64, device=device)
     code = xp.sum(xp.astype(y, xp.int64) * powers[None, :], axis=1)
     kind = xp.take(xp.asarray(table.kind, device=device), code)
@@ -147,79 +103,6 @@ def row_posterior(
             found.append((part, one.log_partition, *moments))
     order = xp.argsort(xp.concat([f[0] for f in found]))
     return RowPosterior(*(xp.take(xp.concat([f[k] for f in found]), order, axis=0) for k in (1, 2, 3)))
-
-
-def label_classes(tokens: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """One label (N, T) of each class that differs by more than the names of the tokens, and how many it stands for."""
-    index = _patterns(tokens).kind
-    kinds, first, count = np.unique(index, return_index=True, return_counts=True)
-    some = first[kinds >= 0]
-    return some[:, None] // tokens ** np.arange(tokens) % tokens, count[kinds >= 0]
-
-
-@cache
-def _patterns(tokens: int) -> Patterns:
-    pairs = site_pairs(tokens)
-    site = {pair: c for c, pair in enumerate(pairs)}
-    powers = tokens ** np.arange(tokens)
-    count = tokens**tokens
-    index = np.full(count, -1)
-    sites = np.zeros((count, len(pairs)), dtype=np.int64)
-    places = np.zeros_like(sites)
-    names = np.array(list(permutations(range(tokens))))
-    renamed = [[site[min(p[a], p[b]), max(p[a], p[b])] for a, b in pairs] for p in names.tolist()]
-    moved = np.array(renamed)  # row: where a renaming takes the sites of the pattern
-    members: list[Pattern] = []
-    for digits in product(range(tokens), repeat=tokens):
-        choice = digits[::-1]  # code 0, 1, .. in order
-        code = int(np.dot(choice, powers))
-        if index[code] >= 0 or not _possible(choice):
-            continue
-        # row p(a) of the renamed label points at p(choice(a))
-        labels = np.empty_like(names)
-        np.put_along_axis(labels, names, names[:, list(choice)], axis=1)
-        codes = labels @ powers
-        index[codes] = len(members)
-        sites[codes] = moved
-        places[codes] = np.argsort(moved, axis=1)
-        members.append(_pattern(choice))
-    return Patterns(tuple(members), index, sites, places)
-
-
-def _possible(choice: tuple[int, ...]) -> bool:
-    """Whether every row ends at one that points at itself, or at two that point at each other."""
-    for a in range(len(choice)):
-        for _ in range(len(choice)):
-            a = choice[a]
-        if choice[choice[a]] != a:
-            return False
-    return True
-
-
-def _pattern(choice: tuple[int, ...]) -> Pattern:
-    T = len(choice)
-    site = {pair: c for c, pair in enumerate(site_pairs(T))}
-    rows = [a for a in range(T) if choice[a] == a or choice[choice[a]] != a or a < choice[a]]
-    units = tuple((a,) if choice[choice[a]] != a or choice[a] == a else (a, choice[a]) for a in rows)
-    unit_of = {a: u for u, members in enumerate(units) for a in members}
-    edges = tuple(site[min(u[0], choice[u[0]]), max(u[0], choice[u[0]])] for u in units)
-    inside = [[(a, a) for a in u] for u in units]
-    free = tuple(tuple(site[p] for p in pairs if site[p] != edges[u]) for u, pairs in enumerate(inside))
-    between = {}
-    for u, w in product(range(len(units)), repeat=2):
-        cross = [site[min(a, b), max(a, b)] for a in units[u] for b in units[w]] if u != w else []
-        between[u, w] = tuple(c for c in cross if c != edges[u])
-    steps = []
-    for placed in range(1 << len(units)):
-        inside_set = {u for u in range(len(units)) if placed >> u & 1}
-
-        def ready(u: int, have: set[int] = inside_set) -> bool:
-            above = unit_of[choice[units[u][0]]]
-            return above == u or above in have
-
-        if all(ready(u) for u in inside_set):
-            steps += [(placed, u) for u in range(len(units)) if u not in inside_set and ready(u)]
-    return Pattern(units, edges, free, between, tuple(steps))
 
 
 @cache
