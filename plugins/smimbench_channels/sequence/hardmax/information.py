@@ -37,21 +37,21 @@ class Accuracy:
     Parameters
     ----------
     degree : int
-        Degree of the polynomial in s, below ``points``. Doubled (with the points): an error below ``fit_error``.
+        Degree of the polynomial in s, below ``points``. Doubled with the points (not measured): less than ``fit_error``.
     points : int
-        Values of s at which the information is estimated. Doubled: twice the time, and about ``1 / sqrt(2)`` of the noise.
+        Values of s at which the information is estimated. Doubled (not measured): twice the time, less noise.
     fit_error : float
         Error of the polynomial relative to its value, as reported. Doubled: twice the reported error, the same value.
     scrambles : int
         Independent estimates at each s; their spread is the standard error. Doubled: twice the time, ``1 / sqrt(2)`` of it.
     normal_points, plane_points : int
-        Points omega in each scramble from the standard normal law, and from a slab around each plane. Doubled: about twice the
-        time, half of the noise.
+        Points omega in each scramble from the standard normal law, and from a slab around each plane. Doubled: up to twice
+        the time, about half of the noise.
     slab : float
-        Standard deviation of a slab, in units of the width ``sqrt(V / Q)`` over which labels change. Doubled: the same
-        mean, more noise, because half of the points lie where labels tell nothing.
+        Standard deviation of a slab, in units of the width ``sqrt(V / Q)`` over which labels change. Doubled: changes within
+        the noise.
     negligible : float
-        Labels less likely than this are left out of the sum. Doubled: the error made is twice as large, 1e-12.
+        Labels less likely than this are left out of the sum. Doubled: changes of 4e-12.
     """
 
     degree: int = 10
@@ -132,7 +132,7 @@ def estimates(tokens: int, s: float, accuracy: Accuracy = ACCURACY) -> Host:
     """Independent estimates (scrambles,) of the scaled information at ``V = s^2, Q = 1 - s^2``.
 
     Only omega is sampled: labels are summed with their probabilities. A part of the points lies in slabs around the planes on
-    which labels change, and every point is weighted by the density of the mixture. What a label tells of a lonely plane has a
+    which labels change, and every point is weighted by the density of the mixture. What a label tells of one plane alone has a
     known mean and is a control variate.
     """
     q = 1.0 - s * s
@@ -154,9 +154,9 @@ def estimates(tokens: int, s: float, accuracy: Accuracy = ACCURACY) -> Host:
         distance = omega @ planes.T
         denser = np.exp(-0.5 * distance**2 * (1 / width**2 - 1)) / width
         weight = 1 / (accuracy.normal_points + accuracy.plane_points * denser.sum(axis=1))
-        lonely = _sign_information(distance / ratio)
+        one_plane = _sign_information(distance / ratio)
         leads = np.stack([_pair_leads(omega, a, b) for a, b in pairs], axis=1)
-        known = np.concatenate([np.ones((len(omega), 1)), lonely, lonely[:, tokens:] * leads], axis=1)
+        known = np.concatenate([np.ones((len(omega), 1)), one_plane, one_plane[:, tokens:] * leads], axis=1)
         means = np.concatenate([[1.0], np.full(len(planes), of_plane), np.full(len(pairs), of_pair)])
         total = np.zeros(len(omega))
         for label in all_labels(tokens):

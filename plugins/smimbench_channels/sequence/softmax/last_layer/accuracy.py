@@ -22,8 +22,8 @@ class Accuracy:
         where V is below 1e-4.
     farthest : tuple of float
         Largest x and y of a table for 1, 2 and at least 3 layers before the last. Without a skip connection they are unbounded,
-        the more so the more layers: what lies beyond is moved to here, and counted as an error. Doubled: a wider spacing or
-        more nodes, less beyond.
+        the more so the more layers: what lies beyond is moved to here, and counted as an error. Doubled (not measured): a
+        wider spacing or more nodes, less beyond.
     grid, outer_grid : int
         Points per unit of length of the prior integral over a single layer; the second one where another layer is known.
         Doubled: four times the time to make tables, changes of 1e-6.

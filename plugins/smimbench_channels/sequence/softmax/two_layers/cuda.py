@@ -19,9 +19,9 @@ from smimbench_channels.sequence.softmax.two_layers.rule import Rule
 __all__ = ["SOURCE", "block_sums", "options", "source"]
 
 LANES = 16
-"""Neighbouring threads that share a sample, a power of 2 up to 32. Doubled: idle threads where pieces have few columns."""
+"""Threads that share a sample, a power of 2 up to 32. Doubled (not measured): idle threads where pieces have few columns."""
 THREADS = 128
-"""Threads of a block. Doubled: fewer blocks on a processor at once, because each thread needs many registers."""
+"""Threads of a block. Doubled (not measured): fewer blocks on a processor at once."""
 SOURCE = "quadrature.cu"
 
 

@@ -24,8 +24,8 @@ class Rule:
     points : int
         Columns of a piece, and points of a column, to begin with. Doubled: twice the time, up to half the error.
     rounds : int
-        How often these are doubled at most; memory of the compiled version grows as 2^rounds. Doubled: the same, since no
-        integrand seen needs more.
+        How often these are doubled at most; memory of the compiled version grows as 2^rounds. Doubled: the same in three
+        cases tried.
     negligible : float
         Columns and pieces with less than this times the accuracy of the whole are not refined. Doubled: the same, since
         what is left out is 2e-4 of the target.
