@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["THEORY_VERSION", "TheoryCache"]
 
-THEORY_VERSION = 3
+THEORY_VERSION = 4
 """Raised when the numbers of the state-evolution solver itself change: remembered values of older ones are not used."""
 
 

@@ -18,13 +18,14 @@ falls along the curve branches compete.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from smimbench.interfaces import offers
 from smimbench.theory.component_ratios import ComponentRatios
+from smimbench.theory.curve_stages import EXACT, SAMPLED, Accuracy, Node, Stage
 from smimbench.theory.information import channel_information, diagonals
 from smimbench.theory.perfect_recovery import perfect_limit
 from smimbench.theory.types import NOTHING, Bifurcation, Host
@@ -34,112 +35,13 @@ if TYPE_CHECKING:
 
     from smimbench.problem.problem import Problem
 
-__all__ = ["EXACT", "SAMPLED", "Accuracy", "Continuation", "Node", "Stage"]
-
-FIRST_STEP = 0.04
-"""First step of a stage, in coordinates of Qhat; doubled, one or two nodes fewer at its beginning."""
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """How finely and how far a curve of fixed points is followed. Lengths are in coordinates of Qhat (logarithms).
-
-    Attributes
-    ----------
-    difference : float
-        Length of finite differences.
-    shortest, longest : float
-        Bounds of a step from node to node.
-    mismatch : float
-        Wanted difference of log alpha at a new node from its extrapolation; it sets the step. Doubled, steps grow by 1.4.
-    correction : float
-        Largest last correction across the curve.
-    gap : float
-        Largest distance from a bifurcation, in log alpha.
-    highest : float
-        Qhat above which a component counts as recovered.
-    smallest_error : float
-        The curve ends where all errors are below this share of the second moment and zero is stable.
-    largest_ratio : float
-        The curve ends at this alpha.
-    most_nodes : int
-    """
-
-    difference: float = 1e-3
-    shortest: float = 2e-3
-    longest: float = 1.5
-    mismatch: float = 5e-4
-    correction: float = 1e-6
-    gap: float = 1e-8
-    highest: float = 1e8
-    smallest_error: float = 1e-4
-    largest_ratio: float = 1e3
-    most_nodes: int = 200
-
-
-EXACT = Accuracy()
-SAMPLED = Accuracy(difference=0.1, shortest=0.02, mismatch=1e-2, correction=0.03, gap=2e-4, highest=1e6)
-"""For sampled information, which costs seconds and has errors of 1e-3."""
+__all__ = ["Continuation"]
 
 FAR_CORRECTION, FAR_SHARE = 0.12, 1.2
 """A node is tried again with half the step where its corrections exceed both this length and this share of the step."""
 
 START = 1e-6
 """Largest Qhat at the first node of components that are learned from the beginning; below it everything is proportional."""
-
-
-@dataclass
-class Node:
-    """A fixed point: coordinates of Qhat (P,), log alpha of each component and its error (P,), d(log alpha)/dx (P, P)."""
-
-    x: Host
-    log_ratios: Host
-    error: Host
-    slope: Host
-    log_alpha: float
-
-
-@dataclass
-class Stage:
-    """Part of the curve on which the components ``learned`` are learned; ``new`` are the ones that set the direction.
-
-    The components ``perfect`` among them have reached their end before the others; they stay where they are.
-    """
-
-    learned: list[int]
-    new: list[int]
-    nodes: list[Node]
-    perfect: list[int] = field(default_factory=list)
-    step: float = FIRST_STEP
-    direction: Host | None = None
-    tables: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def moving(self) -> list[int]:
-        """The learned components that are not at their end."""
-        return [a for a in self.learned if a not in self.perfect]
-
-    def arrays(self) -> tuple[Host, Host, Host]:
-        """Distance along the curve (n,), coordinates (n, P), log alpha (n,)."""
-        x = np.array([node.x for node in self.nodes])
-        s = np.concatenate([[0.0], np.cumsum(np.linalg.norm(np.diff(x, axis=0), axis=1))])
-        return s, x, np.array([node.log_alpha for node in self.nodes])
-
-    def interpolants(self) -> tuple[Any, Any]:
-        """The curve (x and log alpha) as a function of its length: smooth, and a cautious one to compare with."""
-        from scipy.interpolate import CubicSpline, PchipInterpolator
-
-        if self.tables.get("size") != len(self.nodes):
-            s, x, log_alpha = self.arrays()
-            values = np.column_stack([x, log_alpha])
-            if len(s) == 2:
-                middle = (s[0] + s[1]) / 2
-                s, values = np.insert(s, 1, middle), np.insert(values, 1, values.mean(0), axis=0)
-            cautious = PchipInterpolator(s, values)
-            smooth = CubicSpline(s, values) if len(s) > 3 else cautious
-            self.tables = {"size": len(self.nodes), "both": (smooth, cautious)}
-        found: tuple[Any, Any] = self.tables["both"]
-        return found
 
 
 class Continuation:
@@ -215,7 +117,7 @@ class Continuation:
         self.bifurcations.append(Bifurcation(new, alpha, alpha * error))
         x = node.x.copy()
         x[new] = 0.0
-        start = Node(x, node.log_ratios.copy(), node.error.copy(), node.slope.copy(), node.log_alpha)
+        start = replace(node, x=x, slope=node.slope.copy())
         start.slope[:, new] = 0.0
         self.stages.append(Stage([*stage.learned, new], [new], [start], list(stage.perfect)))
 
@@ -274,10 +176,14 @@ class Continuation:
         return step
 
     def _attempt(self, stage: Stage, origin: Node, x: Host, tangent: Host) -> tuple[Node, float]:
-        """The point of the curve near ``x``, and the size of the largest correction that it took."""
+        """The point of the curve near ``x``, and the size of the largest correction that it took.
+
+        Broyden's method across the curve. The last correction is not evaluated again: what it changes in the ``alpha_a`` is
+        part of their residual.
+        """
         moving, largest = stage.moving, 0.0
         slope, last_x, last_ratios = origin.slope.copy(), origin.x, origin.log_ratios
-        for _ in range(5):
+        for _ in range(self.accuracy.most_corrections):
             log_ratios, error = self.ratios.log_ratios(x, stage.learned)
             move = x - last_x
             if move @ move > 0:
@@ -295,10 +201,12 @@ class Continuation:
             x = x + step * min(1.0, 1.0 / size)
         else:
             step, largest = np.zeros_like(step), np.inf
-        # What is left of the correction is small enough for the linear model.
-        log_ratios = np.where(np.isfinite(log_ratios), log_ratios + slope @ step, log_ratios)
-        node = Node(x + step, log_ratios, error, slope, float(log_ratios[moving].mean()))
-        return node, largest
+        change = slope @ step
+        log_ratios = np.where(np.isfinite(log_ratios), log_ratios + change, log_ratios)
+        log_alpha = float(log_ratios[moving].mean())
+        residual = np.zeros(len(x))
+        residual[moving] = np.abs(change)[moving] + np.abs(log_ratios[moving] - log_alpha)
+        return Node(x + step, log_ratios, error, slope, log_alpha, residual), largest
 
     def _advance(self, stage: Stage) -> None:
         first = len(stage.nodes) == 1
@@ -345,13 +253,8 @@ class Continuation:
         found = abs(node.log_alpha - line)
         if len(stage.nodes) > 2:
             s, _, log_alpha = stage.arrays()
-            t = s[-3:] - s[-1] - float(np.linalg.norm(node.x - last.x))
-            a, b, c = log_alpha[-3:]
-            parabola = (
-                a * t[1] * t[2] / ((t[0] - t[1]) * (t[0] - t[2]))
-                + b * t[0] * t[2] / ((t[1] - t[0]) * (t[1] - t[2]))
-                + c * t[0] * t[1] / ((t[2] - t[0]) * (t[2] - t[1]))
-            )
+            end = s[-1] + float(np.linalg.norm(node.x - last.x))
+            parabola = float(_parabola(s[-3:], log_alpha[-3:], end))
             found = min(found, abs(node.log_alpha - parabola))
         return float(found)
 
@@ -366,7 +269,7 @@ class Continuation:
             return True
         others = [a for a in range(len(node.log_ratios)) if a not in stage.learned]
         new = min(others, key=lambda a: node.log_ratios[a])
-        node = Node(node.x, node.log_ratios, node.error, node.slope, float(node.log_ratios[new]))
+        node = replace(node, log_alpha=float(node.log_ratios[new]))
         self._bifurcate(node, stage, new, float(node.error[new]))
         return True
 
@@ -415,19 +318,13 @@ class Continuation:
         steep = (g0 - g1) / ((s0 - s1) * length) if s0 != s1 else np.inf
         rise = (node.log_alpha - last.log_alpha) / length
         share = float(np.clip(rise / steep, -10, 10)) if np.isfinite(steep) and steep != 0 else 0.0
-        own = float(np.sqrt((found.error[stage.moving] ** 2).mean()))
+        own = float(np.sqrt((found.total_error[stage.moving] ** 2).mean()))
         error = float(np.hypot((1 - share) * own, share * found.error[new]) + abs(share * gaps[-1]))
         log_alpha = found.log_alpha - share * gaps[-1]
         if where > 0:
             stage.nodes.append(found)
         self.highest = max(self.highest, found.log_alpha)
-        start = Node(
-            found.x,
-            found.log_ratios,
-            found.error,
-            found.slope,
-            float(max(log_alpha, self.highest if landing else -np.inf)),
-        )
+        start = replace(found, log_alpha=max(log_alpha, self.highest if landing else -np.inf))
         self._bifurcate(start, stage, new, error)
         return True
 
@@ -459,7 +356,7 @@ class Continuation:
             if len(perfect) == P:
                 self.finished = True
                 return
-            start = Node(node.x, node.log_ratios, node.error, node.slope.copy(), node.log_alpha)
+            start = replace(node, slope=node.slope.copy())
             start.slope[:, done] = 0.0
             rest = [a for a in stage.moving if a not in done]
             self.stages.append(Stage(list(stage.learned), rest, [start], perfect, stage.step))
@@ -469,6 +366,15 @@ def _change(first: Host, second: Host) -> Host:
     """Difference where both are finite, 0 elsewhere."""
     both = np.isfinite(first) & np.isfinite(second)
     return np.where(both, np.where(both, second, 0.0) - np.where(both, first, 0.0), 0.0)
+
+
+def _parabola(t: Host, values: Host, end: float) -> Host:
+    """The parabola through three points ``(t_k, values_k)``, at ``end``."""
+    a, b, c = t - end
+    weights = np.array(
+        [b * c / ((a - b) * (a - c)), a * c / ((b - a) * (b - c)), a * b / ((c - a) * (c - b))]
+    )
+    return np.asarray(weights @ values)
 
 
 def _root(positions: Sequence[float], gaps: Sequence[float]) -> float:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smimbench.problem.problem import Problem
-    from smimbench.theory.continuation import Stage
+    from smimbench.theory.curve_stages import Stage
 
 __all__ = ["FixedPointCurve", "fixed_point_curve"]
 
@@ -123,11 +123,15 @@ class FixedPointCurve:
         k = int(np.clip(np.searchsorted(s, where), 1, len(s) - 1))
         share = np.clip((where - s[k - 1]) / (s[k] - s[k - 1]), 0, 1)
         one, two = stage.nodes[k - 1], stage.nodes[k]
-        learned = stage.moving
-        block = ((1 - share) * one.slope + share * two.slope)[np.ix_(learned, learned)]
-        error = ((1 - share) * one.error + share * two.error)[learned]
+        moving = stage.moving
+        block = ((1 - share) * one.slope + share * two.slope)[np.ix_(moving, moving)]
+        # Secants know the slope across the curve; along it all log alpha_a change as log alpha does.
+        along = stage.interpolants()[0](where, 1)
+        tangent = along[moving]
+        block = block + np.outer(along[-1] - block @ tangent, tangent) / (tangent @ tangent)
+        error = ((1 - share) * one.total_error + share * two.total_error)[moving]
         result = np.zeros(len(one.x))
-        result[learned] = np.sqrt((np.linalg.pinv(block, rcond=1e-6) ** 2) @ error**2) + spread[learned]
+        result[moving] = np.sqrt((np.linalg.pinv(block, rcond=1e-6) ** 2) @ error**2) + spread[moving]
         return np.minimum(result, 2.0)
 
     def _unlearned_error(self, number: int, target: float) -> Host:
@@ -207,7 +211,7 @@ class FixedPointCurve:
         highest, x_error = -np.inf, 0.0
         for stage in self.continuation.stages:
             for node in stage.nodes if len(stage.nodes) > 1 else []:
-                error = float(np.sqrt((node.error[stage.moving] ** 2).mean()))
+                error = float(np.sqrt((node.total_error[stage.moving] ** 2).mean()))
                 if highest - node.log_alpha > 1e-6 + 3 * np.hypot(error, x_error):
                     return True
                 if node.log_alpha > highest:
@@ -243,7 +247,7 @@ class FixedPointCurve:
         if not nodes:
             return 0.0
         node, moving = max(nodes, key=lambda pair: pair[0].log_alpha)
-        return float(np.exp(node.log_alpha) * np.sqrt((node.error[moving] ** 2).mean()))
+        return float(np.exp(node.log_alpha) * np.sqrt((node.total_error[moving] ** 2).mean()))
 
     def path(self) -> tuple[Host, Host, Host]:
         """The curve for integrals along it: Qhat (n, P), V (n, P), log alpha (n,)."""
