@@ -22,8 +22,6 @@ __all__ = ["build", "explain_validation", "parameters_of"]
 ENGINE_FILLED = {"channel": ("tokens",)}
 """Parameters that the engine takes from the model and a suite may not set."""
 
-_SCHEMAS: dict[tuple[type[Any], str], tuple[tuple[str, ...], dict[str, Any], Any]] = {}
-
 
 def signature_of(cls: Any) -> Mapping[str, inspect.Parameter]:
     """Parameters of a class's constructor, without ``self`` and catch-alls."""
@@ -81,14 +79,13 @@ def build(
     return cls(**values, **supplied)
 
 
-def _schema(cls: type[Any], kind: str) -> tuple[tuple[str, ...], dict[str, Any], Any]:
+def _schema(cls: Any, kind: str) -> tuple[tuple[str, ...], dict[str, Any], Any]:
     """Names that a suite may set, their types, and the validator; made once, because every cell builds its items anew."""
-    if (cls, kind) not in _SCHEMAS:
-        _SCHEMAS[cls, kind] = _make_schema(cls, kind)
-    return _SCHEMAS[cls, kind]
+    return _make_schema(cls, kind)
 
 
-def _make_schema(cls: type[Any], kind: str) -> tuple[tuple[str, ...], dict[str, Any], Any]:
+@functools.cache
+def _make_schema(cls: Any, kind: str) -> tuple[tuple[str, ...], dict[str, Any], Any]:
     import pydantic
 
     accepted = {name: p for name, p in signature_of(cls).items() if name not in ENGINE_FILLED.get(kind, ())}

@@ -60,6 +60,7 @@ class _InterruptBetween:
     """Ctrl-C while processes work, raised only where no lock of theirs is held: anywhere else it could be held for ever."""
 
     POLL = 0.1
+    """Seconds between two looks for Ctrl-C; doubled, it is heeded that much later."""
 
     def __enter__(self) -> _InterruptBetween:
         self._pressed = False

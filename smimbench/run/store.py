@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["Store"]
 
 FORMAT = 1
+"""Layout of a record; raised when older readers could not understand it, and then every cell runs anew."""
 LONG = 300
+"""Iterations above which a trajectory goes to a file of its own; doubled, records get twice as long to read as text."""
 ASIDE = "set-aside"
+"""Folder for files that cannot be trusted."""
 
 
 class Store:
