@@ -153,7 +153,8 @@ def _table(problem: str, members: list[list[dict[str, Any]]]) -> RenderableType:
     )
     unit = "epochs" if epochs else "iterations"
     columns = [("algorithm", "l"), ("alpha", "r")]
-    columns += [(f"layer {row['component']}", "r") for row in members[0]]
+    word = members[0][0].get("component_word", "component")
+    columns += [(f"{word} {row['component']}", "r") for row in members[0]]
     columns += [("order (runs)", "l"), ("last / first", "r"), ("all", "r")]
     table = plain_table(columns)
     for cells in members:
@@ -181,7 +182,7 @@ def _table(problem: str, members: list[list[dict[str, Any]]]) -> RenderableType:
         shown.append("" if order["success"] is None else f"{100 * order['success']:.0f}%")
         table.add_row(*shown)
     note = (
-        f"median {unit} until a layer holds half of its Bayes-optimal overlap (- where that is 0); then the order of the "
-        f"layers, the time of the last over that of the first (geometric mean ± s.e.m.), runs that learned all"
+        f"median {unit} until a {word} has half of its Bayes-optimal overlap (- where that is 0); order in which they got there "
+        f"(number of runs); last / first: ratio of these times (geometric mean ± s.e.m.); all: share of runs that learned all"
     )
     return titled(table, f"{problem}: order of learning", note)

@@ -189,7 +189,9 @@ def _error_table(problem: str, metric: str, rows: list[dict[str, Any]]) -> Rende
             [f"{row['ratio_to_bayes']:.3g}" if row["ratio_to_bayes"] is not None else ""] if ratio else []
         )
         table.add_row(*cells, statuses(row["status_counts"]))
-    return titled(table, head, "; ".join(["worst first", *notes]))
+    return titled(
+        table, head, "; ".join(["worst first: failures, then the largest difference from theory", *notes])
+    )
 
 
 def runtime_tables(rows: Sequence[dict[str, Any]], fingerprint: str) -> list[RenderableType]:
@@ -209,7 +211,8 @@ def _runtime_table(problem: str, rows: list[dict[str, Any]], fingerprint: str) -
     columns += [("of peak", "r")] if peaks else []
     columns += [("memory", "r")]
     notes = [
-        "median time to within 5% of theory (or to the target where theory is 0); never counts as infinity"
+        "within 5%: median time to an error at most 5% above theory (below run.target where theory is 0); runs that never get "
+        "there count as infinity; reached: share of runs that do"
     ]
     if not all(row["trusted"] for row in members):
         notes.append("times are untrusted: cells may have run side by side (use --timing)")
@@ -218,7 +221,7 @@ def _runtime_table(problem: str, rows: list[dict[str, Any]], fingerprint: str) -
         notes.append(f"some times come from another machine ({', '.join(foreign)}) and are not comparable")
     if peaks:
         notes.append(
-            "of peak: part of the rate of matrix products (x) or of reading memory (r), whichever bounds the algorithm here"
+            "of peak: share of this machine's rate of matrix products (x) or of reading memory (r), whichever is the limit here"
         )
     table = plain_table(columns)
 

@@ -66,6 +66,6 @@ def _threshold_lines(document: dict[str, Any]) -> str:
     if document.get("hard_phase"):
         low, high = document["hard_phase"]
         lines.append(
-            f"  {'hard phase':17s} {low:.5g} to {high:.5g}: possible, but not from an uninformed start"
+            f"  {'hard phase':17s} {low:.5g} to {high:.5g}: the Bayes-optimal error is not reached from an uninformed start"
         )
     return "\n".join(lines) + "\n"

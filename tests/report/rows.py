@@ -19,9 +19,13 @@ def row(**more):
     return {**found, **more}
 
 
-def printed(tables, width=80) -> str:
+def on_screen(print_to, width=80) -> str:
+    """What a function prints to a console of that width."""
     stream = io.StringIO()
-    console = Console(file=stream, width=width)
-    for table in tables:
-        console.print(table, crop=False)
+    print_to(Console(file=stream, width=width))
     return stream.getvalue()
+
+
+def printed(tables, width=80) -> str:
+    """Tables as the commands print them."""
+    return on_screen(lambda console: [console.print(table, crop=False) for table in tables], width)
