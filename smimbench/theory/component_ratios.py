@@ -1,4 +1,4 @@
-r"""The sample ratio that every component of a fixed point tells by itself, ``alpha_a(Q) = Qhat_aa / (kappa I_aa(Q))``.
+r"""The sample ratio of which each component would make a point a fixed point: ``alpha_a(Q) = Qhat_aa / (kappa I_aa(Q))``.
 
 A component that is not learned (``Q_aa`` at its lowest value) is stable below ``alpha_a``, the limit of the same ratio: with
 ``I_aa = lambda_a Q_aa`` and ``Q_aa = chi_a Qhat_aa`` it is ``1 / (kappa lambda_a chi_a)``.

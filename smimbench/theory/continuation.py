@@ -91,20 +91,20 @@ class Continuation:
         x = np.zeros(P)
         if at_once:
             x[at_once] = np.log(START * value[at_once] / value[at_once].max())
-            log_ratios, doubt = self.ratios.log_ratios(x, at_once)
+            log_ratios, error = self.ratios.log_ratios(x, at_once)
             self.bifurcations += [Bifurcation(a, 0.0, 0.0) for a in sorted(at_once, key=lambda a: -value[a])]
             slope = np.zeros((P, P))
             slope[at_once, at_once] = 1.0
-            node = Node(x, log_ratios, doubt, slope, float(log_ratios[at_once].mean()))
+            node = Node(x, log_ratios, error, slope, float(log_ratios[at_once].mean()))
             self.stages.append(Stage(list(at_once), list(at_once), [node]))
             return
-        log_ratios, doubt = self.ratios.log_ratios(x, [])
+        log_ratios, error = self.ratios.log_ratios(x, [])
         new = int(np.argmin(log_ratios))
         self._bifurcate(
-            Node(x, log_ratios, doubt, np.zeros((P, P)), float(log_ratios[new])),
+            Node(x, log_ratios, error, np.zeros((P, P)), float(log_ratios[new])),
             Stage([], [], []),
             new,
-            float(doubt[new]),
+            float(error[new]),
         )
 
     def _bifurcate(self, node: Node, stage: Stage, new: int, error: float) -> None:
@@ -248,7 +248,7 @@ class Continuation:
         self._check_end(stage, node)
 
     def _mismatch(self, stage: Stage, last: Node, node: Node) -> float:
-        """How far log alpha at a new node is from what the nodes before it foretold."""
+        """Distance of log alpha at a new node from its extrapolation, by the tangent or by the parabola of three nodes."""
         line = last.log_alpha + float((last.slope @ (node.x - last.x))[stage.moving].mean())
         found = abs(node.log_alpha - line)
         if len(stage.nodes) > 2:

@@ -69,7 +69,7 @@ def _sampled_moments(
     upper = np.triu_indices(P)
     pairs = [(a, b) for a in free for b in free if a <= b]
     identity = sites * np.eye(P)
-    samples, controls, doubt = [], [], 0.0
+    samples, controls, posterior_error = [], [], 0.0
     for scramble in range(SCRAMBLES):
         normal = normal_points(2 * P * sites, points, "information: latents", scramble).reshape(
             points, 2, P, sites
@@ -79,7 +79,7 @@ def _sampled_moments(
         z = omega + shift
         y = channel.forward(z, rng=rng)
         found = channel.posterior(y, omega, V, second_moment=True, rng=rng)
-        doubt = max(doubt, float(found.error))
+        posterior_error = max(posterior_error, float(found.error))
         # In units of V: h = V^{-1/2} (z - omega), E[h h^T] = I
         white = np.linalg.inv(root_V)
         mean = white @ (found.mean - omega)
@@ -107,7 +107,7 @@ def _sampled_moments(
         controls.append(np.concatenate(known, axis=1))
     value, error = controlled_mean(samples, controls)
     # An error of the posterior mean adds its square to the mean square.
-    bias = sites * doubt**2
+    bias = sites * posterior_error**2
     count = len(upper[0])
     information, information_error = np.zeros((P, P)), np.zeros((P, P))
     information[upper], information_error[upper] = value[:count], error[:count] + bias

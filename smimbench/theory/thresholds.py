@@ -149,8 +149,10 @@ def _spectral_threshold(problem: Problem, Q: Host, V: Host) -> Threshold | None:
     rate = float(problem.model.kappa) * float(eigenvalues[leading].real)
     if not rate > 0:
         return None
-    doubt = float(np.abs(vectors[:, leading]) @ error.reshape(P * P, P * P) @ np.abs(vectors[:, leading]))
-    return Threshold(1 / rate, float(problem.model.kappa) * doubt / rate**2)
+    error_of_rate = float(
+        np.abs(vectors[:, leading]) @ error.reshape(P * P, P * P) @ np.abs(vectors[:, leading])
+    )
+    return Threshold(1 / rate, float(problem.model.kappa) * error_of_rate / rate**2)
 
 
 def _document(threshold: Threshold | None) -> dict[str, float] | None:
