@@ -1,10 +1,12 @@
 """How the latents become the label: one channel per file."""
 
+from collections.abc import Callable
+
 from smimbench.hookspecs import hookimpl
 
 
 @hookimpl
-def smimbench_register_channels(register):
+def smimbench_register_channels(register: Callable[[type], None]) -> None:
     """Register what is in this folder."""
     from smimbench_channels.attention.hardmax.channel import AttentionHardmax
     from smimbench_channels.attention.linear import AttentionLinear

@@ -61,7 +61,7 @@ class Entry:
         """What the item leaves to the engine, and how the engine does it."""
         found = describe(self.kind, self.item)
         return tuple(
-            f"{entry.name}: {entry.without}"
+            f"{entry.name}: {entry.without}".replace("`", "")
             for entry in OPTIONAL
             if entry.kind == self.kind and found[entry.name] == "derived"
         )

@@ -239,7 +239,7 @@ def smimbench_register_{kind}s(register):
         ("algorithm", "run = 1", "algorithm Mine needs init, step, estimate, or fit"),
         ("channel", "posterior = 1", "channel Mine lacks forward"),
         ("channel", "forward = 1", "channel Mine needs a posterior or a log_likelihood"),
-        ("model", "forward = 1", "model Mine lacks sample_count"),
+        ("model", "forward = 1", "model Mine lacks rank, sample_count"),
         (
             "prior",
             f"contract = {CONTRACT_VERSION + 1}",

@@ -205,7 +205,7 @@ INDEX = """<html><head>
 @pytest.fixture
 def publisher(monkeypatch, tmp_path):
     """The script, with npm replaced by archives that are made here."""
-    spec = importlib.util.spec_from_file_location("asv_publish", ROOT / "asv_publish.py")
+    spec = importlib.util.spec_from_file_location("asv_publish", ROOT / "suites" / "asv" / "publish.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
 
@@ -258,7 +258,7 @@ def test_a_library_that_is_not_known_is_named(publisher, tmp_path):
 
 
 def test_an_archive_with_another_hash_is_refused(tmp_path, monkeypatch):
-    spec = importlib.util.spec_from_file_location("asv_publish", ROOT / "asv_publish.py")
+    spec = importlib.util.spec_from_file_location("asv_publish", ROOT / "suites" / "asv" / "publish.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     npm = tmp_path / "bin" / "npm"

@@ -1,6 +1,6 @@
 """Publish the asv site so that it opens without any network, even by a double click.
 
-    python asv_publish.py [--html FOLDER] [--only-pack]
+    python suites/asv/publish.py [--html FOLDER] [--only-pack]
 
 ``asv publish`` writes pages that load their libraries from other people's servers, and their data by requests that browsers
 refuse for local files. This runs it, puts the libraries beside the pages (from npm, pinned by their hashes, kept in the
@@ -22,7 +22,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[2]
 
 # npm package, version, integrity of its archive, and what is taken from it: {name in the archive: name in the site}.
 PACKAGES = (
@@ -167,7 +167,7 @@ def localise(page: str, vendor: Path) -> str:
         name = stem(address)
         if name not in known:
             raise SystemExit(
-                f"this asv loads {address}, which is not among the packages of asv_publish.py; add it"
+                f"this asv loads {address}, which is not among the packages of this file; add it"
             )
         if match["script"]:
             return f'<script src="{known[name]}"></script>'
