@@ -63,6 +63,7 @@ OPTIONAL = (
     Optional("channel", "log_likelihood", "not needed where there is a posterior"),
     Optional("channel", "components", "1", derived=True),
     Optional("channel", "symmetry", "found by trying; state it", derived=True),
+    Optional("channel", "layers", "tables call its components components"),
     Optional("channel", "information", "sampled with the posterior, or nested quadrature of the likelihood", derived=True),
     Optional("channel", "susceptibility", "sampled from second moments; needed only where no label sees a sign", derived=True),
     Optional("channel", "equations", "the limit is looked at numerically", derived=True),

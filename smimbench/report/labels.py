@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from smimbench.files import canonical_json
+from smimbench.interfaces import offers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ def without_versions(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def component_word(problem: Any) -> str:
     """``"layer"`` where the channel has layers, otherwise ``"component"``."""
-    return "layer" if hasattr(problem.channel, "layers") else "component"
+    return "layer" if offers(problem.channel, "layers") else "component"
 
 
 def distinguish(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
