@@ -1,4 +1,4 @@
-"""Published checks of models, channels, priors and algorithms, for everybody who writes one.
+"""Published checks of models, channels, priors, metrics and algorithms, for everybody who writes one.
 
 In a test of your own, with pytest:
 
