@@ -3,7 +3,7 @@
 Plugins import the names of this page from here.
 """
 
-from smimbench.backend.arrays import clip, namespace, on_device, special, to_host
+from smimbench.backend.arrays import beside, clip, namespace, on_device, special, to_host
 from smimbench.backend.device import Backend, BackendError, Elapsed, backend_names, get_backend
 from smimbench.backend.streaming import StreamedInputs, sample_chunks
 
@@ -13,6 +13,7 @@ __all__ = [
     "Elapsed",
     "StreamedInputs",
     "backend_names",
+    "beside",
     "clip",
     "get_backend",
     "namespace",

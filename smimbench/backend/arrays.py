@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array
 
-__all__ = ["NUMPY", "clip", "namespace", "on_device", "special", "to_host"]
+__all__ = ["NUMPY", "beside", "clip", "namespace", "on_device", "special", "to_host"]
 
 NUMPY = array_api_compat.array_namespace(np.empty(0))
 """Namespace of NumPy, as array-api-compat wraps it."""
@@ -37,6 +37,11 @@ def clip(x: Array, lower: Array | float | None = None, upper: Array | float | No
     if lower is not None:
         x = xp.maximum(x, lower)
     return x if upper is None else xp.minimum(x, upper)
+
+
+def beside(array: Array, dtype: Any = None) -> dict[str, Any]:
+    """Where and what an array is, for one to be made like it: ``xp.zeros(shape, **beside(array))``; ``dtype`` for another."""
+    return {"dtype": array.dtype if dtype is None else dtype, "device": array_api_compat.device(array)}
 
 
 def on_device(value: Any) -> bool:

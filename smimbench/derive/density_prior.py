@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.arrays import clip, namespace, to_host
+from smimbench.backend.arrays import beside, clip, namespace, to_host
 from smimbench.derive.derived_prior import DerivedLaw, Host
 from smimbench.derive.error_curve import below_linear, error_curve
 from smimbench.derive.likelihood_channel import IntegratedChannel
@@ -144,7 +144,6 @@ class DensityPrior(DerivedLaw):
         ``Qhat`` (P, P) is positive semidefinite; where it is 0 nothing is known beyond the prior.
         """
         xp = namespace(R)
-        place = {"dtype": R.dtype, "device": array_api_compat.device(R)}
         host = np.asarray(to_host(Qhat), dtype=np.float64)
         P = R.shape[0]
         if not is_diagonal(host):
@@ -154,7 +153,7 @@ class DensityPrior(DerivedLaw):
             mean, variance = self._scalar(xp.astype(R[p, :], xp.float64), float(host[p, p]))
             means.append(mean)
             errors.append(float(xp.mean(variance)))
-        return Denoised(xp.astype(xp.stack(means), R.dtype), xp.asarray(np.diag(errors), **place))
+        return Denoised(xp.astype(xp.stack(means), R.dtype), xp.asarray(np.diag(errors), **beside(R)))
 
     def _scalar(self, r: Array, information: float) -> tuple[Array, Array]:
         """Entries observed as r, with noise of variance 1/information: mean and variance."""

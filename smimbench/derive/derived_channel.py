@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import array_api_compat
 import numpy as np
 
-from smimbench.backend.arrays import namespace
+from smimbench.backend.arrays import beside, namespace
 from smimbench.derive.labels import is_noisy, is_smooth, observable, probe
 from smimbench.derive.symmetry import symmetry_of_labels
 from smimbench.interfaces import member
@@ -88,8 +87,8 @@ class DerivedChannel:
             for c in range(self.sites):
                 unit = np.zeros((1, self.components, self.sites))
                 unit[0, p, c] = step
-                shift = xp.asarray(unit, dtype=xp.float64, device=array_api_compat.device(z))
-                total = xp.zeros((n,), dtype=xp.float64, device=array_api_compat.device(z))
+                shift = xp.asarray(unit, **beside(z, xp.float64))
+                total = xp.zeros((n,), **beside(z, xp.float64))
                 for factor, coefficient in ((1, 8.0), (-1, -8.0), (2, -1.0), (-2, 1.0)):
                     y = xp.reshape(xp.astype(self._predict(wide + factor * shift), xp.float64), (n, -1))
                     total = total + coefficient * xp.sum(weight * y, axis=1)

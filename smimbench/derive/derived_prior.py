@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import array_api_compat
 import numpy as np
 
-from smimbench.backend.arrays import namespace, to_host
+from smimbench.backend.arrays import beside, namespace, to_host
 from smimbench.interfaces import Overlap, ParameterError
 from smimbench.numerics.linalg import symmetric
 
@@ -53,13 +52,12 @@ class DerivedPrior:
     def overlap(self, Qhat: Array) -> Overlap:
         """State-evolution map: error ``V`` and ``Q = second_moment - V``, both (..., P, P); leading axes are a batch."""
         xp = namespace(Qhat)
-        place = {"dtype": Qhat.dtype, "device": array_api_compat.device(Qhat)}
         host = np.asarray(to_host(Qhat), dtype=np.float64)
         P = host.shape[-1]
         V = np.zeros(host.shape)
         for index in np.ndindex(host.shape[:-2]):
             V[index] = self._error(host[index])
-        return Overlap(xp.asarray(self.second_moment(P) - V, **place), xp.asarray(V, **place))
+        return Overlap(xp.asarray(self.second_moment(P) - V, **beside(Qhat)), xp.asarray(V, **beside(Qhat)))
 
     def _error(self, Qhat: Host) -> Host:
         """V (P, P) for one Qhat (P, P)."""

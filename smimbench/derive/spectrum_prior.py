@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import array_api_compat
 import numpy as np
 
-from smimbench.backend.arrays import namespace, to_host
+from smimbench.backend.arrays import beside, namespace, to_host
 from smimbench.derive.derived_prior import DerivedLaw, Host
 from smimbench.derive.error_curve import LOWEST, below_linear, error_curve
 from smimbench.interfaces import Denoised, ParameterError
@@ -128,7 +127,6 @@ class SpectrumPrior(DerivedLaw):
     def denoise(self, R: Array, Qhat: Array) -> Denoised:
         """Posterior mean (P, D, D) given ``R = S + Qhat^{-1/2} Z`` (symmetric), and its error V (P, P), diagonal."""
         xp = namespace(R)
-        place = {"dtype": R.dtype, "device": array_api_compat.device(R)}
         noise = _noise_of(np.asarray(to_host(Qhat), dtype=np.float64))
         P, dimension = R.shape[0], R.shape[-1]
         estimates = []
@@ -136,14 +134,14 @@ class SpectrumPrior(DerivedLaw):
             if not noise[p] > 0:
                 estimates.append(R[p, ...])
             elif noise[p] > 1 / LOWEST:
-                estimates.append(xp.asarray(self.centre * np.eye(dimension), **place))
+                estimates.append(xp.asarray(self.centre * np.eye(dimension), **beside(R)))
             else:
                 values, vectors = xp.linalg.eigh(R[p, ...])
                 shrunk = self._law.rie(values, float(noise[p]))
                 estimates.append(xp.matmul(vectors * shrunk[None, :], xp.matrix_transpose(vectors)))
         with np.errstate(divide="ignore"):
             V = np.diag(self._scalar_error(1 / noise))
-        return Denoised(xp.stack(estimates), xp.asarray(V, **place))
+        return Denoised(xp.stack(estimates), xp.asarray(V, **beside(R)))
 
     def _error(self, Qhat: Host) -> Host:
         """``V_pp = F([Qhat^{-1}]_pp)``."""

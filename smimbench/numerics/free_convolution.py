@@ -25,10 +25,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import array_api_compat
 import numpy as np
 
-from smimbench.backend.arrays import clip, namespace, to_host
+from smimbench.backend.arrays import beside, clip, namespace, to_host
 from smimbench.interfaces import Uncertain
 from smimbench.numerics.seeds import monte_carlo_rng
 
@@ -146,7 +145,7 @@ class FreeConvolution:
         _check(noise)
         xp = namespace(x)
         root = math.sqrt(noise)
-        place = {"dtype": xp.float64, "device": array_api_compat.device(x)}
+        place = beside(x, xp.float64)
         atoms, weights = xp.asarray(self.atoms / root, **place), xp.asarray(self.weights, **place)
         target = xp.astype(x, xp.float64) / root
         low, high = target - 1, target + 1

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import array_api_compat
 import numpy as np
 
-from smimbench.backend.arrays import clip, namespace
+from smimbench.backend.arrays import beside, clip, namespace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +73,7 @@ def with_floor(matrix: Array, smallest: float) -> Array:
 def diagonal_at_least(matrix: Array, smallest: float) -> Array:
     """The matrix (P, P) with a diagonal of at least ``smallest``; the rest stays."""
     xp = namespace(matrix)
-    identity = xp.eye(matrix.shape[0], dtype=matrix.dtype, device=array_api_compat.device(matrix))
+    identity = xp.eye(matrix.shape[0], **beside(matrix))
     missing = clip(smallest - xp.linalg.diagonal(matrix), 0.0, None)
     return matrix + identity * missing[None, :]
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-import array_api_compat
-
-from smimbench.backend.arrays import clip, namespace
+from smimbench.backend.arrays import beside, clip, namespace
 from smimbench.derive.integration.samples import Fits, Gaussian, Moments, Samples, effective_count, reflected
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments
 from smimbench.numerics.qmc import whitened_points
@@ -152,7 +150,7 @@ def _gathered(parts: list[_Weighted], width: Array, trusted: float, xp: ModuleTy
         good = mass > 1e-3 * norm
         estimate = sum(means[group]) / xp.where(good, mass, xp.ones_like(mass))[:, None]
         halves.append(xp.where(good[:, None], estimate, mean))
-    identity = xp.eye(d, dtype=mean.dtype, device=array_api_compat.device(mean))
+    identity = xp.eye(d, **beside(mean))
     mean = xp.where(alive[:, None], mean, xp.zeros_like(mean))
     square = xp.where(alive[:, None, None], square, xp.broadcast_to(identity, square.shape))
     error = xp.where(alive, error, xp.ones_like(error))
