@@ -11,18 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import array_api_compat
 
 from smimbench.backend import namespace
-from smimbench.interfaces import Capabilities, Cost
-from smimbench_models.common import (
-    align,
-    check_inputs,
-    check_tokens,
-    chunk_slices,
-    fill_normal,
-    nearest_count,
-)
+from smimbench.interfaces import Cost
+from smimbench.numerics.token_pairs import entry_sites, site_entries, site_values
+from smimbench_models.common import TokenModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
     import numpy as np
 
@@ -30,11 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["AttentionIndexed"]
 
-# Bytes of a chunk of samples on a host, and its least number of tokens: 256, and 3 d. With fewer, adding the (d, d) product
-# of a chunk to the running sum, what BLAS does before it multiplies, and the calls for the posterior take as long as the
-# product; with more, temporaries leave the cache. Measured best: 3 MB (d = 100), 3 d tokens (d = 500). Doubled: temporaries
-# of twice the size.
-_HOST_CHUNK_BYTES = 3 << 20
+# Least number of tokens of a chunk: 256, and 3 d. With fewer, adding the (d, d) product of a chunk to the running sum, what
+# BLAS does before it multiplies, and the calls for the posterior take as long as the product; with more, temporaries leave the
+# cache. Measured best: 3 MB (d = 100), 3 d tokens (d = 500). Doubled: temporaries of twice the size.
 _LEAST_ROWS = 256
 _ROWS_PER_DIMENSION = 3
 
@@ -53,23 +46,8 @@ def _bands(dimension: int) -> tuple[slice, ...]:
     return tuple(slice(a, b) for a, b in pairwise([*edges, dimension]))
 
 
-@cache
-def _upper(tokens: int) -> tuple[list[int], list[float]]:
-    """Positions of the sites 11, 12, .., 1T, 22, .. in a flattened (T, T), and 1/sqrt(1 + delta)."""
-    pairs = [(a, b) for a in range(tokens) for b in range(a, tokens)]
-    return [a * tokens + b for a, b in pairs], [math.sqrt(0.5) if a == b else 1.0 for a, b in pairs]
-
-
-@cache
-def _full(tokens: int) -> tuple[list[int], list[float]]:
-    """For every entry of the symmetric T x T matrix G its site, and the factor that turns g_z into G."""
-    site = {pair: c for c, pair in enumerate((a, b) for a in range(tokens) for b in range(a, tokens))}
-    entries = [(a, b) for a in range(tokens) for b in range(tokens)]
-    return [site[min(e), max(e)] for e in entries], [math.sqrt(0.5) if a == b else 0.5 for a, b in entries]
-
-
 @dataclass(frozen=True)
-class AttentionIndexed:
+class AttentionIndexed(TokenModel):
     r"""Bilinear form of a symmetric matrix in every unordered pair of tokens.
 
     .. math::
@@ -114,44 +92,25 @@ class AttentionIndexed:
 
     tokens: int
 
-    name: ClassVar[str] = "attention-indexed"
-    version: ClassVar[int] = 1
-    reference: ClassVar[str] = "arXiv:2506.01582"
-    capabilities: ClassVar[Capabilities] = Capabilities()
+    name = "attention-indexed"
+    reference = "arXiv:2506.01582"
     rank: ClassVar[Literal["extensive"]] = "extensive"
-
-    def __post_init__(self) -> None:
-        check_tokens(self.tokens, 2)
-
-    @property
-    def kappa(self) -> float:
-        """Factor 2 of ``Qhat = kappa alpha E sum_c g_c g_c^T``: both triangles of S carry an entry."""
-        return 2.0
+    kappa = 2.0  # both triangles of S carry an entry
+    _least_tokens = 2
+    _host_chunk_bytes = 3 << 20
+    _axes = (-2, -1)
 
     @property
     def sites(self) -> int:
         """Number of unordered pairs of tokens, T (T + 1) / 2."""
         return self.tokens * (self.tokens + 1) // 2
 
-    def sample_count(self, alpha: float, dimension: int) -> int:
-        """Integer closest to ``alpha d^2``, at least 1; ParameterError if alpha is negative or not finite."""
-        return nearest_count(alpha, dimension**2)
-
-    def sample_ratio(self, n: int, dimension: int) -> float:
-        """``n / d^2``."""
-        return n / dimension**2
+    def _unit(self, dimension: int) -> int:
+        return dimension**2
 
     def signal_shape(self, components: int, dimension: int) -> tuple[int, ...]:
         """``(P, d, d)``."""
         return (components, dimension, dimension)
-
-    def draw_inputs(self, rng: np.random.Generator, out: np.ndarray[Any, Any]) -> None:
-        """Fill the host array ``out`` (n, T, d) with iid N(0, 1) numbers, in place.
-
-        The numbers are drawn in float64 whatever the dtype of ``out``, so that all dtypes see the same
-        instance.
-        """
-        fill_normal(rng, out)
 
     def draw_noise(self, rng: np.random.Generator, components: int, dimension: int) -> np.ndarray[Any, Any]:
         """Symmetric Gaussian noise (P, d, d), of variance ``1/d`` off the diagonal and ``2/d`` on it.
@@ -162,28 +121,8 @@ class AttentionIndexed:
         square = rng.standard_normal((components, dimension, dimension))
         return (square + square.swapaxes(1, 2)) / math.sqrt(2 * dimension)
 
-    def chunks(
-        self, n: int, dimension: int, components: int = 1, *, itemsize: int = 8, like: Array | None = None
-    ) -> list[slice]:
-        """Slices of the samples, small enough that inputs and temporaries of one stay in the cache.
-
-        Parameters
-        ----------
-        n, dimension, components : int
-            Samples, d, and the number of components (times students) whose latents are held at once.
-        itemsize : int
-            Bytes of a number.
-        like : array, optional
-            An array on the device that will do the work; accelerators get larger chunks. Default: the host.
-
-        Returns
-        -------
-        list of slice
-            Consecutive, covering ``range(n)``; empty for n = 0.
-        """
-        sample = itemsize * (self.tokens * dimension + 2 * components * self.sites)
-        rows = max(_LEAST_ROWS, _ROWS_PER_DIMENSION * dimension)
-        return chunk_slices(n, sample, -(-rows // self.tokens), like, _HOST_CHUNK_BYTES)
+    def _least_samples(self, dimension: int) -> int:
+        return -(-max(_LEAST_ROWS, _ROWS_PER_DIMENSION * dimension) // self.tokens)
 
     def cost(self, n: int, dimension: int, components: int, itemsize: int = 8) -> Cost:
         """A product of (n T, d) with (d, d) a component, half of another (it is symmetric), and one reading of the inputs."""
@@ -197,35 +136,16 @@ class AttentionIndexed:
     def forward(self, inputs: Array, signal: Array) -> Array:
         r"""Latents ``z_ab = (x_a^T S_p x_b - delta_ab tr S_p) / sqrt(d (1 + delta_ab))``.
 
-        Parameters
-        ----------
-        inputs : array (n, T, d)
-            Tokens, iid N(0, 1), not divided by anything.
-        signal : array (..., P, d, d)
-            Symmetric matrices. Leading axes: several students.
-
-        Returns
-        -------
-        array (..., n, P, C)
-
-        Raises
-        ------
-        ValueError
-            If ``inputs`` is not (n, T, d) with this model's T and the signal's d.
+        ``inputs`` (n, T, d) with iid N(0, 1) entries, not divided by anything; ``signal`` (..., P, d, d), symmetric, leading
+        axes for several students. Returns (..., n, P, C); ValueError if the shapes do not fit the model or each other.
         """
         xp = namespace(inputs, signal)
         *lead, components, dimension, _ = signal.shape
-        check_inputs(inputs, self.tokens, dimension)
-        device = array_api_compat.device(inputs)
-        dtype = xp.result_type(inputs, signal)
-        n = inputs.shape[0]
-        students = math.prod(lead)
+        self._check_inputs(inputs, dimension)
+        dtype, device = xp.result_type(inputs, signal), array_api_compat.device(inputs)
+        n, students = inputs.shape[0], math.prod(lead)
         matrices = xp.reshape(signal, (students, components, dimension, dimension))
-
-        where, factors = _upper(self.tokens)
-        pick = xp.asarray(where, device=device)
-        scale = xp.asarray(factors, dtype=dtype, device=device) / math.sqrt(dimension)
-        on_diagonal = xp.asarray([float(f != 1) for f in factors], dtype=dtype, device=device)
+        pick, scale, on_diagonal = self._sites_of_forms(xp, dimension, dtype, device)
         traces = xp.linalg.trace(matrices)[..., None] * on_diagonal
 
         z = xp.empty((students, n, components, self.sites), dtype=dtype, device=device)
@@ -251,40 +171,19 @@ class AttentionIndexed:
         so that ``R = S_hat + Qhat^{-1} adjoint(g)`` for the gradient g of ``log Z_out`` with respect to
         ``omega`` (in z).
 
-        Parameters
-        ----------
-        inputs : array (n, T, d)
-        g : array (..., n, P, C)
-            Leading axes: several students.
-
-        Returns
-        -------
-        array (..., P, d, d)
-            Symmetric up to rounding.
-
-        Raises
-        ------
-        ValueError
-            If the shapes do not fit together.
+        ``inputs`` (n, T, d), ``g`` (..., n, P, C), leading axes for several students. Returns (..., P, d, d), symmetric up to
+        rounding; ValueError if the shapes do not fit together.
         """
         xp = namespace(inputs, g)
         *lead, n, components, sites = g.shape
         dimension = inputs.shape[-1]
-        check_inputs(inputs, self.tokens, dimension)
-        if inputs.shape[0] != n or sites != self.sites:
-            raise ValueError(
-                f"g must have shape (..., {inputs.shape[0]}, P, {self.sites}), got {tuple(g.shape)}"
-            )
-        device = array_api_compat.device(inputs)
-        dtype = xp.result_type(inputs, g)
+        self._check_gradient(inputs, g)
+        dtype, device = xp.result_type(inputs, g), array_api_compat.device(inputs)
         count = math.prod(lead) * components
         gradients = xp.reshape(g, (math.prod(lead), n, components, sites))
-
-        where, factors = _full(self.tokens)
-        pick = xp.asarray(where, device=device)
-        scale = xp.asarray(factors, dtype=dtype, device=device) * (2 / dimension**1.5)
+        pick, factors = self._sites_of_entries(xp, dtype, device)
+        scale = factors * (2 / dimension**1.5)
         slices = self.chunks(n, dimension, components, itemsize=_itemsize(xp, dtype), like=inputs)
-
         bands = _bands(dimension)
 
         def one(k: int, p: int) -> Array:
@@ -319,27 +218,14 @@ class AttentionIndexed:
         - F sum_mu tr G] / sqrt(d)`` with G as for ``adjoint``. Cheaper than ``forward`` and ``adjoint`` where w < d: ``2 n
         T d w`` operations for each of the two.
 
-        Parameters
-        ----------
-        inputs : array (n, T, d)
-        factor : array (..., P, d, w)
-            Leading axes: several students; all of them are one matrix product.
-
-        Returns
-        -------
-        z : array (..., n, P, C)
-        pull : callable
-            From g, shaped like z, to the gradient of ``sum(g z)`` with respect to the factor.
-
-        Raises
-        ------
-        ValueError
-            If ``inputs`` is not (n, T, d) with this model's T and the factor's d.
+        ``inputs`` (n, T, d), ``factor`` (..., P, d, w), leading axes for several students, all in one matrix product. Returns
+        z (..., n, P, C) and a function from g, shaped like z, to the gradient of ``sum(g z)`` with respect to the factor;
+        ValueError if ``inputs`` is not (n, T, d) with this model's T and the factor's d.
         """
         xp = namespace(inputs, factor)
         *lead, components, dimension, width = factor.shape
-        check_inputs(inputs, self.tokens, dimension)
-        place = {"dtype": xp.result_type(inputs, factor), "device": array_api_compat.device(inputs)}
+        self._check_inputs(inputs, dimension)
+        dtype, device = xp.result_type(inputs, factor), array_api_compat.device(inputs)
         n, count = inputs.shape[0], math.prod(lead) * components
         rows = xp.reshape(inputs, (-1, dimension))
         flat = xp.reshape(factor, (count, dimension, width))
@@ -350,11 +236,9 @@ class AttentionIndexed:
             y = xp.reshape(xp.matmul(rows, columns), (n, self.tokens, count, width))
             y = xp.permute_dims(y, (2, 0, 1, 3))
         forms = xp.reshape(xp.matmul(y, xp.matrix_transpose(y)), (count, n, -1))
-        where, factors = _upper(self.tokens)
-        scale = xp.asarray(factors, **place) / math.sqrt(dimension)
-        on_diagonal = xp.asarray([float(f != 1) for f in factors], **place)
+        pick, scale, on_diagonal = self._sites_of_forms(xp, dimension, dtype, device)
         traces = xp.sum(flat * flat, axis=(-2, -1))[:, None, None] * on_diagonal
-        z = (xp.take(forms, xp.asarray(where, device=place["device"]), axis=-1) - traces) * scale
+        z = (xp.take(forms, pick, axis=-1) - traces) * scale
         if count == 1:
             z = xp.reshape(z, (*lead, n, components, self.sites))
         else:
@@ -363,11 +247,9 @@ class AttentionIndexed:
         def pull(g: Array) -> Array:
             if count > 1:
                 g = xp.permute_dims(g, _swapped(len(lead)))
-            where, factors = _full(self.tokens)
-            weights = xp.take(
-                xp.reshape(g, (count, n, self.sites)), xp.asarray(where, device=place["device"]), axis=-1
-            )
-            weights = weights * (xp.asarray(factors, **place) * (2 / math.sqrt(dimension)))
+            pick, factors = self._sites_of_entries(xp, dtype, device)
+            weights = xp.take(xp.reshape(g, (count, n, self.sites)), pick, axis=-1)
+            weights = weights * (factors * (2 / math.sqrt(dimension)))
             trace = xp.sum(weights[:, :, :: self.tokens + 1], axis=(-2, -1))
             gy = xp.matmul(xp.reshape(weights, (count, n, self.tokens, self.tokens)), y)
             if count == 1:
@@ -381,6 +263,20 @@ class AttentionIndexed:
 
         return z, pull
 
+    def _sites_of_forms(
+        self, xp: ModuleType, dimension: int, dtype: Any, device: Any
+    ) -> tuple[Array, Array, Array]:
+        """Where sites stand among the T^2 bilinear forms, ``1 / sqrt(d (1 + delta))``, and 1 on the diagonal, else 0."""
+        values = (site_values(self.tokens, *pair) for pair in ((math.sqrt(0.5), 1.0), (1.0, 0.0)))
+        scale, on_diagonal = (xp.asarray(v, dtype=dtype, device=device) for v in values)
+        return xp.asarray(site_entries(self.tokens), device=device), scale / math.sqrt(dimension), on_diagonal
+
+    def _sites_of_entries(self, xp: ModuleType, dtype: Any, device: Any) -> tuple[Array, Array]:
+        """For every entry of the symmetric T x T matrix G its site, and the factor that turns g_z into G."""
+        where, factors = entry_sites(self.tokens), site_values(self.tokens, math.sqrt(0.5), 0.5)
+        scale = xp.asarray([factors[c] for c in where], dtype=dtype, device=device)
+        return xp.asarray(where, device=device), scale
+
     def adjoint_scale(self, dimension: int) -> float:
         """``2 / d``, the ratio of ``adjoint`` to the transpose of ``forward``."""
         return 2.0 / dimension
@@ -391,21 +287,6 @@ class AttentionIndexed:
         a = xp.reshape(first, (*first.shape[:-2], -1))
         b = xp.reshape(second, (*second.shape[:-2], -1))
         return xp.matmul(a, xp.matrix_transpose(b)) / first.shape[-1]
-
-    def align(self, signal: Array, estimate: Array, symmetry: str) -> Array:
-        """Estimate (P, d, d) moved as close to the signal as the channel's ``symmetry`` allows.
-
-        ``symmetry`` is ``"none"``, ``"signs"``, ``"common-sign"``, ``"permutations"``, ``"permutations-common-sign"``,
-        ``"signed-permutations"`` or ``"rotations"``; ValueError otherwise. The positive matrices of the usual priors have at most
-        permutations.
-        """
-        return align(signal, estimate, symmetry, self.inner(signal, estimate))
-
-    def squared_error(self, signal: Array, estimate: Array) -> Array:
-        """``|S_p - S_hat_p|_F^2 / d`` of each component: (..., P, d, d) to (..., P)."""
-        xp = namespace(signal, estimate)
-        difference = signal - estimate
-        return xp.sum(difference * difference, axis=(-2, -1)) / signal.shape[-1]
 
     def overlap(self, signal: Array, estimate: Array) -> Array:
         """``q_p = tr(S_hat_p S_p) / d`` of each component: (..., P, d, d) to (..., P)."""

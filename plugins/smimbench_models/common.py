@@ -1,4 +1,4 @@
-"""What both models need: chunks that fit the cache, the fixing of a symmetry, checks of parameters."""
+"""What both models do alike: samples are counted and drawn, chunks fit the cache, a symmetry is fixed, shapes are checked."""
 
 from __future__ import annotations
 
@@ -10,65 +10,117 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend import namespace, to_host
-from smimbench.interfaces import SYMMETRIES, ParameterError
+from smimbench.interfaces import SYMMETRIES, Capabilities, ParameterError
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array
 
-
-# Bytes of a chunk on an accelerator, which gains nothing from its cache and pays for every launch. Doubled: twice the memory of
-# the temporaries. (How much of a host's cache a chunk should fill depends on what is done with it, see the models.)
+# Bytes of a chunk on an accelerator, which gains nothing from its cache. Doubled: temporaries of twice the size.
 ACCELERATOR_CHUNK_BYTES = 1 << 28
 # Bytes drawn at once where the numbers must be rounded to another dtype. Doubled: twice the buffer.
 DRAW_BYTES = 1 << 21
 
 
-def check_tokens(tokens: object, least: int) -> None:
-    """Raise ParameterError unless ``tokens`` is an integer of at least ``least``."""
-    if isinstance(tokens, bool) or not isinstance(tokens, Integral) or tokens < least:
-        raise ParameterError("tokens", f"must be an integer >= {least}, got {tokens!r}")
+class TokenModel:
+    """A model of tokens with iid N(0, 1) entries; subclasses say what a signal is and what the latents are."""
 
+    tokens: int
+    version = 1
+    capabilities = Capabilities()
+    _least_tokens = 1
+    _host_chunk_bytes: int  # of a chunk of samples
+    _axes: int | tuple[int, int]  # of a signal, behind that of the components
 
-def check_inputs(inputs: Array, tokens: int, dimension: int) -> None:
-    """Raise ValueError unless ``inputs`` is (n, tokens, dimension)."""
-    if inputs.ndim != 3 or tuple(inputs.shape[1:]) != (tokens, dimension):
-        raise ValueError(f"inputs must have shape (n, {tokens}, {dimension}), got {tuple(inputs.shape)}")
+    def __post_init__(self) -> None:
+        tokens: object = self.tokens
+        if isinstance(tokens, bool) or not isinstance(tokens, Integral) or tokens < self._least_tokens:
+            raise ParameterError("tokens", f"must be an integer >= {self._least_tokens}, got {tokens!r}")
 
+    @property
+    def sites(self) -> int:
+        """Number of tokens."""
+        return self.tokens
 
-def nearest_count(alpha: float, unit: int) -> int:
-    """Integer closest to ``alpha * unit``, at least 1."""
-    if not math.isfinite(alpha) or alpha < 0:
-        raise ParameterError("alpha", f"must be finite and >= 0, got {alpha}")
-    return max(1, round(alpha * unit))
+    def sample_count(self, alpha: float, dimension: int) -> int:
+        """Integer closest to ``alpha`` times ``d`` or ``d^2``, at least 1; ParameterError if alpha is negative or infinite."""
+        if not math.isfinite(alpha) or alpha < 0:
+            raise ParameterError("alpha", f"must be finite and >= 0, got {alpha}")
+        return max(1, round(alpha * self._unit(dimension)))
 
+    def sample_ratio(self, n: int, dimension: int) -> float:
+        """``n / d`` or ``n / d^2``."""
+        return n / self._unit(dimension)
 
-def chunk_slices(n: int, sample_bytes: int, least: int, like: Array | None, host_bytes: int) -> list[slice]:
-    """Consecutive slices of about equal length that cover ``range(n)``.
+    def draw_inputs(self, rng: np.random.Generator, out: np.ndarray[Any, Any]) -> None:
+        """Fill the host array ``out`` (n, T, d) with iid N(0, 1) numbers, in place.
 
-    ``sample_bytes`` is what one sample occupies, ``least`` the smallest sensible number of samples of a
-    slice, ``like`` an array whose device decides about the size (None: the host), and ``host_bytes`` the
-    size of a slice there.
-    """
-    budget = ACCELERATOR_CHUNK_BYTES if like is not None and _accelerated(like) else host_bytes
-    count = max(1, math.ceil(n / max(least, budget // sample_bytes)))
-    step = math.ceil(n / count) if n else 1
-    return [slice(start, min(start + step, n)) for start in range(0, n, step)]
+        The numbers are drawn in float64 whatever the dtype of ``out``, so that all dtypes see the same instance, rounded.
+        """
+        if out.dtype == np.float64 and out.flags.c_contiguous:
+            rng.standard_normal(out=out)
+            return
+        row = max(1, out[0].size) if len(out) else 1
+        step = max(1, DRAW_BYTES // (8 * row))
+        for start in range(0, len(out), step):
+            part = out[start : start + step]
+            part[...] = rng.standard_normal(part.shape)
 
+    def chunks(
+        self, n: int, dimension: int, components: int = 1, *, itemsize: int = 8, like: Array | None = None
+    ) -> list[slice]:
+        """Consecutive slices that cover ``range(n)``, small enough that inputs and temporaries of one stay in the cache.
 
-def _accelerated(array: Array) -> bool:
-    return bool(array_api_compat.is_cupy_array(array))
+        Parameters
+        ----------
+        n, dimension, components : int
+            Samples, d, and the number of components (times students) whose latents are held at once.
+        itemsize : int
+            Bytes of a number.
+        like : array, optional
+            An array on the device that will do the work; accelerators get larger chunks. Default: the host.
+        """
+        on_device = like is not None and array_api_compat.is_cupy_array(like)
+        budget = ACCELERATOR_CHUNK_BYTES if on_device else self._host_chunk_bytes
+        sample = itemsize * (self.tokens * dimension + 2 * components * self.sites)
+        count = max(1, math.ceil(n / max(self._least_samples(dimension), budget // sample)))
+        step = math.ceil(n / count) if n else 1
+        return [slice(start, min(start + step, n)) for start in range(0, n, step)]
 
+    def align(self, signal: Array, estimate: Array, symmetry: str) -> Array:
+        """Estimate (P, ...) moved as close to the signal as the channel's ``symmetry`` allows, see ``align``."""
+        return align(signal, estimate, symmetry, self.inner(signal, estimate))
 
-def fill_normal(rng: np.random.Generator, out: np.ndarray[Any, Any]) -> None:
-    """Fill a host array with iid N(0, 1) numbers in place; all dtypes see the same stream, rounded."""
-    if out.dtype == np.float64 and out.flags.c_contiguous:
-        rng.standard_normal(out=out)
-        return
-    row = max(1, out[0].size) if len(out) else 1
-    step = max(1, DRAW_BYTES // (8 * row))
-    for start in range(0, len(out), step):
-        part = out[start : start + step]
-        part[...] = rng.standard_normal(part.shape)
+    def inner(self, first: Array, second: Array) -> Array:
+        """Overlaps ``A_p . B_q / d`` of two signals (..., P, ...), as an array (..., P, P)."""
+        raise NotImplementedError
+
+    def squared_error(self, signal: Array, estimate: Array) -> Array:
+        """``|s_p - s_hat_p|^2 / d`` of each component, the square summed over all entries: (..., P)."""
+        xp = namespace(signal, estimate)
+        difference = signal - estimate
+        return xp.sum(difference * difference, axis=self._axes) / signal.shape[-1]
+
+    def _unit(self, dimension: int) -> int:
+        """Number of samples at a sample ratio of 1."""
+        return dimension
+
+    def _least_samples(self, dimension: int) -> int:
+        """Samples of the smallest sensible chunk."""
+        return 1
+
+    def _check_inputs(self, inputs: Array, dimension: int) -> None:
+        if inputs.ndim != 3 or tuple(inputs.shape[1:]) != (self.tokens, dimension):
+            raise ValueError(
+                f"inputs must have shape (n, {self.tokens}, {dimension}), got {tuple(inputs.shape)}"
+            )
+
+    def _check_gradient(self, inputs: Array, g: Array) -> None:
+        """Raise ValueError unless ``inputs`` is (n, T, d) and ``g`` (..., n, P, C)."""
+        self._check_inputs(inputs, inputs.shape[-1])
+        if inputs.shape[0] != g.shape[-3] or g.shape[-1] != self.sites:
+            raise ValueError(
+                f"g must have shape (..., {inputs.shape[0]}, P, {self.sites}), got {tuple(g.shape)}"
+            )
 
 
 def align(signal: Array, estimate: Array, symmetry: str, inner: Array) -> Array:

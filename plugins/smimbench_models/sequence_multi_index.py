@@ -10,15 +10,8 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend import namespace
-from smimbench.interfaces import Capabilities, Cost
-from smimbench_models.common import (
-    align,
-    check_inputs,
-    check_tokens,
-    chunk_slices,
-    fill_normal,
-    nearest_count,
-)
+from smimbench.interfaces import Cost
+from smimbench_models.common import TokenModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,10 +19,6 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Array
 
 __all__ = ["SequenceMultiIndex"]
-
-# Bytes of a chunk of samples on a host. Both products wait for the inputs, and the second should find them in the cache.
-# Doubled: on smaller caches the inputs are read twice. Halved: the calls of Python begin to count.
-_HOST_CHUNK_BYTES = 6 << 20
 
 # Multiplications of one product: OpenBLAS packs the factors of larger ones first, which reads and writes the inputs once more.
 # Doubled: that happens.
@@ -41,7 +30,7 @@ _MOST_BY_ROWS = 1500
 
 
 @dataclass(frozen=True)
-class SequenceMultiIndex:
+class SequenceMultiIndex(TokenModel):
     r"""Projections of every token on P directions.
 
     .. math:: z_{pm} = \frac{w_p \cdot x_m}{\sqrt D}, \qquad p = 1..P, \quad m = 1..M,
@@ -80,70 +69,22 @@ class SequenceMultiIndex:
 
     tokens: int
 
-    name: ClassVar[str] = "sequence-multi-index"
-    version: ClassVar[int] = 1
-    reference: ClassVar[str] = "arXiv:2502.00901"
-    capabilities: ClassVar[Capabilities] = Capabilities()
+    name = "sequence-multi-index"
+    reference = "arXiv:2502.00901"
     rank: ClassVar[Literal["low"]] = "low"
-
-    def __post_init__(self) -> None:
-        check_tokens(self.tokens, 1)
-
-    @property
-    def kappa(self) -> float:
-        """Factor 1 of ``Qhat = kappa alpha E sum_c g_c g_c^T``."""
-        return 1.0
-
-    @property
-    def sites(self) -> int:
-        """Number of tokens, M."""
-        return self.tokens
-
-    def sample_count(self, alpha: float, dimension: int) -> int:
-        """Integer closest to ``alpha D``, at least 1; ParameterError if alpha is negative or not finite."""
-        return nearest_count(alpha, dimension)
-
-    def sample_ratio(self, n: int, dimension: int) -> float:
-        """``n / D``."""
-        return n / dimension
+    kappa = 1.0
+    # Both products wait for the inputs, and the second should find them in the cache. Doubled: on smaller caches they are read
+    # twice. Halved: the calls of Python begin to count.
+    _host_chunk_bytes = 6 << 20
+    _axes = -1
 
     def signal_shape(self, components: int, dimension: int) -> tuple[int, ...]:
         """``(P, D)``."""
         return (components, dimension)
 
-    def draw_inputs(self, rng: np.random.Generator, out: np.ndarray[Any, Any]) -> None:
-        """Fill the host array ``out`` (n, M, D) with iid N(0, 1) numbers, in place.
-
-        The numbers are drawn in float64 whatever the dtype of ``out``, so that all dtypes see the same
-        instance.
-        """
-        fill_normal(rng, out)
-
     def draw_noise(self, rng: np.random.Generator, components: int, dimension: int) -> np.ndarray[Any, Any]:
         """White noise (P, D), iid N(0, 1), of ``R = W + Qhat^(-1/2) Z``."""
         return rng.standard_normal((components, dimension))
-
-    def chunks(
-        self, n: int, dimension: int, components: int = 1, *, itemsize: int = 8, like: Array | None = None
-    ) -> list[slice]:
-        """Slices of the samples, small enough that inputs and latents of one stay in the cache.
-
-        Parameters
-        ----------
-        n, dimension, components : int
-            Samples, D, and the number of components (times students) whose latents are held at once.
-        itemsize : int
-            Bytes of a number.
-        like : array, optional
-            An array on the device that will do the work; accelerators get larger chunks. Default: the host.
-
-        Returns
-        -------
-        list of slice
-            Consecutive, covering ``range(n)``; empty for n = 0.
-        """
-        sample = itemsize * self.tokens * (dimension + 2 * components)
-        return chunk_slices(n, sample, 1, like, _HOST_CHUNK_BYTES)
 
     def cost(self, n: int, dimension: int, components: int, itemsize: int = 8) -> Cost:
         """Two products of (n M, D) with (D, P), and one reading of the inputs."""
@@ -157,25 +98,12 @@ class SequenceMultiIndex:
     def forward(self, inputs: Array, signal: Array) -> Array:
         """Latents ``z_pm = w_p . x_m / sqrt(D)``.
 
-        Parameters
-        ----------
-        inputs : array (n, M, D)
-            Tokens, iid N(0, 1), not divided by anything.
-        signal : array (..., P, D)
-            Leading axes: several students.
-
-        Returns
-        -------
-        array (..., n, P, M)
-
-        Raises
-        ------
-        ValueError
-            If ``inputs`` is not (n, M, D) with this model's M and the signal's D.
+        ``inputs`` (n, M, D) with iid N(0, 1) entries, not divided by anything; ``signal`` (..., P, D), leading axes for
+        several students. Returns (..., n, P, M); ValueError if the shapes do not fit the model or each other.
         """
         xp = namespace(inputs, signal)
         *lead, components, dimension = signal.shape
-        check_inputs(inputs, self.tokens, dimension)
+        self._check_inputs(inputs, dimension)
         n, students = inputs.shape[0], math.prod(lead)
         rows = xp.reshape(signal, (students * components, dimension)) * dimension**-0.5
         product = _project(xp, inputs, rows)
@@ -193,29 +121,13 @@ class SequenceMultiIndex:
     def adjoint(self, inputs: Array, g: Array) -> Array:
         """Transpose of ``forward``: ``sum_{mu, m} g_pm x_m / sqrt(D)``.
 
-        Parameters
-        ----------
-        inputs : array (n, M, D)
-        g : array (..., n, P, M)
-            Leading axes: several students.
-
-        Returns
-        -------
-        array (..., P, D)
-
-        Raises
-        ------
-        ValueError
-            If the shapes do not fit together.
+        ``inputs`` (n, M, D), ``g`` (..., n, P, M), leading axes for several students. Returns (..., P, D); ValueError if the
+        shapes do not fit together.
         """
         xp = namespace(inputs, g)
         *lead, n, components, sites = g.shape
         dimension = inputs.shape[-1]
-        check_inputs(inputs, self.tokens, dimension)
-        if inputs.shape[0] != n or sites != self.tokens:
-            raise ValueError(
-                f"g must have shape (..., {inputs.shape[0]}, P, {self.tokens}), got {tuple(g.shape)}"
-            )
+        self._check_gradient(inputs, g)
         students = math.prod(lead)
         rows = students * components
         if rows == 1:
@@ -233,40 +145,14 @@ class SequenceMultiIndex:
                 total += product
         return xp.reshape(total * dimension**-0.5, (*lead, components, dimension))
 
-    def one_pass(
-        self,
-        posterior: Any,
-        constants: np.ndarray[Any, Any],
-        inputs: np.ndarray[Any, Any],
-        labels: np.ndarray[Any, Any],
-        signal: np.ndarray[Any, Any],
-        V: np.ndarray[Any, Any],
-        old: np.ndarray[Any, Any] | None,
-    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def one_pass(self, *arguments: Any) -> tuple[np.ndarray[Any, Any], ...]:
         """Forward, posterior and adjoint of an iteration of GAMP in compiled code (extra ``fast``).
 
-        Parameters
-        ----------
-        posterior : compiled function
-            Posterior of one sample, see ``Channel.compiled``.
-        constants : ndarray
-            What it needs in this iteration.
-        inputs : ndarray (n, M, D)
-        labels : ndarray (n, ...)
-        signal : ndarray (P, D)
-        V : ndarray (P, P)
-        old : ndarray (n, P, M) or None
-            g of the last iteration.
-
-        Returns
-        -------
-        tuple
-            ``g = V^{-1} (E[z | y] - omega)`` (n, P, M) with ``omega = forward - V old``; its adjoint (P, D); the sum of the
-            posterior covariances (P, P).
+        Arguments and results are those of ``smimbench_models.sequence_one_pass.one_pass``.
         """
         from smimbench_models.sequence_one_pass import one_pass
 
-        return one_pass(posterior, constants, inputs, labels, signal, V, old)
+        return one_pass(*arguments)
 
     def adjoint_scale(self, dimension: int) -> float:
         """1: ``adjoint`` is the transpose of ``forward``, in any ``dimension`` >= 1."""
@@ -278,20 +164,6 @@ class SequenceMultiIndex:
         """Overlaps ``A B^T / D`` of two signals (..., P, D), as an array (..., P, P)."""
         xp = namespace(first, second)
         return xp.matmul(first, xp.matrix_transpose(second)) / first.shape[-1]
-
-    def align(self, signal: Array, estimate: Array, symmetry: str) -> Array:
-        """Estimate (P, D) moved as close to the signal as the channel's ``symmetry`` allows.
-
-        ``symmetry`` is ``"none"``, ``"signs"``, ``"common-sign"``, ``"permutations"``, ``"permutations-common-sign"``,
-        ``"signed-permutations"`` or ``"rotations"``; ValueError otherwise.
-        """
-        return align(signal, estimate, symmetry, self.inner(signal, estimate))
-
-    def squared_error(self, signal: Array, estimate: Array) -> Array:
-        """``|w_p - w_hat_p|^2 / D`` of each component: (..., P, D) to (..., P)."""
-        xp = namespace(signal, estimate)
-        difference = signal - estimate
-        return xp.sum(difference * difference, axis=-1) / signal.shape[-1]
 
     def overlap(self, signal: Array, estimate: Array) -> Array:
         """Squared cosine of each component, 0 where the estimate vanishes: (..., P, D) to (..., P)."""

@@ -137,7 +137,25 @@ def one_pass(
     V: np.ndarray[Any, Any],
     old: np.ndarray[Any, Any] | None,
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """All three parts of an iteration of GAMP for a sequence multi-index model; see ``SequenceMultiIndex.one_pass``."""
+    """Forward, posterior and adjoint of an iteration of GAMP for a sequence multi-index model.
+
+    Parameters
+    ----------
+    posterior : compiled function
+        Posterior of one sample, see ``Channel.compiled``.
+    constants : ndarray
+        What it needs in this iteration.
+    inputs, labels : ndarray (n, M, D), (n, ...)
+    signal, V : ndarray (P, D), (P, P)
+    old : ndarray (n, P, M) or None
+        g of the last iteration.
+
+    Returns
+    -------
+    tuple
+        ``g = V^{-1} (E[z | y] - omega)`` (n, P, M) with ``omega = forward - V old``; its adjoint (P, D); the sum of the
+        posterior covariances (P, P).
+    """
     n, tokens, dimension = inputs.shape
     components = signal.shape[0]
     scale = 1.0 / math.sqrt(dimension)
