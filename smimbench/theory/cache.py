@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from smimbench.files import canonical_json, write_atomically
+from smimbench.theory.consistency import require_consistent
 from smimbench.theory.generalization import curve_errors
 from smimbench.theory.predictions import competing, point_document
 from smimbench.theory.thresholds import thresholds
@@ -36,6 +37,7 @@ class TheoryCache:
         self.folder = folder
         self._points: dict[tuple[str, float], list[dict[str, Any]]] = {}
         self._thresholds: dict[str, dict[str, Any]] = {}
+        self._consistent: set[str] = set()
 
     def points(self, problem: Problem, alphas: Sequence[float]) -> list[list[dict[str, Any]]]:
         """For every alpha the competing branches as JSON objects, the Bayes-optimal one first."""
@@ -50,6 +52,7 @@ class TheoryCache:
                 else:
                     self._points[key, alpha] = found
         if missing:
+            self._require_consistent(problem, key)
             solved = competing(problem, missing)
             flat = [p for branches in solved for p in branches]
             errors = iter(curve_errors(problem, [p.Q for p in flat], [p.V for p in flat]))
@@ -65,10 +68,17 @@ class TheoryCache:
         if key not in self._thresholds:
             found = self._recall("thresholds", key, None)
             if found is None:
+                self._require_consistent(problem, key)
                 found = thresholds(problem)
                 self._remember("thresholds", key, None, found)
             self._thresholds[key] = found
         return self._thresholds[key]
+
+    def _require_consistent(self, problem: Problem, key: str) -> None:
+        """Test the items of others once, before anything is computed with them."""
+        if key not in self._consistent:
+            require_consistent(problem)
+            self._consistent.add(key)
 
     def _file(self, kind: str, key: str, alpha: float | None) -> Path | None:
         if self.folder is None:

@@ -1,0 +1,223 @@
+r"""Whether a channel and a prior of somebody else are consistent, in a fraction of a second, before theory is made of them.
+
+State evolution believes what a posterior and a denoiser say. On the Nishimori line they can be tested by themselves: with
+``omega ~ N(0, Q)``, ``z ~ N(omega, V)`` and ``y`` the label of ``z``, the posterior mean ``m`` fulfils
+
+.. math:: E[m (z - m)^T] = 0, \qquad E[(z - m)(z - m)^T] = E[\mathrm{Cov}(z | y)],
+
+and the denoiser the same with the signal in place of ``z``. This is quicker and coarser than the published checks
+(``smimbench check NAME``): it finds an error of a few per cent.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.interfaces import member
+from smimbench.numerics.linalg import inverse_root, symmetric_root
+from smimbench.numerics.seeds import monte_carlo_rng
+from smimbench.problem.problem import ProblemError
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Array
+    from smimbench.problem.problem import Problem
+
+__all__ = ["require_consistent"]
+
+KNOWN = (0.3, 0.8)
+"""Parts of the second moment that are known where channels are tested: little and much. Any two numbers do."""
+INFORMATION = (0.5, 5.0)
+"""Qhat, in units of the prior's inverse variance, at which priors are tested. Any two numbers do."""
+SECONDS = 0.25
+"""Time that the samples of one test may take; doubled, errors 1.4 times smaller are found."""
+FEWEST, MOST = 64, 1 << 15
+"""Samples of a channel, whatever the time; doubled, see ``SECONDS``."""
+PER_COMPONENT, MATRIX = 4000, 120
+"""D of the draws of a prior: vectors, matrices. Doubled, smaller errors are found and it takes 2 or 8 times as long."""
+DRAWS = 5
+"""Draws of a prior, whose spread is the error; doubled, errors 1.4 times smaller are found."""
+SCORES = 6.0
+"""Standard errors that chance is allowed; doubled, errors twice as large pass."""
+ROUNDING = 1e-9
+"""Differences below this are rounding; doubled, a bias of that size passes."""
+FINITE_SIZE = 3.0
+"""Allowance for matrices of finite size, in units of 1 / D; doubled, an error of 4% passes instead of 2%."""
+
+
+def require_consistent(problem: Problem) -> None:
+    """Test the channel and the prior of a problem, as far as they are not smimbench's own.
+
+    Raises
+    ------
+    ProblemError
+        In one line: which item, which test, what was found.
+    """
+    if problem.spec["channel"].get("distribution"):
+        _channel(problem)
+    if problem.spec["prior"].get("distribution") and not member(problem.prior, "theory_only"):
+        _prior(problem)
+
+
+def _fail(problem: Problem, kind: str, what: str) -> ProblemError:
+    name = problem.spec[kind]["name"]
+    return ProblemError(
+        f"{kind} {name!r}", f"{what}; no theory is made of it ('smimbench check {name}' says more)"
+    )
+
+
+# -- channels -------------------------------------------------------------------------------------------------------
+
+
+def _channel(problem: Problem) -> None:
+    P, C = problem.components, problem.model.sites
+    second = np.asarray(problem.prior.second_moment(P), dtype=float)
+    for point, known in enumerate(KNOWN):
+        Q, V = known * second, (1 - known) * second
+        count, spent = FEWEST, 0.0
+        while True:
+            begin = time.perf_counter()
+            normal = monte_carlo_rng("consistency: latents", point).standard_normal((2, count, P, C))
+            omega = symmetric_root(Q) @ normal[0]
+            z = omega + symmetric_root(V) @ normal[1]
+            moments = _posterior(problem, z, omega, V, point)
+            spent = time.perf_counter() - begin
+            if count >= MOST or 4 * spent > SECONDS:
+                break
+            count = min(MOST, 4 * count)
+        _nishimori(problem, "channel", *moments, f"posterior at V = {1 - known:.1f} of the second moment")
+
+
+def _posterior(
+    problem: Problem, z: Array, omega: Array, V: Array, point: int
+) -> tuple[Array, Array, Array, float]:
+    """Errors and shifts (n, P, C) of the posterior in units of V, the claimed covariance (P,), and the stated error."""
+    channel: Any = problem.channel
+    n, P, _ = z.shape
+    y = channel.forward(z, rng=monte_carlo_rng("consistency: labels", point))
+    if np.shape(y)[:1] != (n,):
+        raise _fail(
+            problem,
+            "channel",
+            f"forward must return one label per sample, ({n}, ...), got shape {np.shape(y)}",
+        )
+    found = channel.posterior(y, omega, V, rng=monte_carlo_rng("consistency: posterior", point))
+    for name, shape in (("mean", z.shape), ("covariance", (P, P))):
+        value = getattr(found, name, None)
+        if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
+            raise _fail(
+                problem, "channel",
+                f"posterior must return a smimbench.Posterior of arrays of real numbers, got "
+                f"{type(found).__name__} with {name} {type(value).__name__ if value is not None else 'missing'}"
+                f"{f' of {value.dtype}' if isinstance(value, np.ndarray) else ''}",
+            )  # fmt: skip
+        if value.shape != shape:
+            raise _fail(problem, "channel", f"posterior: {name} must have shape {shape}, got {value.shape}")
+        if not np.isfinite(value).all():
+            raise _fail(problem, "channel", f"posterior: {name} is not made of finite numbers")
+    white = inverse_root(V, 0.0)
+    claimed = np.diagonal(white @ np.asarray(found.covariance) @ white)
+    return white @ (z - found.mean), white @ (found.mean - omega), claimed, _stated_error(found)
+
+
+def _stated_error(found: Any) -> float:
+    """The numerical error that a posterior states; 0 where it states none."""
+    error = getattr(found, "error", 0.0)
+    return float(error) if math.isfinite(error) else 0.0
+
+
+def _nishimori(
+    problem: Problem, kind: str, error: Array, shift: Array, claimed: Array, slack: float, where: str
+) -> None:
+    """``E[shift error] = 0`` and ``E[error^2] = claimed``; rows are independent, the last axis is averaged."""
+    tests = (
+        (
+            "the mean is not that of the law its labels come from",
+            (shift * error).mean(-1),
+            np.zeros(len(claimed)),
+        ),
+        ("its covariance is not that of its own errors", (error * error).mean(-1), claimed),
+    )
+    for what, samples, target in tests:
+        mean, sem = samples.mean(0), samples.std(0, ddof=1) / math.sqrt(len(samples))
+        allowed = SCORES * sem + slack * (2 + np.abs(target)) + ROUNDING
+        worst = int(np.argmax(np.abs(mean - target) - allowed))
+        if not abs(mean[worst] - target[worst]) <= allowed[worst]:
+            of = f" of component {worst + 1}" if len(claimed) > 1 else ""
+            raise _fail(
+                problem, kind,
+                f"{where}: {what}{of}: {mean[worst]:.4g} +- {sem[worst]:.1g} should be {target[worst]:.4g}",
+            )  # fmt: skip
+
+
+# -- priors ---------------------------------------------------------------------------------------------------------
+
+
+def _prior(problem: Problem) -> None:
+    model, prior, P = problem.model, problem.prior, problem.components
+    dimension = MATRIX if model.rank == "extensive" else PER_COMPONENT
+    second = np.asarray(prior.second_moment(P), dtype=float)
+    spread = second - np.asarray(prior.mean_overlap(P), dtype=float)
+    for point, ratio in enumerate(INFORMATION):
+        Qhat = ratio * np.linalg.inv(spread)
+        root = symmetric_root(np.linalg.inv(Qhat))
+        claimed = _overlap(problem, Qhat, second)
+        errors, shifts, stated = [], [], []
+        for k in range(DRAWS):
+            rng = monte_carlo_rng("consistency: signal", point, k)
+            signal = np.asarray(prior.sample(rng, P, dimension), dtype=float)
+            R = signal + np.tensordot(root, model.draw_noise(rng, P, dimension), axes=1)
+            found = prior.denoise(R, Qhat)
+            for name, shape in (("estimate", signal.shape), ("V", (P, P))):
+                value = getattr(found, name, None)
+                if not isinstance(value, np.ndarray) or value.shape != shape or not np.isfinite(value).all():
+                    got = value.shape if isinstance(value, np.ndarray) else type(value).__name__
+                    raise _fail(
+                        problem,
+                        "prior",
+                        f"denoise: {name} must be finite numbers of shape {shape}, got {got}",
+                    )
+            mean = np.asarray(prior.mean(P, dimension), dtype=float)
+            difference, shift = signal - found.estimate, found.estimate - mean
+            errors.append(np.diagonal(model.inner(difference, difference)) / np.diagonal(spread))
+            shifts.append(np.diagonal(model.inner(difference, shift)) / np.diagonal(spread))
+            stated.append(np.diagonal(np.asarray(found.V)) / np.diagonal(spread))
+        allowance = FINITE_SIZE / dimension
+        where = f"denoise at Qhat = {ratio:g} / variance"
+        for what, rows, target in (
+            ("the estimate is not the mean of the law it was drawn from", shifts, np.zeros(P)),
+            ("the error V that it returns is not that of its estimates", errors, np.mean(stated, axis=0)),
+            (
+                "V of the map overlap is not that of denoise",
+                stated,
+                np.diagonal(claimed) / np.diagonal(spread),
+            ),
+        ):
+            value, sem = np.mean(rows, axis=0), np.std(rows, axis=0, ddof=1) / math.sqrt(DRAWS)
+            slack = SCORES * sem + allowance + 3 * float(member(prior, "overlap_error", 0.0))
+            if not (np.abs(value - target) <= slack).all():
+                raise _fail(
+                    problem,
+                    "prior",
+                    f"{where}: {what}: {value.max():.4g} +- {sem.max():.1g}, not {target.max():.4g}",
+                )
+
+
+def _overlap(problem: Problem, Qhat: Array, second: Array) -> Array:
+    """V (P, P) of the prior's state-evolution map, after a look at its form."""
+    P = problem.components
+    found = problem.prior.overlap(Qhat[None, ...])
+    for name in ("Q", "V"):
+        value = np.asarray(getattr(found, name, np.nan), dtype=float)
+        if value.shape != (1, P, P) or not np.isfinite(value).all():
+            raise _fail(
+                problem,
+                "prior",
+                f"overlap: {name} must be finite numbers of shape (1, {P}, {P}), got {value.shape}",
+            )
+    if not np.allclose(np.asarray(found.Q) + np.asarray(found.V), second, rtol=1e-6, atol=1e-9):
+        raise _fail(problem, "prior", "overlap: Q + V must be the second moment of the signal")
+    return np.asarray(found.V, dtype=float)[0]

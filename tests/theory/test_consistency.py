@@ -1,0 +1,196 @@
+"""No theory is printed of a channel or prior that contradicts itself: mutants of the shipped items, each wrong in its own way."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from smimbench_channels.attention.softmax.channel import AttentionSoftmax
+from smimbench_channels.sequence.linear import SequenceLinear
+from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
+from smimbench_priors.gaussian import Gaussian
+from smimbench_priors.wishart import Wishart
+
+from smimbench import Problem
+from smimbench.interfaces import Denoised, Overlap
+from smimbench.problem.problem import ProblemError
+from smimbench.registry.registry import Entry, get_registry
+from smimbench.theory import consistency
+from smimbench.theory.cache import TheoryCache
+from smimbench.theory.consistency import require_consistent
+from tests.helpers import SUITE, write_suite
+
+LOW = {"name": "sequence-multi-index", "tokens": 2}
+MATRICES = {"name": "attention-indexed", "tokens": 2}
+
+
+class Strangers:
+    """A registry in which some classes come from another package."""
+
+    def __init__(self, **items):
+        self.items = items
+
+    def get(self, kind, name, model=None):
+        if kind in self.items:
+            return Entry(kind, name, self.items[kind], "strangers")
+        return get_registry().get(kind, name, model)
+
+    def entries(self, kind=None):
+        return get_registry().entries(kind)
+
+
+def problem_of(model, channel, prior):
+    """A problem whose channel or prior, if it is a class, belongs to somebody else."""
+    own = {kind: item for kind, item in (("channel", channel), ("prior", prior)) if isinstance(item, type)}
+    tables = [{"name": item.name if isinstance(item, type) else item} for item in (channel, prior)]
+    if model is MATRICES:
+        tables[1]["rho"] = 0.5
+    return Problem(model, *tables, registry=Strangers(**own))
+
+
+def channel_with(base, change):
+    """A subclass whose posterior is ``change(posterior, y, omega, V)`` of the right one."""
+
+    class Mutant(base):
+        information = susceptibility = None
+
+        def posterior(self, y, omega, V, *, second_moment=False, rng=None):
+            found = super().posterior(y, omega, V, second_moment=second_moment, rng=rng)
+            return change(found, y, omega, V)
+
+        def __getattribute__(self, name):
+            if name in ("information", "susceptibility"):  # the mutant has no formulas of its own
+                raise AttributeError(name)
+            return super().__getattribute__(name)
+
+    return Mutant
+
+
+def prior_with(base, denoise=None, overlap=None):
+    """A subclass with another denoiser or another map."""
+
+    class Mutant(base):
+        def denoise(self, R, Qhat):
+            found = super().denoise(R, Qhat)
+            return denoise(self, found, R, Qhat) if denoise else found
+
+        def overlap(self, Qhat):
+            found = super().overlap(Qhat)
+            return overlap(found) if overlap else found
+
+    return Mutant
+
+
+def holed(found):
+    mean = found.mean.copy()
+    mean[0, 0, 0] = np.nan
+    return found._replace(mean=mean)
+
+
+CHANNELS = {
+    "mean 5% too long": lambda f, y, omega, V: f._replace(mean=omega + 1.05 * (f.mean - omega)),
+    "mean 5% too short": lambda f, y, omega, V: f._replace(mean=omega + 0.95 * (f.mean - omega)),
+    "mean forgets the label": lambda f, y, omega, V: f._replace(mean=omega),
+    "mean of the wrong sign": lambda f, y, omega, V: f._replace(mean=-f.mean),
+    "mean of other samples": lambda f, y, omega, V: f._replace(mean=np.roll(f.mean, 1, axis=0)),
+    "mean shifted": lambda f, y, omega, V: f._replace(mean=f.mean + 0.1),
+    "not a number": lambda f, y, omega, V: holed(f),
+    "shape without components": lambda f, y, omega, V: f._replace(mean=f.mean[:, 0, :]),
+    "covariance of every sample": lambda f, y, omega, V: f._replace(covariance=np.stack([f.covariance] * 3)),
+    "covariance too small": lambda f, y, omega, V: f._replace(covariance=0.8 * f.covariance - 0.02 * V),
+    "covariance too large": lambda f, y, omega, V: f._replace(covariance=f.covariance + 0.1 * V),
+    "a tuple": lambda f, y, omega, V: (f.mean, f.covariance),
+    "a list": lambda f, y, omega, V: f._replace(mean=f.mean.tolist()),
+    "whole numbers": lambda f, y, omega, V: f._replace(mean=f.mean.astype(int)),
+}  # fmt: skip
+
+PRIORS = {
+    "estimate 5% too long": {"denoise": lambda p, f, R, Qhat: Denoised(1.05 * f.estimate, f.V)},
+    "estimate is the input": {"denoise": lambda p, f, R, Qhat: Denoised(R, f.V)},
+    "error too small": {"denoise": lambda p, f, R, Qhat: Denoised(f.estimate, 0.8 * f.V)},
+    "estimate of the wrong shape": {"denoise": lambda p, f, R, Qhat: Denoised(f.estimate[0], f.V)},
+    "estimate not a number": {"denoise": lambda p, f, R, Qhat: Denoised(f.estimate * np.nan, f.V)},
+    "map too good": {"overlap": lambda f: Overlap(f.Q + 0.1 * f.V, 0.9 * f.V)},
+    "map that does not add up": {"overlap": lambda f: Overlap(f.Q, 0.9 * f.V)},
+    "map of the wrong shape": {"overlap": lambda f: Overlap(f.Q[..., 0], f.V[..., 0])},
+}
+
+
+@pytest.mark.parametrize("change", CHANNELS.values(), ids=CHANNELS)
+@pytest.mark.parametrize("base", [SequenceLinear, SequenceSoftmax], ids=["linear", "softmax"])
+def test_a_wrong_posterior_gives_no_curve(base, change):
+    problem = problem_of(LOW, channel_with(base, change), "gaussian")
+    with pytest.raises(ProblemError, match=rf"channel '{base.name}': .*smimbench check"):
+        TheoryCache().points(problem, [0.7])
+
+
+@pytest.mark.parametrize("change", PRIORS.values(), ids=PRIORS)
+@pytest.mark.parametrize(
+    ("base", "model"), [(Gaussian, LOW), (Wishart, MATRICES)], ids=["gaussian", "wishart"]
+)
+def test_a_wrong_prior_gives_no_curve(base, model, change):
+    problem = problem_of(model, "linear", prior_with(base, **change))
+    with pytest.raises(ProblemError, match=rf"prior '{base.name}': .*smimbench check"):
+        TheoryCache().thresholds(problem)
+
+
+@pytest.mark.parametrize(
+    ("model", "channel", "prior"),
+    [
+        (LOW, SequenceSoftmax, Gaussian),
+        (LOW, SequenceLinear, Gaussian),
+        (MATRICES, AttentionSoftmax, Wishart),
+    ],
+)
+def test_right_items_of_others_pass(model, channel, prior):
+    require_consistent(problem_of(model, channel, prior))
+
+
+@pytest.mark.parametrize("rho", [0.05, 0.5, 3.0])
+def test_widths_of_the_wishart_prior_pass(rho):
+    class Stranger(Wishart):
+        pass
+
+    problem = Problem(MATRICES, "linear", {"name": "wishart", "rho": rho}, registry=Strangers(prior=Stranger))
+    require_consistent(problem)
+
+
+def test_what_ships_is_not_asked(monkeypatch):
+    """Its tests are the checks; a user does not wait for them."""
+    monkeypatch.setattr(consistency, "_channel", lambda problem: pytest.fail("asked"))
+    monkeypatch.setattr(consistency, "_prior", lambda problem: pytest.fail("asked"))
+    TheoryCache().points(Problem(LOW, "linear", "gaussian"), [0.7])
+
+
+def test_the_command_line_says_it_in_one_line(tmp_path, capsys):
+    from smimbench.cli.main import main
+
+    plugin = tmp_path / "wrong.py"
+    plugin.write_text(PLUGIN)
+    suite = write_suite(tmp_path, SUITE.replace('"linear"', '"long"'))
+    with pytest.raises(SystemExit) as end:
+        main(["theory", str(suite), "--plugins", str(plugin)])
+    assert end.value.code == 2
+    said = capsys.readouterr()
+    assert not said.out
+    (line,) = said.err.strip().splitlines()
+    assert "channel 'long'" in line
+    assert "smimbench check long" in line
+
+
+PLUGIN = """
+from smimbench import hookimpl
+from smimbench_channels.sequence.linear import SequenceLinear
+
+
+class Long(SequenceLinear):
+    name = "long"
+
+    def posterior(self, y, omega, V, **options):
+        found = super().posterior(y, omega, V, **options)
+        return found._replace(mean=1.1 * found.mean)
+
+
+@hookimpl
+def smimbench_register_channels(register):
+    register(Long)
+"""
