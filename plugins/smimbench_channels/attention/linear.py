@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
-
-import array_api_compat
+from typing import TYPE_CHECKING
 
 from smimbench.backend import namespace
-from smimbench.interfaces import Capabilities, ParameterError, Posterior, Uncertain
-from smimbench_channels.attention.pairs import site_pairs, site_scales
+from smimbench.interfaces import ParameterError, Posterior, Uncertain
+from smimbench.numerics.token_pairs import site_values
+from smimbench_channels.bases import AttentionChannel, LinearChannel
+from smimbench_channels.batches import array_like, identity_like, uncentred
 from smimbench_channels.checks import check_latents, check_number, check_whole
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.random import Generator
 
     from smimbench.interfaces import Array
@@ -25,7 +24,7 @@ CONVENTIONS = ("scaled", "plain")
 
 
 @dataclass(frozen=True)
-class AttentionLinear:
+class AttentionLinear(LinearChannel, AttentionChannel):
     r"""Every unordered pair of tokens, observed with Gaussian noise.
 
     .. math::
@@ -65,11 +64,7 @@ class AttentionLinear:
     noise: float = 0.0
     noise_convention: str = "scaled"
 
-    name: ClassVar[str] = "linear"
-    version: ClassVar[int] = 1
-    reference: ClassVar[str] = "derived, checked by tests/channels/test_linear.py"
-    capabilities: ClassVar[Capabilities] = Capabilities(models=("attention-indexed",))
-    symmetry: ClassVar[str] = "none"
+    components = 1
 
     def __post_init__(self) -> None:
         check_whole("tokens", self.tokens, 2)
@@ -79,35 +74,8 @@ class AttentionLinear:
                 "noise_convention", f"must be 'scaled' or 'plain', got {self.noise_convention!r}"
             )
 
-    @property
-    def components(self) -> int:
-        """A single matrix."""
-        return 1
-
-    @property
-    def sites(self) -> int:
-        """Number of unordered pairs of tokens, C = T (T + 1) / 2."""
-        return self.tokens * (self.tokens + 1) // 2
-
-    def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
-        """Labels y (..., n, C) of the latents (..., n, 1, C).
-
-        Noise is drawn on the host, in float64, one number a site in the order of the samples.
-
-        Raises
-        ------
-        ValueError
-            If the channel is noisy and ``rng`` is None, or z has another shape.
-        """
-        y = self.predict(z)
-        if self.noise == 0:
-            return y
-        if rng is None:
-            raise ValueError("rng is required: this channel is noisy")
-        xp = namespace(z)
-        draws = xp.asarray(rng.standard_normal(y.shape), dtype=z.dtype, device=array_api_compat.device(z))
-        variance = self._noise(z)
-        return y + draws * self._scales(z) * xp.sqrt(variance)
+    def _scaled_noise(self, z: Array, draws: Array) -> Array:
+        return draws * self._scales(z) * namespace(z).sqrt(self._noise(z))
 
     def predict(self, z: Array) -> Array:
         """Noiseless label h (..., n, C) of the latents (..., n, 1, C)."""
@@ -134,19 +102,7 @@ class AttentionLinear:
             E[z_c] = \omega_c + \frac{V}{V + \nu_c} \Big(\frac{y_c}{\sqrt{1 + \delta_c}} - \omega_c\Big),
             \qquad \mathrm{Var}(z_c) = \frac{V \nu_c}{V + \nu_c}.
 
-        Parameters
-        ----------
-        y : array (n, C)
-        omega : array (n, 1, C)
-        V : array (1, 1)
-        second_moment : bool
-            Also return ``E[z z^T]`` (n, 1, C, 1, C).
-        rng : numpy.random.Generator, optional
-            Not used: the result is exact.
-
-        Returns
-        -------
-        Posterior
+        ``y`` (n, C), ``omega`` (n, 1, C), ``V`` (1, 1), ``second_moment`` (n, 1, C, 1, C). ``rng`` is not used.
         """
         xp = namespace(y, omega, V)
         check_latents(omega, 1, self.sites)
@@ -157,9 +113,7 @@ class AttentionLinear:
         covariance = xp.reshape(xp.mean(variance), (1, 1))
         moment = None
         if second_moment:
-            identity = xp.eye(self.sites, dtype=omega.dtype, device=array_api_compat.device(omega))
-            moment = mean[:, 0, :, None] * mean[:, 0, None, :] + (identity * variance)[None, :, :]
-            moment = moment[:, None, :, None, :]
+            moment = uncentred(mean, (identity_like(self.sites, omega) * variance)[None, :, :])
         return Posterior(mean, covariance, moment)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
@@ -198,12 +152,7 @@ class AttentionLinear:
         error = Uncertain(weight * v, 0.0, "closed form")
         return {"bayes": error, "plugin": error, "constant": Uncertain(weight * (q + v), 0.0, "closed form")}
 
-    def _scales(self, like: Array) -> Array:
-        xp = namespace(like)
-        return xp.asarray(site_scales(self.tokens), dtype=like.dtype, device=array_api_compat.device(like))
-
     def _noise(self, like: Array) -> Array:
         """Variance of the noise of every site in units of z."""
         diagonal = self.noise / 2 if self.noise_convention == "plain" else self.noise
-        values = [float(diagonal if a == b else self.noise) for a, b in site_pairs(self.tokens)]
-        return namespace(like).asarray(values, dtype=like.dtype, device=array_api_compat.device(like))
+        return array_like(site_values(self.tokens, float(diagonal), float(self.noise)), like)

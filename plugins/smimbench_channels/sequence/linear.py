@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-import array_api_compat
 import numpy as np
 
 from smimbench.backend import namespace
-from smimbench.interfaces import Capabilities, Posterior, Uncertain
+from smimbench.interfaces import Posterior, Uncertain
+from smimbench_channels.bases import LinearChannel, SequenceChannel
+from smimbench_channels.batches import identity_like
 from smimbench_channels.checks import check_latents, check_number, check_whole
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ __all__ = ["SequenceLinear"]
 
 
 @dataclass(frozen=True)
-class SequenceLinear:
+class SequenceLinear(LinearChannel, SequenceChannel):
     r"""All projections of all tokens, observed with Gaussian noise.
 
     .. math:: y_{pm} = z_{pm} + \sqrt{\Delta}\, \xi_{pm}
@@ -57,35 +58,15 @@ class SequenceLinear:
     components: int = 1
     noise: float = 0.0
 
-    name: ClassVar[str] = "linear"
-    version: ClassVar[int] = 1
-    reference: ClassVar[str] = "derived, checked by tests/channels/test_linear.py"
-    capabilities: ClassVar[Capabilities] = Capabilities(models=("sequence-multi-index",))
-    symmetry: ClassVar[str] = "none"
+    symmetry = "none"
 
     def __post_init__(self) -> None:
         check_whole("tokens", self.tokens, 1)
         check_whole("components", self.components, 1)
         check_number("noise", self.noise, positive=False)
 
-    def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
-        """Labels y (..., n, P, M) of the latents of the same shape.
-
-        Noise is drawn on the host, in float64, in the order of the samples.
-
-        Raises
-        ------
-        ValueError
-            If the channel is noisy and ``rng`` is None, or z has another shape.
-        """
-        y = self.predict(z)
-        if self.noise == 0:
-            return y
-        if rng is None:
-            raise ValueError("rng is required: this channel is noisy")
-        xp = namespace(z)
-        draws = xp.asarray(rng.standard_normal(y.shape), dtype=z.dtype, device=array_api_compat.device(z))
-        return y + math.sqrt(self.noise) * draws
+    def _scaled_noise(self, z: Array, draws: Array) -> Array:
+        return math.sqrt(self.noise) * draws
 
     def predict(self, z: Array) -> Array:
         """Noiseless label: z itself, (..., n, P, M)."""
@@ -107,19 +88,7 @@ class SequenceLinear:
             E[z_m] = \omega_m + V (V + \Delta I)^{-1} (y_m - \omega_m), \qquad
             \mathrm{Cov}(z_m) = \Delta V (V + \Delta I)^{-1}.
 
-        Parameters
-        ----------
-        y, omega : array (n, P, M)
-        V : array (P, P)
-            May be singular.
-        second_moment : bool
-            Also return ``E[z z^T]`` (n, P, M, P, M).
-        rng : numpy.random.Generator, optional
-            Not used: the result is exact.
-
-        Returns
-        -------
-        Posterior
+        ``y`` and ``omega`` (n, P, M), ``V`` (P, P), perhaps singular, ``second_moment`` (n, P, M, P, M). ``rng`` is not used.
         """
         xp = namespace(y, omega, V)
         check_latents(omega, self.components, self.tokens)
@@ -127,7 +96,7 @@ class SequenceLinear:
         mean = omega + (y - omega if self.noise == 0 else xp.matmul(gain, y - omega))
         moment = None
         if second_moment:
-            identity = xp.eye(self.tokens, dtype=omega.dtype, device=array_api_compat.device(omega))
+            identity = identity_like(self.tokens, omega)
             moment = mean[:, :, :, None, None] * mean[:, None, None, :, :]
             moment = moment + (covariance[:, None, :, None] * identity[None, :, None, :])[None, ...]
         return Posterior(mean, covariance, moment)
@@ -179,12 +148,10 @@ class SequenceLinear:
         """``V (V + noise I)^{-1}``, the weight of the label, and the covariance that remains."""
         xp = namespace(V)
         if self.noise == 0:
-            return xp.eye(self.components, dtype=V.dtype, device=array_api_compat.device(V)), xp.zeros_like(V)
+            return identity_like(self.components, V), xp.zeros_like(V)
         gain = xp.matrix_transpose(xp.linalg.solve(self._marginal(V), V))
         covariance = self.noise * gain
         return gain, (covariance + xp.matrix_transpose(covariance)) / 2
 
     def _marginal(self, V: Array) -> Array:
-        xp = namespace(V)
-        identity = xp.eye(self.components, dtype=V.dtype, device=array_api_compat.device(V))
-        return V + self.noise * identity
+        return V + self.noise * identity_like(self.components, V)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, to_host
-from smimbench.interfaces import Array, Capabilities, ParameterError, Posterior, Uncertain
+from smimbench.backend import namespace
+from smimbench.interfaces import Array, ParameterError, Posterior, Uncertain
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench_channels.attention.hardmax import two_tokens as pair
 from smimbench_channels.attention.hardmax.agreement import diagonal_wins, disagreement
 from smimbench_channels.attention.hardmax.many_tokens.curve import EXACT, SCRAMBLES, information_curve
 from smimbench_channels.attention.hardmax.many_tokens.exact import row_posterior
 from smimbench_channels.attention.hardmax.many_tokens.rows import exact_moments, gibbs_moments
-from smimbench_channels.attention.pairs import entry_sites, site_scales
+from smimbench_channels.bases import AttentionChannel, HardmaxChannel
+from smimbench_channels.batches import on_host, shifted_second_moment, uncentred, uncertain_like
 from smimbench_channels.checks import check_latents, check_whole
 
 if TYPE_CHECKING:
@@ -27,14 +27,12 @@ if TYPE_CHECKING:
 
 __all__ = ["AttentionHardmax"]
 
-# Most tokens, as far as tests go. Doubled: a Gibbs sweep draws four times as many entries.
-LARGEST = 16
 # Gibbs sweeps of the posterior of more than five tokens. Doubled: half the variance of the mean, twice the time.
 SWEEPS = 64
 
 
 @dataclass(frozen=True)
-class AttentionHardmax:
+class AttentionHardmax(HardmaxChannel, AttentionChannel):
     r"""Row-wise argmax of the attention-indexed matrix, the limit beta -> infinity of ``softmax``.
 
     .. math::
@@ -83,18 +81,11 @@ class AttentionHardmax:
     sweeps: int | None = None
     samples: int | None = None
 
-    name: ClassVar[str] = "hardmax"
-    version: ClassVar[int] = 2
-    reference: ClassVar[str] = "arXiv:2506.01582"
-    capabilities: ClassVar[Capabilities] = Capabilities(models=("attention-indexed",))
-    symmetry: ClassVar[str] = "none"
-    components: ClassVar[int] = 1
-    beta: ClassVar[float] = math.inf
+    beta = math.inf
+    _most_tokens = 16  # as far as tests go; doubled: a Gibbs sweep draws four times as many entries
 
     def __post_init__(self) -> None:
-        check_whole("tokens", self.tokens, 2)
-        if self.tokens > LARGEST:
-            raise ParameterError("tokens", f"must be at most {LARGEST}, got {self.tokens}")
+        super().__post_init__()
         if self.sweeps is not None:
             check_whole("sweeps", self.sweeps, 2)
         if self.samples is not None:
@@ -102,28 +93,12 @@ class AttentionHardmax:
             if self.tokens == 2:
                 raise ParameterError("samples", "has no effect with two tokens and must be left out")
 
-    @property
-    def sites(self) -> int:
-        """Number of unordered pairs of tokens, C = T (T + 1) / 2."""
-        return self.tokens * (self.tokens + 1) // 2
-
     def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
         """Column of the largest entry of every row, integers (..., n, T), of latents ``z`` (..., n, 1, C).
 
         ``rng`` is not used: the channel is noiseless. ValueError if z has another shape.
         """
-        check_latents(z, 1, self.sites)
-        xp, T = namespace(z), self.tokens
-        device = array_api_compat.device(z)
-        h = z[..., 0, :] * xp.asarray(site_scales(T), dtype=z.dtype, device=device)
-        entries = xp.take(h, xp.asarray(entry_sites(T), device=device), axis=-1)
-        return xp.argmax(xp.reshape(entries, (*h.shape[:-1], T, T)), axis=-1)
-
-    def observable(self, y: Array) -> Array:
-        """Attention matrix with one-hot rows, (..., n, T, T), float64."""
-        xp = namespace(y)
-        columns = xp.arange(self.tokens, dtype=y.dtype, device=array_api_compat.device(y))
-        return xp.astype(y[..., None] == columns, xp.float64)
+        return namespace(z).argmax(self._matrix(z), axis=-1)
 
     @property
     def log_partition(self) -> Callable[[Array, Array, Array], Array]:
@@ -146,27 +121,9 @@ class AttentionHardmax:
     ) -> Posterior:
         """Posterior of ``z ~ N(omega, V (x) I_C)`` given the positions of the row maxima.
 
-        Parameters
-        ----------
-        y : integer array (n, T)
-            Labels, as ``forward`` returns them.
-        omega : array (n, 1, C)
-            Means.
-        V : array (1, 1)
-            Variance, positive.
-        second_moment : bool
-            Also return ``E[z z^T]`` (n, 1, C, 1, C), not centred.
-        rng : numpy.random.Generator, optional
-            For the Gibbs sampler; default: a fixed seed.
-
-        Returns
-        -------
-        Posterior
-
-        Raises
-        ------
-        ValueError
-            With three tokens or more, if a label cannot come from a symmetric matrix.
+        ``y`` (n, T), integers, ``omega`` (n, 1, C), ``V`` (1, 1), positive, ``second_moment`` (n, 1, C, 1, C). ``rng`` is for
+        the Gibbs sampler; default: a fixed seed. With three tokens or more ValueError if a label cannot come from a symmetric
+        matrix.
         """
         check_latents(omega, 1, self.sites)
         if self.tokens == 2 and self.sweeps is None:
@@ -180,10 +137,7 @@ class AttentionHardmax:
         shift = xp.sqrt(variance) * found.first
         second = None
         if found.outer is not None:
-            cross = flat[:, :, None] * shift[:, None, :]
-            second = flat[:, :, None] * flat[:, None, :] + cross + xp.matrix_transpose(cross)
-            second = second + variance * found.outer
-            second = xp.astype(second[:, None, :, None, :], omega.dtype)
+            second = shifted_second_moment(flat, shift, variance * found.outer, omega.dtype)
         covariance = xp.astype(xp.reshape(variance * xp.mean(found.variance), (1, 1)), omega.dtype)
         error = math.sqrt(float(xp.mean(found.square_error)))
         return Posterior(xp.astype((flat + shift)[:, None, :], omega.dtype), covariance, second, error)
@@ -193,8 +147,7 @@ class AttentionHardmax:
         found = pair.posterior(y, omega, V, full=second_moment)
         second = None
         if found.covariance is not None:
-            outer = found.mean[:, 0, :, None] * found.mean[:, 0, None, :]
-            second = xp.astype((found.covariance + outer)[:, None, :, None, :], omega.dtype)
+            second = xp.astype(uncentred(found.mean, found.covariance), omega.dtype)
         covariance = xp.astype(xp.astype(V, xp.float64) * (1 - found.reduction), omega.dtype)
         return Posterior(xp.astype(found.mean, omega.dtype), covariance, second, 0.0)
 
@@ -204,18 +157,14 @@ class AttentionHardmax:
         Two tokens: quadrature. More: a curve in ``sqrt(V / (Q + V))`` is estimated from randomised samples
         when it is first asked for, and kept; its error is one standard error.
         """
-        xp = namespace(Q, V)
-        q, v = (to_host(array).astype(np.float64) for array in (Q, V))
-        q, v = np.broadcast_arrays(q, v)
+        q, v = on_host(Q, V)
         if self.tokens == 2:
             value, error = pair.information(q.ravel(), v.ravel())
             method = "quadrature"
         else:
             value, error = information_curve(self.tokens, self._sample_count)(q.ravel(), v.ravel())
             method = "fit through Monte Carlo"
-        place = {"dtype": Q.dtype, "device": array_api_compat.device(Q)}
-        value, error = (xp.asarray(a.reshape(q.shape), **place) for a in (value, error))
-        return Uncertain(value, error, method)
+        return uncertain_like(Q, value.reshape(q.shape), error.reshape(q.shape), method)
 
     @property
     def _sample_count(self) -> int:
@@ -227,31 +176,19 @@ class AttentionHardmax:
     def generalization_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
         """Squared-norm error of the predicted attention matrix on a new sample, summed over its entries.
 
-        Parameters
-        ----------
-        Q, V : array (..., 1, 1)
-            Overlap and error of the estimate; leading axes are a batch.
-
-        Returns
-        -------
-        dict
-            ``"bayes"``: the posterior mean of the one-hot rows; ``"plugin"``: the argmax of the estimated
-            indices; ``"constant"``: the best matrix that ignores the input. Values of the batch's shape.
+        ``Q`` and ``V`` (..., 1, 1), results (...). ``"bayes"``: the posterior mean of the one-hot rows; ``"plugin"``: the
+        argmax of the estimated indices; ``"constant"``: the best matrix that ignores the input.
         """
-        xp = namespace(Q, V)
-        place = {"dtype": Q.dtype, "device": array_api_compat.device(Q)}
-        q, v = (to_host(array).astype(np.float64)[..., 0, 0] for array in (Q, V))
-        q, v = np.broadcast_arrays(q, v)
+        q, v = (array[..., 0, 0] for array in on_host(Q, V))
         T = self.tokens
         method = "closed form" if T == 2 else "quadrature"
         result = {}
         # The posterior mean errs as often as two posterior draws disagree; a wrong one-hot row costs 2.
         for key, replicas, cost in (("bayes", True, 1), ("plugin", False, 2)):
-            value, error = disagreement(T, q.ravel(), v.ravel(), replicas=replicas)
-            value, error = (xp.asarray(cost * T * a.reshape(q.shape), **place) for a in (value, error))
-            result[key] = Uncertain(value, error, method)
+            found = disagreement(T, q.ravel(), v.ravel(), replicas=replicas)
+            value, error = (cost * T * a.reshape(q.shape) for a in found)
+            result[key] = uncertain_like(Q, value, error, method)
         p = diagonal_wins(T)
         constant = np.full(q.shape, T * (1 - p**2 - (1 - p) ** 2 / (T - 1)))
-        zero = np.full(q.shape, 1e-14)
-        result["constant"] = Uncertain(xp.asarray(constant, **place), xp.asarray(zero, **place), method)
+        result["constant"] = uncertain_like(Q, constant, np.full(q.shape, 1e-14), method)
         return result

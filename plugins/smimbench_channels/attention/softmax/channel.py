@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, to_host
-from smimbench.interfaces import Capabilities, ParameterError, Posterior, Uncertain
+from smimbench.backend import namespace
+from smimbench.interfaces import ParameterError, Posterior, Uncertain
 from smimbench.numerics.quadrature import gauss_legendre
-from smimbench_channels.attention.pairs import entry_sites, site_pairs, site_scales
+from smimbench.numerics.token_pairs import site_entries, site_pairs, site_scales, site_values
 from smimbench_channels.attention.softmax.two_layers.channel import TwoLayerAttention
+from smimbench_channels.bases import AttentionChannel, SoftmaxChannel, log_softmax, softmax_vjp
+from smimbench_channels.batches import array_like, on_host, uncentred, uncertain_like
 from smimbench_channels.checks import check_latents, check_number, check_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.random import Generator
 
@@ -35,7 +37,7 @@ _LADDER = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 
 @dataclass(frozen=True)
-class AttentionSoftmax:
+class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
     r"""Row-wise softmax of the matrix of all pairs of tokens.
 
     .. math::
@@ -80,12 +82,6 @@ class AttentionSoftmax:
     beta: float = 1.0
     skip: float = 1.0
 
-    name: ClassVar[str] = "softmax"
-    version: ClassVar[int] = 2
-    reference: ClassVar[str] = "arXiv:2506.01582"
-    capabilities: ClassVar[Capabilities] = Capabilities(models=("attention-indexed",))
-    symmetry: ClassVar[str] = "none"
-
     def __post_init__(self) -> None:
         check_whole("tokens", self.tokens, 2)
         check_whole("layers", self.layers, 1)
@@ -112,11 +108,6 @@ class AttentionSoftmax:
         """One matrix a layer."""
         return self.layers
 
-    @property
-    def sites(self) -> int:
-        """Number of unordered pairs of tokens, C = T (T + 1) / 2."""
-        return self.tokens * (self.tokens + 1) // 2
-
     def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
         """Log-probabilities ``y = log softmax_rows(beta h)`` (..., n, T, T) of the latents (..., n, 1, C).
 
@@ -124,14 +115,7 @@ class AttentionSoftmax:
         """
         if self.layers == 2:
             return self._deep.forward(z)
-        xp = namespace(z)
-        logits = self.beta * self._matrix(z)
-        logits = logits - xp.max(logits, axis=-1, keepdims=True)
-        return logits - xp.log(xp.sum(xp.exp(logits), axis=-1, keepdims=True))
-
-    def observable(self, y: Array) -> Array:
-        """Probabilities ``exp(y)``; every row sums to 1."""
-        return namespace(y).exp(y)
+        return log_softmax(self.beta * self._matrix(z))
 
     def vjp(self, z: Array, cotangent: Array) -> Array:
         r"""Gradient of ``sum(cotangent * observable(forward(z)))`` with respect to z.
@@ -139,30 +123,17 @@ class AttentionSoftmax:
         With p the probabilities, ``A_ab = beta p_ab (G_ab - sum_b' G_ab' p_ab')`` and
         ``gradient_ab = sqrt(1 + delta_ab) (A_ab + (1 - delta_ab) A_ba)``.
 
-        Parameters
-        ----------
-        z : array (..., n, 1, C)
-        cotangent : array (..., n, T, T)
-            G, the derivative of a loss with respect to the probabilities.
-
-        Returns
-        -------
-        array (..., n, 1, C)
+        ``z`` (..., n, 1, C) and ``cotangent`` G (..., n, T, T), the derivative of a loss with respect to the probabilities.
         """
         if self.layers == 2:
             return self._deep.vjp(z, cotangent)
         xp = namespace(z, cotangent)
-        p = self.observable(self.forward(z))
-        inner = xp.sum(cotangent * p, axis=-1, keepdims=True)
-        rows = self.beta * p * (cotangent - inner)
+        rows = softmax_vjp(self.observable(self.forward(z)), cotangent, self.beta)
         both = rows + xp.matrix_transpose(rows)
         both = xp.reshape(both, (*both.shape[:-2], self.tokens**2))
         # On the diagonal the sum counts its one entry twice: sqrt(2) / 2 there, 1 elsewhere.
-        factors = [math.sqrt(0.5) if a == b else 1.0 for a, b in site_pairs(self.tokens)]
-        picked = xp.take(
-            both, self._index(z, [a * self.tokens + b for a, b in site_pairs(self.tokens)]), axis=-1
-        )
-        return (picked * xp.asarray(factors, dtype=z.dtype, device=array_api_compat.device(z)))[..., None, :]
+        factors = array_like(site_values(self.tokens, math.sqrt(0.5), 1.0), z)
+        return (xp.take(both, self._index(z, site_entries(self.tokens)), axis=-1) * factors)[..., None, :]
 
     def posterior(
         self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
@@ -176,21 +147,8 @@ class AttentionSoftmax:
             E[z] = \omega + \Big(I - \frac{u u^T}{|u|^2}\Big) (z_0 - \omega), \qquad
             \mathrm{Cov}(z) = V \frac{u u^T}{|u|^2}, \qquad |u|^2 = \frac{T^2}{2}.
 
-        Parameters
-        ----------
-        y : array (n, T, T)
-            Log-probabilities.
-        omega : array (n, 1, C)
-        V : array (1, 1)
-        second_moment : bool
-            Also return ``E[z z^T]`` (n, 1, C, 1, C).
-        rng : numpy.random.Generator, optional
-            Not used: the result is exact.
-
-        Returns
-        -------
-        Posterior
-            ``covariance`` is V / C.
+        ``y`` (n, T, T), ``omega`` (n, 1, C), ``V`` (1, 1), ``second_moment`` (n, 1, C, 1, C); the ``covariance`` is V / C.
+        ``rng`` is not used.
         """
         if self.layers == 2:
             return self._deep.posterior(y, omega, V, second_moment=second_moment, rng=rng)
@@ -201,8 +159,7 @@ class AttentionSoftmax:
         moment = None
         if second_moment:
             outer = (u[:, None] * u[None, :]) * (2.0 / self.tokens**2)
-            moment = mean[:, 0, :, None] * mean[:, 0, None, :] + V[0, 0] * outer[None, :, :]
-            moment = moment[:, None, :, None, :]
+            moment = uncentred(mean, V[0, 0] * outer[None, :, :])
         return Posterior(xp.asarray(mean), V / self.sites, moment)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
@@ -215,15 +172,7 @@ class AttentionSoftmax:
         The reference measure is Lebesgue's on the hyperplane orthogonal to u, which the labels map onto one
         to one; the Jacobian between the two depends on y alone.
 
-        Parameters
-        ----------
-        y : array (n, T, T)
-        omega : array (n, 1, C)
-        V : array (1, 1)
-
-        Returns
-        -------
-        array (n,)
+        ``y`` (n, T, T), ``omega`` (n, 1, C), ``V`` (1, 1), result (n,).
         """
         if self.layers == 2:
             return self._deep.log_partition(y, omega, V)
@@ -270,56 +219,33 @@ class AttentionSoftmax:
         Panels of Gauss-Legendre nodes follow the step of s, so that the cost does not grow with beta; the
         error is the difference of two orders.
 
-        Parameters
-        ----------
-        Q, V : array (..., 1, 1)
-
-        Returns
-        -------
-        dict of Uncertain
-            ``"bayes"``, ``"plugin"``, ``"constant"``, each of the shape of the batch.
+        ``Q`` and ``V`` (..., 1, 1), results (...).
         """
-        xp = namespace(Q, V)
-        q, v = np.broadcast_arrays(to_host(Q)[..., 0, 0].astype(float), to_host(V)[..., 0, 0].astype(float))
+        q, v = (array[..., 0, 0] for array in on_host(Q, V))
         pairs = list(zip(q.ravel().tolist(), v.ravel().tolist()))
         values, errors = np.empty((3, len(pairs))), np.empty((3, len(pairs)))
         for i, (one_q, one_v) in enumerate(pairs):
             fine = _logistic_errors(one_q, one_v, self.beta, _FINE)
             values[:, i] = fine
             errors[:, i] = np.abs(fine - _logistic_errors(one_q, one_v, self.beta, _COARSE)) + 1e-14 * fine
-        place = {"dtype": V.dtype, "device": array_api_compat.device(V)}
         return {
-            key: Uncertain(
-                xp.asarray(values[k].reshape(q.shape), **place),
-                xp.asarray(errors[k].reshape(q.shape), **place),
-                "quadrature",
-            )
+            key: uncertain_like(V, values[k].reshape(q.shape), errors[k].reshape(q.shape), "quadrature")
             for k, key in enumerate(("bayes", "plugin", "constant"))
         }
 
-    def _index(self, like: Array, positions: list[int] | tuple[int, ...]) -> Array:
+    def _index(self, like: Array, positions: Sequence[int]) -> Array:
         return namespace(like).asarray(positions, device=array_api_compat.device(like))
-
-    def _matrix(self, z: Array) -> Array:
-        """Symmetric h (..., n, T, T) from the latents (..., n, 1, C)."""
-        check_latents(z, 1, self.sites)
-        xp = namespace(z)
-        scales = xp.asarray(site_scales(self.tokens), dtype=z.dtype, device=array_api_compat.device(z))
-        h = xp.take(z[..., 0, :] * scales, self._index(z, entry_sites(self.tokens)), axis=-1)
-        return xp.reshape(h, (*z.shape[:-2], self.tokens, self.tokens))
 
     def _off_line(self, y: Array, omega: Array) -> tuple[Array, Array]:
         """The free direction u (C,), and ``z0 - omega`` without its part along u: what the label adds."""
         xp = namespace(y, omega)
         T, pairs = self.tokens, site_pairs(self.tokens)
         flat = xp.reshape(y, (y.shape[0], T * T))
-        entry = xp.take(flat, self._index(y, [a * T + b for a, b in pairs]), axis=1)
+        entry = xp.take(flat, self._index(y, site_entries(T)), axis=1)
         # The normalisation of row a cancels against that of the last row: h_aT = h_Ta appears in both.
         row = xp.take(flat, self._index(y, [a * T + T - 1 for a, _ in pairs]), axis=1)
         last = xp.take(flat, self._index(y, [(T - 1) * T + a for a, _ in pairs]), axis=1)
-        u = xp.asarray(
-            [1 / s for s in site_scales(T)], dtype=omega.dtype, device=array_api_compat.device(omega)
-        )
+        u = array_like([1 / s for s in site_scales(T)], omega)
         shift = (entry - (row - last)) * (u / self.beta) - omega[:, 0, :]
         along = xp.sum(shift * u, axis=1, keepdims=True) * (2.0 / T**2)
         return u, (shift - along * u)[:, None, :]

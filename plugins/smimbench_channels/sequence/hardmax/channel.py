@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, to_host
-from smimbench.interfaces import Capabilities, ParameterError, Posterior, Uncertain
-from smimbench_channels.checks import check_latents, check_whole
+from smimbench.backend import namespace
+from smimbench.interfaces import Posterior, Uncertain
+from smimbench_channels.bases import HardmaxChannel, SequenceChannel
+from smimbench_channels.batches import on_host, shifted_second_moment, uncertain_like
+from smimbench_channels.checks import check_latents
 from smimbench_channels.sequence.hardmax.information import scaled_information, susceptibility_without_overlap
 from smimbench_channels.sequence.hardmax.posterior import Moments, posterior_moments
 
@@ -24,11 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SequenceHardmax"]
 
-LARGEST = 3  # tokens; the sum over labels and the polynomial of the information are checked up to here
-
 
 @dataclass(frozen=True)
-class SequenceHardmax:
+class SequenceHardmax(HardmaxChannel, SequenceChannel):
     r"""Row-wise argmax of the scores of one attention layer with tied weights.
 
     .. math:: y_m = \arg\max_k z_m z_k
@@ -55,17 +54,8 @@ class SequenceHardmax:
 
     tokens: int
 
-    name: ClassVar[str] = "hardmax"
-    version: ClassVar[int] = 2
-    reference: ClassVar[str] = "arXiv:2502.00901"
-    capabilities: ClassVar[Capabilities] = Capabilities(models=("sequence-multi-index",))
-    symmetry: ClassVar[str] = "signs"
-    components: ClassVar[int] = 1
-
-    def __post_init__(self) -> None:
-        check_whole("tokens", self.tokens, 2)
-        if self.tokens > LARGEST:
-            raise ParameterError("tokens", f"must be at most {LARGEST}, got {self.tokens}")
+    symmetry = "signs"
+    _most_tokens = 3  # the sum over labels and the polynomial of the information are checked up to here
 
     def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
         """Column of the largest entry of every row, integers (..., n, M), of latents ``z`` (..., n, 1, M).
@@ -78,38 +68,13 @@ class SequenceHardmax:
         lowest = xp.argmin(row, axis=-1, keepdims=True)
         return xp.where(row > 0, highest, lowest)
 
-    def observable(self, y: Array) -> Array:
-        """Attention matrix with one-hot rows, (..., n, M, M), float64."""
-        xp = namespace(y)
-        columns = xp.arange(self.tokens, dtype=y.dtype, device=array_api_compat.device(y))
-        return xp.astype(y[..., None] == columns, xp.float64)
-
     def posterior(
         self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
     ) -> Posterior:
         """Posterior of ``z ~ N(omega, V (x) I_M)`` given the positions of the row maxima.
 
-        Parameters
-        ----------
-        y : integer array (n, M)
-            Labels, as ``forward`` returns them.
-        omega : array (n, 1, M)
-            Means.
-        V : array (1, 1)
-            Variance, positive.
-        second_moment : bool
-            Also return ``E[z z^T]`` (n, 1, M, 1, M), not centred.
-        rng : numpy.random.Generator, optional
-            Not used: the integrals are exact.
-
-        Returns
-        -------
-        Posterior
-
-        Raises
-        ------
-        ValueError
-            If a label cannot come from any latents.
+        ``y`` (n, M), integers, ``omega`` (n, 1, M), ``V`` (1, 1), positive, ``second_moment`` (n, 1, M, 1, M). ``rng`` is not
+        used. ValueError if a label cannot come from any latents.
         """
         xp = namespace(omega)
         deviation, found = self._moments(y, omega, V, second_moment)
@@ -118,9 +83,7 @@ class SequenceHardmax:
         second = None
         if found.outer is not None:
             flat = xp.astype(omega[:, 0, :], xp.float64)
-            cross = flat[:, :, None] * shift[:, None, :]
-            second = flat[:, :, None] * flat[:, None, :] + cross + xp.matrix_transpose(cross)
-            second = xp.astype((second + deviation**2 * found.outer)[:, None, :, None, :], omega.dtype)
+            second = shifted_second_moment(flat, shift, deviation**2 * found.outer, omega.dtype)
         mean = omega + xp.astype(shift[:, None, :], omega.dtype)
         return Posterior(mean, xp.astype(xp.reshape(spread, (1, 1)), omega.dtype), second)
 
@@ -146,15 +109,12 @@ class SequenceHardmax:
         A polynomial in ``sqrt(V / (Q + V))``, fitted at the first call to Monte Carlo estimates. The error adds in squares
         one standard error of these and the error of the fit.
         """
-        xp = namespace(Q, V)
-        q, v = np.broadcast_arrays(*(to_host(array).astype(np.float64) for array in (Q, V)))
+        q, v = on_host(Q, V)
         total = np.where(q + v > 0, q + v, 1.0)
         ratio, error = scaled_information(self.tokens)(np.sqrt(v / total))
         with np.errstate(divide="ignore", invalid="ignore"):
             scale = np.where(v > 0, q / total / np.sqrt(v * total), np.inf)
-        place = {"dtype": Q.dtype, "device": array_api_compat.device(Q)}
-        value, error = (xp.asarray(a * scale, **place) for a in (ratio, error))
-        return Uncertain(value, error, "fit through Monte Carlo")
+        return uncertain_like(Q, ratio * scale, error * scale, "fit through Monte Carlo")
 
     def susceptibility(self, Q: Array, V: Array) -> Uncertain:
         """How the information starts, ``I = lambda Q`` to first order, where Q = 0; 0 elsewhere. (..., 1, 1).

@@ -16,10 +16,10 @@ import numpy as np
 from smimbench.numerics.qmc import normal_scrambles
 from smimbench.numerics.quadrature import gauss_legendre
 from smimbench.numerics.seeds import monte_carlo_rng
+from smimbench.numerics.token_pairs import entry_sites, site_scales
 from smimbench_channels.attention.hardmax.many_tokens.exact import row_posterior
 from smimbench_channels.attention.hardmax.many_tokens.gibbs import sample_moments
 from smimbench_channels.attention.hardmax.many_tokens.patterns import label_classes
-from smimbench_channels.attention.pairs import entry_sites, site_scales
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,8 +19,8 @@ import numpy as np
 
 from smimbench.backend import clip, namespace, special
 from smimbench.numerics.quadrature import gauss_legendre
+from smimbench.numerics.token_pairs import site_scales
 from smimbench_channels.attention.hardmax.many_tokens.patterns import Pattern, patterns
-from smimbench_channels.attention.pairs import site_scales
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -11,7 +11,7 @@ import numpy as np
 
 from smimbench.backend import clip, namespace, special
 from smimbench.numerics.masked import spread_at_mask
-from smimbench_channels.attention.pairs import entry_sites, site_pairs, site_scales
+from smimbench.numerics.token_pairs import entry_sites, site_pairs, site_scales
 
 if TYPE_CHECKING:
     from types import ModuleType

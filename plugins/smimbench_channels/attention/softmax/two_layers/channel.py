@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, to_host
+from smimbench.backend import namespace
 from smimbench.interfaces import Posterior, Uncertain
 from smimbench_channels.attention.softmax.two_layers.accuracy import ACCURACY
 from smimbench_channels.attention.softmax.two_layers.information import sampled_information
 from smimbench_channels.attention.softmax.two_layers.integrals import integrals
 from smimbench_channels.attention.softmax.two_layers.weight import DIRECTIONS, ROOT2, reduced
+from smimbench_channels.bases import SoftmaxChannel, log_softmax, softmax_vjp
+from smimbench_channels.batches import identity_like, on_host, uncertain_like
 from smimbench_channels.checks import check_latents, check_number, check_whole
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ __all__ = ["TwoLayerAttention"]
 
 
 @dataclass(frozen=True)
-class TwoLayerAttention:
+class TwoLayerAttention(SoftmaxChannel):
     r"""Softmax of the second layer's indices between the tokens that the first layer has mixed.
 
     .. math::
@@ -84,11 +86,7 @@ class TwoLayerAttention:
         xp = namespace(z)
         _, mixing, second = self._mixing(xp, z)
         last = xp.matmul(xp.matmul(mixing, second), xp.matrix_transpose(mixing))
-        return _log_softmax(xp, self.beta * last)
-
-    def observable(self, y: Array) -> Array:
-        """Probabilities ``exp(y)``; every row sums to 1."""
-        return namespace(y).exp(y)
+        return log_softmax(self.beta * last)
 
     def vjp(self, z: Array, cotangent: Array) -> Array:
         """Gradient of ``sum(cotangent * observable(forward(z)))`` with respect to z (..., n, 2, 3)."""
@@ -96,20 +94,16 @@ class TwoLayerAttention:
         xp = namespace(z, cotangent)
         attention, mixing, second = self._mixing(xp, z)
         last = xp.matmul(xp.matmul(mixing, second), xp.matrix_transpose(mixing))
-        outer = self._softmax_vjp(xp, xp.exp(_log_softmax(xp, self.beta * last)), cotangent)
+        outer = softmax_vjp(xp.exp(log_softmax(self.beta * last)), cotangent, self.beta)
         to_second = xp.matmul(xp.matmul(xp.matrix_transpose(mixing), outer), mixing)
         to_mixing = xp.matmul(xp.matmul(outer + xp.matrix_transpose(outer), mixing), second)
-        to_first = self._softmax_vjp(xp, attention, to_mixing)
+        to_first = softmax_vjp(attention, to_mixing, self.beta)
         return xp.stack([_to_latents(xp, to_first), _to_latents(xp, to_second)], axis=-2)
-
-    def _softmax_vjp(self, xp: ModuleType, p: Array, cotangent: Array) -> Array:
-        return self.beta * p * (cotangent - xp.sum(cotangent * p, axis=-1, keepdims=True))
 
     def _mixing(self, xp: ModuleType, z: Array) -> tuple[Array, Array, Array]:
         """First layer's attention, B and h_2, each (..., n, 2, 2)."""
-        attention = xp.exp(_log_softmax(xp, self.beta * _matrix(xp, z[..., 0, :])))
-        eye = xp.eye(2, dtype=z.dtype, device=array_api_compat.device(z))
-        return attention, self.skip * eye + attention, _matrix(xp, z[..., 1, :])
+        attention = xp.exp(log_softmax(self.beta * _matrix(xp, z[..., 0, :])))
+        return attention, self.skip * identity_like(2, z) + attention, _matrix(xp, z[..., 1, :])
 
     # -- posterior -----------------------------------------------------------------------------------------
 
@@ -118,27 +112,9 @@ class TwoLayerAttention:
     ) -> Posterior:
         """Posterior of ``z ~ N(omega, V (x) I_3)`` given the label.
 
-        Parameters
-        ----------
-        y : array (n, 2, 2)
-            Log-probabilities.
-        omega : array (n, 2, 3)
-        V : array (2, 2)
-            Positive definite; the layers may be correlated.
-        second_moment : bool
-            Also return ``E[z z^T]`` (n, 2, 3, 2, 3).
-        rng : numpy.random.Generator, optional
-            Not used: the integrals are deterministic.
-
-        Returns
-        -------
-        Posterior
-            ``error`` is found by integrating some of the samples again on finer squares.
-
-        Raises
-        ------
-        ValueError
-            If V is not positive definite.
+        ``y`` (n, 2, 2), ``omega`` (n, 2, 3), ``V`` (2, 2), ``second_moment`` (n, 2, 3, 2, 3). ``rng`` is not used: the
+        integrals are deterministic, and ``error`` comes from integrating some of the samples again on finer squares.
+        ValueError if V is not positive definite; correlated layers are allowed.
         """
         check_latents(omega, 2, 3)
         xp = namespace(y, omega, V)
@@ -198,14 +174,12 @@ class TwoLayerAttention:
         then has an off-diagonal even before anything is learned. Scrambled Sobol points in eight dimensions,
         the same for every (Q, V), with control variates; the error is the standard error over the scrambles.
         """
-        xp = namespace(Q, V)
-        q, v = np.broadcast_arrays(to_host(Q).astype(np.float64), to_host(V).astype(np.float64))
+        q, v = on_host(Q, V)
         estimate = partial(sampled_information, self.forward, self.beta, self.skip, self.samples)
         pairs = [estimate(one_q, one_v) for one_q, one_v in zip(q.reshape(-1, 2, 2), v.reshape(-1, 2, 2))]
-        place = {"dtype": Q.dtype, "device": array_api_compat.device(Q)}
         value, error = (np.array([p[k] for p in pairs]).reshape(q.shape) for k in (0, 1))
         method = f"Monte Carlo ({ACCURACY.scrambles} scrambles of {self.samples // ACCURACY.scrambles} Sobol points)"
-        return Uncertain(xp.asarray(value, **place), xp.asarray(error, **place), method)
+        return uncertain_like(Q, value, error, method)
 
 
 def _matrix(xp: ModuleType, z: Array) -> Array:
@@ -218,8 +192,3 @@ def _to_latents(xp: ModuleType, gradient: Array) -> Array:
     """Transpose of ``_matrix``."""
     off = gradient[..., 0, 1] + gradient[..., 1, 0]
     return xp.stack([ROOT2 * gradient[..., 0, 0], off, ROOT2 * gradient[..., 1, 1]], axis=-1)
-
-
-def _log_softmax(xp: ModuleType, logits: Array) -> Array:
-    logits = logits - xp.max(logits, axis=-1, keepdims=True)
-    return logits - xp.log(xp.sum(xp.exp(logits), axis=-1, keepdims=True))

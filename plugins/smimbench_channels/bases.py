@@ -1,0 +1,135 @@
+"""What channels share: declarations, the sites of a model, labels of one kind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import array_api_compat
+
+from smimbench.backend import namespace
+from smimbench.interfaces import Capabilities, ParameterError
+from smimbench.numerics.token_pairs import entry_sites, site_scales
+from smimbench_channels.batches import array_like
+from smimbench_channels.checks import check_latents, check_whole
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+    from smimbench.interfaces import Array
+
+__all__ = [
+    "AttentionChannel",
+    "HardmaxChannel",
+    "LinearChannel",
+    "SequenceChannel",
+    "SoftmaxChannel",
+    "log_softmax",
+    "softmax_vjp",
+]
+
+
+class SequenceChannel:
+    """Of sequence multi-index models: a site for every token."""
+
+    tokens: int
+    reference = "arXiv:2502.00901"
+    capabilities = Capabilities(models=("sequence-multi-index",))
+
+
+class AttentionChannel:
+    """Of attention-indexed models: a site for every unordered pair of tokens."""
+
+    tokens: int
+    reference = "arXiv:2506.01582"
+    capabilities = Capabilities(models=("attention-indexed",))
+    symmetry = "none"
+
+    @property
+    def sites(self) -> int:
+        """Number of unordered pairs of tokens, C = T (T + 1) / 2."""
+        return self.tokens * (self.tokens + 1) // 2
+
+    def _scales(self, like: Array) -> Array:
+        """``sqrt(1 + delta_ab)`` of every site, (C,)."""
+        return array_like(site_scales(self.tokens), like)
+
+    def _matrix(self, z: Array) -> Array:
+        """Symmetric h (..., n, T, T) from the latents (..., n, 1, C); ValueError if these have another shape."""
+        check_latents(z, 1, self.sites)
+        xp = namespace(z)
+        index = xp.asarray(entry_sites(self.tokens), device=array_api_compat.device(z))
+        h = xp.take(z[..., 0, :] * self._scales(z), index, axis=-1)
+        return xp.reshape(h, (*z.shape[:-2], self.tokens, self.tokens))
+
+
+class SoftmaxChannel:
+    """Labels are logarithms of probabilities."""
+
+    name = "softmax"
+    version = 2
+
+    def observable(self, y: Array) -> Array:
+        """Probabilities ``exp(y)``; every row sums to 1."""
+        return namespace(y).exp(y)
+
+
+def log_softmax(logits: Array) -> Array:
+    """Logarithm of the softmax along the last axis."""
+    xp = namespace(logits)
+    logits = logits - xp.max(logits, axis=-1, keepdims=True)
+    return logits - xp.log(xp.sum(xp.exp(logits), axis=-1, keepdims=True))
+
+
+def softmax_vjp(p: Array, cotangent: Array, beta: float) -> Array:
+    """Gradient of ``sum(cotangent * p)`` with respect to h, of which ``p = softmax(beta h)`` along the last axis."""
+    return beta * p * (cotangent - namespace(p).sum(cotangent * p, axis=-1, keepdims=True))
+
+
+class HardmaxChannel:
+    """Labels (n, T) name the column of the largest entry of every row."""
+
+    tokens: int
+    name = "hardmax"
+    version = 2
+    components = 1
+    _most_tokens: int
+
+    def __post_init__(self) -> None:
+        check_whole("tokens", self.tokens, 2)
+        if self.tokens > self._most_tokens:
+            raise ParameterError("tokens", f"must be at most {self._most_tokens}, got {self.tokens}")
+
+    def observable(self, y: Array) -> Array:
+        """Attention matrix with one-hot rows, (..., n, T, T), float64."""
+        xp = namespace(y)
+        columns = xp.arange(self.tokens, dtype=y.dtype, device=array_api_compat.device(y))
+        return xp.astype(y[..., None] == columns, xp.float64)
+
+
+class LinearChannel:
+    """Labels are the latents, up to known scales, with Gaussian noise or without."""
+
+    noise: float
+    name = "linear"
+    version = 1
+    reference = "derived, checked by tests/channels/test_linear.py"
+
+    def predict(self, z: Array) -> Array:
+        """Label without its noise."""
+        raise NotImplementedError
+
+    def _scaled_noise(self, z: Array, draws: Array) -> Array:
+        """Noise of the labels from standard normal numbers."""
+        raise NotImplementedError
+
+    def forward(self, z: Array, *, rng: Generator | None = None) -> Array:
+        """Labels of the latents: ``predict(z)`` and noise, which is drawn on the host, in float64, in the order of the samples.
+
+        ValueError if the channel is noisy and ``rng`` is None, or z has another shape.
+        """
+        y = self.predict(z)
+        if self.noise == 0:
+            return y
+        if rng is None:
+            raise ValueError("rng is required: this channel is noisy")
+        return y + self._scaled_noise(z, array_like(rng.standard_normal(y.shape), z))

@@ -1,0 +1,89 @@
+"""Arrays of many samples, or of many overlaps: made like others, joined, replaced in part, brought to the host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import array_api_compat
+import numpy as np
+
+from smimbench.backend import namespace, to_host
+from smimbench.interfaces import Uncertain
+from smimbench.numerics.masked import put_at_mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from smimbench.interfaces import Array
+
+__all__ = [
+    "array_like",
+    "blocks",
+    "identity_like",
+    "joined",
+    "on_host",
+    "put_tuple",
+    "shifted_second_moment",
+    "uncentred",
+    "uncertain_like",
+]
+
+T = TypeVar("T", bound=tuple[Any, ...])
+
+
+def array_like(values: Any, like: Array, dtype: Any = None) -> Array:
+    """Numbers on the namespace and device of ``like``, and of its dtype unless another is named."""
+    xp = namespace(like)
+    return xp.asarray(values, dtype=dtype or like.dtype, device=array_api_compat.device(like))
+
+
+def identity_like(size: int, like: Array) -> Array:
+    """Unit matrix (size, size) with the namespace, device and dtype of ``like``."""
+    return namespace(like).eye(size, dtype=like.dtype, device=array_api_compat.device(like))
+
+
+def blocks(n: int, size: int) -> Iterator[slice]:
+    """Consecutive slices of ``size`` that cover ``range(n)``; a single empty one for n = 0."""
+    return (slice(start, min(start + size, n)) for start in range(0, max(n, 1), size))
+
+
+def joined(parts: Sequence[T]) -> T:
+    """Named tuples of arrays (None where a part has none), one behind the other along the first axis."""
+    if len(parts) == 1:
+        return parts[0]
+    xp = namespace(parts[0][0])
+    make: Any = type(parts[0])
+    found: T = make(*(None if c[0] is None else xp.concat(list(c), axis=0) for c in zip(*parts)))
+    return found
+
+
+def put_tuple(whole: T, mask: Array, part: Sequence[Any]) -> T:
+    """``put_at_mask`` for named tuples of arrays, along the first axis of each."""
+    pairs = zip(whole, part)
+    make: Any = type(whole)
+    found: T = make(*(None if old is None else put_at_mask(old, mask, new) for old, new in pairs))
+    return found
+
+
+def uncentred(mean: Array, covariance: Array) -> Array:
+    """``E[z z^T]`` (n, 1, C, 1, C) of one component from its mean (n, 1, C) and covariance (n or 1, C, C)."""
+    outer = mean[:, 0, :, None] * mean[:, 0, None, :]
+    return (outer + covariance)[:, None, :, None, :]
+
+
+def shifted_second_moment(centre: Array, shift: Array, spread: Array, dtype: Any) -> Array:
+    """``E[z z^T]`` (n, 1, C, 1, C) of ``z = centre + e`` (n, C) from ``E[e]`` (n, C) and ``E[e e^T]`` (n, C, C)."""
+    xp = namespace(centre)
+    cross = centre[:, :, None] * shift[:, None, :]
+    second = centre[:, :, None] * centre[:, None, :] + cross + xp.matrix_transpose(cross)
+    return xp.astype((second + spread)[:, None, :, None, :], dtype)
+
+
+def on_host(*arrays: Array) -> list[np.ndarray[Any, Any]]:
+    """The arrays in float64, broadcast to one shape, on the host."""
+    return list(np.broadcast_arrays(*(to_host(array).astype(np.float64) for array in arrays)))
+
+
+def uncertain_like(like: Array, value: Any, error: Any, method: str) -> Uncertain:
+    """A result from the host with the namespace, device and dtype of ``like``."""
+    return Uncertain(array_like(value, like), array_like(error, like), method)
