@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from smimbench_channels.sequence.softmax import one_layer
 from smimbench_channels.sequence.softmax.last_layer import information as tables
-from smimbench_channels.sequence.softmax.last_layer.accuracy import Accuracy
-from smimbench_channels.sequence.softmax.last_layer.posterior import second_moments
+from smimbench_channels.sequence.softmax.last_layer.posterior import posterior_moments
+from smimbench_channels.sequence.softmax.last_layer.tables import ACCURACY, Accuracy, make_tables, node_count
 
 from smimbench.backend.arrays import to_host
 from tests.conftest import assert_placed
@@ -39,6 +39,27 @@ def brute_force(z, weight, u, omega, v, skip):
         moments[:-1] += np.einsum("n,nli,nlj->lij", w, z, z)
         moments[-1] += np.einsum("n,ni,nj->ij", w, last, last)
     return moments / total
+
+
+def second_moments(u, omega, v, skip):
+    """E[z_l z_l^T | y] (n, L, 2, 2) of every layer when nothing but the last one is known, from the tables."""
+    layers, last = len(v), len(v) - 1
+    scales = tuple(np.sqrt(v[:last]).tolist())
+    # Without knowing Q the width is compared with what the means themselves show.
+    spread = v[last] + max(float((omega**2).mean()), 0.0)
+    count = node_count(skip, layers, v[last] / spread, True, ACCURACY)
+    tables = make_tables(float(skip), scales, None, 0.0, count, 0, ACCURACY)
+    ut = u / (1.0 + skip) ** last
+    found = posterior_moments(tables, ut, ut[:, 0] - ut[:, 1], omega, float(v[last]), full=True)
+    result = np.empty((len(u), layers, 2, 2))
+    a, b = omega.T
+    result[:, last] = (found.product + a * found.shift[:, 1] + b * found.shift[:, 0] + a * b)[:, None, None]
+    diagonal = found.square + 2 * omega * found.shift + omega**2
+    for m in range(2):
+        result[:, last, m, m] = diagonal[:, m]
+        result[:, :last, m, m] = v[:last] * (found.unknown[:, :, m] + 1)
+    result[:, :last, 0, 1] = result[:, :last, 1, 0] = v[:last] * found.unknown[:, :, 2]
+    return result
 
 
 def labels(rng, layers, q, skip, n):

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import array_api_compat
 
 from smimbench.backend import clip, namespace, special
-from smimbench.numerics.masked import put_at_mask
 from smimbench.numerics.quadrature import gauss_legendre
+from smimbench_channels.batches import blocks, joined, put_tuple
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -61,14 +61,7 @@ def posterior_moments(y: Array, a: Array, full: bool) -> Moments:
     """Moments of ``z ~ N(a, I)`` given labels ``y`` (n, M); ``a`` (n, M), ``outer`` only if ``full``."""
     xp = namespace(a)
     block = max(1, ELEMENTS // (4 * NODES * a.shape[1]))
-    starts = range(0, max(1, a.shape[0]), block)
-    blocks = [slice(k, min(k + block, a.shape[0])) for k in starts]
-    parts = [_block_moments(xp, y[rows, :], a[rows, :], full) for rows in blocks]
-    if len(parts) == 1:
-        return parts[0]
-    return Moments(
-        *(None if p[0] is None else xp.concat(p) for p in (list(values) for values in zip(*parts)))
-    )
+    return joined([_block_moments(xp, y[rows, :], a[rows, :], full) for rows in blocks(a.shape[0], block)])
 
 
 def _block_moments(xp: ModuleType, y: Array, a: Array, full: bool) -> Moments:
@@ -124,12 +117,7 @@ def _group_moments(xp: ModuleType, a: Array, member: Array, leader: Array, full:
     found = _integrate(
         xp, xp.take(a, index, axis=0), xp.take(member, index, axis=0), xp.take(leader, index, axis=0), full
     )
-    return Moments(
-        *(
-            None if old is None else put_at_mask(old, count > 1, new)
-            for old, new in zip((log, shift, square, outer), found)
-        )
-    )
+    return put_tuple(Moments(log, shift, square, outer), count > 1, found)
 
 
 class _Truncated(NamedTuple):

@@ -19,12 +19,13 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smimbench.backend import namespace, to_host
-from smimbench.interfaces import Array, Capabilities, ParameterError, Posterior, Uncertain
+from smimbench.interfaces import Array, ParameterError, Posterior, Uncertain
+from smimbench_channels.bases import SequenceChannel, SoftmaxChannel
 from smimbench_channels.sequence.softmax import information, network, one_layer
 from smimbench_channels.sequence.softmax.moments import Moments
 from smimbench_channels.sequence.softmax.network import Network
@@ -37,7 +38,7 @@ __all__ = ["SequenceSoftmax"]
 
 
 @dataclass(frozen=True)
-class SequenceSoftmax:
+class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
     """Noiseless deep attention, one direction per layer, observed through its last attention matrix.
 
     Latents ``z`` (n, L, M) hold one row per layer. With ``S(v) = softmax_rows(v v^T)``::
@@ -80,11 +81,7 @@ class SequenceSoftmax:
     accuracy: float = 1e-5
     points: int = 2048
 
-    name: ClassVar[str] = "softmax"
-    version: ClassVar[int] = 2
-    reference: ClassVar[str] = "arXiv:2502.00901"
-    capabilities: ClassVar[Capabilities] = Capabilities(models=("sequence-multi-index",))
-    symmetry: ClassVar[str] = "signs"
+    symmetry = "signs"
 
     def __post_init__(self) -> None:
         for key in ("tokens", "layers", "points"):
@@ -131,23 +128,10 @@ class SequenceSoftmax:
         """Label ``log softmax_rows(u u^T)`` (n, M, M) of the latents (n, L, M); ``rng`` is not used."""
         return network.log_attention(network.output(z, self.skip))
 
-    def observable(self, y: Array) -> Array:
-        """Attention probabilities ``exp(y)`` (n, M, M); every row sums to 1."""
-        return namespace(y).exp(y)
-
     def vjp(self, z: Array, cotangent: Array) -> Array:
         """Gradient of ``sum(cotangent * observable(forward(z)))`` with respect to ``z``, by reverse mode.
 
-        Parameters
-        ----------
-        z : array (n, L, M)
-            Latents.
-        cotangent : array (n, M, M)
-            Derivative of a loss with respect to the probabilities.
-
-        Returns
-        -------
-        array (n, L, M)
+        ``z`` (n, L, M), ``cotangent`` (n, M, M), the derivative of a loss with respect to the probabilities.
         """
         return network.output_vjp(
             z, self.skip, network.attention_vjp(network.output(z, self.skip), cotangent)
@@ -162,22 +146,8 @@ class SequenceSoftmax:
         ``1 / |det B|`` and an integral over the other layers remains: adaptive quadrature for two layers of
         two tokens, importance sampling with quasi-random points otherwise.
 
-        Parameters
-        ----------
-        y : array (n, M, M)
-            Labels, as ``forward`` returns them.
-        omega : array (n, L, M)
-            Means.
-        V : array (L, L)
-            Covariance between layers, positive definite; any correlation is allowed.
-        second_moment : bool
-            Also return ``E[z z^T | y]`` (n, L, M, L, M).
-        rng : numpy.random.Generator, optional
-            Not needed: integration points are fixed, so that equal inputs give equal results.
-
-        Returns
-        -------
-        Posterior
+        ``y`` (n, M, M), ``omega`` (n, L, M), ``V`` (L, L), positive definite with any correlation, ``second_moment`` (n, L, M,
+        L, M). ``rng`` is not needed: integration points are fixed, so that equal inputs give equal results.
         """
         if self.layers == 1:
             return one_layer.posterior(network.output_of_label(y), omega, V, second_moment)

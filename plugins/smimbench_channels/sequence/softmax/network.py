@@ -9,10 +9,12 @@ With ``S(v) = softmax_rows(v v^T)``, ``A(v) = c I + S(v)`` and latents ``z`` (n,
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Array
+from smimbench_channels.bases import log_softmax
+from smimbench_channels.batches import identity_like
 
 __all__ = [
     "Network",
@@ -35,10 +37,7 @@ class Network(NamedTuple):
 
 def log_attention(v: Array) -> Array:
     """``log S(v)``, the row-wise log-softmax of ``v v^T``: (..., M) to (..., M, M)."""
-    xp = namespace(v)
-    logits = v[..., :, None] * v[..., None, :]
-    logits = logits - xp.max(logits, axis=-1, keepdims=True)
-    return logits - xp.log(xp.sum(xp.exp(logits), axis=-1, keepdims=True))
+    return log_softmax(v[..., :, None] * v[..., None, :])
 
 
 def attention(v: Array) -> Array:
@@ -62,7 +61,7 @@ def _apply_transposed(matrix: Array, vector: Array) -> Array:
 def attention_product(w: Array, skip: float) -> Array:
     """``B_K`` (..., M, M), the product of the attention matrices of the K >= 1 layers ``w`` (..., K, M)."""
     xp = namespace(w)
-    B = attention(w[..., 0, :]) + skip * _identity(xp, w)
+    B = attention(w[..., 0, :]) + skip * identity_like(w.shape[-1], w)
     for layer in range(1, w.shape[-2]):
         B = skip * B + xp.matmul(attention(_apply(B, w[..., layer, :])), B)
     return B
@@ -72,12 +71,6 @@ def output(z: Array, skip: float) -> Array:
     """Last hidden vector ``u`` (..., M) of the latents ``z`` (..., L, M)."""
     last = z[..., -1, :]
     return last if z.shape[-2] == 1 else _apply(attention_product(z[..., :-1, :], skip), last)
-
-
-def _identity(xp: Any, like: Array) -> Array:
-    import array_api_compat
-
-    return xp.eye(like.shape[-1], dtype=like.dtype, device=array_api_compat.device(like))
 
 
 def output_vjp(z: Array, skip: float, cotangent: Array) -> Array:
@@ -98,7 +91,7 @@ def output_vjp(z: Array, skip: float, cotangent: Array) -> Array:
     """
     xp = namespace(z, cotangent)
     layers = z.shape[-2]
-    h, S, B = [z[..., 0, :]], [], [_identity(xp, z)]
+    h, S, B = [z[..., 0, :]], [], [identity_like(z.shape[-1], z)]
     for layer in range(1, layers):
         S.append(attention(h[-1]))
         B.append(skip * B[-1] + xp.matmul(S[-1], B[-1]))
@@ -147,22 +140,13 @@ def output_of_label(y: Array) -> Array:
     if tokens == 2:  # only one pair: the same numbers in a tenth of the time
         scaled = y[:, :, 0] - y[:, :, 1]
         gap = scaled[:, 0] - scaled[:, 1]
-        some = gap > 0.0
-        return scaled * xp.where(some, 1.0 / xp.sqrt(xp.where(some, gap, 1.0)), 0.0)[:, None]
-    contrast = _diagonal(xp, y)[:, :, None] - y
-    squared = contrast + xp.matrix_transpose(contrast)
-    upper = xp.triu(squared)
-    flat = xp.argmax(xp.reshape(upper, (n, tokens * tokens)), axis=1)
-    first, second = flat // tokens, flat % tokens
-    shape = (n, tokens, 1)
-    scaled = (
-        xp.take_along_axis(y, xp.broadcast_to(first[:, None, None], shape), axis=2)
-        - xp.take_along_axis(y, xp.broadcast_to(second[:, None, None], shape), axis=2)
-    )[..., 0]
-    gap = xp.max(xp.max(upper, axis=-1), axis=-1)
+    else:
+        contrast = xp.linalg.diagonal(y)[:, :, None] - y
+        upper = xp.triu(contrast + xp.matrix_transpose(contrast))
+        flat = xp.argmax(xp.reshape(upper, (n, tokens * tokens)), axis=1)
+        ends = (xp.broadcast_to(k[:, None, None], (n, tokens, 1)) for k in (flat // tokens, flat % tokens))
+        one, other = (xp.take_along_axis(y, k, axis=2)[..., 0] for k in ends)
+        scaled = one - other
+        gap = xp.max(xp.max(upper, axis=-1), axis=-1)
     some = gap > 0.0
     return scaled * xp.where(some, 1.0 / xp.sqrt(xp.where(some, gap, 1.0)), 0.0)[:, None]
-
-
-def _diagonal(xp: Any, matrix: Array) -> Array:
-    return xp.linalg.diagonal(matrix)

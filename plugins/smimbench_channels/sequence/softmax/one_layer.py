@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
-import array_api_compat
 import numpy as np
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Array, Posterior, Uncertain
 from smimbench.numerics.quadrature import gaussian_trapezoid
+from smimbench_channels.batches import array_like, blocks
 
 __all__ = ["information", "log_partition", "posterior", "susceptibility"]
 
@@ -79,15 +80,11 @@ def information(Q: Array, V: Array, tokens: int) -> Uncertain:
     by tests/channels/sequence/test_softmax.py.
     """
     xp = namespace(Q, V)
-    device = array_api_compat.device(Q)
-    batch = Q.shape[:-2]
     q = xp.astype(xp.reshape(Q, (-1,)), xp.float64)
     v = xp.astype(xp.reshape(V, (-1,)), xp.float64)
     tau, k = q + v, q / v
 
-    def move(nodes: np.ndarray) -> Array:
-        return xp.asarray(nodes, dtype=xp.float64, device=device)
-
+    move = partial(array_like, like=Q, dtype=xp.float64)
     step = min(LOG_RADIUS_STEP, 0.35 / math.sqrt(tokens))
     rho, fine_rho = _log_radius_rule(tokens, step)
     x, fine_x = gaussian_trapezoid(NORMAL_POINTS)
@@ -99,8 +96,7 @@ def information(Q: Array, V: Array, tokens: int) -> Uncertain:
     rho, x = move(rho), move(x)
 
     results: list[list[Array]] = [[], []]
-    for start in range(0, q.shape[0], BATCH):
-        block = slice(start, min(start + BATCH, q.shape[0]))
+    for block in blocks(q.shape[0], BATCH):
         y = xp.sqrt(k[block])[:, None, None] * rho[None, :, None]
         t = y * (y + x[None, None, :])
         small = k[block] <= 1.0
@@ -111,7 +107,6 @@ def information(Q: Array, V: Array, tokens: int) -> Uncertain:
             q_, v_ = q[block], v[block]
             result.append(xp.where(small, learned - tokens * q_, tokens * v_ - learned) / (v_ * v_))
     full, half = (xp.concat(result) for result in results)
-    shape = (*batch, 1, 1)
-    value = xp.astype(xp.reshape(full, shape), Q.dtype)
-    error = xp.astype(xp.reshape(xp.abs(full - half) + 1e-14 * xp.abs(full), shape), Q.dtype)
+    errors = xp.abs(full - half) + 1e-14 * xp.abs(full)
+    value, error = (xp.astype(xp.reshape(a, Q.shape), Q.dtype) for a in (full, errors))
     return Uncertain(value, error, "quadrature")

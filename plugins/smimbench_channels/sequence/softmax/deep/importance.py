@@ -27,6 +27,7 @@ import numpy as np
 from smimbench.backend import namespace
 from smimbench.interfaces import Array
 from smimbench.numerics.masked import put_at_mask, spread_at_mask
+from smimbench_channels.batches import blocks, joined, put_tuple
 from smimbench_channels.sequence.softmax.deep.integrand import Law, make_law
 from smimbench_channels.sequence.softmax.deep.proposal import Gaussians, Proposal, draw
 from smimbench_channels.sequence.softmax.deep.search import propose
@@ -62,30 +63,10 @@ def integrate(
 ) -> Moments:
     """Posterior moments and partition function for any number of layers, and two or three tokens.
 
-    Parameters
-    ----------
-    u : array (n, M), float64
-        Outputs, up to sign.
-    omega : array (n, L, M), float64
-        Means, L >= 2.
-    V : ndarray (L, L)
-        Positive definite, on the host.
-    skip : float
-        c >= 0.
-    accuracy : float
-        Samples whose error is smaller after an eighth of the points are left at that.
-    points : int
-        Points per sample, over all scrambles; rounded down to a power of 2.
-    full : bool
-        Return the whole second moment instead of its traces over tokens.
-    seed : int
-        Different seeds give independent results.
-
-    Returns
-    -------
-    Moments
-        ``error`` is a standard error over ``SCRAMBLES`` scrambles, with a floor of one over the effective
-        number of points.
+    The parameters are those of ``softmax.posterior.integrate``, for two or three tokens and ``V`` with L >= 2. Samples whose
+    error is below ``accuracy`` after an eighth of the points are left at that; ``points`` are counted over all scrambles and
+    rounded down to a power of 2. The ``error`` is a standard error over ``SCRAMBLES`` scrambles, not below one over the
+    effective number of points.
     """
     xp = namespace(u, omega)
     n, tokens = u.shape
@@ -95,13 +76,12 @@ def integrate(
         sizes.insert(0, _sizes(law, points // 8))
     host = isinstance(u, np.ndarray)
     block = max(1, (ELEMENTS if host else DEVICE_ELEMENTS) // sum(sizes[-1]))
-    parts = []
-    for start in range(0, n, block):
-        rows = slice(start, min(start + block, n))
-        parts.append(
+    return joined(
+        [
             _integrate_block(xp, law, V, u[rows, ...], omega[rows, ...], accuracy, sizes, full, seed)
-        )
-    return parts[0] if len(parts) == 1 else Moments(*(xp.concat(values) for values in zip(*parts)))
+            for rows in blocks(n, block)
+        ]
+    )
 
 
 def _sizes(law: Law, points: int) -> tuple[int, int, int]:
@@ -163,18 +143,15 @@ def _integrate_block(
 
 def _of_samples(xp: Any, proposal: Proposal, index: Array) -> Proposal:
     """The mixture of some of the samples."""
-    gaussians, odds = proposal
-    if gaussians is not None:
-        gaussians = Gaussians(*(xp.take(x, index, axis=0) for x in gaussians))
-    return Proposal(gaussians, xp.take(odds, index, axis=0))
+    gaussians = proposal.gaussians and Gaussians(*(xp.take(x, index, axis=0) for x in proposal.gaussians))
+    return Proposal(gaussians, xp.take(proposal.odds, index, axis=0))
 
 
 def _updated(old: Proposal, new: Proposal, chosen: Array) -> Proposal:
     """``old`` with the mixture ``new`` for the samples of the mask ``chosen``."""
     gaussians = None
     if old.gaussians is not None and new.gaussians is not None:
-        pairs = zip(old.gaussians, new.gaussians)
-        gaussians = Gaussians(*(put_at_mask(a, chosen, b) for a, b in pairs))
+        gaussians = put_tuple(old.gaussians, chosen, new.gaussians)
     return Proposal(gaussians, put_at_mask(old.odds, chosen, new.odds))
 
 

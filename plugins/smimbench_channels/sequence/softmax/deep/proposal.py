@@ -148,9 +148,11 @@ def draw(
         parts.append(_by_layer(law, move(normal_points(size, by_prior, "deep attention: prior", seed))))
         masks.append(xp.ones((n, by_prior), dtype=xp.bool, device=device))
     if by_branch:
+        from scipy.special import ndtri
+
         cube = uniform_points(size + 1, by_branch, "deep attention: branch", seed)
         uniform = move(cube[:, :1])[0]
-        normal = _by_layer(law, move(_to_normal(cube[:, 1:])))
+        normal = _by_layer(law, move(np.asarray(ndtri(cube[:, 1:]))))
         xi, exists = _branch_points(xp, law, u, omega, proposal.odds, normal, uniform)
         parts.append(xi)
         masks.append(exists)
@@ -183,9 +185,3 @@ def draw(
         top = xp.maximum(top, term)
     density = top + xp.log(sum((xp.exp(term - top) for term in terms[1:]), xp.exp(terms[0] - top)))
     return points, xp.where(exists, points.log_total - density, -math.inf)
-
-
-def _to_normal(points: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    from scipy.special import ndtri
-
-    return np.asarray(ndtri(points))

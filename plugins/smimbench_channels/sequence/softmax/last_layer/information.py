@@ -25,23 +25,23 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
-import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, to_host
+from smimbench.backend import to_host
 from smimbench.interfaces import Array, Uncertain
 from smimbench.numerics.control_variates import controlled_mean
 from smimbench.numerics.linalg import is_diagonal
 from smimbench.numerics.qmc import normal_points
-from smimbench_channels.sequence.softmax.last_layer.accuracy import ACCURACY, Accuracy
+from smimbench_channels.batches import joined, on_host, uncertain_like
 from smimbench_channels.sequence.softmax.last_layer.posterior import (
     KnownLayer,
     Moments,
     compress,
-    joined,
     posterior_moments,
 )
 from smimbench_channels.sequence.softmax.last_layer.tables import (
+    ACCURACY,
+    Accuracy,
     Host,
     Tables,
     make_tables,
@@ -78,13 +78,7 @@ def supports(Q: Array, V: Array) -> bool:
 def information(Q: Array, V: Array, skip: float, accuracy: Accuracy = ACCURACY) -> Uncertain:
     r"""``E \sum_m g_m g_m^T`` (..., L, L), diagonal, at overlaps that ``supports`` accepts.
 
-    Parameters
-    ----------
-    Q, V : array (..., L, L)
-    skip : float
-        c >= 0.
-    accuracy : Accuracy
-        Resolution of tables and number of labels.
+    ``skip`` is c >= 0; ``accuracy`` the resolution of tables and the number of labels.
     """
     return _batched(Q, V, skip, 0, accuracy)
 
@@ -97,23 +91,14 @@ def susceptibility(Q: Array, V: Array, skip: float, accuracy: Accuracy = ACCURAC
         \lambda_{ab} = E \sum_{mk} G_{a,mk} G_{b,mk}, \qquad
         G_{a,mk} = (E[z_{am} z_{ak} | y, \omega] - V_{aa} \delta_{mk}) / V_{aa}^2
 
-    Entries of known layers are 0.
-
-    Parameters
-    ----------
-    Q, V : array (..., L, L)
-    skip : float
-        c >= 0.
-    accuracy : Accuracy
-        Resolution of tables and number of labels.
+    Entries of known layers are 0. Parameters as for ``information``.
     """
     return _batched(Q, V, skip, 2, accuracy)
 
 
 def _batched(Q: Array, V: Array, skip: float, which: int, accuracy: Accuracy) -> Uncertain:
     """Result ``which`` of ``evaluate``, and its error, for each overlap of a batch."""
-    xp = namespace(Q, V)
-    q, v = np.broadcast_arrays(to_host(Q).astype(float), to_host(V).astype(float))
+    q, v = on_host(Q, V)
     layers = q.shape[-1]
     values, errors = np.zeros((2, *q.shape)).reshape(2, -1, layers, layers)
     for k, (one_q, one_v) in enumerate(zip(q.reshape(-1, layers, layers), v.reshape(-1, layers, layers))):
@@ -122,10 +107,8 @@ def _batched(Q: Array, V: Array, skip: float, which: int, accuracy: Accuracy) ->
         pair = tuple(np.diagonal(one_q).tolist()), tuple(np.diagonal(one_v).tolist())
         value, error = evaluate(float(skip), *pair, accuracy)[which : which + 2]
         values[k], errors[k] = (np.diag(value), np.diag(error)) if which == 0 else (value, error)
-    place = {"dtype": V.dtype, "device": array_api_compat.device(V)}
-    value, error = (xp.asarray(a.reshape(q.shape), **place) for a in (values, errors))
     method = f"quadrature in the latents, Monte Carlo over labels ({accuracy.scrambles} scrambles)"
-    return Uncertain(value, error, method)
+    return uncertain_like(V, values.reshape(q.shape), errors.reshape(q.shape), method)
 
 
 class _Case(NamedTuple):

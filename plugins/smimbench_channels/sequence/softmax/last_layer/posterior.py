@@ -6,61 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smimbench.backend import to_host
-from smimbench.interfaces import Array
-from smimbench_channels.sequence.softmax.last_layer.accuracy import ACCURACY, Accuracy
-from smimbench_channels.sequence.softmax.last_layer.tables import Host, Tables, make_tables, node_count
+from smimbench_channels.sequence.softmax.last_layer.tables import Host, Tables
 
-__all__ = ["KnownLayer", "Moments", "compress", "joined", "posterior_moments", "second_moments"]
-
-
-def second_moments(u: Array, omega: Array, V: Array, skip: float, accuracy: Accuracy = ACCURACY) -> Array:
-    """``E[z_l z_l^T | y]`` of every layer when nothing but the last one is known.
-
-    Parameters
-    ----------
-    u : array (n, 2)
-        Outputs, up to sign.
-    omega : array (n, 2)
-        Means of the last layer; those of the others are zero.
-    V : array (L,)
-        Variances of the layers.
-    skip : float
-        c >= 0.
-    accuracy : Accuracy
-        Resolution of the tables.
-
-    Returns
-    -------
-    array (n, L, 2, 2)
-        On the host.
-    """
-    u, omega = to_host(u).astype(float), to_host(omega).astype(float)
-    v = to_host(V).astype(float)
-    layers, last = len(v), len(v) - 1
-    scales = tuple(np.sqrt(v[:last]).tolist())
-    # Without knowing Q the width is compared with what the means themselves show.
-    spread = v[last] + max(float((omega**2).mean()), 0.0)
-    count = node_count(skip, layers, v[last] / spread, True, accuracy)
-    tables = make_tables(float(skip), scales, None, 0.0, count, 0, accuracy)
-    ut = u / (1.0 + skip) ** last
-    found = posterior_moments(tables, ut, ut[:, 0] - ut[:, 1], omega, float(v[last]), full=True)
-    assert found.product is not None
-    result = np.empty((len(u), layers, 2, 2))
-    mixed = (
-        found.product
-        + omega[:, 0] * found.shift[:, 1]
-        + omega[:, 1] * found.shift[:, 0]
-        + omega[:, 0] * omega[:, 1]
-    )
-    diagonal = found.square + 2 * omega * found.shift + omega**2
-    for layer in range(layers):
-        moments = found.unknown[:, layer] if layer < last else None
-        for m in range(2):
-            result[:, layer, m, m] = diagonal[:, m] if moments is None else v[layer] * (moments[:, m] + 1)
-        off = mixed if moments is None else v[layer] * moments[:, 2]
-        result[:, layer, 0, 1] = result[:, layer, 1, 0] = off
-    return result
+__all__ = ["KnownLayer", "Moments", "compress", "posterior_moments"]
 
 
 class Moments(NamedTuple):
@@ -79,12 +27,6 @@ class Moments(NamedTuple):
     known_shift: Host | None
     known_square: Host | None
     unknown: Host
-
-
-def joined(blocks: list[Moments]) -> Moments:
-    """Moments of the samples of all blocks."""
-    columns: list[Any] = [None if c[0] is None else np.concatenate(c) for c in zip(*blocks)]
-    return Moments(*columns)
 
 
 def posterior_moments(

@@ -19,6 +19,7 @@ import numpy as np
 from smimbench.backend import clip, namespace
 from smimbench.interfaces import Array
 from smimbench.numerics.masked import put_at_mask, spread_at_mask
+from smimbench_channels.batches import blocks, joined, put_tuple
 from smimbench_channels.sequence.softmax.deep import importance
 from smimbench_channels.sequence.softmax.moments import Moments
 from smimbench_channels.sequence.softmax.two_layers import quadrature
@@ -65,24 +66,7 @@ def integrate(
 ) -> Moments:
     """Posterior moments and partition function of two layers and two tokens.
 
-    Parameters
-    ----------
-    u : array (n, 2), float64
-        Outputs, up to sign.
-    omega : array (n, 2, 2), float64
-        Means, layers by tokens.
-    V : ndarray (2, 2)
-        Positive definite, on the host.
-    skip : float
-        c >= 0.
-    accuracy : float
-        Target for the relative error of every sample.
-    full : bool
-        Return the whole second moment instead of its three traces over tokens.
-
-    Returns
-    -------
-    Moments
+    The parameters are those of ``softmax.posterior.integrate``; ``accuracy`` is the target of every sample.
     """
     v11, v12, v22 = float(V[0, 0]), 0.5 * float(V[0, 1] + V[1, 0]), float(V[1, 1])
     # Correlated layers have a narrower conditional law than the box around them.
@@ -98,19 +82,17 @@ def integrate(
         return moments
     part_u, part_omega = xp.take(u, index, axis=0), xp.take(omega, index, axis=0)
     rescued = _rescue(xp, part_u, part_omega, rule, half_square, xp.take(energy, index, axis=0))
-    return Moments(*(put_at_mask(old, poor, new) for old, new in zip(moments, rescued)))
+    return put_tuple(moments, poor, rescued)
 
 
 def _solve(
     xp: Any, u: Array, omega: Array, rule: Rule, half_square: Array, depth: Array
 ) -> tuple[Moments, Array]:
     """Integrate where ``|z - omega|^2 / V < 2 half_square``, relative to ``exp(-depth)``; and the energy."""
-    n = u.shape[0]
     integrate_block = _version_for(u)
     block = BLOCK_SAMPLES if isinstance(u, np.ndarray) else DEVICE_BLOCK_SAMPLES
     parts, energies = [], []
-    for start in range(0, n, block):
-        rows = slice(start, min(start + block, n))
+    for rows in blocks(u.shape[0], block):
         reach = xp.sqrt(2.0 * half_square[rows])
         sums, error = integrate_block(u[rows, ...], omega[rows, ...], rule, reach, -depth[rows])
         energy = _energy(sums, rule)
@@ -118,8 +100,7 @@ def _solve(
         outside = xp.exp(clip(energy - half_square[rows], -700.0, 0.0))
         parts.append(_finish(sums, -depth[rows], error + outside, rule))
         energies.append(energy)
-    moments = parts[0] if len(parts) == 1 else Moments(*(xp.concat(values) for values in zip(*parts)))
-    return moments, energies[0] if len(energies) == 1 else xp.concat(energies)
+    return joined(parts), energies[0] if len(energies) == 1 else xp.concat(energies)
 
 
 def _rescue(xp: Any, u: Array, omega: Array, rule: Rule, half_square: float, energy: Array) -> Moments:
@@ -167,7 +148,7 @@ def _rescue(xp: Any, u: Array, omega: Array, rule: Rule, half_square: float, ene
         return result
     first = Moments(*(spread_at_mask(values, mask) for values in result))
     mask, result = parts[1]
-    return Moments(*(put_at_mask(old, mask, new) for old, new in zip(first, result)))
+    return put_tuple(first, mask, result)
 
 
 @lru_cache

@@ -44,23 +44,17 @@ def block_sums(u: Array, omega: Array, rule: Rule, reach: Array, level: Array) -
 
     Parameters
     ----------
-    u : array (n, 2), float64
-        Outputs, up to sign.
-    omega : array (n, 2, 2), float64
-        Means, layers by tokens.
+    u, omega : array (n, 2) and (n, 2, 2), float64
+        Outputs, up to sign, and means, layers by tokens.
     rule : Rule
         The problem, and when to stop.
-    reach : array (n,)
-        Half width of the box around ``omega``, in units of ``sqrt(V)``.
-    level : array (n,)
-        Logarithm in units of which the integrand is summed.
+    reach, level : array (n,)
+        Half width of the box around ``omega`` in units of ``sqrt(V)``, and logarithm in units of which is summed.
 
     Returns
     -------
-    sums : array (8 or 15, n)
-        Of 1, the four entries of ``z - omega`` and their products, as ``_sum_points`` orders them.
-    error : array (n,)
-        Of the first sum, relative.
+    sums, error : array (8 or 15, n) and (n,)
+        Of 1, the four entries of ``z - omega`` and their products, as ``_sum_points`` orders them; relative error of the first.
     """
     xp = namespace(u, omega)
     v11, _, v22 = rule.V
