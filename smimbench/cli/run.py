@@ -2,80 +2,56 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from smimbench.cli.options import (
-    OK,
-    complain,
-    json_option,
-    load,
-    make_console,
-    print_json,
-    results_option,
-    shared_options,
-    store_of,
-    with_registry,
-)
-from smimbench.cli.show import present
+from smimbench.cli.options import JSON, OK, RESULTS, SUITE, Request, command, make_console, print_json
+from smimbench.cli.show import Results, present
 
 if TYPE_CHECKING:
-    from smimbench.registry.registry import Registry
     from smimbench.run.campaign import Campaign
 
 
-@click.command()
-@click.argument("suite_name", metavar="SUITE")
-@click.option(
-    "--backend",
-    "backends",
-    multiple=True,
-    metavar="NAME",
-    help="Array backend: numpy, cupy, ...; may be given twice.",
+@command(
+    SUITE,
+    click.Option(
+        ["--backend", "backends"],
+        multiple=True,
+        metavar="NAME",
+        help="Array backend: numpy, cupy, ...; may be given twice.",
+    ),
+    click.Option(
+        ["--workers"],
+        type=click.IntRange(1),
+        default=None,
+        help="Processes side by side [default: one per core].",
+    ),
+    click.Option(
+        ["--dask"], default=None, metavar="ADDRESS", help="Run the cells on the workers of a Dask scheduler."
+    ),
+    RESULTS,
+    click.Option(
+        ["--timing"], is_flag=True, help="Times that can be trusted: serial, fixed BLAS threads, warmed up."
+    ),
+    click.Option(
+        ["--threads"],
+        type=click.IntRange(1),
+        default=1,
+        show_default=True,
+        help="BLAS threads per process.",
+    ),
+    click.Option(
+        ["--retry"],
+        multiple=True,
+        type=click.Choice(["not-converged", "diverged", "timeout", "failed", "skipped"]),
+        help="Run cells of this status again.",
+    ),
+    click.Option(["--dry-run"], is_flag=True, help="Count cells, time and memory; draw nothing."),
+    click.Option(["--no-figure"], is_flag=True, help="Tables only."),
+    JSON,
 )
-@click.option(
-    "--workers", type=click.IntRange(1), default=None, help="Processes side by side [default: one per core]."
-)
-@click.option(
-    "--dask", default=None, metavar="ADDRESS", help="Run the cells on the workers of a Dask scheduler."
-)
-@results_option
-@click.option(
-    "--timing", is_flag=True, help="Times that can be trusted: serial, fixed BLAS threads, warmed up."
-)
-@click.option(
-    "--threads", type=click.IntRange(1), default=1, show_default=True, help="BLAS threads per process."
-)
-@click.option(
-    "--retry",
-    multiple=True,
-    type=click.Choice(["not-converged", "diverged", "timeout", "failed", "skipped"]),
-    help="Run cells of this status again.",
-)
-@click.option("--dry-run", is_flag=True, help="Count cells, time and memory; draw nothing.")
-@click.option("--no-figure", is_flag=True, help="Tables only.")
-@json_option
-@shared_options()
-@with_registry
-def run(
-    suite_name: str,
-    backends: tuple[str, ...],
-    workers: int | None,
-    dask: str | None,
-    results: Path,
-    timing: bool,
-    threads: int,
-    retry: tuple[str, ...],
-    dry_run: bool,
-    no_figure: bool,
-    as_json: bool,
-    overrides: tuple[str, ...],
-    only: tuple[str, ...],
-    quiet: bool,
-    registry: Registry,
-) -> int:
+def run(request: Request, backends: tuple[str, ...], dry_run: bool, no_figure: bool, **how: Any) -> int:
     """Run what is missing of a suite, then show tables and draw figures.
 
     SUITE is a path or the name of a shipped suite. Finished cells are kept under --results and never run twice; stop at any
@@ -83,38 +59,17 @@ def run(
     """
     from smimbench.run.campaign import plan_campaign
 
-    if dask and timing:
+    if how["dask"] and how["timing"]:
         raise click.UsageError("--timing measures this machine; it cannot be combined with --dask")
-    suite = load(suite_name, overrides, only, registry)
-    store = store_of(suite_name, suite, results)
+    suite = request.suite()
+    store = request.store(suite)
     backends = backends or ("numpy",)
-    campaign = plan_campaign(
-        suite,
-        store,
-        backends,
-        workers=workers,
-        timing=timing,
-        threads=threads,
-        dask=dask,
-        retry=retry,
-        dry_run=dry_run,
-        registry=registry,
-    )
-    if not quiet:
-        for remark in campaign.remarks:
-            complain(remark)
+    campaign = plan_campaign(suite, store, backends, dry_run=dry_run, registry=request.registry, **how)
+    request.remark(campaign.remarks)
     if dry_run:
-        return _dry_run(campaign, as_json)
-    _run_with_progress(campaign, silent=quiet or as_json)
-    return present(
-        suite,
-        store,
-        backends,
-        as_json=as_json,
-        quiet=quiet,
-        figure=not no_figure,
-        results_name=str(store.folder),
-    )
+        return _dry_run(campaign, request.as_json)
+    _run_with_progress(campaign, silent=request.quiet or request.as_json)
+    return present(Results(suite, store, backends), request, figure=not no_figure)
 
 
 def _dry_run(campaign: Campaign, as_json: bool) -> int:

@@ -10,7 +10,7 @@ from smimbench.interfaces import offers
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["component_word", "distinguish", "without_versions"]
+__all__ = ["component_word", "distinguish", "place", "without_versions"]
 
 
 def without_versions(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -20,6 +20,11 @@ def without_versions(spec: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in spec.items()
         if key != "version"
     }
+
+
+def place(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a row is of, whatever its metric and component."""
+    return tuple(row[key] for key in ("problem", "algorithm", "backend", "alpha", "dimension"))
 
 
 def component_word(problem: Any) -> str:
