@@ -3,6 +3,7 @@
 Plugins import the names of this page from here.
 """
 
-from smimbench.problem.problem import Instance, Problem, ProblemError
+from smimbench.problem.instance import Instance
+from smimbench.problem.problem import Problem, ProblemError
 
 __all__ = ["Instance", "Problem", "ProblemError"]

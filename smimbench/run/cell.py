@@ -16,7 +16,8 @@ from smimbench.backend.roofline import remembered
 from smimbench.backend.streaming import StreamedInputs
 from smimbench.files import canonical_json
 from smimbench.interfaces import member
-from smimbench.problem.problem import Instance, Problem
+from smimbench.problem.instance import Instance
+from smimbench.problem.problem import Problem
 from smimbench.problem.seeds import seed_sequence
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import Registry, get_registry

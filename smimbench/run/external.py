@@ -14,7 +14,7 @@ from smimbench.suite.errors import SuiteError
 from smimbench.suite.overrides import selects
 
 if TYPE_CHECKING:
-    from smimbench.problem.problem import Instance
+    from smimbench.problem.instance import Instance
     from smimbench.suite.cells import ProblemPlan, Suite
 
 __all__ = ["Point", "choose_point", "read_estimate", "score_record", "write_instance"]

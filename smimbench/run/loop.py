@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
     from smimbench.backend.device import Backend
     from smimbench.interfaces import Array, Data, Info
-    from smimbench.problem.problem import Instance, Problem
+    from smimbench.problem.instance import Instance
+    from smimbench.problem.problem import Problem
 
 __all__ = ["LoopResult", "LoopSettings", "Status", "run_algorithm"]
 

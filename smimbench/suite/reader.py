@@ -13,9 +13,9 @@ import pydantic
 
 from smimbench.files import canonical_json
 from smimbench.interfaces import ParameterError, offers
-from smimbench.problem.problem import Problem, ProblemError
+from smimbench.problem.problem import Problem, ProblemError, specification
 from smimbench.registry.metrics import find_metric
-from smimbench.registry.parameters import build, explain_validation, parameters_of, unknown_key
+from smimbench.registry.parameters import build, explain_validation, unknown_key
 from smimbench.registry.registry import Registry, RegistryError, get_registry
 from smimbench.suite.cells import ProblemPlan, Suite
 from smimbench.suite.errors import SuiteError
@@ -306,10 +306,7 @@ class _Reader:
                     f"{key}.name",
                     f"algorithm {table.name!r} works for {', '.join(entry.models)}, not for {plan.problem.model.name!r}",
                 )
-        spec = {"name": entry.name, "version": entry.item.version, **parameters_of("algorithm", item)}
-        if entry.distribution != "smimbench":
-            spec["distribution"] = entry.distribution
-        return spec
+        return specification(entry, item)
 
     # -- run options ----------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ import numpy as np
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
 from smimbench.interfaces import STORED_NAMES, Info, member, offers
-from smimbench.problem.problem import Instance
+from smimbench.problem.instance import Instance
 from smimbench.registry.adapters import plan_of
 from smimbench.registry.parameters import parameters_of
 from smimbench.testing.arrays import expect_array, in_strict_namespace, private_randomness

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from smimbench.interfaces import Array
-    from smimbench.problem.problem import Instance
+    from smimbench.problem.instance import Instance
     from smimbench.testing.context import CheckContext
 
 DIMENSION = 12

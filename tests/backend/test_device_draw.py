@@ -8,7 +8,7 @@ from scipy import stats
 
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import Backend, get_backend
-from smimbench.problem import problem as problem_module
+from smimbench.problem import instance as instance_module
 from smimbench.problem.problem import Problem
 from smimbench.run import cell as runner
 from smimbench.suite.errors import SuiteError
@@ -50,7 +50,7 @@ def test_they_are_standard_normal():
 
 def test_chunks_of_the_drawing_are_independent(monkeypatch):
     """Blocks have seeds of their own: no two may be alike, and how many are asked for changes none."""
-    monkeypatch.setattr(problem_module, "DEVICE_BLOCK", 2 * 30 * 4)
+    monkeypatch.setattr(instance_module, "DEVICE_BLOCK", 2 * 30 * 4)
     long = LINEAR.instance(0.6, 30, device=get_backend("numpy"))
     blocks = [np.ravel(long.inputs[i : i + 4]) for i in range(0, 16, 4)]
     for i in range(4):

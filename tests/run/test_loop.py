@@ -10,7 +10,8 @@ import pytest
 from smimbench.backend.device import Backend, get_backend
 from smimbench.derive.stopping import OverlapRule, Stationarity
 from smimbench.interfaces import Info
-from smimbench.problem.problem import Instance, Problem
+from smimbench.problem.instance import Instance
+from smimbench.problem.problem import Problem
 from smimbench.run.loop import LoopSettings, Status, run_algorithm
 
 D = 50

@@ -18,7 +18,7 @@ from smimbench_priors.gaussian import Gaussian
 from smimbench_priors.wishart import Wishart
 
 from smimbench import Capabilities, Denoised, Info, Uncertain
-from smimbench.problem.problem import Instance
+from smimbench.problem.instance import Instance
 from smimbench.testing import check
 from tests.channels.attention.test_attention_hardmax import ratio_posterior
 
