@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["THEORY_VERSION", "TheoryCache"]
 
-THEORY_VERSION = 4
+THEORY_VERSION = 5
 """Raised when the numbers of the state-evolution solver itself change: remembered values of older ones are not used."""
 
 
@@ -55,7 +55,7 @@ class TheoryCache:
             self._require_consistent(problem, key)
             solved = competing(problem, missing)
             flat = [p for branches in solved for p in branches]
-            errors = iter(curve_errors(problem, [p.Q for p in flat], [p.V for p in flat]))
+            errors = iter(curve_errors(problem, *zip(*((p.Q, p.V, p.error) for p in flat))))
             for alpha, branches in zip(missing, solved):
                 points = [point_document(problem, p, next(errors)) for p in branches]
                 self._points[key, alpha] = points

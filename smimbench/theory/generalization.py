@@ -34,6 +34,8 @@ SCRAMBLES = 8
 """Independent scrambles, whose spread is the error; doubled, that spread is known 1.4 times better."""
 POINTS = 2**12
 """Sobol points in each; doubled, errors of smooth labels nearly halve."""
+NEGLIGIBLE = 1e-8
+"""Numerical errors of V below this do not show in a prediction; doubled, nor do they."""
 NODES = 25
 """Chebyshev nodes along a curve; doubled, the error of interpolation is squared."""
 
@@ -80,8 +82,28 @@ def measured_error(
     return found
 
 
-def curve_errors(problem: Problem, Q: Sequence[Array], V: Sequence[Array]) -> list[dict[str, Uncertain]]:
+def curve_errors(
+    problem: Problem, Q: Sequence[Array], V: Sequence[Array], uncertain: Sequence[Array] | None = None
+) -> list[dict[str, Uncertain]]:
     """``generalization_error`` along a curve; a long curve of one component is interpolated.
+
+    ``uncertain`` (P,) for every point is the numerical error of the diagonal of V. What it makes of the prediction, to first
+    order and with the same random points, is added to the stated errors.
+    """
+    found = _along(problem, Q, V)
+    for i, error in enumerate(() if uncertain is None else uncertain):
+        move = np.diag(np.minimum(np.broadcast_to(error, len(V[i])), np.maximum(np.diagonal(Q[i]), 0.0)))
+        if move.max() > NEGLIGIBLE:
+            there = generalization_error(problem, Q[i] - move, V[i] + move)
+            here = generalization_error(problem, Q[i], V[i])
+            for kind, entry in found[i].items():
+                slope = abs(there[kind].value - here[kind].value)
+                found[i][kind] = entry._replace(error=entry.error + slope)
+    return found
+
+
+def _along(problem: Problem, Q: Sequence[Array], V: Sequence[Array]) -> list[dict[str, Uncertain]]:
+    """Without the error of V.
 
     The errors are smooth in sqrt(V) (they behave like sqrt(V) or V near perfect recovery), so Chebyshev interpolation in
     that variable converges geometrically. What half of the nodes would have said is part of the error.
@@ -119,6 +141,7 @@ def _sampled(problem: Problem, joint: Array, V: Array) -> dict[str, Uncertain]:
     P, C = problem.components, problem.model.sites
     mixing, spread = symmetric_root(joint), symmetric_root(V)
     sums: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    means, squares = [], []
     for scramble in range(SCRAMBLES):
         normal = normal_points(4 * P * C, POINTS, "generalization error", scramble).reshape(POINTS, 4 * P, C)
         both = mixing @ normal[:, : 2 * P]
@@ -126,10 +149,11 @@ def _sampled(problem: Problem, joint: Array, V: Array) -> dict[str, Uncertain]:
         y = predict(channel, truth)
         first = predict(channel, omega + spread @ normal[:, 2 * P : 3 * P])
         second = predict(channel, omega + spread @ normal[:, 3 * P :])
-        mean = y.mean(axis=0)
+        means.append(y.mean(axis=0))
+        squares.append(_square(y))
         sums["plugin"].append(_square(y - predict(channel, omega)))
         sums["bayes"].append(float(np.mean(np.sum(((y - first) * (y - second)).reshape(POINTS, -1), axis=1))))
-        sums["constant"].append(_square(y - mean) * POINTS / (POINTS - 1))
+    sums["constant"] = _variances(np.stack(means), np.array(squares))
     method = f"Monte Carlo ({SCRAMBLES} Sobol scrambles of {POINTS})"
     return {
         kind: Uncertain(float(np.mean(v)), float(np.std(v, ddof=1) / np.sqrt(SCRAMBLES)), method)
@@ -140,3 +164,20 @@ def _sampled(problem: Problem, joint: Array, V: Array) -> dict[str, Uncertain]:
 def _square(difference: Array) -> float:
     flat = np.asarray(difference, dtype=float).reshape(len(difference), -1)
     return float(np.mean(np.sum(flat * flat, axis=1)))
+
+
+def _variances(means: Array, squares: Array) -> list[float]:
+    """Jackknife values of ``E |y|^2 - |E y|^2`` from the means of y and of its square in independent scrambles.
+
+    The square of a mean is biased by its variance; the product of the means of two scrambles is not.
+    """
+    count = len(means)
+    flat = means.reshape(count, -1)
+    total, own = flat.sum(axis=0), np.sum(flat * flat, axis=1)
+
+    def value(total: Array, own: Array, squares: Array, n: int) -> float:
+        return float(squares.sum() / n - (total @ total - own.sum()) / (n * (n - 1)))
+
+    whole = value(total, own, squares, count)
+    rest = [value(total - flat[s], np.delete(own, s), np.delete(squares, s), count - 1) for s in range(count)]
+    return [count * whole - (count - 1) * one for one in rest]

@@ -1,0 +1,44 @@
+"""Errors of prediction against exact values, and what their stated errors hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from smimbench import Problem
+from smimbench.theory import generalization
+from smimbench.theory.cache import TheoryCache
+
+TWO_TOKENS = Problem({"name": "sequence-multi-index", "tokens": 2}, "hardmax", "gaussian")
+
+
+def test_the_constant_predictor_is_unbiased_and_its_error_is_honest(monkeypatch):
+    """Exact for two tokens: 3/4. Means within a scramble are correlated, so no factor n / (n - 1) would do."""
+    original = generalization.normal_points
+    scores = []
+    for k in range(16):
+        monkeypatch.setattr(
+            generalization, "normal_points", lambda d, n, what, *i, k=k: original(d, n, f"{what} {k}", *i)
+        )
+        found = generalization.generalization_error(TWO_TOKENS, np.array([[0.5]]), np.array([[0.5]]))[
+            "constant"
+        ]
+        scores.append((found.value - 0.75) / found.error)
+    assert abs(np.mean(scores)) < 4 / np.sqrt(len(scores))
+    assert 0.4 < np.std(scores) < 1.6
+
+
+@pytest.mark.slow
+def test_the_error_of_V_is_part_of_the_error_of_a_prediction():
+    """Three tokens: V comes from a fit through sampled numbers, the prediction from a quadrature without error of its own."""
+    problem = Problem({"name": "attention-indexed", "tokens": 3}, "hardmax", {"name": "wishart", "rho": 0.5})
+    ((point,),) = TheoryCache().points(problem, [0.05])
+    V, error = 1.5 - point["overlap"][0][0], point["mse_error"]
+    low, high = (
+        problem.channel.generalization_error(np.array([[1.5 - v]]), np.array([[v]]))
+        for v in (V - error, V + error)
+    )
+    for kind in ("bayes", "plugin"):
+        half = abs(float(np.asarray(high[kind].value)) - float(np.asarray(low[kind].value))) / 2
+        assert point["generalization_error_error"][kind] == pytest.approx(half, rel=0.1)
+        assert half > 1e-6
