@@ -40,6 +40,9 @@ __all__ = ["Continuation"]
 FAR_CORRECTION, FAR_SHARE = 0.12, 1.2
 """A node is tried again with half the step where its corrections exceed both this length and this share of the step."""
 
+LARGEST_FIRST_STEP = 0.5
+"""The first step of a stage grows up to this length where it fails; doubled, stages with more noise get started."""
+
 START = 1e-6
 """Largest Qhat at the first node of components that are learned from the beginning; below it everything is proportional."""
 
@@ -175,6 +178,14 @@ class Continuation:
             step[moving] = np.linalg.lstsq(system, wanted, rcond=1e-10)[0]
         return step
 
+    def _inside(self, stage: Stage, start: Host, end: Host) -> Host:
+        """``end``, but a learned component goes at most two thirds of the way back to its lowest overlap."""
+        end = end.copy()
+        for a in stage.moving:
+            if a not in self.ratios.informative:
+                end[a] = max(end[a], start[a] / 3)
+        return end
+
     def _attempt(self, stage: Stage, origin: Node, x: Host, tangent: Host) -> tuple[Node, float]:
         """The point of the curve near ``x``, and the size of the largest correction that it took.
 
@@ -198,7 +209,12 @@ class Continuation:
             if size <= self.accuracy.correction:
                 break
             last_x, last_ratios = x, log_ratios
-            x = x + step * min(1.0, 1.0 / size)
+            wanted = x + step * min(1.0, 1.0 / size)
+            x = self._inside(stage, x, wanted)
+            if (x != wanted).any() and len(stage.nodes) == 1:
+                # Back to the lowest overlap where it has just been left: noise, for this step is too short.
+                step, largest, x = np.zeros_like(step), np.inf, last_x
+                break
         else:
             step, largest = np.zeros_like(step), np.inf
         change = slope @ step
@@ -206,7 +222,7 @@ class Continuation:
         log_alpha = float(log_ratios[moving].mean())
         residual = np.zeros(len(x))
         residual[moving] = np.abs(change)[moving] + np.abs(log_ratios[moving] - log_alpha)
-        return Node(x + step, log_ratios, error, slope, log_alpha, residual), largest
+        return Node(self._inside(stage, x, x + step), log_ratios, error, slope, log_alpha, residual), largest
 
     def _advance(self, stage: Stage) -> None:
         first = len(stage.nodes) == 1
@@ -217,6 +233,7 @@ class Continuation:
             self._differentiate(stage, last)
         tangent = self._tangent(stage, last.slope)
         low, high = self.accuracy.shortest, self.accuracy.longest
+        grown = shrunk = False
         while True:
             step = stage.step
             node, correction = self._attempt(stage, last, last.x + step * tangent, tangent)
@@ -232,9 +249,16 @@ class Continuation:
             )
             factor = np.sqrt(tolerance / max(mismatch, 1e-12)) if np.isfinite(mismatch) else 0.3
             stage.step = float(np.clip(step * np.clip(factor, 0.3, 2.0), low, high))
-            if (not poor and mismatch <= 3 * tolerance) or step <= low:
+            if not poor and (mismatch <= 3 * tolerance or grown):
                 break
-            stage.step = max(low, min(stage.step, step / 2))
+            if step <= low:
+                break
+            lost = first and self.ratios.sampled and not np.isfinite(correction)
+            if lost and step < LARGEST_FIRST_STEP and not shrunk:
+                # The noise of a component that is hardly learned falls as its overlap grows.
+                stage.step, grown = 2 * step, True
+            else:
+                stage.step, shrunk = max(low, min(stage.step, step / 2)), True
         if not np.isfinite(node.log_alpha):
             self.finished = True
             return
