@@ -32,35 +32,23 @@ Host = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How finely the information is computed, as a function of ``s = sqrt(V / (Q + V))``.
+    """How finely the information is computed, as a function of ``s = sqrt(V / (Q + V))``; each with its effect when doubled."""
 
-    Parameters
-    ----------
-    degree : int
-        Degree of the polynomial in s, below ``points``. Doubled with the points (not measured): less than ``fit_error``.
-    points : int
-        Values of s at which the information is estimated. Doubled (not measured): twice the time, less noise.
-    fit_error : float
-        Error of the polynomial relative to its value, as reported. Doubled: twice the reported error, the same value.
-    scrambles : int
-        Independent estimates at each s; their spread is the standard error. Doubled: twice the time, ``1 / sqrt(2)`` of it.
-    normal_points, plane_points : int
-        Points omega in each scramble from the standard normal law, and from a slab around each plane. Doubled: up to twice
-        the time, about half of the noise.
-    slab : float
-        Standard deviation of a slab, in units of the width ``sqrt(V / Q)`` over which labels change. Doubled: changes within
-        the noise.
-    negligible : float
-        Labels less likely than this are left out of the sum. Doubled: changes of 4e-12.
-    """
-
+    # Degree of the polynomial in s, below ``points``. Doubled with the points (not measured): less than ``fit_error``.
     degree: int = 10
+    # Values of s at which the information is estimated. Doubled (not measured): twice the time, less noise.
     points: int = 13
+    # Error of the polynomial relative to its value, as reported. Doubled: twice the reported error, the same value.
     fit_error: float = 3e-4
+    # Independent estimates at each s; their spread is the standard error. Doubled: twice the time, ``1 / sqrt(2)`` of it.
     scrambles: int = 4
+    # Points omega of a scramble from the normal law. Doubled, with the next: up to twice the time, about half of the noise.
     normal_points: int = 1 << 9
+    # Points of a scramble from a slab around each plane.
     plane_points: int = 1 << 7
+    # Width of a slab over the width ``sqrt(V / Q)`` over which labels change. Doubled: changes within the noise.
     slab: float = 1.5
+    # Labels less likely than this are left out of the sum. Doubled: changes of 4e-12.
     negligible: float = 1e-12
 
 

@@ -41,7 +41,7 @@ class Moments(NamedTuple):
             matrix = xp.reshape(self.second, (n, layers, tokens, layers, tokens))
             # sum over equal tokens
             traces = xp.sum(xp.linalg.diagonal(xp.permute_dims(matrix, (0, 1, 3, 2, 4))), axis=-1)
-            flat, center = xp.reshape(shift, (n, -1)), xp.reshape(wide, (n, -1))
+            flat, center = (xp.reshape(a, (n, layers * tokens)) for a in (shift, wide))
             mixed = center[:, :, None] * flat[:, None, :]
             whole = (
                 xp.reshape(self.second, (n, layers * tokens, layers * tokens))

@@ -20,6 +20,7 @@ from smimbench.numerics.token_pairs import entry_sites, site_scales
 from smimbench_channels.attention.hardmax.many_tokens.exact import row_posterior
 from smimbench_channels.attention.hardmax.many_tokens.gibbs import sample_moments
 from smimbench_channels.attention.hardmax.many_tokens.patterns import label_classes
+from smimbench_channels.batches import blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -162,8 +163,7 @@ def _gibbs_squares(y: Array, omega: Array, z: Array, x: float, T: int, rng: np.r
     """``V sum_c g_c^2`` without bias: the product of two chains that start from the true latents."""
     block = max(1, GIBBS_BLOCK // (2 * T * T))
     result = []
-    for start in range(0, len(y), block):
-        part = slice(start, start + block)
+    for part in blocks(len(y), block):
         found = sample_moments(
             y[part],
             omega[part],

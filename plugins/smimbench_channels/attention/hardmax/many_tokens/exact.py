@@ -11,7 +11,8 @@ Only some sets occur, and many labels differ by the names of the tokens only: se
 from __future__ import annotations
 
 import math
-from functools import cache
+import operator
+from functools import cache, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import array_api_compat
@@ -57,25 +58,10 @@ def row_posterior(
 ) -> RowPosterior:
     """Posterior of ``z ~ N(omega, V)`` given the columns of the row maxima.
 
-    Parameters
-    ----------
-    y : integer array (n, T)
-    omega : array (n, C)
-        Double precision.
-    V : array (), double precision
-    tokens : int
-        T; the cost grows about threefold with every token.
-
-    Returns
-    -------
-    RowPosterior
-        Accurate to about 1e-5 where the label has a probability above 1e-8. Further out the windows, which
-        are centred on omega, may miss the posterior.
-
-    Raises
-    ------
-    ValueError
-        If a label cannot come from a symmetric matrix: three rows or more that point at each other in a ring.
+    ``y`` (n, T) integers, ``omega`` (n, C) and ``V`` () in double precision; the cost grows about threefold with every token.
+    Accurate to about 1e-5 where the label has a probability above 1e-8; further out the windows, which are centred on omega,
+    may miss the posterior. ValueError if a label cannot come from a symmetric matrix: three rows or more that point at each
+    other in a ring.
     """
     xp = namespace(y, omega, V)
     device = array_api_compat.device(omega)
@@ -134,10 +120,11 @@ def _panels(xp: ModuleType, centre: Array, width: Array) -> tuple[Array, Array]:
 
 
 def _product(factors: list[Array]) -> Array:
-    result = factors[0]
-    for factor in factors[1:]:
-        result = result * factor
-    return result
+    return reduce(operator.mul, factors)
+
+
+def _total(terms: list[Array]) -> Array:
+    return reduce(operator.add, terms)
 
 
 def _posterior_of_pattern(
@@ -189,9 +176,7 @@ def _posterior_of_pattern(
     terms: dict[int, list[Array]] = {}
     for placed, u in pattern.steps:
         if placed not in above_of:
-            above_of[placed], _ = cumulate(
-                sum(terms[placed][1:], start=terms[placed][0]), above, upwards=False
-            )
+            above_of[placed], _ = cumulate(_total(terms[placed]), above, upwards=False)
         product_ = factor(u, placed) * above_of[placed]
         terms.setdefault(placed | 1 << u, []).append(product_)
     full = (1 << K) - 1
@@ -203,9 +188,7 @@ def _posterior_of_pattern(
     for placed, u in reversed(pattern.steps):
         target = placed | 1 << u
         if target not in below_of:
-            below_of[target], _ = cumulate(
-                sum(terms[target][1:], start=terms[target][0]), below, upwards=True
-            )
+            below_of[target], _ = cumulate(_total(terms[target]), below, upwards=True)
         term = factor(u, placed) * below_of[target]
         terms.setdefault(placed, []).append(term)
         density = term * above_of[placed]
@@ -214,7 +197,7 @@ def _posterior_of_pattern(
             if placed >> w & 1:
                 key = (min(u, w), max(u, w))
                 of_pair[key] = of_pair.get(key, 0.0) + density
-    _, partition = cumulate(sum(terms[0][1:], start=terms[0][0]), below, upwards=True)
+    _, partition = cumulate(_total(terms[0]), below, upwards=True)
 
     first: list[Any] = [None] * len(scales)
     second: list[Any] = [None] * len(scales)

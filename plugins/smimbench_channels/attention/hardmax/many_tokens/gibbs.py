@@ -47,18 +47,9 @@ class ChainMoments(NamedTuple):
 def truncated_normal(low: Array, high: Array, uniform: Array) -> tuple[Array, Array, Array]:
     """A draw from a standard normal on ``[low, high]`` by inversion, its mean and its second moment.
 
-    Parameters
-    ----------
-    low, high : array
-        Limits, ``low < high``; one of them may be infinite.
-    uniform : array
-        Uniform numbers in (0, 1), shaped like the limits.
-
-    Returns
-    -------
-    tuple of array
-        Draw, ``E[x]``, ``E[x^2]``. Exact for any limits: the interval is mirrored to the side where
-        probabilities are small, and beyond 30 standard deviations they are formed relative to the nearer end.
+    ``low < high``, one of which may be infinite, and ``uniform`` in (0, 1) have one shape; so have the draw, ``E[x]`` and
+    ``E[x^2]``. Exact for any limits: the interval is mirrored to the side where probabilities are small, and beyond 30 standard
+    deviations they are formed relative to the nearer end.
     """
     xp = namespace(low, high, uniform)
     mirror = low + high > 0

@@ -9,9 +9,9 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend import clip, namespace
-from smimbench.numerics.masked import put_at_mask
 from smimbench_channels.attention.hardmax.many_tokens.exact import row_posterior
 from smimbench_channels.attention.hardmax.many_tokens.gibbs import check_labels, sample_moments
+from smimbench_channels.batches import blocks, identity_like, joined, put_tuple
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array
@@ -69,28 +69,16 @@ def exact_moments(
     if not bool(xp.any(unlikely)):
         return result
     where = xp.nonzero(unlikely)[0]
-    some = gibbs_moments(
-        xp.take(y, where, axis=0),
-        xp.take(omega, where, axis=0),
-        V,
-        tokens,
-        sweeps=sweeps,
-        rng=rng,
-        outer=outer,
-    )
+    some_y, some_omega = xp.take(y, where, axis=0), xp.take(omega, where, axis=0)
+    some = gibbs_moments(some_y, some_omega, V, tokens, sweeps=sweeps, rng=rng, outer=outer)
     some = some._replace(square_error=clip(some.square_error, FROZEN_ERROR**2, None))
-    return Moments(
-        *(
-            None if old is None else put_at_mask(old, unlikely, new)
-            for new, old in zip(some, result, strict=True)
-        )
-    )
+    return put_tuple(result, unlikely, some)
 
 
 def _response(xp: Any, y: Array, omega: Array, V: Array, tokens: int, variance: Array) -> Array:
     """Covariance between sites, (n, C, C), as the response of the mean to ``omega``: ``1 + d first / d omega``."""
     sites = omega.shape[1]
-    eye = xp.eye(sites, dtype=xp.float64, device=array_api_compat.device(omega))
+    eye = identity_like(sites, omega)
     root = xp.sqrt(V)
     rows = []
     for c in range(sites):
@@ -115,10 +103,10 @@ def gibbs_moments(
     if not array_api_compat.is_numpy_namespace(xp):
         size *= DEVICE_BLOCKS
     parts = []
-    for start in range(0, y.shape[0], size):
+    for rows in blocks(y.shape[0], size):
         chains = sample_moments(
-            y[start : min(start + size, y.shape[0]), :],
-            omega[start : min(start + size, y.shape[0]), :],
+            y[rows, :],
+            omega[rows, :],
             V,
             tokens,
             sweeps=sweeps,
@@ -132,11 +120,8 @@ def gibbs_moments(
         second = (chains.second[0, ...] + chains.second[1, ...]) / 2
         square = None
         if chains.outer is not None:
-            eye = xp.eye(first.shape[1], dtype=xp.float64, device=array_api_compat.device(first))
+            eye = identity_like(first.shape[1], first)
             mean = (chains.outer[0, ...] + chains.outer[1, ...]) / 2
             square = xp.where(eye[None, :, :] > 0, second[:, :, None], mean)
         parts.append(Moments(first, second - one * two, square, xp.mean((one - two) ** 2, axis=1) / 4))
-    if len(parts) == 1:
-        return parts[0]
-    columns = zip(*parts, strict=True)
-    return Moments(*(None if column[0] is None else xp.concat(list(column), axis=0) for column in columns))
+    return joined(parts)

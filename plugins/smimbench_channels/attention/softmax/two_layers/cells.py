@@ -1,4 +1,7 @@
-"""Adaptive integration of the weight of two-layer attention: rectangles are halved until the weight hardly varies in each."""
+"""Integrals of the weight of two-layer attention: by the Gaussian rule where it serves, elsewhere adaptive.
+
+Rectangles are halved until the weight hardly varies in each.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ import numpy as np
 from smimbench.backend import clip
 from smimbench.numerics.quadrature import gauss_legendre
 from smimbench_channels.attention.softmax.two_layers.bound import ends, least_of, most_of, upper_bound
+from smimbench_channels.attention.softmax.two_layers.gaussian import nearly_gaussian
+from smimbench_channels.attention.softmax.two_layers.peak import samples_of
 from smimbench_channels.attention.softmax.two_layers.weight import (
     FAR,
     TINY,
@@ -20,23 +25,66 @@ from smimbench_channels.attention.softmax.two_layers.weight import (
     moments,
     ridge,
 )
+from smimbench_channels.batches import blocks, joined, put_tuple
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from smimbench.interfaces import Array
 
-__all__ = ["adaptive_integrals"]
+__all__ = ["integrals"]
 
-_PROBES = (
-    -1.0,
-    -0.4,
-    0.4,
-    1.0,
-)  # where a cell is looked at along each axis: both ends, and two points inside
+# Where a cell is looked at along each axis: both ends, and two points inside.
+_PROBES = (-1.0, -0.4, 0.4, 1.0)
 
 
-def adaptive_integrals(xp: ModuleType, weight: Weight, samples: Samples, variation: float) -> Sums:
+def integrals(
+    xp: ModuleType,
+    weight: Weight,
+    margins: Array,
+    centre: Array,
+    *,
+    variation: float | None = None,
+    quick: bool = True,
+) -> Sums:
+    """Integrals over (a_1, b_1) of samples with these margins (n, 2) and prior means (n, 4).
+
+    Parameters
+    ----------
+    variation : float or None
+        Largest variation of the log-weight in a cell; default: that of ``weight.accuracy``.
+    quick : bool
+        Whether the Gaussian rule may be tried.
+    """
+    accuracy = weight.accuracy
+    variation = accuracy.variation if variation is None else variation
+    size = accuracy.block if array_api_compat.is_numpy_namespace(xp) else accuracy.block_device
+    n = margins.shape[0]
+    if n == 0:
+        place = {"dtype": xp.float64, "device": array_api_compat.device(margins)}
+        return Sums(*(xp.zeros(shape, **place) for shape in ((0,), (0, 4), (0, 4, 4), (0,))))
+    parts = [
+        _block(xp, weight, margins[part, :], centre[part, :], variation, quick=quick)
+        for part in blocks(n, size)
+    ]
+    return joined(parts)
+
+
+def _block(
+    xp: ModuleType, weight: Weight, margins: Array, centre: Array, variation: float, *, quick: bool
+) -> Sums:
+    samples = samples_of(xp, weight, margins, centre)
+    if not quick or weight.beta**2 * weight.first > weight.accuracy.quick_width:
+        return _adaptive_integrals(xp, weight, samples, variation)
+    found, good = nearly_gaussian(xp, weight, samples)
+    where = xp.nonzero(~good)[0]
+    if where.shape[0] == 0:
+        return found
+    slow = _adaptive_integrals(xp, weight, samples.taken(xp, where), variation)
+    return put_tuple(found, ~good, slow)
+
+
+def _adaptive_integrals(xp: ModuleType, weight: Weight, samples: Samples, variation: float) -> Sums:
     """Integrals (n,) over cells in which the log-weight varies by no more than ``variation`` along either axis.
 
     A cell is a rectangle ``(centre, centre, half-width, half-width)``; all samples are refined at once, and the cells

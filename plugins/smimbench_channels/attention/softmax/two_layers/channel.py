@@ -12,10 +12,9 @@ import numpy as np
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Posterior, Uncertain
-from smimbench_channels.attention.softmax.two_layers.accuracy import ACCURACY
+from smimbench_channels.attention.softmax.two_layers.cells import integrals
 from smimbench_channels.attention.softmax.two_layers.information import sampled_information
-from smimbench_channels.attention.softmax.two_layers.integrals import integrals
-from smimbench_channels.attention.softmax.two_layers.weight import DIRECTIONS, ROOT2, reduced
+from smimbench_channels.attention.softmax.two_layers.weight import ACCURACY, DIRECTIONS, ROOT2, reduced
 from smimbench_channels.bases import SoftmaxChannel, log_softmax, softmax_vjp
 from smimbench_channels.batches import identity_like, on_host, uncertain_like
 from smimbench_channels.checks import check_latents, check_number, check_whole

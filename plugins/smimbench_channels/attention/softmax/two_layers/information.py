@@ -11,11 +11,11 @@ import numpy as np
 from smimbench.backend import namespace
 from smimbench.numerics.linalg import symmetric_root
 from smimbench.numerics.qmc import normal_scrambles
-from smimbench_channels.attention.softmax.two_layers.accuracy import ACCURACY
+from smimbench_channels.attention.softmax.two_layers.cells import integrals
 from smimbench_channels.attention.softmax.two_layers.gaussian import gaussian_rule, peak_frame
-from smimbench_channels.attention.softmax.two_layers.integrals import integrals
 from smimbench_channels.attention.softmax.two_layers.peak import likeliest, samples_of
-from smimbench_channels.attention.softmax.two_layers.weight import DIRECTIONS, ROOT2, reduced
+from smimbench_channels.attention.softmax.two_layers.weight import ACCURACY, DIRECTIONS, ROOT2, reduced
+from smimbench_channels.batches import blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,8 +67,7 @@ def _products(
     margins, centre, weight = reduced(beta, skip, forward(truth @ seen), omega @ seen, V)
     t, v = truth[:, 0, 0] * (ROOT2 * beta), truth[:, 0, 1] * (2 * beta)
     crude = []
-    for start in range(0, len(omega), ACCURACY.crude_block):
-        part = slice(start, start + ACCURACY.crude_block)
+    for part in blocks(len(omega), ACCURACY.crude_block):
         samples = samples_of(xp, weight, margins[part], centre[part], align=False)
         peak_t, peak_v, _, normal_equations = likeliest(xp, weight, samples, t[part], v[part])
         frame = peak_frame(xp, peak_t, peak_v, normal_equations)

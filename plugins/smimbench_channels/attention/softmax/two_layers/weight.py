@@ -29,7 +29,6 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend import clip, namespace, to_host
-from smimbench_channels.attention.softmax.two_layers.accuracy import ACCURACY, Accuracy
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -37,7 +36,9 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Array
 
 __all__ = [
+    "ACCURACY",
     "DIRECTIONS",
+    "Accuracy",
     "Samples",
     "Sums",
     "Weight",
@@ -61,48 +62,92 @@ TINY, HUGE, FAR = 1e-60, 1e130, 340.0
 _PAIRS = tuple((i, j) for i in range(4) for j in range(i, 4))
 
 
-class Sums(NamedTuple):
-    """Integrals over (a_1, b_1) of every sample.
+@dataclass(frozen=True)
+class Accuracy:
+    """Tuning numbers of the integrals over ``(a_1, b_1)``, each with what it does and what happens when it is doubled.
 
-    Attributes
-    ----------
-    log_weight : array (n,)
-        Logarithm of the density of the margins.
-    mean : array (n, 4)
-        Of ``(a_1, b_1, a_2, b_2)`` less their prior means, in prior standard deviations.
-    square : array (n, 4, 4)
-        Not centred, of the same.
-    rough : array (n,)
-        1 where the integral was given up before it was accurate, or the weight may lie outside the square; else 0.
+    Lengths and errors are in prior widths, weights in natural logarithms. As it is, posterior means are off by 3e-5 (root mean
+    square over samples at beta = 1, c = 1, where all of this was measured).
     """
 
-    log_weight: Array
-    mean: Array
-    square: Array
-    rough: Array
+    # Half-width of the square that is integrated over. Doubled: the first cells are twice as wide, errors up to 1e-4.
+    reach: float = 7.5
+    # A mean closer than this to the edge of the square counts as not integrated. Doubled: means beyond 4.5 widths do too.
+    near_edge: float = 1.5
+    # Cells along each axis before any is halved. Doubled: the same errors, four times the first work.
+    root_cells: int = 4
+    # Gauss-Legendre nodes of a cell along each axis. Doubled: errors of 3e-8, twice the time.
+    nodes: int = 8
+    # Largest variation of the log-weight along an axis of a cell. Doubled: errors of 3e-3, 60% of the time.
+    variation: float = 6.0
+    # The same for the integrals that the error estimate compares with. Doubled: too close to ``variation`` to tell.
+    fine_variation: float = 2.0
+    # Relative increase of ``variation`` per unit by which a cell's log-share falls short. Doubled: errors 6e-5, 85% of the time.
+    allowance: float = 0.3
+    # Cells that can hold no more than exp(-negligible) of the total are left out. Doubled: the same errors, 1.7 times the time.
+    negligible: float = 16.0
+    # Excess of a cell's bound over its probes from which it is halved. Doubled: 90% of the time; a narrow peak may be missed.
+    looseness: float = 2.0
+    # Halvings after which a cell is used as it is. Doubled: no change, cells of relative size 2^-40 hold nothing.
+    deepest: int = 80
+    # Cells of a sample at one depth from which on it is given up, as not integrated. Doubled: twice the memory for the few.
+    crowded: int = 1 << 11
+    # ``V_22 / V_11`` below which cells follow the ridge of the weight; above, it is broad. Doubled: no change.
+    aligned: float = 0.1
+    # Steps of the search for the likeliest point. Doubled: the same errors, the search takes twice as long.
+    marquardt_steps: int = 12
+    # Largest ``beta^2 V_11`` where the Gauss-Hermite rule, blind to second peaks, is tried. Doubled: more trials that fail.
+    quick_width: float = 0.2
+    # Nodes along each axis of three such rules, in ever better frames. Doubled: errors of 2e-6 there, four times the work.
+    quick_nodes: tuple[int, int, int] = (12, 16, 20)
+    # Largest difference of the last two rules, in mean and square, that passes. Doubled: twice the errors where it serves.
+    quick_tolerance: float = 5e-4
+    # Largest -2 log-weight of the likeliest point for the quick rule. Doubled: it gets labels that the prior hardly allows.
+    unlikely: float = 40.0
+    # One sample in so many, and no fewer than ``probes``, is integrated twice for the error. Doubled: half the cost, more noise.
+    probed: int = 64
+    probes: int = 16
+    # Samples integrated at once, on a host (some dozens of cells each stay in the cache) and a device. Doubled: twice the memory.
+    block: int = 128
+    block_device: int = 1 << 14
+    # Scrambles of the Sobol points of ``information``, whose spread is the error. Doubled: known to 1/8 in place of 1/5.
+    scrambles: int = 16
+    # One in so many samples of ``information`` is integrated exactly. Doubled: half the time, errors up to sqrt(2) larger.
+    correction_share: int = 32
+    # Nodes along each axis of the two rules of the control variate. Doubled: four times its cost.
+    crude_nodes: tuple[int, int] = (8, 10)
+    # ``variation`` of the exact integrals in ``information``. Doubled: single samples are wrong by more than 1e-2.
+    crude_variation: float = 8.0
+    # Samples at once for the control variate. Doubled: twice the memory.
+    crude_block: int = 512
+    # Beyond this many prior widths a crude mean is taken for lost and cut. Doubled: rare outliers widen the error.
+    crude_limit: float = 4.0
+
+
+ACCURACY = Accuracy()
+
+
+class Sums(NamedTuple):
+    """Integrals over (a_1, b_1) of every sample."""
+
+    log_weight: Array  # (n,) logarithm of the density of the margins
+    mean: Array  # (n, 4) of (a_1, b_1, a_2, b_2) less their prior means, in prior standard deviations
+    square: Array  # (n, 4, 4) not centred, of the same
+    rough: Array  # (n,) 1 where given up before it was accurate, or the weight may lie outside the square; else 0
 
 
 class Samples(NamedTuple):
     """What the weight of a sample depends on, each (n,).
 
-    Attributes
-    ----------
-    t, v : array
-        Prior means of ``beta (u_1 + u_2) / 2`` and ``beta (u_1 - u_2)``.
-    a2, b2 : array
-        Prior means.
-    slope, margin : array
-        ``a_2 s^2`` and ``M_11 - M_12``, as the label has them.
-    ridge : array
-        Names the curve ``log((p + r) / (2 - p - r)) = ridge`` in the plane of t and v, along which the weight may be long
-        and narrow. The first coordinate of a cell is the distance of t from that curve, in prior widths.
+    ``ridge`` names the curve ``log((p + r) / (2 - p - r)) = ridge`` in the plane of t and v, along which the weight may be
+    long and narrow. The first coordinate of a cell is the distance of t from that curve, in prior widths.
     """
 
-    t: Array
-    v: Array
-    a2: Array
+    t: Array  # prior mean of beta (u_1 + u_2) / 2
+    v: Array  # and of beta (u_1 - u_2)
+    a2: Array  # prior means
     b2: Array
-    slope: Array
+    slope: Array  # a_2 s^2 and M_11 - M_12, as the label has them
     margin: Array
     ridge: Array
 
@@ -113,24 +158,13 @@ class Samples(NamedTuple):
 
 @dataclass(frozen=True)
 class Weight:
-    """The weight of a block of samples, apart from what differs between them.
+    """The weight of a block of samples, apart from what differs between them."""
 
-    Attributes
-    ----------
-    beta, skip : float
-        Inverse temperature, and c, the weight of the skip connection.
-    first, second : float
-        V_11, and V_22 given the first layer.
-    response : float
-        ``V_12 / V_11``: how far the second layer's mean moves with the first layer.
-    accuracy : Accuracy
-    """
-
-    beta: float
-    skip: float
-    first: float
-    second: float
-    response: float
+    beta: float  # inverse temperature
+    skip: float  # c, the weight of the skip connection
+    first: float  # V_11
+    second: float  # V_22 given the first layer
+    response: float  # V_12 / V_11: how far the second layer's mean moves with the first layer
     accuracy: Accuracy = ACCURACY
 
     @property

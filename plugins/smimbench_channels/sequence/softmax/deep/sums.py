@@ -17,10 +17,7 @@ from smimbench_channels.sequence.softmax.moments import Moments
 __all__ = ["FEW", "Sums", "finish", "weighted_sums"]
 
 FEW = 40.0
-"""Effective number of points below which an estimate is not trusted: it is made again, and not corrected for its bias.
-
-Doubled: the same error where V is as large as in most runs; more samples are done again where it is small.
-"""
+"""Effective points below which an estimate is made again, its bias uncorrected. Doubled: more are done again at small V."""
 
 
 def _sign_odds(

@@ -33,20 +33,11 @@ use_compiled = True
 FIRST_POINTS = 12
 """Columns of a piece, and points of a column, to begin with. Doubled: twice the time, up to half the error."""
 SPARE = 6.5
-"""How far the box reaches, as energy ``|z - omega|^2 / 2 V`` beyond log(1 / accuracy).
-
-Doubled: larger boxes, a little more time, and errors of 1e-10 in place of 5e-8 where V is 0.01 or less.
-"""
+"""Energy ``|z - omega|^2 / 2 V`` of the box beyond log(1 / accuracy). Doubled: errors of 1e-10, not 5e-8, where V <= 0.01."""
 TOLERATED = 2.5
-"""Posterior energy beyond ``SPARE`` from which a sample is done again.
-
-Doubled: the same, unless labels lie far from their mean: then tails are cut.
-"""
+"""Posterior energy beyond ``SPARE`` from which a sample is done again. Doubled: tails are cut where labels lie far away."""
 DEEPEST = 250.0
-"""Energy up to which the larger box is tried.
-
-Doubled: the same, unless labels lie very far: then boxes with many columns in place of sampling.
-"""
+"""Energy up to which the larger box is tried, not sampling. Doubled: boxes with many columns where labels lie very far away."""
 FAR_POINTS = 2048
 """Points of importance sampling for samples beyond ``DEEPEST``. Doubled: twice the time, ``1 / sqrt(2)`` of their error."""
 BLOCK_SAMPLES = 512

@@ -9,38 +9,19 @@ __all__ = ["Rule"]
 
 @dataclass(frozen=True)
 class Rule:
-    """One adaptive quadrature.
+    """One adaptive quadrature."""
 
-    Parameters
-    ----------
-    V : tuple of float
-        ``(V_11, V_12, V_22)``.
-    skip : float
-        c >= 0.
-    accuracy : float
-        Target for the relative error of every sample. Doubled: less time, twice the error.
-    full : bool
-        All second moments instead of their three traces over tokens.
-    points : int
-        Columns of a piece, and points of a column, to begin with. Doubled: twice the time, up to half the error.
-    rounds : int
-        How often these are doubled at most; memory of the compiled version grows as 2^rounds. Doubled: the same in three
-        cases tried.
-    negligible : float
-        Columns and pieces with less than this times the accuracy of the whole are not refined. Doubled: the same, since
-        what is left out is 2e-4 of the target.
-    share : float
-        Part of the error that columns may have; the rest is for pieces. Doubled: the same true error, a
-        tenth more reported.
-    """
-
-    V: tuple[float, float, float]
-    skip: float
-    accuracy: float
-    full: bool
+    V: tuple[float, float, float]  # V_11, V_12, V_22
+    skip: float  # c >= 0
+    accuracy: float  # target for the relative error of every sample; doubled: less time, twice the error
+    full: bool  # all second moments instead of their three traces over tokens
+    # Columns of a piece, and points of a column, to begin with. Doubled: twice the time, up to half the error.
     points: int
+    # How often these are doubled at most; memory of the compiled version grows as 2^rounds. Doubled: the same in three cases.
     rounds: int = 9
+    # Columns and pieces below this times the accuracy of the whole are not refined. Doubled: the same, 2e-4 of the target.
     negligible: float = 1e-4
+    # Part of the error that columns may have; the rest is for pieces. Doubled: the same true error, a tenth more reported.
     share: float = 0.2
 
     @property
