@@ -48,7 +48,7 @@ class DerivedChannel:
     @cached_property
     def noisy(self) -> bool:
         """Whether ``forward`` draws random numbers."""
-        return is_noisy(self.channel, self.sites)
+        return is_noisy(self.channel, probe(self.channel, self.sites, 8))
 
     @cached_property
     def smooth(self) -> bool:

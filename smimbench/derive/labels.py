@@ -61,9 +61,8 @@ def probe(channel: Any, sites: int, count: int) -> Array:
     return monte_carlo_rng("symmetry: latents").standard_normal(shape)
 
 
-def is_noisy(channel: Any, sites: int) -> bool:
-    """Whether ``forward`` draws random numbers."""
-    z = probe(channel, sites, 8)
+def is_noisy(channel: Any, z: Array) -> bool:
+    """Whether ``forward`` draws random numbers: it refuses to go without rng, or gives other labels for another seed."""
     try:
         channel.forward(z)
     except Exception:  # a noisy channel may complain about the missing generator in any way it likes
@@ -91,7 +90,7 @@ def is_smooth(noiseless: Callable[[Array], Array], z: Array) -> bool:
 
 def is_exact(channel: Any, sites: int) -> bool:
     """Whether a noiseless label moves with every small move of the latents: then it has no density."""
-    if is_noisy(channel, sites):
+    if is_noisy(channel, probe(channel, sites, 8)):
         return False
     z = probe(channel, sites, 64)
     move = 1e-6 * monte_carlo_rng("likelihood: step").standard_normal(z.shape)

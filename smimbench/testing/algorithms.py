@@ -12,7 +12,7 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -25,19 +25,19 @@ from smimbench.interfaces import STORED_NAMES, Info, member, offers
 from smimbench.problem.instance import Instance
 from smimbench.registry.adapters import plan_of
 from smimbench.registry.parameters import parameters_of
-from smimbench.testing.arrays import expect_array, in_strict_namespace, private_randomness
+from smimbench.testing.arrays import expect_array, private_randomness
 from smimbench.testing.context import OverlayRegistry
-from smimbench.testing.core import CheckFailed, CheckSkipped, capabilities_of, published
-from smimbench.testing.statistics import MeanTest
+from smimbench.testing.core import CheckFailed, CheckSkipped
+from smimbench.testing.publish import elsewhere, in_single_precision, judged, published
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from smimbench.backend.device import Backend
     from smimbench.interfaces import Array, Data
     from smimbench.problem.problem import Problem
-    from smimbench.suite.cells import Cell
     from smimbench.testing.context import CheckContext
+    from smimbench.testing.statistics import MeanTest
 
 STEPS = 3
 """Iterations that most checks look at."""
@@ -49,20 +49,38 @@ DECOYS = 300
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """A small problem with data."""
+    """An algorithm on a small problem with data."""
 
+    context: CheckContext
     problem: Problem
     instance: Instance
-    name: str
 
-    def data(self, backend: Backend | None = None, *, writable: bool = False) -> Data:
-        """What an algorithm may see; writable only to see whether it writes."""
-        found = self.instance.data(backend or get_backend("numpy"))
-        if writable:
-            return replace(
-                found, inputs=np.array(self.instance.inputs), labels=np.array(self.instance.labels)
-            )
-        return found
+    @property
+    def name(self) -> str:
+        """Label of the problem."""
+        return self.problem.label
+
+    def data(self, backend: Backend | None = None) -> Data:
+        """What an algorithm may see."""
+        return self.instance.data(backend or get_backend("numpy"))
+
+    def planned(self, data: Data, most: int = STEPS) -> int:
+        """How many steps to make: as many as the algorithm wants, within reason."""
+        steps = plan_of(self.context.item, data).steps
+        return most if steps is None else max(1, min(int(steps), most))
+
+    def drive(self, data: Data, seed: int, most: int = STEPS) -> Any:
+        """The estimate after a few steps, with the names around it that the engine's own loop has."""
+        problem, instance, algorithm = self.problem, self.instance, self.context.item
+        state = algorithm.init(problem, data, self.context.rng(seed))
+        for _ in range(self.planned(data, most)):
+            state, _ = algorithm.step(problem, data, state)
+        del instance
+        return algorithm.estimate(state)
+
+    def run(self, seed: int, data: Data | None = None, most: int = STEPS) -> Array:
+        """A copy of it on the host."""
+        return np.array(to_host(self.drive(self.data() if data is None else data, seed, most)))
 
 
 def _size(model: Any) -> tuple[float, int]:
@@ -71,7 +89,7 @@ def _size(model: Any) -> tuple[float, int]:
 
 
 @lru_cache(maxsize=4)
-def settings(context: CheckContext) -> tuple[Setting, ...]:
+def settings(context: CheckContext) -> tuple[tuple[Setting], ...]:
     """All problems that the algorithm does not refuse.
 
     Raises
@@ -80,152 +98,99 @@ def settings(context: CheckContext) -> tuple[Setting, ...]:
         If it refuses all.
     """
     found, reasons = [], []
+    refuses = member(context.item, "refuses")
     for model in context.models:
         for problem in context.problems(model):
-            refuses = member(context.item, "refuses")
-            reason = refuses(problem) if refuses else None
-            if reason:
+            if reason := refuses and refuses(problem):
                 reasons.append(f"{problem.label}: {reason}")
-                continue
-            alpha, dimension = _size(model)
-            found.append(
-                Setting(problem, problem.instance(alpha, dimension, seed=context.seed), problem.label)
-            )
+            else:
+                found.append((Setting(context, problem, problem.instance(*_size(model), seed=context.seed)),))
     if not found:
         raise CheckSkipped(f"it refuses every problem that ships: {'; '.join(reasons) or 'there are none'}")
     return tuple(found)
 
 
-def first_settings(context: CheckContext) -> Iterator[Setting]:
+def first_settings(context: CheckContext) -> Iterable[tuple[Setting]]:
     """One problem for every model."""
-    seen = set()
-    for setting in settings(context):
-        if setting.problem.model.name not in seen:
-            seen.add(setting.problem.model.name)
-            yield setting
+    first = {setting.problem.model.name: setting for (setting,) in reversed(settings(context))}
+    return [(setting,) for (setting,) in settings(context) if first[setting.problem.model.name] is setting]
 
 
-def planned(algorithm: Any, data: Data, most: int = STEPS) -> int:
-    """How many steps to make: as many as the algorithm wants, within reason."""
-    steps = plan_of(algorithm, data).steps
-    return most if steps is None else max(1, min(int(steps), most))
+algorithm_check = partial(published, ("algorithm",), cases=settings)
+once_per_model = partial(published, ("algorithm",), cases=first_settings)
 
 
-def drive(
-    context: CheckContext,
-    setting: Setting,
-    data: Data,
-    rng: np.random.Generator,
-    most: int = STEPS,
-) -> tuple[Any, list[Info]]:
-    """State after a few steps, with the names around it that the engine's own loop has."""
-    problem, instance, algorithm = setting.problem, setting.instance, context.item
-    state = algorithm.init(problem, data, rng)
-    reports = []
-    for _ in range(planned(algorithm, data, most)):
-        state, info = algorithm.step(problem, data, state)
-        reports.append(info)
-    del instance
-    return state, reports
-
-
-def run(
-    context: CheckContext, setting: Setting, seed: int, data: Data | None = None, most: int = STEPS
-) -> Array:
-    """The estimate after a few steps, on the host."""
-    state, _ = drive(context, setting, setting.data() if data is None else data, context.rng(seed), most)
-    return np.array(to_host(context.item.estimate(state)))
-
-
-@published(
-    "algorithm",
-    id="shapes",
-    meaning="The estimate is no signal: it has another shape or holds numbers that are none, at the start or "
-    "after some steps.",
+@algorithm_check(
+    "The estimate is no signal: it has another shape or holds numbers that are none, at the start or after "
+    "some steps."
 )
-def shapes(context: CheckContext) -> None:
+def shapes(context: CheckContext, setting: Setting) -> None:
     """Estimates finite and signal-shaped from the start on; reports as the loop reads them."""
-    for setting in settings(context):
-        problem, data, algorithm = setting.problem, setting.data(), context.item
-        P = problem.components
-        wanted = tuple(problem.model.signal_shape(P, data.dimension))
-        state = algorithm.init(problem, data, context.rng(1))
-        expect_array(f"estimate at the start ({setting.name})", algorithm.estimate(state), wanted)
-        for k in range(planned(algorithm, data)):
-            found = algorithm.step(problem, data, state)
-            if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Info)):
-                raise CheckFailed(
-                    f"step must return (state, smimbench.Info(...)), got {type(found).__name__}"
-                )
-            state, info = found
-            what = f"estimate after step {k + 1} ({setting.name})"
-            expect_array(what, algorithm.estimate(state), wanted, "float64", data.inputs)
-            residual = (
-                float(to_host(info.residual)) if hasattr(info.residual, "dtype") else float(info.residual)
-            )
-            if not (math.isfinite(residual) and residual >= 0):
-                raise CheckFailed(
-                    f"Info.residual must be a finite number >= 0, got {residual} ({setting.name})"
-                )
-            for name in STORED_NAMES:
-                value = getattr(info, name)
-                if value is not None and np.shape(to_host(value)) != (P,):
-                    raise CheckFailed(f"Info.{name} must have shape ({P},), got {np.shape(to_host(value))}")
-        if offers(algorithm, "variance"):
-            expect_array("variance", algorithm.variance(state), (P, P), "float64", data.inputs)
+    problem, data, algorithm = setting.problem, setting.data(), context.item
+    P = problem.components
+    wanted = tuple(problem.model.signal_shape(P, data.dimension))
+    state = algorithm.init(problem, data, context.rng(1))
+    expect_array(f"estimate at the start ({setting.name})", algorithm.estimate(state), wanted)
+    for k in range(setting.planned(data)):
+        found = algorithm.step(problem, data, state)
+        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Info)):
+            raise CheckFailed(f"step must return (state, smimbench.Info(...)), got {type(found).__name__}")
+        state, info = found
+        what = f"estimate after step {k + 1} ({setting.name})"
+        expect_array(what, algorithm.estimate(state), wanted, "float64", data.inputs)
+        residual = float(to_host(info.residual)) if hasattr(info.residual, "dtype") else float(info.residual)
+        if not (math.isfinite(residual) and residual >= 0):
+            raise CheckFailed(f"Info.residual must be a finite number >= 0, got {residual} ({setting.name})")
+        for name in STORED_NAMES:
+            value = getattr(info, name)
+            if value is not None and np.shape(to_host(value)) != (P,):
+                raise CheckFailed(f"Info.{name} must have shape ({P},), got {np.shape(to_host(value))}")
+    if offers(algorithm, "variance"):
+        expect_array("variance", algorithm.variance(state), (P, P), "float64", data.inputs)
 
 
-@published(
-    "algorithm",
-    id="data_unchanged",
-    meaning="It modifies its data: every algorithm that runs later on the same instance solves another problem.",
+@algorithm_check(
+    "It modifies its data: every algorithm that runs later on the same instance solves another problem."
 )
-def data_unchanged(context: CheckContext) -> None:
+def data_unchanged(context: CheckContext, setting: Setting) -> None:
     """Inputs and labels, writable for once, are the same before and after."""
-    for setting in settings(context):
-        data = setting.data(writable=True)
-        drive(context, setting, data, context.rng(11))
-        for name in ("inputs", "labels"):
-            before, after = getattr(setting.instance, name), getattr(data, name)
-            if before.shape != after.shape or not np.array_equal(before, after):
-                changed = int(np.sum(before != after)) if before.shape == after.shape else before.size
-                raise CheckFailed(
-                    f"modifies its data: {changed} of {before.size} numbers of data.{name} have changed "
-                    f"({setting.name}); work on a copy"
-                )
-        try:
-            drive(context, setting, setting.data(), context.rng(11))
-        except ValueError as error:
-            if "read-only" not in str(error):
-                raise
-            raise CheckFailed(f"writes into its data, which are read-only in a run: {error}") from error
-
-
-@published(
-    "algorithm",
-    id="determinism",
-    meaning="The same data and the same seed give different estimates: no result can be repeated.",
-)
-def determinism(context: CheckContext) -> None:
-    """Two runs with one seed agree to the last bit, and no global generator is used."""
-    for setting in settings(context):
-        with private_randomness("it"):
-            one, two = (run(context, setting, 21) for _ in range(2))
-        if not np.array_equal(one, two):
-            gap = np.abs(one - two).max()
+    instance = setting.instance
+    data = replace(setting.data(), inputs=np.array(instance.inputs), labels=np.array(instance.labels))
+    setting.drive(data, 11)
+    for name in ("inputs", "labels"):
+        before, after = getattr(instance, name), getattr(data, name)
+        if before.shape != after.shape or not np.array_equal(before, after):
+            changed = int(np.sum(before != after)) if before.shape == after.shape else before.size
             raise CheckFailed(
-                f"two runs with the same seed differ by {gap:.2g} ({setting.name}); take random numbers only from the rng "
-                "that init is given"
+                f"modifies its data: {changed} of {before.size} numbers of data.{name} have changed "
+                f"({setting.name}); work on a copy"
             )
+    try:
+        setting.drive(setting.data(), 11)
+    except ValueError as error:
+        if "read-only" not in str(error):
+            raise
+        raise CheckFailed(f"writes into its data, which are read-only in a run: {error}") from error
 
 
-@published(
-    "algorithm",
-    id="seed",
-    meaning="It ignores its seed: random numbers come from somewhere else, so that repeated runs are one run,"
-    " and the standard errors of its rows are wrong.",
+@algorithm_check("The same data and the same seed give different estimates: no result can be repeated.")
+def determinism(context: CheckContext, setting: Setting) -> None:
+    """Two runs with one seed agree to the last bit, and no global generator is used."""
+    with private_randomness("it"):
+        one, two = (setting.run(21) for _ in range(2))
+    if not np.array_equal(one, two):
+        gap = np.abs(one - two).max()
+        raise CheckFailed(
+            f"two runs with the same seed differ by {gap:.2g} ({setting.name}); take random numbers only from the rng "
+            "that init is given"
+        )
+
+
+@algorithm_check(
+    "It ignores its seed: random numbers come from somewhere else, so that repeated runs are one run, and the "
+    "standard errors of its rows are wrong."
 )
-def seed(context: CheckContext) -> None:
+def seed(context: CheckContext, setting: Setting) -> None:
     """Either seeds matter, or there is no chance in it: then no coordinate is special, and no generator is made.
 
     An algorithm without random numbers cannot tell one coordinate from another: permuting them in the inputs permutes the
@@ -233,33 +198,32 @@ def seed(context: CheckContext) -> None:
     ``numpy.random.default_rng`` draws is exchanged besides: fixed nodes of an integral may come from there, for their values
     hardly matter; a starting point or an order of samples may not.
     """
-    for setting in settings(context):
-        one, other = run(context, setting, 31), run(context, setting, 32)
-        if not np.array_equal(one, other):
-            continue
-        size = np.linalg.norm(one)
-        with _shifted_generators(context):
-            shifted = run(context, setting, 31)
-        if np.linalg.norm(shifted - one) > 0.1 * size:
-            raise CheckFailed(
-                "ignores its seed: every seed gives the same estimate, which depends on a numpy.random.default_rng "
-                "of its own "
-                f"({setting.name}); use the rng that init is given"
-            )
-        data = setting.data()
-        order = context.rng(33).permutation(data.dimension)
-        moved = replace(data, inputs=np.ascontiguousarray(data.inputs[:, :, order]), fresh=None)
-        found = run(context, setting, 31, moved)
-        wanted = one[..., order] if one.ndim == 2 else one[:, order][:, :, order]
-        problem = setting.problem
-        aligned = to_host(problem.model.align(wanted, found, problem.channel.symmetry))
-        gap = np.linalg.norm(aligned - wanted)
-        if not gap <= 1e-4 * size:
-            raise CheckFailed(
-                "ignores its seed: every seed gives the same estimate, but permuting the coordinates of the inputs "
-                "changes more "
-                f"than their order (by {gap / size:.2g} of its size): it has random numbers of its own ({setting.name})"
-            )
+    one, other = setting.run(31), setting.run(32)
+    if not np.array_equal(one, other):
+        return
+    size = np.linalg.norm(one)
+    with _shifted_generators(context):
+        shifted = setting.run(31)
+    if np.linalg.norm(shifted - one) > 0.1 * size:
+        raise CheckFailed(
+            "ignores its seed: every seed gives the same estimate, which depends on a numpy.random.default_rng "
+            "of its own "
+            f"({setting.name}); use the rng that init is given"
+        )
+    data = setting.data()
+    order = context.rng(33).permutation(data.dimension)
+    moved = replace(data, inputs=np.ascontiguousarray(data.inputs[:, :, order]), fresh=None)
+    found = setting.run(31, moved)
+    wanted = one[..., order] if one.ndim == 2 else one[:, order][:, :, order]
+    problem = setting.problem
+    aligned = to_host(problem.model.align(wanted, found, problem.channel.symmetry))
+    gap = np.linalg.norm(aligned - wanted)
+    if not gap <= 1e-4 * size:
+        raise CheckFailed(
+            "ignores its seed: every seed gives the same estimate, but permuting the coordinates of the inputs "
+            "changes more "
+            f"than their order (by {gap / size:.2g} of its size): it has random numbers of its own ({setting.name})"
+        )
 
 
 @contextmanager
@@ -278,43 +242,34 @@ def _shifted_generators(context: CheckContext) -> Iterator[None]:
         yield
 
 
-@published(
-    "algorithm",
-    id="no_peeking",
-    statistical=True,
-    meaning="It peeks at the teacher: with labels of another teacher it still finds the one it cannot know. "
-    "Its rows in a table are worth nothing.",
+@once_per_model(
+    "It peeks at the teacher: with labels of another teacher it still finds the one it cannot know. Its rows "
+    "in a table are worth nothing.",
+    around=judged,
 )
-def no_peeking(context: CheckContext) -> None:
+def no_peeking(context: CheckContext, setting: Setting, test: MeanTest) -> None:
     """Labels come from a hidden teacher; the one in sight must look to the estimate like any other draw of the prior.
 
     What is in sight is the instance itself, as around the engine's own loop, what ``problem.instance`` draws again with the
     same seed, and what ``data.fresh`` refers to. The overlap of the estimate with that teacher is compared with its overlaps
     with some hundred other draws of the prior, which it cannot have seen either.
     """
-    test = MeanTest()
-    for setting in first_settings(context):
-        problem = setting.problem
-        bait, data = _bait(context, problem)
-        state, _ = drive(context, Setting(problem, bait, setting.name), data, context.rng(41), LONGEST)
-        estimate = np.asarray(to_host(context.item.estimate(state)), dtype=float)
-        P, D = problem.components, bait.dimension
-        estimate = estimate - np.asarray(problem.prior.mean(P, D))
-        inner = problem.model.inner
-        decoys = [problem.prior.sample(context.rng(42, k), P, D) for k in range(DECOYS)]
-        others = np.stack([np.asarray(inner(estimate, d)) for d in decoys])
-        found = np.asarray(inner(estimate, bait.signal))
-        spread = others.std(axis=0, ddof=1) * math.sqrt(1 + 1 / DECOYS)
-        for p in range(P):
-            for q in range(P):
-                if spread[p, q] > 0:
-                    what = (
-                        f"peeks at the teacher: overlap with a teacher that no label knows ({setting.name})"
-                    )
-                    target, size = float(others[:, p, q].mean()), float(spread[p, q])
-                    test.add(what, float(found[p, q]), target, size, dof=DECOYS - 1)
-    if test.rows:
-        test.judge()
+    problem = setting.problem
+    bait, data = _bait(context, problem)
+    estimate = np.asarray(to_host(replace(setting, instance=bait).drive(data, 41, LONGEST)), dtype=float)
+    P, D = problem.components, bait.dimension
+    estimate = estimate - np.asarray(problem.prior.mean(P, D))
+    inner = problem.model.inner
+    decoys = [problem.prior.sample(context.rng(42, k), P, D) for k in range(DECOYS)]
+    others = np.stack([np.asarray(inner(estimate, d)) for d in decoys])
+    found = np.asarray(inner(estimate, bait.signal))
+    spread = others.std(axis=0, ddof=1) * math.sqrt(1 + 1 / DECOYS)
+    for p in range(P):
+        for q in range(P):
+            if spread[p, q] > 0:
+                what = f"peeks at the teacher: overlap with a teacher that no label knows ({setting.name})"
+                target, size = float(others[:, p, q].mean()), float(spread[p, q])
+                test.add(what, float(found[p, q]), target, size, dof=DECOYS - 1)
 
 
 def _bait(context: CheckContext, problem: Problem) -> tuple[Instance, Data]:
@@ -326,167 +281,124 @@ def _bait(context: CheckContext, problem: Problem) -> tuple[Instance, Data]:
     z = problem.model.forward(in_sight.inputs, hidden)
     labels = np.asarray(problem.channel.forward(z, rng=context.rng(44)))
     bait = Instance(problem, in_sight.signal, in_sight.inputs, labels, in_sight.sample_ratio)
-    draw = _Drawing(problem, hidden)
-    return bait, replace(bait.data(get_backend("numpy")), fresh=_fresh(bait, draw))
 
+    # The hidden teacher is kept as a recipe: nobody is to find him by looking around.
+    def draw(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
+        return problem.draw(hidden, n, rng)
 
-class _Drawing:
-    """New samples of the hidden teacher, who is kept as a recipe: nobody is to find him by looking around."""
-
-    def __init__(self, problem: Problem, signal: Array) -> None:
-        def samples(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
-            return problem.draw(signal, n, rng)
-
-        self._samples = samples
-
-    def __call__(self, rng: np.random.Generator, n: int) -> tuple[Array, Array]:
-        return self._samples(rng, n)
-
-
-def _fresh(instance: Instance, draw: _Drawing) -> Any:
     def fresh(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
-        assert instance.signal is not None  # as in the engine, the instance can be reached from here
+        assert bait.signal is not None  # as in the engine, the instance can be reached from here
         return draw(rng, n)
 
-    return fresh
+    return bait, replace(bait.data(get_backend("numpy")), fresh=fresh)
 
 
-@published(
-    "algorithm",
-    id="state_copies",
-    meaning="A state does not stand for itself: a copy of it goes on differently, or later steps change what an "
-    "earlier state said.",
+@once_per_model(
+    "A state does not stand for itself: a copy of it goes on differently, or later steps change what an "
+    "earlier state said."
 )
-def state_copies(context: CheckContext) -> None:
+def state_copies(context: CheckContext, setting: Setting) -> None:
     """A deep copy continues to the same estimate, and does not disturb the estimate that was read before."""
     algorithm = context.item
-    for setting in first_settings(context):
-        data = setting.data()
-        state = algorithm.init(setting.problem, data, context.rng(51))
-        saved = copy.deepcopy(state)
-        read = to_host(algorithm.estimate(state))
-        kept = np.array(read)
-        again = np.array(to_host(algorithm.estimate(state)))
-        if not np.array_equal(kept, again):
-            raise CheckFailed(f"reading the estimate twice gives two answers ({setting.name})")
-        ends = []
-        for begin in (state, saved):
-            for _ in range(planned(algorithm, data)):
-                begin, _ = algorithm.step(setting.problem, data, begin)
-            ends.append(np.array(to_host(algorithm.estimate(begin))))
-        if not np.array_equal(read, kept):
-            raise CheckFailed(
-                f"a step changes the estimate that was handed out before ({setting.name}); make a new array in step"
-            )
-        if not np.array_equal(ends[0], ends[1]):
-            raise CheckFailed(
-                f"a copy of the state goes on to another estimate ({setting.name}); keep everything that is iterated in it"
-            )
-
-
-@published(
-    "algorithm",
-    id="dtypes",
-    meaning="Single precision does not stay single precision: it takes twice the memory and time that a table says.",
-)
-def dtypes(context: CheckContext) -> None:
-    """Estimates of float32 data are float32 and finite."""
-    if "float32" not in capabilities_of(context.item).dtypes:
-        raise CheckSkipped("capabilities.dtypes does not promise float32")
-    for setting in first_settings(context):
-        data = setting.data(get_backend("numpy", "float32"))
-        state, _ = drive(context, setting, data, context.rng(61))
-        expect_array(
-            f"estimate of float32 data ({setting.name})",
-            context.item.estimate(state), setting.instance.signal.shape, "float32",
-        )  # fmt: skip
-
-
-@published(
-    "algorithm",
-    id="namespace",
-    meaning="It needs NumPy arrays: it will not run on a GPU. Use the functions of smimbench.backend.namespace(data.inputs).",
-)
-def namespace_(context: CheckContext) -> None:
-    """The strict array API on another device gives the numbers of NumPy."""
-    in_strict_namespace(context.item, lambda backend: _elsewhere(context, backend))
-
-
-def _elsewhere(context: CheckContext, backend: Backend) -> None:
-    for setting in first_settings(context):
-        data = setting.data(backend)
-        state, _ = drive(context, setting, data, context.rng(71), 2)
-        found = context.item.estimate(state)
-        expect_array(
-            f"estimate ({setting.name})", found, setting.instance.signal.shape, "float64", data.inputs
+    data = setting.data()
+    state = algorithm.init(setting.problem, data, context.rng(51))
+    saved = copy.deepcopy(state)
+    read = to_host(algorithm.estimate(state))
+    kept = np.array(read)
+    again = np.array(to_host(algorithm.estimate(state)))
+    if not np.array_equal(kept, again):
+        raise CheckFailed(f"reading the estimate twice gives two answers ({setting.name})")
+    ends = []
+    for begin in (state, saved):
+        for _ in range(setting.planned(data)):
+            begin, _ = algorithm.step(setting.problem, data, begin)
+        ends.append(np.array(to_host(algorithm.estimate(begin))))
+    if not np.array_equal(read, kept):
+        raise CheckFailed(
+            f"a step changes the estimate that was handed out before ({setting.name}); make a new array in step"
         )
-        here = run(context, setting, 71, most=2)
-        gap = np.abs(to_host(found) - here).max()
-        if not gap <= 1e-6 * (1 + np.abs(here).max()):
-            raise CheckFailed(
-                f"another array namespace gives another estimate, by {gap:.2g} ({setting.name})"
-            )
+    if not np.array_equal(ends[0], ends[1]):
+        raise CheckFailed(
+            f"a copy of the state goes on to another estimate ({setting.name}); keep everything that is iterated in it"
+        )
 
 
-def _cell(context: CheckContext, setting: Setting) -> Cell:
+@once_per_model(
+    "Single precision does not stay single precision: it takes twice the memory and time that a table says.",
+    around=in_single_precision,
+)
+def dtypes(context: CheckContext, setting: Setting) -> None:
+    """Estimates of float32 data are float32 and finite."""
+    found = setting.drive(setting.data(get_backend("numpy", "float32")), 61)
+    expect_array(
+        f"estimate of float32 data ({setting.name})", found, setting.instance.signal.shape, "float32"
+    )
+
+
+@once_per_model(
+    "It needs NumPy arrays: it will not run on a GPU. Use the functions of smimbench.backend.namespace(data.inputs).",
+    around=elsewhere,
+)
+def namespace(context: CheckContext, setting: Setting, backend: Backend) -> None:
+    """The strict array API on another device gives the numbers of NumPy."""
+    data = setting.data(backend)
+    found = setting.drive(data, 71, 2)
+    expect_array(f"estimate ({setting.name})", found, setting.instance.signal.shape, "float64", data.inputs)
+    here = setting.run(71, most=2)
+    gap = np.abs(to_host(found) - here).max()
+    if not gap <= 1e-6 * (1 + np.abs(here).max()):
+        raise CheckFailed(f"another array namespace gives another estimate, by {gap:.2g} ({setting.name})")
+
+
+def _record(context: CheckContext, setting: Setting) -> dict[str, Any]:
+    """What the engine's own loop makes of one cell."""
+    from smimbench.run.cell import run_cell
     from smimbench.suite.cells import Cell
     from smimbench.suite.schema import RunOptions
 
-    item, instance = context.item, setting.instance
-    spec = {"name": item.name, "version": item.version, **parameters_of("algorithm", item)}
-    alpha, dimension = _size(setting.problem.model)
-    return Cell(
-        problem=setting.problem.spec, algorithm=spec, alpha=alpha, dimension=dimension, replicate=0,
-        seed=context.seed, backend="numpy", run=RunOptions(max_iterations=LONGEST, timeout=SECONDS, metrics=()),
-        problem_label=setting.name, algorithm_label=instance.problem.label,
+    item, problem = context.item, setting.problem
+    alpha, dimension = _size(problem.model)
+    cell = Cell(
+        problem=problem.spec,
+        algorithm={"name": item.name, "version": item.version, **parameters_of("algorithm", item)},
+        alpha=alpha, dimension=dimension, replicate=0, seed=context.seed, backend="numpy",
+        run=RunOptions(max_iterations=LONGEST, timeout=SECONDS, metrics=()),
+        problem_label=setting.name, algorithm_label=problem.label,
     )  # fmt: skip
+    # Items as registered, without what the engine has put around them.
+    parts = {kind: getattr(problem, kind) for kind in ("model", "channel", "prior")}
+    bare = {kind: getattr(item, kind, item) for kind, item in parts.items()}
+    registry: Any = OverlayRegistry({**bare, "algorithm": context.item})
+    return run_cell(cell, registry=registry)
 
 
-@published(
-    "algorithm",
-    id="runs",
-    meaning="A cell of a suite fails: it does not work for every problem that its capabilities name and that it "
-    "does not refuse.",
+@algorithm_check(
+    "A cell of a suite fails: it does not work for every problem that its capabilities name and that it does "
+    "not refuse."
 )
-def runs(context: CheckContext) -> None:
+def runs(context: CheckContext, setting: Setting) -> None:
     """One cell for every channel of every model it names, through the engine's own loop."""
-    from smimbench.run.cell import run_cell
-
-    for setting in settings(context):
-        parts = {kind: getattr(setting.problem, kind) for kind in ("model", "channel", "prior")}
-        registry: Any = OverlayRegistry({**_bare(parts), "algorithm": context.item})
-        record = run_cell(_cell(context, setting), registry=registry)
-        if record["status"] == "failed":
-            raise CheckFailed(f"fails on {setting.name}: {record['reason']}")
+    record = _record(context, setting)
+    if record["status"] == "failed":
+        raise CheckFailed(f"fails on {setting.name}: {record['reason']}")
 
 
-def _bare(parts: dict[str, Any]) -> dict[str, Any]:
-    """Items as registered, without what the engine has put around them."""
-    return {kind: getattr(item, kind, item) for kind, item in parts.items()}
-
-
-@published(
-    "algorithm",
-    id="records",
-    meaning="A result cannot be stored: what the algorithm reports is not made of plain numbers and strings.",
+@once_per_model(
+    "A result cannot be stored: what the algorithm reports is not made of plain numbers and strings."
 )
-def records(context: CheckContext) -> None:
+def records(context: CheckContext, setting: Setting) -> None:
     """A record goes to disk and comes back equal, as JSON and arrays without pickles."""
-    from smimbench.run.cell import run_cell
     from smimbench.run.store import Store
 
-    for setting in first_settings(context):
-        parts = {kind: getattr(setting.problem, kind) for kind in ("model", "channel", "prior")}
-        registry: Any = OverlayRegistry({**_bare(parts), "algorithm": context.item})
-        record = run_cell(_cell(context, setting), registry=registry)
-        with tempfile.TemporaryDirectory() as folder:
-            store = Store(Path(folder) / "check")
-            try:
-                store.write(record)
-            except (TypeError, ValueError) as error:
-                raise CheckFailed(f"its record cannot be written: {error} ({setting.name})") from error
-            found = store.load()
-            if record["key"] not in found:
-                raise CheckFailed(f"a stored record cannot be read again: {store.complaints}")
-            if found[record["key"]]["metrics"] != record["metrics"]:
-                raise CheckFailed(f"a stored record comes back with other metrics ({setting.name})")
+    record = _record(context, setting)
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder) / "check")
+        try:
+            store.write(record)
+        except (TypeError, ValueError) as error:
+            raise CheckFailed(f"its record cannot be written: {error} ({setting.name})") from error
+        found = store.load()
+        if record["key"] not in found:
+            raise CheckFailed(f"a stored record cannot be read again: {store.complaints}")
+        if found[record["key"]]["metrics"] != record["metrics"]:
+            raise CheckFailed(f"a stored record comes back with other metrics ({setting.name})")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import sys
-import traceback
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +10,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend.arrays import namespace, to_host
-from smimbench.backend.device import Backend
-from smimbench.testing.core import CheckFailed, CheckSkipped, capabilities_of
+from smimbench.testing.core import CheckFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,10 +18,9 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Array
 
 __all__ = [
-    "dispatch_special_functions",
     "expect_array",
     "expect_pure",
-    "in_strict_namespace",
+    "expect_refused",
     "locked",
     "private_randomness",
 ]
@@ -79,39 +74,13 @@ def expect_array(
         raise CheckFailed(f"{what} is not made of finite numbers")
 
 
-def dispatch_special_functions() -> None:
-    """Let scipy.special take arrays of other namespaces, if SciPy is not imported yet; tests only."""
-    if "scipy" not in sys.modules:
-        os.environ.setdefault("SCIPY_ARRAY_API", "1")
-
-
-def in_strict_namespace(item: Any, function: Callable[[Backend], None]) -> None:
-    """Call with the strict reference implementation of the array API, on a device that is not its default.
-
-    SciPy's special functions take its arrays on the default device only, and CuPy's have no such limit: what fails for that
-    reason alone is tried there.
-
-    Raises
-    ------
-    CheckSkipped
-        If it is not installed, or not promised by the item.
-    """
-    promised = capabilities_of(item).backends
-    if "*" not in promised:
-        raise CheckSkipped(f"it promises {', '.join(promised)} only")
+def expect_refused(what: str, function: Callable[..., Array], *arguments: Any) -> None:
+    """Arguments that do not fit raise, whatever it is; otherwise ``what`` was accepted, and something was returned."""
     try:
-        import array_api_strict
-    except ImportError:
-        raise CheckSkipped("array-api-strict is not installed: pip install array-api-strict") from None
-    name = "array_api_strict"
-    try:
-        function(Backend(name, array_api_strict, "float64", array_api_strict.Device("device1")))
-    except RuntimeError as error:
-        if "Can't convert array" not in str(error):
-            raise
-        if "scipy" not in str(traceback.format_exc()):
-            raise CheckFailed(f"turns its arrays into NumPy's: {error}") from error
-        function(Backend(name, array_api_strict, "float64"))
+        found = function(*arguments)
+    except Exception:  # refused, as it should be
+        return
+    raise CheckFailed(f"{what} {np.shape(found)}")
 
 
 @contextmanager

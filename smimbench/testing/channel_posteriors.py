@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -13,14 +13,17 @@ from smimbench.derive.channel import predict
 from smimbench.interfaces import SYMMETRIES, member, offers
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.testing.arrays import expect_array
-from smimbench.testing.channels import latents
-from smimbench.testing.core import CheckFailed, CheckSkipped, published
-from smimbench.testing.statistics import MeanTest
+from smimbench.testing.channels import channel_check, latents
+from smimbench.testing.core import CheckFailed, CheckSkipped
+from smimbench.testing.publish import NO_PROBLEM, judged, published
 from smimbench.theory.information import channel_information
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from smimbench.interfaces import Array, Posterior
     from smimbench.testing.context import CheckContext
+    from smimbench.testing.statistics import MeanTest
 
 POINTS = ((0.6, 0.7), (1.0, 0.15))
 """Overlap and error of a component at which posteriors are checked."""
@@ -29,8 +32,7 @@ EXACT, SAMPLES = 30_000, 1_000
 """Labels for closed forms, and for posteriors that are integrated."""
 
 
-@dataclass(frozen=True, eq=False)
-class Sampled:
+class Sampled(NamedTuple):
     """Latents, their labels and what the posterior says of them."""
 
     Q: Array
@@ -55,115 +57,98 @@ def sampled(context: CheckContext, model: Any, point: int) -> Sampled:
     return Sampled(Q, V, omega, z, y, found)
 
 
-@published(
-    "channel",
-    id="symmetry",
-    meaning="The symmetry that it states is not the one that its labels have: errors are measured after "
-    "removing that symmetry, so they would be wrong, and algorithms would start where nothing can be "
-    "learned.",
+@channel_check(
+    "The symmetry that it states is not the one that its labels have: errors are measured after removing that "
+    "symmetry, so they would be wrong, and algorithms would start where nothing can be learned."
 )
-def symmetry(context: CheckContext) -> None:
+def symmetry(context: CheckContext, model: Any, channel: Any) -> None:
     """Labels do not change under the stated transformations, and do under sign changes if none are stated."""
     own = member(context.item, "symmetry")
     if own is not None and own not in SYMMETRIES:
         raise CheckFailed(
             f"symmetry must be one of {', '.join(SYMMETRIES)}, or left out to be found, got {own!r}"
         )
-    for model in context.models:
-        channel = context.completed(model)
-        stated = channel.symmetry
-        P = int(channel.components)
-        z = latents(channel, model, 40, 0.5, 0.6, context.rng(81))[3]
+    stated = channel.symmetry
+    P = int(channel.components)
+    z = latents(channel, model, 40, 0.5, 0.6, context.rng(81))[3]
 
-        def same(moved: Array, channel: Any = channel, z: Array = z) -> bool:
-            one, two = (np.asarray(channel.forward(a, rng=context.rng(82))) for a in (z, moved))
-            return bool(np.allclose(one, two, rtol=1e-7, atol=1e-9))
+    def same(transformation: Array) -> bool:
+        one, two = (np.asarray(channel.forward(a, rng=context.rng(82))) for a in (z, transformation @ z))
+        return bool(np.allclose(one, two, rtol=1e-7, atol=1e-9))
 
-        rng = context.rng(83)
-        if stated in ("signs", "signed-permutations"):
-            for p in range(P):
-                signs = np.ones((P, 1))
-                signs[p] = -1
-                if not same(signs * z):
-                    raise CheckFailed(
-                        f"symmetry is {stated!r}, but labels change with the sign of component {p + 1}"
-                    )
-        if stated.endswith("common-sign") and not same(-z):
-            raise CheckFailed(f"symmetry is {stated!r}, but labels change with the sign of all components")
-        if "permutations" in stated and P > 1 and not same(np.roll(z, 1, axis=1)):
-            raise CheckFailed(f"symmetry is {stated!r}, but labels change when components change places")
-        if stated == "rotations" and not same(np.linalg.qr(rng.standard_normal((P, P)))[0] @ z):
-            raise CheckFailed("symmetry is 'rotations', but labels change with a rotation of the components")
-        if stated in ("none", "permutations"):
-            for p in range(P):
-                signs = np.ones((P, 1))
-                signs[p] = -1
-                if same(signs * z):
-                    raise CheckFailed(
-                        f"symmetry is {stated!r}, but no label sees the sign of component {p + 1}: it can be learned up to "
-                        "its "
-                        "sign only. Say 'signs'"
-                    )
-        if stated in ("none", "permutations") and P > 1 and same(-z):
-            raise CheckFailed(
-                f"symmetry is {stated!r}, but no label sees the sign of all components at once. Say 'common-sign' or "
-                "'permutations-common-sign'"
+    def expect(kept: bool, transformation: Array, complaint: str) -> None:
+        if same(transformation) is not kept:
+            raise CheckFailed(f"symmetry is {stated!r}, but {complaint}")
+
+    flips = [np.diag(np.where(np.arange(P) == p, -1.0, 1.0)) for p in range(P)]
+    if stated in ("signs", "signed-permutations"):
+        for p, flip in enumerate(flips, 1):
+            expect(True, flip, f"labels change with the sign of component {p}")
+    if stated.endswith("common-sign"):
+        expect(True, -np.eye(P), "labels change with the sign of all components")
+    if "permutations" in stated and P > 1:
+        expect(True, np.roll(np.eye(P), 1, axis=0), "labels change when components change places")
+    if stated == "rotations":
+        turn = np.linalg.qr(context.rng(83).standard_normal((P, P)))[0]
+        expect(True, turn, "labels change with a rotation of the components")
+    if stated in ("none", "permutations"):
+        for p, flip in enumerate(flips, 1):
+            unseen = (
+                f"no label sees the sign of component {p}: it can be learned up to its sign only. Say 'signs'"
             )
+            expect(False, flip, unseen)
+        if P > 1:
+            unseen = "no label sees the sign of all components at once. Say 'common-sign' or 'permutations-common-sign'"
+            expect(False, -np.eye(P), unseen)
 
 
-@published(
-    "channel",
-    id="gradient",
-    meaning="g = V^-1 (mean - omega) is not the gradient of log_partition: mean and partition function belong to "
-    "different laws.",
-)
-def gradient(context: CheckContext) -> None:
-    """Central differences of sixth order, also for labels that are improbable under omega."""
+def _log_partitions(context: CheckContext) -> Iterator[tuple[Any, tuple[float, float]]]:
     if not offers(context.item, "log_partition"):
         raise CheckSkipped("it has no log_partition")
-    channel = context.item
-    for model in context.models:
-        for q, v in POINTS:
-            _, V, omega, _, y = latents(channel, model, 24, q, v, context.rng(91))
-            omega = omega + 0.5 * math.sqrt(v) * context.rng(92).standard_normal(omega.shape)
-            found = channel.posterior(y, omega, V, rng=context.rng(93))
-            g = np.linalg.inv(V) @ (found.mean - omega)
-            direction = context.rng(94).standard_normal(omega.shape)
-            step = 0.05 * math.sqrt(v) / math.sqrt(direction[0].size)
-
-            def along(
-                k: int, omega: Array = omega, y: Array = y, V: Array = V, d: Array = step * direction
-            ) -> Array:
-                return np.asarray(channel.log_partition(y, omega + k * d, V), dtype=float)
-
-            slope = (
-                0.75 * (along(1) - along(-1)) - 0.15 * (along(2) - along(-2)) + (along(3) - along(-3)) / 60
-            ) / step
-            gap = np.median(np.abs(slope - np.sum(g * direction, axis=(1, 2)))) * step
-            size = np.sqrt(np.mean(slope**2)) * step
-            if not gap <= 1e-4 * size + 1e-9 + 20 * float(found.error) * 0.05:
-                raise CheckFailed(
-                    f"along a random direction log_partition changes by {np.median(np.abs(slope)):.4g} (median), "
-                    f"g says otherwise by {gap / step:.2g} ({model.name}, V = {v})"
-                )
+    yield from product(context.models, POINTS)
 
 
 @published(
-    "channel",
-    id="nishimori",
-    statistical=True,
-    meaning="The posterior is not the one that belongs to forward: with z drawn from N(omega, V) and its "
-    "label, the error z - E[z|y] must be uncorrelated with everything known, and its covariance must "
-    "be the one that is claimed. Algorithms that use this posterior are not Bayes-optimal and miss "
-    "the theory.",
+    ("channel",),
+    "g = V^-1 (mean - omega) is not the gradient of log_partition: mean and partition function belong to "
+    "different laws.",
+    cases=_log_partitions,
 )
-def nishimori(context: CheckContext) -> None:
+def gradient(context: CheckContext, model: Any, point: tuple[float, float]) -> None:
+    """Central differences of sixth order, also for labels that are improbable under omega."""
+    channel, (q, v) = context.item, point
+    _, V, omega, _, y = latents(channel, model, 24, q, v, context.rng(91))
+    omega = omega + 0.5 * math.sqrt(v) * context.rng(92).standard_normal(omega.shape)
+    found = channel.posterior(y, omega, V, rng=context.rng(93))
+    g = np.linalg.inv(V) @ (found.mean - omega)
+    direction = context.rng(94).standard_normal(omega.shape)
+    step = 0.05 * math.sqrt(v) / math.sqrt(direction[0].size)
+
+    def along(k: int) -> Array:
+        return np.asarray(channel.log_partition(y, omega + k * (step * direction), V), dtype=float)
+
+    slope = (
+        0.75 * (along(1) - along(-1)) - 0.15 * (along(2) - along(-2)) + (along(3) - along(-3)) / 60
+    ) / step
+    gap = np.median(np.abs(slope - np.sum(g * direction, axis=(1, 2)))) * step
+    size = np.sqrt(np.mean(slope**2)) * step
+    if not gap <= 1e-4 * size + 1e-9 + 20 * float(found.error) * 0.05:
+        raise CheckFailed(
+            f"along a random direction log_partition changes by {np.median(np.abs(slope)):.4g} (median), "
+            f"g says otherwise by {gap / step:.2g} ({model.name}, V = {v})"
+        )
+
+
+@channel_check(
+    "The posterior is not the one that belongs to forward: with z drawn from N(omega, V) and its label, the "
+    "error z - E[z|y] must be uncorrelated with everything known, and its covariance must be the one that is "
+    "claimed. Algorithms that use this posterior are not Bayes-optimal and miss the theory.",
+    around=judged,
+)
+def nishimori(context: CheckContext, model: Any, channel: Any, test: MeanTest) -> None:
     """``E[f(y, omega) (z - mean)] = 0`` for many f; ``E[z z^T - second moment] = 0``; covariance as claimed."""
-    test = MeanTest()
-    for model in context.models:
-        for point in range(len(POINTS)):
-            _identities(test, sampled(context, model, point), f"{model.name}, V = {POINTS[point][1]}")
-    test.judge()
+    for point in range(len(POINTS)):
+        _identities(test, sampled(context, model, point), f"{model.name}, V = {POINTS[point][1]}")
 
 
 def _identities(test: MeanTest, s: Sampled, where: str) -> None:
@@ -201,40 +186,31 @@ def _identities(test: MeanTest, s: Sampled, where: str) -> None:
     test.mean(f"E[f (z z^T - second_moment)], f = tanh(shift) at {where}", first * gap, allowance=4 * slack)
 
 
-@published(
-    "channel",
-    id="posterior",
-    statistical=True,
-    meaning="The posterior mean or second moment of single samples is wrong: brute force (drawing latents "
-    "until the label fits, or weighing them by log_likelihood) finds another one.",
+@channel_check(
+    "The posterior mean or second moment of single samples is wrong: brute force (drawing latents until the "
+    "label fits, or weighing them by log_likelihood) finds another one.",
+    around=judged,
 )
-def posterior(context: CheckContext) -> None:
+def posterior(context: CheckContext, model: Any, channel: Any, test: MeanTest) -> None:
     """Rejection with forward where labels have few values, importance sampling where there is a likelihood."""
-    test = MeanTest()
-    for model in context.models:
-        channel = context.completed(model)
-        for point, (q, v) in enumerate(POINTS):
-            _, V, omega, _, y = latents(channel, model, 8, q, v, context.rng(101, point))
-            found = channel.posterior(y, omega, V, second_moment=True, rng=context.rng(102))
-            root = np.linalg.cholesky(V)
-            slack = 8 * float(found.error) * math.sqrt(v)
-            for i in range(len(y)):
-                z = omega[i] + root @ context.rng(103, point, i).standard_normal((20_000, *omega.shape[1:]))
-                weights = _weights(context, channel, z, y[i], context.rng(104, point, i))
-                if weights.sum() ** 2 < 200 * np.sum(weights**2):
-                    continue  # too few draws fit this label to say anything
-                where = f"of a sample with label {_short(y[i])} at {model.name}, V = {v}"
-                flat = z.reshape(len(z), -1)
-                outer = flat[:, :, None] * flat[:, None, :]
-                target = found.second_moment[i].reshape(outer.shape[1:])
-                _weighted(test, f"E[z | y] {where}", flat, weights, found.mean[i].ravel(), slack)
-                size = 1 + np.abs(omega[i]).max()
-                _weighted(test, f"E[z z^T | y] {where}", outer, weights, target, 4 * slack * size)
-    test.judge()
-
-
-def _short(value: Array) -> str:
-    return np.array2string(np.asarray(value), precision=3, threshold=6).replace("\n", " ")
+    for point, (q, v) in enumerate(POINTS):
+        _, V, omega, _, y = latents(channel, model, 8, q, v, context.rng(101, point))
+        found = channel.posterior(y, omega, V, second_moment=True, rng=context.rng(102))
+        root = np.linalg.cholesky(V)
+        slack = 8 * float(found.error) * math.sqrt(v)
+        for i in range(len(y)):
+            z = omega[i] + root @ context.rng(103, point, i).standard_normal((20_000, *omega.shape[1:]))
+            weights = _weights(context, channel, z, y[i], context.rng(104, point, i))
+            if weights.sum() ** 2 < 200 * np.sum(weights**2):
+                continue  # too few draws fit this label to say anything
+            label = np.array2string(y[i], precision=3, threshold=6).replace("\n", " ")
+            where = f"of a sample with label {label} at {model.name}, V = {v}"
+            flat = z.reshape(len(z), -1)
+            outer = flat[:, :, None] * flat[:, None, :]
+            target = found.second_moment[i].reshape(outer.shape[1:])
+            _weighted(test, f"E[z | y] {where}", flat, weights, found.mean[i].ravel(), slack)
+            size = 1 + np.abs(omega[i]).max()
+            _weighted(test, f"E[z z^T | y] {where}", outer, weights, target, 4 * slack * size)
 
 
 def _weights(context: CheckContext, channel: Any, z: Array, y: Array, rng: np.random.Generator) -> Array:
@@ -268,81 +244,62 @@ def _weighted(test: MeanTest, what: str, values: Array, weights: Array, target: 
         test.add(what, float(value), float(goal), float(one), slack + float(off), effective - 1)
 
 
-@published(
-    "channel",
-    id="information",
-    statistical=True,
-    meaning="information(Q, V), which state evolution and thresholds are made of, is not the mean of g g^T "
-    "over labels: theory and message passing would disagree.",
+@channel_check(
+    "information(Q, V), which state evolution and thresholds are made of, is not the mean of g g^T over "
+    "labels: theory and message passing would disagree.",
+    around=judged,
 )
-def information(context: CheckContext) -> None:
+def information(context: CheckContext, model: Any, channel: Any, test: MeanTest) -> None:
     """``information(Q, V)`` against ``E sum_c g_c g_c^T`` with the channel's own posterior and labels."""
-    test = MeanTest()
-    for model in context.models:
-        channel = context.completed(model)
-        if not offers(channel, "information"):
-            raise CheckSkipped("it has no information: the engine takes it from the posterior itself")
-        for point, (_, v) in enumerate(POINTS):
-            s = sampled(context, model, point)
-            if point and len(s.z) == SAMPLES:  # integrals take their time; one point says it
-                continue
-            stated = channel_information(channel, model, s.Q, s.V)
-            g = np.linalg.inv(s.V) @ (s.posterior.mean - s.omega)
-            other = np.linalg.inv(s.V) @ (s.z - s.omega)
-            square = g @ np.swapaxes(g, 1, 2)
-            cross = (g @ np.swapaxes(other, 1, 2) + other @ np.swapaxes(g, 1, 2)) / 2
-            size = model.sites / v
-            allowed = 6 * np.abs(stated.error) + 2 * float(s.posterior.error) * size
-            where = f"{model.name}, V = {v}"
-            test.mean(f"E sum_c g g^T at {where}", square, stated.value, allowance=allowed)
-            test.mean(f"E sum_c g (z - omega)^T V^-1 at {where}", cross, stated.value, allowance=allowed)
-    test.judge()
+    if not offers(channel, "information"):
+        raise CheckSkipped("it has no information: the engine takes it from the posterior itself")
+    for point, (_, v) in enumerate(POINTS):
+        s = sampled(context, model, point)
+        if point and len(s.z) == SAMPLES:  # integrals take their time; one point says it
+            continue
+        stated = channel_information(channel, model, s.Q, s.V)
+        g = np.linalg.inv(s.V) @ (s.posterior.mean - s.omega)
+        other = np.linalg.inv(s.V) @ (s.z - s.omega)
+        square = g @ np.swapaxes(g, 1, 2)
+        cross = (g @ np.swapaxes(other, 1, 2) + other @ np.swapaxes(g, 1, 2)) / 2
+        size = model.sites / v
+        allowed = 6 * np.abs(stated.error) + 2 * float(s.posterior.error) * size
+        where = f"{model.name}, V = {v}"
+        test.mean(f"E sum_c g g^T at {where}", square, stated.value, allowance=allowed)
+        test.mean(f"E sum_c g (z - omega)^T V^-1 at {where}", cross, stated.value, allowance=allowed)
 
 
-@published(
-    "channel",
-    id="vjp",
-    meaning="The derivative of the label that gradient methods use is wrong.",
-)
-def vjp(context: CheckContext) -> None:
+@channel_check("The derivative of the label that gradient methods use is wrong.")
+def vjp(context: CheckContext, model: Any, channel: Any) -> None:
     """``vjp(z, cotangent)`` against differences of the noiseless observable label along random directions."""
-    for model in context.models:
-        channel = context.completed(model)
-        if not offers(channel, "vjp"):
-            raise CheckSkipped("it has no vjp, and its labels have no derivative to take")
-        _, _, _, z, _ = latents(channel, model, 40, 0.5, 0.6, context.rng(111))
-        direction = context.rng(112).standard_normal(z.shape)
-        cotangent = context.rng(113).standard_normal(np.shape(predict(channel, z)))
-        pulled = channel.vjp(z, cotangent)
-        expect_array("vjp", pulled, z.shape, "float64", z)
-        step = 1e-4
+    if not offers(channel, "vjp"):
+        raise CheckSkipped("it has no vjp, and its labels have no derivative to take")
+    _, _, _, z, _ = latents(channel, model, 40, 0.5, 0.6, context.rng(111))
+    direction = context.rng(112).standard_normal(z.shape)
+    cotangent = context.rng(113).standard_normal(np.shape(predict(channel, z)))
+    pulled = channel.vjp(z, cotangent)
+    expect_array("vjp", pulled, z.shape, "float64", z)
+    step = 1e-4
 
-        def label(k: int, channel: Any = channel, z: Array = z, d: Array = step * direction) -> Array:
-            return np.asarray(predict(channel, z + k * d), dtype=float)
+    def label(k: int) -> Array:
+        return np.asarray(predict(channel, z + k * (step * direction)), dtype=float)
 
-        slope = (2 / 3 * (label(1) - label(-1)) - (label(2) - label(-2)) / 12) / step
-        axes = tuple(range(1, slope.ndim))
-        wanted = np.sum(slope * cotangent, axis=axes)
-        got = np.sum(pulled * direction, axis=(1, 2))
-        gap, size = np.median(np.abs(got - wanted)), np.sqrt(np.mean(wanted**2))
-        if not gap <= 1e-5 * size + 1e-12:
-            raise CheckFailed(
-                f"along a random direction it differs from finite differences by {gap / size:.2g}"
-            )
+    slope = (2 / 3 * (label(1) - label(-1)) - (label(2) - label(-2)) / 12) / step
+    axes = tuple(range(1, slope.ndim))
+    wanted = np.sum(slope * cotangent, axis=axes)
+    got = np.sum(pulled * direction, axis=(1, 2))
+    gap, size = np.median(np.abs(got - wanted)), np.sqrt(np.mean(wanted**2))
+    if not gap <= 1e-5 * size + 1e-12:
+        raise CheckFailed(f"along a random direction it differs from finite differences by {gap / size:.2g}")
 
 
-@published(
-    "channel",
-    id="problem",
-    meaning="It cannot be put into a problem with every model that its capabilities name, or no data can be drawn.",
-)
-def problem(context: CheckContext) -> None:
+@channel_check(NO_PROBLEM)
+def problem(context: CheckContext, model: Any, channel: Any) -> None:
     """A small instance of every model, with labels that are numbers."""
-    for model in context.models:
-        made = context.problem(model)
-        found = made.instance(0.5, 12, seed=context.seed)
-        if len(found.labels) != len(found.inputs):
-            raise CheckFailed(f"{len(found.inputs)} inputs but {len(found.labels)} labels ({model.name})")
-        metrics = found.metrics(made.prior.mean(made.components, 12))
-        if not np.isfinite(metrics["mse"]).all():
-            raise CheckFailed(f"the error of the prior mean is {metrics['mse']} ({model.name})")
+    made = context.problem(model)
+    found = made.instance(0.5, 12, seed=context.seed)
+    if len(found.labels) != len(found.inputs):
+        raise CheckFailed(f"{len(found.inputs)} inputs but {len(found.labels)} labels ({model.name})")
+    metrics = found.metrics(made.prior.mean(made.components, 12))
+    if not np.isfinite(metrics["mse"]).all():
+        raise CheckFailed(f"the error of the prior mean is {metrics['mse']} ({model.name})")

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smimbench.backend.arrays import to_host
-from smimbench.derive.channel import observable
-from smimbench.testing.arrays import expect_array, expect_pure, in_strict_namespace, private_randomness
-from smimbench.testing.core import CheckFailed, CheckSkipped, capabilities_of, published
+from smimbench.derive.labels import is_noisy, observable
+from smimbench.testing.arrays import expect_array, expect_pure, expect_refused, private_randomness
+from smimbench.testing.core import CheckFailed
+from smimbench.testing.publish import NUMPY_ONLY, WIDENED, elsewhere, in_single_precision, published
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from smimbench.backend.device import Backend
     from smimbench.interfaces import Array
     from smimbench.testing.context import CheckContext
 
 
-def order_parameters(components: int, q: float, v: float) -> tuple[Array, Array]:
-    """Q and V with some correlation between components."""
-    shape = np.full((components, components), 0.3) + 0.7 * np.eye(components)
-    return q * np.eye(components), v * shape
+def _cases(context: CheckContext) -> Iterator[tuple[Any, Any]]:
+    """Every model, with the channel as the engine completes it."""
+    for model in context.models:
+        yield model, context.completed(model)
+
+
+channel_check = partial(published, ("channel",), cases=_cases)
 
 
 def latents(
@@ -29,223 +36,153 @@ def latents(
 ) -> tuple[Array, Array, Array, Array, Array]:
     """``Q, V, omega, z, y`` of n samples on the Nishimori line: ``omega ~ N(0, Q)``, ``z ~ N(omega, V)``."""
     P, C = int(channel.components), model.sites
-    Q, V = order_parameters(P, q, v)
+    # Some correlation between components.
+    Q, V = q * np.eye(P), v * (np.full((P, P), 0.3) + 0.7 * np.eye(P))
     omega = np.linalg.cholesky(Q) @ rng.standard_normal((n, P, C))
     z = omega + np.linalg.cholesky(V) @ rng.standard_normal((n, P, C))
     return Q, V, omega, z, np.asarray(channel.forward(z, rng=rng))
 
 
-def _named(model: Any, what: str) -> str:
-    return f"{what} ({model.name})"
-
-
-@published(
-    "channel",
-    id="shapes",
-    meaning="forward or posterior returns arrays of another shape or type than the contract says, or cannot take "
-    "a single sample.",
+@channel_check(
+    "forward or posterior returns arrays of another shape or type than the contract says, or cannot take a "
+    "single sample."
 )
-def shapes(context: CheckContext) -> None:
+def shapes(context: CheckContext, model: Any, channel: Any) -> None:
     """Labels (n, ...), mean (n, P, C), covariance (P, P), second moment (n, P, C, P, C)."""
-    for model in context.models:
-        channel = context.completed(model)
-        P, C = int(channel.components), model.sites
-        for n in (5, 1):
-            _, V, omega, _, y = latents(channel, model, n, 0.5, 0.6, context.rng(n))
-            if y.ndim < 1 or len(y) != n:
-                raise CheckFailed(f"forward: labels of {n} samples must have shape ({n}, ...), got {y.shape}")
-            if y.dtype.kind not in "fiub":
-                raise CheckFailed(f"forward: labels must be real or whole numbers, got {y.dtype}")
-            if y.dtype.kind == "f" and np.isnan(y).any():
-                raise CheckFailed("forward: labels are not numbers")
-            found = channel.posterior(y, omega, V, rng=context.rng(2))
-            expect_array(_named(model, "posterior: mean"), found.mean, (n, P, C), "float64", omega)
-            expect_array(_named(model, "posterior: covariance"), found.covariance, (P, P), "float64", omega)
-            full = channel.posterior(y, omega, V, second_moment=True, rng=context.rng(2))
-            if full.second_moment is None:
-                raise CheckFailed("posterior(..., second_moment=True) gives no second moment")
-            expect_array(
-                _named(model, "posterior: second_moment"),
-                full.second_moment,
-                (n, P, C, P, C),
-                "float64",
-                omega,
-            )
-            if not (isinstance(found.error, float) and 0 <= found.error < math.inf):
-                raise CheckFailed(f"posterior: error must be a float >= 0, got {found.error!r}")
-            spectrum = np.linalg.eigvalsh(found.covariance)
-            if spectrum.min() < -1e-9 or not np.allclose(found.covariance, found.covariance.T):
-                raise CheckFailed("posterior: covariance must be symmetric and positive semidefinite")
+    P, C = int(channel.components), model.sites
+    for n in (5, 1):
+        _, V, omega, _, y = latents(channel, model, n, 0.5, 0.6, context.rng(n))
+        if y.ndim < 1 or len(y) != n:
+            raise CheckFailed(f"forward: labels of {n} samples must have shape ({n}, ...), got {y.shape}")
+        if y.dtype.kind not in "fiub":
+            raise CheckFailed(f"forward: labels must be real or whole numbers, got {y.dtype}")
+        if y.dtype.kind == "f" and np.isnan(y).any():
+            raise CheckFailed("forward: labels are not numbers")
+        found = channel.posterior(y, omega, V, rng=context.rng(2))
+        expect_array(f"posterior: mean ({model.name})", found.mean, (n, P, C), "float64", omega)
+        expect_array(f"posterior: covariance ({model.name})", found.covariance, (P, P), "float64", omega)
+        full = channel.posterior(y, omega, V, second_moment=True, rng=context.rng(2))
+        if full.second_moment is None:
+            raise CheckFailed("posterior(..., second_moment=True) gives no second moment")
+        moment = f"posterior: second_moment ({model.name})"
+        expect_array(moment, full.second_moment, (n, P, C, P, C), "float64", omega)
+        if not (isinstance(found.error, float) and 0 <= found.error < math.inf):
+            raise CheckFailed(f"posterior: error must be a float >= 0, got {found.error!r}")
+        spectrum = np.linalg.eigvalsh(found.covariance)
+        if spectrum.min() < -1e-9 or not np.allclose(found.covariance, found.covariance.T):
+            raise CheckFailed("posterior: covariance must be symmetric and positive semidefinite")
 
 
-@published(
-    "channel",
-    id="samples",
-    meaning="A sample's label or posterior depends on its neighbours: then it also depends on how the data are "
-    "cut into chunks.",
+@channel_check(
+    "A sample's label or posterior depends on its neighbours: then it also depends on how the data are cut "
+    "into chunks."
 )
-def samples(context: CheckContext) -> None:
+def samples(context: CheckContext, model: Any, channel: Any) -> None:
     """A part of the samples gives the same as all of them."""
-    for model in context.models:
-        _, V, omega, z, y = latents(context.item, model, 24, 0.5, 0.6, context.rng(21))
-        if not is_noisy(context.item, z):
-            part = np.asarray(context.item.forward(z[7:15]))
-            if not np.allclose(part, np.asarray(context.item.forward(z))[7:15], rtol=1e-9, atol=1e-12):
-                raise CheckFailed(
-                    "forward: the label of a sample depends on the other samples, or on a generator of its own"
-                )
-        channel = context.completed(model)
-        whole = channel.posterior(y, omega, V, rng=context.rng(22))
-        part = channel.posterior(y[7:15], omega[7:15], V, rng=context.rng(22))
-        gap = np.linalg.norm(whole.mean[7:15] - part.mean) / math.sqrt(part.mean.size * np.trace(V) / len(V))
-        slack = 1e-8 + 10 * (float(whole.error) + float(part.error))
-        if gap > slack:
+    _, V, omega, z, y = latents(context.item, model, 24, 0.5, 0.6, context.rng(21))
+    if not is_noisy(context.item, z):
+        part = np.asarray(context.item.forward(z[7:15]))
+        if not np.allclose(part, np.asarray(context.item.forward(z))[7:15], rtol=1e-9, atol=1e-12):
             raise CheckFailed(
-                f"posterior: the mean of 8 samples among 24 differs from that of the 8 alone by {gap:.2g} of its width"
+                "forward: the label of a sample depends on the other samples, or on a generator of its own"
             )
+    whole = channel.posterior(y, omega, V, rng=context.rng(22))
+    part = channel.posterior(y[7:15], omega[7:15], V, rng=context.rng(22))
+    gap = np.linalg.norm(whole.mean[7:15] - part.mean) / math.sqrt(part.mean.size * np.trace(V) / len(V))
+    slack = 1e-8 + 10 * (float(whole.error) + float(part.error))
+    if gap > slack:
+        raise CheckFailed(
+            f"posterior: the mean of 8 samples among 24 differs from that of the 8 alone by {gap:.2g} of its width"
+        )
 
 
-def is_noisy(channel: Any, z: Array) -> bool:
-    """Whether labels are random: forward refuses to go without rng, or gives another label for another seed."""
-    try:
-        channel.forward(z)
-    except Exception:  # a noisy channel may complain in any way it likes
-        return True
-    one, two = (np.asarray(channel.forward(z, rng=np.random.default_rng(k))) for k in (0, 1))
-    return not np.array_equal(one, two)
-
-
-@published(
-    "channel",
-    id="determinism",
-    meaning="The same seed does not give the same numbers, or noise is drawn from somewhere else than the rng"
-    " handed over: runs cannot be repeated, and algorithms are not compared on the same data.",
+@channel_check(
+    "The same seed does not give the same numbers, or noise is drawn from somewhere else than the rng handed "
+    "over: runs cannot be repeated, and algorithms are not compared on the same data."
 )
-def determinism(context: CheckContext) -> None:
+def determinism(context: CheckContext, model: Any, channel: Any) -> None:
     """Equal seeds, equal labels and posteriors; different seeds, different noise; no global generator."""
-    for model in context.models:
-        channel = context.completed(model)
-        _, V, omega, z, _ = latents(channel, model, 30, 0.5, 0.6, context.rng(31))
-        with private_randomness("forward or posterior"):
-            one, two = (np.asarray(channel.forward(z, rng=context.rng(32))) for _ in range(2))
-            if not np.array_equal(one, two, equal_nan=one.dtype.kind == "f"):
-                raise CheckFailed("forward: the same seed gives different labels; draw all noise from rng")
-            means = [channel.posterior(one, omega, V, rng=context.rng(34)).mean for _ in range(2)]
-            if not np.array_equal(*means):
-                raise CheckFailed("posterior: the same seed gives different means; draw from rng only")
+    _, V, omega, z, _ = latents(channel, model, 30, 0.5, 0.6, context.rng(31))
+    with private_randomness("forward or posterior"):
+        one, two = (np.asarray(channel.forward(z, rng=context.rng(32))) for _ in range(2))
+        if not np.array_equal(one, two, equal_nan=one.dtype.kind == "f"):
+            raise CheckFailed("forward: the same seed gives different labels; draw all noise from rng")
+        means = [channel.posterior(one, omega, V, rng=context.rng(34)).mean for _ in range(2)]
+        if not np.array_equal(*means):
+            raise CheckFailed("posterior: the same seed gives different means; draw from rng only")
 
 
-@published(
-    "channel",
-    id="purity",
-    meaning="It writes into its arguments: the data of every algorithm that comes later are spoiled.",
-)
-def purity(context: CheckContext) -> None:
+@channel_check("It writes into its arguments: the data of every algorithm that comes later are spoiled.")
+def purity(context: CheckContext, model: Any, channel: Any) -> None:
     """Arguments come back unchanged, and read-only arrays will do."""
-    for model in context.models:
-        channel = context.completed(model)
-        _, V, omega, z, y = latents(channel, model, 12, 0.5, 0.6, context.rng(41))
+    _, V, omega, z, y = latents(channel, model, 12, 0.5, 0.6, context.rng(41))
 
-        def forward(z: Array, channel: Any = channel) -> Array:
-            return channel.forward(z, rng=context.rng(42))
-
-        def posterior(y: Array, omega: Array, V: Array, channel: Any = channel) -> Any:
-            return channel.posterior(y, omega, V, second_moment=True, rng=context.rng(42))
-
-        expect_pure("forward", forward, z)
-        expect_pure("posterior", posterior, y, omega, V)
-        for name in ("log_partition", "vjp"):
-            if not hasattr(channel, name):
-                continue
-            method = getattr(channel, name)
-            if name == "vjp":
-                expect_pure(name, method, z, np.ones(observable(channel, y).shape))
-            else:
-                expect_pure(name, method, y, omega, V)
+    expect_pure("forward", lambda z: channel.forward(z, rng=context.rng(42)), z)
+    expect_pure(
+        "posterior", lambda *a: channel.posterior(*a, second_moment=True, rng=context.rng(42)), y, omega, V
+    )
+    if hasattr(channel, "log_partition"):
+        expect_pure("log_partition", channel.log_partition, y, omega, V)
+    if hasattr(channel, "vjp"):
+        expect_pure("vjp", channel.vjp, z, np.ones(observable(channel, y).shape))
 
 
-@published(
-    "channel",
-    id="dtypes",
-    meaning="Single precision does not stay single precision, or is far less accurate than it should be.",
-)
-def dtypes(context: CheckContext) -> None:
+@channel_check(WIDENED, around=in_single_precision)
+def dtypes(context: CheckContext, model: Any, channel: Any) -> None:
     """float32 in, float32 out, and close to float64."""
-    if "float32" not in capabilities_of(context.item).dtypes:
-        raise CheckSkipped("capabilities.dtypes does not promise float32")
-    for model in context.models:
-        channel = context.completed(model)
-        P, C = int(channel.components), model.sites
-        n = 60
-        _, V, omega, z, _ = latents(channel, model, n, 0.5, 0.6, context.rng(51))
-        drawn = np.asarray(channel.forward(np.float32(z), rng=context.rng(52)))
-        if drawn.dtype.kind == "f" and drawn.dtype != np.float32:
-            raise CheckFailed(f"forward: labels of float32 latents must be float32, got {drawn.dtype}")
-        y = np.float32(drawn) if drawn.dtype.kind == "f" else drawn
-        found = channel.posterior(y, np.float32(omega), np.float32(V), rng=context.rng(52))
-        expect_array("posterior: mean", found.mean, (n, P, C), "float32")
-        expect_array("posterior: covariance", found.covariance, (P, P), "float32")
-        wide = np.float64(y) if y.dtype.kind == "f" else y
-        exact = channel.posterior(wide, np.float64(np.float32(omega)), V, rng=context.rng(52))
-        gap = np.median(np.abs(found.mean - exact.mean)) / math.sqrt(np.trace(V) / P)
-        slack = 2e-3 + 10 * (float(found.error) + float(exact.error))
-        if gap > slack:
-            raise CheckFailed(f"posterior: the mean in float32 is off by {gap:.1g} of its width")
+    P, C = int(channel.components), model.sites
+    n = 60
+    _, V, omega, z, _ = latents(channel, model, n, 0.5, 0.6, context.rng(51))
+    drawn = np.asarray(channel.forward(np.float32(z), rng=context.rng(52)))
+    if drawn.dtype.kind == "f" and drawn.dtype != np.float32:
+        raise CheckFailed(f"forward: labels of float32 latents must be float32, got {drawn.dtype}")
+    y = np.float32(drawn) if drawn.dtype.kind == "f" else drawn
+    found = channel.posterior(y, np.float32(omega), np.float32(V), rng=context.rng(52))
+    expect_array("posterior: mean", found.mean, (n, P, C), "float32")
+    expect_array("posterior: covariance", found.covariance, (P, P), "float32")
+    wide = np.float64(y) if y.dtype.kind == "f" else y
+    exact = channel.posterior(wide, np.float64(np.float32(omega)), V, rng=context.rng(52))
+    gap = np.median(np.abs(found.mean - exact.mean)) / math.sqrt(np.trace(V) / P)
+    slack = 2e-3 + 10 * (float(found.error) + float(exact.error))
+    if gap > slack:
+        raise CheckFailed(f"posterior: the mean in float32 is off by {gap:.1g} of its width")
 
 
-@published(
-    "channel",
-    id="namespace",
-    meaning="It needs NumPy arrays: it will not run on a GPU. Use the functions of smimbench.backend.device.namespace(x).",
-)
-def namespace_(context: CheckContext) -> None:
+@channel_check(NUMPY_ONLY, around=elsewhere)
+def namespace(context: CheckContext, model: Any, channel: Any, backend: Backend) -> None:
     """The strict array API on another device gives the numbers of NumPy."""
-    in_strict_namespace(context.item, lambda backend: _elsewhere(context, backend))
+    P, C = int(channel.components), model.sites
+    _, V, omega, z, y = latents(channel, model, 10, 0.5, 0.6, context.rng(61))
+    there = [backend.asarray(a) for a in (z, y, omega, V)]
+    drawn = channel.forward(there[0], rng=context.rng(62))
+    here = np.asarray(channel.forward(z, rng=context.rng(62)))
+    expect_array("forward: labels", drawn, here.shape, None, there[0])
+    if not np.allclose(to_host(drawn), here, rtol=1e-7, atol=1e-9):
+        raise CheckFailed("forward: another array namespace gives other labels")
+    found = channel.posterior(*there[1:], second_moment=True, rng=context.rng(62))
+    expect_array("posterior: mean", found.mean, (10, P, C), "float64", there[0])
+    expect_array("posterior: covariance", found.covariance, (P, P), "float64", there[0])
+    exact = channel.posterior(y, omega, V, rng=context.rng(62))
+    gap = np.abs(to_host(found.mean) - exact.mean).max() / math.sqrt(np.trace(V) / P)
+    if gap > 1e-6 + 20 * float(exact.error):
+        raise CheckFailed(f"posterior: another array namespace gives a mean that is off by {gap:.1g}")
 
 
-def _elsewhere(context: CheckContext, backend: Backend) -> None:
-    for model in context.models:
-        channel = context.completed(model)
-        P, C = int(channel.components), model.sites
-        _, V, omega, z, y = latents(channel, model, 10, 0.5, 0.6, context.rng(61))
-        there = [backend.asarray(a) for a in (z, y, omega, V)]
-        drawn = channel.forward(there[0], rng=context.rng(62))
-        here = np.asarray(channel.forward(z, rng=context.rng(62)))
-        expect_array("forward: labels", drawn, here.shape, None, there[0])
-        if not np.allclose(to_host(drawn), here, rtol=1e-7, atol=1e-9):
-            raise CheckFailed("forward: another array namespace gives other labels")
-        found = channel.posterior(*there[1:], second_moment=True, rng=context.rng(62))
-        expect_array("posterior: mean", found.mean, (10, P, C), "float64", there[0])
-        expect_array("posterior: covariance", found.covariance, (P, P), "float64", there[0])
-        exact = channel.posterior(y, omega, V, rng=context.rng(62))
-        gap = np.abs(to_host(found.mean) - exact.mean).max() / math.sqrt(np.trace(V) / P)
-        if gap > 1e-6 + 20 * float(exact.error):
-            raise CheckFailed(f"posterior: another array namespace gives a mean that is off by {gap:.1g}")
-
-
-@published(
-    "channel",
-    id="bad_input",
-    meaning="Latents of the wrong shape end in labels that mean nothing, or a noisy channel makes up a generator of its own.",
+@channel_check(
+    "Latents of the wrong shape end in labels that mean nothing, or a noisy channel makes up a generator of "
+    "its own."
 )
-def bad_input(context: CheckContext) -> None:
+def bad_input(context: CheckContext, model: Any, channel: Any) -> None:
     """Wrong shapes raise; a noisy channel without rng raises."""
-    for model in context.models:
-        channel = context.completed(model)
-        _, V, omega, z, y = latents(channel, model, 6, 0.5, 0.6, context.rng(71))
-        if is_noisy(channel, z):
-            try:
-                one, two = (np.asarray(channel.forward(z)) for _ in range(2))
-            except Exception:  # refused, as it should be
-                pass
-            else:
-                same = "and always the same" if np.array_equal(one, two) else "which nobody can repeat"
-                raise CheckFailed(f"forward without rng draws noise all the same, {same}; raise ValueError")
-        if len(y) > 3:
-            try:
-                found = channel.posterior(y[:3], omega, V, rng=context.rng(72))
-            except Exception:  # refused, as it should be
-                continue
-            raise CheckFailed(
-                f"posterior takes 3 labels with omega of 6 samples and returns a mean of shape {np.shape(found.mean)}"
-            )
+    _, V, omega, z, y = latents(channel, model, 6, 0.5, 0.6, context.rng(71))
+    if is_noisy(channel, z):
+        try:
+            one, two = (np.asarray(channel.forward(z)) for _ in range(2))
+        except Exception:  # refused, as it should be
+            pass
+        else:
+            same = "and always the same" if np.array_equal(one, two) else "which nobody can repeat"
+            raise CheckFailed(f"forward without rng draws noise all the same, {same}; raise ValueError")
+    if len(y) > 3:
+        what = "posterior takes 3 labels with omega of 6 samples and returns a mean of shape"
+        expect_refused(what, lambda: channel.posterior(y[:3], omega, V, rng=context.rng(72)).mean)

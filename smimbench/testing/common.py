@@ -12,7 +12,8 @@ from smimbench.files import canonical_json
 from smimbench.interfaces import CONTRACT_VERSION, Capabilities, ParameterError, offers
 from smimbench.registry.parameters import ENGINE_FILLED, build, parameters_of, signature_of
 from smimbench.registry.registry import KINDS, get_registry
-from smimbench.testing.core import CheckFailed, published
+from smimbench.testing.core import CheckFailed
+from smimbench.testing.publish import published
 
 if TYPE_CHECKING:
     from smimbench.testing.context import CheckContext
@@ -21,9 +22,8 @@ DTYPES = ("float64", "float32")
 
 
 @published(
-    *KINDS,
-    id="declaration",
-    meaning="It does not say what it is: results cannot be stored under a name and a version, or it is combined with what it "
+    KINDS,
+    "It does not say what it is: results cannot be stored under a name and a version, or it is combined with what it "
     "was not made for.",
 )
 def declaration(context: CheckContext) -> None:
@@ -57,9 +57,8 @@ def declaration(context: CheckContext) -> None:
 
 
 @published(
-    *KINDS,
-    id="parameters",
-    meaning="Its parameters cannot be written to a suite or a record and read back: results could not be told"
+    KINDS,
+    "Its parameters cannot be written to a suite or a record and read back: results could not be told"
     " apart, and other processes could not rebuild it.",
 )
 def parameters(context: CheckContext) -> None:
@@ -83,9 +82,8 @@ def parameters(context: CheckContext) -> None:
 
 
 @published(
-    *KINDS,
-    id="bad_parameters",
-    meaning="A wrong parameter is not refused in one clear line (ParameterError with the key), so that a "
+    KINDS,
+    "A wrong parameter is not refused in one clear line (ParameterError with the key), so that a "
     "typing error in a suite ends in a traceback or in numbers that mean nothing.",
 )
 def bad_parameters(context: CheckContext) -> None:

@@ -6,7 +6,7 @@ import time
 import traceback
 import warnings
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,19 +17,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FALSE_ALARM",
-    "PUBLISHED",
     "Check",
     "CheckError",
     "CheckFailed",
     "CheckSkipped",
     "Outcome",
     "capabilities_of",
-    "published",
     "run_check",
 ]
-
-CheckFunction: TypeAlias = "Callable[[Any], None]"
-"""Takes a ``CheckContext``; raises ``CheckFailed`` or ``CheckSkipped``."""
 
 FALSE_ALARM = 1e-4
 """Promised probability that a right item fails one statistical check with a seed of one's own."""
@@ -67,7 +62,7 @@ class Check:
     kind: str
     meaning: str
     false_alarm: float
-    function: CheckFunction = field(repr=False, compare=False)
+    function: Callable[[Any], None] = field(repr=False, compare=False)
 
     def __call__(self, context: Any) -> None:
         """Run it.
@@ -117,23 +112,6 @@ class Outcome:
     meaning: str
     false_alarm: float
     seconds: float
-
-
-PUBLISHED: dict[tuple[str, str], Check] = {}
-
-
-def published(
-    *kinds: str, id: str, meaning: str, statistical: bool = False
-) -> Callable[[CheckFunction], CheckFunction]:
-    """Publish a function as a check of these kinds of items."""
-
-    def decorate(function: CheckFunction) -> CheckFunction:
-        for kind in kinds:
-            assert (kind, id) not in PUBLISHED, f"{kind} {id} is published twice"
-            PUBLISHED[kind, id] = Check(id, kind, meaning, FALSE_ALARM if statistical else 0.0, function)
-        return function
-
-    return decorate
 
 
 def run_check(check: Check, context: Any) -> Outcome:

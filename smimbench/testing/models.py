@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 import tracemalloc
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smimbench.backend.arrays import to_host
-from smimbench.testing.arrays import expect_array, expect_pure, in_strict_namespace, private_randomness
+from smimbench.testing.arrays import expect_array, expect_pure, expect_refused, private_randomness
 from smimbench.testing.context import priors_for
-from smimbench.testing.core import CheckFailed, CheckSkipped, capabilities_of, published
-from smimbench.testing.statistics import MeanTest
+from smimbench.testing.core import CheckFailed
+from smimbench.testing.publish import NUMPY_ONLY, WIDENED, elsewhere, in_single_precision, judged, published
 
 if TYPE_CHECKING:
     from smimbench.backend.device import Backend
     from smimbench.interfaces import Array
     from smimbench.testing.context import CheckContext
+    from smimbench.testing.statistics import MeanTest
+
+model_check = partial(published, ("model",), cases=lambda context: [(context.item,)])
 
 
 def inputs(model: Any, n: int, dimension: int, rng: np.random.Generator, dtype: str = "float64") -> Array:
@@ -34,17 +38,21 @@ def signal(model: Any, components: int, dimension: int, rng: np.random.Generator
     return np.asarray(model.draw_noise(rng, components, dimension), dtype=float)
 
 
-@published("model", id="shapes", meaning="A method returns arrays of another shape than the contract says.")
-def shapes(context: CheckContext) -> None:
+def drawn(context: CheckContext, model: Any, n: int, P: int, D: int, seed: int) -> tuple[Array, Array, Array]:
+    """Inputs (n, T, D), a signal, and numbers (n, P, C) in place of latents."""
+    X, S = inputs(model, n, D, context.rng(seed)), signal(model, P, D, context.rng(seed + 1))
+    return X, S, context.rng(seed + 2).standard_normal((n, P, model.sites))
+
+
+@model_check("A method returns arrays of another shape than the contract says.")
+def shapes(context: CheckContext, model: Any) -> None:
     """Latents (n, P, C), signals, overlaps (P, P), errors (P,)."""
-    model = context.item
     for P, n, D in ((1, 5, 7), (2, 1, 6)):
-        X, S = inputs(model, n, D, context.rng(1)), signal(model, P, D, context.rng(2))
+        X, S, g = drawn(context, model, n, P, D, 1)
         wanted = tuple(model.signal_shape(P, D))
         if S.shape != wanted:
             raise CheckFailed(f"signal_shape is {wanted}, but signals have {S.shape}")
         expect_array("forward", model.forward(X, S), (n, P, model.sites), "float64", X)
-        g = context.rng(3).standard_normal((n, P, model.sites))
         expect_array("adjoint", model.adjoint(X, g), wanted, "float64", X)
         expect_array("draw_noise", np.asarray(model.draw_noise(context.rng(4), P, D)), wanted, "float64")
         expect_array("inner", model.inner(S, S), (P, P), "float64", S)
@@ -54,14 +62,11 @@ def shapes(context: CheckContext) -> None:
             raise CheckFailed("squared_error of the signal itself is not 0")
 
 
-@published(
-    "model",
-    id="sample_ratio",
-    meaning="sample_count and sample_ratio do not belong together: curves are drawn at another alpha than was used.",
+@model_check(
+    "sample_count and sample_ratio do not belong together: curves are drawn at another alpha than was used."
 )
-def sample_ratio(context: CheckContext) -> None:
+def sample_ratio(context: CheckContext, model: Any) -> None:
     """The nearest whole number of samples, at least one."""
-    model = context.item
     for D in (10, 37):
         unit = model.sample_ratio(1, D)
         if not unit > 0:
@@ -76,14 +81,11 @@ def sample_ratio(context: CheckContext) -> None:
             raise CheckFailed("sample_count must be at least 1")
 
 
-@published(
-    "model",
-    id="transpose",
-    meaning="adjoint is not the transpose of forward: gradients and message passing move in the wrong direction.",
+@model_check(
+    "adjoint is not the transpose of forward: gradients and message passing move in the wrong direction."
 )
-def transpose(context: CheckContext) -> None:
+def transpose(context: CheckContext, model: Any) -> None:
     """``<g, forward(S)> = <adjoint(g), S> / adjoint_scale``, and forward is linear."""
-    model = context.item
     for P, n, D in ((1, 9, 8), (2, 6, 11)):
         X = inputs(model, n, D, context.rng(11))
         S, other = (np.asarray(model.draw_noise(context.rng(12, k), P, D)) for k in (0, 1))
@@ -99,20 +101,14 @@ def transpose(context: CheckContext) -> None:
             raise CheckFailed("forward is not linear in the signal")
 
 
-@published(
-    "model",
-    id="chunks",
-    meaning="What is computed depends on how the samples are cut into chunks, or chunks leave samples out.",
-)
-def chunks(context: CheckContext) -> None:
+@model_check("What is computed depends on how the samples are cut into chunks, or chunks leave samples out.")
+def chunks(context: CheckContext, model: Any) -> None:
     """Chunks cover every sample once; latents and adjoint do not depend on the cut."""
-    model = context.item
     for n, D, P in ((0, 5, 1), (1, 5, 1), (10_000, 300, 2), (12_345, 7, 1)):
         covered = [i for s in model.chunks(n, D, P) for i in range(n)[s]]
         if covered != list(range(n)):
             raise CheckFailed(f"chunks({n}, {D}, {P}) does not cover every sample once and in order")
-    X, S = inputs(model, 30, 9, context.rng(21)), signal(model, 2, 9, context.rng(22))
-    g = context.rng(23).standard_normal((30, 2, model.sites))
+    X, S, g = drawn(context, model, 30, 2, 9, 21)
     parts = (slice(0, 11), slice(11, 12), slice(12, 30))
     if not np.allclose(
         np.concatenate([model.forward(X[s], S) for s in parts]), model.forward(X, S), atol=1e-11
@@ -122,14 +118,12 @@ def chunks(context: CheckContext) -> None:
         raise CheckFailed("adjoint is not the sum over chunks")
 
 
-@published(
-    "model",
-    id="latents",
-    statistical=True,
-    meaning="Latents do not have the overlap as their covariance, the same at all sites: every channel and "
-    "all of theory is built on that.",
+@model_check(
+    "Latents do not have the overlap as their covariance, the same at all sites: every channel and all of "
+    "theory is built on that.",
+    around=judged,
 )
-def latents(context: CheckContext) -> None:
+def latents(context: CheckContext, model: Any, test: MeanTest) -> None:
     """``E z_pc = 0`` and ``E z_pc z_qc' = inner(S_p, S_q) delta_cc'`` over inputs, for a signal that stays."""
     model, P, D, n = context.item, 2, 40, 20_000
     S = signal(model, P, D, context.rng(31))
@@ -137,34 +131,24 @@ def latents(context: CheckContext) -> None:
     flat = z.reshape(n, -1)
     wanted = np.kron(np.asarray(model.inner(S, S)), np.eye(model.sites))
     scale = np.sqrt(np.diagonal(wanted))
-    test = MeanTest()
     test.mean("mean of the latents in units of their width", flat / scale)
     unit = scale[:, None] * scale[None, :]
     test.mean("covariance of the latents", flat[:, :, None] * flat[:, None, :] / unit, wanted / unit)
-    test.judge()
 
 
-@published(
-    "model",
-    id="noise",
-    statistical=True,
-    meaning="draw_noise has not unit size: denoisers are checked and started at another noise than they are told.",
+@model_check(
+    "draw_noise has not unit size: denoisers are checked and started at another noise than they are told.",
+    around=judged,
 )
-def noise(context: CheckContext) -> None:
+def noise(context: CheckContext, model: Any, test: MeanTest) -> None:
     """``E inner(Z, Z) = I``, up to what vanishes with D."""
     model, D = context.item, 60
     rows = [model.draw_noise(context.rng(41, k), 2, D) for k in range(40)]
-    test = MeanTest()
     test.mean("inner(Z, Z)", np.stack([model.inner(z, z) for z in rows]), np.eye(2), allowance=2 / D)
-    test.judge()
 
 
-@published(
-    "model",
-    id="align",
-    meaning="A symmetry is not removed, or something else is: errors are wrong for every algorithm.",
-)
-def align(context: CheckContext) -> None:
+@model_check("A symmetry is not removed, or something else is: errors are wrong for every algorithm.")
+def align(context: CheckContext, model: Any) -> None:
     """Signs, permutations and rotations of a signal come back as the signal; without symmetry nothing moves."""
     model, P, D = context.item, 3, 30
     S = signal(model, P, D, context.rng(51))
@@ -192,16 +176,13 @@ def align(context: CheckContext) -> None:
     raise CheckFailed("align takes a symmetry that does not exist; raise ValueError")
 
 
-@published(
-    "model",
-    id="memory",
-    meaning="It makes arrays as large as x x^T of every sample: problems of ordinary size will not fit into memory.",
+@model_check(
+    "It makes arrays as large as x x^T of every sample: problems of ordinary size will not fit into memory."
 )
-def memory(context: CheckContext) -> None:
+def memory(context: CheckContext, model: Any) -> None:
     """Peak memory of forward and adjoint beside inputs, latents and signal."""
     model, D, n = context.item, 64, 3000
-    X, S = inputs(model, n, D, context.rng(61)), signal(model, 1, D, context.rng(62))
-    g = context.rng(63).standard_normal((n, 1, model.sites))
+    X, S, g = drawn(context, model, n, 1, D, 61)
     model.forward(X[:10], S), model.adjoint(X[:10], g[:10])  # what is made once does not count
     allowed = 4 * (X.nbytes + g.nbytes + S.nbytes) + (16 << 20)
     for name, method, other in (("forward", model.forward, S), ("adjoint", model.adjoint, g)):
@@ -220,14 +201,10 @@ def memory(context: CheckContext) -> None:
             )
 
 
-@published(
-    "model", id="purity", meaning="It writes into its arguments: the data of every algorithm are spoiled."
-)
-def purity(context: CheckContext) -> None:
+@model_check("It writes into its arguments: the data of every algorithm are spoiled.")
+def purity(context: CheckContext, model: Any) -> None:
     """Arguments come back unchanged, and read-only arrays will do."""
-    model = context.item
-    X, S = inputs(model, 8, 9, context.rng(71)), signal(model, 2, 9, context.rng(72))
-    g = context.rng(73).standard_normal((8, 2, model.sites))
+    X, S, g = drawn(context, model, 8, 2, 9, 71)
     expect_pure("forward", model.forward, X, S)
     expect_pure("adjoint", model.adjoint, X, g)
     expect_pure("inner", model.inner, S, 0.5 * S)
@@ -235,15 +212,12 @@ def purity(context: CheckContext) -> None:
     expect_pure("squared_error", model.squared_error, S, 0.5 * S)
 
 
-@published(
-    "model",
-    id="determinism",
-    meaning="The same seed does not give the same inputs, or not the same in both precisions: runs cannot be "
-    "repeated or compared.",
+@model_check(
+    "The same seed does not give the same inputs, or not the same in both precisions: runs cannot be repeated "
+    "or compared."
 )
-def determinism(context: CheckContext) -> None:
+def determinism(context: CheckContext, model: Any) -> None:
     """Equal seeds, equal inputs; different seeds, different ones; both precisions see the same numbers."""
-    model = context.item
     with private_randomness("draw_inputs or draw_noise"):
         one, two, other = (inputs(model, 6, 5, context.rng(k)) for k in (81, 81, 82))
         first, second = (model.draw_noise(context.rng(83), 1, 5) for _ in range(2))
@@ -255,18 +229,10 @@ def determinism(context: CheckContext) -> None:
         raise CheckFailed("draw_inputs fills a float32 array with other numbers than a float64 one")
 
 
-@published(
-    "model",
-    id="dtypes",
-    meaning="Single precision does not stay single precision, or is far less accurate than it should be.",
-)
-def dtypes(context: CheckContext) -> None:
+@model_check(WIDENED, around=in_single_precision)
+def dtypes(context: CheckContext, model: Any) -> None:
     """float32 in, float32 out, and close to float64."""
-    if "float32" not in capabilities_of(context.item).dtypes:
-        raise CheckSkipped("capabilities.dtypes does not promise float32")
-    model = context.item
-    X, S = inputs(model, 20, 30, context.rng(91)), signal(model, 2, 30, context.rng(92))
-    g = context.rng(93).standard_normal((20, 2, model.sites))
+    X, S, g = drawn(context, model, 20, 2, 30, 91)
     for name, found, exact in (
         ("forward", model.forward(np.float32(X), np.float32(S)), model.forward(X, S)),
         ("adjoint", model.adjoint(np.float32(X), np.float32(g)), model.adjoint(X, g)),
@@ -277,20 +243,10 @@ def dtypes(context: CheckContext) -> None:
             raise CheckFailed(f"{name} in float32 is off by {gap:.1g}")
 
 
-@published(
-    "model",
-    id="namespace",
-    meaning="It needs NumPy arrays: it will not run on a GPU. Use the functions of smimbench.backend.device.namespace(x).",
-)
-def namespace(context: CheckContext) -> None:
+@model_check(NUMPY_ONLY, around=elsewhere)
+def namespace(context: CheckContext, model: Any, backend: Backend) -> None:
     """The strict array API on another device gives the numbers of NumPy."""
-    in_strict_namespace(context.item, lambda backend: _elsewhere(context, backend))
-
-
-def _elsewhere(context: CheckContext, backend: Backend) -> None:
-    model = context.item
-    X, S = inputs(model, 8, 9, context.rng(101)), signal(model, 2, 9, context.rng(102))
-    g = context.rng(103).standard_normal((8, 2, model.sites))
+    X, S, g = drawn(context, model, 8, 2, 9, 101)
     x, s, t = (backend.asarray(a) for a in (X, S, g))
     for name, found, exact in (
         ("forward", model.forward(x, s), model.forward(X, S)),
@@ -305,17 +261,12 @@ def _elsewhere(context: CheckContext, backend: Backend) -> None:
             raise CheckFailed(f"{name}: another array namespace gives other numbers")
 
 
-@published("model", id="bad_input", meaning="Inputs of the wrong shape end in latents that mean nothing.")
-def bad_input(context: CheckContext) -> None:
+@model_check("Inputs of the wrong shape end in latents that mean nothing.")
+def bad_input(context: CheckContext, model: Any) -> None:
     """Wrong numbers of tokens or dimensions are refused."""
-    model = context.item
-    X, S = inputs(model, 8, 9, context.rng(111)), signal(model, 1, 9, context.rng(112))
+    X, S, _ = drawn(context, model, 8, 1, 9, 111)
     wrong = {"dimensions": X[:, :, :5], "tokens": np.concatenate([X, X], axis=1), "axes": X[0]}
     for what, array in wrong.items():
-        try:
-            found = model.forward(array, S)
-        except Exception:  # refused, as it should be
-            continue
-        raise CheckFailed(
-            f"forward takes inputs with the wrong number of {what} and returns {np.shape(found)}"
+        expect_refused(
+            f"forward takes inputs with the wrong number of {what} and returns", model.forward, array, S
         )

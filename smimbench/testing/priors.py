@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from smimbench.backend.arrays import to_host
 from smimbench.interfaces import offers
-from smimbench.testing.arrays import expect_array, expect_pure, in_strict_namespace, private_randomness
-from smimbench.testing.core import CheckFailed, CheckSkipped, capabilities_of, published
-from smimbench.testing.statistics import MeanTest
+from smimbench.testing.arrays import expect_array, expect_pure, expect_refused, private_randomness
+from smimbench.testing.core import CheckFailed, CheckSkipped
+from smimbench.testing.publish import (
+    NO_PROBLEM,
+    NUMPY_ONLY,
+    WIDENED,
+    elsewhere,
+    in_single_precision,
+    judged,
+    published,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +28,7 @@ if TYPE_CHECKING:
     from smimbench.backend.device import Backend
     from smimbench.interfaces import Array
     from smimbench.testing.context import CheckContext
+    from smimbench.testing.statistics import MeanTest
 
 INFORMATION = (0.3, 2.0, 15.0)
 DRAWS = 24
@@ -27,25 +36,23 @@ FINITE_SIZE = 3.0
 """Allowance for what vanishes with the dimension, relative, in units of 1/D."""
 
 
-def _sizes(model: Any, *, integrated: bool) -> tuple[int, int]:
+def _sizes(context: CheckContext, model: Any) -> tuple[int, int]:
     """Dimension and draws: what vanishes with D should not matter, and all should take a second.
 
     A denoiser that the engine integrates costs a quadrature for every entry, and is the engine's to be right.
     """
-    if len(model.signal_shape(1, 2)) == 3:
+    if model.rank == "extensive":
         return 64, DRAWS
-    return (250, 8) if integrated else (4000, DRAWS)
-
-
-def _simulated_sizes(context: CheckContext, model: Any) -> tuple[int, int]:
-    return _sizes(model, integrated=not offers(context.item, "denoise"))
+    return (4000, DRAWS) if offers(context.item, "denoise") else (250, 8)
 
 
 def _cases(context: CheckContext) -> Iterator[tuple[Any, Any, int]]:
     for model in context.models:
-        prior = context.completed(model)
         for components in (1, 2):
-            yield model, prior, components
+            yield model, context.completed(model), components
+
+
+prior_check = partial(published, ("prior",), cases=_cases)
 
 
 def information_matrix(components: int, size: float) -> Array:
@@ -63,6 +70,14 @@ def observed(
     return signal, signal + np.tensordot(root, noise, axes=1)
 
 
+def observation(
+    context: CheckContext, model: Any, prior: Any, P: int, seed: int, dimension: int = 12
+) -> tuple[Array, Array]:
+    """R and the Qhat with which it was made."""
+    Qhat = information_matrix(P, 1.3)
+    return observed(model, prior, P, dimension, Qhat, context.rng(seed))[1], Qhat
+
+
 class Simulated(NamedTuple):
     """Numbers (draws, P) from denoised signals: overlaps, squared errors, claimed errors, slopes along the noise."""
 
@@ -77,7 +92,7 @@ class Simulated(NamedTuple):
 def simulated(context: CheckContext, model: Any, components: int, number: int) -> Simulated:
     """What several checks look at, for one information of ``INFORMATION``."""
     prior, P = context.completed(model), components
-    D, draws = _simulated_sizes(context, model)
+    D, draws = _sizes(context, model)
     Qhat = information_matrix(P, INFORMATION[number])
     root = np.linalg.cholesky(np.linalg.inv(Qhat))
     rows = []
@@ -97,250 +112,182 @@ def simulated(context: CheckContext, model: Any, components: int, number: int) -
     return Simulated(*(np.asarray(column, dtype=float) for column in zip(*rows)))
 
 
-@published(
-    "prior",
-    id="shapes",
-    meaning="A method returns arrays of another shape or type than the contract says.",
-)
-def shapes(context: CheckContext) -> None:
+def _compared(
+    context: CheckContext, model: Any, prior: Any, P: int
+) -> Iterator[tuple[Simulated, Array, Array, str]]:
+    """For every information: the simulation, the V that theory says, what vanishes with D, and what to call it."""
+    for number, size in enumerate(INFORMATION):
+        V = np.diagonal(np.asarray(prior.overlap(information_matrix(P, size)).V))
+        slack = FINITE_SIZE / _sizes(context, model)[0] * V
+        yield simulated(context, model, P, number), V, slack, f"{model.name}, P = {P}, Qhat = {size}"
+
+
+@prior_check("A method returns arrays of another shape or type than the contract says.")
+def shapes(context: CheckContext, model: Any, prior: Any, P: int) -> None:
     """Signals, their moments, estimates and order parameters."""
-    for model, prior, P in _cases(context):
-        D = 12
-        wanted = model.signal_shape(P, D)
-        expect_array("sample", np.asarray(prior.sample(context.rng(1), P, D)), wanted, "float64")
-        expect_array("mean", np.asarray(prior.mean(P, D)), wanted, "float64")
-        for name in ("second_moment", "mean_overlap"):
-            expect_array(name, np.asarray(getattr(prior, name)(P)), (P, P), "float64")
-        Qhat = information_matrix(P, 1.3)
-        _, R = observed(model, prior, P, D, Qhat, context.rng(2))
-        found = prior.denoise(R, Qhat)
-        expect_array("denoise: estimate", found.estimate, wanted, "float64", R)
-        expect_array("denoise: V", found.V, (P, P), "float64", R)
-        batch = np.stack([Qhat, 3 * Qhat, 0.1 * Qhat])
-        both = prior.overlap(batch)
-        for name, array in (("Q", both.Q), ("V", both.V)):
-            expect_array(f"overlap: {name} of a batch", array, (3, P, P), "float64", batch)
-            single = getattr(prior.overlap(batch[1]), name)
-            expect_array(f"overlap: {name}", single, (P, P), "float64", batch)
-            if not np.allclose(array[1], single, rtol=1e-6, atol=1e-9):
-                raise CheckFailed(f"overlap: {name} of a matrix depends on the others of its batch")
+    D = 12
+    wanted = model.signal_shape(P, D)
+    expect_array("sample", np.asarray(prior.sample(context.rng(1), P, D)), wanted, "float64")
+    expect_array("mean", np.asarray(prior.mean(P, D)), wanted, "float64")
+    for name in ("second_moment", "mean_overlap"):
+        expect_array(name, np.asarray(getattr(prior, name)(P)), (P, P), "float64")
+    R, Qhat = observation(context, model, prior, P, 2)
+    found = prior.denoise(R, Qhat)
+    expect_array("denoise: estimate", found.estimate, wanted, "float64", R)
+    expect_array("denoise: V", found.V, (P, P), "float64", R)
+    batch = np.stack([Qhat, 3 * Qhat, 0.1 * Qhat])
+    both = prior.overlap(batch)
+    for name, array in (("Q", both.Q), ("V", both.V)):
+        expect_array(f"overlap: {name} of a batch", array, (3, P, P), "float64", batch)
+        single = getattr(prior.overlap(batch[1]), name)
+        expect_array(f"overlap: {name}", single, (P, P), "float64", batch)
+        if not np.allclose(array[1], single, rtol=1e-6, atol=1e-9):
+            raise CheckFailed(f"overlap: {name} of a matrix depends on the others of its batch")
 
 
-@published(
-    "prior",
-    id="determinism",
-    meaning="The same seed does not give the same signal, or another seed gives the same one: runs cannot be "
-    "repeated, or all are one run.",
+@prior_check(
+    "The same seed does not give the same signal, or another seed gives the same one: runs cannot be "
+    "repeated, or all are one run."
 )
-def determinism(context: CheckContext) -> None:
+def determinism(context: CheckContext, model: Any, prior: Any, P: int) -> None:
     """Equal seeds, equal signals; different seeds, different ones; no global generator."""
-    for _, prior, P in _cases(context):
-        with private_randomness("sample"):
-            one, two = (np.asarray(prior.sample(context.rng(11), P, 20)) for _ in range(2))
-            other = np.asarray(prior.sample(context.rng(12), P, 20))
-        if not np.array_equal(one, two):
-            raise CheckFailed("sample: the same seed gives another signal; draw everything from rng")
-        if np.array_equal(one, other):
-            raise CheckFailed(
-                "sample: every seed gives the same signal; draw from the rng that is handed over"
-            )
+    with private_randomness("sample"):
+        one, two = (np.asarray(prior.sample(context.rng(11), P, 20)) for _ in range(2))
+        other = np.asarray(prior.sample(context.rng(12), P, 20))
+    if not np.array_equal(one, two):
+        raise CheckFailed("sample: the same seed gives another signal; draw everything from rng")
+    if np.array_equal(one, other):
+        raise CheckFailed("sample: every seed gives the same signal; draw from the rng that is handed over")
 
 
-@published(
-    "prior", id="purity", meaning="It writes into its arguments: other parts of the iteration are spoiled."
-)
-def purity(context: CheckContext) -> None:
+@prior_check("It writes into its arguments: other parts of the iteration are spoiled.")
+def purity(context: CheckContext, model: Any, prior: Any, P: int) -> None:
     """Arguments come back unchanged, and read-only arrays will do."""
-    for model, prior, P in _cases(context):
-        Qhat = information_matrix(P, 1.3)
-        _, R = observed(model, prior, P, 12, Qhat, context.rng(21))
-        expect_pure("denoise", prior.denoise, R, Qhat)
-        expect_pure("overlap", prior.overlap, Qhat)
+    R, Qhat = observation(context, model, prior, P, 21)
+    expect_pure("denoise", prior.denoise, R, Qhat)
+    expect_pure("overlap", prior.overlap, Qhat)
 
 
-@published(
-    "prior",
-    id="dtypes",
-    meaning="Single precision does not stay single precision, or is far less accurate than it should be.",
-)
-def dtypes(context: CheckContext) -> None:
+@prior_check(WIDENED, around=in_single_precision)
+def dtypes(context: CheckContext, model: Any, prior: Any, P: int) -> None:
     """float32 in, float32 out, and close to float64."""
-    if "float32" not in capabilities_of(context.item).dtypes:
-        raise CheckSkipped("capabilities.dtypes does not promise float32")
-    for model, prior, P in _cases(context):
-        Qhat = information_matrix(P, 1.3)
-        _, R = observed(model, prior, P, 16, Qhat, context.rng(31))
-        found = prior.denoise(np.float32(R), np.float32(Qhat))
-        exact = prior.denoise(R, Qhat)
-        expect_array("denoise: estimate", found.estimate, R.shape, "float32")
-        expect_array("denoise: V", found.V, (P, P), "float32")
-        gap = np.abs(found.estimate - exact.estimate).max() / np.abs(exact.estimate).max()
-        if gap > 1e-3:
-            raise CheckFailed(f"denoise: the estimate in float32 is off by {gap:.1g} of its size")
+    R, Qhat = observation(context, model, prior, P, 31, 16)
+    found = prior.denoise(np.float32(R), np.float32(Qhat))
+    exact = prior.denoise(R, Qhat)
+    expect_array("denoise: estimate", found.estimate, R.shape, "float32")
+    expect_array("denoise: V", found.V, (P, P), "float32")
+    gap = np.abs(found.estimate - exact.estimate).max() / np.abs(exact.estimate).max()
+    if gap > 1e-3:
+        raise CheckFailed(f"denoise: the estimate in float32 is off by {gap:.1g} of its size")
 
 
-@published(
-    "prior",
-    id="namespace",
-    meaning="It needs NumPy arrays: it will not run on a GPU. Use the functions of smimbench.backend.device.namespace(x).",
-)
-def namespace(context: CheckContext) -> None:
+@prior_check(NUMPY_ONLY, around=elsewhere)
+def namespace(context: CheckContext, model: Any, prior: Any, P: int, backend: Backend) -> None:
     """The strict array API on another device gives the numbers of NumPy."""
-    in_strict_namespace(context.item, lambda backend: _elsewhere(context, backend))
+    R, Qhat = observation(context, model, prior, P, 41)
+    there = backend.asarray(R)
+    found, exact = prior.denoise(there, backend.asarray(Qhat)), prior.denoise(R, Qhat)
+    expect_array("denoise: estimate", found.estimate, R.shape, "float64", there)
+    expect_array("denoise: V", found.V, (P, P), "float64", there)
+    for name in ("estimate", "V"):
+        if not np.allclose(to_host(getattr(found, name)), getattr(exact, name), rtol=1e-6, atol=1e-8):
+            raise CheckFailed(f"denoise: another array namespace gives another {name}")
 
 
-def _elsewhere(context: CheckContext, backend: Backend) -> None:
-    for model, prior, P in _cases(context):
-        Qhat = information_matrix(P, 1.3)
-        _, R = observed(model, prior, P, 12, Qhat, context.rng(41))
-        there = backend.asarray(R)
-        found, exact = prior.denoise(there, backend.asarray(Qhat)), prior.denoise(R, Qhat)
-        expect_array("denoise: estimate", found.estimate, R.shape, "float64", there)
-        expect_array("denoise: V", found.V, (P, P), "float64", there)
-        for name in ("estimate", "V"):
-            if not np.allclose(to_host(getattr(found, name)), getattr(exact, name), rtol=1e-6, atol=1e-8):
-                raise CheckFailed(f"denoise: another array namespace gives another {name}")
-
-
-@published(
-    "prior",
-    id="bad_input",
-    meaning="Arguments that do not fit together end in numbers that mean nothing.",
-)
-def bad_input(context: CheckContext) -> None:
+@prior_check("Arguments that do not fit together end in numbers that mean nothing.")
+def bad_input(context: CheckContext, model: Any, prior: Any, P: int) -> None:
     """An information matrix of another size is refused."""
     if not offers(context.item, "denoise"):
         raise CheckSkipped("its denoiser is derived by the engine")
-    for model, prior, P in _cases(context):
-        if P != 2:
-            continue
-        _, R = observed(model, prior, P, 12, information_matrix(P, 1.3), context.rng(51))
-        try:
-            found = prior.denoise(R, information_matrix(3, 1.3))
-        except Exception:  # refused, as it should be
-            continue
-        raise CheckFailed(
-            f"denoise takes an R of 2 components with a Qhat of 3 and returns V of shape {np.shape(found.V)}"
-        )
+    if P == 2:
+        R, _ = observation(context, model, prior, P, 51)
+        what = "denoise takes an R of 2 components with a Qhat of 3 and returns V of shape"
+        expect_refused(what, lambda: prior.denoise(R, information_matrix(3, 1.3)).V)
 
 
-@published(
-    "prior",
-    id="moments",
-    statistical=True,
-    meaning="second_moment or mean_overlap are not those of the signals that sample draws: errors are divided by "
-    "the wrong number.",
+@prior_check(
+    "second_moment or mean_overlap are not those of the signals that sample draws: errors are divided by the "
+    "wrong number.",
+    around=judged,
 )
-def moments(context: CheckContext) -> None:
+def moments(context: CheckContext, model: Any, prior: Any, P: int, test: MeanTest) -> None:
     """Overlaps of drawn signals with themselves and with the prior mean, and of the mean with itself."""
-    test = MeanTest()
-    for model, prior, P in _cases(context):
-        D, draws = _sizes(model, integrated=False)
-        mean = np.asarray(prior.mean(P, D))
-        second, held = np.asarray(prior.second_moment(P)), np.asarray(prior.mean_overlap(P))
-        signals = [np.asarray(prior.sample(context.rng(61, k), P, D)) for k in range(draws)]
-        squares = [np.asarray(model.inner(s, s)) for s in signals]
-        crosses = [np.asarray(model.inner(s, mean)) for s in signals]
-        allowance = FINITE_SIZE / D * np.abs(second).max()
-        where = f"{model.name}, P = {P}, D = {D}"
-        test.mean(
-            f"overlap of signals with themselves ({where})", np.stack(squares), second, allowance=allowance
+    D, draws = (64, DRAWS) if model.rank == "extensive" else (4000, DRAWS)
+    mean = np.asarray(prior.mean(P, D))
+    second, held = np.asarray(prior.second_moment(P)), np.asarray(prior.mean_overlap(P))
+    signals = [np.asarray(prior.sample(context.rng(61, k), P, D)) for k in range(draws)]
+    squares = [np.asarray(model.inner(s, s)) for s in signals]
+    crosses = [np.asarray(model.inner(s, mean)) for s in signals]
+    allowance = FINITE_SIZE / D * np.abs(second).max()
+    where = f"{model.name}, P = {P}, D = {D}"
+    test.mean(f"overlap of signals with themselves ({where})", np.stack(squares), second, allowance=allowance)
+    test.mean(f"overlap of signals with the mean ({where})", np.stack(crosses), held, allowance=allowance)
+    own = np.asarray(model.inner(mean, mean))
+    if np.abs(own - held).max() > allowance:
+        raise CheckFailed(
+            f"mean_overlap is {held.tolist()}, but the overlap of the mean with itself {own.tolist()}"
         )
-        test.mean(f"overlap of signals with the mean ({where})", np.stack(crosses), held, allowance=allowance)
-        own = np.asarray(model.inner(mean, mean))
-        if np.abs(own - held).max() > allowance:
-            raise CheckFailed(
-                f"mean_overlap is {held.tolist()}, but the overlap of the mean with itself {own.tolist()}"
-            )
-    test.judge()
 
 
-@published(
-    "prior",
-    id="nishimori",
-    statistical=True,
-    meaning="The denoiser is not the posterior mean: its estimate must have the same overlap with the signal "
-    "as with itself, and the error V that it claims. Off by a factor, it holds more or less than it "
-    "knows.",
+@prior_check(
+    "The denoiser is not the posterior mean: its estimate must have the same overlap with the signal as with "
+    "itself, and the error V that it claims. Off by a factor, it holds more or less than it knows.",
+    around=judged,
 )
-def nishimori(context: CheckContext) -> None:
+def nishimori(context: CheckContext, model: Any, prior: Any, P: int, test: MeanTest) -> None:
     """``E <S_hat, S> = E <S_hat, S_hat>`` and ``E <S - S_hat, S - S_hat> = V``, for a different information each."""
-    test = MeanTest()
-    for model, prior, P in _cases(context):
-        for number, size in enumerate(INFORMATION):
-            found = simulated(context, model, P, number)
-            V = np.diagonal(np.asarray(prior.overlap(information_matrix(P, size)).V))
-            slack = FINITE_SIZE / _simulated_sizes(context, model)[0] * V
-            where = f"{model.name}, P = {P}, Qhat = {size}"
-            held = found.with_itself.mean(0)[0]
-            test.mean(
-                f"overlap of the estimate with the signal minus with itself ({where}, itself {held:.3g})",
-                found.with_signal - found.with_itself,
-                allowance=slack,
-            )
-            test.mean(
-                f"squared error of the estimate minus the V it claims ({where})",
-                found.error - found.claimed,
-                allowance=slack,
-            )
-    test.judge()
+    for found, _, slack, where in _compared(context, model, prior, P):
+        held = found.with_itself.mean(0)[0]
+        test.mean(
+            f"overlap of the estimate with the signal minus with itself ({where}, itself {held:.3g})",
+            found.with_signal - found.with_itself,
+            allowance=slack,
+        )
+        test.mean(
+            f"squared error of the estimate minus the V it claims ({where})",
+            found.error - found.claimed,
+            allowance=slack,
+        )
 
 
-@published(
-    "prior",
-    id="derivative",
-    statistical=True,
-    meaning="V is not the derivative of the estimate: a denoiser's response to R is its posterior covariance "
-    "times Qhat, which message passing relies on (Onsager's term).",
+@prior_check(
+    "V is not the derivative of the estimate: a denoiser's response to R is its posterior covariance times "
+    "Qhat, which message passing relies on (Onsager's term).",
+    around=judged,
 )
-def derivative(context: CheckContext) -> None:
+def derivative(context: CheckContext, model: Any, prior: Any, P: int, test: MeanTest) -> None:
     """``<N, S_hat(R + e N) - S_hat(R - e N)> / (2 e) = V`` in the mean over noise N of the same law as that of R."""
-    test = MeanTest()
-    for model, prior, P in _cases(context):
-        for number, size in enumerate(INFORMATION):
-            found = simulated(context, model, P, number)
-            V = np.diagonal(np.asarray(prior.overlap(information_matrix(P, size)).V))
-            test.mean(
-                f"derivative of the estimate minus V ({model.name}, P = {P}, Qhat = {size}, V = {V[0]:.3g})",
-                found.slope - found.claimed,
-                allowance=FINITE_SIZE / _simulated_sizes(context, model)[0] * V,
-            )
-    test.judge()
+    for found, V, slack, where in _compared(context, model, prior, P):
+        what = f"derivative of the estimate minus V ({where}, V = {V[0]:.3g})"
+        test.mean(what, found.slope - found.claimed, allowance=slack)
 
 
-@published(
-    "prior",
-    id="state_evolution",
-    statistical=True,
-    meaning="overlap(Qhat), the state-evolution map, is not what denoise does in simulations: theory and "
-    "experiment would disagree.",
+@prior_check(
+    "overlap(Qhat), the state-evolution map, is not what denoise does in simulations: theory and experiment "
+    "would disagree.",
+    around=judged,
 )
-def state_evolution(context: CheckContext) -> None:
+def state_evolution(context: CheckContext, model: Any, prior: Any, P: int, test: MeanTest) -> None:
     """Simulated overlaps and errors at the dimension at hand against Q and V of the map."""
-    test = MeanTest()
-    for model, prior, P in _cases(context):
-        second = np.asarray(prior.second_moment(P))
-        last = None
-        for number, size in enumerate(INFORMATION):
-            Qhat = information_matrix(P, size)
-            Q, V = (np.asarray(a) for a in prior.overlap(Qhat))
-            if np.abs(np.diagonal(Q + V - second)).max() > 1e-3 * np.abs(second).max():
-                raise CheckFailed(
-                    f"overlap: Q + V = {(Q + V).tolist()} must be second_moment = {second.tolist()}"
-                )
-            if last is not None and (np.diagonal(V) > np.diagonal(last) * (1 + 1e-6)).any():
-                raise CheckFailed(
-                    f"overlap: V grows with the information: {last.tolist()}, then {V.tolist()}"
-                )
-            last = V
-            found, D = simulated(context, model, P, number), _simulated_sizes(context, model)[0]
-            where = f"{model.name}, P = {P}, Qhat = {size}, D = {D}"
-            slack = FINITE_SIZE / D * np.diagonal(second)
-            test.mean(f"simulated overlap ({where})", found.with_signal, np.diagonal(Q), allowance=slack)
-            test.mean(f"simulated squared error ({where})", found.error, np.diagonal(V), allowance=slack)
-    for model in context.models:
-        _ends(context.completed(model), model)
-    test.judge()
+    second = np.asarray(prior.second_moment(P))
+    last = None
+    for number, size in enumerate(INFORMATION):
+        Qhat = information_matrix(P, size)
+        Q, V = (np.asarray(a) for a in prior.overlap(Qhat))
+        if np.abs(np.diagonal(Q + V - second)).max() > 1e-3 * np.abs(second).max():
+            raise CheckFailed(
+                f"overlap: Q + V = {(Q + V).tolist()} must be second_moment = {second.tolist()}"
+            )
+        if last is not None and (np.diagonal(V) > np.diagonal(last) * (1 + 1e-6)).any():
+            raise CheckFailed(f"overlap: V grows with the information: {last.tolist()}, then {V.tolist()}")
+        last = V
+        found, D = simulated(context, model, P, number), _sizes(context, model)[0]
+        where = f"{model.name}, P = {P}, Qhat = {size}, D = {D}"
+        slack = FINITE_SIZE / D * np.diagonal(second)
+        test.mean(f"simulated overlap ({where})", found.with_signal, np.diagonal(Q), allowance=slack)
+        test.mean(f"simulated squared error ({where})", found.error, np.diagonal(V), allowance=slack)
+    if P == 2:
+        _ends(prior, model)
 
 
 def _ends(prior: Any, model: Any) -> None:
@@ -358,15 +305,10 @@ def _ends(prior: Any, model: Any) -> None:
         raise CheckFailed(f"overlap: at Qhat = 1e7 V is still {float(much.V[0, 0]):.3g} ({model.name})")
 
 
-@published(
-    "prior",
-    id="problem",
-    meaning="It cannot be put into a problem with every model that its capabilities name, or no data can be drawn.",
-)
+@published(("prior",), NO_PROBLEM)
 def problem(context: CheckContext) -> None:
     """A small instance of every model."""
     for model in context.models:
-        made = context.problem(model)
-        found = made.instance(0.5, 12, seed=context.seed)
+        found = context.problem(model).instance(0.5, 12, seed=context.seed)
         if not np.isfinite(found.signal).all():
             raise CheckFailed("the signal is not made of finite numbers")
