@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.backend.arrays import beside, namespace
-from smimbench.derive.labels import is_noisy, is_smooth, observable, probe
-from smimbench.derive.symmetry import symmetry_of_labels
+from smimbench.derive.labels import is_noisy, is_smooth, observable, probe, symmetry_of_labels
 from smimbench.interfaces import member
 from smimbench.numerics.seeds import monte_carlo_rng
 

@@ -20,7 +20,7 @@ Host = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class DerivedPrior:
-    """A prior of which something is derived; everything else is its own.
+    """A prior of which something is derived; everything else is its own, and so is what ``first`` names, if it has it.
 
     Gradient methods move in the signal itself (a symmetric matrix: in any matrix, of which the symmetric part counts)
     unless the prior has a factor of its own.
@@ -30,8 +30,13 @@ class DerivedPrior:
     overlap_error = 1e-3
     """Relative error of V in ``overlap``, for the error of predictions."""
 
-    def __init__(self, prior: Any) -> None:
+    def __init__(self, prior: Any, *first: str) -> None:
         self.prior = prior
+        # Its own factor goes together: drawing one is of no use without what makes a signal of it.
+        factor = ("draw_factor",) if hasattr(prior, "compose") else ()
+        for name in (*first, *factor, "compose", "pullback"):
+            if hasattr(prior, name):
+                setattr(self, name, getattr(prior, name))
 
     def __getattr__(self, name: str) -> Any:
         if name == "prior" or (name.startswith("__") and name.endswith("__")):
@@ -40,10 +45,6 @@ class DerivedPrior:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.prior!r})"
-
-    def _own(self, name: str) -> Any:
-        """A method of the prior, or None."""
-        return getattr(self.prior, name, None)
 
     def second_moment(self, components: int) -> Host:
         """Mean of the products of two components' entries (P, P), host."""
@@ -66,28 +67,21 @@ class DerivedPrior:
     def draw_factor(
         self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None
     ) -> Host:
-        """The prior's own, or iid N(0, 1) entries of the signal; ParameterError if a width is asked for."""
-        own = self._own("draw_factor") if self._own("compose") else None
-        if own is not None:
-            drawn: Host = own(rng, components, dimension, width)
-            return drawn
+        """Independent N(0, 1) entries of the signal; ParameterError if a width is asked for."""
         if width is not None:
             raise ParameterError("width", f"must not be set with the prior {self.prior.name!r}, got {width}")
-        shape = (components, dimension, dimension) if self.matrix else (components, dimension)
-        return rng.standard_normal(shape)
+        return rng.standard_normal(
+            (components, dimension, dimension) if self.matrix else (components, dimension)
+        )
 
     def compose(self, factor: Array) -> Array:
-        """The prior's own, or the factor itself (its symmetric part)."""
-        own = self._own("compose")
-        return own(factor) if own is not None else self._symmetric(factor)
+        """The factor itself (its symmetric part)."""
+        return symmetric(factor) if self.matrix else factor
 
     def pullback(self, factor: Array, gradient: Array) -> Array:
         """Gradient with respect to the factor."""
-        own = self._own("pullback")
-        return own(factor, gradient) if own is not None else self._symmetric(gradient)
-
-    def _symmetric(self, array: Array) -> Array:
-        return symmetric(array) if self.matrix else array
+        del factor
+        return symmetric(gradient) if self.matrix else gradient
 
 
 class DerivedLaw(DerivedPrior):
@@ -97,12 +91,12 @@ class DerivedLaw(DerivedPrior):
     """
 
     def __init__(self, prior: Any) -> None:
-        super().__init__(prior)
+        super().__init__(prior, "sample")
         self.unit = self.centre = self.variance = math.nan
 
     def _scale(self, mean: float, variance: float) -> None:
         """Choose the unit; a mean that is small beside the width is rounding and counts as zero."""
-        self.unit = 1.0 if self._own("sample") else math.sqrt(variance)
+        self.unit = 1.0 if hasattr(self.prior, "sample") else math.sqrt(variance)
         # A prior mean of any size would change what can be learned.
         mean = 0.0 if abs(mean) < 1e-6 * math.sqrt(variance + mean * mean) else mean
         self.centre, self.variance = mean / self.unit, variance / self.unit**2

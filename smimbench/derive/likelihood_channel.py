@@ -105,8 +105,7 @@ class IntegratedChannel(DerivedChannel):
         square = found.square - flat[:, :, None] * flat[:, None, :]
         blocks = xp.reshape(xp.mean(square, axis=0), (P, C, P, C))
         covariance = xp.sum(xp.stack([blocks[:, c, :, c] for c in range(C)]), axis=0) / C
-        covariance = xp.matmul(xp.matmul(root, covariance), root)
-        covariance = symmetric(covariance)
+        covariance = symmetric(xp.matmul(xp.matmul(root, covariance), root))
         moment = None
         if second_moment:
             # Columns of V^{1/2} act on both ends of the whitened covariance.
@@ -145,41 +144,36 @@ class IntegratedChannel(DerivedChannel):
 
     def check(self) -> None:
         """Raise ParameterError, in one line, if ``forward`` and ``log_likelihood`` do not belong together."""
-        who = f"channel {getattr(self.channel, 'name', type(self.channel).__name__)!r}"
+
+        def refused(why: str) -> ParameterError:
+            who = getattr(self.channel, "name", type(self.channel).__name__)
+            return ParameterError("name", f"channel {who!r}: {why}")
+
         z = probe(self.channel, self.sites, 16)
-        rng = monte_carlo_rng("likelihood: few labels")
         what = "forward"
         try:
-            y = np.asarray(self.channel.forward(z, rng=rng))
+            y = np.asarray(self.channel.forward(z, rng=monte_carlo_rng("likelihood: few labels")))
             what = "log_likelihood"
             with np.errstate(all="ignore"):
                 found = np.asarray(self.channel.log_likelihood(y, z), dtype=float)
         except Exception as error:  # a third party's code may raise anything
             line = " ".join(str(error).split())
-            raise ParameterError(
-                "name",
-                f"{who}: {what} fails for latents of shape {z.shape}: {type(error).__name__}: {line}",
+            raise refused(
+                f"{what} fails for latents of shape {z.shape}: {type(error).__name__}: {line}"
             ) from None
         if y.ndim < 1 or len(y) != len(z):
-            raise ParameterError(
-                "name", f"{who}: forward must return one label per sample, shape (16, ...), got {y.shape}"
-            )
+            raise refused(f"forward must return one label per sample, shape (16, ...), got {y.shape}")
         if is_exact(self.channel, self.sites):
-            raise ParameterError(
-                "name",
-                f"{who}: the label is a continuous function of the latents without noise, so its likelihood is a delta "
-                "function that cannot be integrated; give a posterior in place of log_likelihood, or add noise to forward",
+            raise refused(
+                "the label is a continuous function of the latents without noise, so its likelihood is a delta "
+                "function that cannot be integrated; give a posterior in place of log_likelihood, or add noise to forward"
             )
         if found.shape != (len(z),):
-            raise ParameterError(
-                "name",
-                f"{who}: log_likelihood must return one number per sample, shape (16,), got {found.shape}",
-            )
+            raise refused(f"log_likelihood must return one number per sample, shape (16,), got {found.shape}")
         if not np.isfinite(found).all():
-            raise ParameterError(
-                "name",
-                f"{who}: log_likelihood must be finite for labels that forward has drawn from the same latents, "
-                f"got {found[~np.isfinite(found)][0]}",
+            raise refused(
+                "log_likelihood must be finite for labels that forward has drawn from the same latents, "
+                f"got {found[~np.isfinite(found)][0]}"
             )
 
     def _predict_noiseless(self, z: Array) -> Array:

@@ -270,7 +270,7 @@ class LikelihoodInformation:
                 )
             )
             found = integrate(self.channel, y, omega, V, Accuracy(10 * self.target, effort=1))
-            halves = [root_V @ m.reshape(points, P, C) for m in found.halves]
+            halves = [root_V @ m.reshape(points, P, C) for m in (found.half, found.other_half)]
             g, other = (inverse @ m for m in halves)
             square = (np.einsum("npc,nqc->pq", g, other) + np.einsum("npc,nqc->pq", other, g)) / (2 * points)
             cross = np.einsum("npc,nqc->pq", (g + other) / 2, inverse @ shift) / points

@@ -15,7 +15,7 @@ from smimbench.numerics.seeds import monte_carlo_rng
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from smimbench.interfaces import Array, Model, Overlap
+    from smimbench.interfaces import Model
 
 __all__ = ["SimulatedPrior"]
 
@@ -42,19 +42,15 @@ class SimulatedPrior(DerivedPrior):
     overlap_error = 3e-3
 
     def __init__(self, prior: Any, model: Model) -> None:
-        super().__init__(prior)
+        super().__init__(prior, "mean", "second_moment", "mean_overlap", "overlap")
         self.model = model
         self.matrix = model.rank == "extensive"
-        if self._own("overlap") is not None:
+        if hasattr(prior, "overlap"):
             self.overlap_error = 0.0
         self._size = MATRICES if self.matrix else COLUMNS
 
     def mean(self, components: int, dimension: int) -> Host:
         """What ``denoise`` makes of nothing."""
-        own = self._own("mean")
-        if own is not None:
-            found: Host = own(components, dimension)
-            return found
         nothing = np.zeros(self.model.signal_shape(components, dimension))
         return np.asarray(self.prior.denoise(nothing, 1e-12 * np.eye(components)).estimate)
 
@@ -74,19 +70,12 @@ class SimulatedPrior(DerivedPrior):
         return kept(self, "moments", simulate, key=components)
 
     def second_moment(self, components: int) -> Host:
-        """The prior's own, or its mean over simulations."""
-        own = self._own("second_moment")
-        return np.asarray(own(components)) if own is not None else self._moments(components)[0]
+        """Mean over simulations."""
+        return self._moments(components)[0]
 
     def mean_overlap(self, components: int) -> Host:
-        """The prior's own, or the overlap of the prior mean with itself."""
-        own = self._own("mean_overlap")
-        return np.asarray(own(components)) if own is not None else self._moments(components)[1]
-
-    def overlap(self, Qhat: Array) -> Overlap:
-        """The prior's own, or the state-evolution map of ``denoise`` (..., P, P), by simulation."""
-        own = self._own("overlap")
-        return super().overlap(Qhat) if own is None else own(Qhat)
+        """Overlap of the prior mean with itself."""
+        return self._moments(components)[1]
 
     def _error(self, Qhat: Host) -> Host:
         if len(Qhat) > 1:
@@ -123,8 +112,3 @@ class SimulatedPrior(DerivedPrior):
         known = float(np.trace(Qhat) * np.trace(variance)) / P**2
         found: Host = (variance - own_overlap + known * squared) / (1 + known)
         return found
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "model":
-            raise AttributeError(name)
-        return super().__getattr__(name)

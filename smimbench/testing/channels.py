@@ -12,7 +12,14 @@ from smimbench.backend.arrays import to_host
 from smimbench.derive.labels import is_noisy, observable
 from smimbench.testing.arrays import expect_array, expect_pure, expect_refused, private_randomness
 from smimbench.testing.core import CheckFailed
-from smimbench.testing.publish import NUMPY_ONLY, WIDENED, elsewhere, in_single_precision, published
+from smimbench.testing.publish import (
+    NUMPY_ONLY,
+    WIDENED,
+    each_model,
+    elsewhere,
+    in_single_precision,
+    published,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,11 +80,12 @@ def shapes(context: CheckContext, model: Any, channel: Any) -> None:
             raise CheckFailed("posterior: covariance must be symmetric and positive semidefinite")
 
 
-@channel_check(
-    "A sample's label or posterior depends on its neighbours: then it also depends on how the data are cut "
-    "into chunks."
+@published(
+    ("channel",),
+    "A sample's label or posterior depends on its neighbours: then it also depends on how the data are cut into chunks.",
+    cases=each_model,
 )
-def samples(context: CheckContext, model: Any, channel: Any) -> None:
+def samples(context: CheckContext, model: Any) -> None:
     """A part of the samples gives the same as all of them."""
     _, V, omega, z, y = latents(context.item, model, 24, 0.5, 0.6, context.rng(21))
     if not is_noisy(context.item, z):
@@ -86,6 +94,7 @@ def samples(context: CheckContext, model: Any, channel: Any) -> None:
             raise CheckFailed(
                 "forward: the label of a sample depends on the other samples, or on a generator of its own"
             )
+    channel = context.completed(model)
     whole = channel.posterior(y, omega, V, rng=context.rng(22))
     part = channel.posterior(y[7:15], omega[7:15], V, rng=context.rng(22))
     gap = np.linalg.norm(whole.mean[7:15] - part.mean) / math.sqrt(part.mean.size * np.trace(V) / len(V))

@@ -16,6 +16,7 @@ from smimbench.testing.publish import (
     NO_PROBLEM,
     NUMPY_ONLY,
     WIDENED,
+    each_model,
     elsewhere,
     in_single_precision,
     judged,
@@ -194,15 +195,17 @@ def namespace(context: CheckContext, model: Any, prior: Any, P: int, backend: Ba
             raise CheckFailed(f"denoise: another array namespace gives another {name}")
 
 
-@prior_check("Arguments that do not fit together end in numbers that mean nothing.")
-def bad_input(context: CheckContext, model: Any, prior: Any, P: int) -> None:
+@published(
+    ("prior",), "Arguments that do not fit together end in numbers that mean nothing.", cases=each_model
+)
+def bad_input(context: CheckContext, model: Any) -> None:
     """An information matrix of another size is refused."""
     if not offers(context.item, "denoise"):
         raise CheckSkipped("its denoiser is derived by the engine")
-    if P == 2:
-        R, _ = observation(context, model, prior, P, 51)
-        what = "denoise takes an R of 2 components with a Qhat of 3 and returns V of shape"
-        expect_refused(what, lambda: prior.denoise(R, information_matrix(3, 1.3)).V)
+    prior = context.completed(model)
+    R, _ = observation(context, model, prior, 2, 51)
+    what = "denoise takes an R of 2 components with a Qhat of 3 and returns V of shape"
+    expect_refused(what, lambda: prior.denoise(R, information_matrix(3, 1.3)).V)
 
 
 @prior_check(
@@ -305,10 +308,9 @@ def _ends(prior: Any, model: Any) -> None:
         raise CheckFailed(f"overlap: at Qhat = 1e7 V is still {float(much.V[0, 0]):.3g} ({model.name})")
 
 
-@published(("prior",), NO_PROBLEM)
-def problem(context: CheckContext) -> None:
+@published(("prior",), NO_PROBLEM, cases=each_model)
+def problem(context: CheckContext, model: Any) -> None:
     """A small instance of every model."""
-    for model in context.models:
-        found = context.problem(model).instance(0.5, 12, seed=context.seed)
-        if not np.isfinite(found.signal).all():
-            raise CheckFailed("the signal is not made of finite numbers")
+    found = context.problem(model).instance(0.5, 12, seed=context.seed)
+    if not np.isfinite(found.signal).all():
+        raise CheckFailed("the signal is not made of finite numbers")

@@ -11,18 +11,11 @@ from smimbench.testing.core import FALSE_ALARM, Check, CheckFailed, CheckSkipped
 from smimbench.testing.statistics import MeanTest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 __all__ = [
-    "NO_PROBLEM",
-    "NUMPY_ONLY",
-    "PUBLISHED",
-    "WIDENED",
-    "elsewhere",
-    "in_single_precision",
-    "judged",
-    "published",
-]
+    "NO_PROBLEM", "NUMPY_ONLY", "PUBLISHED", "WIDENED", "each_model", "elsewhere", "in_single_precision", "judged", "published",
+]  # fmt: skip
 
 PUBLISHED: dict[tuple[str, str], Check] = {}
 """Every check by kind and id, in the order in which they are run."""
@@ -72,6 +65,12 @@ def published(
         return function
 
     return decorate
+
+
+def each_model(context: Any) -> Iterator[tuple[Any]]:
+    """Cases: the models that the item works for."""
+    for model in context.models:
+        yield (model,)
 
 
 def judged(context: Any, run: Callable[..., None]) -> None:

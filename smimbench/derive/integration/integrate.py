@@ -17,7 +17,6 @@ empty-handed. Points are randomised in independent replicates; their spread is t
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,7 +89,7 @@ def _integrate_block(block: Samples) -> Moments:
     hard = xp.nonzero(~easy)[0]
     if hard.shape[0]:
         some = block.take(hard)
-        found = _merged(found, _integrate_hard(some, _taken(prior, hard)), ~easy, xp)
+        found = _merged(found, _integrate_hard(some, _taken(prior, hard)), ~easy)
     return found
 
 
@@ -104,12 +103,11 @@ def _integrate_hard(block: Samples, prior: Fits) -> Moments:
         met = effective >= accuracy.trusted
         rough = met & (found.error > accuracy.target)
         if accuracy.effort > 1:
-            found = _again(block, prior, found, rough, lambda b, f: on_lines(b, f, 4 * lines)[0])
+            found = _again(block, prior, found, rough, on_lines, 4 * lines)
         rest = xp.nonzero(~met)[0]
         if not rest.shape[0]:
             return found
-        smaller = _integrate_fitted(block.take(rest), lines)
-        return _merged(found, smaller, ~met, xp)
+        return _merged(found, _integrate_fitted(block.take(rest), lines), ~met)
     return _integrate_fitted(block, lines)
 
 
@@ -118,20 +116,14 @@ def _integrate_fitted(block: Samples, lines: int) -> Moments:
     found, effective = on_points(block, fits, block.accuracy.points)
     thin = effective < block.accuracy.thin * block.accuracy.points
     found = _more_points(block, fits, found, ~thin)
-    return _again(block, fits, found, thin, lambda b, f: on_lines(b, f, lines)[0])
+    return _again(block, fits, found, thin, on_lines, lines)
 
 
 def _more_points(block: Samples, fits: Fits, found: Moments, where: Array) -> Moments:
     count, effort, target = block.accuracy.points, block.accuracy.effort, block.accuracy.target
     while effort > 1:
         effort, count = effort // 4, count * 4
-        found = _again(
-            block,
-            fits,
-            found,
-            where & (found.error > target),
-            partial(_points_alone, count=count),
-        )
+        found = _again(block, fits, found, where & (found.error > target), on_points, count)
     return found
 
 
@@ -140,21 +132,20 @@ def _taken(fits: Fits, rows: Array) -> Fits:
     return tuple(Gaussian(*(xp.take(a, rows, axis=0) for a in fit)) for fit in fits)
 
 
-def _merged(found: Moments, new: Moments, mask: Array, xp: ModuleType) -> Moments:
+def _merged(found: Moments, new: Moments, mask: Array) -> Moments:
     """``found`` with the samples where ``mask`` holds replaced, in order, by ``new``."""
-    halves = tuple(put_at_mask(o, mask, n) for n, o in zip(new.halves, found.halves))
-    log_norm, mean, square, error = (put_at_mask(o, mask, n) for n, o in zip(new[:4], found[:4]))
-    return Moments(log_norm, mean, square, error, halves)
-
-
-def _points_alone(block: Samples, fits: Fits, *, count: int) -> Moments:
-    return on_points(block, fits, count)[0]
+    return Moments(*(put_at_mask(old, mask, part) for part, old in zip(new, found)))
 
 
 def _again(
-    block: Samples, fits: Fits, found: Moments, mask: Array, method: Callable[[Samples, Fits], Moments]
+    block: Samples,
+    fits: Fits,
+    found: Moments,
+    mask: Array,
+    method: Callable[[Samples, Fits, int], tuple[Moments, Array]],
+    count: int,
 ) -> Moments:
-    """The moments with those of the samples where ``mask`` holds computed by another method."""
+    """The moments with those of the samples where ``mask`` holds computed by ``on_lines`` or ``on_points``."""
     xp = block.xp
     rows = xp.nonzero(mask)[0]
     if not rows.shape[0]:
@@ -162,14 +153,10 @@ def _again(
     parts = []
     for start in range(0, rows.shape[0], ROWS):
         some = rows[start : min(start + ROWS, rows.shape[0])]
-        parts.append(method(block.take(some), _taken(fits, some)))
-    return _merged(found, _joined(parts, xp), mask, xp)
+        parts.append(method(block.take(some), _taken(fits, some), count)[0])
+    return _merged(found, _joined(parts, xp), mask)
 
 
 def _joined(parts: list[Moments], xp: ModuleType) -> Moments:
     """Moments of some samples after those of others."""
-    halves = tuple(xp.concat([part.halves[i] for part in parts], axis=0) for i in range(2))
-    log_norm, mean, square, error = (
-        xp.concat(list(column), axis=0) for column in zip(*(part[:4] for part in parts))
-    )
-    return Moments(log_norm, mean, square, error, halves)
+    return Moments(*(xp.concat(list(column), axis=0) for column in zip(*parts)))

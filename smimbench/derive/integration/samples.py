@@ -63,13 +63,14 @@ class Accuracy:
 
 
 class Moments(NamedTuple):
-    """``log Z`` (n,), ``E[u]`` (n, d), ``E[u u^T]`` (n, d, d), error of the mean (n,), two independent estimates of it."""
+    """``log Z`` (n,), ``E[u]`` (n, d), ``E[u u^T]`` (n, d, d), error of the mean (n,), two independent estimates of the mean."""
 
     log_norm: Array
     mean: Array
     square: Array
     error: Array
-    halves: tuple[Array, ...]
+    half: Array
+    other_half: Array
 
 
 class Gaussian(NamedTuple):
@@ -100,14 +101,8 @@ class Samples:
     def take(self, rows: Array) -> Samples:
         """Some of the samples."""
         xp = self.xp
-        return Samples(
-            self.channel,
-            xp.take(self.y, rows, axis=0),
-            xp.take(self.omega, rows, axis=0),
-            self.root,
-            self.start,
-            self.accuracy,
-        )
+        y, omega = (xp.take(a, rows, axis=0) for a in (self.y, self.omega))
+        return Samples(self.channel, y, omega, self.root, self.start, self.accuracy)
 
     def asarray(self, host: Any) -> Array:
         """A host array where the samples live, float64."""

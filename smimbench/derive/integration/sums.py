@@ -27,7 +27,7 @@ def on_one_line(block: Samples, accuracy: float, *, search: bool) -> Moments:
 
     found = line_moments(log_weight, block.n, xp, block.device, tolerance=accuracy, search=search)
     mean = found.mean[:, None]
-    return Moments(found.log_norm, mean, found.square[:, None, None], found.error, (mean, mean))
+    return Moments(found.log_norm, mean, found.square[:, None, None], found.error, mean, mean)
 
 
 def on_lines(block: Samples, fits: Fits, count: int) -> tuple[Moments, Array]:
@@ -44,23 +44,15 @@ def on_lines(block: Samples, fits: Fits, count: int) -> tuple[Moments, Array]:
         flat = xp.reshape(base, (n * count, d))
         constant = xp.reshape(xp.sum(across * across, axis=-1), (-1,)) / 2
 
-        determinant = _log_determinant(fit, xp)
         along = xp.take(direction, owner, axis=0)
-
+        log_weight = partial(_on_the_line, block, flat, along, constant, owner)
         found = line_moments(
-            partial(_on_the_line, block, flat, along, constant, owner),
-            n * count,
-            xp,
-            block.device,
-            tolerance=2e-3,
-            reach=8.0,
-            rounds=20,
-            search=False,
-        )
+            log_weight, n * count, xp, block.device, tolerance=2e-3, reach=8.0, rounds=20, search=False
+        )  # fmt: skip
         weight, mean, square = (xp.reshape(a, (n, count)) for a in found[:3])
         points = base + mean[..., None] * direction[:, None, :]
         scatter = clip(square - mean * mean, 0.0, None)
-        parts.append(_Weighted(weight + determinant[:, None], points, scatter, direction))
+        parts.append(_Weighted(weight + _log_determinant(fit, xp)[:, None], points, scatter, direction))
     effective = effective_count(xp.concat([part.weight for part in parts], axis=1), xp)
     return _gathered(parts, _width(fits), block.accuracy.trusted, xp), effective
 
@@ -156,4 +148,4 @@ def _gathered(parts: list[_Weighted], width: Array, trusted: float, xp: ModuleTy
     error = xp.where(alive, error, xp.ones_like(error))
     log_norm = xp.where(alive, top + xp.log(safe), top)
     halves = [xp.where(alive[:, None], h, xp.zeros_like(h)) for h in halves]
-    return Moments(log_norm, mean, square, error, tuple(halves))
+    return Moments(log_norm, mean, square, error, *halves)
