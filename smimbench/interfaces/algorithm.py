@@ -129,15 +129,15 @@ class Algorithm(Protocol):
     ``fit(data, *, parameter=value)`` can be registered as it is. It may name ``problem`` and ``rng`` as arguments; see
     ``smimbench.registry.adapters``.
 
-    The loop, the clock, the time limit, divergence and the trajectory belong to the engine. Optional methods:
+    The loop, the clock, the time limit, divergence and the trajectory belong to the engine. Optional methods (without
+    them: ``smimbench.interfaces.members``):
 
     ``plan(data) -> Plan``
         What it means to do: steps, batch, students, whether it draws fresh samples. Only the shapes of ``data`` may be asked:
         before a run it is a stand-in. An attribute ``steps`` or a method ``steps_for(data) -> int`` is enough to say the
         number of steps.
     ``stopping_rule(problem, dimension) -> StoppingRule``
-        A rule of its own for when to end, made anew for every run. Without it, the residual ends a run, and the overlaps that
-        ``Info`` reports, if any (``smimbench.derive.stopping``).
+        A rule of its own for when to end, made anew for every run.
     ``start(problem, data, rng) -> Start``
         An estimate with its error for other algorithms to begin from: it can be named as ``start`` in the table ``[run]``.
     ``restarted(problem) -> Algorithm | None``
@@ -154,8 +154,7 @@ class Algorithm(Protocol):
         Lists of numbers by name (None for one that was not found) that are kept with the record and shown as means, beside
         the entry of the same name of ``theory``.
     ``init_students(problem, data, rng, students) -> state``
-        Several independent starts as one state with one more axis in front, which ``step`` and ``estimate`` keep; without
-        it, ``averaged`` runs one student after the other.
+        Several independent starts as one state with one more axis in front, which ``step`` and ``estimate`` keep.
 
     ``data.inputs`` may be a stand-in that only gives slices of the samples (``smimbench.backend.streaming``): go through them
     with ``sample_chunks``. One iteration should not ask for a number on the host: what ``Info`` holds may be 0-d arrays, which

@@ -47,12 +47,11 @@ class Posterior(NamedTuple):
 class Channel(Protocol):
     """How the latents become the label, y = g(z), and what a label says about them.
 
-    A dataclass field named ``tokens`` is filled in from the model. ``symmetry`` names the transformations of the
-    signal that no label can see: ``"none"``, ``"signs"`` (each component apart), ``"common-sign"`` (all
-    at once, as of a product), ``"permutations"``, ``"permutations-common-sign"``, ``"signed-permutations"`` or
-    ``"rotations"``.
+    A dataclass field named ``tokens`` is filled in from the model. ``symmetry``, one of ``SYMMETRIES``, names the
+    transformations of the signal that no label can see: ``"signs"`` of each component apart, a ``"common-sign"`` of all at
+    once, as of a product.
 
-    Optional methods, each with a generic substitute in the engine:
+    Optional methods (what the engine does without them: ``smimbench.interfaces.members``):
 
     ``information(Q, V) -> Uncertain``
         ``E sum_c g_c g_c^T`` (..., P, P) with ``omega ~ N(0, Q (x) I_C)``; leading axes are a batch.
@@ -62,21 +61,18 @@ class Channel(Protocol):
         (E[z_ac z_ac' | y, omega] - V_aa delta_cc') / V_aa^2``. Entries of other components are 0.
     ``equations`` (attribute, float)
         Number of independent equations that a noiseless label states about its latents, the limit of ``tr(V I)`` as V
-        vanishes, where all components share them. Noisy labels have none: the attribute is missing, and the engine looks at
-        the limit itself.
+        vanishes, where all components share them. Noisy labels have none.
     ``vjp(z, cotangent) -> array (n, P, C)``
         Gradient of ``sum(cotangent * observable(forward(z)))`` with respect to ``z``.
     ``observable(y) -> array``
-        The label as a user would measure it (probabilities); default: y itself.
+        The label as a user would measure it (probabilities).
     ``log_likelihood(y, z) -> array (n,)``
         In place of ``posterior``: ``log p(y | z)`` up to a function of y, ``-inf`` where y is impossible. The engine
         integrates, in up to 12 latent dimensions, to about 1e-2 of the width of the posterior. A label that is a continuous
         function of the latents without noise has no likelihood and needs ``posterior``. Channels with few labels should
         give normalised probabilities: sums over labels are then exact.
     ``predict(z) -> array``
-        ``E[observable(y) | z]`` of a noisy label; otherwise summed over labels or averaged over draws.
-    ``symmetry``, ``components`` (attributes)
-        Without them the symmetry is looked for, and there is one component.
+        ``E[observable(y) | z]`` of a noisy label.
     ``compiled(V) -> (function, constants) or None``
         Posterior of one sample, compiled by Numba, for the models that have a compiled pass over their inputs (extra
         ``fast``): ``function(y, omega, constants, mean, covariance)`` takes the flattened label and omega (P, C), writes

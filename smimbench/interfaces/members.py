@@ -44,7 +44,7 @@ REQUIRED: dict[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = {
             "adjoint",
         ),
         (),
-    ),
+    ),  # fmt: skip
     "channel": (("forward",), (("posterior",), ("log_likelihood",))),
     "prior": ((), (("sample", "denoise"), ("log_density",), ("quantile",), ("eigenvalues",))),
     "metric": (("label", "unit", "direction", "per_component", "measure"), ()),
@@ -147,13 +147,7 @@ def member(item: Any, name: str, default: Any = None) -> Any:
 
 
 def describe(kind: str, item: Any) -> dict[str, str]:
-    """For every optional member of a kind ``"own"``, ``"derived"`` (the engine works it out) or ``"none"``.
-
-    Parameters
-    ----------
-    kind : str
-    item : object or class
-    """
+    """For every optional member of a kind ``"own"``, ``"derived"`` (the engine works it out) or ``"none"``."""
     return {
         entry.name: "own" if offers(item, entry.name) else "derived" if entry.derived else "none"
         for entry in OPTIONAL

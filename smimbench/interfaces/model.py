@@ -20,19 +20,7 @@ class Model(Protocol):
     Optional method ``denoiser_flops(dimension, components) -> float``: floating-point operations of one call of a typical
     prior's ``denoise``, to price a run. Optional method ``forward_gram(inputs, factor) -> z, pull``: latents of the signal
     ``F F^T`` straight from F, and a function from g to the gradient of ``sum(g z)`` with respect to F; for priors that say
-    with ``gram_scale(factor)`` what turns ``F F^T`` into their signal.
-
-    Attributes
-    ----------
-    tokens : int
-        T.
-    rank : str
-        ``"low"`` (a signal of P vectors, ``n = alpha D``) or ``"extensive"`` (of P matrices D x D, ``n = alpha D^2``). Ask
-        for this, not for the value of ``kappa``.
-    kappa : float
-        Factor of ``Qhat = kappa alpha E sum_c g_c g_c^T``: 1 (low rank) or 2 (extensive rank).
-    sites : int
-        C.
+    with ``gram_scale(factor)`` what turns ``F F^T`` into their signal. ``tokens`` is T.
     """
 
     name: str
@@ -43,12 +31,14 @@ class Model(Protocol):
 
     @property
     def rank(self) -> Literal["low", "extensive"]:
-        """Whether the signal is a few vectors (``"low"``) or matrices of extensive rank (``"extensive"``)."""
+        """``"low"`` (P vectors, ``n = alpha D``) or ``"extensive"`` (P matrices D x D, ``n = alpha D^2``); ask for this, not
+        for ``kappa``.
+        """
         ...
 
     @property
     def kappa(self) -> float:
-        """Factor of ``Qhat``: 1 (low rank) or 2 (extensive rank)."""
+        """Factor of ``Qhat = kappa alpha E sum_c g_c g_c^T``: 1 (low rank) or 2 (extensive rank)."""
         ...
 
     @property

@@ -23,13 +23,9 @@ ENGINE_FILLED = {"channel": ("tokens",)}
 """Parameters that the engine takes from the model and a suite may not set."""
 
 
+@functools.cache
 def signature_of(cls: Any) -> Mapping[str, inspect.Parameter]:
     """Parameters of a class's constructor, without ``self`` and catch-alls."""
-    return _signature(cls)
-
-
-@functools.cache
-def _signature(cls: Any) -> Mapping[str, inspect.Parameter]:
     wanted = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     found = inspect.signature(cls).parameters.values()
     return MappingProxyType({p.name: p for p in found if p.kind in wanted})
@@ -79,21 +75,15 @@ def build(
     return cls(**values, **supplied)
 
 
+@functools.cache
 def _schema(cls: Any, kind: str) -> tuple[tuple[str, ...], dict[str, Any], Any]:
     """Names that a suite may set, their types, and the validator; made once, because every cell builds its items anew."""
-    return _make_schema(cls, kind)
-
-
-@functools.cache
-def _make_schema(cls: Any, kind: str) -> tuple[tuple[str, ...], dict[str, Any], Any]:
     import pydantic
 
     accepted = {name: p for name, p in signature_of(cls).items() if name not in ENGINE_FILLED.get(kind, ())}
     try:
         hints = typing.get_type_hints(cls.__init__)
-    except (
-        NameError
-    ):  # an annotation that only a type checker can resolve: fall back on the type of the default
+    except NameError:  # an annotation that only a type checker can resolve: the type of the default will do
         hints = {}
     fields: dict[str, Any] = {}
     for name, parameter in accepted.items():

@@ -140,19 +140,13 @@ class Registry:
             self._load(plugin, point.load)
 
     def _load_path(self, path: Path) -> None:
-        if not path.exists():
-            plugin = Plugin(path.name, path.name, "", str(path), failed=True)
-            plugin.problems.append(f"no such file or folder: {path}")
+        package = path / "__init__.py"
+        files = [package] if package.exists() else sorted(path.glob("*.py")) if path.is_dir() else [path]
+        if not path.exists() or not files:
+            problem = f"no *.py file in folder {path}" if path.exists() else f"no such file or folder: {path}"
+            plugin = Plugin(path.name, path.name, "", str(path), problems=[problem], failed=True)
             self.plugins.append(plugin)
             return
-        files = [path]
-        if path.is_dir():
-            package = path / "__init__.py"
-            files = [package] if package.exists() else sorted(path.glob("*.py"))
-            if not files:
-                plugin = Plugin(path.name, path.name, "", str(path), failed=True)
-                plugin.problems.append(f"no *.py file in folder {path}")
-                self.plugins.append(plugin)
         for file in files:
             stem = file.parent.name if file.name == "__init__.py" else file.stem
             self._load(Plugin(stem, stem, "", str(file)), functools.partial(_import_file, file, stem))
