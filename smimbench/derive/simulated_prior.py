@@ -8,6 +8,7 @@ import numpy as np
 
 from smimbench.derive.derived_prior import DerivedPrior, Host
 from smimbench.derive.error_curve import error_curve
+from smimbench.interfaces import offers
 from smimbench.numerics.linalg import inverse_root
 from smimbench.numerics.memo import kept
 from smimbench.numerics.seeds import monte_carlo_rng
@@ -45,7 +46,7 @@ class SimulatedPrior(DerivedPrior):
         super().__init__(prior, "mean", "second_moment", "mean_overlap", "overlap")
         self.model = model
         self.matrix = model.rank == "extensive"
-        if hasattr(prior, "overlap"):
+        if offers(prior, "overlap"):
             self.overlap_error = 0.0
         self._size = MATRICES if self.matrix else COLUMNS
 

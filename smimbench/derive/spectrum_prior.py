@@ -9,7 +9,7 @@ import numpy as np
 from smimbench.backend.arrays import beside, namespace, to_host
 from smimbench.derive.derived_prior import DerivedLaw, Host
 from smimbench.derive.error_curve import LOWEST, below_linear, error_curve
-from smimbench.interfaces import Denoised, ParameterError
+from smimbench.interfaces import Denoised, ParameterError, offers
 from smimbench.numerics.free_convolution import FreeConvolution
 from smimbench.numerics.linalg import is_diagonal, symmetric
 from smimbench.numerics.memo import kept
@@ -55,14 +55,14 @@ class SpectrumPrior(DerivedLaw):
     def __init__(self, prior: Any) -> None:
         super().__init__(prior)
         discrete = False
-        if hasattr(self.prior, "quantile"):
+        if offers(self.prior, "quantile"):
             u, weights = _probability_rule(4)
             atoms = np.asarray(to_host(prior.quantile(u)), dtype=np.float64)
             if atoms.shape != u.shape or not np.isfinite(atoms).all() or (np.diff(atoms) < 0).any():
                 raise ParameterError(
                     "quantile", "must return finite numbers that do not decrease, one for each probability"
                 )
-        elif hasattr(prior, "eigenvalues"):
+        elif offers(prior, "eigenvalues"):
             found = prior.eigenvalues() if callable(prior.eigenvalues) else prior.eigenvalues
             atoms = np.sort(np.asarray(to_host(found), dtype=np.float64).ravel())
             if atoms.size < 2 or not np.isfinite(atoms).all():
@@ -90,7 +90,7 @@ class SpectrumPrior(DerivedLaw):
     def spectrum(self, dimension: int) -> Host:
         """Eigenvalues of every signal of this dimension, ascending."""
         u = (np.arange(dimension) + 0.5) / dimension
-        if hasattr(self.prior, "quantile"):
+        if offers(self.prior, "quantile"):
             found = np.asarray(to_host(self.prior.quantile(u)), dtype=np.float64)
         elif self._samples.size < FEW:
             found = self._samples[(u * self._samples.size).astype(int)]

@@ -44,7 +44,7 @@ REQUIRED: dict[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = {
             "adjoint",
         ),
         (),
-    ),  # fmt: skip
+    ),
     "channel": (("forward",), (("posterior",), ("log_likelihood",))),
     "prior": ((), (("sample", "denoise"), ("log_density",), ("quantile",), ("eigenvalues",))),
     "metric": (("label", "unit", "direction", "per_component", "measure"), ()),

@@ -23,17 +23,19 @@ ENGINE_FILLED = {"channel": ("tokens",)}
 """Parameters that the engine takes from the model and a suite may not set."""
 
 
-@functools.cache
 def signature_of(cls: Any) -> Mapping[str, inspect.Parameter]:
     """Parameters of a class's constructor, without ``self`` and catch-alls."""
+    return _signature(cls)
+
+
+@functools.cache
+def _signature(cls: Any) -> Mapping[str, inspect.Parameter]:
     wanted = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     found = inspect.signature(cls).parameters.values()
     return MappingProxyType({p.name: p for p in found if p.kind in wanted})
 
 
-def build(
-    cls: type[Any], kind: str, params: Mapping[str, Any], provided: Mapping[str, Any] | None = None
-) -> Any:
+def build(cls: Any, kind: str, params: Mapping[str, Any], provided: Mapping[str, Any] | None = None) -> Any:
     """Make an item from parameters, checking names and types strictly.
 
     Parameters

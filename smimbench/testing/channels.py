@@ -10,6 +10,7 @@ import numpy as np
 
 from smimbench.backend.arrays import to_host
 from smimbench.derive.labels import is_noisy, observable
+from smimbench.interfaces import offers
 from smimbench.testing.arrays import expect_array, expect_pure, expect_refused, private_randomness
 from smimbench.testing.core import CheckFailed
 from smimbench.testing.publish import (
@@ -130,9 +131,9 @@ def purity(context: CheckContext, model: Any, channel: Any) -> None:
     expect_pure(
         "posterior", lambda *a: channel.posterior(*a, second_moment=True, rng=context.rng(42)), y, omega, V
     )
-    if hasattr(channel, "log_partition"):
+    if offers(channel, "log_partition"):
         expect_pure("log_partition", channel.log_partition, y, omega, V)
-    if hasattr(channel, "vjp"):
+    if offers(channel, "vjp"):
         expect_pure("vjp", channel.vjp, z, np.ones(observable(channel, y).shape))
 
 
