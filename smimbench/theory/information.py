@@ -1,4 +1,4 @@
-"""What the labels tell about the signal: ``E sum_c g_c g_c^T``, by the channel's closed form or by sampled labels."""
+"""What prior and labels tell about the signal: moments, overlap at Qhat, and ``I = E sum_c g_c g_c^T``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from smimbench.theory.sampling import sampled_moments
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Model
+    from smimbench.problem.problem import Problem
     from smimbench.theory.types import Host
 
 __all__ = ["channel_information", "diagonals"]
@@ -38,6 +39,25 @@ def channel_information(channel: Any, model: Model, Q: Array, V: Array) -> Uncer
     value = np.stack([found.value for found in sampled]).reshape(shape)
     error = np.stack([found.error for found in sampled]).reshape(shape)
     return Uncertain(value, error, sampled[0].method)
+
+
+def information_at(problem: Problem, Q: Array, V: Array) -> Uncertain:
+    """``channel_information`` of a problem; value and error are float arrays of one shape."""
+    found = channel_information(problem.channel, problem.model, Q, V)
+    value = np.asarray(found.value, dtype=float)
+    return Uncertain(value, np.broadcast_to(np.asarray(found.error, dtype=float), value.shape), found.method)
+
+
+def overlap_at(problem: Problem, qhat: Array) -> tuple[Host, Host]:
+    """Q and V (..., P, P) of the prior at ``qhat`` (..., P, P)."""
+    found = problem.prior.overlap(qhat)
+    return np.asarray(found.Q), np.asarray(found.V)
+
+
+def prior_moments(problem: Problem) -> tuple[Host, Host]:
+    """Second moment of the signal, and the overlap that the prior mean has with it: (P, P) each."""
+    P, prior = problem.components, problem.prior
+    return np.asarray(prior.second_moment(P), dtype=float), np.asarray(prior.mean_overlap(P), dtype=float)
 
 
 def diagonals(found: Uncertain) -> tuple[Host, Host]:
