@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.interfaces import Capabilities, NotMeasured
+from smimbench.interfaces import NotMeasured
+from smimbench.theory.information import prior_moments
+from smimbench_metrics.component import PerComponent
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Claims
@@ -19,38 +20,31 @@ SMALLEST = 1e-9
 """Squared errors below this, relative to the second moment, have no ratio: both sides are rounding. Doubled, next to nothing."""
 
 
-@dataclass(frozen=True)
-class Calibration:
+class Calibration(PerComponent):
     """Claimed over real squared error of each component, ``V_pp D / |S_p - S_hat_p|^2``: 1 for an honest account, below 1 for
     one that is too sure of itself. Blank for algorithms that claim no error.
     """
 
-    name: ClassVar[str] = "calibration"
-    version: ClassVar[int] = 1
-    reference: ClassVar[str] = (
-        "Nishimori identity: on the Bayes-optimal line the claimed error is the real one"
-    )
-    capabilities: ClassVar[Capabilities] = Capabilities()
-    label: ClassVar[str] = "claimed over real squared error"
-    unit: ClassVar[str] = "the claim is right"
-    direction: ClassVar[str] = "one"
-    per_component: ClassVar[bool] = True
+    name = "calibration"
+    reference = "Nishimori identity: on the Bayes-optimal line the claimed error is the real one"
+    label = "claimed over real squared error"
+    unit = "the claim is right"
+    direction = "one"
 
-    def measure(self, instance: Any, estimate: Array, claims: Claims) -> list[float]:
-        """Ratio of every component; NaN where the real error is nothing but rounding."""
+    def values(self, problem: Any, claims: Claims) -> Array:
+        """NaN where the real error is nothing but rounding."""
         if claims.aligned_V is None:
             raise NotMeasured("it claims no error of its own")
-        problem = instance.problem
         real = np.asarray(problem.model.squared_error(claims.teacher, claims.aligned), dtype=float)
-        floor = SMALLEST * np.diagonal(np.asarray(problem.prior.second_moment(problem.components)))
+        floor = SMALLEST * np.diagonal(prior_moments(problem)[0])
         ratios = np.diagonal(claims.aligned_V) / np.where(real > floor, real, math.nan)
         if np.isnan(ratios).all():
             raise NotMeasured("the real error is 0 to rounding")
-        return [float(ratio) for ratio in ratios]
+        return ratios
 
     def theory(self, problem: Any, point: dict[str, Any]) -> tuple[list[float | None], list[float | None]]:
         """1 wherever theory leaves an error to be claimed."""
-        second = np.diagonal(np.asarray(problem.prior.second_moment(problem.components)))
+        second = np.diagonal(prior_moments(problem)[0])
         errors = np.atleast_1d(np.asarray(point["mse"], dtype=float))
         known = errors > SMALLEST * second
         return [1.0 if k else None for k in known], [0.0 if k else None for k in known]

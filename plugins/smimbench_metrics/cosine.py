@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.interfaces import Capabilities
+from smimbench.theory.information import prior_moments
+from smimbench_metrics.component import PerComponent
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Claims
@@ -15,39 +15,30 @@ if TYPE_CHECKING:
 __all__ = ["Cosine"]
 
 
-@dataclass(frozen=True)
-class Cosine:
+class Cosine(PerComponent):
     """Overlap over both norms, ``<S_hat_p, S_p> / (|S_hat_p| |S_p|)`` with the symmetry removed; 0 for an estimate that is 0."""
 
-    name: ClassVar[str] = "cosine"
-    version: ClassVar[int] = 1
-    reference: ClassVar[str] = "the definition; on the Bayes-optimal line sqrt(Q_pp / second moment)"
-    capabilities: ClassVar[Capabilities] = Capabilities()
-    label: ClassVar[str] = "cosine"
-    unit: ClassVar[str] = "the direction of the signal"
-    direction: ClassVar[str] = "higher"
-    per_component: ClassVar[bool] = True
+    name = "cosine"
+    reference = "the definition; on the Bayes-optimal line sqrt(Q_pp / second moment)"
+    label = "cosine"
+    unit = "the direction of the signal"
 
-    def measure(self, instance: Any, estimate: Array, claims: Claims) -> list[float]:
-        """Cosine of every component of the aligned estimate."""
-        inner = instance.problem.model.inner
+    def values(self, problem: Any, claims: Claims) -> Array:
+        """0 for a component that is 0."""
+        teacher, aligned = claims.teacher, claims.aligned
         across, own, truth = (
-            np.diagonal(np.asarray(inner(one, other), dtype=float))
-            for one, other in (
-                (claims.teacher, claims.aligned),
-                (claims.aligned, claims.aligned),
-                (claims.teacher, claims.teacher),
-            )
+            np.diagonal(np.asarray(problem.model.inner(*pair), dtype=float))
+            for pair in ((teacher, aligned), (aligned, aligned), (teacher, teacher))
         )
         norms = np.sqrt(own * truth)
-        return [float(v) for v in np.where(norms > 0, across / np.where(norms > 0, norms, 1.0), 0.0)]
+        return np.where(norms > 0, across / np.where(norms > 0, norms, 1.0), 0.0)
 
     def theory(self, problem: Any, point: dict[str, Any]) -> tuple[list[float], list[float]]:
         """``sqrt(Q_pp / second moment)``: there the estimate's overlap with itself is that with the signal.
 
         An estimate of another length (spectral methods) comes with its ``squared_cosine``.
         """
-        second = np.diagonal(np.asarray(problem.prior.second_moment(problem.components), dtype=float))
+        second = np.diagonal(prior_moments(problem)[0])
         if "squared_cosine" in point:
             squares, errors = np.asarray(point["squared_cosine"]), np.asarray(point["squared_cosine_error"])
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from smimbench.interfaces import Capabilities
@@ -20,12 +19,12 @@ class _PredictionError:
     """What the three have in common: a Monte Carlo integral over fresh latents, made once per estimate."""
 
     kind: ClassVar[str]
-    version: ClassVar[int] = 1
-    reference: ClassVar[str] = "the definition; see smimbench.theory.generalization"
-    capabilities: ClassVar[Capabilities] = Capabilities()
-    unit: ClassVar[str] = "squared norm of the label, summed over its entries"
-    direction: ClassVar[str] = "lower"
-    per_component: ClassVar[bool] = False
+    version = 1
+    reference = "the definition; see smimbench.theory.generalization"
+    capabilities = Capabilities()
+    unit = "squared norm of the label, summed over its entries"
+    direction = "lower"
+    per_component = False
 
     def measure(self, instance: Any, estimate: Array, claims: Claims) -> list[float]:
         """Expected squared error over fresh samples, given the overlaps of teacher and estimate."""
@@ -53,13 +52,12 @@ def _errors(instance: Any, estimate: Array, claims: Claims) -> dict[str, Uncerta
     return found
 
 
-@dataclass(frozen=True)
 class BayesError(_PredictionError):
     """Error of ``E[f(z) | estimate, V]``, with the error V that the algorithm claims (the plug-in error if it claims none)."""
 
-    name: ClassVar[str] = "generalization_error_bayes"
-    label: ClassVar[str] = "Bayes generalisation error"
-    kind: ClassVar[str] = "bayes"
+    name = "generalization_error_bayes"
+    label = "Bayes generalisation error"
+    kind = "bayes"
 
     def measure(self, instance: Any, estimate: Array, claims: Claims) -> list[float]:
         """Expected squared error of the Bayes predictor."""
@@ -71,19 +69,17 @@ class BayesError(_PredictionError):
         return [float(found.get("bayes", found["plugin"]).value)]
 
 
-@dataclass(frozen=True)
 class PluginError(_PredictionError):
     """Error of ``f(omega)``, the channel applied to the latents of the estimate."""
 
-    name: ClassVar[str] = "generalization_error_plugin"
-    label: ClassVar[str] = "plug-in generalisation error"
-    kind: ClassVar[str] = "plugin"
+    name = "generalization_error_plugin"
+    label = "plug-in generalisation error"
+    kind = "plugin"
 
 
-@dataclass(frozen=True)
 class ConstantError(_PredictionError):
     """Error of ``E f(z)``, the best prediction without looking at the input."""
 
-    name: ClassVar[str] = "generalization_error_constant"
-    label: ClassVar[str] = "error of the constant predictor"
-    kind: ClassVar[str] = "constant"
+    name = "generalization_error_constant"
+    label = "error of the constant predictor"
+    kind = "constant"

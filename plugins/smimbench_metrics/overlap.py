@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from smimbench.backend.arrays import to_host
-from smimbench.interfaces import Capabilities
+from smimbench_metrics.component import PerComponent
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Claims
@@ -14,24 +12,18 @@ if TYPE_CHECKING:
 __all__ = ["Overlap"]
 
 
-@dataclass(frozen=True)
-class Overlap:
+class Overlap(PerComponent):
     """Low rank: squared cosine between each component and its teacher. Extensive rank: ``q = tr(S_hat S) / D``."""
 
-    name: ClassVar[str] = "overlap"
-    version: ClassVar[int] = 1
-    reference: ClassVar[str] = "the definition; theory is diag Q (over the second moment for low rank)"
-    capabilities: ClassVar[Capabilities] = Capabilities()
-    label: ClassVar[str] = "overlap"
-    unit: ClassVar[str] = "1 (low rank) or 1 + rho (extensive rank) for the signal itself"
-    direction: ClassVar[str] = "higher"
-    per_component: ClassVar[bool] = True
-    in_trajectory: ClassVar[bool] = True
+    name = "overlap"
+    reference = "the definition; theory is diag Q (over the second moment for low rank)"
+    label = "overlap"
+    unit = "1 (low rank) or 1 + rho (extensive rank) for the signal itself"
+    in_trajectory = True
 
-    def measure(self, instance: Any, estimate: Array, claims: Claims) -> list[float]:
-        """Overlap of every component of the aligned estimate, as the model defines it."""
-        model = instance.problem.model
-        return [float(value) for value in to_host(model.overlap(claims.teacher, claims.aligned))]
+    def values(self, problem: Any, claims: Claims) -> Array:
+        """As the model defines it."""
+        return problem.model.overlap(claims.teacher, claims.aligned)
 
     def theory(self, problem: Any, point: dict[str, Any]) -> tuple[list[float], list[float]]:
         """``squared_cosine`` of the point where it has one, otherwise the diagonal of Q with the error of the MSE."""
