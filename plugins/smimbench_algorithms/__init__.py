@@ -9,8 +9,7 @@ from smimbench.hookspecs import hookimpl
 @hookimpl
 def smimbench_register_algorithms(register: Callable[[Any], None]) -> None:
     """Register what is in this folder."""
-    from smimbench_algorithms.adam import Adam
-    from smimbench_algorithms.adamw import AdamW
+    from smimbench_algorithms.adam import Adam, AdamW
     from smimbench_algorithms.averaged import Averaged
     from smimbench_algorithms.gamp.algorithm import Gamp
     from smimbench_algorithms.nuclear import Nuclear

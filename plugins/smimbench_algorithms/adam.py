@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from smimbench.backend import namespace
-from smimbench.interfaces import Array, Capabilities, ParameterError
+from smimbench.interfaces import Array, ParameterError
 from smimbench_algorithms.gradient.descent import Descent
 
 if TYPE_CHECKING:
@@ -71,10 +71,9 @@ class Adam(Descent):
     beta2: float = 0.999
     epsilon: float = 1e-8
 
-    name: ClassVar[str] = "adam"
-    version: ClassVar[int] = 2
-    reference: ClassVar[str] = "arXiv:1412.6980, arXiv:2506.01582"
-    capabilities: ClassVar[Capabilities] = Capabilities()
+    name = "adam"
+    version = 2
+    reference = "arXiv:1412.6980, arXiv:2506.01582"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,3 +99,35 @@ class Adam(Descent):
         second = self.beta2 * memory[1] + ((1 - self.beta2) * gradient) * gradient
         spread = xp.sqrt(second) * (1 - self.beta2**count) ** -0.5 + self.epsilon
         return factor - (rate / (1 - self.beta1**count)) * (first / spread), (first, second)
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    r"""Adam with weight decay apart from the gradient.
+
+    ``W <- (1 - eta lambda) W`` before every step of Adam.
+
+    Parameters
+    ----------
+    weight_decay : float
+        lambda >= 0. All other parameters are those of ``adam``.
+
+    References
+    ----------
+    Loshchilov and Hutter, arXiv:1711.05101, algorithm 2.
+    """
+
+    weight_decay: float = 0.01
+
+    name = "adamw"
+    reference = "arXiv:1711.05101"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.weight_decay >= 0:
+            raise ParameterError("weight_decay", f"must be >= 0, got {self.weight_decay}")
+
+    def _move(
+        self, factor: Array, gradient: Array, memory: tuple[Array, ...], rate: float, count: int
+    ) -> tuple[Array, tuple[Array, ...]]:
+        return super()._move((1 - rate * self.weight_decay) * factor, gradient, memory, rate, count)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from smimbench.backend import namespace
-from smimbench.interfaces import Array, Capabilities, ParameterError
+from smimbench.interfaces import Array, ParameterError
 from smimbench_algorithms.gradient.descent import Descent
 
 if TYPE_CHECKING:
@@ -52,10 +52,9 @@ class Sgd(Descent):
     nesterov: bool = False
     weight_decay: float = 0.0
 
-    name: ClassVar[str] = "sgd"
-    version: ClassVar[int] = 2
-    reference: ClassVar[str] = "Sutskever et al. (2013), Proc. ICML"
-    capabilities: ClassVar[Capabilities] = Capabilities()
+    name = "sgd"
+    version = 2
+    reference = "Sutskever et al. (2013), Proc. ICML"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -7,8 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from smimbench_algorithms.adam import Adam
-from smimbench_algorithms.adamw import AdamW
+from smimbench_algorithms.adam import Adam, AdamW
 from smimbench_algorithms.gradient.loss import loss_gradient, surrogate
 from smimbench_algorithms.sgd import Sgd
 

@@ -6,12 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import array_api_compat
 import numpy as np
 
-from smimbench.backend import StreamedInputs, namespace
+from smimbench.backend import StreamedInputs, beside, namespace
 from smimbench.derive.channel import gives_probabilities, observable
-from smimbench.interfaces import Array, Info, ParameterError, Plan, offers
+from smimbench.interfaces import Array, Capabilities, Info, ParameterError, Plan, offers
 from smimbench_algorithms.gradient.loss import LOSSES, fitting_loss, loss_gradient, surrogate
 
 if TYPE_CHECKING:
@@ -28,43 +27,21 @@ DEFAULT_STEPS = 1000
 
 
 class DescentState(NamedTuple):
-    """What is iterated.
-
-    Attributes
-    ----------
-    factor, signal : array
-        The factor and the signal that it stands for; with students, one more axis in front.
-    memory : tuple of array
-        What the method remembers (momentum, moments).
-    done : int
-        Steps made.
-    total : int
-        Steps that will be made.
-    samples : int
-        Samples processed, repeated ones counted each time.
-    targets : array
-        Labels as a user would measure them.
-    order : ndarray
-        Samples of this epoch that are still to be used.
-    rng : numpy.random.Generator
-        Order of the samples, or the stream of fresh ones.
-    loss : str
-        What is descended on, "squared" or "cross-entropy".
-    norm : float or None
-        Mean square that each entry of the estimate is given, where labels cannot tell its scale.
-    """
+    """What is iterated; with students, factor and signal have one more axis in front."""
 
     factor: Array
-    signal: Array
-    memory: tuple[Array, ...]
-    done: int
-    total: int
-    samples: int
-    targets: Array
-    order: np.ndarray[Any, Any]
-    rng: np.random.Generator
+    signal: Array  # what the factor stands for
+    memory: tuple[Array, ...]  # of the method: momentum, moments
+    done: int  # steps made
+    total: int  # steps that will be made
+    samples: int  # processed so far, repeated ones counted each time
+    targets: Array  # labels as a user would measure them
+    order: np.ndarray[Any, Any]  # samples of this epoch that are still to be used
+    rng: np.random.Generator  # order of the samples, or the stream of fresh ones
     loss: str
-    norm: Array | None
+    norm: (
+        Array | None
+    )  # mean square that entries of the estimate are given, where labels cannot tell their scale
 
 
 @dataclass(frozen=True)
@@ -83,6 +60,8 @@ class Descent:
     spherical: bool = False
     width: int | None = None
     surrogate_beta: tuple[float, float] | None = None
+
+    capabilities = Capabilities()
 
     def __post_init__(self) -> None:
         if not self.learning_rate > 0:
@@ -104,12 +83,11 @@ class Descent:
         if self.loss is not None and self.loss not in LOSSES:
             raise ParameterError("loss", f"must be one of {', '.join(LOSSES)}, got {self.loss!r}")
         self._check_schedule()
-        if self.surrogate_beta is not None and not (
-            0 < self.surrogate_beta[0] <= self.surrogate_beta[1] < math.inf
-        ):
+        low, high = self.surrogate_beta or SURROGATE_BETA
+        if not 0 < low <= high < math.inf:
             raise ParameterError(
                 "surrogate_beta",
-                f"must be two numbers > 0, the second not below the first, got {list(self.surrogate_beta)}",
+                f"must be two numbers > 0, the second not below the first, got {[low, high]}",
             )
 
     def _check_schedule(self) -> None:
@@ -155,21 +133,50 @@ class Descent:
         """Number of steps of a run on this data."""
         return int(self.plan(data).steps or 0)
 
-    def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> DescentState:
-        """Iid N(0, 1) factor."""
-        return self._begin(problem, data, rng, None)
+    def init(
+        self, problem: Problem, data: Data, rng: np.random.Generator, students: int | None = None
+    ) -> DescentState:
+        """Iid N(0, 1) factor; with ``students`` as many, on one leading axis."""
+        if self.online and data.fresh is None:
+            raise ValueError("online learning needs fresh samples, and this data has no source of them")
+        xp = namespace(data.inputs)
+        place, axes, prior = beside(data.inputs), _component_axes(problem, data), _prior(problem)
+        shape = (problem.components, data.dimension, self.width)
+        draws = [prior.draw_factor(rng, *shape) for _ in range(students or 1)]
+        factor = xp.asarray(draws[0] if students is None else np.stack(draws), **place)
+        if self.spherical:
+            factor = _on_sphere(factor, axes)
+        targets = xp.astype(observable(problem.channel, data.labels), data.inputs.dtype)
+        norm = None
+        if not offers(problem.channel, "vjp"):
+            second = np.diagonal(prior.second_moment(problem.components))
+            spread = math.prod(problem.model.signal_shape(1, data.dimension)) / data.dimension
+            norm = xp.reshape(xp.asarray(second / spread, **place), (-1, *[1] * len(axes)))
+        return DescentState(
+            factor=factor,
+            signal=prior.compose(factor),
+            memory=self._memory(factor),
+            done=0,
+            total=self.steps_for(data),
+            samples=0,
+            targets=targets,
+            order=np.empty(0, dtype=np.int64),
+            rng=rng,
+            loss=self.loss or fitting_loss(problem),
+            norm=norm,
+        )
 
     def init_students(
         self, problem: Problem, data: Data, rng: np.random.Generator, students: int
     ) -> DescentState:
-        """Several independent students with one leading axis; they see the same samples in the same order."""
-        return self._begin(problem, data, rng, students)
+        """Several independent students; they see the same samples in the same order."""
+        return self.init(problem, data, rng, students)
 
     def step(self, problem: Problem, data: Data, state: DescentState) -> tuple[DescentState, Info]:
         """One step; the residual is the relative change of the factor (of the student that moves most)."""
         xp = namespace(state.factor)
         inputs, targets, order = self._take(problem, data, state)
-        channel, warning = self._channel(problem, data, state)
+        channel, notes = self._channel(problem, state)
         found = loss_gradient(
             problem, inputs, targets, state.factor, channel=channel, loss=state.loss, signal=state.signal
         )
@@ -177,9 +184,10 @@ class Descent:
         gradient = found.gradient * self._normalisation(problem, data, size)
         rate = self._rate(state.done, state.total)
         factor, memory = self._move(state.factor, gradient, state.memory, rate, state.done + 1)
+        axes = _component_axes(problem, data)
         if self.spherical:
-            factor = _on_sphere(factor, _component_axes(problem, data))
-        residual = _relative_change(factor, state.factor, _component_axes(problem, data))
+            factor = _on_sphere(factor, axes)
+        residual = _relative_change(factor, state.factor, axes)
         new = state._replace(
             factor=factor,
             signal=_prior(problem).compose(factor),
@@ -192,8 +200,10 @@ class Descent:
         overlap = xp.linalg.diagonal(problem.model.inner(estimate, estimate))
         overlap = xp.max(overlap, axis=0) if overlap.ndim > 1 else overlap
         if data.start is not None:
-            own = "the start that was handed in is not used: gradient methods begin with a random factor"
-            warning = own if warning is None else f"{warning}; {own}"
+            notes.append(
+                "the start that was handed in is not used: gradient methods begin with a random factor"
+            )
+        warning = "; ".join(notes) or None
         return new, Info(residual=residual, self_overlap=overlap, warning=warning, samples=new.samples)
 
     def cost(self, problem: Problem, data: Data) -> Cost | None:
@@ -227,43 +237,6 @@ class Descent:
 
     # -- the parts of a step ---------------------------------------------------------------------------------------
 
-    def _begin(
-        self, problem: Problem, data: Data, rng: np.random.Generator, students: int | None
-    ) -> DescentState:
-        if self.online and data.fresh is None:
-            raise ValueError("online learning needs fresh samples, and this data has no source of them")
-        xp = namespace(data.inputs)
-        place = {"dtype": data.inputs.dtype, "device": array_api_compat.device(data.inputs)}
-        shape = (problem.components, data.dimension, self.width)
-        if students is None:
-            draw = _prior(problem).draw_factor(rng, *shape)
-        else:
-            draw = np.stack([_prior(problem).draw_factor(rng, *shape) for _ in range(students)])
-        factor = xp.asarray(draw, **place)
-        if self.spherical:
-            factor = _on_sphere(factor, _component_axes(problem, data))
-        targets = xp.astype(observable(problem.channel, data.labels), data.inputs.dtype)
-        norm = None
-        if not offers(problem.channel, "vjp"):
-            second = np.diagonal(problem.prior.second_moment(problem.components))
-            spread = math.prod(problem.model.signal_shape(1, data.dimension)) / data.dimension
-            norm = xp.reshape(
-                xp.asarray(second / spread, **place), (-1, *[1] * len(_component_axes(problem, data)))
-            )
-        return DescentState(
-            factor=factor,
-            signal=_prior(problem).compose(factor),
-            memory=self._memory(factor),
-            done=0,
-            total=self.steps_for(data),
-            samples=0,
-            targets=targets,
-            order=np.empty(0, dtype=np.int64),
-            rng=rng,
-            loss=self.loss or fitting_loss(problem),
-            norm=norm,
-        )
-
     def _take(
         self, problem: Problem, data: Data, state: DescentState
     ) -> tuple[Array, Array, np.ndarray[Any, Any]]:
@@ -283,25 +256,25 @@ class Descent:
             )
         order = state.order if len(state.order) else state.rng.permutation(n)
         xp = namespace(data.inputs)
-        chosen = xp.asarray(order[:size], device=array_api_compat.device(data.inputs))
+        chosen = xp.asarray(order[:size], **beside(data.inputs, xp.int64))
         return xp.take(data.inputs, chosen, axis=0), xp.take(state.targets, chosen, axis=0), order[size:]
 
-    def _channel(self, problem: Problem, data: Data, state: DescentState) -> tuple[Any, str | None]:
+    def _channel(self, problem: Problem, state: DescentState) -> tuple[Any, list[str]]:
         """The channel to differentiate, and what the user should know."""
-        warning = None
+        notes = []
         if self.online:
-            warning = (
+            notes = [
                 "online: every step drew fresh samples; the row stands at the sample ratio of all of them"
-            )
+            ]
         if offers(problem.channel, "vjp"):
-            return problem.channel, warning
+            return problem.channel, notes
         low, high = self.surrogate_beta or SURROGATE_BETA
         beta = low * (high / low) ** (state.done / max(state.total - 1, 1))
         note = (
             f"surrogate: hardmax has no derivative, so softmax with beta annealed from {low:g} to {high:g} was "
             f"descended on; its scale is the prior's"
         )
-        return surrogate(problem, beta), note if warning is None else f"{note}; {warning}"
+        return surrogate(problem, beta), [note, *notes]
 
     def _rate(self, count: int, total: int) -> float:
         if self.schedule == "step":
