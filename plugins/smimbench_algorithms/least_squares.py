@@ -1,17 +1,16 @@
-"""What the convex baselines see: labels that are linear in the signal, up to Gaussian noise."""
+"""What the convex baselines share: labels that are linear in the signal up to noise, least squares, held-out samples."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, sample_chunks
+from smimbench.backend import beside, namespace, sample_chunks
 from smimbench.numerics.seeds import monte_carlo_rng
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Array, Data
+    from smimbench.interfaces import Array, Cost, Data
     from smimbench.problem import Problem
 
 PROBES = 16
@@ -87,16 +86,28 @@ def seen_by_labels(problem: Problem) -> Linear | str:
     return Linear(vectors[:, kept].T, noise)
 
 
-def what_is_seen(problem: Problem, linear: Linear) -> str:
-    """The same in words, for the remarks of a run."""
-    size = problem.components * problem.model.sites
-    count = len(linear.rows)
-    what = (
-        "all latents"
-        if count == size
-        else f"{count} of {size} combinations of the latents (the rest is not identifiable)"
-    )
-    return what + (" without noise" if linear.noise.max() == 0 else f" with noise {linear.noise.min():.3g}")
+class LinearRegression:
+    """An algorithm for labels that are linear in the signal."""
+
+    def refuses(self, problem: Problem) -> str | None:
+        """Channels whose labels are not linear in the signal."""
+        seen = seen_by_labels(problem)
+        return seen if isinstance(seen, str) else None
+
+    def cost(self, problem: Problem, data: Data) -> Cost | None:
+        """One product with the normal matrix: a pass over the inputs, forward and adjoint."""
+        return problem.pass_cost(data)
+
+
+def observed(problem: Problem) -> tuple[Linear, str]:
+    """The linear observation that labels are, and what it tells in words; ValueError if they are none."""
+    linear = seen_by_labels(problem)
+    if isinstance(linear, str):
+        raise ValueError(linear)
+    count, size = len(linear.rows), problem.components * problem.model.sites
+    what = f"{count} of {size} combinations of the latents (the rest is not identifiable)"
+    noise = " without noise" if linear.noise.max() == 0 else f" with noise {linear.noise.min():.3g}"
+    return linear, "sees " + ("all latents" if count == size else what) + noise
 
 
 class LeastSquares:
@@ -113,7 +124,7 @@ class LeastSquares:
 
     def __init__(self, problem: Problem, linear: Linear, inputs: Array, labels: Array) -> None:
         xp = namespace(inputs)
-        place = {"dtype": inputs.dtype, "device": array_api_compat.device(inputs)}
+        place = beside(inputs)
         self.problem, self.inputs = problem, inputs
         self.P, self.C = problem.components, problem.model.sites
         self.noise = float(linear.noise.min())
@@ -160,8 +171,7 @@ class LeastSquares:
         """Largest eigenvalue of ``A^T w A`` in units of ``adjoint``, by power iteration, ``MARGIN`` times what it found."""
         xp = namespace(self.inputs)
         start = self.problem.prior.sample(rng, self.P, self.inputs.shape[-1])
-        place = {"dtype": self.inputs.dtype, "device": array_api_compat.device(self.inputs)}
-        v = xp.asarray(start, **place)
+        v = xp.asarray(start, **beside(self.inputs))
         size = 0.0
         for _ in range(POWER_ITERATIONS):
             v = v / xp.sqrt(xp.sum(v * v))
@@ -170,11 +180,18 @@ class LeastSquares:
         return MARGIN * size
 
 
-def split(data: Data) -> int:
-    """Number of samples to learn from where the rest is held out to choose a parameter."""
+VALIDATED = "; regularisation chosen by validation on a fifth of the samples"
+
+
+def held_out(problem: Problem, data: Data, linear: Linear) -> tuple[LeastSquares, LeastSquares]:
+    """The samples to learn from, and those on which a penalty is chosen."""
     n = int(data.inputs.shape[0])
     if n < 2:
         raise ValueError(
             f"validation needs at least two samples, this data has {n}; give regularisation a number"
         )
-    return max(1, min(n - 1, round((1 - HELD_OUT) * n)))
+    cut = max(1, min(n - 1, round((1 - HELD_OUT) * n)))
+    return (
+        LeastSquares(problem, linear, data.inputs[:cut, ...], data.labels[:cut, ...]),
+        LeastSquares(problem, linear, data.inputs[cut:, ...], data.labels[cut:, ...]),
+    )

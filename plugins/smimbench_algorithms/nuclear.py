@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import array_api_compat
 import numpy as np
 
-from smimbench.backend import clip, namespace
+from smimbench.backend import beside, clip, namespace
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError
-from smimbench_algorithms.least_squares import LeastSquares, Linear, seen_by_labels, split, what_is_seen
+from smimbench.numerics.linalg import spectral_function, symmetric
+from smimbench_algorithms.least_squares import (
+    VALIDATED,
+    LeastSquares,
+    Linear,
+    LinearRegression,
+    held_out,
+    observed,
+)
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Cost, Data
+    from smimbench.interfaces import Data
     from smimbench.problem import Problem
 
 FRACTIONS = tuple(float(10.0**k) for k in np.arange(-0.5, -3.26, -0.25))
@@ -40,7 +47,7 @@ class NuclearState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Nuclear:
+class Nuclear(LinearRegression):
     r"""Nuclear-norm regression for labels that are linear in the matrix.
 
     By accelerated proximal gradients (FISTA) with restarts:
@@ -67,10 +74,10 @@ class Nuclear:
     regularisation: float | str = "validation"
     positive: bool = True
 
-    name: ClassVar[str] = "nuclear"
-    version: ClassVar[int] = 1
-    reference: ClassVar[str] = "Beck and Teboulle (2009), SIAM J. Imaging Sci. 2, 183"
-    capabilities: ClassVar[Capabilities] = Capabilities(models=("attention-indexed",))
+    name = "nuclear"
+    version = 1
+    reference = "Beck and Teboulle (2009), SIAM J. Imaging Sci. 2, 183"
+    capabilities = Capabilities(models=("attention-indexed",))
 
     def __post_init__(self) -> None:
         value = self.regularisation
@@ -80,24 +87,15 @@ class Nuclear:
         elif not value > 0:
             raise ParameterError("regularisation", f"must be > 0, got {value}")
 
-    def refuses(self, problem: Problem) -> str | None:
-        """Channels whose labels are not linear in the signal."""
-        seen = seen_by_labels(problem)
-        return seen if isinstance(seen, str) else None
-
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> NuclearState:
         """The prior mean; with validation, the choice of tau."""
-        linear = seen_by_labels(problem)
-        if isinstance(linear, str):
-            raise ValueError(linear)
-        note = "sees " + what_is_seen(problem, linear)
+        linear, note = observed(problem)
         xp = namespace(data.inputs)
         squares = LeastSquares(problem, linear, data.inputs, data.labels)
-        place = {"dtype": data.inputs.dtype, "device": array_api_compat.device(data.inputs)}
-        start = xp.asarray(problem.prior.mean(problem.components, data.dimension), **place)
+        start = xp.asarray(problem.prior.mean(problem.components, data.dimension), **beside(data.inputs))
         if self.regularisation == "validation":
             threshold = self._validated(problem, data, linear, start, rng)
-            note += "; regularisation chosen by validation on a fifth of the samples"
+            note += VALIDATED
         else:
             threshold = float(self.regularisation)
         return NuclearState(start, start, 1.0, squares, squares.lipschitz(rng), threshold, note)
@@ -110,10 +108,6 @@ class Nuclear:
     def estimate(self, state: NuclearState) -> Array:
         """The matrix."""
         return state.estimate
-
-    def cost(self, problem: Problem, data: Data) -> Cost | None:
-        """One gradient: a pass over the inputs, forward and adjoint; the eigenvalues of a matrix are not counted."""
-        return problem.pass_cost(data)
 
     def _proximal(self, state: NuclearState) -> tuple[NuclearState, Array]:
         xp = namespace(state.point)
@@ -132,23 +126,22 @@ class Nuclear:
         return state._replace(estimate=new, point=point, momentum=momentum), residual
 
     def _shrink(self, matrix: Array, threshold: float) -> Array:
-        xp = namespace(matrix)
-        values, vectors = xp.linalg.eigh((matrix + xp.matrix_transpose(matrix)) / 2)
-        shrunk = clip(values if self.positive else xp.abs(values), threshold, None) - threshold
-        if not self.positive:
-            shrunk = xp.sign(values) * shrunk
-        return xp.matmul(vectors * shrunk[..., None, :], xp.matrix_transpose(vectors))
+        def shrunk(values: Array) -> Array:
+            if self.positive:
+                return clip(values, threshold, None) - threshold
+            xp = namespace(values)
+            return xp.sign(values) * (clip(xp.abs(values), threshold, None) - threshold)
+
+        return spectral_function(matrix, shrunk)
 
     def _validated(
         self, problem: Problem, data: Data, linear: Linear, start: Array, rng: np.random.Generator
     ) -> float:
         """The tau with the smallest error on held-out samples, along a path from large to small."""
         xp = namespace(data.inputs)
-        cut = split(data)
-        fit = LeastSquares(problem, linear, data.inputs[:cut, ...], data.labels[:cut, ...])
-        held_out = LeastSquares(problem, linear, data.inputs[cut:, ...], data.labels[cut:, ...])
+        fit, rest = held_out(problem, data, linear)
         slope, _ = fit.normal(xp.zeros_like(start), targets=True)
-        largest = float(xp.max(xp.abs(xp.linalg.eigvalsh((slope + xp.matrix_transpose(slope)) / 2))))
+        largest = float(xp.max(xp.abs(xp.linalg.eigvalsh(symmetric(slope)))))
         lipschitz = fit.lipschitz(rng)
         best, least = largest * FRACTIONS[0], math.inf
         estimate = start
@@ -159,8 +152,8 @@ class Nuclear:
                 if float(residual) < VALIDATION_TOLERANCE:
                     break
             estimate = state.estimate
-            error = float(held_out.normal(estimate, targets=True)[1])
+            error = float(rest.normal(estimate, targets=True)[1])
             if error < least:
                 best, least = largest * fraction, error
         # All samples pull harder than those it was chosen on.
-        return best * int(data.inputs.shape[0]) / cut
+        return best * int(data.inputs.shape[0]) / int(fit.inputs.shape[0])

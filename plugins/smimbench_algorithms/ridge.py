@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, to_host
+from smimbench.backend import beside, namespace, to_host
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError
-from smimbench.theory.information import channel_information
-from smimbench_algorithms.least_squares import LeastSquares, Linear, seen_by_labels, split, what_is_seen
+from smimbench.theory.information import information_at, prior_moments
+from smimbench.theory.predictions import point_document
+from smimbench.theory.types import Prediction
+from smimbench_algorithms.least_squares import (
+    VALIDATED,
+    LeastSquares,
+    Linear,
+    LinearRegression,
+    held_out,
+    observed,
+)
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Cost, Data
+    from smimbench.interfaces import Data
     from smimbench.problem import Problem
 
 CANDIDATES = tuple(float(10.0**k) for k in np.arange(-4, 2.01, 0.5))
@@ -44,7 +52,7 @@ class RidgeState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ridge:
+class Ridge(LinearRegression):
     r"""Ridge regression for labels that are linear in the signal.
 
     Least squares with a quadratic penalty around the prior mean, by conjugate gradients:
@@ -75,10 +83,10 @@ class Ridge:
 
     regularisation: float | str = "theory"
 
-    name: ClassVar[str] = "ridge"
-    version: ClassVar[int] = 1
-    reference: ClassVar[str] = "Hoerl and Kennard (1970), Technometrics 12, 55"
-    capabilities: ClassVar[Capabilities] = Capabilities()
+    name = "ridge"
+    version = 1
+    reference = "Hoerl and Kennard (1970), Technometrics 12, 55"
+    capabilities = Capabilities()
 
     def __post_init__(self) -> None:
         value = self.regularisation
@@ -90,22 +98,15 @@ class Ridge:
         elif not value >= 0:
             raise ParameterError("regularisation", f"must be >= 0, got {value}")
 
-    def refuses(self, problem: Problem) -> str | None:
-        """Channels whose labels are not linear in the signal."""
-        seen = seen_by_labels(problem)
-        return seen if isinstance(seen, str) else None
-
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> RidgeState:
         """The prior mean; with validation, the choice of lambda."""
-        linear = seen_by_labels(problem)
-        if isinstance(linear, str):
-            raise ValueError(linear)
-        note = "sees " + what_is_seen(problem, linear)
+        linear, note = observed(problem)
         if self.regularisation == "validation":
             penalty: float | np.ndarray[Any, Any] = _validated(problem, data, linear)
-            note += "; regularisation chosen by validation on a fifth of the samples"
+            note += VALIDATED
         elif self.regularisation == "theory":
-            penalty = float(linear.noise.min()) / _variances(problem)
+            second, known = prior_moments(problem)
+            penalty = float(linear.noise.min()) / np.diagonal(second - known)
         else:
             penalty = float(self.regularisation)
         return _begin(problem, LeastSquares(problem, linear, data.inputs, data.labels), penalty, note)
@@ -119,10 +120,6 @@ class Ridge:
         """Prior mean plus deviation."""
         return state.base + state.deviation[0, ...]
 
-    def cost(self, problem: Problem, data: Data) -> Cost | None:
-        """One product with the normal matrix: a pass over the inputs, forward and adjoint."""
-        return problem.pass_cost(data)
-
     def theory(self, problem: Problem, alpha: float) -> dict[str, Any] | None:
         """Error of the best linear estimate; None where it is the Bayes-optimal one, or lambda is another.
 
@@ -131,53 +128,33 @@ class Ridge:
         if self.regularisation != "theory" or problem.model.rank == "low" or problem.components != 1:
             return None
         kappa = problem.model.kappa
-        second = float(problem.prior.second_moment(1)[0, 0])
-        start = second - float(problem.prior.mean_overlap(1)[0, 0])
+        second, known = (float(moment[0, 0]) for moment in prior_moments(problem))
+        start = second - known
 
         def excess(V: float) -> float:
             Q = np.array([[second - V]])
-            information = channel_information(problem.channel, problem.model, Q, np.array([[V]])).value
-            return float(1 / start + kappa * alpha * float(np.asarray(information)[0, 0]) - 1 / V)
+            information = information_at(problem, Q, np.array([[V]])).value[0, 0]
+            return float(1 / start + kappa * alpha * float(information) - 1 / V)
 
         from scipy.optimize import brentq
 
         smallest = 1e-12 * start
         # Below its counting threshold a noiseless problem has a positive root; above it, the error is 0.
         V = 0.0 if excess(smallest) > 0 else float(brentq(excess, smallest, start, xtol=1e-15))
-        return {
-            "alpha": alpha,
-            "mse": V,
-            "mse_error": 1e-12,
-            "overlap": [[second - V]],
-            "branch": "linear",
-            "method": "best linear estimate, fixed point",
-        }
-
-
-def _variances(problem: Problem) -> np.ndarray[Any, Any]:
-    """Variance (P,) of an entry of every component around the prior mean."""
-    P = problem.components
-    second, known = (
-        np.asarray(f(P), dtype=float) for f in (problem.prior.second_moment, problem.prior.mean_overlap)
-    )
-    return np.asarray(np.diagonal(second - known))
+        how = "best linear estimate, fixed point"
+        found = Prediction(alpha, np.array([[second - V]]), np.array([[V]]), np.array([1e-12]), "linear", how)
+        return point_document(problem, found)
 
 
 def _begin(
-    problem: Problem,
-    squares: LeastSquares,
-    penalty: float | np.ndarray[Any, Any],
-    note: str,
-    penalties: Array | None = None,
+    problem: Problem, squares: LeastSquares, penalty: float | np.ndarray[Any, Any], note: str = ""
 ) -> RidgeState:
+    """``penalty``: a number, one per component, or as many rows of these as there are candidates."""
     xp = namespace(squares.inputs)
-    place = {"dtype": squares.inputs.dtype, "device": array_api_compat.device(squares.inputs)}
+    place = beside(squares.inputs)
     base = xp.asarray(problem.prior.mean(problem.components, squares.inputs.shape[-1]), **place)
-    right, _ = squares.normal(base, targets=True)
-    if penalties is None:
-        penalties = xp.asarray(np.broadcast_to(penalty, (1, problem.components)).copy(), **place)
-    count = penalties.shape[0]
-    right = xp.stack([right] * count)
+    penalties = xp.asarray(np.atleast_2d(penalty), **place)
+    right = xp.stack([squares.normal(base, targets=True)[0]] * penalties.shape[0])
     scale = xp.sqrt(xp.sum(right * right, axis=tuple(range(1, right.ndim))))
     return RidgeState(xp.zeros_like(right), right, right, squares, penalties, scale, base, note)
 
@@ -206,15 +183,11 @@ def _conjugate(state: RidgeState) -> tuple[RidgeState, Array]:
 
 def _validated(problem: Problem, data: Data, linear: Linear) -> float:
     """The candidate with the smallest error on held-out samples; all are solved together."""
-    xp = namespace(data.inputs)
-    place = {"dtype": data.inputs.dtype, "device": array_api_compat.device(data.inputs)}
-    cut = split(data)
-    fit = LeastSquares(problem, linear, data.inputs[:cut, ...], data.labels[:cut, ...])
-    held_out = LeastSquares(problem, linear, data.inputs[cut:, ...], data.labels[cut:, ...])
-    state = _begin(problem, fit, 0.0, "", xp.asarray(CANDIDATES, **place)[:, None])
+    fit, rest = held_out(problem, data, linear)
+    state = _begin(problem, fit, np.array(CANDIDATES)[:, None])
     for _ in range(VALIDATION_STEPS):
         state, relative = _conjugate(state)
-        if float(xp.max(relative)) < VALIDATION_TOLERANCE:
+        if float(namespace(relative).max(relative)) < VALIDATION_TOLERANCE:
             break
-    _, errors = held_out.normal(state.base + state.deviation, targets=True)
+    _, errors = rest.normal(state.base + state.deviation, targets=True)
     return CANDIDATES[int(np.argmin(to_host(errors)))]
