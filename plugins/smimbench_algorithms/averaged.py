@@ -63,10 +63,10 @@ class Averaged:
     _inner: Any = field(init=False, repr=False, compare=False)
     _entry: Any = field(init=False, repr=False, compare=False)
 
-    name: ClassVar[str] = "averaged"
-    version: ClassVar[int] = 1
-    reference: ClassVar[str] = "arXiv:2506.01582"
-    capabilities: ClassVar[Capabilities] = Capabilities()
+    name = "averaged"
+    version = 1
+    reference = "arXiv:2506.01582"
+    capabilities = Capabilities()
     example: ClassVar[dict[str, Any]] = {"of": "adam", "students": 3}
 
     def __post_init__(self) -> None:
@@ -101,6 +101,10 @@ class Averaged:
     def _batched(self) -> bool:
         return offers(self._inner, "init_students")
 
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        """What an optional method of the algorithm says; None where it has none."""
+        return getattr(self._inner, name)(*arguments) if offers(self._inner, name) else None
+
     def plan(self, data: Data) -> Plan:
         """What the algorithm plans, for every student."""
         inner = plan_of(self._inner, data)
@@ -118,12 +122,12 @@ class Averaged:
         """What the algorithm itself refuses, or was not made for."""
         if not self._entry.fits(problem.model.name):
             return f"{self._entry.name} does not work for model {problem.model.name!r}"
-        reason: str | None = self._inner.refuses(problem) if offers(self._inner, "refuses") else None
+        reason: str | None = self._ask("refuses", problem)
         return reason
 
     def restarted(self, problem: Problem) -> Averaged | None:
         """Students of the version that the algorithm offers for a second start."""
-        cautious = self._inner.restarted(problem) if offers(self._inner, "restarted") else None
+        cautious = self._ask("restarted", problem)
         if cautious is None:
             return None
         return replace(self, of={"name": self._entry.name, **parameters_of("algorithm", cautious)})
@@ -142,20 +146,19 @@ class Averaged:
         if self._batched:
             students, info = self._inner.step(problem, data, state.students)
             return AveragedState(students, problem), info
-        steps = [self._inner.step(problem, data, student) for student in state.students]
+        found = [self._inner.step(problem, data, student) for student in state.students]
+        students, infos = zip(*found)
         name = self._entry.name
         remark = f"averaged: {name} takes one student at a time, so time grows with their number"
-        if self.students > 1 and _same(*(self._inner.estimate(new) for new, _ in steps[:2])):
+        if self.students > 1 and _same(*(self._inner.estimate(student) for student in students[:2])):
             remark += (
                 f"; {name} finds the same from every start, so that a mean of its students is one of them"
             )
-        return AveragedState(tuple(new for new, _ in steps), problem), _together(
-            [i for _, i in steps], remark
-        )
+        return AveragedState(students, problem), _together(infos, remark)
 
     def cost(self, problem: Problem, data: Data) -> Cost | None:
         """Products for every student; a batch of students reads the inputs once."""
-        one = self._inner.cost(problem, data) if offers(self._inner, "cost") else None
+        one = self._ask("cost", problem, data)
         if one is None:
             return None
         return Cost(one.flops * self.students, one.bytes * (1 if self._batched else self.students))
@@ -180,16 +183,12 @@ def _same(one: Array, two: Array) -> bool:
 def _together(infos: Sequence[Info], remark: str) -> Info:
     """What several students report as one: the largest of what says that something is wrong, the mean of their overlaps."""
     warnings = dict.fromkeys([remark, *(w for info in infos if (w := info.warning))])
-    return Info(
-        residual=_over(infos, "residual", "max"),
-        predicted_overlap=_over(infos, "predicted_overlap", "mean"),
-        self_overlap=_over(infos, "self_overlap", "mean"),
-        squared_step=_over(infos, "squared_step", "max"),
-        log_information_ratio=_over(infos, "log_information_ratio", "max"),
-        warning="; ".join(warnings),
-        samples=_over(infos, "samples", "max"),
-        integration_error=_over(infos, "integration_error", "max"),
-    )
+    readings = {
+        name: _over(infos, name, "mean" if name in ("predicted_overlap", "self_overlap") else "max")
+        for name in Info._fields
+        if name != "warning"
+    }
+    return Info(**readings, warning="; ".join(warnings))
 
 
 def _over(infos: Sequence[Info], reading: str, how: str) -> Any:
