@@ -12,9 +12,8 @@ from smimbench_algorithms.spectral import limit as spectral
 from smimbench_algorithms.spectral.algorithm import Spectral
 from smimbench_algorithms.spectral.eigenvectors import spectral_estimate
 from smimbench_algorithms.spectral.first_order import first_order, first_order_theory
-from smimbench_algorithms.spectral.limit import spectral_theory
+from smimbench_algorithms.spectral.limit import direction_mode, joint_mode, spectral_theory
 from smimbench_algorithms.spectral.matrices import RIGHTMOST
-from smimbench_algorithms.spectral.outliers import direction_mode, joint_mode
 
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import Backend, get_backend

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace
+from smimbench.backend import beside, namespace
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError, Start
+from smimbench.theory.predictions import point_document
+from smimbench.theory.types import Prediction
 from smimbench_algorithms.spectral.eigenvectors import spectral_estimate
 from smimbench_algorithms.spectral.first_order import ORIGINS, first_order, first_order_theory
-from smimbench_algorithms.spectral.labels import why_not
 from smimbench_algorithms.spectral.limit import KINDS, REGULARISATION, spectral_theory
+from smimbench_algorithms.spectral.matrices import why_not
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Cost, Data
@@ -64,17 +65,17 @@ class Spectral:
     regularisation: float | None = None
     origin: str | None = None
 
-    name: ClassVar[str] = "spectral"
-    version: ClassVar[int] = 2
-    reference: ClassVar[str] = "arXiv:2502.00901, arXiv:2506.01582"
-    capabilities: ClassVar[Capabilities] = Capabilities()
-    steps: ClassVar[int] = 1
+    name = "spectral"
+    version = 2
+    reference = "arXiv:2502.00901, arXiv:2506.01582"
+    capabilities = Capabilities()
+    steps = 1
 
     def __post_init__(self) -> None:
-        if self.kind is not None and self.kind not in KINDS:
-            raise ParameterError("kind", f"must be one of {', '.join(KINDS)}, got {self.kind!r}")
-        if self.origin is not None and self.origin not in ORIGINS:
-            raise ParameterError("origin", f"must be one of {', '.join(ORIGINS)}, got {self.origin!r}")
+        for key, choices in (("kind", KINDS), ("origin", ORIGINS)):
+            value = getattr(self, key)
+            if value is not None and value not in choices:
+                raise ParameterError(key, f"must be one of {', '.join(choices)}, got {value!r}")
         if self.regularisation is not None:
             if not self.regularisation > 0:
                 raise ParameterError("regularisation", f"must be > 0, got {self.regularisation}")
@@ -105,8 +106,7 @@ class Spectral:
         """The prior mean."""
         xp = namespace(data.inputs)
         mean = problem.prior.mean(problem.components, data.dimension)
-        device = array_api_compat.device(data.inputs)
-        return SpectralState(xp.asarray(mean, dtype=data.inputs.dtype, device=device), rng)
+        return SpectralState(xp.asarray(mean, **beside(data.inputs)), rng)
 
     def step(self, problem: Problem, data: Data, state: SpectralState) -> tuple[SpectralState, Info]:
         """The whole computation; there is nothing to iterate, so the residual is 0."""
@@ -133,35 +133,22 @@ class Spectral:
 
     def theory(self, problem: Problem, alpha: float) -> dict[str, Any]:
         """What this estimate achieves as D goes to infinity, in the form of a point of the theory's JSON."""
+        more: dict[str, Any] = {}
         if problem.model.rank == "low":
             kind, regularisation = self._low_rank()
             found = spectral_theory(problem, alpha, kind, regularisation)
-            mse, error, overlap = found.mse, found.error, found.overlap
+            overlap, V, error = found.overlap, np.diag(found.mse), found.error
             method = f"Monte Carlo over labels, spectral theory ({kind})"
-            outliers = [mode.eigenvalue if mode.found else None for mode in found.modes]
-            cosines = {
-                "squared_cosine": np.diagonal(overlap).tolist(),
-                "squared_cosine_error": found.cosine_error.tolist(),
-            }
+            more["squared_cosine"] = np.diagonal(overlap).tolist()
+            more["squared_cosine_error"] = found.cosine_error.tolist()
+            if found.modes:
+                more["leading_eigenvalues"] = [
+                    mode.eigenvalue if mode.found else None for mode in found.modes
+                ]
         else:
-            cosines = {}
             overlap, V, error, how = first_order_theory(problem, alpha, self.origin or ORIGINS[0])
-            mse, method, outliers = np.diagonal(V), f"{how}, one step", []
-        return {
-            "alpha": alpha,
-            "mse": _scalar(mse),
-            "mse_error": _scalar(error),
-            "overlap": np.asarray(overlap).tolist(),
-            **cosines,
-            "branch": "spectral",
-            "method": method,
-            **({"leading_eigenvalues": outliers} if outliers else {}),
-        }
+            method = f"{how}, one step"
+        return point_document(problem, Prediction(alpha, overlap, V, error, "spectral", method)) | more
 
     def _low_rank(self) -> tuple[str, float]:
         return self.kind or KINDS[0], REGULARISATION if self.regularisation is None else self.regularisation
-
-
-def _scalar(values: Any) -> Any:
-    found = [float(v) for v in values]
-    return found[0] if len(found) == 1 else found

@@ -5,19 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, sample_chunks
+from smimbench.backend import beside, namespace, sample_chunks
 from smimbench.numerics.linalg import with_floor
-from smimbench_algorithms.spectral.labels import label_matrices, second_moment_root
-from smimbench_algorithms.spectral.limit import REGULARISATION, SpectralTheory, spectral_theory
-from smimbench_algorithms.spectral.matrices import LinearisedMatrices
+from smimbench_algorithms.spectral.limit import REGULARISATION, Mode, SpectralTheory, spectral_theory
+from smimbench_algorithms.spectral.matrices import LinearisedMatrices, label_matrices, second_moment_root
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Data
     from smimbench.problem import Problem
-    from smimbench_algorithms.spectral.outliers import Mode
 
 __all__ = ["SpectralEstimate", "spectral_estimate"]
 
@@ -83,7 +80,7 @@ def spectral_estimate(
     hints = (
         _first_direction(problem, data, rng) if problem.channel.symmetry in ("none", "permutations") else None
     )
-    place = {"dtype": data.inputs.dtype, "device": array_api_compat.device(data.inputs)}
+    place = beside(data.inputs)
     spread = xp.asarray(root, **place)
     estimate = xp.zeros((P, D), **place)
     gram, cross = np.zeros((P, P)), np.zeros((P, P))
@@ -143,7 +140,7 @@ def _first_direction(problem: Problem, data: Data, rng: np.random.Generator) -> 
     """``adjoint(E[z | y])`` at the prior mean: knows signs where the labels do."""
     xp = namespace(data.inputs)
     P, C, D = problem.components, problem.model.sites, data.dimension
-    place = {"dtype": data.inputs.dtype, "device": array_api_compat.device(data.inputs)}
+    place = beside(data.inputs)
     total = xp.zeros((P, D), **place)
     for part in sample_chunks(problem.model, data.inputs, P):
         inputs = data.inputs[part, ...]

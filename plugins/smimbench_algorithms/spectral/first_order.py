@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, sample_chunks
-from smimbench.theory.information import channel_information
+from smimbench.backend import beside, namespace, sample_chunks
+from smimbench.theory.information import information_at, overlap_at, prior_moments
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Data, Denoised
     from smimbench.problem import Problem
-    from smimbench_algorithms.spectral.outliers import Host
+    from smimbench.theory.types import Host
 
 __all__ = ["ORIGINS", "first_order", "first_order_theory"]
 
@@ -24,8 +23,7 @@ def _origin(problem: Problem, origin: str) -> tuple[Host, Host]:
     """Overlap Q and error V of the point that the step starts from."""
     if origin not in ORIGINS:
         raise ValueError(f"origin must be one of {', '.join(ORIGINS)}, got {origin!r}")
-    second = np.asarray(problem.prior.second_moment(problem.components), dtype=float)
-    known = np.asarray(problem.prior.mean_overlap(problem.components), dtype=float)
+    second, known = prior_moments(problem)
     return (known, second - known) if origin == "prior-mean" else (np.zeros_like(second), second)
 
 
@@ -52,7 +50,7 @@ def first_order(
     """
     model, channel = problem.model, problem.channel
     xp = namespace(data.inputs)
-    place = {"dtype": data.inputs.dtype, "device": array_api_compat.device(data.inputs)}
+    place = beside(data.inputs)
     n, D, P = data.inputs.shape[0], data.dimension, problem.components
     V = xp.asarray(_origin(problem, origin)[1], **place)
     base = xp.asarray(problem.prior.mean(P, D), **place)
@@ -79,10 +77,8 @@ def first_order_theory(
 ) -> tuple[Host, Host, Host, str]:
     """Overlap Q (P, P), error V (P, P), numerical error of diag V (P,), and method of ``first_order`` in the limit."""
     Q, V = _origin(problem, origin)
-    found = channel_information(problem.channel, problem.model, Q, V)
-    Qhat = problem.model.kappa * alpha * np.asarray(found.value)
-    overlap = problem.prior.overlap(Qhat)
-    error = np.broadcast_to(np.asarray(found.error, dtype=float), Qhat.shape)
-    shifted = problem.prior.overlap(Qhat + problem.model.kappa * alpha * np.diag(np.diagonal(error)))
-    numerical = np.abs(np.diagonal(np.asarray(shifted.V) - np.asarray(overlap.V)))
-    return np.asarray(overlap.Q), np.asarray(overlap.V), numerical, found.method
+    found = information_at(problem, Q, V)
+    scale = problem.model.kappa * alpha
+    Q, V = overlap_at(problem, scale * found.value)
+    shifted = overlap_at(problem, scale * found.value + scale * np.diag(np.diagonal(found.error)))[1]
+    return Q, V, np.abs(np.diagonal(shifted - V)), found.method

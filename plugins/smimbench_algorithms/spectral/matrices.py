@@ -1,20 +1,21 @@
-"""The linearised matrices of a data set as linear operators, and their leading eigenvectors."""
+"""Linearised message passing on a data set: the weights ``G = E[z z^T | y] - I`` of labels, and the matrices T and K of them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, sample_chunks, to_host
+from smimbench.backend import beside, namespace, sample_chunks, to_host
+from smimbench.numerics.linalg import symmetric_root
+from smimbench.theory.information import prior_moments
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Data
     from smimbench.problem import Problem
-    from smimbench_algorithms.spectral.outliers import Host
+    from smimbench.theory.types import Host
 
-__all__ = ["LinearisedMatrices"]
+__all__ = ["LinearisedMatrices", "label_matrices", "second_moment_root", "why_not"]
 
 RIGHTMOST = 8
 """Eigenvalues of K among which a real one is looked for. Doubled: found more often behind complex ones, at twice the products."""
@@ -22,6 +23,40 @@ RIGHTMOST = 8
 DENSE = 40
 """Size up to which T is made and decomposed: Lanczos' method wants a space that is much larger than its basis. Doubled: the
 same numbers, a little slower."""
+
+
+def why_not(problem: Problem) -> str | None:
+    """Why the matrices of linearised message passing do not fit a low-rank problem, or None."""
+    second, known = prior_moments(problem)
+    if np.abs(known).max() > 1e-9 * np.abs(second).max():
+        return "the low-rank matrices are linearised around zero, and this prior has a mean that is not zero; use gamp"
+    return None
+
+
+def second_moment_root(problem: Problem) -> Host:
+    """Symmetric root of the prior's second moment (P, P)."""
+    found = np.asarray(symmetric_root(prior_moments(problem)[0]))
+    return np.eye(len(found)) if np.allclose(found, np.eye(len(found)), rtol=0, atol=1e-12) else found
+
+
+def label_matrices(
+    channel: Any, labels: Array, root: Host, C: int, *, rng: np.random.Generator, like: Array | None = None
+) -> Array:
+    """``G`` (n, P, C, P, C) of labels, computed where the labels (or ``like``) live, for components of unit second moment."""
+    like = labels if like is None else like
+    xp = namespace(like)
+    place = beside(like)
+    P = len(root)
+    omega = xp.zeros((labels.shape[0], P, C), **place)
+    V = xp.asarray(root @ root, **place)
+    moment = channel.posterior(labels, omega, V, second_moment=True, rng=rng).second_moment
+    if moment is None:
+        raise ValueError(f"channel {channel.name!r} gives no second moment of its posterior")
+    if not np.array_equal(root, np.eye(P)):
+        inverse = xp.asarray(np.kron(np.linalg.inv(root), np.eye(C)), **place)
+        flat = xp.reshape(moment, (-1, P * C, P * C))
+        moment = xp.reshape(xp.matmul(xp.matmul(inverse, flat), inverse), moment.shape)
+    return moment - xp.reshape(xp.eye(P * C, **place), (1, P, C, P, C))
 
 
 class LinearisedMatrices:
@@ -41,7 +76,7 @@ class LinearisedMatrices:
         """``I - (I + G + epsilon I)^{-1}`` (n, kC, kC)."""
         xp = self.xp
         flat = self._flat()
-        identity = xp.eye(self.P * self.C, dtype=flat.dtype, device=array_api_compat.device(flat))
+        identity = xp.eye(self.P * self.C, **beside(flat))
         return identity - xp.linalg.inv((1 + regularisation) * identity + flat)
 
     def _flat(self) -> Array:
@@ -57,8 +92,7 @@ class LinearisedMatrices:
         return u
 
     def _device(self, vector: Host, shape: tuple[int, ...]) -> Array:
-        array = self.xp.asarray(vector, dtype=self.inputs.dtype, device=array_api_compat.device(self.inputs))
-        return self.xp.reshape(array, shape)
+        return self.xp.reshape(self.xp.asarray(vector, **beside(self.inputs)), shape)
 
     def leading_symmetric(self, regularisation: float, rng: np.random.Generator) -> tuple[float, Array]:
         """Largest eigenvalue of T and its eigenvector (k, D), by Lanczos' method."""
@@ -115,7 +149,7 @@ class LinearisedMatrices:
 
         def signal(v: Array) -> Array:
             weighed = self._weigh(G, v)
-            total = self.xp.zeros((self.P, self.D), dtype=v.dtype, device=array_api_compat.device(v))
+            total = self.xp.zeros((self.P, self.D), **beside(v))
             for part in parts:
                 total = total + self.model.adjoint(self.inputs[part, ...], weighed[part, ...])
             return self._project(total)
