@@ -78,18 +78,20 @@ def show(
 ) -> list[dict[str, Any]]:
     """Rows of what has been run; see ``run``."""
     from smimbench.report.rows import error_rows, suite_records
-    from smimbench.run.store import Store
+    from smimbench.run.store import Store, theory_folder
     from smimbench.theory.cache import TheoryCache
 
     suite = _suite(suite)
     store = Store(Path(results) / suite.name)
-    return error_rows(
-        suite_records(suite, store, backends), suite, store, TheoryCache(store.folder / "theory")
-    )
+    return error_rows(suite_records(suite, store, backends), suite, store, TheoryCache(theory_folder(store)))
 
 
 def theory(
-    suite: Suite | str | Path, alphas: Sequence[float] | None = None, *, overrides: Iterable[str] = ()
+    suite: Suite | str | Path,
+    alphas: Sequence[float] | None = None,
+    *,
+    results: str | Path | None = None,
+    overrides: Iterable[str] = (),
 ) -> list[dict[str, Any]]:
     """The Bayes-optimal curve and the thresholds of a suite, one dict per problem.
 
@@ -97,10 +99,14 @@ def theory(
     ----------
     alphas : sequence of float or None
         Sample ratios; default: those of the suite.
+    results : path or None
+        Folder of results under which answers are looked up and kept; default: nowhere.
     """
     from smimbench.report.theory_document import theory_document
+    from smimbench.theory.cache import TheoryCache
 
-    return theory_document(_suite(suite, overrides), alphas)
+    cache = TheoryCache(None if results is None else Path(results) / "theory")
+    return theory_document(_suite(suite, overrides), alphas, cache)
 
 
 def _suite(suite: Suite | str | Path, overrides: Iterable[str] = ()) -> Suite:

@@ -32,7 +32,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     except click.exceptions.Exit as error:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):  # click turns Ctrl-C into Abort
-        complain("interrupted; every finished cell is kept, run the same command again to go on")
+        complain(
+            "interrupted; every finished cell and point of theory is kept, run the same command again to go on"
+        )
         return INTERRUPTED
     except click.ClickException as error:
         complain(error.format_message())

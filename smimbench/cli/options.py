@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from smimbench.registry.registry import Plugin, Registry
     from smimbench.run.store import Store
     from smimbench.suite.cells import Suite
+    from smimbench.theory.cache import TheoryCache
 
 OK, NOT_OK, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 """Exit codes: all cells ok; some are not; bad input; Ctrl-C."""
@@ -112,6 +113,12 @@ class Request:
         from smimbench.run.store import Store
 
         return Store(self.name) if Path(self.name).is_dir() else Store(self.results / suite.name)
+
+    def theory(self) -> TheoryCache:
+        """Answers of theory under ``--results``, which all suites share."""
+        from smimbench.theory.cache import TheoryCache
+
+        return TheoryCache(self.results / "theory")
 
     def remark(self, lines: Iterable[str]) -> None:
         """Lines on standard error, unless the user wants none."""

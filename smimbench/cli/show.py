@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections import Counter
 from dataclasses import replace
 from functools import cached_property
@@ -26,7 +28,7 @@ from smimbench.cli.options import (
 from smimbench.interfaces import offers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from rich.console import Console
 
@@ -34,16 +36,21 @@ if TYPE_CHECKING:
     from smimbench.suite.cells import Suite
 
 
+PATIENCE = 2.0
+"""Seconds of theory before a file or pipe is told what is being solved; doubled, short ones say nothing twice as long."""
+
+
 class Results:
     """All that was run of a suite on some backends, with the theory beside it."""
 
     def __init__(self, suite: Suite, store: Store, backends: Sequence[str]) -> None:
         from smimbench.report.rows import suite_records
+        from smimbench.run.store import theory_folder
         from smimbench.theory.cache import TheoryCache
 
         self.suite, self.store, self.backends = suite, store, backends
         self.pairs = suite_records(suite, store, backends)
-        self.cache = TheoryCache(store.folder / "theory")
+        self.cache = TheoryCache(theory_folder(store))
         self.counts = dict(Counter(record["status"] for _, record in self.pairs))
 
     @cached_property
@@ -167,6 +174,29 @@ def _draw(results: Results, *, silent: bool) -> None:
             click.echo(f"figure:  {path} (and .svg)")
 
 
+@contextlib.contextmanager
+def _stages(request: Request) -> Iterator[Callable[[str], None]]:
+    """Says on standard error what is being solved: a line that lives on a terminal, else one for each late stage."""
+    console = make_console(error=True)
+    if request.quiet or request.as_json:
+        yield lambda stage: None
+    elif console.is_terminal:
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task("theory", total=None)
+            yield lambda stage: progress.update(task, description=f"theory of {stage}")
+    else:
+        begin = time.monotonic()
+
+        def say(stage: str) -> None:
+            if time.monotonic() - begin > PATIENCE:
+                complain(f"theory of {stage} ({time.monotonic() - begin:.0f} s so far)")
+
+        yield say
+
+
 @command(
     SUITE,
     click.Option(
@@ -175,10 +205,14 @@ def _draw(results: Results, *, silent: bool) -> None:
         type=float,
         help="Sample ratios instead of the suite's; may be given often.",
     ),
+    RESULTS,
     JSON,
 )
 def theory(request: Request, alphas: tuple[float, ...]) -> int:
-    """The Bayes-optimal curve, thresholds and their errors; no simulation."""
+    """The Bayes-optimal curve, thresholds and their errors; no simulation.
+
+    Every answer is kept in the folder theory under --results, for run, show and report too.
+    """
     from smimbench.report.theory_document import theory_document
 
     for alpha in alphas:
@@ -187,7 +221,8 @@ def theory(request: Request, alphas: tuple[float, ...]) -> int:
     suite = request.suite()
     if not suite.chosen_plans:
         raise click.UsageError("--only leaves no problem of this suite")
-    document = theory_document(suite, alphas or None)
+    with _stages(request) as on_stage:
+        document = theory_document(suite, alphas or None, request.theory(), on_stage)
     if request.as_json:
         print_json(document)
         return OK

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from smimbench.theory.cache import TheoryCache
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from smimbench.suite.cells import Suite
 
@@ -15,7 +15,10 @@ __all__ = ["theory_document"]
 
 
 def theory_document(
-    suite: Suite, alphas: Sequence[float] | None = None, cache: TheoryCache | None = None
+    suite: Suite,
+    alphas: Sequence[float] | None = None,
+    cache: TheoryCache | None = None,
+    on_stage: Callable[[str], None] = lambda stage: None,
 ) -> list[dict[str, Any]]:
     """One object per problem.
 
@@ -25,11 +28,16 @@ def theory_document(
         Sample ratios; default: those of the suite.
     cache : TheoryCache or None
         Where answers are looked up and kept; default: nowhere but in memory.
+    on_stage : callable
+        Called with what is solved next, in words.
     """
     cache = cache or TheoryCache()
     documents = []
     for plan in suite.chosen_plans:
-        branches = cache.points(plan.problem, alphas if alphas is not None else plan.alphas)
+        wanted = alphas if alphas is not None else plan.alphas
+        on_stage(f"{plan.label}: {len(wanted)} sample ratios")
+        branches = cache.points(plan.problem, wanted)
+        on_stage(f"{plan.label}: thresholds")
         found = cache.thresholds(plan.problem)
         document: dict[str, Any] = {
             "problem": {"label": plan.label, **plan.problem.spec},

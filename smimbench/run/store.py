@@ -21,7 +21,7 @@ from smimbench.files import canonical_json, sync_folder, write_atomically
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Store"]
+__all__ = ["Store", "theory_folder"]
 
 FORMAT = 1
 """Layout of a record; raised when older readers could not understand it, and then every cell runs anew."""
@@ -198,3 +198,8 @@ def _from_plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_from_plain(v) for v in value]
     return math.nan if value is None else value
+
+
+def theory_folder(store: Store) -> Path:
+    """Where answers of theory are kept beside the records: one folder for all suites under the same ``--results``."""
+    return store.folder.parent / "theory"

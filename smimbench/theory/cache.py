@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from smimbench.files import canonical_json, write_atomically
 from smimbench.theory.consistency import require_consistent
 from smimbench.theory.generalization import curve_errors
-from smimbench.theory.predictions import competing, point_document
+from smimbench.theory.predictions import batches, competing, point_document
 from smimbench.theory.thresholds import thresholds
 
 if TYPE_CHECKING:
@@ -53,10 +53,11 @@ class TheoryCache:
                     self._points[key, alpha] = found
         if missing:
             self._require_consistent(problem, key)
-            solved = competing(problem, missing)
+        for part in batches(problem, missing):
+            solved = competing(problem, part)
             flat = [p for branches in solved for p in branches]
             errors = iter(curve_errors(problem, *zip(*((p.Q, p.V, p.error) for p in flat))))
-            for alpha, branches in zip(missing, solved):
+            for alpha, branches in zip(part, solved):
                 points = [point_document(problem, p, next(errors)) for p in branches]
                 self._points[key, alpha] = points
                 self._remember("point", key, alpha, points)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from smimbench.problem.problem import Problem
     from smimbench.theory.types import Prediction
 
-__all__ = ["competing", "point_document", "solve"]
+__all__ = ["batches", "competing", "point_document", "solve"]
 
 
 def solve(problem: Problem, alphas: Sequence[float], branch: str = "uninformed") -> list[Prediction]:
@@ -46,6 +46,17 @@ def competing(problem: Problem, alphas: Sequence[float]) -> list[list[Prediction
         return ScalarCurve.of(problem).competing(wanted)
     curve = fixed_point_curve(problem)
     return coupled.competing(problem, wanted) if curve is None else curve.competing(wanted)
+
+
+def batches(problem: Problem, alphas: Sequence[float]) -> list[list[float]]:
+    """Sample ratios that are solved together; each batch can be kept before the next begins.
+
+    One at a time where a curve is known, from which each is read off; all at once where they help each other: a curve of one
+    component is evaluated as a whole, and without a curve each fixed point begins at its neighbour's.
+    """
+    wanted = [float(alpha) for alpha in alphas]
+    apart = problem.components > 1 and fixed_point_curve(problem) is not None
+    return [[alpha] for alpha in wanted] if apart else [wanted] if wanted else []
 
 
 def point_document(

@@ -156,7 +156,7 @@ def test_ctrl_c_is_one_line_and_loses_nothing(tmp_path):
     assert process.returncode == 130
     assert "Traceback" not in err
     assert err.rstrip().endswith(
-        "interrupted; every finished cell is kept, run the same command again to go on"
+        "interrupted; every finished cell and point of theory is kept, run the same command again to go on"
     )
     store = Store(folder)
     assert store.load()
