@@ -1,4 +1,7 @@
-"""What channels share: declarations, the sites of a model, labels of one kind."""
+"""What channels share: declarations, the sites of a model, labels of one kind.
+
+All raise ParameterError for parameters out of range.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ import array_api_compat
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Capabilities, ParameterError
+from smimbench.interfaces.checks import check_latents, check_whole
 from smimbench.numerics.token_pairs import entry_sites, site_scales
 from smimbench_channels.batches import array_like
-from smimbench_channels.checks import check_latents, check_whole
 
 if TYPE_CHECKING:
     from numpy.random import Generator

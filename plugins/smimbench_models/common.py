@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import array_api_compat
@@ -11,6 +10,7 @@ import numpy as np
 
 from smimbench.backend import namespace, to_host
 from smimbench.interfaces import SYMMETRIES, Capabilities, ParameterError
+from smimbench.interfaces.checks import check_whole
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array
@@ -32,9 +32,7 @@ class TokenModel:
     _axes: int | tuple[int, int]  # of a signal, behind that of the components
 
     def __post_init__(self) -> None:
-        tokens: object = self.tokens
-        if isinstance(tokens, bool) or not isinstance(tokens, Integral) or tokens < self._least_tokens:
-            raise ParameterError("tokens", f"must be an integer >= {self._least_tokens}, got {tokens!r}")
+        check_whole("tokens", self.tokens, self._least_tokens)
 
     @property
     def sites(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import array_api_compat
 import numpy as np
@@ -35,10 +35,10 @@ class Gaussian:
     arXiv:2502.00901, state evolution for Gaussian weights; derived, checked by tests/priors/test_gaussian.py.
     """
 
-    name: ClassVar[str] = "gaussian"
-    version: ClassVar[int] = 1
-    reference: ClassVar[str] = "arXiv:2502.00901"
-    capabilities: ClassVar[Capabilities] = Capabilities(models=("sequence-multi-index",))
+    name = "gaussian"
+    version = 1
+    reference = "arXiv:2502.00901"
+    capabilities = Capabilities(models=("sequence-multi-index",))
 
     def fluctuation(self, dimension: int) -> float:
         """Relative standard deviation of ``|w|^2 / D`` at finite size: ``sqrt(2 / D)``."""
@@ -63,18 +63,9 @@ class Gaussian:
     def denoise(self, R: Array, Qhat: Array) -> Denoised:
         """Posterior mean ``(I + Qhat)^{-1} Qhat R`` and its error ``(I + Qhat)^{-1}``.
 
-        Parameters
-        ----------
-        R : array (P, D)
-            The signal plus Gaussian noise of covariance ``Qhat^{-1}`` between components, independent between
-            columns.
-        Qhat : array (P, P)
-            Symmetric, positive semidefinite; diagonal entries may be infinite (that component is known).
-
-        Returns
-        -------
-        Denoised
-            ``estimate`` (P, D) and ``V`` (P, P), on the namespace, device and dtype of the inputs.
+        ``R`` (P, D) is the signal plus Gaussian noise of covariance ``Qhat^{-1}`` between components, independent between
+        columns; ``Qhat`` (P, P) symmetric, positive semidefinite, diagonal entries may be infinite (that component is known).
+        ``estimate`` (P, D) and ``V`` (P, P) have the namespace, device and dtype of the inputs.
         """
         xp = namespace(R, Qhat)
         Q, V = _posterior(xp, Qhat)
@@ -83,16 +74,8 @@ class Gaussian:
     def overlap(self, Qhat: Array) -> Overlap:
         """``V = (I + Qhat)^{-1}`` and ``Q = V Qhat``, each without taking the difference from I.
 
-        Parameters
-        ----------
-        Qhat : array (..., P, P)
-            As for ``denoise``; leading axes are a batch.
-
-        Returns
-        -------
-        Overlap
-            ``Q`` and ``V`` (..., P, P), symmetric. Small eigenvalues of either keep their relative accuracy
-            as far as ``Qhat`` itself carries it.
+        ``Qhat`` (..., P, P) as for ``denoise``, leading axes are a batch; ``Q`` and ``V`` (..., P, P), symmetric. Small
+        eigenvalues of either keep their relative accuracy as far as ``Qhat`` itself carries it.
         """
         xp = namespace(Qhat)
         Q, V = _posterior(xp, Qhat)
@@ -101,13 +84,7 @@ class Gaussian:
     def draw_factor(
         self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None
     ) -> Array:
-        """A random point of the parametrisation that gradient descent moves in: the signal itself.
-
-        Raises
-        ------
-        ParameterError
-            If a width is asked for: vectors have none.
-        """
+        """A random point of what gradient descent moves in, the signal itself; ParameterError if a width is asked for."""
         if width is not None:
             raise ParameterError("width", f"must not be set with the prior 'gaussian', got {width}")
         return self.sample(rng, components, dimension)

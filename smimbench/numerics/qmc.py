@@ -61,7 +61,7 @@ def normal_points(dimension: int, count: int, purpose: str, *index: int) -> Poin
     """
     from scipy.special import ndtri
 
-    points = np.asarray(ndtri(uniform_points(dimension, count, purpose, *index)))
+    points = np.asarray(ndtri(uniform_points.__wrapped__(dimension, count, purpose, *index)))
     points.flags.writeable = False
     return points
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from smimbench_models.attention_indexed import AttentionIndexed
 from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError
 from tests.conftest import assert_placed
+from tests.measure import peak_memory
 
 
 def symmetric(rng, *shape):
@@ -117,12 +117,7 @@ def test_no_square_array_per_sample_and_small_temporaries(rng):
     x, S = rng.standard_normal((n, 2, d)), symmetric(rng, 1, d, d)
     g = rng.standard_normal((n, 1, 3))
     for call, result in ((lambda: model.forward(x, S), n * 3 * 8), (lambda: model.adjoint(x, g), d * d * 8)):
-        tracemalloc.start()
-        try:
-            call()
-            peak = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
+        peak = peak_memory(call)
         assert peak < result + 7e6 < x.nbytes  # (n, d, d) would be 691 MB
 
 

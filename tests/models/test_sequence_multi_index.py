@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from smimbench_models.sequence_multi_index import SequenceMultiIndex
 from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError
 from tests.conftest import assert_placed
+from tests.measure import peak_memory
 
 
 @pytest.mark.parametrize(
@@ -74,12 +74,7 @@ def test_small_temporaries(rng):
         rng.standard_normal((3000, 2, 2)),
     )
     for call, result in ((lambda: model.forward(x, W), g.nbytes), (lambda: model.adjoint(x, g), W.nbytes)):
-        tracemalloc.start()
-        try:
-            call()
-            peak = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
+        peak = peak_memory(call)
         assert peak < result + 2e6 < x.nbytes / 4
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from smimbench.backend import namespace
 from smimbench.interfaces import ParameterError, Posterior, Uncertain
+from smimbench.interfaces.checks import check_latents, check_number, check_whole
 from smimbench.numerics.token_pairs import site_values
 from smimbench_channels.bases import AttentionChannel, LinearChannel
 from smimbench_channels.batches import array_like, identity_like, uncentred
-from smimbench_channels.checks import check_latents, check_number, check_whole
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -44,11 +44,6 @@ class AttentionLinear(LinearChannel, AttentionChannel):
         Variance of the noise, >= 0. At 0 the two conventions are the same problem.
     noise_convention : {"scaled", "plain"}
         Whether the noise of the diagonal is doubled, as the variance of ``h_aa`` is.
-
-    Raises
-    ------
-    ParameterError
-        For a value out of range.
 
     Notes
     -----

@@ -10,9 +10,9 @@ import numpy as np
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Posterior, Uncertain
+from smimbench.interfaces.checks import check_latents, check_number, check_whole
 from smimbench_channels.bases import LinearChannel, SequenceChannel
 from smimbench_channels.batches import identity_like
-from smimbench_channels.checks import check_latents, check_number, check_whole
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -28,7 +28,7 @@ class SequenceLinear(LinearChannel, SequenceChannel):
 
     .. math:: y_{pm} = z_{pm} + \sqrt{\Delta}\, \xi_{pm}
 
-    Labels are (n, P, M).
+    Labels are (n, P, M). Generalisation errors compare with the noiseless label z: add ``P M noise`` for noisy ones.
 
     Parameters
     ----------
@@ -38,16 +38,6 @@ class SequenceLinear(LinearChannel, SequenceChannel):
         P, the number of directions, at least 1.
     noise : float
         Variance Delta of the noise, >= 0.
-
-    Raises
-    ------
-    ParameterError
-        For a value out of range.
-
-    Notes
-    -----
-    Generalisation errors compare with the noiseless label z: add ``P M noise`` for the error against noisy
-    ones.
 
     References
     ----------

@@ -55,10 +55,10 @@ class Wishart:
 
     rho: float
 
-    name: ClassVar[str] = "wishart"
-    version: ClassVar[int] = 1
-    reference: ClassVar[str] = "arXiv:2506.01582"
-    capabilities: ClassVar[Capabilities] = Capabilities(models=("attention-indexed",))
+    name = "wishart"
+    version = 1
+    reference = "arXiv:2506.01582"
+    capabilities = Capabilities(models=("attention-indexed",))
     example: ClassVar[dict[str, Any]] = {"rho": 0.5}
 
     def __post_init__(self) -> None:
@@ -95,23 +95,11 @@ class Wishart:
         )
 
     def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Array:
-        """Draw a signal (P, D, D) on the host, float64, symmetric, positive semidefinite of rank at most r.
-
-        Raises
-        ------
-        ParameterError
-            If ``rho`` is 0.
-        """
+        """Draw a signal (P, D, D) on the host, float64, symmetric, positive semidefinite of rank at most r; not at rho = 0."""
         return self.compose(self.draw_factor(rng, components, dimension))
 
     def mean(self, components: int, dimension: int) -> Array:
-        """Prior mean ``sqrt(r/D) I`` (P, D, D), host.
-
-        Raises
-        ------
-        ParameterError
-            If ``rho`` is 0.
-        """
+        """Prior mean ``sqrt(r/D) I`` (P, D, D), host; ParameterError if ``rho`` is 0."""
         one = math.sqrt(self._width(dimension) / dimension) * np.eye(dimension)
         return np.repeat(one[None], components, axis=0)
 
@@ -179,15 +167,8 @@ class Wishart:
 
         In the limit ``rho = 0``: ``V = t (2 - t)``, ``Q = (1 - t)^2`` for ``t = Delta_p < 1``, else 1 and 0.
 
-        Parameters
-        ----------
-        Qhat : array (..., P, P)
-            As for ``denoise``; leading axes are a batch.
-
-        Returns
-        -------
-        Overlap
-            ``Q`` and ``V`` (..., P, P) with the namespace, device and dtype of ``Qhat``; V is diagonal.
+        ``Qhat`` (..., P, P) as for ``denoise``, leading axes are a batch. ``Q`` and ``V`` (..., P, P) have its namespace, device
+        and dtype; V is diagonal.
         """
         xp = namespace(Qhat)
         place = {"dtype": Qhat.dtype, "device": array_api_compat.device(Qhat)}
@@ -223,20 +204,21 @@ class Wishart:
     def compose(self, factor: Array) -> Array:
         """``S = W W^T / sqrt(width D)`` of factors (..., D, width): (..., D, D)."""
         xp = namespace(factor)
-        dimension, width = factor.shape[-2:]
-        return xp.matmul(factor, xp.matrix_transpose(factor)) / math.sqrt(width * dimension)
+        return xp.matmul(factor, xp.matrix_transpose(factor)) / _length(factor)
 
     def gram_scale(self, factor: Array) -> float:
         """What turns ``W W^T`` into the signal: ``1 / sqrt(width D)``."""
-        dimension, width = factor.shape[-2:]
-        return 1 / math.sqrt(width * dimension)
+        return 1 / _length(factor)
 
     def pullback(self, factor: Array, gradient: Array) -> Array:
         """``dL/dW = (G + G^T) W / sqrt(width D)`` for ``G = dL/dS`` (..., D, D), symmetric or not."""
         xp = namespace(factor, gradient)
-        dimension, width = factor.shape[-2:]
-        both = gradient + xp.matrix_transpose(gradient)
-        return xp.matmul(both, factor) / math.sqrt(width * dimension)
+        return xp.matmul(gradient + xp.matrix_transpose(gradient), factor) / _length(factor)
+
+
+def _length(factor: Array) -> float:
+    """``sqrt(width D)``."""
+    return math.sqrt(math.prod(factor.shape[-2:]))
 
 
 def _noise(Qhat: Host) -> Host:

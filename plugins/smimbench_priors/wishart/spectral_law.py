@@ -145,19 +145,8 @@ def _newton(function: Callable[[Host], tuple[Host, Host]], x: Host) -> Host:
 def observed_law(noise: Host | float, rho: float) -> tuple[Host, Host, Host, Host]:
     """Nodes of a quadrature rule for the eigenvalues of ``S + sqrt(noise) Z``.
 
-    Parameters
-    ----------
-    noise : ndarray or float
-        Delta > 0, finite, of any shape.
-    rho : float
-        Width over dimension, > 0.
-
-    Returns
-    -------
-    weights : ndarray (..., K)
-        Summing to one up to the error of the rule.
-    x, mean, variance : ndarray (..., K)
-        The eigenvalue, and mean and variance of the posterior of S in its direction.
+    ``noise`` is Delta > 0, finite, of any shape; ``rho`` > 0 the width over the dimension. Returns weights (..., K), which sum
+    to one up to the error of the rule, then the eigenvalue, and mean and variance of the posterior of S in its direction.
     """
     noise = np.asarray(noise, dtype=np.float64)
     delta = np.reshape(noise, -1)
@@ -174,22 +163,9 @@ def mmse(noise: Host | float, rho: float) -> Host:
 
     .. math:: F(\Delta) = \Delta \int \mu_\Delta(dx) / (1 + s(x)^2)
 
-    Parameters
-    ----------
-    noise : ndarray or float
-        Delta of any shape; 0 and infinity are allowed, negative numbers and NaN give NaN.
-    rho : float
-        Width over dimension, > 0.
-
-    Returns
-    -------
-    ndarray, float64
-        Of the shape of ``noise``; relative error below 1e-11.
-
-    Notes
-    -----
-    For small Delta ``F ~ (2 rho - rho^2) Delta`` (rho < 1) or ``~ Delta`` (rho >= 1), for large Delta
-    ``F -> 1``. Derived, checked by tests/priors/test_wishart.py.
+    ``noise`` is Delta, of any shape: 0 and infinity are allowed, negative numbers and NaN give NaN; ``rho`` > 0 the width over
+    the dimension. The relative error is below 1e-11. For small Delta ``F ~ (2 rho - rho^2) Delta`` (rho < 1) or ``~ Delta``
+    (rho >= 1), for large Delta ``F -> 1``. Derived, checked by tests/priors/test_wishart.py.
     """
     noise = np.asarray(noise, dtype=np.float64)
     flat = np.reshape(noise, -1)
@@ -244,23 +220,9 @@ def eigenvalue_map(values: Array, noise: float, rho: float) -> Array:
     Inside a bulk it is found as the positive root of a cubic in ``s^2``; outside and in the gap between two
     bulks, where finite matrices may have eigenvalues, g is real and decreasing.
 
-    Parameters
-    ----------
-    values : array (n,)
-        Eigenvalues ``lambda`` of ``S + sqrt(Delta) Z``, on any namespace and device.
-    noise : float
-        Delta >= 0. Zero returns the values, infinity ``sqrt(rho)``.
-    rho : float
-        Width over dimension, > 0.
-
-    Returns
-    -------
-    array (n,)
-        Like ``values``; computed in float64 for any dtype.
-
-    References
-    ----------
-    arXiv:2506.01582 (denoiser); closed form derived, checked by tests/priors/test_wishart.py.
+    ``values`` (n,) are eigenvalues ``lambda`` of ``S + sqrt(Delta) Z`` on any namespace and device, ``noise`` is Delta >= 0
+    (0 returns the values, infinity ``sqrt(rho)``), ``rho`` > 0 the width over the dimension. The result is like ``values``,
+    computed in float64 for any dtype. arXiv:2506.01582 (denoiser); closed form derived, checked by tests/priors/test_wishart.py.
     """
     xp = namespace(values)
     dtype = values.dtype
@@ -300,14 +262,8 @@ def eigenvalue_map(values: Array, noise: float, rho: float) -> Array:
 class _Edge:
     """An end of a bulk, and the map beyond it.
 
-    Parameters
-    ----------
-    s : float
-        The variable of this module at the end.
-    side : int
-        1 if the bulk ends here on its right, -1 on its left.
-    turn : float or None
-        For the two ends of the gap: how far ``w = 1/g`` may go.
+    ``s`` is the variable of this module at the end; ``side`` is 1 if the bulk ends here on its right, -1 on its left; ``turn``
+    says for the two ends of the gap how far ``w = 1/g`` may go.
     """
 
     def __init__(self, s: float, side: int, root: float, rho: float, turn: float | None = None) -> None:

@@ -12,6 +12,7 @@ from smimbench_channels.sequence.softmax.two_layers import posterior as two_laye
 
 from smimbench.backend.arrays import to_host
 from tests.conftest import assert_placed
+from tests.measure import assert_nishimori
 
 
 def attention(v, skip):
@@ -163,17 +164,7 @@ def test_nishimori_identities(layers, tokens, variances, correlation):
     channel = SequenceSoftmax(tokens=tokens, layers=layers, skip=1.0, points=2048)
     omega, z = draw(rng, n, V, tokens)
     result = channel.posterior(channel.forward(z), omega, V, second_moment=True)
-    shift, truth = result.mean - omega, z - omega
-    g = np.einsum("ab,nbm->nam", np.linalg.inv(V), shift)
-    assert np.all(np.abs(g.mean(0)) < 4.5 * g.std(0) / np.sqrt(n))
-    overlap = np.einsum("nam,nbm->nab", shift, truth)
-    square = np.einsum("nam,nbm->nab", shift, shift)
-    second = np.einsum("nambm->nab", result.second_moment)
-    centred = second - np.einsum("nam,nbm->nab", result.mean, result.mean)
-    slack = 2.0 * result.error * np.abs(V).max()
-    for difference in (square - 0.5 * (overlap + overlap.transpose(0, 2, 1)), square + centred - tokens * V):
-        assert np.all(np.abs(difference.mean(0)) < 4.5 * difference.std(0) / np.sqrt(n) + slack)
-    np.testing.assert_allclose(result.covariance, centred.mean(0) / tokens, rtol=1e-6, atol=1e-12)
+    assert_nishimori(result, omega, z, V, slack=2.0 * result.error * np.abs(V).max())
 
 
 @pytest.mark.parametrize(("layers", "tokens"), [(3, 2), (2, 3)])

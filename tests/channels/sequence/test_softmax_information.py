@@ -114,8 +114,8 @@ def test_table_and_integration_agree(skip, q, labels):
     channel = SequenceSoftmax(tokens=2, layers=len(q), skip=skip)
     own = over_labels.averages(Network(len(q), 2, skip), Q, V, labels)
     for table, value, error in (
-        (channel.information(Q, V), own.information, own.information_error),
-        (channel.susceptibility(Q, V), own.susceptibility, own.susceptibility_error),
+        (channel.information(Q, V), own[0], own[1]),
+        (channel.susceptibility(Q, V), own[2], own[3]),
     ):
         difference = np.abs(table.value - value)
         assert np.all(difference <= 4.5 * np.hypot(error, table.error) + 1e-12)

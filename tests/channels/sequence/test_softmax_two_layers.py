@@ -10,6 +10,7 @@ from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
 
 from smimbench.backend.arrays import to_host
 from tests.conftest import assert_placed
+from tests.measure import assert_nishimori
 
 
 def softmax_rows(logits):
@@ -154,17 +155,7 @@ def test_nishimori_identities(skip, v11, v22, correlation):
     channel = SequenceSoftmax(tokens=2, layers=2, skip=skip)
     omega, z = draw(rng, n, V, skip)
     result = channel.posterior(channel.forward(z), omega, V, second_moment=True)
-    shift, truth = result.mean - omega, z - omega
-    g = np.einsum("ab,nbm->nam", np.linalg.inv(V), shift)
-    assert np.all(np.abs(g.mean(0)) < 4.5 * g.std(0) / np.sqrt(n))
-    square = np.einsum("nam,nbm->nab", shift, shift)
-    overlap = np.einsum("nam,nbm->nab", shift, truth)
-    centred = np.einsum("nambm->nab", result.second_moment) - np.einsum(
-        "nam,nbm->nab", result.mean, result.mean
-    )
-    for difference in (square - 0.5 * (overlap + overlap.transpose(0, 2, 1)), square + centred - 2.0 * V):
-        assert np.all(np.abs(difference.mean(0)) < 4.5 * difference.std(0) / np.sqrt(n))
-    np.testing.assert_allclose(result.covariance, centred.mean(0) / 2, atol=1e-9)
+    assert_nishimori(result, omega, z, V)
 
 
 @pytest.mark.parametrize(("skip", "v11", "v22", "correlation"), [(1.0, 1.0, 0.1, 0.0), (0.0, 0.5, 0.2, 0.5)])

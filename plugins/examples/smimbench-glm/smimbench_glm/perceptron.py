@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import array_api_compat
 import numpy as np
 
-from smimbench import Capabilities, ParameterError, Posterior, Uncertain
+from smimbench import Capabilities, Posterior, Uncertain
 from smimbench.backend import clip, namespace, special
+from smimbench.interfaces.checks import check_latents, check_number, check_whole
 from smimbench.numerics.quadrature import gauss_legendre
 
 __all__ = ["Probit", "Sign"]
-
-_ONE_TOKEN_OR_MORE = Capabilities(models=("sequence-multi-index",))
 
 
 class _Threshold:
@@ -32,19 +31,18 @@ class _Threshold:
     tokens: int
     noise: float
 
-    version: ClassVar[int] = 1
-    capabilities: ClassVar[Capabilities] = _ONE_TOKEN_OR_MORE
-    symmetry: ClassVar[str] = "none"
-    components: ClassVar[int] = 1
+    version = 1
+    reference = "derived, checked by tests/test_perceptron.py"
+    capabilities = Capabilities(models=("sequence-multi-index",))
+    symmetry = "none"
+    components = 1
 
     def __post_init__(self) -> None:
-        if isinstance(self.tokens, bool) or not isinstance(self.tokens, int) or self.tokens < 1:
-            raise ParameterError("tokens", f"must be an integer >= 1, got {self.tokens!r}")
+        check_whole("tokens", self.tokens, 1)
 
     def forward(self, z: Any, *, rng: Any = None) -> Any:
         """Labels +1 and -1 of the latents (..., n, 1, M), in the same shape; noise is drawn from ``rng``."""
-        if z.ndim < 3 or tuple(z.shape[-2:]) != (1, self.tokens):
-            raise ValueError(f"latents must have shape (..., n, 1, {self.tokens}), got {tuple(z.shape)}")
+        check_latents(z, 1, self.tokens)
         xp = namespace(z)
         if self.noise > 0:
             if rng is None:
@@ -115,9 +113,9 @@ class Sign(_Threshold):
 
     tokens: int = 1
 
-    name: ClassVar[str] = "sign"
-    reference: ClassVar[str] = "arXiv:1708.03395"
-    noise: ClassVar[float] = 0.0
+    name = "sign"
+    reference = "arXiv:1708.03395"
+    noise = 0.0
 
 
 @dataclass(frozen=True)
@@ -143,13 +141,11 @@ class Probit(_Threshold):
     tokens: int = 1
     noise: float = 1.0
 
-    name: ClassVar[str] = "probit"
-    reference: ClassVar[str] = "derived, checked by tests/test_perceptron.py"
+    name = "probit"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (math.isfinite(self.noise) and self.noise > 0):
-            raise ParameterError("noise", f"must be a finite number > 0, got {self.noise}")
+        check_number("noise", self.noise, positive=True)
 
     def predict(self, z: Any) -> Any:
         """Mean of the label."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from smimbench import Capabilities, ParameterError
 from smimbench.backend import namespace
+from smimbench.interfaces.checks import check_latents, check_whole
 
 __all__ = ["Committee", "SignProduct"]
 
@@ -18,14 +19,13 @@ class _Votes:
     tokens: int
     components: int
 
-    version: ClassVar[int] = 1
-    capabilities: ClassVar[Capabilities] = Capabilities(models=("sequence-multi-index",))
+    version = 1
+    reference = "derived, checked by tests/test_votes.py"
+    capabilities = Capabilities(models=("sequence-multi-index",))
 
     def __post_init__(self) -> None:
         for key in ("tokens", "components"):
-            value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ParameterError(key, f"must be an integer >= 1, got {value!r}")
+            check_whole(key, getattr(self, key), 1)
         if self.tokens * self.components > 12:
             raise ParameterError(
                 "components", f"times tokens must be at most 12, got {self.components} * {self.tokens}"
@@ -36,10 +36,7 @@ class _Votes:
 
     def forward(self, z: Any, *, rng: Any = None) -> Any:
         """Labels +1 and -1 (..., n, M) of the latents (..., n, P, M); ``rng`` is not needed."""
-        if z.ndim < 3 or tuple(z.shape[-2:]) != (self.components, self.tokens):
-            raise ValueError(
-                f"latents must have shape (..., n, {self.components}, {self.tokens}), got {tuple(z.shape)}"
-            )
+        check_latents(z, self.components, self.tokens)
         xp = namespace(z)
         score = self._score(xp.where(z >= 0, xp.ones_like(z), -xp.ones_like(z)))
         return xp.where(score > 0, xp.ones_like(score), -xp.ones_like(score))
@@ -74,9 +71,9 @@ class Committee(_Votes):
     tokens: int = 1
     components: int = 3
 
-    name: ClassVar[str] = "committee"
-    reference: ClassVar[str] = "arXiv:1806.05451"
-    symmetry: ClassVar[str] = "permutations"
+    name = "committee"
+    reference = "arXiv:1806.05451"
+    symmetry = "permutations"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,8 +107,7 @@ class SignProduct(_Votes):
     tokens: int = 1
     components: int = 2
 
-    name: ClassVar[str] = "sign-product"
-    reference: ClassVar[str] = "derived, checked by tests/test_votes.py"
+    name = "sign-product"
 
     @property
     def symmetry(self) -> str:

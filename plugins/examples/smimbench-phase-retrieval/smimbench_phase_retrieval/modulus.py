@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import array_api_compat
 import numpy as np
 
-from smimbench import Capabilities, ParameterError, Posterior, Uncertain
+from smimbench import Posterior, Uncertain
 from smimbench.backend import clip, namespace
+from smimbench.interfaces.checks import check_latents, check_whole
 from smimbench.numerics.quadrature import gauss_legendre
+from smimbench_phase_retrieval.projection import SizeOfProjection
 
 __all__ = ["Modulus"]
 
 
 @dataclass(frozen=True)
-class Modulus:
+class Modulus(SizeOfProjection):
     r"""Sizes of the projections of all tokens, without noise.
 
     .. math:: y_m = |z_m|
@@ -42,16 +44,11 @@ class Modulus:
 
     tokens: int = 1
 
-    name: ClassVar[str] = "modulus"
-    version: ClassVar[int] = 1
-    reference: ClassVar[str] = "arXiv:1708.03395"
-    capabilities: ClassVar[Capabilities] = Capabilities(models=("sequence-multi-index",))
-    symmetry: ClassVar[str] = "signs"
-    components: ClassVar[int] = 1
+    name = "modulus"
+    reference = "arXiv:1708.03395"
 
     def __post_init__(self) -> None:
-        if isinstance(self.tokens, bool) or not isinstance(self.tokens, int) or self.tokens < 1:
-            raise ParameterError("tokens", f"must be an integer >= 1, got {self.tokens!r}")
+        check_whole("tokens", self.tokens, 1)
 
     @property
     def equations(self) -> float:
@@ -60,8 +57,7 @@ class Modulus:
 
     def forward(self, z: Any, *, rng: Any = None) -> Any:
         """Labels ``|z|`` of the latents (..., n, 1, M), in the same shape; ``rng`` is not needed."""
-        if z.ndim < 3 or tuple(z.shape[-2:]) != (1, self.tokens):
-            raise ValueError(f"latents must have shape (..., n, 1, {self.tokens}), got {tuple(z.shape)}")
+        check_latents(z, 1, self.tokens)
         return namespace(z).abs(z)
 
     def vjp(self, z: Any, cotangent: Any) -> Any:

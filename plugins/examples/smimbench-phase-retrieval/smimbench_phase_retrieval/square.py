@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import array_api_compat
 
-from smimbench import Capabilities, ParameterError
+from smimbench import ParameterError
 from smimbench.backend import namespace
+from smimbench.interfaces.checks import check_number
+from smimbench_phase_retrieval.projection import SizeOfProjection
 
 __all__ = ["NoisySquare"]
 
 
 @dataclass(frozen=True)
-class NoisySquare:
+class NoisySquare(SizeOfProjection):
     r"""The square of the projection of one token, with Gaussian noise.
 
     .. math:: y = z^2 + \sqrt{\Delta}\, \xi
@@ -37,16 +39,11 @@ class NoisySquare:
     noise: float = 0.1
     tokens: int = 1
 
-    name: ClassVar[str] = "noisy-square"
-    version: ClassVar[int] = 1
-    reference: ClassVar[str] = "derived, checked by tests/test_square.py"
-    capabilities: ClassVar[Capabilities] = Capabilities(models=("sequence-multi-index",))
-    symmetry: ClassVar[str] = "signs"
-    components: ClassVar[int] = 1
+    name = "noisy-square"
+    reference = "derived, checked by tests/test_square.py"
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.noise) and self.noise > 0):
-            raise ParameterError("noise", f"must be a finite number > 0, got {self.noise}")
+        check_number("noise", self.noise, positive=True)
         if self.tokens != 1:
             raise ParameterError("tokens", f"must be 1, got {self.tokens}")
 

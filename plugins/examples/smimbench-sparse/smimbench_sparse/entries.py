@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import array_api_compat
 import numpy as np
@@ -37,8 +37,8 @@ _KNOWN = 1e12
 class _Mixture:
     """Methods that both priors share. ``parts`` are (weight, mean, variance), with mean 0 and variance 1 in all."""
 
-    version: ClassVar[int] = 1
-    capabilities: ClassVar[Capabilities] = Capabilities(models=("sequence-multi-index",))
+    version = 1
+    capabilities = Capabilities(models=("sequence-multi-index",))
 
     @property
     def parts(self) -> tuple[tuple[float, float, float], ...]:
@@ -164,8 +164,8 @@ class GaussBernoulli(_Mixture):
 
     rho: float = 0.2
 
-    name: ClassVar[str] = "gauss-bernoulli"
-    reference: ClassVar[str] = "arXiv:1109.4424"
+    name = "gauss-bernoulli"
+    reference = "arXiv:1109.4424"
 
     def __post_init__(self) -> None:
         if not 0 < self.rho <= 1:
@@ -210,8 +210,8 @@ class Rademacher(_Mixture):
     arXiv:1708.03395 (with signs as labels: the binary perceptron); checked by tests/test_entries.py.
     """
 
-    name: ClassVar[str] = "rademacher"
-    reference: ClassVar[str] = "arXiv:1708.03395"
+    name = "rademacher"
+    reference = "arXiv:1708.03395"
 
     @property
     def parts(self) -> tuple[tuple[float, float, float], ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -34,10 +34,10 @@ class Spectrum:
 
     eigenvalues: tuple[float, ...] = (-1.0, 1.0)
 
-    name: ClassVar[str] = "spectrum"
-    version: ClassVar[int] = 1
-    reference: ClassVar[str] = "derived, checked by tests/test_spectrum.py"
-    capabilities: ClassVar[Capabilities] = Capabilities(models=("attention-indexed",))
+    name = "spectrum"
+    version = 1
+    reference = "derived, checked by tests/test_spectrum.py"
+    capabilities = Capabilities(models=("attention-indexed",))
 
     def __post_init__(self) -> None:
         values: Any = self.eigenvalues

@@ -10,6 +10,7 @@ import numpy as np
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Array, ParameterError, Posterior, Uncertain
+from smimbench.interfaces.checks import check_latents, check_whole
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench_channels.attention.hardmax import two_tokens as pair
 from smimbench_channels.attention.hardmax.agreement import diagonal_wins, disagreement
@@ -18,7 +19,6 @@ from smimbench_channels.attention.hardmax.many_tokens.exact import row_posterior
 from smimbench_channels.attention.hardmax.many_tokens.rows import exact_moments, gibbs_moments
 from smimbench_channels.bases import AttentionChannel, HardmaxChannel
 from smimbench_channels.batches import on_host, shifted_second_moment, uncentred, uncertain_like
-from smimbench_channels.checks import check_latents, check_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable

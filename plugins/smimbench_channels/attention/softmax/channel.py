@@ -11,12 +11,12 @@ import numpy as np
 
 from smimbench.backend import namespace
 from smimbench.interfaces import ParameterError, Posterior, Uncertain
+from smimbench.interfaces.checks import check_latents, check_number, check_whole
 from smimbench.numerics.quadrature import gauss_legendre
 from smimbench.numerics.token_pairs import site_entries, site_pairs, site_scales, site_values
 from smimbench_channels.attention.softmax.two_layers.channel import TwoLayerAttention
 from smimbench_channels.bases import AttentionChannel, SoftmaxChannel, log_softmax, softmax_vjp
 from smimbench_channels.batches import array_like, on_host, uncentred, uncertain_like
-from smimbench_channels.checks import check_latents, check_number, check_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -60,11 +60,6 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
     skip : float
         Weight of the skip connection of the layers before the last. With a single layer there is none, and
         any value but the default is refused.
-
-    Raises
-    ------
-    ParameterError
-        For a value out of range.
 
     Notes
     -----

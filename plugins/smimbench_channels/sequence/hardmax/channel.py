@@ -12,9 +12,9 @@ import numpy as np
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Posterior, Uncertain
+from smimbench.interfaces.checks import check_latents
 from smimbench_channels.bases import HardmaxChannel, SequenceChannel
 from smimbench_channels.batches import on_host, shifted_second_moment, uncertain_like
-from smimbench_channels.checks import check_latents
 from smimbench_channels.sequence.hardmax.information import scaled_information, susceptibility_without_overlap
 from smimbench_channels.sequence.hardmax.posterior import Moments, posterior_moments
 

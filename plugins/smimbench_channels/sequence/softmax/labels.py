@@ -29,7 +29,7 @@ from smimbench.numerics.qmc import normal_points
 from smimbench_channels.sequence.softmax.network import Network, output
 from smimbench_channels.sequence.softmax.posterior import integrate, is_exact
 
-__all__ = ["METHOD", "Averages", "Draws", "averages", "controls", "default_labels", "draw"]
+__all__ = ["METHOD", "Draws", "averages", "controls", "default_labels", "draw"]
 
 Host = np.ndarray[Any, Any]
 
@@ -156,27 +156,11 @@ def default_labels(network: Network) -> int:
     return EXACT_LABELS if is_exact(network) else SAMPLED_LABELS
 
 
-class Averages(NamedTuple):
-    """Information and susceptibility, (L, L) each, and their standard errors."""
-
-    information: Host
-    information_error: Host
-    susceptibility: Host
-    susceptibility_error: Host
-
-
 @by_value(maxsize=512)
-def averages(network: Network, Q: Host, V: Host, labels: int) -> Averages:
-    """``E sum_m g_m g_m^T``, and how it starts for layers without overlap.
+def averages(network: Network, Q: Host, V: Host, labels: int) -> tuple[Host, Host, Host, Host]:
+    """Information ``E sum_m g_m g_m^T`` and its standard error, susceptibility of layers without overlap and its error; (L, L).
 
-    Parameters
-    ----------
-    network : Network
-        With two layers or more.
-    Q, V : ndarray (L, L)
-        Overlap, positive semi-definite, and error, positive definite.
-    labels : int
-        Number of labels, over all scrambles.
+    ``Q`` (L, L) is positive semi-definite, ``V`` (L, L) positive definite, ``labels`` their number over all scrambles.
     """
     layers = network.layers
     free = unknown(Q)
@@ -209,4 +193,4 @@ def averages(network: Network, Q: Host, V: Host, labels: int) -> Averages:
         found[:2] = [np.where(known, matrix, 0.0) for matrix in found[:2]]
     for matrix in found:
         matrix.flags.writeable = False
-    return Averages(*found)
+    return found[0], found[1], found[2], found[3]

@@ -12,12 +12,12 @@ import numpy as np
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Posterior, Uncertain
+from smimbench.interfaces.checks import check_latents, check_number, check_whole
 from smimbench_channels.attention.softmax.two_layers.cells import integrals
 from smimbench_channels.attention.softmax.two_layers.information import sampled_information
 from smimbench_channels.attention.softmax.two_layers.weight import ACCURACY, DIRECTIONS, ROOT2, reduced
 from smimbench_channels.bases import SoftmaxChannel, log_softmax, softmax_vjp
 from smimbench_channels.batches import identity_like, on_host, uncertain_like
-from smimbench_channels.checks import check_latents, check_number, check_whole
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -49,11 +49,6 @@ class TwoLayerAttention(SoftmaxChannel):
         c >= 0, the weight of the skip connection.
     samples : int
         Samples that are drawn for ``information``, at least 1024; rounded to a power of 2.
-
-    Raises
-    ------
-    ParameterError
-        For a value out of range.
 
     Notes
     -----

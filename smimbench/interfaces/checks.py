@@ -1,4 +1,4 @@
-"""Checks of parameters and shapes that several channels share."""
+"""Checks of parameters and of latents that items share."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import math
 from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
-from smimbench.interfaces import ParameterError
+from smimbench.interfaces.basics import ParameterError
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Array
+    from smimbench.interfaces.basics import Array
+
+__all__ = ["check_latents", "check_number", "check_whole"]
 
 
 def check_whole(key: str, value: object, least: int) -> None:
