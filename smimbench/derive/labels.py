@@ -15,18 +15,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array, ProblemLike
 
-__all__ = [
-    "few_labels",
-    "gives_probabilities",
-    "is_exact",
-    "is_noisy",
-    "is_smooth",
-    "observable",
-    "predict",
-    "probe",
-    "symmetry_of_labels",
-]
-
 PROBES = 4096
 """Latents from which the values of a label are learned; doubled, values half as probable are met."""
 MOST_LABELS = 64

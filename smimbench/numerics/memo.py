@@ -64,15 +64,7 @@ def by_value(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
 
 
 def kept(owner: Any, name: str, make: Callable[[], T], key: Hashable = None) -> T:
-    """What ``make()`` returned the first time, kept in the object ``owner`` for as long as it lives.
-
-    Parameters
-    ----------
-    owner : object
-        With a ``__dict__``; it may be frozen.
-    name, key : str, hashable
-        Which of several results.
-    """
+    """What ``make()`` returned the first time for ``name`` and ``key``, kept in ``owner`` (it may be frozen) while it lives."""
     memory: dict[Hashable, T] = vars(owner).setdefault(f"_kept_{name}", {})
     if key not in memory:
         memory[key] = make()

@@ -48,17 +48,7 @@ def uniform_points(dimension: int, count: int, purpose: str, *index: int) -> Poi
 
 @lru_cache(maxsize=256)
 def normal_points(dimension: int, count: int, purpose: str, *index: int) -> Points:
-    """``uniform_points`` mapped to independent standard normal numbers.
-
-    Parameters
-    ----------
-    dimension, count, purpose, index
-        As for ``uniform_points``.
-
-    Returns
-    -------
-    ndarray (count, dimension), float64, read-only
-    """
+    """``uniform_points`` mapped to independent standard normal numbers (count, dimension), read-only."""
     from scipy.special import ndtri
 
     points = np.asarray(ndtri(uniform_points.__wrapped__(dimension, count, purpose, *index)))
@@ -67,16 +57,9 @@ def normal_points(dimension: int, count: int, purpose: str, *index: int) -> Poin
 
 
 def normal_scrambles(dimension: int, count: int, scrambles: int, purpose: str, *index: int) -> Points:
-    """``normal_points`` of several independent scrambles, one after the other; not kept, so it may be large.
+    """``normal_points`` of independent scrambles ``(*index, 0), (*index, 1), ...``, one after the other, ``count`` of each.
 
-    Parameters
-    ----------
-    count : int
-        Number of points in each of the scrambles, whose indices are ``(*index, 0), (*index, 1), ...``.
-
-    Returns
-    -------
-    ndarray (scrambles * count, dimension), float64
+    They are not kept, so there may be many: (scrambles * count, dimension).
     """
     own = normal_points.__wrapped__
     return np.concatenate([own(dimension, count, purpose, *index, k) for k in range(scrambles)])
@@ -84,22 +67,12 @@ def normal_scrambles(dimension: int, count: int, scrambles: int, purpose: str, *
 
 @lru_cache(maxsize=256)
 def whitened_points(dimension: int, count: int, purpose: str, *index: int, paired: bool = True) -> Points:
-    """``normal_points`` whose covariance is I exactly.
+    """``normal_points`` (count, dimension) whose covariance is I exactly, read-only.
 
-    Parameters
-    ----------
-    paired : bool
-        In pairs x, -x: then their mean is 0 exactly too, and a likelihood that says nothing changes nothing.
-
-    Returns
-    -------
-    ndarray (count, dimension), float64, read-only
+    ``paired``: x and -x. Then their mean is 0 exactly too, and a likelihood that says nothing changes nothing.
     """
-    if paired:
-        half = normal_points(dimension, count // 2, purpose, *index)
-        points = np.concatenate([half, -half])
-    else:
-        points = normal_points(dimension, count, purpose, *index)
+    points = normal_points(dimension, count // 2 if paired else count, purpose, *index)
+    points = np.concatenate([points, -points]) if paired else points
     points = points @ inverse_root(points.T @ points / count)
     points.flags.writeable = False
     return np.asarray(points)

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "Package", "ScaffoldError", "write_package"]
 
-KINDS = ("channel", "prior", "algorithm")
 EXAMPLES = {
     "channel": "a saturating nonlinearity with noise",
     "prior": "two Gaussian bumps",
     "algorithm": "least squares with a penalty",
 }
+KINDS = tuple(EXAMPLES)
 
 
 class ScaffoldError(ValueError):
@@ -33,16 +33,7 @@ class ScaffoldError(ValueError):
 
 @dataclass(frozen=True)
 class Package:
-    """What was written.
-
-    Attributes
-    ----------
-    folder : Path
-    files : list of str
-        Relative to the folder.
-    commands : list of str
-        What to do next, from the folder in which the command was given.
-    """
+    """What was written: files relative to the folder, and the commands to give next, from where the first was given."""
 
     folder: Path
     files: list[str]
@@ -86,7 +77,7 @@ def write_package(kind: str, name: str, output: Path | None, registry: Registry)
     ]
     values = {
         "kind": kind,
-        "a_kind": {"channel": "A channel", "prior": "A prior", "algorithm": "An algorithm"}[kind],
+        "a_kind": f"{'An' if kind == 'algorithm' else 'A'} {kind}",
         "name": item,
         "slug": slug,
         "module": module,

@@ -54,13 +54,7 @@ Subject = CheckContext
 
 @dataclass(frozen=True, eq=False)
 class BoundCheck:
-    """A check with the item that it is for: call it in a test.
-
-    Attributes
-    ----------
-    check : Check
-    context : CheckContext
-    """
+    """A check with the context of the item that it is for: call it in a test."""
 
     check: Check
     context: CheckContext

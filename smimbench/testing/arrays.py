@@ -17,14 +17,6 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array
 
-__all__ = [
-    "expect_array",
-    "expect_pure",
-    "expect_refused",
-    "locked",
-    "private_randomness",
-]
-
 
 def locked(array: Any) -> Any:
     """A copy that refuses to be written to."""

@@ -56,6 +56,11 @@ def declaration(context: CheckContext) -> None:
         raise CheckFailed(f"capabilities.dtypes must be among {DTYPES}, got {item.capabilities.dtypes}")
 
 
+def _filled(item: Any, kind: str) -> dict[str, Any]:
+    """What the engine takes from the model."""
+    return {n: getattr(item, n) for n in ENGINE_FILLED.get(kind, ()) if n in signature_of(type(item))}
+
+
 @published(
     KINDS,
     "Its parameters cannot be written to a suite or a record and read back: results could not be told"
@@ -72,9 +77,8 @@ def parameters(context: CheckContext) -> None:
         text = canonical_json(found)
     except (TypeError, ValueError) as error:
         raise CheckFailed(f"a parameter is no plain JSON value: {error}") from error
-    filled = {n: getattr(item, n) for n in ENGINE_FILLED.get(kind, ()) if n in signature_of(type(item))}
     try:
-        again = build(type(item), kind, json.loads(text), filled)
+        again = build(type(item), kind, json.loads(text), _filled(item, kind))
     except ParameterError as error:
         raise CheckFailed(f"cannot be made again from its own parameters {text}: {error}") from error
     if canonical_json(parameters_of(kind, again)) != text:
@@ -90,11 +94,10 @@ def bad_parameters(context: CheckContext) -> None:
     """Unknown keys, wrong types and wrong values."""
     item, kind = context.item, context.kind
     usual = parameters_of(kind, item)
-    filled = {n: getattr(item, n) for n in ENGINE_FILLED.get(kind, ()) if n in signature_of(type(item))}
 
     def attempt(changed: dict[str, Any]) -> tuple[Any, str | None]:
         try:
-            return build(type(item), kind, {**usual, **changed}, filled), None
+            return build(type(item), kind, {**usual, **changed}, _filled(item, kind)), None
         except ParameterError as error:
             return None, str(error)
         except Exception as error:  # exactly what must not happen

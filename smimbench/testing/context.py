@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.interfaces import ParameterError
+from smimbench.derive.channel import complete_channel
+from smimbench.derive.prior import complete_prior
+from smimbench.interfaces import ParameterError, member
+from smimbench.numerics.memo import kept
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.registry.adapters import algorithm_class
 from smimbench.registry.parameters import ENGINE_FILLED, build, parameters_of, signature_of
@@ -21,33 +24,13 @@ if TYPE_CHECKING:
 
     from smimbench.problem.problem import Problem
 
-__all__ = [
-    "CheckContext",
-    "OverlayRegistry",
-    "assembled",
-    "channels_for",
-    "example_of",
-    "instantiate",
-    "kind_of",
-    "priors_for",
-]
-
 TOKENS = (2, 1, 3, 4)
 """Numbers of tokens that are tried, in this order, until an item takes one."""
 
 
 @dataclass(frozen=True, eq=False)
 class CheckContext:
-    """An item and the company in which it is checked.
-
-    Attributes
-    ----------
-    kind : str
-    item : object
-        An instance.
-    seed : int
-        Of everything that is drawn.
-    """
+    """An item (an instance) of a kind, the company in which it is checked, and the seed of everything that is drawn."""
 
     kind: str
     item: Any
@@ -81,11 +64,7 @@ class CheckContext:
         """One model of every kind that the item works for, with as many tokens as it takes."""
         if self.kind == "model":
             return (self.item,)
-        found = []
-        for name in self.model_names:
-            model = self._model(name)
-            if model is not None:
-                found.append(model)
+        found = [model for model in map(self._model, self.model_names) if model is not None]
         if not found:
             raise CheckFailed(
                 f"no model to check it with: capabilities.models is {capabilities_of(self.item).models}, "
@@ -94,41 +73,28 @@ class CheckContext:
         return tuple(found)
 
     def _model(self, name: str) -> Any:
-        entry = get_registry().get("model", name)
-        if self.kind == "channel":
-            own = getattr(self.item, "tokens", None)
-            for tokens in TOKENS if own is None else (own,):
-                model = _made(entry, {"tokens": tokens})
-                if model is not None and (own is not None or _takes(self.item, model)):
-                    return model
-            return None
-        for tokens in TOKENS:
+        entry, channel = get_registry().get("model", name), self.kind == "channel"
+        own = getattr(self.item, "tokens", None) if channel else None
+        for tokens in TOKENS if own is None else (own,):
             model = _made(entry, {"tokens": tokens})
-            if model is not None:
+            if model is not None and (not channel or own is not None or _takes(self.item, model)):
                 return model
         return None
 
     def completed(self, model: Any) -> Any:
         """The item as the engine uses it with a model: with all that is derived, once."""
-        memory: dict[int, Any] = self.__dict__.setdefault("_completed", {})
-        if id(model) not in memory:
-            if self.kind == "channel":
-                from smimbench.derive.channel import complete_channel
-
-                memory[id(model)] = complete_channel(self.item, model)
-            elif self.kind == "prior":
-                from smimbench.derive.prior import complete_prior
-
-                memory[id(model)] = complete_prior(self.item, model)
-            else:
-                memory[id(model)] = self.item
-        return memory[id(model)]
+        complete = {"channel": complete_channel, "prior": complete_prior}.get(self.kind)
+        return (
+            self.item
+            if complete is None
+            else kept(self, "completed", lambda: complete(self.item, model), id(model))
+        )
 
     def problems(self, model: Any = None) -> Iterator[Problem]:
         """Problems in which the item takes part: one for every other part that ships and fits."""
         for one in self.models if model is None else (model,):
-            for channel in [self.item] if self.kind == "channel" else channels_for(one):
-                for prior in [self.item] if self.kind == "prior" else priors_for(one)[:1]:
+            for channel in [self.item] if self.kind == "channel" else shipped("channel", one):
+                for prior in [self.item] if self.kind == "prior" else shipped("prior", one)[:1]:
                     yield assembled(one, channel, prior)
 
     def problem(self, model: Any) -> Problem:
@@ -166,34 +132,19 @@ class OverlayRegistry:
 
 
 def _made(entry: Entry, provided: Mapping[str, Any]) -> Any:
-    """An instance with the parameters that its class suggests for checks, or None if it needs others."""
+    """An instance with the parameters that its class suggests for checks (``example``), or None if it needs others."""
     usual = {k: v for k, v in provided.items() if k in signature_of(entry.item)}
     try:
-        return entry.item(**{**example_of(entry.item), **usual})
+        return entry.item(**{**member(entry.item, "example", {}), **usual})
     except (ParameterError, TypeError):
         return None
 
 
-def example_of(cls: type[Any]) -> dict[str, Any]:
-    """Parameters for a check where a class has none by default: its attribute ``example``."""
-    return dict(getattr(cls, "example", {}))
-
-
-def channels_for(model: Any) -> list[Any]:
+def shipped(kind: str, model: Any) -> list[Any]:
     """What ships for a model, with parameters as they come; for a model of somebody else, all that fit."""
-    provided = {"tokens": getattr(model, "tokens", 2)}
-    return _shipped("channel", model, provided)
-
-
-def priors_for(model: Any) -> list[Any]:
-    """Priors for a model."""
-    return _shipped("prior", model, {})
-
-
-def _shipped(kind: str, model: Any, provided: Mapping[str, Any]) -> list[Any]:
     entries = [e for e in get_registry().entries(kind) if e.fits(model.name)]
-    shipped = [e for e in entries if e.distribution == BUILT_IN] or entries
-    found = [_made(entry, provided) for entry in shipped]
+    own = [e for e in entries if e.distribution == BUILT_IN] or entries
+    found = [_made(entry, {"tokens": getattr(model, "tokens", 2)}) for entry in own]
     return [item for item in found if item is not None]
 
 
@@ -237,7 +188,7 @@ def instantiate(cls: type[Any], kind: str, parameters: Mapping[str, Any] | None 
         If a parameter is missing or wrong.
     """
     cls = algorithm_class(cls) if kind == "algorithm" else cls
-    given = {**example_of(cls), **(parameters or {})}
+    given = {**member(cls, "example", {}), **(parameters or {})}
     required = [
         n for n, p in signature_of(cls).items() if p.default is p.empty and n not in given and n != "tokens"
     ]

@@ -15,17 +15,6 @@ from smimbench.interfaces import Capabilities
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "FALSE_ALARM",
-    "Check",
-    "CheckError",
-    "CheckFailed",
-    "CheckSkipped",
-    "Outcome",
-    "capabilities_of",
-    "run_check",
-]
-
 FALSE_ALARM = 1e-4
 """Promised probability that a right item fails one statistical check with a seed of one's own."""
 
@@ -92,17 +81,8 @@ class Check:
 class Outcome:
     """What became of one check of one item.
 
-    Attributes
-    ----------
-    item, check : str
-    status : str
-        ``"passed"``, ``"failed"`` or ``"skipped"``.
-    message : str
-        What was found, or why it was skipped; empty if passed.
-    meaning : str
-        What a failure of this check means.
-    false_alarm : float
-    seconds : float
+    ``status`` is ``"passed"``, ``"failed"`` or ``"skipped"``; ``message`` says what was found, or why it was skipped, and is
+    empty if passed. ``meaning`` and ``false_alarm`` are those of the check.
     """
 
     item: str

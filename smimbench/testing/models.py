@@ -11,7 +11,7 @@ import numpy as np
 
 from smimbench.backend.arrays import to_host
 from smimbench.testing.arrays import expect_array, expect_pure, expect_refused, private_randomness
-from smimbench.testing.context import priors_for
+from smimbench.testing.context import shipped
 from smimbench.testing.core import CheckFailed
 from smimbench.testing.publish import NUMPY_ONLY, WIDENED, elsewhere, in_single_precision, judged, published
 
@@ -33,7 +33,7 @@ def inputs(model: Any, n: int, dimension: int, rng: np.random.Generator, dtype: 
 
 def signal(model: Any, components: int, dimension: int, rng: np.random.Generator) -> Array:
     """A signal of the right kind: a draw of a prior of this model, or its noise."""
-    for prior in priors_for(model):
+    for prior in shipped("prior", model):
         return np.asarray(prior.sample(rng, components, dimension), dtype=float)
     return np.asarray(model.draw_noise(rng, components, dimension), dtype=float)
 

@@ -13,10 +13,6 @@ from smimbench.testing.statistics import MeanTest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = [
-    "NO_PROBLEM", "NUMPY_ONLY", "PUBLISHED", "WIDENED", "each_model", "elsewhere", "in_single_precision", "judged", "published",
-]  # fmt: skip
-
 PUBLISHED: dict[tuple[str, str], Check] = {}
 """Every check by kind and id, in the order in which they are run."""
 

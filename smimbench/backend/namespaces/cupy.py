@@ -109,13 +109,7 @@ def _installed_cupy() -> list[str]:
 
 
 def open_backend(dtype: str, *, tf32: bool = False) -> Backend:
-    """The backend ``cupy``, if CuPy and a GPU are there.
-
-    Raises
-    ------
-    BackendError
-        In one line, with the command that would make it work.
-    """
+    """The backend ``cupy``, if CuPy and a GPU are there."""
     try:
         import cupy
 

@@ -21,13 +21,7 @@ class TorchBackend(Backend):
 
 
 def open_backend(dtype: str, *, tf32: bool = False) -> Backend:
-    """The backend ``torch``, if PyTorch is there.
-
-    Raises
-    ------
-    BackendError
-        In one line, with the command that would make it work.
-    """
+    """The backend ``torch``, if PyTorch is there."""
     try:
         import torch
     except Exception as error:  # a PyTorch for another CUDA or NumPy fails in many ways
