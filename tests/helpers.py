@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -146,3 +147,14 @@ def call_outside(*arguments: str, timeout: float = 120, **more: str) -> subproce
         env=environment(**more),
         check=False,
     )
+
+
+@contextmanager
+def importable(folder, monkeypatch):
+    """Python searches the folder first; what was imported from it is forgotten at the end."""
+    monkeypatch.syspath_prepend(str(folder))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 
 import pytest
 
 from smimbench.registry.registry import set_registry
-from tests.helpers import ROOT, call
+from tests.helpers import ROOT, call, importable
 
 LEAST = {
     "writing-a-channel": (3, 2, 1),
@@ -32,12 +31,8 @@ def blocks(name: str) -> list[tuple[str, str, str]]:
 def here(tmp_path, monkeypatch):
     """An empty working folder that is importable, with everything that was imported from it forgotten."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    before = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
+    with importable(tmp_path, monkeypatch):
+        yield tmp_path
     set_registry(None)
 
 

@@ -90,27 +90,14 @@ channel = "noisy-sign"
 prior   = "rademacher"
 
 [grid]
-alpha     = [2.0]
+alpha = [2.0]
 dimension = [60]
-seeds     = 2
-
-[[algorithms]]
-name = "gamp"
-
-[[algorithms]]
-name = "spectral"
-
-[[algorithms]]
-name  = "adam"
-steps = 3
-
-[[algorithms]]
-name = "mean-input"
-gain = 0.5
-
-[[algorithms]]
-name = "noise"
+seeds = 2
 """
+SUITE += "".join(
+    f"[[algorithms]]\nname = {line}\n"
+    for line in ('"gamp"', '"spectral"', '"adam"\nsteps = 3', '"mean-input"\ngain = 0.5', '"noise"')
+)
 
 
 @pytest.fixture
@@ -146,11 +133,16 @@ def test_everything_that_gives_little_runs_to_the_table(little, tmp_path, capsys
     assert "integrated from log_likelihood" in out
 
 
-def test_a_function_becomes_an_algorithm_with_typed_parameters(little):
-    _, registry = little
+def small_problem():
+    """A problem of what the file registers, an instance, and what an algorithm may see of it."""
     problem = Problem({"name": "sequence-multi-index", "tokens": 1}, "noisy-sign", "rademacher")
     instance = problem.instance(3.0, 40)
-    data = Data(instance.inputs, instance.labels, instance.sample_ratio)
+    return problem, instance, Data(instance.inputs, instance.labels, instance.sample_ratio)
+
+
+def test_a_function_becomes_an_algorithm_with_typed_parameters(little):
+    _, registry = little
+    problem, instance, data = small_problem()
     algorithm = build_algorithm({"name": "mean-input", "gain": 2.0}, problem, registry)
     assert (algorithm.name, algorithm.version, algorithm.steps) == ("mean-input", 1, 1)
     state = algorithm.init(problem, data, np.random.default_rng(0))
@@ -168,9 +160,7 @@ def test_a_function_becomes_an_algorithm_with_typed_parameters(little):
 
 def test_randomness_is_that_of_the_run(little):
     _, registry = little
-    problem = Problem({"name": "sequence-multi-index", "tokens": 1}, "noisy-sign", "rademacher")
-    instance = problem.instance(3.0, 40)
-    data = Data(instance.inputs, instance.labels, instance.sample_ratio)
+    problem, _, data = small_problem()
     algorithm = build_algorithm({"name": "noise", "size": 2.0}, problem, registry)
 
     def run(seed):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
 
 import pytest
 
 from smimbench import hookspecs
 from smimbench.interfaces import CONTRACT_VERSION
 from smimbench.registry.registry import BUILT_IN, KINDS, Registry, RegistryError, get_registry, set_registry
-from tests.helpers import CHANNEL, install_package
+from tests.helpers import CHANNEL, importable, install_package
 
 
 @pytest.fixture
@@ -19,12 +18,8 @@ def site(tmp_path, monkeypatch):
     """A folder that Python searches as it searches site-packages; what was imported from it is forgotten."""
     folder = tmp_path / "site"
     folder.mkdir()
-    monkeypatch.syspath_prepend(str(folder))
-    before = set(sys.modules)
-    yield folder
-    for name in set(sys.modules) - before:
-        if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
+    with importable(folder, monkeypatch):
+        yield folder
 
 
 def plugin_of(registry: Registry, name: str):
