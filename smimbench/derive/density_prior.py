@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.arrays import beside, clip, namespace, to_host
+from smimbench.backend.arrays import NUMPY, beside, clip, namespace, to_host
 from smimbench.derive.derived_prior import DerivedLaw, Host
 from smimbench.derive.error_curve import below_linear, error_curve
 from smimbench.derive.likelihood_channel import IntegratedChannel
@@ -19,6 +19,8 @@ from smimbench.numerics.memo import kept
 from smimbench.numerics.seeds import monte_carlo_rng
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from smimbench.interfaces import Array
 
 __all__ = ["DensityPrior"]
@@ -55,9 +57,14 @@ class DensityPrior(DerivedLaw):
 
     def __init__(self, prior: Any) -> None:
         super().__init__(prior)
-        total, positive, negative, square = (
-            self._moment(k) for k in ("one", "positive", "negative", "square")
-        )
+
+        def log_size(w: Host) -> Host:
+            return np.log(np.abs(w) + 1e-300)
+
+        total = self._moment(np.zeros_like)
+        positive = self._moment(lambda w: np.where(w > 0, log_size(w), IMPOSSIBLE))
+        negative = self._moment(lambda w: np.where(w < 0, log_size(w), IMPOSSIBLE))
+        square = self._moment(lambda w: 2 * log_size(w))
         if not (math.isfinite(total) and total > 0.5 * IMPOSSIBLE and math.isfinite(square)):
             raise ParameterError("log_density", "must belong to a law with a finite norm and variance")
         self._norm = total + math.log(math.sqrt(2 * math.pi))
@@ -71,23 +78,14 @@ class DensityPrior(DerivedLaw):
         self._scale(centre, variance)
         self._grid = self._cumulative()
 
-    def _moment(self, what: str) -> float:
-        """Logarithm of an integral over all of R, in ``w = sinh(t)``, which reaches any scale."""
+    def _moment(self, factor: Callable[[Host], Host]) -> float:
+        """Logarithm of the integral of ``exp(factor(w))`` over the law, in ``w = sinh(t)``, which reaches any scale."""
 
         def log_weight(t: Array, lines: Array) -> Array:
             w = np.sinh(t)
-            with np.errstate(divide="ignore"):
-                factor = {
-                    "one": np.zeros_like(w),
-                    "positive": np.where(w > 0, np.log(np.abs(w) + 1e-300), IMPOSSIBLE),
-                    "negative": np.where(w < 0, np.log(np.abs(w) + 1e-300), IMPOSSIBLE),
-                    "square": 2 * np.log(np.abs(w) + 1e-300),
-                }[what]
-            return self._raw(w) + factor + np.log(np.cosh(t)) + t * t / 2
+            return self._raw(w) + factor(w) + np.log(np.cosh(t)) + t * t / 2
 
-        found = line_moments(
-            log_weight, 1, namespace(np.empty(0)), None, tolerance=1e-8, reach=REACH, rounds=400
-        )
+        found = line_moments(log_weight, 1, NUMPY, None, tolerance=1e-8, reach=REACH, rounds=400)
         return float(found.log_norm[0])
 
     def _raw(self, w: Host) -> Host:
@@ -230,9 +228,7 @@ class DensityPrior(DerivedLaw):
             return (log_error.reshape(t.shape) + np.log(scale[lines])[:, None]) + t * t / 2
 
         with np.errstate(divide="ignore"):
-            found = line_moments(
-                log_weight, len(information), namespace(information), None, tolerance=3e-5, rounds=60
-            )
+            found = line_moments(log_weight, len(information), NUMPY, None, tolerance=3e-5, rounds=60)
         error: Host = np.exp(found.log_norm) * math.sqrt(2 * math.pi)
         return error
 

@@ -78,23 +78,9 @@ class IntegratedChannel(DerivedChannel):
     def posterior(
         self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
     ) -> Posterior:
-        """Posterior of ``z ~ N(omega, V (x) I_C)`` given the label.
+        """Posterior of ``z ~ N(omega, V (x) I_C)`` given the label; V may be singular, and points are fixed: no rng is used.
 
-        Parameters
-        ----------
-        y : array (n, ...)
-        omega : array (n, P, C)
-        V : array (P, P)
-            Positive semidefinite.
-        second_moment : bool
-            Also return ``E[z z^T]`` (n, P, C, P, C).
-        rng : numpy.random.Generator, optional
-            Not used: points are fixed, so that equal inputs give equal results.
-
-        Returns
-        -------
-        Posterior
-            Where no point was compatible with the label, the prior is returned and counted as an error of one width.
+        Where no point was compatible with the label, the prior is returned and counted as an error of one width.
         """
         found = self._integrate(y, omega, V)
         xp = namespace(omega)

@@ -35,16 +35,9 @@ _SERIES_FROM = 50.0
 
 
 class LogCdf(NamedTuple):
-    """``log Phi2`` and its derivatives, every field shaped like the arguments.
+    """``log Phi2(h, k; r)``, its derivatives with respect to ``h`` and ``k``, and ``(d2/dh2, d2/dk2, d2/dhdk)`` or None.
 
-    Attributes
-    ----------
-    value : array
-        ``log Phi2(h, k; r)``.
-    first, second : array
-        Derivatives with respect to ``h`` and ``k``.
-    hessian : tuple of array or None
-        ``(d2/dh2, d2/dk2, d2/dhdk)``; None unless asked for.
+    Every array is shaped like the arguments.
     """
 
     value: Array

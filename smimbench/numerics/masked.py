@@ -16,18 +16,9 @@ __all__ = ["put_at_mask", "spread_at_mask"]
 
 
 def spread_at_mask(part: Array, mask: Array, *, axis: int = 0) -> Array:
-    """Entry k of ``part`` where ``mask`` is true for the k-th time; repeated in between, so that nothing is undefined.
+    """Entry k of ``part`` where ``mask`` (N,) is true for the k-th time; repeated in between, so that nothing is undefined.
 
-    Parameters
-    ----------
-    part : array
-        As long along ``axis`` as ``mask`` is true, and at least 1.
-    mask : array (N,), bool
-
-    Returns
-    -------
-    array
-        As ``part``, with length N along ``axis``.
+    Along ``axis``, ``part`` is as long as ``mask`` is true, at least 1; the result has length N.
     """
     xp = namespace(mask)
     position = clip(xp.cumulative_sum(xp.astype(mask, xp.int64)) - 1, 0, None)
@@ -35,17 +26,9 @@ def spread_at_mask(part: Array, mask: Array, *, axis: int = 0) -> Array:
 
 
 def put_at_mask(whole: Array, mask: Array, part: Array, *, axis: int = 0) -> Array:
-    """``whole`` with the entries where ``mask`` is true replaced by those of ``part``, in order: a scatter.
+    """``whole`` with the entries where ``mask`` (N,) is true replaced by those of ``part``, in order: a scatter.
 
-    Parameters
-    ----------
-    whole : array
-        With length N along ``axis``.
-    mask : array (N,), bool
-    part : array
-        As ``whole``, but as long along ``axis`` as ``mask`` is true; it may be empty.
-    axis : int
-        0, or -1 for the last one.
+    Along ``axis`` (0, or -1 for the last one), ``part`` is as long as ``mask`` is true; it may be empty.
     """
     if part.shape[axis] == 0:
         return whole

@@ -37,11 +37,6 @@ def by_value(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:
 
     The function gets read-only copies of them. Where another argument cannot be hashed (an item of a plugin that is a
     dataclass, say) nothing is kept and the function is called each time.
-
-    Parameters
-    ----------
-    maxsize : int
-        Number of results; twice as many take twice the memory.
     """
 
     def decorate(function: Callable[..., T]) -> Callable[..., T]:

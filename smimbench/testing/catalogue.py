@@ -28,17 +28,10 @@ def all_checks(kind: str | None = None) -> tuple[Check, ...]:
 
 
 def contexts(item: Any, *, seed: int = 0, parameters: Mapping[str, Any] | None = None) -> list[CheckContext]:
-    """What is to be checked of an item: itself, or one of its class for every model where it has to be made.
+    """What is to be checked of an item: itself, one of its class, or one of every item of a name.
 
-    Parameters
-    ----------
-    item : object, class or str
-        An instance; a class, made with its defaults or its attribute ``example`` (a mapping of parameters); or the name of a
-        registered item, ``"name"`` or ``"distribution:name"``.
-    seed : int
-        Of everything that is drawn.
-    parameters : mapping or None
-        For a class or a name.
+    Parameters as for ``smimbench.testing.check``; a class is made with its defaults or its attribute ``example`` (a mapping
+    of parameters), a name may be written ``"distribution:name"``.
 
     Raises
     ------
@@ -48,11 +41,8 @@ def contexts(item: Any, *, seed: int = 0, parameters: Mapping[str, Any] | None =
     if isinstance(item, CheckContext):
         return [item]
     if isinstance(item, str):
-        found = [
-            CheckContext(e.kind, instantiate(e.item, e.kind, parameters), seed)
-            for e in _named(item, parameters)
-        ]
-        return found
+        named = _named(item, parameters)
+        return [CheckContext(e.kind, instantiate(e.item, e.kind, parameters), seed) for e in named]
     if isinstance(item, types.FunctionType):
         item = algorithm_class(item)
     kind = kind_of(item)

@@ -45,15 +45,7 @@ ONE_LINE = 1e-3
 
 
 def integrate(channel: Any, y: Array, omega: Array, V: Array, accuracy: Accuracy) -> Moments:
-    """Posterior moments of the whitened latents of every sample, block by block.
-
-    Parameters
-    ----------
-    channel : object
-        With ``log_likelihood(y, z) -> (n,)``.
-    y : array (n, ...)
-    omega : array (n, P, C)
-    V : array (P, P)
+    """Posterior moments of the whitened latents of every sample, block by block, for labels (n, ...) and omega (n, P, C).
 
     Raises
     ------
