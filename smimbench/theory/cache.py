@@ -35,22 +35,14 @@ class TheoryCache:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
-        self._points: dict[tuple[str, float], list[dict[str, Any]]] = {}
-        self._thresholds: dict[str, dict[str, Any]] = {}
+        self._memory: dict[tuple[str, str, float | None], Any] = {}
         self._consistent: set[str] = set()
 
     def points(self, problem: Problem, alphas: Sequence[float]) -> list[list[dict[str, Any]]]:
         """For every alpha the competing branches as JSON objects, the Bayes-optimal one first."""
         key = canonical_json(problem.spec)
         wanted = [float(a) for a in alphas]
-        missing = []
-        for alpha in dict.fromkeys(wanted):
-            if (key, alpha) not in self._points:
-                found = self._recall("point", key, alpha)
-                if found is None:
-                    missing.append(alpha)
-                else:
-                    self._points[key, alpha] = found
+        missing = [a for a in dict.fromkeys(wanted) if self._recall("point", key, a) is None]
         if missing:
             self._require_consistent(problem, key)
         for part in batches(problem, missing):
@@ -59,21 +51,18 @@ class TheoryCache:
             errors = iter(curve_errors(problem, *zip(*((p.Q, p.V, p.error) for p in flat))))
             for alpha, branches in zip(part, solved):
                 points = [point_document(problem, p, next(errors)) for p in branches]
-                self._points[key, alpha] = points
                 self._remember("point", key, alpha, points)
-        return [self._points[key, alpha] for alpha in wanted]
+        return [self._memory["point", key, alpha] for alpha in wanted]
 
     def thresholds(self, problem: Problem) -> dict[str, Any]:
         """Thresholds as a JSON object."""
         key = canonical_json(problem.spec)
-        if key not in self._thresholds:
-            found = self._recall("thresholds", key, None)
-            if found is None:
-                self._require_consistent(problem, key)
-                found = thresholds(problem)
-                self._remember("thresholds", key, None, found)
-            self._thresholds[key] = found
-        return self._thresholds[key]
+        found: dict[str, Any] | None = self._recall("thresholds", key, None)
+        if found is None:
+            self._require_consistent(problem, key)
+            found = thresholds(problem)
+            self._remember("thresholds", key, None, found)
+        return found
 
     def _require_consistent(self, problem: Problem, key: str) -> None:
         """Test the items of others once, before anything is computed with them."""
@@ -89,26 +78,21 @@ class TheoryCache:
 
     def _recall(self, kind: str, key: str, alpha: float | None) -> Any:
         file = self._file(kind, key, alpha)
-        if file is None:
-            return None
-        try:
-            found = json.loads(file.read_text())
-            if found["digest"] == _digest(found["answer"]):
-                return found["answer"]
-        except (OSError, ValueError, KeyError, TypeError):
-            pass  # not there, or torn: it is computed again and written over
-        return None
+        if (kind, key, alpha) not in self._memory and file is not None:
+            try:
+                found = json.loads(file.read_text())
+                if found["digest"] == _digest(found["answer"]):
+                    self._memory[kind, key, alpha] = found["answer"]
+            except (OSError, ValueError, KeyError, TypeError):
+                pass  # not there, or torn: it is computed again and written over
+        return self._memory.get((kind, key, alpha))
 
     def _remember(self, kind: str, key: str, alpha: float | None, answer: Any) -> None:
+        self._memory[kind, key, alpha] = answer
         file = self._file(kind, key, alpha)
         if file is not None:
-            document = {
-                "problem": json.loads(key),
-                "alpha": alpha,
-                "answer": answer,
-                "digest": _digest(answer),
-            }
-            write_atomically(file, json.dumps(document).encode())
+            what = {"problem": json.loads(key), "alpha": alpha, "answer": answer, "digest": _digest(answer)}
+            write_atomically(file, json.dumps(what).encode())
 
 
 def _digest(answer: Any) -> str:

@@ -18,7 +18,7 @@ from smimbench.numerics.linalg import spectral_function
 from smimbench.numerics.qmc import normal_points
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.theory.free_entropy import bayes_optimal_first, between, branches_meet
-from smimbench.theory.information import channel_information
+from smimbench.theory.information import diagonals, information_at, overlap_at, prior_moments
 from smimbench.theory.perfect_recovery import perfect_limit
 from smimbench.theory.sampling import SCRAMBLES
 from smimbench.theory.types import Host, Prediction
@@ -60,27 +60,24 @@ def iterate(
     """
     P = problem.components
     start = SEED_OVERLAP if branch == "uninformed" else INFORMED
-    overlap = problem.prior.overlap(start * np.eye(P))
+    Q, V = overlap_at(problem, start * np.eye(P))
     previous, rate = None, 0.0
     step = np.inf
     for _ in range(max_iterations):
-        info = channel_information(
-            problem.channel, problem.model, np.asarray(overlap.Q), np.asarray(overlap.V)
-        )
-        new = problem.prior.overlap(problem.model.kappa * alpha * np.asarray(info.value))
-        step = float(np.abs(new.Q - overlap.Q).max())
+        info = information_at(problem, Q, V)
+        old, (Q, V) = Q, overlap_at(problem, problem.model.kappa * alpha * info.value)
+        step = float(np.abs(Q - old).max())
         if previous:
             rate = min(step / previous, 0.999)
         previous = step
-        overlap = new
         if step <= tolerance:
             break
     relative = float(np.max(np.abs(info.error) / np.maximum(np.abs(info.value), 1e-300)))
-    error = (step * rate + np.diagonal(overlap.V) * min(relative, 1.0)) / (1 - rate)
+    error = (step * rate + np.diagonal(V) * min(relative, 1.0)) / (1 - rate)
     method = (
         info.method if step <= tolerance else f"{info.method}, {max_iterations} iterations were not enough"
     )
-    return Prediction(float(alpha), overlap.Q, overlap.V, np.asarray(error), branch, method)
+    return Prediction(float(alpha), Q, V, np.asarray(error), branch, method)
 
 
 def sweep(
@@ -99,15 +96,12 @@ def sweep(
     start = None if upwards else INFORMED * np.eye(P)
     solved: dict[int, tuple[Prediction, Host]] = {}
     seed = SEED_OVERLAP
-    bottom = np.diagonal(np.asarray(problem.prior.mean_overlap(P)))
+    bottom = np.diagonal(prior_moments(problem)[1])
     for k in order:
         alpha = float(alphas[k])
         if start is None:
-            found = problem.prior.overlap(np.zeros((P, P)))
-            information = channel_information(
-                problem.channel, problem.model, np.asarray(found.Q), np.asarray(found.V)
-            )
-            start = kappa * alpha * np.asarray(information.value)
+            information = information_at(problem, *overlap_at(problem, np.zeros((P, P))))
+            start = kappa * alpha * information.value
             seed = SAMPLED_SEED if "Monte Carlo" in information.method else SEED_OVERLAP
         start = start + seed * np.eye(P)
         qhat, relative, residual, method = _accelerated(problem, alpha, start)
@@ -115,8 +109,8 @@ def sweep(
         shift = 0.01
         # A residual far below the shift is enough.
         beside = _accelerated(problem, alpha * (1 - shift if upwards else 1 + shift), qhat, 0.05 * shift)[0]
-        Q, V = _overlap(problem, qhat)
-        other = _overlap(problem, beside)[1]
+        Q, V = overlap_at(problem, qhat)
+        other = overlap_at(problem, beside)[1]
         response = np.abs(np.diagonal(V - other)) / shift
         # The residual is one of log Qhat: what has hardly been learned cannot move V by more than that little.
         movable = np.minimum(np.diagonal(V), np.abs(np.diagonal(Q) - bottom))
@@ -124,11 +118,6 @@ def sweep(
         solved[k] = Prediction(alpha, Q, V, error + 1e-12, branch, method), qhat
         start = qhat
     return [solved[k] for k in range(len(alphas))]
-
-
-def _overlap(problem: Problem, qhat: Host) -> tuple[Host, Host]:
-    found = problem.prior.overlap(qhat)
-    return np.asarray(found.Q), np.asarray(found.V)
 
 
 def _logarithm(qhat: Host) -> Host:
@@ -152,22 +141,20 @@ def _accelerated(
     upper = np.triu_indices(len(start))
 
     def mapped(log: Host) -> tuple[Host, Any]:
-        Q, V = _overlap(problem, _exponential(log))
-        information = channel_information(problem.channel, problem.model, Q, V)
-        return _logarithm(kappa * alpha * np.asarray(information.value)), information
+        information = information_at(problem, *overlap_at(problem, _exponential(log)))
+        return _logarithm(kappa * alpha * information.value), information
 
     x = _logarithm(start)
     points: list[Host] = []
     steps: list[Host] = []
     residual, best = np.inf, np.inf
-    information: Any = None
+    method = ""
     for _ in range(MOST_ITERATIONS):
         image, information = mapped(x)
-        step = image - x
+        step, method = image - x, information.method
         residual = float(np.abs(step).max())
-        value = np.asarray(information.value)
-        error = np.broadcast_to(np.asarray(information.error, dtype=float), value.shape)
-        relative = float(np.max(np.diagonal(error) / np.maximum(np.diagonal(value), 1e-300)))
+        value, error = diagonals(information)
+        relative = float(np.max(error / np.maximum(value, 1e-300)))
         if residual <= max(enough, 0.02 * relative) or np.diagonal(x).min() > np.log(1e14):
             x = image
             break
@@ -187,13 +174,8 @@ def _accelerated(
             x[upper] += move
             x.T[upper] = x[upper]
     else:
-        return (
-            _exponential(x),
-            relative,
-            residual,
-            f"{information.method}, {MOST_ITERATIONS} iterations were not enough",
-        )
-    return _exponential(x), relative, residual, information.method
+        method += f", {MOST_ITERATIONS} iterations were not enough"
+    return _exponential(x), relative, residual, method
 
 
 def competing(problem: Problem, alphas: Sequence[float]) -> list[list[Prediction]]:
@@ -222,9 +204,12 @@ def competing(problem: Problem, alphas: Sequence[float]) -> list[list[Prediction
 
 def _perfect(problem: Problem, prediction: Prediction) -> Prediction:
     P = problem.components
-    second = np.asarray(problem.prior.second_moment(P), dtype=float)
     return replace(
-        prediction, Q=second, V=np.zeros((P, P)), error=np.zeros(P), method="counting of equations"
+        prediction,
+        Q=prior_moments(problem)[0],
+        V=np.zeros((P, P)),
+        error=np.zeros(P),
+        method="counting of equations",
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smimbench.interfaces import offers
-from smimbench.theory.information import channel_information, diagonals
+from smimbench.theory.information import diagonals, information_at, overlap_at, prior_moments
 from smimbench.theory.types import NOTHING
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def components_decouple(problem: Problem) -> bool:
     knowing one teaches the other.
     """
     P = problem.components
-    bottom = np.asarray(problem.prior.mean_overlap(P))
+    bottom = prior_moments(problem)[1]
     if np.any(bottom != np.diag(np.diagonal(bottom))):
         return False
     if P > 1 and not offers(problem.channel, "susceptibility") and _teach_each_other(problem):
@@ -34,12 +34,7 @@ def components_decouple(problem: Problem) -> bool:
     if problem.channel.symmetry in ("signs", "signed-permutations"):
         return True
     for probe in (np.zeros(P), 0.7 * 1.9 ** np.arange(P), 5.0 / 1.7 ** np.arange(P)):
-        found = problem.prior.overlap(np.diag(probe))
-        information = channel_information(
-            problem.channel, problem.model, np.asarray(found.Q), np.asarray(found.V)
-        )
-        value = np.asarray(information.value)
-        error = np.broadcast_to(np.asarray(information.error, dtype=float), value.shape)
+        value, error, _ = information_at(problem, *overlap_at(problem, np.diag(probe)))
         scale = np.sqrt(np.outer(np.diagonal(value), np.diagonal(value)))
         mixed = np.abs(value) > 4 * error + 1e-6 * scale + 1e-12
         if np.any(mixed & ~np.eye(P, dtype=bool)):
@@ -52,10 +47,7 @@ def _teach_each_other(problem: Problem) -> bool:
     P = problem.components
 
     def information(probe: Host) -> tuple[Host, Host]:
-        found = problem.prior.overlap(np.diag(probe))
-        return diagonals(
-            channel_information(problem.channel, problem.model, np.asarray(found.Q), np.asarray(found.V))
-        )
+        return diagonals(information_at(problem, *overlap_at(problem, np.diag(probe))))
 
     value, error = information(np.zeros(P))
     silent = value <= np.maximum(NOTHING, 4 * error)

@@ -16,7 +16,7 @@ import numpy as np
 
 from smimbench.numerics.linalg import spectral_function
 from smimbench.numerics.quadrature import gauss_legendre
-from smimbench.theory.information import channel_information
+from smimbench.theory.information import information_at, overlap_at, prior_moments
 
 if TYPE_CHECKING:
     from smimbench.problem.problem import Problem
@@ -30,7 +30,7 @@ NODES = 12
 
 def branches_meet(problem: Problem, low: Prediction, high: Prediction) -> bool:
     """Whether two predictions are the same fixed point within their errors."""
-    scale = float(np.max(np.diagonal(np.asarray(problem.prior.second_moment(problem.components)))))
+    scale = float(np.max(np.diagonal(prior_moments(problem)[0])))
     apart = np.abs(np.diagonal(low.V) - np.diagonal(high.V))
     return bool(np.all(apart <= 1e-6 * scale + 2 * (low.error + high.error)))
 
@@ -78,17 +78,14 @@ def between(problem: Problem, alpha: float, first: Host, second: Host) -> tuple[
 
     def overlap(t: float) -> tuple[Host, Host, Host]:
         qhat = np.asarray(spectral_function((1 - t) * logs[0] + t * logs[1], np.expm1))
-        found = problem.prior.overlap(qhat)
-        return qhat, np.asarray(found.Q), np.asarray(found.V)
+        return qhat, *overlap_at(problem, qhat)
 
     total, variance = 0.0, 0.0
     for node, weight in zip(nodes, weights):
         qhat, Q, V = overlap(node)
         step = 1e-4
         change = -(overlap(node + step)[2] - overlap(node - step)[2]) / (2 * step)
-        information = channel_information(problem.channel, problem.model, Q, V)
-        value = np.asarray(information.value)
+        value, error, _ = information_at(problem, Q, V)
         total += weight * 0.5 * float(np.sum((kappa * alpha * value - qhat) * change))
-        error = np.broadcast_to(np.asarray(information.error, dtype=float), value.shape)
         variance += (weight * 0.5 * kappa * alpha * float(np.sum(error * np.abs(change)))) ** 2
     return total, float(np.sqrt(variance))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from smimbench.interfaces import member
-from smimbench.theory.information import channel_information, diagonals
+from smimbench.theory.information import diagonals, information_at, overlap_at
 from smimbench.theory.types import Threshold
 
 if TYPE_CHECKING:
@@ -31,25 +31,25 @@ def perfect_limit(problem: Problem) -> Threshold | None:
     P = problem.components
     kappa = float(problem.model.kappa)
 
-    def at(qhat: Host) -> tuple[Any, Host]:
-        found = problem.prior.overlap(np.diag(qhat))
-        return found, np.diagonal(np.asarray(found.V)) * qhat
+    def at(qhat: Host) -> tuple[Host, Host, Host]:
+        """Q, V and ``diag(V Qhat)``."""
+        Q, V = overlap_at(problem, np.diag(qhat))
+        return Q, V, np.diagonal(V) * qhat
 
-    _, unknowns = at(np.full(P, 1e9))
+    unknowns = at(np.full(P, 1e9))[2]
     if not np.all(unknowns < 1e3):
         return None
     equations = member(problem.channel, "equations")
     if equations is not None:
         value = float(unknowns.sum()) / (kappa * float(equations))
-        drift = abs(float(at(np.full(P, 1e7))[1].sum() / unknowns.sum()) - 1)
+        drift = abs(float(at(np.full(P, 1e7))[2].sum() / unknowns.sum()) - 1)
         return Threshold(value, value * min(drift, 1e-2))
     tilt = np.ones(P)
 
     def measure(scale: float) -> tuple[Host, float, float] | None:
         """Sample ratio that each component asks for, its relative error, and the equations in all."""
-        found, _ = at(scale / tilt)
-        Q, V = np.asarray(found.Q), np.asarray(found.V)
-        information = channel_information(problem.channel, problem.model, Q, V)
+        Q, V, _ = at(scale / tilt)
+        information = information_at(problem, Q, V)
         value, error = diagonals(information)
         shares = np.diagonal(V) * value
         if not (np.isfinite(shares).all() and (shares > 0).all()):
@@ -57,7 +57,7 @@ def perfect_limit(problem: Problem) -> Threshold | None:
         return (
             unknowns / (kappa * shares),
             float(np.max(error / value)),
-            float(np.trace(V @ np.asarray(information.value))),
+            float(np.trace(V @ information.value)),
         )
 
     rates = np.zeros(P)

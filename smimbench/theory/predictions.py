@@ -8,6 +8,7 @@ import numpy as np
 
 from smimbench.theory import coupled
 from smimbench.theory.fixed_point_curve import fixed_point_curve
+from smimbench.theory.information import prior_moments
 from smimbench.theory.scalar import ScalarCurve
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def point_document(
 
 def _cosines(problem: Problem, prediction: Prediction) -> dict[str, Any]:
     """What the overlap of a low-rank run estimates, a squared cosine, where the signal has another length than 1."""
-    second = np.diagonal(np.asarray(problem.prior.second_moment(problem.components), dtype=float))
+    second = np.diagonal(prior_moments(problem)[0])
     if problem.model.rank != "low" or np.allclose(second, 1, rtol=0, atol=1e-9):
         return {}
     return {

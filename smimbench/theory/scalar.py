@@ -16,7 +16,8 @@ import numpy as np
 from smimbench.interfaces import Uncertain, member
 from smimbench.numerics.memo import kept
 from smimbench.numerics.roots import bracketed_roots
-from smimbench.theory.information import channel_information
+from smimbench.theory.free_entropy import bayes_optimal_first
+from smimbench.theory.information import information_at, overlap_at, prior_moments
 from smimbench.theory.types import NOTHING, Prediction, Threshold
 
 if TYPE_CHECKING:
@@ -57,8 +58,7 @@ class ScalarCurve:
                 f"a scalar curve needs one component, this problem has {self.problem.components}"
             )
         self.kappa = float(self.problem.model.kappa)
-        self.second = float(self.problem.prior.second_moment(1)[0, 0])
-        self.bottom = float(self.problem.prior.mean_overlap(1)[0, 0])
+        self.second, self.bottom = (float(moment[0, 0]) for moment in prior_moments(self.problem))
         probe = self._information(np.array([0.0]))
         self.method = probe.method
         self.sampled = probe.method.startswith(("Monte Carlo", "nested"))
@@ -78,24 +78,20 @@ class ScalarCurve:
         return kept(problem, "scalar_curve", lambda: cls(problem))
 
     def _overlap(self, log_qhat: Array) -> tuple[Array, Array]:
-        found = self.problem.prior.overlap(np.exp(np.asarray(log_qhat, dtype=float))[..., None, None])
-        return found.Q[..., 0, 0], found.V[..., 0, 0]
+        Q, V = overlap_at(self.problem, np.exp(np.asarray(log_qhat, dtype=float))[..., None, None])
+        return Q[..., 0, 0], V[..., 0, 0]
 
     def _information(self, log_qhat: Array) -> Uncertain:
-        Q, V = self._overlap(log_qhat)
-        found = channel_information(
-            self.problem.channel, self.problem.model, Q[..., None, None], V[..., None, None]
-        )
-        value = np.asarray(found.value)[..., 0, 0]
-        error = np.broadcast_to(np.asarray(found.error, dtype=float), np.shape(found.value))[..., 0, 0]
-        return Uncertain(value, error, found.method)
+        return self._information_at(*self._overlap(log_qhat))
+
+    def _information_at(self, Q: Array, V: Array) -> Uncertain:
+        found = information_at(self.problem, Q[..., None, None], V[..., None, None])
+        return Uncertain(found.value[..., 0, 0], found.error[..., 0, 0], found.method)
 
     def _at_bottom(self) -> Uncertain:
         """Information at the prior mean."""
-        Q, V = np.full((1, 1), self.bottom), np.full((1, 1), self.second - self.bottom)
-        found = channel_information(self.problem.channel, self.problem.model, Q, V)
-        error = np.broadcast_to(np.asarray(found.error, dtype=float), (1, 1))
-        return Uncertain(float(np.asarray(found.value)[0, 0]), float(error[0, 0]), found.method)
+        found = self._information_at(np.asarray(self.bottom), np.asarray(self.second - self.bottom))
+        return Uncertain(float(found.value), float(found.error), found.method)
 
     def alpha_of(self, log_qhat: Array) -> tuple[Array, Array]:
         """alpha(Qhat) and its numerical error."""
@@ -141,23 +137,15 @@ class ScalarCurve:
         return found
 
     def _roots(self, alphas: Array, upper: Array) -> Array:
-        left, right = self.log_qhat[upper - 1], self.log_qhat[upper]
-        if self.sampled:
-
-            def gap(x: Array, index: Array) -> Array:
-                return np.log(self._interpolated(x)) - targets[index]
-        else:
-
-            def gap(x: Array, index: Array) -> Array:
-                return np.log(self.alpha_of(x)[0]) - targets[index]
-
         targets = np.log(alphas)
-        ends = (
-            None
-            if self.sampled
-            else (np.log(self.alpha[upper - 1]) - targets, np.log(self.alpha[upper]) - targets)
+        ends = (np.log(self.alpha[upper - 1]) - targets, np.log(self.alpha[upper]) - targets)
+        return bracketed_roots(
+            lambda x, index: np.log(self._alpha(x)) - targets[index],
+            self.log_qhat[upper - 1],
+            self.log_qhat[upper],
+            values=None if self.sampled else ends,
+            tolerance=ROUNDING,
         )
-        return bracketed_roots(gap, left, right, values=ends, tolerance=ROUNDING)
 
     def _beyond(self, alpha: float, informed: bool, branch: str) -> Prediction:
         """Prediction beyond an end of the curve."""
@@ -211,7 +199,7 @@ class ScalarCurve:
                 result.append([replace(low, branch="unique")])
                 continue
             pair = [replace(p, free_entropy=self._free_entropy(p)) for p in (low, high)]
-            result.append(sorted(pair, key=lambda p: -p.free_entropy if p.free_entropy is not None else 0.0))
+            result.append(bayes_optimal_first(pair))
         return result
 
     def _free_entropy(self, point: Prediction) -> float:
@@ -229,7 +217,7 @@ class ScalarCurve:
         x = np.linspace(self.log_qhat[0], self._log_qhat_at(V_end), 6 * len(self.log_qhat))
         V = self._overlap(x)[1]
         x = np.append(x[V_end < V], self._log_qhat_at(V_end))
-        alpha = self._interpolated(x) if self.sampled else self.alpha_of(x)[0]
+        alpha = self._alpha(x)
         V = np.append(self._overlap(x)[1][:-1], V_end)
         qhat = np.exp(x)
         force = 0.5 * qhat * (point.alpha / alpha - 1.0)
@@ -239,8 +227,10 @@ class ScalarCurve:
         root = np.sqrt(V)
         return float(head + np.sum((force[1:] * root[1:] + force[:-1] * root[:-1]) * (root[:-1] - root[1:])))
 
-    def _interpolated(self, log_qhat: Array) -> Array:
-        """alpha(Qhat) between the nodes of a sampled curve."""
+    def _alpha(self, log_qhat: Array) -> Array:
+        """alpha(Qhat); between the nodes of a sampled curve interpolated."""
+        if not self.sampled:
+            return self.alpha_of(log_qhat)[0]
         from scipy.interpolate import PchipInterpolator
 
         finite = np.isfinite(self.alpha)
@@ -354,7 +344,10 @@ class ScalarCurve:
             kind = (
                 "max" if b > a + noise and b > c + noise else "min" if b < a - noise and b < c - noise else ""
             )
-            if kind and not self.sampled:
+            if not kind:
+                continue
+            where, value = self.log_qhat[j], b
+            if not self.sampled:
                 from scipy.optimize import minimize_scalar
 
                 sign = -1.0 if kind == "max" else 1.0
@@ -364,9 +357,8 @@ class ScalarCurve:
                     method="bounded",
                     options={"xatol": 1e-9},
                 )
-                found.append((float(best.x), float(sign * best.fun), kind))
-            elif kind:
-                found.append((float(self.log_qhat[j]), float(b), kind))
+                where, value = best.x, sign * best.fun
+            found.append((float(where), float(value), kind))
         return found
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from smimbench.theory.coupled import competing, linear_response
 from smimbench.theory.fixed_point_curve import FixedPointCurve, fixed_point_curve
 from smimbench.theory.free_entropy import branches_meet
-from smimbench.theory.information import channel_information
+from smimbench.theory.information import information_at, overlap_at, prior_moments
 from smimbench.theory.perfect_recovery import perfect_limit
 from smimbench.theory.scalar import ScalarCurve
 from smimbench.theory.types import NOTHING, Host, Threshold
@@ -42,21 +42,9 @@ def _scalar_thresholds(curve: ScalarCurve) -> dict[str, Any]:
     """Thresholds of one component."""
     weak, perfect = curve.weak_limit(), curve.perfect_limit()
     hard = curve.hard_phase() if curve.turning_points() else None
-    found: dict[str, Any] = {
-        "weak_recovery": _document(weak),
-        "perfect_recovery": _document(perfect),
-        "sequential": [{"layer": 1, **weak.document()}] if weak else [],
-        "hard_phase": list(hard) if hard else None,
-    }
-    if hard and perfect is not None:
-        # Two perfect-recovery thresholds: where V = 0 becomes stable, and where the uninformed branch gets there.
-        found["perfect_recovery"] = {
-            "value": max(perfect.value, hard[1]),
-            "error": perfect.error,
-            "branch": "uninformed",
-            "informed": _document(perfect),
-        }
-    return found
+    sequential = [{"layer": 1, **weak.document()}] if weak else []
+    jump = Threshold(max(perfect.value, hard[1]), perfect.error) if hard and perfect else None
+    return _documents(weak, perfect, sequential, hard, jump)
 
 
 def curve_thresholds(curve: FixedPointCurve) -> dict[str, Any]:
@@ -64,21 +52,11 @@ def curve_thresholds(curve: FixedPointCurve) -> dict[str, Any]:
     curve.continuation.follow_bifurcations()
     hard = _hard_phase(curve)
     sequence = [b for b in curve.bifurcations if b.alpha > 0 or curve.ratios.bottom[b.component] == 0]
-    found: dict[str, Any] = {
-        "weak_recovery": _document(curve.weak_recovery()),
-        "perfect_recovery": _document(curve.perfect),
-        "sequential": [{"layer": b.component + 1, "value": b.alpha, "error": b.error} for b in sequence],
-        "hard_phase": list(hard) if hard else None,
-    }
-    if hard and curve.perfect is not None and hard[1] > curve.perfect.value:
-        # Where V = 0 becomes stable, and where the uninformed branch gets there.
-        found["perfect_recovery"] = {
-            "value": hard[1],
-            "error": max(curve.perfect.error, curve.error_at_top()),
-            "branch": "uninformed",
-            "informed": _document(curve.perfect),
-        }
-    return found
+    sequential = [{"layer": b.component + 1, "value": b.alpha, "error": b.error} for b in sequence]
+    perfect, jump = curve.perfect, None
+    if hard and perfect is not None and hard[1] > perfect.value:
+        jump = Threshold(hard[1], max(perfect.error, curve.error_at_top()))
+    return _documents(curve.weak_recovery(), perfect, sequential, hard, jump)
 
 
 def _hard_phase(curve: FixedPointCurve) -> tuple[float, float] | None:
@@ -115,29 +93,22 @@ def _hard_phase(curve: FixedPointCurve) -> tuple[float, float] | None:
 
 def _sweep_thresholds(problem: Problem) -> dict[str, Any]:
     P = problem.components
-    bottom = np.asarray(problem.prior.mean_overlap(P), dtype=float)
-    found = problem.prior.overlap(np.zeros((P, P)))
-    Q, V = np.asarray(found.Q), np.asarray(found.V)
-    information = channel_information(problem.channel, problem.model, Q, V)
-    value, error = np.asarray(information.value), np.asarray(information.error, dtype=float)
+    bottom = prior_moments(problem)[1]
+    Q, V = overlap_at(problem, np.zeros((P, P)))
+    value, error, _ = information_at(problem, Q, V)
     perfect = perfect_limit(problem)
     weak: Threshold | None = None
     if bool((np.diagonal(value) > NOTHING + 3 * np.max(error)).any()):
         weak = Threshold(0.0, 0.0) if not bottom.any() else None
     elif not bottom.any():
         weak = _spectral_threshold(problem, Q, V)
-    hard = None
+    hard: tuple[float, float] | None = None
     if perfect is not None:
         for alpha, branches in zip(PROBES, competing(problem, [p * perfect.value for p in PROBES])):
             if len(branches) > 1 and branches[0].branch == "informed":
                 start = alpha * perfect.value
-                hard = [min(start, hard[0]) if hard else start, perfect.value]
-    return {
-        "weak_recovery": _document(weak),
-        "perfect_recovery": _document(perfect),
-        "sequential": [],
-        "hard_phase": hard,
-    }
+                hard = min(start, hard[0]) if hard else start, perfect.value
+    return _documents(weak, perfect, [], hard)
 
 
 def _spectral_threshold(problem: Problem, Q: Host, V: Host) -> Threshold | None:
@@ -155,5 +126,20 @@ def _spectral_threshold(problem: Problem, Q: Host, V: Host) -> Threshold | None:
     return Threshold(1 / rate, float(problem.model.kappa) * error_of_rate / rate**2)
 
 
-def _document(threshold: Threshold | None) -> dict[str, float] | None:
-    return None if threshold is None else threshold.document()
+def _documents(
+    weak: Threshold | None,
+    perfect: Threshold | None,
+    sequential: list[dict[str, Any]],
+    hard: tuple[float, float] | None,
+    jump: Threshold | None = None,
+) -> dict[str, Any]:
+    """``perfect`` is where V = 0 becomes stable, ``jump`` where the uninformed branch gets there, if that is later."""
+    recovery: dict[str, Any] | None = perfect.document() if perfect else None
+    if jump is not None:
+        recovery = {**jump.document(), "branch": "uninformed", "informed": recovery}
+    return {
+        "weak_recovery": weak.document() if weak else None,
+        "perfect_recovery": recovery,
+        "sequential": sequential,
+        "hard_phase": list(hard) if hard else None,
+    }
