@@ -89,6 +89,8 @@ def seen_by_labels(problem: Problem) -> Linear | str:
 class LinearRegression:
     """An algorithm for labels that are linear in the signal."""
 
+    chosen = "; regularisation chosen by validation on a fifth of the samples"
+
     def refuses(self, problem: Problem) -> str | None:
         """Channels whose labels are not linear in the signal."""
         seen = seen_by_labels(problem)
@@ -98,16 +100,30 @@ class LinearRegression:
         """One product with the normal matrix: a pass over the inputs, forward and adjoint."""
         return problem.pass_cost(data)
 
+    @staticmethod
+    def observed(problem: Problem) -> tuple[Linear, str]:
+        """The linear observation that labels are, and what it tells in words; ValueError if they are none."""
+        linear = seen_by_labels(problem)
+        if isinstance(linear, str):
+            raise ValueError(linear)
+        count, size = len(linear.rows), problem.components * problem.model.sites
+        what = f"{count} of {size} combinations of the latents (the rest is not identifiable)"
+        noise = " without noise" if linear.noise.max() == 0 else f" with noise {linear.noise.min():.3g}"
+        return linear, "sees " + ("all latents" if count == size else what) + noise
 
-def observed(problem: Problem) -> tuple[Linear, str]:
-    """The linear observation that labels are, and what it tells in words; ValueError if they are none."""
-    linear = seen_by_labels(problem)
-    if isinstance(linear, str):
-        raise ValueError(linear)
-    count, size = len(linear.rows), problem.components * problem.model.sites
-    what = f"{count} of {size} combinations of the latents (the rest is not identifiable)"
-    noise = " without noise" if linear.noise.max() == 0 else f" with noise {linear.noise.min():.3g}"
-    return linear, "sees " + ("all latents" if count == size else what) + noise
+    @staticmethod
+    def held_out(problem: Problem, data: Data, linear: Linear) -> tuple[LeastSquares, LeastSquares]:
+        """The samples to learn from, and those on which a penalty is chosen."""
+        n = int(data.inputs.shape[0])
+        if n < 2:
+            raise ValueError(
+                f"validation needs at least two samples, this data has {n}; give regularisation a number"
+            )
+        cut = max(1, min(n - 1, round((1 - HELD_OUT) * n)))
+        return (
+            LeastSquares(problem, linear, data.inputs[:cut, ...], data.labels[:cut, ...]),
+            LeastSquares(problem, linear, data.inputs[cut:, ...], data.labels[cut:, ...]),
+        )
 
 
 class LeastSquares:
@@ -178,20 +194,3 @@ class LeastSquares:
             v, _ = self.normal(v)
             size = float(xp.sqrt(xp.sum(v * v)))
         return MARGIN * size
-
-
-VALIDATED = "; regularisation chosen by validation on a fifth of the samples"
-
-
-def held_out(problem: Problem, data: Data, linear: Linear) -> tuple[LeastSquares, LeastSquares]:
-    """The samples to learn from, and those on which a penalty is chosen."""
-    n = int(data.inputs.shape[0])
-    if n < 2:
-        raise ValueError(
-            f"validation needs at least two samples, this data has {n}; give regularisation a number"
-        )
-    cut = max(1, min(n - 1, round((1 - HELD_OUT) * n)))
-    return (
-        LeastSquares(problem, linear, data.inputs[:cut, ...], data.labels[:cut, ...]),
-        LeastSquares(problem, linear, data.inputs[cut:, ...], data.labels[cut:, ...]),
-    )

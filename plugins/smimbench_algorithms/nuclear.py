@@ -11,14 +11,7 @@ import numpy as np
 from smimbench.backend import beside, clip, namespace
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError
 from smimbench.numerics.linalg import spectral_function, symmetric
-from smimbench_algorithms.least_squares import (
-    VALIDATED,
-    LeastSquares,
-    Linear,
-    LinearRegression,
-    held_out,
-    observed,
-)
+from smimbench_algorithms.least_squares import LeastSquares, Linear, LinearRegression
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Data
@@ -89,13 +82,13 @@ class Nuclear(LinearRegression):
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> NuclearState:
         """The prior mean; with validation, the choice of tau."""
-        linear, note = observed(problem)
+        linear, note = self.observed(problem)
         xp = namespace(data.inputs)
         squares = LeastSquares(problem, linear, data.inputs, data.labels)
         start = xp.asarray(problem.prior.mean(problem.components, data.dimension), **beside(data.inputs))
         if self.regularisation == "validation":
             threshold = self._validated(problem, data, linear, start, rng)
-            note += VALIDATED
+            note += self.chosen
         else:
             threshold = float(self.regularisation)
         return NuclearState(start, start, 1.0, squares, squares.lipschitz(rng), threshold, note)
@@ -139,7 +132,7 @@ class Nuclear(LinearRegression):
     ) -> float:
         """The tau with the smallest error on held-out samples, along a path from large to small."""
         xp = namespace(data.inputs)
-        fit, rest = held_out(problem, data, linear)
+        fit, rest = LinearRegression.held_out(problem, data, linear)
         slope, _ = fit.normal(xp.zeros_like(start), targets=True)
         largest = float(xp.max(xp.abs(xp.linalg.eigvalsh(symmetric(slope)))))
         lipschitz = fit.lipschitz(rng)

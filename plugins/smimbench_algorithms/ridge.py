@@ -12,14 +12,7 @@ from smimbench.interfaces import Array, Capabilities, Info, ParameterError
 from smimbench.theory.information import information_at, prior_moments
 from smimbench.theory.predictions import point_document
 from smimbench.theory.types import Prediction
-from smimbench_algorithms.least_squares import (
-    VALIDATED,
-    LeastSquares,
-    Linear,
-    LinearRegression,
-    held_out,
-    observed,
-)
+from smimbench_algorithms.least_squares import LeastSquares, Linear, LinearRegression
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Data
@@ -100,10 +93,10 @@ class Ridge(LinearRegression):
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> RidgeState:
         """The prior mean; with validation, the choice of lambda."""
-        linear, note = observed(problem)
+        linear, note = self.observed(problem)
         if self.regularisation == "validation":
             penalty: float | np.ndarray[Any, Any] = _validated(problem, data, linear)
-            note += VALIDATED
+            note += self.chosen
         elif self.regularisation == "theory":
             second, known = prior_moments(problem)
             penalty = float(linear.noise.min()) / np.diagonal(second - known)
@@ -183,7 +176,7 @@ def _conjugate(state: RidgeState) -> tuple[RidgeState, Array]:
 
 def _validated(problem: Problem, data: Data, linear: Linear) -> float:
     """The candidate with the smallest error on held-out samples; all are solved together."""
-    fit, rest = held_out(problem, data, linear)
+    fit, rest = LinearRegression.held_out(problem, data, linear)
     state = _begin(problem, fit, np.array(CANDIDATES)[:, None])
     for _ in range(VALIDATION_STEPS):
         state, relative = _conjugate(state)

@@ -31,7 +31,7 @@ class Calibration(PerComponent):
     unit = "the claim is right"
     direction = "one"
 
-    def values(self, problem: Any, claims: Claims) -> Array:
+    def _values(self, problem: Any, claims: Claims) -> Array:
         """NaN where the real error is nothing but rounding."""
         if claims.aligned_V is None:
             raise NotMeasured("it claims no error of its own")

@@ -23,8 +23,8 @@ class PerComponent:
 
     def measure(self, instance: Any, estimate: Array, claims: Claims) -> list[float]:
         """The values of the aligned estimate."""
-        return [float(value) for value in to_host(self.values(instance.problem, claims))]
+        return [float(value) for value in to_host(self._values(instance.problem, claims))]
 
-    def values(self, problem: Any, claims: Claims) -> Array:
+    def _values(self, problem: Any, claims: Claims) -> Array:
         """An array (P,); raises ``NotMeasured`` if there is none."""
         raise NotImplementedError

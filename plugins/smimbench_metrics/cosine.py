@@ -23,7 +23,7 @@ class Cosine(PerComponent):
     label = "cosine"
     unit = "the direction of the signal"
 
-    def values(self, problem: Any, claims: Claims) -> Array:
+    def _values(self, problem: Any, claims: Claims) -> Array:
         """0 for a component that is 0."""
         teacher, aligned = claims.teacher, claims.aligned
         across, own, truth = (

@@ -24,8 +24,7 @@ class MSE(PerComponent):
     direction = "lower"
     in_trajectory = True
 
-    def values(self, problem: Any, claims: Claims) -> Array:
-        """As the model defines it."""
+    def _values(self, problem: Any, claims: Claims) -> Array:
         return problem.model.squared_error(claims.teacher, claims.aligned)
 
     def theory(self, problem: Any, point: dict[str, Any]) -> tuple[list[float], list[float]]:

@@ -21,8 +21,7 @@ class Overlap(PerComponent):
     unit = "1 (low rank) or 1 + rho (extensive rank) for the signal itself"
     in_trajectory = True
 
-    def values(self, problem: Any, claims: Claims) -> Array:
-        """As the model defines it."""
+    def _values(self, problem: Any, claims: Claims) -> Array:
         return problem.model.overlap(claims.teacher, claims.aligned)
 
     def theory(self, problem: Any, point: dict[str, Any]) -> tuple[list[float], list[float]]:
