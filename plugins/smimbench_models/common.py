@@ -124,28 +124,12 @@ class TokenModel:
 def align(signal: Array, estimate: Array, symmetry: str, inner: Array) -> Array:
     """The element of the estimate's orbit under ``symmetry`` that is closest to the signal.
 
-    Minimises ``sum_p |s_p - (g shat)_p|^2`` over the group, which is the maximisation of ``sum_p s_p . (g
-    shat)_p``.
+    Minimises ``sum_p |s_p - (g shat)_p|^2`` over the group, that is maximises ``sum_p s_p . (g shat)_p``.
 
-    Parameters
-    ----------
-    signal, estimate : array (P, ...)
-        Not modified.
-    symmetry : str
-        ``"none"``, ``"signs"`` (one per component), ``"common-sign"`` (one for all), ``"permutations"`` (of the
-        components), ``"permutations-common-sign"`` (the last two), ``"signed-permutations"`` (the first and the third) or
-        ``"rotations"`` (orthogonal P x P, reflections included).
-    inner : array (P, P)
-        ``inner(signal, estimate)`` of the model, in any normalisation.
-
-    Returns
-    -------
-    array (P, ...)
-
-    Raises
-    ------
-    ValueError
-        If ``symmetry`` has another name.
+    ``signal`` and ``estimate`` (P, ...) are not modified; ``inner`` (P, P) is ``inner(signal, estimate)`` of the model in any
+    normalisation. ``symmetry`` is ``"none"``, ``"signs"`` (one per component), ``"common-sign"`` (one for all),
+    ``"permutations"`` (of the components), ``"permutations-common-sign"`` (the last two), ``"signed-permutations"`` (the first
+    and the third) or ``"rotations"`` (orthogonal P x P, reflections included); ValueError otherwise.
     """
     if symmetry not in SYMMETRIES:
         raise ValueError(f"symmetry must be one of {', '.join(SYMMETRIES)}, got {symmetry!r}")

@@ -338,7 +338,7 @@ def test_labels_against_all_odds_give_the_projection(tokens, v):
 def test_curve_of_two_tokens_agrees_with_quadrature():
     v = np.geomspace(1e-8, 1, 60)
     exact = AttentionHardmax(tokens=2).information((1 - v)[:, None, None], v[:, None, None]).value[:, 0, 0]
-    value, error = information_curve(2, 1 << 12)(1 - v, v)
+    value, error = information_curve(2, 1 << 12, 1 - v, v)
     assert np.all(np.abs(value - exact) < 4 * error)
     assert np.all(error < 5e-3 * exact)
     assert abs(value[-1] / exact[-1] - 1) < 1e-6

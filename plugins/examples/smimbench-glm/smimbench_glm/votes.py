@@ -16,12 +16,11 @@ __all__ = ["Committee", "SignProduct"]
 class _Votes:
     """A label for every token, a function of the signs of its P latents; no label is impossible, none is random."""
 
-    tokens: int
-    components: int
-
     version = 1
     reference = "derived, checked by tests/test_votes.py"
     capabilities = Capabilities(models=("sequence-multi-index",))
+    tokens: int
+    components: int
 
     def __post_init__(self) -> None:
         for key in ("tokens", "components"):
@@ -91,6 +90,7 @@ class SignProduct(_Votes):
     .. math:: y_m = \prod_p \mathrm{sign}(z_{pm})
 
     Labels are (n, M). Two signs that change together leave every label as it is: directions are found up to that.
+    Derived, checked by tests/test_votes.py.
 
     Parameters
     ----------
@@ -98,10 +98,6 @@ class SignProduct(_Votes):
         M, at least 1; filled in from the model.
     components : int
         P; 1 is the channel ``sign``.
-
-    References
-    ----------
-    Derived, checked by tests/test_votes.py.
     """
 
     tokens: int = 1

@@ -22,7 +22,7 @@ class NoisySquare(SizeOfProjection):
 
     .. math:: y = z^2 + \sqrt{\Delta}\, \xi
 
-    Labels are (n, 1, 1).
+    Labels are (n, 1, 1). Derived, checked by tests/test_square.py.
 
     Parameters
     ----------
@@ -30,10 +30,6 @@ class NoisySquare(SizeOfProjection):
         Variance Delta > 0.
     tokens : int
         Must be 1; filled in from the model.
-
-    References
-    ----------
-    Derived, checked by tests/test_square.py.
     """
 
     noise: float = 0.1

@@ -84,17 +84,18 @@ class _TorchAlgorithm:
 
     def refuses(self, problem: Any) -> str | None:
         """Why this problem cannot be learned by autograd, or None."""
-        if self.optimizer_class is getattr(torch.optim, "SparseAdam", None):
-            return "SparseAdam wants sparse gradients, and those of a dense signal are not"
-        if not hasattr(problem.channel, "vjp"):
-            return f"channel {problem.channel.name!r} has no derivative"
-        if not hasattr(problem.prior, "compose"):
-            return f"prior {problem.prior.name!r} has no factor to descend on"
-        if self.width is not None and problem.model.kappa == 1:
-            return "width applies to attention-indexed models only; remove it"
-        if self.loss == "cross-entropy" and not gives_probabilities(problem):
-            return f"cross-entropy needs labels that are probabilities, those of channel {problem.channel.name!r} are not"
-        return None
+        channel, prior = problem.channel, problem.prior
+        sparse = self.optimizer_class is getattr(torch.optim, "SparseAdam", None)
+        scores = self.loss == "cross-entropy" and not gives_probabilities(problem)
+        reasons = {
+            "SparseAdam wants sparse gradients, and those of a dense signal are not": sparse,
+            f"channel {channel.name!r} has no derivative": not hasattr(channel, "vjp"),
+            f"prior {prior.name!r} has no factor to descend on": not hasattr(prior, "compose"),
+            "width applies to attention-indexed models only; remove it": self.width is not None
+            and problem.model.kappa == 1,
+            f"cross-entropy needs labels that are probabilities, those of channel {channel.name!r} are not": scores,
+        }
+        return next((reason for reason, refused in reasons.items() if refused), None)
 
     def plan(self, data: Any) -> Plan:
         """So many steps, each on a batch."""

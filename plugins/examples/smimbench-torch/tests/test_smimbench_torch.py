@@ -31,15 +31,9 @@ def make(name, **parameters):
 def run(problem, algorithm, alpha, dimension=12):
     instance = problem.instance(alpha, dimension)
     backend = get_backend()
-    return run_algorithm(
-        problem,
-        instance,
-        instance.data(backend),
-        algorithm,
-        lambda k: np.random.default_rng(k),
-        LoopSettings(),
-        backend,
-    ).attempt
+    data = instance.data(backend)
+    settings = LoopSettings()
+    return run_algorithm(problem, instance, data, algorithm, np.random.default_rng, settings, backend).attempt
 
 
 def test_all_of_torch_optim_is_there():

@@ -162,7 +162,7 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
             value, error = pair.information(q.ravel(), v.ravel())
             method = "quadrature"
         else:
-            value, error = information_curve(self.tokens, self._sample_count)(q.ravel(), v.ravel())
+            value, error = information_curve(self.tokens, self._sample_count, q.ravel(), v.ravel())
             method = "fit through Monte Carlo"
         return uncertain_like(Q, value.reshape(q.shape), error.reshape(q.shape), method)
 

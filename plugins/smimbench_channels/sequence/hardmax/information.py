@@ -11,12 +11,13 @@ import itertools
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from smimbench.numerics.qmc import normal_points
 from smimbench.numerics.quadrature import gauss_legendre
+from smimbench_channels.chebyshev import Polynomials, fitted, lobatto_points
 from smimbench_channels.sequence.hardmax.posterior import posterior_moments
 
 __all__ = [
@@ -87,33 +88,17 @@ def small_error_limit(tokens: int) -> float:
     return one * (tokens + tokens * (tokens - 1) * _mean_pair_leads(tokens) / 2) / math.sqrt(2 * math.pi)
 
 
-class Polynomials(NamedTuple):
-    """``sqrt(V (Q + V)) (Q + V) / Q * information`` as polynomials in ``s = sqrt(V / (Q + V))``, one for each scramble."""
-
-    coefficients: Host
-    fit_error: float
-
-    def __call__(self, s: Host) -> tuple[Host, Host]:
-        """Value and error at ``s``."""
-        values = np.polynomial.chebyshev.chebval(2 * s - 1, self.coefficients)
-        mean = values.mean(axis=0)
-        noise = values.std(axis=0, ddof=1) / math.sqrt(len(values))
-        return mean, np.hypot(noise, self.fit_error * mean)
-
-
 @cache
 def scaled_information(tokens: int, accuracy: Accuracy = ACCURACY) -> Polynomials:
-    """Least squares through estimates at Chebyshev's points; both ends are exact."""
+    """``sqrt(V (Q + V)) (Q + V) / Q * information`` through estimates at Chebyshev's points; both ends are exact."""
     count = accuracy.points
-    s = (1 - np.cos(math.pi * np.arange(count) / (count - 1))) / 2
+    s = lobatto_points(count)
     values = np.empty((count, accuracy.scrambles))
     values[0], values[-1] = small_error_limit(tokens), susceptibility_without_overlap(tokens)
     for k in range(1, count - 1):
         values[k] = estimates(tokens, float(s[k]), accuracy)
     spread = np.maximum(values.std(axis=1, ddof=1), 1e-5)
-    basis = np.polynomial.chebyshev.chebvander(2 * s - 1, accuracy.degree)
-    fit = np.linalg.pinv(basis / spread[:, None], rcond=1e-14) / spread
-    return Polynomials(fit @ values, accuracy.fit_error)
+    return fitted(s, values, spread, accuracy.degree, accuracy.fit_error)
 
 
 def estimates(tokens: int, s: float, accuracy: Accuracy = ACCURACY) -> Host:

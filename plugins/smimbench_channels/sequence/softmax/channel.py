@@ -95,24 +95,23 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
             value = getattr(self, key)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise ParameterError(key, f"must be a finite number, got {value!r}")
-        if self.tokens < 2:
-            raise ParameterError(
-                "tokens", f"must be at least 2 (one token only attends to itself), got {self.tokens}"
-            )
-        if self.layers < 1:
-            raise ParameterError("layers", f"must be at least 1, got {self.layers}")
-        if self.layers > most_layers(self.tokens):
-            raise ParameterError(
-                "layers",
-                "must be 1, or at most 4 with tokens = 2, or at most 2 with tokens = 3, "
-                f"got layers = {self.layers} with tokens = {self.tokens}",
-            )
-        if not 256 <= self.points <= 1 << 24:
-            raise ParameterError("points", f"must be between 256 and 2^24, got {self.points}")
-        if self.skip < 0.0:
-            raise ParameterError("skip", f"must be >= 0, got {self.skip}")
-        if not 1e-12 <= self.accuracy <= 0.1:
-            raise ParameterError("accuracy", f"must be between 1e-12 and 0.1, got {self.accuracy}")
+        size = f"got layers = {self.layers} with tokens = {self.tokens}"
+        sizes = "must be 1, or at most 4 with tokens = 2, or at most 2 with tokens = 3"
+        alone = "must be at least 2 (one token only attends to itself)"
+        for key, right, message in (
+            ("tokens", self.tokens >= 2, f"{alone}, got {self.tokens}"),
+            ("layers", self.layers >= 1, f"must be at least 1, got {self.layers}"),
+            ("layers", self.layers <= most_layers(self.tokens), f"{sizes}, {size}"),
+            ("points", 256 <= self.points <= 1 << 24, f"must be between 256 and 2^24, got {self.points}"),
+            ("skip", self.skip >= 0.0, f"must be >= 0, got {self.skip}"),
+            (
+                "accuracy",
+                1e-12 <= self.accuracy <= 0.1,
+                f"must be between 1e-12 and 0.1, got {self.accuracy}",
+            ),
+        ):
+            if not right:
+                raise ParameterError(key, message)
 
     @property
     def components(self) -> int:
@@ -200,19 +199,9 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         arguments give equal results. The posterior of a label comes from a table where at most one layer
         before the last has an overlap.
 
-        Parameters
-        ----------
-        Q, V : array (..., L, L)
-            Overlap and error; leading axes are a batch.
-        labels : int or None
-            How many labels are drawn for each (Q, V) that has neither a closed form nor a table. Default: 65536
-            where the posterior of a label is integrated exactly (two layers of two tokens; that gives about 2e-3 of the
-            value), 4096 where it is sampled.
-
-        Returns
-        -------
-        Uncertain
-            ``error`` has the shape of ``value``.
+        ``Q`` and ``V`` (..., L, L), leading axes are a batch; ``error`` has the shape of ``value``. ``labels`` says how many are
+        drawn for each (Q, V) that has neither a closed form nor a table; default: 65536 where the posterior of a label is
+        integrated exactly (two layers of two tokens; about 2e-3 of the value), 4096 where it is sampled.
         """
         return information.information(self._network, Q, V, labels)
 
@@ -224,12 +213,7 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         prior). ``M (M + 1)`` for one layer, and less for every layer of a deeper network. Entries of layers
         with an overlap are 0.
 
-        Parameters
-        ----------
-        Q, V : array (..., L, L)
-            Overlap and error; leading axes are a batch.
-        labels : int or None
-            As for ``information``.
+        Arguments as for ``information``.
         """
         return information.susceptibility(self._network, Q, V, labels)
 

@@ -52,26 +52,15 @@ class Draws(NamedTuple):
     """One scramble of labels and what their posterior says, in units of V; host arrays.
 
     Posterior means come twice: equal where the posterior is exact, independent where it is sampled.
-
-    Attributes
-    ----------
-    omega : ndarray (n, L, M)
-        In units of ``Q^{1/2}``.
-    truth : ndarray (n, L, M)
-        h.
-    shifts : two ndarray (n, L, M)
-        ``<h>``.
-    second : ndarray (n, L, L) or None
-        ``sum_m <h_m h_m^T>``; None where it is sampled, since a bias would spoil a control variate.
-    responses : two ndarray (n, U, M, M)
-        ``<z_a z_a^T> / V_aa - I`` for the U layers without overlap.
     """
 
-    omega: Host
-    truth: Host
-    shifts: tuple[Host, Host]
-    second: Host | None
-    responses: tuple[Host, Host]
+    omega: Host  # (n, L, M) in units of Q^{1/2}
+    truth: Host  # (n, L, M) h
+    shifts: tuple[Host, Host]  # (n, L, M) each, <h>
+    second: (
+        Host | None
+    )  # (n, L, L) sum_m <h_m h_m^T>; None where it is sampled: a bias would spoil a control variate
+    responses: tuple[Host, Host]  # (n, U, M, M) each, <z_a z_a^T> / V_aa - I for the U layers without overlap
 
 
 def _outer(a: Host, b: Host) -> Host:

@@ -12,24 +12,14 @@ __all__ = ["Moments"]
 
 
 class Moments(NamedTuple):
-    """Integrals over ``z ~ N(omega, V (x) I_M)`` given the label, relative to ``omega``; float64.
+    """Integrals over ``z ~ N(omega, V (x) I_M)`` given the label, in ``dz = z - omega``; float64."""
 
-    Attributes
-    ----------
-    log_partition : array (n,)
-        ``log Z_out``.
-    shift : array (n, L, M)
-        ``E[z - omega]``.
-    second : array (n, L, L) or (n, L M, L M)
-        ``sum_m E[dz_am dz_bm]``, or the whole matrix ``E[dz dz^T]``, ``dz = z - omega`` by layer and token.
-    error : array (n,)
-        Estimated error of ``shift``: root mean square over its entries, relative to ``sqrt(diag V)``.
-    """
-
-    log_partition: Array
-    shift: Array
-    second: Array
-    error: Array
+    log_partition: Array  # (n,) log Z_out
+    shift: Array  # (n, L, M) E[dz]
+    second: Array  # (n, L, L) sum_m E[dz_am dz_bm], or (n, L M, L M) the whole E[dz dz^T] by layer and token
+    error: (
+        Array  # (n,) estimated error of `shift`: root mean square over its entries, relative to sqrt(diag V)
+    )
 
     def posterior(self, omega: Array, full: bool) -> Posterior:
         """The contract's form, in the data type of ``omega``; ``full`` says what ``second`` holds."""

@@ -76,18 +76,7 @@ def output(z: Array, skip: float) -> Array:
 def output_vjp(z: Array, skip: float, cotangent: Array) -> Array:
     """Gradient of ``sum(cotangent * u(z))`` with respect to ``z``, by reverse mode.
 
-    Parameters
-    ----------
-    z : array (..., L, M)
-        Latents.
-    skip : float
-        Skip strength c.
-    cotangent : array (..., M)
-        Leading axes may broadcast against those of ``z``.
-
-    Returns
-    -------
-    array (..., L, M)
+    ``z`` (..., L, M), ``cotangent`` (..., M), whose leading axes may broadcast against those of ``z``.
     """
     xp = namespace(z, cotangent)
     layers = z.shape[-2]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,13 +21,14 @@ from smimbench_channels.attention.hardmax.many_tokens.exact import row_posterior
 from smimbench_channels.attention.hardmax.many_tokens.gibbs import sample_moments
 from smimbench_channels.attention.hardmax.many_tokens.patterns import label_classes
 from smimbench_channels.batches import blocks
+from smimbench_channels.chebyshev import Polynomials, fitted, lobatto_points
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from smimbench.interfaces import Array
 
-__all__ = ["Curve", "information_curve", "small_error_constant"]
+__all__ = ["information_curve", "small_error_constant"]
 
 # Degree of the polynomial. Doubled: more coefficients than points, so that it follows the noise.
 DEGREE = 4
@@ -45,29 +46,6 @@ TRUNCATION = 1e-4
 GIBBS_BURN_IN, GIBBS_SWEEPS = 8, 8
 # Entries of a matrix in one block of Gibbs chains. Doubled: twice the memory.
 GIBBS_BLOCK = 1 << 17
-
-
-class Curve(NamedTuple):
-    """Polynomials in ``s = sqrt(V / (Q + V))`` for ``s (Q + V) information``, one for each scramble.
-
-    Attributes
-    ----------
-    coefficients : ndarray (DEGREE + 1, SCRAMBLES)
-        In powers of ``2 s - 1``, Chebyshev.
-    """
-
-    coefficients: np.ndarray[Any, Any]
-
-    def __call__(self, q: Array, v: Array) -> tuple[Array, Array]:
-        """Information (N,) and its standard error; infinite at v = 0."""
-        total = q + v
-        s = np.sqrt(np.where(v > 0, v / np.where(total > 0, total, 1.0), 1.0))
-        values = np.polynomial.chebyshev.chebval(2 * s - 1, self.coefficients)
-        mean = values.mean(axis=0)
-        error = np.hypot(values.std(axis=0, ddof=1) / math.sqrt(values.shape[0]), TRUNCATION * mean)
-        with np.errstate(divide="ignore"):
-            scale = np.where(v > 0, 1 / np.sqrt(v * total), np.inf)
-        return mean * scale, error * scale
 
 
 def small_error_constant(tokens: int) -> float:
@@ -96,10 +74,20 @@ def small_error_constant(tokens: int) -> float:
     return 2 * T / math.sqrt(2 * math.pi) * one * (with_diagonal + without)
 
 
+def information_curve(tokens: int, samples: int, q: Array, v: Array) -> tuple[Array, Array]:
+    """Information (N,) and its standard error, infinite at v = 0; from ``samples`` labels at each inner node of the curve."""
+    total = q + v
+    s = np.sqrt(np.where(v > 0, v / np.where(total > 0, total, 1.0), 1.0))
+    mean, error = _polynomials(tokens, samples)(s)
+    with np.errstate(divide="ignore"):
+        scale = np.where(v > 0, 1 / np.sqrt(v * total), np.inf)
+    return mean * scale, error * scale
+
+
 @cache
-def information_curve(tokens: int, samples: int) -> Curve:
-    """Estimate the curve from ``samples`` labels at each of its inner nodes."""
-    s = (1 - np.cos(math.pi * np.arange(NODES) / (NODES - 1))) / 2
+def _polynomials(tokens: int, samples: int) -> Polynomials:
+    """``s (Q + V) information``."""
+    s = lobatto_points(NODES)
     values = np.empty((NODES, SCRAMBLES))
     values[0] = small_error_constant(tokens)
     certain = [0]
@@ -111,9 +99,7 @@ def information_curve(tokens: int, samples: int) -> Curve:
             values[k] = s[k] * _sampled(tokens, s[k] ** 2, samples, k)
     spread = values.std(axis=1, ddof=1) / math.sqrt(SCRAMBLES)
     spread[certain] = 1e-3 * spread[spread > 0].min()  # these points are as good as exact
-    basis = np.polynomial.chebyshev.chebvander(2 * s - 1, DEGREE)
-    fit = np.linalg.pinv(basis / spread[:, None], rcond=1e-14) / spread[None, :]
-    return Curve(fit @ values)
+    return fitted(s, values, spread, DEGREE, TRUNCATION)
 
 
 def _without_overlap(tokens: int) -> float:

@@ -27,21 +27,11 @@ _FAR, _NOTHING = -30.0, 40.0
 
 
 class ChainMoments(NamedTuple):
-    """Averages over the sweeps of every chain, in units of the prior's standard deviation.
+    """Averages over the sweeps of every chain, in units of the prior's standard deviation."""
 
-    Attributes
-    ----------
-    first : array (chains, n, C)
-        Mean of ``(z - omega) / sqrt(V)``.
-    second : array (chains, n, C)
-        Mean of ``(z - omega)^2 / V``.
-    outer : array (chains, n, C, C) or None
-        Mean of the products of two entries of ``(z - omega) / sqrt(V)``.
-    """
-
-    first: Array
-    second: Array
-    outer: Array | None
+    first: Array  # (chains, n, C) of (z - omega) / sqrt(V)
+    second: Array  # (chains, n, C) of its squares
+    outer: Array | None  # (chains, n, C, C) of the products of two of its entries
 
 
 def truncated_normal(low: Array, high: Array, uniform: Array) -> tuple[Array, Array, Array]:
@@ -193,25 +183,8 @@ def sample_moments(
     a row whose maximum it is not. Entries without a common row are drawn at once. The averages are those of
     the conditional moments given the rest, so entries far from their bounds contribute no noise.
 
-    Parameters
-    ----------
-    y : integer array (n, T)
-    omega : array (n, C), double precision
-    V : array (), double precision
-    sweeps, burn_in : int
-        Sweeps that are averaged and sweeps before.
-    chains : int
-    rng : numpy.random.Generator
-        Host generator of the uniform numbers.
-    start : array (n, C), optional
-        Latents z to start from: a draw from the posterior leaves no burn-in bias. Default:
-        ``feasible_start``.
-    outer : bool
-        Also average the products of two entries.
-
-    Returns
-    -------
-    ChainMoments
+    ``y`` (n, T) integers, ``omega`` (n, C) and ``V`` () in double precision. ``start`` (n, C) are latents z: a draw from the
+    posterior leaves no burn-in bias; default: ``feasible_start``. ``outer`` also averages the products of two entries.
     """
     xp = namespace(y, omega, V)
     device = array_api_compat.device(omega)

@@ -18,45 +18,28 @@ __all__ = ["Pattern", "Patterns", "label_classes", "patterns"]
 
 
 class Pattern(NamedTuple):
-    """How the rows of a sample point at each other, and the order in which they can be placed.
+    """How the rows of a sample point at each other, and the order in which they can be placed."""
 
-    Attributes
-    ----------
-    units : tuple of tuple of int
-        Rows that share their maximum: one row, or two that point at each other.
-    edges : tuple of int
-        Site that holds the maximum of every unit.
-    free : tuple of tuple of int
-        Sites inside a unit that are no maximum.
-    between : dict
-        Sites between two units that are no maximum, by the pair (lower, upper) of units.
-    steps : tuple of (int, int)
-        (set placed, unit placed next), sets as bit masks, every set after the sets it is made from.
-    """
-
-    units: tuple[tuple[int, ...], ...]
-    edges: tuple[int, ...]
-    free: tuple[tuple[int, ...], ...]
-    between: dict[tuple[int, int], tuple[int, ...]]
-    steps: tuple[tuple[int, int], ...]
+    units: tuple[
+        tuple[int, ...], ...
+    ]  # rows that share their maximum: one row, or two that point at each other
+    edges: tuple[int, ...]  # site that holds the maximum of every unit
+    free: tuple[tuple[int, ...], ...]  # sites inside a unit that are no maximum
+    between: dict[
+        tuple[int, int], tuple[int, ...]
+    ]  # sites between two units (lower, upper) that are no maximum
+    steps: tuple[
+        tuple[int, int], ...
+    ]  # (set placed, unit placed next), sets as bit masks, after those they are made from
 
 
 class Patterns(NamedTuple):
-    """All labels of T tokens by their code ``sum_a y_a T^a``.
-
-    Attributes
-    ----------
-    members : tuple of Pattern
-    kind : ndarray (T^T,)
-        Which pattern; -1 for labels that no symmetric matrix has.
-    sites, places : ndarray (T^T, C)
-        Site of the sample behind every site of the pattern, and the inverse.
-    """
+    """All labels of T tokens by their code ``sum_a y_a T^a``."""
 
     members: tuple[Pattern, ...]
-    kind: np.ndarray[Any, Any]
-    sites: np.ndarray[Any, Any]
-    places: np.ndarray[Any, Any]
+    kind: np.ndarray[Any, Any]  # (T^T,) which pattern; -1 for labels that no symmetric matrix has
+    sites: np.ndarray[Any, Any]  # (T^T, C) site of the sample behind every site of the pattern
+    places: np.ndarray[Any, Any]  # its inverse
 
 
 def label_classes(tokens: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

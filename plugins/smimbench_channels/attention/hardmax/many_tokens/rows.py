@@ -35,24 +35,12 @@ STEP = 0.05
 
 
 class Moments(NamedTuple):
-    """Posterior of the latents in units of the prior.
+    """Posterior of the latents in units of the prior."""
 
-    Attributes
-    ----------
-    first : array (n, C)
-        ``E[z - omega] / sqrt(V)``.
-    variance : array (n, C)
-        ``Var(z) / V``; without bias, so that single values may be negative.
-    outer : array (n, C, C) or None
-        ``E[(z - omega)(z - omega)^T] / V``.
-    square_error : array (n,)
-        Mean over sites of the squared numerical error of ``first``.
-    """
-
-    first: Array
-    variance: Array
-    outer: Array | None
-    square_error: Array
+    first: Array  # (n, C) E[z - omega] / sqrt(V)
+    variance: Array  # (n, C) Var(z) / V; without bias, so that single values may be negative
+    outer: Array | None  # (n, C, C) E[(z - omega)(z - omega)^T] / V
+    square_error: Array  # (n,) mean over sites of the squared numerical error of `first`
 
 
 def exact_moments(

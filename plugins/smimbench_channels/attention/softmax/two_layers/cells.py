@@ -49,12 +49,8 @@ def integrals(
 ) -> Sums:
     """Integrals over (a_1, b_1) of samples with these margins (n, 2) and prior means (n, 4).
 
-    Parameters
-    ----------
-    variation : float or None
-        Largest variation of the log-weight in a cell; default: that of ``weight.accuracy``.
-    quick : bool
-        Whether the Gaussian rule may be tried.
+    ``variation`` is the largest of the log-weight in a cell; default: that of ``weight.accuracy``. ``quick`` says whether the
+    Gaussian rule may be tried.
     """
     accuracy = weight.accuracy
     variation = accuracy.variation if variation is None else variation

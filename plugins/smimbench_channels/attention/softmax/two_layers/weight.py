@@ -74,6 +74,8 @@ class Accuracy:
     reach: float = 7.5
     # A mean closer than this to the edge of the square counts as not integrated. Doubled: means beyond 4.5 widths do too.
     near_edge: float = 1.5
+    # Cells of a sample at one depth from which on it is given up, as not integrated. Doubled: twice the memory for the few.
+    crowded: int = 1 << 11
     # Cells along each axis before any is halved. Doubled: the same errors, four times the first work.
     root_cells: int = 4
     # Gauss-Legendre nodes of a cell along each axis. Doubled: errors of 3e-8, twice the time.
@@ -90,8 +92,6 @@ class Accuracy:
     looseness: float = 2.0
     # Halvings after which a cell is used as it is. Doubled: no change, cells of relative size 2^-40 hold nothing.
     deepest: int = 80
-    # Cells of a sample at one depth from which on it is given up, as not integrated. Doubled: twice the memory for the few.
-    crowded: int = 1 << 11
     # ``V_22 / V_11`` below which cells follow the ridge of the weight; above, it is broad. Doubled: no change.
     aligned: float = 0.1
     # Steps of the search for the likeliest point. Doubled: the same errors, the search takes twice as long.

@@ -106,20 +106,8 @@ def make_tables(
 ) -> Tables:
     """Tables for the layers before the last.
 
-    Parameters
-    ----------
-    skip : float
-        c >= 0.
-    scales : tuple of float
-        Standard deviations of these layers, ``sqrt(Q + V)``.
-    known : int or None
-        The layer that has an overlap: its values stand on an outer grid.
-    spread : float
-        Spacing of the outer grid.
-    count : int
-        N, the number of nodes of each axis.
-    copy : int
-        Names an independent set of points.
+    ``scales`` are their standard deviations, ``sqrt(Q + V)``; ``known`` is the layer that has an overlap, whose values stand on
+    an outer grid of spacing ``spread``; ``count`` the number N of nodes of each axis; ``copy`` names a set of points.
     """
     layers = len(scales)
     step = _farthest(skip, layers, accuracy) / (count - 1)

@@ -17,7 +17,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from smimbench.interfaces import Array
-from smimbench_channels.sequence.softmax.two_layers.rule import Rule
+from smimbench_channels.sequence.softmax.two_layers.pieces import Rule
 
 __all__ = ["block_sums"]
 

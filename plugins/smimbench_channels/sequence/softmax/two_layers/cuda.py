@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from smimbench.interfaces import Array
-from smimbench_channels.sequence.softmax.two_layers.rule import Rule
+from smimbench_channels.sequence.softmax.two_layers.pieces import Rule
 
 __all__ = ["SOURCE", "block_sums", "options", "source"]
 

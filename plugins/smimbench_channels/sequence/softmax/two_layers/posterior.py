@@ -23,7 +23,7 @@ from smimbench_channels.batches import blocks, joined, put_tuple
 from smimbench_channels.sequence.softmax.deep import importance
 from smimbench_channels.sequence.softmax.moments import Moments
 from smimbench_channels.sequence.softmax.two_layers import quadrature
-from smimbench_channels.sequence.softmax.two_layers.rule import Rule
+from smimbench_channels.sequence.softmax.two_layers.pieces import Rule
 
 __all__ = ["integrate"]
 
@@ -101,20 +101,18 @@ def _rescue(xp: Any, u: Array, omega: Array, rule: Rule, half_square: float, ene
     box missed too much to tell, one for the variance 16 V does. Samples of energy above ``DEEPEST`` go to importance sampling,
     which walks to the maximum.
     """
+
+    def some(index: Array) -> tuple[Array, Array]:
+        return xp.take(u, index, axis=0), xp.take(omega, index, axis=0)
+
     cut = half_square - SPARE
     lost = energy > half_square - 4.0
     index = xp.nonzero(lost)[0]
     if index.shape[0] > 0:
-        hot = replace(
-            rule,
-            accuracy=1e-2,
-            full=False,
-            rounds=5,
-            V=(16.0 * rule.V[0], 16.0 * rule.V[1], 16.0 * rule.V[2]),
-        )
-        part_u, part_omega = xp.take(u, index, axis=0), xp.take(omega, index, axis=0)
-        zero = xp.zeros_like(part_u[:, 0])
-        _, found = _solve(xp, part_u, part_omega, hot, zero + half_square, zero)
+        v11, v12, v22 = (16.0 * v for v in rule.V)
+        hot = replace(rule, accuracy=1e-2, full=False, rounds=5, V=(v11, v12, v22))
+        zero = xp.zeros_like(xp.take(energy, index, axis=0))
+        _, found = _solve(xp, *some(index), hot, zero + half_square, zero)
         found = xp.where(found < SPARE, 16.0 * found, math.inf)
         energy = put_at_mask(energy, lost, found)
     near = energy < DEEPEST
@@ -124,16 +122,12 @@ def _rescue(xp: Any, u: Array, omega: Array, rule: Rule, half_square: float, ene
         depth = xp.take(energy, index, axis=0)
         stretch = math.sqrt(1.0 + float(xp.max(depth)) / half_square)
         wide = replace(rule, points=math.ceil(rule.points * stretch))
-        part_u, part_omega = xp.take(u, index, axis=0), xp.take(omega, index, axis=0)
-        parts.append((near, _solve(xp, part_u, part_omega, wide, depth + cut + 3.0, depth)[0]))
+        parts.append((near, _solve(xp, *some(index), wide, depth + cut + 3.0, depth)[0]))
     index = xp.nonzero(~near)[0]
     if index.shape[0] > 0:
         v11, v12, v22 = rule.V
         V = np.asarray([[v11, v12], [v12, v22]])
-        part_u, part_omega = xp.take(u, index, axis=0), xp.take(omega, index, axis=0)
-        parts.append(
-            (~near, importance.integrate(part_u, part_omega, V, rule.skip, 0.1, FAR_POINTS, rule.full))
-        )
+        parts.append((~near, importance.integrate(*some(index), V, rule.skip, 0.1, FAR_POINTS, rule.full)))
     mask, result = parts[0]
     if len(parts) == 1:
         return result

@@ -28,8 +28,7 @@ import numpy as np
 from smimbench.backend import clip, namespace
 from smimbench.interfaces import Array
 from smimbench.numerics.masked import put_at_mask
-from smimbench_channels.sequence.softmax.two_layers.pieces import Pieces, column_range, make_pieces
-from smimbench_channels.sequence.softmax.two_layers.rule import Rule
+from smimbench_channels.sequence.softmax.two_layers.pieces import Pieces, Rule, column_range, make_pieces
 
 __all__ = ["block_sums"]
 
