@@ -74,8 +74,6 @@ class Wishart:
             raise ParameterError("rho", "must be > 0 to draw or denoise signals; 0 is a limit of theory only")
         return max(1, round(self.rho * dimension))
 
-    # -- law ---------------------------------------------------------------------------------------------
-
     @property
     def theory_only(self) -> str | None:
         """Why nothing can be drawn, or None."""
@@ -110,8 +108,6 @@ class Wishart:
     def mean_overlap(self, components: int) -> Array:
         """Overlap that the prior mean holds: ``rho`` in every entry of (P, P), host."""
         return np.full((components, components), self.rho)
-
-    # -- inference ---------------------------------------------------------------------------------------
 
     def denoise(self, R: Array, Qhat: Array) -> Denoised:
         """Posterior mean of the matrices given ``R = S + Qhat^{-1/2} Z``, and its error.
@@ -182,8 +178,6 @@ class Wishart:
         identity = np.eye(noise.shape[-1])
         Q = self.rho + identity * gain[..., None]
         return Overlap(xp.asarray(Q, **place), xp.asarray(identity * error[..., None], **place))
-
-    # -- factor that gradient descent moves in -----------------------------------------------------------
 
     def draw_factor(
         self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None

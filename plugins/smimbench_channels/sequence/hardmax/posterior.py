@@ -22,7 +22,7 @@ import array_api_compat
 
 from smimbench.backend import clip, namespace, special
 from smimbench.numerics.quadrature import gauss_legendre
-from smimbench_channels.batches import blocks, joined, put_tuple
+from smimbench_channels.batches import array_like, blocks, identity_like, joined, put_tuple
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -109,7 +109,7 @@ def _group_moments(xp: ModuleType, a: Array, member: Array, leader: Array, full:
     log = xp.where(alone, log, xp.zeros_like(log))
     outer = None
     if full:
-        same = xp.eye(a.shape[1], dtype=a.dtype, device=array_api_compat.device(a))
+        same = identity_like(a.shape[1], a)
         outer = square[:, :, None] * same
     index = xp.nonzero(count > 1)[0]
     if index.shape[0] == 0:
@@ -175,8 +175,7 @@ def _integrate(xp: ModuleType, a: Array, member: Array, leader: Array, full: boo
     followers = member & ~leader
     top = xp.sum(xp.where(leader, a, xp.zeros_like(a)), axis=-1)
     begin, end = _interval(xp, a, member, followers, top)
-    device = array_api_compat.device(a)
-    x, w = (xp.asarray(v, dtype=a.dtype, device=device)[None, :] for v in gauss_legendre(NODES))
+    x, w = (array_like(v, a)[None, :] for v in gauss_legendre(NODES))
     half = (end - begin)[:, None] / 2
     t = begin[:, None] + half * (1 + x)
     high = (top[:, None] + t)[:, :, None] - a[:, None, :]
@@ -199,6 +198,6 @@ def _integrate(xp: ModuleType, a: Array, member: Array, leader: Array, full: boo
     outer = None
     if full:
         outer = xp.matmul(xp.matrix_transpose(weight * mean), mean)
-        same = xp.eye(a.shape[1], dtype=a.dtype, device=device)
+        same = identity_like(a.shape[1], a)
         outer = outer * (1 - same) + square[:, :, None] * same
     return Moments(xp.log(mass) + best + _LOG_DENSITY, shift, square, outer)

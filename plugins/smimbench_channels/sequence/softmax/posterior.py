@@ -38,24 +38,10 @@ def integrate(
 ) -> Moments:
     """Posterior moments of outputs ``u``: quadrature where it is exact, importance sampling for all others.
 
-    Parameters
-    ----------
-    network : Network
-        At least two layers, at most ``most_layers``.
-    u : array (n, M), float64
-        Outputs, up to sign.
-    omega : array (n, L, M), float64
-        Means.
-    V : ndarray (L, L)
-        Positive definite, on the host.
-    accuracy : float
-        Target for the relative error of every sample; where points are sampled, the error at which few of them suffice.
-    points : int
-        Points per sample where they are sampled.
-    full : bool
-        Return the whole second moment instead of its traces over tokens.
-    seed : int
-        Different seeds give independent results where points are sampled.
+    ``network`` has at least two layers, at most ``most_layers``. ``u`` (n, M) are outputs up to sign, ``omega`` (n, L, M) means,
+    both in float64; ``V`` (L, L) is positive definite, on the host. ``accuracy`` is the target for the relative error of every
+    sample, or where ``points`` per sample are sampled the error at which few of them suffice. ``full`` asks for the whole second
+    moment instead of its traces over tokens; another ``seed`` gives independent results where points are sampled.
     """
     if is_exact(network):
         return two_layers.integrate(u, omega, V, network.skip, accuracy, full)

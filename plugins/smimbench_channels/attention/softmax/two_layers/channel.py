@@ -72,8 +72,6 @@ class TwoLayerAttention(SoftmaxChannel):
         check_number("skip", self.skip, positive=False)
         check_whole("samples", self.samples, 1024)
 
-    # -- labels --------------------------------------------------------------------------------------------
-
     def forward(self, z: Array) -> Array:
         """Log-probabilities (..., n, 2, 2) of the latents (..., n, 2, 3)."""
         check_latents(z, 2, 3)
@@ -98,8 +96,6 @@ class TwoLayerAttention(SoftmaxChannel):
         """First layer's attention, B and h_2, each (..., n, 2, 2)."""
         attention = xp.exp(log_softmax(self.beta * _matrix(xp, z[..., 0, :])))
         return attention, self.skip * identity_like(2, z) + attention, _matrix(xp, z[..., 1, :])
-
-    # -- posterior -----------------------------------------------------------------------------------------
 
     def posterior(
         self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
@@ -158,8 +154,6 @@ class TwoLayerAttention(SoftmaxChannel):
         margins, centre, weight = reduced(self.beta, self.skip, y, xp.astype(omega, xp.float64), V)
         found = integrals(xp, weight, margins, centre)
         return xp.astype(found.log_weight, omega.dtype)
-
-    # -- information ---------------------------------------------------------------------------------------
 
     def information(self, Q: Array, V: Array) -> Uncertain:
         """``E sum_c g_c g_c^T`` (..., 2, 2) with ``omega ~ N(0, Q (x) I_3)``; leading axes are a batch.

@@ -25,10 +25,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import array_api_compat
 import numpy as np
 
 from smimbench.backend import clip, namespace, to_host
+from smimbench_channels.batches import array_like
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -225,7 +225,7 @@ def reduced(beta: float, skip: float, y: Array, omega: Array, V: Array) -> tuple
         raise ValueError(f"V must be positive definite, got {host.tolist()}")
     labels = xp.astype(y, xp.float64)
     margins = [labels[:, 0, 0] - labels[:, 0, 1], labels[:, 1, 1] - labels[:, 1, 0]]
-    seen = xp.asarray(DIRECTIONS[:2], dtype=xp.float64, device=array_api_compat.device(omega))
+    seen = array_like(DIRECTIONS[:2], omega, xp.float64)
     centre = xp.reshape(xp.matmul(omega, xp.matrix_transpose(seen)), (-1, 4))
     return xp.stack(margins, axis=1) / beta, centre, Weight(beta, skip, v1, v2 - v12 * v12 / v1, v12 / v1)
 

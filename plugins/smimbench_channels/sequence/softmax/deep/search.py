@@ -11,6 +11,7 @@ import numpy as np
 from smimbench.backend import clip
 from smimbench.interfaces import Array
 from smimbench.numerics.qmc import uniform_points
+from smimbench_channels.batches import array_like, identity_like
 from smimbench_channels.sequence.softmax import network
 from smimbench_channels.sequence.softmax.deep.integrand import Law, Points
 from smimbench_channels.sequence.softmax.deep.proposal import Gaussians, Proposal
@@ -28,10 +29,9 @@ LEAST_ODDS = 0.04
 
 def _choose(xp: Any, law: Law, points: Points, log_weight: Array, seed: int) -> tuple[Array, Array, Array]:
     """Centers (n, K, d), their sign of u (n, K), and the odds of the branches, from points seen so far."""
-    device = array_api_compat.device(log_weight)
     count = log_weight.shape[1]
     noise = -np.log(-np.log(uniform_points(1, count, "deep attention: choice", seed)[:, 0]))
-    noise = xp.asarray(noise, dtype=log_weight.dtype, device=device)
+    noise = array_like(noise, log_weight)
     # Drawn without replacement with the square roots of the weights as odds: bold, but not blind to small
     # modes.
     order = xp.argsort(-(0.5 * log_weight + noise), axis=1, stable=True)[:, :CENTERS]
@@ -42,7 +42,9 @@ def _choose(xp: Any, law: Law, points: Points, log_weight: Array, seed: int) -> 
     centers = xp.stack([pick(x) for row in points.xi for x in row], axis=-1)
     better = points.log_plus >= points.log_minus
     sign = 2.0 * pick(xp.astype(better, log_weight.dtype)) - 1.0
-    odds = xp.full((log_weight.shape[0], 4), 0.25, dtype=log_weight.dtype, device=device)
+    odds = xp.full(
+        (log_weight.shape[0], 4), 0.25, dtype=log_weight.dtype, device=array_api_compat.device(log_weight)
+    )
     if law.tokens == 2:
         top = xp.max(log_weight, axis=1, keepdims=True)
         weight = xp.exp(0.5 * (log_weight - top))
@@ -84,8 +86,7 @@ def _curvature(
     xi = xp.reshape(centers, (n, count, before, tokens))
 
     def mix(rows: np.ndarray[Any, Any], values: Array) -> Array:
-        matrix = xp.asarray(rows, dtype=values.dtype, device=array_api_compat.device(values))
-        return xp.matmul(matrix, values)
+        return xp.matmul(array_like(rows, values), values)
 
     dw = mix(law.root, xi)
     w = omega[:, None, :before, :] + dw
@@ -96,21 +97,18 @@ def _curvature(
     scale = 1.0 / math.sqrt(law.noise)
     residual = (last - omega[:, None, before, :] - center) * scale
     z = xp.concat([w, last[:, :, None, :]], axis=2)
-    device = array_api_compat.device(centers)
-    basis = xp.eye(tokens, dtype=centers.dtype, device=device)
+    basis = identity_like(tokens, centers)
     # rows m: d u_m / d z, (n, K, M, L, M)
     slope = network.output_vjp(z[:, :, None, :, :] + 0.0 * basis[:, None, :], law.skip, basis)
     change = xp.reshape(slope[:, :, :, :before, :], (n, count, tokens, size))
     change = -xp.matmul(inverse, change)
-    direct = xp.asarray(np.kron(law.slopes[None, :], np.eye(tokens)), dtype=centers.dtype, device=device)
-    root = xp.asarray(np.kron(law.root, np.eye(tokens)), dtype=centers.dtype, device=device)
+    direct, root = (array_like(np.kron(m, np.eye(tokens)), centers) for m in (law.slopes[None, :], law.root))
     J = xp.matmul(change - direct, root) * scale
     gradient = centers + xp.matmul(xp.matrix_transpose(J), residual[..., None])[..., 0]
-    identity = xp.eye(size, dtype=centers.dtype, device=device)
     square = xp.matmul(xp.matrix_transpose(J), J)
     # far from the label the square has entries beyond 1e16: keep it invertible
     ridge = 1.0 + 1e-12 * xp.linalg.trace(square)
-    curvature = square + ridge[..., None, None] * identity
+    curvature = square + ridge[..., None, None] * identity_like(size, centers)
     value = 0.5 * xp.sum(centers * centers, axis=-1) + 0.5 * xp.sum(residual * residual, axis=-1)
     return value, gradient, curvature
 

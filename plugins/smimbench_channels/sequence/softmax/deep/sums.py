@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-import array_api_compat
 import numpy as np
 
 from smimbench.backend import clip
 from smimbench.interfaces import Array
+from smimbench_channels.batches import array_like
 from smimbench_channels.sequence.softmax.deep.integrand import Law, Points
 from smimbench_channels.sequence.softmax.deep.small_matrices import Vectors
 from smimbench_channels.sequence.softmax.moments import Moments
@@ -125,8 +125,7 @@ def finish(xp: Any, law: Law, V: np.ndarray[Any, Any], result: Sums, full: bool)
     mass = xp.mean(sums[:, 0, :], axis=0)
     found = mass > 0.0
     means, spread = _ratios(xp, sums, result.effective > FEW)
-    variance = np.repeat(np.diagonal(V), tokens)
-    variance = xp.asarray(variance, dtype=mass.dtype, device=array_api_compat.device(mass))
+    variance = array_like(np.repeat(np.diagonal(V), tokens), mass)
     # The bias of a ratio of means is about one over the effective number of points.
     effective = xp.where(result.effective > 0.0, result.effective, 1.0)
     error = xp.sqrt(xp.mean(spread[:size, :] / variance[:, None], axis=0) + 1.0 / (effective * effective))

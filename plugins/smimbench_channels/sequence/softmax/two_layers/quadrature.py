@@ -41,19 +41,10 @@ DEVICE_CHUNK_POINTS = 1 << 24
 def block_sums(u: Array, omega: Array, rule: Rule, reach: Array, level: Array) -> tuple[Array, Array]:
     """Integrals over the boxes of a block of samples.
 
-    Parameters
-    ----------
-    u, omega : array (n, 2) and (n, 2, 2), float64
-        Outputs, up to sign, and means, layers by tokens.
-    rule : Rule
-        The problem, and when to stop.
-    reach, level : array (n,)
-        Half width of the box around ``omega`` in units of ``sqrt(V)``, and logarithm in units of which is summed.
-
-    Returns
-    -------
-    sums, error : array (8 or 15, n) and (n,)
-        Of 1, the four entries of ``z - omega`` and their products, as ``_sum_points`` orders them; relative error of the first.
+    ``u`` (n, 2) are outputs up to sign, ``omega`` (n, 2, 2) means, layers by tokens, in float64; ``rule`` is the problem and when
+    to stop; ``reach`` (n,) the half width of the box around ``omega`` in units of ``sqrt(V)``, ``level`` (n,) the logarithm in
+    units of which the integrand is summed. Returns sums (8 or 15, n) of 1, the four entries of ``z - omega`` and their products,
+    as ``_sum_points`` orders them, and the relative error (n,) of the first.
     """
     xp = namespace(u, omega)
     v11, _, v22 = rule.V
