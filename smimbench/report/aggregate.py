@@ -13,7 +13,7 @@ from smimbench.run.readings import READINGS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["against_theory", "diagnostics", "mean_of", "ratio_to_bayes", "standard_error", "values_of"]
+__all__ = ["against_theory", "diagnostics", "mean_and_error", "mean_of", "ratio_to_bayes", "values_of"]
 
 ZERO = 1e-3
 """A Bayes-optimal error below this part of the target counts as 0: no ratio is formed. Doubled, a few more ratios are blank."""
@@ -25,30 +25,27 @@ def values_of(records: Sequence[dict[str, Any]], metric: str, component: int) ->
     return np.array([v for v in found if v is not None and math.isfinite(v)], dtype=float)
 
 
-def standard_error(values: np.ndarray[Any, Any]) -> float | None:
-    """Standard error of the mean; None for fewer than two values."""
-    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
+def mean_and_error(values: np.ndarray[Any, Any]) -> dict[str, float | None]:
+    """Mean, and its standard error where there are two values."""
+    n = len(values)
+    return {
+        "mean": float(values.mean()) if n else None,
+        "sem": float(values.std(ddof=1) / math.sqrt(n)) if n > 1 else None,
+    }
 
 
 def against_theory(
     values: np.ndarray[Any, Any], expected: float | None, error: float | None
 ) -> dict[str, Any]:
     """Mean and standard error beside theory and its error; ``z`` is their difference in units of both errors together."""
-    mean = float(values.mean()) if len(values) else None
-    sem = standard_error(values)
+    found = mean_and_error(values)
+    mean, sem = found["mean"], found["sem"]
     difference = mean - expected if mean is not None and expected is not None else None
     z = None
     if difference is not None and sem is not None:
         scale = math.hypot(sem, error or 0.0)
         z = difference / scale if scale > 0 and expected != 0 else None
-    return {
-        "mean": mean,
-        "sem": sem,
-        "theory": expected,
-        "theory_error": error,
-        "difference": difference,
-        "z": z,
-    }
+    return {**found, "theory": expected, "theory_error": error, "difference": difference, "z": z}
 
 
 def ratio_to_bayes(values: np.ndarray[Any, Any], bayes: float | None, target: float) -> float | None:
@@ -76,8 +73,7 @@ def diagnostics(records: Sequence[dict[str, Any]], theory: dict[str, Any]) -> di
             values = np.array([own[i] for own in lists if i < len(own) and own[i] is not None], dtype=float)
             found[name].append(
                 {
-                    "mean": float(values.mean()) if len(values) else None,
-                    "sem": standard_error(values),
+                    **mean_and_error(values),
                     "found": len(values),
                     "runs": len(lists),
                     "theory": expected[i] if i < len(expected) else None,

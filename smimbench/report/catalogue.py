@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from rich.markup import escape
 
 from smimbench.registry.parameters import ENGINE_FILLED, signature_of
 from smimbench.registry.registry import KINDS, RegistryError
-from smimbench.report.tables import plain_table, titled
+from smimbench.report.tables import make_table
 from smimbench.suite.errors import SuiteError
 from smimbench.suite.reader import load_suite, shipped_suites
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from smimbench.registry.registry import Entry, Registry
+    from smimbench.report.tables import Column
 
 __all__ = [
     "info_documents",
@@ -26,6 +28,12 @@ __all__ = [
     "print_items",
     "print_plugins",
 ]
+
+
+_EMPTY = inspect.Parameter.empty
+_INFO = (
+    "models", "backends", "dtypes", "version", "reference", "distribution", "derived", "problems", "algorithms", "seeds",
+)  # fmt: skip
 
 
 def item_documents(registry: Registry, kind: str | None) -> dict[str, list[dict[str, Any]]]:
@@ -75,22 +83,15 @@ def _suite(registry: Registry, name: str) -> dict[str, Any]:
 def info_documents(registry: Registry, name: str) -> list[dict[str, Any]]:
     """Everything about all items and suites of a name (the same name may stand for several kinds or models)."""
     distribution, _, plain = name.rpartition(":")
-    documents = []
-    for entry in registry.entries():
-        if entry.name == plain and distribution in ("", entry.distribution):
-            documents.append(
-                {
-                    **_item(entry),
-                    "parameters": _parameters(entry),
-                    "documentation": inspect.getdoc(entry.item) or "",
-                }
-            )
+    documents = [
+        {**_item(e), "parameters": _parameters(e), "documentation": inspect.getdoc(e.item) or ""}
+        for e in registry.entries()
+        if e.name == plain and distribution in ("", e.distribution)
+    ]
     if name in shipped_suites():
         suite = load_suite(name, registry=registry)
         documents.append({**_suite(registry, name), "parameters": [], "documentation": suite.text})
     if not documents:
-        import difflib
-
         known = sorted({entry.name for entry in registry.entries()} | set(shipped_suites()))
         close = difflib.get_close_matches(name, known, 1)
         raise RegistryError(
@@ -101,29 +102,22 @@ def info_documents(registry: Registry, name: str) -> list[dict[str, Any]]:
 
 
 def _parameters(entry: Entry) -> list[dict[str, Any]]:
-    hidden = ENGINE_FILLED.get(entry.kind, ())
-    found = []
-    for name, parameter in signature_of(entry.item).items():
-        if name in hidden:
-            continue
-        required = parameter.default is inspect.Parameter.empty
-        annotation = parameter.annotation
-        text = (
-            ""
-            if annotation is inspect.Parameter.empty
-            else annotation
-            if isinstance(annotation, str)
-            else getattr(annotation, "__name__", str(annotation))
-        )
-        found.append(
-            {
-                "name": name,
-                "type": text,
-                "required": required,
-                "default": None if required else parameter.default,
-            }
-        )
-    return found
+    return [
+        {
+            "name": name,
+            "type": _type(parameter.annotation),
+            "required": parameter.default is _EMPTY,
+            "default": None if parameter.default is _EMPTY else parameter.default,
+        }
+        for name, parameter in signature_of(entry.item).items()
+        if name not in ENGINE_FILLED.get(entry.kind, ())
+    ]
+
+
+def _type(annotation: Any) -> str:
+    if isinstance(annotation, str):
+        return annotation
+    return "" if annotation is _EMPTY else getattr(annotation, "__name__", str(annotation))
 
 
 def plugin_documents(registry: Registry) -> list[dict[str, Any]]:
@@ -145,50 +139,28 @@ def plugin_documents(registry: Registry) -> list[dict[str, Any]]:
 def print_items(console: Console, documents: dict[str, list[dict[str, Any]]]) -> None:
     """A short table per kind."""
     for kind, items in documents.items():
-        columns = (
-            [("name ", "l"), ("", "l")]
-            if kind in ("models", "suites")
-            else [("name ", "l"), ("for", "l"), ("", "l")]
-        )
-        table = plain_table(columns)
-        table.padding = (0, 1, 0, 0)
-        table.columns[-1].no_wrap = False
-        for item in items:
-            name = (
-                item["name"]
-                if item.get("distribution", "smimbench") == "smimbench"
-                else f"{item['name']} ({item['distribution']})"
-            )
-            middle = [", ".join(item["models"]).replace("*", "all models")] if len(columns) == 3 else []
-            table.add_row(escape(name), *middle, escape(item["summary"]))
-        console.print(titled(table, kind))
+        columns: list[Column] = [("name ", "l", _name), ("", "l", lambda item: escape(item["summary"]))]
+        if kind not in ("models", "suites"):
+            columns.insert(1, ("for", "l", lambda i: ", ".join(i["models"]).replace("*", "all models")))
+        console.print(make_table(kind, columns, items, padding=1))
         console.print()
     console.print("smimbench info NAME says more.", style="dim")
+
+
+def _name(item: dict[str, Any]) -> str:
+    where = item.get("distribution", "smimbench")
+    return escape(item["name"] if where == "smimbench" else f"{item['name']} ({where})")
 
 
 def print_info(console: Console, documents: list[dict[str, Any]]) -> None:
     """One page per item."""
     for document in documents:
         console.rule(escape(f"{document['kind']} {document['name']}"), align="left")
-        for key in (
-            "models",
-            "backends",
-            "dtypes",
-            "version",
-            "reference",
-            "distribution",
-            "derived",
-            "problems",
-            "algorithms",
-            "seeds",
-        ):
+        for key in _INFO:
             value = document.get(key)
             if value not in (None, "", []):
-                text = (
-                    ("; " if key == "derived" else ", ").join(map(str, value))
-                    if isinstance(value, list)
-                    else str(value)
-                )
+                between = "; " if key == "derived" else ", "
+                text = between.join(map(str, value)) if isinstance(value, list) else str(value)
                 console.print(f"{key:13s} {escape(text)}".replace(" *", " all"), soft_wrap=True)
         if document["parameters"]:
             console.print("\nparameters", style="bold")

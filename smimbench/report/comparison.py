@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 from smimbench.files import canonical_json
 from smimbench.registry.metrics import find_metric, is_worse
 from smimbench.report.labels import distinguish
-from smimbench.report.tables import number, plain_table, seconds, titled
+from smimbench.report.tables import component_column, grouped, make_table, number, seconds, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import RenderableType
+
+    from smimbench.report.tables import Column
 
 __all__ = ["compare_rows", "comparison_table"]
 
@@ -32,6 +34,9 @@ SHOWN = (
     "component_word",
 )
 
+ORDER = ("no estimate any more", "worse", "only before", "differs", "within noise", "only after")
+"""Verdicts, worst first; all others come after them."""
+
 
 def compare_rows(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Match rows of two tables by what was run and judge the change of each error and of each time.
@@ -46,12 +51,8 @@ def compare_rows(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any
     for place in dict.fromkeys((*old, *new)):
         a, b = old.get(place), new.get(place)
         entry: dict[str, Any] = {key: (b or a or {}).get(key) for key in SHOWN}
-        entry["before"], entry["after"] = (a or {}).get("mean"), (b or {}).get("mean")
-        entry["before_sem"], entry["after_sem"] = (a or {}).get("sem"), (b or {}).get("sem")
-        entry["before_seconds"], entry["after_seconds"] = (
-            (a or {}).get("per_iteration"),
-            (b or {}).get("per_iteration"),
-        )
+        for key, name in (("", "mean"), ("_sem", "sem"), ("_seconds", "per_iteration")):
+            entry[f"before{key}"], entry[f"after{key}"] = (a or {}).get(name), (b or {}).get(name)
         entry["change_percent"], entry["z"], entry["verdict"] = _judge(entry, a, b)
         entry["time_percent"] = _time_change(a, b)
         found.append(entry)
@@ -71,14 +72,10 @@ def _judge(
     if a is None or b is None:
         return None, None, "only after" if a is None else "only before"
     before, after = a["mean"], b["mean"]
+    if before is None and after is None:
+        return None, None, "unchanged"
     if before is None or after is None:
-        return (
-            None,
-            None,
-            "unchanged"
-            if before is after
-            else ("no estimate any more" if after is None else "estimates now"),
-        )
+        return None, None, "estimates now" if before is None else "no estimate any more"
     if before == after:
         return 0.0, 0.0, "unchanged"
     percent = 100 * (after - before) / abs(before) if before else None
@@ -100,15 +97,8 @@ def _time_change(a: dict[str, Any] | None, b: dict[str, Any] | None) -> float | 
 
 
 def _badness(entry: dict[str, Any]) -> tuple[float, float]:
-    order = {
-        "no estimate any more": 0,
-        "worse": 1,
-        "only before": 2,
-        "differs": 3,
-        "within noise": 4,
-        "only after": 5,
-    }
-    return order.get(entry["verdict"], 6), -abs(entry["change_percent"] or 0.0)
+    rank = ORDER.index(entry["verdict"]) if entry["verdict"] in ORDER else len(ORDER)
+    return rank, -abs(entry["change_percent"] or 0.0)
 
 
 def exceeds(entry: dict[str, Any], percent: float) -> bool:
@@ -121,38 +111,24 @@ def exceeds(entry: dict[str, Any], percent: float) -> bool:
 
 def comparison_table(entries: Sequence[dict[str, Any]]) -> list[RenderableType]:
     """One table per problem and metric."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for entry in entries:
-        groups.setdefault((entry["problem"], entry["metric"]), []).append(entry)
     tables = []
-    for (problem, metric), members in groups.items():
-        several = any(m["component"] for m in members)
-        word = members[0].get("component_word") or "component"
-        columns = [("algorithm", "l"), ("alpha", "r")] + ([(word, "r")] if several else [])
-        columns += [
-            ("before", "r"),
-            ("after", "r"),
-            ("change", "r"),
-            ("z", "r"),
-            ("per iter.", "r"),
-            ("verdict", "l"),
+    for (problem, metric), members in grouped(entries, lambda e: (e["problem"], e["metric"])).items():
+        columns: list[Column] = [
+            ("algorithm", "l", lambda e: e["algorithm"]),
+            ("alpha", "r", lambda e: f"{e['alpha']:.4g}"),
+            *component_column(members),
+            ("before", "r", lambda e: number(e["before"])),
+            ("after", "r", lambda e: number(e["after"])),
+            ("change", "r", lambda e: "" if e["change_percent"] is None else f"{e['change_percent']:+.1f}%"),
+            ("z", "r", lambda e: shown(e["z"], "+.1f")),
+            ("per iter.", "r", _time),
+            ("verdict", "l", lambda e: e["verdict"]),
         ]
-        table = plain_table(columns)
-        for m in members:
-            change = "" if m["change_percent"] is None else f"{m['change_percent']:+.1f}%"
-            z = "" if m["z"] is None else f"{m['z']:+.1f}"
-            time = (
-                ""
-                if m["time_percent"] is None
-                else f"{seconds(m['after_seconds'])} {m['time_percent']:+.0f}%"
-            )
-            cells = [m["algorithm"], f"{m['alpha']:.4g}"] + ([str(m["component"])] if several else [])
-            table.add_row(*cells, number(m["before"]), number(m["after"]), change, z, time, m["verdict"])
-        tables.append(
-            titled(
-                table,
-                f"{problem}: {find_metric(metric).label}",
-                "worst first; a clear change is one of 3 standard errors",
-            )
-        )
+        note = "worst first; a clear change is one of 3 standard errors"
+        tables.append(make_table(f"{problem}: {find_metric(metric).label}", columns, members, note))
     return tables
+
+
+def _time(entry: dict[str, Any]) -> str:
+    percent = entry["time_percent"]
+    return "" if percent is None else f"{seconds(entry['after_seconds'])} {percent:+.0f}%"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from smimbench.report.tables import number, plain_table, titled, uncertain
+from smimbench.report.tables import make_table, number, place_columns, uncertain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,23 +25,14 @@ def diagnostic_tables(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
 
 
 def _table(problem: str, name: str, rows: list[dict[str, Any]]) -> RenderableType:
-    backends = len({row["backend"] for row in rows}) > 1
-    dims = len({row["dimension"] for row in rows}) > 1
-    several = any(len(row["findings"][name]) > 1 for row in rows)
-    columns = [("algorithm", "l"), ("alpha", "r")] + ([("D", "r")] if dims else [])
-    columns += [("no.", "r")] if several else []
-    columns += [("mean ± s.e.m.", "r"), ("theory", "r"), ("found", "r")]
-    table = plain_table(columns)
-    for row in rows:
-        for i, entry in enumerate(row["findings"][name]):
-            shown = [f"{row['algorithm']}@{row['backend']}" if backends else str(row["algorithm"])]
-            shown += [f"{row['alpha']:.4g}"] + ([str(row["dimension"])] if dims else [])
-            shown += [str(i + 1)] if several else []
-            shown += [
-                uncertain(entry["mean"], entry["sem"], 0.0) or "none",
-                "none" if entry["theory"] is None else number(entry["theory"]),
-                f"{entry['found']}/{entry['runs']}",
-            ]
-            table.add_row(*shown)
+    entries = [{**row, **entry, "no": i} for row in rows for i, entry in enumerate(row["findings"][name], 1)]
+    columns = place_columns(rows)
+    if any(entry["no"] > 1 for entry in entries):
+        columns.append(("no.", "r", lambda e: str(e["no"])))
+    columns += [
+        ("mean ± s.e.m.", "r", lambda e: uncertain(e["mean"], e["sem"], 0.0) or "none"),
+        ("theory", "r", lambda e: number(e["theory"]) or "none"),
+        ("found", "r", lambda e: f"{e['found']}/{e['runs']}"),
+    ]
     note = "mean over the runs that found a value, and how many did; theory none: there is no such value in the limit of large D"
-    return titled(table, f"{problem}: {name.replace('_', ' ')}", note)
+    return make_table(f"{problem}: {name.replace('_', ' ')}", columns, entries, note)

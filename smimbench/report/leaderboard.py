@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from smimbench.report.tables import number, plain_table, seconds, statuses, titled, uncertain
+from smimbench.report.labels import place
+from smimbench.report.tables import (
+    component_column,
+    grouped,
+    make_table,
+    number,
+    place_columns,
+    seconds,
+    statuses,
+    uncertain,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import RenderableType
+
+    from smimbench.report.tables import Column
 
 __all__ = ["leaderboard_tables"]
 
@@ -27,15 +39,14 @@ def leaderboard_tables(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
     ``rows`` as from ``error_rows``; only those of the metric ``mse`` are shown. With several components the table has the
     component whose error is largest.
     """
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        if row["metric"] == "mse":
-            groups.setdefault(row["problem"], []).append(row)
+    groups = grouped((row for row in rows if row["metric"] == "mse"), lambda row: row["problem"])
     tables = []
     for problem, members in groups.items():
         if len({row["algorithm"] for row in members}) >= LEAST:
-            ranked = sorted(_largest(members), key=_rank)
-            tables += [_table(problem, ranked), _iterations(problem, ranked)]
+            largest = (
+                max(same, key=lambda row: row["mean"] or 0.0) for same in grouped(members, place).values()
+            )
+            tables += _tables(problem, sorted(largest, key=_rank))
     return tables
 
 
@@ -43,61 +54,40 @@ def _rank(row: dict[str, Any]) -> tuple[float, ...]:
     return row["alpha"], row["dimension"], float("inf") if row["mean"] is None else row["mean"]
 
 
-def _largest(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in rows:
-        key = (row["algorithm"], row["backend"], row["alpha"], row["dimension"])
-        if key not in found or (row["mean"] or 0.0) > (found[key]["mean"] or 0.0):
-            found[key] = row
-    return list(found.values())
-
-
-def _table(problem: str, rows: list[dict[str, Any]]) -> RenderableType:
-    backends = len({row["backend"] for row in rows}) > 1
-    dims = len({row["dimension"] for row in rows}) > 1
-    several = any(row["component"] is not None for row in rows)
-    columns = [("alpha", "r")] + ([("D", "r")] if dims else [])
-    columns += [("algorithm", "l")] + ([(rows[0].get("component_word", "component"), "r")] if several else [])
-    columns += [
-        ("MSE ± s.e.m.", "r"),
-        ("/Bayes", "r"),
-        ("to 50%", "r"),
-        ("to 20%", "r"),
-        ("to 5%", "r"),
-        ("status", "l"),
+def _tables(problem: str, rows: list[dict[str, Any]]) -> list[RenderableType]:
+    algorithm, *point = place_columns(rows)
+    errors: list[Column] = [
+        *point,
+        algorithm,
+        *component_column(rows),
+        ("MSE ± s.e.m.", "r", lambda r: uncertain(r["mean"], r["sem"], 0.0)),
+        ("/Bayes", "r", lambda r: number(r["ratio_to_bayes"], 2)),
+        *(
+            (_head(e), "r", lambda r, e=e: seconds(r["time_to_theory"][e]["seconds"]) or "never")
+            for e in NEARNESS
+        ),
+        ("status", "l", lambda r: statuses(r["status_counts"])),
     ]
-    table = plain_table(columns)
-    for row in rows:
-        shown: list[Any] = [f"{row['alpha']:.4g}"] + ([str(row["dimension"])] if dims else [])
-        shown += [f"{row['algorithm']}@{row['backend']}" if backends else str(row["algorithm"])]
-        shown += [str(row["component"] or "")] if several else []
-        ratio = row["ratio_to_bayes"]
-        shown += [uncertain(row["mean"], row["sem"], 0.0), "" if ratio is None else number(ratio, 2)]
-        for epsilon in NEARNESS:
-            reached = row["time_to_theory"][epsilon]["seconds"]
-            shown.append("never" if reached is None else seconds(reached))
-        table.add_row(*shown, statuses(row["status_counts"]))
     note = (
         "smallest error first; /Bayes: error over the Bayes-optimal one; to 50%: median time to an error at most 50% above it "
         "(below run.target where it is 0); runs that never get there count as infinity"
     )
-    return titled(table, f"{problem}: all algorithms", note)
+    iterations: list[Column] = [
+        *point,
+        algorithm,
+        *((_head(e), "r", lambda r, e=e: _steps(r["time_to_theory"][e])) for e in NEARNESS),
+        ("made", "r", lambda r: number(r["iterations"], 0)),
+    ]
+    caption = "median number of iterations to come as near, and the share of runs that got there; made: mean number of iterations"
+    return [
+        make_table(f"{problem}: all algorithms", errors, rows, note),
+        make_table(f"{problem}: iterations to come near theory", iterations, rows, caption),
+    ]
 
 
-def _iterations(problem: str, rows: list[dict[str, Any]]) -> RenderableType:
-    backends = len({row["backend"] for row in rows}) > 1
-    dims = len({row["dimension"] for row in rows}) > 1
-    columns = [("alpha", "r")] + ([("D", "r")] if dims else []) + [("algorithm", "l")]
-    columns += [(f"to {100 * float(epsilon):.0f}%", "r") for epsilon in NEARNESS] + [("made", "r")]
-    table = plain_table(columns)
-    for row in rows:
-        shown = [f"{row['alpha']:.4g}"] + ([str(row["dimension"])] if dims else [])
-        shown += [f"{row['algorithm']}@{row['backend']}" if backends else str(row["algorithm"])]
-        for epsilon in NEARNESS:
-            reached = row["time_to_theory"][epsilon]
-            count = "never" if reached["iterations"] is None else number(reached["iterations"], 0)
-            shown.append(f"{count} ({100 * (reached['fraction'] or 0):.0f}%)")
-        shown.append("" if row["iterations"] is None else number(row["iterations"], 0))
-        table.add_row(*shown)
-    note = "median number of iterations to come as near, and the share of runs that got there; made: mean number of iterations"
-    return titled(table, f"{problem}: iterations to come near theory", note)
+def _head(epsilon: str) -> str:
+    return f"to {float(epsilon):.0%}"
+
+
+def _steps(reached: dict[str, Any]) -> str:
+    return f"{number(reached['iterations'], 0) or 'never'} ({reached['fraction'] or 0:.0%})"

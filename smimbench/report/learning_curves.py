@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.registry.metrics import find_metric, is_in_trajectory, theory_of
-from smimbench.report.figures import legend
+from smimbench.report.figures import COLOURS, SMALL, legend, line_name, new_figure, save_figure
 from smimbench.report.labels import component_word
 from smimbench.report.rows import draws_fresh
 
@@ -66,9 +66,6 @@ def draw_learning_curves(
     ImportError
         If matplotlib is missing (extra ``plot``).
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     metric = next((name for name in suite.run.metrics if is_in_trajectory(find_metric(name))), None)
     if metric is None:
         return []
@@ -81,31 +78,18 @@ def draw_learning_curves(
     if not panels:
         return []
     chosen = _spread(sorted(panels, key=lambda place: _order(suite, place)), PANELS)
-    columns = min(3, len(chosen))
-    height = -(-len(chosen) // columns)
-    figure = Figure(figsize=(4.6 * columns, 3.6 * height), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = np.atleast_1d(figure.subplots(height, columns, squeeze=False)).ravel()
-    for axis in axes[len(chosen) :]:
-        axis.set_visible(False)
+    figure, axes = new_figure(suite.title, len(chosen))
     marked = [
         _panel(axis, suite, place, metric, panels[place], theorist, curve)
         for axis, place in zip(axes, chosen)
     ]
-    figure.suptitle(suite.title, fontsize=11)
     note = "A sample that is processed again counts again."
     if any(marked):
         note += " Upright line: every sample of the data set once."
     if len(chosen) < len(panels):
         note += f" {len(chosen)} of {len(panels)} combinations of problem and sample ratio."
-    figure.supxlabel(textwrap.fill(note, 80 * columns), fontsize=7, color="0.4")
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for kind in ("png", "svg"):
-        path = folder / f"learning.{kind}"
-        figure.savefig(path, dpi=160, metadata={"Date": None} if kind == "svg" else None)
-        paths.append(path)
-    return paths
+    figure.supxlabel(textwrap.fill(note, 80 * min(3, len(chosen))), **SMALL)
+    return save_figure(figure, folder, "learning")
 
 
 def _curve(trajectory: dict[str, Any] | None, metric: str) -> tuple[Any, Any] | None:
@@ -147,7 +131,7 @@ def _panel(
     held = float(runs[0][0].get("samples", problem.model.sample_count(alpha, dimension)))
     fresh = max((run[1][-1] for run in runs if draws_fresh(run[0]["cell"]["algorithm"])), default=0.0)
     about, word = find_metric(metric), component_word(problem)
-    colours = [f"C{i}" for i in range(10)]
+    single = components == 1
     # Without a curve (costly theory) the line is that of the whole data set, and says so.
     name = "Bayes-optimal" if curve or first >= held else "Bayes-optimal, whole data set"
     lines = [(first, held, name, "--")]
@@ -162,28 +146,26 @@ def _panel(
             values = [found[component] for found in expected]
             if values[-1] is None:
                 continue
-            x = [*(seen if len(seen) > 1 else [first]), max(last, stop)]
-            y = values if len(seen) > 1 else [values[-1]]
+            several = len(seen) > 1
             axis.plot(
-                x,
-                [*y, values[-1]],
-                color="black" if components == 1 else colours[component],
+                [*(seen if several else [first]), max(last, stop)],
+                [*(values if several else values[-1:]), values[-1]],
+                color="black" if single else COLOURS[component],
                 lw=1.4,
                 ls=dashes,
-                label=name if components == 1 else f"{name}, {word} {component + 1}",
+                label=line_name(name, word, None if single else component),
                 zorder=2,
             )
     for i, (algorithm, members) in enumerate(algorithms.items()):
         for component in range(components):
-            colour = colours[(i if components == 1 else component) % 10]
-            style: Any = "-" if components == 1 else ("-", "-.", ":", (0, (5, 1)))[i % 4]
+            colour = COLOURS[(i if single else component) % 10]
+            style: Any = "-" if single else ("-", "-.", ":", (0, (5, 1)))[i % 4]
             for _, samples, values in members:
                 axis.plot(samples, values[:, component], color=colour, lw=0.6, alpha=0.3, ls=style, zorder=1)
-            name = algorithm if components == 1 else f"{algorithm}, {word} {component + 1}"
+            name = line_name(algorithm, word, None if single else component)
             median = _median(members, component)
-            if not len(median[0]):
-                continue
-            axis.plot(*median, color=colour, lw=1.8, ls=style, label=name, zorder=3)
+            if len(median[0]):
+                axis.plot(*median, color=colour, lw=1.8, ls=style, label=name, zorder=3)
     once = bool(first < held < last)
     if once:
         axis.axvline(held, color="0.6", lw=0.9, zorder=0)
@@ -194,7 +176,7 @@ def _panel(
     axis.set_ylim(bottom=0.0)
     if about.direction == "lower":  # a run that diverges leaves the panel, not the others on its floor
         axis.set_ylim(top=min(axis.get_ylim()[1], ROOM * max(run[2][0].max() for run in runs)))
-    legend(axis, beside=components > 1)
+    legend(axis, beside=not single)
     axis.grid(alpha=0.25, lw=0.5)
     return once
 

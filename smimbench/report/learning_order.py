@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.report.tables import number, plain_table, titled
+from smimbench.report.labels import place
+from smimbench.report.tables import grouped, make_table, number, place_columns, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import RenderableType
+
+    from smimbench.report.tables import Column
 
 __all__ = ["UNLEARNABLE", "learning_order", "learning_tables"]
 
@@ -21,6 +24,7 @@ UNLEARNABLE = 1e-3
 """A layer of which even the Bayes-optimal estimate holds less than this has no time to half overlap."""
 
 AXES = ("iteration", "samples", "seconds")
+LAYER = ("target", "fraction", "iterations", "samples", "epochs", "seconds")
 
 
 def learning_order(
@@ -56,24 +60,14 @@ def learning_order(
     wanted = [layer for layer, target in enumerate(targets) if target is not None]
     times = [[_reach(t, layer, target) for layer, target in enumerate(targets)] for t in trajectories]
     layers = []
-    for layer, target in enumerate(targets):
-        found = [run[layer] for run in times]
-        medians = {
-            axis: _median([hit[axis] for hit in found]) if target is not None else None for axis in AXES
-        }
-        seen = medians["samples"]
-        layers.append(
-            {
-                "target": target,
-                "fraction": _share([math.isfinite(hit["iteration"]) for hit in found])
-                if target is not None
-                else None,
-                "iterations": medians["iteration"],
-                "samples": seen,
-                "epochs": None if seen is None or math.isnan(samples) else seen / samples,
-                "seconds": medians["seconds"],
-            }
-        )
+    for target, hits in zip(targets, zip(*times) if times else ((),) * len(targets)):
+        if target is None:
+            layers.append(dict.fromkeys(LAYER))
+            continue
+        iterations, seen, seconds = (_median([hit[axis] for hit in hits]) for axis in AXES)
+        share = _share([math.isfinite(hit["iteration"]) for hit in hits])
+        epochs = None if seen is None or math.isnan(samples) else seen / samples
+        layers.append(dict(zip(LAYER, (target, share, iterations, seen, epochs, seconds))))
     sequences: Counter[tuple[int, ...]] = Counter()
     complete = []
     for run in times:
@@ -135,54 +129,54 @@ def _share(flags: Sequence[bool]) -> float | None:
 
 def learning_tables(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
     """One table per problem with several layers, from rows of the metric that comes first."""
-    groups: dict[str, dict[tuple[Any, ...], list[dict[str, Any]]]] = {}
-    for row in rows:
-        if row.get("learning_order") and row["component"] is not None and row["metric"] == rows[0]["metric"]:
-            key = (row["algorithm"], row["backend"], row["alpha"], row["dimension"])
-            groups.setdefault(row["problem"], {}).setdefault(key, []).append(row)
-    return [_table(problem, list(members.values())) for problem, members in groups.items()]
+    chosen = [
+        row
+        for row in rows
+        if row.get("learning_order") and row["component"] is not None and row["metric"] == rows[0]["metric"]
+    ]
+    return [
+        _table(problem, list(grouped(members, place).values()))
+        for problem, members in grouped(chosen, lambda row: row["problem"]).items()
+    ]
 
 
 def _table(problem: str, members: list[list[dict[str, Any]]]) -> RenderableType:
-    backends = len({cells[0]["backend"] for cells in members}) > 1
     epochs = all(
         # No median at all (most runs never get there) says nothing about whether samples were counted.
         row["half_overlap"]["epochs"] is not None or row["half_overlap"]["iterations"] is None
-        for c in members
-        for row in c
+        for layers in members
+        for row in layers
     )
     unit = "epochs" if epochs else "iterations"
-    columns = [("algorithm", "l"), ("alpha", "r")]
     word = members[0][0].get("component_word", "component")
-    columns += [(f"{word} {row['component']}", "r") for row in members[0]]
-    columns += [("order (runs)", "l"), ("last / first", "r"), ("all", "r")]
-    table = plain_table(columns)
-    for cells in members:
-        first = cells[0]
-        order = first["learning_order"]
-        name = f"{first['algorithm']}@{first['backend']}" if backends else str(first["algorithm"])
-        shown = [name, f"{first['alpha']:.4g}"]
-        for row in cells:
-            half = row["half_overlap"]
-            if half["target"] is None:
-                shown.append("-")
-            else:
-                shown.append("never" if half[unit] is None else number(half[unit], 2))
-        shown.append(
-            ", ".join(
-                f"{' '.join(map(str, item['layers'])) or 'none'} ({item['runs']})"
-                for item in order["sequences"][:3]
-            )
-        )
-        factor = order["factor"]
-        if factor is None:
-            shown.append("")
-        else:
-            shown.append(f"{factor['mean']:.3g}" + ("" if factor["sem"] is None else f"±{factor['sem']:.2g}"))
-        shown.append("" if order["success"] is None else f"{100 * order['success']:.0f}%")
-        table.add_row(*shown)
+    columns: list[Column] = [
+        *place_columns([layers[0] for layers in members])[:2],
+        *(
+            (f"{word} {row['component']}", "r", lambda r, i=i: _half(r["layers"][i]["half_overlap"], unit))
+            for i, row in enumerate(members[0])
+        ),
+        ("order (runs)", "l", lambda r: _sequences(r["learning_order"])),
+        ("last / first", "r", lambda r: _last_over_first(r["learning_order"]["factor"])),
+        ("all", "r", lambda r: shown(r["learning_order"]["success"], ".0%")),
+    ]
     note = (
         f"median {unit} until a {word} has half of its Bayes-optimal overlap (- where that is 0); order in which they got there "
         f"(number of runs); last / first: ratio of these times (geometric mean ± s.e.m.); all: share of runs that learned all"
     )
-    return titled(table, f"{problem}: order of learning", note)
+    rows = [{**layers[0], "layers": layers} for layers in members]
+    return make_table(f"{problem}: order of learning", columns, rows, note)
+
+
+def _half(half: dict[str, Any], unit: str) -> str:
+    return "-" if half["target"] is None else number(half[unit], 2) or "never"
+
+
+def _sequences(order: dict[str, Any]) -> str:
+    most = order["sequences"][:3]
+    return ", ".join(f"{' '.join(map(str, item['layers'])) or 'none'} ({item['runs']})" for item in most)
+
+
+def _last_over_first(factor: dict[str, Any] | None) -> str:
+    if factor is None:
+        return ""
+    return f"{factor['mean']:.3g}" + ("" if factor["sem"] is None else f"±{factor['sem']:.2g}")

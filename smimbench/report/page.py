@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from smimbench.report.labels import place
 from smimbench.report.tables import number
 
 if TYPE_CHECKING:
@@ -80,9 +81,7 @@ def render_page(
     import jinja2
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    unique = {
-        (r["problem"], r["algorithm"], r["backend"], r["alpha"], r["dimension"]): r for r in reversed(rows)
-    }
+    unique = {place(row): row for row in reversed(rows)}
     trusted = all(row["trusted"] for row in rows)
     note = "Median over runs; runs that never get there count as infinity."
     if not trusted:

@@ -12,9 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from smimbench.registry.metrics import find_metric
+from smimbench.report.labels import place
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from rich.console import RenderableType
 
@@ -22,8 +23,8 @@ __all__ = [
     "as_csv",
     "as_markdown",
     "error_tables",
+    "make_table",
     "number",
-    "plain_table",
     "runtime_tables",
     "status_line",
     "titled",
@@ -84,17 +85,29 @@ def statuses(counts: dict[str, int]) -> Text:
     return text
 
 
+def shown(value: Any, form: str, none: str = "") -> str:
+    """A value in this format; ``none`` where there is none."""
+    return none if value is None else format(value, form)
+
+
 _WORD = 12
 
+Column = tuple[str, str, "Callable[[Any], str | Text]"]
+"""Heading, ``"l"`` for words that wrap or ``"r"`` for numbers that do not, and the cell of a row."""
 
-def plain_table(columns: Sequence[tuple[str, str]]) -> Table:
-    """An empty table of the one style of this package; columns are (name, "l" or "r"): words wrap, numbers do not."""
-    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
-    for name, side in columns:
+
+def make_table(
+    title: str, columns: Sequence[Column], rows: Iterable[Any], caption: str = "", padding: int = 0
+) -> RenderableType:
+    """A table of the one style of this package, ``padding`` blanks between its columns."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, padding, 0, 0), show_edge=False)
+    for name, side, _ in columns:
         table.add_column(
             name, justify="right" if side == "r" else "left", no_wrap=side == "r", overflow="fold"
         )
-    return table
+    for row in rows:
+        table.add_row(*(cell(row) for _, _, cell in columns))
+    return titled(table, title, caption)
 
 
 def titled(table: Table, title: str, caption: str = "") -> RenderableType:
@@ -108,28 +121,39 @@ def titled(table: Table, title: str, caption: str = "") -> RenderableType:
     return Group(Text(title, style="bold"), table, *([Text(caption, style="dim")] if caption else []))
 
 
-def _groups(rows: Sequence[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
+def grouped(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    """Rows by what ``key`` says of them, in the order in which they come."""
+    found: dict[Any, list[Any]] = {}
     for row in rows:
-        found.setdefault(row["problem"], []).append(row)
-    return list(found.items())
+        found.setdefault(key(row), []).append(row)
+    return found
 
 
-def _varies(rows: Sequence[dict[str, Any]], key: str) -> bool:
-    return len({row[key] for row in rows}) > 1
+def place_columns(rows: Sequence[dict[str, Any]]) -> list[Column]:
+    """Algorithm, sample ratio and, where they differ, dimension; the backend stands at the algorithm where they differ."""
+    several = {key: len({row[key] for row in rows}) > 1 for key in ("backend", "dimension")}
+    columns: list[Column] = [
+        ("algorithm", "l", lambda r: r["algorithm"] + (f"@{r['backend']}" if several["backend"] else "")),
+        ("alpha", "r", lambda r: f"{r['alpha']:.4g}"),
+    ]
+    return columns + ([("D", "r", lambda r: str(r["dimension"]))] if several["dimension"] else [])
 
 
-def _algorithm(row: dict[str, Any], backends: bool) -> str:
-    return f"{row['algorithm']}@{row['backend']}" if backends else str(row["algorithm"])
+def component_column(rows: Sequence[dict[str, Any]]) -> list[Column]:
+    """The component, where a row has one."""
+    if all(row["component"] is None for row in rows):
+        return []
+    word = rows[0].get("component_word") or "component"
+    return [(word, "r", lambda r: str(r["component"] or ""))]
 
 
 def error_tables(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
     """Error against theory: one table per problem and metric, the largest excess over theory first."""
-    tables: list[RenderableType] = []
-    for problem, members in _groups(rows):
-        for metric in dict.fromkeys(row["metric"] for row in members):
-            tables.append(_error_table(problem, metric, [row for row in members if row["metric"] == metric]))
-    return tables
+    return [
+        _error_table(problem, metric, members)
+        for problem, all_of_it in grouped(rows, lambda r: r["problem"]).items()
+        for metric, members in grouped(all_of_it, lambda r: r["metric"]).items()
+    ]
 
 
 def _worst(row: dict[str, Any]) -> tuple[float, ...]:
@@ -139,77 +163,55 @@ def _worst(row: dict[str, Any]) -> tuple[float, ...]:
 
 
 def _error_table(problem: str, metric: str, rows: list[dict[str, Any]]) -> RenderableType:
-    backends, dims, components = (
-        _varies(rows, "backend"),
-        _varies(rows, "dimension"),
-        _varies(rows, "component"),
-    )
-    about = find_metric(metric)
+    where, about = place_columns(rows), find_metric(metric)
     head = f"{problem}: {about.label} against theory"
-    if not dims:
+    if len(where) == 2:
         head += f", D = {rows[0]['dimension']}"
-    ratio = about.direction == "lower"
-    columns = [("algorithm", "l"), ("alpha", "r")]
-    columns += [("D", "r")] if dims else []
-    columns += [(rows[0].get("component_word", "component"), "r")] if components else []
-    columns += [("n", "r"), ("mean ± s.e.m.", "r"), ("theory ± err", "r"), ("diff", "r"), ("z", "r")]
-    columns += [("/Bayes", "r")] if ratio else []
-    columns += [("status", "l")]
-    notes = []
+    columns: list[Column] = [
+        *where,
+        *component_column(rows),
+        ("n", "r", lambda r: str(r["n"])),
+        ("mean ± s.e.m.", "r", lambda r: uncertain(r["mean"], r["sem"], 0.0)),
+        ("theory ± err", "r", lambda r: uncertain(r["theory"], r["theory_error"])),
+        ("diff", "r", lambda r: _signed(r["difference"], ".4f", 1e4, ".1e")),
+        ("z", "r", lambda r: _signed(r["z"], ".1f", 1000, ".0e")),
+    ]
+    if about.direction == "lower":
+        columns.append(("/Bayes", "r", lambda r: shown(r["ratio_to_bayes"], ".3g")))
+    columns.append(("status", "l", lambda r: statuses(r["status_counts"])))
+    notes = ["worst first: failures, then the largest difference from theory"]
     if any(row["sem"] is None and row["n"] for row in rows):
         notes.append("one run only: no standard error")
     if any(row["theory"] == 0 for row in rows):
         notes.append("ratio and z are blank where theory is 0")
-    notes += [
-        f"{name} is blank: {reason}"
-        for name, reason in dict.fromkeys(
-            (row["algorithm"], why) for row in rows for why in row.get("blank", ())
-        )
-    ]
-    table = plain_table(columns)
-    for row in sorted(rows, key=_worst):
-        cells: list[str | Text] = [_algorithm(row, backends), f"{row['alpha']:.4g}"]
-        cells += [str(row["dimension"])] if dims else []
-        cells += [str(row["component"] or "")] if components else []
-        z = row["z"]
-        shown_z = "" if z is None else (f"{z:+.1f}" if abs(z) < 1000 else f"{z:+.0e}")
-        difference = (
-            ""
-            if row["difference"] is None
-            else f"{row['difference']:+{'.4f' if abs(row['difference']) < 1e4 else '.1e'}}"
-        )
-        cells += [
-            str(row["n"]),
-            uncertain(row["mean"], row["sem"], 0.0),
-            uncertain(row["theory"], row["theory_error"]),
-            difference,
-            shown_z,
-        ]
-        cells += (
-            [f"{row['ratio_to_bayes']:.3g}" if row["ratio_to_bayes"] is not None else ""] if ratio else []
-        )
-        table.add_row(*cells, statuses(row["status_counts"]))
-    return titled(
-        table, head, "; ".join(["worst first: failures, then the largest difference from theory", *notes])
-    )
+    blank = dict.fromkeys((row["algorithm"], why) for row in rows for why in row.get("blank", ()))
+    notes += [f"{name} is blank: {reason}" for name, reason in blank]
+    return make_table(head, columns, sorted(rows, key=_worst), "; ".join(notes))
+
+
+def _signed(value: float | None, form: str, large: float, form_of_large: str) -> str:
+    return "" if value is None else format(value, "+" + (form if abs(value) < large else form_of_large))
 
 
 def runtime_tables(rows: Sequence[dict[str, Any]], fingerprint: str) -> list[RenderableType]:
     """Runtime: one table per problem, slowest to reach theory first; times of other machines are named as such."""
-    return [_runtime_table(problem, members, fingerprint) for problem, members in _groups(rows)]
+    groups = grouped(rows, lambda row: row["problem"])
+    return [_runtime_table(problem, members, fingerprint) for problem, members in groups.items()]
 
 
 def _runtime_table(problem: str, rows: list[dict[str, Any]], fingerprint: str) -> RenderableType:
-    backends, dims = _varies(rows, "backend"), _varies(rows, "dimension")
-    unique: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in rows:
-        unique.setdefault((row["algorithm"], row["backend"], row["alpha"], row["dimension"]), row)
-    members = list(unique.values())
-    columns = [("algorithm", "l"), ("alpha", "r")] + ([("D", "r")] if dims else [])
-    columns += [("within 5%", "r"), ("reached", "r"), ("iter.", "r"), ("first", "r"), ("per iter.", "r")]
+    members = [same[0] for same in grouped(rows, place).values()]
     peaks = any(row.get("ceiling_fraction") is not None for row in members)
-    columns += [("of peak", "r")] if peaks else []
-    columns += [("memory", "r")]
+    columns: list[Column] = [
+        *place_columns(rows),
+        ("within 5%", "r", lambda r: seconds(_near(r)["seconds"]) or "never"),
+        ("reached", "r", lambda r: shown(_near(r)["fraction"], ".0%")),
+        ("iter.", "r", lambda r: number(r["iterations"], 0)),
+        ("first", "r", lambda r: seconds(r["first_iteration"])),
+        ("per iter.", "r", lambda r: seconds(r["per_iteration"])),
+        *([("of peak", "r", _of_peak)] if peaks else []),
+        ("memory", "r", lambda r: "" if r["peak_memory"] is None else f"{r['peak_memory'] / 2**20:.0f} MB"),
+    ]
     notes = [
         "within 5%: median time to an error at most 5% above theory (below run.target where theory is 0); runs that never get "
         "there count as infinity; reached: share of runs that do"
@@ -223,26 +225,17 @@ def _runtime_table(problem: str, rows: list[dict[str, Any]], fingerprint: str) -
         notes.append(
             "of peak: share of this machine's rate of matrix products (x) or of reading memory (r), whichever is the limit here"
         )
-    table = plain_table(columns)
 
     def slowest(row: dict[str, Any]) -> tuple[float, ...]:
-        reached = row["time_to_theory"]["0.05"]["seconds"]
+        reached = _near(row)["seconds"]
         return (-(math.inf if reached is None else reached), -(row["seconds"] or 0.0))
 
-    for row in sorted(members, key=slowest):
-        reached = row["time_to_theory"]["0.05"]
-        cells = [_algorithm(row, backends), f"{row['alpha']:.4g}"] + ([str(row["dimension"])] if dims else [])
-        cells += [
-            "never" if reached["seconds"] is None else seconds(reached["seconds"]),
-            "" if reached["fraction"] is None else f"{100 * reached['fraction']:.0f}%",
-            number(row["iterations"], 0) if row["iterations"] is not None else "",
-            seconds(row["first_iteration"]),
-            seconds(row["per_iteration"]),
-            *([_of_peak(row)] if peaks else []),
-            "" if row["peak_memory"] is None else f"{row['peak_memory'] / 2**20:.0f} MB",
-        ]
-        table.add_row(*cells)
-    return titled(table, f"{problem}: runtime", "; ".join(notes))
+    return make_table(f"{problem}: runtime", columns, sorted(members, key=slowest), "; ".join(notes))
+
+
+def _near(row: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = row["time_to_theory"]["0.05"]
+    return found
 
 
 def _of_peak(row: dict[str, Any]) -> str:
@@ -284,16 +277,15 @@ def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
     fields = [f for f in _FIELDS if f != "per_iteration"]
     lines = ["| " + " | ".join(fields) + " |", "|" + "---|" * len(fields)]
     for row in rows:
-        shown = [
-            _counts(row[f])
-            if f == "status_counts"
-            else number(row[f])
-            if isinstance(row[f], float)
-            else str("" if row[f] is None else row[f])
-            for f in fields
-        ]
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in shown) + " |")
+        cells = (_rounded(row[field]).replace("|", "\\|") for field in fields)
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _rounded(value: Any) -> str:
+    if isinstance(value, dict):
+        return _counts(value)
+    return number(value) if isinstance(value, float) else str("" if value is None else value)
 
 
 def _counts(counts: dict[str, int]) -> str:

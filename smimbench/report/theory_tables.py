@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from smimbench.report.tables import number, plain_table, titled
+from smimbench.report.tables import make_table, number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import RenderableType
+
+    from smimbench.report.tables import Column
 
 __all__ = ["theory_tables"]
 
@@ -20,33 +22,48 @@ def theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableType]:
     for document in documents:
         points = document["points"]
         several = isinstance(points[0]["mse"], list)
-        branches = any(point["branch"] != "unique" for point in points)
-        predicted = any(point.get("generalization_error") for point in points)
-        columns = [("alpha", "r")]
         components = range(len(points[0]["mse"])) if several else range(1)
-        columns += [(f"MSE {i + 1}" if several else "MSE", "r") for i in components] + [("error", "r")]
-        columns += [(f"Q{i + 1}{i + 1}" if several else "overlap", "r") for i in components]
-        columns += [("gen. Bayes", "r"), ("plug-in", "r")] if predicted else []
-        columns += [("branch", "l")] if branches else []
-        methods = sorted({point["method"] for point in points})
-        table = plain_table(columns)
-        for point in points:
-            mse = point["mse"] if several else [point["mse"]]
-            errors = point["mse_error"] if several else [point["mse_error"]]
-            cells = [
-                f"{point['alpha']:.5g}",
-                *(number(v, 6) for v in mse),
-                f"{max(errors):.0e}" if max(errors) else "0",
+        columns: list[Column] = [
+            ("alpha", "r", lambda p: f"{p['alpha']:.5g}"),
+            *(
+                (f"MSE {i + 1}" if several else "MSE", "r", lambda p, i=i: _one(p["mse"], i))
+                for i in components
+            ),
+            ("error", "r", _error),
+            *(
+                (
+                    f"Q{i + 1}{i + 1}" if several else "overlap",
+                    "r",
+                    lambda p, i=i: number(p["overlap"][i][i], 6),
+                )
+                for i in components
+            ),
+        ]
+        if any(point.get("generalization_error") for point in points):
+            columns += [
+                ("gen. Bayes", "r", lambda p: _generalization(p, "bayes")),
+                ("plug-in", "r", lambda p: _generalization(p, "plugin")),
             ]
-            cells += [number(point["overlap"][i][i], 6) for i in components]
-            if predicted:
-                error = point.get("generalization_error") or {}
-                cells += [number(error.get("bayes"), 5), number(error.get("plugin"), 5)]
-            cells += [point["branch"]] if branches else []
-            table.add_row(*cells)
-        shown.append(titled(table, str(document["problem"]["label"]), f"obtained by: {', '.join(methods)}"))
+        if any(point["branch"] != "unique" for point in points):
+            columns.append(("branch", "l", lambda p: p["branch"]))
+        methods = ", ".join(sorted({point["method"] for point in points}))
+        shown.append(make_table(document["problem"]["label"], columns, points, f"obtained by: {methods}"))
         shown.append(_threshold_lines(document))
     return shown
+
+
+def _one(values: Any, component: int) -> str:
+    return number(values[component] if isinstance(values, list) else values, 6)
+
+
+def _generalization(point: dict[str, Any], kind: str) -> str:
+    return number((point.get("generalization_error") or {}).get(kind), 5)
+
+
+def _error(point: dict[str, Any]) -> str:
+    errors = point["mse_error"]
+    largest = max(errors) if isinstance(errors, list) else errors
+    return f"{largest:.0e}" if largest else "0"
 
 
 def _threshold_lines(document: dict[str, Any]) -> str:

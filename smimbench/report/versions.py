@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.files import canonical_json
+from smimbench.report.aggregate import mean_and_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rich.console import RenderableType
 
+    from smimbench.report.tables import Column
     from smimbench.run.store import Store
     from smimbench.suite.cells import Suite
 
@@ -59,15 +61,9 @@ def other_version_rows(suite: Suite, store: Store, backends: Sequence[str]) -> l
     rows = []
     for key, values in sorted(groups.items(), key=lambda item: tuple(map(str, item[0]))):
         finite = np.array([v for v in values if math.isfinite(v)])
-        n = len(finite)
+        changed = {name: list(pair) for name, pair in key[-1]}
         rows.append(
-            {
-                **dict(zip(names, key)),
-                "versions": {name: list(pair) for name, pair in key[-1]},
-                "n": n,
-                "mean": float(finite.mean()) if n else None,
-                "sem": float(finite.std(ddof=1) / math.sqrt(n)) if n > 1 else None,
-            }
+            {**dict(zip(names, key)), "versions": changed, "n": len(finite), **mean_and_error(finite)}
         )
     return rows
 
@@ -106,33 +102,25 @@ def _changed(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, tuple
 
 def other_version_tables(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
     """One table of the errors, without theory: that of the version at hand may be another one."""
-    from smimbench.report.tables import plain_table, titled, uncertain
+    from smimbench.report.tables import make_table, uncertain
+
+    def algorithm(row: Mapping[str, Any]) -> str:
+        return str(row["algorithm"]) + ("" if row["component"] is None else f" ({row['component']})")
+
+    def made(row: Mapping[str, Any]) -> str:
+        return ", ".join(f"{name} version {then}, now {now}" for name, (then, now) in row["versions"].items())
 
     errors = [row for row in rows if row["metric"] == "mse"]
     if not errors:
         return []
-    table = plain_table(
-        [
-            ("problem", "l"),
-            ("algorithm", "l"),
-            ("alpha", "r"),
-            ("D", "r"),
-            ("n", "r"),
-            ("mean ± s.e.m.", "r"),
-            ("made by", "l"),
-        ]
-    )
-    for row in errors:
-        component = "" if row["component"] is None else f" ({row['component']})"
-        made = ", ".join(f"{name} version {then}, now {now}" for name, (then, now) in row["versions"].items())
-        table.add_row(
-            row["problem"],
-            row["algorithm"] + component,
-            f"{row['alpha']:.4g}",
-            str(row["dimension"]),
-            str(row["n"]),
-            uncertain(row["mean"], row["sem"]),
-            made,
-        )
+    columns: list[Column] = [
+        ("problem", "l", lambda r: r["problem"]),
+        ("algorithm", "l", algorithm),
+        ("alpha", "r", lambda r: f"{r['alpha']:.4g}"),
+        ("D", "r", lambda r: str(r["dimension"])),
+        ("n", "r", lambda r: str(r["n"])),
+        ("mean ± s.e.m.", "r", lambda r: uncertain(r["mean"], r["sem"])),
+        ("made by", "l", made),
+    ]
     caption = "not counted anywhere else; 'smimbench run' makes them anew with the version at hand"
-    return [titled(table, "MSE of other versions", caption)]
+    return [make_table("MSE of other versions", columns, errors, caption)]
