@@ -8,46 +8,41 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+
+from smimbench.backend.device import Backend, get_backend
+from smimbench.problem.instance import Instance
+from smimbench.problem.problem import Problem
+from smimbench.run.loop import LoopSettings, run_algorithm
+
 ROOT = Path(__file__).resolve().parent.parent
 
-SUITE = """
-[suite]
-title = "A small suite"
 
-[problem]
-label   = "line"
+def suite_text(problem: str, alpha: list[float], dimension: int, seeds: int, *algorithms: str) -> str:
+    """A suite with one problem, from what stands in ``[problem]`` and in each of ``[[algorithms]]``."""
+    grid = f"[grid]\nalpha     = {alpha}\ndimension = [{dimension}]\nseeds     = {seeds}\n"
+    tables = "".join(f"\n[[algorithms]]\n{text}\n" for text in algorithms)
+    return f"\n[problem]\n{problem}\n\n{grid}{tables}"
+
+
+LINE = """label   = "line"
 model   = { name = "sequence-multi-index", tokens = 2 }
 channel = { name = "linear", noise = 0.2 }
-prior   = { name = "gaussian" }
+prior   = { name = "gaussian" }"""
+SUITE = '\n[suite]\ntitle = "A small suite"\n' + suite_text(
+    LINE, [0.5, 1.0], 30, 2, 'name = "gamp"', 'name  = "adam"\nsteps = 5'
+)
 
-[grid]
-alpha     = [0.5, 1.0]
-dimension = [30]
-seeds     = 2
-
-[[algorithms]]
-name = "gamp"
-
-[[algorithms]]
-name  = "adam"
-steps = 5
-"""
-
-ATTENTION = """
-[problem]
-label   = "softmax"
+ATTENTION = suite_text(
+    """label   = "softmax"
 model   = { name = "attention-indexed", tokens = 2 }
 channel = { name = "softmax", beta = 1.0 }
-prior   = { name = "wishart", rho = 0.5 }
-
-[grid]
-alpha     = [0.1, 0.3]
-dimension = [30]
-seeds     = 2
-
-[[algorithms]]
-name = "gamp"
-"""
+prior   = { name = "wishart", rho = 0.5 }""",
+    [0.1, 0.3],
+    30,
+    2,
+    'name = "gamp"',
+)
 
 CHANNEL = '''
 from dataclasses import dataclass
@@ -85,6 +80,30 @@ class Twice:
 def smimbench_register_channels(register):
     register(Twice)
 '''
+
+
+def attention(channel: str = "softmax", tokens: int = 2, rho: float = 0.5, **parameters) -> Problem:
+    """An attention-indexed problem with parameters of its channel."""
+    return Problem(
+        {"name": "attention-indexed", "tokens": tokens},
+        {"name": channel, **parameters},
+        {"name": "wishart", "rho": rho},
+    )
+
+
+def sequence(channel: str = "softmax", tokens: int = 2, **parameters) -> Problem:
+    """A sequence multi-index problem with parameters of its channel."""
+    return Problem(
+        {"name": "sequence-multi-index", "tokens": tokens}, {"name": channel, **parameters}, "gaussian"
+    )
+
+
+def run_once(problem: Problem, instance: Instance, algorithm, backend: Backend | None = None, **settings):
+    """One run through the engine's loop, its random numbers from the number of the attempt."""
+    backend = backend or get_backend()
+    data = instance.data(backend)
+    how = LoopSettings(**settings)
+    return run_algorithm(problem, instance, data, algorithm, np.random.default_rng, how, backend).attempt
 
 
 def write_suite(folder: Path, text: str = SUITE, name: str = "small") -> Path:

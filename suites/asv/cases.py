@@ -6,6 +6,7 @@ without a change here. Only public names of smimbench are used, because this cod
 
 import functools
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -155,3 +156,12 @@ class Case:
         for _ in range(steps):
             state, _ = item.step(self.problem, data, state)
         return lambda: item.step(self.problem, data, state)
+
+
+class Timed:
+    """How a call of a few milliseconds is timed."""
+
+    number = 1
+    timer = time.process_time  # one thread: what others do on the machine does not count
+    warmup_time = 0
+    rounds = 1

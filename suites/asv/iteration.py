@@ -1,21 +1,15 @@
 """Time and memory of one iteration, of every algorithm on a piece of every suite."""
 
-import time
-
-from .cases import Case, algorithms, problems
+from .cases import Case, Timed, algorithms, problems
 
 
-class Iteration:
+class Iteration(Timed):
     """One step of a run that is two steps old."""
 
     params = (problems(), algorithms())
     param_names = ("problem", "algorithm")
     timeout = 300
-    number = 1
-    timer = time.process_time  # one thread: what others do on the machine does not count
     repeat = (3, 20, 2.0)
-    warmup_time = 0
-    rounds = 1
 
     def setup(self, problem, algorithm):
         self.step = Case(problem).begun(algorithm)

@@ -1,28 +1,22 @@
 """Time of state evolution: a single point from nothing, and each further point of a curve."""
 
-import time
-
 import numpy as np
 
 from smimbench.problem.problem import Problem
 from smimbench.theory.cache import TheoryCache
 
-from .cases import Case, problems
+from .cases import Case, Timed, problems
 
 POINTS = 32
 
 
-class StateEvolution:
+class StateEvolution(Timed):
     """Points of a Bayes-optimal curve; every call begins with a problem that nothing is remembered of."""
 
     params = (problems(),)
     param_names = ("problem",)
     timeout = 600
-    number = 1
-    timer = time.process_time  # one thread: what others do on the machine does not count
     repeat = (2, 10, 5.0)
-    warmup_time = 0
-    rounds = 1
 
     def setup(self, problem):
         self.case = Case(problem)

@@ -15,21 +15,7 @@ from smimbench.derive.channel import observable
 from smimbench.interfaces import ParameterError
 from smimbench.problem.problem import Problem
 from smimbench.run.loop import LoopSettings, Status, run_algorithm
-
-
-def attention(channel="softmax", tokens=2, rho=0.5, **parameters) -> Problem:
-    return Problem(
-        {"name": "attention-indexed", "tokens": tokens},
-        {"name": channel, **parameters},
-        {"name": "wishart", "rho": rho},
-    )
-
-
-def sequence(channel="softmax", tokens=2, **parameters) -> Problem:
-    return Problem(
-        {"name": "sequence-multi-index", "tokens": tokens}, {"name": channel, **parameters}, "gaussian"
-    )
-
+from tests.helpers import attention, sequence
 
 # Every channel that has a derivative, on both models.
 PROBLEMS = [

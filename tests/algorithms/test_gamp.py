@@ -12,23 +12,9 @@ from smimbench_algorithms.gamp.algorithm import Gamp
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
 from smimbench.interfaces import ParameterError
-from smimbench.problem.problem import Problem
 from smimbench.run.loop import LoopSettings, Status, run_algorithm
 from smimbench.theory.predictions import solve
-
-
-def attention(channel="softmax", tokens=2, rho=0.5, **parameters) -> Problem:
-    return Problem(
-        {"name": "attention-indexed", "tokens": tokens},
-        {"name": channel, **parameters},
-        {"name": "wishart", "rho": rho},
-    )
-
-
-def sequence(channel="softmax", tokens=2, **parameters) -> Problem:
-    return Problem(
-        {"name": "sequence-multi-index", "tokens": tokens}, {"name": channel, **parameters}, "gaussian"
-    )
+from tests.helpers import attention, sequence
 
 
 def run(problem, alpha, dimension, replicate=0, algorithm=None, **settings):

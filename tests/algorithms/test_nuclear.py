@@ -12,7 +12,7 @@ from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
 from smimbench.interfaces import ParameterError
 from smimbench.problem.problem import Problem
-from smimbench.run.loop import LoopSettings, run_algorithm
+from tests.helpers import run_once
 
 
 def attention(channel, rho=0.5):
@@ -20,17 +20,7 @@ def attention(channel, rho=0.5):
 
 
 def solve(problem, instance, algorithm, backend=None, tolerance=1e-9, iterations=4000):
-    backend = backend or get_backend()
-    settings = LoopSettings(tolerance=tolerance, max_iterations=iterations)
-    return run_algorithm(
-        problem,
-        instance,
-        instance.data(backend),
-        algorithm,
-        lambda k: np.random.default_rng(k),
-        settings,
-        backend,
-    ).attempt
+    return run_once(problem, instance, algorithm, backend, tolerance=tolerance, max_iterations=iterations)
 
 
 @pytest.mark.parametrize("positive", [True, False])

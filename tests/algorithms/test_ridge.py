@@ -10,10 +10,9 @@ from smimbench_algorithms.least_squares import seen_by_labels
 from smimbench_algorithms.ridge import Ridge
 
 from smimbench.backend.arrays import to_host
-from smimbench.backend.device import get_backend
 from smimbench.interfaces import ParameterError
 from smimbench.problem.problem import Problem
-from smimbench.run.loop import LoopSettings, run_algorithm
+from tests.helpers import run_once
 from tests.stretched import stretched
 
 WISHART = {"name": "wishart", "rho": 0.5}
@@ -28,12 +27,7 @@ def sequence(channel, tokens=2):
 
 
 def solve(problem, instance, algorithm, backend=None, tolerance=1e-10):
-    backend = backend or get_backend()
-    data = instance.data(backend)
-    settings = LoopSettings(tolerance=tolerance, max_iterations=2000)
-    return run_algorithm(
-        problem, instance, data, algorithm, lambda k: np.random.default_rng(k), settings, backend
-    ).attempt
+    return run_once(problem, instance, algorithm, backend, tolerance=tolerance, max_iterations=2000)
 
 
 def test_it_is_the_posterior_mean_of_a_gaussian_signal(backend):

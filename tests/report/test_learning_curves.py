@@ -12,7 +12,7 @@ from smimbench.report.rows import suite_records
 from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
 from smimbench.theory.cache import TheoryCache
-from tests.helpers import ATTENTION, write_suite
+from tests.helpers import ATTENTION, LINE, suite_text, write_suite
 
 D = 30
 LEARNERS = """
@@ -97,23 +97,9 @@ def test_without_a_curve_the_line_is_that_of_all_samples(tmp_path, drawn):
 
 
 def test_components_have_a_line_each(tmp_path, drawn):
-    text = """
-[problem]
-model   = { name = "sequence-multi-index", tokens = 2 }
-channel = { name = "linear", components = 2, noise = 0.3 }
-prior   = { name = "gaussian" }
-[grid]
-alpha     = [2.0]
-dimension = [20]
-seeds     = 3
-[[algorithms]]
-name = "sgd"
-epochs = 3
-batch = 10
-learning_rate = 0.02
-[run]
-metrics = ["overlap", "mse"]
-"""
+    problem = LINE.replace("noise = 0.2", "components = 2, noise = 0.3")
+    sgd = 'name = "sgd"\nepochs = 3\nbatch = 10\nlearning_rate = 0.02'
+    text = suite_text(problem, [2.0], 20, 3, sgd) + '[run]\nmetrics = ["overlap", "mse"]\n'
     draw(tmp_path, text)
     (axis,) = drawn[0].axes
     assert axis.get_ylabel() == "overlap"

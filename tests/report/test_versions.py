@@ -42,6 +42,7 @@ def test_results_of_an_older_version_are_set_apart(tmp_path, capsys, arguments):
     change(tmp_path, VERSION, VERSION.replace("1", "2"))
     change(tmp_path, "gain: float = 2.0\n", "gain: float = 2.0\n    offset: float = 0.0\n")
     change(tmp_path, "return self.gain * z", "return self.gain * z + 1.0")
+    change(tmp_path, "Posterior(y / self.gain", "Posterior((y - 1.0) / self.gain")
     code, out, err = call(capsys, "show", *arguments, "--json")
     found = json.loads(out)
     assert code == 1

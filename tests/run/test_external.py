@@ -1,18 +1,16 @@
-"""Solving elsewhere: an instance goes out, an estimate comes back as a row; two result folders side by side; the page."""
+"""Solving elsewhere: an instance goes out, an estimate comes back as a row."""
 
 from __future__ import annotations
 
 import json
 import re
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
 from smimbench import load_suite
-from smimbench.report.comparison import compare_rows, exceeds
 from smimbench.theory.cache import TheoryCache
-from tests.helpers import SUITE, call, call_outside, write_suite
+from tests.helpers import SUITE, call, write_suite
 
 POINT = ("--only", "alpha=1.0", "--only", "seed=1")
 
@@ -115,120 +113,3 @@ def test_a_file_that_is_no_npz_is_one_line(tmp_path, capsys):
     code, _, err = call(capsys, "score", suite, "--estimate", answer)
     assert code == 2
     assert "cannot be read as .npz" in err
-
-
-# -- two result folders -----------------------------------------------------------------------------------------------
-
-
-def row(mean, sem=0.01, metric="mse", seconds=1.0, machines=("m",), algorithm="gamp"):
-    return {
-        "problem": "p",
-        "algorithm": algorithm,
-        "backend": "numpy",
-        "alpha": 0.1,
-        "dimension": 10,
-        "metric": metric,
-        "component": None,
-        "mean": mean,
-        "sem": sem,
-        "per_iteration": seconds,
-        "trusted": True,
-        "machines": list(machines),
-    }
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "verdict", "fails"),
-    [
-        (row(1.0), row(1.2), "worse", True),
-        (row(1.2), row(1.0), "better", False),
-        (row(1.0), row(1.02), "within noise", False),
-        (row(1.0, metric="overlap"), row(1.2, metric="overlap"), "better", False),
-        (row(1.2, metric="overlap"), row(1.0, metric="overlap"), "worse", True),
-        (row(1.0), row(1.0), "unchanged", False),
-        (row(1.0), row(1.0, seconds=2.0), "unchanged", True),
-        (row(1.0), row(1.0, seconds=2.0, machines=("other",)), "unchanged", False),
-        (row(1.0), row(None), "no estimate any more", True),
-        (row(1.0, sem=None), row(1.2), "differs", True),
-    ],
-)
-def test_a_change_is_judged(before, after, verdict, fails):
-    (entry,) = compare_rows([before], [after])
-    assert entry["verdict"] == verdict
-    assert exceeds(entry, 10.0) is fails
-
-
-def test_what_is_in_one_folder_only_is_named():
-    entries = compare_rows([row(1.0)], [row(1.0, algorithm="adam")])
-    assert {(e["algorithm"], e["verdict"]) for e in entries} == {
-        ("gamp", "only before"),
-        ("adam", "only after"),
-    }
-    assert exceeds(next(e for e in entries if e["algorithm"] == "gamp"), 10.0)
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """Results of the same cells, gamp at a good and at a bad tolerance."""
-    root = tmp_path_factory.mktemp("compare")
-    suite = write_suite(root, SUITE)
-    for name, tolerance in (("good", 1e-6), ("bad", 0.9)):
-        call_outside(
-            "run", suite, "--results", root / name, "--workers", "1", "--set", f"run.tolerance={tolerance}"
-        )
-    return root, suite
-
-
-def test_two_folders_are_compared_worst_first(folders, capsys):
-    root, suite = folders
-    one, two = root / "good" / suite.stem, root / "bad" / suite.stem
-    code, out, _ = call(capsys, "compare", one, one, "--fail-over", "1", "--json")
-    assert code == 0
-    same = json.loads(out)
-    assert {e["verdict"] for e in same["rows"]} == {"unchanged"}
-    assert same["failing"] == 0
-    changed = json.loads(call(capsys, "compare", one, two, "--json")[1])["rows"]
-    assert any(e["algorithm"] == "gamp" and e["change_percent"] for e in changed)
-    code, text, _ = call(capsys, "compare", one, two)
-    assert code == 0
-    assert "worst first" in text
-    assert max(map(len, text.splitlines())) <= 80
-
-
-# -- the page ---------------------------------------------------------------------------------------------------------
-
-
-class Page(HTMLParser):
-    """What a browser would fetch, and the text."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.fetched, self.words = [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        found = dict(attributes)
-        source = found.get("src") or (found.get("href") if tag in ("link", "image", "use") else None)
-        if source and not source.startswith(("#", "data:")):
-            self.fetched.append(source)
-
-    def handle_data(self, data):
-        self.words.append(data)
-
-
-def test_the_page_is_whole_escaped_and_fetches_nothing(folders, capsys):
-    pytest.importorskip("jinja2")
-    pytest.importorskip("matplotlib")
-    root, _ = folders
-    suite = write_suite(root, SUITE.replace("A small suite", "Is 1 < 2 & <script>alert(1)</script>?"), "page")
-    call_outside("run", suite, "--results", root / "page", "--workers", "1")
-    output = root / "page.html"
-    assert call(capsys, "report", suite, "--results", root / "page", "--output", output)[0] == 0
-    text = output.read_text()
-    page = Page(text)
-    assert page.fetched == []
-    assert "<script" not in text
-    words = " ".join(page.words)
-    assert "Is 1 < 2 &" in words
-    assert "8 ok" in words
-    assert text.count("<svg") == 3  # errors, overlaps, the course of learning
