@@ -7,17 +7,22 @@ from pathlib import Path
 
 import click
 
-from smimbench.cli.options import JSON, NOT_OK, OK, SUITE, Request, command, make_console, print_json
+from smimbench.cli.options import (
+    JSON,
+    NOT_OK,
+    OK,
+    SUITE,
+    Request,
+    command,
+    make_console,
+    output_option,
+    print_json,
+)
 
 
 @command(
     SUITE,
-    click.Option(
-        ["--output"],
-        type=click.Path(dir_okay=False, path_type=Path),
-        required=True,
-        help="The .npz file to write.",
-    ),
+    output_option("The .npz file to write."),
     JSON,
 )
 def data(request: Request, output: Path) -> int:

@@ -6,7 +6,18 @@ from pathlib import Path
 
 import click
 
-from smimbench.cli.options import JSON, NOT_OK, OK, Request, command, make_console, print_json
+from smimbench.cli.options import (
+    JSON,
+    NOT_OK,
+    OK,
+    Request,
+    command,
+    flag,
+    make_console,
+    output_option,
+    print_json,
+    several,
+)
 
 
 @command(
@@ -48,15 +59,8 @@ def plugins(request: Request) -> int:
 
 @command(
     click.Argument(["names"], metavar="NAME...", nargs=-1),
-    click.Option(
-        ["--set", "settings"],
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="A parameter of the item; may be given often.",
-    ),
-    click.Option(
-        ["--only", "chosen"], multiple=True, metavar="ID", help="This check only; may be given often."
-    ),
+    several("A parameter of the item; may be given often.", "KEY=VALUE", "--set", "settings"),
+    several("This check only; may be given often.", "ID", "--only", "chosen"),
     click.Option(
         ["--seed"],
         type=click.IntRange(0),
@@ -64,9 +68,7 @@ def plugins(request: Request) -> int:
         show_default=True,
         help="Of everything that is drawn; the same seed gives the same outcomes.",
     ),
-    click.Option(
-        ["--list", "list_only"], is_flag=True, help="The checks and what a failure means; run nothing."
-    ),
+    flag("The checks and what a failure means; run nothing.", "--list", "list_only"),
     JSON,
     of_a_suite=False,
 )
@@ -102,12 +104,7 @@ def check(
 @command(
     click.Argument(["kind"], type=click.Choice(["channel", "prior", "algorithm"])),
     click.Argument(["name"]),
-    click.Option(
-        ["--output"],
-        type=click.Path(file_okay=False, path_type=Path),
-        default=None,
-        help="Folder to write [default: ./smimbench-NAME].",
-    ),
+    output_option("Folder to write [default: ./smimbench-NAME].", folder=True),
     JSON,
     of_a_suite=False,
 )
@@ -127,11 +124,7 @@ def new(request: Request, kind: str, output: Path | None) -> int:
 
 
 @command(
-    click.Option(
-        ["--ceilings"],
-        is_flag=True,
-        help="Measure matrix products and memory bandwidth of this machine, and remember them.",
-    ),
+    flag("Measure matrix products and memory bandwidth of this machine, and remember them.", "--ceilings"),
     JSON,
     of_a_suite=False,
 )

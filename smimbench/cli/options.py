@@ -45,11 +45,25 @@ def print_json(document: Any) -> None:
     click.echo(json.dumps(document, indent=2, allow_nan=False, default=str))
 
 
+def flag(text: str, *names: str) -> click.Option:
+    """An option without a value."""
+    return click.Option(names, is_flag=True, help=text)
+
+
+def several(text: str, metavar: str, *names: str) -> click.Option:
+    """An option that may be given often."""
+    return click.Option(names, multiple=True, metavar=metavar, help=text)
+
+
+def output_option(text: str, *, folder: bool = False) -> click.Option:
+    """Where to write: a file that has to be named, or a folder that need not be."""
+    where = click.Path(file_okay=not folder, dir_okay=folder, path_type=Path)
+    return click.Option(["--output"], type=where, required=not folder, help=text)
+
+
 SUITE = click.Argument(["name"], metavar="SUITE")
 SUITE_OR_FOLDER = click.Argument(["name"], metavar="SUITE|DIR")
-JSON = click.Option(
-    ["--json", "as_json"], is_flag=True, help="One JSON document on standard output and nothing else."
-)
+JSON = flag("One JSON document on standard output and nothing else.", "--json", "as_json")
 RESULTS = click.Option(
     ["--results"],
     type=click.Path(file_okay=False, path_type=Path),
@@ -58,21 +72,14 @@ RESULTS = click.Option(
     help="Where results are kept.",
 )
 _EVERY_COMMAND = (
-    click.Option(["--quiet"], is_flag=True, help="No progress and no remarks."),
-    click.Option(["--trace-plugins"], is_flag=True, help="Say on standard error what is loaded from where."),
-    click.Option(["--no-plugins"], is_flag=True, help="Load only what ships with smimbench."),
-    click.Option(["--plugins"], multiple=True, metavar="PATH", help="Load plugins from a file or folder."),
+    flag("No progress and no remarks.", "--quiet"),
+    flag("Say on standard error what is loaded from where.", "--trace-plugins"),
+    flag("Load only what ships with smimbench.", "--no-plugins"),
+    several("Load plugins from a file or folder.", "PATH", "--plugins"),
 )
 _OF_A_SUITE = (
-    click.Option(
-        ["--only"],
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="Run or show a part: algorithm, alpha, dimension, seed, problem.",
-    ),
-    click.Option(
-        ["--set", "overrides"], multiple=True, metavar="KEY=VALUE", help="Override any key of the suite."
-    ),
+    several("Run or show a part: algorithm, alpha, dimension, seed, problem.", "KEY=VALUE", "--only"),
+    several("Override any key of the suite.", "KEY=VALUE", "--set", "overrides"),
 )
 
 

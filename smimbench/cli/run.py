@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from smimbench.cli.options import JSON, OK, RESULTS, SUITE, Request, command, make_console, print_json
+from smimbench.cli.options import (
+    JSON,
+    OK,
+    RESULTS,
+    SUITE,
+    Request,
+    command,
+    flag,
+    make_console,
+    print_json,
+    several,
+)
 from smimbench.cli.show import Results, present
 
 if TYPE_CHECKING:
@@ -15,12 +26,7 @@ if TYPE_CHECKING:
 
 @command(
     SUITE,
-    click.Option(
-        ["--backend", "backends"],
-        multiple=True,
-        metavar="NAME",
-        help="Array backend: numpy, cupy, ...; may be given twice.",
-    ),
+    several("Array backend: numpy, cupy, ...; may be given twice.", "NAME", "--backend", "backends"),
     click.Option(
         ["--workers"],
         type=click.IntRange(1),
@@ -31,9 +37,7 @@ if TYPE_CHECKING:
         ["--dask"], default=None, metavar="ADDRESS", help="Run the cells on the workers of a Dask scheduler."
     ),
     RESULTS,
-    click.Option(
-        ["--timing"], is_flag=True, help="Times that can be trusted: serial, fixed BLAS threads, warmed up."
-    ),
+    flag("Times that can be trusted: serial, fixed BLAS threads, warmed up.", "--timing"),
     click.Option(
         ["--threads"],
         type=click.IntRange(1),
@@ -47,8 +51,8 @@ if TYPE_CHECKING:
         type=click.Choice(["not-converged", "diverged", "timeout", "failed", "skipped"]),
         help="Run cells of this status again.",
     ),
-    click.Option(["--dry-run"], is_flag=True, help="Count cells, time and memory; draw nothing."),
-    click.Option(["--no-figure"], is_flag=True, help="Tables only."),
+    flag("Count cells, time and memory; draw nothing.", "--dry-run"),
+    flag("Tables only.", "--no-figure"),
     JSON,
 )
 def run(request: Request, backends: tuple[str, ...], dry_run: bool, no_figure: bool, **how: Any) -> int:

@@ -22,8 +22,11 @@ from smimbench.cli.options import (
     Request,
     command,
     complain,
+    flag,
     make_console,
+    output_option,
     print_json,
+    several,
 )
 from smimbench.interfaces import offers
 
@@ -239,9 +242,9 @@ def theory(request: Request, alphas: tuple[float, ...]) -> int:
 @command(
     SUITE_OR_FOLDER,
     RESULTS,
-    click.Option(["--csv", "as_csv"], is_flag=True, help="All rows as CSV."),
-    click.Option(["--markdown"], is_flag=True, help="All rows as a Markdown table."),
-    click.Option(["--backend", "backends"], multiple=True, metavar="NAME", help="Show these backends only."),
+    flag("All rows as CSV.", "--csv", "as_csv"),
+    flag("All rows as a Markdown table.", "--markdown"),
+    several("Show these backends only.", "NAME", "--backend", "backends"),
     JSON,
 )
 def show(request: Request, as_csv: bool, markdown: bool, backends: tuple[str, ...]) -> int:
@@ -259,12 +262,7 @@ def show(request: Request, as_csv: bool, markdown: bool, backends: tuple[str, ..
 
 @command(
     SUITE_OR_FOLDER,
-    click.Option(
-        ["--output"],
-        type=click.Path(dir_okay=False, path_type=Path),
-        required=True,
-        help="The HTML file to write.",
-    ),
+    output_option("The HTML file to write."),
     RESULTS,
 )
 def report(request: Request, output: Path) -> int:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from smimbench.files import canonical_json
 from smimbench.registry.metrics import find_metric, is_worse
-from smimbench.report.labels import distinguish
-from smimbench.report.tables import component_column, grouped, make_table, number, seconds, shown
+from smimbench.report.labels import distinguish, grouped
+from smimbench.report.tables import component_column, make_table, number, seconds, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -68,34 +68,44 @@ def _ceilings(anew: bool, gpu: bool) -> dict[str, Any]:
 
 def print_diagnosis(console: Console, document: dict[str, Any]) -> None:
     """The diagnosis as a page."""
-    info = document["machine"]
-    console.print("versions", style="bold")
-    for name, version in document["versions"].items():
-        console.print(f"  {name:17s} {version}")
-    console.print("machine", style="bold")
-    console.print(f"  {'processor':17s} {info['processor']}, {info['cores']} cores, {info['memory_gib']} GiB")
-    console.print(f"  {'system':17s} {info['system']}, Python {info['python']}")
-    console.print(f"  {'BLAS':17s} {', '.join(info['blas']) or 'unknown'}")
-    console.print(f"  {'fingerprint':17s} {document['fingerprint']}")
-    gpu = document["gpu"]
-    console.print("GPU", style="bold")
+    info, gpu, plugins = document["machine"], document["gpu"], document["plugins"]
     driver = gpu["driver"]
-    console.print(
-        f"  {'driver':17s} {driver['version'] + ', CUDA up to ' + driver['cuda'] if driver else 'none found'}"
+
+    def section(title: str, lines: dict[str, str]) -> None:
+        console.print(title, style="bold")
+        for name, text in lines.items():
+            console.print(f"  {name:17s} {text}", soft_wrap=name == "CuPy")
+
+    section("versions", document["versions"])
+    section(
+        "machine",
+        {
+            "processor": f"{info['processor']}, {info['cores']} cores, {info['memory_gib']} GiB",
+            "system": f"{info['system']}, Python {info['python']}",
+            "BLAS": ", ".join(info["blas"]) or "unknown",
+            "fingerprint": document["fingerprint"],
+        },
     )
-    console.print(f"  {'CuPy':17s} {gpu['cupy']}", soft_wrap=True)
-    console.print(f"  {'devices':17s} {', '.join(gpu['devices']) or 'none'}")
-    console.print("ceilings", style="bold")
-    for name, rates in document["ceilings"].items():
-        products = ", ".join(
-            f"{rates[key] / 1e9:.0f} {key}" for key in ("float64", "float32", "tf32") if key in rates
-        )
-        console.print(f"  {name:17s} {products} GFLOP/s; reading {rates['bandwidth'] / 1e9:.1f} GB/s")
+    section(
+        "GPU",
+        {
+            "driver": f"{driver['version']}, CUDA up to {driver['cuda']}" if driver else "none found",
+            "CuPy": gpu["cupy"],
+            "devices": ", ".join(gpu["devices"]) or "none",
+        },
+    )
+    section("ceilings", {name: _rates(rates) for name, rates in document["ceilings"].items()})
     if not document["ceilings"]:
         console.print("  not measured yet; smimbench doctor --ceilings")
     console.print("plugins", style="bold")
-    console.print(f"  {document['plugins']['loaded']} loaded, {len(document['plugins']['failed'])} failed")
-    for line in document["plugins"]["failed"]:
+    console.print(f"  {plugins['loaded']} loaded, {len(plugins['failed'])} failed")
+    for line in plugins["failed"]:
         console.print(f"  {escape(line)}", style="red", soft_wrap=True)
     for line in document["advice"]:
         console.print(f"to do: {escape(line)}", style="yellow", soft_wrap=True)
+
+
+def _rates(rates: dict[str, Any]) -> str:
+    kinds = [key for key in ("float64", "float32", "tf32") if key in rates]
+    products = ", ".join(f"{rates[key] / 1e9:.0f} {key}" for key in kinds)
+    return f"{products} GFLOP/s; reading {rates['bandwidth'] / 1e9:.1f} GB/s"

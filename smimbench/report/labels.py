@@ -8,9 +8,9 @@ from smimbench.files import canonical_json
 from smimbench.interfaces import offers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["component_word", "distinguish", "place", "without_versions"]
+__all__ = ["component_word", "distinguish", "grouped", "place", "without_versions"]
 
 
 def without_versions(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,6 +25,14 @@ def without_versions(spec: Mapping[str, Any]) -> dict[str, Any]:
 def place(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """What a row is of, whatever its metric and component."""
     return tuple(row[key] for key in ("problem", "algorithm", "backend", "alpha", "dimension"))
+
+
+def grouped(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    """Rows by what ``key`` says of them, in the order in which they come."""
+    found: dict[Any, list[Any]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found
 
 
 def component_word(problem: Any) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from smimbench.report.labels import place
+from smimbench.report.labels import grouped, place
 from smimbench.report.tables import (
     component_column,
-    grouped,
     make_table,
     number,
     place_columns,

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.report.labels import place
-from smimbench.report.tables import grouped, make_table, number, place_columns, shown
+from smimbench.report.aggregate import mean_of
+from smimbench.report.labels import grouped, place
+from smimbench.report.tables import make_table, number, place_columns, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +66,7 @@ def learning_order(
             layers.append(dict.fromkeys(LAYER))
             continue
         iterations, seen, seconds = (_median([hit[axis] for hit in hits]) for axis in AXES)
-        share = _share([math.isfinite(hit["iteration"]) for hit in hits])
+        share = mean_of([math.isfinite(hit["iteration"]) for hit in hits])
         epochs = None if seen is None or math.isnan(samples) else seen / samples
         layers.append(dict(zip(LAYER, (target, share, iterations, seen, epochs, seconds))))
     sequences: Counter[tuple[int, ...]] = Counter()
@@ -77,7 +78,7 @@ def learning_order(
         complete.append(len(reached) == len(wanted))
     order = {
         "sequences": [{"layers": list(key), "runs": count} for key, count in sequences.most_common()],
-        "success": _share(complete),
+        "success": mean_of(complete),
         "factor": _factor([run for run, whole in zip(times, complete) if whole], wanted),
     }
     return layers, order
@@ -121,10 +122,6 @@ def _median(values: Sequence[float]) -> float | None:
         return None
     middle = float(np.median(values))
     return middle if math.isfinite(middle) else None
-
-
-def _share(flags: Sequence[bool]) -> float | None:
-    return float(np.mean(flags)) if flags else None
 
 
 def learning_tables(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:

@@ -11,10 +11,9 @@ from smimbench.files import canonical_json
 from smimbench.interfaces import ParameterError, member, offers
 from smimbench.registry.adapters import plan_of, sizes
 from smimbench.registry.metrics import find_metric, theory_of, trajectory_metrics
-from smimbench.registry.parameters import build
 from smimbench.registry.registry import RegistryError, get_registry
 from smimbench.report.aggregate import against_theory, diagnostics, ratio_to_bayes, values_of
-from smimbench.report.labels import component_word, distinguish, without_versions
+from smimbench.report.labels import component_word, distinguish, grouped, without_versions
 from smimbench.report.learning_order import learning_order
 from smimbench.report.runtime import runtime
 from smimbench.run.loop import Status
@@ -37,22 +36,71 @@ LOST = (Status.DIVERGED.value, Status.FAILED.value)
 
 @dataclass(frozen=True)
 class _Group:
-    """All runs of one problem, algorithm, backend, sample ratio and dimension.
+    """All runs of one ``place``: problem, algorithm (both by label), backend, sample ratio really used and dimension.
 
-    ``algorithm`` is its table (empty for an estimate from elsewhere), ``alpha`` the sample ratio really used, ``bayes`` the
-    Bayes-optimal point of theory there and ``own`` that of the algorithm, if it has one.
+    ``algorithm`` is its table (empty for an estimate from elsewhere), ``bayes`` the Bayes-optimal point of theory there and
+    ``own`` that of the algorithm, if it has one.
     """
 
+    place: dict[str, Any]
     problem: Problem
-    problem_label: str
     algorithm: dict[str, Any]
-    algorithm_label: str
-    backend: str
-    alpha: float
-    dimension: int
     records: Sequence[dict[str, Any]]
     bayes: dict[str, Any]
     own: dict[str, Any] | None = None
+
+    def rows(self, metrics: Sequence[str], target: float, store: Store) -> list[dict[str, Any]]:
+        """A row for each metric and component."""
+        records, components = self.records, len(self.bayes["overlap"])
+        usable = [r for r in records if r["metrics"] and r["status"] != Status.DIVERGED.value]
+        trajectories = [None if r["status"] in LOST else store.trajectory(r) for r in records]
+        layers, order = _order(self, trajectories)
+        shared = {
+            "branch": None,
+            "theory_method": None,
+            **runtime(records, trajectories, self.bayes, target),
+            "half_overlap": None,
+            "learning_order": order,
+            "findings": diagnostics(records, self.own or {}),
+            "restarts": sum(r.get("restarts", 0) for r in records),
+            "status_counts": dict(Counter(r["status"] for r in records)),
+            "reasons": sorted(
+                {f"{r['status']}: {r['reason']}" for r in records if r["status"] != Status.OK.value}
+            ),
+            "warnings": sorted({w for r in records for w in r.get("warnings", [])}),
+            "identity": {
+                "problem": without_versions(self.problem.spec),
+                "algorithm": without_versions(self.algorithm) or {"name": self.place["algorithm"]},
+            },
+            "component_word": component_word(self.problem),
+        }
+        rows = []
+        for name in metrics:
+            metric = find_metric(name, self.problem.model.name)
+            several = metric.per_component and components > 1
+            point = self.own if self.own is not None and metric.per_component else self.bayes
+            expected, errors = theory_of(metric, self.problem, point, components)
+            bayes, _ = theory_of(metric, self.problem, self.bayes, components)
+            for component in range(components if metric.per_component else 1):
+                values = values_of(usable, name, component)
+                ratio = ratio_to_bayes(values, bayes[component], target)
+                rows.append(
+                    {
+                        **self.place,
+                        "n": len(values),
+                        "metric": name,
+                        "component": component + 1 if several else None,
+                        **against_theory(values, expected[component], errors[component]),
+                        "bayes": bayes[component],
+                        "ratio_to_bayes": ratio if metric.direction == "lower" else None,
+                        "blank": sorted({r["blank"][name] for r in records if name in r.get("blank", {})}),
+                        **shared,
+                        "branch": point.get("branch"),
+                        "theory_method": point.get("method"),
+                        "half_overlap": layers[component] if layers and metric.per_component else None,
+                    }
+                )
+        return rows
 
 
 def suite_records(suite: Suite, store: Store, backends: Sequence[str]) -> list[tuple[Cell, dict[str, Any]]]:
@@ -81,35 +129,34 @@ def error_rows(
     ``status_counts`` counts all. ``theory`` is the Bayes-optimal value at the sample ratio really used. Runs are pooled by
     what was run, never by its label: ``identity`` has problem and algorithm without versions.
     """
-    groups: dict[tuple[Any, ...], list[tuple[Cell, dict[str, Any]]]] = {}
-    for cell, record in pairs:
-        what = (canonical_json(cell.problem), canonical_json(cell.algorithm))
-        labels = (cell.problem_label, cell.algorithm_label)
-        groups.setdefault((*what, *labels, cell.backend, cell.alpha, cell.dimension), []).append(
-            (cell, record)
+
+    def what(pair: tuple[Cell, dict[str, Any]]) -> tuple[Any, ...]:
+        c = pair[0]
+        labels = (c.problem_label, c.algorithm_label)
+        return (
+            canonical_json(c.problem),
+            canonical_json(c.algorithm),
+            *labels,
+            c.backend,
+            c.alpha,
+            c.dimension,
         )
+
+    groups = grouped(pairs, what)
     problems = {canonical_json(plan.problem.spec): plan.problem for plan in suite.plans}
-    ratios = {place: _ratio(problems[place[0]], members, store) for place, members in groups.items()}
+    ratios = {key: _ratio(problems[key[0]], members, store) for key, members in groups.items()}
     for identity, problem in problems.items():
-        wanted = {ratio for place, ratio in ratios.items() if place[0] == identity}
+        wanted = {ratio for key, ratio in ratios.items() if key[0] == identity}
         if wanted:
             theorist.points(problem, sorted(wanted))
     rows: list[dict[str, Any]] = []
-    for place, members in groups.items():
-        problem, cell = problems[place[0]], members[0][0]
-        group = _Group(
-            problem=problem,
-            problem_label=cell.problem_label,
-            algorithm=cell.algorithm,
-            algorithm_label=cell.algorithm_label,
-            backend=cell.backend,
-            alpha=ratios[place],
-            dimension=cell.dimension,
-            records=[record for _, record in members],
-            bayes=theorist.points(problem, [ratios[place]])[0][0],
-            own=_own_theory(problem, cell, ratios[place]),
-        )
-        rows += _group_rows(group, suite.run.metrics, suite.run.target, store)
+    for key, members in groups.items():
+        problem, cell, ratio = problems[key[0]], members[0][0], ratios[key]
+        place = _place(cell.problem_label, cell.algorithm_label, cell.backend, ratio, cell.dimension)
+        records = [record for _, record in members]
+        bayes = theorist.points(problem, [ratio])[0][0]
+        group = _Group(place, problem, cell.algorithm, records, bayes, _own_theory(problem, cell, ratio))
+        rows += group.rows(suite.run.metrics, suite.run.target, store)
     return distinguish(rows)
 
 
@@ -120,29 +167,27 @@ def rows_of_point(
     problem = point.plan.problem
     model = problem.model
     ratio = model.sample_ratio(model.sample_count(point.alpha, point.dimension), point.dimension)
-    group = _Group(
-        problem=problem,
-        problem_label=point.plan.label,
-        algorithm={},
-        algorithm_label=record["algorithm"],
-        backend="elsewhere",
-        alpha=ratio,
-        dimension=point.dimension,
-        records=[record],
-        bayes=theorist.points(problem, [ratio])[0][0],
-    )
-    return _group_rows(group, tuple(trajectory_metrics(model.name)), suite.run.target, Store(""))
+    place = _place(point.plan.label, record["algorithm"], "elsewhere", ratio, point.dimension)
+    group = _Group(place, problem, {}, [record], theorist.points(problem, [ratio])[0][0])
+    return group.rows(tuple(trajectory_metrics(model.name)), suite.run.target, Store(""))
+
+
+def _place(problem: str, algorithm: str, backend: str, alpha: float, dimension: int) -> dict[str, Any]:
+    return {
+        "problem": problem,
+        "algorithm": algorithm,
+        "backend": backend,
+        "alpha": alpha,
+        "dimension": dimension,
+    }
 
 
 def draws_fresh(algorithm: Mapping[str, Any]) -> bool:
     """Whether an algorithm learns from samples of its own, not from the cell's; False for one that is not installed here."""
     if not algorithm:
         return False
-    table = {key: value for key, value in algorithm.items() if key not in ("name", "version", "distribution")}
-    name = algorithm["name"]
     try:
-        where = f"{algorithm['distribution']}:{name}" if "distribution" in algorithm else name
-        item = build(get_registry().get("algorithm", where).item, "algorithm", table)
+        item = build_algorithm(algorithm, None, get_registry())
     except (RegistryError, ParameterError):
         return False
     return plan_of(item, sizes(1, 1, 1)).draws_fresh
@@ -167,63 +212,6 @@ def _own_theory(problem: Problem, cell: Cell, ratio: float) -> dict[str, Any] | 
         return None
     found: dict[str, Any] | None = algorithm.theory(problem, ratio)
     return found
-
-
-def _group_rows(group: _Group, metrics: Sequence[str], target: float, store: Store) -> list[dict[str, Any]]:
-    records, components = group.records, len(group.bayes["overlap"])
-    usable = [r for r in records if r["metrics"] and r["status"] != Status.DIVERGED.value]
-    trajectories = [None if r["status"] in LOST else store.trajectory(r) for r in records]
-    layers, order = _order(group, trajectories)
-    shared = {
-        "branch": None,
-        "theory_method": None,
-        **runtime(records, trajectories, group.bayes, target),
-        "half_overlap": None,
-        "learning_order": order,
-        "findings": diagnostics(records, group.own or {}),
-        "restarts": sum(r.get("restarts", 0) for r in records),
-        "status_counts": dict(Counter(r["status"] for r in records)),
-        "reasons": sorted(
-            {f"{r['status']}: {r['reason']}" for r in records if r["status"] != Status.OK.value}
-        ),
-        "warnings": sorted({w for r in records for w in r.get("warnings", [])}),
-        "identity": {
-            "problem": without_versions(group.problem.spec),
-            "algorithm": without_versions(group.algorithm) or {"name": group.algorithm_label},
-        },
-        "component_word": component_word(group.problem),
-    }
-    rows = []
-    for name in metrics:
-        metric = find_metric(name, group.problem.model.name)
-        several = metric.per_component and components > 1
-        point = group.own if group.own is not None and metric.per_component else group.bayes
-        expected, errors = theory_of(metric, group.problem, point, components)
-        bayes, _ = theory_of(metric, group.problem, group.bayes, components)
-        for component in range(components if metric.per_component else 1):
-            values = values_of(usable, name, component)
-            ratio = ratio_to_bayes(values, bayes[component], target)
-            rows.append(
-                {
-                    "problem": group.problem_label,
-                    "algorithm": group.algorithm_label,
-                    "backend": group.backend,
-                    "alpha": group.alpha,
-                    "dimension": group.dimension,
-                    "n": len(values),
-                    "metric": name,
-                    "component": component + 1 if several else None,
-                    **against_theory(values, expected[component], errors[component]),
-                    "bayes": bayes[component],
-                    "ratio_to_bayes": ratio if metric.direction == "lower" else None,
-                    "blank": sorted({r["blank"][name] for r in records if name in r.get("blank", {})}),
-                    **shared,
-                    "branch": point.get("branch"),
-                    "theory_method": point.get("method"),
-                    "half_overlap": layers[component] if layers and metric.per_component else None,
-                }
-            )
-    return rows
 
 
 def _order(

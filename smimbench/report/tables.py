@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from smimbench.registry.metrics import find_metric
-from smimbench.report.labels import place
+from smimbench.report.labels import grouped, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -119,14 +119,6 @@ def titled(table: Table, title: str, caption: str = "") -> RenderableType:
             words = (word for cell in (column.header, *column.cells) for word in str(cell).split())
             column.min_width = min(max(map(cell_len, words), default=0), _WORD)
     return Group(Text(title, style="bold"), table, *([Text(caption, style="dim")] if caption else []))
-
-
-def grouped(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
-    """Rows by what ``key`` says of them, in the order in which they come."""
-    found: dict[Any, list[Any]] = {}
-    for row in rows:
-        found.setdefault(key(row), []).append(row)
-    return found
 
 
 def place_columns(rows: Sequence[dict[str, Any]]) -> list[Column]:

@@ -47,12 +47,7 @@ def run_cell(
         BLAS threads.
     """
     registry = registry or get_registry()
-    record: dict[str, Any] = {
-        "key": cell.key,
-        "cell": cell.identity(),
-        "problem": cell.problem_label,
-        "algorithm": cell.algorithm_label,
-    }
+    record = _beginning(cell)
     started = time.time()
     _forget_other_instances(cell)
     machine.reset_peak_memory()
@@ -77,15 +72,23 @@ def run_cell(
         "trusted": timing and "timing" in record,
         "machine": machine.fingerprint(),
         "threads": threads,
-        "load": _load(),
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "ceilings": remembered(cell.backend, threads) if "timing" in record else None,
         "peak_memory": machine.peak_memory(),
         "started": started,
         "total_seconds": time.time() - started,
     }
-    record["machine"] = machine.machine_info()
-    record["versions"] = machine.versions()
-    return record
+    return record | {"machine": machine.machine_info(), "versions": machine.versions()}
+
+
+def _beginning(cell: Cell) -> dict[str, Any]:
+    """What every record of a cell begins with."""
+    return {
+        "key": cell.key,
+        "cell": cell.identity(),
+        "problem": cell.problem_label,
+        "algorithm": cell.algorithm_label,
+    }
 
 
 def _run(cell: Cell, registry: Registry, timing: bool) -> dict[str, Any]:
@@ -206,19 +209,12 @@ def _seed(cell: Cell, problem: Problem, stream: str, *extra: str) -> np.random.S
     )
 
 
-def _load() -> float | None:
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-
-
 def lost_record(
     cell: Cell, threads: int, reason: str = "the worker process died (out of memory, or killed)"
 ) -> dict[str, Any]:
     """The record of a cell whose process ended before it could report."""
     return {
-        "key": cell.key,
-        "cell": cell.identity(),
-        "problem": cell.problem_label,
-        "algorithm": cell.algorithm_label,
+        **_beginning(cell),
         "status": Status.FAILED.value,
         "reason": reason,
         "metrics": {},

@@ -15,7 +15,7 @@ from smimbench.registry.adapters import plan_of, sizes
 from smimbench.registry.registry import get_registry
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from smimbench.interfaces import Model
     from smimbench.suite.cells import Cell
@@ -40,7 +40,7 @@ def estimate_cost(cells: Sequence[Cell], workers: int) -> Estimate:
     rate = _gemm_rate()
     seconds, peak = 0.0, 0
     registry = get_registry()
-    for identity, group in _grouped(cells):
+    for group in _grouped(cells):
         problem, algorithm = group[0].rebuild(registry)
         model = problem.model
         for cell in group:
@@ -53,7 +53,6 @@ def estimate_cost(cells: Sequence[Cell], workers: int) -> Estimate:
             steps = plan.steps or min(cell.run.max_iterations, 60)
             seconds += steps * (plan.students * products / rate + 2e-4)
             peak = max(peak, _memory(model, cell))
-        del identity
     return Estimate(len(cells), seconds / max(1, workers), peak * max(1, workers))
 
 
@@ -61,11 +60,7 @@ def memory_of_a_cell(cells: Sequence[Cell]) -> int:
     """Bytes that the largest of the cells takes, its process included."""
     registry = get_registry()
     return max(
-        (
-            _memory(group[0].rebuild(registry)[0].model, cell)
-            for _, group in _grouped(cells)
-            for cell in group
-        ),
+        (_memory(group[0].rebuild(registry)[0].model, cell) for group in _grouped(cells) for cell in group),
         default=0,
     )
 
@@ -76,11 +71,12 @@ def _memory(model: Model, cell: Cell) -> int:
     return int(1.1 * width * numbers) + 150 * 2**20
 
 
-def _grouped(cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:
+def _grouped(cells: Sequence[Cell]) -> Iterable[list[Cell]]:
+    """Cells with the same problem and algorithm."""
     groups: dict[str, list[Cell]] = {}
     for cell in cells:
         groups.setdefault(canonical_json([cell.problem, cell.algorithm]), []).append(cell)
-    return list(groups.items())
+    return groups.values()
 
 
 def _gemm_rate() -> float:

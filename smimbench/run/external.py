@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,12 +44,10 @@ class Point:
 def choose_point(suite: Suite) -> Point:
     """The first point of the suite that its ``--only`` conditions leave."""
     for plan in suite.plans:
-        for dimension in plan.dimensions:
-            for alpha in plan.alphas:
-                for replicate in range(suite.seeds):
-                    where = {"alpha": alpha, "dimension": dimension, "seed": replicate}
-                    if selects(suite.only, problem=plan.label, numbers=where):
-                        return Point(plan, alpha, dimension, replicate)
+        for dimension, alpha, seed in itertools.product(plan.dimensions, plan.alphas, range(suite.seeds)):
+            where = {"alpha": alpha, "dimension": dimension, "seed": seed}
+            if selects(suite.only, problem=plan.label, numbers=where):
+                return Point(plan, alpha, dimension, seed)
     raise SuiteError(suite.file, "--only", "leaves no point of this suite")
 
 

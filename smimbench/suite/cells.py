@@ -17,9 +17,11 @@ from smimbench.suite.errors import SuiteError
 from smimbench.suite.overrides import Condition, selects
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from smimbench.suite.schema import RunOptions
 
-__all__ = ["Cell", "ProblemPlan", "Suite", "build_algorithm"]
+__all__ = ["Cell", "ProblemPlan", "Suite", "as_table", "build_algorithm"]
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,7 @@ class Cell:
 
     def rebuild(self, registry: Registry) -> tuple[Problem, Any]:
         """The problem and the algorithm, from names and parameters."""
-        tables = {k: _without(spec, "version", "distribution") for k, spec in self.problem.items()}
-        for kind, spec in self.problem.items():
-            if "distribution" in spec:
-                tables[kind]["name"] = f"{spec['distribution']}:{spec['name']}"
+        tables = {kind: as_table(spec) for kind, spec in self.problem.items()}
         problem = Problem(tables["model"], tables["channel"], tables["prior"], registry=registry)
         return problem, build_algorithm(self.algorithm, problem, registry)
 
@@ -141,17 +140,21 @@ class Suite:
         ]
 
 
-def build_algorithm(spec: dict[str, Any], problem: Problem, registry: Registry) -> Any:
-    """An algorithm from its name and parameters.
+def as_table(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """An item as a suite would name it: with its distribution, if that is not smimbench, and its parameters."""
+    table = {key: value for key, value in spec.items() if key not in ("version", "distribution")}
+    if "distribution" in spec:
+        table["name"] = f"{spec['distribution']}:{spec['name']}"
+    return table
+
+
+def build_algorithm(spec: Mapping[str, Any], problem: Problem | None, registry: Registry) -> Any:
+    """An algorithm from its name and parameters, for the model of a problem or (None) for whichever it works.
 
     Raises
     ------
     RegistryError, ParameterError
     """
-    name = spec["name"] if "distribution" not in spec else f"{spec['distribution']}:{spec['name']}"
-    entry = registry.get("algorithm", name, problem.model.name)
-    return build(entry.item, "algorithm", _without(spec, "name", "version", "distribution"))
-
-
-def _without(table: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {k: v for k, v in table.items() if k not in names}
+    table = as_table(spec)
+    entry = registry.get("algorithm", table.pop("name"), problem.model.name if problem else None)
+    return build(entry.item, "algorithm", table)

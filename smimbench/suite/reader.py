@@ -344,20 +344,18 @@ class _Reader:
         """The engine's own words, or an algorithm that has a method ``start`` and fits every model."""
         if start in STARTS:
             return
-        starters = [e for e in self.registry.entries("algorithm") if offers(e.item, "start")]
+        names = sorted({e.name for e in self.registry.entries("algorithm") if offers(e.item, "start")})
         try:
-            entries = [self.registry.get("algorithm", start, model) for model in models]
+            if all(offers(self.registry.get("algorithm", start, model).item, "start") for model in models):
+                return
         except RegistryError as error:
-            if any(entry.name == start for entry in starters):  # it exists, but not for every model
+            if start in names:  # it exists, but not for every model
                 raise self.fail("run.start", str(error)) from None
-            entries = []
-        if not entries or not all(offers(entry.item, "start") for entry in entries):
-            words = ", ".join(map(repr, STARTS))
-            names = ", ".join(sorted({e.name for e in starters})) or "none"
-            raise self.fail(
-                "run.start",
-                f"must be {words} or the name of an algorithm with a method start ({names}), got {start!r}",
-            )
+        raise self.fail(
+            "run.start",
+            f"must be {', '.join(map(repr, STARTS))} or the name of an algorithm with a method start "
+            f"({', '.join(names) or 'none'}), got {start!r}",
+        )
 
 
 def _value_at(document: Any, location: Sequence[int | str]) -> Any:

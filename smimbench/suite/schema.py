@@ -232,11 +232,8 @@ class RunOptions(Table):
 
 def in_key() -> dict[str, InKey]:
     """Run options that are part of a cell's identity."""
-    marks = {
-        name: [m for m in field.metadata if isinstance(m, InKey)]
-        for name, field in RunOptions.model_fields.items()
-    }
-    return {name: found[0] for name, found in marks.items() if found}
+    fields = RunOptions.model_fields.items()
+    return {name: mark for name, field in fields for mark in field.metadata if isinstance(mark, InKey)}
 
 
 class Document(Table):
@@ -257,7 +254,8 @@ def table_at(location: Sequence[int | str]) -> type[Table]:
     found: type[Table] = Document
     for name in location:
         if isinstance(name, str):
-            found = next(kind for kind in _types(found.model_fields[name].annotation) if _is_table(kind))
+            kinds = _types(found.model_fields[name].annotation)
+            found = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Table))
     return found
 
 
@@ -266,7 +264,3 @@ def _types(annotation: Any) -> Iterator[Any]:
     yield annotation
     for inner in get_args(annotation):
         yield from _types(inner)
-
-
-def _is_table(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Table)

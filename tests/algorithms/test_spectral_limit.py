@@ -37,14 +37,18 @@ def data_of(problem, alpha, dimension, replicate=0, backend: Backend | None = No
 # -- labels that depend on two directions ---------------------------------------------------------------------------
 
 
-class Pair:
-    """y = f(z_1 z_2) for one token; exact second moments at omega = 0, V = I."""
+class TwoDirections:
+    """What every channel y = f(z_1 z_2) for one token says of itself."""
 
     version = 1
     reference = "test"
     capabilities = Capabilities(models=("sequence-multi-index",))
     symmetry = "permutations-common-sign"
     components = 2
+
+
+class Pair(TwoDirections):
+    """One with exact second moments at omega = 0, V = I."""
 
     def posterior(self, y, omega, V, *, second_moment=False, rng=None):
         assert not np.any(omega)
@@ -121,14 +125,8 @@ def test_both_components_of_a_product_are_found():
     assert np.mean(runs, axis=0) == pytest.approx(expected, abs=0.06)
 
 
-class Likely:
+class Likely(TwoDirections):
     """The sign of z_1 z_2 as a third party writes it: a likelihood and nothing else, in labels of any type."""
-
-    version = 1
-    reference = "test"
-    capabilities = Capabilities(models=("sequence-multi-index",))
-    symmetry = "permutations-common-sign"
-    components = 2
 
     def __init__(self, name, convert):
         self.name, self.convert = name, convert

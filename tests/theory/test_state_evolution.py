@@ -36,6 +36,13 @@ def sequence(tokens=2, channel="softmax", **parameters) -> Problem:
     )
 
 
+def with_channel(channel) -> Problem:
+    """A problem of one token with a channel that is made here."""
+    problem = sequence(1, "linear")
+    problem.channel = channel
+    return problem
+
+
 def point(problem: Problem, alpha: float):
     """The prediction that the package puts first."""
     return ScalarCurve(problem).competing([alpha])[0][0]
@@ -347,9 +354,7 @@ class Modulus:
 
 @pytest.fixture(scope="module")
 def phase_retrieval() -> Problem:
-    problem = sequence(1, "linear")
-    problem.channel = Modulus()
-    return problem
+    return with_channel(Modulus())
 
 
 def test_the_reference_of_phase_retrieval_is_the_two_point_integral(phase_retrieval):
@@ -399,9 +404,7 @@ class Cubic:
 
 @pytest.fixture(scope="module")
 def s_shaped() -> Problem:
-    problem = sequence(1, "linear")
-    problem.channel = Cubic()
-    return problem
+    return with_channel(Cubic())
 
 
 def test_branches_and_their_free_entropies_follow_the_potential(s_shaped):
