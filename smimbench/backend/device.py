@@ -36,12 +36,8 @@ class BackendError(RuntimeError):
 class Elapsed(NamedTuple):
     """What passed between two readings of a backend's clock.
 
-    Attributes
-    ----------
-    seconds : float
-        On the wall, from idle device to idle device.
-    device_seconds : float or None
-        Between two events on the device's own stream; None where there is no device.
+    ``seconds`` on the wall, from idle device to idle device; ``device_seconds`` between two events on the device's own
+    stream, None where there is no device.
     """
 
     seconds: float
@@ -149,16 +145,9 @@ def backend_names() -> tuple[str, ...]:
 
 
 def get_backend(name: str = "numpy", dtype: str = "float64", *, tf32: bool = False) -> Backend:
-    """Find a backend by name, ready for use.
+    """Find one of ``backend_names()``, ready for use, in ``"float64"`` or ``"float32"``.
 
-    Parameters
-    ----------
-    name : str
-        One of ``backend_names()``.
-    dtype : str
-        ``"float64"`` or ``"float32"``.
-    tf32 : bool
-        Allow TF32 in matrix products of float32; without effect on processors and in float64.
+    ``tf32`` allows TF32 in matrix products of float32; it is without effect on processors and in float64.
 
     Raises
     ------

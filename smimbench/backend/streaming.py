@@ -97,13 +97,8 @@ def fits(size: int, backend: Backend) -> bool:
 def sample_chunks(model: Any, inputs: Array, components: int) -> Iterable[slice]:
     """Slices of the samples for one pass over the inputs: forward, posterior and adjoint of one before the next.
 
-    Parameters
-    ----------
-    model : Model
-        Its ``chunks`` decides; it is told the bytes of a number and where the work is done, if it asks for them.
-    inputs : array (n, T, D) or StreamedInputs
-    components : int
-        P, or P times the number of students.
+    The model's ``chunks`` decides; it is told the bytes of a number and where the work is done, if it asks for them.
+    ``components`` is P, or P times the number of students.
     """
     n, _, dimension = inputs.shape
     like = inputs.like if isinstance(inputs, StreamedInputs) else inputs

@@ -119,8 +119,6 @@ class DensityPrior(DerivedLaw):
         cumulative = np.concatenate([[0.0], np.cumsum((height[1:] + height[:-1]) / 2)])
         return np.sinh(t) / self.unit, cumulative / cumulative[-1]
 
-    # -- law ----------------------------------------------------------------------------------------------------
-
     def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Host:
         """Draw a signal (P, D) on the host, float64."""
         points, cumulative = self._grid
@@ -129,8 +127,6 @@ class DensityPrior(DerivedLaw):
     def mean(self, components: int, dimension: int) -> Host:
         """Prior mean (P, D), host."""
         return np.full((components, dimension), self.centre)
-
-    # -- inference ------------------------------------------------------------------------------------------------
 
     def denoise(self, R: Array, Qhat: Array) -> Denoised:
         """Posterior mean (P, D) given ``R = W + Qhat^{-1/2} Z``, and its error V (P, P): the mean posterior covariance.

@@ -49,20 +49,10 @@ TRUSTED = 20.0
 
 @dataclass(frozen=True, eq=False)
 class LikelihoodInformation:
-    """Information of one channel that is given by its likelihood.
+    """Information of one channel that gives ``forward(z, rng=...)`` and ``log_likelihood(y, z)``, with P components and C sites.
 
-    Parameters
-    ----------
-    channel : object
-        With ``forward(z, rng=...)`` and ``log_likelihood(y, z)``.
-    components, sites : int
-        P and C.
-    labels : ndarray or None
-        All values of a label that has few of them.
-    blind_to_signs : bool
-        Whether no label sees the common sign of the latents: then labels tell nothing at zero overlap.
-    target : float
-        Error of the posterior mean to aim at.
+    ``labels`` are all values of a label that has few of them; ``blind_to_signs`` says that no label sees the common sign of
+    the latents, so that labels tell nothing at zero overlap; ``target`` is the error of the posterior mean to aim at.
     """
 
     channel: Any

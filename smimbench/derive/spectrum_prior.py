@@ -85,8 +85,6 @@ class SpectrumPrior(DerivedLaw):
         self._scale(centre, variance)
         self._law = FreeConvolution(atoms / self.unit, weights, law="exact" if discrete else "quantiles")
 
-    # -- law ----------------------------------------------------------------------------------------------------
-
     def spectrum(self, dimension: int) -> Host:
         """Eigenvalues of every signal of this dimension, ascending."""
         u = (np.arange(dimension) + 0.5) / dimension
@@ -116,8 +114,6 @@ class SpectrumPrior(DerivedLaw):
     def fluctuation(self, dimension: int) -> float:
         """Relative fluctuation of an overlap at finite size: the spectrum is fixed, the estimate's moves by about 1/D."""
         return 2.0 / dimension
-
-    # -- inference ------------------------------------------------------------------------------------------------
 
     def denoise(self, R: Array, Qhat: Array) -> Denoised:
         """Posterior mean (P, D, D) given ``R = S + Qhat^{-1/2} Z`` (symmetric), and its error V (P, P), diagonal."""

@@ -110,8 +110,6 @@ class FreeConvolution:
         self.mean = float(self.weights @ self.atoms)
         self.variance = float(self.weights @ (self.atoms - self.mean) ** 2)
 
-    # -- at given eigenvalues of the observation -----------------------------------------------------------
-
     def density(self, x: Array, noise: float) -> Array:
         """Density of the eigenvalues of ``S + sqrt(noise) Z`` at x (n,); namespace and dtype of x."""
         xp = namespace(x)
@@ -163,8 +161,6 @@ class FreeConvolution:
             u = xp.where(done, u, new)
             point = _Point(xp, u, atoms, weights)
         return point
-
-    # -- integrals -----------------------------------------------------------------------------------------
 
     def support(self, noise: float) -> Host:
         """Bulks of the law of ``S + sqrt(noise) Z``: their ends (B, 2), from left to right.

@@ -108,12 +108,9 @@ def _like(data: Data, values: Any) -> Array:
 def algorithm_class(item: Any) -> Any:
     """A class with ``init``, ``step`` and ``estimate`` made from a class with ``fit``, or from a function.
 
-    Parameters
-    ----------
-    item : type or function
-        A class that has ``init`` or no ``fit`` is returned as it is. A function ``fit(data, *, parameter=value, ...)``
-        gives an algorithm of that name (``_`` written as ``-``) with these parameters; attributes ``name``, ``version``,
-        ``reference`` and ``capabilities`` of the function replace the defaults (its own name, 1, the module, all models).
+    A class that has ``init`` or no ``fit`` is returned as it is. A function ``fit(data, *, parameter=value, ...)`` gives an
+    algorithm of that name (``_`` written as ``-``) with these parameters; attributes ``name``, ``version``, ``reference`` and
+    ``capabilities`` of the function replace the defaults (its own name, 1, the module, all models).
 
     Raises
     ------

@@ -36,18 +36,10 @@ def _signature(cls: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def build(cls: Any, kind: str, params: Mapping[str, Any], provided: Mapping[str, Any] | None = None) -> Any:
-    """Make an item from parameters, checking names and types strictly.
+    """Make an item from parameters as written in a suite (without ``name``), checking names and types strictly.
 
-    Parameters
-    ----------
-    cls : type
-        Class of the item; types come from its annotations, defaults from its signature.
-    kind : str
-        ``"model"``, ``"channel"``, ``"prior"`` or ``"algorithm"``.
-    params : mapping
-        Parameters as written in a suite, without ``name``.
-    provided : mapping
-        Values the engine supplies; those the class does not take are left out.
+    Types come from the annotations of the class, defaults from its signature. ``provided`` are values that the engine
+    supplies; those that the class does not take are left out.
 
     Raises
     ------

@@ -126,8 +126,6 @@ class Registry:
                 "install the package (pip install .) instead of running from a bare folder"
             )
 
-    # -- loading ------------------------------------------------------------------------------------------------
-
     def _load_installed(self) -> None:
         points = [(point, *_distribution(point)) for point in importlib.metadata.entry_points(group=GROUP)]
         points.sort(key=lambda triple: (triple[1] != BUILT_IN, triple[1], triple[0].name))
@@ -234,8 +232,6 @@ class Registry:
         before = len(self.plugins)
         self._load_path(Path(where))
         return self.plugins[before:]
-
-    # -- asking -------------------------------------------------------------------------------------------------
 
     def entries(self, kind: str | None = None) -> list[Entry]:
         """All items of a kind (None: all kinds), built-in ones first."""

@@ -84,15 +84,7 @@ class BoundCheck:
 
 
 def bound_checks(items: Any, *, seed: int = 0) -> Iterator[BoundCheck]:
-    """All checks of some items.
-
-    Parameters
-    ----------
-    items : object or sequence
-        Instances, classes (made with their defaults, or with their attribute ``example``, a dict of parameters), functions
-        ``fit(data)``, or names of registered items.
-    seed : int
-        Of everything that is drawn.
+    """All checks of some items: objects, classes, functions or names, as for ``check``.
 
     Raises
     ------
@@ -109,11 +101,6 @@ def parametrize_with_checks(items: Sequence[Any] | Any, *, seed: int = 0) -> Any
     """Decorator for pytest: one test for every check of every item, named ``item-check``.
 
     The test takes one argument, ``check``, and calls it. Checks that do not apply are skipped with their reason.
-
-    Parameters
-    ----------
-    items, seed
-        As for ``bound_checks``.
 
     Examples
     --------
@@ -149,7 +136,8 @@ def check(
     Parameters
     ----------
     item : object, class or str
-        An instance, a class, a function ``fit(data)`` or the name of a registered item.
+        An instance, a class (made with its defaults, or with its attribute ``example``, a dict of parameters), a function
+        ``fit(data)`` or the name of a registered item.
     only : iterable of str or None
         Ids of the checks to run; None runs all.
     seed : int

@@ -18,13 +18,6 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Array
 
 
-def locked(array: Any) -> Any:
-    """A copy that refuses to be written to."""
-    copy = np.array(array)
-    copy.flags.writeable = False
-    return copy
-
-
 def expect_pure(what: str, function: Callable[..., Any], *arrays: Any) -> Any:
     """Call with writable arrays, which must come back as they were, and with read-only ones, which must do."""
     copies = [np.array(a) for a in arrays]
@@ -32,8 +25,11 @@ def expect_pure(what: str, function: Callable[..., Any], *arrays: Any) -> Any:
     for k, (copy, array) in enumerate(zip(copies, arrays)):
         if copy.shape != np.shape(array) or not np.array_equal(copy, array, equal_nan=copy.dtype.kind == "f"):
             raise CheckFailed(f"{what} writes into its argument {k + 1}; work on a copy")
+    locked = [np.array(a) for a in arrays]
+    for copy in locked:
+        copy.flags.writeable = False
     try:
-        function(*[locked(a) for a in arrays])
+        function(*locked)
     except ValueError as error:
         if "read-only" in str(error):
             raise CheckFailed(f"{what} cannot take read-only arrays: {error}") from error
