@@ -21,9 +21,6 @@ class Overlap(PerComponent):
     unit = "1 (low rank) or 1 + rho (extensive rank) for the signal itself"
     in_trajectory = True
 
-    def _values(self, problem: Any, claims: Claims) -> Array:
-        return problem.model.overlap(claims.teacher, claims.aligned)
-
     def theory(self, problem: Any, point: dict[str, Any]) -> tuple[list[float], list[float]]:
         """``squared_cosine`` of the point where it has one, otherwise the diagonal of Q with the error of the MSE."""
         if "squared_cosine" in point:
@@ -31,3 +28,6 @@ class Overlap(PerComponent):
         Q, errors = point["overlap"], point["mse_error"]
         values = [row[component] for component, row in enumerate(Q)]
         return values, errors if isinstance(errors, list) else [errors]
+
+    def _values(self, problem: Any, claims: Claims) -> Array:
+        return problem.model.overlap(claims.teacher, claims.aligned)
