@@ -96,6 +96,7 @@ NOT_MEMBERS = {
     "getloadavg", "pthread_sigmask",  # of the operating system
     "get", "tolist", "shape", "dtype", "__dlpack__",  # of arrays
     "name", "version", "reference", "capabilities", "tokens", "contract_version",  # of every item, where it may be broken
+    "error",  # of a posterior that may be anything
     "__name__", "__annotations__", "__dataclass_fields__",  # of classes and functions
 }  # fmt: skip
 
