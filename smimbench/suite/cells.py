@@ -12,7 +12,7 @@ from smimbench.interfaces import member
 from smimbench.problem.problem import Problem
 from smimbench.registry.metrics import names_in_key
 from smimbench.registry.parameters import build
-from smimbench.registry.registry import Registry, get_registry
+from smimbench.registry.registry import Registry, RegistryError, get_registry
 from smimbench.suite.errors import SuiteError
 from smimbench.suite.overrides import Condition, selects
 
@@ -64,10 +64,24 @@ class Cell:
         return hashlib.sha256(canonical_json(self.identity()).encode()).hexdigest()[:24]
 
     def rebuild(self, registry: Registry) -> tuple[Problem, Any]:
-        """The problem and the algorithm, from names and parameters."""
+        """The problem and the algorithm, from names and parameters.
+
+        Raises
+        ------
+        RegistryError
+            If an item is here in another version than the cell asks for: its numbers would go under a wrong key.
+        """
         tables = {kind: as_table(spec) for kind, spec in self.problem.items()}
         problem = Problem(tables["model"], tables["channel"], tables["prior"], registry=registry)
-        return problem, build_algorithm(self.algorithm, problem, registry)
+        algorithm = build_algorithm(self.algorithm, problem, registry)
+        for kind, spec in {**self.problem, "algorithm": self.algorithm}.items():
+            here = algorithm.version if kind == "algorithm" else problem.spec[kind]["version"]
+            if here != spec["version"]:
+                raise RegistryError(
+                    f"{kind} {spec['name']!r} is version {here} here, the cell asks for version {spec['version']}; "
+                    "install the same packages wherever cells are run"
+                )
+        return problem, algorithm
 
 
 @dataclass(frozen=True)

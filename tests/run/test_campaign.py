@@ -313,3 +313,17 @@ def test_what_all_cells_share_is_written_once(tmp_path, registry):
     assert shared["fingerprint"] == machine.fingerprint()
     assert np.isfinite(shared["written"])
     json.dumps(shared, allow_nan=False)
+
+
+@pytest.mark.parametrize("kind", ["model", "channel", "prior", "algorithm"])
+def test_a_worker_with_another_version_of_an_item_computes_nothing(tmp_path, registry, kind):
+    """Its numbers would be kept under the version of whoever sent the cell."""
+    cell = cells_of(tmp_path, registry, "gamp")[0]
+    if kind == "algorithm":
+        other = replace(cell, algorithm={**cell.algorithm, "version": 99})
+    else:
+        other = replace(cell, problem={**cell.problem, kind: {**cell.problem[kind], "version": 99}})
+    record = run_cell(other, registry=registry)
+    assert record["status"] == "failed"
+    assert not record["metrics"]
+    assert "the cell asks for version 99" in record["reason"]
