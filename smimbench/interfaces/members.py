@@ -17,7 +17,8 @@ class Optional(NamedTuple):
     Attributes
     ----------
     kind : str
-        ``"model"``, ``"channel"``, ``"prior"``, ``"metric"``, ``"algorithm"``, or ``"item"`` for all of them.
+        ``"model"``, ``"channel"``, ``"prior"``, ``"metric"``, ``"algorithm"``, ``"rule"``
+        (what ``stopping_rule`` of an algorithm makes), or ``"item"`` for all kinds of items.
     name : str
     without : str
         What happens without it.
@@ -76,6 +77,7 @@ OPTIONAL = (
     Optional("channel", "accuracy", "posteriors from a likelihood are integrated to 1e-2 of their width"),
     Optional("prior", "sample", "drawn from the density or the spectrum, scaled to unit variance", derived=True),
     Optional("prior", "denoise", "integrated from the density, or free convolution of the spectrum", derived=True),
+    Optional("prior", "denoise_continued", "an iteration at finite size applies `denoise`"),
     Optional("prior", "overlap", "integrated from the same, or simulated with `sample` and `denoise`", derived=True),
     Optional("prior", "overlap_error", "the map `overlap` is taken to be exact"),
     Optional("prior", "mean", "from the law, or what `denoise` makes of nothing", derived=True),
@@ -102,6 +104,7 @@ OPTIONAL = (
     Optional("algorithm", "steps_for", "the stopping rule decides"),
     Optional("algorithm", "stopping_rule",
              "the residual, and the overlaps that `Info` reports: they must stand still and agree", derived=True),
+    Optional("rule", "settled", "a run that has used all its iterations is not converged"),
     Optional("algorithm", "start", "it cannot be named as `start` in the table `[run]`"),
     Optional("algorithm", "restarted", "no second attempt after divergence"),
     Optional("algorithm", "refuses", "every problem that its capabilities allow is tried"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from smimbench_priors.wishart import Wishart, eigenvalue_map, mmse, observed_law
+from smimbench_priors.wishart import Wishart, continued_map, eigenvalue_map, mmse, observed_law
 
 from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError
@@ -520,3 +520,52 @@ def test_speed():
     assert fastest["curve"] < 0.3
     assert fastest["point"] < 0.02
     assert fastest["map"] < fastest["eigh"]
+
+
+# -- continuation beyond the bulks --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rho", [0.1, 0.5, 2.0])
+@pytest.mark.parametrize("noise", [0.01, 0.3, 5.0])
+def test_the_continued_map_is_the_map_inside_and_never_steep_outside(rho, noise):
+    values = np.linspace(-20, 30, 20001)
+    usual, continued = eigenvalue_map(values, noise, rho), continued_map(values, noise, rho)
+    slope = np.diff(continued) / np.diff(values)
+    differ = np.abs(usual - continued) > 1e-9 * np.abs(usual).max()
+    x = observed_law(noise, rho)[1]
+    assert differ[0]
+    assert differ[-1]
+    assert x.min() < values[~differ].min() + 1e-2
+    assert x.max() > values[~differ].max() - 1e-2
+    np.testing.assert_allclose(
+        continued_map(x, noise, rho), eigenvalue_map(x, noise, rho), rtol=1e-7, atol=1e-7
+    )
+    assert (slope[differ[1:] & differ[:-1]][[0, -1]] <= 1 + 1e-9).all()
+    assert (slope >= -1e-9).all()
+    assert np.abs(np.diff(continued)).max() < 0.2
+
+
+@pytest.mark.parametrize("rho", [0.1, 0.5, 2.0])
+@pytest.mark.parametrize("noise", [0.01, 0.3, 5.0])
+def test_continuing_changes_less_and_less_as_the_size_grows(rho, noise):
+    shares = []
+    for d in (50, 400):
+        rng = np.random.default_rng(d)
+        W = rng.standard_normal((d, max(1, round(rho * d))))
+        Z = rng.standard_normal((d, d))
+        R = W @ W.T / math.sqrt(W.shape[1] * d) + math.sqrt(noise) * (Z + Z.T) / math.sqrt(2 * d)
+        values = np.linalg.eigvalsh(R)
+        change = np.abs(continued_map(values, noise, rho) - eigenvalue_map(values, noise, rho))
+        shares.append(np.mean(change**2) / mmse(noise, rho))
+    assert shares[1] < 0.01
+    assert shares[1] <= shares[0] + 1e-3
+
+
+def test_the_continued_denoiser_predicts_the_same_error_and_shrinks_outliers():
+    prior, d = Wishart(0.5), 60
+    R = np.diag(np.linspace(-1.0, 6.0, d))[None]
+    usual, continued = prior.denoise(R, np.eye(1)), prior.denoise_continued(R, np.eye(1))
+    np.testing.assert_array_equal(usual.V, continued.V)
+    assert continued.estimate[0, -1, -1] < usual.estimate[0, -1, -1]
+    middle = slice(d // 4, d // 2)
+    np.testing.assert_allclose(continued.estimate[0, middle, middle], usual.estimate[0, middle, middle])

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import array_api_compat
 import numpy as np
 
 from smimbench.backend import namespace, to_host
 from smimbench.interfaces import Array, Capabilities, Denoised, Overlap, ParameterError
-from smimbench_priors.wishart.spectral_law import Host, eigenvalue_map, mmse
+from smimbench_priors.wishart.spectral_law import Host, continued_map, eigenvalue_map, mmse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["Wishart"]
 
@@ -136,6 +139,13 @@ class Wishart:
         ValueError
             If Qhat is not (P, P).
         """
+        return self._denoised(R, Qhat, eigenvalue_map)
+
+    def denoise_continued(self, R: Array, Qhat: Array) -> Denoised:
+        """Like ``denoise``, for an iteration at finite D: by ``continued_map``, the same where eigenvalues are in the bulk."""
+        return self._denoised(R, Qhat, continued_map)
+
+    def _denoised(self, R: Array, Qhat: Array, shrink: Callable[[Array, float, float], Array]) -> Denoised:
         components = R.shape[0]
         if tuple(Qhat.shape) != (components, components):
             raise ValueError(f"Qhat must have shape ({components}, {components}), got {tuple(Qhat.shape)}")
@@ -154,7 +164,7 @@ class Wishart:
         # One at a time: CuPy hands a stack to a method made for small matrices.
         for p in range(R.shape[0]):
             values, vectors = xp.linalg.eigh(R[p, :, :])
-            shrunk = eigenvalue_map(values, float(noise[p]), rho)
+            shrunk = shrink(values, float(noise[p]), rho)
             estimate[p, :, :] = xp.matmul(vectors * shrunk[None, :], xp.matrix_transpose(vectors))
         return Denoised(estimate, V)
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array
 
-__all__ = ["eigenvalue_map", "mmse", "observed_law"]
+__all__ = ["continued_map", "eigenvalue_map", "mmse", "observed_law"]
 
 Host = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -257,6 +257,60 @@ def eigenvalue_map(values: Array, noise: float, rho: float) -> Array:
     shrunk = right.beyond(xp, values, shrunk, math.inf)
     shrunk = left.beyond(xp, values, shrunk, -math.inf)
     return xp.astype(shrunk, dtype)
+
+
+def continued_map(values: Array, noise: float, rho: float) -> Array:
+    r"""``eigenvalue_map`` inside the bulks; beyond them a straight line of slope at most 1.
+
+    In the limit no eigenvalue lies outside the bulks, and both maps are the same. At finite D some do, mostly by
+    fluctuations of the noise, but ``eigenvalue_map`` takes them for spikes of the signal: its slope is infinite just beyond
+    an end, and above 1 ever after. An iteration that applies a map of slope above 1 has no stable fixed point, however
+    small its steps. So beyond the outer ends this map goes on with the slope that it has inside, at most 1 (the slope of a
+    posterior mean where no direction becomes less certain by an observation), and across the gap between two bulks it is
+    the straight line. For a signal that is a Gaussian matrix this is exact: its posterior mean is linear at any size.
+
+    Parameters
+    ----------
+    values : array (n,)
+    noise : float
+    rho : float
+        As for ``eigenvalue_map``.
+
+    Returns
+    -------
+    array (n,)
+        Like ``values``.
+
+    Notes
+    -----
+    With the variable s of this module, ``d xi / d lambda = Delta / (Delta + s^4 (1 - a^2 / (1 + s^2)^2))``; derived from
+    the two equations on top, checked by tests/priors/test_wishart.py.
+    """
+    xp = namespace(values)
+    if not _SMALLEST_NOISE <= noise <= _LARGEST_NOISE / min(rho, 1.0):
+        return eigenvalue_map(values, noise, rho)
+    bulks = _bulks_of_one(math.sqrt(noise), rho)
+    right, _, right_slope = _end(float(bulks.outer[0]), noise, rho)
+    left, _, left_slope = _end(bulks.base + float(bulks.upper[0]), noise, rho)
+    inside = clip(values, left, right)
+    found = eigenvalue_map(inside, noise, rho)
+    if bulks.gap[0]:
+        first, low, _ = _end(bulks.base + float(bulks.lower[0]), noise, rho)
+        last, high, _ = _end(float(bulks.middle[0]), noise, rho)
+        if last > first:
+            line = low + (high - low) / (last - first) * (inside - first)
+            found = xp.where((inside > first) & (inside < last), line, found)
+    beyond = values - inside
+    return found + xp.where(beyond > 0, right_slope * beyond, left_slope * beyond)
+
+
+def _end(s: float, noise: float, rho: float) -> tuple[float, float, float]:
+    """Where a bulk ends: eigenvalue of the observation, eigenvalue of the estimate, slope inside, at most 1."""
+    m2, mean = 1 + s * s, math.sqrt(rho)
+    xi = mean * noise / (s * s)
+    bend = s**4 * (1 - 1 / (rho * m2 * m2))
+    slope = noise / (noise + bend) if noise + bend > 0 else 1.0
+    return mean * (noise - s * s + s * s / (rho * m2)) + xi, xi, min(slope, 1.0)
 
 
 class _Edge:
