@@ -40,7 +40,8 @@ class Stationarity:
         Change of the predicted overlap within the window, in units of the error. Doubled: ends sooner, further from the
         fixed point.
     lingering : float
-        The same for the difference of the two means over the long window.
+        The same for the difference of the two means over the long window; where sizes are so small that an eighth of the
+        relative fluctuation is more, that.
     largest_step : float
         Squared step, in units of the error, up to which a lingering residual is accepted for components above chance.
         Doubled: wider cycles count as fixed points.
@@ -48,6 +49,17 @@ class Stationarity:
         Largest distance of the two overlaps, in fluctuations. Doubled: worse accounts of the own error pass.
     information_ratio : float
         Largest ratio of the information that is predicted to the one that the data carry. Doubled: the same.
+    floor : float
+        Error, in second moments of the signal, below which a run that falls slowly has recovered the signal. Doubled: slow
+        runs end some iterations earlier.
+    slowly : float
+        Smallest factor by which the error falls within the window, if it is not to count as slow. Doubled: faster runs end at
+        the floor too, and not where their error no longer falls.
+    precision : float
+        The floor for a run that has used all its iterations. Doubled: slower runs pass.
+    swing : float
+        Largest difference of the two means over the long window, in units of the range there, for a run that has used all its
+        iterations to fluctuate about a mean. Doubled: a drift across as much as half of its fluctuation passes.
     smallest_error : float
         Errors below this count as this, in units of an overlap: near perfect recovery rounding would decide. Doubled: the
         last digits before perfect recovery are waited for half as long.
@@ -61,6 +73,10 @@ class Stationarity:
     largest_step: float = 1e-2
     agreement: float = 5.0
     information_ratio: float = 8.0
+    floor: float = 1e-5
+    slowly: float = 2.0
+    precision: float = 2e-3
+    swing: float = 0.125
     smallest_error: float = 1e-5
 
 
@@ -76,10 +92,15 @@ class OverlapRule:
     Overlaps are stationary when, over ``window`` iterations, the predicted one changes by less than ``still`` of the error and
     the self-overlap by less than a quarter of its finite-size fluctuation; or when a small residual lingers, but the means over
     the two halves of ``long_window`` iterations agree that closely and no component that has been learned still moves, in one
-    step, by more than ``largest_step`` of its own error. In both cases the estimate must move by less than half of its
+    step, by more than ``largest_step`` of its own error. At small sizes "that closely" means within an eighth of the relative
+    fluctuation, if that is more: what a slow mode of such a size changes in the error is much less than what another draw of the
+    data changes. In both cases the estimate must move by less than half of its
     self-overlap: a sign that flips every step is no fixed point, though both overlaps stand still. And where labels leave a
     symmetry, nothing ends a run before ``patience`` iterations while a component is predicted no more than chance: the prior
     mean is then a fixed point, and what grows out of it begins too small to be seen.
+
+    A run above perfect recovery ends when its predicted error is below ``floor`` and falls by less than the factor ``slowly``
+    within ``window`` iterations. Of a run that has used all its iterations ``settled`` says whether it is as good as that.
 
     The end cannot be trusted where predicted overlap and self-overlap differ by more than ``agreement`` fluctuations, or where
     the data carry ``information_ratio`` times less information than predicted.
@@ -98,8 +119,8 @@ class OverlapRule:
         self.settings = settings
         self.second = np.diagonal(np.asarray(problem.prior.second_moment(problem.components)))
         size = member(problem.prior, "fluctuation")
-        relative = float(size(dimension)) if size is not None else math.sqrt(2 / dimension)
-        self.fluctuation = relative * self.second
+        self.relative = float(size(dimension)) if size is not None else math.sqrt(2 / dimension)
+        self.fluctuation = self.relative * self.second
         symmetric = member(problem.channel, "symmetry", "none") != "none"
         bottom = np.diagonal(np.asarray(problem.prior.mean_overlap(problem.components)))
         self.chance = bottom + self.fluctuation if symmetric else np.full_like(self.second, -math.inf)
@@ -132,6 +153,14 @@ class OverlapRule:
             np.ptp(predicted, axis=0), np.ptp(own, axis=0), settings.still * error, self.fluctuation / 4
         ):
             return f"overlaps stand still for {settings.window} iterations"
+        before, after = self.second - predicted[0], self.second - predicted[-1]
+        slow = (after <= before).all() and (settings.slowly * after >= before).all()
+        if (
+            slow
+            and (after <= settings.floor * self.second).all()
+            and (np.ptp(own, axis=0) <= self.fluctuation / 4).all()
+        ):
+            return f"the error falls slowly below a precision of {settings.floor:g}"
         if len(self.history) <= settings.long_window:
             return None
         # Averages can stand still around a point to which the estimate, going back and forth, never comes.
@@ -140,13 +169,47 @@ class OverlapRule:
         predicted, own = (np.stack(rows) for rows in zip(*self.history[-settings.long_window :]))
         half = settings.long_window // 2
         drift, own_drift = (np.abs(rows[:half].mean(0) - rows[half:].mean(0)) for rows in (predicted, own))
-        steady = _steady(drift, own_drift, settings.lingering * error, self.fluctuation / 8)
+        steady = _steady(drift, own_drift, self._close(error), self.fluctuation / 8)
         if steady and (np.ptp(predicted, axis=0) <= error / 4).all():
             return (
                 f"overlaps stand still over {settings.long_window} iterations "
                 f"though a residual of {info.residual:.0e} lingers"
             )
         return None
+
+    def settled(self) -> str | None:
+        """Why a run that has used all its iterations may count nevertheless, or None.
+
+        Either its error is below ``precision`` and falls, or its overlaps stand still within their own fluctuation: over the
+        long window they range over less than the error (the self-overlap: or its finite-size fluctuation), and the difference
+        of the means over its halves is what may linger, or a small part, ``swing``, of that range.
+        """
+        info, settings = self.latest, self.settings
+        if info is None or info.squared_step is None or len(self.history) < settings.long_window:
+            return None
+        predicted, own = (np.stack(rows) for rows in zip(*self.history[-settings.long_window :]))
+        half = settings.long_window // 2
+        errors = self.second - predicted
+        last = errors[-1]
+        falls = (errors[half:].mean(0) < errors[:half].mean(0)).all()
+        if falls and (last <= settings.precision * self.second).all():
+            return f"the error falls, to {last.max():.1e} so far: below a precision of {settings.precision:g}"
+        if (info.squared_step > np.maximum(own[-1], self.fluctuation) / 2).any():
+            return None
+        still = True
+        for rows, close, widest in (
+            (predicted, self._close(last), last),
+            (own, self.fluctuation / 8, np.maximum(last, self.fluctuation)),
+        ):
+            drift, width = np.abs(rows[:half].mean(0) - rows[half:].mean(0)), np.ptp(rows, axis=0)
+            still &= bool(
+                (drift <= np.maximum(close, settings.swing * width)).all() and (width <= widest).all()
+            )
+        return "overlaps stand still within their own fluctuation" if still else None
+
+    def _close(self, error: Any) -> Any:
+        """Drift of the predicted overlap that counts as none where a residual lingers, (P,)."""
+        return max(self.settings.lingering, self.relative / 8) * error
 
     def complaint(self) -> str | None:
         """Where the predicted overlap and the self-overlap disagree, in words, or None."""

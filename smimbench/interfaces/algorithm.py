@@ -107,7 +107,10 @@ class Info(_Reported):
 
 
 class StoppingRule(Protocol):
-    """When a run may end, and whether its end can be trusted; an algorithm may bring one with ``stopping_rule``."""
+    """When a run may end, and whether its end can be trusted; an algorithm may bring one with ``stopping_rule``.
+
+    A rule may besides have ``settled() -> str | None``: why a run that has used all its iterations is ``ok`` nevertheless.
+    """
 
     def watch(self, info: Info) -> None:
         """Take what a step reported. Numbers are on the host: ``residual`` a float, the rest float64 arrays or None."""

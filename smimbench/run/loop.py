@@ -8,7 +8,9 @@ How a run ends
 * ``diverged``: the residual or an order parameter is not a finite number, or the estimate grew far beyond the signal.
 * ``ok``: the stopping rule ended it and trusts the end (``smimbench.derive.stopping``, unless the algorithm brings its own),
   or the algorithm made all the steps that it planned.
-* ``not-converged``: the largest number of iterations was reached first, or the stopping rule does not trust the end.
+* ``not-converged``: the largest number of iterations was reached first, or the stopping rule does not trust the end. Unless
+  the rule says that the run had settled (``settled``): it is then ``ok``, and how far the metrics went about in its last
+  ``SPREAD`` iterations is recorded as ``mse_spread`` and so on.
 * ``timeout``: the time limit was reached first.
 
 A run that ends ``diverged`` or ``not-converged`` is started once more, with another stream of random numbers, if the
@@ -23,15 +25,15 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from smimbench.derive.stopping import rule_of
-from smimbench.interfaces import offers
+from smimbench.interfaces import member, offers
 from smimbench.registry.adapters import plan_of
 from smimbench.run.readings import Readings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import numpy as np
 
     from smimbench.backend.device import Backend
     from smimbench.interfaces import Array, Data, Info
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LoopResult", "LoopSettings", "Status", "run_algorithm"]
 
+SPREAD = 40
+"""Iterations over which the fluctuation of a run that never comes to rest is taken. Doubled: slow swings count in full."""
 
 T = TypeVar("T")
 
@@ -190,6 +194,14 @@ class _Course:
         for name, entry in entries.items():
             self.trajectory.setdefault(name, []).append(entry)
 
+    def spread(self) -> dict[str, list[float]]:
+        """Standard deviation of every metric, per component, over the measured ones of the last ``SPREAD`` iterations."""
+        iterations = self.trajectory["iteration"]
+        count = sum(iteration > iterations[-1] - SPREAD for iteration in iterations)
+        return {
+            f"{name}_spread": np.std(self.trajectory[name][-count:], axis=0).tolist() for name in self.metrics
+        }
+
     @property
     def finite(self) -> bool:
         return all(math.isfinite(v) for values in self.metrics.values() for v in values)
@@ -213,6 +225,7 @@ def _attempt(
     warnings: list[str] = []
     status, reason = Status.NOT_CONVERGED, f"{last} iterations reached"
     iteration, broken, samples = 0, False, math.nan
+    spread: dict[str, list[float]] = {}
 
     def step() -> tuple[Any, Info]:
         new, info = algorithm.step(problem, data, state)
@@ -254,6 +267,9 @@ def _attempt(
         complaint = rule.complaint()
         if complaint:
             reason, broken = f"{reason}; {complaint}", True
+        elif steps is None and (settled := member(rule, "settled", lambda: None)()):
+            status, reason = Status.OK, f"{settled}, after {last} iterations"
+            spread = course.spread()
     return Attempt(
         status=status,
         reason=reason,
@@ -264,7 +280,11 @@ def _attempt(
         iteration_seconds=clock.durations[1:],
         device_seconds=clock.device_seconds,
         trajectory=course.trajectory,
-        final={**readings.final(), **(algorithm.findings(state) if offers(algorithm, "findings") else {})},
+        final={
+            **readings.final(),
+            **spread,
+            **(algorithm.findings(state) if offers(algorithm, "findings") else {}),
+        },
         warnings=warnings + readings.warnings(),
         estimate=algorithm.estimate(state),
         V=algorithm.variance(state) if offers(algorithm, "variance") else None,

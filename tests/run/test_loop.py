@@ -154,8 +154,36 @@ def test_a_fluctuation_about_a_mean_that_does_not_move_is_rest_after_a_longer_lo
     assert still.attempt.iterations >= LONG_WINDOW
     assert "lingers" in still.attempt.reason
     assert go(problem, instance, wobble(1e-3), max_iterations=200).attempt.status is Status.NOT_CONVERGED
-    # the same means, but an estimate that goes back and forth by a fifth of its error
-    assert go(problem, instance, wobble(0.0, 0.1), max_iterations=200).attempt.status is Status.NOT_CONVERGED
+    # The same means, but an estimate that goes back and forth by a fifth of its error: all iterations, then an error bar.
+    swinging = go(problem, instance, wobble(0.0, 0.1), max_iterations=200).attempt
+    assert (swinging.status, swinging.iterations) == (Status.OK, 200)
+    assert "within their own fluctuation" in swinging.reason
+    assert swinging.final["mse_spread"] == [0.0]
+    assert "mse_spread" not in still.attempt.final
+
+
+def test_an_error_that_falls_is_perfect_recovery_to_a_precision(problem, instance):
+    second = float(problem.prior.second_moment(1)[0, 0])
+
+    def falling(factor, first=1e-2):
+        return Scripted(lambda i: claims(second * (1 - first * factor**i)))
+
+    found = go(problem, instance, falling(0.97), max_iterations=120).attempt
+    assert (found.status, found.iterations) == (Status.OK, 120)
+    assert "precision of 0.002" in found.reason
+    assert go(problem, instance, falling(0.99), max_iterations=120).attempt.status is Status.NOT_CONVERGED
+    slow = go(problem, instance, falling(0.97), max_iterations=400).attempt
+    assert (slow.status, slow.iterations) == (Status.OK, 227)
+    assert "slowly below a precision of 1e-05" in slow.reason
+    assert "stand still" in go(problem, instance, falling(0.8), max_iterations=400).attempt.reason
+
+
+def test_standing_still_is_measured_by_the_fluctuation_of_small_sizes(problem):
+    """A drift by a percent of the error is nothing at D = 50, where another draw changes as much, and much at D = 2000."""
+    for dimension, status in ((D, Status.OK), (2000, Status.NOT_CONVERGED)):
+        drifting = Scripted(lambda i: claims(0.5 + 2e-4 * i, moved=0.004), shape=(1, dimension))
+        found = go(problem, problem.instance(0.5, dimension), drifting, max_iterations=60).attempt
+        assert found.status is status
 
 
 def test_growth_out_of_a_symmetric_start_is_waited_for():
