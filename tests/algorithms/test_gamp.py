@@ -7,7 +7,8 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from smimbench_algorithms.gamp.algorithm import Gamp
+from smimbench_algorithms.gamp.algorithm import LARGEST_EXCESS, Gamp
+from smimbench_algorithms.gamp.damping import EXTENSIVE, LOW_RANK
 
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
@@ -44,8 +45,9 @@ def iterate(problem, instance, steps, start=None, algorithm=None):
 # -- one step -----------------------------------------------------------------------------------------------------
 
 
-def dense_attention_step(x, h_label, S, V, g, rho, weight, prior):
+def dense_attention_step(x, h_label, state, weight, prior):
     """An iteration in the indices h of the paper, every matrix written out; T = 2 softmax labels as h plus a constant."""
+    S, V, onsager, old_g, old_qhat = state
     n, T, d = x.shape
     alpha = n / d**2
     pairs = [(0, 0), (0, 1), (1, 1)]
@@ -53,43 +55,57 @@ def dense_attention_step(x, h_label, S, V, g, rho, weight, prior):
     omega = np.empty((n, 3))
     for c, (a, b) in enumerate(pairs):
         omega[:, c] = (np.einsum("ni,ij,nj->n", x[:, a], S, x[:, b]) - (a == b) * np.trace(S)) / math.sqrt(d)
-    omega = omega - V * scale * g
+    if old_g is not None:
+        omega = omega - onsager * scale * old_g
     full_label = h_label[:, [0, 1, 1, 2]]
     full_omega = omega[:, [0, 1, 1, 2]]
     t = (full_label - full_omega).mean(1, keepdims=True)
     g = (h_label - omega - t) / (V * scale)
     qhat = alpha * (T * T + T - 2) / V
+    if old_qhat is not None:
+        g, qhat = weight * g + (1 - weight) * old_g, weight * qhat + (1 - weight) * old_qhat
     adjoint = np.zeros((d, d))
     for c, (a, b) in enumerate(pairs):
         outer = np.einsum("n,ni,nj->ij", g[:, c], x[:, a], x[:, b])
         adjoint += (outer + outer.T) / 2 - (a == b) * g[:, c].sum() * np.eye(d)
     R = S + 2 / (qhat * d) * adjoint / math.sqrt(d)
-    denoised = prior.denoise(R[None], np.array([[qhat]]))
-    S_new = (1 - weight) * denoised.estimate[0] + weight * S
-    V_new = (1 - weight) * float(denoised.V[0, 0]) + weight * V
-    return S_new, V_new, g
+    found = 2 * alpha * (scale * g**2).sum() / n
+    excess = max(1.0, found / qhat)
+    denoised = prior.denoise_continued(R[None], np.array([[qhat / excess]]))
+    V_new = float(denoised.V[0, 0])
+    S = weight * denoised.estimate[0] + (1 - weight) * S
+    return S, weight * V_new + (1 - weight) * V, weight * V_new / excess + (1 - weight) * onsager, g, qhat
 
 
 @pytest.mark.parametrize("damping", [None, 0.0, 0.6])
-def test_attention_steps_are_the_dense_iteration(damping):
-    """Three steps, so that the Onsager term, its variance and the damping all take part."""
+def test_attention_steps_are_the_dense_iteration(damping, monkeypatch):
+    """Four steps, so that the Onsager term, excess noise (from 1 on) and the damping of every part take part."""
+    monkeypatch.setattr("smimbench_algorithms.gamp.algorithm.LARGEST_EXCESS", 1.0)
     problem, d, rho = attention(), 14, 0.5
     instance = problem.instance(0.4, d)
     data = instance.data(get_backend("numpy"))
     algorithm = Gamp(damping=damping)
     state = algorithm.init(problem, data, np.random.default_rng(0))
-    weight = 0.3 if damping is None else damping
     log_y = np.asarray(instance.labels).reshape(-1, 2, 2)
     h11, h22 = log_y[:, 0, 0] - log_y[:, 0, 1], log_y[:, 1, 1] - log_y[:, 1, 0]
     h_label = np.stack([h11, 0 * h11, h22], axis=1)
-    S, V, g = math.sqrt(rho) * np.eye(d), 1.0, np.zeros((instance.inputs.shape[0], 3))
-    for _ in range(3):
+    dense = (math.sqrt(rho) * np.eye(d), 1.0, 1.0, None, None)
+    exceeded = []
+    for _ in range(4):
+        if state.progress is not None:
+            weight = float(state.progress.weight)
+        else:
+            weight = EXTENSIVE.first if damping is None else 1 - damping
         state, info = algorithm.step(problem, data, state)
-        S, V, g = dense_attention_step(instance.inputs, h_label, S, V, g, rho, weight, problem.prior)
-        np.testing.assert_allclose(algorithm.estimate(state)[0], S, atol=1e-9)
-        assert float(state.V[0, 0]) == pytest.approx(V, rel=1e-10)
-        assert float(info.claimed[0]) == pytest.approx(1.5 - V, abs=1e-10)
-        assert float(info.held[0]) == pytest.approx(np.trace(S @ S) / d, rel=1e-9)
+        dense = dense_attention_step(instance.inputs, h_label, dense, weight, problem.prior)
+        S, V, onsager, *_ = dense
+        np.testing.assert_allclose(algorithm.estimate(state)[0], S, atol=1e-7)
+        assert float(state.V[0, 0]) == pytest.approx(V, rel=1e-8)
+        assert float(state.onsager[0, 0]) == pytest.approx(onsager, rel=1e-7)
+        assert float(info.claimed[0]) == pytest.approx(1.5 - V, abs=1e-8)
+        assert float(info.held[0]) == pytest.approx(np.trace(S @ S) / d, rel=1e-7)
+        exceeded.append(onsager < V)
+    assert any(exceeded)
 
 
 def test_sequence_steps_are_the_dense_iteration():
@@ -259,9 +275,98 @@ def test_a_run_that_runs_away_is_restarted_once_with_more_damping():
     assert any(r.attempt.status is Status.OK for r in restarted)
 
 
+@pytest.mark.parametrize(
+    ("problem", "alpha", "dimension"),
+    [
+        (attention(), 0.02, 50),
+        (attention(), 0.02, 100),
+        (attention(rho=0.1), 0.02, 50),
+        (attention(rho=2.0), 0.05, 50),
+        (attention(tokens=4, rho=0.5), 0.005, 50),
+        (attention("linear", rho=0.5), 0.02, 50),
+    ],
+    ids=str,
+)
+def test_a_few_samples_a_direction_are_enough_to_come_to_rest(problem, alpha, dimension):
+    """With alpha D of one or two the undamped iteration grows without bound in a few steps."""
+    (prediction,) = solve(problem, [alpha])
+    errors = []
+    for seed in range(4):
+        result = run(problem, alpha, dimension, seed)
+        assert result.attempt.status is Status.OK, result.attempt.reason
+        assert result.restarts == 0
+        errors.append(result.attempt.metrics["mse"][0])
+    assert np.mean(errors) == pytest.approx(float(prediction.mse[0]), rel=0.25)
+
+
+class Other:
+    """The prior, with another denoiser."""
+
+    def __init__(self, prior, denoise_continued):
+        self._prior, self.denoise_continued = prior, denoise_continued
+
+    def __getattr__(self, name):
+        return getattr(self._prior, name)
+
+
+def test_continuing_from_inside_a_bulk_is_no_worse_than_taking_outliers_for_spikes():
+    """Paired: the same instances, with the eigenvalue map beyond the bulk exchanged."""
+    gains = []
+    for seed in range(6):
+        problem = attention()
+        errors = [run(problem, 0.08, 40, seed, max_iterations=60).attempt.metrics["mse"][0]]
+        problem.prior = Other(problem.prior, problem.prior.denoise)
+        errors.append(run(problem, 0.08, 40, seed, max_iterations=60).attempt.metrics["mse"][0])
+        gains.append(errors[1] - errors[0])
+    assert np.mean(gains) > 0
+
+
+def test_noise_that_exceeds_what_is_predicted_keeps_a_run_from_claiming_too_much(monkeypatch):
+    """Near perfect recovery of a few directions from few samples: without the excess V falls far below the true error."""
+    problem = attention(rho=0.1)
+    worst = {}
+    for largest in (LARGEST_EXCESS, math.inf):
+        monkeypatch.setattr("smimbench_algorithms.gamp.algorithm.LARGEST_EXCESS", largest)
+        runs = [run(problem, 0.05, 50, seed).attempt for seed in (20, 21)]
+        worst[largest] = max(r.metrics["mse"][0] / (1.1 - r.final["claimed"][0]) for r in runs)
+    assert worst[LARGEST_EXCESS] < 10 < 100 < worst[math.inf]
+
+
+def test_a_step_that_was_too_large_is_followed_by_a_shorter_one():
+    problem = attention(tokens=4, rho=0.1)
+    data = problem.instance(0.005, 50).data(get_backend("numpy"))
+    algorithm = Gamp()
+    state = algorithm.init(problem, data, np.random.default_rng(0))
+    seen = []
+    for _ in range(60):
+        before = state.progress
+        state, _ = algorithm.step(problem, data, state)
+        if before is not None:
+            grown = state.progress.residual > EXTENSIVE.growth * before.residual
+            smaller = state.progress.weight < before.weight
+            assert bool(smaller) == bool(grown) or before.weight <= EXTENSIVE.least
+            seen.append(bool(grown))
+    assert any(seen)
+    assert not all(seen)
+
+
+def test_a_tiny_estimate_grows_undamped_whatever_it_turns():
+    """Growth of alternating sign turns back every step; damped, two layers would never leave chance."""
+    problem = sequence(layers=2)
+    data = problem.instance(0.5, 300).data(get_backend("numpy"))
+    algorithm = Gamp()
+    state = algorithm.init(problem, data, np.random.default_rng(1))
+    for _ in range(40):
+        state, info = algorithm.step(problem, data, state)
+        if float(info.residual) > LOW_RANK.small:
+            break
+        assert float(state.progress.weight) == 1.0
+
+
 def test_the_rule_of_the_restart():
     attention_problem, sequence_problem = attention(), sequence()
-    assert Gamp().restarted(attention_problem).damping == pytest.approx(0.65)
+    assert Gamp().restarted(attention_problem) is None
+    assert Gamp(damping=0.0).restarted(attention_problem).damping == 0.5
     assert Gamp(damping=0.5).restarted(attention_problem).damping == 0.75
     assert Gamp(damping=0.5).restarted(sequence_problem).damping == 0.75
     assert Gamp().restarted(sequence_problem) == Gamp()

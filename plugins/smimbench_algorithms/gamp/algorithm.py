@@ -9,16 +9,14 @@ import numpy as np
 
 from smimbench.backend import namespace, sample_chunks
 from smimbench.derive.stopping import OverlapRule
-from smimbench.interfaces import Array, Capabilities, Info, ParameterError
+from smimbench.interfaces import Array, Capabilities, Info, ParameterError, member
 from smimbench.numerics.linalg import diagonal_at_least, with_floor
+from smimbench_algorithms.gamp.damping import Progress, follow, mixed, start
 from smimbench_algorithms.gamp.one_pass import one_pass
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Cost, Data, StoppingRule
     from smimbench.problem import Problem
-
-DAMPING = 0.3
-"""Default weight of the old estimate for attention-indexed models. Doubled: half as fast, and fewer restarts."""
 
 SMALLEST_V = 1e-16
 """Floor of the predicted error: at perfect recovery V would underflow and g be 0 / 0. Doubled: so is the last error."""
@@ -26,14 +24,37 @@ SMALLEST_V = 1e-16
 SMALLEST_QHAT = 1e-12
 """Floor of the information: sampling noise can make it negative. Doubled: nothing, short of an infinite error."""
 
+LARGEST_EXCESS = 1.3
+"""Ratio of the noise that ``g`` carries to the noise that is predicted, up to which it counts as chance (it is 1 in the
+limit). Doubled: at a few samples in a direction V falls far below the true error and the estimate runs away; at 1: estimates
+at small size are a percent worse."""
+
 
 class GampState(NamedTuple):
-    """What is iterated: estimate (P, ...), V (P, P), last g (n, P, C), and a stream for sampling channels."""
+    """What is iterated.
+
+    Attributes
+    ----------
+    estimate, V, g : array (P, ...), (P, P), (n, P, C) or None
+        All damped alike; g is None before the first step.
+    rng : Generator
+        For sampling channels.
+    total, Qhat : array (P, ...), (P, P) or None
+        Adjoint of ``g`` and information, damped alike: the adjoint is linear, so that this takes no pass more.
+    onsager : array (P, P) or None
+        Matrix before ``g`` in the Onsager term: V, but where the noise exceeds what is predicted.
+    progress : Progress or None
+        What the weight of the next step is chosen from.
+    """
 
     estimate: Array
     V: Array
     g: Array | None
     rng: np.random.Generator
+    total: Array | None = None
+    Qhat: Array | None = None
+    onsager: Array | None = None
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True)
@@ -53,11 +74,25 @@ class Gamp:
     ``g g^T`` estimates the same number and serves as the check of self-consistency that is reported
     as log_information_ratio.
 
+    ``adjoint(X, g)`` carries noise with the covariance ``kappa alpha sum_c g_c g_c^T``, which in the limit is Qhat. Where a
+    few samples meet each direction it is larger; a denoiser that does not know this makes V fall below the true error, and
+    the estimate runs away. So for extensive rank an excess above ``LARGEST_EXCESS`` is added to the noise: the denoiser is
+    given ``Q = s Qhat s``, ``s^2 = LARGEST_EXCESS / excess``, and returns V; and the Onsager term, in the limit
+    ``E[d denoise / dR] Qhat^{-1} g``, takes ``V Q Qhat^{-1}`` in place of V.
+
+    A step of weight b takes ``b new + (1 - b) old`` of all of g, Qhat, the estimate and V. On an eigenmode where the data
+    have strength k and the denoiser slope s, such a step has the Jacobian ``[[1 - b (1 - s + b s k), b s], [-b k, 1]]``
+    (noiseless channel), with determinant ``1 - b (1 - s)``: it is stable if ``s < 1`` and ``b^2 s k + 2 b (1 - s) < 4``. So
+    any k, which is large if there are few samples in a direction, is mended by a small enough b; but a slope above 1 swings
+    for ever, whatever the damping. Hence ``denoise_continued``, where the prior offers it: a denoiser with no such slope
+    outside the bulk of its spectrum, where in the limit nothing lies. With g left undamped b would have to be smaller, and
+    modes that are stable decay slowly.
+
     Parameters
     ----------
     damping : float or None
-        Weight of the old estimate and V, in [0, 1). Default: 0.3 for attention-indexed models, where the undamped
-        iteration runs away at finite size, and 0 otherwise, where damping the estimate alone breaks the Onsager term.
+        Weight ``1 - b`` of the old in every step, in [0, 1). Default: chosen from step to step, see
+        ``smimbench_algorithms.gamp.damping``.
     initial_overlap : float or None
         Where the prior mean is a fixed point by symmetry (nothing would ever be learned from it), the run starts from
         the denoised noise around an independent draw of the prior, with this predicted overlap. Default: 1e-3 / D. A random
@@ -67,9 +102,9 @@ class Gamp:
 
     Notes
     -----
-    The engine restarts a run once that diverged or found no fixed point: attention-indexed models, and any run with a
-    damping of its own, from damping b with ``(1 + b) / 2``; low-rank models undamped from another random start, because
-    there damping the estimate turns the slow directions into cycles.
+    The engine restarts a run once that diverged or found no fixed point: one with a damping of its own is damped half way
+    to 1; otherwise low-rank models start from another random estimate, and attention-indexed ones, which have but one
+    start and chose their damping already, are not started again.
 
     References
     ----------
@@ -80,7 +115,7 @@ class Gamp:
     initial_overlap: float | None = None
 
     name: ClassVar[str] = "gamp"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     reference: ClassVar[str] = "arXiv:2502.00901, arXiv:2506.01582"
     capabilities: ClassVar[Capabilities] = Capabilities()
 
@@ -90,16 +125,13 @@ class Gamp:
         if self.initial_overlap is not None and not 0 < self.initial_overlap < 1:
             raise ParameterError("initial_overlap", f"must be in (0, 1), got {self.initial_overlap}")
 
-    def _weight(self, problem: Problem) -> float:
-        if self.damping is not None:
-            return self.damping
-        return DAMPING if problem.model.rank == "extensive" else 0.0
-
-    def restarted(self, problem: Problem) -> Gamp:
-        """The version for the engine's one restart: damping half way to 1, or just another random start."""
-        if problem.model.rank == "low" and not self.damping:
+    def restarted(self, problem: Problem) -> Gamp | None:
+        """The version for the engine's one restart: damped half way to 1, another random start, or none."""
+        if self.damping:
+            return replace(self, damping=(1 + self.damping) / 2)
+        if problem.model.rank == "low":
             return self
-        return replace(self, damping=(1 + self._weight(problem)) / 2)
+        return None if self.damping is None else replace(self, damping=0.5)
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> GampState:
         """Prior mean, or a small random start where the prior mean is a fixed point, or the start handed in."""
@@ -129,41 +161,54 @@ class Gamp:
         n = data.inputs.shape[0]
         V = state.V
         inverse = xp.linalg.inv(V)
-        swift = one_pass(problem, data, state.estimate, V, state.g)
+        memory = state.g
+        if memory is not None and state.onsager is not None:
+            memory = _mixed(xp, xp.matmul(inverse, state.onsager), memory)
+        swift = one_pass(problem, data, state.estimate, V, memory)
         if swift is not None:
             g, total, covariance = swift
             worst: Any = 0.0
         else:
-            g, total, covariance, worst = _chunk_by_chunk(problem, data, state, inverse)
+            g, total, covariance, worst = _chunk_by_chunk(problem, data, state._replace(g=memory), inverse)
         squares = _products(xp, g)
         scale = model.kappa * data.sample_ratio
         information = inverse - xp.matmul(inverse, xp.matmul(covariance / n, inverse))
-        Qhat = with_floor(scale * model.sites * information, SMALLEST_QHAT)
+        latest = with_floor(scale * model.sites * information, SMALLEST_QHAT)
+        progress = start(problem, self.damping, V) if state.progress is None else state.progress
+        weight = progress.weight
+        g, total, Qhat = (
+            mixed(weight, new, old) for new, old in ((g, state.g), (total, state.total), (latest, state.Qhat))
+        )
         R = state.estimate + _solve_first(xp, Qhat, total)
-        denoised = prior.denoise(R, Qhat)
+        Q = _less_by_excess(Qhat, scale * _products(xp, g) / n) if model.rank == "extensive" else Qhat
+        denoised = member(prior, "denoise_continued", prior.denoise)(R, Q)
         change = denoised.estimate - state.estimate
         squared_step = _diagonal(xp, model.inner(change, change))
-        weight = self._weight(problem)
-        estimate, V_new = denoised.estimate, denoised.V
-        if weight:
-            estimate = (1 - weight) * estimate + weight * state.estimate
-            V_new = (1 - weight) * V_new + weight * V
-        V_new = diagonal_at_least(V_new, SMALLEST_V)
+        estimate = mixed(weight, denoised.estimate, state.estimate)
+        V_new = diagonal_at_least(mixed(weight, denoised.V, V), SMALLEST_V)
+        onsager = None
+        if model.rank == "extensive":
+            onsager = xp.matmul(denoised.V, xp.matmul(Q, xp.linalg.inv(Qhat)))
+            onsager = mixed(weight, onsager, V if state.onsager is None else state.onsager)
+        undamped_error = _diagonal(xp, denoised.V) + SMALLEST_V
+        residual = xp.max(xp.sqrt(squared_step / undamped_error))
+        if self.damping is None:
+            progress = follow(problem, progress, change, undamped_error, residual)
         second = xp.asarray(
             np.diagonal(prior.second_moment(problem.components)), dtype=V.dtype, device=_device(V)
         )
         error = _diagonal(xp, V_new)
         info = Info(
-            residual=xp.max(xp.sqrt(squared_step / (error + SMALLEST_V))),
+            residual=residual,
             predicted_overlap=second - error,
             self_overlap=_diagonal(xp, model.inner(estimate, estimate)),
             squared_step=squared_step,
             log_information_ratio=xp.log(
-                xp.maximum(_diagonal(xp, scale * squares / n), SMALLEST_QHAT) / _diagonal(xp, Qhat)
+                xp.maximum(_diagonal(xp, scale * squares / n), SMALLEST_QHAT) / _diagonal(xp, latest)
             ),
             integration_error=worst,
         )
-        return GampState(estimate, V_new, g, state.rng), info
+        return GampState(estimate, V_new, g, state.rng, total, Qhat, onsager, progress), info
 
     def stopping_rule(self, problem: Problem, dimension: int) -> StoppingRule:
         """Overlaps that stand still and agree: the algorithm keeps account of its own error, and is judged by it."""
@@ -186,6 +231,14 @@ def _device(array: Array) -> Any:
     import array_api_compat
 
     return array_api_compat.device(array)
+
+
+def _less_by_excess(Qhat: Array, found: Array) -> Array:
+    """Qhat (P, P) scaled down by how much the noise that was found (P, P) exceeds it; see ``LARGEST_EXCESS``."""
+    xp = namespace(Qhat)
+    excess = _diagonal(xp, found) / (LARGEST_EXCESS * _diagonal(xp, Qhat))
+    scale = 1 / xp.sqrt(xp.maximum(excess, xp.ones_like(excess)))
+    return Qhat * scale[:, None] * scale[None, :]
 
 
 def _chunk_by_chunk(

@@ -1,0 +1,125 @@
+"""How far GAMP goes in every step: one weight of the new for all that it iterates, chosen anew each time."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import array_api_compat
+
+from smimbench.backend import namespace
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Array
+    from smimbench.problem import Problem
+
+__all__ = ["EXTENSIVE", "LOW_RANK", "Pace", "Progress", "mixed", "pace_of"]
+
+
+class Pace(NamedTuple):
+    """Weights of the new, between 0 and 1, and what makes them smaller.
+
+    Attributes
+    ----------
+    first : float
+        Weight in the first step. Doubled: few samples push the estimate far before the Onsager term acts.
+    most : float
+        Largest weight. Doubled (at most 1): the slow decline near perfect recovery starts to swing.
+    least : float
+        Smallest weight, so that a run never stops. Doubled: hard cases keep swinging; halved: they crawl.
+    slower : float
+        Factor of the weight after a step that was too large. Doubled (at most 1): nothing is ever damped.
+    quicker : float
+        Factor after any other step. Doubled: every few steps are too large.
+    growth : float
+        A step was too large if the residual grew by more than this factor. Doubled: noticed one or two steps later.
+    turn : float
+        A step was too large if its projection on the last one, in units of that, is below this. Doubled: only what grows
+        from step to step is damped.
+    small : float
+        A step of a smaller residual is not too large. Doubled: cycles twice as wide go on; at 0, what grows out of a
+        tiny start is damped away.
+    """
+
+    first: float
+    most: float
+    least: float
+    slower: float
+    quicker: float
+    growth: float
+    turn: float
+    small: float
+
+
+EXTENSIVE = Pace(
+    first=0.5, most=0.7, least=0.02, slower=0.5, quicker=1.15, growth=1.3, turn=-math.inf, small=0.0
+)
+"""For extensive rank, where the prior mean is a start: what is too large shows as a residual that grows."""
+
+LOW_RANK = Pace(
+    first=1.0, most=1.0, least=0.1, slower=0.7, quicker=1.03, growth=math.inf, turn=-0.5, small=0.1
+)
+"""For low rank: a residual has to grow when a run leaves the prior mean, but what is too large turns back every step."""
+
+
+class Progress(NamedTuple):
+    """What the next weight is chosen from.
+
+    Attributes
+    ----------
+    weight : array ()
+        Weight of the new in the next step.
+    change : array (P, ...) or None
+        Undamped change of the estimate in the last step.
+    residual : array () or None
+        Its size, in units of the predicted error.
+    """
+
+    weight: Any
+    change: Array | None = None
+    residual: Any = None
+
+
+def pace_of(problem: Problem) -> Pace:
+    """The pace for the model's rank."""
+    return EXTENSIVE if problem.model.rank == "extensive" else LOW_RANK
+
+
+def mixed(weight: Any, new: Array, old: Array | None) -> Array:
+    """``weight new + (1 - weight) old``; the new where there is nothing old."""
+    return new if old is None else weight * new + (1 - weight) * old
+
+
+def start(problem: Problem, damping: float | None, like: Array) -> Progress:
+    """Before the first step: ``1 - damping``, or the first weight of the pace; on the device and of the type of ``like``."""
+    first = pace_of(problem).first if damping is None else 1 - damping
+    return Progress(namespace(like).asarray(first, dtype=like.dtype, device=array_api_compat.device(like)))
+
+
+def follow(problem: Problem, last: Progress, change: Array, error: Array, residual: Any) -> Progress:
+    """The weight of the next step. It stays where the data are: nothing is asked of a device.
+
+    Parameters
+    ----------
+    last : Progress
+    change : array (P, ...)
+        Undamped change of the estimate in this step.
+    error : array (P,)
+        Predicted squared error of every component: what changes are measured by.
+    residual : array ()
+        Size of the change in units of the error.
+    """
+    weight, before, old_residual = last
+    if before is None:
+        return Progress(weight, change, residual)
+    pace, inner = pace_of(problem), problem.model.inner
+    xp = namespace(change)
+    if math.isfinite(pace.growth):
+        too_large = residual > pace.growth * old_residual
+    else:
+        along, square = (xp.linalg.diagonal(inner(other, before)) / error for other in (change, before))
+        too_large = xp.sum(along) < pace.turn * xp.sum(square)
+    too_large = too_large & (residual > pace.small)
+    shorter = xp.maximum(weight * pace.slower, xp.full_like(weight, pace.least))
+    longer = xp.minimum(weight * pace.quicker, xp.full_like(weight, pace.most))
+    return Progress(xp.where(too_large, shorter, longer), change, residual)
