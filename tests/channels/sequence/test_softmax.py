@@ -293,3 +293,14 @@ def test_bad_parameters_are_named(key, parameters):
 def test_components_follow_layers():
     assert SequenceSoftmax(tokens=2, layers=3).components == 3
     assert SequenceSoftmax(tokens=11).components == 1
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_a_posterior_refuses_omega_of_another_shape(layers):
+    """Compiled code would read past the end of the array."""
+    channel = SequenceSoftmax(tokens=2, layers=layers)
+    z = np.random.default_rng(0).standard_normal((4, layers, 2))
+    y = channel.forward(z)
+    for wrong in (z[..., :1], z[:, 0, :]):
+        with pytest.raises(ValueError, match="latents must have shape"):
+            channel.posterior(y, wrong, np.eye(layers))

@@ -25,6 +25,7 @@ import numpy as np
 
 from smimbench.backend import namespace, to_host
 from smimbench.interfaces import Array, ParameterError, Posterior, Uncertain
+from smimbench.interfaces.checks import check_latents
 from smimbench_channels.bases import SequenceChannel, SoftmaxChannel
 from smimbench_channels.sequence.softmax import information, network, one_layer
 from smimbench_channels.sequence.softmax.moments import Moments
@@ -148,6 +149,9 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         ``y`` (n, M, M), ``omega`` (n, L, M), ``V`` (L, L), positive definite with any correlation, ``second_moment`` (n, L, M,
         L, M). ``rng`` is not needed: integration points are fixed, so that equal inputs give equal results.
         """
+        check_latents(
+            omega, self.layers, self.tokens
+        )  # compiled code would read past the end of a shorter array
         if self.layers == 1:
             return one_layer.posterior(network.output_of_label(y), omega, V, second_moment)
         return self._moments(y, omega, V, second_moment).posterior(omega, second_moment)
