@@ -11,7 +11,7 @@ from smimbench.backend import namespace, sample_chunks
 from smimbench.derive.stopping import OverlapRule
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError, member
 from smimbench.numerics.linalg import diagonal_at_least, with_floor
-from smimbench_algorithms.gamp.damping import Progress, follow, mixed, start
+from smimbench_algorithms.gamp.damping import Progress, first_weight, follow, mixed, start
 from smimbench_algorithms.gamp.one_pass import one_pass
 
 if TYPE_CHECKING:
@@ -182,6 +182,9 @@ class Gamp:
         R = state.estimate + _solve_first(xp, Qhat, total)
         Q = _less_by_excess(Qhat, scale * _products(xp, g) / n) if model.rank == "extensive" else Qhat
         denoised = member(prior, "denoise_continued", prior.denoise)(R, Q)
+        if self.damping is None and state.progress is None:
+            weight = first_weight(weight, _diagonal(xp, denoised.V), _diagonal(xp, V))
+            progress = progress._replace(weight=weight)
         change = denoised.estimate - state.estimate
         squared_step = _diagonal(xp, model.inner(change, change))
         estimate = mixed(weight, denoised.estimate, state.estimate)

@@ -22,7 +22,8 @@ class Pace(NamedTuple):
     Attributes
     ----------
     first : float
-        Weight in the first step. Doubled: few samples push the estimate far before the Onsager term acts.
+        Smallest weight in the first step, see ``first_weight``. Doubled: few samples push the estimate far before the Onsager
+        term acts, and what that excites decays slowly.
     most : float
         Largest weight. Doubled (at most 1): the slow decline near perfect recovery starts to swing.
     least : float
@@ -94,6 +95,16 @@ def start(problem: Problem, damping: float | None, like: Array) -> Progress:
     """Before the first step: ``1 - damping``, or the first weight of the pace; on the device and of the type of ``like``."""
     first = pace_of(problem).first if damping is None else 1 - damping
     return Progress(namespace(like).asarray(first, dtype=like.dtype, device=array_api_compat.device(like)))
+
+
+def first_weight(weight: Any, error: Array, before: Array) -> Any:
+    """Weight of the first step: at least the share of the error (P,) that it is predicted to remove.
+
+    Where the labels tell nearly all at once, a V that is held back pulls the scale of an estimate of which the labels do not
+    show the scale (hardmax) far above that of the signal, from where it takes hundreds of steps back.
+    """
+    xp = namespace(error)
+    return xp.maximum(weight, 1 - xp.max(error / before))
 
 
 def follow(problem: Problem, last: Progress, change: Array, error: Array, residual: Any) -> Progress:
