@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
 
     from smimbench.suite.cells import Suite
 
@@ -61,6 +60,9 @@ def run(
     UserWarning
         What the command line says on standard error: files that are not used, settings that are not, scarce memory.
     """
+    import warnings
+    from pathlib import Path
+
     from smimbench.run.campaign import plan_campaign
     from smimbench.run.store import Store
 
@@ -77,6 +79,8 @@ def show(
     suite: Suite | str | Path, *, results: str | Path = "results", backends: Sequence[str] = ("numpy",)
 ) -> list[dict[str, Any]]:
     """Rows of what has been run; see ``run``."""
+    from pathlib import Path
+
     from smimbench.report.rows import error_rows, suite_records
     from smimbench.run.store import Store, theory_folder
     from smimbench.theory.cache import TheoryCache
@@ -102,6 +106,8 @@ def theory(
     results : path or None
         Folder of results under which answers are looked up and kept; default: nowhere.
     """
+    from pathlib import Path
+
     from smimbench.report.theory_document import theory_document
     from smimbench.theory.cache import TheoryCache
 

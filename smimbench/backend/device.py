@@ -139,6 +139,7 @@ def _keep_freed_memory() -> None:
     np.empty(largest - (1 << 16), dtype=np.uint8)
 
 
+@functools.cache
 def backend_names() -> tuple[str, ...]:
     """Names of all backends, usable here or not: one for each file in ``smimbench/backend/namespaces``."""
     return tuple(sorted(module.name for module in pkgutil.iter_modules([str(NAMESPACES)])))

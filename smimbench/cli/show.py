@@ -28,7 +28,6 @@ from smimbench.cli.options import (
     print_json,
     several,
 )
-from smimbench.interfaces import offers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -76,6 +75,7 @@ class Results:
 
     def figures(self) -> list[Path]:
         """Draw everything; ImportError without matplotlib."""
+        from smimbench.interfaces import offers
         from smimbench.report.figures import draw_suite
         from smimbench.report.learning_curves import draw_learning_curves
 
