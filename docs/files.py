@@ -26,9 +26,7 @@ def file_list() -> str:
     """Markdown: a heading for every folder, a line for every file that is more than the head of its folder."""
     lines = []
     for folder in FOLDERS:
-        paths = sorted(
-            p for p in (ROOT / folder).rglob("*.py") if p.name not in ("__init__.py", "__main__.py")
-        )
+        paths = sorted(p for p in (ROOT / folder).rglob("*.py") if p.name not in ("__init__.py", "__main__.py"))
         for parent in sorted({path.parent for path in paths}):
             about = first_sentence(parent / "__init__.py")
             lines += ["", f"**`{parent.relative_to(ROOT)}/`** {about}", ""]

@@ -66,11 +66,7 @@ def read(folder: Path) -> tuple[dict[str, Curve], dict[str, Any]]:
         from smimbench.backend.roofline import fraction
 
         seconds = timing["cpu_seconds"] / record["iterations"]
-        one = (
-            fraction(seconds, timing["cost"], timing["ceilings"], cell.run.dtype)
-            if timing.get("ceilings")
-            else None
-        )
+        one = fraction(seconds, timing["cost"], timing["ceilings"], cell.run.dtype) if timing.get("ceilings") else None
         if one:
             bounds[axis] = one.bound
         part = one.value if one else np.nan
@@ -116,11 +112,7 @@ def table(curves: dict[str, Curve], shared: dict[str, Any]) -> str:
         curve = curves[axis]
         sizes = f"{curve.x[0]:.4g} to {curve.x[-1]:.4g}"
         times = f"{1e3 * curve.seconds[0]:.3g} to {1e3 * curve.seconds[-1]:.3g} ms"
-        part = (
-            ""
-            if curve.part[-1] is None or counted is None
-            else f"{100 * curve.part[-1]:.0f}% of {curve.bound}"
-        )
+        part = "" if curve.part[-1] is None or counted is None else f"{100 * curve.part[-1]:.0f}% of {curve.bound}"
         memory = f"{curve.memory[0] / 2**20:.0f} to {curve.memory[-1] / 2**20:.0f} MB"
         power = "" if counted is None else f"{counted:g}"
         lines.append(
@@ -189,8 +181,7 @@ def main() -> None:
     text = page.read_text(encoding="utf-8")
     block = f"{BEGIN}\n{table(curves, shared)}\n{END}"
     page.write_text(
-        re.sub(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda _: block, text, flags=re.DOTALL),
-        encoding="utf-8",
+        re.sub(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda _: block, text, flags=re.DOTALL), encoding="utf-8"
     )
 
 

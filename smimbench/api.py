@@ -122,7 +122,5 @@ def _suite(suite: Suite | str | Path, overrides: Iterable[str] = ()) -> Suite:
     if not isinstance(suite, Suite):
         return load_suite(suite, overrides)
     if tuple(overrides):
-        raise ValueError(
-            "overrides go with a suite given by name or path; hand those of a loaded one to load_suite"
-        )
+        raise ValueError("overrides go with a suite given by name or path; hand those of a loaded one to load_suite")
     return suite

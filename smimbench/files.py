@@ -32,9 +32,7 @@ def plain_value(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, (set, frozenset)):
         return sorted(value)
-    raise TypeError(
-        f"a parameter must be made of numbers, strings, lists and tables, got {type(value).__name__}"
-    )
+    raise TypeError(f"a parameter must be made of numbers, strings, lists and tables, got {type(value).__name__}")
 
 
 def write_atomically(path: Path, data: bytes, *, durable_name: bool = True) -> None:

@@ -56,17 +56,14 @@ def _why_no_gpu() -> str | None:
 
 
 _NO_GPU = _why_no_gpu()
-_BACKENDS = [
-    "numpy",
-    "numpy-readonly",
-    "strict",
-    *([] if _NO_GPU else [pytest.param("cupy", marks=pytest.mark.gpu)]),
-]
+_BACKENDS = ["numpy", "numpy-readonly", "strict", *([] if _NO_GPU else [pytest.param("cupy", marks=pytest.mark.gpu)])]
 
 
 def pytest_report_header() -> str:
     """Say once, instead of in a skip for every test, that the GPU's share was left out."""
-    return f"array namespaces: NumPy, read-only NumPy, array-api-strict, {f'no CuPy ({_NO_GPU})' if _NO_GPU else 'CuPy'}"
+    return (
+        f"array namespaces: NumPy, read-only NumPy, array-api-strict, {f'no CuPy ({_NO_GPU})' if _NO_GPU else 'CuPy'}"
+    )
 
 
 @pytest.fixture(params=_BACKENDS)

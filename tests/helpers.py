@@ -93,9 +93,7 @@ def attention(channel: str = "softmax", tokens: int = 2, rho: float = 0.5, **par
 
 def sequence(channel: str = "softmax", tokens: int = 2, **parameters) -> Problem:
     """A sequence multi-index problem with parameters of its channel."""
-    return Problem(
-        {"name": "sequence-multi-index", "tokens": tokens}, {"name": channel, **parameters}, "gaussian"
-    )
+    return Problem({"name": "sequence-multi-index", "tokens": tokens}, {"name": channel, **parameters}, "gaussian")
 
 
 def run_once(problem: Problem, instance: Instance, algorithm, backend: Backend | None = None, **settings):
@@ -159,12 +157,7 @@ def command(*arguments: str) -> list[str]:
 def call_outside(*arguments: str, timeout: float = 120, **more: str) -> subprocess.CompletedProcess[str]:
     """Run the command line in another process."""
     return subprocess.run(
-        command(*arguments),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        env=environment(**more),
-        check=False,
+        command(*arguments), capture_output=True, text=True, timeout=timeout, env=environment(**more), check=False
     )
 
 

@@ -26,9 +26,7 @@ def test_every_public_name_is_there_and_an_unknown_one_is_not():
 
 def test_importing_the_package_is_cheap():
     script = "import sys, smimbench; print(sorted({'numpy', 'scipy', 'pydantic', 'rich', 'click'} & set(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment()
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment())
     assert done.stdout.strip() == "[]"
 
 

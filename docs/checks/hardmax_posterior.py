@@ -47,9 +47,7 @@ def psi(V: float, q: float, *, published: bool) -> float:
             side = (np.arange(POINTS) + 0.5) / POINTS * 2 * reach - reach
             k1, k2 = (k.ravel() for k in np.meshgrid(side, side, indexing="ij"))
             cell = (side[1] - side[0]) ** 2
-            weight = cell * multivariate_normal.pdf(
-                np.stack([k1, k2], -1), cov=spread**2 * np.array([[1, r], [r, 1]])
-            )
+            weight = cell * multivariate_normal.pdf(np.stack([k1, k2], -1), cov=spread**2 * np.array([[1, r], [r, 1]]))
         cdf = np.maximum(
             multivariate_normal.cdf(np.stack([k1, k2], -1), cov=[[1, r], [r, 1]], abseps=1e-10), 1e-300
         ).reshape(-1)
@@ -68,9 +66,7 @@ def psi(V: float, q: float, *, published: bool) -> float:
 
 def mmse(rho: float, alpha: float, *, published: bool) -> float:
     """Fixed point ``V = F(1 / (alpha Psi(V)))``."""
-    prior = Problem(
-        {"name": "attention-indexed", "tokens": 2}, "hardmax", {"name": "wishart", "rho": rho}
-    ).prior
+    prior = Problem({"name": "attention-indexed", "tokens": 2}, "hardmax", {"name": "wishart", "rho": rho}).prior
 
     def gap(log_v: float) -> float:
         V = np.exp(log_v)

@@ -12,12 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-PUBLISHED = {
-    4.0: 0.0827,
-    2.0: 0.1119,
-    1.0: 0.1436,
-    0.5: 0.1864,
-}  # skip: threshold, released table of arXiv:2502.00901
+PUBLISHED = {4.0: 0.0827, 2.0: 0.1119, 1.0: 0.1436, 0.5: 0.1864}  # skip: threshold, released table of arXiv:2502.00901
 SAMPLES, DRAWS = 5000, 1000
 
 

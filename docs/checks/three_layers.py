@@ -56,9 +56,7 @@ def main() -> None:
         terms = np.empty((SAMPLES, 3))
         for i in range(SAMPLES):
             omega = np.sqrt(q) * rng.standard_normal(2)
-            z = np.concatenate(
-                [rng.standard_normal((2, 2)), [omega + np.sqrt(1 - q) * rng.standard_normal(2)]]
-            )
+            z = np.concatenate([rng.standard_normal((2, 2)), [omega + np.sqrt(1 - q) * rng.standard_normal(2)]])
             a, b, c, d = product(z, skip)
             u = np.array([a * z[2, 0] + b * z[2, 1], c * z[2, 0] + d * z[2, 1]])
             (one, shift), (two, other) = (posterior(u, omega, 1 - q, skip, rng) for _ in range(2))

@@ -76,17 +76,13 @@ class Averaged:
         table = {key: value for key, value in given.items() if key != "version"}
         name = table.pop("name", None)
         if not isinstance(name, str):
-            raise ParameterError(
-                "of.name", "is missing" if name is None else f"must be a string, got {name!r}"
-            )
+            raise ParameterError("of.name", "is missing" if name is None else f"must be a string, got {name!r}")
         try:
             entry = get_registry().get("algorithm", name)
         except RegistryError as error:
             raise ParameterError("of.name", str(error)) from None
         if entry.item is Averaged:
-            raise ParameterError(
-                "of.name", "must be another algorithm than 'averaged': raise students instead"
-            )
+            raise ParameterError("of.name", "must be another algorithm than 'averaged': raise students instead")
         try:
             inner = build(entry.item, "algorithm", table)
         except ParameterError as error:
@@ -151,9 +147,7 @@ class Averaged:
         name = self._entry.name
         remark = f"averaged: {name} takes one student at a time, so time grows with their number"
         if self.students > 1 and _same(*(self._inner.estimate(student) for student in students[:2])):
-            remark += (
-                f"; {name} finds the same from every start, so that a mean of its students is one of them"
-            )
+            remark += f"; {name} finds the same from every start, so that a mean of its students is one of them"
         return AveragedState(students, problem), _together(infos, remark)
 
     def cost(self, problem: Problem, data: Data) -> Cost | None:

@@ -116,9 +116,7 @@ class LinearRegression:
         """The samples to learn from, and those on which a penalty is chosen."""
         n = int(data.inputs.shape[0])
         if n < 2:
-            raise ValueError(
-                f"validation needs at least two samples, this data has {n}; give regularisation a number"
-            )
+            raise ValueError(f"validation needs at least two samples, this data has {n}; give regularisation a number")
         cut = max(1, min(n - 1, round((1 - HELD_OUT) * n)))
         return (
             LeastSquares(problem, linear, data.inputs[:cut, ...], data.labels[:cut, ...]),

@@ -127,9 +127,7 @@ class Nuclear(LinearRegression):
 
         return spectral_function(matrix, shrunk)
 
-    def _validated(
-        self, problem: Problem, data: Data, linear: Linear, start: Array, rng: np.random.Generator
-    ) -> float:
+    def _validated(self, problem: Problem, data: Data, linear: Linear, start: Array, rng: np.random.Generator) -> float:
         """The tau with the smallest error on held-out samples, along a path from large to small."""
         xp = namespace(data.inputs)
         fit, rest = LinearRegression.held_out(problem, data, linear)

@@ -15,13 +15,6 @@ def smimbench_register_channels(register: Callable[[type], None]) -> None:
     from smimbench_channels.sequence.linear import SequenceLinear
     from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
 
-    channels = (
-        AttentionSoftmax,
-        AttentionHardmax,
-        AttentionLinear,
-        SequenceSoftmax,
-        SequenceHardmax,
-        SequenceLinear,
-    )
+    channels = (AttentionSoftmax, AttentionHardmax, AttentionLinear, SequenceSoftmax, SequenceHardmax, SequenceLinear)
     for channel in channels:
         register(channel)

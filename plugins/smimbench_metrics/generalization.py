@@ -42,11 +42,7 @@ def _errors(instance: Any, estimate: Array, claims: Claims) -> dict[str, Uncerta
     if MEMORY not in claims.memory:
         inner, signal = instance.problem.model.inner, instance.signal
         claims.memory[MEMORY] = measured_error(
-            instance.problem,
-            inner(signal, signal),
-            inner(signal, estimate),
-            inner(estimate, estimate),
-            claims.V,
+            instance.problem, inner(signal, signal), inner(signal, estimate), inner(estimate, estimate), claims.V
         )
     found: dict[str, Uncertain] = claims.memory[MEMORY]
     return found
@@ -63,9 +59,7 @@ class BayesError(_PredictionError):
         """Expected squared error of the Bayes predictor."""
         found = _errors(instance, estimate, claims)
         if "bayes" not in found:
-            claims.remarks.append(
-                "it claims no error of its own, so the Bayes predictor is the plug-in predictor"
-            )
+            claims.remarks.append("it claims no error of its own, so the Bayes predictor is the plug-in predictor")
         return [float(found.get("bayes", found["plugin"]).value)]
 
 

@@ -263,9 +263,7 @@ class AttentionIndexed(TokenModel):
 
         return z, pull
 
-    def _sites_of_forms(
-        self, xp: ModuleType, dimension: int, dtype: Any, device: Any
-    ) -> tuple[Array, Array, Array]:
+    def _sites_of_forms(self, xp: ModuleType, dimension: int, dtype: Any, device: Any) -> tuple[Array, Array, Array]:
         """Where sites stand among the T^2 bilinear forms, ``1 / sqrt(d (1 + delta))``, and 1 on the diagonal, else 0."""
         values = (site_values(self.tokens, *pair) for pair in ((math.sqrt(0.5), 1.0), (1.0, 0.0)))
         scale, on_diagonal = (xp.asarray(v, dtype=dtype, device=device) for v in values)

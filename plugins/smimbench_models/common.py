@@ -108,17 +108,13 @@ class TokenModel:
 
     def _check_inputs(self, inputs: Array, dimension: int) -> None:
         if inputs.ndim != 3 or tuple(inputs.shape[1:]) != (self.tokens, dimension):
-            raise ValueError(
-                f"inputs must have shape (n, {self.tokens}, {dimension}), got {tuple(inputs.shape)}"
-            )
+            raise ValueError(f"inputs must have shape (n, {self.tokens}, {dimension}), got {tuple(inputs.shape)}")
 
     def _check_gradient(self, inputs: Array, g: Array) -> None:
         """Raise ValueError unless ``inputs`` is (n, T, d) and ``g`` (..., n, P, C)."""
         self._check_inputs(inputs, inputs.shape[-1])
         if inputs.shape[0] != g.shape[-3] or g.shape[-1] != self.sites:
-            raise ValueError(
-                f"g must have shape (..., {inputs.shape[0]}, P, {self.sites}), got {tuple(g.shape)}"
-            )
+            raise ValueError(f"g must have shape (..., {inputs.shape[0]}, P, {self.sites}), got {tuple(g.shape)}")
 
 
 def align(signal: Array, estimate: Array, symmetry: str, inner: Array) -> Array:
@@ -149,9 +145,7 @@ def align(signal: Array, estimate: Array, symmetry: str, inner: Array) -> Array:
     return xp.reshape(flat, shape)
 
 
-def _best_move(
-    matrix: np.ndarray[Any, Any], symmetry: str
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _best_move(matrix: np.ndarray[Any, Any], symmetry: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Order (P,) of the estimate's components, and their signs (P,), with the largest sum of ``matrix[p, order[p]]``."""
     rows = np.arange(len(matrix))
 

@@ -111,9 +111,7 @@ class SequenceMultiIndex(TokenModel):
             return xp.reshape(product, (*lead, n, 1, self.tokens))
         product = xp.reshape(product, (n, self.tokens, students, components))
         z = xp.empty(
-            (students, n, components, self.tokens),
-            dtype=product.dtype,
-            device=array_api_compat.device(product),
+            (students, n, components, self.tokens), dtype=product.dtype, device=array_api_compat.device(product)
         )
         z[...] = xp.permute_dims(product, (2, 0, 3, 1))
         return xp.reshape(z, (*lead, n, components, self.tokens))

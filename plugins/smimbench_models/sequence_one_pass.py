@@ -167,17 +167,6 @@ def one_pass(
     V = np.ascontiguousarray(V)
     rows = np.ascontiguousarray(signal) * scale
     _run(
-        posterior,
-        constants,
-        inputs,
-        labels.reshape(n, -1),
-        rows,
-        V,
-        np.linalg.inv(V),
-        old,
-        g,
-        total,
-        covariance,
-        block,
+        posterior, constants, inputs, labels.reshape(n, -1), rows, V, np.linalg.inv(V), old, g, total, covariance, block
     )
     return g, total * scale, covariance

@@ -81,9 +81,7 @@ class Gaussian:
         Q, V = _posterior(xp, Qhat)
         return Overlap(Q, V)
 
-    def draw_factor(
-        self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None
-    ) -> Array:
+    def draw_factor(self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None) -> Array:
         """A random point of what gradient descent moves in, the signal itself; ParameterError if a width is asked for."""
         if width is not None:
             raise ParameterError("width", f"must not be set with the prior 'gaussian', got {width}")

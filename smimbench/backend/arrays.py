@@ -91,11 +91,6 @@ def to_host(array: Array) -> np.ndarray[Any, Any]:
     if hasattr(array, "__dlpack__"):
         try:
             return np.from_dlpack(array)
-        except (
-            BufferError,
-            RuntimeError,
-            ValueError,
-            TypeError,
-        ):  # another device: ask for a copy on the host
+        except (BufferError, RuntimeError, ValueError, TypeError):  # another device: ask for a copy on the host
             return np.asarray(array_api_compat.to_device(array, "cpu"))
     return np.asarray(array)

@@ -78,9 +78,7 @@ def _controller(modules: int) -> Any:
 @functools.cache
 def fingerprint() -> str:
     """Short name of this machine: timings are comparable only where it is equal."""
-    return hashlib.sha256(canonical_json({**machine_info(), "node": platform.node()}).encode()).hexdigest()[
-        :12
-    ]
+    return hashlib.sha256(canonical_json({**machine_info(), "node": platform.node()}).encode()).hexdigest()[:12]
 
 
 @functools.cache

@@ -7,24 +7,10 @@ from pathlib import Path
 
 import click
 
-from smimbench.cli.options import (
-    JSON,
-    NOT_OK,
-    OK,
-    SUITE,
-    Request,
-    command,
-    make_console,
-    output_option,
-    print_json,
-)
+from smimbench.cli.options import JSON, NOT_OK, OK, SUITE, Request, command, make_console, output_option, print_json
 
 
-@command(
-    SUITE,
-    output_option("The .npz file to write."),
-    JSON,
-)
+@command(SUITE, output_option("The .npz file to write."), JSON)
 def data(request: Request, output: Path) -> int:
     """An instance, to solve elsewhere in any language; --only picks which (default: the first)."""
     from smimbench.run.external import choose_point, write_instance
@@ -56,9 +42,7 @@ def data(request: Request, output: Path) -> int:
         required=True,
         help="An .npz with the array 'estimate'.",
     ),
-    click.Option(
-        ["--label"], default="external", show_default=True, help="Name of the algorithm in the table."
-    ),
+    click.Option(["--label"], default="external", show_default=True, help="Name of the algorithm in the table."),
     JSON,
 )
 def score(request: Request, path: Path, label: str) -> int:

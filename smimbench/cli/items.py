@@ -22,9 +22,7 @@ from smimbench.cli.options import (
 
 @command(
     click.Argument(
-        ["kind"],
-        required=False,
-        type=click.Choice(["models", "channels", "priors", "metrics", "algorithms", "suites"]),
+        ["kind"], required=False, type=click.Choice(["models", "channels", "priors", "metrics", "algorithms", "suites"])
     ),
     JSON,
     name="list",
@@ -91,9 +89,7 @@ def check(
         return OK
     if not names:
         raise click.UsageError("say what to check: NAME, as in 'smimbench list'; --list shows the checks")
-    documents = terminal.check_documents(
-        names, only=chosen, seed=seed, parameters=terminal.read_parameters(settings)
-    )
+    documents = terminal.check_documents(names, only=chosen, seed=seed, parameters=terminal.read_parameters(settings))
     if request.as_json:
         print_json(documents)
     else:

@@ -32,9 +32,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except click.exceptions.Exit as error:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):  # click turns Ctrl-C into Abort
-        complain(
-            "interrupted; every finished cell and point of theory is kept, run the same command again to go on"
-        )
+        complain("interrupted; every finished cell and point of theory is kept, run the same command again to go on")
         return INTERRUPTED
     except click.ClickException as error:
         complain(error.format_message())
@@ -65,9 +63,7 @@ class _Commands(click.Group):
         return list(self.commands)
 
 
-@click.group(
-    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
-)
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="smimbench", prog_name="smimbench")
 def cli() -> None:
     """How far is a learning algorithm from the best that is possible?
@@ -78,21 +74,7 @@ def cli() -> None:
     """
 
 
-for _command in (
-    run,
-    theory,
-    show,
-    report,
-    compare,
-    data,
-    score,
-    list_items,
-    info,
-    plugins,
-    check,
-    new,
-    doctor,
-):
+for _command in (run, theory, show, report, compare, data, score, list_items, info, plugins, check, new, doctor):
     cli.add_command(_command)
 
 

@@ -6,18 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from smimbench.cli.options import (
-    JSON,
-    OK,
-    RESULTS,
-    SUITE,
-    Request,
-    command,
-    flag,
-    make_console,
-    print_json,
-    several,
-)
+from smimbench.cli.options import JSON, OK, RESULTS, SUITE, Request, command, flag, make_console, print_json, several
 from smimbench.cli.show import Results, present
 
 if TYPE_CHECKING:
@@ -28,23 +17,12 @@ if TYPE_CHECKING:
     SUITE,
     several("Array backend: numpy, cupy, ...; may be given twice.", "NAME", "--backend", "backends"),
     click.Option(
-        ["--workers"],
-        type=click.IntRange(1),
-        default=None,
-        help="Processes side by side [default: one per core].",
+        ["--workers"], type=click.IntRange(1), default=None, help="Processes side by side [default: one per core]."
     ),
-    click.Option(
-        ["--dask"], default=None, metavar="ADDRESS", help="Run the cells on the workers of a Dask scheduler."
-    ),
+    click.Option(["--dask"], default=None, metavar="ADDRESS", help="Run the cells on the workers of a Dask scheduler."),
     RESULTS,
     flag("Times that can be trusted: serial, fixed BLAS threads, warmed up.", "--timing"),
-    click.Option(
-        ["--threads"],
-        type=click.IntRange(1),
-        default=1,
-        show_default=True,
-        help="BLAS threads per process.",
-    ),
+    click.Option(["--threads"], type=click.IntRange(1), default=1, show_default=True, help="BLAS threads per process."),
     click.Option(
         ["--retry"],
         multiple=True,
@@ -91,9 +69,7 @@ def _dry_run(campaign: Campaign, as_json: bool) -> int:
         )
     else:
         click.echo(f"{cells} cells, {missing} of them to run, {workers} at a time")
-        click.echo(
-            f"about {_duration(cost.seconds)} (integrals of channels without a closed form not counted)"
-        )
+        click.echo(f"about {_duration(cost.seconds)} (integrals of channels without a closed form not counted)")
         click.echo(f"about {cost.peak_bytes / 2**30:.1f} GB of memory at most")
     return OK
 
@@ -123,9 +99,7 @@ def _run_with_progress(campaign: Campaign, *, silent: bool) -> None:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(
-        *columns, console=console, disable=silent or not console.is_terminal, transient=True
-    ) as progress:
+    with Progress(*columns, console=console, disable=silent or not console.is_terminal, transient=True) as progress:
         task = progress.add_task(campaign.suite.name, total=len(campaign.missing))
 
         def on_record(record: dict[str, Any]) -> None:

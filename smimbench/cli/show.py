@@ -260,11 +260,7 @@ def show(request: Request, as_csv: bool, markdown: bool, backends: tuple[str, ..
     return present(results, request, figure=False)
 
 
-@command(
-    SUITE_OR_FOLDER,
-    output_option("The HTML file to write."),
-    RESULTS,
-)
+@command(SUITE_OR_FOLDER, output_option("The HTML file to write."), RESULTS)
 def report(request: Request, output: Path) -> int:
     """One self-contained HTML page: tables, figures, machine, suite."""
     from smimbench.files import write_atomically

@@ -72,9 +72,7 @@ class DensityPrior(DerivedLaw):
         second = math.exp(square - total)
         variance = second - centre * centre
         if not variance > 1e-12 * second:
-            raise ParameterError(
-                "log_density", f"must belong to a law with a positive variance, got {variance:g}"
-            )
+            raise ParameterError("log_density", f"must belong to a law with a positive variance, got {variance:g}")
         self._scale(centre, variance)
         self._grid = self._cumulative()
 
@@ -94,8 +92,7 @@ class DensityPrior(DerivedLaw):
             found = np.asarray(to_host(self.prior.log_density(w)), dtype=np.float64)
         if found.shape != w.shape:
             raise ParameterError(
-                "log_density",
-                f"must return an array of the shape of its argument {w.shape}, got {found.shape}",
+                "log_density", f"must return an array of the shape of its argument {w.shape}, got {found.shape}"
             )
         if np.isnan(found).any() or (found == math.inf).any():
             raise ParameterError("log_density", "returned a number that is not finite (only -inf is allowed)")
@@ -154,9 +151,7 @@ class DensityPrior(DerivedLaw):
             return r, xp.zeros_like(r)
         return self._entries(r, xp.full_like(r, information), narrow=information >= 1, tolerance=1e-6)[:2]
 
-    def _entries(
-        self, r: Array, information: Array, *, narrow: bool, tolerance: float
-    ) -> tuple[Array, Array, Array]:
+    def _entries(self, r: Array, information: Array, *, narrow: bool, tolerance: float) -> tuple[Array, Array, Array]:
         """Mean, variance and the log-density of r (N,) for an information of every entry's own."""
         xp = namespace(r)
         width = 1 / xp.sqrt(information)
@@ -217,9 +212,7 @@ class DensityPrior(DerivedLaw):
             for narrow in (False, True):
                 (rows,) = np.nonzero((known >= 1) == narrow)
                 for part in np.array_split(rows, len(rows) // ENTRIES + 1) if len(rows) else []:
-                    _, variance, log_density = self._entries(
-                        r[part], known[part], narrow=narrow, tolerance=1e-4
-                    )
+                    _, variance, log_density = self._entries(r[part], known[part], narrow=narrow, tolerance=1e-4)
                     log_error[part] = log_density + np.log(variance)
             return (log_error.reshape(t.shape) + np.log(scale[lines])[:, None]) + t * t / 2
 

@@ -68,9 +68,7 @@ class DerivedChannel:
         """``E[y | z]`` as a mean over fixed draws of the noise; give the channel a ``predict`` for the exact one."""
         total: Any = 0.0
         for seed in range(NOISE_DRAWS):
-            y = observable(
-                self.channel, self.channel.forward(z, rng=monte_carlo_rng("prediction: labels", seed))
-            )
+            y = observable(self.channel, self.channel.forward(z, rng=monte_carlo_rng("prediction: labels", seed)))
             total = total + namespace(z).astype(y, z.dtype)
         return total / NOISE_DRAWS
 

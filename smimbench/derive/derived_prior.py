@@ -64,15 +64,11 @@ class DerivedPrior:
         """V (P, P) for one Qhat (P, P)."""
         raise NotImplementedError
 
-    def draw_factor(
-        self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None
-    ) -> Host:
+    def draw_factor(self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None) -> Host:
         """Independent N(0, 1) entries of the signal; ParameterError if a width is asked for."""
         if width is not None:
             raise ParameterError("width", f"must not be set with the prior {self.prior.name!r}, got {width}")
-        return rng.standard_normal(
-            (components, dimension, dimension) if self.matrix else (components, dimension)
-        )
+        return rng.standard_normal((components, dimension, dimension) if self.matrix else (components, dimension))
 
     def compose(self, factor: Array) -> Array:
         """The factor itself (its symmetric part)."""

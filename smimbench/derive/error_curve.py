@@ -27,12 +27,7 @@ LITTLE = 1e-6
 
 
 def error_curve(
-    exact: Callable[[Any], Any],
-    variance: float,
-    *,
-    together: bool = False,
-    finest: int = 16,
-    steady: float = 1e-7,
+    exact: Callable[[Any], Any], variance: float, *, together: bool = False, finest: int = 16, steady: float = 1e-7
 ) -> Callable[[Host], Host]:
     """``V(information)`` for any information, from values on a logarithmic grid.
 
@@ -47,8 +42,7 @@ def error_curve(
     ends = math.log10(LOWEST), centre - 1, centre + 3, math.log10(HIGHEST)
     rates = (COARSE, finest, COARSE)
     parts = [
-        np.linspace(low, high, round((high - low) * rate) + 1)[:-1]
-        for low, high, rate in zip(ends, ends[1:], rates)
+        np.linspace(low, high, round((high - low) * rate) + 1)[:-1] for low, high, rate in zip(ends, ends[1:], rates)
     ]
     x = np.append(np.concatenate(parts), ends[-1]) * math.log(10)
     count, grid = len(x), np.exp(x)
@@ -64,9 +58,7 @@ def error_curve(
                 continue
             value = min(max(exact(information), 1e-300), variance)
             gain[i] = math.log(value * (1 / variance + information))
-            still = (
-                still + 1 if i and information * variance > 100 and abs(gain[i] - gain[i - 1]) < steady else 0
-            )
+            still = still + 1 if i and information * variance > 100 and abs(gain[i] - gain[i - 1]) < steady else 0
     interpolant = PchipInterpolator(x, gain)
 
     def error(information: Host) -> Host:

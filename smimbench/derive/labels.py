@@ -136,9 +136,7 @@ def _unseen(channel: Any, sites: int, transformation: Array) -> bool:
             with np.errstate(all="ignore"):
                 pair = [np.asarray(channel.log_likelihood(y, at), dtype=float) for at in (z, turned)]
             return bool(np.allclose(pair[0], pair[1], rtol=1e-6, atol=1e-6))
-        pair = [
-            np.asarray(channel.forward(at, rng=monte_carlo_rng("symmetry: labels"))) for at in (z, turned)
-        ]
+        pair = [np.asarray(channel.forward(at, rng=monte_carlo_rng("symmetry: labels"))) for at in (z, turned)]
         return bool(np.allclose(pair[0], pair[1], rtol=1e-6, atol=1e-9))
     except Exception:  # what cannot be asked has no symmetry that we know of
         return False

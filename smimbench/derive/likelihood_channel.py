@@ -144,9 +144,7 @@ class IntegratedChannel(DerivedChannel):
                 found = np.asarray(self.channel.log_likelihood(y, z), dtype=float)
         except Exception as error:  # a third party's code may raise anything
             line = " ".join(str(error).split())
-            raise refused(
-                f"{what} fails for latents of shape {z.shape}: {type(error).__name__}: {line}"
-            ) from None
+            raise refused(f"{what} fails for latents of shape {z.shape}: {type(error).__name__}: {line}") from None
         if y.ndim < 1 or len(y) != len(z):
             raise refused(f"forward must return one label per sample, shape (16, ...), got {y.shape}")
         if is_exact(self.channel, self.sites):
@@ -182,7 +180,5 @@ class IntegratedChannel(DerivedChannel):
 
     def _integrate(self, y: Array, omega: Array, V: Array) -> Moments:
         if omega.ndim != 3 or tuple(omega.shape[1:]) != (self.components, self.sites):
-            raise ValueError(
-                f"omega must have shape (n, {self.components}, {self.sites}), got {tuple(omega.shape)}"
-            )
+            raise ValueError(f"omega must have shape (n, {self.components}, {self.sites}), got {tuple(omega.shape)}")
         return integrate(self.channel, y, omega, V, Accuracy(self.accuracy))

@@ -98,10 +98,7 @@ class LikelihoodInformation:
             # No rule meets a boundary that is this narrow unless it knows where: follow the power law on the way to it.
             near = [np.where(far, factor * NARROWEST * Q, V) for factor in (1.0, 10.0)]
             found, wider = (self._by_quadrature(Q, np.maximum(v, V), labels) for v in near)
-            return [
-                _continued(f, w, v, low) if out else f
-                for f, w, v, low, out in zip(found, wider, V, near[0], far)
-            ]
+            return [_continued(f, w, v, low) if out else f for f, w, v, low, out in zip(found, wider, V, near[0], far)]
         return [self._sampled(q, v, labels) for q, v in pairs]
 
     def _sampled(self, Q: Array, V: Array, labels: Array | None) -> Uncertain:
@@ -138,9 +135,7 @@ class LikelihoodInformation:
                 u = whitened_points(self.dimension, SLOPE_POINTS, "slope: latents", scramble, paired=False)
                 z = math.sqrt(V) * u.reshape(-1, 1, C)
                 y = np.asarray(self.channel.forward(z, rng=monte_carlo_rng("slope: labels", scramble)))
-                found = integrate(
-                    self.channel, y, np.zeros_like(z), np.array([[V]]), Accuracy(self.target, effort=1)
-                )
+                found = integrate(self.channel, y, np.zeros_like(z), np.array([[V]]), Accuracy(self.target, effort=1))
                 G = (found.square - np.eye(C)) / V
                 estimates.append(float((G * G).sum((1, 2)).mean()))
             error = float(np.std(estimates, ddof=1)) / math.sqrt(SCRAMBLES)
@@ -158,9 +153,7 @@ class LikelihoodInformation:
             if labels is None:
                 estimates = np.stack(self._over_samples(Q, V, points))
             else:
-                estimates = np.stack(
-                    [self._sum_over_labels(Q, V, labels, points, k) for k in range(SCRAMBLES)]
-                )
+                estimates = np.stack([self._sum_over_labels(Q, V, labels, points, k) for k in range(SCRAMBLES)])
             value = estimates.mean(0)
             error = estimates.std(axis=0, ddof=1) / math.sqrt(SCRAMBLES)
             if np.trace(error) <= good * abs(np.trace(value)) or refinement == refinements - 1:
@@ -231,18 +224,13 @@ class LikelihoodInformation:
         # The rule keeps the error of the norm below ten times that of the mean.
         error = value * np.clip(10 * found.error, 0.0, 1.0)
         method = "nested quadrature of the likelihood"
-        return [
-            Uncertain(np.array([[v]]), np.array([[e if v > 0 else 0.0]]), method)
-            for v, e in zip(value, error)
-        ]
+        return [Uncertain(np.array([[v]]), np.array([[e if v > 0 else 0.0]]), method) for v, e in zip(value, error)]
 
     def _likelihoods(self, z: Array, labels: Array) -> Array:
         """``P(y | z)`` of every label, (Y, n)."""
         with np.errstate(all="ignore"):
             repeated = (np.broadcast_to(value, (len(z), *value.shape)) for value in labels)
-            return np.stack(
-                [np.exp(np.asarray(self.channel.log_likelihood(y, z), dtype=float)) for y in repeated]
-            )
+            return np.stack([np.exp(np.asarray(self.channel.log_likelihood(y, z), dtype=float)) for y in repeated])
 
     def _over_samples(self, Q: Array, V: Array, points: int) -> list[Array]:
         """Estimates from labels that are drawn, one for each scramble."""
@@ -255,9 +243,7 @@ class LikelihoodInformation:
             ).reshape(points, 2, P, C)
             omega, shift = root_Q @ normal[:, 0], root_V @ normal[:, 1]
             y = np.asarray(
-                self.channel.forward(
-                    omega + shift, rng=monte_carlo_rng("likelihood information: labels", scramble)
-                )
+                self.channel.forward(omega + shift, rng=monte_carlo_rng("likelihood information: labels", scramble))
             )
             found = integrate(self.channel, y, omega, V, Accuracy(10 * self.target, effort=1))
             halves = [root_V @ m.reshape(points, P, C) for m in (found.half, found.other_half)]
@@ -316,10 +302,7 @@ def _wide_points(dimension: int, seed: int) -> tuple[np.ndarray[Any, Any], np.nd
     u = np.concatenate(parts)
     square = (u * u).sum(1)
     total = sum(count for _, count in WIDTHS)
-    logs = [
-        math.log(count / total) - dimension * math.log(scale) - square / (2 * scale**2)
-        for scale, count in WIDTHS
-    ]
+    logs = [math.log(count / total) - dimension * math.log(scale) - square / (2 * scale**2) for scale, count in WIDTHS]
     weight = np.exp(-square / 2 - np.logaddexp.reduce(np.stack(logs), axis=0)) / total
     weight /= weight.sum()
     return u @ inverse_root((u * weight[:, None]).T @ u), weight

@@ -40,14 +40,10 @@ def complete_prior(prior: Any, model: Model) -> Any:
             raise ParameterError("name", f"{who} gives denoise but no sample; both are needed")
         return SimulatedPrior(prior, model)
     matrix = model.rank == "extensive"
-    density, spectrum = (
-        offers(prior, "log_density"),
-        offers(prior, "quantile") or offers(prior, "eigenvalues"),
-    )
+    density, spectrum = (offers(prior, "log_density"), offers(prior, "quantile") or offers(prior, "eigenvalues"))
     if not density and not spectrum:
         raise ParameterError(
-            "name",
-            f"{who} gives neither denoise nor log_density, quantile or eigenvalues; one of them is needed",
+            "name", f"{who} gives neither denoise nor log_density, quantile or eigenvalues; one of them is needed"
         )
     if matrix and not spectrum:
         raise ParameterError("name", f"{who} gives a log_density, which is for low-rank signals")

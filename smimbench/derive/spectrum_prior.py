@@ -75,9 +75,7 @@ class SpectrumPrior(DerivedLaw):
             else:
                 atoms, weights = _thinned(atoms)
         else:
-            raise ParameterError(
-                "name", f"prior {prior.name!r} gives no denoise, log_density, quantile or eigenvalues"
-            )
+            raise ParameterError("name", f"prior {prior.name!r} gives no denoise, log_density, quantile or eigenvalues")
         centre = float(weights @ atoms)
         variance = float(weights @ (atoms - centre) ** 2)
         if not variance > 0:
@@ -164,9 +162,7 @@ def _probability_rule(order: int) -> tuple[Host, Host]:
     # Panels shrink towards both ends, so that the tails of an unbounded law are resolved.
     edges = 0.5 * np.concatenate([[0.0], 2.0 ** -np.arange(PANELS - 1, -1, -1.0)])
     left, right = edges[:-1], edges[1:]
-    split = np.concatenate(
-        [np.linspace(a, b, 5)[:-1] if b > 0.06 else [a] for a, b in zip(left, right)] + [[0.5]]
-    )
+    split = np.concatenate([np.linspace(a, b, 5)[:-1] if b > 0.06 else [a] for a, b in zip(left, right)] + [[0.5]])
     left, right = split[:-1], split[1:]
     u = ((left + right)[:, None] / 2 + (right - left)[:, None] / 2 * nodes).ravel()
     w = ((right - left)[:, None] / 2 * weights).ravel()

@@ -149,9 +149,7 @@ class OverlapRule:
         if (info.squared_step > np.maximum(own[-1], self.fluctuation) / 2).any():
             return None
         error = np.maximum(self.second - predicted[-1], settings.smallest_error)
-        if _steady(
-            np.ptp(predicted, axis=0), np.ptp(own, axis=0), settings.still * error, self.fluctuation / 4
-        ):
+        if _steady(np.ptp(predicted, axis=0), np.ptp(own, axis=0), settings.still * error, self.fluctuation / 4):
             return f"overlaps stand still for {settings.window} iterations"
         before, after = self.second - predicted[0], self.second - predicted[-1]
         slow = (after <= before).all() and (settings.slowly * after >= before).all()
@@ -202,9 +200,7 @@ class OverlapRule:
             (own, self.fluctuation / 8, np.maximum(last, self.fluctuation)),
         ):
             drift, width = np.abs(rows[:half].mean(0) - rows[half:].mean(0)), np.ptp(rows, axis=0)
-            still &= bool(
-                (drift <= np.maximum(close, settings.swing * width)).all() and (width <= widest).all()
-            )
+            still &= bool((drift <= np.maximum(close, settings.swing * width)).all() and (width <= widest).all())
         return "overlaps stand still within their own fluctuation" if still else None
 
     def _close(self, error: Any) -> Any:

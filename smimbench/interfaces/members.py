@@ -34,16 +34,7 @@ class Optional(NamedTuple):
 
 REQUIRED: dict[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]] = {
     "model": (
-        (
-            "rank",
-            "sample_count",
-            "sample_ratio",
-            "signal_shape",
-            "draw_inputs",
-            "draw_noise",
-            "forward",
-            "adjoint",
-        ),
+        ("rank", "sample_count", "sample_ratio", "signal_shape", "draw_inputs", "draw_noise", "forward", "adjoint"),
         (),
     ),
     "channel": (("forward",), (("posterior",), ("log_likelihood",))),

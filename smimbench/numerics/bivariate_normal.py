@@ -102,9 +102,7 @@ def log_cdf(h: Array, k: Array, r: float, *, sign: Array | None = None, hessian:
     return LogCdf(parts[0], parts[1], parts[2], tuple(parts[3:]) if hessian else None)
 
 
-def _central(
-    xp: ModuleType, h: Array, k: Array, r: float, rho: Any, hessian: bool
-) -> tuple[Array, list[Array]]:
+def _central(xp: ModuleType, h: Array, k: Array, r: float, rho: Any, hessian: bool) -> tuple[Array, list[Array]]:
     """Probability and [log, gradient, second derivatives], good where the probability is not small."""
     device = array_api_compat.device(h)
     s = math.sqrt(1 - r * r)
@@ -162,9 +160,7 @@ def _tail(xp: ModuleType, h: Array, k: Array, r: float, rho: Any, hessian: bool)
     s = math.sqrt(1 - r * r)
     swap = k < h
     h, k = xp.where(swap, k, h), xp.where(swap, h, k)
-    x, w = (
-        xp.asarray(v, dtype=xp.float64, device=device)[:, None] for v in gauss_legendre(_TAIL_NODES, 0.0, 1.0)
-    )
+    x, w = (xp.asarray(v, dtype=xp.float64, device=device)[:, None] for v in gauss_legendre(_TAIL_NODES, 0.0, 1.0))
     t0 = (k - rho * h) / s
     scaled0, hazard0 = _half_mills(xp, t0)
     slope = h + rho / s * hazard0

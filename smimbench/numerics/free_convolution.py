@@ -385,9 +385,7 @@ def _intervals(atoms: Host, weights: Host) -> tuple[Host, Host]:
     return ends, atoms[dips] + distance[dips] * cube[dips] / (cube[dips] + cube[dips + 1])
 
 
-def _solve_edge(
-    u: Host, forward: Host, atoms: Host, weights: Host
-) -> tuple[Host, np.ndarray[Any, np.dtype[np.bool_]]]:
+def _solve_edge(u: Host, forward: Host, atoms: Host, weights: Host) -> tuple[Host, np.ndarray[Any, np.dtype[np.bool_]]]:
     u = u.copy()
     found = np.zeros(u.shape, dtype=bool)
     active = np.arange(u.size)

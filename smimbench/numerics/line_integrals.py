@@ -128,8 +128,7 @@ def line_moments(
         return found
     numbers = xp.take(numbers, lost)
     parts = [
-        engine.integrate(numbers[i : i + _COMB_LINES], _COMB, rounds)
-        for i in range(0, lost.shape[0], _COMB_LINES)
+        engine.integrate(numbers[i : i + _COMB_LINES], _COMB, rounds) for i in range(0, lost.shape[0], _COMB_LINES)
     ]
     again = (xp.concat(list(column)) for column in zip(*parts))
     mask = found.log_norm <= _DEAD
@@ -193,9 +192,7 @@ class _Engine:
             finished, rest = xp.nonzero(~going_on)[0], xp.nonzero(going_on)[0]
             # Moving the lines together costs as much as a round: wait until it pays.
             if not rest.shape[0] or finished.shape[0] > lines.shape[0] // 4:
-                results.append(
-                    (xp.take(lines, finished), LineMoments(*(xp.take(a, finished) for a in found)))
-                )
+                results.append((xp.take(lines, finished), LineMoments(*(xp.take(a, finished) for a in found))))
                 if not rest.shape[0]:
                     break
                 lines, priority = xp.take(lines, rest), xp.take(priority, rest, axis=0)
@@ -229,9 +226,7 @@ class _Engine:
         shape = [xp.exp(clip(v - top, -700.0, None)) * living for v in values]
         mass = sum(float(w) * p for w, p in zip(weights, shape)) * half
         first = sum(float(w * x) * p for w, x, p in zip(weights, nodes, shape) if abs(x) > 1e-9) * half**2
-        second = (
-            sum(float(w * x * x) * p for w, x, p in zip(weights, nodes, shape) if abs(x) > 1e-9) * half**3
-        )
+        second = sum(float(w * x * x) * p for w, x, p in zip(weights, nodes, shape) if abs(x) > 1e-9) * half**3
         size = [xp.abs(sum(float(c) * p for c, p in zip(column, shape))) for column in transform.T]
         low, high = xp.maximum(size[0], size[1]), xp.maximum(size[2], size[3])
         # Legendre coefficients of a resolved integrand fall geometrically, and the rule is exact up to degree 2 m - 3.

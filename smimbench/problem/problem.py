@@ -106,9 +106,7 @@ class Problem:
         table = {"name": what} if isinstance(what, str) else dict(what)
         name = table.pop("name", None)
         if not isinstance(name, str):
-            raise ProblemError(
-                f"{kind}.name", "is missing" if name is None else f"must be a string, got {name!r}"
-            )
+            raise ProblemError(f"{kind}.name", "is missing" if name is None else f"must be a string, got {name!r}")
         with _explained(kind):
             entry = registry.get(kind, name, None if kind == "model" else self.model.name)
             item = build(entry.item, kind, table, provided)
@@ -125,9 +123,7 @@ class Problem:
         parts = []
         for kind in ("model", "channel", "prior"):
             spec, usual = self.spec[kind], self._defaults[kind]
-            inner = ", ".join(
-                f"{k}={v}" for k, v in spec.items() if k not in _NOT_PARAMETERS and v != usual.get(k)
-            )
+            inner = ", ".join(f"{k}={v}" for k, v in spec.items() if k not in _NOT_PARAMETERS and v != usual.get(k))
             parts.append(f"{spec['name']}({inner})" if inner else spec["name"])
         return " ".join(parts)
 
@@ -218,13 +214,7 @@ class Problem:
         return found
 
     def start(
-        self,
-        instance: Instance,
-        information: float,
-        rng: np.random.Generator,
-        backend: Backend,
-        *,
-        informed: bool,
+        self, instance: Instance, information: float, rng: np.random.Generator, backend: Backend, *, informed: bool
     ) -> Start:
         """A start that holds as much as it claims: ``denoise(S + information^(-1/2) Z)``.
 

@@ -58,9 +58,7 @@ class Fitted:
         found = _like(data, self.fit(data, **{name: offered[name] for name in OFFERED if name in names}))
         wanted = problem.model.signal_shape(problem.components, data.dimension)
         if tuple(found.shape) != tuple(wanted):
-            raise ValueError(
-                f"fit must return an estimate of the shape of the signal {wanted}, got {found.shape}"
-            )
+            raise ValueError(f"fit must return an estimate of the shape of the signal {wanted}, got {found.shape}")
         xp = namespace(found)
         change = xp.sum((found - state.estimate) ** 2)
         size = xp.sum(found * found)
@@ -155,9 +153,7 @@ def _class_of(function: Callable[..., Array]) -> type[Any]:
 
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     __init__.__signature__ = inspect.Signature([own, *settings])  # type: ignore[attr-defined]
-    __init__.__annotations__ = {
-        k: v for k, v in getattr(function, "__annotations__", {}).items() if k in names
-    }
+    __init__.__annotations__ = {k: v for k, v in getattr(function, "__annotations__", {}).items() if k in names}
     body = {
         "__init__": __init__,
         "__setattr__": __setattr__,

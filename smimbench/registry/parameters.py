@@ -84,18 +84,14 @@ def _schema(cls: Any, kind: str) -> tuple[tuple[str, ...], dict[str, Any], Any]:
         required = parameter.default is inspect.Parameter.empty
         hint = hints.get(name, Any if required or parameter.default is None else type(parameter.default))
         fields[name] = (hint, ... if required else parameter.default)
-    config = pydantic.ConfigDict(
-        extra="forbid", strict=True, arbitrary_types_allowed=True, protected_namespaces=()
-    )
+    config = pydantic.ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True, protected_namespaces=())
     return tuple(accepted), hints, pydantic.create_model(cls.__name__, __config__=config, **fields)
 
 
 def parameters_of(kind: str, item: Any) -> dict[str, Any]:
     """The parameters of an item, defaults included, as plain JSON values (engine-supplied ones left out)."""
     names = [n for n in signature_of(type(item)) if n not in ENGINE_FILLED.get(kind, ())]
-    found: dict[str, Any] = json.loads(
-        json.dumps({name: getattr(item, name) for name in names}, default=plain_value)
-    )
+    found: dict[str, Any] = json.loads(json.dumps({name: getattr(item, name) for name in names}, default=plain_value))
     return found
 
 
@@ -104,9 +100,7 @@ def explain_validation(error: Any) -> tuple[str, str]:
     found = error.errors(include_url=False)
     # A union reports each member it tried; the one that got furthest into the value is the one that was meant.
     own = _written(found[0]["loc"])
-    first = max(
-        (e for e in found if _written(e["loc"])[: len(own)] == own), key=lambda e: len(_written(e["loc"]))
-    )
+    first = max((e for e in found if _written(e["loc"])[: len(own)] == own), key=lambda e: len(_written(e["loc"])))
     parts = _written(first["loc"])
     key = ""
     for part in parts:
@@ -154,8 +148,6 @@ def _tuples(params: dict[str, Any], hints: dict[str, Any]) -> dict[str, Any]:
     """TOML has lists only; give strict validation the tuple that the annotation asks for."""
     for key, value in params.items():
         hint = hints.get(key)
-        if isinstance(value, list) and any(
-            typing.get_origin(one) is tuple for one in (hint, *typing.get_args(hint))
-        ):
+        if isinstance(value, list) and any(typing.get_origin(one) is tuple for one in (hint, *typing.get_args(hint))):
             params[key] = tuple(value)
     return params

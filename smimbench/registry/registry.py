@@ -104,11 +104,7 @@ class Registry:
     """
 
     def __init__(
-        self,
-        paths: Iterable[str] = (),
-        *,
-        third_party: bool = True,
-        trace: Callable[[str], None] | None = None,
+        self, paths: Iterable[str] = (), *, third_party: bool = True, trace: Callable[[str], None] | None = None
     ) -> None:
         self.paths = tuple(paths) if third_party else ()
         self.third_party = third_party
@@ -166,9 +162,7 @@ class Registry:
         except (Exception, SystemExit) as error:  # a plugin may raise anything, and must harm nothing else
             plugin.failed = True
             line = " ".join(str(error).split()) or "no message"
-            plugin.problems.append(
-                line if isinstance(error, RegistryError) else f"{type(error).__name__}: {line}"
-            )
+            plugin.problems.append(line if isinstance(error, RegistryError) else f"{type(error).__name__}: {line}")
             self._entries = [entry for entry in self._entries if entry not in plugin.entries]
             plugin.entries.clear()
         for problem in plugin.problems:
@@ -207,9 +201,7 @@ class Registry:
             if other.kind == kind and other.name == entry.name and _overlap(other.models, entry.models):
                 where = f"packages {other.distribution!r} and {entry.distribution!r}"
                 if other.distribution == entry.distribution:
-                    raise RegistryError(
-                        f"{kind} {entry.name!r} is registered twice by {entry.distribution!r}"
-                    )
+                    raise RegistryError(f"{kind} {entry.name!r} is registered twice by {entry.distribution!r}")
                 plugin.problems.append(
                     f"{kind} {entry.name!r} is claimed by {where}; "
                     f"write {entry.distribution}:{entry.name} to use this one"

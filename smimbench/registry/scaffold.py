@@ -113,9 +113,7 @@ def _check_name(kind: str, name: str, registry: Registry) -> None:
     item = name.replace("_", "-")
     taken = [entry for entry in registry.entries(kind) if entry.name.replace("_", "-") == item]
     if taken:
-        raise ScaffoldError(
-            f"{kind} {item!r} is taken by package {taken[0].distribution!r}; choose another name"
-        )
+        raise ScaffoldError(f"{kind} {item!r} is taken by package {taken[0].distribution!r}; choose another name")
     module = f"smimbench_{name.replace('-', '_')}"
     if importlib.util.find_spec(module) is not None:
         raise ScaffoldError(f"a Python package {module} is installed already; choose another name")

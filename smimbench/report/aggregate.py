@@ -34,9 +34,7 @@ def mean_and_error(values: np.ndarray[Any, Any]) -> dict[str, float | None]:
     }
 
 
-def against_theory(
-    values: np.ndarray[Any, Any], expected: float | None, error: float | None
-) -> dict[str, Any]:
+def against_theory(values: np.ndarray[Any, Any], expected: float | None, error: float | None) -> dict[str, Any]:
     """Mean and standard error beside theory and its error; ``z`` is their difference in units of both errors together."""
     found = mean_and_error(values)
     mean, sem = found["mean"], found["sem"]

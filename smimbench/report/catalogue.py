@@ -20,14 +20,7 @@ if TYPE_CHECKING:
     from smimbench.registry.registry import Entry, Registry
     from smimbench.report.tables import Column
 
-__all__ = [
-    "info_documents",
-    "item_documents",
-    "plugin_documents",
-    "print_info",
-    "print_items",
-    "print_plugins",
-]
+__all__ = ["info_documents", "item_documents", "plugin_documents", "print_info", "print_items", "print_plugins"]
 
 
 _EMPTY = inspect.Parameter.empty
@@ -95,8 +88,7 @@ def info_documents(registry: Registry, name: str) -> list[dict[str, Any]]:
         known = sorted({entry.name for entry in registry.entries()} | set(shipped_suites()))
         close = difflib.get_close_matches(name, known, 1)
         raise RegistryError(
-            f"nothing is called {name!r}; "
-            + (f"did you mean {close[0]!r}?" if close else "see 'smimbench list'")
+            f"nothing is called {name!r}; " + (f"did you mean {close[0]!r}?" if close else "see 'smimbench list'")
         )
     return documents
 

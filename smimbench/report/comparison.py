@@ -22,17 +22,7 @@ __all__ = ["compare_rows", "comparison_table"]
 CLEAR = 3.0
 """Standard errors of the difference from which on a change is clear. Doubled, only twice as large changes are found."""
 
-SHOWN = (
-    "problem",
-    "algorithm",
-    "backend",
-    "alpha",
-    "dimension",
-    "metric",
-    "component",
-    "identity",
-    "component_word",
-)
+SHOWN = ("problem", "algorithm", "backend", "alpha", "dimension", "metric", "component", "identity", "component_word")
 
 ORDER = ("no estimate any more", "worse", "only before", "differs", "within noise", "only after")
 """Verdicts, worst first; all others come after them."""

@@ -24,9 +24,7 @@ POINTS = 60
 VISIBLE = 2e-3
 """Numerical error of theory from which on it is drawn as a band; doubled, errors up to a pixel's width go undrawn."""
 
-MARKERS = (
-    "osD^vP*X<>d"  # one more than there are colours, so that no pair of both comes back before 110 algorithms
-)
+MARKERS = "osD^vP*X<>d"  # one more than there are colours, so that no pair of both comes back before 110 algorithms
 CROSSES = "x+1234"
 COLOURS = [f"C{i}" for i in range(10)]
 SMALL = {"fontsize": 7, "color": "0.4"}
@@ -93,13 +91,7 @@ def line_name(name: str, word: str, component: int | None) -> str:
 
 
 def _panel(
-    axis: Any,
-    suite: Suite,
-    plan: Any,
-    metric: str,
-    rows: list[dict[str, Any]],
-    theorist: TheoryCache,
-    curve: bool,
+    axis: Any, suite: Suite, plan: Any, metric: str, rows: list[dict[str, Any]], theorist: TheoryCache, curve: bool
 ) -> None:
     used = sorted({row["alpha"] for row in rows} | set(plan.alphas))
     grid = used
@@ -155,9 +147,7 @@ def _panel(
     for j, reference in enumerate(suite.run.reference):
         if reference.metric == metric and suite.plans[reference.problem - 1] is plan:
             look = {"color": "0.45", "ms": 6, "zorder": 1}
-            axis.plot(
-                reference.alpha, reference.value, CROSSES[j % len(CROSSES)], label=reference.label, **look
-            )
+            axis.plot(reference.alpha, reference.value, CROSSES[j % len(CROSSES)], label=reference.label, **look)
     found = theorist.thresholds(plan.problem)
     low, high = axis.get_xlim()
     for key, name in (("weak_recovery", "weak"), ("perfect_recovery", "perfect")):

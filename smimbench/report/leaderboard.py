@@ -5,15 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from smimbench.report.labels import grouped, place
-from smimbench.report.tables import (
-    component_column,
-    make_table,
-    number,
-    place_columns,
-    seconds,
-    statuses,
-    uncertain,
-)
+from smimbench.report.tables import component_column, make_table, number, place_columns, seconds, statuses, uncertain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,9 +34,7 @@ def leaderboard_tables(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
     tables = []
     for problem, members in groups.items():
         if len({row["algorithm"] for row in members}) >= LEAST:
-            largest = (
-                max(same, key=lambda row: row["mean"] or 0.0) for same in grouped(members, place).values()
-            )
+            largest = (max(same, key=lambda row: row["mean"] or 0.0) for same in grouped(members, place).values())
             tables += _tables(problem, sorted(largest, key=_rank))
     return tables
 
@@ -61,10 +51,7 @@ def _tables(problem: str, rows: list[dict[str, Any]]) -> list[RenderableType]:
         *component_column(rows),
         ("MSE ± s.e.m.", "r", lambda r: uncertain(r["mean"], r["sem"], 0.0)),
         ("/Bayes", "r", lambda r: number(r["ratio_to_bayes"], 2)),
-        *(
-            (_head(e), "r", lambda r, e=e: seconds(r["time_to_theory"][e]["seconds"]) or "never")
-            for e in NEARNESS
-        ),
+        *((_head(e), "r", lambda r, e=e: seconds(r["time_to_theory"][e]["seconds"]) or "never") for e in NEARNESS),
         ("status", "l", lambda r: statuses(r["status_counts"])),
     ]
     note = (

@@ -35,13 +35,7 @@ Pair = tuple["Cell", dict[str, Any]]
 
 
 def draw_learning_curves(
-    suite: Suite,
-    pairs: Sequence[Pair],
-    theorist: TheoryCache,
-    store: Store,
-    folder: Path,
-    *,
-    curve: bool = True,
+    suite: Suite, pairs: Sequence[Pair], theorist: TheoryCache, store: Store, folder: Path, *, curve: bool = True
 ) -> list[Path]:
     """Draw one panel per problem and sample ratio of what algorithms that count their samples learned, sample by sample.
 
@@ -79,10 +73,7 @@ def draw_learning_curves(
         return []
     chosen = _spread(sorted(panels, key=lambda place: _order(suite, place)), PANELS)
     figure, axes = new_figure(suite.title, len(chosen))
-    marked = [
-        _panel(axis, suite, place, metric, panels[place], theorist, curve)
-        for axis, place in zip(axes, chosen)
-    ]
+    marked = [_panel(axis, suite, place, metric, panels[place], theorist, curve) for axis, place in zip(axes, chosen)]
     note = "A sample that is processed again counts again."
     if any(marked):
         note += " Upright line: every sample of the data set once."

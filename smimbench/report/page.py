@@ -93,10 +93,7 @@ def render_page(
         counts=counts,
         missing=missing,
         shared={"versions": {}, "machine": {}, "git_commit": None, **shared},
-        figures=[
-            {"name": path.stem, "svg": _inline(path.read_text(encoding="utf-8"), path.stem)}
-            for path in figures
-        ],
+        figures=[{"name": path.stem, "svg": _inline(path.read_text(encoding="utf-8"), path.stem)} for path in figures],
         reasons=sorted(
             {
                 f"{r['algorithm']} at alpha {r['alpha']:.4g}: {line}"

@@ -64,9 +64,7 @@ class _Group:
             "findings": diagnostics(records, self.own or {}),
             "restarts": sum(r.get("restarts", 0) for r in records),
             "status_counts": dict(Counter(r["status"] for r in records)),
-            "reasons": sorted(
-                {f"{r['status']}: {r['reason']}" for r in records if r["status"] != Status.OK.value}
-            ),
+            "reasons": sorted({f"{r['status']}: {r['reason']}" for r in records if r["status"] != Status.OK.value}),
             "warnings": sorted({w for r in records for w in r.get("warnings", [])}),
             "identity": {
                 "problem": without_versions(self.problem.spec),
@@ -133,14 +131,7 @@ def error_rows(
     def what(pair: tuple[Cell, dict[str, Any]]) -> tuple[Any, ...]:
         c = pair[0]
         labels = (c.problem_label, c.algorithm_label)
-        return (
-            canonical_json(c.problem),
-            canonical_json(c.algorithm),
-            *labels,
-            c.backend,
-            c.alpha,
-            c.dimension,
-        )
+        return (canonical_json(c.problem), canonical_json(c.algorithm), *labels, c.backend, c.alpha, c.dimension)
 
     groups = grouped(pairs, what)
     problems = {canonical_json(plan.problem.spec): plan.problem for plan in suite.plans}
@@ -160,9 +151,7 @@ def error_rows(
     return distinguish(rows)
 
 
-def rows_of_point(
-    suite: Suite, point: Point, record: dict[str, Any], theorist: TheoryCache
-) -> list[dict[str, Any]]:
+def rows_of_point(suite: Suite, point: Point, record: dict[str, Any], theorist: TheoryCache) -> list[dict[str, Any]]:
     """Rows for one estimate from elsewhere (see ``smimbench.run.external``)."""
     problem = point.plan.problem
     model = problem.model
@@ -173,13 +162,7 @@ def rows_of_point(
 
 
 def _place(problem: str, algorithm: str, backend: str, alpha: float, dimension: int) -> dict[str, Any]:
-    return {
-        "problem": problem,
-        "algorithm": algorithm,
-        "backend": backend,
-        "alpha": alpha,
-        "dimension": dimension,
-    }
+    return {"problem": problem, "algorithm": algorithm, "backend": backend, "alpha": alpha, "dimension": dimension}
 
 
 def draws_fresh(algorithm: Mapping[str, Any]) -> bool:

@@ -19,25 +19,9 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-__all__ = [
-    "as_csv",
-    "as_markdown",
-    "error_tables",
-    "make_table",
-    "number",
-    "runtime_tables",
-    "status_line",
-    "titled",
-]
+__all__ = ["as_csv", "as_markdown", "error_tables", "make_table", "number", "runtime_tables", "status_line", "titled"]
 
-SHORT = {
-    "ok": "ok",
-    "not-converged": "n.c.",
-    "diverged": "div.",
-    "timeout": "t/o",
-    "failed": "fail",
-    "skipped": "skip",
-}
+SHORT = {"ok": "ok", "not-converged": "n.c.", "diverged": "div.", "timeout": "t/o", "failed": "fail", "skipped": "skip"}
 
 
 def number(value: float | None, digits: int = 4, decimals: int = 1) -> str:
@@ -79,9 +63,7 @@ def statuses(counts: dict[str, int]) -> Text:
     """All statuses of a row; anything but ok in colour."""
     text = Text()
     for i, (name, count) in enumerate(sorted(counts.items(), key=lambda kv: kv[0] != "ok")):
-        text.append(" " if i else "").append(
-            f"{count} {SHORT[name]}", style="green" if name == "ok" else "bold red"
-        )
+        text.append(" " if i else "").append(f"{count} {SHORT[name]}", style="green" if name == "ok" else "bold red")
     return text
 
 
@@ -102,9 +84,7 @@ def make_table(
     """A table of the one style of this package, ``padding`` blanks between its columns."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, padding, 0, 0), show_edge=False)
     for name, side, _ in columns:
-        table.add_column(
-            name, justify="right" if side == "r" else "left", no_wrap=side == "r", overflow="fold"
-        )
+        table.add_column(name, justify="right" if side == "r" else "left", no_wrap=side == "r", overflow="fold")
     for row in rows:
         table.add_row(*(cell(row) for _, _, cell in columns))
     return titled(table, title, caption)

@@ -25,17 +25,10 @@ def theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableType]:
         components = range(len(points[0]["mse"])) if several else range(1)
         columns: list[Column] = [
             ("alpha", "r", lambda p: f"{p['alpha']:.5g}"),
-            *(
-                (f"MSE {i + 1}" if several else "MSE", "r", lambda p, i=i: _one(p["mse"], i))
-                for i in components
-            ),
+            *((f"MSE {i + 1}" if several else "MSE", "r", lambda p, i=i: _one(p["mse"], i)) for i in components),
             ("error", "r", _error),
             *(
-                (
-                    f"Q{i + 1}{i + 1}" if several else "overlap",
-                    "r",
-                    lambda p, i=i: number(p["overlap"][i][i], 6),
-                )
+                (f"Q{i + 1}{i + 1}" if several else "overlap", "r", lambda p, i=i: number(p["overlap"][i][i], 6))
                 for i in components
             ),
         ]

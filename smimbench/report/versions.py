@@ -62,9 +62,7 @@ def other_version_rows(suite: Suite, store: Store, backends: Sequence[str]) -> l
     for key, values in sorted(groups.items(), key=lambda item: tuple(map(str, item[0]))):
         finite = np.array([v for v in values if math.isfinite(v)])
         changed = {name: list(pair) for name, pair in key[-1]}
-        rows.append(
-            {**dict(zip(names, key)), "versions": changed, "n": len(finite), **mean_and_error(finite)}
-        )
+        rows.append({**dict(zip(names, key)), "versions": changed, "n": len(finite), **mean_and_error(finite)})
     return rows
 
 
@@ -76,10 +74,7 @@ def _place(cell: Mapping[str, Any]) -> tuple[Any, ...]:
     """What has to be equal whatever the versions."""
     items = _items(cell)
     named = tuple((items[part]["name"], items[part].get("distribution")) for part in _PARTS)
-    return (
-        *named,
-        *(cell.get(key) for key in ("alpha", "dimension", "replicate", "seed", "backend", "dtype")),
-    )
+    return (*named, *(cell.get(key) for key in ("alpha", "dimension", "replicate", "seed", "backend", "dtype")))
 
 
 def _changed(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, tuple[int, int]] | None:

@@ -128,9 +128,7 @@ def plan_campaign(
     remarks += [] if dask else said
     if not dry_run:
         store.write_shared(shared_document(suite))
-    return Campaign(
-        suite, store, registry, cells, missing, workers, timing, threads, dask, remarks=tuple(remarks)
-    )
+    return Campaign(suite, store, registry, cells, missing, workers, timing, threads, dask, remarks=tuple(remarks))
 
 
 def _side_by_side(missing: Sequence[Cell], asked: int | None, alone: str | None) -> tuple[int, list[str]]:
@@ -149,9 +147,7 @@ def _side_by_side(missing: Sequence[Cell], asked: int | None, alone: str | None)
     return workers, []
 
 
-def missing_cells(
-    cells: Sequence[Cell], records: dict[str, dict[str, Any]], *, timing: bool = False
-) -> list[Cell]:
+def missing_cells(cells: Sequence[Cell], records: dict[str, dict[str, Any]], *, timing: bool = False) -> list[Cell]:
     """Cells without a record; in timing mode, without trusted times of this machine."""
     suffix = f".timing-{machine.fingerprint()}" if timing else ""
     timed = {stem.partition(".")[0] for stem in records}

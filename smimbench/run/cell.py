@@ -34,9 +34,7 @@ INFORMED_OVERLAP = 0.9
 """Overlap with the teacher of an informed start; nearer to 1 the informed branch is followed from further inside."""
 
 
-def run_cell(
-    cell: Cell, *, timing: bool = False, threads: int = 1, registry: Registry | None = None
-) -> dict[str, Any]:
+def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1, registry: Registry | None = None) -> dict[str, Any]:
     """Run one cell and report whatever happens: a record always comes back.
 
     Parameters
@@ -57,10 +55,7 @@ def run_cell(
             record.update(_run(cell, registry, timing))
         raised = [f"{w.category.__name__}: {' '.join(str(w.message).split())}" for w in caught]
         record["warnings"] = list(dict.fromkeys([*record.get("warnings", []), *raised]))
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # the algorithm or a plugin may raise anything; siblings must go on
+    except (Exception, SystemExit) as error:  # the algorithm or a plugin may raise anything; siblings must go on
         record.update(
             status=Status.FAILED.value,
             reason=f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}",
@@ -83,12 +78,7 @@ def run_cell(
 
 def _beginning(cell: Cell) -> dict[str, Any]:
     """What every record of a cell begins with."""
-    return {
-        "key": cell.key,
-        "cell": cell.identity(),
-        "problem": cell.problem_label,
-        "algorithm": cell.algorithm_label,
-    }
+    return {"key": cell.key, "cell": cell.identity(), "problem": cell.problem_label, "algorithm": cell.algorithm_label}
 
 
 def _run(cell: Cell, registry: Registry, timing: bool) -> dict[str, Any]:
@@ -176,9 +166,7 @@ def _instance(cell: Cell, problem: Problem, backend: Backend) -> Instance:
 
 def _instance_name(cell: Cell) -> str:
     where = cell.backend if cell.run.draw == "device" else "host"
-    return canonical_json(
-        [cell.problem, cell.alpha, cell.dimension, cell.replicate, cell.seed, cell.run.dtype, where]
-    )
+    return canonical_json([cell.problem, cell.alpha, cell.dimension, cell.replicate, cell.seed, cell.run.dtype, where])
 
 
 def _forget_other_instances(cell: Cell) -> None:
@@ -188,9 +176,7 @@ def _forget_other_instances(cell: Cell) -> None:
         del _LATEST[other]
 
 
-def _start(
-    cell: Cell, problem: Problem, instance: Instance, backend: Backend, registry: Registry
-) -> Start | None:
+def _start(cell: Cell, problem: Problem, instance: Instance, backend: Backend, registry: Registry) -> Start | None:
     """Where the algorithm begins: nothing (its own choice), a noisy teacher, or what another algorithm finds."""
     if cell.run.start == "uninformed":
         return None
@@ -204,9 +190,7 @@ def _start(
 
 
 def _seed(cell: Cell, problem: Problem, stream: str, *extra: str) -> np.random.SeedSequence:
-    return seed_sequence(
-        cell.seed, problem.identity, cell.alpha, cell.dimension, cell.replicate, stream, *extra
-    )
+    return seed_sequence(cell.seed, problem.identity, cell.alpha, cell.dimension, cell.replicate, stream, *extra)
 
 
 def lost_record(

@@ -60,8 +60,7 @@ def memory_of_a_cell(cells: Sequence[Cell]) -> int:
     """Bytes that the largest of the cells takes, its process included."""
     registry = get_registry()
     return max(
-        (_memory(group[0].rebuild(registry)[0].model, cell) for group in _grouped(cells) for cell in group),
-        default=0,
+        (_memory(group[0].rebuild(registry)[0].model, cell) for group in _grouped(cells) for cell in group), default=0
     )
 
 

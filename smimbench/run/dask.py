@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["on_dask"]
 
 
-def on_dask(
-    cells: Sequence[Cell], address: str, threads: int, registry: Registry
-) -> Iterator[dict[str, Any]]:
+def on_dask(cells: Sequence[Cell], address: str, threads: int, registry: Registry) -> Iterator[dict[str, Any]]:
     """Run on a Dask cluster. A cell whose worker dies is tried again elsewhere by Dask, and is a failed cell in the end."""
     try:
         from distributed import Client, as_completed

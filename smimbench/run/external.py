@@ -91,9 +91,7 @@ def read_estimate(path: Path) -> np.ndarray[Any, Any]:
         with np.load(path, allow_pickle=False) as arrays:
             if "estimate" not in arrays.files:
                 raise SuiteError(
-                    str(path),
-                    "estimate",
-                    f"is missing; the file holds {', '.join(arrays.files) or 'nothing'}",
+                    str(path), "estimate", f"is missing; the file holds {', '.join(arrays.files) or 'nothing'}"
                 )
             found: np.ndarray[Any, Any] = arrays["estimate"]
             return found
@@ -101,9 +99,7 @@ def read_estimate(path: Path) -> np.ndarray[Any, Any]:
         raise SuiteError(str(path), "", f"cannot be read as .npz: {error}") from None
 
 
-def score_record(
-    suite: Suite, point: Point, estimate: np.ndarray[Any, Any], label: str, path: Path
-) -> dict[str, Any]:
+def score_record(suite: Suite, point: Point, estimate: np.ndarray[Any, Any], label: str, path: Path) -> dict[str, Any]:
     """A record like that of a cell, for an estimate from elsewhere: no clock ran, and nothing was seen on the way.
 
     Raises
@@ -113,9 +109,7 @@ def score_record(
     """
     instance = draw(suite, point)
     if estimate.shape != instance.signal.shape:
-        raise SuiteError(
-            str(path), "estimate", f"must have the shape {instance.signal.shape}, got {estimate.shape}"
-        )
+        raise SuiteError(str(path), "estimate", f"must have the shape {instance.signal.shape}, got {estimate.shape}")
     finite = bool(np.isfinite(estimate).all())
     return {
         "problem": point.plan.label,

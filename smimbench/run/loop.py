@@ -184,13 +184,7 @@ class _Course:
 
     def record(self, state: Any, iteration: int, seconds: float, residual: float, samples: float) -> None:
         self.metrics = values = self.instance.metrics(self.algorithm.estimate(state))
-        entries = {
-            "iteration": iteration,
-            "seconds": seconds,
-            **values,
-            "residual": residual,
-            "samples": samples,
-        }
+        entries = {"iteration": iteration, "seconds": seconds, **values, "residual": residual, "samples": samples}
         for name, entry in entries.items():
             self.trajectory.setdefault(name, []).append(entry)
 
@@ -198,9 +192,7 @@ class _Course:
         """Standard deviation of every metric, per component, over the measured ones of the last ``SPREAD`` iterations."""
         iterations = self.trajectory["iteration"]
         count = sum(iteration > iterations[-1] - SPREAD for iteration in iterations)
-        return {
-            f"{name}_spread": np.std(self.trajectory[name][-count:], axis=0).tolist() for name in self.metrics
-        }
+        return {f"{name}_spread": np.std(self.trajectory[name][-count:], axis=0).tolist() for name in self.metrics}
 
     @property
     def finite(self) -> bool:
@@ -280,11 +272,7 @@ def _attempt(
         iteration_seconds=clock.durations[1:],
         device_seconds=clock.device_seconds,
         trajectory=course.trajectory,
-        final={
-            **readings.final(),
-            **spread,
-            **(algorithm.findings(state) if offers(algorithm, "findings") else {}),
-        },
+        final={**readings.final(), **spread, **(algorithm.findings(state) if offers(algorithm, "findings") else {})},
         warnings=warnings + readings.warnings(),
         estimate=algorithm.estimate(state),
         V=algorithm.variance(state) if offers(algorithm, "variance") else None,

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["in_processes"]
 
 
-def in_processes(
-    cells: Sequence[Cell], workers: int, threads: int, registry: Registry
-) -> Iterator[dict[str, Any]]:
+def in_processes(cells: Sequence[Cell], workers: int, threads: int, registry: Registry) -> Iterator[dict[str, Any]]:
     """Run in spawned processes; a process that dies takes only its own cell with it, after a second chance alone."""
     suspects: list[Cell] = []
     queue = list(cells)
@@ -106,10 +104,7 @@ class _Pool:
         self._threads = threads
         self._end, self._leash = context.Pipe(duplex=False)
         self._executor = ProcessPoolExecutor(
-            workers,
-            mp_context=context,
-            initializer=_begin,
-            initargs=(registry.paths, registry.third_party, self._end),
+            workers, mp_context=context, initializer=_begin, initargs=(registry.paths, registry.third_party, self._end)
         )
 
     def submit(self, cell: Cell) -> Future[dict[str, Any]]:

@@ -59,9 +59,7 @@ class Store:
             record["trajectory"] = {"file": file, "sha256": hashlib.sha256(data).hexdigest()}
         record["digest"] = _digest(record)
         path = self.folder / f"{name}.json"
-        write_atomically(
-            path, (json.dumps(record, indent=1, allow_nan=False) + "\n").encode(), durable_name=False
-        )
+        write_atomically(path, (json.dumps(record, indent=1, allow_nan=False) + "\n").encode(), durable_name=False)
         return path
 
     def sync(self) -> None:

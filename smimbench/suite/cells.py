@@ -126,9 +126,7 @@ class Suite:
         run = self.run.of_cell(names_in_key(self.run.metrics, registry))
         # An algorithm's name picks it as well as its label, unless another algorithm has that label.
         labels = {table["label"] for table in self.algorithms}
-        words = {
-            table["label"]: (table["label"], *({table["spec"]["name"]} - labels)) for table in self.algorithms
-        }
+        words = {table["label"]: (table["label"], *({table["spec"]["name"]} - labels)) for table in self.algorithms}
         return [
             Cell(
                 problem=plan.problem.spec,

@@ -64,9 +64,7 @@ def _pick(items: list[Any], key: str, file: str, where: str) -> Any:
             return item
     if key.isdigit() and int(key) < len(items):
         return items[int(key)]
-    names = [
-        str(item.get("label", item.get("name", i))) for i, item in enumerate(items) if isinstance(item, dict)
-    ]
+    names = [str(item.get("label", item.get("name", i))) for i, item in enumerate(items) if isinstance(item, dict)]
     raise SuiteError(file, where, f"no such entry; choose from {', '.join(names) or 'none'}")
 
 
@@ -113,9 +111,7 @@ def selects(
         elif key == "problem":
             fits = any(v in problem for v in values)
         else:
-            fits = key not in numbers or any(
-                math.isclose(numbers[key], float(v), rel_tol=1e-12) for v in values
-            )
+            fits = key not in numbers or any(math.isclose(numbers[key], float(v), rel_tol=1e-12) for v in values)
         if not fits:
             return False
     return True

@@ -56,11 +56,7 @@ def find_suite(name: str) -> Path:
 
 
 def load_suite(
-    name: str | Path,
-    overrides: Iterable[str] = (),
-    only: Iterable[str] = (),
-    *,
-    registry: Registry | None = None,
+    name: str | Path, overrides: Iterable[str] = (), only: Iterable[str] = (), *, registry: Registry | None = None
 ) -> Suite:
     """Read and check a suite.
 
@@ -87,12 +83,7 @@ def load_suite(
 
 
 def parse_suite(
-    path: Path,
-    text: str,
-    overrides: Iterable[str] = (),
-    only: Iterable[str] = (),
-    *,
-    registry: Registry | None = None,
+    path: Path, text: str, overrides: Iterable[str] = (), only: Iterable[str] = (), *, registry: Registry | None = None
 ) -> Suite:
     """Check the text of a suite; ``path`` gives its name and is what errors mention. See ``load_suite``."""
     try:
@@ -116,9 +107,7 @@ class _Reader:
     def fail(self, key: str, message: str) -> SuiteError:
         return SuiteError(self.file, key, message)
 
-    def suite(
-        self, document: dict[str, Any], overrides: tuple[str, ...], only: tuple[Condition, ...]
-    ) -> Suite:
+    def suite(self, document: dict[str, Any], overrides: tuple[str, ...], only: tuple[Condition, ...]) -> Suite:
         try:
             read = Document.model_validate(document)
         except pydantic.ValidationError as error:
@@ -176,8 +165,7 @@ class _Reader:
             # An axis that nobody reads would be a setting that does nothing.
             if getattr(read.grid, name) is not None and all(getattr(t.grid, name) for _, t in written):
                 raise self.fail(
-                    f"grid.{name}",
-                    f"is used by no problem; each has its own, the first in {written[0][0]}.grid.{name}",
+                    f"grid.{name}", f"is used by no problem; each has its own, the first in {written[0][0]}.grid.{name}"
                 )
         plans = []
         for key, table in written:
@@ -196,8 +184,7 @@ class _Reader:
     def _check_size(self, size: int, largest: int) -> None:
         if size > largest:
             raise self.fail(
-                "grid",
-                f"{size:,} cells are more than grid.max_cells = {largest:,}; shorten an axis or raise it",
+                "grid", f"{size:,} cells are more than grid.max_cells = {largest:,}; shorten an axis or raise it"
             )
 
     def _axis(self, name: str, table: ProblemTable, key: str, read: Document) -> tuple[Any, ...]:
@@ -217,9 +204,7 @@ class _Reader:
             number = isinstance(value, int) and not isinstance(value, bool)  # 1 and 1.0 are one value
             first = seen.setdefault(canonical_json(float(value) if number else value), i)
             if first != i:
-                raise self.fail(
-                    f"{key}[{i}]", f"{value!r} stands there already, as {key}[{first}]; remove one"
-                )
+                raise self.fail(f"{key}[{i}]", f"{value!r} stands there already, as {key}[{first}]; remove one")
 
     def _variants(
         self, table: ProblemTable, key: str, largest: int
@@ -289,9 +274,7 @@ class _Reader:
             found.append({"label": label, "spec": spec})
         return tuple(found)
 
-    def _algorithm(
-        self, table: AlgorithmTable, key: str, plans: Sequence[tuple[str, ProblemPlan]]
-    ) -> dict[str, Any]:
+    def _algorithm(self, table: AlgorithmTable, key: str, plans: Sequence[tuple[str, ProblemPlan]]) -> dict[str, Any]:
         """Name, version and all parameters of an algorithm."""
         try:
             entry = self.registry.get("algorithm", table.name)
@@ -328,9 +311,7 @@ class _Reader:
                     f"must have as many numbers as alpha ({len(reference.alpha)}), got {len(reference.value)}",
                 )
             if not 1 <= reference.problem <= len(plans):
-                raise self.fail(
-                    f"{key}.problem", f"must be between 1 and {len(plans)}, got {reference.problem}"
-                )
+                raise self.fail(f"{key}.problem", f"must be between 1 and {len(plans)}, got {reference.problem}")
 
     def _check_metric(self, key: str, name: str, models: set[str]) -> None:
         """Refuse a metric that is unknown or does not work for a model of the suite."""

@@ -83,14 +83,11 @@ class Table(pydantic.BaseModel):
 class SuiteTable(Table):
     """``[suite]``: what the suite is."""
 
-    title: Annotated[
-        str, Field(description="Heading of tables and figures; default: the name of the file.")
-    ] = ""
+    title: Annotated[str, Field(description="Heading of tables and figures; default: the name of the file.")] = ""
     description: Annotated[str, Field(description="One or two sentences below the title.")] = ""
     reference: Annotated[str, Field(description="The paper, or how the curve was derived.")] = ""
     plugins: Annotated[
-        bool,
-        Field(description="Load `./plugins/*.py` of the working folder, as `--plugins ./plugins` would."),
+        bool, Field(description="Load `./plugins/*.py` of the working folder, as `--plugins ./plugins` would.")
     ] = False
 
 
@@ -102,8 +99,7 @@ class Axes(Table):
         Field(description="Sample ratios, n / D or n / d^2: a number > 0 or a list of different ones."),
     ] = None
     dimension: Annotated[
-        Axis[Dimension] | None,
-        Field(description="Dimensions D or d: an integer >= 2 or a list of different ones."),
+        Axis[Dimension] | None, Field(description="Dimensions D or d: an integer >= 2 or a list of different ones.")
     ] = None
 
 
@@ -112,12 +108,9 @@ class Grid(Axes):
 
     seeds: Annotated[int, Field(ge=1, description="Replicates: instances per point, each drawn anew.")] = 1
     seed: Annotated[
-        int,
-        Field(ge=0, description="Root of all randomness. Another one gives other teachers, data and starts."),
+        int, Field(ge=0, description="Root of all randomness. Another one gives other teachers, data and starts.")
     ] = 0
-    max_cells: Annotated[int, Field(description="A larger suite is refused: it may be a typing error.")] = (
-        100_000
-    )
+    max_cells: Annotated[int, Field(description="A larger suite is refused: it may be a typing error.")] = 100_000
 
 
 class ProblemTable(Table):
@@ -140,8 +133,7 @@ class AlgorithmTable(Table):
 
     name: Annotated[str, Field(description="Name of the algorithm.")]
     label: Annotated[
-        str | None,
-        Field(min_length=1, description="Name in tables, different from all others; default: `name`."),
+        str | None, Field(min_length=1, description="Name in tables, different from all others; default: `name`.")
     ] = None
 
 
@@ -175,9 +167,7 @@ class RunOptions(Table):
         int, InKey(), Field(ge=1, description="Iterations after which it stops in any case, not converged.")
     ] = 300
     timeout: Annotated[
-        float | None,
-        InKey(),
-        Field(gt=0, description="Seconds per cell on the algorithm's clock; left out: no limit."),
+        float | None, InKey(), Field(gt=0, description="Seconds per cell on the algorithm's clock; left out: no limit.")
     ] = None
     metrics: Annotated[
         ListOf[str],
@@ -192,12 +182,10 @@ class RunOptions(Table):
             "of an algorithm with a method `start`, as `spectral`; its time is then counted."
         ),
     ] = "uninformed"
-    target: Annotated[
-        float, Field(gt=0, description="Absolute error that counts as reached where theory says 0.")
-    ] = 1e-3
-    dtype: Annotated[
-        Literal["float64", "float32"], InKey(), Field(description="Precision of all arrays.")
-    ] = "float64"
+    target: Annotated[float, Field(gt=0, description="Absolute error that counts as reached where theory says 0.")] = (
+        1e-3
+    )
+    dtype: Annotated[Literal["float64", "float32"], InKey(), Field(description="Precision of all arrays.")] = "float64"
     tf32: Annotated[
         bool,
         InKey(left_out_at_default=True),
@@ -211,9 +199,7 @@ class RunOptions(Table):
             "drawing and moving them would take longer than solving. On NumPy the device is the host."
         ),
     ] = "host"
-    reference: Annotated[
-        ListOf[Reference], Field(description="Values of others; see `[[run.reference]]`.")
-    ] = ()
+    reference: Annotated[ListOf[Reference], Field(description="Values of others; see `[[run.reference]]`.")] = ()
 
     def identity(self) -> dict[str, Any]:
         """Those options that are part of a cell's identity, as plain values."""
@@ -241,9 +227,7 @@ class Document(Table):
 
     suite: Annotated[SuiteTable, Field(description="What the suite is.")] = SuiteTable()
     problem: Annotated[ProblemTable | None, Field(description="The problem, where there is one.")] = None
-    problems: Annotated[
-        ListOf[ProblemTable], Field(description="The problems, where there are several.")
-    ] = ()
+    problems: Annotated[ListOf[ProblemTable], Field(description="The problems, where there are several.")] = ()
     grid: Annotated[Grid, Field(description="What the problems are run on.")] = Grid()
     algorithms: Annotated[ListOf[AlgorithmTable], Field(description="The algorithms.")] = ()
     run: Annotated[RunOptions, Field(description="How cells are run and what is reported.")] = RunOptions()

@@ -19,15 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from smimbench.testing.catalogue import all_checks, contexts
 from smimbench.testing.context import CheckContext
-from smimbench.testing.core import (
-    FALSE_ALARM,
-    Check,
-    CheckError,
-    CheckFailed,
-    CheckSkipped,
-    Outcome,
-    run_check,
-)
+from smimbench.testing.core import FALSE_ALARM, Check, CheckError, CheckFailed, CheckSkipped, Outcome, run_check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -121,8 +121,7 @@ once_per_model = partial(published, ("algorithm",), cases=first_settings)
 
 
 @algorithm_check(
-    "The estimate is no signal: it has another shape or holds numbers that are none, at the start or after "
-    "some steps."
+    "The estimate is no signal: it has another shape or holds numbers that are none, at the start or after some steps."
 )
 def shapes(context: CheckContext, setting: Setting) -> None:
     """Estimates finite and signal-shaped from the start on; reports as the loop reads them."""
@@ -149,9 +148,7 @@ def shapes(context: CheckContext, setting: Setting) -> None:
         expect_array("variance", algorithm.variance(state), (P, P), "float64", data.inputs)
 
 
-@algorithm_check(
-    "It modifies its data: every algorithm that runs later on the same instance solves another problem."
-)
+@algorithm_check("It modifies its data: every algorithm that runs later on the same instance solves another problem.")
 def data_unchanged(context: CheckContext, setting: Setting) -> None:
     """Inputs and labels, writable for once, are the same before and after."""
     instance = setting.instance
@@ -330,9 +327,7 @@ def state_copies(context: CheckContext, setting: Setting) -> None:
 def dtypes(context: CheckContext, setting: Setting) -> None:
     """Estimates of float32 data are float32 and finite."""
     found = setting.drive(setting.data(get_backend("numpy", "float32")), 61)
-    expect_array(
-        f"estimate of float32 data ({setting.name})", found, setting.instance.signal.shape, "float32"
-    )
+    expect_array(f"estimate of float32 data ({setting.name})", found, setting.instance.signal.shape, "float32")
 
 
 @once_per_model(
@@ -383,9 +378,7 @@ def runs(context: CheckContext, setting: Setting) -> None:
         raise CheckFailed(f"fails on {setting.name}: {record['reason']}")
 
 
-@once_per_model(
-    "A result cannot be stored: what the algorithm reports is not made of plain numbers and strings."
-)
+@once_per_model("A result cannot be stored: what the algorithm reports is not made of plain numbers and strings.")
 def records(context: CheckContext, setting: Setting) -> None:
     """A record goes to disk and comes back equal, as JSON and arrays without pickles."""
     from smimbench.run.store import Store

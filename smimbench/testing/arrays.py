@@ -84,6 +84,4 @@ def private_randomness(what: str) -> Iterator[None]:
     after = fingerprint()
     for name, one, two in zip(("NumPy's global generator", "Python's random module"), before, after):
         if one != two:
-            raise CheckFailed(
-                f"{what} draws from {name}: take every random number from the rng that is handed over"
-            )
+            raise CheckFailed(f"{what} draws from {name}: take every random number from the rng that is handed over")

@@ -72,8 +72,6 @@ def _named(name: str, parameters: Mapping[str, Any] | None) -> list[Entry]:
         if not taking:
             known = sorted({p for e in found for p in signature_of(e.item)})
             odd = ", ".join(sorted(set(parameters) - set(known)))
-            raise CheckError(
-                f"{name!r} has no parameter {odd}; it takes {', '.join(known) or 'no parameters'}"
-            )
+            raise CheckError(f"{name!r} has no parameter {odd}; it takes {', '.join(known) or 'no parameters'}")
         found = taking
     return found

@@ -65,9 +65,7 @@ def symmetry(context: CheckContext, model: Any, channel: Any) -> None:
     """Labels do not change under the stated transformations, and do under sign changes if none are stated."""
     own = member(context.item, "symmetry")
     if own is not None and own not in SYMMETRIES:
-        raise CheckFailed(
-            f"symmetry must be one of {', '.join(SYMMETRIES)}, or left out to be found, got {own!r}"
-        )
+        raise CheckFailed(f"symmetry must be one of {', '.join(SYMMETRIES)}, or left out to be found, got {own!r}")
     stated = channel.symmetry
     P = int(channel.components)
     z = latents(channel, model, 40, 0.5, 0.6, context.rng(81))[3]
@@ -93,9 +91,7 @@ def symmetry(context: CheckContext, model: Any, channel: Any) -> None:
         expect(True, turn, "labels change with a rotation of the components")
     if stated in ("none", "permutations"):
         for p, flip in enumerate(flips, 1):
-            unseen = (
-                f"no label sees the sign of component {p}: it can be learned up to its sign only. Say 'signs'"
-            )
+            unseen = f"no label sees the sign of component {p}: it can be learned up to its sign only. Say 'signs'"
             expect(False, flip, unseen)
         if P > 1:
             unseen = "no label sees the sign of all components at once. Say 'common-sign' or 'permutations-common-sign'"
@@ -127,9 +123,7 @@ def gradient(context: CheckContext, model: Any, point: tuple[float, float]) -> N
     def along(k: int) -> Array:
         return np.asarray(channel.log_partition(y, omega + k * (step * direction), V), dtype=float)
 
-    slope = (
-        0.75 * (along(1) - along(-1)) - 0.15 * (along(2) - along(-2)) + (along(3) - along(-3)) / 60
-    ) / step
+    slope = (0.75 * (along(1) - along(-1)) - 0.15 * (along(2) - along(-2)) + (along(3) - along(-3)) / 60) / step
     gap = np.median(np.abs(slope - np.sum(g * direction, axis=(1, 2)))) * step
     size = np.sqrt(np.mean(slope**2)) * step
     if not gap <= 1e-4 * size + 1e-9 + 20 * float(found.error) * 0.05:
@@ -157,10 +151,7 @@ def _identities(test: MeanTest, s: Sampled, where: str) -> None:
     error = (white @ (s.z - s.posterior.mean)).reshape(n, -1)
     shift = (white @ (s.posterior.mean - s.omega)).reshape(n, -1)
     slack = 5 * float(s.posterior.error)
-    known = [
-        ("tanh(V^-1/2 (mean - omega))", np.tanh(shift)),
-        ("tanh(omega)", np.tanh(s.omega.reshape(n, -1))),
-    ]
+    known = [("tanh(V^-1/2 (mean - omega))", np.tanh(shift)), ("tanh(omega)", np.tanh(s.omega.reshape(n, -1)))]
     known.append(("decided", shift * np.exp(-(shift**2))))
     known.append(("strange", np.tanh(np.sum(shift**2, axis=1, keepdims=True) / (P * C)) * np.tanh(shift)))
     label = s.y.reshape(n, -1)[:, :16].astype(float)

@@ -13,14 +13,7 @@ from smimbench.derive.labels import is_noisy, observable
 from smimbench.interfaces import offers
 from smimbench.testing.arrays import expect_array, expect_pure, expect_refused, private_randomness
 from smimbench.testing.core import CheckFailed
-from smimbench.testing.publish import (
-    NUMPY_ONLY,
-    WIDENED,
-    each_model,
-    elsewhere,
-    in_single_precision,
-    published,
-)
+from smimbench.testing.publish import NUMPY_ONLY, WIDENED, each_model, elsewhere, in_single_precision, published
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,9 +121,7 @@ def purity(context: CheckContext, model: Any, channel: Any) -> None:
     _, V, omega, z, y = latents(channel, model, 12, 0.5, 0.6, context.rng(41))
 
     expect_pure("forward", lambda z: channel.forward(z, rng=context.rng(42)), z)
-    expect_pure(
-        "posterior", lambda *a: channel.posterior(*a, second_moment=True, rng=context.rng(42)), y, omega, V
-    )
+    expect_pure("posterior", lambda *a: channel.posterior(*a, second_moment=True, rng=context.rng(42)), y, omega, V)
     if offers(channel, "log_partition"):
         expect_pure("log_partition", channel.log_partition, y, omega, V)
     if offers(channel, "vjp"):
@@ -179,8 +170,7 @@ def namespace(context: CheckContext, model: Any, channel: Any, backend: Backend)
 
 
 @channel_check(
-    "Latents of the wrong shape end in labels that mean nothing, or a noisy channel makes up a generator of "
-    "its own."
+    "Latents of the wrong shape end in labels that mean nothing, or a noisy channel makes up a generator of its own."
 )
 def bad_input(context: CheckContext, model: Any, channel: Any) -> None:
     """Wrong shapes raise; a noisy channel without rng raises."""

@@ -39,18 +39,14 @@ def declaration(context: CheckContext) -> None:
     if not isinstance(item.reference, str) or not item.reference.strip():
         raise CheckFailed(f"reference must say where the equations are from, got {item.reference!r}")
     if not isinstance(item.capabilities, Capabilities):
-        raise CheckFailed(
-            f"capabilities must be a smimbench.Capabilities, got {type(item.capabilities).__name__}"
-        )
+        raise CheckFailed(f"capabilities must be a smimbench.Capabilities, got {type(item.capabilities).__name__}")
     contract = getattr(item, "contract_version", CONTRACT_VERSION)
     if contract > CONTRACT_VERSION:
         raise CheckFailed(f"is written for contract {contract}, this smimbench speaks {CONTRACT_VERSION}")
     known = {entry.name for entry in get_registry().entries("model")}
     odd = [m for m in item.capabilities.models if m != "*" and m not in known]
     if context.kind != "model" and odd:
-        raise CheckFailed(
-            f"capabilities.models names {', '.join(odd)}; registered are {', '.join(sorted(known))}"
-        )
+        raise CheckFailed(f"capabilities.models names {', '.join(odd)}; registered are {', '.join(sorted(known))}")
     odd = [d for d in item.capabilities.dtypes if d not in DTYPES]
     if odd or not item.capabilities.dtypes:
         raise CheckFailed(f"capabilities.dtypes must be among {DTYPES}, got {item.capabilities.dtypes}")
@@ -134,8 +130,6 @@ def _expect_usable(context: CheckContext, kind: str, item: Any, how: str) -> Non
     except ParameterError:  # it says that nothing can be drawn, as a limit of theory does
         return
     except Exception as error:
-        raise CheckFailed(
-            f"{how} is accepted and then raises {type(error).__name__}: {error}; {advice}"
-        ) from error
+        raise CheckFailed(f"{how} is accepted and then raises {type(error).__name__}: {error}; {advice}") from error
     if drawn.dtype.kind == "f" and not np.isfinite(drawn).all():
         raise CheckFailed(f"{how} is accepted and gives numbers that are not finite; {advice}")

@@ -84,11 +84,7 @@ class CheckContext:
     def completed(self, model: Any) -> Any:
         """The item as the engine uses it with a model: with all that is derived, once."""
         complete = {"channel": complete_channel, "prior": complete_prior}.get(self.kind)
-        return (
-            self.item
-            if complete is None
-            else kept(self, "completed", lambda: complete(self.item, model), id(model))
-        )
+        return self.item if complete is None else kept(self, "completed", lambda: complete(self.item, model), id(model))
 
     def problems(self, model: Any = None) -> Iterator[Problem]:
         """Problems in which the item takes part: one for every other part that ships and fits."""
@@ -189,9 +185,7 @@ def instantiate(cls: type[Any], kind: str, parameters: Mapping[str, Any] | None 
     """
     cls = algorithm_class(cls) if kind == "algorithm" else cls
     given = {**member(cls, "example", {}), **(parameters or {})}
-    required = [
-        n for n, p in signature_of(cls).items() if p.default is p.empty and n not in given and n != "tokens"
-    ]
+    required = [n for n, p in signature_of(cls).items() if p.default is p.empty and n not in given and n != "tokens"]
     name = getattr(cls, "name", cls.__name__)
     if required:
         raise CheckError(

@@ -63,9 +63,7 @@ def _claim(instance: Instance) -> Array:
     return CLAIMED * np.eye(instance.problem.components)
 
 
-@metric_check(
-    "It does not return what tables expect: one finite number, or one per component, that JSON can hold."
-)
+@metric_check("It does not return what tables expect: one finite number, or one per component, that JSON can hold.")
 def values(context: CheckContext, instance: Instance) -> None:
     """Length, type and range of the values, with and without a claimed error."""
     metric = context.item
@@ -151,9 +149,7 @@ def truth(context: CheckContext, best: float, blind: float) -> None:
         )
 
 
-@metric_check(
-    "What it says of theory does not fit what it measures: a table would compare different things, or break."
-)
+@metric_check("What it says of theory does not fit what it measures: a table would compare different things, or break.")
 def theory(context: CheckContext, instance: Instance) -> None:
     """As many predicted values and errors as measured ones, none of them infinite."""
     if not offers(context.item, "theory"):
@@ -174,9 +170,7 @@ def theory(context: CheckContext, instance: Instance) -> None:
     found, errors = theory_of(context.item, problem, point, P)
     wanted = P if context.item.per_component else 1
     if len(found) != wanted or len(errors) != wanted:
-        raise CheckFailed(
-            f"theory returns {len(found)} values and {len(errors)} errors instead of {wanted} each"
-        )
+        raise CheckFailed(f"theory returns {len(found)} values and {len(errors)} errors instead of {wanted} each")
     for value, error in zip(found, errors):
         if value is not None and not (math.isfinite(value) and (error is None or error >= 0)):
             raise CheckFailed(f"theory says {value} with the error {error}")

@@ -62,9 +62,7 @@ def shapes(context: CheckContext, model: Any) -> None:
             raise CheckFailed("squared_error of the signal itself is not 0")
 
 
-@model_check(
-    "sample_count and sample_ratio do not belong together: curves are drawn at another alpha than was used."
-)
+@model_check("sample_count and sample_ratio do not belong together: curves are drawn at another alpha than was used.")
 def sample_ratio(context: CheckContext, model: Any) -> None:
     """The nearest whole number of samples, at least one."""
     for D in (10, 37):
@@ -74,16 +72,12 @@ def sample_ratio(context: CheckContext, model: Any) -> None:
         for alpha in (0.3, 1.7, 12.34):
             n = model.sample_count(alpha, D)
             if not isinstance(n, int) or abs(model.sample_ratio(n, D) - alpha) > 0.5001 * unit:
-                raise CheckFailed(
-                    f"sample_count({alpha}, {D}) is {n}, whose ratio is {model.sample_ratio(n, D)}"
-                )
+                raise CheckFailed(f"sample_count({alpha}, {D}) is {n}, whose ratio is {model.sample_ratio(n, D)}")
         if model.sample_count(1e-9, D) != 1:
             raise CheckFailed("sample_count must be at least 1")
 
 
-@model_check(
-    "adjoint is not the transpose of forward: gradients and message passing move in the wrong direction."
-)
+@model_check("adjoint is not the transpose of forward: gradients and message passing move in the wrong direction.")
 def transpose(context: CheckContext, model: Any) -> None:
     """``<g, forward(S)> = <adjoint(g), S> / adjoint_scale``, and forward is linear."""
     for P, n, D in ((1, 9, 8), (2, 6, 11)):
@@ -93,9 +87,7 @@ def transpose(context: CheckContext, model: Any) -> None:
         left = np.sum(g * model.forward(X, S))
         right = np.sum(model.adjoint(X, g) * S) / model.adjoint_scale(D)
         if not math.isclose(left, right, rel_tol=1e-9, abs_tol=1e-9):
-            raise CheckFailed(
-                f"<g, forward(S)> is {left:.6g}, <adjoint(g), S> / adjoint_scale is {right:.6g}"
-            )
+            raise CheckFailed(f"<g, forward(S)> is {left:.6g}, <adjoint(g), S> / adjoint_scale is {right:.6g}")
         both = model.forward(X, S - 2 * other)
         if not np.allclose(both, model.forward(X, S) - 2 * model.forward(X, other), rtol=1e-9, atol=1e-9):
             raise CheckFailed("forward is not linear in the signal")
@@ -110,9 +102,7 @@ def chunks(context: CheckContext, model: Any) -> None:
             raise CheckFailed(f"chunks({n}, {D}, {P}) does not cover every sample once and in order")
     X, S, g = drawn(context, model, 30, 2, 9, 21)
     parts = (slice(0, 11), slice(11, 12), slice(12, 30))
-    if not np.allclose(
-        np.concatenate([model.forward(X[s], S) for s in parts]), model.forward(X, S), atol=1e-11
-    ):
+    if not np.allclose(np.concatenate([model.forward(X[s], S) for s in parts]), model.forward(X, S), atol=1e-11):
         raise CheckFailed("forward of a chunk differs from the chunk of forward")
     if not np.allclose(sum(model.adjoint(X[s], g[s]) for s in parts), model.adjoint(X, g), atol=1e-11):
         raise CheckFailed("adjoint is not the sum over chunks")
@@ -176,9 +166,7 @@ def align(context: CheckContext, model: Any) -> None:
     raise CheckFailed("align takes a symmetry that does not exist; raise ValueError")
 
 
-@model_check(
-    "It makes arrays as large as x x^T of every sample: problems of ordinary size will not fit into memory."
-)
+@model_check("It makes arrays as large as x x^T of every sample: problems of ordinary size will not fit into memory.")
 def memory(context: CheckContext, model: Any) -> None:
     """Peak memory of forward and adjoint beside inputs, latents and signal."""
     model, D, n = context.item, 64, 3000
@@ -267,6 +255,4 @@ def bad_input(context: CheckContext, model: Any) -> None:
     X, S, _ = drawn(context, model, 8, 1, 9, 111)
     wrong = {"dimensions": X[:, :, :5], "tokens": np.concatenate([X, X], axis=1), "axes": X[0]}
     for what, array in wrong.items():
-        expect_refused(
-            f"forward takes inputs with the wrong number of {what} and returns", model.forward, array, S
-        )
+        expect_refused(f"forward takes inputs with the wrong number of {what} and returns", model.forward, array, S)

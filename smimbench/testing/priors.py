@@ -113,9 +113,7 @@ def simulated(context: CheckContext, model: Any, components: int, number: int) -
     return Simulated(*(np.asarray(column, dtype=float) for column in zip(*rows)))
 
 
-def _compared(
-    context: CheckContext, model: Any, prior: Any, P: int
-) -> Iterator[tuple[Simulated, Array, Array, str]]:
+def _compared(context: CheckContext, model: Any, prior: Any, P: int) -> Iterator[tuple[Simulated, Array, Array, str]]:
     """For every information: the simulation, the V that theory says, what vanishes with D, and what to call it."""
     for number, size in enumerate(INFORMATION):
         V = np.diagonal(np.asarray(prior.overlap(information_matrix(P, size)).V))
@@ -195,9 +193,7 @@ def namespace(context: CheckContext, model: Any, prior: Any, P: int, backend: Ba
             raise CheckFailed(f"denoise: another array namespace gives another {name}")
 
 
-@published(
-    ("prior",), "Arguments that do not fit together end in numbers that mean nothing.", cases=each_model
-)
+@published(("prior",), "Arguments that do not fit together end in numbers that mean nothing.", cases=each_model)
 def bad_input(context: CheckContext, model: Any) -> None:
     """An information matrix of another size is refused."""
     if not offers(context.item, "denoise"):
@@ -227,9 +223,7 @@ def moments(context: CheckContext, model: Any, prior: Any, P: int, test: MeanTes
     test.mean(f"overlap of signals with the mean ({where})", np.stack(crosses), held, allowance=allowance)
     own = np.asarray(model.inner(mean, mean))
     if np.abs(own - held).max() > allowance:
-        raise CheckFailed(
-            f"mean_overlap is {held.tolist()}, but the overlap of the mean with itself {own.tolist()}"
-        )
+        raise CheckFailed(f"mean_overlap is {held.tolist()}, but the overlap of the mean with itself {own.tolist()}")
 
 
 @prior_check(
@@ -272,9 +266,7 @@ def state_evolution(context: CheckContext, model: Any, prior: Any, P: int, test:
         Qhat = information_matrix(P, size)
         Q, V = (np.asarray(a) for a in prior.overlap(Qhat))
         if np.abs(np.diagonal(Q + V - second)).max() > 1e-3 * np.abs(second).max():
-            raise CheckFailed(
-                f"overlap: Q + V = {(Q + V).tolist()} must be second_moment = {second.tolist()}"
-            )
+            raise CheckFailed(f"overlap: Q + V = {(Q + V).tolist()} must be second_moment = {second.tolist()}")
         if last is not None and (np.diagonal(V) > np.diagonal(last) * (1 + 1e-6)).any():
             raise CheckFailed(f"overlap: V grows with the information: {last.tolist()}, then {V.tolist()}")
         last = V

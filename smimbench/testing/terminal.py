@@ -45,11 +45,7 @@ def read_parameters(settings: Iterable[str]) -> dict[str, Any]:
 
 
 def check_documents(
-    names: Sequence[str],
-    *,
-    only: Sequence[str] = (),
-    seed: int = 0,
-    parameters: Mapping[str, Any] | None = None,
+    names: Sequence[str], *, only: Sequence[str] = (), seed: int = 0, parameters: Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
     """One object per item with all its outcomes.
 
@@ -101,18 +97,13 @@ def print_checks(console: Console, documents: Sequence[Mapping[str, Any]], *, qu
             table.add_row(Text(status, style=STYLES[status]), outcome["check"], text)
         console.print(titled(table, title), crop=False)
         failed, style = document["failed"], "bold red" if document["failed"] else "green"
-        console.print(
-            f"{document['passed']} passed, {failed} failed, {document['skipped']} skipped", style=style
-        )
+        console.print(f"{document['passed']} passed, {failed} failed, {document['skipped']} skipped", style=style)
         console.print()
 
 
 def list_documents() -> list[dict[str, Any]]:
     """Every published check."""
-    return [
-        {"kind": c.kind, "check": c.id, "meaning": c.meaning, "false_alarm": c.false_alarm}
-        for c in all_checks()
-    ]
+    return [{"kind": c.kind, "check": c.id, "meaning": c.meaning, "false_alarm": c.false_alarm} for c in all_checks()]
 
 
 def print_list(console: Console, documents: Sequence[Mapping[str, Any]]) -> None:

@@ -86,9 +86,7 @@ class ComponentRatios:
         """Diagonal of Qhat (..., P) at coordinates x (..., P); 0 for components that are not learned."""
         found = np.zeros(x.shape)
         for a in learned:
-            found[..., a] = (
-                np.exp(x[..., a]) if a in self.informative else self.critical[a] + np.expm1(x[..., a])
-            )
+            found[..., a] = np.exp(x[..., a]) if a in self.informative else self.critical[a] + np.expm1(x[..., a])
         return found
 
     def overlap(self, qhat: Host) -> tuple[Host, Host]:

@@ -64,9 +64,7 @@ def require_consistent(problem: Problem) -> None:
 
 def _fail(problem: Problem, kind: str, what: str) -> ProblemError:
     name = problem.spec[kind]["name"]
-    return ProblemError(
-        f"{kind} {name!r}", f"{what}; no theory is made of it ('smimbench check {name}' says more)"
-    )
+    return ProblemError(f"{kind} {name!r}", f"{what}; no theory is made of it ('smimbench check {name}' says more)")
 
 
 # -- channels -------------------------------------------------------------------------------------------------------
@@ -91,18 +89,14 @@ def _channel(problem: Problem) -> None:
         _nishimori(problem, "channel", *moments, f"posterior at V = {1 - known:.1f} of the second moment")
 
 
-def _posterior(
-    problem: Problem, z: Array, omega: Array, V: Array, point: int
-) -> tuple[Array, Array, Array, float]:
+def _posterior(problem: Problem, z: Array, omega: Array, V: Array, point: int) -> tuple[Array, Array, Array, float]:
     """Errors and shifts (n, P, C) of the posterior in units of V, the claimed covariance (P,), and the stated error."""
     channel: Any = problem.channel
     n, P, _ = z.shape
     y = channel.forward(z, rng=monte_carlo_rng("consistency: labels", point))
     if np.shape(y)[:1] != (n,):
         raise _fail(
-            problem,
-            "channel",
-            f"forward must return one label per sample, ({n}, ...), got shape {np.shape(y)}",
+            problem, "channel", f"forward must return one label per sample, ({n}, ...), got shape {np.shape(y)}"
         )
     found = channel.posterior(y, omega, V, rng=monte_carlo_rng("consistency: posterior", point))
     for name, shape in (("mean", z.shape), ("covariance", (P, P))):
@@ -134,11 +128,7 @@ def _nishimori(
 ) -> None:
     """``E[shift error] = 0`` and ``E[error^2] = claimed``; rows are independent, the last axis is averaged."""
     tests = (
-        (
-            "the mean is not that of the law its labels come from",
-            (shift * error).mean(-1),
-            np.zeros(len(claimed)),
-        ),
+        ("the mean is not that of the law its labels come from", (shift * error).mean(-1), np.zeros(len(claimed))),
         ("its covariance is not that of its own errors", (error * error).mean(-1), claimed),
     )
     for what, samples, target in tests:
@@ -175,11 +165,7 @@ def _prior(problem: Problem) -> None:
                 value = getattr(found, name, None)
                 if not isinstance(value, np.ndarray) or value.shape != shape or not np.isfinite(value).all():
                     got = value.shape if isinstance(value, np.ndarray) else type(value).__name__
-                    raise _fail(
-                        problem,
-                        "prior",
-                        f"denoise: {name} must be finite numbers of shape {shape}, got {got}",
-                    )
+                    raise _fail(problem, "prior", f"denoise: {name} must be finite numbers of shape {shape}, got {got}")
             mean = np.asarray(prior.mean(P, dimension), dtype=float)
             difference, shift = signal - found.estimate, found.estimate - mean
             errors.append(np.diagonal(model.inner(difference, difference)) / np.diagonal(spread))
@@ -190,19 +176,13 @@ def _prior(problem: Problem) -> None:
         for what, rows, target in (
             ("the estimate is not the mean of the law it was drawn from", shifts, np.zeros(P)),
             ("the error V that it returns is not that of its estimates", errors, np.mean(stated, axis=0)),
-            (
-                "V of the map overlap is not that of denoise",
-                stated,
-                np.diagonal(claimed) / np.diagonal(spread),
-            ),
+            ("V of the map overlap is not that of denoise", stated, np.diagonal(claimed) / np.diagonal(spread)),
         ):
             value, sem = np.mean(rows, axis=0), np.std(rows, axis=0, ddof=1) / math.sqrt(DRAWS)
             slack = SCORES * sem + allowance + 3 * float(member(prior, "overlap_error", 0.0))
             if not (np.abs(value - target) <= slack).all():
                 raise _fail(
-                    problem,
-                    "prior",
-                    f"{where}: {what}: {value.max():.4g} +- {sem.max():.1g}, not {target.max():.4g}",
+                    problem, "prior", f"{where}: {what}: {value.max():.4g} +- {sem.max():.1g}, not {target.max():.4g}"
                 )
 
 
@@ -214,9 +194,7 @@ def _overlap(problem: Problem, Qhat: Array, second: Array) -> Array:
         value = np.asarray(getattr(found, name, np.nan), dtype=float)
         if value.shape != (1, P, P) or not np.isfinite(value).all():
             raise _fail(
-                problem,
-                "prior",
-                f"overlap: {name} must be finite numbers of shape (1, {P}, {P}), got {value.shape}",
+                problem, "prior", f"overlap: {name} must be finite numbers of shape (1, {P}, {P}), got {value.shape}"
             )
     if not np.allclose(np.asarray(found.Q) + np.asarray(found.V), second, rtol=1e-6, atol=1e-9):
         raise _fail(problem, "prior", "overlap: Q + V must be the second moment of the signal")

@@ -87,9 +87,7 @@ class Continuation:
         P = self.problem.components
         Q, V = self.ratios.overlap(np.zeros(P))
         value, error = diagonals(channel_information(self.problem.channel, self.problem.model, Q, V))
-        at_once = [
-            a for a in range(P) if self.ratios.critical[a] == 0 and value[a] > max(NOTHING, 3 * error[a])
-        ]
+        at_once = [a for a in range(P) if self.ratios.critical[a] == 0 and value[a] > max(NOTHING, 3 * error[a])]
         self.ratios.informative = set(at_once)
         x = np.zeros(P)
         if at_once:
@@ -142,9 +140,7 @@ class Continuation:
         """Whether the curve has gone beyond alpha and stands at its largest value."""
         node = self.stages[-1].nodes[-1]
         return (
-            len(self.stages[-1].nodes) > 1
-            and node.log_alpha > np.log(alpha) + 0.02
-            and node.log_alpha >= self.highest
+            len(self.stages[-1].nodes) > 1 and node.log_alpha > np.log(alpha) + 0.02 and node.log_alpha >= self.highest
         )
 
     def _differentiate(self, stage: Stage, node: Node) -> None:
@@ -198,9 +194,7 @@ class Continuation:
             log_ratios, error = self.ratios.log_ratios(x, stage.learned)
             move = x - last_x
             if move @ move > 0:
-                slope = slope + np.outer(_change(last_ratios, log_ratios) - slope @ move, move) / (
-                    move @ move
-                )
+                slope = slope + np.outer(_change(last_ratios, log_ratios) - slope @ move, move) / (move @ move)
             step = self._correction(moving, log_ratios, slope, tangent)
             size = float(np.abs(step).max())
             if not np.isfinite(size):
@@ -242,11 +236,7 @@ class Continuation:
             if first and len(stage.moving) == 1 and self.ratios.sampled:
                 mismatch = tolerance  # there is no slope yet to compare with
             backwards = float((node.x - last.x) @ tangent) <= 0
-            poor = (
-                not np.isfinite(node.log_alpha)
-                or correction > max(FAR_CORRECTION, FAR_SHARE * step)
-                or backwards
-            )
+            poor = not np.isfinite(node.log_alpha) or correction > max(FAR_CORRECTION, FAR_SHARE * step) or backwards
             factor = np.sqrt(tolerance / max(mismatch, 1e-12)) if np.isfinite(mismatch) else 0.3
             stage.step = float(np.clip(step * np.clip(factor, 0.3, 2.0), low, high))
             if not poor and (mismatch <= 3 * tolerance or grown):
@@ -300,9 +290,7 @@ class Continuation:
     def _waiting(self, stage: Stage, node: Node) -> list[int]:
         """Components that are unstable at a node, the most unstable first."""
         others = [a for a in range(len(node.log_ratios)) if a not in stage.learned]
-        return sorted(
-            (a for a in others if node.log_ratios[a] <= node.log_alpha), key=lambda a: node.log_ratios[a]
-        )
+        return sorted((a for a in others if node.log_ratios[a] <= node.log_alpha), key=lambda a: node.log_ratios[a])
 
     def _bifurcation_between(self, stage: Stage, last: Node, node: Node, tangent: Host) -> bool:
         """Look for a component that becomes unstable between two nodes, on the part that is reached from below."""
@@ -395,9 +383,7 @@ def _change(first: Host, second: Host) -> Host:
 def _parabola(t: Host, values: Host, end: float) -> Host:
     """The parabola through three points ``(t_k, values_k)``, at ``end``."""
     a, b, c = t - end
-    weights = np.array(
-        [b * c / ((a - b) * (a - c)), a * c / ((b - a) * (b - c)), a * b / ((c - a) * (c - b))]
-    )
+    weights = np.array([b * c / ((a - b) * (a - c)), a * c / ((b - a) * (b - c)), a * b / ((c - a) * (c - b))])
     return np.asarray(weights @ values)
 
 

@@ -45,12 +45,7 @@ MOST_ITERATIONS = 60
 
 
 def iterate(
-    problem: Problem,
-    alpha: float,
-    branch: str = "uninformed",
-    *,
-    tolerance: float = 1e-9,
-    max_iterations: int = 2000,
+    problem: Problem, alpha: float, branch: str = "uninformed", *, tolerance: float = 1e-9, max_iterations: int = 2000
 ) -> Prediction:
     """Iterate ``Qhat = kappa alpha I(Q)``, ``Q = overlap(Qhat)`` to its fixed point, without tricks.
 
@@ -74,15 +69,11 @@ def iterate(
             break
     relative = float(np.max(np.abs(info.error) / np.maximum(np.abs(info.value), 1e-300)))
     error = (step * rate + np.diagonal(V) * min(relative, 1.0)) / (1 - rate)
-    method = (
-        info.method if step <= tolerance else f"{info.method}, {max_iterations} iterations were not enough"
-    )
+    method = info.method if step <= tolerance else f"{info.method}, {max_iterations} iterations were not enough"
     return Prediction(float(alpha), Q, V, np.asarray(error), branch, method)
 
 
-def sweep(
-    problem: Problem, alphas: Sequence[float], branch: str = "uninformed"
-) -> list[tuple[Prediction, Host]]:
+def sweep(problem: Problem, alphas: Sequence[float], branch: str = "uninformed") -> list[tuple[Prediction, Host]]:
     """Fixed points of one branch with their Qhat (P, P), each found from the one before.
 
     Upwards in alpha for the uninformed branch, downwards for the informed one: a branch only moves away from the other
@@ -130,9 +121,7 @@ def _exponential(log: Host) -> Host:
     return np.asarray(spectral_function(log, lambda values: np.exp(np.minimum(values, 60.0))))
 
 
-def _accelerated(
-    problem: Problem, alpha: float, start: Host, enough: float = 1e-10
-) -> tuple[Host, float, float, str]:
+def _accelerated(problem: Problem, alpha: float, start: Host, enough: float = 1e-10) -> tuple[Host, float, float, str]:
     """Fixed point of ``Qhat -> kappa alpha I(overlap(Qhat))``: Qhat, relative error of I, residual, method.
 
     Anderson's acceleration in the matrix logarithm, where growth by a factor is a constant step.
@@ -196,20 +185,14 @@ def competing(problem: Problem, alphas: Sequence[float]) -> list[list[Prediction
             result.append([replace(high, free_entropy=float("inf")), replace(low, free_entropy=0.0)])
         else:
             lead, _ = between(problem, low.alpha, low_qhat, high_qhat)
-            result.append(
-                bayes_optimal_first([replace(low, free_entropy=0.0), replace(high, free_entropy=lead)])
-            )
+            result.append(bayes_optimal_first([replace(low, free_entropy=0.0), replace(high, free_entropy=lead)]))
     return result
 
 
 def _perfect(problem: Problem, prediction: Prediction) -> Prediction:
     P = problem.components
     return replace(
-        prediction,
-        Q=prior_moments(problem)[0],
-        V=np.zeros((P, P)),
-        error=np.zeros(P),
-        method="counting of equations",
+        prediction, Q=prior_moments(problem)[0], V=np.zeros((P, P)), error=np.zeros(P), method="counting of equations"
     )
 
 
@@ -223,9 +206,7 @@ def linear_response(problem: Problem, Q: Host, V: Host) -> tuple[Host, Host]:
     points = 2**10
     samples, controls = [], []
     for scramble in range(SCRAMBLES):
-        z = root @ normal_points(P * sites, points, "perfect recovery: latents", scramble).reshape(
-            points, P, sites
-        )
+        z = root @ normal_points(P * sites, points, "perfect recovery: latents", scramble).reshape(points, P, sites)
         rng = monte_carlo_rng("perfect recovery: labels", scramble)
         y = channel.forward(z, rng=rng)
         moment: Any = channel.posterior(y, np.zeros_like(z), V, second_moment=True, rng=rng).second_moment

@@ -93,9 +93,7 @@ class FixedPointCurve:
             if self.ratios.informative and len(log_alpha):
                 # far below the first node everything is proportional to alpha
                 node = self.continuation.stages[0].nodes[0]
-                qhat = self.ratios.qhat(node.x, self.continuation.stages[0].learned) * np.exp(
-                    target - node.log_alpha
-                )
+                qhat = self.ratios.qhat(node.x, self.continuation.stages[0].learned) * np.exp(target - node.log_alpha)
                 return self._pack(alpha, qhat, np.zeros(P), branch)
             return self._pack(alpha, np.zeros(P), self._unlearned_error(0, target), branch)
         if k == len(log_alpha):
@@ -112,9 +110,7 @@ class FixedPointCurve:
             where, shift = s[k], 0.0
         x = smooth(where)[:-1]
         spread = np.abs(x - cautious(where)[:-1]) + shift * np.abs(smooth(where, 1)[:-1])
-        x_error = self._coordinate_error(stage, where, spread) + self._unlearned_error(
-            int(number[k]) + 1, target
-        )
+        x_error = self._coordinate_error(stage, where, spread) + self._unlearned_error(int(number[k]) + 1, target)
         return self._pack(alpha, self.ratios.qhat(x, stage.learned), x_error, branch, x, stage.learned)
 
     def _coordinate_error(self, stage: Stage, where: float, spread: Host) -> Host:
@@ -137,12 +133,10 @@ class FixedPointCurve:
     def _unlearned_error(self, number: int, target: float) -> Host:
         """A component that is about to be learned may be so already, within the error of its threshold."""
         result = np.zeros(self.problem.components)
-        fresh = 0 < number < len(self.continuation.stages) and len(
-            self.continuation.stages[number].learned
-        ) > len(self.continuation.stages[number - 1].learned)
-        if (fresh or number == 0 < len(self.continuation.stages)) and len(
-            self.continuation.stages[number].nodes
-        ) > 1:
+        fresh = 0 < number < len(self.continuation.stages) and len(self.continuation.stages[number].learned) > len(
+            self.continuation.stages[number - 1].learned
+        )
+        if (fresh or number == 0 < len(self.continuation.stages)) and len(self.continuation.stages[number].nodes) > 1:
             stage = self.continuation.stages[number]
             one, two = stage.nodes[:2]
             new = stage.new[0]
@@ -169,20 +163,12 @@ class FixedPointCurve:
         return self._pack(alpha, qhat, np.where(np.isin(np.arange(P), stage.learned), 1.0, 0.0), branch)
 
     def _pack(
-        self,
-        alpha: float,
-        qhat: Host,
-        x_error: Host,
-        branch: str,
-        x: Host | None = None,
-        learned: Sequence[int] = (),
+        self, alpha: float, qhat: Host, x_error: Host, branch: str, x: Host | None = None, learned: Sequence[int] = ()
     ) -> Prediction:
         P = len(qhat)
         if np.isinf(qhat).all():
             second = np.asarray(self.problem.prior.second_moment(P), dtype=float)
-            return Prediction(
-                float(alpha), second, np.zeros((P, P)), np.zeros(P), branch, "counting of equations"
-            )
+            return Prediction(float(alpha), second, np.zeros((P, P)), np.zeros(P), branch, "counting of equations")
         Q, V = self.ratios.overlap(qhat)
         error = np.zeros(P)
         if x is None:
@@ -199,9 +185,7 @@ class FixedPointCurve:
                         moved[a] = x[a]
                 other = np.diagonal(self.ratios.overlap(self.ratios.qhat(moved, widened))[1])
                 error = np.maximum(error, np.abs(other - np.diagonal(V)))
-        return Prediction(
-            float(alpha), Q, V, error + 1e-10 * np.diagonal(V), branch, ", ".join(self.ratios.methods)
-        )
+        return Prediction(float(alpha), Q, V, error + 1e-10 * np.diagonal(V), branch, ", ".join(self.ratios.methods))
 
     # -- competing branches -------------------------------------------------------------------------------------------
 
@@ -239,10 +223,7 @@ class FixedPointCurve:
     def error_at_top(self) -> float:
         """Numerical error of the largest alpha along the curve."""
         nodes = [
-            (node, stage.moving)
-            for stage in self.continuation.stages
-            if len(stage.nodes) > 1
-            for node in stage.nodes
+            (node, stage.moving) for stage in self.continuation.stages if len(stage.nodes) > 1 for node in stage.nodes
         ]
         if not nodes:
             return 0.0
@@ -295,7 +276,5 @@ class FixedPointCurve:
 def fixed_point_curve(problem: Problem) -> FixedPointCurve | None:
     """The curve of a problem whose components decouple, made once in the problem's life; None where they mix."""
     return kept(
-        problem,
-        "fixed_point_curve",
-        lambda: FixedPointCurve(problem) if components_decouple(problem) else None,
+        problem, "fixed_point_curve", lambda: FixedPointCurve(problem) if components_decouple(problem) else None
     )

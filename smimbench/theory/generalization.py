@@ -63,9 +63,7 @@ def generalization_error(problem: Problem, Q: Array, V: Array) -> dict[str, Unce
     return _sampled(problem, joint, V)
 
 
-def measured_error(
-    problem: Problem, truth: Array, cross: Array, own: Array, V: Array | None
-) -> dict[str, Uncertain]:
+def measured_error(problem: Problem, truth: Array, cross: Array, own: Array, V: Array | None) -> dict[str, Uncertain]:
     """Errors of prediction of an estimate that was found.
 
     Parameters

@@ -54,11 +54,7 @@ def perfect_limit(problem: Problem) -> Threshold | None:
         shares = np.diagonal(V) * value
         if not (np.isfinite(shares).all() and (shares > 0).all()):
             return None
-        return (
-            unknowns / (kappa * shares),
-            float(np.max(error / value)),
-            float(np.trace(V @ information.value)),
-        )
+        return (unknowns / (kappa * shares), float(np.max(error / value)), float(np.trace(V @ information.value)))
 
     rates = np.zeros(P)
     for _ in range(BALANCING):

@@ -29,9 +29,7 @@ POINTS = 2**10
 """Labels in each; doubled, errors fall by 1.4 to 2 and the cost doubles."""
 
 
-def sampled_moments(
-    channel: Any, sites: int, Q: Array, V: Array, points: int = POINTS
-) -> tuple[Uncertain, Uncertain]:
+def sampled_moments(channel: Any, sites: int, Q: Array, V: Array, points: int = POINTS) -> tuple[Uncertain, Uncertain]:
     r"""Information and susceptibility of one (Q, V) through the channel's posterior, by quasi-random labels.
 
     .. math::
@@ -60,9 +58,7 @@ def sampled_moments(
 
 
 @by_value(maxsize=256)
-def _sampled_moments(
-    channel: Any, sites: int, Q: Array, V: Array, points: int
-) -> tuple[Uncertain, Uncertain]:
+def _sampled_moments(channel: Any, sites: int, Q: Array, V: Array, points: int) -> tuple[Uncertain, Uncertain]:
     P = len(Q)
     root_Q, root_V = symmetric_root(Q), symmetric_root(V)
     free = [a for a in range(P) if Q[a, a] == 0]
@@ -71,9 +67,7 @@ def _sampled_moments(
     identity = sites * np.eye(P)
     samples, controls, posterior_error = [], [], 0.0
     for scramble in range(SCRAMBLES):
-        normal = normal_points(2 * P * sites, points, "information: latents", scramble).reshape(
-            points, 2, P, sites
-        )
+        normal = normal_points(2 * P * sites, points, "information: latents", scramble).reshape(points, 2, P, sites)
         omega, shift = root_Q @ normal[:, 0], root_V @ normal[:, 1]
         rng = monte_carlo_rng("information: labels", scramble)
         z = omega + shift

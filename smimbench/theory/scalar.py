@@ -54,9 +54,7 @@ class ScalarCurve:
 
     def __post_init__(self) -> None:
         if self.problem.components != 1:
-            raise ValueError(
-                f"a scalar curve needs one component, this problem has {self.problem.components}"
-            )
+            raise ValueError(f"a scalar curve needs one component, this problem has {self.problem.components}")
         self.kappa = float(self.problem.model.kappa)
         self.second, self.bottom = (float(moment[0, 0]) for moment in prior_moments(self.problem))
         probe = self._information(np.array([0.0]))
@@ -64,9 +62,7 @@ class ScalarCurve:
         self.sampled = probe.method.startswith(("Monte Carlo", "nested"))
         # Sampling costs thousands of times more than a formula, and its curve is interpolated anyway.
         low, high, per_decade = (
-            (SAMPLED_LOWEST, SAMPLED_HIGHEST, SAMPLED_PER_DECADE)
-            if self.sampled
-            else (LOWEST, HIGHEST, PER_DECADE)
+            (SAMPLED_LOWEST, SAMPLED_HIGHEST, SAMPLED_PER_DECADE) if self.sampled else (LOWEST, HIGHEST, PER_DECADE)
         )
         count = round(np.log10(high / low) * per_decade) + 1
         self.log_qhat = np.linspace(np.log(low), np.log(high), count)
@@ -100,9 +96,7 @@ class ScalarCurve:
             alpha = np.exp(log_qhat) / (self.kappa * info.value)
             relative = np.abs(info.error / info.value)
         alpha = np.where(info.value > 0, alpha, np.inf)
-        return alpha, np.where(np.isfinite(relative), relative, 1.0) * np.where(
-            np.isfinite(alpha), alpha, 0
-        ) + 0.0
+        return alpha, np.where(np.isfinite(relative), relative, 1.0) * np.where(np.isfinite(alpha), alpha, 0) + 0.0
 
     # -- branches -----------------------------------------------------------------------------------------------
 
@@ -298,9 +292,7 @@ class ScalarCurve:
             value = start / (self.kappa * info.value)
             return Threshold(value, value * info.error / info.value)
         if self.sampled:
-            return Threshold(
-                float(self.alpha[0]), float(self.alpha_error[0] + abs(self.alpha[1] - self.alpha[0]))
-            )
+            return Threshold(float(self.alpha[0]), float(self.alpha_error[0] + abs(self.alpha[1] - self.alpha[0])))
         return _limit([self.alpha_of(np.log(np.array([q])))[0][0] for q in (1e-4, 1e-5, 1e-6, 1e-7)])
 
     def _critical_information(self) -> float:
@@ -341,9 +333,7 @@ class ScalarCurve:
         for i, j, k in zip(finite[:-2], finite[1:-1], finite[2:]):
             a, b, c = self.alpha[i], self.alpha[j], self.alpha[k]
             noise = 3 * self.alpha_error[[i, j, k]].max() + 1e-9 * b
-            kind = (
-                "max" if b > a + noise and b > c + noise else "min" if b < a - noise and b < c - noise else ""
-            )
+            kind = "max" if b > a + noise and b > c + noise else "min" if b < a - noise and b < c - noise else ""
             if not kind:
                 continue
             where, value = self.log_qhat[j], b

@@ -120,9 +120,7 @@ def _spectral_threshold(problem: Problem, Q: Host, V: Host) -> Threshold | None:
     rate = float(problem.model.kappa) * float(eigenvalues[leading].real)
     if not rate > 0:
         return None
-    error_of_rate = float(
-        np.abs(vectors[:, leading]) @ error.reshape(P * P, P * P) @ np.abs(vectors[:, leading])
-    )
+    error_of_rate = float(np.abs(vectors[:, leading]) @ error.reshape(P * P, P * P) @ np.abs(vectors[:, leading]))
     return Threshold(1 / rate, float(problem.model.kappa) * error_of_rate / rate**2)
 
 

@@ -86,15 +86,11 @@ def _installed(channels, priors):
 
 def _first_problem(names, channel, prior):
     """With two tokens or one, and the examples of items that need a parameter; None for parts that do not go together."""
-    tables = [
-        {"name": name, **getattr(item, "example", {})} for name, item in zip(names[1:], (channel, prior))
-    ]
+    tables = [{"name": name, **getattr(item, "example", {})} for name, item in zip(names[1:], (channel, prior))]
     for tokens in (2, 1):
         try:
             return Problem({"name": names[0], "tokens": tokens}, *tables)
-        except (
-            Exception
-        ):  # parts that do not go together; whatever a plugin raises, the others are benchmarked
+        except Exception:  # parts that do not go together; whatever a plugin raises, the others are benchmarked
             continue
     return None
 
@@ -114,9 +110,7 @@ def algorithms():
     for entry in get_registry().entries("algorithm"):
         try:
             _made(entry.item)
-        except (
-            Exception
-        ):  # needs a parameter and gives no example; whatever it raises, the others are benchmarked
+        except Exception:  # needs a parameter and gives no example; whatever it raises, the others are benchmarked
             continue
         prefix = "" if entry.distribution == "smimbench" else f"{entry.distribution}:"
         found.append(prefix + entry.name)

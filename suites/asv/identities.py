@@ -13,9 +13,7 @@ from .cases import Case, problems
 
 SAMPLES = {1: 100_000, 2: 20_000}  # by the number of components; fewer where there are more
 MOST_COMPONENTS = 2
-RESOLUTION = (
-    0.005  # what samples of this size can tell: anything better is shown as this, so that noise is no news
-)
+RESOLUTION = 0.005  # what samples of this size can tell: anything better is shown as this, so that noise is no news
 DRAWS = 12
 DIMENSION = {"sequence-multi-index": 20_000, "attention-indexed": 200}
 

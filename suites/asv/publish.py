@@ -132,9 +132,7 @@ def fetch(name: str, version: str, expected: str, cache: Path) -> Path:
         if done.returncode or not found:
             raise SystemExit(f"npm could not fetch {name} {version}: {' '.join(done.stderr.split())}")
         if integrity(found[0]) != expected:
-            raise SystemExit(
-                f"npm gave another {name} {version} than the one pinned here: {integrity(found[0])}"
-            )
+            raise SystemExit(f"npm gave another {name} {version} than the one pinned here: {integrity(found[0])}")
         shutil.move(str(found[0]), kept)
     return kept
 
@@ -166,9 +164,7 @@ def localise(page: str, vendor: Path) -> str:
         address = match["script"] or match["style"]
         name = stem(address)
         if name not in known:
-            raise SystemExit(
-                f"this asv loads {address}, which is not among the packages of this file; add it"
-            )
+            raise SystemExit(f"this asv loads {address}, which is not among the packages of this file; add it")
         if match["script"]:
             return f'<script src="{known[name]}"></script>'
         return f'<link rel="stylesheet" href="{known[name]}">'
@@ -200,9 +196,7 @@ def pack(html: Path, cache: Path) -> None:
         first = re.search(r"<script[^>]*\bsrc=\"asv\.js\"", page)
         if first is None:
             raise SystemExit(f"{index}: asv.js is not loaded where it was expected")
-        ours = (
-            '<script src="data.js"></script>\n    <script src="vendor/js/answer-from-data.js"></script>\n    '
-        )
+        ours = '<script src="data.js"></script>\n    <script src="vendor/js/answer-from-data.js"></script>\n    '
         page = page[: first.start()] + ours + page[first.start() :]
     left = [match.group(0) for match in TAG.finditer(page)]
     if left:
@@ -213,9 +207,7 @@ def pack(html: Path, cache: Path) -> None:
 def html_folder() -> Path:
     """Where asv.conf.json says that the site goes."""
     text = "\n".join(
-        line
-        for line in (ROOT / "asv.conf.json").read_text().splitlines()
-        if not line.strip().startswith("//")
+        line for line in (ROOT / "asv.conf.json").read_text().splitlines() if not line.strip().startswith("//")
     )
     return ROOT / json.loads(text).get("html_dir", "html")
 

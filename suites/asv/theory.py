@@ -21,9 +21,7 @@ class StateEvolution(Timed):
     def setup(self, problem):
         self.case = Case(problem)
         if self.case.problem.components > 1:
-            raise NotImplementedError(
-                "curves of several components take minutes; they are followed by the suites"
-            )
+            raise NotImplementedError("curves of several components take minutes; they are followed by the suites")
 
     def _fresh(self):
         spec = self.case.problem.spec

@@ -73,9 +73,7 @@ def test_loss_and_gradient_are_those_of_the_loss_written_out(problem, rng):
         step = np.zeros_like(W)
         step[index] = 1e-5
         numeric[index] = (loss(step) - loss(-step)) / 2e-5
-    np.testing.assert_allclose(
-        found.gradient.reshape(W.shape), numeric, rtol=1e-5, atol=1e-6 * np.abs(numeric).max()
-    )
+    np.testing.assert_allclose(found.gradient.reshape(W.shape), numeric, rtol=1e-5, atol=1e-6 * np.abs(numeric).max())
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)

@@ -24,9 +24,7 @@ def attention(**channel):
 
 
 def layers(count=2):
-    return Problem(
-        {"name": "sequence-multi-index", "tokens": 2}, {"name": "softmax", "layers": count}, "gaussian"
-    )
+    return Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "softmax", "layers": count}, "gaussian")
 
 
 def build_algorithm(table):
@@ -119,8 +117,7 @@ def test_algorithms_that_cannot_be_batched_run_one_after_the_other(of, backend):
     together = Averaged(of=of, students=3)
     state = together.init(problem, data, np.random.default_rng(4))
     alone = [
-        (item := build_algorithm(of), item.init(problem, data, stream))
-        for stream in np.random.default_rng(4).spawn(3)
+        (item := build_algorithm(of), item.init(problem, data, stream)) for stream in np.random.default_rng(4).spawn(3)
     ]
     for _ in range(3):
         state, info = together.step(problem, data, state)
@@ -188,9 +185,7 @@ def test_cell_knows_the_version_and_all_parameters_of_the_algorithm():
     assert spec["of"]["version"] == Adam.version
     assert spec["of"]["beta2"] == 0.999
     assert spec["of"]["steps"] == 7
-    assert parameters_of("algorithm", Averaged(of="adam")) == parameters_of(
-        "algorithm", Averaged(of={"name": "adam"})
-    )
+    assert parameters_of("algorithm", Averaged(of="adam")) == parameters_of("algorithm", Averaged(of={"name": "adam"}))
     # A stored spec builds the same algorithm again.
     again = Averaged(**spec)
     assert parameters_of("algorithm", again) == spec

@@ -27,9 +27,7 @@ def run(problem, alpha, dimension, replicate=0, algorithm=None, **settings):
         return np.random.default_rng([replicate, attempt])
 
     data = instance.data(backend)
-    return run_algorithm(
-        problem, instance, data, algorithm or Gamp(), make_rng, LoopSettings(**settings), backend
-    )
+    return run_algorithm(problem, instance, data, algorithm or Gamp(), make_rng, LoopSettings(**settings), backend)
 
 
 def iterate(problem, instance, steps, start=None, algorithm=None):
@@ -453,9 +451,7 @@ def test_a_step_needs_little_more_than_the_inputs():
 
 
 @pytest.mark.parametrize(
-    "problem",
-    [attention(), attention("linear", noise=0.1), sequence(), sequence("linear", components=2)],
-    ids=str,
+    "problem", [attention(), attention("linear", noise=0.1), sequence(), sequence("linear", components=2)], ids=str
 )
 def test_every_namespace_takes_the_same_steps(backend, problem):
     instance = problem.instance(0.6, 12)
@@ -467,17 +463,7 @@ def test_every_namespace_takes_the_same_steps(backend, problem):
         for _ in range(3):
             state, info = algorithm.step(problem, data, state)
         found.append(
-            [
-                to_host(v)
-                for v in (
-                    algorithm.estimate(state),
-                    state.V,
-                    info.claimed,
-                    info.held,
-                    info.moved,
-                    info.strain,
-                )
-            ]
+            [to_host(v) for v in (algorithm.estimate(state), state.V, info.claimed, info.held, info.moved, info.strain)]
         )
     for ours, theirs in zip(*found):
         np.testing.assert_allclose(theirs, ours, rtol=1e-9, atol=1e-11)

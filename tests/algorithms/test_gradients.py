@@ -61,10 +61,7 @@ def test_gradient_is_the_derivative_of_the_loss(name, loss, rng):
     for _ in range(3):
         along = rng.standard_normal(factor.shape)
         h = 1e-5
-        ends = [
-            loss_gradient(problem, data.inputs, targets, factor + s * h * along, loss=loss).loss
-            for s in (1, -1)
-        ]
+        ends = [loss_gradient(problem, data.inputs, targets, factor + s * h * along, loss=loss).loss for s in (1, -1)]
         slope = float(ends[0] - ends[1]) / (2 * h)
         assert float((found.gradient * along).sum()) == pytest.approx(slope, rel=1e-6, abs=1e-7)
 
@@ -103,9 +100,7 @@ def test_attention_gradient_has_the_formula_of_the_matrix_model(rng):
         P /= P.sum(1, keepdims=True)
         G = 2 * (P - np.exp(y))
         dA = beta * P * (G - (G * P).sum(1, keepdims=True))
-        gradient += ((dA + dA.T) @ Z).T @ x / (math.sqrt(r) * math.sqrt(d)) - 2 * np.trace(dA) * W / (
-            math.sqrt(r) * d
-        )
+        gradient += ((dA + dA.T) @ Z).T @ x / (math.sqrt(r) * math.sqrt(d)) - 2 * np.trace(dA) * W / (math.sqrt(r) * d)
     found = loss_gradient(problem, data.inputs, targets_of(problem, data), W.T[None])
     assert np.allclose(found.gradient[0], gradient.T, rtol=1e-10, atol=1e-12)
 
@@ -125,9 +120,7 @@ def test_students_are_independent_of_each_other(name, rng, backend):
 
 
 def test_saturated_probabilities_do_not_break_cross_entropy(rng):
-    problem = Problem(
-        {"name": "attention-indexed", "tokens": 2}, {"name": "softmax", "beta": 3000.0}, ATTENTION
-    )
+    problem = Problem({"name": "attention-indexed", "tokens": 2}, {"name": "softmax", "beta": 3000.0}, ATTENTION)
     _, data = small(problem)
     factor = problem.prior.draw_factor(rng, 1, data.dimension)
     found = loss_gradient(problem, data.inputs, targets_of(problem, data), factor, loss="cross-entropy")
@@ -144,17 +137,13 @@ def test_surrogate_is_the_softmax_of_that_temperature(beta, rng):
     soft = Problem({"name": "attention-indexed", "tokens": 3}, {"name": "softmax", "beta": beta}, ATTENTION)
     z = rng.standard_normal((5, 1, 6))
     stand_in = surrogate(hard, beta)
-    assert np.allclose(
-        stand_in.observable(stand_in.forward(z)), soft.channel.observable(soft.channel.forward(z))
-    )
+    assert np.allclose(stand_in.observable(stand_in.forward(z)), soft.channel.observable(soft.channel.forward(z)))
     cotangent = rng.standard_normal((5, 3, 3))
     assert np.allclose(stand_in.vjp(z, cotangent), soft.channel.vjp(z, cotangent))
     assert surrogate(soft, beta) is None
 
 
-@pytest.mark.parametrize(
-    "algorithm", [Adam(steps=60), Sgd(steps=60, learning_rate=0.05, surrogate_beta=(1.0, 8.0))]
-)
+@pytest.mark.parametrize("algorithm", [Adam(steps=60), Sgd(steps=60, learning_rate=0.05, surrogate_beta=(1.0, 8.0))])
 def test_hardmax_is_learned_through_a_surrogate_that_says_so(algorithm):
     problem = Problem({"name": "attention-indexed", "tokens": 2}, "hardmax", {"name": "wishart", "rho": 0.5})
     instance = problem.instance(1.0, 24)
@@ -175,13 +164,7 @@ def test_certainty_is_no_divergence():
     instance = problem.instance(1.5, 150)
     rule = Sgd(learning_rate=0.05, batch=50, epochs=100)
     result = run_algorithm(
-        problem,
-        instance,
-        instance.data(get_backend()),
-        rule,
-        np.random.default_rng,
-        LoopSettings(),
-        get_backend(),
+        problem, instance, instance.data(get_backend()), rule, np.random.default_rng, LoopSettings(), get_backend()
     ).attempt
     assert result.status == Status.OK, result.reason
     assert (result.estimate**2).mean() == pytest.approx(1.0)  # the prior's norm
@@ -232,9 +215,7 @@ def test_adamw_shrinks_apart_from_the_gradient():
 def test_sgd_with_momentum_and_decay_follows_the_textbook(nesterov):
     problem = make("two layers")
     _, data = small(problem)
-    rule = Sgd(
-        learning_rate=0.1, momentum=0.6, nesterov=nesterov, weight_decay=0.2, schedule="1/t", decay_steps=3
-    )
+    rule = Sgd(learning_rate=0.1, momentum=0.6, nesterov=nesterov, weight_decay=0.2, schedule="1/t", decay_steps=3)
     states = walk(rule, problem, data, 4)
     W, v = states[0].factor, 0.0
     for t in range(4):
@@ -364,9 +345,7 @@ def test_width_of_the_student():
     assert np.linalg.matrix_rank(state.signal[0]) == 3
 
 
-@pytest.mark.parametrize(
-    "rule", [Sgd(learning_rate=0.05, batch=7, epochs=1, momentum=0.5), Adam(batch=7, epochs=1)]
-)
+@pytest.mark.parametrize("rule", [Sgd(learning_rate=0.05, batch=7, epochs=1, momentum=0.5), Adam(batch=7, epochs=1)])
 @pytest.mark.parametrize("name", ["two layers", "attention softmax"])
 def test_every_backend_takes_the_same_steps(rule, name, backend):
     problem = make(name)
@@ -382,9 +361,7 @@ def test_inputs_may_be_streamed(name, rng):
     problem = make(name)
     instance, data = small(problem)
     streamed = instance.data(get_backend(), stream=True)
-    assert np.allclose(
-        walk(Adam(), problem, streamed, 2)[-1].signal, walk(Adam(), problem, data, 2)[-1].signal
-    )
+    assert np.allclose(walk(Adam(), problem, streamed, 2)[-1].signal, walk(Adam(), problem, data, 2)[-1].signal)
     with pytest.raises(ValueError, match="fit the device"):
         walk(Sgd(batch=3, epochs=1), problem, streamed, 1)
 
@@ -397,9 +374,7 @@ def test_single_precision_stays_single():
 
 
 def test_adam_learns_with_every_loss_and_recovers_the_signal():
-    problem = Problem(
-        {"name": "attention-indexed", "tokens": 2}, {"name": "softmax"}, {"name": "wishart", "rho": 0.5}
-    )
+    problem = Problem({"name": "attention-indexed", "tokens": 2}, {"name": "softmax"}, {"name": "wishart", "rho": 0.5})
     instance = problem.instance(0.5, 16)
     data = instance.data(get_backend())
     for loss in ("squared", "cross-entropy"):

@@ -93,8 +93,7 @@ def test_validation_is_as_good_as_the_best_of_a_grid():
     instance = problem.instance(0.25, 24)
     chosen = solve(problem, instance, Nuclear(), tolerance=1e-5)
     grid = [
-        solve(problem, instance, Nuclear(tau), tolerance=1e-5).metrics["mse"][0]
-        for tau in (0.03, 0.1, 0.3, 1.0, 3.0)
+        solve(problem, instance, Nuclear(tau), tolerance=1e-5).metrics["mse"][0] for tau in (0.03, 0.1, 0.3, 1.0, 3.0)
     ]
     assert chosen.metrics["mse"][0] < 1.25 * min(grid)
     assert any("chosen by validation" in warning for warning in chosen.warnings)

@@ -44,9 +44,7 @@ def compile_always(monkeypatch):
 
 def test_an_iteration_is_the_same(start, monkeypatch):
     problem, data, state = start
-    assert (
-        compiled.one_pass(problem, data, state.estimate, state.V, state.g) is None
-    )  # too small to be worth it
+    assert compiled.one_pass(problem, data, state.estimate, state.V, state.g) is None  # too small to be worth it
     expected, info = GAMP().step(problem, data, state)
     compile_always(monkeypatch)
     assert compiled.one_pass(problem, data, state.estimate, state.V, state.g) is not None
@@ -63,9 +61,7 @@ def test_the_first_iteration_has_no_onsager_term(start, monkeypatch):
     expected, _ = GAMP().step(problem, data, state._replace(g=None))
     compile_always(monkeypatch)
     found, _ = GAMP().step(problem, data, state._replace(g=None))
-    np.testing.assert_allclose(
-        found.estimate, expected.estimate, rtol=0, atol=1e-12 * np.abs(expected.estimate).max()
-    )
+    np.testing.assert_allclose(found.estimate, expected.estimate, rtol=0, atol=1e-12 * np.abs(expected.estimate).max())
 
 
 def test_what_cannot_be_compiled_is_left_to_the_loop(monkeypatch):

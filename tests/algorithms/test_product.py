@@ -34,11 +34,7 @@ def combinations():
     ):
         if all(entry.fits(model.name) for entry in (channel, prior, algorithm)):
             yield pytest.param(
-                model,
-                channel,
-                prior,
-                algorithm,
-                id="-".join((model.name, channel.name, prior.name, algorithm.name)),
+                model, channel, prior, algorithm, id="-".join((model.name, channel.name, prior.name, algorithm.name))
             )
 
 

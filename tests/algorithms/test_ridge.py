@@ -91,8 +91,7 @@ def test_it_is_the_gaussian_posterior_mean_of_a_matrix(convention):
     basis = symmetric_basis(d)
     A = np.einsum("ncij,kij->nck", design(instance), basis).reshape(-1, len(basis))
     variance = np.tile(
-        [noise, noise, noise] if convention == "plain" else [2 * noise, noise, 2 * noise],
-        len(instance.inputs),
+        [noise, noise, noise] if convention == "plain" else [2 * noise, noise, 2 * noise], len(instance.inputs)
     )
     mean = problem.prior.mean(1, d)[0]
     y = instance.labels.reshape(-1) - A @ np.einsum("kij,ij->k", basis, mean)
@@ -129,9 +128,7 @@ def test_noiseless_softmax_is_fitted_exactly_and_closest_to_the_prior_mean():
     assert any("2 of 3 combinations" in warning for warning in found.warnings)
 
 
-@pytest.mark.parametrize(
-    ("channel", "alpha"), [({"name": "softmax"}, 0.1), ({"name": "linear", "noise": 0.5}, 0.2)]
-)
+@pytest.mark.parametrize(("channel", "alpha"), [({"name": "softmax"}, 0.1), ({"name": "linear", "noise": 0.5}, 0.2)])
 def test_runs_follow_the_theory_of_the_best_linear_estimate(channel, alpha):
     problem = attention(channel)
     point = Ridge().theory(problem, alpha)

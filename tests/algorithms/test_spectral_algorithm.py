@@ -86,10 +86,7 @@ def test_extensive_rank_takes_one_denoised_step(origin):
     point = Spectral(origin=origin).theory(problem, 0.4)
     _, V, _, _ = first_order_theory(problem, 0.4, origin)
     assert point["mse"] == V[0, 0]
-    errors = [
-        run(problem, problem.instance(0.4, 80, r), Spectral(origin=origin)).metrics["mse"][0]
-        for r in range(4)
-    ]
+    errors = [run(problem, problem.instance(0.4, 80, r), Spectral(origin=origin)).metrics["mse"][0] for r in range(4)]
     assert np.mean(errors) == pytest.approx(point["mse"], rel=0.12)
 
 

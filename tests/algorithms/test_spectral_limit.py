@@ -24,9 +24,7 @@ from smimbench.theory.decoupling import components_decouple
 
 
 def softmax(tokens=2, **channel):
-    return Problem(
-        {"name": "sequence-multi-index", "tokens": tokens}, {"name": "softmax", **channel}, "gaussian"
-    )
+    return Problem({"name": "sequence-multi-index", "tokens": tokens}, {"name": "softmax", **channel}, "gaussian")
 
 
 def data_of(problem, alpha, dimension, replicate=0, backend: Backend | None = None):
@@ -348,9 +346,7 @@ def test_the_last_layer_emerges_first():
 def test_directions_that_do_not_separate_are_found_together():
     """Linear labels of two directions: the leading vector is the whole signal; F is (P + 1) / (1 + noise)^2."""
     problem = Problem(
-        {"name": "sequence-multi-index", "tokens": 1},
-        {"name": "linear", "components": 2, "noise": 0.5},
-        "gaussian",
+        {"name": "sequence-multi-index", "tokens": 1}, {"name": "linear", "components": 2, "noise": 0.5}, "gaussian"
     )
     alpha = 2.0
     for kind in ("symmetric", "asymmetric"):
@@ -386,16 +382,11 @@ def test_joint_theory_agrees_with_the_scalar_one():
 
 
 def test_sign_is_right_where_labels_tell_it():
-    problem = Problem(
-        {"name": "sequence-multi-index", "tokens": 1}, {"name": "linear", "noise": 0.1}, "gaussian"
-    )
+    problem = Problem({"name": "sequence-multi-index", "tokens": 1}, {"name": "linear", "noise": 0.1}, "gaussian")
     for replicate in range(4):
         instance, data = data_of(problem, 3.0, 150, replicate)
         assert (
-            instance.metrics(spectral_estimate(problem, data, np.random.default_rng(replicate)).estimate)[
-                "mse"
-            ][0]
-            < 1
+            instance.metrics(spectral_estimate(problem, data, np.random.default_rng(replicate)).estimate)["mse"][0] < 1
         )
 
 
@@ -417,9 +408,7 @@ def test_inputs_may_be_streamed(kind):
     problem = softmax()
     instance = problem.instance(0.9, 60)
     found = [
-        spectral_estimate(
-            problem, instance.data(get_backend(), stream=stream), np.random.default_rng(0), kind
-        )
+        spectral_estimate(problem, instance.data(get_backend(), stream=stream), np.random.default_rng(0), kind)
         for stream in (True, False)
     ]
     assert np.allclose(found[0].estimate, found[1].estimate)
@@ -428,9 +417,7 @@ def test_inputs_may_be_streamed(kind):
 def test_single_precision():
     problem = softmax()
     instance = problem.instance(0.9, 80, dtype="float32")
-    found = spectral_estimate(
-        problem, instance.data(get_backend("numpy", "float32")), np.random.default_rng(0)
-    )
+    found = spectral_estimate(problem, instance.data(get_backend("numpy", "float32")), np.random.default_rng(0))
     double = spectral_estimate(problem, data_of(problem, 0.9, 80)[1], np.random.default_rng(0))
     assert found.estimate.dtype == np.float32
     assert np.allclose(np.abs(found.estimate), np.abs(double.estimate), atol=1e-2)
@@ -443,9 +430,7 @@ def test_start_claims_what_it_holds():
     held = float((start.estimate**2).mean())
     assert start.V[0, 0] == pytest.approx(1 - held)
     attention = Problem(
-        {"name": "attention-indexed", "tokens": 2},
-        {"name": "linear", "noise": 0.3},
-        {"name": "wishart", "rho": 0.5},
+        {"name": "attention-indexed", "tokens": 2}, {"name": "linear", "noise": 0.3}, {"name": "wishart", "rho": 0.5}
     )
     instance, data = data_of(attention, 0.2, 60)
     start = Spectral().start(attention, data, np.random.default_rng(0))
@@ -454,9 +439,7 @@ def test_start_claims_what_it_holds():
 
 
 def test_kinds_and_models_that_do_not_fit():
-    attention = Problem(
-        {"name": "attention-indexed", "tokens": 2}, "softmax", {"name": "wishart", "rho": 0.5}
-    )
+    attention = Problem({"name": "attention-indexed", "tokens": 2}, "softmax", {"name": "wishart", "rho": 0.5})
     with pytest.raises(ValueError, match="low rank"):
         spectral_theory(attention, 0.1)
     with pytest.raises(ValueError, match="symmetric, asymmetric"):
@@ -467,9 +450,7 @@ def test_kinds_and_models_that_do_not_fit():
 
 @pytest.mark.parametrize("origin", ["prior-mean", "zero"])
 def test_first_order_estimate_follows_its_theory(origin):
-    problem = Problem(
-        {"name": "attention-indexed", "tokens": 2}, {"name": "hardmax"}, {"name": "wishart", "rho": 0.5}
-    )
+    problem = Problem({"name": "attention-indexed", "tokens": 2}, {"name": "hardmax"}, {"name": "wishart", "rho": 0.5})
     Q, V, error, _ = first_order_theory(problem, 0.5, origin)
     # (4 / 3V)(1 / pi P+ + 1 / 2 pi P-) is the information at zero; Q0 = 1.5.
     if origin == "zero":
@@ -546,9 +527,7 @@ class Correlated:
 def test_correlated_components_of_any_length_land_on_theory(kind):
     """Errors of finite runs, which know nothing of how theory whitens; the overlap is the squared cosine of the run."""
     problem = Problem(
-        {"name": "sequence-multi-index", "tokens": 2},
-        {"name": "linear", "components": 2, "noise": 0.3},
-        "gaussian",
+        {"name": "sequence-multi-index", "tokens": 2}, {"name": "linear", "components": 2, "noise": 0.3}, "gaussian"
     )
     problem.prior = Correlated()
     problem.spec["prior"] = {"name": "correlated", "version": 1}

@@ -20,7 +20,5 @@ def test_clip_keeps_the_array_type_and_does_what_numpy_does(backend, dtype, lowe
 
 
 def test_clip_keeps_nan_and_takes_arrays_as_bounds(backend):
-    x, low, high = (
-        backend.asarray(np.array(v)) for v in ([np.nan, -2.0, 7.0], [0.0, -1.0, 0.0], [1.0, 0.0, 5.0])
-    )
+    x, low, high = (backend.asarray(np.array(v)) for v in ([np.nan, -2.0, 7.0], [0.0, -1.0, 0.0], [1.0, 0.0, 5.0]))
     np.testing.assert_array_equal(to_host(clip(x, low, high)), [np.nan, -1.0, 5.0])

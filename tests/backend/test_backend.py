@@ -88,9 +88,7 @@ def test_broken_cupy_fails_in_one_line(monkeypatch):
 
 def test_the_driver_is_read_from_its_tool(monkeypatch, tmp_path):
     tool = tmp_path / "nvidia-smi"
-    tool.write_text(
-        "#!/bin/sh\necho '| NVIDIA-SMI 570.1   Driver Version: 570.133.20   CUDA Version: 12.8 |'\n"
-    )
+    tool.write_text("#!/bin/sh\necho '| NVIDIA-SMI 570.1   Driver Version: 570.133.20   CUDA Version: 12.8 |'\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     machine.nvidia_driver.cache_clear()
@@ -193,9 +191,7 @@ def gpu():
     cuda = types.SimpleNamespace(
         Event=lambda: FakeEvent(stream),
         get_elapsed_time=lambda first, last: 1e3 * (last.at - first.at),
-        get_current_stream=lambda: types.SimpleNamespace(
-            synchronize=lambda: stream.update(idle=stream["idle"] + 1)
-        ),
+        get_current_stream=lambda: types.SimpleNamespace(synchronize=lambda: stream.update(idle=stream["idle"] + 1)),
         runtime=types.SimpleNamespace(memGetInfo=lambda: (1000, 5000)),
     )
     xp = types.SimpleNamespace(

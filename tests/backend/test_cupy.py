@@ -14,22 +14,11 @@ from smimbench.suite.reader import load_suite
 from tests.helpers import ATTENTION, SUITE, write_suite
 
 cupy = pytest.importorskip("cupy")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not cupy.is_available(), reason="no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not cupy.is_available(), reason="no CUDA device")]
 
 PROBLEMS = [
-    (
-        ({"name": "attention-indexed", "tokens": 2}, {"name": "softmax"}, {"name": "wishart", "rho": 0.5}),
-        0.1,
-        200,
-    ),
-    (
-        ({"name": "attention-indexed", "tokens": 2}, {"name": "hardmax"}, {"name": "wishart", "rho": 0.5}),
-        0.3,
-        100,
-    ),
+    (({"name": "attention-indexed", "tokens": 2}, {"name": "softmax"}, {"name": "wishart", "rho": 0.5}), 0.1, 200),
+    (({"name": "attention-indexed", "tokens": 2}, {"name": "hardmax"}, {"name": "wishart", "rho": 0.5}), 0.3, 100),
     (({"name": "sequence-multi-index", "tokens": 2}, {"name": "softmax", "layers": 2}, "gaussian"), 1.2, 500),
     (({"name": "sequence-multi-index", "tokens": 3}, {"name": "softmax"}, "gaussian"), 1.0, 800),
 ]

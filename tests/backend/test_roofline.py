@@ -51,8 +51,7 @@ def test_a_measurement_belongs_to_a_machine_and_a_number_of_threads(quick, monke
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "{", '{"version": 0, "rates": {}}', '{"version": 1}', '{"version": 1, "rates": {"float64": "x"}}'],
+    "text", ["", "{", '{"version": 0, "rates": {}}', '{"version": 1}', '{"version": 1, "rates": {"float64": "x"}}']
 )
 def test_a_torn_measurement_is_none(quick, text):
     quick.mkdir()
@@ -79,12 +78,8 @@ def test_the_slower_of_the_two_bounds():
 
 
 def test_cost_counts_both_products_and_one_reading():
-    attention = Problem(
-        {"name": "attention-indexed", "tokens": 3}, "softmax", {"name": "wishart", "rho": 0.5}
-    )
-    sequence = Problem(
-        {"name": "sequence-multi-index", "tokens": 2}, {"name": "linear", "components": 3}, "gaussian"
-    )
+    attention = Problem({"name": "attention-indexed", "tokens": 3}, "softmax", {"name": "wishart", "rho": 0.5})
+    sequence = Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "linear", "components": 3}, "gaussian")
     for problem, expected in ((attention, 3 * 10 * 3 * 8 * 8), (sequence, 4 * 10 * 2 * 8 * 3)):
         n = 10
         cost = problem.model.cost(n, 8, problem.components, 4)
@@ -98,10 +93,7 @@ def test_cost_counts_both_products_and_one_reading():
                 assert algorithm.cost(problem, data) == (expected, width / 4 * cost.bytes)
             averaged = get_registry().get("algorithm", "averaged").item
             assert averaged("adam", students=5).cost(problem, data) == (5 * expected, width / 4 * cost.bytes)
-            assert averaged("gamp", students=5).cost(problem, data) == (
-                5 * expected,
-                5 * width / 4 * cost.bytes,
-            )
+            assert averaged("gamp", students=5).cost(problem, data) == (5 * expected, 5 * width / 4 * cost.bytes)
             assert averaged("spectral").cost(sequence, data) is None
 
 
@@ -119,11 +111,7 @@ def test_rows_average_what_is_known():
     assert found["ceiling_fraction"] == pytest.approx((0.5 + 0.25) / 2)
     assert found["ceiling"] == "products"
     assert _efficiency([record(2.0, dtype="float32", tf32=True)])["ceiling_fraction"] == pytest.approx(0.0625)
-    assert _efficiency([record(9.0, cost=False)]) == {
-        "ceiling_fraction": None,
-        "ceiling": None,
-        "device_seconds": None,
-    }
+    assert _efficiency([record(9.0, cost=False)]) == {"ceiling_fraction": None, "ceiling": None, "device_seconds": None}
 
 
 def test_the_table_shows_them_where_there_are_any():

@@ -18,9 +18,7 @@ from tests.helpers import SUITE, write_suite
 
 SEQUENCE = Problem({"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian")
 ATTENTION = Problem(
-    {"name": "attention-indexed", "tokens": 2},
-    {"name": "linear", "noise": 0.1},
-    {"name": "wishart", "rho": 0.5},
+    {"name": "attention-indexed", "tokens": 2}, {"name": "linear", "noise": 0.1}, {"name": "wishart", "rho": 0.5}
 )
 
 
@@ -63,8 +61,7 @@ def test_the_whole_is_refused_in_words(key):
 
 
 @pytest.mark.parametrize(
-    ("problem", "algorithm"),
-    [(SEQUENCE, "gamp"), (ATTENTION, "gamp"), (SEQUENCE, "adam"), (ATTENTION, "spectral")],
+    ("problem", "algorithm"), [(SEQUENCE, "gamp"), (ATTENTION, "gamp"), (SEQUENCE, "adam"), (ATTENTION, "spectral")]
 )
 def test_results_do_not_depend_on_where_the_inputs_live(backend, problem, algorithm):
     instance = problem.instance(0.9, 16)

@@ -65,9 +65,7 @@ def table(now: dict[str, float], baseline: dict[str, float], fail_over: float) -
         change = 100 * (now[name] / baseline[name] - 1)
         mark = "SLOWER" if worse(now[name], baseline[name], fail_over) else ""
         lines.append(f"{change:+7.1f}%  {baseline[name]:10.4g} -> {now[name]:10.4g}  {name}  {mark}".rstrip())
-    lines += [
-        f"    new              -> {now[name]:10.4g}  {name}" for name in sorted(now.keys() - baseline.keys())
-    ]
+    lines += [f"    new              -> {now[name]:10.4g}  {name}" for name in sorted(now.keys() - baseline.keys())]
     kinds = {name.endswith(WITHOUT_FAST) for name in now}
     missing = [name for name in sorted(baseline.keys() - now.keys()) if name.endswith(WITHOUT_FAST) in kinds]
     lines += [f"    not run                        {name}" for name in missing]
@@ -79,9 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path, nargs="+", help="what --benchmark-json wrote")
     parser.add_argument("--baseline", type=Path, default=BASELINE)
-    parser.add_argument(
-        "--fail-over", type=float, default=FAIL_OVER, metavar="PERCENT", help="[default: %(default)s]"
-    )
+    parser.add_argument("--fail-over", type=float, default=FAIL_OVER, metavar="PERCENT", help="[default: %(default)s]")
     parser.add_argument("--update", action="store_true", help="make this run the baseline")
     options = parser.parse_args(arguments)
     documents = [json.loads(path.read_text()) for path in options.runs]

@@ -157,9 +157,7 @@ def test_hardmax(benchmark, judge):
 @pytest.mark.benchmark(group="ceilings")
 def test_two_layers(benchmark, judge):
     """D = 1000, alpha = 1.2: every iteration and the average of a run, with ``fast`` and without."""
-    problem = Problem(
-        {"name": "sequence-multi-index", "tokens": 2}, {"name": "softmax", "layers": 2}, "gaussian"
-    )
+    problem = Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "softmax", "layers": 2}, "gaussian")
     data = problem.instance(1.2, 1000).data(get_backend("numpy"))
     gamp, state = begun(problem, data, 0)
     state, _ = gamp.step(problem, data, state)

@@ -34,9 +34,7 @@ def within(benchmark, seconds: float) -> None:
 
 def attention(channel="softmax", **parameters) -> Problem:
     return Problem(
-        {"name": "attention-indexed", "tokens": 2},
-        {"name": channel, **parameters},
-        {"name": "wishart", "rho": 0.5},
+        {"name": "attention-indexed", "tokens": 2}, {"name": channel, **parameters}, {"name": "wishart", "rho": 0.5}
     )
 
 
@@ -88,11 +86,7 @@ def test_curve_of_128_points_from_the_command_line(benchmark, tmp_path):
 
     def call():
         done = subprocess.run(
-            command("theory", suite, "--json", *alphas),
-            capture_output=True,
-            text=True,
-            env=environment(),
-            check=True,
+            command("theory", suite, "--json", *alphas), capture_output=True, text=True, env=environment(), check=True
         )
         return json.loads(done.stdout)
 

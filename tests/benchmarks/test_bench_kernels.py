@@ -143,9 +143,7 @@ def test_a_kernel_that_is_20_percent_slower_is_flagged(benchmark, calibration, p
     call = getattr(pieces(name), part)
     unit = calibration.exp if part == "posterior" else calibration.gemm
     benchmark.pedantic(call, rounds=3)
-    before, again, after = (
-        best_pair(work, unit, seconds=2.0).ratio for work in (call, call, slowed(call, 0.2))
-    )
+    before, again, after = (best_pair(work, unit, seconds=2.0).ratio for work in (call, call, slowed(call, 0.2)))
     benchmark.extra_info.update(before=before, again=again, after=after)
     if judge:
         assert not compare.worse(again, before)

@@ -14,8 +14,7 @@ def run(folder, name="now.json", info=None, cpu="here", **values):
     """A document as pytest-benchmark writes it."""
     info = info or {}
     entries = [
-        {"fullname": f"tests/benchmarks/test_x.py::{k}", "extra_info": {"ratio": v} | info}
-        for k, v in values.items()
+        {"fullname": f"tests/benchmarks/test_x.py::{k}", "extra_info": {"ratio": v} | info} for k, v in values.items()
     ]
     path = folder / name
     path.write_text(
@@ -37,21 +36,14 @@ def baseline(folder, **values):
 
 @pytest.mark.parametrize(("now", "code"), [(2.2, 0), (2.31, 1), (1.0, 0)])
 def test_growth_beyond_the_limit_fails(tmp_path, capsys, now, code):
-    assert (
-        compare.main([str(run(tmp_path, a=now, b=1.0)), "--baseline", str(baseline(tmp_path, a=2.0, b=1.0))])
-        == code
-    )
+    assert compare.main([str(run(tmp_path, a=now, b=1.0)), "--baseline", str(baseline(tmp_path, a=2.0, b=1.0))]) == code
     out = capsys.readouterr().out
     assert ("SLOWER" in out) == bool(code)
     assert "plain" not in out
 
 
 def test_the_limit_is_an_option_and_the_worst_comes_first(tmp_path, capsys):
-    arguments = [
-        str(run(tmp_path, a=1.1, b=1.4, c=0.5)),
-        "--baseline",
-        str(baseline(tmp_path, a=1.0, b=1.0, c=1.0)),
-    ]
+    arguments = [str(run(tmp_path, a=1.1, b=1.4, c=0.5)), "--baseline", str(baseline(tmp_path, a=1.0, b=1.0, c=1.0))]
     assert compare.main([*arguments, "--fail-over", "50"]) == 0
     assert compare.main([*arguments, "--fail-over", "5"]) == 1
     lines = capsys.readouterr().out.splitlines()[-3:]

@@ -187,11 +187,7 @@ def test_generalization_error_is_that_of_predictions(rng, channel, P):
     omega, z, _ = draw(rng, channel, n, Q, V)
     found = channel.generalization_error(Q, V)
     target = channel.predict(z)
-    for key, guess in (
-        ("plugin", channel.predict(omega)),
-        ("bayes", channel.predict(omega)),
-        ("constant", 0),
-    ):
+    for key, guess in (("plugin", channel.predict(omega)), ("bayes", channel.predict(omega)), ("constant", 0)):
         errors = np.sum((target - guess).reshape(n, -1) ** 2, axis=1)
         assert float(found[key].value) == pytest.approx(errors.mean(), abs=5 * errors.std() / math.sqrt(n))
         assert found[key].error == 0
@@ -235,11 +231,7 @@ def test_a_noisy_channel_asks_for_a_generator_and_repeats_with_its_seed(channel)
         (AttentionLinear, {"tokens": 1}, r"^tokens: must be an integer >= 2, got 1$"),
         (AttentionLinear, {"tokens": 2, "noise": -0.1}, r"^noise: must be a finite number >= 0, got -0.1$"),
         (AttentionLinear, {"tokens": 2, "noise": math.inf}, r"^noise: "),
-        (
-            AttentionLinear,
-            {"tokens": 2, "noise_convention": "x"},
-            r"^noise_convention: must be 'scaled' or 'plain'",
-        ),
+        (AttentionLinear, {"tokens": 2, "noise_convention": "x"}, r"^noise_convention: must be 'scaled' or 'plain'"),
         (SequenceLinear, {"tokens": 0}, r"^tokens: must be an integer >= 1"),
         (SequenceLinear, {"tokens": 2, "components": 0}, r"^components: must be an integer >= 1"),
         (SequenceLinear, {"tokens": 2, "components": 1.0}, r"^components: must be an integer >= 1"),

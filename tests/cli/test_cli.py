@@ -15,17 +15,7 @@ from pathlib import Path
 import pytest
 
 from smimbench.registry.registry import set_registry
-from tests.helpers import (
-    ATTENTION,
-    CHANNEL,
-    ROOT,
-    SUITE,
-    call,
-    call_outside,
-    command,
-    environment,
-    write_suite,
-)
+from tests.helpers import ATTENTION, CHANNEL, ROOT, SUITE, call, call_outside, command, environment, write_suite
 
 TROUBLE = str(ROOT / "tests" / "faulty_algorithms.py")
 COMMANDS = ("run", "theory", "show", "list", "info", "plugins", "doctor")
@@ -67,12 +57,7 @@ def one_document(text: str):
 def test_run_shows_tables_and_writes_figures(ran):
     folder, done = ran
     out = done.stdout
-    for words in (
-        "A small suite",
-        "line: MSE against theory, D = 30",
-        "line: overlap against theory",
-        "line: runtime",
-    ):
+    for words in ("A small suite", "line: MSE against theory, D = 30", "line: overlap against theory", "line: runtime"):
         assert words in out
     for words in (
         "mean ± s.e.m.",
@@ -91,9 +76,7 @@ def test_run_shows_tables_and_writes_figures(ran):
     assert "running 8 cells, 2 at a time" in done.stderr
     figures = folder / "results" / "small" / "figures"
     drawn = {"mse", "overlap", "learning"}  # the last, because adam counts the samples it sees
-    assert {path.name for path in figures.iterdir()} == {
-        f"{n}.{kind}" for n in drawn for kind in ("png", "svg")
-    }
+    assert {path.name for path in figures.iterdir()} == {f"{n}.{kind}" for n in drawn for kind in ("png", "svg")}
     for path in figures.glob("*.png"):
         data = path.read_bytes()
         assert data.startswith(b"\x89PNG")
@@ -144,11 +127,7 @@ def test_rows_keep_their_published_names_and_meaning(ran, capsys):
         "problem", "algorithm", "backend", "alpha", "dimension", "n", "metric", "component", "mean", "sem", "theory",
         "theory_error", "z", "seconds", "iterations", "status_counts",
     }  # fmt: skip
-    records = [
-        json.loads(p.read_text())
-        for p in (folder / "results" / "small").glob("*.json")
-        if p.name != "run.json"
-    ]
+    records = [json.loads(p.read_text()) for p in (folder / "results" / "small").glob("*.json") if p.name != "run.json"]
     for row in rows:
         assert published <= set(row)
         own = [r for r in records if r["algorithm"] == row["algorithm"] and r["sample_ratio"] == row["alpha"]]
@@ -156,9 +135,7 @@ def test_rows_keep_their_published_names_and_meaning(ran, capsys):
         assert row["n"] == len(values) == 2
         assert row["mean"] == pytest.approx(sum(values) / 2, rel=1e-14)
         assert row["sem"] == pytest.approx(abs(values[0] - values[1]) / 2, rel=1e-12)
-        assert row["z"] == pytest.approx(
-            (row["mean"] - row["theory"]) / math.hypot(row["sem"], row["theory_error"])
-        )
+        assert row["z"] == pytest.approx((row["mean"] - row["theory"]) / math.hypot(row["sem"], row["theory_error"]))
         assert row["iterations"] == pytest.approx(sum(r["iterations"] for r in own) / 2)
         assert row["seconds"] == pytest.approx(sum(r["timing"]["seconds"] for r in own) / 2)
         assert row["component"] is None
@@ -186,15 +163,7 @@ def test_a_dry_run_draws_nothing(tmp_path, capsys):
 
 def test_a_dry_run_knows_what_is_there(ran, capsys):
     folder, _ = ran
-    arguments = [
-        folder / "small.toml",
-        "--dry-run",
-        "--json",
-        "--results",
-        folder / "results",
-        "--set",
-        "grid.seeds=3",
-    ]
+    arguments = [folder / "small.toml", "--dry-run", "--json", "--results", folder / "results", "--set", "grid.seeds=3"]
     found = one_document(call(capsys, "run", *arguments)[1])
     assert (found["cells"], found["missing"]) == (12, 4)
 
@@ -239,17 +208,7 @@ def test_a_run_of_nothing_is_no_success(tmp_path, capsys):
 
 def test_cells_of_a_status_can_be_run_again(tmp_path, capsys):
     suite = with_algorithm(tmp_path, "raiser", "quiet")
-    arguments = [
-        "run",
-        suite,
-        "--results",
-        tmp_path / "r",
-        "--plugins",
-        TROUBLE,
-        "--workers",
-        "1",
-        "--no-figure",
-    ]
+    arguments = ["run", suite, "--results", tmp_path / "r", "--plugins", TROUBLE, "--workers", "1", "--no-figure"]
     assert call(capsys, *arguments)[0] == 1
     _, _, err = call(capsys, *arguments, "--retry", "failed")
     assert "running 4 cells" in err
@@ -308,9 +267,7 @@ def test_cupy_without_cupy_is_one_line_with_the_way_out(tmp_path, capsys):
         cupy = None
     if cupy is not None and cupy.is_available():
         pytest.skip("there is a GPU")
-    code, out, err = call(
-        capsys, "run", write_suite(tmp_path, SUITE), "--backend", "cupy", "--results", tmp_path / "r"
-    )
+    code, out, err = call(capsys, "run", write_suite(tmp_path, SUITE), "--backend", "cupy", "--results", tmp_path / "r")
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert "smimbench[cuda12]" in err or "smimbench doctor" in err
@@ -319,9 +276,7 @@ def test_cupy_without_cupy_is_one_line_with_the_way_out(tmp_path, capsys):
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, capsys):
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "small").write_text("in the way")
-    code, _, err = call(
-        capsys, "run", write_suite(tmp_path, SUITE), "--results", tmp_path / "r", "--workers", "1"
-    )
+    code, _, err = call(capsys, "run", write_suite(tmp_path, SUITE), "--results", tmp_path / "r", "--workers", "1")
     assert code == 2
     assert err.count("\n") == 1
     assert "cannot write" in err
@@ -532,9 +487,7 @@ def test_a_broken_plugin_is_one_line_and_stops_nothing(tmp_path, capsys):
 
 def test_loading_is_traced_on_standard_error(tmp_path, capsys):
     (tmp_path / "good.py").write_text(CHANNEL)
-    code, out, err = call(
-        capsys, "list", "channels", "--json", "--plugins", tmp_path / "good.py", "--trace-plugins"
-    )
+    code, out, err = call(capsys, "list", "channels", "--json", "--plugins", tmp_path / "good.py", "--trace-plugins")
     assert code == 0
     assert "loading good of good" in err
     assert "channel twice" in err
@@ -545,8 +498,7 @@ def test_a_dropped_in_channel_gets_data_theory_and_algorithms(tmp_path, capsys):
     """Nothing but forward and posterior, and out come GAMP runs beside a curve with error bars."""
     (tmp_path / "good.py").write_text(CHANNEL)
     suite = write_suite(
-        tmp_path,
-        SUITE.replace('"linear", noise = 0.2', '"twice"').partition('\n[[algorithms]]\nname  = "adam"')[0],
+        tmp_path, SUITE.replace('"linear", noise = 0.2', '"twice"').partition('\n[[algorithms]]\nname  = "adam"')[0]
     )
     arguments = [
         "run",
@@ -627,9 +579,7 @@ def test_help_loads_nothing_heavy():
         "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
         "print(sorted({'numpy', 'scipy', 'pydantic', 'rich', 'matplotlib', 'numba'} & set(sys.modules)), file=sys.stderr)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True)
     assert done.stderr.strip() == "[]"
     assert "Usage" in done.stdout
 
@@ -641,9 +591,7 @@ def test_a_curve_in_closed_form_loads_no_statistics(tmp_path):
         f"try:\n    main(['theory', {str(suite)!r}, '--json'])\nexcept SystemExit as e:\n    assert not e.code\n"
         "print(sorted({'scipy.stats', 'matplotlib', 'numba'} & set(sys.modules)), file=sys.stderr)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True)
     assert done.stderr.strip() == "[]"
     assert one_document(done.stdout)
 
@@ -675,9 +623,7 @@ def test_the_console_script_is_the_same_program():
         (100 << 20, None, 1, "the memory may not suffice for 1 at a time"),
     ],
 )
-def test_no_more_cells_at_a_time_than_the_memory_holds(
-    tmp_path, capsys, monkeypatch, free, asked, workers, said
-):
+def test_no_more_cells_at_a_time_than_the_memory_holds(tmp_path, capsys, monkeypatch, free, asked, workers, said):
     monkeypatch.setattr("psutil.virtual_memory", lambda: types.SimpleNamespace(available=free))
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     arguments = ["run", write_suite(tmp_path, SUITE), "--results", tmp_path / "r", "--dry-run", "--json"]
@@ -688,15 +634,7 @@ def test_no_more_cells_at_a_time_than_the_memory_holds(
 
 
 def test_workers_that_are_not_used_are_named(tmp_path, capsys):
-    arguments = [
-        "run",
-        write_suite(tmp_path, SUITE),
-        "--results",
-        tmp_path / "r",
-        "--dry-run",
-        "--timing",
-        "--json",
-    ]
+    arguments = ["run", write_suite(tmp_path, SUITE), "--results", tmp_path / "r", "--dry-run", "--timing", "--json"]
     _, out, err = call(capsys, *arguments, "--workers", "3")
     assert json.loads(out)["workers"] == 1
     assert "--workers 3 is not used: --timing runs one cell at a time" in err

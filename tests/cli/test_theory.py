@@ -45,9 +45,7 @@ def test_an_interrupted_curve_goes_on_where_it_was(tmp_path, capsys, monkeypatch
     monkeypatch.setattr(cache, "competing", one_then_stop)
     assert theory(tmp_path) == 130
     assert "point of theory is kept" in capsys.readouterr().err
-    monkeypatch.setattr(
-        cache, "competing", lambda problem, alphas: solved.extend(alphas) or whole(problem, alphas)
-    )
+    monkeypatch.setattr(cache, "competing", lambda problem, alphas: solved.extend(alphas) or whole(problem, alphas))
     assert theory(tmp_path) == 0
     assert len(solved) == len(set(solved)) > 1
 

@@ -19,9 +19,7 @@ from smimbench.problem.problem import Problem
 from tests.conftest import assert_placed
 
 LOW = Problem({"name": "sequence-multi-index", "tokens": 1}, "linear", "gaussian").model
-EXTENSIVE = Problem(
-    {"name": "attention-indexed", "tokens": 2}, "softmax", {"name": "wishart", "rho": 0.5}
-).model
+EXTENSIVE = Problem({"name": "attention-indexed", "tokens": 2}, "softmax", {"name": "wishart", "rho": 0.5}).model
 INFORMATION = np.array([1e-4, 0.03, 0.5, 2.0, 30.0, 1e4])
 
 
@@ -188,9 +186,7 @@ def test_a_semicircle_gives_the_linear_denoiser(rng):
 
 
 def test_eigenvalues_that_were_drawn_stand_for_their_law():
-    wishart = Problem(
-        {"name": "attention-indexed", "tokens": 2}, "softmax", {"name": "wishart", "rho": 0.5}
-    ).prior
+    wishart = Problem({"name": "attention-indexed", "tokens": 2}, "softmax", {"name": "wishart", "rho": 0.5}).prior
     prior = SpectrumPrior(Drawn())
     assert prior.mean_overlap(1)[0, 0] == pytest.approx(0.5, abs=0.02)
     information = np.array([0.2, 1.0, 5.0])[:, None, None]
@@ -273,16 +269,11 @@ def test_a_matrix_by_its_sampler_and_denoiser():
 
 
 @pytest.mark.parametrize(
-    "prior",
-    [DensityPrior(Density(laplace)), SpectrumPrior(Semicircle()), SimulatedPrior(Matrix(), EXTENSIVE)],
+    "prior", [DensityPrior(Density(laplace)), SpectrumPrior(Semicircle()), SimulatedPrior(Matrix(), EXTENSIVE)]
 )
 def test_gradients_pass_through_the_factor(prior, rng):
     shape = (1, 4) if isinstance(prior, DensityPrior) else (1, 4, 4)
-    factor, cotangent, step = (
-        prior.draw_factor(rng, 1, 4),
-        rng.standard_normal(shape),
-        rng.standard_normal(shape),
-    )
+    factor, cotangent, step = (prior.draw_factor(rng, 1, 4), rng.standard_normal(shape), rng.standard_normal(shape))
     assert factor.shape == shape
     change = prior.compose(factor + step) - prior.compose(factor)
     assert (cotangent * change).sum() == pytest.approx((prior.pullback(factor, cotangent) * step).sum())

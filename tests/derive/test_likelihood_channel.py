@@ -342,15 +342,7 @@ class Product(Sum):
 
 @pytest.mark.parametrize(
     "what",
-    [
-        "rotations",
-        "signed-permutations",
-        "permutations",
-        "permutations-common-sign",
-        "signs",
-        "common-sign",
-        "none",
-    ],
+    ["rotations", "signed-permutations", "permutations", "permutations-common-sign", "signs", "common-sign", "none"],
 )
 def test_the_symmetry_is_found_where_it_is_not_given(what):
     assert IntegratedChannel(Product(what), 1).symmetry == what

@@ -106,9 +106,7 @@ def test_what_happens_without_a_member_is_documented(entry):
     title = "Every item" if entry.kind == "item" else entry.kind.capitalize()
     rows = [line for line in section(title).splitlines() if re.match(rf"\|.*`{entry.name}\b.*\|.*\|", line)]
     assert rows, f"docs/hooks.md, section {title}: no row for {entry.name}"
-    assert any(entry.without in row for row in rows), (
-        f"docs/hooks.md should say of {entry.name}: {entry.without}"
-    )
+    assert any(entry.without in row for row in rows), f"docs/hooks.md should say of {entry.name}: {entry.without}"
 
 
 def probed(tree: ast.AST) -> set[str]:

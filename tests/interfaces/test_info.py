@@ -12,9 +12,7 @@ from smimbench.interfaces import STORED_NAMES, Info
 def test_a_report_has_its_former_names_too():
     former = Info(0.5, claimed=1, held=2, moved=3, strain=4, samples=7)
     assert former == Info(0.5, 1, 2, 3, 4, samples=7)
-    assert former == Info(
-        0.5, predicted_overlap=1, self_overlap=2, squared_step=3, log_information_ratio=4, samples=7
-    )
+    assert former == Info(0.5, predicted_overlap=1, self_overlap=2, squared_step=3, log_information_ratio=4, samples=7)
     for name, old in STORED_NAMES.items():
         assert getattr(former, name) == getattr(former, old)
 

@@ -35,9 +35,7 @@ def slow_latents(x, S):
     return np.reshape(rows, (n, len(S), -1))
 
 
-@pytest.mark.parametrize(
-    ("tokens", "components", "n", "d"), [(2, 1, 7, 5), (3, 2, 4, 6), (5, 3, 3, 2), (2, 1, 1, 1)]
-)
+@pytest.mark.parametrize(("tokens", "components", "n", "d"), [(2, 1, 7, 5), (3, 2, 4, 6), (5, 3, 3, 2), (2, 1, 1, 1)])
 def test_forward_is_the_definition(backend, rng, tokens, components, n, d):
     x, S = rng.standard_normal((n, tokens, d)), symmetric(rng, components, d, d)
     z = AttentionIndexed(tokens).forward(backend.asarray(x), backend.asarray(S))
@@ -121,9 +119,7 @@ def test_no_square_array_per_sample_and_small_temporaries(rng):
         assert peak < result + 7e6 < x.nbytes  # (n, d, d) would be 691 MB
 
 
-@pytest.mark.parametrize(
-    ("n", "d", "P", "T"), [(0, 10, 1, 2), (1, 10, 1, 2), (5000, 500, 1, 2), (977, 3, 4, 6)]
-)
+@pytest.mark.parametrize(("n", "d", "P", "T"), [(0, 10, 1, 2), (1, 10, 1, 2), (5000, 500, 1, 2), (977, 3, 4, 6)])
 def test_chunks_cover_every_sample_once(n, d, P, T):
     slices = AttentionIndexed(T).chunks(n, d, P)
     assert [i for s in slices for i in range(s.start, s.stop)] == list(range(n))

@@ -53,14 +53,10 @@ def test_a_loop_over_chunks_is_the_whole(rng):
     np.testing.assert_allclose(
         np.concatenate([model.forward(x[s], W) for s in slices]), model.forward(x, W), atol=1e-13
     )
-    np.testing.assert_allclose(
-        sum(model.adjoint(x[s], g[s]) for s in slices), model.adjoint(x, g), atol=1e-11
-    )
+    np.testing.assert_allclose(sum(model.adjoint(x[s], g[s]) for s in slices), model.adjoint(x, g), atol=1e-11)
 
 
-@pytest.mark.parametrize(
-    ("n", "D", "P", "T"), [(0, 10, 1, 2), (1, 10, 1, 1), (1200, 1000, 2, 2), (977, 3, 400, 6)]
-)
+@pytest.mark.parametrize(("n", "D", "P", "T"), [(0, 10, 1, 2), (1, 10, 1, 1), (1200, 1000, 2, 2), (977, 3, 400, 6)])
 def test_chunks_cover_every_sample_once(n, D, P, T):
     slices = SequenceMultiIndex(T).chunks(n, D, P)
     assert [i for s in slices for i in range(s.start, s.stop)] == list(range(n))
@@ -68,11 +64,7 @@ def test_chunks_cover_every_sample_once(n, D, P, T):
 
 def test_small_temporaries(rng):
     model = SequenceMultiIndex(2)
-    x, W, g = (
-        rng.standard_normal((3000, 2, 400)),
-        rng.standard_normal((2, 400)),
-        rng.standard_normal((3000, 2, 2)),
-    )
+    x, W, g = (rng.standard_normal((3000, 2, 400)), rng.standard_normal((2, 400)), rng.standard_normal((3000, 2, 2)))
     for call, result in ((lambda: model.forward(x, W), g.nbytes), (lambda: model.adjoint(x, g), W.nbytes)):
         peak = peak_memory(call)
         assert peak < result + 2e6 < x.nbytes / 4
@@ -111,8 +103,7 @@ def orbit(symmetry, P):
 
 
 @pytest.mark.parametrize(
-    "symmetry",
-    ["none", "signs", "common-sign", "permutations", "permutations-common-sign", "signed-permutations"],
+    "symmetry", ["none", "signs", "common-sign", "permutations", "permutations-common-sign", "signed-permutations"]
 )
 def test_align_is_the_best_of_the_whole_group(backend, rng, symmetry):
     model = SequenceMultiIndex(1)
@@ -149,9 +140,7 @@ def test_metrics(backend, rng):
     a, b = backend.asarray(A), backend.asarray(B)
     assert_placed(model.inner(a, b), backend, (2, 2))
     np.testing.assert_allclose(to_host(model.inner(a, b)), A @ B.T / 9, rtol=1e-12)
-    np.testing.assert_allclose(
-        to_host(model.squared_error(a, b)), np.sum((A - B) ** 2, axis=1) / 9, rtol=1e-12
-    )
+    np.testing.assert_allclose(to_host(model.squared_error(a, b)), np.sum((A - B) ** 2, axis=1) / 9, rtol=1e-12)
     cosine = np.diag(A @ B.T) / np.linalg.norm(A, axis=1) / np.linalg.norm(B, axis=1)
     assert_placed(model.overlap(a, b), backend, (2,))
     np.testing.assert_allclose(to_host(model.overlap(a, b)), cosine**2, rtol=1e-12)

@@ -95,17 +95,7 @@ def small_runs() -> dict[str, list[dict[str, Any]]]:
                 path = Path(folder) / "net.toml"
                 path.write_text(f'{text % channel}[[algorithms]]\nname = "{name}"\n{settings}')
                 rows = smimbench.run(path, results=folder)
-            kept = (
-                "alpha",
-                "metric",
-                "component",
-                "n",
-                "mean",
-                "sem",
-                "theory",
-                "status_counts",
-                "iterations",
-            )
+            kept = ("alpha", "metric", "component", "n", "mean", "sem", "theory", "status_counts", "iterations")
             found[f"{model} {name}"] = [{key: row[key] for key in kept} for row in rows]
     return found
 

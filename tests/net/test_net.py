@@ -26,9 +26,7 @@ def _agree(found: Any, wanted: Any, where: str) -> None:
         for i, (one, other) in enumerate(zip(found, wanted)):
             _agree(one, other, f"{where}[{i}]")
     elif isinstance(wanted, float) and not isinstance(found, bool) and isinstance(found, (int, float)):
-        assert math.isclose(found, wanted, rel_tol=ROUNDING, abs_tol=ROUNDING), (
-            f"{where}: {found} != {wanted}"
-        )
+        assert math.isclose(found, wanted, rel_tol=ROUNDING, abs_tol=ROUNDING), f"{where}: {found} != {wanted}"
     else:
         assert found == wanted, f"{where}: {found} != {wanted}"
 

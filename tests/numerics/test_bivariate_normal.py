@@ -20,9 +20,7 @@ def by_owen(h, k, r):
     """Phi2 from Owen's T function; absolute accuracy 1e-16."""
     s = np.sqrt(1 - r * r)
     half = np.where(h * k < 0, 0.5, 0.0)
-    return (
-        (ndtr(h) + ndtr(k)) / 2 - owens_t(h, (k - r * h) / (h * s)) - owens_t(k, (h - r * k) / (k * s)) - half
-    )
+    return (ndtr(h) + ndtr(k)) / 2 - owens_t(h, (k - r * h) / (h * s)) - owens_t(k, (h - r * k) / (k * s)) - half
 
 
 def by_quad(h, k, r):
@@ -65,15 +63,11 @@ def test_relative_accuracy_in_the_tails(r, rng):
 def test_closed_forms():
     zero = np.zeros(1)
     for r in CORRELATIONS:
-        assert np.exp(log_cdf(zero, zero, r).value[0]) == pytest.approx(
-            0.25 + math.asin(r) / (2 * math.pi), rel=1e-14
-        )
+        assert np.exp(log_cdf(zero, zero, r).value[0]) == pytest.approx(0.25 + math.asin(r) / (2 * math.pi), rel=1e-14)
     x = np.linspace(-30, 8, 77)
     independent = log_cdf(x, x[::-1].copy(), 0.0)
     np.testing.assert_allclose(independent.value, log_ndtr(x) + log_ndtr(x[::-1]), rtol=1e-12, atol=1e-15)
-    np.testing.assert_allclose(
-        log_cdf(x, np.full_like(x, np.inf), 0.4).value, log_ndtr(x), rtol=1e-12, atol=1e-15
-    )
+    np.testing.assert_allclose(log_cdf(x, np.full_like(x, np.inf), 0.4).value, log_ndtr(x), rtol=1e-12, atol=1e-15)
     both = np.exp(log_cdf(x, x - 1, 0.4).value) + np.exp(log_cdf(x, 1 - x, -0.4).value)
     np.testing.assert_allclose(both, ndtr(x), rtol=1e-9, atol=1e-16)
 
@@ -140,9 +134,7 @@ def test_float32_in_float32_out_and_any_shape(rng):
     found = log_cdf(h, k, -1 / 3)
     assert found.value.dtype == np.float32
     assert found.value.shape == (3, 5)
-    np.testing.assert_allclose(
-        found.value, log_cdf(h.astype(float), k.astype(float), -1 / 3).value, rtol=2e-7
-    )
+    np.testing.assert_allclose(found.value, log_cdf(h.astype(float), k.astype(float), -1 / 3).value, rtol=2e-7)
 
 
 @pytest.mark.parametrize("r", [0.95, -1.0, 2.0, float("nan")])

@@ -14,10 +14,7 @@ def test_the_error_of_a_controlled_mean_is_honest():
     means, errors, plain = [], [], []
     for _ in range(300):
         x = [rng.standard_normal((64, 2)) for _ in range(16)]
-        y = [
-            (1.0 + 2 * c[:, 0] - c[:, 1] + c[:, 0] ** 2 - 1 + 0.3 * rng.standard_normal(64))[:, None]
-            for c in x
-        ]
+        y = [(1.0 + 2 * c[:, 0] - c[:, 1] + c[:, 0] ** 2 - 1 + 0.3 * rng.standard_normal(64))[:, None] for c in x]
         value, error = controlled_mean(y, x)
         means.append(value[0])
         errors.append(error[0])
@@ -42,9 +39,7 @@ def test_controlled_mean_is_unbiased_and_its_error_is_right():
     scores = []
     for _ in range(200):
         zeros = [rng.standard_normal((20, 3)) for _ in range(8)]
-        zeros = [
-            np.concatenate([x, x[:, :1], 0.0 * x[:, :1]], 1) for x in zeros
-        ]  # one twice, one that vanishes
+        zeros = [np.concatenate([x, x[:, :1], 0.0 * x[:, :1]], 1) for x in zeros]  # one twice, one that vanishes
         samples = [
             np.stack([2.0 + x @ [1.0, -2.0, 0.5, 0.0, 0.0] + 0.1 * rng.standard_normal(20), x[:, 0] ** 2], 1)
             for x in zeros

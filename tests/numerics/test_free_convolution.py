@@ -24,9 +24,7 @@ def stieltjes_by_roots(x, noise, atoms, weights):
     """g at one x from the polynomial of g = sum p/(x - noise g - s); the complex root, or the decreasing real one."""
     # With z = x - noise g: (x - z)/noise = sum p/(z - s).
     full = np.poly(atoms)
-    partial = sum(
-        p * np.poly(np.delete(atoms, k)) if len(atoms) > 1 else np.array([p]) for k, p in enumerate(weights)
-    )
+    partial = sum(p * np.poly(np.delete(atoms, k)) if len(atoms) > 1 else np.array([p]) for k, p in enumerate(weights))
     poly = np.polysub(np.polymul([-1.0, x], full), noise * partial)
     roots = np.roots(poly)
     best = roots[np.argmax(np.abs(roots.imag))]
@@ -94,10 +92,7 @@ def test_mmse_is_the_cube_of_the_density(noise, bulks):
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.tuples(st.floats(-3, 3), st.floats(0.01, 1)), min_size=1, max_size=6),
-    st.floats(-12, 12),
-)
+@given(st.lists(st.tuples(st.floats(-3, 3), st.floats(0.01, 1)), min_size=1, max_size=6), st.floats(-12, 12))
 def test_moments_add_by_free_cumulants(pairs, exponent):
     atoms, weights = np.array(pairs).T
     noise = 10.0**exponent

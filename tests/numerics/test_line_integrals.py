@@ -53,9 +53,7 @@ def test_two_narrow_peaks_share_the_mass(rng):
     centres = np.stack([place - gap / 2, place + gap / 2])
 
     def log_weight(t, lines):
-        return logsumexp(
-            [-(((t - c[lines][:, None]) / width[lines][:, None]) ** 2) / 2 for c in centres], axis=0
-        )
+        return logsumexp([-(((t - c[lines][:, None]) / width[lines][:, None]) ** 2) / 2 for c in centres], axis=0)
 
     found = moments(log_weight, 50)
     log_mass = -(centres**2) / (1 + width**2) / 2
@@ -93,9 +91,7 @@ def test_a_wild_weight_against_quadrature():
         return np.sin(7 * t) ** 4 * np.exp(-np.abs(t - 0.3)) + (t > 1.1)
 
     exact = [
-        integrate.quad(
-            lambda t, k=k: weight(t) * t**k * stats.norm.pdf(t), -12, 12, limit=2000, points=[0.3, 1.1]
-        )[0]
+        integrate.quad(lambda t, k=k: weight(t) * t**k * stats.norm.pdf(t), -12, 12, limit=2000, points=[0.3, 1.1])[0]
         for k in range(3)
     ]
     with np.errstate(divide="ignore"):
@@ -133,7 +129,4 @@ def test_every_namespace(backend):
     for part in found:
         assert_placed(part, backend, (7,))
     host = np.linspace(-3, 3, 7)
-    assert (
-        np.abs(to_host(found.mean) - np.exp(stats.norm.logpdf(host) - stats.norm.logsf(host))).max()
-        < TOLERANCE
-    )
+    assert np.abs(to_host(found.mean) - np.exp(stats.norm.logpdf(host) - stats.norm.logsf(host))).max() < TOLERANCE

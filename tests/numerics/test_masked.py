@@ -10,9 +10,7 @@ from smimbench.numerics.masked import put_at_mask, spread_at_mask
 from tests.conftest import assert_placed
 
 
-@pytest.mark.parametrize(
-    "mask", [[True, False, True, True], [False] * 4, [True] * 4, [False, False, True, False]]
-)
+@pytest.mark.parametrize("mask", [[True, False, True, True], [False] * 4, [True] * 4, [False, False, True, False]])
 @pytest.mark.parametrize("axis", [0, -1])
 @pytest.mark.parametrize("ndim", [1, 2, 3])
 def test_put_is_assignment(backend, rng, mask, axis, ndim):

@@ -34,9 +34,7 @@ def test_roots_are_found_for_all_brackets_at_once(name):
 
 
 def test_ends_may_be_roots_and_brackets_may_hold_none():
-    found = bracketed_roots(
-        lambda x, _: x * (x - 1), np.array([0.0, -1.0, 2.0, 0.5]), np.array([0.5, 0.0, 3.0, 4.0])
-    )
+    found = bracketed_roots(lambda x, _: x * (x - 1), np.array([0.0, -1.0, 2.0, 0.5]), np.array([0.5, 0.0, 3.0, 4.0]))
     np.testing.assert_allclose(found, [0.0, 0.0, np.nan, 1.0], atol=1e-15)
 
 
@@ -47,9 +45,7 @@ def test_known_ends_are_not_asked_for():
         asked.extend(x)
         return np.exp(x) - 2.0
 
-    found = bracketed_roots(
-        function, np.array([0.0]), np.array([1.0]), values=(np.array([-1.0]), np.array([np.e - 2]))
-    )
+    found = bracketed_roots(function, np.array([0.0]), np.array([1.0]), values=(np.array([-1.0]), np.array([np.e - 2])))
     np.testing.assert_allclose(found, np.log(2.0), rtol=1e-13)
     assert 0.0 not in asked
     assert 1.0 not in asked

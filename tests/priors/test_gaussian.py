@@ -20,9 +20,7 @@ prior = Gaussian()
 def exact_inverse(matrix):
     """Inverse by Gauss-Jordan elimination in rational numbers."""
     n = len(matrix)
-    rows = [
-        [Fraction(v) for v in row] + [Fraction(int(i == j)) for j in range(n)] for i, row in enumerate(matrix)
-    ]
+    rows = [[Fraction(v) for v in row] + [Fraction(int(i == j)) for j in range(n)] for i, row in enumerate(matrix)]
     for i in range(n):
         pivot = next(k for k in range(i, n) if rows[k][i] != 0)
         rows[i], rows[pivot] = rows[pivot], rows[i]
@@ -36,9 +34,7 @@ def exact_inverse(matrix):
 def exact_posterior(Qhat):
     """V = (I + Qhat)^{-1} and V Qhat, rounded once."""
     n = len(Qhat)
-    V = exact_inverse(
-        [[Fraction(float(v)) + int(i == j) for j, v in enumerate(row)] for i, row in enumerate(Qhat)]
-    )
+    V = exact_inverse([[Fraction(float(v)) + int(i == j) for j, v in enumerate(row)] for i, row in enumerate(Qhat)])
     Q = [[sum(V[i][k] * Fraction(float(Qhat[k][j])) for k in range(n)) for j in range(n)] for i in range(n)]
     return np.array(V, dtype=float), np.array(Q, dtype=float)
 
@@ -172,7 +168,5 @@ def test_float32(rng):
     Qhat, R = random_information(rng, 2).astype(np.float32), rng.standard_normal((2, 8)).astype(np.float32)
     found = prior.denoise(R, Qhat)
     assert found.estimate.dtype == found.V.dtype == np.float32
-    np.testing.assert_allclose(
-        found.estimate, prior.denoise(R.astype(float), Qhat.astype(float)).estimate, rtol=1e-4
-    )
+    np.testing.assert_allclose(found.estimate, prior.denoise(R.astype(float), Qhat.astype(float)).estimate, rtol=1e-4)
     assert prior.overlap(Qhat).Q.dtype == np.float32

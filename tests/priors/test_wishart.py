@@ -129,9 +129,7 @@ def test_agrees_with_subordination(rho, noise):
     edges = law.support(noise)
     width = edges[-1, 1] - edges[0, 0]
     x = np.linspace(edges[0, 0] - width, edges[-1, 1] + width, 290)
-    np.testing.assert_allclose(
-        eigenvalue_map(x, noise, rho), law.rie(x, noise), rtol=1e-7, atol=3e-11 * width
-    )
+    np.testing.assert_allclose(eigenvalue_map(x, noise, rho), law.rie(x, noise), rtol=1e-7, atol=3e-11 * width)
 
 
 @pytest.mark.parametrize("rho", RHOS)
@@ -198,15 +196,11 @@ def test_map_is_x_minus_twice_the_hilbert_transform(rho, exponent, rng):
     widths = np.diff(edges)
     inside = [left + w * u for left, w in zip(edges, widths) for u in np.linspace(0.01, 0.99, 15)]
     span = edges[-1] - edges[0]
-    outside = [edges[-1] + span * u for u in (1e-2, 0.3, 20)] + [
-        edges[0] - widths[0] * u for u in (1e-2, 0.3, 20)
-    ]
+    outside = [edges[-1] + span * u for u in (1e-2, 0.3, 20)] + [edges[0] - widths[0] * u for u in (1e-2, 0.3, 20)]
     x = np.array(inside + outside)
     expected = x - 2 * noise * stieltjes(x, noise, rho).real
     found = eigenvalue_map(rng.permutation(x), noise, rho)
-    np.testing.assert_allclose(
-        np.sort(found), np.sort(expected), rtol=1e-8, atol=1e-10 * max(1, math.sqrt(noise))
-    )
+    np.testing.assert_allclose(np.sort(found), np.sort(expected), rtol=1e-8, atol=1e-10 * max(1, math.sqrt(noise)))
     np.testing.assert_allclose(
         eigenvalue_map(x, noise, rho), expected, rtol=1e-8, atol=1e-10 * max(1, math.sqrt(noise))
     )
@@ -537,9 +531,7 @@ def test_the_continued_map_is_the_map_inside_and_never_steep_outside(rho, noise)
     assert differ[-1]
     assert x.min() < values[~differ].min() + 1e-2
     assert x.max() > values[~differ].max() - 1e-2
-    np.testing.assert_allclose(
-        continued_map(x, noise, rho), eigenvalue_map(x, noise, rho), rtol=1e-7, atol=1e-7
-    )
+    np.testing.assert_allclose(continued_map(x, noise, rho), eigenvalue_map(x, noise, rho), rtol=1e-7, atol=1e-7)
     assert (slope[differ[1:] & differ[:-1]][[0, -1]] <= 1 + 1e-9).all()
     assert (slope >= -1e-9).all()
     assert np.abs(np.diff(continued)).max() < 0.2

@@ -17,11 +17,7 @@ from smimbench.problem.problem import Problem, ProblemError
 from smimbench.problem.seeds import seed_sequence
 from tests.helpers import environment
 
-LINEAR = (
-    {"name": "sequence-multi-index", "tokens": 2},
-    {"name": "linear", "components": 2, "noise": 0.3},
-    "gaussian",
-)
+LINEAR = ({"name": "sequence-multi-index", "tokens": 2}, {"name": "linear", "components": 2, "noise": 0.3}, "gaussian")
 SIGNLESS = ({"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian")
 ATTENTION = (
     {"name": "attention-indexed", "tokens": 3},
@@ -79,11 +75,7 @@ def test_another_process_draws_the_same_bits(problem):
         """
     )
     done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=environment(PYTHONHASHSEED="77"),
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment(PYTHONHASHSEED="77")
     )
     assert done.stdout.strip() == bits(problem.instance(0.8, 20, 3, seed=7))
 
@@ -92,10 +84,7 @@ def test_a_version_that_rises_keeps_its_data(problem, monkeypatch):
     """The version of a channel is raised when its posterior is mended: old and new results then share their instances."""
     before = bits(problem.instance(0.8, 20))
     monkeypatch.setattr(type(problem.channel), "version", 99)
-    parts = (
-        {k: v for k, v in problem.spec[kind].items() if k != "version"}
-        for kind in ("model", "channel", "prior")
-    )
+    parts = ({k: v for k, v in problem.spec[kind].items() if k != "version"} for kind in ("model", "channel", "prior"))
     again = Problem(*parts)
     assert again.spec["channel"]["version"] == 99
     assert bits(again.instance(0.8, 20)) == before
@@ -124,9 +113,7 @@ def test_streams_are_children_of_their_own():
 def test_the_number_of_chunks_does_not_change_the_draw(problem, monkeypatch):
     whole = problem.instance(0.8, 20)
     monkeypatch.setattr(
-        type(problem.model),
-        "chunks",
-        lambda self, n, *sizes, **more: [slice(i, min(i + 3, n)) for i in range(0, n, 3)],
+        type(problem.model), "chunks", lambda self, n, *sizes, **more: [slice(i, min(i + 3, n)) for i in range(0, n, 3)]
     )
     parts = problem.instance(0.8, 20)
     np.testing.assert_array_equal(whole.inputs, parts.inputs)
@@ -217,9 +204,7 @@ def test_a_sign_that_no_label_sees_costs_nothing():
 
 def test_a_sign_that_the_label_sees_is_an_error():
     instance = Problem(*LINEAR).instance(0.5, 200)
-    np.testing.assert_allclose(
-        instance.metrics(-instance.signal)["mse"], 4 * np.sum(instance.signal**2, axis=1) / 200
-    )
+    np.testing.assert_allclose(instance.metrics(-instance.signal)["mse"], 4 * np.sum(instance.signal**2, axis=1) / 200)
 
 
 def test_components_that_the_label_tells_apart_may_not_be_exchanged():
@@ -280,11 +265,7 @@ def test_a_start_lies_on_the_backend(backend):
         ((LINEAR[0], {"name": "linear", "tokens": 2}, "gaussian"), "channel.tokens", "taken from the model"),
         ((LINEAR[0], {"name": "linear", "noise": "much"}, "gaussian"), "channel.noise", "number"),
         ((LINEAR[0], {"name": "linear", "noise": float("nan")}, "gaussian"), "channel.noise", "finite"),
-        (
-            (LINEAR[0], "linear", {"name": "wishart", "rho": 1.0}),
-            "prior.name",
-            "belongs to model attention-indexed",
-        ),
+        ((LINEAR[0], "linear", {"name": "wishart", "rho": 1.0}), "prior.name", "belongs to model attention-indexed"),
     ],
 )
 def test_a_problem_that_cannot_be_names_its_key(parts, key, words):

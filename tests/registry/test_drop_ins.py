@@ -70,20 +70,9 @@ def test_the_quickstart_runs_among_broken_packages(tmp_path, monkeypatch):
     install_package(site, "raises", {"raises_mod": "raise RuntimeError('boom')"})
     install_package(site, "no-python", {"no_python_mod": "def half(:\n"})
     install_package(site, "thief", {"thief_mod": CHANNEL.replace('"twice"', '"linear"')})
-    install_package(
-        site, "misspelled", {"misspelled_mod": CHANNEL.replace("register_channels", "register_chanels")}
-    )
+    install_package(site, "misspelled", {"misspelled_mod": CHANNEL.replace("register_channels", "register_chanels")})
     monkeypatch.setenv("PYTHONPATH", str(site))
-    arguments = [
-        "quickstart",
-        "--results",
-        tmp_path / "r",
-        *SMALL,
-        "--set",
-        "grid.dimension=60",
-        "--workers",
-        "1",
-    ]
+    arguments = ["quickstart", "--results", tmp_path / "r", *SMALL, "--set", "grid.dimension=60", "--workers", "1"]
     found = call_outside("run", *arguments, "--json", "--only", "problem=linear")
     assert found.returncode == 0, found.stderr
     rows = json.loads(found.stdout)["rows"]

@@ -111,21 +111,13 @@ BROKEN = {
     "unmarked": (CHANNEL.replace("@hookimpl", ""), "not marked with @smimbench.hookimpl"),
     "no_hook": ("x = 1", "no hook found; implement one of smimbench_register_"),
     "newer": (
-        CHANNEL.replace(
-            "    symmetry", f"    contract_version: ClassVar[int] = {CONTRACT_VERSION + 1}\n    symmetry"
-        ),
+        CHANNEL.replace("    symmetry", f"    contract_version: ClassVar[int] = {CONTRACT_VERSION + 1}\n    symmetry"),
         f"written for contract {CONTRACT_VERSION + 1}, this smimbench speaks {CONTRACT_VERSION}",
     ),
     "wrong_argument": (CHANNEL.replace("(register):", "(registry):"), "registry"),
     "instance": (CHANNEL.replace("register(Twice)", "register(Twice())"), "not a class"),
-    "no_reference": (
-        CHANNEL.replace('    reference: ClassVar[str] = "none"\n', ""),
-        "channel Twice lacks reference",
-    ),
-    "no_posterior": (
-        CHANNEL.replace("def posterior", "def _posterior"),
-        "needs a posterior or a log_likelihood",
-    ),
+    "no_reference": (CHANNEL.replace('    reference: ClassVar[str] = "none"\n', ""), "channel Twice lacks reference"),
+    "no_posterior": (CHANNEL.replace("def posterior", "def _posterior"), "needs a posterior or a log_likelihood"),
     "no_forward": (CHANNEL.replace("def forward", "def _forward"), "channel Twice lacks forward"),
     "bad_name": (CHANNEL.replace('"twice"', '"Two Times"'), "name must be lower-case"),
     "bad_version": (CHANNEL.replace("[int] = 1", '[int] = "1.0"'), "version must be an integer, got '1.0'"),

@@ -51,11 +51,7 @@ def test_a_complete_package(kind, folder, capsys):
 
 
 # The prior's integrals take their time: all its checks are run by the CI, on the installed package.
-CHECKS = {
-    "channel": None,
-    "prior": ["declaration", "parameters", "bad_parameters", "determinism"],
-    "algorithm": None,
-}
+CHECKS = {"channel": None, "prior": ["declaration", "parameters", "bad_parameters", "determinism"], "algorithm": None}
 
 
 @pytest.mark.parametrize("kind", KINDS)

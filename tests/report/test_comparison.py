@@ -51,10 +51,7 @@ def test_a_change_is_judged(before, after, verdict, fails):
 
 def test_what_is_in_one_folder_only_is_named():
     entries = compare_rows([row(1.0)], [row(1.0, algorithm="adam")])
-    assert {(e["algorithm"], e["verdict"]) for e in entries} == {
-        ("gamp", "only before"),
-        ("adam", "only after"),
-    }
+    assert {(e["algorithm"], e["verdict"]) for e in entries} == {("gamp", "only before"), ("adam", "only after")}
     assert exceeds(next(e for e in entries if e["algorithm"] == "gamp"), 10.0)
 
 
@@ -64,9 +61,7 @@ def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("compare")
     suite = write_suite(root, SUITE)
     for name, tolerance in (("good", 1e-6), ("bad", 0.9)):
-        call_outside(
-            "run", suite, "--results", root / name, "--workers", "1", "--set", f"run.tolerance={tolerance}"
-        )
+        call_outside("run", suite, "--results", root / name, "--workers", "1", "--set", f"run.tolerance={tolerance}")
     return root, suite
 
 

@@ -103,9 +103,7 @@ def test_components_have_a_line_each(tmp_path, drawn):
     draw(tmp_path, text)
     (axis,) = drawn[0].axes
     assert axis.get_ylabel() == "overlap"
-    assert {f"{name}, component {k}" for name in ("sgd", "Bayes-optimal") for k in (1, 2)} == set(
-        lines_of(axis)
-    )
+    assert {f"{name}, component {k}" for name in ("sgd", "Bayes-optimal") for k in (1, 2)} == set(lines_of(axis))
 
 
 def test_algorithms_that_count_no_samples_leave_no_figure(tmp_path, drawn):
@@ -123,8 +121,6 @@ def test_median_of_runs_that_were_looked_at_elsewhere():
     assert y.tolist() == [5.0, 4.0, 5.5]
 
 
-@pytest.mark.parametrize(
-    ("count", "most", "expected"), [(3, 5, [0, 1, 2]), (9, 3, [0, 4, 8]), (5, 5, [0, 1, 2, 3, 4])]
-)
+@pytest.mark.parametrize(("count", "most", "expected"), [(3, 5, [0, 1, 2]), (9, 3, [0, 4, 8]), (5, 5, [0, 1, 2, 3, 4])])
 def test_panels_are_spread_over_all(count, most, expected):
     assert _spread(list(range(count)), most) == expected

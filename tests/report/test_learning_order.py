@@ -143,9 +143,7 @@ def test_a_layer_that_most_runs_never_learn_leaves_the_unit_alone():
     assert "median epochs" in text
     assert "never" in text
     uncounted = {**lost, "iterations": 40.0}
-    text = printed(
-        learning_tables([{**first, "half_overlap": {**first["half_overlap"], **uncounted}}, *rest])
-    )
+    text = printed(learning_tables([{**first, "half_overlap": {**first["half_overlap"], **uncounted}}, *rest]))
     assert "median iterations" in text
 
 

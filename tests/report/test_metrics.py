@@ -87,15 +87,7 @@ def test_a_reason_stands_where_there_is_no_value(tmp_path, share, capsys):
     """Without data the estimate of ridge regression is the prior mean, 0."""
     share.write_text(METRIC.replace("VERSION", "1").replace("not np.any(estimate)", "claims.V is None"))
     suite = write_suite(tmp_path, SUITE)
-    options = (
-        "--plugins",
-        share,
-        "--set",
-        'run.metrics=["share"]',
-        "--results",
-        tmp_path / "r",
-        "--no-figure",
-    )
+    options = ("--plugins", share, "--set", 'run.metrics=["share"]', "--results", tmp_path / "r", "--no-figure")
     _, text, _ = call(capsys, "run", suite, "--json", *options)
     rows = {row["algorithm"]: row for row in json.loads(text)["rows"]}
     assert rows["gamp"]["n"] == 2
@@ -150,12 +142,7 @@ def test_only_what_is_cheap_is_measured_along_the_way(registered):
 
 @pytest.mark.parametrize(
     ("name", "before", "after", "worse"),
-    [
-        ("mse", 0.1, 0.2, True),
-        ("mse", 0.2, 0.1, False),
-        ("overlap", 0.1, 0.2, False),
-        ("overlap", 0.2, 0.1, True),
-    ],
+    [("mse", 0.1, 0.2, True), ("mse", 0.2, 0.1, False), ("overlap", 0.1, 0.2, False), ("overlap", 0.2, 0.1, True)],
 )
 def test_the_direction_decides_what_is_worse(name, before, after, worse):
     assert is_worse(find_metric(name), before, after) is worse

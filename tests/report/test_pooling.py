@@ -87,10 +87,7 @@ def identified(noise, algorithm="gamp", version=1, **more):
 
 def test_a_comparison_matches_what_was_run_not_what_it_is_called():
     before = [identified(0.2, problem="old name", mean=0.5), identified(0.8, problem="noisy", mean=0.9)]
-    after = [
-        identified(0.2, problem="noisy", mean=0.5, version=2),
-        identified(0.4, problem="noisy", mean=0.1),
-    ]
+    after = [identified(0.2, problem="noisy", mean=0.5, version=2), identified(0.4, problem="noisy", mean=0.1)]
     entries = compare_rows(before, after)
     verdicts = {entry["problem"]: entry["verdict"] for entry in entries}
     assert verdicts == {

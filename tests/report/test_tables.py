@@ -9,15 +9,7 @@ from smimbench.api import run
 from smimbench.report.aggregate import against_theory, ratio_to_bayes
 from smimbench.report.rows import draws_fresh, error_rows, suite_records
 from smimbench.report.runtime import first_hit
-from smimbench.report.tables import (
-    as_markdown,
-    error_tables,
-    number,
-    runtime_tables,
-    seconds,
-    status_line,
-    uncertain,
-)
+from smimbench.report.tables import as_markdown, error_tables, number, runtime_tables, seconds, status_line, uncertain
 from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
 from smimbench.theory.cache import TheoryCache
@@ -26,13 +18,9 @@ from tests.report.rows import printed, row
 
 EXTREME = {
     "run away": row(mean=5.4e51, sem=5.3e51, difference=5.4e51, z=1.0, ratio_to_bayes=1e52),
-    "nothing": row(
-        n=0, mean=None, sem=None, difference=None, z=None, ratio_to_bayes=None, status_counts={"failed": 4}
-    ),
+    "nothing": row(n=0, mean=None, sem=None, difference=None, z=None, ratio_to_bayes=None, status_counts={"failed": 4}),
     "one run": row(n=1, sem=None, z=None),
-    "perfect": row(
-        theory=0.0, theory_error=0.0, mean=3e-12, sem=1e-12, difference=3e-12, z=None, ratio_to_bayes=None
-    ),
+    "perfect": row(theory=0.0, theory_error=0.0, mean=3e-12, sem=1e-12, difference=3e-12, z=None, ratio_to_bayes=None),
     "sharp": row(z=-123456.0, sem=1e-9),
     "mixed": row(status_counts={"ok": 12, "not-converged": 1, "diverged": 2, "timeout": 1}),
     "negative": row(difference=-0.25, z=-25.0),
@@ -59,12 +47,7 @@ def test_every_status_is_shown_in_short():
 def test_a_number_is_never_cut():
     """Words give way first; if that is not enough the table is wider than the screen, for half a number is a wrong one."""
     wide = row(
-        mean=5.4e51,
-        sem=5.3e51,
-        component=2,
-        dimension=100_000,
-        algorithm="a-long-name-of-an-algorithm",
-        z=-123456.0,
+        mean=5.4e51, sem=5.3e51, component=2, dimension=100_000, algorithm="a-long-name-of-an-algorithm", z=-123456.0
     )
     text = printed(error_tables([row(component=1), wide]), width=60)
     for whole in ("5.4e51±5e51", "100000", "0.40000", "+0.1000", "-1e+05", "1.25"):
@@ -87,9 +70,7 @@ def test_columns_appear_only_where_they_tell_something():
     plain = printed(error_tables([row(), row()]))
     assert "D = 100" in plain
     assert "component" not in plain
-    several = printed(
-        error_tables([row(component=1, backend="cupy"), row(component=2, dimension=200)]), width=100
-    )
+    several = printed(error_tables([row(component=1, backend="cupy"), row(component=2, dimension=200)]), width=100)
     assert "component" in several
     assert "layer" in printed(error_tables([row(component=1, component_word="layer"), row(component=2)]))
     assert "gamp@cupy" in several
@@ -106,10 +87,7 @@ def test_one_run_has_no_standard_error_and_the_caption_says_so():
 
 def test_the_runtime_table_orders_by_time_to_theory_and_says_what_it_may_notagainst_theory():
     never = {"0.05": {"seconds": None, "iterations": None, "fraction": 0.25}}
-    rows = [
-        row(algorithm="quick"),
-        row(algorithm="lost", time_to_theory=never, trusted=False, machines=["there"]),
-    ]
+    rows = [row(algorithm="quick"), row(algorithm="lost", time_to_theory=never, trusted=False, machines=["there"])]
     text = printed(runtime_tables(rows, "here"))
     assert text.index("lost") < text.index("quick")
     assert "never" in text
@@ -215,9 +193,7 @@ def test_what_was_lost_is_no_arrival_and_what_was_given_up_takes_time(tmp_path):
                 "trajectory": {"iteration": [0, 1, 2], "seconds": [0.0, 0.25, 1.0], "residual": [1.0, 1.0, 1.0],
                                "samples": [None, 90, 180], "mse": [[1.0], [0.0], [0.0]], "overlap": [[0.5], [1.5], [1.5]]},
             }  # fmt: skip
-            store.write(
-                {**record, **{k: {**record[k], **v} if isinstance(v, dict) else v for k, v in change.items()}}
-            )
+            store.write({**record, **{k: {**record[k], **v} if isinstance(v, dict) else v for k, v in change.items()}})
         found = error_rows(suite_records(suite, store, ["numpy"]), suite, store, TheoryCache())
         rows[name] = found[0]["time_to_theory"]["0.05"]
     assert rows["plain"] == {"seconds": 0.25, "iterations": 1.0, "fraction": 1.0}
@@ -229,14 +205,8 @@ def test_an_online_row_stands_at_the_samples_that_it_used(tmp_path):
     learner = '[[algorithms]]\nname = "sgd"\nonline = true\nbatch = 60\nsteps = 5\nlearning_rate = 0.001\n'
     path = write_suite(tmp_path, ATTENTION + learner)
     rows = [
-        row
-        for row in run(path, results=tmp_path / "results")
-        if row["algorithm"] == "sgd" and row["metric"] == "mse"
+        row for row in run(path, results=tmp_path / "results") if row["algorithm"] == "sgd" and row["metric"] == "mse"
     ]
-    assert [row["alpha"] for row in rows] == pytest.approx(
-        [300 / 900, 300 / 900]
-    )  # 90 and 270 were asked for
+    assert [row["alpha"] for row in rows] == pytest.approx([300 / 900, 300 / 900])  # 90 and 270 were asked for
     problem = load_suite(path).plans[0].problem
-    assert rows[0]["bayes"] == pytest.approx(
-        TheoryCache().points(problem, [300 / 900])[0][0]["mse"], rel=1e-9
-    )
+    assert rows[0]["bayes"] == pytest.approx(TheoryCache().points(problem, [300 / 900])[0][0]["mse"], rel=1e-9)

@@ -87,9 +87,7 @@ def test_a_machine_keeps_its_name_when_scipy_brings_a_blas_of_its_own():
 
     machine.machine_info.cache_clear()
     code = "from smimbench.backend import machine; print(machine.fingerprint())"
-    alone = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment()
-    )
+    alone = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
     assert alone.stdout.strip() == machine.fingerprint()
 
 
@@ -239,9 +237,7 @@ def test_the_order_of_cells_does_not_matter(tmp_path, registry):
     """The last instance is kept between cells: that must save time and change nothing."""
     cells = cells_of(tmp_path, registry, "gamp", "quiet")
     forward = {r["key"]: numbers(r) for r in run_cells(cells, Store(tmp_path / "a"), registry=registry)}
-    backward = {
-        r["key"]: numbers(r) for r in run_cells(cells[::-1], Store(tmp_path / "b"), registry=registry)
-    }
+    backward = {r["key"]: numbers(r) for r in run_cells(cells[::-1], Store(tmp_path / "b"), registry=registry)}
     assert forward == backward
 
 
@@ -279,10 +275,7 @@ def test_workers_have_the_plugins_of_the_parent(tmp_path, registry):
 
 def test_an_informed_start_begins_near_the_teacher(tmp_path, registry):
     plain, informed = (
-        run_cell(
-            cells_of(tmp_path, registry, "gamp", **{"run.start": s, "grid.dimension": 200})[0],
-            registry=registry,
-        )
+        run_cell(cells_of(tmp_path, registry, "gamp", **{"run.start": s, "grid.dimension": 200})[0], registry=registry)
         for s in ("uninformed", "informed")
     )
     first = [record["trajectory"]["mse"][0][0] for record in (plain, informed)]
@@ -295,9 +288,7 @@ def test_an_informed_start_begins_near_the_teacher(tmp_path, registry):
 
 def test_the_cost_grows_with_the_work(tmp_path, registry):
     small = cost.estimate_cost(cells_of(tmp_path, registry, "gamp", text=ATTENTION), 1)
-    large = cost.estimate_cost(
-        cells_of(tmp_path, registry, "gamp", text=ATTENTION, **{"grid.dimension": 400}), 1
-    )
+    large = cost.estimate_cost(cells_of(tmp_path, registry, "gamp", text=ATTENTION, **{"grid.dimension": 400}), 1)
     assert small.cells == large.cells == 4
     assert large.seconds > 20 * small.seconds > 0
     inputs = 0.3 * 400**2 * 2 * 400 * 8

@@ -59,9 +59,7 @@ def test_least_squares_done_elsewhere_is_scored_against_the_limit(tmp_path, caps
     assert rows["mse"]["alpha"] == 1.0
     assert 0.4 < rows["mse"]["ratio_to_bayes"] < 2.0
     # for another instance it is worth nothing
-    _, out, _ = call(
-        capsys, "score", suite, "--estimate", answer, "--json", "--only", "alpha=1.0", "--only", "seed=0"
-    )
+    _, out, _ = call(capsys, "score", suite, "--estimate", answer, "--json", "--only", "alpha=1.0", "--only", "seed=0")
     other = {row["metric"]: row for row in json.loads(out)["rows"]}
     assert other["mse"]["mean"] > 1
 

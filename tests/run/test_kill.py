@@ -81,9 +81,7 @@ def table(capsys, suite, results) -> list[dict]:
 
 def test_killed_ten_times_the_table_is_the_same_bit_for_bit(tmp_path, capsys):
     suite = write_suite(tmp_path, SUITE)
-    done = call_outside(
-        "run", suite, "--results", tmp_path / "calm", "--workers", "1", "--quiet", "--no-figure"
-    )
+    done = call_outside("run", suite, "--results", tmp_path / "calm", "--workers", "1", "--quiet", "--no-figure")
     assert done.returncode in (0, 1), done.stderr
     assert len(finished(tmp_path / "calm" / "small")) == CELLS
 
@@ -106,9 +104,7 @@ def test_killed_ten_times_the_table_is_the_same_bit_for_bit(tmp_path, capsys):
     assert kills >= KILLS // 2
     assert kept
 
-    done = call_outside(
-        "run", suite, "--results", tmp_path / "rough", "--workers", "2", "--quiet", "--no-figure"
-    )
+    done = call_outside("run", suite, "--results", tmp_path / "rough", "--workers", "2", "--quiet", "--no-figure")
     assert done.returncode in (0, 1), done.stderr
     assert "set-aside" not in os.listdir(folder)
     final = finished(folder)
@@ -124,9 +120,7 @@ def test_killed_ten_times_the_table_is_the_same_bit_for_bit(tmp_path, capsys):
 
 def test_workers_do_not_outlive_a_parent_that_is_killed(tmp_path):
     """Only the parent is killed here, as the system does when memory runs out: its children have to notice."""
-    suite = write_suite(
-        tmp_path, SUITE.replace("max_iterations = 15", "max_iterations = 15\ntolerance = 1e-12")
-    )
+    suite = write_suite(tmp_path, SUITE.replace("max_iterations = 15", "max_iterations = 15\ntolerance = 1e-12"))
     process = start(suite, tmp_path / "results", workers=2)
     try:
         folder = tmp_path / "results" / "small"

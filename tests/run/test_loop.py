@@ -31,9 +31,7 @@ def instance(problem) -> Instance:
 class Scripted:
     """An algorithm that reports what ``script(iteration)`` says and holds ``hold(iteration)`` times the first draw."""
 
-    def __init__(
-        self, script, hold=lambda i: 1.0, *, steps=None, cautious=None, cost=0.0, clock=None, shape=(1, D)
-    ):
+    def __init__(self, script, hold=lambda i: 1.0, *, steps=None, cautious=None, cost=0.0, clock=None, shape=(1, D)):
         self.script, self.hold, self.cautious, self.cost, self.clock = script, hold, cautious, cost, clock
         self.shape = shape
         self.draws = []
@@ -86,9 +84,7 @@ def go(problem, instance, algorithm, backend=None, make_rng=None, **settings):
 def claims(claimed, held=None, moved=0.0, residual=1.0, **more):
     """An Info of one component."""
     held = claimed if held is None else held
-    return Info(
-        residual=residual, claimed=np.array([claimed]), held=np.array([held]), moved=np.array([moved]), **more
-    )
+    return Info(residual=residual, claimed=np.array([claimed]), held=np.array([held]), moved=np.array([moved]), **more)
 
 
 # -- how a run ends -----------------------------------------------------------------------------------------------
@@ -117,9 +113,7 @@ def test_an_algorithm_with_a_schedule_gets_all_of_it_and_no_more(problem, instan
 
 def test_overlaps_that_stand_still_are_enough(problem, instance):
     """A residual that lingers does not matter when what is claimed and what is held no longer move, and agree."""
-    result = go(
-        problem, instance, Scripted(lambda i: claims(0.7 * (1 - 10.0**-i), moved=0.1)), max_iterations=200
-    )
+    result = go(problem, instance, Scripted(lambda i: claims(0.7 * (1 - 10.0**-i), moved=0.1)), max_iterations=200)
     assert result.attempt.status is Status.OK
     assert "stand still" in result.attempt.reason
     assert WINDOW < result.attempt.iterations < 3 * WINDOW
@@ -263,9 +257,7 @@ def test_an_algorithm_may_bring_its_own_rule(problem, instance, residual, status
 def test_a_rule_may_be_stricter_or_laxer(problem, instance):
     script = Scripted(lambda i: claims(0.95, -0.21, residual=0.0))
     assert go(problem, instance, script).attempt.status is Status.NOT_CONVERGED
-    script.stopping_rule = lambda problem, dimension: OverlapRule(
-        problem, dimension, Stationarity(agreement=6.0)
-    )
+    script.stopping_rule = lambda problem, dimension: OverlapRule(problem, dimension, Stationarity(agreement=6.0))
     assert go(problem, instance, script).attempt.status is Status.OK
 
 
@@ -285,9 +277,7 @@ def test_a_claim_that_is_not_held_is_never_ok(problem, instance):
 def test_a_strained_claim_is_never_ok(problem, instance):
     """Claiming eight times the information that the data carry is too much; claiming too little is no harm."""
     for strain, status in ((2.0, Status.OK), (2.2, Status.NOT_CONVERGED), (-5.0, Status.OK)):
-        result = go(
-            problem, instance, Scripted(lambda i, s=strain: claims(0.5, residual=0.0, strain=np.array([s])))
-        )
+        result = go(problem, instance, Scripted(lambda i, s=strain: claims(0.5, residual=0.0, strain=np.array([s]))))
         assert result.attempt.status is status, strain
         if status is not Status.OK:
             assert f"{math.exp(strain):.2g} times the information" in result.attempt.reason
@@ -412,9 +402,7 @@ def test_time_lost_before_a_restart_is_counted_apart(problem, instance, slow_met
 
 
 def test_every_iteration_of_a_short_run_is_logged_and_the_last_one_is_the_result(problem, instance):
-    result = go(
-        problem, instance, Scripted(lambda i: Info(residual=1.0 / i), lambda i: 0.1 * i), max_iterations=12
-    )
+    result = go(problem, instance, Scripted(lambda i: Info(residual=1.0 / i), lambda i: 0.1 * i), max_iterations=12)
     path = result.attempt.trajectory
     assert path["iteration"] == list(range(13))
     assert path["residual"][1:] == [1.0 / i for i in range(1, 13)]
@@ -466,12 +454,5 @@ def test_readings_may_live_on_a_device(problem, instance):
 
 
 def test_every_status_has_a_word_and_a_line():
-    assert {status.value for status in Status} == {
-        "ok",
-        "not-converged",
-        "diverged",
-        "timeout",
-        "failed",
-        "skipped",
-    }
+    assert {status.value for status in Status} == {"ok", "not-converged", "diverged", "timeout", "failed", "skipped"}
     assert len({status.message for status in Status}) == 6

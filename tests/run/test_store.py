@@ -157,9 +157,7 @@ def test_a_writer_that_dies_leaves_the_old_file_and_no_record(tmp_path):
         """
     )
     for name in ("a1b2.json", "new.json"):
-        done = subprocess.run(
-            [sys.executable, "-c", script, str(tmp_path / name)], env=environment(), check=False
-        )
+        done = subprocess.run([sys.executable, "-c", script, str(tmp_path / name)], env=environment(), check=False)
         assert done.returncode == -9
     left = [name for name in files(store) if name != "a1b2.json"]
     assert len(left) == 2
@@ -198,10 +196,7 @@ SPOILED = {
     "not text": (lambda p: p.write_bytes(b"\xff\x00\xfe"), "torn or not JSON"),
     "foreign": (lambda p: p.write_text('{"hello": "world"}'), "not a record of smimbench"),
     "a list": (lambda p: p.write_text("[1, 2]"), "not a record of smimbench"),
-    "hand-edited": (
-        lambda p: _edit(p, lambda r: r["metrics"].update(mse=[0.0, 0.0])),
-        "digest does not match",
-    ),
+    "hand-edited": (lambda p: _edit(p, lambda r: r["metrics"].update(mse=[0.0, 0.0])), "digest does not match"),
     "a status made ok": (lambda p: _edit(p, lambda r: r.update(status="failed")), "digest does not match"),
     "a key added": (lambda p: _edit(p, lambda r: r.update(note="mine")), "digest does not match"),
     "without digest": (lambda p: _edit(p, lambda r: r.pop("digest")), "not a record of smimbench"),

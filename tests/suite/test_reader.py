@@ -37,28 +37,16 @@ BAD = {
     # unknown keys
     "unknown table": (ATTENTION + "[grids]\nalpha = [1.0]\n", "grids", "did you mean 'grid'"),
     "unknown key of the grid": (changed("alpha ", "alfa "), "grid.alfa", "did you mean 'alpha'"),
-    "unknown key of run": (
-        ATTENTION + "[run]\ntolerence = 1e-3\n",
-        "run.tolerence",
-        "did you mean 'tolerance'",
-    ),
+    "unknown key of run": (ATTENTION + "[run]\ntolerence = 1e-3\n", "run.tolerence", "did you mean 'tolerance'"),
     "unknown key of a problem": (changed(WISHART, WISHART + "\nnoise = 1"), "problem.noise", "unknown key"),
-    "unknown parameter of a prior": (
-        changed("rho = 0.5", "rho = 0.5, rank = 3"),
-        "problem.prior.rank",
-        "unknown key",
-    ),
+    "unknown parameter of a prior": (changed("rho = 0.5", "rho = 0.5, rank = 3"), "problem.prior.rank", "unknown key"),
     "misspelled parameter": (changed("beta", "betta"), "problem.channel.betta", "did you mean 'beta'"),
     "unknown parameter of an algorithm": (
         changed(GAMP, GAMP + "\ndampening = 0.1"),
         "algorithms[0].dampening",
         "did you mean 'damping'",
     ),
-    "tokens in the channel": (
-        changed("beta = 1.0", "tokens = 3"),
-        "problem.channel.tokens",
-        "taken from the model",
-    ),
+    "tokens in the channel": (changed("beta = 1.0", "tokens = 3"), "problem.channel.tokens", "taken from the model"),
     # wrong types
     "text for a number": (changed("rho = 0.5", 'rho = "half"'), "problem.prior.rho", "number"),
     "number for text": (changed('"softmax"\nmodel', "3\nmodel"), "problem.label", "string"),
@@ -95,11 +83,7 @@ BAD = {
         "problem.prior.name",
         "belongs to model attention-indexed",
     ),
-    "prior of the other model": (
-        changed('"wishart", rho = 0.5', '"gaussian"'),
-        "problem.prior.name",
-        "wishart",
-    ),
+    "prior of the other model": (changed('"wishart", rho = 0.5', '"gaussian"'), "problem.prior.name", "wishart"),
     "channel misspelled": (
         changed('name = "softmax"', 'name = "sofmax"'),
         "problem.channel.name",
@@ -115,16 +99,8 @@ BAD = {
     "no dimension": (changed("dimension = [30]\n", ""), "grid.dimension", "is missing"),
     "no algorithm name": (ATTENTION + "[[algorithms]]\nsteps = 3\n", "algorithms[1].name", "is missing"),
     "no problem": (GAMP + "\n[grid]\nalpha = 1.0\ndimension = 5\n", "problem", "[problem]"),
-    "problem and problems": (
-        ATTENTION + f"[[problems]]\n{MODEL}\n{SOFTMAX}\n{WISHART}\n",
-        "problem",
-        "either",
-    ),
-    "a sample ratio twice": (
-        changed("[0.1, 0.3]", "[0.1, 0.3, 0.1]"),
-        "grid.alpha[2]",
-        "already, as grid.alpha[0]",
-    ),
+    "problem and problems": (ATTENTION + f"[[problems]]\n{MODEL}\n{SOFTMAX}\n{WISHART}\n", "problem", "either"),
+    "a sample ratio twice": (changed("[0.1, 0.3]", "[0.1, 0.3, 0.1]"), "grid.alpha[2]", "already, as grid.alpha[0]"),
     "a dimension twice": (changed("[30]", "[30, 30]"), "grid.dimension[1]", "already"),
     "a parameter twice": (changed("rho = 0.5", "rho = [1, 1.0]"), "problem.prior.rho[1]", "already"),
     "a metric twice": (ATTENTION + '[run]\nmetrics = ["mse", "mse"]\n', "run.metrics[1]", "already"),
@@ -149,8 +125,7 @@ BAD = {
         "with a method start (spectral), got 'adam'",
     ),
     "metric of a reference": (
-        ATTENTION
-        + '[[run.reference]]\nlabel = "a"\nsource = "b"\nmetric = "mae"\nalpha = [1.0]\nvalue = [1.0]\n',
+        ATTENTION + '[[run.reference]]\nlabel = "a"\nsource = "b"\nmetric = "mae"\nalpha = [1.0]\nvalue = [1.0]\n',
         "run.reference[0].metric",
         "did you mean 'mse'",
     ),
@@ -162,8 +137,7 @@ BAD = {
         "as many numbers as alpha (1)",
     ),
     "reference of no problem": (
-        ATTENTION
-        + '[[run.reference]]\nlabel = "a"\nsource = "b"\nalpha = [1.0]\nvalue = [1.0]\nproblem = 2\n',
+        ATTENTION + '[[run.reference]]\nlabel = "a"\nsource = "b"\nalpha = [1.0]\nvalue = [1.0]\nproblem = 2\n',
         "run.reference[0].problem",
         "between 1 and 1",
     ),
@@ -223,11 +197,7 @@ def test_rho_zero_has_a_theory_but_nothing_to_run(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [
-        ("quickstrat", "did you mean 'quickstart'"),
-        ("zzz", "shipped suites are"),
-        ("nowhere/x.toml", "no such file"),
-    ],
+    [("quickstrat", "did you mean 'quickstart'"), ("zzz", "shipped suites are"), ("nowhere/x.toml", "no such file")],
 )
 def test_a_suite_that_is_not_there(capsys, name, words):
     code, _, err = call(capsys, "run", name)
@@ -323,9 +293,7 @@ def test_a_number_that_serves_as_an_axis_is_named_without_position(tmp_path):
 
 def test_labels_titles_and_the_file_do_not_enter_the_key(tmp_path):
     one = load_suite(write_suite(tmp_path, SUITE, "one"))
-    two = load_suite(
-        write_suite(tmp_path, SUITE.replace('"line"', '"stroke"').replace("A small", "Another"), "two")
-    )
+    two = load_suite(write_suite(tmp_path, SUITE.replace('"line"', '"stroke"').replace("A small", "Another"), "two"))
     assert [c.key for c in one.cells()] == [c.key for c in two.cells()]
 
 
@@ -416,10 +384,7 @@ def test_set_reaches_every_key(tmp_path, override, read, value):
 
 def test_set_reaches_into_a_part_that_is_only_a_name(tmp_path):
     text = changed(SOFTMAX, 'channel = "softmax"')
-    assert (
-        load_suite(write_suite(tmp_path, text), ["problem.channel.beta=3.0"]).plans[0].problem.channel.beta
-        == 3.0
-    )
+    assert load_suite(write_suite(tmp_path, text), ["problem.channel.beta=3.0"]).plans[0].problem.channel.beta == 3.0
 
 
 def test_later_overrides_win(tmp_path):
@@ -483,10 +448,7 @@ def test_only_takes_a_label_before_a_name(tmp_path):
 
 
 def test_pairs_of_numbers_are_lists_in_a_suite(tmp_path):
-    text = (
-        changed('"softmax", beta = 1.0', '"hardmax"')
-        + '[[algorithms]]\nname = "adam"\nsurrogate_beta = [1, 8.0]\n'
-    )
+    text = changed('"softmax", beta = 1.0', '"hardmax"') + '[[algorithms]]\nname = "adam"\nsurrogate_beta = [1, 8.0]\n'
     cell = load_suite(write_suite(tmp_path, text)).cells()[-1]
     assert cell.algorithm["surrogate_beta"] == [1.0, 8.0]
 

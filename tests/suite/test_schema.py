@@ -10,9 +10,7 @@ from smimbench.suite import schema
 from smimbench.suite.schema import Document, RunOptions, in_key, table_at
 from tests.helpers import ROOT
 
-TABLES = [
-    getattr(schema, name) for name in dir(schema) if name.endswith(("Table", "Axes", "Grid", "Options"))
-]
+TABLES = [getattr(schema, name) for name in dir(schema) if name.endswith(("Table", "Axes", "Grid", "Options"))]
 
 
 def test_the_page_of_all_keys_is_up_to_date():

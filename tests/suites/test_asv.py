@@ -19,11 +19,7 @@ from tests.helpers import ROOT
 FOLDER = ROOT / "suites" / "asv"
 # asv's own rule: a result is worse if it grows by more than this (asv.conf.json).
 CONFIG = json.loads(
-    "\n".join(
-        line
-        for line in (ROOT / "asv.conf.json").read_text().splitlines()
-        if not line.strip().startswith("//")
-    )
+    "\n".join(line for line in (ROOT / "asv.conf.json").read_text().splitlines() if not line.strip().startswith("//"))
 )
 THRESHOLD = CONFIG["regressions_thresholds"][".*track_.*"]
 
@@ -67,9 +63,7 @@ def test_suites_and_algorithms_are_discovered(benchmarks):
     assert "quickstart" in names
     assert names <= {path.stem for path in (ROOT / "suites").glob("*.toml")} | {"installed"}
     assert (
-        {"gamp", "adam", "averaged"}
-        <= set(cases.algorithms())
-        <= {e.name for e in get_registry().entries("algorithm")}
+        {"gamp", "adam", "averaged"} <= set(cases.algorithms()) <= {e.name for e in get_registry().entries("algorithm")}
     )
 
 

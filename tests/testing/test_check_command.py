@@ -61,9 +61,7 @@ def test_json_and_parameters(capsys, drop_in):
 
 
 def test_outcomes_repeat(capsys):
-    found = [
-        call(capsys, "check", "linear", "--seed", "3", "--only", "nishimori", "--json") for _ in range(2)
-    ]
+    found = [call(capsys, "check", "linear", "--seed", "3", "--only", "nishimori", "--json") for _ in range(2)]
     documents = [json.loads(out) for _, out, _ in found]
     for document in documents:
         for item in document:

@@ -161,11 +161,7 @@ class WorkedOver:
     [
         ("factor", "nishimori", "standard errors away"),
         ("own generator", "samples", "depends on the other samples, or on a generator of its own"),
-        (
-            "default generator",
-            "bad_input",
-            "forward without rng draws noise all the same, and always the same",
-        ),
+        ("default generator", "bad_input", "forward without rng draws noise all the same, and always the same"),
         ("global generator", "determinism", "the same seed gives different labels"),
         ("writes", "purity", "forward writes into its argument 1"),
         ("wide", "dtypes", "labels of float32 latents must be float32, got float64"),
@@ -265,9 +261,7 @@ class Unscaled(AttentionIndexed):
     """Diagonal sites twice as wide as the others."""
 
     def forward(self, inputs, signal):
-        diagonal = np.array(
-            [1.0 if a != b else 2**0.5 for a in range(self.tokens) for b in range(a, self.tokens)]
-        )
+        diagonal = np.array([1.0 if a != b else 2**0.5 for a in range(self.tokens) for b in range(a, self.tokens)])
         return super().forward(inputs, signal) * diagonal
 
 
@@ -350,9 +344,7 @@ class HeapPeeker(Plain):
     """Asks the garbage collector for instances of this size."""
 
     def init(self, problem, data, rng):
-        fitting = [
-            o.signal for o in gc.get_objects() if type(o) is Instance and o.signal.shape[-1] == data.dimension
-        ]
+        fitting = [o.signal for o in gc.get_objects() if type(o) is Instance and o.signal.shape[-1] == data.dimension]
         return sum(fitting), rng
 
 
@@ -470,10 +462,7 @@ class Opaque(Plain):
 
 
 def test_other_wrong_algorithms():
-    assert (
-        "changes the estimate that was handed out before"
-        in failures(InPlace(), "state_copies")["state_copies"]
-    )
+    assert "changes the estimate that was handed out before" in failures(InPlace(), "state_copies")["state_copies"]
     assert "must have shape" in failures(WrongShape(), "shapes")["shapes"]
     assert "ZeroDivisionError: nothing to divide by" in failures(Fragile(), "runs")["runs"]
     assert "no plain JSON value" in failures(Opaque(), "parameters")["parameters"]

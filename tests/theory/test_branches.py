@@ -168,9 +168,7 @@ def test_the_better_of_two_imperfect_branches_has_the_larger_free_entropy():
     assert found["hard_phase"] == pytest.approx([equal, 1.0], rel=1e-3)
     for a in (0.5 * (low + equal), 0.5 * (equal + 1)):
         pair = competing(problem, [a])[0]
-        assert [p.branch for p in pair] == (
-            ["uninformed", "informed"] if a < equal else ["informed", "uninformed"]
-        )
+        assert [p.branch for p in pair] == (["uninformed", "informed"] if a < equal else ["informed", "uninformed"])
         by = {p.branch: p for p in pair}
         assert by["uninformed"].Q[0, 0] == 0.0
         assert by["informed"].Q[0, 0] == pytest.approx(q[np.flatnonzero(alpha <= a)[-1]], abs=1e-3)
@@ -371,9 +369,7 @@ def test_linear_response_of_directions_that_mix():
             return super().forward(self.turn @ z)
 
         def posterior(self, y, omega, V, *, second_moment=False, rng=None):
-            found = super().posterior(
-                y, self.turn @ omega, self.turn @ V @ self.turn.T, second_moment=second_moment
-            )
+            found = super().posterior(y, self.turn @ omega, self.turn @ V @ self.turn.T, second_moment=second_moment)
             second = found.second_moment
             if second is not None:
                 second = np.einsum("ap,npcqd,bq->nacbd", self.turn.T, second, self.turn.T)
@@ -396,9 +392,7 @@ def test_free_entropy_between_two_overlaps_does_not_depend_on_the_way():
     def phi(qhat):
         V = np.linalg.inv(np.eye(2) + qhat)
         Q = np.eye(2) - V
-        prior = (
-            -0.5 * np.trace(Q @ qhat) + 0.5 * np.trace(qhat) - 0.5 * np.linalg.slogdet(np.eye(2) + qhat)[1]
-        )
+        prior = -0.5 * np.trace(Q @ qhat) + 0.5 * np.trace(qhat) - 0.5 * np.linalg.slogdet(np.eye(2) + qhat)[1]
         return prior - 0.5 * alpha * sites * np.linalg.slogdet(V + noise)[1]
 
     first, second = np.array([[0.2, 0.1], [0.1, 0.4]]), np.array([[3.0, -1.0], [-1.0, 7.0]])

@@ -124,9 +124,7 @@ def test_a_wrong_posterior_gives_no_curve(base, change):
 
 
 @pytest.mark.parametrize("change", PRIORS.values(), ids=PRIORS)
-@pytest.mark.parametrize(
-    ("base", "model"), [(Gaussian, LOW), (Wishart, MATRICES)], ids=["gaussian", "wishart"]
-)
+@pytest.mark.parametrize(("base", "model"), [(Gaussian, LOW), (Wishart, MATRICES)], ids=["gaussian", "wishart"])
 def test_a_wrong_prior_gives_no_curve(base, model, change):
     problem = problem_of(model, "linear", prior_with(base, **change))
     with pytest.raises(ProblemError, match=rf"prior '{base.name}': .*smimbench check"):
@@ -135,11 +133,7 @@ def test_a_wrong_prior_gives_no_curve(base, model, change):
 
 @pytest.mark.parametrize(
     ("model", "channel", "prior"),
-    [
-        (LOW, SequenceSoftmax, Gaussian),
-        (LOW, SequenceLinear, Gaussian),
-        (MATRICES, AttentionSoftmax, Wishart),
-    ],
+    [(LOW, SequenceSoftmax, Gaussian), (LOW, SequenceLinear, Gaussian), (MATRICES, AttentionSoftmax, Wishart)],
 )
 def test_right_items_of_others_pass(model, channel, prior):
     require_consistent(problem_of(model, channel, prior))

@@ -20,9 +20,7 @@ def test_the_constant_predictor_is_unbiased_and_its_error_is_honest(monkeypatch)
         monkeypatch.setattr(
             generalization, "normal_points", lambda d, n, what, *i, k=k: original(d, n, f"{what} {k}", *i)
         )
-        found = generalization.generalization_error(TWO_TOKENS, np.array([[0.5]]), np.array([[0.5]]))[
-            "constant"
-        ]
+        found = generalization.generalization_error(TWO_TOKENS, np.array([[0.5]]), np.array([[0.5]]))["constant"]
         scores.append((found.value - 0.75) / found.error)
     assert abs(np.mean(scores)) < 4 / np.sqrt(len(scores))
     assert 0.4 < np.std(scores) < 1.6
@@ -35,8 +33,7 @@ def test_the_error_of_V_is_part_of_the_error_of_a_prediction():
     ((point,),) = TheoryCache().points(problem, [0.05])
     V, error = 1.5 - point["overlap"][0][0], point["mse_error"]
     low, high = (
-        problem.channel.generalization_error(np.array([[1.5 - v]]), np.array([[v]]))
-        for v in (V - error, V + error)
+        problem.channel.generalization_error(np.array([[1.5 - v]]), np.array([[v]])) for v in (V - error, V + error)
     )
     for kind in ("bayes", "plugin"):
         half = abs(float(np.asarray(high[kind].value)) - float(np.asarray(low[kind].value))) / 2

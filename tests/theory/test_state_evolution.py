@@ -31,9 +31,7 @@ def attention(tokens=2, rho=0.5, channel="softmax", **parameters) -> Problem:
 
 
 def sequence(tokens=2, channel="softmax", **parameters) -> Problem:
-    return Problem(
-        {"name": "sequence-multi-index", "tokens": tokens}, {"name": channel, **parameters}, "gaussian"
-    )
+    return Problem({"name": "sequence-multi-index", "tokens": tokens}, {"name": channel, **parameters}, "gaussian")
 
 
 def with_channel(channel) -> Problem:
@@ -113,9 +111,7 @@ def test_softmax_recovers_perfectly_at_the_count_of_unknowns(tokens, rho):
     expected = (2 * rho - rho**2 if rho <= 1 else 1.0) / (tokens**2 + tokens - 2)
     found = thresholds(attention(tokens, rho))
     assert found["perfect_recovery"]["value"] == pytest.approx(expected, abs=1e-6)
-    assert (
-        abs(found["perfect_recovery"]["value"] - expected) <= 10 * found["perfect_recovery"]["error"] + 1e-9
-    )
+    assert abs(found["perfect_recovery"]["value"] - expected) <= 10 * found["perfect_recovery"]["error"] + 1e-9
     assert found["weak_recovery"] is None
     assert found["sequential"] == []
     below, above = solve(attention(tokens, rho), [0.99 * expected, 1.01 * expected])
@@ -196,14 +192,10 @@ def two_point_information(q: float, tokens: int) -> float:
         def f(x):
             return math.tanh(s * s + s * x) ** 2 * math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
 
-        return integrate.quad(
-            f, -10, 10, points=[np.clip(-s, -9.9, 9.9)], epsabs=1e-12, epsrel=1e-12, limit=200
-        )[0]
+        return integrate.quad(f, -10, 10, points=[np.clip(-s, -9.9, 9.9)], epsabs=1e-12, epsrel=1e-12, limit=200)[0]
 
     density = chi(tokens).pdf
-    mean = integrate.quad(
-        lambda r: r * r * over_x(r) * density(r), 0, 9, epsabs=1e-10, epsrel=1e-10, limit=100
-    )[0]
+    mean = integrate.quad(lambda r: r * r * over_x(r) * density(r), 0, 9, epsabs=1e-10, epsrel=1e-10, limit=100)[0]
     return (mean - tokens * q) / v**2
 
 
@@ -314,9 +306,7 @@ def test_a_curve_that_was_sampled_says_so_and_holds_its_error():
         assert abs(float(a.mse[0] - b.mse[0])) <= 4 * float(b.error[0]) + 1e-6
         assert 0 < float(b.error[0]) < 0.02
     found = thresholds(bare)
-    assert found["weak_recovery"]["value"] == pytest.approx(
-        1 / 6, abs=max(0.01, 4 * found["weak_recovery"]["error"])
-    )
+    assert found["weak_recovery"]["value"] == pytest.approx(1 / 6, abs=max(0.01, 4 * found["weak_recovery"]["error"]))
 
 
 # -- two branches -------------------------------------------------------------------------------------------------

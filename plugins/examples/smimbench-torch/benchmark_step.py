@@ -97,9 +97,7 @@ def main() -> None:
                 best, median, early = seconds(problem, data, item, clock)
                 first = early if first is None else first
                 if np.abs(early - first).max() > 1e-4 * np.abs(first).max():
-                    raise SystemExit(
-                        f"{name} took other steps than {next(iter(contenders))} on the loss {loss}"
-                    )
+                    raise SystemExit(f"{name} took other steps than {next(iter(contenders))} on the loss {loss}")
                 print(f"{loss:13s} {name:14s} best {1e3 * best:.2f} ms, median {1e3 * median:.2f} ms")
 
 

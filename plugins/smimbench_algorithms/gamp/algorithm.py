@@ -197,9 +197,7 @@ class Gamp:
         residual = xp.max(xp.sqrt(squared_step / undamped_error))
         if self.damping is None:
             progress = follow(problem, progress, change, undamped_error, residual)
-        second = xp.asarray(
-            np.diagonal(prior.second_moment(problem.components)), dtype=V.dtype, device=_device(V)
-        )
+        second = xp.asarray(np.diagonal(prior.second_moment(problem.components)), dtype=V.dtype, device=_device(V))
         error = _diagonal(xp, V_new)
         info = Info(
             residual=residual,
@@ -244,9 +242,7 @@ def _less_by_excess(Qhat: Array, found: Array) -> Array:
     return Qhat * scale[:, None] * scale[None, :]
 
 
-def _chunk_by_chunk(
-    problem: Problem, data: Data, state: GampState, inverse: Array
-) -> tuple[Array, Array, Array, Any]:
+def _chunk_by_chunk(problem: Problem, data: Data, state: GampState, inverse: Array) -> tuple[Array, Array, Array, Any]:
     """New g (n, P, C), its adjoint, the sum over samples of the posterior covariance, and the largest integration error.
 
     Forward, posterior and adjoint of one chunk before the next: the inputs are read once.

@@ -52,14 +52,10 @@ class Pace(NamedTuple):
     small: float
 
 
-EXTENSIVE = Pace(
-    first=0.5, most=0.7, least=0.02, slower=0.5, quicker=1.15, growth=1.3, turn=-math.inf, small=0.0
-)
+EXTENSIVE = Pace(first=0.5, most=0.7, least=0.02, slower=0.5, quicker=1.15, growth=1.3, turn=-math.inf, small=0.0)
 """For extensive rank, where the prior mean is a start: what is too large shows as a residual that grows."""
 
-LOW_RANK = Pace(
-    first=1.0, most=1.0, least=0.1, slower=0.7, quicker=1.03, growth=math.inf, turn=-0.5, small=0.1
-)
+LOW_RANK = Pace(first=1.0, most=1.0, least=0.1, slower=0.7, quicker=1.03, growth=math.inf, turn=-0.5, small=0.1)
 """For low rank: a residual has to grow when a run leaves the prior mean, but what is too large turns back every step."""
 
 

@@ -39,9 +39,7 @@ class DescentState(NamedTuple):
     order: np.ndarray[Any, Any]  # samples of this epoch that are still to be used
     rng: np.random.Generator  # order of the samples, or the stream of fresh ones
     loss: str
-    norm: (
-        Array | None
-    )  # mean square that entries of the estimate are given, where labels cannot tell their scale
+    norm: Array | None  # mean square that entries of the estimate are given, where labels cannot tell their scale
 
 
 @dataclass(frozen=True)
@@ -77,17 +75,14 @@ class Descent:
         if self.online and self.batch is None:
             raise ParameterError("batch", "is missing: how many fresh samples a step takes")
         if self.online and self.epochs is not None:
-            raise ParameterError(
-                "epochs", "must be left out with online = true: no sample is seen twice; give steps"
-            )
+            raise ParameterError("epochs", "must be left out with online = true: no sample is seen twice; give steps")
         if self.loss is not None and self.loss not in LOSSES:
             raise ParameterError("loss", f"must be one of {', '.join(LOSSES)}, got {self.loss!r}")
         self._check_schedule()
         low, high = self.surrogate_beta or SURROGATE_BETA
         if not 0 < low <= high < math.inf:
             raise ParameterError(
-                "surrogate_beta",
-                f"must be two numbers > 0, the second not below the first, got {[low, high]}",
+                "surrogate_beta", f"must be two numbers > 0, the second not below the first, got {[low, high]}"
             )
 
     def _check_schedule(self) -> None:
@@ -99,9 +94,7 @@ class Descent:
             if key in needs and not given:
                 raise ParameterError(key, f"is missing, schedule = {self.schedule!r} needs it")
             if given and key not in needs:
-                raise ParameterError(
-                    key, f"has no effect with schedule = {self.schedule!r} and must be left out"
-                )
+                raise ParameterError(key, f"has no effect with schedule = {self.schedule!r} and must be left out")
         if self.decay_factor is not None and not 0 < self.decay_factor <= 1:
             raise ParameterError("decay_factor", f"must be in (0, 1], got {self.decay_factor}")
 
@@ -119,7 +112,9 @@ class Descent:
         if self.width is not None and problem.model.rank == "low":
             return "width applies to attention-indexed models only; remove it"
         if self.loss == "cross-entropy" and not gives_probabilities(problem):
-            return f"cross-entropy needs labels that are probabilities, those of channel {problem.channel.name!r} are not"
+            return (
+                f"cross-entropy needs labels that are probabilities, those of channel {problem.channel.name!r} are not"
+            )
         return None
 
     def plan(self, data: Data) -> Plan:
@@ -133,9 +128,7 @@ class Descent:
         """Number of steps of a run on this data."""
         return int(self.plan(data).steps or 0)
 
-    def init(
-        self, problem: Problem, data: Data, rng: np.random.Generator, students: int | None = None
-    ) -> DescentState:
+    def init(self, problem: Problem, data: Data, rng: np.random.Generator, students: int | None = None) -> DescentState:
         """Iid N(0, 1) factor; with ``students`` as many, on one leading axis."""
         if self.online and data.fresh is None:
             raise ValueError("online learning needs fresh samples, and this data has no source of them")
@@ -166,9 +159,7 @@ class Descent:
             norm=norm,
         )
 
-    def init_students(
-        self, problem: Problem, data: Data, rng: np.random.Generator, students: int
-    ) -> DescentState:
+    def init_students(self, problem: Problem, data: Data, rng: np.random.Generator, students: int) -> DescentState:
         """Several independent students; they see the same samples in the same order."""
         return self.init(problem, data, rng, students)
 
@@ -200,9 +191,7 @@ class Descent:
         overlap = xp.linalg.diagonal(problem.model.inner(estimate, estimate))
         overlap = xp.max(overlap, axis=0) if overlap.ndim > 1 else overlap
         if data.start is not None:
-            notes.append(
-                "the start that was handed in is not used: gradient methods begin with a random factor"
-            )
+            notes.append("the start that was handed in is not used: gradient methods begin with a random factor")
         warning = "; ".join(notes) or None
         return new, Info(residual=residual, self_overlap=overlap, warning=warning, samples=new.samples)
 
@@ -237,9 +226,7 @@ class Descent:
 
     # -- the parts of a step ---------------------------------------------------------------------------------------
 
-    def _take(
-        self, problem: Problem, data: Data, state: DescentState
-    ) -> tuple[Array, Array, np.ndarray[Any, Any]]:
+    def _take(self, problem: Problem, data: Data, state: DescentState) -> tuple[Array, Array, np.ndarray[Any, Any]]:
         """Inputs and targets of this step, and what is left of the epoch."""
         n = data.inputs.shape[0]
         if self.online:
@@ -263,9 +250,7 @@ class Descent:
         """The channel to differentiate, and what the user should know."""
         notes = []
         if self.online:
-            notes = [
-                "online: every step drew fresh samples; the row stands at the sample ratio of all of them"
-            ]
+            notes = ["online: every step drew fresh samples; the row stands at the sample ratio of all of them"]
         if offers(problem.channel, "vjp"):
             return problem.channel, notes
         low, high = self.surrogate_beta or SURROGATE_BETA

@@ -121,17 +121,11 @@ def _passes(problem: Problem, dimension: int, factor: Array, signal: Array, stud
     model: Any = problem.model
     prior: Any = problem.prior
     count = students * problem.components
-    if (
-        offers(model, "forward_gram")
-        and offers(prior, "gram_scale")
-        and factor.shape[-1] <= NARROW * dimension
-    ):
+    if offers(model, "forward_gram") and offers(prior, "gram_scale") and factor.shape[-1] <= NARROW * dimension:
         root = math.sqrt(prior.gram_scale(factor))
         scaled = root * factor
         held = count * math.ceil(factor.shape[-1] * model.tokens / (2 * model.sites))
-        return _Passes(
-            lambda x: model.forward_gram(x, scaled), lambda total: root * total, held if count > 1 else 1
-        )
+        return _Passes(lambda x: model.forward_gram(x, scaled), lambda total: root * total, held if count > 1 else 1)
 
     def forward(x: Array) -> tuple[Array, Callable[[Array], Array]]:
         return model.forward(x, signal), lambda g: model.adjoint(x, g)

@@ -80,9 +80,7 @@ class Spectral:
             if not self.regularisation > 0:
                 raise ParameterError("regularisation", f"must be > 0, got {self.regularisation}")
             if self.kind == "asymmetric":
-                raise ParameterError(
-                    "regularisation", "has no effect with kind = 'asymmetric' and must be left out"
-                )
+                raise ParameterError("regularisation", "has no effect with kind = 'asymmetric' and must be left out")
 
     def refuses(self, problem: Problem) -> str | None:
         """Parameters of the other kind of model."""
@@ -142,9 +140,7 @@ class Spectral:
             more["squared_cosine"] = np.diagonal(overlap).tolist()
             more["squared_cosine_error"] = found.cosine_error.tolist()
             if found.modes:
-                more["leading_eigenvalues"] = [
-                    mode.eigenvalue if mode.found else None for mode in found.modes
-                ]
+                more["leading_eigenvalues"] = [mode.eigenvalue if mode.found else None for mode in found.modes]
         else:
             overlap, V, error, how = first_order_theory(problem, alpha, self.origin or ORIGINS[0])
             method = f"{how}, one step"

@@ -77,9 +77,7 @@ def spectral_estimate(
     ]
     G = pieces[0] if len(pieces) == 1 else xp.concat(pieces, axis=0)
     theory = spectral_theory(problem, data.sample_ratio, kind, regularisation)
-    hints = (
-        _first_direction(problem, data, rng) if problem.channel.symmetry in ("none", "permutations") else None
-    )
+    hints = _first_direction(problem, data, rng) if problem.channel.symmetry in ("none", "permutations") else None
     place = beside(data.inputs)
     spread = xp.asarray(root, **place)
     estimate = xp.zeros((P, D), **place)
@@ -97,9 +95,7 @@ def spectral_estimate(
         if found is None:
             if kind == "asymmetric":
                 remarks.append("the asymmetric matrix has no real outlier; the symmetric one was used")
-                used = _same_direction(
-                    spectral_theory(problem, data.sample_ratio, "symmetric", regularisation), mode
-                )
+                used = _same_direction(spectral_theory(problem, data.sample_ratio, "symmetric", regularisation), mode)
             found = matrices.leading_symmetric(regularisation, rng)
             outliers.append(None if kind == "asymmetric" else found[0])
         else:

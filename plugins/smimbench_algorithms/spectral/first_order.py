@@ -65,16 +65,12 @@ def first_order(
         total = total + model.adjoint(inputs, xp.matmul(inverse, found.mean - omega))
         covariance = covariance + found.covariance * inputs.shape[0]
     information = inverse - xp.matmul(inverse, xp.matmul(covariance / n, inverse))
-    Qhat = (
-        model.kappa * data.sample_ratio * model.sites * (information + xp.matrix_transpose(information)) / 2
-    )
+    Qhat = model.kappa * data.sample_ratio * model.sites * (information + xp.matrix_transpose(information)) / 2
     step = xp.reshape(xp.linalg.solve(Qhat, xp.reshape(total, (P, -1))), total.shape)
     return problem.prior.denoise(base + step, Qhat)
 
 
-def first_order_theory(
-    problem: Problem, alpha: float, origin: str = "prior-mean"
-) -> tuple[Host, Host, Host, str]:
+def first_order_theory(problem: Problem, alpha: float, origin: str = "prior-mean") -> tuple[Host, Host, Host, str]:
     """Overlap Q (P, P), error V (P, P), numerical error of diag V (P,), and method of ``first_order`` in the limit."""
     Q, V = _origin(problem, origin)
     found = information_at(problem, Q, V)

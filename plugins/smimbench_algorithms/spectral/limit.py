@@ -49,15 +49,7 @@ from smimbench_algorithms.spectral.matrices import label_matrices, second_moment
 if TYPE_CHECKING:
     from smimbench.problem import Problem
 
-__all__ = [
-    "KINDS",
-    "REGULARISATION",
-    "Mode",
-    "SpectralTheory",
-    "direction_mode",
-    "joint_mode",
-    "spectral_theory",
-]
+__all__ = ["KINDS", "REGULARISATION", "Mode", "SpectralTheory", "direction_mode", "joint_mode", "spectral_theory"]
 
 KINDS = ("symmetric", "asymmetric")
 REGULARISATION = 1e-2
@@ -162,9 +154,7 @@ def spectral_theory(
         If the signal is of extensive rank, its prior has a nonzero mean, or ``kind`` is unknown.
     """
     if problem.model.rank != "low":
-        raise ValueError(
-            "the matrices of linearised message passing are for low rank; use first_order_theory"
-        )
+        raise ValueError("the matrices of linearised message passing are for low rank; use first_order_theory")
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     if reason := why_not(problem):
@@ -230,9 +220,7 @@ def _common_basis(keyed: _Keyed) -> Host | None:
     return None
 
 
-def _solve(
-    G: Host, basis: Host | None, alpha: float, kind: str, regularisation: float, root: Host
-) -> SpectralTheory:
+def _solve(G: Host, basis: Host | None, alpha: float, kind: str, regularisation: float, root: Host) -> SpectralTheory:
     P = G.shape[1]
     if basis is None:
         modes = [joint_mode(G, alpha, kind, regularisation)]
@@ -328,9 +316,7 @@ def joint_mode(G: Host, alpha: float, kind: str, regularisation: float) -> Mode:
     A = A * np.sign(np.trace(A) or 1.0)
     spread = alpha * kernel.trace(J @ np.kron(A, np.eye(C)) @ (identity + flat) @ np.kron(A.T, np.eye(C)) @ J)
     both = np.kron(X, X)
-    noise = np.linalg.solve(
-        np.eye(P * P) - alpha * both @ kernel.map(J, J), both @ spread.reshape(-1)
-    ).reshape(P, P)
+    noise = np.linalg.solve(np.eye(P * P) - alpha * both @ kernel.map(J, J), both @ spread.reshape(-1)).reshape(P, P)
     gram = A @ A.T + noise
     norm = float(np.trace(gram))
     if np.linalg.eigvalsh((noise + noise.T) / 2)[0] < 0:  # a solution inside the bulk
@@ -351,9 +337,7 @@ def _joint_outlier(flat: Host, alpha: float, kernel: _Pairing, resolvent: Any) -
     for _ in range(1000):
         J = flat @ np.linalg.inv(np.eye(P * C) + np.kron(Q, np.eye(C)) @ flat)
         Qhat = (alpha * kernel.map(J, flat) @ Q.reshape(-1)).reshape(P, P)
-        new = spectral_function(
-            Qhat, lambda values: np.clip(values, 0, None) / (1 + np.clip(values, 0, None))
-        )
+        new = spectral_function(Qhat, lambda values: np.clip(values, 0, None) / (1 + np.clip(values, 0, None)))
         step, Q = np.abs(new - Q).max(), new
         if step < 1e-7:
             break

@@ -120,13 +120,7 @@ class LinearisedMatrices:
             return float(values[-1]), self._device(vectors[:, -1], (self.P, self.D))
         try:
             values, vectors = eigsh(
-                operator,
-                k=1,
-                which="LA",
-                v0=start,
-                ncv=min(size, 60),
-                tol=max(1e-6, 10 * precision),
-                maxiter=400,
+                operator, k=1, which="LA", v0=start, ncv=min(size, 60), tol=max(1e-6, 10 * precision), maxiter=400
             )
         except ArpackNoConvergence as error:
             raise ArithmeticError(f"Lanczos' method did not converge: {error}") from None
@@ -157,9 +151,7 @@ class LinearisedMatrices:
         def product(vector: Host) -> Host:
             v = self._device(vector, shape)
             u = signal(v)
-            latents = self.xp.concat(
-                [self.model.forward(self.inputs[part, ...], u) for part in parts], axis=0
-            )
+            latents = self.xp.concat([self.model.forward(self.inputs[part, ...], u) for part in parts], axis=0)
             return to_host(latents - self._weigh(G, v)).astype(np.float64).reshape(-1)
 
         operator = LinearOperator((size, size), matvec=product, dtype=np.float64)

@@ -65,9 +65,7 @@ class AttentionLinear(LinearChannel, AttentionChannel):
         check_whole("tokens", self.tokens, 2)
         check_number("noise", self.noise, positive=False)
         if self.noise_convention not in CONVENTIONS:
-            raise ParameterError(
-                "noise_convention", f"must be 'scaled' or 'plain', got {self.noise_convention!r}"
-            )
+            raise ParameterError("noise_convention", f"must be 'scaled' or 'plain', got {self.noise_convention!r}")
 
     def _scaled_noise(self, z: Array, draws: Array) -> Array:
         return draws * self._scales(z) * namespace(z).sqrt(self._noise(z))

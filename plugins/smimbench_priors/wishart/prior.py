@@ -91,9 +91,7 @@ class Wishart:
         ``r D (r + D + 1)``; derived, checked by tests/priors/test_wishart.py.
         """
         r, d = self._width(dimension), dimension
-        return float(
-            (4 * r * d * (2 * r**2 + 5 * r * d + 2 * d**2 + 5 * r + 5 * d + 5)) ** 0.5 / (r * d * (r + d + 1))
-        )
+        return float((4 * r * d * (2 * r**2 + 5 * r * d + 2 * d**2 + 5 * r + 5 * d + 5)) ** 0.5 / (r * d * (r + d + 1)))
 
     def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Array:
         """Draw a signal (P, D, D) on the host, float64, symmetric, positive semidefinite of rank at most r; not at rho = 0."""
@@ -189,9 +187,7 @@ class Wishart:
         Q = self.rho + identity * gain[..., None]
         return Overlap(xp.asarray(Q, **place), xp.asarray(identity * error[..., None], **place))
 
-    def draw_factor(
-        self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None
-    ) -> Array:
+    def draw_factor(self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None) -> Array:
         """Factor ``W`` (P, D, width) with iid N(0, 1) entries, on the host; the width defaults to r.
 
         Raises

@@ -78,9 +78,7 @@ def _set_tf32(allowed: bool) -> None:
     import importlib
 
     products = importlib.import_module("cupy._core._routines_linalg")
-    products.set_compute_type(
-        np.float32, products.COMPUTE_TYPE_TF32 if allowed else products.COMPUTE_TYPE_DEFAULT
-    )
+    products.set_compute_type(np.float32, products.COMPUTE_TYPE_TF32 if allowed else products.COMPUTE_TYPE_DEFAULT)
 
 
 def cupy_advice() -> str:
@@ -115,15 +113,11 @@ def open_backend(dtype: str, *, tf32: bool = False) -> Backend:
 
         usable = cupy.is_available()
     except Exception as error:  # a CuPy for another CUDA or NumPy fails in many ways
-        found = (
-            "CuPy is not installed" if isinstance(error, ModuleNotFoundError) else "CuPy cannot be imported"
-        )
+        found = "CuPy is not installed" if isinstance(error, ModuleNotFoundError) else "CuPy cannot be imported"
         reason = " ".join(str(error).split())
         raise BackendError(f"backend cupy: {found} ({reason}); {cupy_advice()}") from None
     if not usable:
-        raise BackendError(
-            f"backend cupy: CuPy is installed but finds no usable CUDA device; {cupy_advice()}"
-        )
+        raise BackendError(f"backend cupy: CuPy is installed but finds no usable CUDA device; {cupy_advice()}")
     _set_tf32(tf32)
     return CupyBackend("cupy", array_api_compat.array_namespace(cupy.empty(0)), dtype, tf32=tf32)
 
@@ -151,9 +145,7 @@ def describe_gpu() -> dict[str, Any]:
     if usable:
         for i in range(cupy.cuda.runtime.getDeviceCount()):
             properties = cupy.cuda.runtime.getDeviceProperties(i)
-            found["devices"].append(
-                f"{properties['name'].decode()} ({properties['totalGlobalMem'] / 2**30:.0f} GiB)"
-            )
+            found["devices"].append(f"{properties['name'].decode()} ({properties['totalGlobalMem'] / 2**30:.0f} GiB)")
     elif driver:
         found["advice"] = f"CuPy sees no device; {cupy_advice()}"
     return found

@@ -26,7 +26,5 @@ def open_backend(dtype: str, *, tf32: bool = False) -> Backend:
         import torch
     except Exception as error:  # a PyTorch for another CUDA or NumPy fails in many ways
         reason = " ".join(str(error).split())
-        raise BackendError(
-            f"backend torch: PyTorch cannot be imported ({reason}); pip install torch"
-        ) from None
+        raise BackendError(f"backend torch: PyTorch cannot be imported ({reason}); pip install torch") from None
     return TorchBackend("torch", array_api_compat.array_namespace(torch.empty(0)), dtype, tf32=tf32)

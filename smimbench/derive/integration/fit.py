@@ -39,8 +39,7 @@ def posterior_fits(block: Samples) -> Fits:
     count = 128 if block.d <= 3 else 512
     seeds = range(70, 70 + block.accuracy.replicates)
     return tuple(
-        _adapt(block, block.asarray(whitened_points(block.d, count, "likelihood: nodes", seed)))
-        for seed in seeds
+        _adapt(block, block.asarray(whitened_points(block.d, count, "likelihood: nodes", seed))) for seed in seeds
     )
 
 
@@ -56,9 +55,7 @@ def _adapt(block: Samples, nodes: Array) -> Gaussian:
     finished: list[tuple[Array, Array, Array]] = []
     for step in range(accuracy.rounds + 1):
         factor = xp.linalg.cholesky(covariance)
-        u = mean[:, None, :] + xp.matmul(
-            xp.broadcast_to(nodes, (block.n, count, d)), xp.matrix_transpose(factor)
-        )
+        u = mean[:, None, :] + xp.matmul(xp.broadcast_to(nodes, (block.n, count, d)), xp.matrix_transpose(factor))
         weight = block.log_likelihood(u) - xp.sum(u * u, axis=-1) / 2 + spread
         done = effective_count(weight, xp) >= accuracy.fitted * count
         if step == accuracy.rounds:

@@ -88,9 +88,7 @@ Fits: TypeAlias = "tuple[Gaussian, ...]"
 class Samples:
     """Some samples with their labels (n, ...), omegas (n, P, C) and ``V^{1/2}``; the likelihood in whitened latents."""
 
-    def __init__(
-        self, channel: Any, y: Array, omega: Array, root: Array, start: int, accuracy: Accuracy
-    ) -> None:
+    def __init__(self, channel: Any, y: Array, omega: Array, root: Array, start: int, accuracy: Accuracy) -> None:
         self.channel, self.y, self.omega, self.root, self.start = channel, y, omega, root, start
         self.accuracy = accuracy
         self.xp = namespace(omega)
@@ -116,9 +114,7 @@ class Samples:
         omega = self.omega if rows is None else xp.take(self.omega, rows, axis=0)
         shift = xp.reshape(u, (N * k, self.P, self.C))
         shift = self.root[0, 0] * shift if self.P == 1 else xp.matmul(self.root, shift)
-        z = xp.reshape(
-            omega[:, None, :, :] + xp.reshape(shift, (N, k, self.P, self.C)), (N * k, self.P, self.C)
-        )
+        z = xp.reshape(omega[:, None, :, :] + xp.reshape(shift, (N, k, self.P, self.C)), (N * k, self.P, self.C))
         repeated = xp.reshape(xp.broadcast_to(y[:, None, ...], (N, k, *y.shape[1:])), (N * k, *y.shape[1:]))
         found = xp.astype(self.channel.log_likelihood(repeated, z), xp.float64)
         if found.shape != (N * k,):

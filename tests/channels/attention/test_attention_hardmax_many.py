@@ -11,11 +11,7 @@ from scipy import stats
 from smimbench_channels.attention.hardmax.channel import AttentionHardmax
 from smimbench_channels.attention.hardmax.many_tokens.curve import information_curve, small_error_constant
 from smimbench_channels.attention.hardmax.many_tokens.exact import row_posterior
-from smimbench_channels.attention.hardmax.many_tokens.gibbs import (
-    feasible_start,
-    sample_moments,
-    truncated_normal,
-)
+from smimbench_channels.attention.hardmax.many_tokens.gibbs import feasible_start, sample_moments, truncated_normal
 from smimbench_channels.attention.hardmax.many_tokens.patterns import label_classes
 
 from smimbench.backend.arrays import to_host
@@ -230,9 +226,7 @@ def test_gibbs_agrees_with_integration_within_its_error(tokens, v, rng):
     # no bias: the noise is not correlated with what it disturbs
     along = np.sum(difference * (exact.mean - omega), axis=(1, 2))
     assert abs(along.mean()) < 4 * along.std() / math.sqrt(n)
-    assert found.covariance[0, 0] == pytest.approx(
-        exact.covariance[0, 0], abs=0.02 * (v - exact.covariance[0, 0])
-    )
+    assert found.covariance[0, 0] == pytest.approx(exact.covariance[0, 0], abs=0.02 * (v - exact.covariance[0, 0]))
     if tokens < 4:
         gap = found.second_moment - exact.second_moment
         scores = gap.mean(0) / (gap.std(0) / math.sqrt(n) + 1e-6 * v)
@@ -272,10 +266,7 @@ def test_many_tokens_obey_bayes(tokens, n, rng):
         noise = channel.sites * v * found.error**2
         assert abs(product_.mean() + noise) < 4.5 * product_.std() / math.sqrt(n)
         square = np.mean((z - found.mean) ** 2, axis=(1, 2))
-        assert (
-            abs(square.mean() - found.covariance[0, 0])
-            < 4.5 * square.std() / math.sqrt(n) + v * found.error**2
-        )
+        assert abs(square.mean() - found.covariance[0, 0]) < 4.5 * square.std() / math.sqrt(n) + v * found.error**2
 
 
 @pytest.mark.parametrize("tokens", [3, 4])
@@ -299,9 +290,7 @@ def test_start_obeys_the_labels(tokens, rng):
 def test_true_start_leaves_the_posterior_invariant(rng):
     """Short chains without burn-in from the true latents reproduce the mean over (y, z)."""
     _, y, omega, z = labelled(rng, 4000, 0.8, 0.5, 3)
-    chains = sample_moments(
-        y, omega[:, 0], np.asarray(0.5), 3, sweeps=2, burn_in=0, chains=1, rng=rng, start=z[:, 0]
-    )
+    chains = sample_moments(y, omega[:, 0], np.asarray(0.5), 3, sweeps=2, burn_in=0, chains=1, rng=rng, start=z[:, 0])
     exact = row_posterior(y, omega[:, 0], np.asarray(0.5), 3)
     gap = chains.first[0] - exact.first
     assert np.abs(gap.mean(0) / gap.std(0) * math.sqrt(4000)).max() < 4.5

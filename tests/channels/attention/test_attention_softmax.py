@@ -99,9 +99,7 @@ def test_small_V_keeps_its_digits(rng, T, beta):
     mean = channel.posterior(channel.forward(z), omega, np.array([[V]])).mean
     u = np.array([1 / math.sqrt(1 + (a == b)) for a in range(T) for b in range(a, T)])
     missing = (z - omega)[:, 0] @ u / (u @ u)
-    np.testing.assert_allclose(
-        (mean - omega)[:, 0], (z - omega)[:, 0] - missing[:, None] * u, atol=1e-7 * 1e-6
-    )
+    np.testing.assert_allclose((mean - omega)[:, 0], (z - omega)[:, 0] - missing[:, None] * u, atol=1e-7 * 1e-6)
 
 
 @pytest.mark.parametrize(("T", "q", "V"), [(2, 0.8, 0.7), (4, 1.4, 0.05)])
@@ -248,18 +246,14 @@ def test_generalization_error_is_that_of_predictions(rng):
     }
     for key, values in samples.items():
         sums = values.sum(axis=(1, 2))
-        assert float(found[key].value) == pytest.approx(
-            sums.mean(), abs=4 * sums.std() / math.sqrt(len(sums))
-        )
+        assert float(found[key].value) == pytest.approx(sums.mean(), abs=4 * sums.std() / math.sqrt(len(sums)))
 
 
 @pytest.mark.parametrize(("q", "V"), [(0.5, 1.0), (1.49, 0.01), (0.02, 1.48)])
 def test_generalization_error_at_large_beta_is_that_of_the_argmax(q, V):
     """Angles between omega and z; the correction is of relative order 1/beta."""
     found = AttentionSoftmax(2, beta=1e6).generalization_error(np.array([[q]]), np.array([[V]]))
-    assert float(found["plugin"].value) == pytest.approx(
-        4 * math.acos(math.sqrt(q / (q + V))) / math.pi, rel=1e-4
-    )
+    assert float(found["plugin"].value) == pytest.approx(4 * math.acos(math.sqrt(q / (q + V))) / math.pi, rel=1e-4)
     assert float(found["bayes"].value) == pytest.approx(2 * math.acos(q / (q + V)) / math.pi, rel=1e-4)
     assert float(found["constant"].value) == pytest.approx(1, rel=1e-4)
 

@@ -56,9 +56,7 @@ def conditional(channel, phi, omega, v1, v2, grid):
     C = np.moveaxis(np.array(rows), -1, 0)
     S = v2 * C @ D @ np.swapaxes(C, 1, 2)
     determinant = S[:, 0, 0] * S[:, 1, 1] - S[:, 0, 1] ** 2
-    good = determinant > 1e-14 * (
-        S[:, 0, 0] * S[:, 1, 1]
-    )  # where the margins nearly coincide, they have no weight
+    good = determinant > 1e-14 * (S[:, 0, 0] * S[:, 1, 1])  # where the margins nearly coincide, they have no weight
     gap = phi - C @ h2
     safe = np.where(good, determinant, 1.0)
     first = S[:, 1, 1] * gap[:, 0] - S[:, 0, 1] * gap[:, 1]
@@ -139,15 +137,12 @@ def test_vjp_is_the_derivative(beta, skip, backend, rng):
         for c in range(3):
             step = np.zeros((2, 3))
             step[layer, c] = 1e-3
-            slope = sum(
-                w * (loss(z + k * step) - loss(z - k * step)) for k, w in ((1, 0.75), (2, -0.15), (3, 1 / 60))
-            )
+            slope = sum(w * (loss(z + k * step) - loss(z - k * step)) for k, w in ((1, 0.75), (2, -0.15), (3, 1 / 60)))
             np.testing.assert_allclose(to_host(found)[:, layer, c], slope / 1e-3, atol=1e-9)
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [("beta", 0.0), ("beta", math.nan), ("skip", -0.1), ("samples", 100), ("samples", 2048.0)],
+    ("key", "value"), [("beta", 0.0), ("beta", math.nan), ("skip", -0.1), ("samples", 100), ("samples", 2048.0)]
 )
 def test_refuses_bad_parameters(key, value):
     with pytest.raises(ParameterError) as caught:
@@ -193,8 +188,7 @@ def test_posterior_agrees_with_a_dense_integral(beta, skip, v1, v2, rng):
 
 
 @pytest.mark.parametrize(
-    ("skip", "v1", "v2"),
-    [(0.0, 0.05, 0.05), (0.2, 0.1, 0.01), (0.2, 0.05, 0.05), (0.6, 1.0, 1.0), (0.95, 1.0, 0.2)],
+    ("skip", "v1", "v2"), [(0.0, 0.05, 0.05), (0.2, 0.1, 0.01), (0.2, 0.05, 0.05), (0.6, 1.0, 1.0), (0.95, 1.0, 0.2)]
 )
 def test_two_peaks_around_the_singular_line(skip, v1, v2, rng):
     """With c < 1 the label tells s^2 better than the sign of s: both signs are to be weighed."""
@@ -263,11 +257,7 @@ def test_mean_is_the_gradient_of_the_partition(v1, v2, v12, rng):
             unit = np.zeros((2, 3))
             unit[layer, c] = step
             slope = sum(
-                w
-                * (
-                    channel.log_partition(y, omega + k * unit, V)
-                    - channel.log_partition(y, omega - k * unit, V)
-                )
+                w * (channel.log_partition(y, omega + k * unit, V) - channel.log_partition(y, omega - k * unit, V))
                 for k, w in ((1, 0.75), (2, -0.15), (3, 1 / 60))
             )
             gap = (slope / step - g[:, layer, c]) * math.sqrt(v)
@@ -372,10 +362,7 @@ def test_refuses_variances_that_are_none(V):
 
 @pytest.mark.parametrize(
     ("q", "v"),
-    [
-        ([[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]),
-        ([[0.6, 0.5], [0.5, 1.3]], [[0.9, 0.0], [0.0, 0.2]]),
-    ],
+    [([[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]), ([[0.6, 0.5], [0.5, 1.3]], [[0.9, 0.0], [0.0, 0.2]])],
 )
 def test_information_is_the_mean_square_of_g(q, v, rng):
     channel, V = TwoLayerAttention(samples=1 << 11), np.array(v)

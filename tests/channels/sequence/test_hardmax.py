@@ -190,11 +190,7 @@ def test_backends_and_precision(backend, rng):
     channel = SequenceHardmax(tokens=3)
     y, omega, _ = drawn(rng, 50, 0.6, 0.4, 3)
     expected = channel.posterior(y, omega, scalar(0.4), second_moment=True)
-    place = [
-        backend.xp.asarray(y, device=backend.device),
-        backend.asarray(omega),
-        backend.asarray(scalar(0.4)),
-    ]
+    place = [backend.xp.asarray(y, device=backend.device), backend.asarray(omega), backend.asarray(scalar(0.4))]
     found = channel.posterior(*place, second_moment=True)
     assert_placed(found.mean, backend, (50, 1, 3))
     assert_placed(found.covariance, backend, (1, 1))

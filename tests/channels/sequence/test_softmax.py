@@ -145,9 +145,7 @@ def test_one_layer_posterior_has_two_points(backend, rng, tokens, v):
     omega = np.sqrt(1.0 - v) * rng.standard_normal((50, 1, tokens))
     z = omega + np.sqrt(v) * rng.standard_normal(omega.shape)
     y = channel.forward(backend.asarray(z))
-    result = channel.posterior(
-        y, backend.asarray(omega), backend.asarray(np.array([[v]])), second_moment=True
-    )
+    result = channel.posterior(y, backend.asarray(omega), backend.asarray(np.array([[v]])), second_moment=True)
     plus, minus = ((s * z[:, 0] - omega[:, 0]) ** 2 for s in (1.0, -1.0))
     weight = 1.0 / (1.0 + np.exp(-np.clip((minus - plus).sum(-1) / (2.0 * v), -700, 700)))
     mean = (2.0 * weight - 1.0)[:, None, None] * z

@@ -190,9 +190,7 @@ def test_partition_falls_with_g(rng, layers, tokens):
     g = (channel.posterior(y, omega, V).mean - omega) / np.diag(V)[:, None]
     direction = rng.standard_normal((20, layers, tokens))
     t = 0.05
-    change = channel.log_partition(y, omega + t * direction, V) - channel.log_partition(
-        y, omega - t * direction, V
-    )
+    change = channel.log_partition(y, omega + t * direction, V) - channel.log_partition(y, omega - t * direction, V)
     slope = (g * direction).sum((1, 2))
     assert np.sqrt(np.mean((change / (2 * t) - slope) ** 2)) < 0.1 * np.sqrt(np.mean(slope**2))
 

@@ -17,9 +17,7 @@ def diagonal(*q):
     return Q, np.eye(len(q)) - Q
 
 
-@pytest.mark.parametrize(
-    ("layers", "tokens", "q"), [(2, 2, (0.3, 0.8)), (3, 2, (0.3, 0.5, 0.8)), (2, 3, (0.4, 0.8))]
-)
+@pytest.mark.parametrize(("layers", "tokens", "q"), [(2, 2, (0.3, 0.8)), (3, 2, (0.3, 0.5, 0.8)), (2, 3, (0.4, 0.8))])
 def test_control_variates_have_mean_zero(layers, tokens, q):
     Q, V = diagonal(*q)
     Q, V = Q + 0.05 * (1 - np.eye(layers)), V - 0.05 * (1 - np.eye(layers))
@@ -72,9 +70,7 @@ def test_strong_skip_leaves_one_layer(layers, q):
     Q, V = diagonal(*([0.3] * (layers - 1)), q)
     found = channel.information(Q, V, labels=4096 if layers == 2 else 512)
     single = SequenceSoftmax(tokens=2).information(Q[-1:, -1:], V[-1:, -1:])
-    assert (
-        abs(found.value[-1, -1] - single.value[0, 0]) < 4.5 * found.error[-1, -1] + 1e-3 * single.value[0, 0]
-    )
+    assert abs(found.value[-1, -1] - single.value[0, 0]) < 4.5 * found.error[-1, -1] + 1e-3 * single.value[0, 0]
     assert np.all(np.abs(np.diagonal(found.value)[:-1]) < 1e-2 + 4.5 * np.diagonal(found.error)[:-1])
 
 

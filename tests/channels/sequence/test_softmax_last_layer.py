@@ -119,9 +119,7 @@ def test_variances_other_than_one(rng):
     weight = np.exp(-0.5 * (grid**2).sum((1, 2)) / v[0])
     found = second_moments(u, np.zeros((5, 2)), v, skip)
     for k in range(5):
-        np.testing.assert_allclose(
-            found[k], brute_force(grid, weight, u[k], 0.0, v[1], skip), rtol=3e-3, atol=1e-3
-        )
+        np.testing.assert_allclose(found[k], brute_force(grid, weight, u[k], 0.0, v[1], skip), rtol=3e-3, atol=1e-3)
 
 
 @pytest.fixture
@@ -177,8 +175,7 @@ def importance(q, skip, n, points, seed):
             B = mixing(draws, skip)
             last = np.linalg.inv(B) @ u
             plus, minus = (
-                np.exp(-((s * last - omega[-1]) ** 2).sum(-1) / (2 * v[-1])) / np.linalg.det(B)
-                for s in (1, -1)
+                np.exp(-((s * last - omega[-1]) ** 2).sum(-1) / (2 * v[-1])) / np.linalg.det(B) for s in (1, -1)
             )
             total = (plus + minus).sum()
             even = (plus + minus) / total
@@ -194,13 +191,7 @@ def importance(q, skip, n, points, seed):
 
 @pytest.mark.parametrize(
     ("q", "skip"),
-    [
-        ((0.0, 0.0), 1.0),
-        ((0.0, 0.8), 0.5),
-        ((0.0, 0.0, 0.7), 1.0),
-        ((0.3, 0.0, 0.8), 1.0),
-        ((0.0, 0.3, 0.8), 0.7),
-    ],
+    [((0.0, 0.0), 1.0), ((0.0, 0.8), 0.5), ((0.0, 0.0, 0.7), 1.0), ((0.3, 0.0, 0.8), 1.0), ((0.0, 0.3, 0.8), 0.7)],
 )
 def test_means_over_labels_against_importance_sampling(quick, q, skip):
     (information, information_sem), (response, response_sem) = importance(q, skip, 500, 2000, 8)
@@ -220,8 +211,7 @@ def test_claimed_errors_cover_what_more_labels_change(quick):
     few_i, few_s = tables.information(*square(0.0, 0.8), 1.0), tables.susceptibility(*square(0.0, 0.8), 1.0)
     more = replace(quick, labels=2**12)
     many_i, many_s = (
-        function(*square(0.0, 0.8), 1.0, accuracy=more)
-        for function in (tables.information, tables.susceptibility)
+        function(*square(0.0, 0.8), 1.0, accuracy=more) for function in (tables.information, tables.susceptibility)
     )
     for few, many, a in ((few_i, many_i, 1), (few_s, many_s, 0)):
         assert many.error[a, a] < few.error[a, a]
@@ -243,10 +233,7 @@ def test_small_overlap_starts_with_the_susceptibility(quick):
         q = [0.0, 0.0, 0.8]
         q[known] = 0.02
         found = tables.information(*square(*q), 1.0)
-        assert (
-            abs(found.value[known, known] / 0.02 - slope[known, known])
-            < 5 * found.error[known, known] / 0.02 + 0.05
-        )
+        assert abs(found.value[known, known] / 0.02 - slope[known, known]) < 5 * found.error[known, known] / 0.02 + 0.05
 
 
 def test_what_is_covered():

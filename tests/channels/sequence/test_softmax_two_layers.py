@@ -115,9 +115,7 @@ def test_posterior_against_brute_force(rng, skip, v11, v22, correlation):
         centred = second - mean[:, :, None, None] * mean
         covariances.append(np.einsum("ambm->ab", centred) / 2)
     np.testing.assert_allclose(
-        (result.covariance - np.mean(covariances, 0)) / np.sqrt(np.outer(np.diag(V), np.diag(V))),
-        0.0,
-        atol=2e-5,
+        (result.covariance - np.mean(covariances, 0)) / np.sqrt(np.outer(np.diag(V), np.diag(V))), 0.0, atol=2e-5
     )
     assert result.error < 1e-5
 
@@ -261,9 +259,7 @@ def test_backends(backend, rng):
     assert result.error == pytest.approx(expected.error, rel=1e-6)
     log_partition = channel.log_partition(y, backend.asarray(omega), backend.asarray(V))
     assert_placed(log_partition, backend, (5,))
-    np.testing.assert_allclose(
-        to_host(log_partition), channel.log_partition(channel.forward(z), omega, V), rtol=1e-10
-    )
+    np.testing.assert_allclose(to_host(log_partition), channel.log_partition(channel.forward(z), omega, V), rtol=1e-10)
 
 
 def test_float32_in_float32_out(rng):
@@ -283,9 +279,7 @@ def test_blocks_do_not_matter(rng):
     omega, z = draw(rng, 700, V, 1.0)
     y = channel.forward(z)
     together = channel.posterior(y, omega, V).mean
-    apart = np.concatenate(
-        [channel.posterior(y[k : k + 100], omega[k : k + 100], V).mean for k in range(0, 700, 100)]
-    )
+    apart = np.concatenate([channel.posterior(y[k : k + 100], omega[k : k + 100], V).mean for k in range(0, 700, 100)])
     np.testing.assert_allclose(together, apart, rtol=1e-12, atol=1e-13)
 
 

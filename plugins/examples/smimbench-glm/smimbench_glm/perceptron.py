@@ -48,14 +48,10 @@ class _Threshold:
             if rng is None:
                 raise ValueError("rng is required: this channel is noisy")
             draws = rng.standard_normal(tuple(z.shape))
-            z = z + math.sqrt(self.noise) * xp.asarray(
-                draws, dtype=z.dtype, device=array_api_compat.device(z)
-            )
+            z = z + math.sqrt(self.noise) * xp.asarray(draws, dtype=z.dtype, device=array_api_compat.device(z))
         return xp.where(z >= 0, xp.ones_like(z), -xp.ones_like(z))
 
-    def posterior(
-        self, y: Any, omega: Any, V: Any, *, second_moment: bool = False, rng: Any = None
-    ) -> Posterior:
+    def posterior(self, y: Any, omega: Any, V: Any, *, second_moment: bool = False, rng: Any = None) -> Posterior:
         """Posterior of ``z ~ N(omega, V)`` given the labels; y and omega (n, 1, M), V (1, 1). ``rng`` is not needed."""
         xp = namespace(y, omega, V)
         if tuple(y.shape) != tuple(omega.shape):

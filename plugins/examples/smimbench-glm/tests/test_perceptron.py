@@ -72,16 +72,11 @@ def test_labels_against_all_odds_keep_their_digits(u, noise):
         width = min(math.sqrt(V), 1 / shift if shift else math.inf)
 
         def weight(z: float) -> float:
-            return (
-                math.exp(-(z - 2 * omega) * z / (2 * V))
-                if omega < 0
-                else math.exp(-((z - omega) ** 2) / (2 * V))
-            )
+            return math.exp(-(z - 2 * omega) * z / (2 * V)) if omega < 0 else math.exp(-((z - omega) ** 2) / (2 * V))
 
         low, high = max(0.0, omega - 12 * math.sqrt(V)), max(0.0, omega) + 45 * width
         mass, first, second = (
-            quad(lambda z, k=k: z**k * weight(z), low, high, limit=400, epsabs=0, epsrel=1e-10)[0]
-            for k in (0, 1, 2)
+            quad(lambda z, k=k: z**k * weight(z), low, high, limit=400, epsabs=0, epsrel=1e-10)[0] for k in (0, 1, 2)
         )
         mean, variance = first / mass, second / mass - (first / mass) ** 2
     else:

@@ -39,11 +39,7 @@ def by_hidden_signs(vote, y, omega, v):
 
 @pytest.mark.parametrize(
     ("channel", "vote"),
-    [
-        (Committee(), lambda s: np.sign(s.sum())),
-        (SignProduct(), np.prod),
-        (SignProduct(components=3), np.prod),
-    ],
+    [(Committee(), lambda s: np.sign(s.sum())), (SignProduct(), np.prod), (SignProduct(components=3), np.prod)],
 )
 def test_posterior_is_the_sum_over_hidden_signs(channel, vote):
     rng = np.random.default_rng(8)

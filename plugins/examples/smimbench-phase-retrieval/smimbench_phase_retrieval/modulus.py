@@ -64,9 +64,7 @@ class Modulus(SizeOfProjection):
         """Gradient of ``sum(cotangent * |z|)``: the cotangent with the sign of z."""
         return cotangent * namespace(z).sign(z)
 
-    def posterior(
-        self, y: Any, omega: Any, V: Any, *, second_moment: bool = False, rng: Any = None
-    ) -> Posterior:
+    def posterior(self, y: Any, omega: Any, V: Any, *, second_moment: bool = False, rng: Any = None) -> Posterior:
         """Posterior of ``z ~ N(omega, V)`` given the label; y and omega (n, 1, M), V (1, 1). ``rng`` is not needed."""
         xp = namespace(y, omega, V)
         if tuple(y.shape) != tuple(omega.shape):
@@ -80,9 +78,7 @@ class Modulus(SizeOfProjection):
             return Posterior(mean, covariance)
         identity = xp.eye(self.tokens, dtype=y.dtype, device=array_api_compat.device(y))
         flat, label = mean[:, 0, :], y[:, 0, :]
-        moment = (1 - identity) * (flat[:, :, None] * flat[:, None, :]) + identity * (label * label)[
-            :, :, None
-        ]
+        moment = (1 - identity) * (flat[:, :, None] * flat[:, None, :]) + identity * (label * label)[:, :, None]
         return Posterior(mean, covariance, moment[:, None, :, None, :])
 
     def log_partition(self, y: Any, omega: Any, V: Any) -> Any:

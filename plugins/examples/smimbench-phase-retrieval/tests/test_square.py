@@ -27,11 +27,7 @@ def moments(y: float, noise: float) -> list[float]:
     """Integrals of 1 and z^2 over the law of z and the label y."""
 
     def density(z: float, power: int) -> float:
-        return (
-            z**power
-            * math.exp(-((y - z * z) ** 2) / (2 * noise) - z * z / 2)
-            / (2 * math.pi * math.sqrt(noise))
-        )
+        return z**power * math.exp(-((y - z * z) ** 2) / (2 * noise) - z * z / 2) / (2 * math.pi * math.sqrt(noise))
 
     peak = math.sqrt(max(y, 0))
     return [2 * quad(density, 0, 9, args=(k,), points=[peak, peak + 1], limit=200)[0] for k in (0, 2)]
@@ -45,9 +41,7 @@ def test_weak_recovery_threshold(noise):
         mass, square = moments(y, noise)
         return (square / mass - 1) ** 2 * mass
 
-    inverse = quad(
-        strength, -5 * math.sqrt(noise), 40, points=[0, 1, 4, 10], limit=100, epsabs=1e-5, epsrel=1e-5
-    )[0]
+    inverse = quad(strength, -5 * math.sqrt(noise), 40, points=[0, 1, 4, 10], limit=100, epsabs=1e-5, epsrel=1e-5)[0]
     channel = complete_channel(NoisySquare(noise=noise), MODEL)
     q = 1e-3
     found = channel_information(channel, MODEL, np.array([[q]]), np.array([[1 - q]]))

@@ -17,12 +17,7 @@ from smimbench.interfaces import Plan
 
 __all__ = ["TorchState", "algorithm", "optimizers"]
 
-COMMON = {
-    "steps": (int, 1000),
-    "batch": (int | None, None),
-    "width": (int | None, None),
-    "loss": (str | None, None),
-}
+COMMON = {"steps": (int, 1000), "batch": (int | None, None), "width": (int | None, None), "loss": (str | None, None)}
 
 
 class TorchState(NamedTuple):
@@ -70,14 +65,10 @@ class _TorchAlgorithm:
         except (ValueError, TypeError, RuntimeError) as error:
             message = " ".join(str(error).split())
             options = self._options()
-            key = next(
-                (name for name in sorted(options, key=len, reverse=True) if name in message.lower()), ""
-            )
+            key = next((name for name in sorted(options, key=len, reverse=True) if name in message.lower()), "")
             if not key and "learning rate" in message.lower():
                 key = "lr"
-            raise ParameterError(
-                key or next(iter(options), "steps"), f"is not accepted by torch: {message}"
-            ) from None
+            raise ParameterError(key or next(iter(options), "steps"), f"is not accepted by torch: {message}") from None
 
     def _optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
         return self.optimizer_class(parameters, **self._options())
@@ -210,24 +201,16 @@ def algorithm(optimizer: type[torch.optim.Optimizer], name: str | None = None) -
     """
     signature = inspect.signature(optimizer.__init__)
     skipped = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    given = [
-        p for p in signature.parameters.values() if p.name not in ("self", "params") and p.kind not in skipped
-    ]
+    given = [p for p in signature.parameters.values() if p.name not in ("self", "params") and p.kind not in skipped]
     fields = [(key, kind, dataclasses.field(default=default)) for key, (kind, default) in COMMON.items()]
     for parameter in given:
         if parameter.name in COMMON:
-            raise TypeError(
-                f"{optimizer.__name__}: option {parameter.name!r} has the name of a common parameter"
-            )
+            raise TypeError(f"{optimizer.__name__}: option {parameter.name!r} has the name of a common parameter")
         needed = parameter.default is inspect.Parameter.empty
         field = dataclasses.field() if needed else dataclasses.field(default=parameter.default)
         fields.append((parameter.name, Any if needed else _type_of(parameter), field))
     first = (inspect.getdoc(optimizer) or "").strip().split("\n\n")[0].replace("\n", " ")
-    summary = (
-        first
-        if first and "``" not in first and ":" not in first
-        else f"``torch.optim.{optimizer.__name__}``."
-    )
+    summary = first if first and "``" not in first and ":" not in first else f"``torch.optim.{optimizer.__name__}``."
     namespace = {
         "__doc__": f"{summary}\n\nBy autograd, on the loss summed over samples and divided by D; see smimbench-torch.",
         "__module__": __name__,
@@ -236,23 +219,14 @@ def algorithm(optimizer: type[torch.optim.Optimizer], name: str | None = None) -
         "optimizer_class": optimizer,
     }
     return dataclasses.make_dataclass(
-        f"Torch{optimizer.__name__}",
-        fields,
-        bases=(_TorchAlgorithm,),
-        namespace=namespace,
-        frozen=True,
-        kw_only=True,
+        f"Torch{optimizer.__name__}", fields, bases=(_TorchAlgorithm,), namespace=namespace, frozen=True, kw_only=True
     )
 
 
 def optimizers() -> dict[str, type[torch.optim.Optimizer]]:
     """Every optimiser of ``torch.optim`` by the name it is registered under."""
     found = [item for item in vars(torch.optim).values() if inspect.isclass(item)]
-    found = [
-        item
-        for item in found
-        if issubclass(item, torch.optim.Optimizer) and item is not torch.optim.Optimizer
-    ]
+    found = [item for item in found if issubclass(item, torch.optim.Optimizer) and item is not torch.optim.Optimizer]
     return {f"torch.{item.__name__.lower()}": item for item in sorted(found, key=lambda item: item.__name__)}
 
 

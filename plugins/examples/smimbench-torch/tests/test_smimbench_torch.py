@@ -19,9 +19,7 @@ REGISTRY = Registry()
 NAMES = list(smimbench_torch.optimizers())
 ATTENTION = Problem({"name": "attention-indexed", "tokens": 2}, "softmax", {"name": "wishart", "rho": 0.5})
 LAYERS = Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "softmax", "layers": 2}, "gaussian")
-LINEAR = Problem(
-    {"name": "sequence-multi-index", "tokens": 2}, {"name": "linear", "components": 2}, "gaussian"
-)
+LINEAR = Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "linear", "components": 2}, "gaussian")
 
 
 def make(name, **parameters):
@@ -40,9 +38,7 @@ def test_all_of_torch_optim_is_there():
     expected = {
         f"torch.{key.lower()}"
         for key, value in vars(torch.optim).items()
-        if isinstance(value, type)
-        and issubclass(value, torch.optim.Optimizer)
-        and value is not torch.optim.Optimizer
+        if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer
     }
     registered = {e.name for e in REGISTRY.entries("algorithm") if e.distribution == "smimbench-torch"}
     assert registered == expected

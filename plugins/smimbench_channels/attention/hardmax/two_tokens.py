@@ -90,11 +90,7 @@ def posterior(y: Array, omega: Array, V: Array, *, full: bool) -> PairPosterior:
         cross = ROOT2 * (h_11 + h_12)
         other = ROOT2 * (h_22 + h_12)
         corner = 2 * h_12
-        rows = [
-            [2 * h_11, -cross, corner],
-            [-cross, h_11 + h_22 + 2 * h_12, -other],
-            [corner, -other, 2 * h_22],
-        ]
+        rows = [[2 * h_11, -cross, corner], [-cross, h_11 + h_22 + 2 * h_12, -other], [corner, -other, 2 * h_22]]
         change = xp.stack([xp.stack(row, axis=-1) for row in rows], axis=-2) / 3
         covariance = variance * (xp.eye(3, dtype=xp.float64, device=change.device)[None, :, :] + change)
     return PairPosterior(mean, reduction, covariance)
@@ -183,10 +179,7 @@ def information(q: Array, v: Array) -> tuple[Array, Array]:
         ratio = np.where(v > 0, q / np.where(v > 0, v, 1.0), np.inf)
     value, coarse = np.full(q.shape, np.inf), np.full(q.shape, np.inf)
     wide = (ratio >= SWITCH) & np.isfinite(ratio)
-    for chosen, rule, nodes in (
-        (wide, _from_grid, GRID_NODES),
-        (ratio < SWITCH, _from_hermite, HERMITE_NODES),
-    ):
+    for chosen, rule, nodes in ((wide, _from_grid, GRID_NODES), (ratio < SWITCH, _from_hermite, HERMITE_NODES)):
         if chosen.any():
             scale = 1 / (3 * v[chosen])
             value[chosen] = rule(ratio[chosen], nodes[0]) * scale

@@ -83,15 +83,11 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         if self.layers > 2:
             raise ParameterError("layers", f"must be 1 or 2, got {self.layers}")
         if self.layers == 2 and self.tokens != 2:
-            raise ParameterError(
-                "layers", f"must be 1 for more than two tokens (tokens = {self.tokens}), got 2"
-            )
+            raise ParameterError("layers", f"must be 1 for more than two tokens (tokens = {self.tokens}), got 2")
         check_number("beta", self.beta, positive=True)
         check_number("skip", self.skip, positive=False)
         if self.layers == 1 and self.skip != 1.0:
-            raise ParameterError(
-                "skip", f"has no effect with layers = 1 and must be left out, got {self.skip}"
-            )
+            raise ParameterError("skip", f"has no effect with layers = 1 and must be left out, got {self.skip}")
 
     @property
     def _deep(self) -> TwoLayerAttention:

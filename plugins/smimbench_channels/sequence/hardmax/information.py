@@ -20,13 +20,7 @@ from smimbench.numerics.quadrature import gauss_legendre
 from smimbench_channels.chebyshev import Polynomials, fitted, lobatto_points
 from smimbench_channels.sequence.hardmax.posterior import posterior_moments
 
-__all__ = [
-    "Accuracy",
-    "estimates",
-    "scaled_information",
-    "small_error_limit",
-    "susceptibility_without_overlap",
-]
+__all__ = ["Accuracy", "estimates", "scaled_information", "small_error_limit", "susceptibility_without_overlap"]
 
 Host = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -150,8 +144,7 @@ def _probability_bound(label: np.ndarray[Any, Any], a: Host) -> Host:
     gap = (a[:, label] - a) / math.sqrt(2)
     followers = label != np.arange(len(label))
     bounds = [
-        np.minimum(ndtr(sign * a), np.where(followers, ndtr(sign * gap), 1.0)).min(axis=1)
-        for sign in (above, -above)
+        np.minimum(ndtr(sign * a), np.where(followers, ndtr(sign * gap), 1.0)).min(axis=1) for sign in (above, -above)
     ]
     return np.asarray(sum(bounds))
 

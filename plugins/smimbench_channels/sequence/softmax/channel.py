@@ -105,11 +105,7 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
             ("layers", self.layers <= most_layers(self.tokens), f"{sizes}, {size}"),
             ("points", 256 <= self.points <= 1 << 24, f"must be between 256 and 2^24, got {self.points}"),
             ("skip", self.skip >= 0.0, f"must be >= 0, got {self.skip}"),
-            (
-                "accuracy",
-                1e-12 <= self.accuracy <= 0.1,
-                f"must be between 1e-12 and 0.1, got {self.accuracy}",
-            ),
+            ("accuracy", 1e-12 <= self.accuracy <= 0.1, f"must be between 1e-12 and 0.1, got {self.accuracy}"),
         ):
             if not right:
                 raise ParameterError(key, message)
@@ -133,9 +129,7 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
 
         ``z`` (n, L, M), ``cotangent`` (n, M, M), the derivative of a loss with respect to the probabilities.
         """
-        return network.output_vjp(
-            z, self.skip, network.attention_vjp(network.output(z, self.skip), cotangent)
-        )
+        return network.output_vjp(z, self.skip, network.attention_vjp(network.output(z, self.skip), cotangent))
 
     def posterior(
         self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
@@ -149,9 +143,7 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         ``y`` (n, M, M), ``omega`` (n, L, M), ``V`` (L, L), positive definite with any correlation, ``second_moment`` (n, L, M,
         L, M). ``rng`` is not needed: integration points are fixed, so that equal inputs give equal results.
         """
-        check_latents(
-            omega, self.layers, self.tokens
-        )  # compiled code would read past the end of a shorter array
+        check_latents(omega, self.layers, self.tokens)  # compiled code would read past the end of a shorter array
         if self.layers == 1:
             return one_layer.posterior(network.output_of_label(y), omega, V, second_moment)
         return self._moments(y, omega, V, second_moment).posterior(omega, second_moment)
@@ -191,9 +183,7 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         if not np.linalg.eigvalsh(covariance / scale[:, None] / scale)[0] > 0.0:
             raise ValueError(f"V must be positive definite, got {covariance.tolist()}")
         omega = xp.astype(omega, xp.float64)
-        return integrate(
-            self._network, u, omega, covariance, accuracy=self.accuracy, points=self.points, full=full
-        )
+        return integrate(self._network, u, omega, covariance, accuracy=self.accuracy, points=self.points, full=full)
 
     def information(self, Q: Array, V: Array, *, labels: int | None = None) -> Uncertain:
         """``E sum_m g_m g_m^T`` (..., L, L) with ``omega ~ N(0, Q (x) I)`` and ``z ~ N(omega, V (x) I)``.

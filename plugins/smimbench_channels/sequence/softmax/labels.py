@@ -57,9 +57,7 @@ class Draws(NamedTuple):
     omega: Host  # (n, L, M) in units of Q^{1/2}
     truth: Host  # (n, L, M) h
     shifts: tuple[Host, Host]  # (n, L, M) each, <h>
-    second: (
-        Host | None
-    )  # (n, L, L) sum_m <h_m h_m^T>; None where it is sampled: a bias would spoil a control variate
+    second: Host | None  # (n, L, L) sum_m <h_m h_m^T>; None where it is sampled: a bias would spoil a control variate
     responses: tuple[Host, Host]  # (n, U, M, M) each, <z_a z_a^T> / V_aa - I for the U layers without overlap
 
 
@@ -86,10 +84,7 @@ def draw(network: Network, Q: Host, V: Host, labels: int, scramble: int) -> Draw
     free = unknown(Q)
     full, exact = bool(free), is_exact(network)
     seeds = (0,) if exact else (0, 10_000)
-    runs = [
-        integrate(network, u, omega, V, accuracy=ACCURACY, points=POINTS, full=full, seed=seed)
-        for seed in seeds
-    ]
+    runs = [integrate(network, u, omega, V, accuracy=ACCURACY, points=POINTS, full=full, seed=seed) for seed in seeds]
     inverse = np.linalg.inv(root)
     shifts = [inverse @ run.shift for run in runs]
     second = runs[0].second
@@ -99,8 +94,7 @@ def draw(network: Network, Q: Host, V: Host, labels: int, scramble: int) -> Draw
         matrices = [run.second.reshape(labels, layers, tokens, layers, tokens) for run in runs]
         second = np.einsum("nambm->nab", matrices[0])
         responses = [
-            np.stack([matrix[:, a, :, a, :] / V[a, a] for a in free], axis=1) - np.eye(tokens)
-            for matrix in matrices
+            np.stack([matrix[:, a, :, a, :] / V[a, a] for a in free], axis=1) - np.eye(tokens) for matrix in matrices
         ]
     return Draws(
         white,

@@ -17,9 +17,7 @@ class Moments(NamedTuple):
     log_partition: Array  # (n,) log Z_out
     shift: Array  # (n, L, M) E[dz]
     second: Array  # (n, L, L) sum_m E[dz_am dz_bm], or (n, L M, L M) the whole E[dz dz^T] by layer and token
-    error: (
-        Array  # (n,) estimated error of `shift`: root mean square over its entries, relative to sqrt(diag V)
-    )
+    error: Array  # (n,) estimated error of `shift`: root mean square over its entries, relative to sqrt(diag V)
 
     def posterior(self, omega: Array, full: bool) -> Posterior:
         """The contract's form, in the data type of ``omega``; ``full`` says what ``second`` holds."""

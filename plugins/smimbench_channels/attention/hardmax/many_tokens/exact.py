@@ -99,8 +99,7 @@ def _rule(count: int) -> tuple[np.ndarray[Any, Any], ...]:
     series = np.polynomial.legendre.legvander(x, count - 1) * w[:, None] * (np.arange(count) + 0.5)
     identity = np.eye(count)
     primitive = [
-        np.polynomial.legendre.legval(x, np.polynomial.legendre.legint(identity[k], lbnd=-1))
-        for k in range(count)
+        np.polynomial.legendre.legval(x, np.polynomial.legendre.legint(identity[k], lbnd=-1)) for k in range(count)
     ]
     below = (series @ np.array(primitive)) / 2
     whole = w[:, None] / 2

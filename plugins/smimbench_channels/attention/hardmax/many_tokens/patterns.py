@@ -20,14 +20,10 @@ __all__ = ["Pattern", "Patterns", "label_classes", "patterns"]
 class Pattern(NamedTuple):
     """How the rows of a sample point at each other, and the order in which they can be placed."""
 
-    units: tuple[
-        tuple[int, ...], ...
-    ]  # rows that share their maximum: one row, or two that point at each other
+    units: tuple[tuple[int, ...], ...]  # rows that share their maximum: one row, or two that point at each other
     edges: tuple[int, ...]  # site that holds the maximum of every unit
     free: tuple[tuple[int, ...], ...]  # sites inside a unit that are no maximum
-    between: dict[
-        tuple[int, int], tuple[int, ...]
-    ]  # sites between two units (lower, upper) that are no maximum
+    between: dict[tuple[int, int], tuple[int, ...]]  # sites between two units (lower, upper) that are no maximum
     steps: tuple[
         tuple[int, int], ...
     ]  # (set placed, unit placed next), sets as bit masks, after those they are made from

@@ -6,14 +6,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from smimbench.backend import clip
-from smimbench_channels.attention.softmax.two_layers.weight import (
-    ROOT2,
-    TINY,
-    Samples,
-    Weight,
-    logistic,
-    ridge,
-)
+from smimbench_channels.attention.softmax.two_layers.weight import ROOT2, TINY, Samples, Weight, logistic, ridge
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,9 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["ends", "least_of", "most_of", "upper_bound"]
 
 
-def upper_bound(
-    xp: ModuleType, weight: Weight, least: Array, own: Samples, cells: Array
-) -> tuple[Array, list[Array]]:
+def upper_bound(xp: ModuleType, weight: Weight, least: Array, own: Samples, cells: Array) -> tuple[Array, list[Array]]:
     """Upper bound of the log-weight in the rectangles ``cells`` (N, 4), and how much a_2 makes it vary there.
 
     The bound holds where the log-weight exceeds ``least``, and what is below counts as equally small. The
@@ -107,12 +98,7 @@ def most_of(xp: ModuleType, values: list[Array]) -> Array:
 
 
 def _swing(
-    xp: ModuleType,
-    below: list[Array],
-    upper: list[Array],
-    level: Callable[[Array], Array],
-    best: Array,
-    least: Array,
+    xp: ModuleType, below: list[Array], upper: list[Array], level: Callable[[Array], Array], best: Array, least: Array
 ) -> list[Array]:
     """Variation along either axis of ``level(1/s^2)`` above ``least``; the function has one maximum, at ``best``.
 

@@ -16,15 +16,7 @@ from smimbench.numerics.quadrature import gauss_legendre
 from smimbench_channels.attention.softmax.two_layers.bound import ends, least_of, most_of, upper_bound
 from smimbench_channels.attention.softmax.two_layers.gaussian import nearly_gaussian
 from smimbench_channels.attention.softmax.two_layers.peak import samples_of
-from smimbench_channels.attention.softmax.two_layers.weight import (
-    FAR,
-    TINY,
-    Samples,
-    Sums,
-    Weight,
-    moments,
-    ridge,
-)
+from smimbench_channels.attention.softmax.two_layers.weight import FAR, TINY, Samples, Sums, Weight, moments, ridge
 from smimbench_channels.batches import blocks, joined, put_tuple
 
 if TYPE_CHECKING:
@@ -39,13 +31,7 @@ _PROBES = (-1.0, -0.4, 0.4, 1.0)
 
 
 def integrals(
-    xp: ModuleType,
-    weight: Weight,
-    margins: Array,
-    centre: Array,
-    *,
-    variation: float | None = None,
-    quick: bool = True,
+    xp: ModuleType, weight: Weight, margins: Array, centre: Array, *, variation: float | None = None, quick: bool = True
 ) -> Sums:
     """Integrals over (a_1, b_1) of samples with these margins (n, 2) and prior means (n, 4).
 
@@ -59,16 +45,11 @@ def integrals(
     if n == 0:
         place = {"dtype": xp.float64, "device": array_api_compat.device(margins)}
         return Sums(*(xp.zeros(shape, **place) for shape in ((0,), (0, 4), (0, 4, 4), (0,))))
-    parts = [
-        _block(xp, weight, margins[part, :], centre[part, :], variation, quick=quick)
-        for part in blocks(n, size)
-    ]
+    parts = [_block(xp, weight, margins[part, :], centre[part, :], variation, quick=quick) for part in blocks(n, size)]
     return joined(parts)
 
 
-def _block(
-    xp: ModuleType, weight: Weight, margins: Array, centre: Array, variation: float, *, quick: bool
-) -> Sums:
+def _block(xp: ModuleType, weight: Weight, margins: Array, centre: Array, variation: float, *, quick: bool) -> Sums:
     samples = samples_of(xp, weight, margins, centre)
     if not quick or weight.beta**2 * weight.first > weight.accuracy.quick_width:
         return _adaptive_integrals(xp, weight, samples, variation)
@@ -170,9 +151,7 @@ def _root_cells(xp: ModuleType, weight: Weight, samples: Samples) -> Array:
     return xp.reshape(xp.stack(columns, axis=-1), (-1, 4))
 
 
-def _in_cells(
-    xp: ModuleType, weight: Weight, own: Samples, cells: Array, x: Array
-) -> tuple[Array, list[Array]]:
+def _in_cells(xp: ModuleType, weight: Weight, own: Samples, cells: Array, x: Array) -> tuple[Array, list[Array]]:
     """Log-weight (N, k, k) and the four variables of ``Sums`` at the product of k points x in [-1, 1]."""
     unit_t, unit_v = weight.units
     y = (cells[:, 0:1] + cells[:, 2:3] * x)[:, :, None]

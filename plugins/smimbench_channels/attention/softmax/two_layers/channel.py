@@ -113,9 +113,7 @@ class TwoLayerAttention(SoftmaxChannel):
         found = integrals(xp, weight, margins, centre)
         accuracy = weight.accuracy
         few = min(max(accuracy.probes, omega.shape[0] // accuracy.probed), omega.shape[0])
-        fine = integrals(
-            xp, weight, margins[:few, :], centre[:few, :], variation=accuracy.fine_variation, quick=False
-        )
+        fine = integrals(xp, weight, margins[:few, :], centre[:few, :], variation=accuracy.fine_variation, quick=False)
         difference = float(xp.mean((fine.mean - found.mean[:few, :]) ** 2)) if few else 0.0
         place = {"dtype": xp.float64, "device": array_api_compat.device(omega)}
         matrix = xp.astype(V, xp.float64)

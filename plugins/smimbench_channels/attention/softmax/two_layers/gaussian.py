@@ -12,15 +12,7 @@ import numpy as np
 from smimbench.backend import clip
 from smimbench.numerics.quadrature import gauss_hermite
 from smimbench_channels.attention.softmax.two_layers.peak import explaining, likeliest
-from smimbench_channels.attention.softmax.two_layers.weight import (
-    TINY,
-    Samples,
-    Sums,
-    Weight,
-    logistic,
-    moments,
-    ridge,
-)
+from smimbench_channels.attention.softmax.two_layers.weight import TINY, Samples, Sums, Weight, logistic, moments, ridge
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -66,9 +58,7 @@ def nearly_gaussian(xp: ModuleType, weight: Weight, samples: Samples) -> tuple[S
     return fine, good
 
 
-def gaussian_rule(
-    xp: ModuleType, weight: Weight, samples: Samples, frame: Frame, count: int
-) -> tuple[Sums, Frame]:
+def gaussian_rule(xp: ModuleType, weight: Weight, samples: Samples, frame: Frame, count: int) -> tuple[Sums, Frame]:
     """Gauss-Hermite rule in the frame of a Gaussian, and the frame of the moments that it finds."""
     unit_t, unit_v = weight.units
     place = {"dtype": xp.float64, "device": array_api_compat.device(samples.t)}

@@ -49,14 +49,7 @@ def sampled_information(
 
 
 def _products(
-    forward: Callable[[Array], Array],
-    beta: float,
-    skip: float,
-    Q: Array,
-    V: Array,
-    normal: Array,
-    *,
-    exact: bool,
+    forward: Callable[[Array], Array], beta: float, skip: float, Q: Array, V: Array, normal: Array, *, exact: bool
 ) -> tuple[Array, Array]:
     """Entries 11, 22 and 12 of ``sum_c g_c g_c^T`` (3, N), exact if asked for, and from the crude mean."""
     # (sample, layer, direction)

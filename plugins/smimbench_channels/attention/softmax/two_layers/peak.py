@@ -26,14 +26,10 @@ __all__ = ["explaining", "likeliest", "samples_of"]
 _SMALL = 1e-30  # stands for a prior mean of 0 where it divides
 
 
-def samples_of(
-    xp: ModuleType, weight: Weight, margins: Array, centre: Array, *, align: bool = True
-) -> Samples:
+def samples_of(xp: ModuleType, weight: Weight, margins: Array, centre: Array, *, align: bool = True) -> Samples:
     """``Samples`` of margins (n, 2) and prior means (n, 4), with the ridge through the likeliest point if aligned."""
     t, v = centre[:, 0] * (ROOT2 * weight.beta), centre[:, 1] * (2 * weight.beta)
-    samples = Samples(
-        t, v, centre[:, 2], centre[:, 3], (margins[:, 0] + margins[:, 1]) / ROOT8, margins[:, 0], t
-    )
+    samples = Samples(t, v, centre[:, 2], centre[:, 3], (margins[:, 0] + margins[:, 1]) / ROOT8, margins[:, 0], t)
     # where s may vanish the weight is narrow on either side, and smooth along that line
     if not align or weight.skip < 1 or weight.second > weight.accuracy.aligned * weight.first:
         return samples._replace(ridge=xp.full_like(t, weight.crossing))
@@ -100,10 +96,7 @@ def _normal_equations(
     steps = [(dp + dr, dp), ((dp - dr) / 2, dp / 2)]  # of s and p, with t and with v
     rows.append([scale * (by_s * ds - lift * f) for (ds, _), f in zip(steps, (1 / unit_t, 0.0), strict=True)])
     rows.append(
-        [
-            scale * (b_by_s * ds + b_by_p * d - lift * f)
-            for (ds, d), f in zip(steps, (0.0, 1 / unit_v), strict=True)
-        ]
+        [scale * (b_by_s * ds + b_by_p * d - lift * f) for (ds, d), f in zip(steps, (0.0, 1 / unit_v), strict=True)]
     )
     squares = [(0, 0), (0, 1), (1, 1)]
     matrix = [sum((row[i] * row[j] for row in rows[1:]), start=rows[0][i] * rows[0][j]) for i, j in squares]

@@ -51,11 +51,7 @@ __all__ = [
 
 ROOT2, ROOT8 = math.sqrt(2.0), math.sqrt(8.0)
 # rows: the directions of a and b, and the one that no label sees, in the latents (z_11, z_12, z_22)
-DIRECTIONS = (
-    (0.5, -1 / ROOT2, 0.5),
-    (1 / ROOT2, 0.0, -1 / ROOT2),
-    (0.5, 1 / ROOT2, 0.5),
-)
+DIRECTIONS = ((0.5, -1 / ROOT2, 0.5), (1 / ROOT2, 0.0, -1 / ROOT2), (0.5, 1 / ROOT2, 0.5))
 # Guards of the arithmetic, no tuning: the smallest divisor, the largest finite value whose square is finite too, and the
 # largest logarithm of a number whose products and quotients can be formed.
 TINY, HUGE, FAR = 1e-60, 1e130, 340.0
@@ -183,9 +179,7 @@ class Weight:
         """``log((p + r) / (2 - p - r))`` on the curve s = 0, or 0 where s cannot vanish (c >= 1)."""
         return math.log((1 - self.skip) / (1 + self.skip)) if self.skip < 1 else 0.0
 
-    def at(
-        self, xp: ModuleType, own: Samples, a: Array, b: Array, p: Array, r: Array
-    ) -> tuple[Array, list[Array]]:
+    def at(self, xp: ModuleType, own: Samples, a: Array, b: Array, p: Array, r: Array) -> tuple[Array, list[Array]]:
         """Log-weight and the four variables of ``Sums``, all arrays of one (broadcast) shape."""
         c = self.skip
         inverse = 1 / away(xp, p + r + (c - 1))

@@ -70,9 +70,7 @@ def _log_gaussians(xp: Any, gaussians: Gaussians, xi: Vectors) -> list[Array]:
 def _log_branches(xp: Any, law: Law, odds: Array, omega: Vectors, points: Points) -> Array:
     """Log-density of the proposal that solves for ``z_{L-1}``, relative to the standard normal law at 0."""
     inverse = np.linalg.inv(law.other_root)
-    constant = law.tokens * float(
-        np.log(np.diagonal(law.root)).sum() - np.log(np.diagonal(law.other_root)).sum()
-    )
+    constant = law.tokens * float(np.log(np.diagonal(law.root)).sum() - np.log(np.diagonal(law.other_root)).sum())
     right = points.side >= 0.0
     logs = []
     for row, sign in enumerate((1.0, -1.0)):
@@ -117,13 +115,7 @@ def _branch_points(
 
 
 def draw(
-    xp: Any,
-    law: Law,
-    u: list[Array],
-    omega: Vectors,
-    proposal: Proposal,
-    sizes: tuple[int, int, int],
-    seed: int,
+    xp: Any, law: Law, u: list[Array], omega: Vectors, proposal: Proposal, sizes: tuple[int, int, int], seed: int
 ) -> tuple[Points, Array]:
     """One scramble of the mixture; points and the logarithms of their weights.
 

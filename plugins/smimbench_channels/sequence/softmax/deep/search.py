@@ -42,9 +42,7 @@ def _choose(xp: Any, law: Law, points: Points, log_weight: Array, seed: int) -> 
     centers = xp.stack([pick(x) for row in points.xi for x in row], axis=-1)
     better = points.log_plus >= points.log_minus
     sign = 2.0 * pick(xp.astype(better, log_weight.dtype)) - 1.0
-    odds = xp.full(
-        (log_weight.shape[0], 4), 0.25, dtype=log_weight.dtype, device=array_api_compat.device(log_weight)
-    )
+    odds = xp.full((log_weight.shape[0], 4), 0.25, dtype=log_weight.dtype, device=array_api_compat.device(log_weight))
     if law.tokens == 2:
         top = xp.max(log_weight, axis=1, keepdims=True)
         weight = xp.exp(0.5 * (log_weight - top))
@@ -77,9 +75,7 @@ def _inverse(xp: Any, B: Array) -> Array:
     return xp.stack([xp.stack(column, axis=-1) for column in columns], axis=-1)
 
 
-def _curvature(
-    xp: Any, law: Law, u: Array, omega: Array, centers: Array, sign: Array
-) -> tuple[Array, Array, Array]:
+def _curvature(xp: Any, law: Law, u: Array, omega: Array, centers: Array, sign: Array) -> tuple[Array, Array, Array]:
     """Value, gradient and Gauss-Newton curvature of minus the log-posterior (less log det B)."""
     n, count, size = centers.shape
     before, tokens = law.layers - 1, law.tokens
@@ -130,9 +126,7 @@ def _approach(xp: Any, law: Law, u: Array, omega: Array, centers: Array, sign: A
     return centers, curvature
 
 
-def propose(
-    xp: Any, law: Law, u: Array, omega: Array, points: Points, log_weight: Array, seed: int
-) -> Proposal:
+def propose(xp: Any, law: Law, u: Array, omega: Array, points: Points, log_weight: Array, seed: int) -> Proposal:
     """The mixture of the next stage, from points and the logarithms of their weights."""
     # Where every weight is zero any center is as good as another.
     log_weight = xp.maximum(log_weight, -1e300 + 0.0 * points.log_total)

@@ -79,8 +79,7 @@ def solve(xp: Any, A: Matrix, determinant: Array, v: list[Array]) -> list[Array]
         i, j = (k + 1) % 3, (k + 2) % 3
         # row k of the adjugate: cofactors of column k
         terms = [
-            (A[(m + 1) % 3][i] * A[(m + 2) % 3][j] - A[(m + 1) % 3][j] * A[(m + 2) % 3][i]) * v[m]
-            for m in range(3)
+            (A[(m + 1) % 3][i] * A[(m + 2) % 3][j] - A[(m + 1) % 3][j] * A[(m + 2) % 3][i]) * v[m] for m in range(3)
         ]
         result.append((terms[0] + terms[1] + terms[2]) * inverse)
     return result

@@ -20,9 +20,7 @@ FEW = 40.0
 """Effective points below which an estimate is made again, its bias uncorrected. Doubled: more are done again at small V."""
 
 
-def _sign_odds(
-    xp: Any, law: Law, omega: Vectors, z: Vectors
-) -> tuple[list[Array], dict[tuple[int, int], Array]]:
+def _sign_odds(xp: Any, law: Law, omega: Vectors, z: Vectors) -> tuple[list[Array], dict[tuple[int, int], Array]]:
     """Given z up to a sign of each layer: posterior odds that layers have the other sign, alone and in pairs.
 
     A label does not change with these signs, so only the Gaussian law tells them apart, and they are summed
@@ -31,12 +29,7 @@ def _sign_odds(
     layers, tokens = range(law.layers), range(law.tokens)
     precision = law.precision
     field = [
-        sum(
-            float(precision[a, b]) * omega[b][m] * z[a][m]
-            for m in tokens
-            for b in layers
-            if precision[a, b] != 0.0
-        )
+        sum(float(precision[a, b]) * omega[b][m] * z[a][m] for m in tokens for b in layers if precision[a, b] != 0.0)
         for a in layers
     ]
     coupled = [(a, b) for a in layers for b in layers if a < b and precision[a, b] != 0.0]
@@ -138,7 +131,5 @@ def finish(xp: Any, law: Law, V: np.ndarray[Any, Any], result: Sums, full: bool)
     for i in range(rank):
         for j in range(i, rank):
             place[i, j] = place[j, i] = size + len({(min(key), max(key)) for key in place})
-    second = xp.stack(
-        [xp.stack([means[place[i, j], :] for i in range(rank)], axis=-1) for j in range(rank)], axis=-1
-    )
+    second = xp.stack([xp.stack([means[place[i, j], :] for i in range(rank)], axis=-1) for j in range(rank)], axis=-1)
     return Moments(log_partition, shift, second, xp.where(found, error, math.inf))

@@ -33,12 +33,7 @@ from smimbench.numerics.control_variates import controlled_mean
 from smimbench.numerics.linalg import is_diagonal
 from smimbench.numerics.qmc import normal_points
 from smimbench_channels.batches import joined, on_host, uncertain_like
-from smimbench_channels.sequence.softmax.last_layer.posterior import (
-    KnownLayer,
-    Moments,
-    compress,
-    posterior_moments,
-)
+from smimbench_channels.sequence.softmax.last_layer.posterior import KnownLayer, Moments, compress, posterior_moments
 from smimbench_channels.sequence.softmax.last_layer.tables import (
     ACCURACY,
     Accuracy,
@@ -219,9 +214,7 @@ def _posterior(case: _Case, tables: Tables, labels: _Labels, modes: KnownLayer |
     blocks = []
     for start in range(0, len(labels.ut), CHUNK):
         ut, gap, omega_last, omega_known = (array[start : start + CHUNK] for array in labels)
-        known = (
-            None if modes is None or case.known is None else (modes, omega_known, float(case.v[case.known]))
-        )
+        known = None if modes is None or case.known is None else (modes, omega_known, float(case.v[case.known]))
         v = float(case.v[case.last])
         blocks.append(posterior_moments(tables, ut, gap, omega_last, v, known, case.blind))
     return joined(blocks)

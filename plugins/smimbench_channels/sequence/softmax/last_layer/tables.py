@@ -96,13 +96,7 @@ class Tables:
 
 @lru_cache(maxsize=4)
 def make_tables(
-    skip: float,
-    scales: tuple[float, ...],
-    known: int | None,
-    spread: float,
-    count: int,
-    copy: int,
-    accuracy: Accuracy,
+    skip: float, scales: tuple[float, ...], known: int | None, spread: float, count: int, copy: int, accuracy: Accuracy
 ) -> Tables:
     """Tables for the layers before the last.
 
@@ -125,9 +119,7 @@ def make_tables(
             normal, weight = _two_token_grid(skip, accuracy.grid if known is None else accuracy.outer_grid)
         else:
             size = accuracy.table_points if known is None else accuracy.outer_table_points
-            normal = normal_points(2 * len(unknown), size, "last layer: table", copy, k % 8).reshape(
-                size, -1, 2
-            )
+            normal = normal_points(2 * len(unknown), size, "last layer: table", copy, k % 8).reshape(size, -1, 2)
             weight = np.full(size, 1.0 / size)
         z = np.empty((len(normal), layers, 2))
         z[:, unknown] = normal * np.array([scales[layer] for layer in unknown])[:, None]
@@ -166,9 +158,7 @@ def _lagrange(position: Host, count: int) -> tuple[np.ndarray[Any, Any], list[Ho
     return start, [-a * b * c / 6, t * b * c / 2, -t * a * c / 2, t * a * b / 6]
 
 
-def _add_points(
-    sums: np.ndarray[Any, Any], z: Host, weight: Host, unknown: Host, skip: float, step: float
-) -> float:
+def _add_points(sums: np.ndarray[Any, Any], z: Host, weight: Host, unknown: Host, skip: float, step: float) -> float:
     """Spread prior points over a table (N, m N); returns the weight that lies beyond its last node."""
     count = sums.shape[0]
     blocks = sums.shape[1] // count

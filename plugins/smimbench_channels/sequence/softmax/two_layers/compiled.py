@@ -90,9 +90,7 @@ def _root(x: Any, k: Any, c: Any) -> Any:
 
 
 @njit(fastmath={"contract"}, error_model="numpy")
-def _place_columns(
-    draft: Any, size: Any, c: Any, v11: Any, reach: Any, middle: Any, gap: Any, places: Any
-) -> Any:
+def _place_columns(draft: Any, size: Any, c: Any, v11: Any, reach: Any, middle: Any, gap: Any, places: Any) -> Any:
     # draft: rows xi, scale, x0, x1, y0, y1; places: rows d, left, right, k, 1 - k^2, dd/dxi. Where there is nothing to
     # integrate, right is not above left.
     for j in range(size):
@@ -131,13 +129,7 @@ def _place_columns(
 
 @njit(error_model="numpy")
 def _gap(x: Any, y: Any, c: Any) -> Any:
-    squared = (
-        math.log(1.0 + y - c * x)
-        + math.log(1.0 + x - c * y)
-        - 2.0 * math.log1p(c)
-        - math.log(x)
-        - math.log(y)
-    )
+    squared = math.log(1.0 + y - c * x) + math.log(1.0 + x - c * y) - 2.0 * math.log1p(c) - math.log(x) - math.log(y)
     return math.sqrt(max(squared, 0.0))
 
 
@@ -250,9 +242,7 @@ def _find_pieces(
     farthest = 1.0 / c if c > 0.0 else math.inf
     largest = min(farthest, 1e14)
     divisor = slope if abs(slope) >= 1e-150 else 1e-150
-    scale = math.sqrt(
-        4.0 * c + 0.3 * abs(u1 - u2) / (abs(omega[1, 0] - omega[1, 1]) + 3.0 * math.sqrt(noise)) + 1e-12
-    )
+    scale = math.sqrt(4.0 * c + 0.3 * abs(u1 - u2) / (abs(omega[1, 0] - omega[1, 1]) + 3.0 * math.sqrt(noise)) + 1e-12)
     number = 0
     for sign in (1.0, -1.0):
         xa = (sign * omega[1, 0] - first - width) / divisor
@@ -287,16 +277,7 @@ def _find_pieces(
 
 
 def _integrate_block(
-    u: Any,
-    omega: Any,
-    V: Any,
-    c: Any,
-    accuracy: Any,
-    full: Any,
-    points: Any,
-    reach: Any,
-    level: Any,
-    rules: Any,
+    u: Any, omega: Any, V: Any, c: Any, accuracy: Any, full: Any, points: Any, reach: Any, level: Any, rules: Any
 ) -> Any:
     rounds, negligible, share = int(rules[0]), rules[1], rules[2]
     v11, v12, v22 = V
@@ -390,9 +371,7 @@ def _integrate_block(
                     for entry in range(9):
                         part[i, entry] = cols[kept[i], entry]
                     part[i, 2] *= shrink
-                _add_points(
-                    part, active, inside, 0.5, b, c, v11, noise, middle, gap, level[sample], more, full
-                )
+                _add_points(part, active, inside, 0.5, b, c, v11, noise, middle, gap, level[sample], more, full)
                 still = 0
                 for i in range(active):
                     j = kept[i]

@@ -52,12 +52,7 @@ def block_sums(u: Array, omega: Array, rule: Rule, reach: Array, level: Array) -
     if n == 0:
         return sums, error
     numbers = (np.float64(v) for v in (*rule.V, rule.skip, rule.accuracy))
-    limits = (
-        np.int32(rule.points),
-        np.int32(rule.rounds),
-        np.float64(rule.negligible),
-        np.float64(rule.share),
-    )
+    limits = (np.int32(rule.points), np.int32(rule.rounds), np.float64(rule.negligible), np.float64(rule.share))
     per_block = THREADS // LANES
     _kernel(rule.full)(
         ((n + per_block - 1) // per_block,),

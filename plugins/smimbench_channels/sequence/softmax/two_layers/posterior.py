@@ -76,9 +76,7 @@ def integrate(
     return put_tuple(moments, poor, rescued)
 
 
-def _solve(
-    xp: Any, u: Array, omega: Array, rule: Rule, half_square: Array, depth: Array
-) -> tuple[Moments, Array]:
+def _solve(xp: Any, u: Array, omega: Array, rule: Rule, half_square: Array, depth: Array) -> tuple[Moments, Array]:
     """Integrate where ``|z - omega|^2 / V < 2 half_square``, relative to ``exp(-depth)``; and the energy."""
     integrate_block = _version_for(u)
     block = BLOCK_SAMPLES if isinstance(u, np.ndarray) else DEVICE_BLOCK_SAMPLES

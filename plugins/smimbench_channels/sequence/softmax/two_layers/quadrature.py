@@ -130,13 +130,7 @@ def _make_columns(
 
 
 def _refine_columns(
-    xp: Any,
-    columns: tuple[Array, ...],
-    weight: Array,
-    sums: Array,
-    reference: Array,
-    scale: Array,
-    rule: Rule,
+    xp: Any, columns: tuple[Array, ...], weight: Array, sums: Array, reference: Array, scale: Array, rule: Rule
 ) -> tuple[Array, Array]:
     """Double the points of columns, from their first sums, until halves agree; sums and error of each."""
     total, error = sums, xp.zeros_like(weight)
@@ -156,9 +150,7 @@ def _refine_columns(
         # The ratio is the error of a half; see _expected for that of the whole.
         total = put_at_mask(total, chosen, before, axis=-1)
         error = put_at_mask(error, chosen, ratio * ratio * before[0, ...])
-        failing = (ratio >= 1.0) | (
-            _expected(xp, ratio) * before[0, ...] > rule.share * rule.accuracy * reference
-        )
+        failing = (ratio >= 1.0) | (_expected(xp, ratio) * before[0, ...] > rule.share * rule.accuracy * reference)
         chosen = put_at_mask(chosen, chosen, failing)
         index = xp.nonzero(failing)[0]
         columns = (*columns[:2], 0.5 * step, *columns[3:])
