@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from dataclasses import replace
 
 import array_api_compat
 import array_api_strict
@@ -12,7 +13,7 @@ import pytest
 
 from smimbench.backend import machine
 from smimbench.backend.arrays import namespace
-from smimbench.backend.device import Backend, BackendError, get_backend
+from smimbench.backend.device import BackendError, get_backend
 from smimbench.backend.machine import Driver
 from smimbench.backend.namespaces import cupy as module
 
@@ -140,7 +141,7 @@ def test_namespace_of_plain_arrays_and_of_others():
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_asarray_gives_floats_the_backends_type_and_leaves_the_rest(backend, dtype):
-    there = Backend(backend.name, backend.xp, dtype, backend.device)
+    there = replace(backend, dtype=dtype)
     xp = backend.xp
     assert there.asarray(np.zeros(3)).dtype == getattr(xp, dtype)
     assert there.asarray(np.zeros(3, dtype=np.float32)).dtype == getattr(xp, dtype)

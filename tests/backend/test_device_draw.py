@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from smimbench.backend.arrays import to_host
-from smimbench.backend.device import Backend, get_backend
+from smimbench.backend.device import get_backend
 from smimbench.problem import instance as instance_module
 from smimbench.problem.problem import Problem
 from smimbench.run import cell as runner
@@ -63,9 +65,7 @@ def test_chunks_of_the_drawing_are_independent(monkeypatch):
 
 def test_both_precisions_are_one_instance(backend):
     double = LINEAR.instance(0.5, 20, device=backend)
-    single = LINEAR.instance(
-        0.5, 20, dtype="float32", device=Backend(backend.name, backend.xp, "float32", backend.device)
-    )
+    single = LINEAR.instance(0.5, 20, dtype="float32", device=replace(backend, dtype="float32"))
     assert single.inputs.dtype == backend.xp.float32
     assert single.labels.dtype == backend.xp.float32
     np.testing.assert_array_equal(to_host(single.inputs), to_host(double.inputs).astype(np.float32))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from smimbench.backend.arrays import to_host
-from smimbench.backend.device import Backend
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import Registry
 from tests.conftest import assert_placed
@@ -37,7 +37,7 @@ def test_single_precision_is_kept_and_is_enough(backend, case, algorithm):
     item = REGISTRY.get("algorithm", algorithm).item()
     if hasattr(item, "refuses") and item.refuses(problem):
         pytest.skip(item.refuses(problem))
-    single = Backend(backend.name, backend.xp, "float32", backend.device)
+    single = replace(backend, dtype="float32")
     found = []
     for there, dtype in ((backend, "float64"), (single, "float32")):
         instance = problem.instance(0.6, 24, dtype=dtype)
