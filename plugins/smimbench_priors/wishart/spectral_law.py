@@ -290,8 +290,8 @@ def continued_map(values: Array, noise: float, rho: float) -> Array:
     if not _SMALLEST_NOISE <= noise <= _LARGEST_NOISE / min(rho, 1.0):
         return eigenvalue_map(values, noise, rho)
     bulks = _bulks_of_one(math.sqrt(noise), rho)
-    right, _, right_slope = _end(float(bulks.outer[0]), noise, rho)
-    left, _, left_slope = _end(bulks.base + float(bulks.upper[0]), noise, rho)
+    right, top, right_slope = _end(float(bulks.outer[0]), noise, rho)
+    left, bottom, left_slope = _end(bulks.base + float(bulks.upper[0]), noise, rho)
     inside = clip(values, left, right)
     found = eigenvalue_map(inside, noise, rho)
     if bulks.gap[0]:
@@ -301,7 +301,9 @@ def continued_map(values: Array, noise: float, rho: float) -> Array:
             line = low + (high - low) / (last - first) * (inside - first)
             found = xp.where((inside > first) & (inside < last), line, found)
     beyond = values - inside
-    return found + xp.where(beyond > 0, right_slope * beyond, left_slope * beyond)
+    # From the value at the end itself: there the map has a square root, and rounding of 1e-16 would show as 1e-8.
+    found = xp.where(beyond > 0, top + right_slope * beyond, found)
+    return xp.where(beyond < 0, bottom + left_slope * beyond, found)
 
 
 def _end(s: float, noise: float, rho: float) -> tuple[float, float, float]:
