@@ -12,6 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from smimbench.suite.schema import (
     AlgorithmTable,
     Axes,
+    Document,
     Grid,
     InKey,
     ProblemTable,
@@ -45,7 +46,21 @@ label or by name:
     smimbench run quickstart --set algorithms.adam.steps=1000 --set problems[0].prior.rho=0.2
     smimbench run quickstart --set run.start=informed --only algorithm=gamp --only alpha=0.12
 
+`--add ALGORITHM` appends one more algorithm, by its name or as a table; it is short for `--set algorithms+=ALGORITHM`, and `+=`
+works for every list that the suite has. `--set` reaches into what was added, and `show` takes the same options:
+
+    smimbench run quickstart --plugins signed.py --add signed --set algorithms.signed.steps=200
+    smimbench run quickstart --add '{{name="adam", label="short", steps=50}}'
+
 The same from Python: `smimbench.load_suite("quickstart", ["grid.seed=7"], only=["algorithm=gamp"])`.
+
+`extends = "optimizers"`, above the first table, makes a suite of another one: {extends} Results hold the whole suite, and stay
+readable without the other one.
+
+    extends = "optimizers"
+
+    [[algorithms]]
+    name = "signed"
 
 A value, a problem, a point or an algorithm that stands twice is refused: its runs would be counted twice.
 """
@@ -58,7 +73,8 @@ left out, so that older records stay valid.
 
 def page() -> str:
     """The whole page as Markdown."""
-    parts = [HEAD.format(tables=", ".join(f"`{name}`" for name in TABLES))]
+    extends = Document.model_fields["extends"].description
+    parts = [HEAD.format(tables=", ".join(f"`{name}`" for name in TABLES), extends=extends)]
     for name, table in TABLES.items():
         parts.append(f"## {name}\n\n{_about(table)}\n" + (KEY if table is RunOptions else ""))
         parts.append(_keys(table))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 # The first import of a folder binds its name here. So the two folders come first, then the verbs of the same names.
 import smimbench.run
 import smimbench.theory  # noqa: F401
-from smimbench.api import run, show, theory
+from smimbench.api import extrapolate, load, plot, run, show, theory
 
 if TYPE_CHECKING:
     from smimbench.hookspecs import hookimpl
@@ -55,8 +55,11 @@ __all__ = [
     "Problem",
     "Start",
     "Uncertain",
+    "extrapolate",
     "hookimpl",
+    "load",
     "load_suite",
+    "plot",
     "run",
     "show",
     "theory",

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from matplotlib.figure import Figure
+
+    from smimbench.report.loaded import Loaded
+    from smimbench.report.theory_document import Stage
     from smimbench.suite.cells import Suite
 
-__all__ = ["run", "show", "theory"]
+__all__ = ["extrapolate", "load", "plot", "run", "show", "theory"]
 
 
 def run(
@@ -21,6 +26,8 @@ def run(
     workers: int | None = 1,
     timing: bool = False,
     overrides: Iterable[str] = (),
+    only: Iterable[str] = (),
+    progress: bool = False,
     on_record: Callable[[dict[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Run what is missing of a suite and return the rows of its table.
@@ -34,12 +41,16 @@ def run(
     backend : str
         ``"numpy"``, ``"cupy"`` or another of ``smimbench.backend.backend_names()``.
     workers : int or None
-        Spawned processes; None: one per core, fewer where the memory would not hold so many. A script that uses more than
-        one must guard its main part with ``if __name__ == "__main__"``.
+        Processes; None: one per core, fewer where the memory would not hold so many. 1 runs in this process, which a plugin
+        that crashes takes with it.
     timing : bool
         Times that can be trusted: serial and warmed up.
     overrides : iterable of str
         ``"problem.prior.rho=0.2"``; only for a suite given by name or path.
+    only : iterable of str
+        ``"algorithm=gamp"``; only for a suite given by name or path.
+    progress : bool
+        Show a bar, in a terminal or a notebook.
     on_record : callable
         Called with the record of every cell as it ends, to show progress.
 
@@ -53,7 +64,7 @@ def run(
     ------
     SuiteError, BackendError, StoreError
     ValueError
-        If overrides are given with a loaded suite.
+        If overrides or conditions are given with a loaded suite.
 
     Warns
     -----
@@ -66,12 +77,19 @@ def run(
     from smimbench.run.campaign import plan_campaign
     from smimbench.run.store import Store
 
-    suite = _suite(suite, overrides)
+    suite = _suite(suite, overrides, only)
     store = Store(Path(results) / suite.name)
     campaign = plan_campaign(suite, store, (backend,), workers=workers, timing=timing)
     for remark in campaign.remarks:
         warnings.warn(remark, stacklevel=2)
-    campaign.run(on_record)
+    with _bar(suite.name, len(campaign.missing), shown=progress) as advance:
+
+        def report(record: dict[str, Any]) -> None:
+            advance()
+            if on_record is not None:
+                on_record(record)
+
+        campaign.run(report)
     return show(suite, results=results, backends=(backend,))
 
 
@@ -90,12 +108,37 @@ def show(
     return error_rows(suite_records(suite, store, backends), suite, store, TheoryCache(theory_folder(store)))
 
 
+def extrapolate(rows: Sequence[dict[str, Any]], *, target: float = 1e-3) -> list[dict[str, Any]]:
+    """Rows of three dimensions or more continued to infinite dimension, where theory holds.
+
+    Parameters
+    ----------
+    rows : sequence of dict
+        As from ``run`` or ``show``.
+    target : float
+        Absolute error that counts as reached where theory says 0.
+
+    Returns
+    -------
+    list of dict
+        One for every problem, algorithm, backend, sample ratio, metric and component: ``value`` with its ``error``, ``theory``,
+        ``z``, the ``law`` of the corrections and how well it fits; see ``smimbench.report.extrapolation``.
+    """
+    from smimbench.report.extrapolation import extrapolated_rows
+
+    return extrapolated_rows(rows, target)
+
+
 def theory(
     suite: Suite | str | Path,
     alphas: Sequence[float] | None = None,
     *,
     results: str | Path | None = None,
     overrides: Iterable[str] = (),
+    thresholds: bool = True,
+    workers: int = 1,
+    on_stage: Callable[[Stage], None] = lambda stage: None,
+    verify: int = 0,
 ) -> list[dict[str, Any]]:
     """The Bayes-optimal curve and the thresholds of a suite, one dict per problem.
 
@@ -105,22 +148,117 @@ def theory(
         Sample ratios; default: those of the suite.
     results : path or None
         Folder of results under which answers are looked up and kept; default: nowhere.
+    overrides : iterable of str
+        As for ``run``.
+    thresholds : bool
+        Whether to look for thresholds; without, they are None.
+    workers : int
+        Spawned processes, as for ``run``; the numbers do not depend on it.
+    on_stage : callable
+        Called with what is being solved and how far it is, to show progress.
+    verify : int
+        Plain draws of teacher and posterior at every point, which give each dict a list ``verification``; 0 makes none.
     """
+    import warnings
     from pathlib import Path
 
     from smimbench.report.theory_document import theory_document
     from smimbench.theory.cache import TheoryCache
 
     cache = TheoryCache(None if results is None else Path(results) / "theory")
-    return theory_document(_suite(suite, overrides), alphas, cache)
+    cache.remark = warnings.warn
+    suite = _suite(suite, overrides)
+    documents = theory_document(suite, alphas, cache, on_stage, thresholds=thresholds, workers=workers)
+    if verify:
+        from smimbench.report.verification import add_verification
+
+        add_verification(suite, documents, verify, on_stage)
+    return documents
 
 
-def _suite(suite: Suite | str | Path, overrides: Iterable[str] = ()) -> Suite:
+@contextlib.contextmanager
+def _bar(name: str, total: int, *, shown: bool) -> Iterator[Callable[[], None]]:
+    """What advances a bar by one, if one is wanted."""
+    if not shown:
+        yield lambda: None
+        return
+    from rich.progress import Progress
+
+    with Progress() as progress:
+        task = progress.add_task(name, total=total)
+        yield lambda: progress.advance(task)
+
+
+def load(results: str | Path) -> Loaded:
+    """Everything that was run under a folder: one tidy table of values and one of trajectories.
+
+    Parameters
+    ----------
+    results : path
+        Folder of one suite, of one of its settings, or of all suites of one ``--results``.
+
+    Returns
+    -------
+    Loaded
+        ``values``: one row per run, metric and component (``suite``, ``problem``, ``algorithm``, ``backend``, ``alpha``,
+        ``dimension``, ``seed``, ``replicate``, ``status``, ``reason``, ``metric``, ``component``, ``value``, ``seconds``,
+        ``iterations``, ``key``); a run without an estimate has one row without a metric. ``trajectories``: one row per run,
+        step, metric and component (``key``, ``iteration``, ``seconds``, ``samples``, ``metric``, ``component``, ``value``).
+        Both are frames of pandas, of polars where there is no pandas, or lists of dicts where there is neither.
+
+    Raises
+    ------
+    SuiteError
+        If the folder holds no results.
+    """
+    from pathlib import Path
+
+    from smimbench.report.loaded import load_folder
+
+    return load_folder(Path(results))
+
+
+def plot(
+    suite: Suite | str | Path,
+    metric: str = "mse",
+    *,
+    results: str | Path = "results",
+    backends: Sequence[str] = ("numpy",),
+) -> Figure:
+    """The figure of a metric of what has been run, as the command line draws it.
+
+    Raises
+    ------
+    ImportError
+        If matplotlib is missing (extra ``plot``).
+    ValueError
+        If the suite does not report the metric.
+    """
+    from pathlib import Path
+
+    from smimbench.interfaces import offers
+    from smimbench.report.figures import suite_figure
+    from smimbench.run.store import Store, theory_folder
+    from smimbench.theory.cache import TheoryCache
+
+    suite = _suite(suite)
+    if metric not in suite.run.metrics:
+        raise ValueError(f"{suite.name} does not report {metric!r}; choose from {', '.join(suite.run.metrics)}")
+    cheap = all(p.problem.components == 1 and offers(p.problem.channel, "information") for p in suite.plans)
+    cache = TheoryCache(theory_folder(Store(Path(results) / suite.name)))
+    found = suite_figure(suite, show(suite, results=results, backends=backends), cache, metric, curve=cheap)
+    if found is None:
+        raise ValueError(f"{suite.name} has no problem to draw")
+    figure: Figure = found.figure
+    return figure
+
+
+def _suite(suite: Suite | str | Path, overrides: Iterable[str] = (), only: Iterable[str] = ()) -> Suite:
     from smimbench.suite.cells import Suite
     from smimbench.suite.reader import load_suite
 
     if not isinstance(suite, Suite):
-        return load_suite(suite, overrides)
-    if tuple(overrides):
+        return load_suite(suite, overrides, only)
+    if tuple(overrides) or tuple(only):
         raise ValueError("overrides go with a suite given by name or path; hand those of a loaded one to load_suite")
     return suite

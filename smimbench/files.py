@@ -1,14 +1,31 @@
-"""Text and bytes on disk: JSON in one canonical form, and files that appear whole or not at all."""
+"""Text and bytes on disk: JSON in one canonical form, printable text, and files that appear whole or not at all."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
+import stat
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
-__all__ = ["StoreError", "canonical_json", "plain_value", "sync_folder", "write_atomically"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = [
+    "StoreError",
+    "canonical_json",
+    "check_writable",
+    "error_line",
+    "plain_value",
+    "printable",
+    "read_json",
+    "steady_folder",
+    "sync_folder",
+    "write_atomically",
+]
 
 
 class StoreError(OSError):
@@ -35,8 +52,60 @@ def plain_value(value: Any) -> Any:
     raise TypeError(f"a parameter must be made of numbers, strings, lists and tables, got {type(value).__name__}")
 
 
-def write_atomically(path: Path, data: bytes, *, durable_name: bool = True) -> None:
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+"""Characters that steer a terminal, turn the direction of text or are no text at all; tab and newline are harmless."""
+
+
+def printable(value: Any, longest: int | None = None) -> str:
+    """The text of anything, a plugin's odd object included, without characters that steer a terminal or break XML.
+
+    Each of those becomes U+FFFD, so that text stays as wide as it was. Beyond ``longest`` characters the middle is left out.
+    """
+    try:
+        text = str.__str__(value) if isinstance(value, str) else str(value)
+    except BaseException as error:  # an object of a plugin, whose __str__ may do anything
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        text = f"(a {type(value).__name__} whose text cannot be had)"
+    if longest is not None and len(text) > longest:
+        half = longest // 2
+        text = f"{text[:half]} ... ({len(text) - 2 * half} characters left out) ... {text[-half:]}"
+    return _CONTROL.sub("\ufffd", text)
+
+
+def error_line(error: BaseException) -> str:
+    """Kind and message of an error on one line, whatever its ``__str__`` does."""
+    return f"{type(error).__name__}: {' '.join(printable(error, 2000).split()) or 'no message'}"
+
+
+def read_json(path: Path, largest: int = 1 << 28) -> Any:
+    """What an ordinary file of at most so many bytes holds.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    ValueError
+        If it is no ordinary file (a pipe would block for ever), too large, no JSON, or nested too deep to be read.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    with os.fdopen(handle, "rb") as file:
+        about = os.fstat(handle)
+        if not stat.S_ISREG(about.st_mode):
+            raise ValueError("not an ordinary file")
+        if about.st_size > largest:
+            raise ValueError(f"larger than {largest >> 20} MB")
+        data = file.read()
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        raise ValueError("torn or not JSON") from None
+
+
+def write_atomically(path: Path, data: bytes | Callable[[IO[bytes]], object], *, durable_name: bool = True) -> None:
     """Write to a temporary name, sync, rename: a reader sees the old file or the new one, whatever is killed when.
+
+    ``data`` are the bytes, or a function that writes them.
 
     ``durable_name`` makes the new name outlive a power cut as well; it costs as much as the rest.
     """
@@ -45,7 +114,10 @@ def write_atomically(path: Path, data: bytes, *, durable_name: bool = True) -> N
         temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
         try:
             with open(temporary, "wb") as file:
-                file.write(data)
+                if callable(data):
+                    data(file)
+                else:
+                    file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
@@ -55,6 +127,28 @@ def write_atomically(path: Path, data: bytes, *, durable_name: bool = True) -> N
             sync_folder(path.parent)
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def check_writable(path: Path) -> None:
+    """Try whether a file can be written there, before the work that fills it; what is there already stays as it is.
+
+    Raises
+    ------
+    StoreError
+    """
+    trial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    write_atomically(trial, b"", durable_name=False)
+    trial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def steady_folder() -> Iterator[None]:
+    """Afterwards the working folder is the one of before: a plugin that changes it must not move the results."""
+    before = os.getcwd()
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def sync_folder(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -135,9 +136,195 @@ class Leaver(Quiet):
         raise SystemExit(7)
 
 
+class Unlocker(Quiet):
+    """Opens the data for writing and wipes it out."""
+
+    name: ClassVar[str] = "unlocker"
+
+    def step(self, problem, data, state):
+        data.inputs.setflags(write=True)
+        data.inputs[...] = 0.0
+        return super().step(problem, data, state)
+
+
+class Digger(Quiet):
+    """Follows the data to the memory that owns it, and wipes it out."""
+
+    name: ClassVar[str] = "digger"
+
+    def step(self, problem, data, state):
+        owner = data.inputs
+        while not (isinstance(owner, np.ndarray) and owner.flags.writeable):
+            owner = owner.obj if isinstance(owner, memoryview) else owner.base
+        owner[...] = 0.0
+        return super().step(problem, data, state)
+
+
+class RaisingDigger(Digger):
+    """The same, and raises before anybody has looked."""
+
+    name: ClassVar[str] = "raising-digger"
+
+    def step(self, problem, data, state):
+        super().step(problem, data, state)
+        raise OSError("cannot open [/data/x]")
+
+
+class Unprintable:
+    """Has no text."""
+
+    def __str__(self):
+        raise OSError("no text")
+
+    __repr__ = __str__
+
+
+class OddReporter(Quiet):
+    """Reports findings and warnings of every type but the right one."""
+
+    name: ClassVar[str] = "odd-reporter"
+
+    def step(self, problem, data, state):
+        state, info = super().step(problem, data, state)
+        return state, info._replace(warning=[Unprintable, {"\x1b[2J": 1}])
+
+    def findings(self, state):
+        table = {"a": 1}
+        return {
+            "table": table,
+            "text": "abc",
+            3: [1, None],
+            "object": Unprintable(),
+            "deep": [[1]],
+            "fine": (1.5, None),
+        }
+
+
+class Unspeakable(Quiet):
+    """Raises an error without a text."""
+
+    name: ClassVar[str] = "unspeakable"
+
+    def step(self, problem, data, state):
+        class Silent(BaseException):
+            def __str__(self):
+                raise ValueError("no text")
+
+        raise Silent
+
+
+class Tower(Quiet):
+    """Warns anew in every step, at length."""
+
+    name: ClassVar[str] = "tower"
+    steps: ClassVar[int] = 300
+
+    def step(self, problem, data, state):
+        self.count = getattr(self, "count", 0) + 1
+        warnings.warn(f"{self.count} " + "long " * 5000, UserWarning, stacklevel=1)
+        return super().step(problem, data, state)
+
+
+class Aborter(Quiet):
+    """Aborts in C."""
+
+    name: ClassVar[str] = "aborter"
+
+    def step(self, problem, data, state):
+        os.abort()
+
+
+class Faulter(Quiet):
+    """Reads memory that is not there, in C."""
+
+    name: ClassVar[str] = "faulter"
+
+    def step(self, problem, data, state):
+        ctypes.string_at(0)
+
+
+class Exiter(Quiet):
+    """Leaves as if all were well."""
+
+    name: ClassVar[str] = "exiter"
+
+    def step(self, problem, data, state):
+        os._exit(0)
+
+
+class Interrupter(Quiet):
+    """Pretends to be Ctrl-C."""
+
+    name: ClassVar[str] = "interrupter"
+
+    def step(self, problem, data, state):
+        raise KeyboardInterrupt
+
+
+class Printer(Quiet):
+    """Prints what looks like a document and like orders to the terminal, and goes elsewhere."""
+
+    name: ClassVar[str] = "printer"
+
+    def step(self, problem, data, state):
+        print('{"rows": []} \x1b[2J')
+        os.write(1, b"from C\n")
+        os.chdir("/")
+        return super().step(problem, data, state)
+
+
+class Endless(Quiet):
+    """Never returns, and never lets go of the interpreter."""
+
+    name: ClassVar[str] = "endless"
+
+    def step(self, problem, data, state):
+        ctypes.PyDLL(None).sleep(10**6)
+
+
+class EndlessStart(Quiet):
+    """Never begins."""
+
+    name: ClassVar[str] = "endless-start"
+
+    def init(self, problem, data, rng):
+        while True:
+            time.sleep(0.01)
+
+
+class Hoarder(Quiet):
+    """Takes ever more memory."""
+
+    name: ClassVar[str] = "hoarder"
+
+    def step(self, problem, data, state):
+        self.hoard = []
+        for _ in range(40):
+            self.hoard.append(np.ones(1 << 22))
+            time.sleep(0.05)
+        return super().step(problem, data, state)
+
+
+@dataclass(frozen=True)
+class DiesOnce(Quiet):
+    """Kills its process the first time, and is as good as new the second."""
+
+    flag: str = ""
+    name: ClassVar[str] = "dies-once"
+
+    def step(self, problem, data, state):
+        try:
+            os.close(os.open(self.flag, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return super().step(problem, data, state)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 @hookimpl
 def smimbench_register_algorithms(register):
     for algorithm in (
         Quiet, Raiser, Killer, KillerOfSome, Choosy, Talker, Sleeper, Diverger, WrongShape, Vandal, Leaver,
+        Unlocker, Digger, RaisingDigger, OddReporter, Unspeakable, Tower,
+        Aborter, Faulter, Exiter, Interrupter, Printer, Endless, EndlessStart, Hoarder, DiesOnce,
     ):  # fmt: skip
         register(algorithm)

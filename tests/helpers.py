@@ -154,10 +154,18 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "smimbench", *map(str, arguments)]
 
 
-def call_outside(*arguments: str, timeout: float = 120, **more: str) -> subprocess.CompletedProcess[str]:
+def call_outside(
+    *arguments: str, timeout: float = 120, cwd: Path | None = None, **more: str
+) -> subprocess.CompletedProcess[str]:
     """Run the command line in another process."""
     return subprocess.run(
-        command(*arguments), capture_output=True, text=True, timeout=timeout, env=environment(**more), check=False
+        command(*arguments),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=environment(**more),
+        check=False,
+        cwd=cwd,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 import smimbench
 from smimbench.suite.errors import SuiteError
-from tests.helpers import ROOT, SUITE, environment, write_suite
+from tests.helpers import ROOT, SUITE, call, environment, write_suite
 
 
 def test_every_public_name_is_there_and_an_unknown_one_is_not():
@@ -62,7 +63,7 @@ def test_memory_limits_the_workers_as_on_the_command_line(tmp_path, monkeypatch)
     from smimbench.run.campaign import plan_campaign
     from smimbench.run.store import Store
 
-    monkeypatch.setattr("psutil.virtual_memory", lambda: types.SimpleNamespace(available=450 << 20))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: types.SimpleNamespace(available=450 << 20, total=1 << 40))
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     suite = smimbench.load_suite(write_suite(tmp_path, SUITE))
     campaign = plan_campaign(suite, Store(tmp_path / "r"), workers=None, dry_run=True)
@@ -97,10 +98,27 @@ def test_errors_are_exceptions(tmp_path):
 # -- what the README says -----------------------------------------------------------------------------------------
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+START = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
 
 
-def block(mark: str, language: str) -> str:
-    return re.search(rf"<!-- {mark} -->\n```{language}\n(.*?)```", README, re.DOTALL).group(1)
+def block(mark: str, language: str, page: str = README) -> str:
+    return re.search(rf"<!-- {mark} -->\n```{language}\n(.*?)```", page, re.DOTALL).group(1)
+
+
+def test_the_readme_is_one_screen():
+    assert len(README.splitlines()) <= 75
+    assert (ROOT / "docs" / "quickstart.png").stat().st_size < 100_000
+
+
+def test_the_optimiser_of_the_readme_joins_a_shipped_suite(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "signed.py").write_text(block("file: signed.py", "python"), encoding="utf-8")
+    small = "--set grid.dimension=20 --set grid.seeds=1 --only problem=linear --only alpha=0.2 --no-figure --workers 1 --json"
+    code, out, err = call(capsys, *block("add", "sh").split()[1:], *small.split())
+    assert code == 0, err
+    rows = [row for row in json.loads(out)["rows"] if row["metric"] == "mse" and row["algorithm"] == "signed"]
+    assert len(rows) == 1
+    assert 0 < rows[0]["mean"] < 1.5  # it learns: the prior mean alone scores 1
 
 
 def test_the_two_commands_are_one_line_each_and_use_what_the_project_offers():
@@ -115,7 +133,7 @@ def test_the_two_commands_are_one_line_each_and_use_what_the_project_offers():
 
 def test_the_lines_of_python_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    code = block("python", "python")
+    code = block("python", "python", START)
     assert len([line for line in code.splitlines() if line.strip()]) <= 6
     exec(compile(code, "README.md", "exec"), {})
     mean, theory, *shape = capsys.readouterr().out.split(maxsplit=2)
@@ -127,7 +145,7 @@ def test_the_lines_of_python_run(tmp_path, monkeypatch, capsys):
 def test_every_command_of_the_readme_exists(capsys):
     from smimbench.cli.main import cli
 
-    named = set(re.findall(r"smimbench (\w+)", README)) - {"is", "draws", "and"}
+    named = set(re.findall(r"smimbench (\w+)", README + START)) - {"is", "draws", "and"}
     verbs = {name for name in named if name in cli.commands}
     assert {"run", "theory", "show", "list", "info", "plugins", "doctor"} <= verbs
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Array, ParameterError
-from smimbench_algorithms.gradient.descent import Descent
+from smimbench_algorithms.gradient.descent import Descent, DescentState
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Data
+    from smimbench.interfaces import Conditions, Data
     from smimbench.problem import Problem
 
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 class Adam(Descent):
     r"""Adam on all samples, on batches or on a stream.
 
-    On the loss ``L = sum_mu l(f(z_mu), t_mu) / D``,
+    On the loss ``L = [sum_mu l(f(z_mu), t_mu) + (lambda / 2) |W|^2] / D``,
 
     .. math::
 
@@ -61,6 +62,10 @@ class Adam(Descent):
         signal, and the estimate is given the prior's.
     beta1, beta2, epsilon : float
         Decay of the moments and the guard of the division.
+    weight_decay : float
+        lambda >= 0, a penalty within the loss (``adamw``: apart from it). For labels linear in the matrix of an attention-indexed
+        model, full batch and a factor that is wide enough, the minimum is one of ``nuclear``, with ``tau = lambda sqrt(width / D)
+        / 2`` and the weights of the label's squared error, and has its theory.
 
     References
     ----------
@@ -70,6 +75,7 @@ class Adam(Descent):
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
+    weight_decay: float = 0.0
 
     name = "adam"
     version = 2
@@ -82,6 +88,23 @@ class Adam(Descent):
         for key in ("beta1", "beta2"):
             if not 0 <= getattr(self, key) < 1:
                 raise ParameterError(key, f"must be in [0, 1), got {getattr(self, key)}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ParameterError("weight_decay", f"must be a finite number >= 0, got {self.weight_decay}")
+
+    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> dict[str, Any] | str:
+        """With weight decay and all samples in every step, the minimum of the penalised loss; else in words, why none."""
+        if self.online or not self._decays_in_the_loss:
+            return super().theory(problem, alpha, conditions)
+        return self._minimum(problem, alpha, conditions, self.weight_decay)
+
+    _decays_in_the_loss = True
+
+    def _penalty(self, data: Data) -> float:
+        return self.weight_decay / data.dimension if self._decays_in_the_loss else 0.0
+
+    def findings(self, state: DescentState) -> dict[str, Any]:
+        """With weight decay, the spectrum of a matrix."""
+        return self._spectrum(state, self.weight_decay)
 
     def _memory(self, factor: Array) -> tuple[Array, ...]:
         zero = namespace(factor).zeros_like(factor)
@@ -122,10 +145,7 @@ class AdamW(Adam):
     name = "adamw"
     reference = "arXiv:1711.05101"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.weight_decay >= 0:
-            raise ParameterError("weight_decay", f"must be >= 0, got {self.weight_decay}")
+    _decays_in_the_loss = False
 
     def _move(
         self, factor: Array, gradient: Array, memory: tuple[Array, ...], rate: float, count: int

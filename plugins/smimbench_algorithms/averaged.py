@@ -9,13 +9,16 @@ import numpy as np
 
 from smimbench.backend import namespace, on_device
 from smimbench.derive.stopping import rule_of
-from smimbench.interfaces import Array, Capabilities, Cost, Info, ParameterError, Plan, offers
+from smimbench.interfaces import Array, Capabilities, Cost, Info, Overlaps, ParameterError, Plan, offers
 from smimbench.registry import RegistryError, build, get_registry, parameters_of, plan_of
+from smimbench.theory.information import prior_moments
+from smimbench.theory.limit import limit_point
+from smimbench.theory.own import own_theory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smimbench.interfaces import Data, StoppingRule
+    from smimbench.interfaces import Conditions, Data, StoppingRule
     from smimbench.problem import Problem
 
 ROUNDS = 20
@@ -127,6 +130,32 @@ class Averaged:
         if cautious is None:
             return None
         return replace(self, of={"name": self._entry.name, **parameters_of("algorithm", cautious)})
+
+    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> dict[str, Any] | str:
+        r"""Theory of the mean of K students, from that of one.
+
+        With M the overlap of a student with the signal, Q with itself and Q' with another student,
+
+        .. math:: M_K = M, \qquad Q_K = Q' + (Q - Q') / K.
+
+        Draws from the posterior have ``M = Q'`` and Q the second moment: ``mse_K = (1 + 1/K) mse_Bayes``. Where all starts
+        end in one estimate, ``Q' = Q``.
+        """
+        one = own_theory(self._inner, problem, alpha, conditions)
+        if isinstance(one, str) or self.students == 1:
+            return one
+        if "between_students" not in one:
+            return f"the theory of {self._entry.name} does not say how far two of its students agree"
+        between, truth = np.asarray(one["between_students"]), prior_moments(problem)[0]
+        cross = np.asarray(one["overlap"])
+        own = np.asarray(one.get("own_overlap", cross))
+        mean = Overlaps(truth, cross, between + (own - between) / self.students)
+        error = np.diag(np.atleast_1d(one["mse_error"]))
+        method = f"mean of {self.students} students; {one['method']}"
+        nothing = np.zeros_like(error)
+        return limit_point(
+            problem, alpha, [[mean]], method=method, branch=one["branch"], uncertain=Overlaps(nothing, nothing, error)
+        )
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> AveragedState:
         """Independent starts."""

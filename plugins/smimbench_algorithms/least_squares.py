@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.backend import beside, namespace, sample_chunks
+from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.seeds import monte_carlo_rng
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def seen_by_labels(problem: Problem) -> Linear | str:
     channel: Any = problem.channel
     y = channel.forward(rng.standard_normal((PROBES, P, C)), rng=rng)
     zero, V = np.zeros((PROBES, P, C)), np.eye(P)
-    at_zero = channel.posterior(y, zero, V, second_moment=True, rng=rng)
+    at_zero = checked_posterior(channel.posterior(y, zero, V, second_moment=True, rng=rng), zero)
     if at_zero.second_moment is None:
         return f"channel {channel.name!r} gives no second moment of its posterior"
     mean = np.asarray(at_zero.mean).reshape(PROBES, size)

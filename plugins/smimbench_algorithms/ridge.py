@@ -10,9 +10,11 @@ import numpy as np
 from smimbench.backend import beside, namespace, to_host
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError
 from smimbench.theory.information import information_at, prior_moments
+from smimbench.theory.limit import limit_point
 from smimbench.theory.predictions import point_document
 from smimbench.theory.types import Prediction
-from smimbench_algorithms.least_squares import LeastSquares, Linear, LinearRegression
+from smimbench_algorithms.erm.fixed_point import minimum
+from smimbench_algorithms.least_squares import SAME, LeastSquares, Linear, LinearRegression
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Data
@@ -23,6 +25,9 @@ CANDIDATES = tuple(float(10.0**k) for k in np.arange(-4, 2.01, 0.5))
 
 VALIDATION_STEPS = 200
 """Steps of conjugate gradients for the candidates, at most. Doubled: small lambda are solved for more closely."""
+
+SMALLEST_PENALTY = 1e-9
+"""What stands for a penalty of 0 in theory. Doubled: errors change by that little."""
 
 VALIDATION_TOLERANCE = 1e-3
 """Relative residual at which they end. Doubled: they end a step or two earlier."""
@@ -113,30 +118,62 @@ class Ridge(LinearRegression):
         """Prior mean plus deviation."""
         return state.base + state.deviation[0, ...]
 
-    def theory(self, problem: Problem, alpha: float) -> dict[str, Any] | None:
-        """Error of the best linear estimate; None where it is the Bayes-optimal one, or lambda is another.
+    def theory(self, problem: Problem, alpha: float) -> dict[str, Any] | str:
+        """Error of the estimate in the limit, or in words why there is none.
 
-        With a Gaussian prior of variance 1, ``V = 1 / (1 + kappa alpha I(V))``, ``I`` the channel's information.
+        Low rank: the fixed point of ``erm`` with the square loss, for any lambda > 0. Extensive rank: for lambda of theory,
+        ``V = 1 / (1 / V_0 + kappa alpha I(V))``, ``I`` the channel's information and ``V_0`` the variance around the mean.
         """
-        if self.regularisation != "theory" or problem.model.rank == "low" or problem.components != 1:
-            return None
-        kappa = problem.model.kappa
-        second, known = (float(moment[0, 0]) for moment in prior_moments(problem))
-        start = second - known
+        if self.regularisation == "validation":
+            return "a penalty chosen on held-out samples has none in closed form"
+        if problem.model.rank == "low":
+            return self._low_rank_theory(problem, alpha)
+        if self.regularisation != "theory" or problem.components != 1:
+            return "for matrices there is a theory of one component at lambda = 'theory' only"
+        return _best_linear(problem, alpha)
 
-        def excess(V: float) -> float:
-            Q = np.array([[second - V]])
-            information = information_at(problem, Q, np.array([[V]])).value[0, 0]
-            return float(1 / start + kappa * alpha * float(information) - 1 / V)
+    def _low_rank_theory(self, problem: Problem, alpha: float) -> dict[str, Any] | str:
+        linear, _ = self.observed(problem)
+        second, known = prior_moments(problem)
+        if (
+            np.abs(known).max() > 0
+            or len(linear.rows) != problem.components * problem.model.sites
+            or np.ptp(linear.noise) > SAME
+        ):
+            return "there is a theory of latents that are all seen alike, and of signals around zero, only"
+        chosen = (
+            linear.noise[0] / np.diagonal(second)
+            if self.regularisation == "theory"
+            else np.array([self.regularisation])
+        )
+        penalty = float(chosen[0])
+        if np.ptp(chosen) > SAME:
+            return "there is a theory of one penalty for all components only"
+        found = minimum(problem, alpha, "square", max(penalty, SMALLEST_PENALTY))
+        point = limit_point(problem, alpha, [[found.overlaps]], method="ridge, closed fixed point", branch="minimum")
+        return point | {"between_students": point["own_overlap"]}
 
-        from scipy.optimize import brentq
 
-        smallest = 1e-12 * start
-        # Below its counting threshold a noiseless problem has a positive root; above it, the error is 0.
-        V = 0.0 if excess(smallest) > 0 else float(brentq(excess, smallest, start, xtol=1e-15))
-        how = "best linear estimate, fixed point"
-        found = Prediction(alpha, np.array([[second - V]]), np.array([[V]]), np.array([1e-12]), "linear", how)
-        return point_document(problem, found)
+def _best_linear(problem: Problem, alpha: float) -> dict[str, Any]:
+    """One component of extensive rank: the best estimate that is linear in the labels."""
+    kappa = problem.model.kappa
+    second, known = (float(moment[0, 0]) for moment in prior_moments(problem))
+    start = second - known
+
+    def excess(V: float) -> float:
+        Q = np.array([[second - V]])
+        information = information_at(problem, Q, np.array([[V]])).value[0, 0]
+        return float(1 / start + kappa * alpha * float(information) - 1 / V)
+
+    from scipy.optimize import brentq
+
+    smallest = 1e-12 * start
+    # Below its counting threshold a noiseless problem has a positive root; above it, the error is 0.
+    V = 0.0 if excess(smallest) > 0 else float(brentq(excess, smallest, start, xtol=1e-15))
+    how = "best linear estimate, fixed point"
+    found = Prediction(alpha, np.array([[second - V]]), np.array([[V]]), np.array([1e-12]), "linear", how)
+    point = point_document(problem, found)
+    return point | {"between_students": point["overlap"]}
 
 
 def _begin(

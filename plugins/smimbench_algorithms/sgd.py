@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Array, ParameterError
-from smimbench_algorithms.gradient.descent import Descent
+from smimbench_algorithms.gradient.descent import Descent, DescentState
+from smimbench_algorithms.gradient.online_theory import online_theory
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Data
+    from smimbench.interfaces import Conditions, Data
     from smimbench.problem import Problem
 
 
@@ -64,6 +65,22 @@ class Sgd(Descent):
             raise ParameterError("nesterov", "needs momentum > 0")
         if not self.weight_decay >= 0:
             raise ParameterError("weight_decay", f"must be >= 0, got {self.weight_decay}")
+
+    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> dict[str, Any] | str:
+        """Overlaps of online descent on signals of low rank, from what the runs began with.
+
+        Of the full batch with weight decay on a wide factor, the minimum (see ``adam``); else why there is no theory.
+
+        The mean over the starts of all runs; without runs over 16 random starts, as runs have them. The trajectory is against
+        ``samples`` and ``iteration``. See ``smimbench_algorithms.gradient.online``.
+        """
+        if not self.online:
+            return self._minimum(problem, alpha, conditions, self.weight_decay * alpha)
+        return online_theory(self, problem, alpha, conditions)
+
+    def findings(self, state: DescentState) -> dict[str, Any]:
+        """With weight decay, the spectrum of a matrix."""
+        return self._spectrum(state, self.weight_decay)
 
     def _memory(self, factor: Array) -> tuple[Array, ...]:
         return (namespace(factor).zeros_like(factor),) if self.momentum else ()

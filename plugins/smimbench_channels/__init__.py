@@ -13,8 +13,9 @@ def smimbench_register_channels(register: Callable[[type], None]) -> None:
     from smimbench_channels.attention.softmax.channel import AttentionSoftmax
     from smimbench_channels.sequence.hardmax.channel import SequenceHardmax
     from smimbench_channels.sequence.linear import SequenceLinear
+    from smimbench_channels.sequence.perceptron import Probit, Sign
     from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
 
-    channels = (AttentionSoftmax, AttentionHardmax, AttentionLinear, SequenceSoftmax, SequenceHardmax, SequenceLinear)
-    for channel in channels:
+    attention = (AttentionSoftmax, AttentionHardmax, AttentionLinear)
+    for channel in (*attention, SequenceSoftmax, SequenceHardmax, SequenceLinear, Sign, Probit):
         register(channel)

@@ -13,7 +13,10 @@ Host = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Polynomials(NamedTuple):
-    """A polynomial (degree + 1, scrambles) for each scramble, in Chebyshev's basis of ``2 s - 1``; error of the fit."""
+    """A polynomial (degree + 1, scrambles) for each scramble, in Chebyshev's basis of ``2 s - 1``; error of the fit.
+
+    One column alone has no noise.
+    """
 
     coefficients: Host
     fit_error: float
@@ -22,7 +25,7 @@ class Polynomials(NamedTuple):
         """Value and error at ``s``: the standard error over the scrambles, and the error of the fit."""
         values = np.polynomial.chebyshev.chebval(2 * s - 1, self.coefficients)
         mean = values.mean(axis=0)
-        noise = values.std(axis=0, ddof=1) / math.sqrt(len(values))
+        noise = values.std(axis=0, ddof=1) / math.sqrt(len(values)) if len(values) > 1 else 0.0
         return mean, np.hypot(noise, self.fit_error * mean)
 
 

@@ -18,6 +18,7 @@ METRICS = (
     ("generalization", "ConstantError"),
     ("calibration", "Calibration"),
     ("cosine", "Cosine"),
+    ("nishimori", "Nishimori"),
 )
 """File and class of each, in the order of ``smimbench list metrics``."""
 

@@ -39,6 +39,8 @@ class Cosine(PerComponent):
         An estimate of another length (spectral methods) comes with its ``squared_cosine``.
         """
         second = np.diagonal(prior_moments(problem)[0])
+        if "cosine" in point:
+            return point["cosine"], point["cosine_error"]
         if "squared_cosine" in point:
             squares, errors = np.asarray(point["squared_cosine"]), np.asarray(point["squared_cosine_error"])
         else:

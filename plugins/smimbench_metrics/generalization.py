@@ -32,10 +32,12 @@ class _PredictionError:
 
     def theory(self, problem: Any, point: dict[str, Any]) -> tuple[list[float | None], list[float | None]]:
         """The value of the point; None where the point has none, as those of algorithms with a theory of their own."""
-        value = (point.get("generalization_error") or {}).get(self.kind)
+        errors = point.get("generalization_error") or {}
+        kind = "plugin" if self.kind == "bayes" and "bayes" not in errors else self.kind
+        value = errors.get(kind)
         if value is None:
             return [None], [None]
-        return [value], [(point.get("generalization_error_error") or {}).get(self.kind, 0.0)]
+        return [value], [(point.get("generalization_error_error") or {}).get(kind, 0.0)]
 
 
 def _errors(instance: Any, estimate: Array, claims: Claims) -> dict[str, Uncertain]:

@@ -25,7 +25,7 @@ class Overlap(PerComponent):
         """``squared_cosine`` of the point where it has one, otherwise the diagonal of Q with the error of the MSE."""
         if "squared_cosine" in point:
             return point["squared_cosine"], point["squared_cosine_error"]
-        Q, errors = point["overlap"], point["mse_error"]
+        Q, errors = point["overlap"], point.get("overlap_error", point["mse_error"])
         values = [row[component] for component, row in enumerate(Q)]
         return values, errors if isinstance(errors, list) else [errors]
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import array_api_compat
 
-from smimbench.backend import namespace
+from smimbench.backend import chunk_bytes, namespace
 from smimbench.interfaces import Cost
-from smimbench.numerics.token_pairs import entry_sites, site_entries, site_values
-from smimbench_models.common import TokenModel
+from smimbench.numerics.token_pairs import entry_sites, site_entries, site_pairs, site_values
+from smimbench_models.common import TokenModel, slices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +30,10 @@ __all__ = ["AttentionIndexed"]
 # cache. Measured best: 3 MB (d = 100), 3 d tokens (d = 500). Doubled: temporaries of twice the size.
 _LEAST_ROWS = 256
 _ROWS_PER_DIMENSION = 3
+
+# Tokens up to which a GPU is given the products of a sample pair by pair. Doubled (not measured): more passes over the
+# inputs, one for each pair, than a batch of products takes.
+_FEW_TOKENS = 3
 
 # (least d, number of bands): the sum over samples is symmetric, so bands of its rows are computed from the diagonal on, and
 # mirrored. Five bands need 60% of the operations; ten would need 55%, in products too narrow for BLAS to be fast.
@@ -62,12 +66,13 @@ class AttentionIndexed(TokenModel):
     Parameters
     ----------
     tokens : int
-        T, at least 2.
+        T, at least 1. With one token and the channel ``linear`` this is a network with a quadratic activation and extensive
+        width: ``z = (x^T S x - tr S) / sqrt(2 d)``.
 
     Raises
     ------
     ParameterError
-        If ``tokens`` is not an integer >= 2.
+        If ``tokens`` is not an integer >= 1.
 
     Notes
     -----
@@ -96,7 +101,6 @@ class AttentionIndexed(TokenModel):
     reference = "arXiv:2506.01582"
     rank: ClassVar[Literal["extensive"]] = "extensive"
     kappa = 2.0  # both triangles of S carry an entry
-    _least_tokens = 2
     _host_chunk_bytes = 3 << 20
     _axes = (-2, -1)
 
@@ -124,6 +128,17 @@ class AttentionIndexed(TokenModel):
     def _least_samples(self, dimension: int) -> int:
         return -(-max(_LEAST_ROWS, _ROWS_PER_DIMENSION * dimension) // self.tokens)
 
+    def _pieces(self, n: int, dimension: int, components: int, itemsize: int, like: Array) -> list[slice]:
+        """Samples whose products with a signal, as large as their inputs, are held at once."""
+        budget = chunk_bytes(like)
+        if budget is None:
+            return self._host_chunks(n, dimension, components, itemsize)
+        return slices(n, budget // (itemsize * self.tokens * dimension))
+
+    def _apart(self, like: Array) -> bool:
+        """Whether the T x T products of every sample are sums over pairs of tokens: batches of tiny ones are slow on a GPU."""
+        return self.tokens <= _FEW_TOKENS and chunk_bytes(like) is not None
+
     def cost(self, n: int, dimension: int, components: int, itemsize: int = 8) -> Cost:
         """A product of (n T, d) with (d, d) a component, half of another (it is symmetric), and one reading of the inputs."""
         numbers = n * self.tokens * dimension
@@ -149,15 +164,19 @@ class AttentionIndexed(TokenModel):
         traces = xp.linalg.trace(matrices)[..., None] * on_diagonal
 
         z = xp.empty((students, n, components, self.sites), dtype=dtype, device=device)
-        for s in self.chunks(n, dimension, components, itemsize=_itemsize(xp, dtype), like=inputs):
+        apart, pairs = self._apart(inputs), site_pairs(self.tokens)
+        for s in self._pieces(n, dimension, components, _itemsize(xp, dtype), inputs):
             x = inputs[s, :, :]
             rows = xp.reshape(x, (-1, dimension))
             columns = xp.matrix_transpose(x)
             for k in range(students):
                 for p in range(components):
                     xs = xp.reshape(xp.matmul(rows, matrices[k, p, :, :]), x.shape)
-                    forms = xp.reshape(xp.matmul(xs, columns), (x.shape[0], -1))
-                    z[k, s, p, :] = (xp.take(forms, pick, axis=1) - traces[k, p, :]) * scale
+                    if apart:
+                        forms = xp.stack([xp.sum(xs[:, a, :] * x[:, b, :], axis=-1) for a, b in pairs], axis=-1)
+                    else:
+                        forms = xp.take(xp.reshape(xp.matmul(xs, columns), (x.shape[0], -1)), pick, axis=1)
+                    z[k, s, p, :] = (forms - traces[k, p, :]) * scale
         return xp.reshape(z, (*lead, n, components, self.sites))
 
     def adjoint(self, inputs: Array, g: Array) -> Array:
@@ -183,19 +202,30 @@ class AttentionIndexed(TokenModel):
         gradients = xp.reshape(g, (math.prod(lead), n, components, sites))
         pick, factors = self._sites_of_entries(xp, dtype, device)
         scale = factors * (2 / dimension**1.5)
-        slices = self.chunks(n, dimension, components, itemsize=_itemsize(xp, dtype), like=inputs)
-        bands = _bands(dimension)
+        pieces = self._pieces(n, dimension, components, _itemsize(xp, dtype), inputs)
+        apart = self._apart(inputs)
+        # A band is no view that a GPU can add to in place: each would be copied, hundreds of megabytes a chunk.
+        bands = _bands(dimension) if chunk_bytes(inputs) is None else (slice(0, dimension),)
 
         def one(k: int, p: int) -> Array:
             total = xp.zeros((dimension, dimension), dtype=dtype, device=device)
             trace = xp.zeros((), dtype=dtype, device=device)
-            for s in slices:
+            for s in pieces:
                 x = inputs[s, :, :]
                 weights = xp.take(gradients[k, s, p, :], pick, axis=1) * scale
                 trace = trace + xp.sum(weights[:, :: self.tokens + 1])
                 weights = xp.reshape(weights, (-1, self.tokens, self.tokens))
-                gx = xp.reshape(xp.matmul(weights, x), (-1, dimension))
+                if apart:
+                    gx = weights[:, :, :1] * x[:, :1, :]
+                    for b in range(1, self.tokens):
+                        gx += weights[:, :, b : b + 1] * x[:, b : b + 1, :]
+                else:
+                    gx = xp.matmul(weights, x)
+                gx = xp.reshape(gx, (-1, dimension))
                 columns = xp.matrix_transpose(xp.reshape(x, (-1, dimension)))
+                if len(bands) == 1:
+                    total += xp.matmul(columns, gx)
+                    continue
                 for band in bands:
                     total[band, band.start :] += xp.matmul(columns[band, :], gx[:, band.start :])
             for band in bands[1:]:

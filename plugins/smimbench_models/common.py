@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, to_host
+from smimbench.backend import chunk_bytes, namespace, to_host
 from smimbench.interfaces import SYMMETRIES, Capabilities, ParameterError
-from smimbench.interfaces.checks import check_whole
+from smimbench.interfaces.checks import MOST_TOKENS, check_whole
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array
 
-# Bytes of a chunk on an accelerator, which gains nothing from its cache. Doubled: temporaries of twice the size.
-ACCELERATOR_CHUNK_BYTES = 1 << 28
+# Numbers for each latent that a posterior holds at once on an accelerator. Doubled: more chunks where memory is short.
+_POSTERIOR_NUMBERS = 64
 # Bytes drawn at once where the numbers must be rounded to another dtype. Doubled: twice the buffer.
 DRAW_BYTES = 1 << 21
 
@@ -27,12 +27,11 @@ class TokenModel:
     tokens: int
     version = 1
     capabilities = Capabilities()
-    _least_tokens = 1
     _host_chunk_bytes: int  # of a chunk of samples
     _axes: int | tuple[int, int]  # of a signal, behind that of the components
 
     def __post_init__(self) -> None:
-        check_whole("tokens", self.tokens, self._least_tokens)
+        check_whole("tokens", self.tokens, 1, MOST_TOKENS)
 
     @property
     def sites(self) -> int:
@@ -64,9 +63,19 @@ class TokenModel:
             part[...] = rng.standard_normal(part.shape)
 
     def chunks(
-        self, n: int, dimension: int, components: int = 1, *, itemsize: int = 8, like: Array | None = None
+        self,
+        n: int,
+        dimension: int,
+        components: int = 1,
+        *,
+        itemsize: int = 8,
+        like: Array | None = None,
+        streamed: bool = False,
     ) -> list[slice]:
-        """Consecutive slices that cover ``range(n)``, small enough that inputs and temporaries of one stay in the cache.
+        """Consecutive slices that cover ``range(n)``, for one pass of forward, posterior and adjoint.
+
+        On the host inputs and temporaries of one stay in the cache. An accelerator gains nothing from its cache and loses
+        with every call: its slices are as large as its free memory allows.
 
         Parameters
         ----------
@@ -75,14 +84,19 @@ class TokenModel:
         itemsize : int
             Bytes of a number.
         like : array, optional
-            An array on the device that will do the work; accelerators get larger chunks. Default: the host.
+            An array on the device that will do the work. Default: the host.
+        streamed : bool
+            Whether the inputs of a slice are moved to the device when it is asked for.
         """
-        on_device = like is not None and array_api_compat.is_cupy_array(like)
-        budget = ACCELERATOR_CHUNK_BYTES if on_device else self._host_chunk_bytes
+        budget = None if like is None else chunk_bytes(like)
+        if budget is None:
+            return self._host_chunks(n, dimension, components, itemsize)
+        latents = 8 * _POSTERIOR_NUMBERS * components * self.sites
+        return slices(n, budget // (latents + itemsize * self.tokens * dimension * streamed))
+
+    def _host_chunks(self, n: int, dimension: int, components: int, itemsize: int) -> list[slice]:
         sample = itemsize * (self.tokens * dimension + 2 * components * self.sites)
-        count = max(1, math.ceil(n / max(self._least_samples(dimension), budget // sample)))
-        step = math.ceil(n / count) if n else 1
-        return [slice(start, min(start + step, n)) for start in range(0, n, step)]
+        return slices(n, max(self._least_samples(dimension), self._host_chunk_bytes // sample))
 
     def align(self, signal: Array, estimate: Array, symmetry: str) -> Array:
         """Estimate (P, ...) moved as close to the signal as the channel's ``symmetry`` allows, see ``align``."""
@@ -115,6 +129,13 @@ class TokenModel:
         self._check_inputs(inputs, inputs.shape[-1])
         if inputs.shape[0] != g.shape[-3] or g.shape[-1] != self.sites:
             raise ValueError(f"g must have shape (..., {inputs.shape[0]}, P, {self.sites}), got {tuple(g.shape)}")
+
+
+def slices(n: int, most: int) -> list[slice]:
+    """Slices of nearly equal length, at most ``most`` (at least 1), that cover ``range(n)``."""
+    count = max(1, math.ceil(n / max(1, most)))
+    step = math.ceil(n / count) if n else 1
+    return [slice(start, min(start + step, n)) for start in range(0, n, step)]
 
 
 def align(signal: Array, estimate: Array, symmetry: str, inner: Array) -> Array:

@@ -11,6 +11,7 @@ import numpy as np
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Cost
+from smimbench_models import sequence_mixed
 from smimbench_models.common import TokenModel
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class SequenceMultiIndex(TokenModel):
     # twice. Halved: the calls of Python begin to count.
     _host_chunk_bytes = 6 << 20
     _axes = -1
+    narrow_inputs = True  # products in float64 with inputs of float32 as they are, on a GPU
 
     def signal_shape(self, components: int, dimension: int) -> tuple[int, ...]:
         """``(P, D)``."""
@@ -106,7 +108,10 @@ class SequenceMultiIndex(TokenModel):
         self._check_inputs(inputs, dimension)
         n, students = inputs.shape[0], math.prod(lead)
         rows = xp.reshape(signal, (students * components, dimension)) * dimension**-0.5
-        product = _project(xp, inputs, rows)
+        narrow = _narrow(inputs, rows)
+        product = (
+            sequence_mixed.project(xp.reshape(inputs, (-1, dimension)), rows) if narrow else _project(xp, inputs, rows)
+        )
         if students * components == 1:
             return xp.reshape(product, (*lead, n, 1, self.tokens))
         product = xp.reshape(product, (n, self.tokens, students, components))
@@ -134,6 +139,9 @@ class SequenceMultiIndex(TokenModel):
             left = xp.reshape(g, (students, n, components, sites))
             left = xp.reshape(xp.permute_dims(left, (0, 2, 1, 3)), (rows, n * sites))
         flat = xp.reshape(inputs, (-1, dimension))
+        if _narrow(inputs, left):
+            total = sequence_mixed.push(left, flat)
+            return xp.reshape(total * dimension**-0.5, (*lead, components, dimension))
         total = None
         for part in _blocks(flat, rows):
             product = xp.matmul(left[:, part], flat[part, :])
@@ -169,6 +177,12 @@ class SequenceMultiIndex(TokenModel):
         norms = xp.sum(signal * signal, axis=-1) * xp.sum(estimate * estimate, axis=-1)
         cosine = xp.sum(signal * estimate, axis=-1) ** 2 / xp.where(norms > 0, norms, xp.ones_like(norms))
         return xp.where(norms > 0, cosine, xp.zeros_like(norms))
+
+
+def _narrow(inputs: Array, rows: Array) -> bool:
+    """Whether a GPU is given inputs of float32 to be multiplied with few vectors of float64."""
+    few = rows.shape[0] <= sequence_mixed.MOST_COMPONENTS
+    return bool(few and inputs.dtype != rows.dtype and array_api_compat.is_cupy_array(inputs))
 
 
 def _project(xp: Any, inputs: Array, rows: Array) -> Array:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace
+from smimbench.backend import NUMPY, namespace, send, to_host
 from smimbench.interfaces import Array, Capabilities, Denoised, Overlap, ParameterError
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ class Gaussian:
         columns; ``Qhat`` (P, P) symmetric, positive semidefinite, diagonal entries may be infinite (that component is known).
         ``estimate`` (P, D) and ``V`` (P, P) have the namespace, device and dtype of the inputs.
         """
-        xp = namespace(R, Qhat)
-        Q, V = _posterior(xp, Qhat)
-        return Denoised(xp.matmul(Q, R), V)
+        # On the host: each of the thirty operations on P x P numbers would be a launch of its own.
+        Q, V = (send(matrix, R) for matrix in _posterior(NUMPY, to_host(Qhat)))
+        return Denoised(namespace(R).matmul(Q, R), V)
 
     def overlap(self, Qhat: Array) -> Overlap:
         """``V = (I + Qhat)^{-1}`` and ``Q = V Qhat``, each without taking the difference from I.

@@ -3,22 +3,42 @@
 Plugins import the names of this page from here.
 """
 
-from smimbench.backend.arrays import beside, clip, namespace, on_device, special, to_host
+from smimbench.backend.arrays import (
+    NUMPY,
+    beside,
+    clip,
+    dtype_name,
+    namespace,
+    on_device,
+    read_together,
+    send,
+    special,
+    to_host,
+)
 from smimbench.backend.device import Backend, BackendError, Elapsed, backend_names, get_backend
-from smimbench.backend.streaming import StreamedInputs, sample_chunks
+from smimbench.backend.memory import chunk_bytes, free_memory
+from smimbench.backend.streaming import NarrowInputs, StreamedInputs, sample_chunks, take_samples
 
 __all__ = [
+    "NUMPY",
     "Backend",
     "BackendError",
     "Elapsed",
+    "NarrowInputs",
     "StreamedInputs",
     "backend_names",
     "beside",
+    "chunk_bytes",
     "clip",
+    "dtype_name",
+    "free_memory",
     "get_backend",
     "namespace",
     "on_device",
+    "read_together",
     "sample_chunks",
+    "send",
     "special",
+    "take_samples",
     "to_host",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import array_api_compat
@@ -12,7 +14,18 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array
 
-__all__ = ["NUMPY", "beside", "clip", "namespace", "on_device", "special", "to_host"]
+__all__ = [
+    "NUMPY",
+    "beside",
+    "clip",
+    "dtype_name",
+    "namespace",
+    "on_device",
+    "read_together",
+    "send",
+    "special",
+    "to_host",
+]
 
 NUMPY = array_api_compat.array_namespace(np.empty(0))
 """Namespace of NumPy, as array-api-compat wraps it."""
@@ -42,6 +55,11 @@ def clip(x: Array, lower: Array | float | None = None, upper: Array | float | No
 def beside(array: Array, dtype: Any = None) -> dict[str, Any]:
     """Where and what an array is, for one to be made like it: ``xp.zeros(shape, **beside(array))``; ``dtype`` for another."""
     return {"dtype": array.dtype if dtype is None else dtype, "device": array_api_compat.device(array)}
+
+
+def dtype_name(array: Array) -> str:
+    """``"float64"``, ``"float32"``, ...: an array's data type as every namespace calls it."""
+    return str(array.dtype).rpartition(".")[2]
 
 
 def on_device(value: Any) -> bool:
@@ -82,10 +100,59 @@ class _ThroughTheHost:
         return call
 
 
+# What was sent last, and its copy on the host. Doubled: twice as many small matrices kept.
+_SENT: deque[tuple[Array, np.ndarray[Any, Any]]] = deque(maxlen=16)
+
+
+def send(host: np.ndarray[Any, Any], like: Array) -> Array:
+    """A small host array where ``like`` lives, in its dtype; ``to_host`` of the result does not wait for the device.
+
+    For matrices between components, which are computed on the host: a launch for each operation on four numbers costs
+    more than the numbers. The result must not be written to.
+    """
+    if isinstance(like, np.ndarray):
+        return host.astype(like.dtype, copy=False)
+    host = host.astype(dtype_name(like), copy=False)
+    found = namespace(like).asarray(host, **beside(like))
+    _SENT.append((found, host))
+    return found
+
+
+def read_together(*arrays: Any) -> list[Any]:
+    """Arrays and numbers on the host, each with its own shape; all that lives on a device comes in one transfer."""
+    found = list(arrays)
+    there = []
+    for k, array in enumerate(arrays):
+        if type(array) is not np.ndarray and on_device(array):
+            known = _sent(array)
+            if known is None:
+                there.append(k)
+            else:
+                found[k] = known
+    if len(there) == 1:
+        found[there[0]] = to_host(arrays[there[0]])
+    elif there:
+        xp = namespace(*(arrays[k] for k in there))
+        numbers = [arrays[k].dtype for k in there if arrays[k].dtype != xp.bool]
+        widest = xp.result_type(*numbers) if numbers else xp.bool
+        parts = [xp.reshape(xp.astype(arrays[k], widest, copy=False), (-1,)) for k in there]
+        ends = np.cumsum([math.prod(arrays[k].shape) for k in there])
+        for k, part in zip(there, np.split(to_host(xp.concat(parts)), ends[:-1])):
+            found[k] = part.reshape(arrays[k].shape).astype(dtype_name(arrays[k]), copy=False)
+    return found
+
+
+def _sent(array: Array) -> np.ndarray[Any, Any] | None:
+    return next((host for there, host in _SENT if there is array), None)
+
+
 def to_host(array: Array) -> np.ndarray[Any, Any]:
     """The array as a NumPy array; the only way from a device to the host."""
     if isinstance(array, np.ndarray):
         return array
+    known = _sent(array)
+    if known is not None:
+        return known
     if hasattr(array, "get"):  # CuPy
         return np.asarray(array.get())
     if hasattr(array, "__dlpack__"):

@@ -9,7 +9,7 @@ import functools
 import importlib
 import pkgutil
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -59,6 +59,8 @@ class Backend:
         The namespace.
     dtype : str
         ``"float64"`` or ``"float32"``.
+    storage : str or None
+        ``"float32"`` where the inputs are stored in less than ``dtype``; None where they are not.
     device : object or None
         Device in the namespace's own terms; None for its default.
     tf32 : bool
@@ -70,6 +72,7 @@ class Backend:
     dtype: str = "float64"
     device: Any = field(default=None)
     tf32: bool = False
+    storage: str | None = None
 
     def asarray(self, array: Array, *, dtype: str | None = None) -> Array:
         """Move a host array here. Floating-point arrays get this backend's dtype, others keep theirs.
@@ -101,6 +104,10 @@ class Backend:
         """
         host = np.random.Generator(np.random.PCG64DXSM(seed))
         return lambda shape: self.asarray(host.standard_normal(shape), dtype="float64")
+
+    def reader(self, host: np.ndarray[Any, Any]) -> Callable[[slice], Array]:
+        """A function from slices of the samples to copies of them here, in the host's own data type."""
+        return lambda part: self.asarray(host[part], dtype=host.dtype.name)
 
     def free_memory(self) -> int | None:
         """Bytes that arrays may still take on the device; None for the host."""
@@ -146,8 +153,9 @@ def backend_names() -> tuple[str, ...]:
 
 
 def get_backend(name: str = "numpy", dtype: str = "float64", *, tf32: bool = False) -> Backend:
-    """Find one of ``backend_names()``, ready for use, in ``"float64"`` or ``"float32"``.
+    """Find one of ``backend_names()``, ready for use, in ``"float64"``, ``"float32"`` or ``"mixed"``.
 
+    ``"mixed"`` stores the inputs in float32 and computes in float64.
     ``tf32`` allows TF32 in matrix products of float32; it is without effect on processors and in float64.
 
     Raises
@@ -159,5 +167,6 @@ def get_backend(name: str = "numpy", dtype: str = "float64", *, tf32: bool = Fal
     if name not in backend_names():
         raise BackendError(f"backend {name}: unknown; choose one of {', '.join(backend_names())}")
     module = importlib.import_module(f"smimbench.backend.namespaces.{name}")
-    found: Backend = module.open_backend(dtype, tf32=tf32)
-    return found
+    mixed = dtype == "mixed"
+    found: Backend = module.open_backend("float64" if mixed else dtype, tf32=tf32)
+    return replace(found, storage="float32") if mixed else found

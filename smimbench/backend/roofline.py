@@ -119,6 +119,7 @@ def fraction(
     seconds: float, cost: Mapping[str, float], rates: Mapping[str, float], dtype: str, *, tf32: bool = False
 ) -> Fraction | None:
     """How close an iteration of so many seconds comes to the ceiling that bounds it; None if that is not known."""
+    dtype = "float64" if dtype == "mixed" else dtype  # what is computed with
     products = rates.get("tf32" if tf32 and "tf32" in rates else dtype)
     bandwidth = rates.get("bandwidth")
     if not products or not bandwidth or not seconds > 0:

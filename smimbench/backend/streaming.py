@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.backend.arrays import namespace
+from smimbench.backend.arrays import namespace, to_host
+from smimbench.interfaces import offers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from types import ModuleType
 
     from smimbench.backend.device import Backend
     from smimbench.interfaces import Array
 
-__all__ = ["SHARE_OF_MEMORY", "StreamedInputs", "fits", "sample_chunks"]
+__all__ = ["SHARE_OF_MEMORY", "DrawnInputs", "NarrowInputs", "StreamedInputs", "fits", "sample_chunks", "take_samples"]
 
 _WHOLE = "these inputs do not fit the device and are streamed: take slices of the samples, inputs[a:b, ...]"
 
@@ -44,20 +45,23 @@ class StreamedInputs:
     """
 
     def __init__(self, host: np.ndarray[Any, Any], backend: Backend) -> None:
-        self._host = host
-        self._backend = backend
         # An empty array of the right kind knows device and dtype in the backend's own terms.
-        self.like = backend.asarray(host[:0])
+        self._begin(host.shape, backend.asarray(host[:0]), backend.reader(host))
 
-    @property
-    def shape(self) -> tuple[int, ...]:
+        self.itemsize = host.dtype.itemsize
+
+    def _begin(self, shape: tuple[int, ...], like: Array, read: Callable[[slice], Array]) -> None:
+        self.shape = tuple(shape)
         """(n, T, D)."""
-        return tuple(self._host.shape)
+        self.like = like
+        self._read = read
+        self.itemsize = int(namespace(like).finfo(like.dtype).bits) // 8
+        """Bytes of a number where it is stored."""
 
     @property
     def ndim(self) -> int:
         """3."""
-        return self._host.ndim
+        return len(self.shape)
 
     @property
     def dtype(self) -> Any:
@@ -70,14 +74,15 @@ class StreamedInputs:
         return self.like.device
 
     def __len__(self) -> int:
-        return len(self._host)
+        return self.shape[0]
 
     def __getitem__(self, key: Any) -> Array:
         first = key[0] if isinstance(key, tuple) and key else key
         if not isinstance(first, slice) or first == slice(None):
             raise TypeError(_WHOLE)
         rest = key[1:] if isinstance(key, tuple) else ()
-        moved = self._backend.asarray(self._host[first])
+        moved = self._read(slice(*first.indices(len(self))))
+        moved = namespace(self.like).astype(moved, self.dtype, copy=False)
         return moved[(slice(None), *rest)] if rest else moved
 
     def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
@@ -86,6 +91,78 @@ class StreamedInputs:
 
     def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray[Any, Any]:
         raise TypeError(_WHOLE)
+
+
+class DrawnInputs(StreamedInputs):
+    """Inputs (n, T, D) that a device draws, and that do not fit it: they are drawn anew whenever they are asked for.
+
+    Drawing takes a GPU less time than reading the same numbers from the host.
+
+    Parameters
+    ----------
+    shape : tuple
+        (n, T, D).
+    block : int
+        Samples that are drawn together, from one seed.
+    draw : callable
+        From the number of a block to its samples.
+    like : array
+        An empty array with the namespace, device and dtype of the inputs.
+    """
+
+    def __init__(self, shape: tuple[int, ...], block: int, draw: Callable[[int], Array], like: Array) -> None:
+        self.block = block
+
+        def read(part: slice) -> Array:
+            if part.stop <= part.start:
+                return like
+            numbers = range(part.start // block, -(-part.stop // block))
+            cut = [slice(max(part.start - k * block, 0), part.stop - k * block) for k in numbers]
+            found = [draw(k)[rows, ...] for k, rows in zip(numbers, cut)]
+            return found[0] if len(found) == 1 else namespace(like).concat(found, axis=0)
+
+        self._begin(shape, like, read)
+
+    def whole_blocks(self, parts: Iterable[slice]) -> list[slice]:
+        """Slices of about the same length that begin where blocks do, so that none is drawn twice."""
+        longest = max((part.stop - part.start for part in parts), default=1)
+        step = max(1, longest // self.block) * self.block
+        return [slice(start, min(start + step, len(self))) for start in range(0, len(self), step)]
+
+
+class NarrowInputs(StreamedInputs):
+    """Inputs (n, T, D) stored in float32 where they are computed with in float64; slices of the samples are widened.
+
+    Parameters
+    ----------
+    stored : array (n, T, D)
+        In float32.
+    wide : dtype
+        Data type of what a slice gives.
+    """
+
+    def __init__(self, stored: Array, wide: Any) -> None:
+        self.stored = stored
+        like = namespace(stored).astype(stored[:0, ...], wide)
+        self._begin(stored.shape, like, lambda part: stored[part, ...])
+        self.itemsize = 4
+
+    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray[Any, Any]:
+        return np.asarray(to_host(self.stored), dtype=np.float64)
+
+
+def take_samples(model: Any, inputs: Array, part: slice) -> Array:
+    """The inputs of some samples, for the model's ``forward`` and ``adjoint``.
+
+    A model with ``narrow_inputs`` reads what is stored in float32 as it is, where that is faster: on a device.
+    """
+    if (
+        isinstance(inputs, NarrowInputs)
+        and not isinstance(inputs.stored, np.ndarray)
+        and offers(model, "narrow_inputs")
+    ):
+        return inputs.stored[part, ...]
+    return inputs[part, ...]
 
 
 def fits(size: int, backend: Backend) -> bool:
@@ -103,10 +180,11 @@ def sample_chunks(model: Any, inputs: Array, components: int) -> Iterable[slice]
     n, _, dimension = inputs.shape
     like = inputs.like if isinstance(inputs, StreamedInputs) else inputs
     bits = namespace(like).finfo(like.dtype).bits
-    offered = {"itemsize": int(bits) // 8, "like": like}
+    offered = {"itemsize": int(bits) // 8, "like": like, "streamed": isinstance(inputs, StreamedInputs)}
     kind: Any = type(model)
     asked = _options(kind)
-    return model.chunks(n, dimension, components, **{k: v for k, v in offered.items() if k in asked})  # type: ignore[no-any-return]
+    parts = model.chunks(n, dimension, components, **{k: v for k, v in offered.items() if k in asked})
+    return inputs.whole_blocks(parts) if isinstance(inputs, DrawnInputs) else parts
 
 
 @functools.cache

@@ -13,10 +13,10 @@ from smimbench.cli.options import JSON, NOT_OK, OK, SUITE, Request, command, mak
 @command(SUITE, output_option("The .npz file to write."), JSON)
 def data(request: Request, output: Path) -> int:
     """An instance, to solve elsewhere in any language; --only picks which (default: the first)."""
-    from smimbench.run.external import choose_point, write_instance
+    from smimbench.run.external import choose_points, write_instance
 
     suite = request.suite()
-    about = write_instance(suite, choose_point(suite), output)
+    about = write_instance(suite, choose_points(suite)[0], output)
     if request.as_json:
         print_json(about)
     elif not request.quiet:
@@ -37,28 +37,32 @@ def data(request: Request, output: Path) -> int:
 @command(
     SUITE,
     click.Option(
-        ["--estimate", "path"],
+        ["--estimate", "paths"],
+        multiple=True,
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         required=True,
-        help="An .npz with the array 'estimate'.",
+        help="An .npz with the array 'estimate'; given several times, of one point each, in the order of the suite.",
     ),
     click.Option(["--label"], default="external", show_default=True, help="Name of the algorithm in the table."),
     JSON,
 )
-def score(request: Request, path: Path, label: str) -> int:
+def score(request: Request, paths: tuple[Path, ...], label: str) -> int:
     """What was found elsewhere, as a row of the table; --only as given to 'data'."""
-    from smimbench.report.rows import rows_of_point
+    from smimbench.report.rows import rows_of_points
     from smimbench.report.tables import error_tables
-    from smimbench.run.external import choose_point, read_estimate, score_record
+    from smimbench.run.external import choose_points, estimate_shape, read_estimate, score_record
     from smimbench.theory.cache import TheoryCache
 
     suite = request.suite()
-    point = choose_point(suite)
-    record = score_record(suite, point, read_estimate(path), label, path)
-    rows = rows_of_point(suite, point, record, TheoryCache())
+    points = choose_points(suite, len(paths))
+    records = [
+        score_record(suite, point, read_estimate(path, estimate_shape(point)), label, path)
+        for point, path in zip(points, paths, strict=True)
+    ]
+    rows = rows_of_points(suite, points, records, TheoryCache())
     if request.as_json:
         print_json({"suite": suite.name, "rows": rows})
     else:
         for table in error_tables(rows):
             make_console().print(table)
-    return OK if record["status"] == "ok" else NOT_OK
+    return OK if all(record["status"] == "ok" for record in records) else NOT_OK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -10,9 +11,12 @@ import click
 
 from smimbench.cli.external import data, score
 from smimbench.cli.items import check, doctor, info, list_items, new, plugins
-from smimbench.cli.options import BAD_INPUT, INTERRUPTED, OK, complain
+from smimbench.cli.options import BAD_INPUT, INTERRUPTED, OK, UNFORESEEN, complain
 from smimbench.cli.run import run
 from smimbench.cli.show import compare, report, show, theory
+from smimbench.cli.slurm import slurm
+from smimbench.cli.verify import verify
+from smimbench.files import error_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,21 +31,47 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run(arguments: Sequence[str] | None) -> int:
     """Exit code of a command, after saying in one line what went wrong."""
+    if sys.stdout is None:
+        complain("standard output is closed; send it to a file, a pipe or /dev/null")
+        return BAD_INPUT
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return cli.main(arguments, prog_name="smimbench", standalone_mode=False) or OK
+        code = cli.main(given or ["--help"], prog_name="smimbench", standalone_mode=False) or OK
+        sys.stdout.flush()  # here, where a disk that is full can still be named
+        return code
     except click.exceptions.Exit as error:
         return error.exit_code
-    except (click.Abort, KeyboardInterrupt):  # click turns Ctrl-C into Abort
-        complain("interrupted; every finished cell and point of theory is kept, run the same command again to go on")
+    except (click.Abort, KeyboardInterrupt) as error:  # click turns Ctrl-C into Abort
+        default = "interrupted; every finished cell and point of theory is kept, run the same command again to go on"
+        complain(str(error) or default)
         return INTERRUPTED
     except click.ClickException as error:
         complain(error.format_message())
     except BrokenPipeError:  # the reader of our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence()
         return OK
     except _foreseeable() as error:
         complain(str(error))
+    except OSError as error:  # of a file that no command names, standard output above all
+        where = f" {error.filename}" if error.filename else " the output"
+        complain(f"cannot use{where}: {error.strerror or error}")
+        if not error.filename:
+            _silence()  # or it is tried again at exit
+    except Exception as error:  # the last resort: one line, never a traceback
+        if os.environ.get("SMIMBENCH_TRACEBACK"):
+            raise
+        complain(
+            f"unforeseen {error_line(error)}. This is a mistake in smimbench or in a plugin, please report it: "
+            "SMIMBENCH_TRACEBACK=1 shows where. What was finished is kept"
+        )
+        return UNFORESEEN
     return BAD_INPUT
+
+
+def _silence() -> None:
+    """Nothing more goes to standard output, whose buffer would raise once more when Python ends."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _foreseeable() -> tuple[type[Exception], ...]:
@@ -62,6 +92,11 @@ class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The first sentence of each command, whole."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(n, (c.help or "").partition("\n\n")[0]) for n, c in self.commands.items()])
+
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="smimbench", prog_name="smimbench")
@@ -71,10 +106,28 @@ def cli() -> None:
     Attention models learned from Gaussian sequences, against the Bayes-optimal error of state evolution.
 
     Start with:  smimbench run quickstart
+
+    Completion:  eval "$(_SMIMBENCH_COMPLETE=bash_source smimbench)"  (zsh_source, fish_source)
     """
 
 
-for _command in (run, theory, show, report, compare, data, score, list_items, info, plugins, check, new, doctor):
+for _command in (
+    run,
+    slurm,
+    theory,
+    show,
+    report,
+    compare,
+    verify,
+    data,
+    score,
+    list_items,
+    info,
+    plugins,
+    check,
+    new,
+    doctor,
+):
     cli.add_command(_command)
 
 

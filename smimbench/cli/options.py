@@ -2,47 +2,78 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import json
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
+
+from smimbench.files import printable, steady_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from rich.console import Console
 
     from smimbench.registry.registry import Plugin, Registry
+    from smimbench.run.settings import Settings
     from smimbench.run.store import Store
     from smimbench.suite.cells import Suite
     from smimbench.theory.cache import TheoryCache
 
-OK, NOT_OK, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
-"""Exit codes: all cells ok; some are not; bad input; Ctrl-C."""
+OK, NOT_OK, BAD_INPUT, UNFORESEEN, AGAIN, INTERRUPTED = 0, 1, 2, 70, 75, 130
+"""Exit codes: all cells ok; some are not; bad input; a mistake in smimbench or a plugin; the budget is spent; Ctrl-C."""
 
 
 def complain(line: str) -> None:
     """One remark or error, on one line of standard error."""
-    print(f"smimbench: {' '.join(line.split())}", file=sys.stderr)  # noqa: T201
+    if sys.stderr is not None:  # closed by whoever started us
+        with contextlib.suppress(OSError, ValueError):
+            print(f"smimbench: {' '.join(printable(line).split())}", file=sys.stderr)  # noqa: T201
 
 
 def make_console(*, error: bool = False) -> Console:
-    """A terminal, or something as wide as COLUMNS says."""
+    """A terminal, or something as wide as COLUMNS says. No text can steer it: neither rich markup nor terminal escapes."""
     from rich.console import Console
+    from rich.segment import Segment
+
+    class Safe(Console):
+        def render(self, *arguments: Any, **named: Any) -> Iterator[Segment]:
+            for part in super().render(*arguments, **named):
+                yield part if part.control else Segment(printable(part.text), part.style)
 
     stream = sys.stderr if error else sys.stdout
-    width = None if stream.isatty() else int(os.environ.get("COLUMNS", "80"))
-    return Console(stderr=error, width=width, soft_wrap=False, highlight=False)
+    asked = os.environ.get("COLUMNS", "80")
+    columns = int(asked) if re.fullmatch("[0-9]{1,4}", asked) and int(asked) > 0 else 80
+    width = None if stream.isatty() else columns
+    return Safe(stderr=error, width=width, soft_wrap=False, highlight=False, markup=False, emoji=False)
 
 
 def print_json(document: Any) -> None:
     """One JSON document on standard output."""
-    click.echo(json.dumps(document, indent=2, allow_nan=False, default=str))
+    click.echo(json.dumps(document, indent=2, allow_nan=False, default=str), file=_OUT.get())
+
+
+@contextlib.contextmanager
+def only_json() -> Iterator[None]:
+    """Standard output is for the one document; what plugins print meanwhile goes to standard error."""
+    token = _OUT.set(sys.stdout)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _OUT.reset(token)
+
+
+_OUT: contextvars.ContextVar[Any] = contextvars.ContextVar("out", default=None)
 
 
 def flag(text: str, *names: str) -> click.Option:
@@ -61,9 +92,38 @@ def output_option(text: str, *, folder: bool = False) -> click.Option:
     return click.Option(["--output"], type=where, required=not folder, help=text)
 
 
-SUITE = click.Argument(["name"], metavar="SUITE")
-SUITE_OR_FOLDER = click.Argument(["name"], metavar="SUITE|DIR")
+def _complete_suite(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Shipped suites for a shell, and its own completion of paths."""
+    from smimbench.suite.reader import shipped_suites
+
+    names = [CompletionItem(name) for name in shipped_suites() if name.startswith(incomplete)]
+    return [*names, CompletionItem(incomplete, type="file")] if not names or not incomplete else names
+
+
+class Quantity(click.ParamType):  # type: ignore[type-arg]
+    """A number with a unit, as ``90s``, ``2h`` or ``4GB``; a bare number counts in the first of the units."""
+
+    def __init__(self, name: str, units: dict[str, float]) -> None:
+        self.name = name
+        self.units = units
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """In the smallest unit, seconds or bytes."""
+        found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*([A-Za-z]*)", str(value).strip())
+        unit = found and (found[2] or next(iter(self.units)))
+        match = next((u for u in self.units if unit and u.lower() == unit.lower()), None)
+        if not found or match is None or float(found[1]) <= 0:
+            self.fail(f"must be a number > 0 with one of the units {', '.join(self.units)}, got {value!r}", param, ctx)
+        return float(found[1]) * self.units[match]
+
+
+DURATION = Quantity("TIME", {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400})
+SIZE = Quantity("SIZE", {"GB": 2**30, "MB": 2**20, "TB": 2**40})
+
+SUITE = click.Argument(["name"], metavar="SUITE", shell_complete=_complete_suite)
+SUITE_OR_FOLDER = click.Argument(["name"], metavar="SUITE|DIR", shell_complete=_complete_suite)
 JSON = flag("One JSON document on standard output and nothing else.", "--json", "as_json")
+FULL = flag("Every row of every table.", "--full")
 RESULTS = click.Option(
     ["--results"],
     type=click.Path(file_okay=False, path_type=Path),
@@ -79,7 +139,8 @@ _EVERY_COMMAND = (
 )
 _OF_A_SUITE = (
     several("Run or show a part: algorithm, alpha, dimension, seed, problem.", "KEY=VALUE", "--only"),
-    several("Override any key of the suite.", "KEY=VALUE", "--set", "overrides"),
+    several("Override any key: grid.seed=1, algorithms.adam.steps=100.", "KEY=VALUE", "--set", "overrides"),
+    several('One more algorithm, as it is or as \'{name="adam", steps=50, label="short"}\'.', "ALGORITHM", "--add"),
 )
 
 
@@ -96,36 +157,64 @@ class Request:
     results: Path = Path("results")
 
     def suite(self) -> Suite:
-        """The suite from a path, a shipped name, or a results folder (its ``run.json`` holds the text)."""
-        from smimbench.run.store import Store
-        from smimbench.suite.errors import SuiteError
+        """The suite from a path, a shipped name, or a folder of results (its ``run.json`` holds the text)."""
         from smimbench.suite.reader import load_suite, parse_suite
 
-        folder = Path(self.name)
         known = len(self.registry.plugins)
         try:
-            if not folder.is_dir():
+            if (found := self.settings()) is None:
                 return load_suite(self.name, self.overrides, self.only, registry=self.registry)
-            shared = Store(folder).read_shared()
-            if "text" not in shared:
-                raise SuiteError(self.name, "", "not a results folder (it has no readable run.json)")
-            given = [*shared.get("overrides", []), *self.overrides]
-            path = Path(f"{shared['suite']}.toml")
-            return parse_suite(path, shared["text"], given, self.only, registry=self.registry)
+            given, only = (
+                [*found.shared.get("overrides", []), *self.overrides],
+                self.only or found.shared.get("only", []),
+            )
+            if found.folder != Path(self.name) and (self.overrides or self.only):
+                given, only = [*self.overrides], self.only  # of the suite as it is written, not of another change of it
+            # Results may come from anybody: to look at them must not run what lies in the folder where one stands.
+            path, text = Path(f"{found.suite}.toml"), found.shared["text"]
+            suite = parse_suite(path, text, given, only, registry=self.registry, stored=True)
+            self.remark(suite.remarks)
+            return suite
         finally:
             complain_of(self.registry.plugins[known:])  # of ./plugins, if the suite asks for it
+
+    def settings(self) -> Settings | None:
+        """The one run that a folder of results holds; None where a suite is named instead.
+
+        Raises
+        ------
+        SuiteError
+            If the folder holds none, or several.
+        """
+        from smimbench.run.settings import settings_under
+        from smimbench.suite.errors import SuiteError
+        from smimbench.suite.reader import shipped_suites
+
+        folder = Path(self.name)
+        if self.name in shipped_suites() or not folder.is_dir():  # a shipped suite keeps its name
+            return None
+        found = settings_under(folder)
+        if len(found) == 1:
+            return found[0]
+        if found:
+            several = ", ".join(str(one.folder) for one in found)
+            raise SuiteError(self.name, "", f"holds the results of several runs; name one of {several}")
+        raise SuiteError(self.name, "", "not a results folder (it has no readable run.json)")
 
     def store(self, suite: Suite) -> Store:
         """Records of a suite: in the folder of that name, or under ``--results``."""
         from smimbench.run.store import Store
 
-        return Store(self.name) if Path(self.name).is_dir() else Store(self.results / suite.name)
+        found = self.settings()
+        return Store(self.results / suite.name) if found is None else found.store
 
     def theory(self) -> TheoryCache:
         """Answers of theory under ``--results``, which all suites share."""
         from smimbench.theory.cache import TheoryCache
 
-        return TheoryCache(self.results / "theory")
+        cache = TheoryCache(self.results / "theory")
+        cache.remark = lambda line: self.remark([line])
+        return cache
 
     def remark(self, lines: Iterable[str]) -> None:
         """Lines on standard error, unless the user wants none."""
@@ -149,11 +238,15 @@ def command(
     def decorate(function: Callable[..., int]) -> click.Command:
         @functools.wraps(function)
         def wrapped(plugins: tuple[str, ...], no_plugins: bool, trace_plugins: bool, **given: Any) -> int:
-            registry = _registry(plugins, no_plugins, trace_plugins)
-            if not given["quiet"]:
-                complain_of(registry.plugins)
-            common = {key: given.pop(key) for key in Request.__annotations__ if key in given}
-            return function(Request(registry=registry, **common), **given)
+            with only_json() if given.get("as_json") else contextlib.nullcontext():
+                with contextlib.redirect_stdout(sys.stderr), steady_folder():
+                    registry = _registry(plugins, no_plugins, trace_plugins)
+                if not given["quiet"]:
+                    complain_of(registry.plugins)
+                if of_a_suite:  # first, so that --set can reach into what was added
+                    given["overrides"] = (*(f"algorithms+={one}" for one in given.pop("add")), *given["overrides"])
+                common = {key: given.pop(key) for key in Request.__annotations__ if key in given}
+                return function(Request(registry=registry, **common), **given)
 
         return click.command(name, params=[*parameters, *shared])(wrapped)
 

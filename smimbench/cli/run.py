@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from smimbench.cli.options import JSON, OK, RESULTS, SUITE, Request, command, flag, make_console, print_json, several
-from smimbench.cli.show import Results, present
+from smimbench.cli.options import (
+    AGAIN,
+    DURATION,
+    FULL,
+    JSON,
+    NOT_OK,
+    OK,
+    RESULTS,
+    SIZE,
+    SUITE,
+    Request,
+    command,
+    flag,
+    make_console,
+    print_json,
+    several,
+)
+from smimbench.cli.results import Results, present
 
 if TYPE_CHECKING:
     from smimbench.run.campaign import Campaign
+    from smimbench.run.shards import Shard
 
 
 @command(
@@ -19,6 +37,11 @@ if TYPE_CHECKING:
     click.Option(
         ["--workers"], type=click.IntRange(1), default=None, help="Processes side by side [default: one per core]."
     ),
+    click.Option(
+        ["--shard"],
+        metavar="K/N",
+        help="Run the K-th of N parts of about the same cost [default: of a SLURM job array].",
+    ),
     click.Option(["--dask"], default=None, metavar="ADDRESS", help="Run the cells on the workers of a Dask scheduler."),
     RESULTS,
     flag("Times that can be trusted: serial, fixed BLAS threads, warmed up.", "--timing"),
@@ -26,32 +49,88 @@ if TYPE_CHECKING:
     click.Option(
         ["--retry"],
         multiple=True,
-        type=click.Choice(["not-converged", "diverged", "timeout", "failed", "skipped"]),
-        help="Run cells of this status again.",
+        type=click.Choice(["not-converged", "diverged", "timeout", "failed", "skipped", "theory"]),
+        help="Run cells of this status again; theory: solve again what is kept of it.",
     ),
-    flag("Count cells, time and memory; draw nothing.", "--dry-run"),
+    click.Option(["--cell-time"], type=DURATION, help="End a cell from outside after so long (90s, 10m, 2h)."),
+    click.Option(["--cell-memory"], type=SIZE, help="End a cell from outside that takes more (500MB, 4GB)."),
+    click.Option(["--budget"], type=DURATION, help="End the run after so long; what is not finished stays to be run."),
+    flag("Count cells, time and memory by past runs and short trials; run nothing.", "--dry-run"),
     flag("Tables only.", "--no-figure"),
+    FULL,
     JSON,
 )
-def run(request: Request, backends: tuple[str, ...], dry_run: bool, no_figure: bool, **how: Any) -> int:
+def run(
+    request: Request,
+    backends: tuple[str, ...],
+    cell_time: float | None,
+    cell_memory: float | None,
+    budget: float | None,
+    shard: str | None,
+    dry_run: bool,
+    no_figure: bool,
+    full: bool,
+    **how: Any,
+) -> int:
     """Run what is missing of a suite, then show tables and draw figures.
 
     SUITE is a path or the name of a shipped suite. Finished cells are kept under --results and never run twice; stop at any
     time and run the same command again to go on.
     """
     from smimbench.run.campaign import plan_campaign
+    from smimbench.run.processes import Limits
 
     if how["dask"] and how["timing"]:
         raise click.UsageError("--timing measures this machine; it cannot be combined with --dask")
     suite = request.suite()
     store = request.store(suite)
     backends = backends or ("numpy",)
-    campaign = plan_campaign(suite, store, backends, dry_run=dry_run, registry=request.registry, **how)
+    limits = Limits(cell_time, None if cell_memory is None else int(cell_memory), budget)
+    how |= {"isolated": True, "limits": limits, "registry": request.registry}
+    part = _part(shard)
+    campaign = plan_campaign(suite, store, backends, dry_run=dry_run, shard=part, **how)
     request.remark(campaign.remarks)
     if dry_run:
         return _dry_run(campaign, request.as_json)
     _run_with_progress(campaign, silent=request.quiet or request.as_json)
-    return present(Results(suite, store, backends), request, figure=not no_figure)
+    left = campaign.left() if budget is not None else 0
+    if left:
+        request.remark([f"the budget is spent: {left} cells are left; run the same command again to go on"])
+    if part is not None:
+        return _shard_result(campaign, part, request)
+    results = Results(suite, store, backends, request)
+    if "theory" in how["retry"]:
+        results.cache.set_aside(plan.problem for plan in suite.plans)
+    code = present(results, request, figure=not no_figure, full=full, keep=True)
+    return AGAIN if left else code
+
+
+def _part(text: str | None) -> Shard | None:
+    """The part that is asked for, or that of this task of a job array."""
+    from smimbench.run.shards import array_shard, read_shard
+
+    if text is None:
+        return array_shard()
+    try:
+        return read_shard(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--shard") from None
+
+
+def _shard_result(campaign: Campaign, part: Shard, request: Request) -> int:
+    """How the cells of one part ended; tables wait until all parts are there."""
+    records = campaign.store.load()
+    keys = {cell.key for cell in campaign.cells}
+    ended = Counter(record["status"] for record in records.values() if record["key"] in keys)
+    left = campaign.left()
+    if request.as_json:
+        print_json({"shard": str(part), "cells": len(campaign.cells), "status_counts": dict(ended), "missing": left})
+    else:
+        counts = ", ".join(f"{count} {name}" for name, count in ended.items()) or "none"
+        click.echo(f"shard {part} of {campaign.suite.name}: {len(campaign.cells)} cells: {counts}, {left} not run yet")
+    if left:
+        return AGAIN
+    return OK if set(ended) <= {"ok", "skipped"} else NOT_OK
 
 
 def _dry_run(campaign: Campaign, as_json: bool) -> int:
@@ -64,12 +143,16 @@ def _dry_run(campaign: Campaign, as_json: bool) -> int:
                 "missing": missing,
                 "workers": workers,
                 "seconds": cost.seconds,
+                "learned": cost.learned,
+                "tried": cost.tried,
                 "peak_bytes": cost.peak_bytes,
             }
         )
     else:
         click.echo(f"{cells} cells, {missing} of them to run, {workers} at a time")
-        click.echo(f"about {_duration(cost.seconds)} (integrals of channels without a closed form not counted)")
+        grounds = [f"{n} by {what}" for n, what in ((cost.learned, "past runs"), (cost.tried, "trials")) if n]
+        rest = f" (cells: {', '.join(grounds)})" if grounds else ""
+        click.echo(f"about {_duration(cost.seconds)}{rest}, theory apart")
         click.echo(f"about {cost.peak_bytes / 2**30:.1f} GB of memory at most")
     return OK
 
@@ -80,7 +163,8 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _run_with_progress(campaign: Campaign, *, silent: bool) -> None:
+def _run_with_progress(campaign: Campaign, *, silent: bool) -> int:
+    """Run what is missing; how many cells were run."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -90,9 +174,11 @@ def _run_with_progress(campaign: Campaign, *, silent: bool) -> None:
         TimeRemainingColumn,
     )
 
+    from smimbench.report.labels import reason_of
+
     console = make_console(error=True)
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -106,7 +192,7 @@ def _run_with_progress(campaign: Campaign, *, silent: bool) -> None:
             progress.advance(task)
             if record["status"] != "ok":
                 progress.console.print(
-                    f"{record['status']}: {record['algorithm']} at alpha {record['cell']['alpha']:g}: {record['reason']}",
+                    f"{record['algorithm']} at alpha {record['cell']['alpha']:g}: {reason_of(record)}",
                     style="yellow",
                     soft_wrap=True,
                 )
@@ -114,4 +200,4 @@ def _run_with_progress(campaign: Campaign, *, silent: bool) -> None:
         if campaign.missing and not silent and not console.is_terminal:
             where = f"on {campaign.dask}" if campaign.dask else f"{campaign.workers} at a time"
             click.echo(f"{campaign.suite.name}: running {len(campaign.missing)} cells, {where}", err=True)
-        campaign.run(None if silent else on_record)
+        return len(campaign.run(None if silent else on_record))

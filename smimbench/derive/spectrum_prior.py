@@ -16,7 +16,9 @@ from smimbench.numerics.memo import kept
 from smimbench.numerics.quadrature import gauss_legendre
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Array
+    from collections.abc import Callable, Sequence
+
+    from smimbench.interfaces import Array, Uncertain
 
 __all__ = ["SpectrumPrior"]
 
@@ -131,6 +133,15 @@ class SpectrumPrior(DerivedLaw):
         with np.errstate(divide="ignore"):
             V = np.diag(self._scalar_error(1 / noise))
         return Denoised(xp.stack(estimates), xp.asarray(V, **beside(R)))
+
+    def spectral_means(
+        self, function: Callable[[Host, Host, Host], Host], noise: float, breaks: Sequence[float] = ()
+    ) -> Uncertain:
+        """Means of ``function(x, mean, variance)`` over the eigenvalues x of ``S + sqrt(noise) Z``.
+
+        See ``FreeConvolution.means``. ``mean`` and ``variance`` are those of the posterior of S in the direction of x.
+        """
+        return self._law.means(function, noise, breaks)
 
     def _error(self, Qhat: Host) -> Host:
         """``V_pp = F([Qhat^{-1}]_pp)``."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces.problem import Data, ProblemLike
 
-__all__ = ["STORED_NAMES", "Algorithm", "Info", "Plan", "StoppingRule"]
+__all__ = ["STORED_NAMES", "Algorithm", "Conditions", "Info", "Overlaps", "Plan", "StoppingRule"]
 
 
 class Plan(NamedTuple):
@@ -36,6 +36,51 @@ class Plan(NamedTuple):
     draws_fresh: bool = False
 
 
+class Overlaps(NamedTuple):
+    """Overlap matrices (P, P) of a signal ``S`` and an estimate ``S_hat``, as the model's ``inner`` forms them.
+
+    Attributes
+    ----------
+    truth : array (P, P)
+        Of the signal with itself.
+    cross : array (P, P)
+        Of the estimate (rows) with the signal (columns): ``S_hat S^T / D`` for low rank.
+    own : array (P, P)
+        Of the estimate with itself.
+    """
+
+    truth: Array
+    cross: Array
+    own: Array
+
+
+class Conditions(NamedTuple):
+    """Under which conditions the runs were made that a theory of their algorithm is for; see ``Algorithm.theory``.
+
+    Attributes
+    ----------
+    dimension : int or None
+        D, where steps and batches are counted in samples; None: only what does not depend on it is asked for.
+    start : str
+        ``start`` of the table ``[run]``: ``"uninformed"``, ``"informed"`` or the name of an algorithm.
+    starts : tuple of Overlaps
+        What each run began with; empty where nothing has been run.
+    iterations : int or None
+        ``max_iterations`` of the table ``[run]``.
+    points : tuple of dict
+        What theory says of the problem at this sample ratio: the Bayes-optimal point first, then other branches.
+    trajectory : bool
+        Whether the trajectory is wanted, too.
+    """
+
+    dimension: int | None = None
+    start: str = "uninformed"
+    starts: tuple[Overlaps, ...] = ()
+    iterations: int | None = None
+    points: tuple[dict[str, Any], ...] = ()
+    trajectory: bool = False
+
+
 class _Reported(NamedTuple):
     residual: Any
     predicted_overlap: Array | None = None
@@ -45,6 +90,7 @@ class _Reported(NamedTuple):
     warning: str | None = None
     samples: float | None = None
     integration_error: Any = None
+    damping: Any = None
 
 
 STORED_NAMES = {
@@ -82,6 +128,8 @@ class Info(_Reported):
         learning can be shown over epochs or over a stream.
     integration_error : float, 0-d array or None
         Largest ``Posterior.error`` of this step. It may stay on the device: the engine reads it with the rest and warns.
+    damping : float or None
+        Weight of the old in this step, in [0, 1), on the host; recorded in the trajectory. None where nothing is damped.
 
     Raises
     ------
@@ -147,15 +195,23 @@ class Algorithm(Protocol):
         The version for the engine's one restart after a run that diverged or found no fixed point.
     ``refuses(problem) -> str | None``
         Why a problem cannot be solved, in words; its cells end as ``skipped`` with that reason.
-    ``theory(problem, alpha) -> dict``
-        The algorithm's own theoretical point, in place of the Bayes-optimal one, for its rows.
+    ``theory(problem, alpha) -> dict | str`` or ``theory(problem, alpha, conditions) -> dict | str``
+        What theory says of this algorithm, whether that is optimal or not: a point as in the JSON of ``smimbench theory``
+        (``smimbench.theory.limit.limit_point`` makes it from overlaps), or in words why there is no theory. ``conditions`` is
+        a ``Conditions``. An entry ``trajectory`` has lists by name, as the trajectories of runs have them: the clock
+        (``iteration``, or ``samples`` for those that count them), and values of ``mse`` and ``overlap`` per component, or of
+        other metrics. An entry ``between_students`` (P, P) is the overlap of two runs on the same data that differ in their
+        random numbers only; the theory of averages rests on it.
     ``variance(state) -> array (P, P)``
         The error V that it predicts for its estimate: with it the engine evaluates the Bayes predictor of the label.
     ``cost(problem, data) -> Cost``
         What one iteration has to do: with it the runtime table shows which part of the machine's speed is reached.
     ``findings(state) -> dict``
         Lists of numbers by name (None for one that was not found) that are kept with the record and shown as means, beside
-        the entry of the same name of ``theory``.
+        the entry of the same name of ``theory``. ``spectrum``, the eigenvalues of the estimate, is drawn as a histogram instead,
+        beside ``spectrum`` of ``theory``, a dict: ``edges`` of bins, ``mass`` in each and that of ``zeros``.
+    ``bayes_optimal`` (attribute, bool)
+        That its error is the Bayes-optimal one as D grows: the published check of this name holds it to that.
     ``init_students(problem, data, rng, students) -> state``
         Several independent starts as one state with one more axis in front, which ``step`` and ``estimate`` keep.
 

@@ -34,7 +34,7 @@ class Posterior(NamedTuple):
         ``Cov(z_c | y, omega, V)`` averaged over samples and sites.
     second_moment : array (n, P, C, P, C) or None
         ``E[z z^T | y, omega, V]``, not centred; only on request.
-    error : float
+    error : float, or array () on a device
         Numerical error of ``mean``: root mean square over samples, relative to ``sqrt(diag V)``. 0 for closed forms.
     """
 

@@ -4,30 +4,79 @@ from __future__ import annotations
 
 import math
 from numbers import Integral, Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from smimbench.interfaces.basics import ParameterError
 
 if TYPE_CHECKING:
     from smimbench.interfaces.basics import Array
+    from smimbench.interfaces.channel import Posterior
 
-__all__ = ["check_latents", "check_number", "check_whole"]
+__all__ = ["check_latents", "check_number", "check_whole", "checked_posterior"]
 
 
-def check_whole(key: str, value: object, least: int) -> None:
-    """Raise ParameterError unless ``value`` is an integer of at least ``least``."""
+MOST_TOKENS = 512
+"""Tokens of a sample; doubled, four times as many pairs of them, and 16 times their squares, have to fit into memory."""
+LARGEST = 1e9
+"""Largest parameter, and one over the smallest but 0; doubled, squares and quotients come nearer to where they are lost."""
+
+
+def check_whole(key: str, value: object, least: int, most: int = 1 << 30) -> None:
+    """Raise ParameterError unless ``value`` is an integer of at least ``least`` and at most ``most``."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ParameterError(key, f"must be an integer >= {least}, got {value!r}")
+        raise ParameterError(key, f"must be an integer >= {least}, got {_shown(value)}")
+    if int(value) > most:
+        raise ParameterError(key, f"must be at most {most}, got {_shown(value)}")
 
 
-def check_number(key: str, value: object, *, positive: bool) -> None:
-    """Raise ParameterError unless ``value`` is a finite number that is positive, or at least not negative."""
-    number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+def check_number(key: str, value: object, *, positive: bool, most: float = LARGEST) -> None:
+    """Raise ParameterError unless ``value`` is a finite number that is positive, or at least not negative.
+
+    Numbers that are not 0 must lie between one over ``LARGEST`` and ``most``.
+    """
+    try:
+        number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number) or number < 0 or (positive and number == 0):
-        raise ParameterError(key, f"must be a finite number {'> 0' if positive else '>= 0'}, got {value!r}")
+        raise ParameterError(key, f"must be a finite number {'> 0' if positive else '>= 0'}, got {_shown(value)}")
+    if number > most or 0 < number < 1 / LARGEST:
+        zero = "" if positive else "0 or "
+        raise ParameterError(key, f"must be {zero}between {1 / LARGEST:g} and {most:g}, got {_shown(value)}")
+
+
+def _shown(value: object) -> str:
+    """What was given, or that it is too long to be shown."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__} of too many digits"
+    return text if len(text) < 100 else f"{text[:90]} ..."
 
 
 def check_latents(z: Array, components: int, sites: int) -> None:
     """Raise ValueError unless ``z`` is (..., n, components, sites)."""
     if z.ndim < 3 or tuple(z.shape[-2:]) != (components, sites):
         raise ValueError(f"latents must have shape (..., n, {components}, {sites}), got {tuple(z.shape)}")
+
+
+def checked_posterior(found: Any, omega: Array, *, second_moment: bool = False) -> Posterior:
+    """What a channel's ``posterior`` returned for latents ``omega`` (n, P, C), after a look at its form.
+
+    Raises
+    ------
+    ValueError
+        If it is not a Posterior, or its parts are not arrays of real numbers of the right shape.
+    """
+    n, P, C = omega.shape
+    parts = {"mean": (n, P, C), "covariance": (P, P)} | ({"second_moment": (n, P, C, P, C)} if second_moment else {})
+    for name, shape in parts.items():
+        value: Any = getattr(found, name, None)
+        kind = str(getattr(value, "dtype", type(value).__name__))
+        if not kind.rpartition(".")[2].startswith(("float", "bfloat")):
+            got = f"{type(found).__name__} whose {name} is {'missing' if value is None else kind}"
+            raise ValueError(f"posterior must return a smimbench.Posterior of arrays of real numbers, got a {got}")
+        if tuple(value.shape) != shape:
+            raise ValueError(f"posterior: {name} must have shape {shape}, got {tuple(value.shape)}")
+    checked: Posterior = found
+    return checked

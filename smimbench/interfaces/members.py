@@ -50,6 +50,7 @@ OPTIONAL = (
     Optional("model", "forward_gram", "latents are made from the signal, not from its factor"),
     Optional("model", "cost", "the runtime table says nothing of the machine's speed"),
     Optional("model", "one_pass", "forward, posterior and adjoint are three steps for every chunk of the inputs"),
+    Optional("model", "narrow_inputs", "inputs stored in float32 are widened on a device before they are multiplied"),
     Optional("model", "denoiser_flops", "a run is priced without its denoiser"),
     Optional("channel", "posterior", "integrated from `log_likelihood`", derived=True),
     Optional("channel", "log_likelihood", "not needed where there is a posterior"),
@@ -81,6 +82,7 @@ OPTIONAL = (
     Optional("prior", "compose", "gradient methods move in the signal itself"),
     Optional("prior", "pullback", "gradient methods move in the signal itself"),
     Optional("prior", "gram_scale", "latents are made from the signal, not from its factor"),
+    Optional("prior", "spectral_means", "no theory for `nuclear`"),
     Optional("prior", "fluctuation", "self-overlaps are taken to fluctuate by sqrt(2 / D)"),
     Optional("prior", "theory_only", "it can be run as well"),
     Optional("metric", "in_trajectory", "measured once, on the final estimate, in the cells of suites that list it"),
@@ -99,10 +101,11 @@ OPTIONAL = (
     Optional("algorithm", "start", "it cannot be named as `start` in the table `[run]`"),
     Optional("algorithm", "restarted", "no second attempt after divergence"),
     Optional("algorithm", "refuses", "every problem that its capabilities allow is tried"),
-    Optional("algorithm", "theory", "rows show the Bayes-optimal value"),
+    Optional("algorithm", "theory", "its rows are compared with the Bayes-optimal value only"),
     Optional("algorithm", "variance", "no Bayes predictor of the label"),
     Optional("algorithm", "cost", "no share of the machine's speed in the runtime table"),
     Optional("algorithm", "findings", "nothing beside the errors is kept"),
+    Optional("algorithm", "bayes_optimal", "no check holds it to the Bayes-optimal error at infinite size"),
     Optional("algorithm", "init_students", "`averaged` runs one student after the other"),
 )  # fmt: skip
 """All optional members of all kinds of items."""

@@ -85,8 +85,9 @@ class Model(Protocol):
     def chunks(self, n: int, dimension: int, components: int) -> Iterable[slice]:
         """Slices of the samples whose inputs and intermediate results fit the cache.
 
-        Optional keyword arguments, given by the engine to models that name them: ``itemsize``, the bytes of a number, and
-        ``like``, an array on the device that will do the work. A method ``cost(n, dimension, components, itemsize) ->
+        Optional keyword arguments, given by the engine to models that name them: ``itemsize``, the bytes of a number,
+        ``like``, an array on the device that will do the work, and ``streamed``, whether the inputs of a slice are moved
+        there when it is asked for. A method ``cost(n, dimension, components, itemsize) ->
         Cost`` (optional) says what one ``forward`` and one ``adjoint`` in a single pass over the inputs have to do.
         """
         ...

@@ -93,8 +93,8 @@ def log_cdf(h: Array, k: Array, r: float, *, sign: Array | None = None, hessian:
     rho: Any = r if sign is None else r * xp.astype(xp.reshape(sign, (-1,)), xp.float64)
     probability, parts = _central(xp, h, k, r, rho, hessian)
     tail = probability < _TAIL
-    if bool(xp.any(tail)):
-        where = xp.nonzero(tail)[0]
+    where = xp.nonzero(tail)[0]  # the one question that a device is asked
+    if where.shape[0] > 0:
         some = rho if sign is None else xp.take(rho, where)
         inside = _tail(xp, xp.take(h, where), xp.take(k, where), r, some, hessian)
         parts = [put_at_mask(c, tail, t) for t, c in zip(inside, parts, strict=True)]

@@ -32,7 +32,7 @@ from smimbench.interfaces import Uncertain
 from smimbench.numerics.seeds import monte_carlo_rng
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
     from smimbench.interfaces import Array
@@ -187,6 +187,49 @@ class FreeConvolution:
         powers = np.arange(order + 1)[:, None]
         return self._integrate(noise, lambda p: (p.x * math.sqrt(noise)) ** powers, rtol)
 
+    def means(
+        self,
+        function: Callable[[Host, Host, Host], Host],
+        noise: float,
+        breaks: Sequence[float] = (),
+        *,
+        rtol: float = 1e-8,
+    ) -> Uncertain:
+        """Means of functions of the observed eigenvalues, by integration.
+
+        Parameters
+        ----------
+        function : callable
+            ``function(x, mean, variance)`` of eigenvalues (n,) and of mean and variance of the posterior of S in the direction
+            of each, to (k, n).
+        breaks : sequence of float
+            Eigenvalues at which the function may have a kink or a jump.
+
+        Returns
+        -------
+        Uncertain
+            ``value`` (k,) and its error: of the integration, and for a discretised law the change when neighbours are merged
+            in pairs, three times.
+
+        Raises
+        ------
+        ValueError
+            As for ``support``.
+        """
+        _check(noise)
+        root = math.sqrt(noise)
+        inner = self._invert(np.asarray(breaks, dtype=float), noise) if len(breaks) else None
+        found = self._integrate(
+            noise,
+            lambda p: function(p.x * root, p.shrunk * root, p.variance * noise),
+            rtol,
+            () if inner is None else inner.x - inner.drift,
+        )
+        if self.law == "exact":
+            return found
+        coarse = self._halved().means(function, noise, breaks, rtol=rtol)
+        return found._replace(error=found.error + 3 * np.abs(coarse.value - found.value))
+
     def mmse(self, noise: Any, *, rtol: float = 1e-10) -> Uncertain:
         """``F(noise)``, the limit of ``E|S - S_hat|_F^2 / D`` for the posterior mean.
 
@@ -247,11 +290,8 @@ class FreeConvolution:
         """How uncertain F is because the law is known through finitely many atoms."""
         if self.law == "exact":
             return 0.0
-        starts = np.arange(0, self.atoms.size, 2)
-        weights = np.add.reduceat(self.weights, starts)
-        atoms = np.add.reduceat(self.weights * self.atoms, starts) / weights
         # The change on halving; three times, because the ends of a law can converge more slowly than 1/K.
-        error = 3 * abs(FreeConvolution(atoms, weights)._mmse(noise, rtol)[0] - value)
+        error = 3 * abs(self._halved()._mmse(noise, rtol)[0] - value)
         if self.law == "samples":
             atoms, weights = self._drawn
             groups = min(_GROUPS, atoms.size)
@@ -263,9 +303,16 @@ class FreeConvolution:
             error = math.hypot(error, math.sqrt((groups - 1) * values.var()))
         return float(error)
 
-    def _integrate(self, noise: float, function: Callable[[_Point], Host], rtol: float) -> Uncertain:
+    def _halved(self) -> FreeConvolution:
+        """The law with neighbouring atoms merged in pairs."""
+        starts = np.arange(0, self.atoms.size, 2)
+        weights = np.add.reduceat(self.weights, starts)
+        return FreeConvolution(np.add.reduceat(self.weights * self.atoms, starts) / weights, weights)
+
+    def _integrate(self, noise: float, function: Callable[[_Point], Host], rtol: float, breaks: Any = ()) -> Uncertain:
         """Adaptive Gauss-Kronrod integration of a vector of functions against the observed law.
 
+        Panels end at the ``breaks``, points u in units of ``sqrt(noise)``.
         On every interval of u the variable is the angle of ``u = middle + half sin(angle)``, in which the
         square roots at the ends of the density are smooth.
         """
@@ -285,7 +332,7 @@ class FreeConvolution:
             return fine, np.abs(fine - values[..., 1::2] @ gauss)
 
         ends, dips = _intervals(atoms, self.weights)
-        panels = _panels(ends, dips)
+        panels = _panels(ends, np.append(dips, breaks))
         values, errors = evaluate(panels)
         for _ in range(40):
             tolerance = rtol * np.abs(values).sum(-1)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smimbench.backend.arrays import beside, namespace, to_host
-from smimbench.backend.streaming import StreamedInputs, fits
-from smimbench.interfaces import Claims, Data, NotMeasured
+from smimbench.backend.streaming import DrawnInputs, NarrowInputs, StreamedInputs, fits
+from smimbench.files import error_line, printable
+from smimbench.interfaces import Claims, Data, NotMeasured, Overlaps
 from smimbench.registry.metrics import find_metric, trajectory_metrics
 
 if TYPE_CHECKING:
@@ -19,9 +21,9 @@ if TYPE_CHECKING:
     from smimbench.backend.device import Backend
     from smimbench.interfaces import Array, Channel, Model, Start
 
-__all__ = ["Instance", "draw_on"]
+__all__ = ["Instance", "draw_on", "stored_types"]
 
-DEVICE_BLOCK = 1 << 24
+DEVICE_BLOCK = 1 << 22
 """Numbers drawn at once on a device; part of what a seed means there."""
 
 
@@ -35,7 +37,7 @@ class Instance:
     signal : ndarray
         The teacher, ``(P, D)`` or ``(P, D, D)``. Algorithms never see it.
     inputs : array (n, T, D)
-        On the host; on a device if they were drawn there.
+        On the host; on a device if they were drawn there (``DrawnInputs`` where they do not fit it).
     labels : array (n, ...)
         Where the inputs were drawn.
     sample_ratio : float
@@ -63,9 +65,17 @@ class Instance:
             more than a share of the free memory of the device (see ``smimbench.backend.streaming``).
         """
         if stream is None:
-            width = 4 if backend.dtype == "float32" else 8
+            width = 4 if "float32" in (backend.dtype, backend.storage) else 8
             stream = isinstance(self.inputs, np.ndarray) and not fits(self.inputs.size * width, backend)
-        inputs = StreamedInputs(self.inputs, backend) if stream else _locked(backend.asarray(self.inputs))
+        inputs: Any = self.inputs
+        if not isinstance(inputs, DrawnInputs):
+            if stream:
+                inputs = StreamedInputs(_locked(inputs), backend)
+            elif backend.storage:
+                wide = getattr(backend.xp, backend.dtype)
+                inputs = NarrowInputs(_locked(backend.asarray(inputs, dtype=backend.storage)), wide)
+            else:
+                inputs = _locked(backend.asarray(inputs))
         labels = _locked(backend.asarray(self.labels))
         dtype = "float32" if namespace(inputs).finfo(inputs.dtype).bits == 32 else "float64"
 
@@ -75,8 +85,20 @@ class Instance:
 
         return Data(inputs, labels, self.sample_ratio, start, fresh)
 
-    def metrics(self, estimate: Array) -> dict[str, list[float]]:
+    def checksum(self) -> tuple[float, ...]:
+        """Of teacher, inputs and labels: another one afterwards means that they were written to. Reads all of them once."""
+        there = [self.signal, self.labels]
+        if not isinstance(self.inputs, DrawnInputs):  # they are drawn anew whenever they are read
+            there.append(self.inputs)
+        return tuple(_checksum(array) for array in there)
+
+    def metrics(self, estimate: Array, broken: dict[str, str] | None = None) -> dict[str, list[float]]:
         """Metrics that are recorded along a run (``mse`` and ``overlap``, and those that plugins add), by name.
+
+        Parameters
+        ----------
+        broken : dict or None
+            Takes up the metrics that raise, with what they raise, and leaves out those that it has; None lets them raise.
 
         Raises
         ------
@@ -84,8 +106,22 @@ class Instance:
             If the estimate does not have the shape of the signal.
         """
         claims = self.claims(estimate)
-        found = trajectory_metrics(self.problem.model.name)
-        return {name: metric.measure(self, estimate, claims) for name, metric in found.items()}
+        found: dict[str, list[float]] = {}
+        for name, metric in trajectory_metrics(self.problem.model.name).items():
+            if broken is None:
+                found[name] = metric.measure(self, estimate, claims)
+            elif name not in broken:
+                try:
+                    found[name] = [float(value) for value in metric.measure(self, estimate, claims)]
+                except Exception as error:  # a plugin may raise anything; the other metrics are none of its business
+                    broken[name] = error_line(error)
+        return found
+
+    def overlaps(self, estimate: Array) -> Overlaps:
+        """Overlap matrices (P, P) of an estimate of the signal's shape, on the host, the symmetry not removed."""
+        teacher, inner = _teacher_like(self, estimate), self.problem.model.inner
+        pairs = ((teacher, teacher), (estimate, teacher), (estimate, estimate))
+        return Overlaps(*(np.asarray(to_host(inner(*pair)), dtype=float) for pair in pairs))
 
     def measure(
         self, names: Sequence[str], estimate: Array, V: Array | None = None
@@ -118,7 +154,9 @@ class Instance:
             try:
                 values[name] = [float(value) for value in metric.measure(self, estimate, claims)]
             except NotMeasured as reason:
-                blank[name] = str(reason)
+                blank[name] = printable(reason)
+            except Exception as error:  # a plugin may raise anything; the other metrics are none of its business
+                blank[name] = error_line(error)
         return values, blank, claims.remarks
 
     def claims(self, estimate: Array, V: Array | None = None) -> Claims:
@@ -151,33 +189,52 @@ def draw_on(
     rng: np.random.Generator,
     dtype: str,
 ) -> tuple[Array, Array]:
-    """Inputs and labels drawn on a device; the inputs go to the host, block by block, where they would not fit."""
+    """Inputs and labels drawn on a device; inputs that do not fit it are forgotten, and drawn again when they are asked for."""
     xp = device.xp
     shape = (n, model.tokens, signal.shape[-1])
-    number = getattr(xp, dtype)
+    number, wide = (getattr(xp, name) for name in stored_types(dtype))
     stays = fits(math.prod(shape) * (xp.finfo(number).bits // 8), device)
-    inputs = xp.empty(shape, dtype=number, device=device.device) if stays else np.empty(shape, dtype=dtype)
     teacher = device.asarray(signal, dtype="float64")
     labels = []
     # One seed per block, of a size that depends on the shape alone: how the rest is chunked changes no bit.
     size = max(1, DEVICE_BLOCK // math.prod(shape[1:]))
+
+    def draw(block: int) -> Array:
+        rows = min(size, n - block * size)
+        return xp.astype(device.standard_normal(block_seed(block))((rows, *shape[1:])), number, copy=False)
+
+    inputs = xp.empty(shape if stays else (0, *shape[1:]), dtype=number, device=device.device)
+    if not stays:
+        inputs = DrawnInputs(shape, size, draw, xp.astype(inputs, wide))
     for block, first in enumerate(range(0, n, size)):
-        part = slice(first, min(first + size, n))
-        x = device.standard_normal(block_seed(block))((part.stop - part.start, *shape[1:]))
-        x = xp.astype(x, number, copy=False)
-        inputs[part, ...] = x if stays else to_host(x)
+        x = draw(block)
+        if stays:
+            inputs[first : first + x.shape[0], ...] = x
         y = channel.forward(model.forward(xp.astype(x, xp.float64, copy=False), teacher), rng=rng)
-        labels.append(xp.astype(y, number, copy=False) if xp.isdtype(y.dtype, "real floating") else y)
+        labels.append(xp.astype(y, wide, copy=False) if xp.isdtype(y.dtype, "real floating") else y)
     return inputs, labels[0] if len(labels) == 1 else xp.concat(labels, axis=0)
 
 
+def stored_types(dtype: str) -> tuple[str, str]:
+    """Data types of the inputs and of real labels: float32 and float64 where ``dtype`` is ``"mixed"``."""
+    return ("float32", "float64") if dtype == "mixed" else (dtype, dtype)
+
+
 def _locked(array: Array) -> Array:
-    """A view that refuses to be written to, where the namespace has such a thing."""
-    if not isinstance(array, np.ndarray):
+    """The same numbers through a buffer that refuses to be written to, and to be unlocked; NumPy has such a thing."""
+    if not isinstance(array, np.ndarray) or not array.size:
         return array
-    view = array.view()
-    view.flags.writeable = False
-    return view
+    return np.asarray(array.data.toreadonly())
+
+
+def _checksum(array: Array) -> float:
+    """CRC-32 on the host; on a device, sums that nearly every change moves."""
+    if isinstance(array, np.ndarray):
+        return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    xp = namespace(array)
+    flat = xp.reshape(xp.astype(array, xp.float64), (-1,))
+    half = flat.shape[0] // 2
+    return float(xp.sum(flat) + 2 * xp.sum(flat[:half]) + 3 * xp.sum(flat * flat))
 
 
 def _teacher_like(instance: Instance, estimate: Array) -> Array:

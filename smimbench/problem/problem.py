@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.backend.arrays import namespace
+from smimbench.backend.streaming import StreamedInputs
 from smimbench.derive.channel import complete_channel
 from smimbench.derive.prior import complete_prior
-from smimbench.files import canonical_json
+from smimbench.files import canonical_json, error_line
 from smimbench.interfaces import Channel, Cost, Data, Model, ParameterError, Prior, Start, member
-from smimbench.problem.instance import Instance, draw_on
+from smimbench.problem.instance import Instance, draw_on, stored_types
 from smimbench.problem.seeds import seed_sequence
 from smimbench.registry.parameters import build, parameters_of, signature_of
 from smimbench.registry.registry import Registry, RegistryError, get_registry
@@ -23,9 +24,12 @@ if TYPE_CHECKING:
     from smimbench.backend.device import Backend
     from smimbench.registry.registry import Entry
 
-__all__ = ["Problem", "ProblemError", "specification"]
+__all__ = ["CODE", "Problem", "ProblemError", "specification", "without_code"]
 
-_NOT_PARAMETERS = ("name", "version", "distribution")
+CODE = ("version", "source")
+"""Keys of a specification that say which code is meant, not which mathematics."""
+
+_NOT_PARAMETERS = ("name", "version", "distribution", "source")
 
 
 class ProblemError(ValueError):
@@ -35,6 +39,9 @@ class ProblemError(ValueError):
         super().__init__(f"{key}: {message}")
         self.key = key
         self.message = message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.key, self.message)  # a worker process hands it to its parent
 
 
 @contextmanager
@@ -46,14 +53,23 @@ def _explained(kind: str) -> Iterator[None]:
         raise ProblemError(f"{kind}.name", str(error)) from None
     except ParameterError as error:
         raise ProblemError(f"{kind}.{error.key}", error.message) from None
+    except (Exception, SystemExit) as error:  # the constructor of a plugin may raise anything
+        raise ProblemError(f"{kind}.name", f"cannot be made: {error_line(error)}") from None
 
 
 def specification(entry: Entry, item: Any) -> dict[str, Any]:
-    """Name, version and all parameters of an item, and the distribution if it is not smimbench."""
+    """Name, version and all parameters of an item; its distribution and a hash of its code if it is not smimbench's."""
     spec = {"name": entry.name, "version": entry.item.version, **parameters_of(entry.kind, item)}
     if entry.distribution != "smimbench":
         spec["distribution"] = entry.distribution
+    if entry.source is not None:
+        spec["source"] = entry.source
     return spec
+
+
+def without_code(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Specifications in a table, at any depth, without the hashes of code."""
+    return {k: without_code(v) if isinstance(v, dict) else v for k, v in table.items() if k != "source"}
 
 
 class Problem:
@@ -100,7 +116,8 @@ class Problem:
             self.channel = complete_channel(self.channel, self.model)
         with _explained("prior"):
             self.prior = complete_prior(self.prior, self.model)
-        self.components: int = int(self.channel.components)
+        with _explained("channel"):
+            self.components: int = int(self.channel.components)
 
     def _make(self, registry: Registry, kind: str, what: str | Mapping[str, Any], **provided: Any) -> Any:
         table = {"name": what} if isinstance(what, str) else dict(what)
@@ -117,6 +134,17 @@ class Problem:
     def __repr__(self) -> str:
         return f"Problem({self.label})"
 
+    def _repr_html_(self) -> str:
+        """A table of the items and their parameters, for notebooks."""
+        import html
+
+        lines = []
+        for kind in ("model", "channel", "prior"):
+            spec = self.spec[kind]
+            inner = ", ".join(f"{key} = {value}" for key, value in spec.items() if key not in _NOT_PARAMETERS)
+            lines.append(f"<tr><th>{kind}</th><td>{html.escape(spec['name'])}</td><td>{html.escape(inner)}</td></tr>")
+        return f"<table>{''.join(lines)}</table>"
+
     @property
     def label(self) -> str:
         """Short human name: parameters that have their default value are left out."""
@@ -130,7 +158,7 @@ class Problem:
     @property
     def identity(self) -> str:
         """Canonical text of names and parameters, without versions: a fix of a posterior does not change the data."""
-        bare = {k: {n: v for n, v in spec.items() if n != "version"} for k, spec in self.spec.items()}
+        bare = {k: {n: v for n, v in spec.items() if n not in CODE} for k, spec in self.spec.items()}
         return canonical_json(bare)
 
     def instance(
@@ -156,7 +184,8 @@ class Problem:
         seed : int
             Root of the seed tree.
         dtype : str
-            Type of the inputs. Labels are computed in float64 from the inputs as rounded.
+            Type of the inputs and of real labels; ``"mixed"`` for inputs in float32 and labels in float64. Labels are computed
+            in float64 from the inputs as rounded.
         device : Backend or None
             Draw the inputs there instead of on the host: faster for large runs, and another instance, because every kind
             of device has generators of its own. The teacher is the same.
@@ -190,14 +219,15 @@ class Problem:
     ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Inputs (n, T, D) and labels (n, ...) of n samples of a teacher, on the host."""
         model: Any = self.model
-        inputs = np.empty((n, model.tokens, signal.shape[-1]), dtype=dtype)
+        stored, wide = stored_types(dtype)
+        inputs = np.empty((n, model.tokens, signal.shape[-1]), dtype=stored)
         model.draw_inputs(rng, inputs)
         labels: np.ndarray[Any, Any] | None = None
         for part in model.chunks(n, signal.shape[-1], self.components):
             z = model.forward(np.asarray(inputs[part], dtype=np.float64), signal)
             y = np.asarray(self.channel.forward(z, rng=rng))
             if labels is None:
-                kind = dtype if y.dtype.kind == "f" else y.dtype
+                kind = wide if y.dtype.kind == "f" else y.dtype
                 labels = np.empty((n, *y.shape[1:]), dtype=kind)
             labels[part] = y
         assert labels is not None
@@ -209,8 +239,11 @@ class Problem:
         if ask is None:
             return None
         n, _, dimension = data.inputs.shape
-        bits = namespace(data.labels).finfo(data.inputs.dtype).bits
-        found: Cost = ask(n if samples is None else samples, dimension, self.components, bits // 8)
+        if isinstance(data.inputs, StreamedInputs):
+            itemsize = data.inputs.itemsize
+        else:
+            itemsize = namespace(data.labels).finfo(data.inputs.dtype).bits // 8
+        found: Cost = ask(n if samples is None else samples, dimension, self.components, itemsize)
         return found
 
     def start(

@@ -113,7 +113,16 @@ def explain_validation(error: Any) -> tuple[str, str]:
         return key, "must not be empty"
     message = _WORDS.get(first["type"], "").format_map(first.get("ctx", {})) or str(first["msg"])
     message = message.replace("Input should be", "must be").replace("must be a valid", "must be a")
-    return key, f"{message}, got {first['input']!r}"
+    return key, f"{message}, got {_short(first['input'])}"
+
+
+def _short(value: Any) -> str:
+    """What was written, or its beginning."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # thousands of digits, thousands of brackets
+        return f"a {type(value).__name__} that is too large to be shown"
+    return text if len(text) <= 200 else f"{text[:190]} ..."
 
 
 _WORDS = {

@@ -22,6 +22,7 @@ from smimbench import hookspecs
 from smimbench.interfaces import CONTRACT_VERSION, DIRECTIONS, Capabilities
 from smimbench.interfaces.members import OPTIONAL, REQUIRED, describe, has
 from smimbench.registry.adapters import algorithm_class
+from smimbench.registry.source import source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -39,12 +40,13 @@ class RegistryError(LookupError):
 
 @dataclass(frozen=True)
 class Entry:
-    """One registered item: its class and the distribution it came from."""
+    """One registered item: its class, the distribution it came from, and a hash of its code if that is not smimbench."""
 
     kind: str
     name: str
     item: type[Any]
     distribution: str
+    source: str | None = None
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -196,7 +198,8 @@ class Registry:
             raise RegistryError(
                 f"metric {item.name}: direction must be one of {', '.join(DIRECTIONS)}, got {item.direction!r}"
             )
-        entry = Entry(kind, item.name, item, plugin.distribution)
+        source = None if plugin.distribution == BUILT_IN else source_of(item)
+        entry = Entry(kind, item.name, item, plugin.distribution, source)
         for other in self._entries:
             if other.kind == kind and other.name == entry.name and _overlap(other.models, entry.models):
                 where = f"packages {other.distribution!r} and {entry.distribution!r}"
@@ -302,6 +305,8 @@ def _import_file(file: Path, stem: str) -> Any:
     if spec is None or spec.loader is None:
         raise RegistryError(f"{file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    if (beside := str(file.resolve().parent)) not in sys.path:
+        sys.path.append(beside)  # last, so that a neighbour can be imported and hides nothing
     sys.modules[name] = module  # dataclasses look their module up by name
     try:
         spec.loader.exec_module(module)

@@ -6,10 +6,11 @@ import difflib
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from rich.markup import escape
+from rich.text import Text
 
 from smimbench.registry.parameters import ENGINE_FILLED, signature_of
 from smimbench.registry.registry import KINDS, RegistryError
+from smimbench.report.prose import readable_prose
 from smimbench.report.tables import make_table
 from smimbench.suite.errors import SuiteError
 from smimbench.suite.reader import load_suite, shipped_suites
@@ -25,7 +26,8 @@ __all__ = ["info_documents", "item_documents", "plugin_documents", "print_info",
 
 _EMPTY = inspect.Parameter.empty
 _INFO = (
-    "models", "backends", "dtypes", "version", "reference", "distribution", "derived", "problems", "algorithms", "seeds",
+    "models", "backends", "dtypes", "version", "reference", "distribution", "derived", "title", "duration",
+    "problems", "algorithms", "seeds",
 )  # fmt: skip
 
 
@@ -66,6 +68,7 @@ def _suite(registry: Registry, name: str) -> dict[str, Any]:
         "kind": "suite",
         "summary": suite.description or suite.title,
         "title": suite.title,
+        "duration": suite.duration,
         "reference": suite.reference,
         "problems": [plan.label for plan in suite.plans],
         "algorithms": [table["label"] for table in suite.algorithms],
@@ -131,8 +134,11 @@ def plugin_documents(registry: Registry) -> list[dict[str, Any]]:
 def print_items(console: Console, documents: dict[str, list[dict[str, Any]]]) -> None:
     """A short table per kind."""
     for kind, items in documents.items():
-        columns: list[Column] = [("name ", "l", _name), ("", "l", lambda item: escape(item["summary"]))]
-        if kind not in ("models", "suites"):
+        columns: list[Column] = [("name ", "l", _name), ("what it is", "l", lambda i: readable_prose(i["summary"]))]
+        if kind == "suites":
+            columns = [columns[0], ("title", "l", lambda i: i.get("title") or i["summary"]),
+                       ("takes", "l", lambda i: i.get("duration", ""))]  # fmt: skip
+        elif kind != "models":
             columns.insert(1, ("for", "l", lambda i: ", ".join(i["models"]).replace("*", "all models")))
         console.print(make_table(kind, columns, items, padding=1))
         console.print()
@@ -141,26 +147,27 @@ def print_items(console: Console, documents: dict[str, list[dict[str, Any]]]) ->
 
 def _name(item: dict[str, Any]) -> str:
     where = item.get("distribution", "smimbench")
-    return escape(item["name"] if where == "smimbench" else f"{item['name']} ({where})")
+    return item["name"] if where == "smimbench" else f"{item['name']} ({where})"
 
 
 def print_info(console: Console, documents: list[dict[str, Any]]) -> None:
     """One page per item."""
     for document in documents:
-        console.rule(escape(f"{document['kind']} {document['name']}"), align="left")
+        console.rule(f"{document['kind']} {document['name']}", align="left")
         for key in _INFO:
             value = document.get(key)
             if value not in (None, "", []):
                 between = "; " if key == "derived" else ", "
                 text = between.join(map(str, value)) if isinstance(value, list) else str(value)
-                console.print(f"{key:13s} {escape(text)}".replace(" *", " all"), soft_wrap=True)
+                console.print(f"{key:13s} {text}".replace(" *", " all"), soft_wrap=True)
         if document["parameters"]:
             console.print("\nparameters", style="bold")
             for p in document["parameters"]:
                 default = "required" if p["required"] else f"default {p['default']!r}"
-                console.print(f"  {p['name']:16s} {escape(p['type']):16s} {escape(default)}", soft_wrap=True)
+                console.print(f"  {p['name']:16s} {p['type']:16s} {default}", soft_wrap=True)
         console.print()
-        console.print(document["documentation"], markup=False, soft_wrap=True)
+        said = document["documentation"]
+        console.print(Text(said) if document["kind"] == "suite" else readable_prose(said), soft_wrap=True)
         console.print()
 
 
@@ -170,10 +177,10 @@ def print_plugins(console: Console, documents: list[dict[str, Any]]) -> None:
         style = {"loaded": "green", "failed": "bold red"}.get(document["status"], "yellow")
         where = f"{document['distribution']} {document['version']}".strip()
         console.print(
-            f"[{style}]{document['status']}[/] {escape(document['name'])} ({escape(where)}, {escape(document['origin'])})",
+            Text.assemble((document["status"], style), f" {document['name']} ({where}, {document['origin']})"),
             soft_wrap=True,
         )
         if document["items"]:
             console.print(f"    {', '.join(document['items'])}")
         for problem in document["problems"]:
-            console.print(f"    {escape(problem)}", style=style, soft_wrap=True)
+            console.print(f"    {problem}", style=style, soft_wrap=True)

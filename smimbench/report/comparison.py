@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from smimbench.files import canonical_json
 from smimbench.registry.metrics import find_metric, is_worse
+from smimbench.report.aggregate import change_between
 from smimbench.report.labels import distinguish, grouped
-from smimbench.report.tables import component_column, make_table, number, seconds, shown
+from smimbench.report.tables import component_column, make_table, number, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,12 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["compare_rows", "comparison_table"]
 
-CLEAR = 3.0
-"""Standard errors of the difference from which on a change is clear. Doubled, only twice as large changes are found."""
+LEVEL = 0.997
+"""Level of the intervals by which a change is clear. At 0.9985, with half as many false alarms, they are a tenth wider."""
+
+GONE = "no estimate any more"
 
 SHOWN = ("problem", "algorithm", "backend", "alpha", "dimension", "metric", "component", "identity", "component_word")
 
-ORDER = ("no estimate any more", "worse", "only before", "differs", "within noise", "only after")
+ORDER = (GONE, "worse", "only before", "differs", "within noise", "only after")
 """Verdicts, worst first; all others come after them."""
 
 
@@ -33,8 +36,11 @@ def compare_rows(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any
 
     A label may have changed, and two different things may have one label: neither decides what is compared with what.
 
-    Errors are ``worse`` or ``better`` when they differ by more than ``CLEAR`` standard errors of the difference (and
-    ``differs`` where one of them has no standard error); times only when both are trusted and of one machine.
+    A change is clear where its interval does not hold 0: of the differences on the same instances, or (another root seed)
+    of two independent means. A clear change is ``better`` or ``worse`` by the direction of the metric; one in the wrong
+    direction that ends nearer to theory (an error that was below it by chance) is ``nearer to theory``. Where theory is
+    0, errors that both reached the suite's target are ``both at 0``. Times are compared only when both are trusted and of
+    one machine.
     """
     old, new = ({_place(row): row for row in rows} for rows in (before, after))
     found = []
@@ -43,7 +49,8 @@ def compare_rows(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any
         entry: dict[str, Any] = {key: (b or a or {}).get(key) for key in SHOWN}
         for key, name in (("", "mean"), ("_sem", "sem"), ("_seconds", "per_iteration")):
             entry[f"before{key}"], entry[f"after{key}"] = (a or {}).get(name), (b or {}).get(name)
-        entry["change_percent"], entry["z"], entry["verdict"] = _judge(entry, a, b)
+        entry["theory"] = (b or a or {}).get("theory")
+        entry |= _judge(entry, a, b)
         entry["time_percent"] = _time_change(a, b)
         found.append(entry)
     return sorted(distinguish(found), key=_badness)
@@ -56,27 +63,32 @@ def _place(row: dict[str, Any]) -> tuple[Any, ...]:
     return (canonical_json(what), *(row[key] for key in grid))
 
 
-def _judge(
-    entry: dict[str, Any], a: dict[str, Any] | None, b: dict[str, Any] | None
-) -> tuple[float | None, float | None, str]:
+def _judge(entry: dict[str, Any], a: dict[str, Any] | None, b: dict[str, Any] | None) -> dict[str, Any]:
+    """Change, its interval, its size in standard errors, and the verdict."""
+    found: dict[str, Any] = dict.fromkeys(("change_percent", "interval", "z"))
     if a is None or b is None:
-        return None, None, "only after" if a is None else "only before"
-    before, after = a["mean"], b["mean"]
-    if before is None and after is None:
-        return None, None, "unchanged"
+        return {**found, "verdict": "only after" if a is None else "only before"}
+    before, after, theory = a["mean"], b["mean"], b.get("theory")
     if before is None or after is None:
-        return None, None, "estimates now" if before is None else "no estimate any more"
+        both = before is after
+        return {**found, "verdict": "unchanged" if both else "estimates now" if before is None else GONE}
     if before == after:
-        return 0.0, 0.0, "unchanged"
-    percent = 100 * (after - before) / abs(before) if before else None
-    worse = is_worse(find_metric(entry["metric"]), before, after)
-    if a["sem"] is None or b["sem"] is None:
-        return percent, None, "differs"
-    scale = math.hypot(a["sem"], b["sem"])
-    z = (after - before) / scale if scale > 0 else math.inf
-    if abs(z) < CLEAR:
-        return percent, z, "within noise"
-    return percent, z, "worse" if worse else "better"
+        return {**found, "change_percent": 0.0, "z": 0.0, "verdict": "unchanged"}
+    metric = find_metric(entry["metric"])
+    found["change_percent"] = 100 * (after - before) / abs(before) if before else None
+    wrong_way = is_worse(metric, before, after)
+    nearer = theory is not None and abs(after - theory) <= abs(before - theory)
+    if metric.direction == "lower" and theory == 0 and max(before, after) <= b.get("target", 0.0):
+        return {**found, "verdict": "both at 0"}
+    change = change_between(a.get("values") or a, b.get("values") or b, LEVEL)
+    if change is None:
+        return {**found, "verdict": "differs" if wrong_way and not nearer else "no worse"}
+    found.update(interval=[change.value - change.half, change.value + change.half], z=change.z)
+    if abs(change.value) <= change.half:
+        return {**found, "verdict": "within noise"}
+    if not wrong_way:
+        return {**found, "verdict": "better"}
+    return {**found, "verdict": "nearer to theory" if nearer else "worse"}
 
 
 def _time_change(a: dict[str, Any] | None, b: dict[str, Any] | None) -> float | None:
@@ -95,7 +107,7 @@ def exceeds(entry: dict[str, Any], percent: float) -> bool:
     """Whether a row fails a gate: an error clearly worse, or a comparable time slower, by more than ``percent``."""
     slower = entry["time_percent"] is not None and entry["time_percent"] > percent
     change = abs(entry["change_percent"]) if entry["change_percent"] is not None else math.inf
-    gone = entry["verdict"] in ("no estimate any more", "only before")
+    gone = entry["verdict"] in (GONE, "only before")
     return bool(slower or gone or (entry["verdict"] in ("worse", "differs") and change > percent))
 
 
@@ -109,14 +121,23 @@ def comparison_table(entries: Sequence[dict[str, Any]]) -> list[RenderableType]:
             *component_column(members),
             ("before", "r", lambda e: number(e["before"])),
             ("after", "r", lambda e: number(e["after"])),
-            ("change", "r", lambda e: "" if e["change_percent"] is None else f"{e['change_percent']:+.1f}%"),
-            ("z", "r", lambda e: shown(e["z"], "+.1f")),
+            ("change", "r", _change),
+            ("theory", "r", lambda e: number(e["theory"])),
             ("per iter.", "r", _time),
             ("verdict", "l", lambda e: e["verdict"]),
         ]
-        note = "worst first; a clear change is one of 3 standard errors"
+        note = f"worst first; change with its {LEVEL:.1%} interval: what it does not reach is no noise"
         tables.append(make_table(f"{problem}: {find_metric(metric).label}", columns, members, note))
     return tables
+
+
+def _change(entry: dict[str, Any]) -> str:
+    if entry["change_percent"] is None:
+        return ""
+    if entry["interval"] is None or not entry["before"]:
+        return f"{entry['change_percent']:+.3g}%"
+    low, high = entry["interval"]
+    return f"{entry['change_percent']:+.3g}±{50 * (high - low) / abs(entry['before']):.2g}%"
 
 
 def _time(entry: dict[str, Any]) -> str:

@@ -6,8 +6,6 @@ import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from rich.markup import escape
-
 from smimbench.backend import machine
 from smimbench.backend.namespaces.cupy import describe_gpu
 from smimbench.backend.roofline import measure, remembered
@@ -100,9 +98,9 @@ def print_diagnosis(console: Console, document: dict[str, Any]) -> None:
     console.print("plugins", style="bold")
     console.print(f"  {plugins['loaded']} loaded, {len(plugins['failed'])} failed")
     for line in plugins["failed"]:
-        console.print(f"  {escape(line)}", style="red", soft_wrap=True)
+        console.print(f"  {line}", style="red", soft_wrap=True)
     for line in document["advice"]:
-        console.print(f"to do: {escape(line)}", style="yellow", soft_wrap=True)
+        console.print(f"to do: {line}", style="yellow", soft_wrap=True)
 
 
 def _rates(rates: dict[str, Any]) -> str:

@@ -1,44 +1,73 @@
-"""Figures: theory as a line (of one algorithm: dashed), runs as dots with error bars, thresholds, values of others."""
+"""Figures of a suite: theory as a line (of one algorithm: dashed), runs as marks, thresholds, values of others."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import itertools
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from smimbench.registry.metrics import find_metric, theory_of
+from smimbench.report.aggregate import ZERO
 from smimbench.report.labels import component_word
+from smimbench.report.style import (
+    Look,
+    beside,
+    finish,
+    floor_line,
+    letter,
+    literal,
+    looks,
+    new_figure,
+    save_figure,
+    threshold_lines,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from smimbench.suite.cells import Suite
     from smimbench.theory.cache import TheoryCache
 
-__all__ = ["COLOURS", "SMALL", "draw_suite", "legend", "line_name", "new_figure", "save_figure"]
+__all__ = ["Line", "draw_suite", "floor_of", "looks_of", "smooth", "suite_figure", "theory_lines", "threshold_marks"]
 
-POINTS = 60
-"""Points of a theory line between the suite's own; doubled, theory takes twice as long and the line looks the same."""
+POINTS = 120
+"""Points of a theory line; doubled, theory takes twice as long and the line looks the same."""
 
 VISIBLE = 2e-3
-"""Numerical error of theory from which on it is drawn as a band; doubled, errors up to a pixel's width go undrawn."""
+"""Relative numerical error of theory from which on it is drawn as a band; doubled, errors up to a line's width go undrawn."""
 
-MARKERS = "osD^vP*X<>d"  # one more than there are colours, so that no pair of both comes back before 110 algorithms
+LEAST = 1e-16
+"""The floor of a logarithmic axis at the lowest; doubled, it looks the same."""
+
 CROSSES = "x+1234"
-COLOURS = [f"C{i}" for i in range(10)]
-SMALL = {"fontsize": 7, "color": "0.4"}
+PANELS = 12
+"""Panels of a figure at the most; doubled, it is two pages high."""
+
+
+class Line(NamedTuple):
+    """Theory of one component: sample ratios, values and numerical errors."""
+
+    alpha: Any
+    value: Any
+    error: Any
+
+
+def looks_of(suite: Suite) -> dict[str, Look]:
+    """How the algorithms of a suite are drawn, in all of its figures."""
+    return looks({table["label"]: table["spec"]["name"] for table in suite.algorithms})
 
 
 def draw_suite(
     suite: Suite, rows: Sequence[dict[str, Any]], theorist: TheoryCache, folder: Path, *, curve: bool = True
 ) -> list[Path]:
-    """Draw one panel per problem for every metric; write PNG and SVG.
+    """Draw one panel per problem and component for every metric; write PNG, SVG, PDF and CSV.
 
     Parameters
     ----------
     curve : bool
-        Compute theory on a fine grid between the suite's sample ratios; False uses the points already known.
+        Compute theory on a fine grid between the suite's sample ratios; False draws a smooth line through those.
 
     Raises
     ------
@@ -47,127 +76,275 @@ def draw_suite(
     """
     paths = []
     for metric in suite.run.metrics:
-        members = [row for row in rows if row["metric"] == metric]
-        plans = suite.chosen_plans
-        figure, axes = new_figure(suite.title, len(plans))
-        for axis, plan in zip(axes, plans):
-            own = [row for row in members if row["problem"] == plan.label]
-            _panel(axis, suite, plan, metric, own, theorist, curve)
-        sources = sorted({r.source for r in suite.run.reference if r.metric == metric})
-        if sources:
-            figure.supxlabel(f"Crosses are values of others: {'; '.join(sources)}", **SMALL)
-        paths += save_figure(figure, folder, metric)
+        found = suite_figure(suite, rows, theorist, metric, curve=curve)
+        if found is not None:
+            paths += save_figure(found.figure, folder, metric, found.data, found.caption)
     return paths
 
 
-def new_figure(title: str, panels: int) -> tuple[Any, Any]:
-    """A figure and the axes of so many panels, three in a row at the most."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+class Drawn(NamedTuple):
+    """A figure, what is drawn in it, and what its caption says."""
 
-    columns = min(3, panels)
-    height = -(-panels // columns)
-    figure = Figure(figsize=(4.6 * columns, 3.6 * height), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = np.atleast_1d(figure.subplots(height, columns, squeeze=False)).ravel()
-    for axis in axes[panels:]:
-        axis.set_visible(False)
-    figure.suptitle(title, fontsize=11)
-    return figure, axes[:panels]
+    figure: Any
+    data: list[dict[str, Any]]
+    caption: str
 
 
-def save_figure(figure: Any, folder: Path, name: str) -> list[Path]:
-    """Write PNG and SVG, the same bytes for the same figure."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
-    for path in paths:
-        figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
-    return paths
+def suite_figure(
+    suite: Suite, rows: Sequence[dict[str, Any]], theorist: TheoryCache, metric: str, *, curve: bool = True
+) -> Drawn | None:
+    """The figure of one metric, one panel per problem and component; None where ``--only`` leaves no problem."""
+    look = looks_of(suite)
+    for row in rows:  # labels that were told apart by their parameters
+        look |= looks({row["algorithm"]: row["identity"]["algorithm"]["name"]}) if row["algorithm"] not in look else {}
+    members = [row for row in rows if row["metric"] == metric]
+    panels = [(p, c) for p in suite.chosen_plans for c in _components(p, metric)]
+    if not panels:
+        return None
+    chosen = panels[:PANELS]
+    figure, axes = new_figure(suite.title, len(chosen))
+    data: list[dict[str, Any]] = []
+    for axis, (plan, component) in zip(axes, chosen):
+        own = [row for row in members if row["problem"] == plan.label and row["component"] == component]
+        _panel(axis, suite, plan, metric, component, own, theorist, curve, look, data)
+    finish(figure, axes, _note(suite, metric))
+    return Drawn(figure, data, _caption(suite, metric, data, len(panels) - len(chosen)))
 
 
-def line_name(name: str, word: str, component: int | None) -> str:
-    """What a legend calls a line: of all components (None), or of one, counted from 0."""
-    return name if component is None else f"{name}, {word} {component + 1}"
+def _components(plan: Any, metric: str) -> Sequence[int | None]:
+    several = plan.problem.components > 1 and find_metric(metric, plan.problem.model.name).per_component
+    return range(1, plan.problem.components + 1) if several else (None,)
+
+
+def _note(suite: Suite, metric: str) -> str:
+    sources = sorted({r.source for r in suite.run.reference if r.metric == metric})
+    return f"Crosses are values of others: {'; '.join(sources)}" if sources else ""
+
+
+def _caption(suite: Suite, metric: str, data: Sequence[dict[str, Any]], left_out: int) -> str:
+    """What is in the figure, said of what is really in it."""
+    kinds = {entry["what"] for entry in data}
+    parts = [f"{suite.title}: {find_metric(metric).label} against the sample ratio."]
+    if "Bayes-optimal" in kinds:
+        parts.append("Solid line: Bayes-optimal.")
+    if "own theory" in kinds:
+        parts.append("Dashed lines: theory of the algorithm itself.")
+    runs = [entry for entry in data if entry["what"] == "runs"]
+    if runs:
+        counts = sorted({entry["n"] for entry in runs})
+        many = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        parts.append(f"Marks: mean and standard error over {many} runs.")
+    if any(entry.get("hollow") for entry in runs):
+        parts.append("Hollow: some of these runs did not converge.")
+    if any(entry.get("beside") for entry in runs):
+        parts.append("Marks at the same sample ratio stand side by side.")
+    if "reference" in kinds:
+        parts.append("Crosses: values of others.")
+    if left_out:
+        parts.append(f"{left_out} further panels are left out.")
+    return " ".join(parts)
+
+
+def theory_lines(
+    theorist: TheoryCache, plan: Any, metric: str, used: Sequence[float], *, curve: bool
+) -> dict[int, Line]:
+    """Theory by component (from 0): on a fine grid, or smooth between the sample ratios that are used."""
+    grid = np.asarray(sorted(used), dtype=float)
+    low, high = grid[0], grid[-1]
+    margin = 0.05 * (high - low) if high > low else 0.2 * high
+    fine = np.unique([*np.linspace(max(low - margin, low / 2), high + margin, POINTS), *grid])
+    found = theorist.thresholds(plan.problem)
+    breaks = [mark for mark, _ in threshold_marks(found)]
+    if curve:
+        # A curve may fall steeply towards a threshold: points draw near it from both sides.
+        steps = [s * 10.0**-k for k in (1.5, 2, 2.5, 3, 4) for s in (-1, 1)]
+        near = [b * (1 + s) for b in breaks for s in steps if fine[0] < b * (1 + s) < fine[-1]]
+        grid = np.unique([*fine, *near])
+    points = theorist.points(plan.problem, list(grid))
+    components = len(points[0][0]["overlap"])
+    about = find_metric(metric, plan.problem.model.name)
+    known = [theory_of(about, plan.problem, p, components) for p, *_ in points]
+    lines = {}
+    for k in range(components if about.per_component else 1):
+        there = [i for i, (values, _) in enumerate(known) if values[k] is not None]
+        if there:
+            x = grid[there]
+            y = np.array([known[i][0][k] for i in there], dtype=float)
+            e = np.array([known[i][1][k] or 0.0 for i in there], dtype=float)
+            lines[k] = Line(x, y, e) if curve else smooth(Line(x, y, e), breaks)
+    return lines
+
+
+def smooth(line: Line, breaks: Iterable[float]) -> Line:
+    """A line through the same points that overshoots nowhere (cubic, monotone), and is broken at thresholds."""
+    from scipy.interpolate import PchipInterpolator
+
+    edges = [-np.inf, *sorted(breaks), np.inf]
+    parts: list[list[Any]] = [[], [], []]
+    for low, high in itertools.pairwise(edges):
+        inside = (line.alpha > low) & (line.alpha <= high)
+        if inside.sum() > 2:
+            x = line.alpha[inside]
+            fine = np.linspace(x[0], x[-1], POINTS)
+            for part, values in zip(parts[1:], (line.value, line.error)):
+                part.append(PchipInterpolator(x, values[inside])(fine))
+            parts[0].append(fine)
+        elif inside.any():
+            for part, values in zip(parts, line):
+                part.append(values[inside])
+    return Line(*(np.concatenate(part) for part in parts))
+
+
+def threshold_marks(found: dict[str, Any]) -> list[tuple[float, str]]:
+    """Sample ratios of the thresholds that theory knows, and what they are called."""
+    marks = []
+    for key, name in (("weak_recovery", "weak recovery"), ("perfect_recovery", "perfect recovery")):
+        entry = found.get(key)
+        if entry and entry.get("value") and entry["value"] > 0:
+            marks.append((float(entry["value"]), name))
+    return marks
+
+
+def floor_of(values: Iterable[float], target: float) -> float:
+    """The lower end of a logarithmic axis: a decade below what is smallest and not 0, and below the target."""
+    positive = [value for value in values if value and value > LEAST]
+    return float(10.0 ** np.floor(np.log10(min([*positive, target])) - 0.3))
 
 
 def _panel(
-    axis: Any, suite: Suite, plan: Any, metric: str, rows: list[dict[str, Any]], theorist: TheoryCache, curve: bool
-) -> None:
+    axis: Any, suite: Suite, plan: Any, metric: str, component: int | None, rows: list[dict[str, Any]], theorist: TheoryCache,
+    curve: bool, look: dict[str, Look], data: list[dict[str, Any]],
+) -> None:  # fmt: skip
     used = sorted({row["alpha"] for row in rows} | set(plan.alphas))
-    grid = used
-    if curve:
-        low, high = used[0], used[-1]
-        margin = 0.05 * (high - low) if high > low else 0.2 * high
-        grid = sorted({*np.linspace(max(low - margin, low / 2), high + margin, POINTS), *used})
-    points = theorist.points(plan.problem, grid)
-    components = len(points[0][0]["overlap"])
     about = find_metric(metric, plan.problem.model.name)
-    per_component, word = about.per_component, component_word(plan.problem)
-    known = [(p["alpha"], theory_of(about, plan.problem, p, components)) for p, *_ in points]
-    shown = range(components if per_component else 1)
-    single = components == 1 or not per_component
-    for component in shown:
-        colour = "black" if single else COLOURS[component]
-        line = [(alpha, values[component], errors[component]) for alpha, (values, errors) in known]
-        line = [entry for entry in line if entry[1] is not None]
-        if not line:
-            continue
-        x, y, e = (np.array(v, dtype=float) for v in zip(*line))
-        name = line_name("Bayes-optimal", word, None if single else component)
-        axis.plot(x, y, color=colour, lw=1.6, label=name, zorder=2)
-        if (e > VISIBLE).any():
-            axis.fill_between(x, y - e, y + e, color=colour, alpha=0.2, lw=0)
+    line = theory_lines(theorist, plan, metric, used, curve=curve).get((component or 1) - 1)
     measured = [row for row in rows if row["mean"] is not None]
-    for i, algorithm in enumerate(dict.fromkeys(row["algorithm"] for row in rows)):
-        for component in shown:
-            wanted = None if single else component + 1
-            own = [r for r in measured if r["algorithm"] == algorithm and r["component"] == wanted]
-            if not own:
-                continue
-            colour = COLOURS[(i if single else component) % 10]
-            axis.errorbar(
-                [r["alpha"] for r in own],
-                [r["mean"] for r in own],
-                yerr=[r["sem"] or 0.0 for r in own],
-                fmt=MARKERS[i % len(MARKERS)],
-                color=colour,
-                ms=5,
-                capsize=2.5,
-                lw=1.2,
-                ls="none",
-                mfc=None if single or i == 0 else "white",
-                label=line_name(algorithm, word, None if single else component),
-                zorder=3,
-            )
-            # An algorithm with a theory of its own is measured against that, not against the Bayes-optimal line.
-            if any(r["theory"] != r["bayes"] for r in own):
-                theory = sorted({(r["alpha"], r["theory"]) for r in own if r["theory"] is not None})
-                label = f"{algorithm}, theory" if single else None
-                axis.plot(*zip(*theory), ls="--", lw=1.2, color=colour, label=label, zorder=2)
+    zero = line is not None and bool((line.value <= ZERO * suite.run.target).any())
+    logarithmic = about.direction == "lower" and zero
+    floor = floor_of([row["mean"] for row in measured], suite.run.target) if logarithmic else 0.0
+    place = {"problem": plan.label, "component": component}
+    if line is not None:
+        _theory(axis, line, "Bayes-optimal", "black", "-", floor)
+        data += [{**place, "what": "Bayes-optimal", "alpha": float(a), "value": float(v), "error": float(e)}
+                 for a, v, e in zip(*line)]  # fmt: skip
+    labels = list(dict.fromkeys(row["algorithm"] for row in measured))
+    dimensions = sorted({row["dimension"] for row in measured})
+    for i, name in enumerate(labels):
+        own = [row for row in measured if row["algorithm"] == name]
+        crowded = len(labels) > 1 and not _apart(measured, logarithmic)
+        shifted = beside(axis, i, len(labels)) if crowded else axis.transData
+        _runs(axis, own, look[name], name, floor, shifted, dimensions, letter(plan.problem.model))
+        for r in own:
+            where = {"what": "runs", "algorithm": name, "alpha": r["alpha"], "dimension": r["dimension"]}
+            found = {"value": r["mean"], "error": r["sem"], "n": r["n"], "hollow": _hollow(r), "beside": crowded}
+            data.append({**place, **where, **found})
+        theory = sorted(
+            {(r["alpha"], r["own_theory"], r["own_theory_error"] or 0.0) for r in own if r["own_theory"] is not None}
+        )
+        if theory and any(r["own_theory"] != r["bayes"] for r in own):
+            known = Line(*(np.array(part, dtype=float) for part in zip(*theory)))
+            _theory(axis, smooth(known, ()), f"{name}, its own theory", look[name].colour, "--", floor)
+            data += [
+                {**place, "what": "own theory", "algorithm": name, "alpha": a, "value": v, "error": e}
+                for a, v, e in theory
+            ]
     for j, reference in enumerate(suite.run.reference):
-        if reference.metric == metric and suite.plans[reference.problem - 1] is plan:
-            look = {"color": "0.45", "ms": 6, "zorder": 1}
-            axis.plot(reference.alpha, reference.value, CROSSES[j % len(CROSSES)], label=reference.label, **look)
+        fits = reference.component is None or reference.component == (component or 1)
+        if reference.metric == metric and suite.plans[reference.problem - 1] is plan and fits:
+            axis.errorbar(
+                reference.alpha,
+                reference.value,
+                yerr=reference.tolerance,
+                fmt=CROSSES[j % len(CROSSES)],
+                ls="none",
+                lw=0.8,
+                capsize=2,
+                color="0.45",
+                ms=5,
+                zorder=1,
+                label=literal(reference.label),
+            )
+            data += [{**place, "what": "reference", "algorithm": reference.label, "alpha": a, "value": v}
+                     for a, v in zip(reference.alpha, reference.value)]  # fmt: skip
     found = theorist.thresholds(plan.problem)
-    low, high = axis.get_xlim()
-    for key, name in (("weak_recovery", "weak"), ("perfect_recovery", "perfect")):
-        if found.get(key) and low < found[key]["value"] < high and found[key]["value"] > 0:
-            axis.axvline(found[key]["value"], color="0.6", lw=0.9, ls="--", zorder=0)
-            axis.annotate(name, (found[key]["value"], 1.0), xycoords=("data", "axes fraction"), xytext=(2, -9),
-                          textcoords="offset points", rotation=90, va="top", **SMALL)  # fmt: skip
+    if logarithmic:
+        axis.set_yscale("log")
+        top = 2.0 * max([row["mean"] + (row["sem"] or 0.0) for row in measured] + ([line.value.max()] if line else []))
+        floor_line(axis, floor)
+        # Decades that would be written over the zero of the floor are left out.
+        every = max(1, int(np.ceil(-np.log10(floor) / 5)))
+        axis.set_yticks([10.0**k for k in range(-16, 6, every) if 3 * floor < 10.0**k <= top])
+        axis.set_yticks([], minor=True)
+        axis.set_ylim(floor / 1.5, top)
+    else:
+        axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
     if found.get("hard_phase"):
-        axis.axvspan(*found["hard_phase"], color="0.9", zorder=0, label="hard phase")
-    dims = sorted({row["dimension"] for row in rows})
-    axis.set_title(plan.label + (f", D = {dims[0]}" if len(dims) == 1 else ""), fontsize=9, wrap=True)
+        axis.axvspan(*found["hard_phase"], color="0.92", zorder=0, label="hard phase")
+    axis.figure.draw_without_rendering()
+    marks = threshold_marks(found)
+    threshold_lines(axis, marks)
+    data += [{**place, "what": "threshold", "algorithm": name, "alpha": at} for at, name in marks]
+    head = plan.label if component is None else f"{plan.label}, {component_word(plan.problem)} {component}"
+    d = letter(plan.problem.model)
+    axis.set_title(
+        literal(head) + (f", {d} = {dimensions[0]}" if len(dimensions) == 1 else ""), fontsize=8, wrap=True, pad=14
+    )
+    axis.locator_params(axis="x", nbins=6)
     axis.set_xlabel(r"sample ratio $\alpha$")
     axis.set_ylabel(about.label)
-    axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
-    legend(axis)
-    axis.grid(alpha=0.25, lw=0.5)
 
 
-def legend(axis: Any, *, beside: bool = False) -> None:
-    """Inside where it is short, beside the panel where it would hide what is drawn or tells styles of lines apart."""
-    outside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "handlelength": 3.0}
-    many = beside or len(axis.get_legend_handles_labels()[1]) > 7
-    axis.legend(fontsize=7, edgecolor="none", framealpha=0.8, **(outside if many else {}))
+def _theory(axis: Any, line: Line, name: str, colour: str, dashes: Any, floor: float) -> None:
+    value = np.maximum(line.value, floor) if floor else line.value
+    axis.plot(line.alpha, value, color=colour, ls=dashes, lw=1.3, label=literal(name), zorder=2)
+    if (line.error > VISIBLE * np.maximum(np.abs(line.value), VISIBLE)).any():
+        low, high = line.value - line.error, line.value + line.error
+        axis.fill_between(
+            line.alpha, *(np.maximum(v, floor) if floor else v for v in (low, high)), color=colour, alpha=0.18, lw=0
+        )
+
+
+def _hollow(row: dict[str, Any]) -> bool:
+    return bool(set(row["status_counts"]) - {"ok", "skipped"})
+
+
+def _apart(rows: Sequence[dict[str, Any]], logarithmic: bool) -> bool:
+    """Whether marks of different algorithms at one sample ratio are far enough from each other to be told apart."""
+    values = np.array([row["mean"] for row in rows])
+    if logarithmic:
+        values = np.log10(np.maximum(values, LEAST))
+    span = float(np.ptp(values)) if len(values) else 0.0
+    for alpha in {row["alpha"] for row in rows}:
+        there = sorted(values[[row["alpha"] == alpha for row in rows]])
+        if any(b - a < 0.06 * span for a, b in itertools.pairwise(there)):
+            return False
+    return True
+
+
+def _runs(
+    axis: Any,
+    rows: Sequence[dict[str, Any]],
+    look: Look,
+    name: str,
+    floor: float,
+    where: Any,
+    dimensions: Sequence[int],
+    d: str,
+) -> None:
+    """Marks of one algorithm; larger ones for larger dimensions, hollow ones where a run has not ended as it should."""
+    for k, dimension in enumerate(dimensions):
+        for hollow in (False, True):
+            own = [row for row in rows if row["dimension"] == dimension and _hollow(row) is hollow]
+            if not own:
+                continue
+            size = 4.2 if len(dimensions) == 1 else 3.0 + 2.4 * k / (len(dimensions) - 1)
+            label = name + (f", {d} = {dimension}" if len(dimensions) > 1 else "")
+            label += " (not all converged)" if hollow else ""
+            axis.errorbar([r["alpha"] for r in own], [max(r["mean"], floor) if floor else r["mean"] for r in own],
+                          yerr=[r["sem"] or 0.0 for r in own], fmt=look.marker, color=look.colour, ms=size, capsize=1.8,
+                          lw=0.9, ls="none", mfc="white" if hollow else look.colour, mew=0.9, label=literal(label), zorder=3,
+                          transform=where)  # fmt: skip
+            # Marks that are shifted do not count in the limits by themselves.
+            ends = [(r["alpha"], max(r["mean"] + s * (r["sem"] or 0.0), floor)) for r in own for s in (-1, 1)]
+            axis.update_datalim(ends)
+            axis.autoscale_view()

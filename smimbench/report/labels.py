@@ -10,7 +10,7 @@ from smimbench.interfaces import offers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["component_word", "distinguish", "grouped", "place", "without_versions"]
+__all__ = ["component_word", "distinguish", "grouped", "place", "reason_of", "without_versions"]
 
 
 def without_versions(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,6 +25,13 @@ def without_versions(spec: Mapping[str, Any]) -> dict[str, Any]:
 def place(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """What a row is of, whatever its metric and component."""
     return tuple(row[key] for key in ("problem", "algorithm", "backend", "alpha", "dimension"))
+
+
+def reason_of(record: Mapping[str, Any], near: str | None = None) -> str:
+    """How a run ended, why, where in which file if it failed, and ``near`` which threshold if it did not converge."""
+    where = f" ({record['where']})" if record.get("where") else ""
+    there = f"; {near}" if near and record["status"] == "not-converged" else ""
+    return f"{record['status']}: {record['reason']}{where}{there}"
 
 
 def grouped(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:

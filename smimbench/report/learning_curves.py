@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smimbench.registry.metrics import find_metric, is_in_trajectory, theory_of
-from smimbench.report.figures import COLOURS, SMALL, legend, line_name, new_figure, save_figure
+from smimbench.report.aggregate import ZERO
+from smimbench.report.figures import floor_of, looks_of
 from smimbench.report.labels import component_word
 from smimbench.report.rows import draws_fresh
+from smimbench.report.style import (
+    COLOURS,
+    finish,
+    floor_line,
+    letter,
+    line_name,
+    literal,
+    log_axis,
+    new_figure,
+    save_figure,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -20,7 +31,7 @@ if TYPE_CHECKING:
     from smimbench.suite.cells import Cell, Suite
     from smimbench.theory.cache import TheoryCache
 
-__all__ = ["draw_learning_curves"]
+__all__ = ["PANELS", "draw_learning_curves", "spread"]
 
 PANELS = 12
 """Panels of the figure at the most; doubled, it has eight rows and panels are still of the same size."""
@@ -64,23 +75,36 @@ def draw_learning_curves(
     if metric is None:
         return []
     panels: dict[tuple[str, float, int], dict[str, list[Any]]] = {}
+    whole: list[tuple[Any, str, Any]] = []
     for cell, record in pairs:
-        found = _curve(store.trajectory(record), metric)
+        trajectory = store.trajectory(record)
+        found, place = _curve(trajectory, metric), (cell.problem_label, cell.alpha, cell.dimension)
         if found is not None:
-            place = (cell.problem_label, cell.alpha, cell.dimension)
             panels.setdefault(place, {}).setdefault(cell.algorithm_label, []).append((record, *found))
+        elif trajectory is not None and metric in trajectory and len(trajectory["iteration"]) > 2:
+            whole.append((place, cell.algorithm_label, (record, *_passes(trajectory, record, metric))))
+    for place, label, run in whole:  # beside those that count their samples
+        if place in panels:
+            panels[place].setdefault(label, []).append(run)
     if not panels:
         return []
-    chosen = _spread(sorted(panels, key=lambda place: _order(suite, place)), PANELS)
+    chosen = spread(sorted(panels, key=lambda place: _order(suite, place)), PANELS)
     figure, axes = new_figure(suite.title, len(chosen))
-    marked = [_panel(axis, suite, place, metric, panels[place], theorist, curve) for axis, place in zip(axes, chosen)]
-    note = "A sample that is processed again counts again."
+    data: list[dict[str, Any]] = []
+    marked = [
+        _panel(axis, suite, place, metric, panels[place], theorist, curve, data) for axis, place in zip(axes, chosen)
+    ]
+    note = "A sample that is processed again counts again"
+    names = sorted({label for place, label, _ in whole if place in chosen})
+    note += f"; an iteration of {', '.join(names)} counts all samples." if names else "."
     if any(marked):
         note += " Upright line: every sample of the data set once."
     if len(chosen) < len(panels):
         note += f" {len(chosen)} of {len(panels)} combinations of problem and sample ratio."
-    figure.supxlabel(textwrap.fill(note, 80 * min(3, len(chosen))), **SMALL)
-    return save_figure(figure, folder, "learning")
+    finish(figure, axes, note)
+    label = find_metric(metric).label
+    caption = f"{suite.title}: {label} against the samples processed. Thin lines: runs; thick: their median. {note}"
+    return save_figure(figure, folder, "learning", data, caption)
 
 
 def _curve(trajectory: dict[str, Any] | None, metric: str) -> tuple[Any, Any] | None:
@@ -92,11 +116,18 @@ def _curve(trajectory: dict[str, Any] | None, metric: str) -> tuple[Any, Any] | 
     return (samples[counted], np.asarray(trajectory[metric])[counted]) if counted.sum() > 1 else None
 
 
+def _passes(trajectory: dict[str, Any], record: dict[str, Any], metric: str) -> tuple[Any, Any]:
+    """The same of an algorithm that goes through all samples in every iteration."""
+    iterations = np.asarray(trajectory["iteration"], dtype=float)
+    later = iterations > 0
+    return iterations[later] * float(record["samples"]), np.asarray(trajectory[metric])[later]
+
+
 def _order(suite: Suite, place: tuple[str, float, int]) -> tuple[Any, ...]:
     return [plan.label for plan in suite.plans].index(place[0]), *place[1:]
 
 
-def _spread(places: list[Any], most: int) -> list[Any]:
+def spread(places: list[Any], most: int) -> list[Any]:
     """At most so many of them, first and last included."""
     if len(places) <= most:
         return places
@@ -111,6 +142,7 @@ def _panel(
     algorithms: dict[str, list[Any]],
     theorist: TheoryCache,
     curve: bool,
+    data: list[dict[str, Any]],
 ) -> bool:
     """Draw one panel; whether it shows where the data set has been gone through once."""
     label, alpha, dimension = place
@@ -128,6 +160,7 @@ def _panel(
     lines = [(first, held, name, "--")]
     if curve and fresh > held:
         lines.append((max(first, held), fresh, "Bayes-optimal, fresh samples", ":"))
+    reaches_zero = False
     for start, stop, name, dashes in lines:
         seen = np.geomspace(start, stop, POINTS) if curve and start < stop else np.array([stop])
         ratios = [problem.model.sample_ratio(max(1, round(n)), dimension) for n in seen]
@@ -137,6 +170,7 @@ def _panel(
             values = [found[component] for found in expected]
             if values[-1] is None:
                 continue
+            reaches_zero = reaches_zero or values[-1] <= ZERO * suite.run.target
             several = len(seen) > 1
             axis.plot(
                 [*(seen if several else [first]), max(last, stop)],
@@ -147,9 +181,13 @@ def _panel(
                 label=line_name(name, word, None if single else component),
                 zorder=2,
             )
+            at = {"problem": label, "alpha": alpha, "dimension": dimension}
+            at["what"] = line_name(name, word, None if single else component)
+            data += [{**at, "samples": x, "value": y} for x, y in zip(*axis.lines[-1].get_data())]
+    looks = looks_of(suite)
     for i, (algorithm, members) in enumerate(algorithms.items()):
         for component in range(components):
-            colour = COLOURS[(i if single else component) % 10]
+            colour = looks[algorithm].colour if single else COLOURS[component % len(COLOURS)]
             style: Any = "-" if single else ("-", "-.", ":", (0, (5, 1)))[i % 4]
             for _, samples, values in members:
                 axis.plot(samples, values[:, component], color=colour, lw=0.6, alpha=0.3, ls=style, zorder=1)
@@ -157,18 +195,26 @@ def _panel(
             median = _median(members, component)
             if len(median[0]):
                 axis.plot(*median, color=colour, lw=1.8, ls=style, label=name, zorder=3)
+                at = {"problem": label, "alpha": alpha, "dimension": dimension, "what": name}
+                data += [{**at, "samples": x, "value": y} for x, y in zip(*median)]
     once = bool(first < held < last)
     if once:
         axis.axvline(held, color="0.6", lw=0.9, zorder=0)
-    axis.set_xscale("log")
-    axis.set_title(rf"{label}, $\alpha$ = {alpha:.4g}, D = {dimension}", fontsize=9, wrap=True)
+    log_axis(axis, "x")
+    axis.set_title(
+        rf"{literal(label)}, $\alpha$ = {alpha:.4g}, {letter(problem.model)} = {dimension}", fontsize=8, wrap=True
+    )
     axis.set_xlabel("samples processed")
     axis.set_ylabel(about.label)
     axis.set_ylim(bottom=0.0)
     if about.direction == "lower":  # a run that diverges leaves the panel, not the others on its floor
-        axis.set_ylim(top=min(axis.get_ylim()[1], ROOM * max(run[2][0].max() for run in runs)))
-    legend(axis, beside=not single)
-    axis.grid(alpha=0.25, lw=0.5)
+        top = min(float(axis.get_ylim()[1]), ROOM * max(run[2][0].max() for run in runs))
+        axis.set_ylim(top=top)
+        if reaches_zero:
+            floor = floor_of([float(value) for run in runs for value in run[2].ravel()], suite.run.target)
+            axis.set_ylim(floor / 1.5, top)
+            log_axis(axis, "y")
+            floor_line(axis, floor)
     return once
 
 

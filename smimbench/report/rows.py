@@ -7,18 +7,23 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from smimbench.files import canonical_json
-from smimbench.interfaces import ParameterError, member, offers
+import numpy as np
+
+from smimbench.files import canonical_json, error_line, steady_folder
+from smimbench.interfaces import Conditions, Overlaps, ParameterError
+from smimbench.problem.problem import ProblemError
 from smimbench.registry.adapters import plan_of, sizes
 from smimbench.registry.metrics import find_metric, theory_of, trajectory_metrics
 from smimbench.registry.registry import RegistryError, get_registry
 from smimbench.report.aggregate import against_theory, diagnostics, ratio_to_bayes, values_of
-from smimbench.report.labels import component_word, distinguish, grouped, without_versions
+from smimbench.report.labels import component_word, distinguish, grouped, reason_of, without_versions
 from smimbench.report.learning_order import learning_order
+from smimbench.report.near_threshold import near_threshold
 from smimbench.report.runtime import runtime
 from smimbench.run.loop import Status
 from smimbench.run.store import Store
 from smimbench.suite.cells import Cell, build_algorithm
+from smimbench.theory.own import BRINGS_NONE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
     from smimbench.suite.cells import Suite
     from smimbench.theory.cache import TheoryCache
 
-__all__ = ["draws_fresh", "error_rows", "rows_of_point", "suite_records"]
+__all__ = ["draws_fresh", "error_rows", "own_point", "rows_of_points", "suite_records"]
 
 LOST = (Status.DIVERGED.value, Status.FAILED.value)
 """Runs that ended so have reached nothing on their way, whatever their trajectory says."""
@@ -39,7 +44,8 @@ class _Group:
     """All runs of one ``place``: problem, algorithm (both by label), backend, sample ratio really used and dimension.
 
     ``algorithm`` is its table (empty for an estimate from elsewhere), ``bayes`` the Bayes-optimal point of theory there and
-    ``own`` that of the algorithm, if it has one.
+    ``own`` that of the algorithm, or in words why it has none. ``nominal`` is the sample ratio that the suite asks for, ``near``
+    the threshold that runs which did not converge stand near, in words.
     """
 
     place: dict[str, Any]
@@ -47,25 +53,32 @@ class _Group:
     algorithm: dict[str, Any]
     records: Sequence[dict[str, Any]]
     bayes: dict[str, Any]
-    own: dict[str, Any] | None = None
+    own: dict[str, Any] | str = BRINGS_NONE
+    nominal: float = 0.0
+    near: str | None = None
 
     def rows(self, metrics: Sequence[str], target: float, store: Store) -> list[dict[str, Any]]:
         """A row for each metric and component."""
         records, components = self.records, len(self.bayes["overlap"])
         usable = [r for r in records if r["metrics"] and r["status"] != Status.DIVERGED.value]
         trajectories = [None if r["status"] in LOST else store.trajectory(r) for r in records]
-        layers, order = _order(self, trajectories)
+        unsolved = self.bayes.get("unsolved")
+        layers, order = ([], None) if unsolved else _order(self, trajectories)
+        own, reason = ({}, self.own) if isinstance(self.own, str) else (self.own, None)
         shared = {
             "branch": None,
             "theory_method": None,
-            **runtime(records, trajectories, self.bayes, target),
+            **runtime(records, [None for _ in records] if unsolved else trajectories, self.bayes, target),
             "half_overlap": None,
             "learning_order": order,
-            "findings": diagnostics(records, self.own or {}),
+            "findings": diagnostics(records, own),
+            "nominal_alpha": self.nominal,
             "restarts": sum(r.get("restarts", 0) for r in records),
             "status_counts": dict(Counter(r["status"] for r in records)),
-            "reasons": sorted({f"{r['status']}: {r['reason']}" for r in records if r["status"] != Status.OK.value}),
-            "warnings": sorted({w for r in records for w in r.get("warnings", [])}),
+            "reasons": sorted({reason_of(r, self.near) for r in records if r["status"] != Status.OK.value}),
+            "warnings": sorted(
+                {w for r in records for w in r.get("warnings", [])} | ({unsolved} if unsolved else set())
+            ),
             "identity": {
                 "problem": without_versions(self.problem.spec),
                 "algorithm": without_versions(self.algorithm) or {"name": self.place["algorithm"]},
@@ -76,20 +89,31 @@ class _Group:
         for name in metrics:
             metric = find_metric(name, self.problem.model.name)
             several = metric.per_component and components > 1
-            point = self.own if self.own is not None and metric.per_component else self.bayes
-            expected, errors = theory_of(metric, self.problem, point, components)
-            bayes, _ = theory_of(metric, self.problem, self.bayes, components)
+            blank = ([None] * (components if metric.per_component else 1),) * 2
+            bayes, bayes_errors = blank if unsolved else theory_of(metric, self.problem, self.bayes, components)
+            expected, errors = theory_of(metric, self.problem, own, components) if own else ([None] * len(bayes),) * 2
             for component in range(components if metric.per_component else 1):
-                values = values_of(usable, name, component)
+                by_instance = values_of(usable, name, component)
+                values = np.array(list(by_instance.values()))
                 ratio = ratio_to_bayes(values, bayes[component], target)
+                verdict = against_theory(values, expected[component], errors[component])
+                known = expected[component] is not None
+                point = own if known else self.bayes
                 rows.append(
                     {
                         **self.place,
                         "n": len(values),
+                        "values": by_instance,
+                        "target": target,
                         "metric": name,
                         "component": component + 1 if several else None,
-                        **against_theory(values, expected[component], errors[component]),
+                        **(verdict if known else against_theory(values, bayes[component], bayes_errors[component])),
+                        "own_theory": expected[component],
+                        "own_theory_error": errors[component],
+                        "own_z": verdict["z"],
+                        "no_theory": None if known else reason or "its theory says nothing of this metric",
                         "bayes": bayes[component],
+                        "bayes_error": bayes_errors[component],
                         "ratio_to_bayes": ratio if metric.direction == "lower" else None,
                         "blank": sorted({r["blank"][name] for r in records if name in r.get("blank", {})}),
                         **shared,
@@ -124,8 +148,10 @@ def error_rows(
 
     A row stands for one problem, algorithm, backend, sample ratio, dimension, metric and component. ``mean`` and ``sem``
     (standard error of the mean) are over all cells that ended with a finite estimate, whatever their status;
-    ``status_counts`` counts all. ``theory`` is the Bayes-optimal value at the sample ratio really used. Runs are pooled by
-    what was run, never by its label: ``identity`` has problem and algorithm without versions.
+    ``status_counts`` counts all. Two verdicts: ``own_theory`` is what theory says of the algorithm itself, with ``own_z``
+    (None, with the reason in ``no_theory``, where it says nothing), ``bayes`` the Bayes-optimal value at the sample ratio
+    really used, with ``ratio_to_bayes``. ``theory``, ``difference`` and ``z`` go by the first where there is one, else by the
+    second. Runs are pooled by what was run, never by its label: ``identity`` has problem and algorithm without versions.
     """
 
     def what(pair: tuple[Cell, dict[str, Any]]) -> tuple[Any, ...]:
@@ -136,29 +162,79 @@ def error_rows(
     groups = grouped(pairs, what)
     problems = {canonical_json(plan.problem.spec): plan.problem for plan in suite.plans}
     ratios = {key: _ratio(problems[key[0]], members, store) for key, members in groups.items()}
+    unsolved: dict[str, Exception] = {}
     for identity, problem in problems.items():
         wanted = {ratio for key, ratio in ratios.items() if key[0] == identity}
         if wanted:
-            theorist.points(problem, sorted(wanted))
+            unsolved |= _solve(theorist, problem, sorted(wanted))
+    if (
+        len(unsolved) == len(problems)
+        and (complaint := next(iter(unsolved.values())))
+        and isinstance(complaint, ProblemError)
+    ):
+        raise complaint  # nothing else is hidden by it
     rows: list[dict[str, Any]] = []
     for key, members in groups.items():
         problem, cell, ratio = problems[key[0]], members[0][0], ratios[key]
         place = _place(cell.problem_label, cell.algorithm_label, cell.backend, ratio, cell.dimension)
         records = [record for _, record in members]
-        bayes = theorist.points(problem, [ratio])[0][0]
-        group = _Group(place, problem, cell.algorithm, records, bayes, _own_theory(problem, cell, ratio))
+        if key[0] in unsolved:
+            bayes: dict[str, Any] = {"alpha": ratio, "overlap": [[math.nan] * problem.components] * problem.components}
+            bayes |= {
+                "mse": [math.nan] * problem.components,
+                "unsolved": f"theory raised {error_line(unsolved[key[0]])}",
+            }
+            own: dict[str, Any] | str = str(bayes["unsolved"])
+        else:
+            bayes = theorist.points(problem, [ratio])[0][0]
+            own = own_point(theorist, problem, cell, ratio, records)
+        near = _near(theorist, problem, records, ratio, cell.dimension) if key[0] not in unsolved else None
+        group = _Group(place, problem, cell.algorithm, records, bayes, own, cell.alpha, near)
         rows += group.rows(suite.run.metrics, suite.run.target, store)
     return distinguish(rows)
 
 
-def rows_of_point(suite: Suite, point: Point, record: dict[str, Any], theorist: TheoryCache) -> list[dict[str, Any]]:
-    """Rows for one estimate from elsewhere (see ``smimbench.run.external``)."""
-    problem = point.plan.problem
-    model = problem.model
-    ratio = model.sample_ratio(model.sample_count(point.alpha, point.dimension), point.dimension)
-    place = _place(point.plan.label, record["algorithm"], "elsewhere", ratio, point.dimension)
-    group = _Group(place, problem, {}, [record], theorist.points(problem, [ratio])[0][0])
-    return group.rows(tuple(trajectory_metrics(model.name)), suite.run.target, Store(""))
+def _solve(theorist: TheoryCache, problem: Problem, ratios: Sequence[float]) -> dict[str, Exception]:
+    """Solve the theory of a problem; what a plugin of it raises hides that theory, and no row."""
+    try:
+        with steady_folder():
+            theorist.points(problem, ratios)
+    except Exception as error:  # a plugin's theory may raise anything; its rows say so, the others stay
+        return {canonical_json(problem.spec): error}
+    return {}
+
+
+def _near(
+    theorist: TheoryCache, problem: Problem, records: Sequence[dict[str, Any]], ratio: float, dimension: int
+) -> str | None:
+    """The threshold near which runs of low rank did not converge, in words; asked for only where one did not."""
+    stuck = any(record["status"] == Status.NOT_CONVERGED.value for record in records)
+    if not stuck or problem.model.rank != "low":
+        return None
+    try:
+        with steady_folder():
+            found = theorist.thresholds(problem)
+    except Exception:  # of a plugin; the reason of the run stands without
+        return None
+    return near_threshold(found, ratio, dimension, component_word(problem))
+
+
+def rows_of_points(
+    suite: Suite, points: Sequence[Point], records: Sequence[dict[str, Any]], theorist: TheoryCache
+) -> list[dict[str, Any]]:
+    """Rows for estimates from elsewhere (see ``smimbench.run.external``); replicates of one point share a row."""
+    groups: dict[tuple[str, float, int], list[tuple[Point, dict[str, Any]]]] = {}
+    for point, record in zip(points, records, strict=True):
+        groups.setdefault((point.plan.label, point.alpha, point.dimension), []).append((point, record))
+    rows = []
+    for (label, alpha, dimension), members in groups.items():
+        problem, found = members[0][0].plan.problem, [record for _, record in members]
+        ratio = problem.model.sample_ratio(problem.model.sample_count(alpha, dimension), dimension)
+        place = _place(label, found[0]["algorithm"], "elsewhere", ratio, dimension)
+        bayes = theorist.points(problem, [ratio])[0][0]
+        group = _Group(place, problem, {}, found, bayes, nominal=alpha)
+        rows += group.rows(tuple(trajectory_metrics(problem.model.name)), suite.run.target, Store(""))
+    return rows
 
 
 def _place(problem: str, algorithm: str, backend: str, alpha: float, dimension: int) -> dict[str, Any]:
@@ -187,14 +263,41 @@ def _ratio(problem: Problem, members: Sequence[tuple[Cell, dict[str, Any]]], sto
     return problem.model.sample_ratio(n, cell.dimension)
 
 
-def _own_theory(problem: Problem, cell: Cell, ratio: float) -> dict[str, Any] | None:
-    """The algorithm's own point of theory, if it has one for this problem."""
-    algorithm = build_algorithm(cell.algorithm, problem, get_registry())
-    refuses = member(algorithm, "refuses")
-    if not offers(algorithm, "theory") or (refuses and refuses(problem)):
-        return None
-    found: dict[str, Any] | None = algorithm.theory(problem, ratio)
-    return found
+def _are_matrices(start: Overlaps, components: int) -> bool:
+    """Whether these are finite overlap matrices of so many components: a record holds what was written into it."""
+    shape = (components, components)
+    parts = [[row for row in matrix if len(row) == components] for matrix in start]
+    return all(np.shape(part) == shape and np.isfinite(np.array(part, dtype=float)).all() for part in parts)
+
+
+def own_point(
+    theorist: TheoryCache,
+    problem: Problem,
+    cell: Cell,
+    ratio: float,
+    records: Sequence[dict[str, Any]] = (),
+    *,
+    trajectory: bool = False,
+) -> dict[str, Any] | str:
+    """What theory says of the algorithm of a cell under the conditions of its runs, or in words why there is none."""
+    try:
+        algorithm = build_algorithm(cell.algorithm, problem, get_registry())
+    except (RegistryError, ParameterError) as error:
+        return f"it is not installed here: {error}"
+    starts = (record.get("start") or {} for record in records)
+    known = [Overlaps(*(start[name] for name in Overlaps._fields)) for start in starts if start]
+    conditions = Conditions(
+        dimension=cell.dimension,
+        start=cell.run.start,
+        starts=tuple(start for start in known if _are_matrices(start, problem.components)),
+        iterations=cell.run.max_iterations,
+        trajectory=trajectory,
+    )
+    try:
+        with steady_folder():
+            return theorist.own(problem, algorithm, cell.algorithm, ratio, conditions)
+    except Exception as error:  # a plugin may raise anything; the rows of all others are none of its business
+        return f"its theory raised {error_line(error)}"
 
 
 def _order(

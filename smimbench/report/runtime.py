@@ -82,7 +82,7 @@ def efficiency(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def first_hit(trajectory: dict[str, Any] | None, goal: np.ndarray[Any, Any]) -> tuple[float, float]:
     """Seconds and iterations until every component is within its goal."""
-    if trajectory is None:
+    if trajectory is None or not {"mse", "seconds", "iteration"} <= set(trajectory):
         return math.inf, math.inf
     within = (trajectory["mse"] <= goal).all(axis=1)
     if not within.any():

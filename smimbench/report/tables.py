@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -11,6 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from smimbench.files import printable
 from smimbench.registry.metrics import find_metric
 from smimbench.report.labels import grouped, place
 
@@ -19,7 +21,20 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-__all__ = ["as_csv", "as_markdown", "error_tables", "make_table", "number", "runtime_tables", "status_line", "titled"]
+__all__ = [
+    "as_csv",
+    "as_markdown",
+    "differs",
+    "error_tables",
+    "make_table",
+    "markdown_table",
+    "number",
+    "runtime_tables",
+    "signed",
+    "status_line",
+    "titled",
+    "two_verdicts",
+]
 
 SHORT = {"ok": "ok", "not-converged": "n.c.", "diverged": "div.", "timeout": "t/o", "failed": "fail", "skipped": "skip"}
 
@@ -72,6 +87,8 @@ def shown(value: Any, form: str, none: str = "") -> str:
     return none if value is None else format(value, form)
 
 
+FEW = 4
+"""Runs below which z is marked: the standard error of three runs is off by half. Doubled, most quick suites are marked."""
 _WORD = 12
 
 Column = tuple[str, str, "Callable[[Any], str | Text]"]
@@ -119,22 +136,66 @@ def component_column(rows: Sequence[dict[str, Any]]) -> list[Column]:
     return [(word, "r", lambda r: str(r["component"] or ""))]
 
 
-def error_tables(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
-    """Error against theory: one table per problem and metric, the largest excess over theory first."""
+SHOWN = 16
+"""Rows of a table that are shown without ``--full``. Doubled, a suite of ten algorithms fills three screens."""
+
+
+def error_tables(rows: Sequence[dict[str, Any]], *, full: bool = True) -> list[RenderableType]:
+    """Error against theory: one table per problem and metric, the largest excess over Bayes first."""
     return [
-        _error_table(problem, metric, members)
+        _error_table(problem, metric, members, full)
         for problem, all_of_it in grouped(rows, lambda r: r["problem"]).items()
         for metric, members in grouped(all_of_it, lambda r: r["metric"]).items()
     ]
 
 
+def differs(row: dict[str, Any]) -> bool:
+    """Whether what theory says of the algorithm is not what it says of the best one."""
+    own = row.get("own_theory")
+    return bool(row.get("no_theory")) or (own is not None and own != row["bayes"])
+
+
+def _one_verdict() -> list[Column]:
+    """Theory of the best that is possible, which is that of the algorithm too."""
+    return [
+        ("theory ± err", "r", lambda r: uncertain(r["theory"], r["theory_error"])),
+        ("diff", "r", lambda r: signed(r["difference"], ".4f", 1e4, ".1e")),
+        ("z", "r", lambda r: _z(r, "z")),
+    ]
+
+
+def two_verdicts() -> list[Column]:
+    """Does it do what its own theory says (z), and what is the best that is possible?"""
+    return [
+        ("own theory", "r", lambda r: uncertain(r.get("own_theory"), r.get("own_theory_error"))),
+        ("z", "r", lambda r: _z(r, "own_z")),
+        ("Bayes", "r", lambda r: uncertain(r["bayes"], None)),
+    ]
+
+
 def _worst(row: dict[str, Any]) -> tuple[float, ...]:
+    """Failures, then the largest ratio to Bayes; where there is no ratio, the largest distance from it."""
     bad = sum(count for name, count in row["status_counts"].items() if name not in ("ok", "skipped"))
-    excess = math.inf if row["mean"] is None else abs(row["difference"] or 0.0)
-    return (-bad, -excess, row["alpha"])
+    ratio = row["ratio_to_bayes"] or 0.0
+    distance = abs(row["mean"] - row["bayes"]) if None not in (row["mean"], row["bayes"]) else 0.0
+    own = abs(row["difference"] or 0.0)
+    return (-bad, -math.inf if row["mean"] is None else -ratio, -distance, -own, row["alpha"])
 
 
-def _error_table(problem: str, metric: str, rows: list[dict[str, Any]]) -> RenderableType:
+def _cut(rows: list[dict[str, Any]], full: bool, notes: list[str]) -> list[dict[str, Any]]:
+    """The rows that are shown, and a note of those that are not."""
+    if full or len(rows) <= SHOWN:
+        return rows
+    notes.append(f"{SHOWN} of {len(rows)} rows; --full shows all")
+    return rows[:SHOWN]
+
+
+def _z(row: dict[str, Any], key: str) -> str:
+    """z, marked where few runs make its standard error a guess."""
+    return signed(row.get(key), ".1f", 1000, ".0e") + ("?" if row.get(key) is not None and row["n"] < FEW else "")
+
+
+def _error_table(problem: str, metric: str, rows: list[dict[str, Any]], full: bool) -> RenderableType:
     where, about = place_columns(rows), find_metric(metric)
     head = f"{problem}: {about.label} against theory"
     if len(where) == 2:
@@ -144,34 +205,39 @@ def _error_table(problem: str, metric: str, rows: list[dict[str, Any]]) -> Rende
         *component_column(rows),
         ("n", "r", lambda r: str(r["n"])),
         ("mean ± s.e.m.", "r", lambda r: uncertain(r["mean"], r["sem"], 0.0)),
-        ("theory ± err", "r", lambda r: uncertain(r["theory"], r["theory_error"])),
-        ("diff", "r", lambda r: _signed(r["difference"], ".4f", 1e4, ".1e")),
-        ("z", "r", lambda r: _signed(r["z"], ".1f", 1000, ".0e")),
+        *(two_verdicts() if any(map(differs, rows)) else _one_verdict()),
     ]
     if about.direction == "lower":
         columns.append(("/Bayes", "r", lambda r: shown(r["ratio_to_bayes"], ".3g")))
     columns.append(("status", "l", lambda r: statuses(r["status_counts"])))
-    notes = ["worst first: failures, then the largest difference from theory"]
+    lower = about.direction == "lower"
+    notes = [f"worst first: failures, then the largest {'ratio to Bayes' if lower else 'distance from Bayes'}"]
+    if any(row["n"] < FEW and (row["z"] is not None or row.get("own_z") is not None) for row in rows):
+        notes.append(f"z?: fewer than {FEW} runs, too few to tell their standard error")
     if any(row["sem"] is None and row["n"] for row in rows):
         notes.append("one run only: no standard error")
     if any(row["theory"] == 0 for row in rows):
         notes.append("ratio and z are blank where theory is 0")
+    none = dict.fromkeys((row["algorithm"], row["no_theory"]) for row in rows if row.get("no_theory"))
+    notes += [f"{name} has no theory of its own here: {reason}" for name, reason in none]
     blank = dict.fromkeys((row["algorithm"], why) for row in rows for why in row.get("blank", ()))
     notes += [f"{name} is blank: {reason}" for name, reason in blank]
-    return make_table(head, columns, sorted(rows, key=_worst), "; ".join(notes))
+    shown_rows = _cut(sorted(rows, key=_worst), full, notes)
+    return make_table(head, columns, shown_rows, "; ".join(notes))
 
 
-def _signed(value: float | None, form: str, large: float, form_of_large: str) -> str:
+def signed(value: float | None, form: str, large: float, form_of_large: str) -> str:
+    """A number with its sign, in another format from ``large`` on; blank for none."""
     return "" if value is None else format(value, "+" + (form if abs(value) < large else form_of_large))
 
 
-def runtime_tables(rows: Sequence[dict[str, Any]], fingerprint: str) -> list[RenderableType]:
+def runtime_tables(rows: Sequence[dict[str, Any]], fingerprint: str, *, full: bool = True) -> list[RenderableType]:
     """Runtime: one table per problem, slowest to reach theory first; times of other machines are named as such."""
     groups = grouped(rows, lambda row: row["problem"])
-    return [_runtime_table(problem, members, fingerprint) for problem, members in groups.items()]
+    return [_runtime_table(problem, members, fingerprint, full) for problem, members in groups.items()]
 
 
-def _runtime_table(problem: str, rows: list[dict[str, Any]], fingerprint: str) -> RenderableType:
+def _runtime_table(problem: str, rows: list[dict[str, Any]], fingerprint: str, full: bool) -> RenderableType:
     members = [same[0] for same in grouped(rows, place).values()]
     peaks = any(row.get("ceiling_fraction") is not None for row in members)
     columns: list[Column] = [
@@ -202,7 +268,8 @@ def _runtime_table(problem: str, rows: list[dict[str, Any]], fingerprint: str) -
         reached = _near(row)["seconds"]
         return (-(math.inf if reached is None else reached), -(row["seconds"] or 0.0))
 
-    return make_table(f"{problem}: runtime", columns, sorted(members, key=slowest), "; ".join(notes))
+    shown_rows = _cut(sorted(members, key=slowest), full, notes)
+    return make_table(f"{problem}: runtime", columns, shown_rows, "; ".join(notes))
 
 
 def _near(row: dict[str, Any]) -> dict[str, Any]:
@@ -227,31 +294,60 @@ def status_line(counts: dict[str, int], missing: int = 0) -> Text:
 
 _FIELDS = (
     "problem", "algorithm", "backend", "alpha", "dimension", "n", "metric", "component", "mean", "sem", "theory",
-    "theory_error", "difference", "z", "ratio_to_bayes", "seconds", "iterations", "per_iteration", "status_counts",
+    "theory_error", "difference", "z", "own_theory", "own_theory_error", "own_z", "bayes", "ratio_to_bayes", "seconds",
+    "iterations", "per_iteration", "status_counts",
 )  # fmt: skip
 
 
-def as_csv(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows as CSV, all digits."""
+def as_csv(rows: Sequence[dict[str, Any]], extrapolated: Sequence[dict[str, Any]] = ()) -> str:
+    """Rows as CSV, all digits; then, at dimension ``inf``, what is extrapolated from them, if anything is.
+
+    Text that a spreadsheet would take for a formula gets an apostrophe in front.
+
+    The columns ``law``, ``chi2`` and ``dof`` stand there only then: they are blank for rows of a finite dimension.
+    """
     import csv
     import io
 
+    limits = [
+        {**dict.fromkeys(_FIELDS), **entry, "dimension": "inf", "mean": entry["value"], "sem": entry["error"]}
+        for entry in extrapolated
+    ]
+    fields = (*_FIELDS, "law", "chi2", "dof") if limits else _FIELDS
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(_FIELDS)
-    for row in rows:
-        writer.writerow([_counts(row[f]) if f == "status_counts" else row[f] for f in _FIELDS])
+    writer.writerow(fields)
+    for row in (*rows, *limits):
+        writer.writerow([_counts(row[f]) if f == "status_counts" else _harmless(row.get(f)) for f in fields])
     return buffer.getvalue()
 
 
 def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
     """Rows as a Markdown table, rounded."""
-    fields = [f for f in _FIELDS if f != "per_iteration"]
+    return markdown_table([f for f in _FIELDS if f != "per_iteration"], rows)
+
+
+def markdown_table(fields: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
+    """These fields of rows as a Markdown table, rounded."""
     lines = ["| " + " | ".join(fields) + " |", "|" + "---|" * len(fields)]
     for row in rows:
-        cells = (_rounded(row[field]).replace("|", "\\|") for field in fields)
+        cells = (_literal(_rounded(row.get(field))) for field in fields)
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _harmless(value: Any) -> Any:
+    """A value of a CSV file; a spreadsheet runs what begins like a formula."""
+    if not isinstance(value, str):
+        return value
+    text = " ".join(printable(value).split())
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+
+
+def _literal(text: str) -> str:
+    """Text that Markdown, and the HTML in it, show as it is."""
+    flat = " ".join(printable(text).split())
+    return re.sub(r"([\\`*\[\]|~!#])", r"\\\1", flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
 
 
 def _rounded(value: Any) -> str:

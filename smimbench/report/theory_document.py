@@ -2,23 +2,48 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from smimbench.theory.cache import TheoryCache
+from smimbench.registry.metrics import find_metric, theory_of
+from smimbench.run.theory_processes import solve_in_processes
+from smimbench.theory.cache import Kept, Progress, TheoryCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from smimbench.suite.cells import Suite
+    from smimbench.suite.cells import ProblemPlan, Suite
 
-__all__ = ["theory_document"]
+__all__ = ["Stage", "kept_of", "theory_document"]
+
+
+class Stage(NamedTuple):
+    """What of a suite's theory is being solved, and how far it is.
+
+    Attributes
+    ----------
+    problem : str
+        Its label.
+    what : str
+        ``"sample ratios"`` or ``"thresholds"``; ``"sample ratios and thresholds"`` in another process.
+    progress : Progress
+    note : str
+        More, in words.
+    """
+
+    problem: str
+    what: str
+    progress: Progress = Progress(0, 1)
+    note: str = ""
 
 
 def theory_document(
     suite: Suite,
     alphas: Sequence[float] | None = None,
     cache: TheoryCache | None = None,
-    on_stage: Callable[[str], None] = lambda stage: None,
+    on_stage: Callable[[Stage], None] = lambda stage: None,
+    *,
+    thresholds: bool = True,
+    workers: int = 1,
 ) -> list[dict[str, Any]]:
     """One object per problem.
 
@@ -29,22 +54,85 @@ def theory_document(
     cache : TheoryCache or None
         Where answers are looked up and kept; default: nowhere but in memory.
     on_stage : callable
-        Called with what is solved next, in words.
+        Called with what is being solved and how far it is, at least once for every problem.
+    thresholds : bool
+        Whether to look for thresholds; without, they are None.
+    workers : int
+        Spawned processes; the numbers do not depend on it.
     """
     cache = cache or TheoryCache()
+    wanted = [(plan, _ratios(plan, alphas)) for plan in suite.chosen_plans]
+    if workers > 1:
+
+        def heard(number: int, progress: Progress) -> None:
+            what = "sample ratios and thresholds" if thresholds else "sample ratios"
+            on_stage(Stage(wanted[number][0].label, what, progress))
+
+        solve_in_processes([(p.problem, ratios) for p, ratios in wanted], cache, workers, heard, thresholds=thresholds)
     documents = []
-    for plan in suite.chosen_plans:
-        wanted = alphas if alphas is not None else plan.alphas
-        on_stage(f"{plan.label}: {len(wanted)} sample ratios")
-        branches = cache.points(plan.problem, wanted)
-        on_stage(f"{plan.label}: thresholds")
-        found = cache.thresholds(plan.problem)
+    for plan, ratios in wanted:
+        branches = _watched(cache, plan, "sample ratios", on_stage).points(plan.problem, ratios)
         document: dict[str, Any] = {
             "problem": {"label": plan.label, **plan.problem.spec},
             "points": [point for points in branches for point in points],
-            "thresholds": {k: v for k, v in found.items() if k != "hard_phase"},
+            "thresholds": None,
         }
-        if found.get("hard_phase"):
-            document["hard_phase"] = found["hard_phase"]
+        if thresholds:
+            found = _watched(cache, plan, "thresholds", on_stage).thresholds(plan.problem)
+            document["thresholds"] = {k: v for k, v in found.items() if k != "hard_phase"}
+            if found.get("hard_phase"):
+                document["hard_phase"] = found["hard_phase"]
+        published = _published(suite, plan, cache)
+        if published:
+            document["published"] = published
         documents.append(document)
     return documents
+
+
+def _published(suite: Suite, plan: ProblemPlan, cache: TheoryCache) -> list[dict[str, Any]]:
+    """Values of others that state how accurate they are, each beside its theory."""
+    rows = []
+    for reference in suite.run.reference:
+        if reference.tolerance is None or suite.plans[reference.problem - 1] is not plan:
+            continue
+        metric = find_metric(reference.metric, plan.problem.model.name)
+        for alpha, value, branches in zip(
+            reference.alpha, reference.value, cache.points(plan.problem, reference.alpha)
+        ):
+            point = next((p for p in branches if p["branch"] == reference.branch), branches[0])
+            values, errors = theory_of(metric, plan.problem, point, len(point["overlap"]))
+            k = (reference.component or 1) - 1
+            found, error = values[k], errors[k]
+            if reference.entry:
+                a, b = (i - 1 for i in reference.entry)
+                found, error = point["overlap"][a][b], max(e or 0.0 for e in errors)
+            if found is None:
+                continue
+            rows.append(
+                {
+                    **reference.model_dump(include={"label", "source", "metric", "component", "tolerance", "remark"}),
+                    "entry": list(reference.entry) or None,
+                    "branch": point["branch"],
+                    "alpha": alpha,
+                    "value": value,
+                    "theory": found,
+                    "theory_error": error or 0.0,
+                    "within": abs(found - value) <= reference.tolerance + (error or 0.0),
+                }
+            )
+    return rows
+
+
+def kept_of(suite: Suite, alphas: Sequence[float] | None, cache: TheoryCache) -> Kept:
+    """How much of a suite's theory is kept."""
+    return cache.kept((plan.problem, _ratios(plan, alphas)) for plan in suite.chosen_plans)
+
+
+def _ratios(plan: ProblemPlan, alphas: Sequence[float] | None) -> Sequence[float]:
+    return alphas if alphas is not None else plan.alphas
+
+
+def _watched(cache: TheoryCache, plan: ProblemPlan, what: str, on_stage: Callable[[Stage], None]) -> TheoryCache:
+    """The cache, telling ``on_stage`` of what it solves next."""
+    cache.watch = lambda progress: on_stage(Stage(plan.label, what, progress))
+    return cache

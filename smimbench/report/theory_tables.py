@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from smimbench.report.tables import make_table, number
 
 if TYPE_CHECKING:
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["theory_tables"]
 
+EXACT = 1e-6
+"""Relative error of a sample ratio that is not shown; doubled, fewer curves have the column."""
+
 
 def theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableType]:
     """A table of points and a few lines of thresholds per problem."""
@@ -23,10 +28,13 @@ def theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableType]:
         points = document["points"]
         several = isinstance(points[0]["mse"], list)
         components = range(len(points[0]["mse"])) if several else range(1)
+        # An error at a sample ratio is a sample ratio at an error: both are intervals where the curve is not exact.
+        read = any(np.max(point.get("alpha_error", 0.0)) > EXACT * point["alpha"] for point in points)
         columns: list[Column] = [
             ("alpha", "r", lambda p: f"{p['alpha']:.5g}"),
             *((f"MSE {i + 1}" if several else "MSE", "r", lambda p, i=i: _one(p["mse"], i)) for i in components),
-            ("error", "r", _error),
+            ("error", "r", lambda p: _error(p["mse_error"])),
+            *([("in alpha", "r", lambda p: _error(p["alpha_error"]))] if read else []),
             *(
                 (f"Q{i + 1}{i + 1}" if several else "overlap", "r", lambda p, i=i: number(p["overlap"][i][i], 6))
                 for i in components
@@ -41,8 +49,31 @@ def theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableType]:
             columns.append(("branch", "l", lambda p: p["branch"]))
         methods = ", ".join(sorted({point["method"] for point in points}))
         shown.append(make_table(document["problem"]["label"], columns, points, f"obtained by: {methods}"))
-        shown.append(_threshold_lines(document))
+        if document["thresholds"] is not None:
+            shown.append(_threshold_lines(document))
+        shown += _published_tables(document.get("published", []))
     return shown
+
+
+def _published_tables(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
+    """A table of each set of values of others beside their theory."""
+    columns: list[Column] = [
+        ("alpha", "r", lambda row: f"{row['alpha']:.5g}"),
+        ("published", "r", lambda row: number(row["value"], 6)),
+        ("theory", "r", lambda row: number(row["theory"], 6)),
+        ("difference", "r", lambda row: f"{row['theory'] - row['value']:+.1e}"),
+        ("tolerance", "r", lambda row: f"{row['tolerance']:.0e}"),
+        ("", "l", lambda row: "" if row["within"] else "off"),
+    ]
+    sets: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        place = "" if row["entry"] is None else f", entry {row['entry'][0]}{row['entry'][1]}"
+        place = place if row["component"] is None else f", component {row['component']}"
+        sets.setdefault((f"{row['label']}: {row['metric']}{place}", row["source"], row["remark"]), []).append(row)
+    return [
+        make_table(title, columns, found, f"source: {source}{f'; {remark}' if remark else ''}")
+        for (title, source, remark), found in sets.items()
+    ]
 
 
 def _one(values: Any, component: int) -> str:
@@ -53,29 +84,43 @@ def _generalization(point: dict[str, Any], kind: str) -> str:
     return number((point.get("generalization_error") or {}).get(kind), 5)
 
 
-def _error(point: dict[str, Any]) -> str:
-    errors = point["mse_error"]
+def _error(errors: Any) -> str:
     largest = max(errors) if isinstance(errors, list) else errors
     return f"{largest:.0e}" if largest else "0"
 
 
 def _threshold_lines(document: dict[str, Any]) -> str:
     found = document["thresholds"]
+    several = isinstance(document["points"][0]["mse"], list)
+
+    def none(key: str) -> str:
+        reason = found.get("reasons", {}).get(key)
+        return f"none: {reason}" if reason else "none"
+
     lines = []
     for key, name in (("weak_recovery", "weak recovery"), ("perfect_recovery", "perfect recovery")):
         entry = found.get(key)
-        text = "none" if entry is None else f"alpha = {entry['value']:.7g} ± {entry['error']:.0e}"
+        text = none(key) if entry is None else f"alpha = {entry['value']:.7g} ± {entry['error']:.0e}"
         if entry and "informed" in entry:
-            text += f" (uninformed), {entry['informed']['value']:.7g} (informed)"
+            start = entry["informed"]
+            text += f" (uninformed), {start['value']:.7g} ± {start['error']:.0e} (informed)"
         lines.append(f"  {name:17s} {text}")
     if len(found.get("sequential", [])) > 1:
         order = ", then ".join(
             f"layer {e['layer']} at {e['value']:.5g} ± {e['error']:.0e}" for e in found["sequential"]
         )
         lines.append(f"  {'learned in order':17s} {order}")
+    elif several and not found.get("sequential"):
+        lines.append(f"  {'learned in order':17s} {none('sequential')}")
     if document.get("hard_phase"):
         low, high = document["hard_phase"]
+        ends = [found.get(name) or {} for name in ("information_theoretic", "algorithmic")]
+        errors = [f" ± {end['error']:.0e}" if end.get("error") else "" for end in ends]
         lines.append(
-            f"  {'hard phase':17s} {low:.5g} to {high:.5g}: the Bayes-optimal error is not reached from an uninformed start"
+            f"  {'hard phase':17s} {low:.5g}{errors[0]} to {high:.5g}{errors[1]}: "
+            "the Bayes-optimal error is not reached from an uninformed start"
         )
+        if found.get("spinodal") and found["spinodal"] != found["information_theoretic"]:
+            entry = found["spinodal"]
+            lines.append(f"  {'':17s} the informed branch begins at {entry['value']:.5g} ± {entry['error']:.0e}")
     return "\n".join(lines) + "\n"

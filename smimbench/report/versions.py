@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.files import canonical_json
+from smimbench.problem.problem import CODE
 from smimbench.report.aggregate import mean_and_error
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _LABELS = ("problem_label", "algorithm_label")
 
 
 def other_version_rows(suite: Suite, store: Store, backends: Sequence[str]) -> list[dict[str, Any]]:
-    """Means over cells that are in the suite but for the version of an item.
+    """Means over cells that are in the suite but for the version of an item, or its code under the same version.
 
     Returns
     -------
@@ -83,11 +84,11 @@ def _changed(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, tuple
     ours, theirs = _items(now), _items(then)
     for part in _PARTS:
         one, other = ours[part], theirs[part]
-        changed = one.get("version") != other.get("version")
+        changed = any(one.get(key) != other.get(key) for key in CODE)
         if changed:
             versions[f"{part} {one['name']}"] = (other["version"], one["version"])
         shared = set(one) & set(other) if changed else set(one) | set(other)
-        if any(one.get(key) != other.get(key) for key in shared - {"version"}):
+        if any(one.get(key) != other.get(key) for key in shared.difference(CODE)):
             return None
     rest = (set(now) | set(then)) - {"problem", "algorithm", *_LABELS}
     if any(now.get(key) != then.get(key) for key in rest):
@@ -103,7 +104,10 @@ def other_version_tables(rows: Sequence[Mapping[str, Any]]) -> list[RenderableTy
         return str(row["algorithm"]) + ("" if row["component"] is None else f" ({row['component']})")
 
     def made(row: Mapping[str, Any]) -> str:
-        return ", ".join(f"{name} version {then}, now {now}" for name, (then, now) in row["versions"].items())
+        return ", ".join(
+            f"{name} version {then}, {'with other code' if now == then else f'now {now}'}"
+            for name, (then, now) in row["versions"].items()
+        )
 
     errors = [row for row in rows if row["metric"] == "mse"]
     if not errors:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,20 +13,25 @@ import psutil
 from smimbench.backend import machine
 from smimbench.backend.device import get_backend
 from smimbench.backend.roofline import ceilings
+from smimbench.files import canonical_json
+from smimbench.problem.problem import without_code
 from smimbench.registry.registry import Registry, get_registry
 from smimbench.run.cell import run_cell
+from smimbench.run.claims import Claims
 from smimbench.run.cost import Estimate, estimate_cost, memory_of_a_cell
-from smimbench.run.dask import on_dask
-from smimbench.run.processes import in_processes
+from smimbench.run.dask import DEVICES, on_dask
+from smimbench.run.processes import Limits, in_processes
+from smimbench.run.settings import settings_folder
+from smimbench.run.shards import Shard, cells_of_shard
+from smimbench.run.store import Store
 from smimbench.suite.errors import SuiteError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from smimbench.run.store import Store
     from smimbench.suite.cells import Cell, Suite
 
-__all__ = ["Campaign", "missing_cells", "plan_campaign", "run_cells", "shared_document"]
+__all__ = ["Campaign", "changed_code", "missing_cells", "plan_campaign", "run_cells", "shared_document"]
 
 
 @dataclass(frozen=True)
@@ -52,10 +58,16 @@ class Campaign:
     threads: int
     dask: str | None
     remarks: tuple[str, ...]
+    isolated: bool = False
+    limits: Limits | None = None
+
+    def left(self) -> int:
+        """How many of its cells have no record by now."""
+        return len(missing_cells(self.cells, self.store.load(), timing=self.timing))
 
     def cost(self) -> Estimate:
-        """Rough time and memory."""
-        return estimate_cost(self.missing, self.workers)
+        """Rough time and memory, from past runs of the suite and from trials of what was never run."""
+        return estimate_cost(self.missing, self.workers, self.store.load().values())
 
     def run(self, on_record: Callable[[dict[str, Any]], None] | None = None) -> list[dict[str, Any]]:
         """Run what is missing; see ``run_cells``."""
@@ -67,6 +79,8 @@ class Campaign:
             threads=self.threads,
             registry=self.registry,
             dask=self.dask,
+            isolated=self.isolated,
+            limits=self.limits,
             on_record=on_record,
         )
 
@@ -81,6 +95,9 @@ def plan_campaign(
     threads: int = 1,
     dask: str | None = None,
     retry: Sequence[str] = (),
+    isolated: bool = False,
+    limits: Limits | None = None,
+    shard: Shard | None = None,
     dry_run: bool = False,
     registry: Registry | None = None,
 ) -> Campaign:
@@ -92,6 +109,10 @@ def plan_campaign(
         Processes side by side; None: one per core, fewer where the memory would not hold so many.
     retry : sequence of str
         Records with one of these states are moved out of the way, so that their cells run again.
+    isolated, limits
+        See ``run_cells``.
+    shard : Shard or None
+        Run this part of the cells only.
     dry_run : bool
         Write and move nothing.
 
@@ -103,7 +124,8 @@ def plan_campaign(
         If a backend is not there.
     """
     registry = registry or get_registry()
-    places = [get_backend(backend, suite.run.dtype) for backend in backends]
+    # With Dask the device is that of the workers.
+    places = [get_backend(one, suite.run.dtype) for one in backends if not (dask and one in DEVICES)]
     cells = [cell for backend in backends for cell in suite.cells(backend, registry)]
     if not suite.algorithms:
         raise SuiteError(
@@ -111,8 +133,13 @@ def plan_campaign(
         )
     if not cells:
         raise SuiteError(suite.file, "", "--only leaves no cell of this suite")
+    device = next((place.name for place in places if place.accelerated), None)
+    if not dask and not device:
+        _refuse_what_never_fits(suite, cells)
+    if shard is not None:
+        cells = cells_of_shard(cells, shard)
     records = store.load(set_aside=not dry_run)
-    remarks = list(store.complaints)
+    remarks = list(store.complaints) + changed_code(cells, records.values())
     if retry and not dry_run:
         keys = {cell.key for cell in cells}
         store.retire(stem for stem, r in records.items() if r["status"] in retry and r["key"] in keys)
@@ -122,13 +149,21 @@ def plan_campaign(
         remarks.append(
             f"--workers {workers} is not used: --dask runs as many cells at a time as the scheduler has workers"
         )
-    device = next((place.name for place in places if place.accelerated), None)
     alone = "--timing" if timing else f"--backend {device}" if device else None
     workers, said = _side_by_side(missing, workers, alone)
     remarks += [] if dask else said
     if not dry_run:
-        store.write_shared(shared_document(suite))
-    return Campaign(suite, store, registry, cells, missing, workers, timing, threads, dask, remarks=tuple(remarks))
+        Store(settings_folder(suite, store)).write_shared(shared_document(suite))
+    how = (workers, timing, threads, dask, tuple(remarks), isolated, limits)
+    return Campaign(suite, store, registry, cells, missing, *how)
+
+
+def _refuse_what_never_fits(suite: Suite, cells: Sequence[Cell]) -> None:
+    """Raise SuiteError for a cell that takes more than the whole memory of this machine: nothing of it must be begun."""
+    total = psutil.virtual_memory().total
+    if (needed := memory_of_a_cell(cells)) > total:
+        sizes = f"{needed / 2**30:.3g} GB, this machine has {total / 2**30:.3g}"
+        raise SuiteError(suite.file, "grid", f"a cell takes up to {sizes}; lower dimension, alpha or tokens")
 
 
 def _side_by_side(missing: Sequence[Cell], asked: int | None, alone: str | None) -> tuple[int, list[str]]:
@@ -154,6 +189,31 @@ def missing_cells(cells: Sequence[Cell], records: dict[str, dict[str, Any]], *, 
     return [c for c in cells if (f"{c.key}{suffix}" not in records if timing else c.key not in timed)]
 
 
+def changed_code(cells: Sequence[Cell], records: Iterable[dict[str, Any]]) -> list[str]:
+    """A line for every item whose code is another one than when some records were made, though its version is not."""
+    keys = {cell.key for cell in cells}
+    now = {_without_code(cell.identity()): cell for cell in cells}
+    found: Counter[str] = Counter()
+    for record in records:
+        cell = None if record["key"] in keys else now.get(_without_code(record["cell"]))
+        if cell is None:
+            continue
+        here, there = ({**c["problem"], "algorithm": c["algorithm"]} for c in (cell.identity(), record["cell"]))
+        for kind, spec in here.items():
+            if spec.get("source") != there[kind].get("source"):
+                found[f"{kind} {spec['name']!r} has other code under the same version {spec['version']}"] += 1
+    return [
+        f"{what} than when {count} cell{'' if count == 1 else 's'} of this suite ran: they are kept apart; "
+        "raise its version when its numbers change"
+        for what, count in found.items()
+    ]
+
+
+def _without_code(cell: Mapping[str, Any]) -> str:
+    bare = {key: value for key, value in cell.items() if key not in ("metrics", "problem_label", "algorithm_label")}
+    return canonical_json(without_code(bare))
+
+
 def run_cells(
     cells: Sequence[Cell],
     store: Store,
@@ -163,6 +223,8 @@ def run_cells(
     threads: int = 1,
     registry: Registry | None = None,
     dask: str | None = None,
+    isolated: bool = False,
+    limits: Limits | None = None,
     on_record: Callable[[dict[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Run cells and store each as it finishes.
@@ -170,7 +232,11 @@ def run_cells(
     Parameters
     ----------
     workers : int
-        Processes (spawned); 1 runs in this process. Timing mode is always serial.
+        Processes at a time; 1 runs in this process, unless ``isolated``. Timing mode is always serial.
+    isolated : bool
+        Run in a process of its own also what runs alone: nothing that a plugin does can then end this one.
+    limits : Limits or None
+        What a cell, and all of them, may take; kept from outside, so for cells in processes of their own only.
     dask : str or None
         Address of a Dask scheduler whose workers run the cells; they need smimbench and the same plugins, not the
         results folder.
@@ -189,14 +255,18 @@ def run_cells(
         for backend in sorted({cell.backend for cell in cells}):
             ceilings(backend, threads)
     source: Iterator[dict[str, Any]]
+    claims: Claims | None = None
     if dask is not None:
-        source = on_dask(cells, dask, threads, registry)
-    elif workers <= 1:
+        source = on_dask(cells, dask, threads, registry, limits)
+    elif workers <= 1 and not isolated and limits in (None, Limits()):
         source = (run_cell(c, timing=timing, threads=threads, registry=registry) for c in cells)
     else:
-        source = in_processes(cells, workers, threads, registry)
+        claims = None if timing else Claims(store.folder)
+        source = in_processes(cells, max(1, workers), threads, registry, timing=timing, limits=limits, claims=claims)
     for record in source:
         store.write(record)
+        if claims is not None:
+            claims.release(record["key"])
         records.append(record)
         if on_record:
             on_record(record)

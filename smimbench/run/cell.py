@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import time
 import traceback
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,25 +16,29 @@ import numpy as np
 from smimbench.backend import machine
 from smimbench.backend.device import Backend, get_backend
 from smimbench.backend.roofline import remembered
-from smimbench.backend.streaming import StreamedInputs
-from smimbench.files import canonical_json
+from smimbench.backend.streaming import DrawnInputs, NarrowInputs, StreamedInputs
+from smimbench.files import canonical_json, error_line, printable
 from smimbench.interfaces import member
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem
 from smimbench.problem.seeds import seed_sequence
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import Registry, get_registry
+from smimbench.run import heartbeat
 from smimbench.run.loop import LoopSettings, Status, run_algorithm
+from smimbench.run.record import LONGEST, check_types, plain
 from smimbench.suite.cells import Cell
 from smimbench.suite.schema import STARTS
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Data, Start
 
-__all__ = ["INFORMED_OVERLAP", "lost_record", "run_cell"]
+__all__ = ["INFORMED_OVERLAP", "fit_for_store", "lost_record", "run_cell"]
 
 INFORMED_OVERLAP = 0.9
 """Overlap with the teacher of an informed start; nearer to 1 the informed branch is followed from further inside."""
+MOST_WARNINGS = 100
+"""Different warnings that a record keeps; doubled, a plugin that warns anew in every step makes records twice as long."""
 
 
 def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1, registry: Registry | None = None) -> dict[str, Any]:
@@ -53,14 +60,14 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1, registry: Re
         with warnings.catch_warnings(record=True) as caught, machine.blas_threads(threads):
             warnings.simplefilter("always")
             record.update(_run(cell, registry, timing))
-        raised = [f"{w.category.__name__}: {' '.join(str(w.message).split())}" for w in caught]
-        record["warnings"] = list(dict.fromkeys([*record.get("warnings", []), *raised]))
-    except (Exception, SystemExit) as error:  # the algorithm or a plugin may raise anything; siblings must go on
-        record.update(
-            status=Status.FAILED.value,
-            reason=f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}",
-            traceback=traceback.format_exc(),
-        )
+        raised = [f"{w.category.__name__}: {' '.join(printable(w.message, 2000).split())}" for w in caught]
+        record["warnings"] = _different([*record.get("warnings", []), *raised])
+    except BaseException as error:  # the algorithm or a plugin may raise anything; siblings must go on
+        if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            raise  # the user's Ctrl-C; a worker has it ignored, so there it is a plugin's
+        _LATEST.clear()  # whoever raised may have written into it
+        trace = printable(traceback.format_exc(), LONGEST)
+        record.update(status=Status.FAILED.value, reason=error_line(error), where=_where(error), traceback=trace)
     record.setdefault("metrics", {})
     record["timing"] = {
         **record.get("timing", {}),
@@ -73,7 +80,36 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1, registry: Re
         "started": started,
         "total_seconds": time.time() - started,
     }
-    return record | {"machine": machine.machine_info(), "versions": machine.versions()}
+    return fit_for_store(record | {"machine": machine.machine_info(), "versions": machine.versions()})
+
+
+def fit_for_store(record: dict[str, Any]) -> dict[str, Any]:
+    """The record as plain values, or a failed one in its place if a plugin has put into it what a record cannot hold."""
+    try:
+        found: dict[str, Any] = plain(record)
+        check_types(found)
+        found["cell"] = record["cell"]
+    except (ValueError, RecursionError) as error:
+        kept = {name: record[name] for name in ("key", "cell", "problem", "algorithm", "machine", "versions")}
+        timing = {name: record["timing"][name] for name in ("machine", "threads")}
+        reason = f"reported what a record cannot hold: {error_line(error)}"
+        found = plain({**kept, "status": Status.FAILED.value, "reason": reason, "metrics": {}, "timing": timing})
+    return found
+
+
+def _different(lines: list[str]) -> list[str]:
+    """Each line once, and not more than anybody reads."""
+    found = list(dict.fromkeys(lines))
+    return found if len(found) <= MOST_WARNINGS else [*found[:MOST_WARNINGS], f"and {len(found) - MOST_WARNINGS} more"]
+
+
+def _where(error: BaseException) -> str:
+    """File and line of an error: the last ones outside of libraries, or the last of all."""
+    frames = traceback.extract_tb(error.__traceback__)
+    engine = str(Path(__file__).resolve().parent.parent)
+    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith((engine, "<"))]
+    last = (own or frames)[-1]
+    return f"{last.filename}, line {last.lineno}"
 
 
 def _beginning(cell: Cell) -> dict[str, Any]:
@@ -88,12 +124,13 @@ def _run(cell: Cell, registry: Registry, timing: bool) -> dict[str, Any]:
     if reason:
         return {"status": Status.SKIPPED.value, "reason": reason}
     backend = get_backend(cell.backend, cell.run.dtype, tf32=cell.run.tf32)
-    instance = _instance(cell, problem, backend)
+    instance, sound = _instance(cell, problem, backend)
     computed = cell.run.start not in STARTS
     if timing and computed:
         _start(cell, problem, instance, backend, registry)
     stop = backend.stopwatch()
-    start = _start(cell, problem, instance, backend, registry)
+    with heartbeat.running(0.0) if computed else contextlib.nullcontext():
+        start = _start(cell, problem, instance, backend, registry)
     # An informed start is a gift of the engine; a computed one is part of what the algorithm does, and of its time.
     head_start = stop().seconds if computed else 0.0
     backend.release()
@@ -108,12 +145,15 @@ def _run(cell: Cell, registry: Registry, timing: bool) -> dict[str, Any]:
         algorithm.step(problem, data, algorithm.init(problem, data, make_rng(0)))
     result = run_algorithm(problem, instance, data, algorithm, make_rng, settings, backend)
     attempt = result.attempt
-    blank: dict[str, str] = {}
+    blank = dict(attempt.blank)
     if attempt.status is not Status.DIVERGED and attempt.estimate is not None:
-        measured, blank, remarks = instance.measure(cell.run.metrics, attempt.estimate, attempt.V)
+        measured, unmeasured, remarks = instance.measure(cell.run.metrics, attempt.estimate, attempt.V)
         attempt.metrics.update(measured)
+        blank |= unmeasured
         attempt.warnings += remarks
     durations = attempt.iteration_seconds
+    if instance.checksum() != sound:
+        raise RuntimeError("wrote into the data that all algorithms share, so what it found counts for nothing")
     return {
         "status": attempt.status.value,
         "reason": attempt.reason,
@@ -123,11 +163,12 @@ def _run(cell: Cell, registry: Registry, timing: bool) -> dict[str, Any]:
         "samples": int(instance.inputs.shape[0]),
         "placement": {
             "drawn": "device" if cell.run.draw == "device" and backend.accelerated else "host",
-            "inputs": "streamed" if isinstance(data.inputs, StreamedInputs) else "resident",
+            "inputs": _placement(data.inputs),
         },
         "iterations": attempt.iterations,
         "restarts": result.restarts,
         "restart_reason": result.restart_reason,
+        "start": attempt.start,
         "final": attempt.final,
         "warnings": attempt.warnings,
         "trajectory": attempt.trajectory,
@@ -144,6 +185,14 @@ def _run(cell: Cell, registry: Registry, timing: bool) -> dict[str, Any]:
     }
 
 
+def _placement(inputs: Any) -> str:
+    """Where the inputs are during a run."""
+    if isinstance(inputs, DrawnInputs):
+        return "drawn anew"
+    away = isinstance(inputs, StreamedInputs) and not isinstance(inputs, NarrowInputs)
+    return "streamed" if away else "resident"
+
+
 def _cost(algorithm: Any, problem: Problem, data: Data) -> dict[str, float] | None:
     """What an iteration has to do, for algorithms that say so."""
     ask = member(algorithm, "cost")
@@ -151,16 +200,17 @@ def _cost(algorithm: Any, problem: Problem, data: Data) -> dict[str, float] | No
     return None if found is None else {"flops": float(found.flops), "bytes": float(found.bytes)}
 
 
-_LATEST: dict[str, Instance] = {}
+_LATEST: dict[str, tuple[Instance, tuple[float, ...]]] = {}
 
 
-def _instance(cell: Cell, problem: Problem, backend: Backend) -> Instance:
-    """The instance of a cell; the latest one is kept, because the algorithms of a suite share it."""
+def _instance(cell: Cell, problem: Problem, backend: Backend) -> tuple[Instance, tuple[float, ...]]:
+    """The instance of a cell, and its checksum as it was drawn; the latest is kept: the algorithms of a suite share it."""
     name = _instance_name(cell)
     if name not in _LATEST:
         device = backend if cell.run.draw == "device" and backend.accelerated else None
         where = (cell.alpha, cell.dimension, cell.replicate)
-        _LATEST[name] = problem.instance(*where, seed=cell.seed, dtype=cell.run.dtype, device=device)
+        drawn = problem.instance(*where, seed=cell.seed, dtype=cell.run.dtype, device=device)
+        _LATEST[name] = drawn, drawn.checksum()
     return _LATEST[name]
 
 

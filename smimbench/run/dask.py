@@ -1,61 +1,165 @@
-"""Cells on a Dask cluster; its workers need smimbench and the same plugins, not the results folder."""
+"""Cells on a Dask cluster; its workers need smimbench and the same plugins, not the results folder.
+
+Every cell runs in a process of its own beside the Dask worker, made anew: code that was changed since the worker started is
+loaded as it is now, and a plugin that crashes takes no worker with it.
+"""
 
 from __future__ import annotations
 
-import functools
+import logging
+import queue
+import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from smimbench.backend import machine
 from smimbench.backend.device import BackendError
-from smimbench.registry.registry import Registry, set_registry
-from smimbench.run.cell import lost_record, run_cell
+from smimbench.files import error_line
+from smimbench.run.cell import lost_record
+from smimbench.run.processes import Limits, in_processes
+from smimbench.run.record import check_types
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from smimbench.registry.registry import Registry
     from smimbench.suite.cells import Cell
 
-__all__ = ["on_dask"]
+__all__ = ["DEVICES", "on_dask"]
+
+PATIENCE = 60.0
+"""Seconds without any worker that could run what is left, four times those without a scheduler; doubled, a cluster that is
+gone is noticed that much later."""
+CHANCES = 5
+"""Times that a cell is sent again after the cluster lost it; Dask itself sends it to other workers before."""
+DEVICES = ("cupy",)
+"""Backends whose cells ask a worker for the resource ``GPU``."""
 
 
-def on_dask(cells: Sequence[Cell], address: str, threads: int, registry: Registry) -> Iterator[dict[str, Any]]:
-    """Run on a Dask cluster. A cell whose worker dies is tried again elsewhere by Dask, and is a failed cell in the end."""
+def on_dask(
+    cells: Sequence[Cell], address: str, threads: int, registry: Registry, limits: Limits | None = None
+) -> Iterator[dict[str, Any]]:
+    """Run on a Dask cluster. A cell whose worker dies is tried again elsewhere, and is a failed cell in the end.
+
+    Raises
+    ------
+    BackendError
+        If Dask is not installed, the scheduler does not answer or goes away, or no worker is there for ``PATIENCE`` seconds.
+    """
     try:
-        from distributed import Client, as_completed
+        from distributed import Client
     except ImportError:
         raise BackendError("dask: is not installed; pip install 'smimbench[dask]'") from None
+    for name in ("distributed", *logging.root.manager.loggerDict):
+        if name.partition(".")[0] == "distributed":  # what goes wrong is said here, in one line
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+    limits = limits or Limits()
     try:
         client = Client(address, timeout=10)
-    except (OSError, ValueError) as error:
-        raise BackendError(f"dask: no scheduler answers at {address} ({error})") from None
-    with client:
-        waiting = {
-            client.submit(
-                _work_anywhere,
-                cell,
-                threads,
-                registry.paths,
-                registry.third_party,
-                key=f"smimbench-{cell.key}",
-                pure=False,
-            ): cell
-            for cell in cells
-        }
-        for future in as_completed(waiting):
-            failure = future.exception()
-            yield (
-                future.result()
-                if failure is None
-                else lost_record(waiting[future], threads, f"the cluster lost it: {failure!r}")
-            )
+    except Exception as error:  # distributed raises OSError, TimeoutError and others of its own here
+        raise BackendError(f"dask: no scheduler answers at {address} ({error_line(error)})") from None
+    done: queue.Queue[Any] = queue.Queue()
+    running: dict[Any, tuple[Cell, int]] = {}
+
+    def send(cell: Cell, chance: int) -> None:
+        future = client.submit(
+            _work_anywhere,
+            cell,
+            threads,
+            registry.paths,
+            registry.third_party,
+            machine.versions().get("smimbench"),
+            limits,
+            key=f"smimbench-{cell.key}-{chance}",
+            pure=False,
+            resources={"GPU": 1} if cell.backend in DEVICES else None,
+        )
+        running[future] = (cell, chance)
+        future.add_done_callback(done.put)
+
+    watch = _Watch(client, address)
+    end = None if limits.budget is None else time.monotonic() + limits.budget
+    try:
+        for cell in cells:
+            send(cell, 1)
+        while running and (end is None or time.monotonic() < end):
+            try:
+                future = done.get(timeout=1.0)
+            except queue.Empty:
+                watch.look({cell.backend in DEVICES for cell, _ in running.values()})
+                continue
+            if future not in running:
+                continue
+            cell, chance = running.pop(future)
+            if future.status == "finished":
+                yield _checked(future.result(), cell, threads)
+            elif future.status in ("cancelled", "lost"):
+                raise BackendError(f"dask: the scheduler at {address} is gone; what was finished is kept")
+            elif chance < CHANCES and type(future.exception()).__name__ == "KilledWorker":
+                send(cell, chance + 1)
+            else:
+                yield lost_record(cell, threads, f"the cluster lost it: {error_line(future.exception())}")
+    finally:
+        for future in running:
+            _quietly(future.cancel)
+        _quietly(client.close, timeout=2)
 
 
-def _work_anywhere(cell: Cell, threads: int, paths: tuple[str, ...], third_party: bool) -> dict[str, Any]:
-    return run_cell(cell, threads=threads, registry=_same_registry(paths, third_party))
+def _quietly(function: Any, **how: Any) -> None:
+    try:
+        function(**how)
+    except Exception:  # the results are in: a cluster that is gone already is no failure
+        logging.getLogger(__name__).debug("while a cluster is left", exc_info=True)
 
 
-@functools.lru_cache(maxsize=1)
-def _same_registry(paths: tuple[str, ...], third_party: bool) -> Registry:
-    """The registry of the sender, made once per worker process."""
-    registry = Registry(paths, third_party=third_party)
-    set_registry(registry)
-    return registry
+class _Watch:
+    """Notices that nobody is there who could work."""
+
+    def __init__(self, client: Any, address: str) -> None:
+        self._client, self._address = client, address
+        self._last = time.monotonic()
+
+    def look(self, devices: set[bool]) -> None:
+        """Raise BackendError if the scheduler, all workers, or all with a GPU where one is needed, are away for long."""
+        workers: dict[str, Any] = {}
+        alive = self._client.status == "running"
+        if alive:
+            try:
+                workers = self._client.scheduler_info(n_workers=-1)["workers"]
+            except TypeError:  # older versions give all of them
+                workers = self._client.scheduler_info()["workers"]
+            except Exception:  # whatever it is, the scheduler does not answer
+                alive = False
+        able = [w for w in workers.values() if False in devices or "GPU" in (w.get("resources") or {})]
+        if able:
+            self._last = time.monotonic()
+        elif not alive and time.monotonic() - self._last > PATIENCE / 4:
+            raise BackendError(f"dask: the scheduler at {self._address} is gone; what was finished is kept")
+        elif time.monotonic() - self._last > PATIENCE:
+            what = "no worker"
+            if workers:
+                what = 'no worker with the resource GPU (dask worker --resources "GPU=1")'
+            raise BackendError(f"dask: {what} at {self._address} for {PATIENCE:.0f} s; what was finished is kept")
+
+
+def _checked(record: Any, cell: Cell, threads: int) -> dict[str, Any]:
+    """What a worker sent, if it is a record of the cell."""
+    try:
+        check_types(record)
+        if record["key"] == cell.key:
+            return dict(record)
+        reason = "the worker sent the record of another cell"
+    except (ValueError, TypeError, KeyError) as error:
+        reason = f"the worker sent something that is no record: {error_line(error)}"
+    return lost_record(cell, threads, reason)
+
+
+def _work_anywhere(
+    cell: Cell, threads: int, paths: tuple[str, ...], third_party: bool, version: str | None, limits: Limits
+) -> dict[str, Any]:
+    here = machine.versions().get("smimbench")
+    if here != version:
+        return lost_record(cell, threads, f"the worker has smimbench {here}, the client {version}; install the same")
+    sender: Any = SimpleNamespace(paths=paths, third_party=third_party)
+    alone = Limits(limits.seconds, limits.memory)
+    return next(in_processes([cell], 1, threads, sender, limits=alone))

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import itertools
 import json
+import struct
+import tokenize
+import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smimbench.files import error_line, write_atomically
 from smimbench.run.loop import Status
 from smimbench.suite.errors import SuiteError
 from smimbench.suite.overrides import selects
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from smimbench.problem.instance import Instance
     from smimbench.suite.cells import ProblemPlan, Suite
 
-__all__ = ["Point", "choose_point", "read_estimate", "score_record", "write_instance"]
+__all__ = ["Point", "choose_points", "estimate_shape", "read_estimate", "score_record", "write_instance"]
 
 
 @dataclass(frozen=True)
@@ -41,14 +48,36 @@ class Point:
         }
 
 
-def choose_point(suite: Suite) -> Point:
-    """The first point of the suite that its ``--only`` conditions leave."""
+def choose_points(suite: Suite, count: int = 1) -> list[Point]:
+    """The first points of the suite that its ``--only`` conditions leave, replicates of one sample ratio side by side.
+
+    Raises
+    ------
+    SuiteError
+        If there are fewer.
+    """
+    found = list(itertools.islice(_points(suite), count))
+    if len(found) < count:
+        left = f"{len(found)} for {count} estimates" if found else "none"
+        raise SuiteError(suite.file, "--only", f"leaves too few points of this suite: {left}")
+    return found
+
+
+def _points(suite: Suite) -> Iterator[Point]:
     for plan in suite.plans:
-        for dimension, alpha, seed in itertools.product(plan.dimensions, plan.alphas, range(suite.seeds)):
+        sizes = dict(zip(plan.dimensions, plan.seeds))
+        for dimension, alpha, seed in itertools.product(plan.dimensions, plan.alphas, range(max(plan.seeds))):
+            if seed >= sizes[dimension]:
+                continue
             where = {"alpha": alpha, "dimension": dimension, "seed": seed}
             if selects(suite.only, problem=plan.label, numbers=where):
-                return Point(plan, alpha, dimension, seed)
-    raise SuiteError(suite.file, "--only", "leaves no point of this suite")
+                yield Point(plan, alpha, dimension, seed)
+
+
+def estimate_shape(point: Point) -> tuple[int, ...]:
+    """Shape of the signal."""
+    problem = point.plan.problem
+    return tuple(problem.model.signal_shape(problem.components, point.dimension))
 
 
 def draw(suite: Suite, point: Point) -> Instance:
@@ -75,28 +104,53 @@ def write_instance(suite: Suite, point: Point, output: Path) -> dict[str, Any]:
         "estimate_shape": list(instance.signal.shape),
         "how": "save your estimate of the signal under the name 'estimate' in an .npz and run 'smimbench score'",
     }
-    np.savez(output, inputs=instance.inputs, labels=instance.labels, about=np.array(json.dumps(about)))
+    arrays = {"inputs": instance.inputs, "labels": instance.labels, "about": np.array(json.dumps(about))}
+    write_atomically(output, lambda file: np.savez(file, **arrays))
     return {**about, "inputs": list(instance.inputs.shape), "labels": list(instance.labels.shape)}
 
 
-def read_estimate(path: Path) -> np.ndarray[Any, Any]:
-    """The array ``estimate`` of an ``.npz``.
+def read_estimate(path: Path, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """The array ``estimate`` of an ``.npz``: real numbers in this shape. Nothing is unpacked before its head says so.
 
     Raises
     ------
     SuiteError
-        Unreadable file or no such array.
+        Unreadable file, no such array, another shape, or something else than real numbers.
     """
+
+    def fail(key: str, message: str) -> SuiteError:
+        return SuiteError(str(path), key, message)
+
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            if "estimate" not in arrays.files:
-                raise SuiteError(
-                    str(path), "estimate", f"is missing; the file holds {', '.join(arrays.files) or 'nothing'}"
+        with zipfile.ZipFile(path) as packed:
+            names = [name.removesuffix(".npy") for name in packed.namelist()]
+            if "estimate" not in names:
+                raise fail("estimate", f"is missing; the file holds {', '.join(names[:20]) or 'nothing'}")
+            if names.count("estimate") > 1:
+                raise fail("estimate", "is in the file twice")
+            with packed.open("estimate.npy" if "estimate.npy" in packed.namelist() else "estimate") as part:
+                version = np.lib.format.read_magic(part)
+                read_head = (
+                    np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
                 )
-            found: np.ndarray[Any, Any] = arrays["estimate"]
-            return found
-    except (OSError, ValueError) as error:
-        raise SuiteError(str(path), "", f"cannot be read as .npz: {error}") from None
+                found, _, dtype = read_head(part)
+        if dtype.kind not in "fiu":
+            kind = {"c": "complex numbers", "M": "dates", "m": "time spans", "b": "truth values", "O": "objects"}
+            raise fail("estimate", f"must be real numbers, got {kind.get(dtype.kind, f'the type {dtype}')}")
+        if tuple(found) != tuple(shape):
+            raise fail("estimate", f"must have the shape {tuple(shape)}, got {_short(found)}")
+        with np.load(path, allow_pickle=False) as arrays:
+            estimate: np.ndarray[Any, Any] = np.asarray(arrays["estimate"], dtype=np.float64)
+            return estimate
+    except SuiteError:
+        raise
+    except (OSError, EOFError, ValueError, TypeError, KeyError, IndexError, SyntaxError, OverflowError, MemoryError,
+            RuntimeError, struct.error, zlib.error, zipfile.BadZipFile, tokenize.TokenError) as error:  # fmt: skip
+        raise fail("", f"cannot be read as .npz: {error_line(error)}") from None
+
+
+def _short(shape: tuple[int, ...]) -> str:
+    return str(tuple(shape)) if len(shape) < 10 else f"one of {len(shape)} axes"
 
 
 def score_record(suite: Suite, point: Point, estimate: np.ndarray[Any, Any], label: str, path: Path) -> dict[str, Any]:

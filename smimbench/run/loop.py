@@ -28,8 +28,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from smimbench.derive.stopping import rule_of
+from smimbench.files import error_line, printable
 from smimbench.interfaces import member, offers
 from smimbench.registry.adapters import plan_of
+from smimbench.run import heartbeat
 from smimbench.run.readings import Readings
 
 if TYPE_CHECKING:
@@ -111,6 +113,8 @@ class Attempt:
     estimate: Array | None = None
     V: Array | None = None
     broken_claim: bool = False
+    start: dict[str, Any] = field(default_factory=dict)
+    blank: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -163,7 +167,8 @@ class _Clock:
         """What ``work`` returns; the clock runs meanwhile."""
         cpu = time.process_time()
         stop = self.backend.stopwatch()
-        found = work()
+        with heartbeat.running(self.seconds):
+            found = work()
         duration, on_device = stop()
         self.cpu_seconds += time.process_time() - cpu
         before = self.device_seconds
@@ -181,10 +186,18 @@ class _Course:
     algorithm: Any
     metrics: dict[str, list[float]] = field(default_factory=dict)
     trajectory: dict[str, list[Any]] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)
 
-    def record(self, state: Any, iteration: int, seconds: float, residual: float, samples: float) -> None:
-        self.metrics = values = self.instance.metrics(self.algorithm.estimate(state))
-        entries = {"iteration": iteration, "seconds": seconds, **values, "residual": residual, "samples": samples}
+    def record(self, state: Any, iteration: int, seconds: float, info: Info) -> None:
+        samples, damping = (math.nan if x is None else float(x) for x in (info.samples, info.damping))
+        if info.damping is not None:  # the start was not damped
+            self.trajectory.setdefault("damping", [math.nan] * len(self.trajectory["iteration"]))
+        self.metrics = values = self.instance.metrics(self.algorithm.estimate(state), self.broken)
+        for name in self.broken:  # a metric that raised once has no trajectory
+            self.trajectory.pop(name, None)
+        entries = {"iteration": iteration, "seconds": seconds, **values, "residual": info.residual, "samples": samples}
+        if "damping" in self.trajectory:
+            entries["damping"] = damping
         for name, entry in entries.items():
             self.trajectory.setdefault(name, []).append(entry)
 
@@ -216,7 +229,7 @@ def _attempt(
     clock = _Clock(backend, settings.head_start)
     warnings: list[str] = []
     status, reason = Status.NOT_CONVERGED, f"{last} iterations reached"
-    iteration, broken, samples = 0, False, math.nan
+    iteration, broken = 0, False
     spread: dict[str, list[float]] = {}
 
     def step() -> tuple[Any, Info]:
@@ -224,13 +237,13 @@ def _attempt(
         return new, readings.read(info)  # the one transfer of an iteration
 
     state = clock.time(lambda: algorithm.init(problem, data, rng))
-    course.record(state, iteration, clock.seconds, math.inf, samples)
+    course.record(state, iteration, clock.seconds, readings.latest)
+    overlaps = instance.overlaps(algorithm.estimate(state))
     while iteration < last:
         state, info = clock.time(step)
         iteration += 1
-        samples = math.nan if info.samples is None else float(info.samples)
-        if info.warning and info.warning not in warnings:
-            warnings.append(info.warning)
+        if info.warning is not None and (said := printable(info.warning, 2000)) not in ("", *warnings):
+            warnings.append(said)
         if readings.divergence:
             status, reason = Status.DIVERGED, f"{readings.divergence} at iteration {iteration}"
             break
@@ -240,7 +253,7 @@ def _attempt(
         finished = steps is not None and iteration == steps
         late = settings.timeout is not None and clock.seconds > settings.timeout
         if ending or finished or late or _is_logged(iteration, last):
-            course.record(state, iteration, clock.seconds, info.residual, samples)
+            course.record(state, iteration, clock.seconds, info)
         if ending or finished:
             complaint = rule.complaint()
             if complaint:
@@ -252,7 +265,7 @@ def _attempt(
             status, reason = Status.TIMEOUT, f"{settings.timeout:g} s reached after {iteration} iterations"
             break
     if course.trajectory["iteration"][-1] != iteration and not readings.divergence:
-        course.record(state, iteration, clock.seconds, readings.latest.residual, samples)
+        course.record(state, iteration, clock.seconds, readings.latest)
     if not course.finite:
         status, reason = Status.DIVERGED, "the estimate is not made of finite numbers"
     if status is Status.NOT_CONVERGED and not broken:
@@ -262,6 +275,7 @@ def _attempt(
         elif steps is None and (settled := member(rule, "settled", lambda: None)()):
             status, reason = Status.OK, f"{settled}, after {last} iterations"
             spread = course.spread()
+    found, remarks = _findings(algorithm, state)
     return Attempt(
         status=status,
         reason=reason,
@@ -272,12 +286,32 @@ def _attempt(
         iteration_seconds=clock.durations[1:],
         device_seconds=clock.device_seconds,
         trajectory=course.trajectory,
-        final={**readings.final(), **spread, **(algorithm.findings(state) if offers(algorithm, "findings") else {})},
-        warnings=warnings + readings.warnings(),
+        final={**readings.final(), **spread, **found},
+        warnings=warnings + readings.warnings() + remarks,
         estimate=algorithm.estimate(state),
         V=algorithm.variance(state) if offers(algorithm, "variance") else None,
         broken_claim=broken,
+        start={name: matrix.tolist() for name, matrix in overlaps._asdict().items()},
+        blank=course.broken,
     )
+
+
+def _findings(algorithm: Any, state: Any) -> tuple[dict[str, list[float | None]], list[str]]:
+    """What an algorithm found beside its estimate, and what of it cannot be kept: a plugin may hand in anything."""
+    if not offers(algorithm, "findings"):
+        return {}, []
+    try:
+        given = dict(algorithm.findings(state))
+    except Exception as error:  # a plugin's remark that fails must not cost the run that it remarks on
+        return {}, [f"its findings cannot be had: {error_line(error)}"]
+    kept: dict[str, list[float | None]] = {}
+    remarks = []
+    for name, values in given.items():
+        try:
+            kept[printable(name)] = [None if value is None else float(value) for value in values]
+        except Exception:
+            remarks.append(f"its finding {printable(name, 100)!r} is not kept: it must be a list of numbers")
+    return kept, remarks
 
 
 def _is_logged(iteration: int, last: int) -> bool:

@@ -1,153 +1,307 @@
-"""Cells in spawned processes: a process that dies takes only its own cell with it, and Ctrl-C ends all of them."""
+"""Cells in processes that are watched from outside: one that dies is replaced, one that takes too long or too much is ended.
+
+A cell whose process died gets a second chance in a new one; then it is a failed cell, with the signal for a reason.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import pickle
+import queue
 import signal
+import subprocess
+import sys
+import tempfile
 import threading
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smimbench.registry.registry import Registry, set_registry
-from smimbench.run.cell import lost_record, run_cell
+import psutil
+
+from smimbench.files import printable
+from smimbench.run import heartbeat
+from smimbench.run.cell import lost_record
+from smimbench.run.loop import Status
+from smimbench.run.record import LONGEST, check_types
+from smimbench.run.worker import BOOT, HEAD, send
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from multiprocessing.connection import Connection
+    from collections.abc import Iterator, Sequence
 
+    from smimbench.registry.registry import Registry
+    from smimbench.run.claims import Claims
     from smimbench.suite.cells import Cell
 
-__all__ = ["in_processes"]
+__all__ = ["Limits", "in_processes"]
+
+POLL = 0.1
+"""Seconds between two looks at the processes; doubled, limits are kept that much less exactly."""
+GRACE = 0.5
+"""Part of ``run.timeout`` (at least ``LEAST_GRACE`` seconds) that a step may take longer before it is ended from outside."""
+LEAST_GRACE = 1.0
+CHANCES = 2
+"""Processes that a cell may lose; with more, a cell that crashes costs more before it is recorded as failed."""
+RESERVE = 0.03
+"""Part of the memory of the machine that stays free; doubled, a process that takes it all is ended that much earlier."""
+LARGEST_OUTPUT = 1 << 24
+"""Bytes that a cell may print before what came first is dropped."""
 
 
-def in_processes(cells: Sequence[Cell], workers: int, threads: int, registry: Registry) -> Iterator[dict[str, Any]]:
-    """Run in spawned processes; a process that dies takes only its own cell with it, after a second chance alone."""
-    suspects: list[Cell] = []
-    queue = list(cells)
-    with _InterruptBetween() as interrupt:
-        while queue:
-            with _Pool(workers, threads, registry) as pool:
-                running: dict[Future[dict[str, Any]], Cell] = {}
-                try:
-                    while queue or running:
-                        # Two cells per process are enough to keep it busy, and little is in doubt when one dies.
-                        while queue and len(running) < 2 * workers:
-                            running[pool.submit(queue[0])] = queue[0]
-                            del queue[0]
-                        for future in interrupt.wait(running):
-                            record = future.result()
-                            del running[future]
-                            yield record
-                        interrupt.heed()
-                except BrokenProcessPool:
-                    suspects.extend(running.values())
-        for cell in suspects:
-            with _Pool(1, threads, registry) as pool:
-                try:
-                    future = pool.submit(cell)
-                    while not interrupt.wait([future]):
-                        interrupt.heed()
-                    yield future.result()
-                except BrokenProcessPool:
-                    yield lost_record(cell, threads)
-            interrupt.heed()
+@dataclass(frozen=True)
+class Limits:
+    """What a cell, and all cells together, may take.
 
-
-class _InterruptBetween:
-    """Ctrl-C while processes work, raised only where no lock of theirs is held: anywhere else it could be held for ever."""
-
-    POLL = 0.1
-    """Seconds between two looks for Ctrl-C; doubled, it is heeded that much later."""
-
-    def __enter__(self) -> _InterruptBetween:
-        self._pressed = False
-        self._before: Any = None
-        if threading.current_thread() is threading.main_thread():
-            self._before = signal.getsignal(signal.SIGINT)
-            if callable(self._before):
-                signal.signal(signal.SIGINT, self._press)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if callable(self._before):
-            signal.signal(signal.SIGINT, self._before)
-
-    def _press(self, *_: object) -> None:
-        self._pressed = True
-
-    def wait(self, futures: Iterable[Future[Any]]) -> set[Future[Any]]:
-        """Futures that are done: at least one, or none if Ctrl-C was pressed meanwhile."""
-        while True:
-            done, _ = wait(futures, timeout=self.POLL, return_when=FIRST_COMPLETED)
-            if done or self._pressed:
-                return done
-
-    def heed(self) -> None:
-        """What Ctrl-C would have done, if it was pressed."""
-        if self._pressed:
-            self._pressed = False
-            self._before(signal.SIGINT, None)
-
-
-class _Pool:
-    """Spawned processes with the parent's plugins, which end at once when they are left before their work is done."""
-
-    def __init__(self, workers: int, threads: int, registry: Registry) -> None:
-        import multiprocessing
-        from multiprocessing import resource_tracker
-
-        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-            os.environ.setdefault(name, str(threads))
-        context = multiprocessing.get_context("spawn")  # fork with threaded BLAS or CUDA hangs
-        resource_tracker.ensure_running()  # it would unblock Ctrl-C in the middle of the first submit
-        self._threads = threads
-        self._end, self._leash = context.Pipe(duplex=False)
-        self._executor = ProcessPoolExecutor(
-            workers, mp_context=context, initializer=_begin, initargs=(registry.paths, registry.third_party, self._end)
-        )
-
-    def submit(self, cell: Cell) -> Future[dict[str, Any]]:
-        """Hand out a cell; processes that this starts know no Ctrl-C from their first moment, it is the parent's business."""
-        if not hasattr(signal, "pthread_sigmask"):
-            return self._executor.submit(_work, cell, self._threads)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            return self._executor.submit(_work, cell, self._threads)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    def __enter__(self) -> _Pool:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self._leash.close()
-        self._executor.shutdown(cancel_futures=True)
-        self._leash.close()
-        self._end.close()
-
-
-def _begin(paths: tuple[str, ...], third_party: bool, leash: Connection) -> None:
-    """First act of a worker: the same plugins as the parent's."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, args=(leash,), daemon=True).start()
-    set_registry(Registry(paths, third_party=third_party))
-
-
-def _end_with_parent(leash: Connection) -> None:
-    """A parent that is killed cannot tell its workers, one that is interrupted does not wait for them.
-
-    Without the first they would wait for work for ever.
+    Attributes
+    ----------
+    seconds : float or None
+        Of a cell on the wall, from its first moment to its record; ``run.timeout`` counts the algorithm's clock only.
+    memory : int or None
+        Bytes of the process of a cell.
+    budget : float or None
+        Seconds of the whole run: no cell goes on beyond them. What is not finished stays missing.
     """
-    import multiprocessing
-    from multiprocessing.connection import wait as wait_for
 
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait_for([parent.sentinel, leash])
-        os._exit(1)
+    seconds: float | None = None
+    memory: int | None = None
+    budget: float | None = None
 
 
-def _work(cell: Cell, threads: int) -> dict[str, Any]:
-    return run_cell(cell, threads=threads)
+def in_processes(
+    cells: Sequence[Cell],
+    workers: int,
+    threads: int,
+    registry: Registry,
+    *,
+    timing: bool = False,
+    limits: Limits | None = None,
+    claims: Claims | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Run cells in so many processes at a time; records come as they end.
+
+    With ``claims`` those that another run has taken are left to it, and are taken over if it goes away.
+    """
+    limits = limits or Limits()
+    end = None if limits.budget is None else time.monotonic() + limits.budget
+    waiting = deque((cell, 1) for cell in cells)
+    events: queue.Queue[tuple[_Worker, bytes | None]] = queue.Queue()
+    setup = {"paths": registry.paths, "third_party": registry.third_party, "threads": threads, "timing": timing}
+    crew: list[_Worker] = []
+    try:
+        while waiting or any(worker.cell for worker in crew):
+            late = end is not None and time.monotonic() > end
+            if late:
+                return
+            for _ in range(len(waiting)):
+                if (idle := _idle(crew, workers, setup, events)) is None:
+                    break
+                cell, chance = waiting.popleft()
+                if claims is None or claims.take(cell.key):
+                    idle.begin(cell, chance)
+                elif not claims.is_done(cell.key):
+                    waiting.append((cell, chance))
+            with contextlib.suppress(queue.Empty):
+                worker, message = events.get(timeout=POLL)
+                if message is None:
+                    crew.remove(worker)
+                    record, again = worker.buried(threads)
+                    if again is not None:
+                        waiting.appendleft(again)
+                    if record is not None:
+                        yield record
+                elif (record := worker.heard(message)) is not None:
+                    yield record
+            _watch(crew, limits)
+            if claims is not None:
+                claims.touch()
+    finally:
+        if claims is not None:
+            claims.close()
+        for worker in crew:
+            worker.end()
+
+
+def _idle(
+    crew: list[_Worker], most: int, setup: dict[str, Any], events: queue.Queue[tuple[_Worker, bytes | None]]
+) -> _Worker | None:
+    """A process with nothing to do, a new one if there are too few; None if all are busy."""
+    for worker in crew:
+        if worker.cell is None and worker.verdict is None:
+            return worker
+    if len(crew) >= most:
+        return None
+    crew.append(_Worker(setup, events))
+    return crew[-1]
+
+
+def _watch(crew: Sequence[_Worker], limits: Limits) -> None:
+    """End what is beyond its limits; where memory runs out, the process that has most of it."""
+    busy = [worker for worker in crew if worker.cell is not None and worker.verdict is None]
+    for worker in busy:
+        worker.judge(limits)
+    memory = psutil.virtual_memory()
+    if busy and memory.available < RESERVE * memory.total:
+        largest = max(busy, key=_Worker.memory)
+        if (size := largest.memory()) > memory.total // 10:
+            largest.kill(Status.FAILED, f"the machine ran out of memory while the cell took {size / 2**30:.1f} GB")
+
+
+class _Worker:
+    """One process, and what is known of it."""
+
+    def __init__(self, setup: dict[str, Any], events: queue.Queue[tuple[_Worker, bytes | None]]) -> None:
+        self.cell: Cell | None = None
+        self.chance = 0
+        self.verdict: tuple[Status, str] | None = None
+        self.ready = False
+        self._begun = 0.0
+        self._late = 0
+        with tempfile.NamedTemporaryFile(prefix="smimbench-", delete=False) as file:
+            file.write(bytes(heartbeat.SIZE))
+        self._pulse = Path(file.name)
+        self._output = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed in end()
+        names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        usual = {name: str(setup["threads"]) for name in names}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", BOOT, json.dumps(sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._output,
+            env=usual | dict(os.environ),
+            start_new_session=True,  # Ctrl-C reaches the parent alone, and what a plugin starts ends with it
+        )
+        self._tell(json.dumps({**setup, "heartbeat": str(self._pulse)}).encode())
+        threading.Thread(target=self._listen, args=(events,), daemon=True).start()
+
+    def _tell(self, message: bytes) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it is dead, which the other pipe says too
+            send(self._process.stdin, message)
+
+    def _listen(self, events: queue.Queue[tuple[_Worker, bytes | None]]) -> None:
+        stream = self._process.stdout
+        assert stream is not None
+        with contextlib.suppress(OSError, ValueError, MemoryError):
+            while len(head := stream.read(HEAD.size)) == HEAD.size:
+                (length,) = HEAD.unpack(head)
+                if length > 1 << 32 or len(message := stream.read(length)) < length:
+                    break
+                events.put((self, message))
+        events.put((self, None))
+
+    def begin(self, cell: Cell, chance: int) -> None:
+        """Hand it a cell."""
+        self.cell, self.chance, self._begun, self._late = cell, chance, time.monotonic(), 0
+        self._output.truncate(0)
+        self._tell(pickle.dumps(cell))
+
+    def heard(self, message: bytes) -> dict[str, Any] | None:
+        """The record of its cell, if that is what it said."""
+        cell = self.cell
+        try:
+            record: dict[str, Any] = json.loads(message)
+            if not record and not self.ready:
+                self.ready, self._begun = True, time.monotonic()
+                return None
+            check_types(record)
+            if cell is None or record["key"] != cell.key:
+                raise ValueError("the record of another cell")
+        except (ValueError, TypeError, RecursionError):
+            self.kill(Status.FAILED, "the worker process sent something that is no record of its cell")
+            return None
+        self.cell = None
+        printed = self._printed()
+        return {**record, **({"output": printed} if printed else {})}
+
+    def judge(self, limits: Limits) -> None:
+        """End it if its cell is beyond a limit."""
+        assert self.cell is not None
+        timeout = self.cell.run.timeout
+        took = time.monotonic() - self._begun
+        if os.fstat(self._output.fileno()).st_size > LARGEST_OUTPUT:
+            self._output.truncate(0)
+        if timeout is not None:
+            late = heartbeat.clock_seen(self._pulse.read_bytes()) > timeout + max(LEAST_GRACE, GRACE * timeout)
+            self._late = self._late + 1 if late else 0
+            if self._late > 1:  # the two numbers of a heartbeat are not written at once: look twice
+                reason = f"{timeout:g} s reached in a step that did not return; ended from outside"
+                return self.kill(Status.TIMEOUT, reason)
+        if limits.seconds is not None and self.ready and took > limits.seconds:
+            return self.kill(Status.TIMEOUT, f"the cell took more than {limits.seconds:g} s; ended from outside")
+        if limits.memory is not None and (size := self.memory()) > limits.memory:
+            sizes = f"{size / 2**30:.3g} GB, more than {limits.memory / 2**30:.3g}"
+            return self.kill(Status.FAILED, f"the cell took {sizes}; ended from outside")
+        return None
+
+    def memory(self) -> int:
+        """Bytes that it and what it started have in memory."""
+        total = 0
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(self._process.pid)
+            for one in (process, *process.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    total += one.memory_info().rss
+        return total
+
+    def kill(self, status: Status, reason: str) -> None:
+        """End it, and what it started; ``status`` and ``reason`` stand in the record of its cell."""
+        self.verdict = self.verdict or (status, reason)
+        _end_group(self._process.pid)
+        with contextlib.suppress(OSError):
+            self._process.kill()
+
+    def buried(self, threads: int) -> tuple[dict[str, Any] | None, tuple[Cell, int] | None]:
+        """It has ended: the record of its cell, or the cell again for its second chance."""
+        cell, printed = self.cell, self._printed()
+        if self.verdict is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it has closed its pipe and goes on without
+                self._process.wait(2)
+        died = _death(self._process.returncode)
+        self.end()
+        if cell is None:
+            return None, None
+        if self.verdict is None and self.chance < CHANCES:
+            return None, (cell, self.chance + 1)
+        times = f" {self.chance} times" if self.chance > 1 else ""
+        status, reason = self.verdict or (Status.FAILED, f"the worker process died{times}: {died}")
+        record = lost_record(cell, threads, reason) | {"status": status.value}
+        return record | ({"output": printed} if printed else {}), None
+
+    def _printed(self) -> str:
+        """The end of what was printed since its cell began."""
+        self._output.seek(max(0, os.fstat(self._output.fileno()).st_size - LONGEST))
+        return printable(self._output.read(LONGEST).decode("utf-8", "replace")).strip()
+
+    def end(self) -> None:
+        """Let go of it; nothing of it is kept."""
+        _end_group(self._process.pid)  # what it started and left behind included
+        with contextlib.suppress(OSError):
+            self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._output):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        self._pulse.unlink(missing_ok=True)
+
+
+def _end_group(leader: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):  # there are groups on POSIX only
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _death(code: int | None) -> str:
+    """How a process ended, in words."""
+    if code is None:
+        return "it closed its pipe"
+    if code >= 0:
+        return f"it left with exit code {code} before its cell was finished"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"{name} (out of memory, or killed)" if name == "SIGKILL" else name

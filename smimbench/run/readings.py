@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.backend.arrays import namespace, on_device, to_host
+from smimbench.backend.arrays import read_together
 from smimbench.interfaces import STORED_NAMES, Info
 
 if TYPE_CHECKING:
@@ -49,16 +49,10 @@ class Readings:
         """The same on the host: the residual a float, readings float64 arrays."""
         values = {"residual": info.residual}
         values |= {name: value for name in READINGS if (value := getattr(info, name)) is not None}
-        there = {k: v for k, v in values.items() if on_device(v)}
-        found = {k: np.asarray(v, dtype=np.float64).ravel() for k, v in values.items() if k not in there}
-        if there:
-            xp = namespace(*there.values())
-            widest = xp.result_type(*there.values())
-            flat = to_host(xp.concat([xp.reshape(xp.astype(v, widest), (-1,)) for v in there.values()]))
-            ends = np.cumsum([math.prod(v.shape) for v in there.values()])
-            found |= dict(zip(there, np.split(np.asarray(flat, dtype=np.float64), ends[:-1])))
+        host = read_together(*values.values())
+        found = {k: np.asarray(v, dtype=np.float64).ravel() for k, v in zip(values, host)}
         residual = float(found.pop("residual")[0])
-        self.latest = Info(residual, warning=info.warning, samples=info.samples, **found)
+        self.latest = Info(residual, warning=info.warning, samples=info.samples, damping=info.damping, **found)
         # Not max(): it would let a NaN go unnoticed.
         self._coarsest = float(np.max([self._coarsest, *found.get("integration_error", ())]))
         self.divergence = self._divergence(residual, found)

@@ -6,29 +6,35 @@ and it appears whole or not at all.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
 import math
 import os
 import uuid
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.files import canonical_json, sync_folder, write_atomically
+from smimbench.files import StoreError, read_json, sync_folder, write_atomically
+from smimbench.run.record import FORMAT, check_record, digest_of, plain, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 __all__ = ["Store", "theory_folder"]
 
-FORMAT = 1
-"""Layout of a record; raised when older readers could not understand it, and then every cell runs anew."""
 LONG = 300
 """Iterations above which a trajectory goes to a file of its own; doubled, records get twice as long to read as text."""
 ASIDE = "set-aside"
 """Folder for files that cannot be trusted."""
+SCALARS = ("iteration", "seconds", "residual", "samples", "damping")
+"""Columns of a trajectory with one number at a time; all others have one for each component."""
+LARGEST = 1 << 28
+"""Bytes of a trajectory when unpacked; doubled, a crafted file can take twice as much memory before it is refused."""
 
 
 class Store:
@@ -48,7 +54,7 @@ class Store:
 
     def write(self, record: dict[str, Any]) -> Path:
         """Store one record; a long trajectory goes to an ``.npz`` beside it, first, so that the record is never short."""
-        record = {"format": FORMAT, **_plain(record)}
+        record = {"format": FORMAT, **plain(record)}
         name = _file_stem(record)
         trajectory = record.get("trajectory")
         if trajectory and len(trajectory["iteration"]) > LONG:
@@ -57,9 +63,10 @@ class Store:
             file = f"{name}.npz"
             write_atomically(self.folder / file, data)
             record["trajectory"] = {"file": file, "sha256": hashlib.sha256(data).hexdigest()}
-        record["digest"] = _digest(record)
+        record["digest"] = digest_of(record)
+        check_record(record)  # what would not be read again must not be written
         path = self.folder / f"{name}.json"
-        write_atomically(path, (json.dumps(record, indent=1, allow_nan=False) + "\n").encode(), durable_name=False)
+        write_atomically(path, text_of(record).encode(), durable_name=False)
         return path
 
     def sync(self) -> None:
@@ -68,15 +75,15 @@ class Store:
 
     def write_shared(self, document: dict[str, Any]) -> None:
         """Write ``run.json``: what all cells share."""
-        write_atomically(self.folder / "run.json", (json.dumps(_plain(document), indent=1) + "\n").encode())
+        write_atomically(self.folder / "run.json", (json.dumps(plain(document), indent=1) + "\n").encode())
 
     def read_shared(self) -> dict[str, Any]:
         """Read ``run.json``; empty if there is none or it is torn."""
         try:
-            found: dict[str, Any] = json.loads((self.folder / "run.json").read_text())
-            return found if isinstance(found, dict) else {}
+            found = read_json(self.folder / "run.json")
         except (OSError, ValueError):
             return {}
+        return found if isinstance(found, dict) else {}
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -102,16 +109,8 @@ class Store:
         return records
 
     def _read(self, path: Path) -> dict[str, Any]:
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
-            raise ValueError("torn or not JSON") from None
-        if not isinstance(record, dict) or "digest" not in record or "cell" not in record:
-            raise ValueError("not a record of smimbench")
-        if record.get("format") != FORMAT:
-            raise ValueError(f"written in format {record.get('format')}, this smimbench reads {FORMAT}")
-        if _digest(record) != record["digest"]:
-            raise ValueError("changed after it was written (digest does not match)")
+        record: dict[str, Any] = read_json(path)
+        check_record(record)
         if _file_stem(record) != path.stem:
             raise ValueError("renamed: its name is not the key of its cell")
         return record
@@ -121,19 +120,19 @@ class Store:
         found = record.get("trajectory")
         if not found:
             return None
-        if "file" not in found:
-            return {key: np.asarray(_from_plain(values), dtype=float) for key, values in found.items()}
-        path = self.folder / str(found["file"])
+        path = self.folder / str(found["file"]) if "file" in found else self.folder / f"{_file_stem(record)}.json"
         try:
-            data = path.read_bytes()
-        except OSError:
+            arrays = _unpacked(path, found) if "file" in found else _from_lists(found)
+            if len({len(values) for values in arrays.values()}) != 1:
+                raise ValueError("has columns of different lengths")
+            if any(values.ndim != (1 if name in SCALARS else 2) for name, values in arrays.items()):
+                raise ValueError("has a column of another form")
+            return arrays
+        except FileNotFoundError:
             self.complaints.append(f"{path}: trajectory is missing")
-            return None
-        if hashlib.sha256(data).hexdigest() != found["sha256"]:
-            self.complaints.append(f"{path}: trajectory was changed after it was written")
-            return None
-        with np.load(path, allow_pickle=False) as arrays:
-            return {key: arrays[key] for key in arrays.files}
+        except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, NotImplementedError) as error:
+            self.complaints.append(f"{path}: trajectory {error}")
+        return None
 
     def _complain(self, path: Path, reason: str, set_aside: bool) -> None:
         line = f"{path}: {reason}; not used"
@@ -149,12 +148,14 @@ class Store:
     def _move_aside(self, path: Path) -> Path:
         """Move a record, and the trajectory beside it, under names that nothing will overwrite."""
         folder = self.folder / ASIDE
-        folder.mkdir(parents=True, exist_ok=True)
         target = folder / f"{path.stem}.{uuid.uuid4().hex[:8]}.json"
-        beside = path.with_suffix(".npz")
-        if beside.exists():
-            os.replace(beside, target.with_suffix(".npz"))
-        os.replace(path, target)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for old, new in ((path.with_suffix(".npz"), target.with_suffix(".npz")), (path, target)):
+                with contextlib.suppress(FileNotFoundError):  # another run has moved it already
+                    os.replace(old, new)
+        except OSError as error:
+            raise StoreError(f"cannot move {path} to {folder}: {error.strerror or error}") from error
         return target
 
 
@@ -165,30 +166,10 @@ def _file_stem(record: dict[str, Any]) -> str:
     return f"{record['key']}{suffix}"
 
 
-def _digest(record: dict[str, Any]) -> str:
-    body = {k: v for k, v in record.items() if k != "digest"}
-    return hashlib.sha256(canonical_json(body).encode()).hexdigest()
-
-
 def _npz(arrays: dict[str, np.ndarray[Any, Any]]) -> bytes:
-    import io
-
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
     return buffer.getvalue()
-
-
-def _plain(value: Any) -> Any:
-    """JSON-ready copy; numbers that JSON cannot hold become null."""
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    if hasattr(value, "tolist"):
-        return _plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def _from_plain(value: Any) -> Any:
@@ -196,6 +177,24 @@ def _from_plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_from_plain(v) for v in value]
     return math.nan if value is None else value
+
+
+def _from_lists(found: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    return {key: np.asarray(_from_plain(values), dtype=float) for key, values in found.items()}
+
+
+def _unpacked(path: Path, found: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """Arrays of an ``.npz``, if it is the file that was written and does not unpack to more than memory should hold."""
+    if path.exists() and not path.is_file():
+        raise ValueError("is not in an ordinary file")
+    data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != found["sha256"]:
+        raise ValueError("was changed after it was written")
+    with zipfile.ZipFile(io.BytesIO(data)) as packed:
+        if sum(part.file_size for part in packed.infolist()) > LARGEST:
+            raise ValueError(f"is larger than {LARGEST >> 20} MB when unpacked")
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        return {key: arrays[key] for key in arrays.files}
 
 
 def theory_folder(store: Store) -> Path:

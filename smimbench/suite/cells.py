@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from smimbench.files import canonical_json
 from smimbench.interfaces import member
-from smimbench.problem.problem import Problem
+from smimbench.problem.problem import CODE, Problem
 from smimbench.registry.metrics import names_in_key
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import Registry, RegistryError, get_registry
@@ -21,18 +21,19 @@ if TYPE_CHECKING:
 
     from smimbench.suite.schema import RunOptions
 
-__all__ = ["Cell", "ProblemPlan", "Suite", "as_table", "build_algorithm"]
+__all__ = ["Cell", "ProblemPlan", "Suite", "as_table", "build_algorithm", "key_of"]
 
 
 @dataclass(frozen=True)
 class ProblemPlan:
-    """One problem of a suite with the grid it is run on."""
+    """One problem of a suite with the grid it is run on; ``seeds`` are the replicates at each of its dimensions."""
 
     problem: Problem
     tables: dict[str, dict[str, Any]]
     alphas: tuple[float, ...]
     dimensions: tuple[int, ...]
     label: str
+    seeds: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Cell:
     @property
     def key(self) -> str:
         """Content address of the cell."""
-        return hashlib.sha256(canonical_json(self.identity()).encode()).hexdigest()[:24]
+        return key_of(self.identity())
 
     def rebuild(self, registry: Registry) -> tuple[Problem, Any]:
         """The problem and the algorithm, from names and parameters.
@@ -69,13 +70,23 @@ class Cell:
         Raises
         ------
         RegistryError
-            If an item is here in another version than the cell asks for: its numbers would go under a wrong key.
+            If an item is here in another version, or with other code, than the cell asks for: its numbers would go under a
+            wrong key.
         """
         tables = {kind: as_table(spec) for kind, spec in self.problem.items()}
         problem = Problem(tables["model"], tables["channel"], tables["prior"], registry=registry)
         algorithm = build_algorithm(self.algorithm, problem, registry)
         for kind, spec in {**self.problem, "algorithm": self.algorithm}.items():
-            here = algorithm.version if kind == "algorithm" else problem.spec[kind]["version"]
+            if kind == "algorithm":
+                entry = registry.get(kind, as_table(spec)["name"], problem.model.name)
+                here, code = algorithm.version, entry.source
+            else:
+                here, code = problem.spec[kind]["version"], problem.spec[kind].get("source")
+            if here == spec["version"] and code != spec.get("source"):
+                raise RegistryError(
+                    f"{kind} {spec['name']!r} has other code here than the cell asks for, under the same version {here}; "
+                    "install the same packages wherever cells are run, and start again after changing one"
+                )
             if here != spec["version"]:
                 raise RegistryError(
                     f"{kind} {spec['name']!r} is version {here} here, the cell asks for version {spec['version']}; "
@@ -96,17 +107,23 @@ class Suite:
     reference: str
     plans: tuple[ProblemPlan, ...]
     algorithms: tuple[dict[str, Any], ...]
-    seeds: int
     seed: int
     run: RunOptions
     overrides: tuple[str, ...] = ()
     only: tuple[Condition, ...] = ()
     plugins: bool = False
+    duration: str = ""
+    remarks: tuple[str, ...] = ()
 
     @property
     def chosen_plans(self) -> tuple[ProblemPlan, ...]:
         """The problems that ``--only problem=...`` leaves."""
         return tuple(plan for plan in self.plans if selects(self.only, problem=plan.label))
+
+    @property
+    def seeds(self) -> int:
+        """Replicates of the point that has most."""
+        return max(max(plan.seeds) for plan in self.plans)
 
     def cells(self, backend: str = "numpy", registry: Registry | None = None) -> list[Cell]:
         """All cells, replicates outermost, so that a run that is stopped early has every point with few seeds.
@@ -121,7 +138,7 @@ class Suite:
         if all(reasons):
             raise SuiteError(self.file, "problem.prior", str(reasons[0]))
         plans = [plan for plan, reason in zip(self.plans, reasons) if not reason]
-        points = [(plan, dimension) for plan in plans for dimension in plan.dimensions]
+        points = [(plan, *one) for plan in plans for one in zip(plan.dimensions, plan.seeds)]
         # Metrics of the trajectory are always measured; only the others make another cell.
         run = self.run.of_cell(names_in_key(self.run.metrics, registry))
         # An algorithm's name picks it as well as its label, unless another algorithm has that label.
@@ -141,7 +158,8 @@ class Suite:
                 algorithm_label=table["label"],
             )
             for replicate in range(self.seeds)
-            for plan, dimension in points
+            for plan, dimension, seeds in points
+            if replicate < seeds
             for alpha, table in itertools.product(plan.alphas, self.algorithms)
             if selects(
                 self.only,
@@ -152,9 +170,14 @@ class Suite:
         ]
 
 
+def key_of(identity: Mapping[str, Any]) -> str:
+    """Content address of a cell with this identity."""
+    return hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:24]
+
+
 def as_table(spec: Mapping[str, Any]) -> dict[str, Any]:
     """An item as a suite would name it: with its distribution, if that is not smimbench, and its parameters."""
-    table = {key: value for key, value in spec.items() if key not in ("version", "distribution")}
+    table = {key: value for key, value in spec.items() if key not in (*CODE, "distribution")}
     if "distribution" in spec:
         table["name"] = f"{spec['distribution']}:{spec['name']}"
     return table

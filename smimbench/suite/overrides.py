@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 import tomllib
@@ -13,7 +14,7 @@ from smimbench.suite.errors import SuiteError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Condition", "override", "read_condition", "selects"]
+__all__ = ["Condition", "check_condition", "override", "read_condition", "selects"]
 
 Condition = tuple[str, str]
 """Key and value of one ``--only``."""
@@ -23,7 +24,7 @@ CONDITIONS = ("algorithm", "alpha", "dimension", "seed", "problem")
 
 
 def override(document: dict[str, Any], text: str, file: str) -> None:
-    """Set one key of a parsed suite from ``path.to.key=value``.
+    """Set one key of a parsed suite from ``path.to.key=value``, or append to a list of items by ``path.to.list+=value``.
 
     The value is TOML, a bare word a string. Entries of lists are found by position from 0 (``problems[0]`` or
     ``problems.0``), by label or by name (``algorithms.adam.steps``).
@@ -38,7 +39,7 @@ def override(document: dict[str, Any], text: str, file: str) -> None:
         raise SuiteError("--set", text, "must look like problem.prior.rho=0.2")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         parsed = value.strip()  # a bare word is a string, so that a shell needs no nested quotes
     node: Any = document
     for i, key in enumerate(keys[:-1]):
@@ -52,9 +53,21 @@ def override(document: dict[str, Any], text: str, file: str) -> None:
             node = node.setdefault(key, {})
         if not isinstance(node, (dict, list)):
             raise SuiteError(file, where, f"is not a table, so --set {text} cannot reach into it")
+    if not isinstance(node, list) and keys[-1].endswith("+"):
+        _append(node, keys[-1].removesuffix("+").strip(), parsed, text, file)
+        return
     if isinstance(node, list):
         raise SuiteError(file, ".".join(keys), f"name one of the {len(node)} entries of this list")
     node[keys[-1]] = parsed
+
+
+def _append(table: dict[str, Any], key: str, value: Any, text: str, file: str) -> None:
+    """One more entry of a list; of a list of tables, as algorithms are, a bare word is the name of the new one."""
+    items = table.setdefault(key, []) if key == "algorithms" else table.get(key)
+    if not isinstance(items, list):
+        raise SuiteError(file, key, f"is not a list of this suite, so --set {text} cannot append to it")
+    tables = key == "algorithms" or (items and isinstance(items[0], dict))
+    items.append({"name": value} if tables and isinstance(value, str) else value)
 
 
 def _pick(items: list[Any], key: str, file: str, where: str) -> Any:
@@ -77,13 +90,44 @@ def read_condition(text: str) -> Condition:
     """
     key, equals, value = text.partition("=")
     if not equals or key not in CONDITIONS:
-        raise SuiteError("--only", text, f"must look like algorithm=gamp; keys are {', '.join(CONDITIONS)}")
+        close = difflib.get_close_matches(key, CONDITIONS, 1) if equals else ()
+        hint = f"did you mean {close[0]}={value}?" if close else f"keys are {', '.join(CONDITIONS)}"
+        raise SuiteError("--only", text, f"must look like algorithm=gamp; {hint}")
     if key in ("alpha", "dimension", "seed"):
         try:
             float(value)
         except ValueError:
             raise SuiteError("--only", text, f"{key} must be a number") from None
     return key, value
+
+
+def check_condition(condition: Condition, known: Mapping[str, Sequence[Any]]) -> None:
+    """Refuse a condition that nothing can meet: a word or a number that the suite does not have.
+
+    Parameters
+    ----------
+    known : mapping
+        For every key of a condition the labels, names or numbers that the suite has.
+
+    Raises
+    ------
+    SuiteError
+    """
+    key, value = condition
+    choices = list(dict.fromkeys(known[key]))
+    if key == "problem":
+        found = any(value in label for label in choices)
+    elif key == "algorithm":
+        found = value in choices
+    else:
+        found = any(math.isclose(choice, float(value), rel_tol=1e-12) for choice in choices)
+    if found:
+        return
+    words = [str(choice) for choice in choices]
+    close = difflib.get_close_matches(value, words, 1) if key in ("problem", "algorithm") else ()
+    shown = words if len(words) <= 12 else [*words[:6], "...", words[-1]]
+    hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(shown) or 'none'}"
+    raise SuiteError("--only", f"{key}={value}", f"the suite has no such {key}; {hint}")
 
 
 def selects(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import itertools
 import math
+import re
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pydantic
 
-from smimbench.files import canonical_json
+from smimbench.files import canonical_json, error_line, printable
 from smimbench.interfaces import ParameterError, offers
 from smimbench.problem.problem import Problem, ProblemError, specification
 from smimbench.registry.metrics import find_metric
@@ -19,7 +20,8 @@ from smimbench.registry.parameters import build, explain_validation, unknown_key
 from smimbench.registry.registry import Registry, RegistryError, get_registry
 from smimbench.suite.cells import ProblemPlan, Suite
 from smimbench.suite.errors import SuiteError
-from smimbench.suite.overrides import override, read_condition
+from smimbench.suite.extends import merged, toml_text
+from smimbench.suite.overrides import check_condition, override, read_condition
 from smimbench.suite.schema import STARTS, Document, table_at
 
 if TYPE_CHECKING:
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
     from smimbench.suite.schema import AlgorithmTable, ProblemTable, RunOptions
 
 __all__ = ["find_suite", "load_suite", "parse_suite", "shipped_suites"]
+
+
+RESERVED = ("theory",)
+"""Names of folders under ``--results`` that hold something else than a suite's records."""
 
 
 def shipped_suites() -> dict[str, Path]:
@@ -83,26 +89,83 @@ def load_suite(
 
 
 def parse_suite(
-    path: Path, text: str, overrides: Iterable[str] = (), only: Iterable[str] = (), *, registry: Registry | None = None
+    path: Path,
+    text: str,
+    overrides: Iterable[str] = (),
+    only: Iterable[str] = (),
+    *,
+    registry: Registry | None = None,
+    stored: bool = False,
 ) -> Suite:
-    """Check the text of a suite; ``path`` gives its name and is what errors mention. See ``load_suite``."""
+    """Check the text of a suite; ``path`` gives its name and is what errors mention. See ``load_suite``.
+
+    ``stored`` is for the text in a folder of results, which may come from anybody, or from before a plugin was taken away: no
+    code of the working folder is run, and what cannot be made here is left out and named in ``Suite.remarks``.
+    """
+    file = str(path)
+    if not re.fullmatch(r"[^.][^/\\]*", path.stem) or printable(path.stem) != path.stem or path.stem in RESERVED:
+        reserved = ", ".join(map(repr, RESERVED))
+        raise SuiteError(
+            file, "", f"the name of a suite is that of its folder: not with a dot in front, and not {reserved}"
+        )
     try:
-        document = tomllib.loads(text)
+        document = _document(file, text)
+        if "extends" in document:
+            if stored:
+                raise SuiteError(file, "extends", "is not followed in stored results, which hold the whole suite")
+            document = _with_base(path, document)
+            text = toml_text(document)
+        given = tuple(overrides)
+        for one in given:
+            override(document, one, file)
+        if "extends" in document:
+            raise SuiteError(file, "extends", "cannot be set from outside; name that suite instead")
+        chosen = tuple(read_condition(one) for one in only)
+        return _Reader(path, text, registry or get_registry(), stored).suite(document, given, chosen)
+    except RecursionError:
+        raise SuiteError(file, "", "lists or tables are nested too deep") from None
+    except OverflowError:
+        raise SuiteError(file, "", "holds a number that is too large") from None
+    except ValueError as error:  # more digits than Python reads
+        if isinstance(error, (SuiteError, ProblemError)):
+            raise
+        raise SuiteError(file, "", f"not valid TOML: {printable(error, 200)}") from None
+
+
+def _document(file: str, text: str) -> dict[str, Any]:
+    """The text of a suite as tables and lists."""
+    try:
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise SuiteError(str(path), "", f"not valid TOML: {error}") from None
-    given = tuple(overrides)
-    for one in given:
-        override(document, one, str(path))
-    chosen = tuple(read_condition(one) for one in only)
-    return _Reader(path, text, registry or get_registry()).suite(document, given, chosen)
+        raise SuiteError(file, "", f"not valid TOML: {error}") from None
+
+
+def _with_base(path: Path, document: dict[str, Any], seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A suite with all that it takes over from the one that it extends, and that one from another."""
+    if "extends" not in document:
+        return document
+    file, name = str(path), document.pop("extends")
+    seen = (*seen, path.resolve())
+    if not isinstance(name, str) or not name:
+        raise SuiteError(file, "extends", f"must be the name or path of a suite, got {name!r}")
+    try:
+        base = find_suite(str(path.parent / name) if name.endswith(".toml") else name)
+        text = base.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, SuiteError) as error:
+        raise SuiteError(file, "extends", str(error)) from None
+    if base.resolve() in seen:
+        raise SuiteError(file, "extends", f"{name!r} leads back to itself")
+    return merged(_with_base(base, _document(str(base), text), seen), document)
 
 
 class _Reader:
     """Turns a document into a suite; what ``schema`` cannot know of items and of other keys is checked here."""
 
-    def __init__(self, path: Path, text: str, registry: Registry) -> None:
-        self.path, self.text, self.registry = path, text, registry
+    def __init__(self, path: Path, text: str, registry: Registry, stored: bool) -> None:
+        self.path, self.text, self.registry, self.stored = path, text, registry, stored
         self.file = str(path)
+        self.remarks: list[str] = []
+        self.left_out = False
 
     def fail(self, key: str, message: str) -> SuiteError:
         return SuiteError(self.file, key, message)
@@ -112,12 +175,28 @@ class _Reader:
             read = Document.model_validate(document)
         except pydantic.ValidationError as error:
             raise self._explain(error, document) from None
-        if read.suite.plugins:
+        if read.suite.plugins and self.stored:
+            if len(self.registry.paths) == 0:
+                self.remarks.append(
+                    "its suite asks for ./plugins, which are not run for stored results: --plugins does that"
+                )
+        elif read.suite.plugins:
             self._drop_ins()
         plans = self._plans(read)
+        if not plans:
+            raise self.fail("problem", "; ".join(self.remarks))
         self._refuse_same_cells(plans)
         algorithms = self._algorithms(read.algorithms, plans)
         self._check_run(read.run, plans)
+        known = {
+            "algorithm": [word for table in algorithms for word in (table["label"], table["spec"]["name"])],
+            "problem": [plan.label for _, plan in plans],
+            "alpha": sorted({alpha for _, plan in plans for alpha in plan.alphas}),
+            "dimension": sorted({dimension for _, plan in plans for dimension in plan.dimensions}),
+            "seed": range(max(max(plan.seeds) for _, plan in plans)),
+        }
+        for condition in only:
+            check_condition(condition, known)
         return Suite(
             name=self.path.stem,
             file=self.file,
@@ -127,12 +206,14 @@ class _Reader:
             reference=read.suite.reference,
             plans=tuple(plan for _, plan in plans),
             algorithms=algorithms,
-            seeds=read.grid.seeds,
             seed=read.grid.seed,
-            run=read.run,
+            # References count the problems that are written.
+            run=read.run.model_copy(update={"reference": ()}) if self.left_out else read.run,
             overrides=overrides,
             only=only,
             plugins=read.suite.plugins,
+            duration=read.suite.duration,
+            remarks=tuple(self.remarks),
         )
 
     def _explain(self, error: pydantic.ValidationError, document: dict[str, Any]) -> SuiteError:
@@ -141,6 +222,8 @@ class _Reader:
         key, message = explain_validation(error)
         if first["type"] == "extra_forbidden":
             message = unknown_key(str(first["loc"][-1]), table_at(first["loc"][:-1]).model_fields)
+            if first["loc"][-1] == "extends":
+                message = "must stand above the first table"
         if key.endswith("[0]") and not isinstance(_value_at(document, first["loc"][:-1]), list):
             key = key.removesuffix("[0]")  # one value that serves as an axis
         return self.fail(key, message)
@@ -161,7 +244,7 @@ class _Reader:
         written = [(f"problems[{i}]", table) for i, table in enumerate(read.problems)]
         if read.problem:
             written = [("problem", read.problem)]
-        for name in ("alpha", "dimension"):
+        for name in ("alpha", "dimension", "seeds"):
             # An axis that nobody reads would be a setting that does nothing.
             if getattr(read.grid, name) is not None and all(getattr(t.grid, name) for _, t in written):
                 raise self.fail(
@@ -171,14 +254,20 @@ class _Reader:
         for key, table in written:
             alphas, dimensions = (self._axis(name, table, key, read) for name in ("alpha", "dimension"))
             variants = list(self._variants(table, key, read.grid.max_cells))
-            points = len(variants) * len(alphas) * len(dimensions)
-            self._check_size(points * read.grid.seeds * max(1, len(read.algorithms)), read.grid.max_cells)
+            seeds = self._seeds(table, key, read, len(dimensions))
+            self._check_size(
+                len(variants) * len(alphas) * sum(seeds) * max(1, len(read.algorithms)), read.grid.max_cells
+            )
             for tables, differing in variants:
-                problem = self._problem(tables, key)
+                try:
+                    problem = self._problem(tables, key)
+                except SuiteError as error:
+                    self._leave_out(error)
+                    continue
                 label = table.label or problem.label
                 if table.label and differing:
                     label += " (" + ", ".join(f"{k}={v}" for k, v in differing.items()) + ")"
-                plans.append((key, ProblemPlan(problem, tables, alphas, dimensions, label)))
+                plans.append((key, ProblemPlan(problem, tables, alphas, dimensions, label, seeds)))
         return plans
 
     def _check_size(self, size: int, largest: int) -> None:
@@ -196,6 +285,17 @@ class _Reader:
             raise self.fail(f"grid.{name}", "is missing")
         self._refuse_repeated(f"{key}.grid.{name}" if own else f"grid.{name}", values)
         return values
+
+    def _seeds(self, table: ProblemTable, key: str, read: Document, dimensions: int) -> tuple[int, ...]:
+        """Replicates at each dimension."""
+        where = "grid.seeds" if table.grid.seeds is None else f"{key}.grid.seeds"
+        seeds = table.grid.seeds or read.grid.seeds or (1,)
+        if len(seeds) not in (1, dimensions):
+            raise self.fail(
+                where,
+                f"has {len(seeds)} numbers for {dimensions} dimensions; give one for each dimension, or one for all",
+            )
+        return seeds * dimensions if len(seeds) == 1 else seeds
 
     def _refuse_repeated(self, key: str, values: Sequence[Any]) -> None:
         """A value that stands twice would count its runs twice, and make the standard error too small."""
@@ -228,6 +328,13 @@ class _Reader:
             for (kind, name, _), value in zip(axes, combination):
                 chosen[kind][name] = value
             yield chosen, {name: value for (_, name, _), value in zip(axes, combination)}
+
+    def _leave_out(self, error: SuiteError) -> None:
+        """Go on without what cannot be made, where results are stored; otherwise it is an error."""
+        if not self.stored:
+            raise error
+        self.left_out = True
+        self.remarks.append(f"left out: {error}")
 
     def _problem(self, tables: dict[str, dict[str, Any]], key: str) -> Problem:
         try:
@@ -265,7 +372,11 @@ class _Reader:
         for i, table in enumerate(tables):
             key = f"algorithms[{i}]"
             label = table.name if table.label is None else table.label
-            spec = self._algorithm(table, key, plans)
+            try:
+                spec = self._algorithm(table, key, plans)
+            except SuiteError as error:
+                self._leave_out(error)
+                continue
             for j, other in enumerate(found):
                 if label == other["label"]:
                     raise self.fail(f"{key}.label", f"{label!r} is used twice; give each a label of its own")
@@ -283,6 +394,8 @@ class _Reader:
             raise self.fail(f"{key}.name", str(error)) from None
         except ParameterError as error:
             raise self.fail(f"{key}.{error.key}", error.message) from None
+        except (Exception, SystemExit) as error:  # its constructor may raise anything
+            raise self.fail(f"{key}.name", f"algorithm {table.name!r} cannot be made: {error_line(error)}") from None
         for _, plan in plans:
             if not entry.fits(plan.problem.model.name):
                 raise self.fail(
@@ -310,6 +423,8 @@ class _Reader:
                     f"{key}.value",
                     f"must have as many numbers as alpha ({len(reference.alpha)}), got {len(reference.value)}",
                 )
+            if len(reference.entry) == 1 or (reference.entry and reference.metric != "overlap"):
+                raise self.fail(f"{key}.entry", 'must be a row and a column, of metric = "overlap"')
             if not 1 <= reference.problem <= len(plans):
                 raise self.fail(f"{key}.problem", f"must be between 1 and {len(plans)}, got {reference.problem}")
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from smimbench.interfaces.checks import LARGEST
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -64,13 +66,16 @@ def as_axis(value: Any) -> Any:
 def _positive_and_finite(value: float) -> float:
     if not (value > 0 and math.isfinite(value)):
         raise ValueError(f"must be > 0 and finite, got {value}")
+    if value > LARGEST:
+        raise ValueError(f"must be at most {LARGEST:g}, got {value}")
     return value
 
 
 ListOf = Annotated[tuple[T, ...], BeforeValidator(_tuple)]
 Axis = Annotated[tuple[T, ...], BeforeValidator(as_axis), Field(min_length=1)]
 SampleRatio = Annotated[float, AfterValidator(_positive_and_finite)]
-Dimension = Annotated[int, Field(ge=2)]
+Dimension = Annotated[int, Field(ge=2, le=10**8)]
+Replicates = Annotated[int, Field(ge=1)]
 Item = str | dict[str, Any]
 
 
@@ -86,6 +91,7 @@ class SuiteTable(Table):
     title: Annotated[str, Field(description="Heading of tables and figures; default: the name of the file.")] = ""
     description: Annotated[str, Field(description="One or two sentences below the title.")] = ""
     reference: Annotated[str, Field(description="The paper, or how the curve was derived.")] = ""
+    duration: Annotated[str, Field(description="How long it takes and on what, as `5 min on 2 cores`.")] = ""
     plugins: Annotated[
         bool, Field(description="Load `./plugins/*.py` of the working folder, as `--plugins ./plugins` would.")
     ] = False
@@ -101,16 +107,25 @@ class Axes(Table):
     dimension: Annotated[
         Axis[Dimension] | None, Field(description="Dimensions D or d: an integer >= 2 or a list of different ones.")
     ] = None
+    seeds: Annotated[
+        Axis[Replicates] | None,
+        Field(
+            description="Replicates: instances per point, each drawn anew. A number, or a list with one for each dimension "
+            "(large ones fluctuate less and cost more). Default: 1."
+        ),
+    ] = None
 
 
 class Grid(Axes):
     """``[grid]``: the sample ratios, dimensions and replicates that every problem is run on."""
 
-    seeds: Annotated[int, Field(ge=1, description="Replicates: instances per point, each drawn anew.")] = 1
     seed: Annotated[
-        int, Field(ge=0, description="Root of all randomness. Another one gives other teachers, data and starts.")
+        int,
+        Field(ge=0, le=2**63, description="Root of all randomness. Another one gives other teachers, data and starts."),
     ] = 0
-    max_cells: Annotated[int, Field(description="A larger suite is refused: it may be a typing error.")] = 100_000
+    max_cells: Annotated[
+        int, Field(ge=1, le=10**7, description="A larger suite is refused: it may be a typing error.")
+    ] = 100_000
 
 
 class ProblemTable(Table):
@@ -148,7 +163,29 @@ class Reference(Table):
     component: Annotated[
         int | None, Field(description="Component of the signal, counted from 1; left out: all of them.")
     ] = None
+    entry: Annotated[
+        ListOf[int],
+        Field(
+            max_length=2,
+            description="Row and column, counted from 1, of an entry of the overlap matrix, instead of a component.",
+        ),
+    ] = ()
     problem: Annotated[int, Field(description="Problem that the values belong to, counted from 1.")] = 1
+    branch: Annotated[
+        Literal["optimal", "uninformed", "informed"],
+        Field(
+            description="Branch that the values belong to where branches compete: `optimal`, `uninformed` or `informed`."
+        ),
+    ] = "optimal"
+    tolerance: Annotated[
+        float | None,
+        Field(
+            gt=0,
+            description="How accurate the values are. With it `smimbench theory` shows them beside its own, and figures show "
+            "it as a bar.",
+        ),
+    ] = None
+    remark: Annotated[str, Field(description="What is known of the values, as why they are off.")] = ""
 
 
 class RunOptions(Table):
@@ -185,7 +222,11 @@ class RunOptions(Table):
     target: Annotated[float, Field(gt=0, description="Absolute error that counts as reached where theory says 0.")] = (
         1e-3
     )
-    dtype: Annotated[Literal["float64", "float32"], InKey(), Field(description="Precision of all arrays.")] = "float64"
+    dtype: Annotated[
+        Literal["float64", "float32", "mixed"],
+        InKey(),
+        Field(description="Precision of all arrays; `mixed`: inputs in float32, all else in float64."),
+    ] = "float64"
     tf32: Annotated[
         bool,
         InKey(left_out_at_default=True),
@@ -223,8 +264,15 @@ def in_key() -> dict[str, InKey]:
 
 
 class Document(Table):
-    """A suite as it is written."""
+    """A suite as it is written, with all that it takes over from another."""
 
+    extends: Annotated[
+        str,
+        Field(
+            description="Name of a shipped suite, or path of another from the folder of this one, whose tables hold where this "
+            "one says nothing. Keys override, `[problem]` and `[[problems]]` replace, `[[algorithms]]` are appended."
+        ),
+    ] = ""
     suite: Annotated[SuiteTable, Field(description="What the suite is.")] = SuiteTable()
     problem: Annotated[ProblemTable | None, Field(description="The problem, where there is one.")] = None
     problems: Annotated[ListOf[ProblemTable], Field(description="The problems, where there are several.")] = ()

@@ -21,14 +21,16 @@ import numpy as np
 
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
-from smimbench.interfaces import STORED_NAMES, Info, member, offers
+from smimbench.interfaces import STORED_NAMES, Conditions, Info, Overlaps, member, offers
 from smimbench.problem.instance import Instance
 from smimbench.registry.adapters import plan_of
 from smimbench.registry.parameters import parameters_of
+from smimbench.run.loop import LoopSettings, run_algorithm
 from smimbench.testing.arrays import expect_array, private_randomness
 from smimbench.testing.context import OverlayRegistry
 from smimbench.testing.core import CheckFailed, CheckSkipped
 from smimbench.testing.publish import elsewhere, in_single_precision, judged, published
+from smimbench.theory.own import own_theory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -43,6 +45,8 @@ STEPS = 3
 """Iterations that most checks look at."""
 
 LONGEST = 20
+RUNS = 8
+"""Runs at each size whose mean errors are held against the theory that an algorithm brings."""
 SECONDS = 0.3
 DECOYS = 300
 
@@ -395,3 +399,43 @@ def records(context: CheckContext, setting: Setting) -> None:
             raise CheckFailed(f"a stored record cannot be read again: {store.complaints}")
         if found[record["key"]]["metrics"] != record["metrics"]:
             raise CheckFailed(f"a stored record comes back with other metrics ({setting.name})")
+
+
+@once_per_model(
+    "Its runs do not land on what it says of itself: its theory is that of something else, or its code has a mistake, and the "
+    "verdict that compares them means nothing."
+)
+def lands_on_theory(context: CheckContext, setting: Setting) -> None:
+    """Mean errors of some runs at two sizes, extrapolated in 1/D, within five standard errors and a tenth of the signal."""
+    problem, algorithm = setting.problem, context.item
+    low_rank = problem.model.rank == "low"
+    alpha, sizes = (0.7, (60, 120)) if low_rank else (0.25, (20, 40))
+    backend = get_backend("numpy")
+    if not offers(algorithm, "theory"):
+        raise CheckSkipped("it has no theory of its own")
+    asked = own_theory(algorithm, problem, alpha, Conditions(dimension=sizes[1]))
+    if isinstance(asked, str):
+        raise CheckSkipped(f"it has no theory of its own here: {asked}")
+    means, squares, starts = [], [], []
+    for size in sizes:
+        errors = []
+        for run in range(RUNS):
+            instance = problem.instance(alpha, size, run, seed=context.seed)
+            made = partial(context.rng, 81, size, run)
+            limits = LoopSettings(max_iterations=100, timeout=20 * SECONDS)
+            attempt = run_algorithm(problem, instance, instance.data(backend), algorithm, made, limits, backend).attempt
+            errors.append(attempt.metrics["mse"])
+            starts.append(Overlaps(*attempt.start.values()))
+        means.append(np.mean(errors, axis=0))
+        squares.append(np.var(errors, axis=0, ddof=1) / RUNS)
+    point = own_theory(algorithm, problem, alpha, Conditions(dimension=sizes[1], starts=tuple(starts[RUNS:])))
+    assert not isinstance(point, str)
+    wanted, error = (np.atleast_1d(np.asarray(point[key], dtype=float)) for key in ("mse", "mse_error"))
+    limit = 2 * means[1] - means[0]
+    second = np.diagonal(np.asarray(problem.prior.second_moment(problem.components)))
+    allowed = 5 * np.sqrt(4 * squares[1] + squares[0] + error**2) + 0.1 * second
+    if not (np.abs(limit - wanted) <= allowed).all():
+        raise CheckFailed(
+            f"runs end at an error of {limit.round(4).tolist()} as D grows, its own theory says {wanted.round(4).tolist()} "
+            f"({setting.name}, alpha = {alpha})"
+        )

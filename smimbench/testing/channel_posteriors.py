@@ -88,6 +88,7 @@ def symmetry(context: CheckContext, model: Any, channel: Any) -> None:
         expect(True, np.roll(np.eye(P), 1, axis=0), "labels change when components change places")
     if stated == "rotations":
         turn = np.linalg.qr(context.rng(83).standard_normal((P, P)))[0]
+        turn[0] *= np.sign(np.linalg.det(turn))  # a reflection is none
         expect(True, turn, "labels change with a rotation of the components")
     if stated in ("none", "permutations"):
         for p, flip in enumerate(flips, 1):

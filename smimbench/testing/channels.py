@@ -11,6 +11,7 @@ import numpy as np
 from smimbench.backend.arrays import to_host
 from smimbench.derive.labels import is_noisy, observable
 from smimbench.interfaces import offers
+from smimbench.interfaces.checks import checked_posterior
 from smimbench.testing.arrays import expect_array, expect_pure, expect_refused, private_randomness
 from smimbench.testing.core import CheckFailed
 from smimbench.testing.publish import NUMPY_ONLY, WIDENED, each_model, elsewhere, in_single_precision, published
@@ -44,9 +45,11 @@ def latents(
     return Q, V, omega, z, np.asarray(channel.forward(z, rng=rng))
 
 
-@channel_check(
+@published(
+    ("channel",),
     "forward or posterior returns arrays of another shape or type than the contract says, or cannot take a "
-    "single sample."
+    "single sample.",
+    cases=lambda context: ((model, context.completed(model, any_form=True)) for model in context.models),
 )
 def shapes(context: CheckContext, model: Any, channel: Any) -> None:
     """Labels (n, ...), mean (n, P, C), covariance (P, P), second moment (n, P, C, P, C)."""
@@ -60,6 +63,10 @@ def shapes(context: CheckContext, model: Any, channel: Any) -> None:
         if y.dtype.kind == "f" and np.isnan(y).any():
             raise CheckFailed("forward: labels are not numbers")
         found = channel.posterior(y, omega, V, rng=context.rng(2))
+        try:
+            checked_posterior(found, omega)
+        except ValueError as error:
+            raise CheckFailed(str(error)) from None
         expect_array(f"posterior: mean ({model.name})", found.mean, (n, P, C), "float64", omega)
         expect_array(f"posterior: covariance ({model.name})", found.covariance, (P, P), "float64", omega)
         full = channel.posterior(y, omega, V, second_moment=True, rng=context.rng(2))

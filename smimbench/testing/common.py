@@ -129,7 +129,7 @@ def _expect_usable(context: CheckContext, kind: str, item: Any, how: str) -> Non
             return
     except ParameterError:  # it says that nothing can be drawn, as a limit of theory does
         return
-    except Exception as error:
+    except Exception as error:  # whatever a plugin raises here is the finding
         raise CheckFailed(f"{how} is accepted and then raises {type(error).__name__}: {error}; {advice}") from error
     if drawn.dtype.kind == "f" and not np.isfinite(drawn).all():
         raise CheckFailed(f"{how} is accepted and gives numbers that are not finite; {advice}")

@@ -12,6 +12,7 @@ import numpy as np
 from smimbench.derive.channel import complete_channel
 from smimbench.derive.prior import complete_prior
 from smimbench.interfaces import ParameterError, member
+from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.memo import kept
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.registry.adapters import algorithm_class
@@ -81,10 +82,33 @@ class CheckContext:
                 return model
         return None
 
-    def completed(self, model: Any) -> Any:
-        """The item as the engine uses it with a model: with all that is derived, once."""
+    def completed(self, model: Any, *, any_form: bool = False) -> Any:
+        """The item as the engine uses it with a model: with all that is derived, once.
+
+        Raises
+        ------
+        CheckSkipped
+            Unless ``any_form``, if a channel's posterior has no right form: one check says so, others could only stumble.
+        """
         complete = {"channel": complete_channel, "prior": complete_prior}.get(self.kind)
-        return self.item if complete is None else kept(self, "completed", lambda: complete(self.item, model), id(model))
+        if complete is None:
+            return self.item
+        item = kept(self, "completed", lambda: complete(self.item, model), id(model))
+        if self.kind == "channel" and not any_form and kept(self, "form", lambda: self._form(item, model), id(model)):
+            raise CheckSkipped("its posterior has no right form: shapes says what is wrong")
+        return item
+
+    def _form(self, channel: Any, model: Any) -> str:
+        """What is wrong with the form of a posterior, in words."""
+        P = int(channel.components)
+        z = self.rng(7).standard_normal((3, P, model.sites))
+        y = np.asarray(channel.forward(z, rng=self.rng(8)))
+        found = channel.posterior(y, 0.5 * z, 0.5 * np.eye(P), rng=self.rng(9))
+        try:
+            checked_posterior(found, z)
+        except ValueError as error:
+            return str(error)
+        return ""
 
     def problems(self, model: Any = None) -> Iterator[Problem]:
         """Problems in which the item takes part: one for every other part that ships and fits."""

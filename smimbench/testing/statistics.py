@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smimbench.numerics.statistics import normal_score
 from smimbench.testing.core import CheckFailed, CheckSkipped
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class MeanTest:
         # Rounding is no chance: everything that is compared here is made of numbers of order one.
         gap = max(0.0, abs(value - target) - allowance - ROUNDING)
         score = gap / error if error > 0 else (math.inf if gap > 0 else 0.0)
-        self.rows.append((what, value, target, error, _normal_score(score, dof)))
+        self.rows.append((what, value, target, error, normal_score(score, dof)))
 
     def judge(self) -> None:
         """Raise CheckFailed if the worst of all is too far off for chance."""
@@ -70,13 +71,3 @@ class MeanTest:
                 f"{what} is {value:.4g} +- {error:.1g}, must be {target:.4g}: {min(score, 999):.3g} standard errors away "
                 f"({bad} of {len(self.rows)} numbers beyond {threshold:.2f})"
             )
-
-
-def _normal_score(score: float, dof: float) -> float:
-    """The standard score that is as unlikely as ``score`` is under Student's t law."""
-    if dof > 1e4 or score == 0 or math.isinf(score):
-        return score
-    from scipy.special import ndtri, stdtr
-
-    tail = float(stdtr(dof, -score))
-    return score if tail <= 1e-300 else float(-ndtri(tail))

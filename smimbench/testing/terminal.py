@@ -6,8 +6,6 @@ import tomllib
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rich.markup import escape
-
 from smimbench.registry.parameters import parameters_of
 from smimbench.report.tables import titled
 from smimbench.testing import check
@@ -91,9 +89,9 @@ def print_checks(console: Console, documents: Sequence[Mapping[str, Any]], *, qu
             status = outcome["status"]
             if quiet and status != "failed":
                 continue
-            text = escape(outcome["message"])
+            text = Text(outcome["message"])
             if status == "failed":
-                text = f"{text}\n[dim]{escape(outcome['meaning'])}[/]"
+                text.append(f"\n{outcome['meaning']}", style="dim")
             table.add_row(Text(status, style=STYLES[status]), outcome["check"], text)
         console.print(titled(table, title), crop=False)
         failed, style = document["failed"], "bold red" if document["failed"] else "green"
@@ -118,6 +116,6 @@ def print_list(console: Console, documents: Sequence[Mapping[str, Any]]) -> None
             if document["kind"] == kind:
                 rate = document["false_alarm"]
                 chance = f" (statistical: false alarms below {rate:g})" if rate else ""
-                table.add_row(document["check"], escape(document["meaning"] + chance))
+                table.add_row(document["check"], document["meaning"] + chance)
         console.print(titled(table, f"checks of {'an' if kind[0] in 'aeiou' else 'a'} {kind}"), crop=False)
         console.print()

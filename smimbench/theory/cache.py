@@ -1,27 +1,55 @@
-"""Answers of theory as plain documents, each computed once and kept on disk."""
+"""Answers of theory as plain documents, each computed once and kept on disk, with the nodes that they came from."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+import os
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from smimbench.files import canonical_json, write_atomically
+import numpy as np
+
+from smimbench.files import canonical_json, plain_value, read_json, write_atomically
+from smimbench.interfaces import Uncertain
+from smimbench.problem.problem import without_code
 from smimbench.theory.consistency import require_consistent
+from smimbench.theory.evaluations import Evaluations
 from smimbench.theory.generalization import curve_errors
+from smimbench.theory.own import own_theory
 from smimbench.theory.predictions import batches, competing, point_document
 from smimbench.theory.thresholds import thresholds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Sequence
 
+    from smimbench.interfaces import Conditions
     from smimbench.problem.problem import Problem
 
-__all__ = ["THEORY_VERSION", "TheoryCache"]
+__all__ = ["THEORY_VERSION", "Kept", "Progress", "TheoryCache"]
 
-THEORY_VERSION = 5
+THEORY_VERSION = 10
 """Raised when the numbers of the state-evolution solver itself change: remembered values of older ones are not used."""
+ASIDE = "set-aside"
+"""Folder for answers that are to be computed again."""
+
+
+class Progress(NamedTuple):
+    """How far the theory of a problem is: answers found of those asked for, nodes in use, and where the curve has arrived."""
+
+    done: int
+    total: int
+    nodes: int = 0
+    alpha: float | None = None
+
+
+class Kept(NamedTuple):
+    """What is kept of the theory of some problems."""
+
+    points: int
+    thresholds: int
+    nodes: int
 
 
 class TheoryCache:
@@ -30,11 +58,20 @@ class TheoryCache:
     Parameters
     ----------
     folder : Path or None
-        Where answers are remembered between processes (one small file each); None remembers nothing.
+        Where answers and nodes are remembered between processes (one small file each); None remembers nothing.
+
+    Attributes
+    ----------
+    watch : callable
+        Told of every answer, and of every node on the way to it.
+    remark : callable
+        Told in one line of answers that are not used because the code of an item has changed.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
+        self.watch: Callable[[Progress], None] = lambda progress: None
+        self.remark: Callable[[str], None] = lambda line: None
         self._memory: dict[tuple[str, str, float | None], Any] = {}
         self._consistent: set[str] = set()
 
@@ -43,15 +80,21 @@ class TheoryCache:
         key = canonical_json(problem.spec)
         wanted = [float(a) for a in alphas]
         missing = [a for a in dict.fromkeys(wanted) if self._recall("point", key, a) is None]
+        done = len(set(wanted)) - len(missing)
+        total = done + len(missing)
+        self.watch(Progress(done, total))
         if missing:
-            self._require_consistent(problem, key)
-        for part in batches(problem, missing):
-            solved = competing(problem, part)
-            flat = [p for branches in solved for p in branches]
-            errors = iter(curve_errors(problem, *zip(*((p.Q, p.V, p.error) for p in flat))))
-            for alpha, branches in zip(part, solved):
-                points = [point_document(problem, p, next(errors)) for p in branches]
-                self._remember("point", key, alpha, points)
+            self.begin(problem)
+        with _watched(problem, lambda nodes, alpha: self.watch(Progress(done, total, nodes, alpha))):
+            for part in batches(problem, missing):
+                solved = competing(problem, part)
+                flat = [p for branches in solved for p in branches]
+                errors = iter(curve_errors(problem, *zip(*((p.Q, p.V, p.error) for p in flat))))
+                for alpha, branches in zip(part, solved):
+                    points = [point_document(problem, p, next(errors)) for p in branches]
+                    self._remember("point", key, alpha, points)
+                    done += 1
+                    self.watch(Progress(done, total, Evaluations.of(problem).count, alpha))
         return [self._memory["point", key, alpha] for alpha in wanted]
 
     def thresholds(self, problem: Problem) -> dict[str, Any]:
@@ -59,41 +102,193 @@ class TheoryCache:
         key = canonical_json(problem.spec)
         found: dict[str, Any] | None = self._recall("thresholds", key, None)
         if found is None:
-            self._require_consistent(problem, key)
-            found = thresholds(problem)
+            self.begin(problem)
+            with _watched(problem, lambda nodes, alpha: self.watch(Progress(0, 1, nodes, alpha))):
+                found = thresholds(problem)
             self._remember("thresholds", key, None, found)
+        self.watch(Progress(1, 1, Evaluations.of(problem).count))
         return found
 
-    def _require_consistent(self, problem: Problem, key: str) -> None:
-        """Test the items of others once, before anything is computed with them."""
+    def own(
+        self, problem: Problem, algorithm: Any, spec: dict[str, Any], alpha: float, conditions: Conditions
+    ) -> dict[str, Any] | str:
+        """What theory says of an algorithm: its own point as a JSON object, or in words why there is none.
+
+        ``spec`` names it with its version and parameters; what the problem's own theory says is added to the conditions.
+        """
+        asked = [spec, *(np.asarray(starts).tolist() if i == 2 else starts for i, starts in enumerate(conditions))]
+        key = canonical_json([problem.spec, asked])
+        found: dict[str, Any] | str | None = self._recall("own", key, float(alpha))
+        if found is None:
+            points = tuple(self.points(problem, [alpha])[0])
+            found = own_theory(algorithm, problem, float(alpha), conditions._replace(points=points))
+            self._remember("own", key, float(alpha), found)
+        return found
+
+    # -- what is kept ---------------------------------------------------------------------------------------------------
+
+    def kept(self, problems: Iterable[tuple[Problem, Sequence[float]]]) -> Kept:
+        """How much of the answers for these sample ratios, and how many nodes, are on disk or in memory."""
+        points = found = nodes = 0
+        for problem, alphas in problems:
+            key = canonical_json(problem.spec)
+            points += sum(self._is_kept("point", key, float(alpha)) for alpha in alphas)
+            found += self._is_kept("thresholds", key, None)
+            folder = self._nodes(key)
+            nodes += len(list(folder.glob("*.json"))) if folder is not None else 0
+        return Kept(points, found, nodes)
+
+    def adopt(self, other: TheoryCache, problem: Problem, alphas: Sequence[float], *, thresholds: bool) -> None:
+        """Take over answers that another cache has."""
+        key = canonical_json(problem.spec)
+        for kind, alpha in [*(("point", float(a)) for a in alphas), *([("thresholds", None)] if thresholds else [])]:
+            answer = other._recall(kind, key, alpha)
+            if answer is not None and self._recall(kind, key, alpha) is None:
+                self._remember(kind, key, alpha, answer)
+
+    def set_aside(self, problems: Iterable[Problem]) -> int:
+        """Move answers and nodes of these problems out of the way, so that they are computed again; how many files."""
+        moved = 0
+        for key in {canonical_json(problem.spec) for problem in problems}:
+            self._memory = {name: answer for name, answer in self._memory.items() if name[1] != key}
+            if self.folder is None:
+                continue
+            files = [path for path in self.folder.glob("*-*.json") if _problem_of(path) == json.loads(key)]
+            nodes = self._nodes(key)
+            files += [nodes] if nodes is not None and nodes.is_dir() else []
+            for path in files:
+                moved += len(list(path.iterdir())) if path.is_dir() else 1
+                target = self.folder / ASIDE / f"{path.stem}.{uuid.uuid4().hex[:8]}{path.suffix}"
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(path, target)
+        return moved
+
+    # -- files ----------------------------------------------------------------------------------------------------------
+
+    def begin(self, problem: Problem) -> None:
+        """Test the items of others once, before anything is computed with them; then go on from the nodes that are kept.
+
+        Raises
+        ------
+        ProblemError
+            If an item is not consistent.
+        """
+        key = canonical_json(problem.spec)
         if key not in self._consistent:
             require_consistent(problem)
             self._consistent.add(key)
+            self._compare_code(problem)
+        if Evaluations.of(problem).keep is None:
+            self._keep_nodes(problem, key)
+
+    def _compare_code(self, problem: Problem) -> None:
+        """Say which kept answers are of this problem, but for the code of its items."""
+        kinds = [kind for kind, spec in problem.spec.items() if "source" in spec]
+        if self.folder is None or not kinds:
+            return
+        bare, count, changed = without_code(problem.spec), 0, set()
+        for path in self.folder.glob("*-*.json"):
+            other = _problem_of(path)
+            if isinstance(other, dict) and other != problem.spec and without_code(other) == bare:
+                count += 1
+                changed |= {kind for kind in kinds if other[kind].get("source") != problem.spec[kind]["source"]}
+        for kind in kinds:
+            if kind in changed:
+                name, version = problem.spec[kind]["name"], problem.spec[kind]["version"]
+                self.remark(
+                    f"{kind} {name!r} has other code under the same version {version} than when {count} answers of theory were "
+                    "kept: they are not used; raise its version when its numbers change"
+                )
+
+    def _keep_nodes(self, problem: Problem, key: str) -> None:
+        folder, evaluations = self._nodes(key), Evaluations.of(problem)
+        if folder is None:
+            return
+        for path in folder.glob("*.json"):
+            found = _read(path, {"problem": problem.spec, "node": path.stem})
+            if found is not None:
+                value, error = (np.array(found[name], dtype=float) for name in ("value", "error"))
+                evaluations.known[path.stem] = Uncertain(value, error, found["method"])
+
+        def keep(name: str, found: Uncertain) -> None:
+            value, error = (np.asarray(part, dtype=float).tolist() for part in (found.value, found.error))
+            about = {"problem": problem.spec, "node": name}
+            _write(folder / f"{name}.json", about, {"value": value, "error": error, "method": found.method})
+
+        evaluations.keep = keep
+
+    def _nodes(self, key: str) -> Path | None:
+        return None if self.folder is None else self.folder / "nodes" / _name(THEORY_VERSION, key)
 
     def _file(self, kind: str, key: str, alpha: float | None) -> Path | None:
-        if self.folder is None:
-            return None
-        name = hashlib.sha256(canonical_json([THEORY_VERSION, kind, key, alpha]).encode()).hexdigest()[:24]
-        return self.folder / f"{kind}-{name}.json"
+        return None if self.folder is None else self.folder / f"{kind}-{_name(THEORY_VERSION, kind, key, alpha)}.json"
+
+    def _is_kept(self, kind: str, key: str, alpha: float | None) -> bool:
+        file = self._file(kind, key, alpha)
+        return (kind, key, alpha) in self._memory or (file is not None and file.exists())
 
     def _recall(self, kind: str, key: str, alpha: float | None) -> Any:
         file = self._file(kind, key, alpha)
         if (kind, key, alpha) not in self._memory and file is not None:
-            try:
-                found = json.loads(file.read_text())
-                if found["digest"] == _digest(found["answer"]):
-                    self._memory[kind, key, alpha] = found["answer"]
-            except (OSError, ValueError, KeyError, TypeError):
-                pass  # not there, or torn: it is computed again and written over
+            found = _read(file, {"problem": json.loads(key), "alpha": alpha})
+            if found is not None:
+                self._memory[kind, key, alpha] = found
         return self._memory.get((kind, key, alpha))
 
     def _remember(self, kind: str, key: str, alpha: float | None, answer: Any) -> None:
         self._memory[kind, key, alpha] = answer
         file = self._file(kind, key, alpha)
         if file is not None:
-            what = {"problem": json.loads(key), "alpha": alpha, "answer": answer, "digest": _digest(answer)}
-            write_atomically(file, json.dumps(what).encode())
+            _write(file, {"problem": json.loads(key), "alpha": alpha}, answer)
 
 
-def _digest(answer: Any) -> str:
-    return hashlib.sha256(canonical_json(answer).encode()).hexdigest()
+class _watched:
+    """While it lasts, whoever waits is told of the nodes of a problem: how many, and the last alpha of its curve."""
+
+    def __init__(self, problem: Problem, tell: Callable[[int, float | None], None]) -> None:
+        self._evaluations, self._tell = Evaluations.of(problem), tell
+        self._alpha: float | None = None
+
+    def __enter__(self) -> None:
+        self._evaluations.watch = self._heard
+
+    def _heard(self, alpha: float | None) -> None:
+        self._alpha = self._alpha if alpha is None else alpha
+        self._tell(self._evaluations.count, self._alpha)
+
+    def __exit__(self, *_: object) -> None:
+        self._evaluations.watch = lambda alpha: None
+
+
+def _name(*parts: Any) -> str:
+    return hashlib.sha256(canonical_json(list(parts)).encode()).hexdigest()[:24]
+
+
+def _write(file: Path, about: dict[str, Any], answer: Any) -> None:
+    found = {**about, "answer": answer}
+    write_atomically(file, json.dumps({**found, "digest": _digest(found)}, default=plain_value).encode())
+
+
+def _read(file: Path, about: dict[str, Any]) -> Any:
+    """The answer in a file, if it is one to this question; None if not, or torn: it is computed again and written over."""
+    try:
+        found = read_json(file)
+        digest = found.pop("digest")
+        sound = digest == _digest(found) and digest == _digest({**about, "answer": found["answer"]})
+        return found["answer"] if sound else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _problem_of(file: Path) -> Any:
+    try:
+        found = read_json(file)["problem"]
+        return found[0] if isinstance(found, list) else found  # what belongs to an algorithm names it, too
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _digest(document: Any) -> str:
+    return hashlib.sha256(
+        json.dumps(document, sort_keys=True, separators=(",", ":"), default=plain_value).encode()
+    ).hexdigest()

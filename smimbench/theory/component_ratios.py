@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smimbench.interfaces import member
-from smimbench.theory.information import channel_information, diagonals
-from smimbench.theory.sampling import sampled_moments
+from smimbench.theory.evaluations import is_sampled
+from smimbench.theory.information import diagonals, information_at, susceptibility_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +58,7 @@ class ComponentRatios:
     @property
     def sampled(self) -> bool:
         """Whether the information is a mean over random labels."""
-        return any("Monte Carlo" in method for method in self.methods)
+        return any(is_sampled(method) for method in self.methods)
 
     def _prior_at_bottom(self) -> tuple[Host, Host]:
         P = self.problem.components
@@ -70,7 +69,9 @@ class ComponentRatios:
             found: Host = np.maximum(self.second - self.bottom - V, 0.0)
             return found
 
-        response = 2 * gain(5e-5) / 5e-5 - gain(1e-4) / 1e-4
+        # Richardson's extrapolation to second order
+        slopes = [gain(step) / step for step in (4e-4, 2e-4, 1e-4)]
+        response = (slopes[0] - 6 * slopes[1] + 8 * slopes[2]) / 3
         critical = np.zeros(P)
         for a in np.flatnonzero(response == 0):
             low, high = 1e-5, 1.0
@@ -100,12 +101,11 @@ class ComponentRatios:
         Infinite for components that no number of samples teaches.
         """
         P = len(x)
-        channel, model = self.problem.channel, self.problem.model
         qhat = self.qhat(x, learned)
         Q, V = self.overlap(qhat)
         learned = [a for a in learned if qhat[a] > 0]
         waiting = [a for a in range(P) if a not in learned and self.critical[a] == 0]
-        information = channel_information(channel, model, Q, V)
+        information = information_at(self.problem, Q, V)
         self.methods[information.method] = None
         value, error = diagonals(information)
         rate, rate_error = np.zeros(P), np.zeros(P)
@@ -115,8 +115,7 @@ class ComponentRatios:
             elif self.critical[a] > 0:
                 rate[a], rate_error[a] = value[a] / self.critical[a], error[a] / self.critical[a]
         if waiting:
-            own = member(channel, "susceptibility")
-            found = own(Q, V) if own is not None else sampled_moments(channel, model.sites, Q, V)[1]
+            found = susceptibility_at(self.problem, Q, V)
             self.methods[found.method] = None
             response, response_error = diagonals(found)
             for a in waiting:

@@ -5,7 +5,8 @@ State evolution believes what a posterior and a denoiser say. On the Nishimori l
 
 .. math:: E[m (z - m)^T] = 0, \qquad E[(z - m)(z - m)^T] = E[\mathrm{Cov}(z | y)],
 
-and the denoiser the same with the signal in place of ``z``. This is quicker and coarser than the published checks
+also weighted with any function of the label, and the denoiser the same with the signal in
+place of ``z``. This is quicker and coarser than the published checks
 (``smimbench check NAME``): it finds an error of a few per cent.
 """
 
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.interfaces import member
+from smimbench.interfaces import Posterior, member, offers
+from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.linalg import inverse_root, symmetric_root
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.problem.problem import ProblemError
@@ -44,6 +46,8 @@ SCORES = 6.0
 """Standard errors that chance is allowed; doubled, errors twice as large pass."""
 ROUNDING = 1e-9
 """Differences below this are rounding; doubled, a bias of that size passes."""
+TINY = 1e-300
+"""Added to spreads that may be zero; any number too small to be a spread does."""
 FINITE_SIZE = 3.0
 """Allowance for matrices of finite size, in units of 1 / D; doubled, an error of 4% passes instead of 2%."""
 
@@ -81,40 +85,68 @@ def _channel(problem: Problem) -> None:
             normal = monte_carlo_rng("consistency: latents", point).standard_normal((2, count, P, C))
             omega = symmetric_root(Q) @ normal[0]
             z = omega + symmetric_root(V) @ normal[1]
-            moments = _posterior(problem, z, omega, V, point)
+            error, shift, claimed, blind, slack = _posterior(problem, z, omega, V, point)
             spent = time.perf_counter() - begin
             if count >= MOST or 4 * spent > SECONDS:
                 break
             count = min(MOST, 4 * count)
-        _nishimori(problem, "channel", *moments, f"posterior at V = {1 - known:.1f} of the second moment")
+        zero = np.zeros(P)
+        tests = [
+            ("the mean is not that of the law its labels come from", (shift * error).mean(-1), zero),
+            ("its covariance is not that of its own errors", (error * error).mean(-1), claimed),
+            *((f"its {what} overlooks what the label tells", rows, zero) for what, rows in blind.items()),
+        ]
+        _means(problem, tests, slack, f"posterior at V = {1 - known:.1f} of the second moment")
 
 
-def _posterior(problem: Problem, z: Array, omega: Array, V: Array, point: int) -> tuple[Array, Array, Array, float]:
-    """Errors and shifts (n, P, C) of the posterior in units of V, the claimed covariance (P,), and the stated error."""
+def _posterior(
+    problem: Problem, z: Array, omega: Array, V: Array, point: int
+) -> tuple[Array, Array, Array, dict[str, Array], float]:
+    """What a posterior says of latents ``z`` (n, P, C) in units of V.
+
+    Returns
+    -------
+    error, shift : ndarray (n, P, C)
+    claimed : ndarray (P,)
+        The covariance.
+    blind : dict of ndarray (n, P)
+        Errors of the mean, and of the second moment where theory uses it, times a function of the label: their mean is 0.
+    slack : float
+        The stated error.
+    """
     channel: Any = problem.channel
-    n, P, _ = z.shape
+    n = len(z)
     y = channel.forward(z, rng=monte_carlo_rng("consistency: labels", point))
     if np.shape(y)[:1] != (n,):
         raise _fail(
             problem, "channel", f"forward must return one label per sample, ({n}, ...), got shape {np.shape(y)}"
         )
-    found = channel.posterior(y, omega, V, rng=monte_carlo_rng("consistency: posterior", point))
-    for name, shape in (("mean", z.shape), ("covariance", (P, P))):
-        value = getattr(found, name, None)
-        if not isinstance(value, np.ndarray) or value.dtype.kind != "f":
-            raise _fail(
-                problem, "channel",
-                f"posterior must return a smimbench.Posterior of arrays of real numbers, got "
-                f"{type(found).__name__} with {name} {type(value).__name__ if value is not None else 'missing'}"
-                f"{f' of {value.dtype}' if isinstance(value, np.ndarray) else ''}",
-            )  # fmt: skip
-        if value.shape != shape:
-            raise _fail(problem, "channel", f"posterior: {name} must have shape {shape}, got {value.shape}")
-        if not np.isfinite(value).all():
+    sampled = not (offers(channel, "information") and offers(channel, "susceptibility"))
+    rng = monte_carlo_rng("consistency: posterior", point)
+    found = channel.posterior(y, omega, V, second_moment=sampled, rng=rng)
+    second = found.second_moment if sampled and isinstance(found, Posterior) else None
+    try:
+        checked_posterior(found, omega, second_moment=second is not None)
+    except ValueError as error:
+        raise _fail(problem, "channel", str(error)) from None
+    for name in ("mean", "covariance", *(["second_moment"] if second is not None else [])):
+        if not np.isfinite(getattr(found, name)).all():
             raise _fail(problem, "channel", f"posterior: {name} is not made of finite numbers")
     white = inverse_root(V, 0.0)
     claimed = np.diagonal(white @ np.asarray(found.covariance) @ white)
-    return white @ (z - found.mean), white @ (found.mean - omega), claimed, _stated_error(found)
+    left = white @ (z - found.mean)
+    # Any function of the label will do: a bounded one of a random direction in which labels differ.
+    flat = np.nan_to_num(np.asarray(y, dtype=float).reshape(n, -1))
+    rng = monte_carlo_rng("consistency: directions", point)
+    told = flat @ (rng.standard_normal(flat.shape[1]) / (flat.std(0) + TINY))
+    told = np.tanh((told - told.mean()) / (told.std() + TINY))
+    direction = rng.standard_normal(z.shape[2])
+    seen = 1 + (omega @ direction) / np.std(omega @ direction, axis=0)  # a label without signs is told by omega
+    blind = {"mean": (left @ direction) * told[:, None] * seen}
+    if second is not None:
+        full = np.einsum("npcpd,c,d->np", second, direction, direction)
+        blind["second moment"] = ((z @ direction) ** 2 - full) * (1 + told + told**2)[:, None] / np.diagonal(V)
+    return left, white @ (found.mean - omega), claimed, blind, _stated_error(found)
 
 
 def _stated_error(found: Any) -> float:
@@ -123,22 +155,16 @@ def _stated_error(found: Any) -> float:
     return float(error) if math.isfinite(error) else 0.0
 
 
-def _nishimori(
-    problem: Problem, kind: str, error: Array, shift: Array, claimed: Array, slack: float, where: str
-) -> None:
-    """``E[shift error] = 0`` and ``E[error^2] = claimed``; rows are independent, the last axis is averaged."""
-    tests = (
-        ("the mean is not that of the law its labels come from", (shift * error).mean(-1), np.zeros(len(claimed))),
-        ("its covariance is not that of its own errors", (error * error).mean(-1), claimed),
-    )
+def _means(problem: Problem, tests: list[tuple[str, Array, Array]], slack: float, where: str) -> None:
+    """Whether the means of samples (n, P) are what they should be (P,); each test says what is wrong if they are not."""
     for what, samples, target in tests:
         mean, sem = samples.mean(0), samples.std(0, ddof=1) / math.sqrt(len(samples))
         allowed = SCORES * sem + slack * (2 + np.abs(target)) + ROUNDING
         worst = int(np.argmax(np.abs(mean - target) - allowed))
         if not abs(mean[worst] - target[worst]) <= allowed[worst]:
-            of = f" of component {worst + 1}" if len(claimed) > 1 else ""
+            of = f" of component {worst + 1}" if len(target) > 1 else ""
             raise _fail(
-                problem, kind,
+                problem, "channel",
                 f"{where}: {what}{of}: {mean[worst]:.4g} +- {sem[worst]:.1g} should be {target[worst]:.4g}",
             )  # fmt: skip
 

@@ -26,7 +26,8 @@ import numpy as np
 from smimbench.interfaces import offers
 from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.curve_stages import EXACT, SAMPLED, Accuracy, Node, Stage
-from smimbench.theory.information import channel_information, diagonals
+from smimbench.theory.evaluations import Evaluations
+from smimbench.theory.information import diagonals, information_at
 from smimbench.theory.perfect_recovery import perfect_limit
 from smimbench.theory.types import NOTHING, Bifurcation, Host
 
@@ -42,6 +43,9 @@ FAR_CORRECTION, FAR_SHARE = 0.12, 1.2
 
 LARGEST_FIRST_STEP = 0.5
 """The first step of a stage grows up to this length where it fails; doubled, stages with more noise get started."""
+
+MOST_TRIALS = 4
+"""Points at which a bifurcation between two nodes is looked for; doubled, noise of sampled information is averaged over more."""
 
 START = 1e-6
 """Largest Qhat at the first node of components that are learned from the beginning; below it everything is proportional."""
@@ -86,7 +90,7 @@ class Continuation:
     def _begin(self) -> None:
         P = self.problem.components
         Q, V = self.ratios.overlap(np.zeros(P))
-        value, error = diagonals(channel_information(self.problem.channel, self.problem.model, Q, V))
+        value, error = diagonals(information_at(self.problem, Q, V))
         at_once = [a for a in range(P) if self.ratios.critical[a] == 0 and value[a] > max(NOTHING, 3 * error[a])]
         self.ratios.informative = set(at_once)
         x = np.zeros(P)
@@ -259,6 +263,7 @@ class Continuation:
             return
         stage.nodes.append(node)
         self.highest = max(self.highest, node.log_alpha)
+        Evaluations.of(self.problem).watch(float(np.exp(self.highest)))
         self._check_end(stage, node)
 
     def _mismatch(self, stage: Stage, last: Node, node: Node) -> float:
@@ -303,42 +308,69 @@ class Continuation:
         if last.log_alpha < self.highest - 1e-12:
             landing = (self.highest - last.log_alpha) / max(node.log_alpha - last.log_alpha, 1e-300)
 
+        def gap(point: Node, a: int) -> float:
+            return point.log_alpha - float(point.log_ratios[a])
+
         def crossing(a: int) -> float:
-            gaps = [n.log_alpha - n.log_ratios[a] for n in (last, node)]
+            gaps = gap(last, a), gap(node, a)
             where = -gaps[0] / (gaps[1] - gaps[0]) if np.isfinite(gaps[0]) and gaps[1] > gaps[0] else 0.0
             return float(np.clip(where, landing, 1.0))
 
         new = min(unstable, key=crossing)
-        positions = [0.0, 1.0]
-        gaps = [last.log_alpha - last.log_ratios[new], node.log_alpha - node.log_ratios[new]]
-        where, found = crossing(new), node
-        for _ in range(4):
+        points, where = [(0.0, last), (1.0, node)], crossing(new)
+        for _ in range(MOST_TRIALS):
             found, _ = self._attempt(stage, last, last.x + where * (node.x - last.x), tangent)
-            gap = found.log_alpha - found.log_ratios[new]
-            positions, gaps = [*positions, where], [*gaps, gap]
-            if (
-                not np.isfinite(gap)
-                or abs(gap) <= max(self.accuracy.gap, 0.1 * found.error[new])
-                or (where <= landing and gap > 0)
-            ):
+            points.append((where, found))
+            left = gap(found, new)
+            close = abs(left) <= max(self.accuracy.gap, 0.1 * found.error[new])
+            if not np.isfinite(left) or close or (where <= landing and left > 0):
                 break
-            where = float(np.clip(_root(positions, gaps), landing, 1.0))
-        # What is left of the gap is removed along the line through the two nearest points.
+            where = float(np.clip(self._crossing(points, new), landing, 1.0))
+        where, found = min(points[2:], key=lambda point: abs(gap(point[1], new)))
+        # What is left of the gap is removed along the curve, on which log alpha rises so much for every change of the gap.
+        positions, gaps, log_alphas = _finite(points, new)
         order = np.argsort(np.abs(gaps))[:2]
-        (s0, s1), (g0, g1) = ([v[i] for i in order] for v in (positions, gaps))
-        length = float(np.linalg.norm(node.x - last.x))
-        steep = (g0 - g1) / ((s0 - s1) * length) if s0 != s1 else np.inf
-        rise = (node.log_alpha - last.log_alpha) / length
-        share = float(np.clip(rise / steep, -10, 10)) if np.isfinite(steep) and steep != 0 else 0.0
-        own = float(np.sqrt((found.total_error[stage.moving] ** 2).mean()))
-        error = float(np.hypot((1 - share) * own, share * found.error[new]) + abs(share * gaps[-1]))
-        log_alpha = found.log_alpha - share * gaps[-1]
+        if self.ratios.sampled or len(order) < 2:
+            order = np.arange(len(gaps))
+        steep, rise = (np.polyfit(positions[order], values[order], 1)[0] for values in (gaps, log_alphas))
+        share = float(np.clip(rise / steep, -10, 10)) if steep != 0 else 0.0
+        own = self._crossing_error(stage, new, found, node.x - last.x, rise, rise - steep)
+        error = float(own + abs(share * gap(found, new)))
+        log_alpha = found.log_alpha - share * gap(found, new)
         if where > 0:
             stage.nodes.append(found)
         self.highest = max(self.highest, found.log_alpha)
         start = replace(found, log_alpha=max(log_alpha, self.highest if landing else -np.inf))
         self._bifurcate(start, stage, new, error)
         return True
+
+    def _crossing_error(self, stage: Stage, new: int, at: Node, step: Host, rise: float, other: float) -> float:
+        """Error of log alpha where component ``new`` becomes unstable.
+
+        To first order the errors e of the ``log alpha_a`` move the coordinates of the moving components, too:
+        ``slope_a . dx + e_a`` is the same for all of them and for the new one. Along the ``step`` between two nodes they are
+        known to change by ``rise`` and ``other``.
+        """
+        moving = stage.moving
+        rows, step = [*moving, new], step[moving]
+        block = np.nan_to_num(at.slope[np.ix_(rows, moving)])
+        along = np.array([rise] * len(moving) + [other])
+        block = block + np.outer(along - block @ step, step) / (step @ step)
+        weights = np.linalg.pinv(np.hstack([block, -np.ones((len(rows), 1))]), rcond=1e-6)[-1]
+        errors = np.append(at.total_error[moving], at.error[new])
+        return float(np.sqrt((weights**2) @ errors**2))
+
+    def _crossing(self, points: list[tuple[float, Node]], new: int) -> float:
+        """Where component ``new`` becomes unstable, from what is known at some points between two nodes."""
+        positions, gaps, _ = _finite(points, new)
+        if not self.ratios.sampled:
+            return _root(positions.tolist(), gaps.tolist())
+        # Noise decides where the nearest points cross zero: the parabola of all of them is moved by it least.
+        fit = np.polynomial.Polynomial.fit(positions, gaps, min(2, len(gaps) - 1))
+        roots = fit.roots()
+        inside = roots.real[(np.abs(roots.imag) < 1e-9) & (roots.real >= 0) & (roots.real <= 1)]
+        line = np.polynomial.Polynomial.fit(positions, gaps, 1).roots()
+        return float(inside[0] if len(inside) else line[0].real if len(line) else positions[np.argmin(np.abs(gaps))])
 
     def _check_end(self, stage: Stage, node: Node) -> None:
         P = self.problem.components
@@ -372,6 +404,13 @@ class Continuation:
             start.slope[:, done] = 0.0
             rest = [a for a in stage.moving if a not in done]
             self.stages.append(Stage(list(stage.learned), rest, [start], perfect, stage.step))
+
+
+def _finite(points: list[tuple[float, Node]], new: int) -> tuple[Host, Host, Host]:
+    """Positions between two nodes, gaps of log alpha to that of component ``new``, log alpha: where all are finite."""
+    rows = np.array([(where, node.log_alpha - node.log_ratios[new], node.log_alpha) for where, node in points])
+    rows = rows[np.isfinite(rows).all(axis=1)]
+    return rows[:, 0], rows[:, 1], rows[:, 2]
 
 
 def _change(first: Host, second: Host) -> Host:

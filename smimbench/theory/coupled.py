@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.control_variates import controlled_mean
 from smimbench.numerics.linalg import spectral_function
 from smimbench.numerics.qmc import normal_points
@@ -36,12 +38,21 @@ SAMPLED_SEED = 1e-2
 """The same where the information is sampled: below it is mostly noise."""
 INFORMED = 1e8
 """Qhat at which the informed branch starts; doubled, the start is twice as close to the signal."""
+NEARLY_PERFECT = 1e2
+"""The same where an error of zero is unstable; doubled, branches with half the error are found, and some iterations more."""
 MEMORY = 3
 """Steps that Anderson's acceleration remembers; doubled, it is faster on smooth maps and less robust on sampled ones."""
 LONGEST_STEP = 3.0
 """Longest accelerated step in log Qhat; doubled, bad extrapolations go twice as far."""
+NEARLY_KNOWN = 1e-6
+"""Error below which perfect recovery is asked for; doubled, the walk to it ends a few steps earlier."""
+UNFINISHED = "iterations were not enough"
 MOST_ITERATIONS = 60
 """Accelerated iterations per sample ratio; doubled, fewer points end with "were not enough"."""
+WALK = 0.2
+"""Shortest step in log Qhat on the way to perfect recovery; doubled, half the steps, and minima of the growth are seen later."""
+CLOSE = 0.1
+"""How near the growth must be to that of the linearisation, relatively; doubled, the walk ends a little earlier."""
 
 
 def iterate(
@@ -69,7 +80,7 @@ def iterate(
             break
     relative = float(np.max(np.abs(info.error) / np.maximum(np.abs(info.value), 1e-300)))
     error = (step * rate + np.diagonal(V) * min(relative, 1.0)) / (1 - rate)
-    method = info.method if step <= tolerance else f"{info.method}, {max_iterations} iterations were not enough"
+    method = info.method if step <= tolerance else f"{info.method}, {max_iterations} {UNFINISHED}"
     return Prediction(float(alpha), Q, V, np.asarray(error), branch, method)
 
 
@@ -84,6 +95,7 @@ def sweep(problem: Problem, alphas: Sequence[float], branch: str = "uninformed")
     upwards = branch == "uninformed"
     order = sorted(range(len(alphas)), key=lambda k: alphas[k] if upwards else -alphas[k])
     kappa = float(problem.model.kappa)
+    perfect = perfect_limit(problem)
     start = None if upwards else INFORMED * np.eye(P)
     solved: dict[int, tuple[Prediction, Host]] = {}
     seed = SEED_OVERLAP
@@ -95,7 +107,19 @@ def sweep(problem: Problem, alphas: Sequence[float], branch: str = "uninformed")
             start = kappa * alpha * information.value
             seed = SAMPLED_SEED if "Monte Carlo" in information.method else SEED_OVERLAP
         start = start + seed * np.eye(P)
+        if not upwards and (perfect is None or alpha < perfect.value):
+            # An error of zero is unstable here: it grows by the same factor a step, from where that is soon seen.
+            start = np.asarray(spectral_function(start, lambda values: np.minimum(values, NEARLY_PERFECT)))
         qhat, relative, residual, method = _accelerated(problem, alpha, start)
+        if upwards and perfect is not None and alpha > perfect.value:
+            nearly = np.diagonal(overlap_at(problem, qhat)[1]).max() < NEARLY_KNOWN
+            if nearly or UNFINISHED in method:
+                start = _walk(problem, alpha, start, alpha / perfect.value)
+                if start is None:
+                    start = INFORMED**2 * np.eye(P)
+                    solved[k] = _perfect(problem, Prediction(alpha, start, start, np.zeros(P), branch, "")), start
+                    continue
+                qhat, relative, residual, method = _accelerated(problem, alpha, start)
         # The response to alpha, from a second fixed point close by.
         shift = 0.01
         # A residual far below the shift is enough.
@@ -106,9 +130,54 @@ def sweep(problem: Problem, alphas: Sequence[float], branch: str = "uninformed")
         # The residual is one of log Qhat: what has hardly been learned cannot move V by more than that little.
         movable = np.minimum(np.diagonal(V), np.abs(np.diagonal(Q) - bottom))
         error = response * relative + movable * min(residual, 1.0) * 10
-        solved[k] = Prediction(alpha, Q, V, error + 1e-12, branch, method), qhat
+        ratio_error = np.full(P, alpha * (relative + min(residual, 1.0)))
+        solved[k] = Prediction(alpha, Q, V, error + 1e-12, branch, method, alpha_error=ratio_error), qhat
         start = qhat
     return [solved[k] for k in range(len(alphas))]
+
+
+def _walk(problem: Problem, alpha: float, start: Host, growth: float) -> Host | None:
+    """Walk up from below the uninformed fixed point: None if that leads to perfect recovery, else Qhat just below it.
+
+    The map is monotone: from below its lowest fixed point, Qhat grows in all directions until that point, where the growth
+    vanishes. So the way is free where the growth stays positive, however small it is between. Close to perfect recovery
+    Qhat grows by the factor ``growth`` of the linearisation, for ever.
+
+    A pass of slow growth takes very many iterations; here each step is at least ``WALK`` long, and every minimum of the
+    growth on the way is looked at closely.
+    """
+    from scipy.optimize import minimize_scalar
+
+    def step_at(log: Host) -> Host:
+        information = information_at(problem, *overlap_at(problem, _exponential(log)))
+        return _logarithm(problem.model.kappa * alpha * information.value) - log
+
+    def lowest(step: Host) -> float:
+        return float(np.linalg.eigvalsh(step)[0])
+
+    def growth_on_the_way(first: Host, last: Host, share: float) -> float:
+        return lowest(step_at(first + share * (last - first)))
+
+    x = _logarithm(start)
+    step = step_at(x)
+    path: list[tuple[Host, float]] = []
+    while True:
+        slowest = lowest(step)
+        if not slowest > 0:
+            return _exponential(path[-1][0] if path else x)
+        path = [*path[-2:], (x, slowest)]
+        if len(path) == 3 and path[1][1] < min(path[0][1], path[2][1]):
+            first, last = path[0][0], path[2][0]
+            found = minimize_scalar(partial(growth_on_the_way, first, last), bounds=(0, 1), method="bounded")
+            if found.fun <= 0:
+                return _exponential(first)
+        fastest = float(np.linalg.eigvalsh(step)[-1])
+        linear = max(abs(slowest / np.log(growth) - 1), abs(fastest / np.log(growth) - 1)) < CLOSE
+        known = np.diagonal(overlap_at(problem, _exponential(x))[1]).max() < NEARLY_KNOWN
+        if (linear and known) or np.diagonal(x).min() > 2 * np.log(INFORMED):
+            return None
+        x = x + step * max(1.0, WALK / fastest)
+        step = step_at(x)
 
 
 def _logarithm(qhat: Host) -> Host:
@@ -157,13 +226,17 @@ def _accelerated(problem: Problem, alpha: float, start: Host, enough: float = 1e
             moves = np.stack([(b - a)[upper] for a, b in itertools.pairwise(points)], axis=-1)
             weights = np.linalg.lstsq(changes, step[upper], rcond=1e-8)[0]
             move = step[upper] - (moves + changes) @ weights
+            if move @ step[upper] < 0:
+                # Against the iteration itself: towards a fixed point that it moves away from.
+                points, steps = [], []
+                continue
             longest = float(np.abs(move).max())
             move = move * min(1.0, LONGEST_STEP / longest) if longest > 0 else move
             x = points[-1].copy()
             x[upper] += move
             x.T[upper] = x[upper]
     else:
-        method += f", {MOST_ITERATIONS} iterations were not enough"
+        method += f", {MOST_ITERATIONS} {UNFINISHED}"
     return _exponential(x), relative, residual, method
 
 
@@ -175,10 +248,12 @@ def competing(problem: Problem, alphas: Sequence[float]) -> list[list[Prediction
     lower, upper = sweep(problem, alphas, "uninformed"), sweep(problem, alphas, "informed")
     result = []
     for (low, low_qhat), (high, high_qhat) in zip(lower, upper):
-        if perfect is not None and high.alpha >= perfect.value and np.diagonal(high.V).max() < 1e-6:
+        if perfect is not None and high.alpha >= perfect.value:
             high = _perfect(problem, high)
-            if np.diagonal(low.V).max() < 1e-6:
-                low = _perfect(problem, low)
+        elif UNFINISHED in high.method and UNFINISHED not in low.method:
+            # What was not reached in so many steps is no fixed point.
+            result.append([replace(low, branch="unique", method=f"{low.method}, no other branch was found")])
+            continue
         if branches_meet(problem, low, high):
             result.append([replace(low, branch="unique")])
         elif not high.V.any():
@@ -192,7 +267,12 @@ def competing(problem: Problem, alphas: Sequence[float]) -> list[list[Prediction
 def _perfect(problem: Problem, prediction: Prediction) -> Prediction:
     P = problem.components
     return replace(
-        prediction, Q=prior_moments(problem)[0], V=np.zeros((P, P)), error=np.zeros(P), method="counting of equations"
+        prediction,
+        Q=prior_moments(problem)[0],
+        V=np.zeros((P, P)),
+        error=np.zeros(P),
+        alpha_error=np.zeros(P),
+        method="counting of equations",
     )
 
 
@@ -209,7 +289,8 @@ def linear_response(problem: Problem, Q: Host, V: Host) -> tuple[Host, Host]:
         z = root @ normal_points(P * sites, points, "perfect recovery: latents", scramble).reshape(points, P, sites)
         rng = monte_carlo_rng("perfect recovery: labels", scramble)
         y = channel.forward(z, rng=rng)
-        moment: Any = channel.posterior(y, np.zeros_like(z), V, second_moment=True, rng=rng).second_moment
+        found = channel.posterior(y, np.zeros_like(z), V, second_moment=True, rng=rng)
+        moment: Any = checked_posterior(found, z, second_moment=True).second_moment
         G: Any = np.einsum("pq,nqcrd,rs->npcsd", inverse, moment, inverse)
         for c in range(sites):
             G[:, :, c, :, c] -= inverse

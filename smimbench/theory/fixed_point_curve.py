@@ -94,7 +94,7 @@ class FixedPointCurve:
                 # far below the first node everything is proportional to alpha
                 node = self.continuation.stages[0].nodes[0]
                 qhat = self.ratios.qhat(node.x, self.continuation.stages[0].learned) * np.exp(target - node.log_alpha)
-                return self._pack(alpha, qhat, np.zeros(P), branch)
+                return replace(self._pack(alpha, qhat, np.zeros(P), branch), alpha_error=alpha * node.total_error)
             return self._pack(alpha, np.zeros(P), self._unlearned_error(0, target), branch)
         if k == len(log_alpha):
             return self._beyond(alpha, target, end, branch)
@@ -110,11 +110,13 @@ class FixedPointCurve:
             where, shift = s[k], 0.0
         x = smooth(where)[:-1]
         spread = np.abs(x - cautious(where)[:-1]) + shift * np.abs(smooth(where, 1)[:-1])
-        x_error = self._coordinate_error(stage, where, spread) + self._unlearned_error(int(number[k]) + 1, target)
-        return self._pack(alpha, self.ratios.qhat(x, stage.learned), x_error, branch, x, stage.learned)
+        x_error, shift = self._errors(stage, where, spread)
+        x_error = x_error + self._unlearned_error(int(number[k]) + 1, target)
+        found = self._pack(alpha, self.ratios.qhat(x, stage.learned), x_error, branch, x, stage.learned)
+        return replace(found, alpha_error=alpha * shift)
 
-    def _coordinate_error(self, stage: Stage, where: float, spread: Host) -> Host:
-        """Error of x at fixed alpha, from the errors of the alpha_a and the interpolation."""
+    def _errors(self, stage: Stage, where: float, spread: Host) -> tuple[Host, Host]:
+        """Error of x at fixed alpha, and of the log alpha_a at fixed x, from the errors of the nodes and the interpolation."""
         s, _, _ = stage.arrays()
         k = int(np.clip(np.searchsorted(s, where), 1, len(s) - 1))
         share = np.clip((where - s[k - 1]) / (s[k] - s[k - 1]), 0, 1)
@@ -126,9 +128,10 @@ class FixedPointCurve:
         tangent = along[moving]
         block = block + np.outer(along[-1] - block @ tangent, tangent) / (tangent @ tangent)
         error = ((1 - share) * one.total_error + share * two.total_error)[moving]
-        result = np.zeros(len(one.x))
+        result, shift = np.zeros(len(one.x)), np.zeros(len(one.x))
         result[moving] = np.sqrt((np.linalg.pinv(block, rcond=1e-6) ** 2) @ error**2) + spread[moving]
-        return np.minimum(result, 2.0)
+        shift[moving] = error + np.abs(block) @ spread[moving]
+        return np.minimum(result, 2.0), shift
 
     def _unlearned_error(self, number: int, target: float) -> Host:
         """A component that is about to be learned may be so already, within the error of its threshold."""
@@ -216,52 +219,49 @@ class FixedPointCurve:
             if branches_meet(self.problem, low, high):
                 result.append([replace(low, branch="unique")])
             else:
-                pair = [replace(p, free_entropy=self.free_entropy(p)) for p in (low, high)]
+                pair = [replace(p, free_entropy=self.free_entropy(p)[0]) for p in (low, high)]
                 result.append(bayes_optimal_first(pair))
         return result
 
-    def error_at_top(self) -> float:
-        """Numerical error of the largest alpha along the curve."""
-        nodes = [
-            (node, stage.moving) for stage in self.continuation.stages if len(stage.nodes) > 1 for node in stage.nodes
-        ]
+    def error_at(self, alpha: float) -> float:
+        """Numerical error of alpha where the curve comes nearest to it."""
+        nodes = [(n, stage.moving) for stage in self.continuation.stages if len(stage.nodes) > 1 for n in stage.nodes]
         if not nodes:
             return 0.0
-        node, moving = max(nodes, key=lambda pair: pair[0].log_alpha)
-        return float(np.exp(node.log_alpha) * np.sqrt((node.total_error[moving] ** 2).mean()))
+        node, moving = min(nodes, key=lambda pair: abs(pair[0].log_alpha - np.log(alpha)))
+        return float(alpha * np.sqrt((node.total_error[moving] ** 2).mean()))
 
-    def path(self) -> tuple[Host, Host, Host]:
-        """The curve for integrals along it: Qhat (n, P), V (n, P), log alpha (n,)."""
+    def path(self) -> tuple[Host, Host, Host, Host]:
+        """The curve for integrals along it: Qhat (n, P), V (n, P), log alpha (n,) and its error (n,)."""
         number, s, log_alpha = self._dense()
         if "path" in self._read:
-            found: tuple[Host, Host, Host] = self._read["path"]
+            found: tuple[Host, Host, Host, Host] = self._read["path"]
             return found
         P = self.problem.components
-        qhat = np.zeros((len(s), P))
+        qhat, error = np.zeros((len(s), P)), np.zeros(len(s))
         for k in np.unique(number).astype(int):
             here = number == k
             stage = self.continuation.stages[k]
             qhat[here] = self.ratios.qhat(stage.interpolants()[0](s[here])[:, :-1], stage.learned)
+            errors = [np.sqrt((node.total_error[stage.moving] ** 2).mean()) for node in stage.nodes]
+            error[here] = np.interp(s[here], stage.arrays()[0], errors)
         V = np.diagonal(self.ratios.overlap(qhat)[1], axis1=-2, axis2=-1) if len(s) else np.zeros((0, P))
-        self._read["path"] = qhat, V, log_alpha
-        return qhat, V, log_alpha
+        self._read["path"] = qhat, V, log_alpha, error
+        return qhat, V, log_alpha, error
 
-    def free_entropy(self, prediction: Prediction) -> float:
-        """Free entropy of a point of the curve, less that of the prior mean; infinite for perfect recovery."""
+    def free_entropy(self, prediction: Prediction) -> tuple[float, float]:
+        """Free entropy of a point of the curve, less that of the prior mean, and its error; infinite for perfect recovery."""
         V_end = np.diagonal(prediction.V)
         if not V_end.any():
-            return float("inf")
-        qhat, V, log_alpha = self.path()
+            return float("inf"), 0.0
+        qhat, V, log_alpha, error = self.path()
         # V falls along the curve in every component: the sum orders its points.
         below = V.sum(1) > V_end.sum()
         count = len(below) if below.all() else int(np.argmin(below))
-        return along_path(
-            np.vstack([qhat[:count]]),
-            np.vstack([V[:count], V_end]),
-            log_alpha[:count],
-            prediction.alpha,
-            self.ratios.second - self.ratios.bottom,
-        )
+        spread = self.ratios.second - self.ratios.bottom
+        path = np.vstack([qhat[:count]]), np.vstack([V[:count], V_end]), log_alpha[:count]
+        value = along_path(*path, prediction.alpha, spread)
+        return value, abs(along_path(path[0], path[1], path[2] + error[:count], prediction.alpha, spread) - value)
 
     def weak_recovery(self) -> Threshold | None:
         """Where the first component leaves its lowest overlap; None where it starts above it or never leaves."""

@@ -17,15 +17,54 @@ import numpy as np
 from smimbench.numerics.linalg import spectral_function
 from smimbench.numerics.quadrature import gauss_legendre
 from smimbench.theory.information import information_at, overlap_at, prior_moments
+from smimbench.theory.types import Threshold
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from smimbench.problem.problem import Problem
     from smimbench.theory.types import Host, Prediction
 
-__all__ = ["along_path", "bayes_optimal_first", "between", "branches_meet"]
+__all__ = ["along_path", "bayes_optimal_first", "between", "branches_meet", "transition"]
 
 NODES = 12
 """Gauss-Legendre nodes of a free-entropy difference; doubled, it costs twice as much, with the square of the relative error."""
+
+
+TRANSITION_NODES = 33
+"""Sample ratios at which the free entropies of two branches are compared; doubled, shorter leads are found."""
+HALVINGS = 40
+"""Halvings of the interval in which one overtakes the other; doubled, no change beyond rounding."""
+
+
+def transition(lead: Callable[[float], tuple[float, float]], low: Threshold, top: float) -> Threshold | None:
+    """Where the informed branch becomes the Bayes-optimal one; None where it never does.
+
+    Parameters
+    ----------
+    lead : callable
+        From a sample ratio to the free entropy of the informed branch less that of the uninformed one, and its error.
+    low : Threshold
+        Where the informed branch begins. It is returned where that branch is ahead from there on.
+    top : float
+        Where the uninformed branch ends.
+    """
+    span = top - low.value
+    if lead(low.value + 1e-6 * span)[0] > 0:
+        return low
+    inside = np.linspace(low.value, top, TRANSITION_NODES)[1:-1]
+    ahead = np.array([lead(alpha)[0] for alpha in inside]) > 0
+    if not ahead.any():
+        return None
+    first = int(np.argmax(ahead))
+    behind, good = (float(inside[first - 1]) if first else low.value), float(inside[first])
+    for _ in range(HALVINGS):
+        middle = (behind + good) / 2
+        behind, good = (behind, middle) if lead(middle)[0] > 0 else (middle, good)
+    step = 1e-4 * span
+    rise = (lead(good + step)[0] - lead(good - step)[0]) / (2 * step)
+    error = lead(good)[1] / rise if np.isfinite(rise) and rise > 0 else 0.0
+    return Threshold(good, float(error) + good - behind + 1e-12 * good)
 
 
 def branches_meet(problem: Problem, low: Prediction, high: Prediction) -> bool:

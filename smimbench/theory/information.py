@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.interfaces import Uncertain, offers
+from smimbench.interfaces import Uncertain, member, offers
+from smimbench.problem.problem import ProblemError
+from smimbench.theory.evaluations import Evaluations
 from smimbench.theory.sampling import sampled_moments
 
 if TYPE_CHECKING:
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from smimbench.problem.problem import Problem
     from smimbench.theory.types import Host
 
-__all__ = ["channel_information", "diagonals"]
+__all__ = ["channel_information", "diagonals", "information_at", "overlap_at", "prior_moments", "susceptibility_at"]
 
 
 def channel_information(channel: Any, model: Model, Q: Array, V: Array) -> Uncertain:
@@ -43,9 +45,33 @@ def channel_information(channel: Any, model: Model, Q: Array, V: Array) -> Uncer
 
 def information_at(problem: Problem, Q: Array, V: Array) -> Uncertain:
     """``channel_information`` of a problem; value and error are float arrays of one shape."""
-    found = channel_information(problem.channel, problem.model, Q, V)
+    found = Evaluations.of(problem).at(
+        "information", Q, V, lambda q, v: channel_information(problem.channel, problem.model, q, v)
+    )
     value = np.asarray(found.value, dtype=float)
     return Uncertain(value, np.broadcast_to(np.asarray(found.error, dtype=float), value.shape), found.method)
+
+
+def susceptibility_at(problem: Problem, Q: Array, V: Array) -> Uncertain:
+    """How the information of components without overlap begins (P, P): the channel's own, or sampled."""
+    channel = problem.channel
+    own = member(channel, "susceptibility")
+
+    def evaluate(q: Array, v: Array) -> Uncertain:
+        if own is not None:
+            found: Uncertain = own(q, v)
+            return found
+        found = sampled_moments(channel, problem.model.sites, q, v)[1]
+        if not np.isfinite(found.error).all():
+            name = problem.spec["channel"]["name"]
+            raise ProblemError(
+                f"channel {name!r}",
+                "no label sees the sign of a component, so that thresholds need the second moment of its posterior; "
+                "return it from posterior(..., second_moment=True), or give a method susceptibility",
+            )
+        return found
+
+    return Evaluations.of(problem).at("susceptibility", Q, V, evaluate)
 
 
 def overlap_at(problem: Problem, qhat: Array) -> tuple[Host, Host]:

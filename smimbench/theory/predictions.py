@@ -8,7 +8,7 @@ import numpy as np
 
 from smimbench.theory import coupled
 from smimbench.theory.fixed_point_curve import fixed_point_curve
-from smimbench.theory.information import prior_moments
+from smimbench.theory.information import information_at, overlap_at, prior_moments
 from smimbench.theory.scalar import ScalarCurve
 
 if TYPE_CHECKING:
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from smimbench.problem.problem import Problem
     from smimbench.theory.types import Prediction
 
-__all__ = ["batches", "competing", "point_document", "solve"]
+__all__ = ["batches", "competing", "independent_parts", "point_document", "solve", "solve_part"]
+
+TOGETHER = 4
+"""Nodes of a sampled curve in one part for another process; doubled, processes idle longer at the end."""
 
 
 def solve(problem: Problem, alphas: Sequence[float], branch: str = "uninformed") -> list[Prediction]:
@@ -60,6 +63,29 @@ def batches(problem: Problem, alphas: Sequence[float]) -> list[list[float]]:
     return [[alpha] for alpha in wanted] if apart else [wanted] if wanted else []
 
 
+def independent_parts(problem: Problem, alphas: Sequence[float]) -> list[tuple[str, list[float]]]:
+    """Parts of a problem's theory that need nothing of one another, for ``solve_part``: nodes of a curve, or branches.
+
+    A curve that is followed from node to node, or known in closed form, has none.
+    """
+    if problem.components == 1:
+        curve = ScalarCurve.of(problem)
+        log_qhat = [float(x) for x in curve.log_qhat] if curve.sampled else []
+        return [("nodes", log_qhat[k : k + TOGETHER]) for k in range(0, len(log_qhat), TOGETHER)]
+    if fixed_point_curve(problem) is not None or not alphas:
+        return []
+    return [(branch, [float(alpha) for alpha in alphas]) for branch in ("uninformed", "informed")]
+
+
+def solve_part(problem: Problem, part: tuple[str, Sequence[float]]) -> None:
+    """Evaluate what a part needs; the results are in the problem's ``Evaluations``."""
+    kind, values = part
+    if kind == "nodes":
+        information_at(problem, *overlap_at(problem, np.exp(np.asarray(values))[:, None, None]))
+    else:
+        coupled.sweep(problem, values, kind)
+
+
 def point_document(
     problem: Problem, prediction: Prediction, errors: dict[str, Uncertain] | None = None
 ) -> dict[str, Any]:
@@ -68,6 +94,7 @@ def point_document(
         "alpha": prediction.alpha,
         "mse": _scalar(prediction.mse),
         "mse_error": _scalar(prediction.error),
+        "alpha_error": _scalar(np.broadcast_to(prediction.alpha_error, prediction.error.shape)),
         "overlap": np.asarray(prediction.Q).tolist(),
         "branch": prediction.branch,
         "method": prediction.method,

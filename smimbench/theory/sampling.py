@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.interfaces import Uncertain
+from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.control_variates import controlled_mean
 from smimbench.numerics.linalg import symmetric_root
 from smimbench.numerics.memo import by_value
@@ -52,7 +53,8 @@ def sampled_moments(channel: Any, sites: int, Q: Array, V: Array, points: int = 
     Returns
     -------
     information, susceptibility : Uncertain
-        (P, P) each. The error holds the bias that the reported error of the posterior can cause.
+        (P, P) each. The error holds the bias that the reported error of the posterior can cause. The susceptibility of a
+        channel without second moments is 0 with an infinite error.
     """
     return _sampled_moments(channel, sites, np.asarray(Q, dtype=float), np.asarray(V, dtype=float), points)
 
@@ -61,7 +63,7 @@ def sampled_moments(channel: Any, sites: int, Q: Array, V: Array, points: int = 
 def _sampled_moments(channel: Any, sites: int, Q: Array, V: Array, points: int) -> tuple[Uncertain, Uncertain]:
     P = len(Q)
     root_Q, root_V = symmetric_root(Q), symmetric_root(V)
-    free = [a for a in range(P) if Q[a, a] == 0]
+    free, without = [a for a in range(P) if Q[a, a] == 0], False
     upper = np.triu_indices(P)
     pairs = [(a, b) for a in free for b in free if a <= b]
     identity = sites * np.eye(P)
@@ -72,7 +74,11 @@ def _sampled_moments(channel: Any, sites: int, Q: Array, V: Array, points: int) 
         rng = monte_carlo_rng("information: labels", scramble)
         z = omega + shift
         y = channel.forward(z, rng=rng)
-        found = channel.posterior(y, omega, V, second_moment=True, rng=rng)
+        found = checked_posterior(channel.posterior(y, omega, V, second_moment=True, rng=rng), omega)
+        if found.second_moment is None:
+            without, free, pairs = True, [], []  # a channel may do without, where signs are seen
+        else:
+            checked_posterior(found, omega, second_moment=True)
         posterior_error = max(posterior_error, float(found.error))
         # In units of V: h = V^{-1/2} (z - omega), E[h h^T] = I
         white = np.linalg.inv(root_V)
@@ -84,13 +90,14 @@ def _sampled_moments(channel: Any, sites: int, Q: Array, V: Array, points: int) 
             (normal[:, 0] @ np.swapaxes(mean, 1, 2)).reshape(points, -1),
             (normal[:, 0] @ np.swapaxes(normal[:, 0], 1, 2) - identity)[:, *upper],
         ]
-        if found.second_moment is not None:  # a channel may do without, where signs are seen
+        if found.second_moment is not None:
             moment = np.einsum("npcqc->npq", found.second_moment)
             product = found.mean @ np.swapaxes(omega, 1, 2)
             moment = moment - product - np.swapaxes(product, 1, 2) + omega @ np.swapaxes(omega, 1, 2)
             known.append((white @ moment @ white - identity)[:, *upper])
         rows = [square[:, *upper]]
-        G = {a: found.second_moment[:, a, :, a, :] / V[a, a] - np.eye(sites) for a in free}
+        full: Any = found.second_moment
+        G = {a: full[:, a, :, a, :] / V[a, a] - np.eye(sites) for a in free}
         for a, b in pairs:
             rows.append((G[a] * G[b]).sum((1, 2))[:, None])
         for a in free:
@@ -108,7 +115,8 @@ def _sampled_moments(channel: Any, sites: int, Q: Array, V: Array, points: int) 
     information = information + np.triu(information, 1).T
     information_error = information_error + np.triu(information_error, 1).T
     outside = np.linalg.inv(root_V)
-    susceptibility, susceptibility_error = np.zeros((P, P)), np.zeros((P, P))
+    unknown = np.inf if without else 0.0
+    susceptibility, susceptibility_error = np.zeros((P, P)), np.full((P, P), unknown)
     for (a, b), one, sem in zip(pairs, value[count:], error[count:]):
         unit = V[a, a] * V[b, b]
         susceptibility[a, b] = susceptibility[b, a] = one / unit

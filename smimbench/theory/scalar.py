@@ -9,16 +9,18 @@ uninformed one (from the prior mean upwards) ends at the first Qhat whose alpha 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.interfaces import Uncertain, member
+from smimbench.interfaces import Uncertain, member, offers
 from smimbench.numerics.memo import kept
 from smimbench.numerics.roots import bracketed_roots
-from smimbench.theory.free_entropy import bayes_optimal_first
+from smimbench.theory.component_ratios import ComponentRatios
+from smimbench.theory.free_entropy import bayes_optimal_first, transition
 from smimbench.theory.information import information_at, overlap_at, prior_moments
-from smimbench.theory.types import NOTHING, Prediction, Threshold
+from smimbench.theory.types import NOTHING, HardPhase, Prediction, Threshold
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +36,12 @@ SAMPLED_LOWEST, SAMPLED_HIGHEST = 1e-4, 1e8
 """The same for sampled information."""
 PER_DECADE, SAMPLED_PER_DECADE = 8, 4
 """Nodes of the curve per factor 10 of Qhat; doubled, turning points closer to one another are told apart."""
+FREE_ENTROPY_NODES = 2001
+"""Points of the integrals of free-entropy differences; odd. Doubled, their error is a sixteenth."""
+SMALL, SLOWEST, FAINTEST = 1e-3, 0.5, 1e-150
+"""Errors below the first (of the second moment) fall at least with this power of Qhat, down to the third; else the curve ends."""
+RESPONSE_ERROR = 1e-11
+"""Relative error of dQ/dQhat at the prior mean; doubled, thresholds state that much more."""
 ROUNDING = 1e-13
 """Relative error of a root of a closed form; doubled, so is the smallest error that is stated."""
 
@@ -45,20 +53,20 @@ class ScalarCurve:
     Attributes
     ----------
     log_qhat : ndarray (G,)
-    alpha : ndarray (G,)
+        Its nodes, which are evaluated when they are needed.
     """
 
     problem: Problem
     log_qhat: np.ndarray[Any, Any] = field(init=False)
-    alpha: np.ndarray[Any, Any] = field(init=False)
 
     def __post_init__(self) -> None:
         if self.problem.components != 1:
             raise ValueError(f"a scalar curve needs one component, this problem has {self.problem.components}")
         self.kappa = float(self.problem.model.kappa)
         self.second, self.bottom = (float(moment[0, 0]) for moment in prior_moments(self.problem))
-        probe = self._information(np.array([0.0]))
+        probe = self._information(np.array(0.0))
         self.method = probe.method
+        # A fit through sampled values is smooth, and evaluated where it is asked.
         self.sampled = probe.method.startswith(("Monte Carlo", "nested"))
         # Sampling costs thousands of times more than a formula, and its curve is interpolated anyway.
         low, high, per_decade = (
@@ -66,12 +74,26 @@ class ScalarCurve:
         )
         count = round(np.log10(high / low) * per_decade) + 1
         self.log_qhat = np.linspace(np.log(low), np.log(high), count)
-        self.alpha, self.alpha_error = self.alpha_of(self.log_qhat)
+        self.log_qhat = self.log_qhat[: resolved(self._overlap(self.log_qhat)[1], self.log_qhat, self.second)]
 
     @classmethod
     def of(cls, problem: Problem) -> ScalarCurve:
         """The curve of a problem, computed once in the problem's life."""
         return kept(problem, "scalar_curve", lambda: cls(problem))
+
+    @cached_property
+    def _evaluated(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        return self.alpha_of(self.log_qhat)
+
+    @property
+    def alpha(self) -> np.ndarray[Any, Any]:
+        """Sample ratio at the nodes (G,)."""
+        return self._evaluated[0]
+
+    @property
+    def alpha_error(self) -> np.ndarray[Any, Any]:
+        """Its numerical error (G,)."""
+        return self._evaluated[1]
 
     def _overlap(self, log_qhat: Array) -> tuple[Array, Array]:
         Q, V = overlap_at(self.problem, np.exp(np.asarray(log_qhat, dtype=float))[..., None, None])
@@ -108,6 +130,9 @@ class ScalarCurve:
             upper = np.where(reached.any(1), reached.argmax(1), len(self.alpha))
         else:
             below = ~reached
+            perfect = self.perfect_limit()
+            if perfect is not None:  # counting says where V = 0 is stable, whatever the last node is
+                below[wanted >= perfect.value, -1] = True
             upper = np.where(below.any(1), len(self.alpha) - below[:, ::-1].argmax(1), 0)
         log_qhat = np.empty_like(wanted)
         inside = (upper > 0) & (upper < len(self.alpha))
@@ -116,16 +141,17 @@ class ScalarCurve:
         if inside.any():
             log_qhat[inside] = self._roots(wanted[inside], upper[inside])
         finite = np.isfinite(log_qhat)
-        Q, V, error = np.zeros_like(wanted), np.zeros_like(wanted), np.zeros_like(wanted)
+        Q, V, error, shift = (np.zeros_like(wanted) for _ in range(4))
         if finite.any():
             Q[finite], V[finite] = self._overlap(log_qhat[finite])
             # Priors that the engine integrates or simulates say how well; closed forms have nothing to say.
             derived = member(self.problem.prior, "overlap_error", 0.0)
-            error[finite] = self._error(log_qhat[finite], V[finite]) + derived * V[finite]
+            error[finite], shift[finite] = self._errors(log_qhat[finite], V[finite])
+            error[finite] += derived * V[finite]
         found = []
         for i, alpha in enumerate(wanted):
             if finite[i]:
-                found.append(self._pack(alpha, float(Q[i]), float(V[i]), float(error[i]), branch))
+                found.append(self._pack(alpha, float(Q[i]), float(V[i]), float(error[i]), branch, shift[i]))
             else:
                 found.append(self._beyond(alpha, bool(log_qhat[i] > 0), branch))
         return found
@@ -147,16 +173,17 @@ class ScalarCurve:
             Q, V = (float(v) for v in self._overlap(self.log_qhat[-1]))
             if self.perfect_limit() is not None:
                 return self._pack(alpha, self.second, 0.0, 0.0, branch)
-            return self._pack(alpha, Q, V, V, branch)
+            return self._pack(alpha, Q, V, V, branch, 1.0)
         # Either the prior mean is the fixed point, or alpha is so small that nothing was learned yet.
         info = self._at_bottom()
         if info.value > NOTHING:
             Q, V = (float(v) for v in self._overlap(np.log(alpha * self.kappa * info.value)))
-            return self._pack(alpha, Q, V, abs(Q - self.bottom) * info.error / info.value, branch)
+            relative = float(info.error / info.value)
+            return self._pack(alpha, Q, V, abs(Q - self.bottom) * relative, branch, relative)
         return self._pack(alpha, self.bottom, self.second - self.bottom, 0.0, branch)
 
-    def _error(self, x: Array, V: Array) -> Array:
-        """Error of V at roots: the error of alpha there, over the slope of the curve."""
+    def _errors(self, x: Array, V: Array) -> tuple[Array, Array]:
+        """Error of V at roots, and of log alpha there: the first is the second over the slope of the curve."""
         step = 0.5 / PER_DECADE if self.sampled else 1e-3
         points = x + step * np.array([-1.0, 1.0])[:, None]
         if self.sampled:
@@ -172,11 +199,13 @@ class ScalarCurve:
         slope = (np.log(alpha[1]) - np.log(alpha[0])) / (2 * step)
         values = self._overlap(points.ravel())[1].reshape(points.shape)
         response = np.abs(values[1] - values[0]) / (2 * step)
-        return response * (relative + ROUNDING) / np.maximum(np.abs(slope), 1e-12) + 1e-10 * V
+        relative = relative + ROUNDING
+        return response * relative / np.maximum(np.abs(slope), 1e-12) + 1e-10 * V, relative
 
-    def _pack(self, alpha: float, Q: float, V: float, error: float, branch: str) -> Prediction:
-        as_matrix = np.array([[Q]]), np.array([[V]])
-        return Prediction(float(alpha), *as_matrix, np.array([error]), branch, self.method)
+    def _pack(self, alpha: float, Q: float, V: float, error: float, branch: str, shift: float = 0.0) -> Prediction:
+        """``shift`` is the error of log alpha at this overlap."""
+        matrices, errors = (np.array([[Q]]), np.array([[V]])), (np.array([error]), np.array([alpha * shift]))
+        return Prediction(float(alpha), *matrices, errors[0], branch, self.method, alpha_error=errors[1])
 
     def competing(self, alphas: Sequence[float]) -> list[list[Prediction]]:
         """All relevant branches for every alpha, Bayes-optimal one first.
@@ -188,38 +217,56 @@ class ScalarCurve:
             return [[replace(p, branch="unique")] for p in self.predict(alphas)]
         result = []
         for low, high in zip(self.predict(alphas, "uninformed"), self.predict(alphas, "informed")):
-            apart = abs(low.V[0, 0] - high.V[0, 0]) > 1e-6 * self.second + low.error[0] + high.error[0]
-            if not apart:
+            if self._meet(low, high):
                 result.append([replace(low, branch="unique")])
                 continue
-            pair = [replace(p, free_entropy=self._free_entropy(p)) for p in (low, high)]
+            pair = [replace(p, free_entropy=self._free_entropy(p)[0]) for p in (low, high)]
             result.append(bayes_optimal_first(pair))
         return result
 
-    def _free_entropy(self, point: Prediction) -> float:
-        r"""``(1/2) \int (kappa alpha I(Q) - Qhat(Q)) dQ`` from the prior mean to the point: the rule of equal areas.
+    def _meet(self, low: Prediction, high: Prediction) -> bool:
+        """Whether two branches are one."""
+        return bool(abs(low.V[0, 0] - high.V[0, 0]) <= 1e-6 * self.second + low.error[0] + high.error[0])
 
-        The gradient of the replica-symmetric potential with respect to Q vanishes at fixed points, so its integral along
-        the curve is the difference of free entropies; no normaliser of the channel is needed.
+    def _free_entropy(self, point: Prediction) -> tuple[float, float]:
+        r"""``(1/2) \int (kappa alpha I(Q) - Qhat(Q)) dQ`` from the prior mean to the point, and its numerical error.
+
+        The rule of equal areas: the gradient of the replica-symmetric potential with respect to Q vanishes at fixed points, so
+        its integral along the curve is the difference of free entropies; no normaliser of the channel is needed. Where labels
+        state equations, ``kappa I -> E / V`` makes it infinite at V = 0.
         """
-        V_end, perfect = float(point.V[0, 0]), self.perfect_limit()
-        if perfect is not None and perfect.value == 0.0:
-            # Discrete signals hold a finite number of bits: what is left below this error is about its root.
-            V_end = max(V_end, 1e-12 * self.second)
-        elif V_end == 0.0:
-            return float("inf")
-        x = np.linspace(self.log_qhat[0], self._log_qhat_at(V_end), 6 * len(self.log_qhat))
-        V = self._overlap(x)[1]
-        x = np.append(x[V_end < V], self._log_qhat_at(V_end))
+        V = float(point.V[0, 0])
+        if V == 0.0 and self.equations > 0:
+            return float("inf"), 0.0
+        log_V, fine, coarse, noise = self._potential
+        x = float(np.interp(-np.log(max(V, np.exp(log_V[-1]))), -log_V, fine[0].x))
+        told, paid = (float(f(x)) for f in fine)
+        value, other = (0.5 * (point.alpha * float(f[0](x)) - float(f[1](x))) for f in (fine, coarse))
+        rounding = 1e-12 * (point.alpha * abs(told) + abs(paid))
+        return value, abs(value - other) / 8 + 0.5 * point.alpha * float(noise(x)) + rounding
+
+    @cached_property
+    def _potential(self) -> tuple[Any, ...]:
+        r"""Along log Qhat: log V, and ``\int kappa I dQ``, ``\int Qhat dQ`` as splines; the same from half the points; the error.
+
+        The free entropy is linear in the sample ratio, so these two integrals are all that there is.
+        """
+        from scipy.interpolate import CubicSpline
+
+        x = np.linspace(self.log_qhat[0], self.log_qhat[-1], FREE_ENTROPY_NODES)
+        log_V = np.minimum.accumulate(np.log(self._overlap(x)[1]))
         alpha = self._alpha(x)
-        V = np.append(self._overlap(x)[1][:-1], V_end)
-        qhat = np.exp(x)
-        force = 0.5 * qhat * (point.alpha / alpha - 1.0)
-        # From Q at the bottom to the first node the force is proportional to Qhat, and so is Q.
-        head = 0.5 * force[0] * (self.second - self.bottom - V[0])
-        # Over the root of V: near perfect recovery the force grows like its inverse.
-        root = np.sqrt(V)
-        return float(head + np.sum((force[1:] * root[1:] + force[:-1] * root[:-1]) * (root[:-1] - root[1:])))
+        relative = np.interp(x, self.log_qhat, self.alpha_error / np.where(np.isfinite(self.alpha), self.alpha, 1.0))
+        paid = -np.exp(x + log_V) * CubicSpline(x, log_V)(x, 1)
+
+        def integral(values: Array, every: int = 1) -> Any:
+            # From Q at the bottom to the first node both integrands are proportional to the square of Qhat.
+            found = CubicSpline(x[::every], values[::every]).antiderivative()
+            found.c[-1] += values[0] / 2
+            return found
+
+        fine = integral(paid / alpha), integral(paid)
+        return log_V, fine, (integral(paid / alpha, 2), integral(paid, 2)), integral(paid / alpha * relative)
 
     def _alpha(self, log_qhat: Array) -> Array:
         """alpha(Qhat); between the nodes of a sampled curve interpolated."""
@@ -232,49 +279,34 @@ class ScalarCurve:
         curve = PchipInterpolator(nodes, np.log(self.alpha[finite]))
         return np.exp(curve(np.clip(log_qhat, nodes[0], nodes[-1])))
 
-    def _log_qhat_at(self, V: float) -> float:
-        grid = self._overlap(self.log_qhat)[1]
-        return float(np.interp(-V, -grid, self.log_qhat))
-
-    def hard_phase(self) -> tuple[float, float] | None:
-        """Sample ratios between which the Bayes-optimal error is below what the uninformed branch reaches; or None."""
+    def hard_phase(self) -> HardPhase | None:
+        """Where the Bayes-optimal error is below what the uninformed branch reaches; None where it nowhere is."""
         extrema = self.turning_points()
-        peaks = [alpha for _, alpha, kind in extrema if kind == "max"]
+        peaks = [Threshold(alpha, error) for _, alpha, error, kind in extrema if kind == "max"]
         if not peaks:
             # The curve may fall from the very beginning: then the prior mean itself is the branch that is stuck.
             weak = self.weak_limit()
-            peaks = [weak.value] if weak and weak.value > 0 and self.alpha[-1] < weak.value else []
+            peaks = [weak] if weak and weak.value > 0 and self.alpha[-1] < weak.value else []
         if not peaks:
             return None
-        top = max(peaks)
-        lows = [alpha for _, alpha, kind in extrema if kind == "min"]
+        top = max(peaks, key=lambda peak: peak.value)
+        lows = [Threshold(alpha, error) for _, alpha, error, kind in extrema if kind == "min"]
         perfect = self.perfect_limit()
         if perfect is not None:
-            lows.append(perfect.value)
-        low = min([value for value in lows if value < top], default=None)
+            lows.append(perfect)
+        low = min((one for one in lows if one.value < top.value), key=lambda one: one.value, default=None)
         if low is None:
             return None
 
-        def lead(alpha: float) -> float:
-            pair = self.competing([alpha])[0]
-            if len(pair) == 1:
-                return 0.0
-            by = {p.branch: p.free_entropy or 0.0 for p in pair}
-            return by["informed"] - by["uninformed"]
+        def lead(alpha: float) -> tuple[float, float]:
+            pair = [self.predict([alpha], branch)[0] for branch in ("uninformed", "informed")]
+            if self._meet(*pair):
+                return 0.0, 0.0
+            (stuck, one), (free, two) = (self._free_entropy(point) for point in pair)
+            return free - stuck, one + two
 
-        inner = low + 1e-9 * (top - low)
-        if lead(inner + 1e-6 * (top - low)) > 0:
-            return low, top
-        from scipy.optimize import brentq
-
-        inside = np.linspace(low, top, 33)[1:-1]
-        signs = np.array([lead(a) for a in inside])
-        if not (signs > 0).any():
-            return None
-        first = int(np.argmax(signs > 0))
-        if first == 0 or not np.isfinite(signs[first]):
-            return float(inside[first]), top
-        return float(brentq(lead, inside[first - 1], inside[first], xtol=1e-8)), top
+        optimal = transition(lead, low, top.value)
+        return None if optimal is None else HardPhase(low, optimal, top)
 
     # -- limits and turning points ------------------------------------------------------------------------------
 
@@ -291,6 +323,10 @@ class ScalarCurve:
         if start > 0:  # the overlap stays at its lowest value up to a finite Qhat (small-width limit)
             value = start / (self.kappa * info.value)
             return Threshold(value, value * info.error / info.value)
+        if self.bottom == 0 and offers(self.problem.channel, "susceptibility"):
+            log_ratio, error = ComponentRatios(self.problem).log_ratios(np.zeros(1), [])
+            value = float(np.exp(log_ratio[0]))
+            return Threshold(value, value * float(error[0] + RESPONSE_ERROR)) if np.isfinite(value) else None
         if self.sampled:
             return Threshold(float(self.alpha[0]), float(self.alpha_error[0] + abs(self.alpha[1] - self.alpha[0])))
         return _limit([self.alpha_of(np.log(np.array([q])))[0][0] for q in (1e-4, 1e-5, 1e-6, 1e-7)])
@@ -321,13 +357,25 @@ class ScalarCurve:
             if not np.isfinite(tail).all() or tail[-1] > 1.01 * tail[-3]:
                 return None
             return Threshold(float(tail[-1]), float(self.alpha_error[-1] + abs(tail[-1] - tail[-3])))
-        values = [self.alpha_of(np.log(np.array([q])))[0][0] for q in (1e5, 1e6, 1e7, 1e8, 1e9, 1e10)]
+        # A prior may not know more than rounding allows: the sequence ends where it does.
+        end = min(1e10, float(np.exp(self.log_qhat[-1])))
+        values = [self.alpha_of(np.log(np.array([end / 10**k])))[0][0] for k in range(5, -1, -1)]
         if not np.isfinite(values).all() or values[-1] > 1.5 * values[-4]:
             return None
         return _limit(values)
 
-    def turning_points(self) -> list[tuple[float, float, str]]:
-        """Local extrema of alpha(Qhat): (log Qhat, alpha, ``"max"`` or ``"min"``); none where the branch is unique."""
+    @cached_property
+    def equations(self) -> float:
+        """Number of equations that a label states about its latents: the limit of V I; 0 of noisy and of rounded labels."""
+        known = member(self.problem.channel, "equations")
+        if known is not None:
+            return float(known)
+        V = self.second * np.array([1e-6, 1e-8])
+        stated = V * self._information_at(self.second - V, V).value
+        return float(stated[1]) if stated[1] > 0.5 * stated[0] else 0.0
+
+    def turning_points(self) -> list[tuple[float, float, float, str]]:
+        """Local extrema of alpha(Qhat): (log Qhat, alpha, its error, ``"max"`` or ``"min"``); none where the branch is unique."""
         found = []
         finite = np.flatnonzero(np.isfinite(self.alpha))
         for i, j, k in zip(finite[:-2], finite[1:-1], finite[2:]):
@@ -336,8 +384,13 @@ class ScalarCurve:
             kind = "max" if b > a + noise and b > c + noise else "min" if b < a - noise and b < c - noise else ""
             if not kind:
                 continue
-            where, value = self.log_qhat[j], b
-            if not self.sampled:
+            if self.sampled:
+                where, value, error = self.log_qhat[j], b, self.alpha_error[j]
+                bend = a - 2 * b + c
+                vertex = b - (c - a) ** 2 / (8 * bend)
+                # Between the nodes the curve goes on: by the parabola, as far as that may be trusted.
+                value, error = vertex, error + abs(vertex - b)
+            else:
                 from scipy.optimize import minimize_scalar
 
                 sign = -1.0 if kind == "max" else 1.0
@@ -348,8 +401,19 @@ class ScalarCurve:
                     options={"xatol": 1e-9},
                 )
                 where, value = best.x, sign * best.fun
-            found.append((float(where), float(value), kind))
+                error = self.alpha_of(np.array([where]))[1][0] + 1e-12 * value
+            found.append((float(where), float(value), float(error), kind))
         return found
+
+
+def resolved(V: Array, log_qhat: Array, second: float) -> int:
+    """Nodes up to which V falls as it should: a prior stops where more makes no difference in double precision."""
+    if not (SMALL * second > V).any():
+        return len(V)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        fall = -np.diff(np.log(V)) / np.diff(log_qhat)
+    bad = (V[1:] < SMALL * second) & ~((fall > SLOWEST) & (V[1:] > FAINTEST * second))
+    return int(np.argmax(bad)) + 1 if bad.any() else len(V)
 
 
 def _limit(values: Sequence[float]) -> Threshold:

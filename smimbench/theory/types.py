@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["NOTHING", "Bifurcation", "Host", "Prediction", "Threshold"]
+__all__ = ["NOTHING", "Bifurcation", "HardPhase", "Host", "Prediction", "Threshold"]
 
 Host = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -25,7 +25,10 @@ class Prediction:
     Q, V : ndarray (P, P)
         Overlap and error, ``V = second_moment - Q``.
     error : ndarray (P,)
-        Numerical error of the diagonal of Q (and of V).
+        Numerical error of the diagonal of Q (and of V) at this alpha.
+    alpha_error : ndarray (P,)
+        The other reading of the same curve: numerical error of the sample ratio of which Q is a fixed point, as each
+        component tells it. It stays finite where V falls steeply.
     branch : str
         ``"unique"``, ``"uninformed"`` or ``"informed"``.
     method : str
@@ -42,6 +45,7 @@ class Prediction:
     branch: str
     method: str
     free_entropy: float | None = None
+    alpha_error: np.ndarray[Any, Any] | float = 0.0
 
     @property
     def mse(self) -> np.ndarray[Any, Any]:
@@ -59,6 +63,25 @@ class Threshold:
     def document(self) -> dict[str, float]:
         """As plain data."""
         return {"value": self.value, "error": self.error}
+
+
+@dataclass(frozen=True)
+class HardPhase:
+    """Where two branches compete.
+
+    Attributes
+    ----------
+    spinodal : Threshold
+        Where the informed branch begins to exist.
+    information_theoretic : Threshold
+        Where it becomes the Bayes-optimal one.
+    algorithmic : Threshold
+        Where the uninformed branch ends and joins it.
+    """
+
+    spinodal: Threshold
+    information_theoretic: Threshold
+    algorithmic: Threshold
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,13 @@ from smimbench_algorithms.sgd import Sgd
 
 from smimbench.backend.arrays import namespace, to_host
 from smimbench.backend.device import get_backend
-from smimbench.interfaces import ParameterError
+from smimbench.interfaces import Conditions, Overlaps, ParameterError
 from smimbench.problem.problem import Problem
 from smimbench.registry.parameters import build, parameters_of
 from smimbench.registry.registry import get_registry
 from smimbench.run.loop import LoopSettings, run_algorithm
+from smimbench.theory.limit import limit_point
+from smimbench.theory.predictions import solve
 
 WISHART = {"name": "wishart", "rho": 0.5}
 
@@ -214,3 +216,30 @@ def test_refusals_of_the_algorithm_count():
     )
     with pytest.raises(ParameterError):
         Averaged(of={"name": "adam"}, students=0)
+
+
+class Draws:
+    """Draws from the posterior of noisy linear labels, which is Gaussian: each independent of the others, given the data."""
+
+    name = "draws"
+
+    def theory(self, problem, alpha):
+        point = solve(problem, [alpha])[0]
+        return limit_point(
+            problem, alpha, [[Overlaps(np.eye(1), point.Q, np.eye(1))]], method="posterior", branch="posterior"
+        ) | {"between_students": point.Q.tolist()}
+
+
+@pytest.mark.parametrize("students", [1, 2, 7])
+def test_draws_from_the_posterior_average_to_one_plus_one_over_their_number(students):
+    problem = Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "linear", "noise": 0.3}, "gaussian")
+    mean = Averaged(of={"name": "adam", "steps": 1}, students=students)
+    object.__setattr__(mean, "_inner", Draws())
+    bayes = solve(problem, [0.6])[0].V[0, 0]
+    assert mean.theory(problem, 0.6, Conditions())["mse"] == pytest.approx((1 + 1 / students) * bayes, rel=1e-9)
+    # And so do draws: V^(1/2) times white noise around the posterior mean.
+    rng, D = np.random.default_rng(4), 20000
+    signal = rng.standard_normal(D)
+    estimate = (1 - bayes) * signal + np.sqrt((1 - bayes) * bayes) * rng.standard_normal(D)
+    drawn = estimate + np.sqrt(bayes) * rng.standard_normal((students, D)).mean(axis=0)
+    assert np.mean((drawn - signal) ** 2) == pytest.approx((1 + 1 / students) * bayes, rel=0.05)

@@ -343,7 +343,8 @@ def test_a_step_that_was_too_large_is_followed_by_a_shorter_one():
     seen = []
     for _ in range(60):
         before = state.progress
-        state, _ = algorithm.step(problem, data, state)
+        state, info = algorithm.step(problem, data, state)
+        assert before is None or info.damping == pytest.approx(1 - before.weight)
         if before is not None and before.weight <= EXTENSIVE.most:
             grown = state.progress.residual > EXTENSIVE.growth * before.residual
             smaller = state.progress.weight < before.weight

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from smimbench_algorithms.least_squares import LeastSquares, seen_by_labels
-from smimbench_algorithms.nuclear import Nuclear
+from smimbench_algorithms.nuclear.algorithm import Nuclear
 from smimbench_algorithms.ridge import Ridge
 
 from smimbench.backend.arrays import to_host
@@ -105,6 +105,18 @@ def test_every_backend_gives_the_same_matrix(backend):
     found = solve(problem, instance, Nuclear(0.3), backend, tolerance=1e-7)
     reference = solve(problem, instance, Nuclear(0.3), tolerance=1e-7)
     assert np.allclose(to_host(found.estimate), reference.estimate, atol=1e-5)
+
+
+@pytest.mark.parametrize(("noise", "tau"), [(0.3, 0.3), (0.0, 0.02)])
+def test_single_precision_ends_where_its_rounding_does(noise, tau):
+    """The certificate cannot be finer than its numbers: what may be rounding does not keep a run from ending."""
+    problem = attention({"name": "linear", "noise": noise}, rho=0.3)
+    instance = problem.instance(0.12, 30)
+    fine = solve(problem, instance, Nuclear(tau), tolerance=1e-4)
+    coarse = solve(problem, instance, Nuclear(tau), get_backend(dtype="float32"), tolerance=1e-4)
+    assert coarse.status.value == "ok"
+    assert coarse.iterations < 1.5 * fine.iterations
+    assert coarse.metrics["mse"][0] == pytest.approx(fine.metrics["mse"][0], rel=1e-3)
 
 
 def test_refusals_and_parameters():

@@ -12,6 +12,7 @@ from smimbench_algorithms.ridge import Ridge
 from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError
 from smimbench.problem.problem import Problem
+from smimbench.theory.predictions import solve as state_evolution
 from tests.helpers import run_once
 from tests.stretched import stretched
 
@@ -150,9 +151,11 @@ def test_runs_follow_the_theory_of_the_best_linear_estimate(channel, alpha):
             assert solve(problem, instance, Ridge(0.5 * factor), tolerance=1e-6).metrics["mse"][0] > best
 
 
-def test_theory_is_left_to_bayes_where_that_is_the_same_or_nothing_is_known():
-    assert Ridge().theory(sequence({"name": "linear", "noise": 0.1}), 0.5) is None
-    assert Ridge("validation").theory(attention("linear"), 0.5) is None
+def test_theory_of_every_rank():
+    line = sequence({"name": "linear", "noise": 0.1})
+    found = Ridge().theory(line, 0.5)  # the best linear estimate of a Gaussian signal is the best there is
+    assert found["mse"] == pytest.approx(state_evolution(line, [0.5])[0].V[0, 0], rel=1e-9)
+    assert "held-out" in Ridge("validation").theory(attention("linear"), 0.5)
     assert Ridge().theory(attention("linear"), 0.4)["mse"] == 0.0  # 0.4 * 3 * 2 > 1 equations per unknown
 
 

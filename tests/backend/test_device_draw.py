@@ -10,8 +10,10 @@ from scipy import stats
 
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
+from smimbench.backend.streaming import DrawnInputs, sample_chunks
 from smimbench.problem import instance as instance_module
 from smimbench.problem.problem import Problem
+from smimbench.registry.registry import get_registry
 from smimbench.run import cell as runner
 from smimbench.suite.errors import SuiteError
 from smimbench.suite.reader import load_suite
@@ -72,12 +74,37 @@ def test_both_precisions_are_one_instance(backend):
     np.testing.assert_allclose(to_host(single.labels), to_host(double.labels), atol=1e-5)
 
 
-def test_what_does_not_fit_is_kept_on_the_host():
-    crowded = LINEAR.instance(0.5, 20, device=small(10))
-    roomy = LINEAR.instance(0.5, 20, device=small(10**9))
-    assert isinstance(crowded.inputs, np.ndarray)
-    np.testing.assert_array_equal(crowded.inputs, roomy.inputs)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_what_does_not_fit_is_drawn_anew(monkeypatch, dtype):
+    """It never passes the host, and any slice of it is that of the same inputs where they fit."""
+    monkeypatch.setattr(instance_module, "DEVICE_BLOCK", 2 * 20 * 3)
+    crowded = LINEAR.instance(0.5, 20, dtype=dtype, device=small(10, dtype))
+    roomy = LINEAR.instance(0.5, 20, dtype=dtype, device=small(10**9, dtype))
+    data = crowded.data(small(10, dtype))
+    assert isinstance(data.inputs, DrawnInputs)
+    assert isinstance(roomy.inputs, np.ndarray)
+    assert (data.inputs.shape, data.inputs.dtype) == (roomy.inputs.shape, roomy.inputs.dtype)
     np.testing.assert_array_equal(crowded.labels, roomy.labels)
+    for part in (slice(0, 10), slice(0, 3), slice(2, 7), slice(9, 10), slice(4, 4), slice(5, 99)):
+        np.testing.assert_array_equal(data.inputs[part, ...], roomy.inputs[part])
+    parts = list(sample_chunks(LINEAR.model, data.inputs, 1))
+    assert [i for s in parts for i in range(10)[s]] == list(range(10))
+    assert all(s.start % data.inputs.block == 0 for s in parts)
+    with pytest.raises(TypeError, match="take slices"):
+        data.inputs[...]
+
+
+def test_a_run_does_not_notice_that_inputs_are_drawn_anew(monkeypatch):
+    monkeypatch.setattr(instance_module, "DEVICE_BLOCK", 2 * 40 * 5)
+    gamp = get_registry().get("algorithm", "gamp").item()
+    found = []
+    for limit in (10, 10**9):
+        data = LINEAR.instance(1.5, 40, device=small(limit)).data(small(limit))
+        state = gamp.init(LINEAR, data, np.random.default_rng(0))
+        for _ in range(3):
+            state, _ = gamp.step(LINEAR, data, state)
+        found.append(gamp.estimate(state))
+    np.testing.assert_allclose(found[0], found[1], rtol=0, atol=1e-13)
 
 
 def test_data_of_an_instance_on_the_device_is_not_moved(backend):

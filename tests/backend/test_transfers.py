@@ -20,15 +20,15 @@ DEVICE = Backend("array_api_strict", array_api_strict, "float64", array_api_stri
 SEQUENCE = ({"name": "sequence-multi-index", "tokens": 2}, "gaussian")
 ATTENTION = ({"name": "attention-indexed", "tokens": 2}, {"name": "wishart", "rho": 0.5})
 
-# Transfers of one step. The scalar equation of the Wishart denoiser is solved on the host. Hardmax looks
-# whether any sample of a chunk lies in the tail of its normal distribution function, which array-api-strict
-# lacks and takes from the host (CuPy has it).
+# Transfers of one step. GAMP computes with matrices between components on the host: it reads what the samples say, and the
+# overlaps at the end; the Wishart denoiser reads its eigenvalues. Hardmax looks whether any sample lies in the tail of its
+# normal distribution function, which array-api-strict lacks and takes from the host (CuPy has it).
 STEPS = [
-    (SEQUENCE, {"name": "softmax"}, "gamp", 0),
-    (SEQUENCE, {"name": "linear", "components": 2, "noise": 0.2}, "gamp", 0),
-    (ATTENTION, {"name": "softmax"}, "gamp", 1),
-    (ATTENTION, {"name": "linear", "noise": 0.1}, "gamp", 1),
-    (ATTENTION, {"name": "hardmax"}, "gamp", 3),
+    (SEQUENCE, {"name": "softmax"}, "gamp", 2),
+    (SEQUENCE, {"name": "linear", "components": 2, "noise": 0.2}, "gamp", 2),
+    (ATTENTION, {"name": "softmax"}, "gamp", 3),
+    (ATTENTION, {"name": "linear", "noise": 0.1}, "gamp", 3),
+    (ATTENTION, {"name": "hardmax"}, "gamp", 5),
     (SEQUENCE, {"name": "softmax"}, "adam", 0),
     (ATTENTION, {"name": "softmax"}, "adam", 0),
 ]
@@ -83,16 +83,16 @@ def test_a_step_asks_for_next_to_nothing(transfers, parts, channel, algorithm, a
     assert len(waits) <= allowed, transfers
 
 
-@pytest.mark.parametrize(("parts", "channel", "algorithm", "allowed"), STEPS[:3])
-def test_what_a_step_reports_is_read_at_once(transfers, parts, channel, algorithm, allowed):
+@pytest.mark.parametrize(("parts", "channel", "algorithm", "waits"), [(*STEPS[0][:3], 0), (*STEPS[5][:3], 1)])
+def test_what_a_step_reports_is_read_at_once(transfers, parts, channel, algorithm, waits):
     problem, data, item, state = begin(parts, channel, algorithm)
     _, info = item.step(problem, data, state)
     watch = Readings(problem)
     transfers.clear()
     residual = watch.read(info).residual
-    assert len([name for name in transfers if name != "to_device"]) == 1, transfers
+    assert len([name for name in transfers if name != "to_device"]) == waits, transfers
     assert residual == pytest.approx(float(info.residual))
-    for name in STORED_NAMES:
+    for name in STORED_NAMES if algorithm == "gamp" else ():
         np.testing.assert_array_equal(getattr(watch.latest, name), arrays.to_host(getattr(info, name)))
 
 

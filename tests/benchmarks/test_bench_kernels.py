@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from smimbench_channels.sequence.softmax import labels as over_labels
+from smimbench_channels.sequence.softmax.last_layer import information as last_layer
+from smimbench_channels.sequence.softmax.network import Network
 
 from smimbench.backend.device import get_backend
 from smimbench.problem.problem import Problem
@@ -110,6 +113,23 @@ def test_step(ratio, pieces, name):
 def test_curve(ratio, name):
     alphas = np.linspace(0.02, 0.24, 32)
     assert ratio(lambda: ScalarCurve(problem_of(name)).competing(alphas), "exp") > 0
+
+
+@pytest.mark.benchmark(group="state evolution")
+@pytest.mark.parametrize(("layers", "overlaps"), [(2, (0.0, 0.5)), (3, (0.0, 0.0, 0.5)), (2, (0.4, 0.99))])
+def test_node(ratio, layers, overlaps):
+    """One node of a curve of deep attention: only the last layer known (tables), or two (labels)."""
+    network, Q = Network(layers, 2, 1.0), np.diag(overlaps)
+    V = np.eye(layers) - Q
+    tables = last_layer.supports(Q, V)
+
+    def evaluate():
+        if tables:
+            last_layer.evaluate.__wrapped__(1.0, overlaps, tuple(np.diagonal(V)), last_layer.ACCURACY)
+        else:
+            over_labels.averages.__wrapped__(network, Q, V, over_labels.default_labels(network))
+
+    assert ratio(evaluate, "exp") > 0
 
 
 # -- does the watch watch? ----------------------------------------------------------------------------------------------

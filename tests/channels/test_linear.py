@@ -228,7 +228,7 @@ def test_a_noisy_channel_asks_for_a_generator_and_repeats_with_its_seed(channel)
 @pytest.mark.parametrize(
     ("make", "parameters", "message"),
     [
-        (AttentionLinear, {"tokens": 1}, r"^tokens: must be an integer >= 2, got 1$"),
+        (AttentionLinear, {"tokens": 0}, r"^tokens: must be an integer >= 1, got 0$"),
         (AttentionLinear, {"tokens": 2, "noise": -0.1}, r"^noise: must be a finite number >= 0, got -0.1$"),
         (AttentionLinear, {"tokens": 2, "noise": math.inf}, r"^noise: "),
         (AttentionLinear, {"tokens": 2, "noise_convention": "x"}, r"^noise_convention: must be 'scaled' or 'plain'"),

@@ -61,9 +61,9 @@ def test_run_shows_tables_and_writes_figures(ran):
         assert words in out
     for words in (
         "mean ± s.e.m.",
-        "theory ± err",
-        "diff",
+        "own theory",
         "z",
+        "Bayes",
         "/Bayes",
         "status",
         "per iter.",
@@ -75,8 +75,9 @@ def test_run_shows_tables_and_writes_figures(ran):
     assert f"results: {folder / 'results' / 'small'}" in out
     assert "running 8 cells, 2 at a time" in done.stderr
     figures = folder / "results" / "small" / "figures"
-    drawn = {"mse", "overlap", "learning"}  # the last, because adam counts the samples it sees
-    assert {path.name for path in figures.iterdir()} == {f"{n}.{kind}" for n in drawn for kind in ("png", "svg")}
+    drawn = {"mse", "overlap", "seconds", "profiles", "learning"}  # the last, because adam counts the samples it sees
+    kinds = ("png", "svg", "pdf", "csv")
+    assert {path.name for path in figures.iterdir()} == {f"{n}.{kind}" for n in drawn for kind in kinds}
     for path in figures.glob("*.png"):
         data = path.read_bytes()
         assert data.startswith(b"\x89PNG")
@@ -300,7 +301,9 @@ def test_theory_json_keeps_its_published_names(tmp_path, capsys):
         assert overlap == pytest.approx(1.5 - point["mse"])
         assert 0 <= point["mse_error"] < 1e-6
     thresholds = document["thresholds"]
-    assert set(thresholds) == {"weak_recovery", "perfect_recovery", "sequential"}
+    assert set(thresholds) == {
+        "weak_recovery", "perfect_recovery", "sequential", "spinodal", "algorithmic", "information_theoretic", "reasons",
+    }  # fmt: skip
     assert thresholds["weak_recovery"] is None
     assert thresholds["perfect_recovery"]["value"] == pytest.approx(0.75 / 4, abs=1e-6)
     assert document["points"][1]["mse"] == 0
@@ -624,7 +627,7 @@ def test_the_console_script_is_the_same_program():
     ],
 )
 def test_no_more_cells_at_a_time_than_the_memory_holds(tmp_path, capsys, monkeypatch, free, asked, workers, said):
-    monkeypatch.setattr("psutil.virtual_memory", lambda: types.SimpleNamespace(available=free))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: types.SimpleNamespace(available=free, total=1 << 40))
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     arguments = ["run", write_suite(tmp_path, SUITE), "--results", tmp_path / "r", "--dry-run", "--json"]
     code, out, err = call(capsys, *arguments, *(["--workers", asked] if asked else []))

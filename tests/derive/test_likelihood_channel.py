@@ -24,7 +24,7 @@ from tests.conftest import assert_placed
 class Sign:
     """Signs of all latents of the first component."""
 
-    name = "sign"
+    name = "own-sign"
 
     def forward(self, z, *, rng=None):
         xp = namespace(z)
@@ -40,7 +40,7 @@ class Sign:
 class Probit:
     """Sign of one noisy latent, as a floating-point number."""
 
-    name = "probit"
+    name = "own-probit"
 
     def __init__(self, noise=0.5):
         self.noise = noise

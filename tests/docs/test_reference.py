@@ -93,8 +93,8 @@ ITEMS = (
 )
 
 NOT_MEMBERS = {
-    "getloadavg", "pthread_sigmask",  # of the operating system
-    "get", "tolist", "shape", "dtype", "__dlpack__",  # of arrays
+    "getloadavg", "pthread_sigmask", "uname", "O_CLOEXEC", "O_NONBLOCK",  # of the operating system
+    "get", "tolist", "shape", "dtype", "ndim", "iloc", "__dlpack__",  # of arrays and frames
     "name", "version", "reference", "capabilities", "tokens", "contract_version",  # of every item, where it may be broken
     "error",  # of a posterior that may be anything
     "__name__", "__annotations__", "__dataclass_fields__",  # of classes and functions

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import smimbench
-from smimbench.report.learning_curves import _median, _spread, draw_learning_curves
+from smimbench.report.learning_curves import _median, draw_learning_curves, spread
 from smimbench.report.rows import suite_records
 from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
@@ -27,6 +27,7 @@ online = true
 batch = 20
 steps = 30
 """
+ALONE = ATTENTION.partition("[[algorithms]]")[0]
 
 
 @pytest.fixture
@@ -53,8 +54,8 @@ def lines_of(axis):
 
 
 def test_lines_are_the_median_of_the_runs_and_the_best_with_as_many_samples(tmp_path, drawn):
-    suite, store, pairs, paths = draw(tmp_path, ATTENTION + LEARNERS)
-    assert [path.name for path in paths] == ["learning.png", "learning.svg"]
+    suite, store, pairs, paths = draw(tmp_path, ALONE + LEARNERS)
+    assert [path.name for path in paths] == [f"learning.{kind}" for kind in ("png", "svg", "pdf", "csv")]
     axes = [axis for axis in drawn[0].axes if axis.get_visible()]
     assert len(axes) == 2
     problem = suite.plans[0].problem
@@ -88,7 +89,7 @@ def problem_error(problem, n):
 
 
 def test_without_a_curve_the_line_is_that_of_all_samples(tmp_path, drawn):
-    suite, *_ = draw(tmp_path, ATTENTION + LEARNERS, curve=False)
+    suite, *_ = draw(tmp_path, ALONE + LEARNERS, curve=False)
     lines = lines_of(drawn[0].axes[0])
     x, y = lines["Bayes-optimal, whole data set"].get_data()
     assert all(value == problem_error(suite.plans[0].problem, 90) for value in y)
@@ -104,6 +105,17 @@ def test_components_have_a_line_each(tmp_path, drawn):
     (axis,) = drawn[0].axes
     assert axis.get_ylabel() == "overlap"
     assert {f"{name}, component {k}" for name in ("sgd", "Bayes-optimal") for k in (1, 2)} == set(lines_of(axis))
+
+
+def test_message_passing_stands_beside_those_that_count_samples(tmp_path, drawn):
+    """An iteration goes through all samples, and counts them."""
+    _, store, pairs, _ = draw(tmp_path, (ATTENTION + LEARNERS).replace("[0.1, 0.3]", "[0.1]"))
+    lines = lines_of(drawn[0].axes[0])
+    runs = [store.trajectory(record) for cell, record in pairs if cell.algorithm_label == "gamp"]
+    x, y = lines["gamp"].get_data()
+    assert x[0] == round(0.1 * D * D)
+    assert x[-1] == min(run["iteration"][-1] for run in runs) * x[0]
+    assert y[0] == pytest.approx(np.median([run["mse"][1, 0] for run in runs]))
 
 
 def test_algorithms_that_count_no_samples_leave_no_figure(tmp_path, drawn):
@@ -122,5 +134,5 @@ def test_median_of_runs_that_were_looked_at_elsewhere():
 
 
 @pytest.mark.parametrize(("count", "most", "expected"), [(3, 5, [0, 1, 2]), (9, 3, [0, 4, 8]), (5, 5, [0, 1, 2, 3, 4])])
-def test_panels_are_spread_over_all(count, most, expected):
-    assert _spread(list(range(count)), most) == expected
+def test_panels_arespread_over_all(count, most, expected):
+    assert spread(list(range(count)), most) == expected

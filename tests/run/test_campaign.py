@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from smimbench.backend import machine
+from smimbench.backend.device import Backend, get_backend
 from smimbench.registry.registry import Registry, set_registry
 from smimbench.run import cost
 from smimbench.run.campaign import missing_cells, run_cells, shared_document
@@ -293,6 +294,38 @@ def test_the_cost_grows_with_the_work(tmp_path, registry):
     assert large.seconds > 20 * small.seconds > 0
     inputs = 0.3 * 400**2 * 2 * 400 * 8
     assert inputs < large.peak_bytes < 2 * inputs + 300 * 2**20
+
+
+def test_a_machine_keeps_its_name_whatever_memory_it_has(monkeypatch):
+    before = machine.fingerprint()
+    info = machine.machine_info()
+    machine.fingerprint.cache_clear()
+    monkeypatch.setattr(machine, "machine_info", lambda: {**info, "memory_gib": info["memory_gib"] // 2})
+    assert machine.fingerprint() == before
+    machine.fingerprint.cache_clear()
+    monkeypatch.setattr(machine, "machine_info", lambda: {**info, "cores": 1 + info["cores"]})
+    assert machine.fingerprint() != before
+    machine.fingerprint.cache_clear()
+
+
+def test_cells_of_a_device_are_priced_by_its_ceilings(tmp_path, registry, monkeypatch):
+    class Device(Backend):
+        accelerated = True
+
+    place = Device("device", get_backend("numpy").xp)
+    rates = {"float64": 1e13, "float32": 4e13, "bandwidth": 1e12}
+    monkeypatch.setattr(cost, "_gemm_rate", lambda: 1e9)
+    cells = cells_of(tmp_path, registry, "gamp", text=ATTENTION, **{"grid.dimension": 400})
+    host = cost.estimate_cost(cells, 1, trials=False).seconds
+    monkeypatch.setattr(cost, "get_backend", lambda name: place)
+    monkeypatch.setattr(cost, "ceilings", lambda backend: rates)
+    device = cost.estimate_cost(cells, 1, trials=False).seconds
+    assert device < 1e-2 * host
+    rates["bandwidth"] = 1e6
+    reading = cost.estimate_cost(cells, 1, trials=False).seconds
+    assert reading > 20 * device
+    rates["bandwidth"] = 5e5
+    assert cost.estimate_cost(cells, 1, trials=False).seconds == pytest.approx(2 * reading, rel=1e-2)
 
 
 def test_what_all_cells_share_is_written_once(tmp_path, registry):

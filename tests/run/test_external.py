@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
+import zipfile
 
 import numpy as np
 import pytest
@@ -111,3 +114,116 @@ def test_a_file_that_is_no_npz_is_one_line(tmp_path, capsys):
     code, _, err = call(capsys, "score", suite, "--estimate", answer)
     assert code == 2
     assert "cannot be read as .npz" in err
+
+
+def _estimate(**arrays):
+    def write(path):
+        np.savez(path, **arrays)
+
+    return write
+
+
+def _packed(*parts):
+    def write(path):
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+            for name, data in parts:
+                packed.writestr(name, data)
+
+    return write
+
+
+def _npy(array, **change):
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    data = buffer.getvalue()
+    for old, new in change.values():
+        data = data.replace(old, new)
+    return data
+
+
+SOUND = _npy(np.zeros((1, 30)))
+BAD = {
+    "complex": (_estimate(estimate=np.ones((1, 30)) + 1j), "must be real numbers, got complex numbers"),
+    "dates": (_estimate(estimate=np.zeros((1, 30), "M8[s]")), "must be real numbers, got dates"),
+    "time spans": (_estimate(estimate=np.zeros((1, 30), "m8[s]")), "must be real numbers, got time spans"),
+    "truth values": (_estimate(estimate=np.zeros((1, 30), bool)), "must be real numbers, got truth values"),
+    "text": (_estimate(estimate=np.full((1, 30), "1")), "must be real numbers, got the type"),
+    "objects": (_estimate(estimate=np.full((1, 30), None)), "must be real numbers, got objects"),
+    "fields": (_estimate(estimate=np.zeros((1, 30), [("a", float)])), "must be real numbers, got the type"),
+    "a scalar": (_estimate(estimate=1.0), r"must have the shape \(1, 30\), got \(\)"),
+    "too many axes": (_estimate(estimate=np.zeros((1,) * 40)), "got one of 40 axes"),
+    "nothing": (_packed(), "is missing; the file holds nothing"),
+    "no array": (_packed(("estimate.npy", b"hello")), "cannot be read as .npz"),
+    "cut": (_packed(("estimate.npy", SOUND[:200])), "cannot be read as .npz"),
+    "a head of nonsense": (_packed(("estimate.npy", SOUND[:10] + b"{" * 118)), "cannot be read as .npz"),
+    "another head": (_packed(("estimate.npy", _npy(np.zeros((1, 30)), shape=(b"(1, 30)", b"(9, 99)")))), "got (9, 99)"),
+    "twice": (_packed(("estimate.npy", SOUND), ("estimate", SOUND)), "is in the file twice"),
+    "a directory": (lambda path: path.mkdir(), "is a directory"),
+    "an array alone": (lambda path: path.write_bytes(SOUND), "cannot be read as .npz"),
+    "half a zip": (lambda path: path.write_bytes(_zip_bytes()[:-30]), "cannot be read as .npz"),
+    "a bomb": (_packed(("estimate.npy", _npy(np.zeros((3000, 3000))))), "got (3000, 3000)"),
+}
+
+
+def _zip_bytes():
+    buffer = io.BytesIO()
+    np.savez(buffer, estimate=np.zeros((1, 30)))
+    return buffer.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("name", BAD)
+def test_every_kind_of_bad_estimate_is_one_line(tmp_path, capsys, name):
+    spoil, message = BAD[name]
+    suite, answer = write_suite(tmp_path, SUITE), tmp_path / "answer.npz"
+    spoil(answer)
+    code, out, err = call(capsys, "score", suite, "--estimate", answer)
+    assert code == 2
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert re.search(message.replace("(9, 99)", r"\(9, 99\)").replace("(3000, 3000)", r"\(3000, 3000\)"), err)
+
+
+def test_data_on_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, capsys, monkeypatch):
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    suite = write_suite(tmp_path, SUITE)
+    monkeypatch.setattr(os, "fsync", full)
+    code, _, err = call(capsys, "data", suite, "--output", tmp_path / "out" / "instance.npz")
+    assert code == 2
+    assert re.fullmatch(r"smimbench: cannot write .*instance.npz: No space left on device\n", err)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_theory_file_copied_over_another_is_not_believed(tmp_path):
+    suite = load_suite(write_suite(tmp_path, SUITE))
+    problem = suite.plans[0].problem
+    right = TheoryCache().points(problem, [0.5, 1.0])
+    TheoryCache(tmp_path / "theory").points(problem, [0.5, 1.0])
+    first, second = sorted((tmp_path / "theory").glob("point-*.json"))
+    first.write_bytes(second.read_bytes())
+    assert TheoryCache(tmp_path / "theory").points(problem, [0.5, 1.0]) == right
+
+
+def test_many_estimates_are_one_row_for_each_sample_ratio(tmp_path, capsys):
+    """Two replicates at each of two sample ratios; the mean is that of the four scored one by one."""
+    suite, shape = write_suite(tmp_path, SUITE), (1, 30)
+    options, single = [], {}
+    for alpha in (0.5, 1.0):
+        for seed in (0, 1):
+            file = tmp_path / f"{alpha}-{seed}.npz"
+            np.savez(file, estimate=np.random.default_rng(seed).normal(size=shape))
+            options += ["--estimate", file]
+            only = ("--only", f"alpha={alpha}", "--only", f"seed={seed}")
+            _, out, _ = call(capsys, "score", suite, "--estimate", file, "--json", *only)
+            single[alpha, seed] = next(r["mean"] for r in json.loads(out)["rows"] if r["metric"] == "mse")
+    code, out, err = call(capsys, "score", suite, *options, "--json")
+    assert code == 0, err
+    rows = [row for row in json.loads(out)["rows"] if row["metric"] == "mse"]
+    assert [(row["nominal_alpha"], row["n"]) for row in rows] == [(0.5, 2), (1.0, 2)]
+    for row in rows:
+        assert row["mean"] == pytest.approx(np.mean([single[row["nominal_alpha"], seed] for seed in (0, 1)]))
+    code, _, err = call(capsys, "score", suite, *options, *options[:2])
+    assert code == 2
+    assert "too few points of this suite: 4 for 5 estimates" in err

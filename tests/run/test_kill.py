@@ -172,7 +172,7 @@ def test_ctrl_c_waits_for_no_cell(moment, tmp_path):
             workers = [
                 child
                 for child in psutil.Process(process.pid).children()
-                if child.cpu_times().user >= ready and any("spawn_main" in word for word in child.cmdline())
+                if child.cpu_times().user >= ready and any("smimbench.run.worker" in word for word in child.cmdline())
             ]
             if len(workers) == 2:
                 break

@@ -356,9 +356,9 @@ def slow_metrics(monkeypatch):
     backend = SlowClock()
     real = Instance.metrics
 
-    def metrics(self, estimate):
+    def metrics(self, *arguments):
         backend.now += 1000.0
-        return real(self, estimate)
+        return real(self, *arguments)
 
     monkeypatch.setattr(Instance, "metrics", metrics)
     return backend
@@ -411,6 +411,13 @@ def test_every_iteration_of_a_short_run_is_logged_and_the_last_one_is_the_result
         assert value[0] == pytest.approx(np.sum((signal - 0.1 * i) ** 2) / D)
     assert result.attempt.metrics["mse"] == path["mse"][-1]
     np.testing.assert_array_equal(result.attempt.estimate, np.full((1, D), 0.1 * 12))
+
+
+def test_damping_is_logged_where_it_is_reported(problem, instance):
+    reported = go(problem, instance, Scripted(lambda i: Info(residual=1.0, damping=0.5 / i)), max_iterations=4)
+    np.testing.assert_array_equal(reported.attempt.trajectory["damping"], [math.nan, *(0.5 / i for i in range(1, 5))])
+    silent = go(problem, instance, Scripted(lambda i: Info(residual=1.0)), max_iterations=4)
+    assert "damping" not in silent.attempt.trajectory
 
 
 def test_a_long_run_is_logged_often_enough_to_time_a_target_to_two_percent(problem, instance):

@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import subprocess
 import sys
 import textwrap
+import zipfile
 
 import numpy as np
 import pytest
 
 from smimbench.files import StoreError, write_atomically
+from smimbench.run.record import digest_of, plain
 from smimbench.run.store import ASIDE, LONG, Store
+from smimbench.suite.cells import key_of
 from tests.helpers import environment
 
 
-def record(key: str = "a1b2", **more):
+def cell(name: str = "a1b2") -> dict:
+    """What a cell is, cut down to what the store looks at."""
+    item = {"name": "any", "version": 1}
+    problem = {"model": item, "channel": item, "prior": {**item, "name": name}}
+    where = {"alpha": 0.1, "dimension": 30, "replicate": 0, "seed": 0, "backend": "numpy"}
+    return {"problem": problem, "algorithm": item, **where}
+
+
+def key(name: str = "a1b2") -> str:
+    return key_of(cell(name))
+
+
+def record(name: str = "a1b2", **more):
     """A record as the runner makes them, cut down to what the store looks at."""
     found = {
-        "key": key,
-        "cell": {"alpha": 0.1, "dimension": 30},
+        "key": key(name),
+        "cell": cell(name),
         "status": "ok",
         "metrics": {"mse": [0.1 + 0.2, 1e-17]},
         "trajectory": {"iteration": [0, 1], "mse": [[1.0], [0.3]], "residual": [math.inf, 0.5]},
@@ -38,12 +54,12 @@ def files(store: Store) -> list[str]:
 def test_what_is_written_is_read_to_the_last_digit(tmp_path):
     store = Store(tmp_path / "deep" / "folder")
     path = store.write(record())
-    assert path == tmp_path / "deep" / "folder" / "a1b2.json"
-    found = store.load()["a1b2"]
+    assert path == tmp_path / "deep" / "folder" / f"{key()}.json"
+    found = store.load()[key()]
     assert found["metrics"]["mse"] == [0.1 + 0.2, 1e-17]
     assert found["timing"]["seconds"] == 0.25
     assert store.complaints == []
-    assert files(store) == ["a1b2.json"]
+    assert files(store) == [f"{key()}.json"]
 
 
 def test_numbers_that_json_cannot_hold_become_null_and_come_back_as_nan(tmp_path):
@@ -52,7 +68,7 @@ def test_numbers_that_json_cannot_hold_become_null_and_come_back_as_nan(tmp_path
     assert "NaN" not in text
     assert "Infinity" not in text
     assert json.loads(text)["final"]["residual"] is None
-    path = store.trajectory(store.load()["a1b2"])
+    path = store.trajectory(store.load()[key()])
     assert np.isnan(path["residual"][0])
     assert path["residual"][1] == 0.5
 
@@ -60,7 +76,7 @@ def test_numbers_that_json_cannot_hold_become_null_and_come_back_as_nan(tmp_path
 def test_arrays_and_tuples_are_written_as_lists(tmp_path):
     store = Store(tmp_path)
     store.write(record(extra={"array": np.arange(3.0), "scalar": np.float64(2.5), "pair": (1, 2)}))
-    assert store.load()["a1b2"]["extra"] == {"array": [0.0, 1.0, 2.0], "scalar": 2.5, "pair": [1, 2]}
+    assert store.load()[key()]["extra"] == {"array": [0.0, 1.0, 2.0], "scalar": 2.5, "pair": [1, 2]}
 
 
 def test_a_record_is_not_changed_by_writing_it(tmp_path):
@@ -90,28 +106,28 @@ def test_a_long_trajectory_goes_beside_the_record_without_pickle(tmp_path):
     store = Store(tmp_path)
     given = long_path()
     store.write(record(trajectory=given))
-    assert files(store) == ["a1b2.json", "a1b2.npz"]
+    assert files(store) == [f"{key()}.json", f"{key()}.npz"]
     (found,) = store.load().values()
     assert set(found["trajectory"]) == {"file", "sha256"}
     arrays = store.trajectory(found)
     for name, values in given.items():
         np.testing.assert_array_equal(arrays[name], values)
-    with np.load(tmp_path / "a1b2.npz", allow_pickle=False) as direct:
+    with np.load(tmp_path / f"{key()}.npz", allow_pickle=False) as direct:
         assert direct["mse"].shape == (LONG + 1, 2)
 
 
 def test_a_short_trajectory_stays_in_the_record(tmp_path):
     store = Store(tmp_path)
     store.write(record(trajectory=long_path(LONG)))
-    assert files(store) == ["a1b2.json"]
-    assert store.trajectory(store.load()["a1b2"])["mse"].shape == (LONG, 2)
+    assert files(store) == [f"{key()}.json"]
+    assert store.trajectory(store.load()[key()])["mse"].shape == (LONG, 2)
 
 
 def test_a_trajectory_that_was_changed_or_lost_is_not_used(tmp_path):
     store = Store(tmp_path)
     store.write(record(trajectory=long_path()))
     (found,) = store.load().values()
-    path = tmp_path / "a1b2.npz"
+    path = tmp_path / f"{key()}.npz"
     whole = path.read_bytes()
     path.write_bytes(whole[:-7] + b"changed")
     assert store.trajectory(found) is None
@@ -156,13 +172,13 @@ def test_a_writer_that_dies_leaves_the_old_file_and_no_record(tmp_path):
         write_atomically(Path(sys.argv[1]), b"{}")
         """
     )
-    for name in ("a1b2.json", "new.json"):
+    for name in (f"{key()}.json", "new.json"):
         done = subprocess.run([sys.executable, "-c", script, str(tmp_path / name)], env=environment(), check=False)
         assert done.returncode == -9
-    left = [name for name in files(store) if name != "a1b2.json"]
+    left = [name for name in files(store) if name != f"{key()}.json"]
     assert len(left) == 2
     assert all(name.startswith(".") and name.endswith(".tmp") for name in left)
-    assert list(store.load()) == ["a1b2"]
+    assert list(store.load()) == [key()]
     assert store.complaints == []
 
 
@@ -213,25 +229,25 @@ def test_a_spoiled_file_is_reported_set_aside_and_kept(tmp_path, name):
     spoil(path)
     content = path.read_bytes()
 
-    assert list(store.load()) == ["sound"]
+    assert list(store.load()) == [key("sound")]
     assert path.read_bytes() == content
     assert len(store.complaints) == 1
     assert str(path) in store.complaints[0]
     assert reason in store.complaints[0]
 
-    assert list(store.load(set_aside=True)) == ["sound"]
+    assert list(store.load(set_aside=True)) == [key("sound")]
     assert not path.exists()
     (kept,) = (tmp_path / ASIDE).iterdir()
     assert kept.read_bytes() == content
     assert str(kept) in store.complaints[0]
 
-    assert list(store.load(set_aside=True)) == ["sound"]
+    assert list(store.load(set_aside=True)) == [key("sound")]
     assert store.complaints == []
 
 
 def test_a_renamed_file_does_not_stand_for_another_cell(tmp_path):
     store = Store(tmp_path)
-    store.write(record("aaaa")).rename(tmp_path / "bbbb.json")
+    store.write(record("aaaa")).rename(tmp_path / f"{key('bbbb')}.json")
     assert store.load(set_aside=True) == {}
     assert "renamed" in store.complaints[0]
     assert len(list((tmp_path / ASIDE).iterdir())) == 1
@@ -250,21 +266,21 @@ def test_whitespace_is_no_change(tmp_path):
     store = Store(tmp_path)
     path = store.write(record())
     path.write_text(json.dumps(json.loads(path.read_text())))
-    assert list(store.load()) == ["a1b2"]
+    assert list(store.load()) == [key()]
 
 
 def test_retired_records_are_moved_not_deleted(tmp_path):
     store = Store(tmp_path)
     store.write(record("aaaa", trajectory=long_path()))
     store.write(record("bbbb"))
-    store.retire(["aaaa"])
-    assert list(store.load()) == ["bbbb"]
+    store.retire([key("aaaa")])
+    assert list(store.load()) == [key("bbbb")]
     kept = {path.suffix: path for path in (tmp_path / ASIDE).iterdir()}
     assert set(kept) == {".json", ".npz"}
-    assert all(path.name.startswith("aaaa.") for path in kept.values())
+    assert all(path.name.startswith(f"{key('aaaa')}.") for path in kept.values())
     before = kept[".npz"].read_bytes()
     store.write(record("aaaa", trajectory=long_path(LONG + 50)))
-    assert set(store.load()) == {"aaaa", "bbbb"}
+    assert set(store.load()) == {key("aaaa"), key("bbbb")}
     assert kept[".npz"].read_bytes() == before
 
 
@@ -276,7 +292,7 @@ def test_a_trusted_timing_is_a_file_of_its_own_per_machine(tmp_path):
     store.write(record())
     store.write(record(timing={"trusted": True, "machine": "here", "seconds": 1.0}))
     store.write(record(timing={"trusted": True, "machine": "there", "seconds": 2.0}))
-    assert set(store.load()) == {"a1b2", "a1b2.timing-here", "a1b2.timing-there"}
+    assert set(store.load()) == {key(), f"{key()}.timing-here", f"{key()}.timing-there"}
 
 
 def test_what_is_shared_is_read_back_or_empty(tmp_path):
@@ -289,3 +305,97 @@ def test_what_is_shared_is_read_back_or_empty(tmp_path):
     assert store.read_shared() == {}
     (tmp_path / "run.json").write_text("[]")
     assert store.read_shared() == {}
+
+
+# -- made up ------------------------------------------------------------------------------------------------------
+
+
+def _sealed(path, change):
+    """Change a record and give it the digest that belongs to what it now says."""
+    found = json.loads(path.read_text())
+    change(found)
+    found["digest"] = digest_of(found)
+    target = path.with_name(f"{found['key']}.json")
+    target.write_text(json.dumps(found))
+
+
+MADE_UP = {
+    "under the key of another cell": (lambda r: r.update(key=key("other")), "its key is not that of the cell"),
+    "a word for a number": (lambda r: r["metrics"].update(mse=["small"]), "metrics.mse"),
+    "a list for a reason": (lambda r: r.update(reason=[1]), "reason"),
+    "a status of its own": (lambda r: r.update(status="splendid"), "status"),
+    "warnings that are no text": (lambda r: r.update(warnings=[{"a": 1}]), "warnings.0"),
+    "findings in a table": (lambda r: r.update(final={"found": {"a": [1]}}), "final.found"),
+    "a path out of the folder": (lambda r: r.update(trajectory={"file": "../x.npz", "sha256": "0" * 64}), "trajectory"),
+}
+
+
+@pytest.mark.parametrize("name", MADE_UP)
+def test_a_record_whose_digest_was_made_to_fit_must_still_be_one(tmp_path, name):
+    change, reason = MADE_UP[name]
+    store = Store(tmp_path)
+    _sealed(store.write(record()), change)
+    found = store.load()
+    assert reason in " ".join(store.complaints)
+    assert all(one["key"] == key() and one["status"] == "ok" for one in found.values())
+
+
+def test_pipes_deep_and_huge_files_are_reported_at_once(tmp_path):
+    store = Store(tmp_path)
+    store.write(record())
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    (tmp_path / "digits.json").write_text("1" * 5_000)
+    with open(tmp_path / "huge.json", "wb") as file:
+        file.truncate(1 << 33)  # a hole, no bytes on the disk
+    os.mkfifo(tmp_path / "run.json")
+    assert list(store.load()) == [key()]
+    assert store.read_shared() == {}
+    said = dict(line.rsplit("/", 1)[1].split(": ", 1) for line in store.complaints)
+    assert said == {
+        "deep.json": "torn or not JSON; not used",
+        "digits.json": "torn or not JSON; not used",
+        "huge.json": "larger than 256 MB; not used",
+        "pipe.json": "not an ordinary file; not used",
+    }
+
+
+def test_two_runs_may_retire_the_same_records(tmp_path):
+    store = Store(tmp_path)
+    store.write(record(trajectory=long_path()))
+    store.retire([key()])
+    store.retire([key()])
+    assert store.load() == {}
+
+
+def test_a_trajectory_that_unpacks_to_more_than_memory_is_not_read(tmp_path):
+    store = Store(tmp_path)
+    packed = zipfile.ZipFile(tmp_path / f"{key()}.npz", "w", zipfile.ZIP_DEFLATED)
+    with packed, packed.open("mse.npy", "w", force_zip64=True) as part:
+        for _ in range(300):
+            part.write(bytes(1 << 20))
+    data = (tmp_path / f"{key()}.npz").read_bytes()
+    assert len(data) < 1 << 20
+    found = record(trajectory={"file": f"{key()}.npz", "sha256": hashlib.sha256(data).hexdigest()})
+    assert store.trajectory(found) is None
+    assert "larger than 256 MB when unpacked" in store.complaints[-1]
+
+
+def test_columns_of_different_lengths_are_no_trajectory(tmp_path):
+    store = Store(tmp_path)
+    assert store.trajectory(record(trajectory={"iteration": [0, 1], "mse": [[1.0]]})) is None
+    assert store.trajectory(record(trajectory={"mse": [[1.0], [1.0, 2.0]]})) is None
+    assert len(store.complaints) == 2
+
+
+def test_what_a_plugin_puts_in_a_record_becomes_plain():
+    class Odd:
+        def __str__(self):
+            raise OSError
+
+    found = plain({"a": Odd(), "b": {1: np.float32(0.5)}, "d": 10**5000, "e": np.array([math.inf])})
+    assert found["a"] == "(a Odd whose text cannot be had)"
+    assert found["b"] == {"1": 0.5}
+    assert len(found["d"]) < 20_000
+    assert found["e"] == [None]
+    json.dumps(found, allow_nan=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 
@@ -408,7 +409,7 @@ def test_later_overrides_win(tmp_path):
         ("--only", "algorithm", "must look like algorithm=gamp"),
         ("--only", "colour=red", "keys are algorithm, alpha, dimension, seed, problem"),
         ("--only", "alpha=much", "alpha must be a number"),
-        ("--only", "algorithm=nobody", "--only leaves no cell"),
+        ("--only", "algorithm=nobody", "no such algorithm; choose from gamp"),
     ],
 )
 def test_bad_options_are_one_line(tmp_path, capsys, option, value, words):
@@ -430,7 +431,7 @@ def test_bad_options_are_one_line(tmp_path, capsys, option, value, words):
         (["seed=1", "seed=0", "alpha=1"], 4),
         (["dimension=30"], 8),
         (["problem=lin"], 8),
-        (["problem=nothing"], 0),
+        (["algorithm=gamp", "seed=0", "problem=line"], 2),
     ],
 )
 def test_only_runs_a_part(tmp_path, conditions, count):
@@ -485,3 +486,62 @@ def test_a_problem_by_itself_raises_with_its_key():
     with pytest.raises(ProblemError, match=r"^prior\.rho: must be .*got -1.0") as caught:
         Problem({"name": "attention-indexed", "tokens": 2}, "softmax", {"name": "wishart", "rho": -1.0})
     assert caught.value.key == "prior.rho"
+
+
+def test_replicates_may_differ_from_dimension_to_dimension(tmp_path):
+    """Large instances cost more and fluctuate less; a problem may have numbers of its own."""
+    text = SUITE.replace("[30]", "[30, 40, 50]").replace("seeds     = 2", "seeds     = [4, 2, 1]")
+    suite = load_suite(write_suite(tmp_path, text))
+    count = Counter(cell.dimension for cell in suite.cells() if cell.algorithm_label == "gamp")
+    assert count == {30: 8, 40: 4, 50: 2}  # two sample ratios each
+    assert suite.seeds == 4
+    assert {cell.key for cell in suite.cells()} <= {
+        cell.key for cell in load_suite(write_suite(tmp_path, text.replace("[4, 2, 1]", "4"))).cells()
+    }
+    own = text.replace("[grid]", "grid = { seeds = 3 }\n\n[grid]").replace("seeds     = [4, 2, 1]", "")
+    assert len(load_suite(write_suite(tmp_path, own)).cells()) == 3 * 3 * 2 * 2
+    with pytest.raises(SuiteError, match=r"grid.seeds.*2 numbers for 3 dimensions"):
+        load_suite(write_suite(tmp_path, text.replace("[4, 2, 1]", "[4, 2]")))
+    with pytest.raises(SuiteError, match=r"grid.seeds.*used by no problem"):
+        load_suite(write_suite(tmp_path, text.replace("[grid]", "grid = { seeds = 3 }\n\n[grid]")))
+
+
+# -- what is appended ---------------------------------------------------------------------------------------------
+
+
+def test_an_algorithm_is_appended_and_set_reaches_into_it(tmp_path):
+    path = write_suite(tmp_path)
+    plain = load_suite(path)
+    more = load_suite(path, ["algorithms+=sgd", "algorithms.sgd.steps=7"])
+    assert more.algorithms[:-1] == plain.algorithms
+    assert (more.algorithms[-1]["label"], more.algorithms[-1]["spec"]["steps"]) == ("sgd", 7)
+    assert {cell.key for cell in plain.cells()} < {cell.key for cell in more.cells()}
+    table = load_suite(path, ['algorithms+={name = "adam", label = "short", steps = 3}'])
+    assert (table.algorithms[-1]["label"], table.algorithms[-1]["spec"]["steps"]) == ("short", 3)
+    assert load_suite(path, ["run.metrics=['mse']", "run.metrics+=overlap"]).run.metrics == ("mse", "overlap")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("algorithms+=gmap", r"algorithms\[2\]\.name: unknown algorithm 'gmap'; did you mean 'gamp'"),
+        ("algorithms+=adam", r"algorithms\[2\]\.label: 'adam' is used twice"),
+        ("grid.seed+=3", "is not a list"),
+        ("grid+=3", "is not a list"),
+    ],
+)
+def test_what_cannot_be_appended_is_named(tmp_path, override, message):
+    with pytest.raises(SuiteError, match=message) as failed:
+        load_suite(write_suite(tmp_path), [override])
+    assert "\n" not in str(failed.value)
+
+
+def test_all_that_is_appended_makes_the_settings(tmp_path):
+    from smimbench.run.settings import options_of, settings_folder
+    from smimbench.run.store import Store
+
+    path, store = write_suite(tmp_path), Store(tmp_path / "r")
+    both = load_suite(path, ["algorithms+=sgd", "algorithms+=spectral"])
+    one = load_suite(path, ["algorithms+=spectral"])
+    assert options_of(both) == "--set algorithms+=sgd --set algorithms+=spectral"
+    assert settings_folder(both, store) != settings_folder(one, store)

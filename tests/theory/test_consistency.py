@@ -86,6 +86,12 @@ def holed(found):
     return found._replace(mean=mean)
 
 
+def prior_square(omega, V):
+    """Second moment (n, P, C, P, C) of latents of which nothing is known but ``omega`` and V."""
+    C = omega.shape[-1]
+    return np.einsum("npc,nqd->npcqd", omega, omega) + np.einsum("pq,cd->pcqd", V, np.eye(C))
+
+
 CHANNELS = {
     "mean 5% too long": lambda f, y, omega, V: f._replace(mean=omega + 1.05 * (f.mean - omega)),
     "mean 5% too short": lambda f, y, omega, V: f._replace(mean=omega + 0.95 * (f.mean - omega)),
@@ -98,6 +104,12 @@ CHANNELS = {
     "covariance of every sample": lambda f, y, omega, V: f._replace(covariance=np.stack([f.covariance] * 3)),
     "covariance too small": lambda f, y, omega, V: f._replace(covariance=0.8 * f.covariance - 0.02 * V),
     "covariance too large": lambda f, y, omega, V: f._replace(covariance=f.covariance + 0.1 * V),
+    "knows only the prior": lambda f, y, omega, V: f._replace(mean=omega, covariance=V, second_moment=None),
+    "second moment 5% too large": lambda f, y, omega, V: f._replace(second_moment=1.05 * f.second_moment),
+    "second moment of the prior": lambda f, y, omega, V: f._replace(second_moment=prior_square(omega, V)),
+    "second moment not a number": lambda f, y, omega, V: f._replace(second_moment=np.nan * f.second_moment),
+    "second moment of other latents": lambda f, y, omega, V: f._replace(second_moment=f.second_moment[:, :, 0]),
+    "second moment in a list": lambda f, y, omega, V: f._replace(second_moment=f.second_moment.tolist()),
     "a tuple": lambda f, y, omega, V: (f.mean, f.covariance),
     "a list": lambda f, y, omega, V: f._replace(mean=f.mean.tolist()),
     "whole numbers": lambda f, y, omega, V: f._replace(mean=f.mean.astype(int)),
@@ -121,6 +133,13 @@ def test_a_wrong_posterior_gives_no_curve(base, change):
     problem = problem_of(LOW, channel_with(base, change), "gaussian")
     with pytest.raises(ProblemError, match=rf"channel '{base.name}': .*smimbench check"):
         TheoryCache().points(problem, [0.7])
+
+
+def test_thresholds_need_a_second_moment_where_no_sign_is_seen():
+    change = channel_with(SequenceSoftmax, lambda f, y, omega, V: f._replace(second_moment=None))
+    problem = Problem(LOW, {"name": "softmax", "layers": 2}, "gaussian", registry=Strangers(channel=change))
+    with pytest.raises(ProblemError, match="channel 'softmax': no label sees the sign of a component"):
+        TheoryCache().thresholds(problem)
 
 
 @pytest.mark.parametrize("change", PRIORS.values(), ids=PRIORS)

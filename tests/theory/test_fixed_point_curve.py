@@ -159,3 +159,40 @@ def test_corrections_that_are_left_out_are_in_the_stated_error(monkeypatch):
     deviations, stated = map(np.array, zip(*on_interacting_curve()))
     assert np.abs(deviations).max() > 5 * Interacting.noise
     assert (np.abs(deviations) < 2 * stated).all()
+
+
+class Shifted:
+    """Three components with known ``alpha_a(Q)``, each wrong by a factor that is within its stated error."""
+
+    symmetry = "signs"
+    noise = 2e-3
+
+    def __init__(self, signs):
+        self.factors = 1 + self.noise * np.array(signs)
+
+    def ratios(self, q):
+        exact = [0.2 + 0.5 * q[0] - 0.1 * q[1], 0.35 + 0.3 * q[1] - 0.05 * q[0], 1.6 - 0.9 * q[0] - 0.5 * q[1]]
+        return self.factors * exact
+
+    def information(self, Q, V):
+        value = np.diag(np.diagonal(Q) / (np.diagonal(V) * self.ratios(np.diagonal(Q))))
+        return Uncertain(value, self.noise * value, "Monte Carlo")
+
+    def susceptibility(self, Q, V):
+        value = np.diag(1 / self.ratios(np.diagonal(Q))) * (Q == 0)
+        return Uncertain(value, self.noise * value, "Monte Carlo")
+
+
+def test_the_error_of_a_bifurcation_counts_what_it_does_to_all_components():
+    """With two components learned, errors across the curve shift the third threshold, too."""
+    found, stated = [], []
+    for signs in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)):
+        curve = FixedPointCurve(Bare(Shifted(signs), 3, 1))
+        curve.continuation.follow_bifurcations()
+        third = curve.bifurcations[2]
+        assert third.component == 2
+        found.append(third.alpha)
+        stated.append(third.error)
+    # each error alone moves the threshold; together they make up what is stated
+    moved = np.sqrt(((np.array(found[1:]) - found[0]) ** 2).sum())
+    assert stated[0] == pytest.approx(moved, rel=0.35)

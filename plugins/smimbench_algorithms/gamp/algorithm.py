@@ -7,16 +7,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from smimbench.backend import namespace, sample_chunks
+from smimbench.backend import beside, dtype_name, namespace, read_together, sample_chunks, send, take_samples, to_host
 from smimbench.derive.stopping import OverlapRule
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError, member
+from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.linalg import diagonal_at_least, with_floor
-from smimbench_algorithms.gamp.damping import Progress, first_weight, follow, mixed, start
+from smimbench.theory.information import overlap_at
+from smimbench_algorithms.gamp.damping import Progress, first_weight, follow, mixed, start, turn
 from smimbench_algorithms.gamp.one_pass import one_pass
+from smimbench_algorithms.gamp.path import fixed_point, trajectory
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Cost, Data, StoppingRule
+    from smimbench.interfaces import Conditions, Cost, Data, StoppingRule
     from smimbench.problem import Problem
+
+Host = np.ndarray[Any, Any]
 
 SMALLEST_V = 1e-16
 """Floor of the predicted error: at perfect recovery V would underflow and g be 0 / 0. Doubled: so is the last error."""
@@ -36,7 +41,8 @@ class GampState(NamedTuple):
     Attributes
     ----------
     estimate, V, g : array (P, ...), (P, P), (n, P, C) or None
-        All damped alike; g is None before the first step.
+        All damped alike; g is None before the first step. Matrices between components (P, P) live on the host: a device
+        takes longer to be asked for four numbers than the host to compute them.
     rng : Generator
         For sampling channels.
     total, Qhat : array (P, ...), (P, P) or None
@@ -117,6 +123,7 @@ class Gamp:
     name: ClassVar[str] = "gamp"
     version: ClassVar[int] = 2
     reference: ClassVar[str] = "arXiv:2502.00901, arXiv:2506.01582"
+    bayes_optimal: ClassVar[bool] = True
     capabilities: ClassVar[Capabilities] = Capabilities()
 
     def __post_init__(self) -> None:
@@ -136,15 +143,16 @@ class Gamp:
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> GampState:
         """Prior mean, or a small random start where the prior mean is a fixed point, or the start handed in."""
         xp = namespace(data.inputs)
-        place = {"dtype": data.inputs.dtype, "device": _device(data.inputs)}
+        place = beside(data.inputs)
         if data.start is not None:
             estimate, V = data.start
-            return GampState(estimate, V, None, rng)
+            return GampState(estimate, to_host(V), None, rng)
         components, dimension = problem.components, data.dimension
         if problem.channel.symmetry == "none":
             estimate = problem.prior.mean(components, dimension)
             V = problem.prior.second_moment(components) - problem.prior.mean_overlap(components)
-            return GampState(xp.asarray(estimate, **place), xp.asarray(V, **place), None, rng)
+            estimate = xp.asarray(estimate, **place)
+            return GampState(estimate, np.asarray(V, dtype=dtype_name(estimate)), None, rng)
         overlap = 1e-3 / dimension if self.initial_overlap is None else self.initial_overlap
         information = overlap / (1 - overlap)
         draw = problem.prior.sample(rng, components, dimension)
@@ -152,7 +160,7 @@ class Gamp:
         R = xp.asarray(draw + noise / np.sqrt(information), **place)
         Qhat = xp.asarray(information * np.eye(components), **place)
         denoised = problem.prior.denoise(R, Qhat)
-        return GampState(denoised.estimate, denoised.V, None, rng)
+        return GampState(denoised.estimate, to_host(denoised.V), None, rng)
 
     def step(self, problem: Problem, data: Data, state: GampState) -> tuple[GampState, Info]:
         """One iteration."""
@@ -160,54 +168,65 @@ class Gamp:
         xp = namespace(data.inputs)
         n = data.inputs.shape[0]
         V = state.V
-        inverse = xp.linalg.inv(V)
+        inverse = np.linalg.inv(V)
         memory = state.g
         if memory is not None and state.onsager is not None:
-            memory = _mixed(xp, xp.matmul(inverse, state.onsager), memory)
+            memory = _mixed(xp, inverse @ state.onsager, memory)
         swift = one_pass(problem, data, state.estimate, V, memory)
         if swift is not None:
             g, total, covariance = swift
-            worst: Any = 0.0
+            errors: list[Any] = [0.0]
         else:
-            g, total, covariance, worst = _chunk_by_chunk(problem, data, state._replace(g=memory), inverse)
-        squares = _products(xp, g)
-        scale = model.kappa * data.sample_ratio
-        information = inverse - xp.matmul(inverse, xp.matmul(covariance / n, inverse))
-        latest = with_floor(scale * model.sites * information, SMALLEST_QHAT)
+            g, total, covariance, errors = _chunk_by_chunk(problem, data, state._replace(g=memory), inverse)
         progress = start(problem, self.damping, V) if state.progress is None else state.progress
         weight = progress.weight
-        g, total, Qhat = (
-            mixed(weight, new, old) for new, old in ((g, state.g), (total, state.total), (latest, state.Qhat))
-        )
+        squares = noise = _products(xp, g)
+        g, total = (mixed(weight, new, old) for new, old in ((g, state.g), (total, state.total)))
+        if model.rank == "extensive":
+            noise = _products(xp, g)
+        covariance, squares, noise, *errors = read_together(covariance, squares, noise, *errors)
+        scale = model.kappa * data.sample_ratio
+        information = inverse - inverse @ (covariance / n @ inverse)
+        latest = with_floor(scale * model.sites * information, SMALLEST_QHAT)
+        Qhat = mixed(weight, latest, state.Qhat)
         R = state.estimate + _solve_first(xp, Qhat, total)
-        Q = _less_by_excess(Qhat, scale * _products(xp, g) / n) if model.rank == "extensive" else Qhat
-        denoised = member(prior, "denoise_continued", prior.denoise)(R, Q)
+        Q = _less_by_excess(Qhat, scale * noise / n) if model.rank == "extensive" else Qhat
+        denoised = member(prior, "denoise_continued", prior.denoise)(R, send(Q, R))
+        denoised_V = denoised.V
         if self.damping is None and state.progress is None:
-            weight = first_weight(weight, _diagonal(xp, denoised.V), _diagonal(xp, V))
+            denoised_V = to_host(denoised_V)
+            weight = first_weight(weight, np.diagonal(denoised_V), np.diagonal(V))
             progress = progress._replace(weight=weight)
         change = denoised.estimate - state.estimate
-        squared_step = _diagonal(xp, model.inner(change, change))
         estimate = mixed(weight, denoised.estimate, state.estimate)
-        V_new = diagonal_at_least(mixed(weight, denoised.V, V), SMALLEST_V)
+        # The last wait of the iteration: from here on all is on the host.
+        denoised_V, squared_step, self_overlap, *turns = read_together(
+            denoised_V,
+            model.inner(change, change),
+            model.inner(estimate, estimate),
+            *(turn(problem, progress, change) if self.damping is None else ()),
+        )
+        V_new = diagonal_at_least(mixed(weight, denoised_V, V), SMALLEST_V)
         onsager = None
         if model.rank == "extensive":
-            onsager = xp.matmul(denoised.V, xp.matmul(Q, xp.linalg.inv(Qhat)))
+            onsager = denoised_V @ (Q @ np.linalg.inv(Qhat))
             onsager = mixed(weight, onsager, V if state.onsager is None else state.onsager)
-        undamped_error = _diagonal(xp, denoised.V) + SMALLEST_V
-        residual = xp.max(xp.sqrt(squared_step / undamped_error))
+        squared_step = np.diagonal(squared_step)
+        undamped_error = np.diagonal(denoised_V) + SMALLEST_V
+        residual = np.max(np.sqrt(squared_step / undamped_error))
         if self.damping is None:
-            progress = follow(problem, progress, change, undamped_error, residual)
-        second = xp.asarray(np.diagonal(prior.second_moment(problem.components)), dtype=V.dtype, device=_device(V))
-        error = _diagonal(xp, V_new)
+            progress = follow(problem, progress, change, turns, undamped_error, residual)
+        second = np.asarray(np.diagonal(prior.second_moment(problem.components)), dtype=V.dtype)
         info = Info(
             residual=residual,
-            predicted_overlap=second - error,
-            self_overlap=_diagonal(xp, model.inner(estimate, estimate)),
+            predicted_overlap=second - np.diagonal(V_new),
+            self_overlap=np.diagonal(self_overlap),
             squared_step=squared_step,
-            log_information_ratio=xp.log(
-                xp.maximum(_diagonal(xp, scale * squares / n), SMALLEST_QHAT) / _diagonal(xp, latest)
+            log_information_ratio=np.log(
+                np.maximum(np.diagonal(scale * squares / n), SMALLEST_QHAT) / np.diagonal(latest)
             ),
-            integration_error=worst,
+            integration_error=np.max(errors),
+            damping=1 - float(weight),
         )
         return GampState(estimate, V_new, g, state.rng, total, Qhat, onsager, progress), info
 
@@ -223,58 +242,76 @@ class Gamp:
         """Posterior mean of the signal."""
         return state.estimate
 
+    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> dict[str, Any]:
+        """The fixed point of state evolution that its start leads to, and with ``damping = 0`` the way there.
+
+        A spectral start depends on the data, which state evolution does not know: it gives no trajectory, nor does damping.
+        """
+        point = fixed_point(problem, alpha, conditions)
+        if self.damping != 0 or conditions.start not in ("uninformed", "informed") or not conditions.trajectory:
+            return point
+        claimed = None
+        if conditions.start == "uninformed" and problem.channel.symmetry != "none" and conditions.dimension is not None:
+            overlap = 1e-3 / conditions.dimension if self.initial_overlap is None else self.initial_overlap
+            claimed = overlap_at(problem, overlap / (1 - overlap) * np.eye(problem.components))[1]
+        return point | {"trajectory": trajectory(problem, alpha, conditions, claimed)}
+
     def variance(self, state: GampState) -> Array:
         """Error V (P, P) that is predicted for it."""
         return state.V
 
 
-def _device(array: Array) -> Any:
-    import array_api_compat
-
-    return array_api_compat.device(array)
-
-
-def _less_by_excess(Qhat: Array, found: Array) -> Array:
+def _less_by_excess(Qhat: Host, found: Host) -> Host:
     """Qhat (P, P) scaled down by how much the noise that was found (P, P) exceeds it; see ``LARGEST_EXCESS``."""
-    xp = namespace(Qhat)
-    excess = _diagonal(xp, found) / (LARGEST_EXCESS * _diagonal(xp, Qhat))
-    scale = 1 / xp.sqrt(xp.maximum(excess, xp.ones_like(excess)))
-    return Qhat * scale[:, None] * scale[None, :]
+    excess = np.diagonal(found) / (LARGEST_EXCESS * np.diagonal(Qhat))
+    scale = 1 / np.sqrt(np.maximum(excess, np.ones_like(excess)))
+    return np.asarray(Qhat * scale[:, None] * scale[None, :])
 
 
-def _chunk_by_chunk(problem: Problem, data: Data, state: GampState, inverse: Array) -> tuple[Array, Array, Array, Any]:
-    """New g (n, P, C), its adjoint, the sum over samples of the posterior covariance, and the largest integration error.
+def _chunk_by_chunk(
+    problem: Problem, data: Data, state: GampState, inverse: Host
+) -> tuple[Array, Array, Array, list[Any]]:
+    """New g (n, P, C), its adjoint, the sum over samples of the posterior covariance, and the integration errors.
 
     Forward, posterior and adjoint of one chunk before the next: the inputs are read once.
     """
     model, channel = problem.model, problem.channel
     xp = namespace(data.inputs)
-    V = state.V
-    g = xp.empty((data.inputs.shape[0], problem.components, model.sites), dtype=V.dtype, device=_device(V))
-    total = xp.zeros_like(state.estimate)
-    covariance = xp.zeros_like(V)
-    worst: Any = 0.0
+    there = send(state.V, state.estimate)
+    n = data.inputs.shape[0]
+    g = total = covariance = None
+    errors = []
     for part in sample_chunks(model, data.inputs, problem.components):
-        inputs = data.inputs[part, ...]
+        inputs = take_samples(model, data.inputs, part)
         omega = model.forward(inputs, state.estimate)
         if state.g is not None:
-            omega = omega - _mixed(xp, V, state.g[part, ...])
-        posterior = channel.posterior(data.labels[part, ...], omega, V, rng=state.rng)
+            omega = omega - _mixed(xp, state.V, state.g[part, ...])
+        posterior = checked_posterior(channel.posterior(data.labels[part, ...], omega, there, rng=state.rng), omega)
         new = _mixed(xp, inverse, posterior.mean - omega)
+        pushed, spread = model.adjoint(inputs, new), posterior.covariance * (part.stop - part.start)
+        errors.append(posterior.error)
+        if part == slice(0, n):
+            return new, pushed, spread, errors
+        if g is None:
+            g = xp.empty((n, *new.shape[1:]), **beside(new))
+            total, covariance = xp.zeros_like(pushed), xp.zeros_like(spread)
         g[part, ...] = new
-        total += model.adjoint(inputs, new)
-        covariance += posterior.covariance * (part.stop - part.start)
-        worst = _larger(xp, worst, posterior.error)
-    return g, total, covariance, worst
+        total += pushed
+        covariance += spread
+    assert g is not None
+    assert total is not None
+    assert covariance is not None
+    return g, total, covariance, errors
 
 
-def _mixed(xp: Any, matrix: Array, z: Array) -> Array:
-    """``sum_q matrix_pq z_qc`` of every sample: (P, P) and (n, P, C) to (n, P, C).
+def _mixed(xp: Any, matrix: Host, z: Array) -> Array:
+    """``sum_q matrix_pq z_qc`` of every sample: (P, P) on the host and (n, P, C) to (n, P, C).
 
     Written out, because a batch of products of tiny matrices costs more than the inputs take to read.
     """
     if matrix.shape[0] == 1:
-        return z * matrix[None, :, :]
+        return z * float(matrix[0, 0])
+    matrix = send(matrix, z)
     total = matrix[None, :, :1] * z[:, :1, :]
     for q in range(1, matrix.shape[0]):
         total += matrix[None, :, q : q + 1] * z[:, q : q + 1, :]
@@ -290,22 +327,9 @@ def _products(xp: Any, g: Array) -> Array:
     return xp.matmul(flat, xp.matrix_transpose(flat))
 
 
-def _larger(xp: Any, first: Any, second: Any) -> Any:
-    """The larger of two numbers, without asking the device for it where one lives there."""
-    if not (hasattr(first, "shape") or hasattr(second, "shape")):
-        return max(first, second)
-    there = first if hasattr(first, "shape") else second
-    place = {"dtype": there.dtype, "device": _device(there)}
-    return xp.maximum(xp.asarray(first, **place), xp.asarray(second, **place))
-
-
-def _diagonal(xp: Any, matrix: Array) -> Array:
-    return xp.linalg.diagonal(matrix)
-
-
-def _solve_first(xp: Any, matrix: Array, signal: Array) -> Array:
-    """``matrix^{-1}`` applied to the first axis of a signal."""
+def _solve_first(xp: Any, matrix: Host, signal: Array) -> Array:
+    """``matrix^{-1}``, of a matrix on the host, applied to the first axis of a signal."""
     if matrix.shape[0] == 1:
-        return signal / xp.reshape(matrix, (1,) * signal.ndim)
+        return signal / float(matrix[0, 0])
     flat = xp.reshape(signal, (signal.shape[0], -1))
-    return xp.reshape(xp.linalg.solve(matrix, flat), signal.shape)
+    return xp.reshape(xp.linalg.solve(send(matrix, flat), flat), signal.shape)

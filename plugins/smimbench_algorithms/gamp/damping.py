@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import array_api_compat
-
-from smimbench.backend import namespace
+import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from smimbench.interfaces import Array
     from smimbench.problem import Problem
 
 __all__ = ["EXTENSIVE", "LOW_RANK", "Pace", "Progress", "mixed", "pace_of"]
+
+Host = np.ndarray[Any, Any]
 
 
 class Pace(NamedTuple):
@@ -64,11 +66,11 @@ class Progress(NamedTuple):
 
     Attributes
     ----------
-    weight : array ()
+    weight : NumPy number
         Weight of the new in the next step.
     change : array (P, ...) or None
         Undamped change of the estimate in the last step.
-    residual : array () or None
+    residual : NumPy number or None
         Its size, in units of the predicted error.
     """
 
@@ -84,49 +86,58 @@ def pace_of(problem: Problem) -> Pace:
 
 def mixed(weight: Any, new: Array, old: Array | None) -> Array:
     """``weight new + (1 - weight) old``; the new where there is nothing old."""
-    return new if old is None else weight * new + (1 - weight) * old
+    return new if old is None else float(weight) * new + float(1 - weight) * old
 
 
-def start(problem: Problem, damping: float | None, like: Array) -> Progress:
-    """Before the first step: ``1 - damping``, or the first weight of the pace; on the device and of the type of ``like``."""
+def start(problem: Problem, damping: float | None, like: Host) -> Progress:
+    """Before the first step: ``1 - damping``, or the first weight of the pace; of the type of ``like``."""
     first = pace_of(problem).first if damping is None else 1 - damping
-    return Progress(namespace(like).asarray(first, dtype=like.dtype, device=array_api_compat.device(like)))
+    return Progress(like.dtype.type(first))
 
 
-def first_weight(weight: Any, error: Array, before: Array) -> Any:
+def first_weight(weight: Any, error: Host, before: Host) -> Any:
     """Weight of the first step: at least the share of the error (P,) that it is predicted to remove.
 
     Where the labels tell nearly all at once, a V that is held back pulls the scale of an estimate of which the labels do not
     show the scale (hardmax) far above that of the signal, from where it takes hundreds of steps back.
     """
-    xp = namespace(error)
-    return xp.maximum(weight, 1 - xp.max(error / before))
+    return np.maximum(weight, 1 - np.max(error / before))
 
 
-def follow(problem: Problem, last: Progress, change: Array, error: Array, residual: Any) -> Progress:
-    """The weight of the next step. It stays where the data are: nothing is asked of a device.
+def turn(problem: Problem, last: Progress, change: Array) -> tuple[Array, ...]:
+    """What ``follow`` needs of this change (P, ...) and the last one, where they live: two overlaps (P, P), or nothing."""
+    if last.change is None or math.isfinite(pace_of(problem).growth):
+        return ()
+    return tuple(problem.model.inner(other, last.change) for other in (change, last.change))
+
+
+def follow(
+    problem: Problem, last: Progress, change: Array, turns: Sequence[Host], error: Host, residual: Any
+) -> Progress:
+    """The weight of the next step.
 
     Parameters
     ----------
     last : Progress
     change : array (P, ...)
         Undamped change of the estimate in this step.
-    error : array (P,)
+    turns : sequence of ndarray (P, P)
+        What ``turn`` returned.
+    error : ndarray (P,)
         Predicted squared error of every component: what changes are measured by.
-    residual : array ()
+    residual : NumPy number
         Size of the change in units of the error.
     """
     weight, before, old_residual = last
     if before is None:
         return Progress(weight, change, residual)
-    pace, inner = pace_of(problem), problem.model.inner
-    xp = namespace(change)
-    if math.isfinite(pace.growth):
-        too_large = residual > pace.growth * old_residual
+    pace = pace_of(problem)
+    if turns:
+        along, square = (np.diagonal(overlap) / error for overlap in turns)
+        too_large = np.sum(along) < pace.turn * np.sum(square)
     else:
-        along, square = (xp.linalg.diagonal(inner(other, before)) / error for other in (change, before))
-        too_large = xp.sum(along) < pace.turn * xp.sum(square)
+        too_large = residual > pace.growth * old_residual
     too_large = too_large & (residual > pace.small)
-    shorter = xp.maximum(weight * pace.slower, xp.full_like(weight, pace.least))
-    longer = xp.minimum(weight * pace.quicker, xp.full_like(weight, pace.most))
-    return Progress(xp.where(too_large, shorter, longer), change, residual)
+    shorter = np.maximum(weight * pace.slower, np.full_like(weight, pace.least))
+    longer = np.minimum(weight * pace.quicker, np.full_like(weight, pace.most))
+    return Progress(shorter if too_large else longer, change, residual)

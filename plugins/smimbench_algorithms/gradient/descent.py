@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench.backend import StreamedInputs, beside, namespace
+from smimbench.backend import NarrowInputs, StreamedInputs, beside, namespace, to_host
 from smimbench.derive.channel import gives_probabilities, observable
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError, Plan, offers
+from smimbench.numerics.linalg import symmetric
 from smimbench_algorithms.gradient.loss import LOSSES, fitting_loss, loss_gradient, surrogate
+from smimbench_algorithms.nuclear.wide_factor import wide_factor_point
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Cost, Data
+    from smimbench.interfaces import Conditions, Cost, Data
     from smimbench.problem import Problem
 
 SCHEDULES = ("constant", "step", "cosine", "1/t")
@@ -24,6 +26,9 @@ SURROGATE_BETA = (1.0, 20.0)
 
 DEFAULT_STEPS = 1000
 """Steps of a run that names neither steps nor epochs. Doubled: closer to the minimum, in twice the time."""
+
+SEEN_AGAIN = "descent that sees samples again has none in closed form: every step depends on all earlier ones"
+"""Why most runs have no theory of their own."""
 
 
 class DescentState(NamedTuple):
@@ -117,6 +122,19 @@ class Descent:
             )
         return None
 
+    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> dict[str, Any] | str:
+        """In words, why there is no closed theory."""
+        return "steps of adaptive size have none" if self.online else SEEN_AGAIN
+
+    def _minimum(self, problem: Problem, alpha: float, conditions: Conditions, decay: float) -> dict[str, Any] | str:
+        """The minimum of ``[sum_mu l + (decay/2) |W|^2] / D``, for descent with all samples in every step; or why no theory."""
+        whole = not self.online and self.batch is None and not self.spherical
+        if not (decay and whole and problem.model.rank == "extensive"):
+            return SEEN_AGAIN
+        if (self.loss or fitting_loss(problem)) != "squared":
+            return "the minimum of its loss has no theory here: it is not the squared error"
+        return wide_factor_point(problem, alpha, decay, conditions.dimension, self.width)
+
     def plan(self, data: Data) -> Plan:
         """Steps of a run on this data, and what a step reads."""
         n = data.inputs.shape[0]
@@ -173,6 +191,8 @@ class Descent:
         )
         size = inputs.shape[0]
         gradient = found.gradient * self._normalisation(problem, data, size)
+        if penalty := self._penalty(data):
+            gradient = gradient + penalty * state.factor
         rate = self._rate(state.done, state.total)
         factor, memory = self._move(state.factor, gradient, state.memory, rate, state.done + 1)
         axes = _component_axes(problem, data)
@@ -208,6 +228,14 @@ class Descent:
         size = xp.mean(state.signal * state.signal, axis=axes, keepdims=True)
         return state.signal * xp.sqrt(state.norm / xp.where(size > 0, size, xp.ones_like(size)))
 
+    def _spectrum(self, state: DescentState, decay: float) -> dict[str, Any]:
+        """Eigenvalues of a matrix that decays, which theory may know (see ``_minimum``); nothing else is told."""
+        shape = state.signal.shape
+        if not decay or len(shape) < 3 or shape[-1] != shape[-2]:
+            return {}
+        values = namespace(state.signal).linalg.eigvalsh(symmetric(state.signal))
+        return {"spectrum": to_host(values).reshape(-1).tolist()}
+
     # -- what a method adds ----------------------------------------------------------------------------------------
 
     def _memory(self, factor: Array) -> tuple[Array, ...]:
@@ -224,6 +252,10 @@ class Descent:
         """What the gradient of a batch's summed loss is multiplied by."""
         raise NotImplementedError
 
+    def _penalty(self, data: Data) -> float:
+        """Factor of ``|W|^2 / 2`` in what is descended on."""
+        return 0.0
+
     # -- the parts of a step ---------------------------------------------------------------------------------------
 
     def _take(self, problem: Problem, data: Data, state: DescentState) -> tuple[Array, Array, np.ndarray[Any, Any]]:
@@ -237,14 +269,16 @@ class Descent:
         size = int(self.plan(data).batch or n)
         if size == n:
             return data.inputs, state.targets, state.order
-        if isinstance(data.inputs, StreamedInputs):
+        if isinstance(data.inputs, StreamedInputs) and not isinstance(data.inputs, NarrowInputs):
             raise ValueError(
                 "shuffled minibatches need inputs that fit the device; use the full batch, or online = true"
             )
         order = state.order if len(state.order) else state.rng.permutation(n)
         xp = namespace(data.inputs)
         chosen = xp.asarray(order[:size], **beside(data.inputs, xp.int64))
-        return xp.take(data.inputs, chosen, axis=0), xp.take(state.targets, chosen, axis=0), order[size:]
+        stored = data.inputs.stored if isinstance(data.inputs, NarrowInputs) else data.inputs
+        inputs = xp.astype(xp.take(stored, chosen, axis=0), data.inputs.dtype, copy=False)
+        return inputs, xp.take(state.targets, chosen, axis=0), order[size:]
 
     def _channel(self, problem: Problem, state: DescentState) -> tuple[Any, list[str]]:
         """The channel to differentiate, and what the user should know."""

@@ -88,7 +88,7 @@ def loss_gradient(
         target = targets[part, ...]
         if lead:
             output = xp.reshape(output, (students, -1, *output.shape[1:]))
-        value, cotangent = _loss(xp, loss, output, target)
+        value, cotangent = loss_of(xp, loss, output, target)
         if lead:
             cotangent = xp.reshape(cotangent, (-1, *cotangent.shape[2:]))
         back = pull(xp.reshape(channel.vjp(flat, cotangent), z.shape))
@@ -134,7 +134,7 @@ def _passes(problem: Problem, dimension: int, factor: Array, signal: Array, stud
     return _Passes(forward, lambda total: prior.pullback(factor, total / scale), count)
 
 
-def _loss(xp: Any, name: str, output: Array, target: Array) -> tuple[Array, Array]:
+def loss_of(xp: Any, name: str, output: Array, target: Array) -> tuple[Array, Array]:
     """Loss of every entry and its derivative with respect to the output."""
     if name == "squared":
         difference = output - target

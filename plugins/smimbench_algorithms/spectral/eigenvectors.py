@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.backend import beside, namespace, sample_chunks
+from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.linalg import with_floor
 from smimbench_algorithms.spectral.limit import REGULARISATION, Mode, SpectralTheory, spectral_theory
 from smimbench_algorithms.spectral.matrices import LinearisedMatrices, label_matrices, second_moment_root
@@ -142,7 +143,8 @@ def _first_direction(problem: Problem, data: Data, rng: np.random.Generator) -> 
         inputs = data.inputs[part, ...]
         omega = xp.zeros((inputs.shape[0], P, C), **place)
         V = xp.asarray(problem.prior.second_moment(P), **place)
-        mean = problem.channel.posterior(data.labels[part, ...], omega, V, rng=rng).mean
+        found = problem.channel.posterior(data.labels[part, ...], omega, V, rng=rng)
+        mean = checked_posterior(found, omega).mean
         # the gradient V^{-1} E[z | y], seen through V again
         total = total + problem.model.adjoint(inputs, mean)
     return total

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smimbench.backend import beside, namespace, sample_chunks
+from smimbench.interfaces.checks import checked_posterior
 from smimbench.theory.information import information_at, overlap_at, prior_moments
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def first_order(
     for part in sample_chunks(model, data.inputs, P):
         inputs = data.inputs[part, ...]
         omega = model.forward(inputs, base)
-        found = channel.posterior(data.labels[part, ...], omega, V, rng=rng)
+        found = checked_posterior(channel.posterior(data.labels[part, ...], omega, V, rng=rng), omega)
         total = total + model.adjoint(inputs, xp.matmul(inverse, found.mean - omega))
         covariance = covariance + found.covariance * inputs.shape[0]
     information = inverse - xp.matmul(inverse, xp.matmul(covariance / n, inverse))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.backend import beside, namespace, sample_chunks, to_host
+from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.linalg import symmetric_root
 from smimbench.theory.information import prior_moments
 
@@ -49,7 +50,8 @@ def label_matrices(
     P = len(root)
     omega = xp.zeros((labels.shape[0], P, C), **place)
     V = xp.asarray(root @ root, **place)
-    moment = channel.posterior(labels, omega, V, second_moment=True, rng=rng).second_moment
+    found = channel.posterior(labels, omega, V, second_moment=True, rng=rng)
+    moment = checked_posterior(found, omega).second_moment
     if moment is None:
         raise ValueError(f"channel {channel.name!r} gives no second moment of its posterior")
     if not np.array_equal(root, np.eye(P)):

@@ -39,7 +39,7 @@ class AttentionLinear(LinearChannel, AttentionChannel):
     Parameters
     ----------
     tokens : int
-        T, at least 2; filled in from the model.
+        T, at least 1; filled in from the model. With one token the label is that of a quadratic network of extensive width.
     noise : float
         Variance of the noise, >= 0. At 0 the two conventions are the same problem.
     noise_convention : {"scaled", "plain"}
@@ -62,7 +62,7 @@ class AttentionLinear(LinearChannel, AttentionChannel):
     components = 1
 
     def __post_init__(self) -> None:
-        check_whole("tokens", self.tokens, 2)
+        check_whole("tokens", self.tokens, 1)
         check_number("noise", self.noise, positive=False)
         if self.noise_convention not in CONVENTIONS:
             raise ParameterError("noise_convention", f"must be 'scaled' or 'plain', got {self.noise_convention!r}")

@@ -52,7 +52,7 @@ class SequenceLinear(LinearChannel, SequenceChannel):
 
     def __post_init__(self) -> None:
         check_whole("tokens", self.tokens, 1)
-        check_whole("components", self.components, 1)
+        check_whole("components", self.components, 1, 64)
         check_number("noise", self.noise, positive=False)
 
     def _scaled_noise(self, z: Array, draws: Array) -> Array:

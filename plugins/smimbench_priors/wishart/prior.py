@@ -10,16 +10,23 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, to_host
-from smimbench.interfaces import Array, Capabilities, Denoised, Overlap, ParameterError
-from smimbench_priors.wishart.spectral_law import Host, continued_map, eigenvalue_map, mmse
+from smimbench.backend import namespace, on_device, read_together, send, to_host
+from smimbench.interfaces import Array, Capabilities, Denoised, Overlap, ParameterError, Uncertain
+from smimbench.interfaces.checks import check_number
+from smimbench_priors.wishart.spectral_law import Host, continued_map, eigenvalue_map, mmse, observed_law
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 __all__ = ["Wishart"]
 
 _TINY = 1e-300  # in place of eigenvalues that rounding made 0 or negative
+
+
+WIDEST = 1e6
+"""Largest rho, and one over the smallest but 0; beyond them its laws are those of the limits, to the last digit or nearly."""
+MOST_NUMBERS = 1 << 28
+"""Numbers of a factor W; doubled, drawing a signal may take 4 GB."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +75,9 @@ class Wishart:
         rho: object = self.rho
         if isinstance(rho, bool) or not isinstance(rho, Real):
             raise ParameterError("rho", f"must be a number >= 0, got {rho!r}")
-        if not 0 <= float(rho) < math.inf:
-            raise ParameterError("rho", f"must be a finite number >= 0, got {rho}")
+        check_number("rho", rho, positive=False, most=WIDEST)
+        if 0 < float(rho) < 1 / WIDEST:
+            raise ParameterError("rho", f"must be 0 (the limit) or at least {1 / WIDEST:g}, got {rho}")
         object.__setattr__(self, "rho", float(rho))
 
     def _width(self, dimension: int) -> int:
@@ -151,20 +159,27 @@ class Wishart:
         place = {"dtype": R.dtype, "device": array_api_compat.device(R)}
         dimension = R.shape[-1]
         rho = self._width(dimension) / dimension
-        # The scalar equations are solved on the host. One transfer brings all it needs, whether R is finite too.
-        finite = xp.astype(xp.all(xp.isfinite(R)), Qhat.dtype)
-        host = to_host(xp.concat([xp.reshape(Qhat, (-1,)), xp.reshape(finite, (1,))]))
-        noise = _noise(np.reshape(host[:-1], Qhat.shape))
-        V = xp.asarray(np.diag(mmse(noise, rho)), **place)
-        if not host[-1]:  # eigh would raise
-            return Denoised(xp.full(R.shape, math.nan, **place), V)
-        estimate = xp.empty(R.shape, **place)
+        finite = xp.isfinite(R)
+        whole = xp.all(finite)
+        if on_device(R):  # eigh is kept from what it cannot take, so that it need not be asked for first
+            safe = xp.where(finite, R, xp.zeros_like(R))
+        elif whole:
+            safe = R
+        else:
+            safe = xp.zeros_like(R)
         # One at a time: CuPy hands a stack to a method made for small matrices.
-        for p in range(R.shape[0]):
-            values, vectors = xp.linalg.eigh(R[p, :, :])
-            shrunk = shrink(values, float(noise[p]), rho)
-            estimate[p, :, :] = xp.matmul(vectors * shrunk[None, :], xp.matrix_transpose(vectors))
-        return Denoised(estimate, V)
+        pairs = [xp.linalg.eigh(safe[p, :, :]) for p in range(components)]
+        # The scalar equations are solved on the host, thousands of operations on few numbers. One transfer brings all.
+        Qhat, whole, *spectra = read_together(Qhat, xp.astype(whole, R.dtype), *(values for values, _ in pairs))
+        noise = _noise(Qhat)
+        V = send(np.diag(mmse(noise, rho)), R)
+        if not whole:
+            return Denoised(xp.full(R.shape, math.nan, **place), V)
+        estimate = []
+        for delta, values, (_, vectors) in zip(noise, spectra, pairs):
+            shrunk = xp.asarray(shrink(values, float(delta), rho), **place)
+            estimate.append(xp.matmul(vectors * shrunk[None, :], xp.matrix_transpose(vectors)))
+        return Denoised(estimate[0][None, :, :] if components == 1 else xp.stack(estimate), V)
 
     def overlap(self, Qhat: Array) -> Overlap:
         """State-evolution map: ``V_pp = F(Delta_p)`` at ``rho``, ``Q = second_moment - V``.
@@ -187,6 +202,39 @@ class Wishart:
         Q = self.rho + identity * gain[..., None]
         return Overlap(xp.asarray(Q, **place), xp.asarray(identity * error[..., None], **place))
 
+    def spectral_means(
+        self, function: Callable[[Host, Host, Host], Host], noise: float, breaks: Sequence[float] = ()
+    ) -> Uncertain:
+        """Means over the eigenvalues of ``S + sqrt(noise) Z``, in the limit.
+
+        Parameters
+        ----------
+        function : callable
+            ``function(x, mean, variance)`` of eigenvalues (n,), and of the posterior mean and variance of S in the direction of
+            each, to (k, n).
+        noise : float
+            Delta > 0.
+        breaks : sequence of float
+            Eigenvalues at which the function may have a kink or a jump.
+
+        Returns
+        -------
+        Uncertain
+            ``value`` (k,) and its error, host.
+
+        Raises
+        ------
+        ParameterError
+            If ``rho`` is 0.
+        """
+        if self.rho == 0:
+            raise ParameterError("rho", "must be > 0 for means over eigenvalues; 0 is a limit of theory only")
+        weights, *law = observed_law(noise, self.rho, breaks)
+        values = np.asarray(function(*law))
+        total = weights.sum()
+        # The rule's own error is below 1e-11; rounding of nodes next to a break is larger.
+        return Uncertain(values @ weights / total, 1e-10 * (np.abs(values) @ weights) / total, "quadrature")
+
     def draw_factor(self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None) -> Array:
         """Factor ``W`` (P, D, width) with iid N(0, 1) entries, on the host; the width defaults to r.
 
@@ -199,6 +247,10 @@ class Wishart:
             width = self._width(dimension)
         elif isinstance(width, bool) or not isinstance(width, (int, np.integer)) or width < 1:
             raise ParameterError("width", f"must be a whole number >= 1, got {width!r}")
+        if (numbers := components * dimension * width) > MOST_NUMBERS:
+            raise ParameterError(
+                "rho", f"asks for a factor of {numbers:.1e} numbers at D = {dimension}; lower rho or D"
+            )
         return rng.standard_normal((components, dimension, width))
 
     def compose(self, factor: Array) -> Array:

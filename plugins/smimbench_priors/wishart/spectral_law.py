@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -34,7 +35,7 @@ import numpy as np
 from smimbench.backend import clip, namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
     from smimbench.interfaces import Array
@@ -142,15 +143,17 @@ def _newton(function: Callable[[Host], tuple[Host, Host]], x: Host) -> Host:
     return x
 
 
-def observed_law(noise: Host | float, rho: float) -> tuple[Host, Host, Host, Host]:
+def observed_law(noise: Host | float, rho: float, breaks: Sequence[float] = ()) -> tuple[Host, Host, Host, Host]:
     """Nodes of a quadrature rule for the eigenvalues of ``S + sqrt(noise) Z``.
 
     ``noise`` is Delta > 0, finite, of any shape; ``rho`` > 0 the width over the dimension. Returns weights (..., K), which sum
     to one up to the error of the rule, then the eigenvalue, and mean and variance of the posterior of S in its direction.
+    Functions with kinks or jumps at the eigenvalues ``breaks`` are integrated as well as smooth ones; then ``noise`` is one
+    number.
     """
     noise = np.asarray(noise, dtype=np.float64)
     delta = np.reshape(noise, -1)
-    weights, s, qr = _nodes(delta, rho)
+    weights, s, qr = _nodes(delta, rho, breaks)
     mean = math.sqrt(rho) * delta[:, None] / s**2
     x = math.sqrt(rho) * (delta[:, None] - qr) + mean
     variance = delta[:, None] / (1 + s * s)
@@ -179,8 +182,11 @@ def mmse(noise: Host | float, rho: float) -> Host:
     return np.reshape(np.where(valid, value, np.nan), noise.shape)
 
 
-def _nodes(delta: Host, rho: float) -> tuple[Host, Host, Host]:
-    """Weights, s and q r on the nodes of both ranges of s, (n, 2 _NODES) each, for delta (n,)."""
+def _nodes(delta: Host, rho: float, breaks: Sequence[float] = ()) -> tuple[Host, Host, Host]:
+    """Weights, s and q r on the nodes of both ranges of s, (n, 2 _NODES) each, for delta (n,).
+
+    Every one of the eigenvalues ``breaks`` inside a range, for a single delta, cuts it in two.
+    """
     root = np.sqrt(delta)[:, None]
     bulks = _bulks_of_one(float(root[0, 0]), rho) if root.size == 1 else _bulks(root[:, 0], rho)
     a = rho**-0.5
@@ -197,10 +203,33 @@ def _nodes(delta: Host, rho: float) -> tuple[Host, Host, Host]:
         stretch = ((root / s) ** 2 + s * s - (a * s / m**2) ** 2) / s
         return (rho / math.pi) * length * dt * density * stretch, s, q * r
 
-    outer = piece(0.0, 1 - 1 / rho, bulks.outer, bulks.middle)
-    zero = piece(bulks.base, max(1 - 1 / rho, 0.0), bulks.lower, bulks.upper)
-    weights, s, qr = (np.concatenate(pair, axis=-1) for pair in zip(outer, zero))
+    parts = []
+    for base, excess, left, right in (
+        (0.0, 1 - 1 / rho, bulks.outer, bulks.middle),
+        (bulks.base, max(1 - 1 / rho, 0.0), bulks.lower, bulks.upper),
+    ):
+        inner = [_cut(float(left[0]), float(right[0]), base, excess, float(root[0, 0]), rho, x) for x in breaks]
+        ends = [left, *(np.array([e]) for e in sorted(e for e in inner if e is not None)), right]
+        parts += [piece(base, excess, *pair) for pair in pairwise(ends)]
+    weights, s, qr = (np.concatenate(part, axis=-1) for part in zip(*parts))
     return weights, s, qr
+
+
+def _cut(left: float, right: float, base: float, excess: float, root: float, rho: float, x: float) -> float | None:
+    """Where in a range of ``e = s - base`` the eigenvalue is x, which falls as s grows; None outside."""
+    from scipy.optimize import brentq
+
+    a = rho**-0.5
+
+    def above(e: float) -> float:
+        s = base + e
+        m = math.sqrt(1 + s * s)
+        qr = s * (e * (base + s) + excess) / (m * (m + a)) * s * (1 + a / m)
+        return float(math.sqrt(rho) * (root * root - qr + (root / s) ** 2) - x)
+
+    if not (left < right and above(left) > 0 > above(right)):
+        return None
+    return float(brentq(above, left, right, xtol=1e-300))
 
 
 @lru_cache(maxsize=1)

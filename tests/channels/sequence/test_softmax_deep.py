@@ -263,7 +263,7 @@ def test_backends(backend, rng, layers, tokens):
         np.testing.assert_allclose(to_host(array), other, rtol=1e-8, atol=1e-9)
     log_partition = channel.log_partition(y, backend.asarray(omega), backend.asarray(V))
     assert_placed(log_partition, backend, (3,))
-    assert result.error == pytest.approx(expected.error, rel=1e-6)
+    assert float(result.error) == pytest.approx(float(expected.error), rel=1e-6)
 
 
 def test_equal_inputs_give_equal_results(rng):

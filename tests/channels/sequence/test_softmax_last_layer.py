@@ -8,11 +8,14 @@ from functools import partial
 import numpy as np
 import pytest
 from smimbench_channels.sequence.softmax import one_layer
+from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
 from smimbench_channels.sequence.softmax.last_layer import information as tables
 from smimbench_channels.sequence.softmax.last_layer.posterior import posterior_moments
 from smimbench_channels.sequence.softmax.last_layer.tables import ACCURACY, Accuracy, make_tables, node_count
 
 from smimbench.backend.arrays import to_host
+from smimbench.problem.problem import Problem
+from smimbench.theory.verification import verify_information
 from tests.conftest import assert_placed
 
 
@@ -259,3 +262,27 @@ def test_batches_and_namespaces(quick, backend):
         assert_placed(found.error, backend, (2, 2, 2))
         single = function(Q[1], V[1], 1.0)
         np.testing.assert_allclose(to_host(found.value)[1], single.value, rtol=1e-12)
+
+
+def test_a_well_known_last_layer_without_skip_is_that_of_plain_draws():
+    """Tables are too coarse there: labels are drawn instead."""
+    problem = Problem(
+        {"name": "sequence-multi-index", "tokens": 2}, {"name": "softmax", "layers": 2, "skip": 0.0}, "gaussian"
+    )
+    Q = np.diag([0.0, 0.999])
+    for check in verify_information(problem, Q, np.eye(2) - Q, draws=3000):
+        assert 0 < check.error < 0.01 * check.printed
+        assert abs(check.z) < 4, f"{check.quantity}: {check.printed} +- {check.error}, {check.drawn} by draws"
+
+
+def test_labels_that_fit_no_node_are_drawn_instead(monkeypatch):
+    """With tables that are cut off far too early, the posterior of labels beyond them is 0 / 0."""
+    short = replace(ACCURACY, farthest=(10.0,), fewest_nodes=8, scrambles=2, labels=2**14)
+    Q, V = square(0.0, 0.98)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        assert np.isnan(tables.information(Q, V, 0.0, short).value).any()
+    cut_off = partial(tables.information, accuracy=short)
+    monkeypatch.setattr("smimbench_channels.sequence.softmax.last_layer.information.information", cut_off)
+    found = SequenceSoftmax(tokens=2, layers=2, skip=0.0).information(Q, V, labels=2**12)
+    assert "Sobol" in found.method
+    assert np.isfinite(found.value).all()

@@ -1,16 +1,18 @@
-"""Generalised linear models and small two-layer networks as channels of smimbench: labels that are signs."""
+"""Rectified projections and small two-layer networks as channels of smimbench. The perceptrons themselves ship with smimbench."""
 
 from typing import Any
 
+from smimbench_channels.sequence.perceptron import Probit, Sign
+
 from smimbench import hookimpl
-from smimbench_glm.perceptron import Probit, Sign
+from smimbench_glm.relu import Relu
 from smimbench_glm.votes import Committee, SignProduct
 
-__all__ = ["Committee", "Probit", "Sign", "SignProduct"]
+__all__ = ["Committee", "Probit", "Relu", "Sign", "SignProduct"]
 
 
 @hookimpl
 def smimbench_register_channels(register: Any) -> None:
     """Called by smimbench when it looks for channels."""
-    for channel in (Sign, Probit, Committee, SignProduct):
+    for channel in (Relu, Committee, SignProduct):
         register(channel)

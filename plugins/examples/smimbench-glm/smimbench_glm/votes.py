@@ -14,7 +14,7 @@ __all__ = ["Committee", "SignProduct"]
 
 
 class _Votes:
-    """A label for every token, a function of the signs of its P latents; no label is impossible, none is random."""
+    """A label for every token, a function of the signs of its P latents; none is random."""
 
     version = 1
     reference = "derived, checked by tests/test_votes.py"
@@ -34,11 +34,10 @@ class _Votes:
         raise NotImplementedError
 
     def forward(self, z: Any, *, rng: Any = None) -> Any:
-        """Labels +1 and -1 (..., n, M) of the latents (..., n, P, M); ``rng`` is not needed."""
+        """Labels +1, -1 and, of a tie, 0 (..., n, M) of the latents (..., n, P, M); ``rng`` is not needed."""
         check_latents(z, self.components, self.tokens)
         xp = namespace(z)
-        score = self._score(xp.where(z >= 0, xp.ones_like(z), -xp.ones_like(z)))
-        return xp.where(score > 0, xp.ones_like(score), -xp.ones_like(score))
+        return xp.sign(self._score(xp.where(z >= 0, xp.ones_like(z), -xp.ones_like(z))))
 
     def log_likelihood(self, y: Any, z: Any) -> Any:
         """0 where the latents (n, P, M) have the label (n, M), minus infinity where they have not; (n,)."""
@@ -53,14 +52,14 @@ class Committee(_Votes):
 
     .. math:: y_m = \mathrm{sign} \sum_p \mathrm{sign}(z_{pm})
 
-    Labels are (n, M).
+    Labels are (n, M): +1, -1, and 0 where an even number of signs is tied.
 
     Parameters
     ----------
     tokens : int
         M, at least 1; filled in from the model.
     components : int
-        P, odd, so that there is always a majority.
+        P, at least 1.
 
     References
     ----------
@@ -73,11 +72,6 @@ class Committee(_Votes):
     name = "committee"
     reference = "arXiv:1806.05451"
     symmetry = "permutations"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.components % 2 == 0:
-            raise ParameterError("components", f"must be odd, got {self.components}")
 
     def _score(self, signs: Any) -> Any:
         return namespace(signs).sum(signs, axis=-2)

@@ -1,19 +1,28 @@
-"""Optimisers of PyTorch as algorithms of smimbench, with gradients by autograd through the same forward map."""
+"""Optimisers of PyTorch as algorithms of smimbench, with gradients by autograd through the same forward map.
+
+PyTorch is imported when one of them is made, not when they are registered: see ``source``.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import math
-from typing import Any, ClassVar, NamedTuple
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
-import torch
 
 from smimbench import Capabilities, Info, ParameterError, hookimpl
 from smimbench.backend import to_host
 from smimbench.derive.channel import gives_probabilities, observable, predict
 from smimbench.interfaces import Plan
+from smimbench_torch.source import optimizers_in_source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
 
 __all__ = ["TorchState", "algorithm", "optimizers"]
 
@@ -36,6 +45,8 @@ class TorchState(NamedTuple):
 
     def factor(self) -> torch.Tensor:
         """The factor of the signal as one tensor that remembers how it was made."""
+        import torch
+
         return torch.stack(self.parameters) if self.stacked else self.parameters[0]
 
     def signal(self) -> torch.Tensor:
@@ -44,16 +55,25 @@ class TorchState(NamedTuple):
 
 
 class _TorchAlgorithm:
-    """Methods that all of these algorithms share; ``optimizer_class`` is the optimiser."""
+    """Methods that all of these algorithms share; ``optimizer`` is the class, or its name in ``torch.optim``."""
 
     version: ClassVar[int] = 1
     capabilities: ClassVar[Capabilities] = Capabilities(backends=("numpy",))
-    optimizer_class: ClassVar[type[torch.optim.Optimizer]]
+    optimizer: ClassVar[type[torch.optim.Optimizer] | str]
+
+    @property
+    def optimizer_class(self) -> type[torch.optim.Optimizer]:
+        """The class of the optimiser."""
+        import torch
+
+        return getattr(torch.optim, self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
 
     def _options(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in COMMON}
 
     def __post_init__(self) -> None:
+        import torch
+
         for key in ("steps", "batch", "width"):
             value = getattr(self, key)
             if value is not None and value < 1:
@@ -76,7 +96,7 @@ class _TorchAlgorithm:
     def refuses(self, problem: Any) -> str | None:
         """Why this problem cannot be learned by autograd, or None."""
         channel, prior = problem.channel, problem.prior
-        sparse = self.optimizer_class is getattr(torch.optim, "SparseAdam", None)
+        sparse = self.optimizer_class.__name__ == "SparseAdam"
         scores = self.loss == "cross-entropy" and not gives_probabilities(problem)
         reasons = {
             "SparseAdam wants sparse gradients, and those of a dense signal are not": sparse,
@@ -95,6 +115,8 @@ class _TorchAlgorithm:
 
     def init(self, problem: Any, data: Any, rng: np.random.Generator) -> TorchState:
         """Iid N(0, 1) factor."""
+        import torch
+
         draw = problem.prior.draw_factor(rng, problem.components, data.dimension, self.width)
         # Copies: tensors that share memory with arrays that must not be written to are not for PyTorch.
         inputs = torch.tensor(np.array(to_host(data.inputs)))
@@ -112,6 +134,8 @@ class _TorchAlgorithm:
 
     def step(self, problem: Any, data: Any, state: TorchState) -> tuple[TorchState, Info]:
         """One step of the optimiser; the residual is the relative change of the factor."""
+        import torch
+
         n = state.inputs.shape[0]
         size = n if self.batch is None else min(self.batch, n)
         order, chosen = state.order, None
@@ -145,12 +169,16 @@ class _TorchAlgorithm:
 
     def estimate(self, state: TorchState) -> np.ndarray:
         """The signal that the factor stands for."""
+        import torch
+
         with torch.no_grad():
             return state.signal().numpy().copy()
 
 
 def _loss(name: str, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Loss summed over samples; a probability that has underflowed counts as the smallest one."""
+    import torch
+
     if name == "squared":
         return ((output - target) ** 2).sum()
     return -(target * output.clamp_min(torch.finfo(output.dtype).tiny).log()).sum()
@@ -202,29 +230,43 @@ def algorithm(optimizer: type[torch.optim.Optimizer], name: str | None = None) -
     signature = inspect.signature(optimizer.__init__)
     skipped = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     given = [p for p in signature.parameters.values() if p.name not in ("self", "params") and p.kind not in skipped]
+    first = (inspect.getdoc(optimizer) or "").strip().split("\n\n")[0].replace("\n", " ")
+    summary = first if first and "``" not in first and ":" not in first else f"``{optimizer.__name__}``."
+    return _algorithm(optimizer, optimizer.__name__, optimizer.__module__, given, summary, name)
+
+
+def _algorithm(
+    optimizer: type[torch.optim.Optimizer] | str,
+    title: str,
+    module: str,
+    given: Iterable[inspect.Parameter],
+    summary: str,
+    name: str | None = None,
+) -> type[Any]:
+    """The class of an algorithm, from an optimiser or its name and from the parameters of its constructor."""
     fields = [(key, kind, dataclasses.field(default=default)) for key, (kind, default) in COMMON.items()]
     for parameter in given:
         if parameter.name in COMMON:
-            raise TypeError(f"{optimizer.__name__}: option {parameter.name!r} has the name of a common parameter")
+            raise TypeError(f"{title}: option {parameter.name!r} has the name of a common parameter")
         needed = parameter.default is inspect.Parameter.empty
         field = dataclasses.field() if needed else dataclasses.field(default=parameter.default)
         fields.append((parameter.name, Any if needed else _type_of(parameter), field))
-    first = (inspect.getdoc(optimizer) or "").strip().split("\n\n")[0].replace("\n", " ")
-    summary = first if first and "``" not in first and ":" not in first else f"``torch.optim.{optimizer.__name__}``."
     namespace = {
         "__doc__": f"{summary}\n\nBy autograd, on the loss summed over samples and divided by D; see smimbench-torch.",
         "__module__": __name__,
-        "name": name or f"torch.{optimizer.__name__.lower()}",
-        "reference": f"PyTorch {torch.__version__.partition('+')[0]}, {optimizer.__module__}.{optimizer.__name__}",
-        "optimizer_class": optimizer,
+        "name": name or f"torch.{title.lower()}",
+        "reference": f"PyTorch {version('torch').partition('+')[0]}, {module}.{title}",
+        "optimizer": optimizer,
     }
     return dataclasses.make_dataclass(
-        f"Torch{optimizer.__name__}", fields, bases=(_TorchAlgorithm,), namespace=namespace, frozen=True, kw_only=True
+        f"Torch{title}", fields, bases=(_TorchAlgorithm,), namespace=namespace, frozen=True, kw_only=True
     )
 
 
 def optimizers() -> dict[str, type[torch.optim.Optimizer]]:
     """Every optimiser of ``torch.optim`` by the name it is registered under."""
+    import torch
+
     found = [item for item in vars(torch.optim).values() if inspect.isclass(item)]
     found = [item for item in found if issubclass(item, torch.optim.Optimizer) and item is not torch.optim.Optimizer]
     return {f"torch.{item.__name__.lower()}": item for item in sorted(found, key=lambda item: item.__name__)}
@@ -233,5 +275,5 @@ def optimizers() -> dict[str, type[torch.optim.Optimizer]]:
 @hookimpl
 def smimbench_register_algorithms(register: Any) -> None:
     """Register every optimiser of ``torch.optim``."""
-    for name, optimizer in optimizers().items():
-        register(algorithm(optimizer, name))
+    for title, given in optimizers_in_source().items():
+        register(_algorithm(title, title, "torch.optim", given, f"``torch.optim.{title}``."))

@@ -87,9 +87,9 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sweeps is not None:
-            check_whole("sweeps", self.sweeps, 2)
+            check_whole("sweeps", self.sweeps, 2, 1 << 20)
         if self.samples is not None:
-            check_whole("samples", self.samples, 2 * SCRAMBLES)
+            check_whole("samples", self.samples, 2 * SCRAMBLES, 1 << 24)
             if self.tokens == 2:
                 raise ParameterError("samples", "has no effect with two tokens and must be left out")
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from smimbench.backend import namespace
 from smimbench.interfaces import ParameterError, Posterior, Uncertain
-from smimbench.interfaces.checks import check_latents, check_number, check_whole
+from smimbench.interfaces.checks import LARGEST, check_latents, check_number, check_whole
 from smimbench.numerics.quadrature import gauss_legendre
 from smimbench.numerics.token_pairs import site_entries, site_pairs, site_scales, site_values
-from smimbench_channels.attention.softmax.two_layers.channel import TwoLayerAttention
+from smimbench_channels.attention.softmax.two_layers.channel import STEEPEST, TwoLayerAttention
 from smimbench_channels.bases import AttentionChannel, SoftmaxChannel, log_softmax, softmax_vjp
 from smimbench_channels.batches import array_like, on_host, uncentred, uncertain_like
 
@@ -84,7 +84,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
             raise ParameterError("layers", f"must be 1 or 2, got {self.layers}")
         if self.layers == 2 and self.tokens != 2:
             raise ParameterError("layers", f"must be 1 for more than two tokens (tokens = {self.tokens}), got 2")
-        check_number("beta", self.beta, positive=True)
+        check_number("beta", self.beta, positive=True, most=STEEPEST if self.layers == 2 else LARGEST)
         check_number("skip", self.skip, positive=False)
         if self.layers == 1 and self.skip != 1.0:
             raise ParameterError("skip", f"has no effect with layers = 1 and must be left out, got {self.skip}")

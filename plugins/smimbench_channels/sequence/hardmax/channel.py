@@ -54,6 +54,7 @@ class SequenceHardmax(HardmaxChannel, SequenceChannel):
 
     tokens: int
 
+    version = 3
     symmetry = "signs"
     _most_tokens = 3  # the sum over labels and the polynomial of the information are checked up to here
 
@@ -106,15 +107,16 @@ class SequenceHardmax(HardmaxChannel, SequenceChannel):
     def information(self, Q: Array, V: Array) -> Uncertain:
         """``E sum_m g_m^2`` (..., 1, 1) with ``omega ~ N(0, Q)``; leading axes are a batch, inf at V = 0.
 
-        A polynomial in ``sqrt(V / (Q + V))``, fitted at the first call to Monte Carlo estimates. The error adds in squares
-        one standard error of these and the error of the fit.
+        A polynomial in ``sqrt(V / (Q + V))``, made at the first call: of integrals for two tokens, of Monte Carlo estimates
+        for three. The error adds in squares one standard error of these and the error of the fit.
         """
         q, v = on_host(Q, V)
         total = np.where(q + v > 0, q + v, 1.0)
         ratio, error = scaled_information(self.tokens)(np.sqrt(v / total))
         with np.errstate(divide="ignore", invalid="ignore"):
             scale = np.where(v > 0, q / total / np.sqrt(v * total), np.inf)
-        return uncertain_like(Q, ratio * scale, error * scale, "fit through Monte Carlo")
+        method = "quadrature" if self.tokens == 2 else "fit through Monte Carlo"
+        return uncertain_like(Q, ratio * scale, error * scale, method)
 
     def susceptibility(self, Q: Array, V: Array) -> Uncertain:
         """How the information starts, ``I = lambda Q`` to first order, where Q = 0; 0 elsewhere. (..., 1, 1).
@@ -122,4 +124,4 @@ class SequenceHardmax(HardmaxChannel, SequenceChannel):
         ``lambda = E sum_mk (E[z_m z_k | y] - V delta_mk)^2 / V^4``: a sum over labels, without sampling.
         """
         value = (Q == 0.0) * susceptibility_without_overlap(self.tokens) / (V * V)
-        return Uncertain(value, 1e-10 * value, "quadrature")
+        return Uncertain(value, 1e-12 * value, "quadrature")

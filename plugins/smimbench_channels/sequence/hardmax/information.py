@@ -1,4 +1,4 @@
-"""Information of the hardmax channel: exact sums over labels, averaged over quasi-random means omega.
+"""Information of the hardmax channel for three tokens: exact sums over labels, averaged over quasi-random means omega.
 
 Where V is small a label tells something only near the planes on which labels change: a token changes its sign, or the two
 largest positive (or the two lowest negative) tokens meet. Near a single such plane a label tells what the sign of one
@@ -18,6 +18,7 @@ import numpy as np
 from smimbench.numerics.qmc import normal_points
 from smimbench.numerics.quadrature import gauss_legendre
 from smimbench_channels.chebyshev import Polynomials, fitted, lobatto_points
+from smimbench_channels.sequence.hardmax import two_tokens
 from smimbench_channels.sequence.hardmax.posterior import posterior_moments
 
 __all__ = ["Accuracy", "estimates", "scaled_information", "small_error_limit", "susceptibility_without_overlap"]
@@ -36,11 +37,11 @@ class Accuracy:
     # Error of the polynomial relative to its value, as reported. Doubled: twice the reported error, the same value.
     fit_error: float = 3e-4
     # Independent estimates at each s; their spread is the standard error. Doubled: twice the time, ``1 / sqrt(2)`` of it.
-    scrambles: int = 4
+    scrambles: int = 8
     # Points omega of a scramble from the normal law. Doubled, with the next: up to twice the time, about half of the noise.
-    normal_points: int = 1 << 9
+    normal_points: int = 1 << 8
     # Points of a scramble from a slab around each plane.
-    plane_points: int = 1 << 7
+    plane_points: int = 1 << 6
     # Width of a slab over the width ``sqrt(V / Q)`` over which labels change. Doubled: changes within the noise.
     slab: float = 1.5
     # Labels less likely than this are left out of the sum. Doubled: changes of 4e-12.
@@ -60,6 +61,8 @@ def all_labels(tokens: int) -> np.ndarray[Any, Any]:
 @cache
 def susceptibility_without_overlap(tokens: int) -> float:
     """``E sum_mk (E[z_m z_k | y] - delta_mk)^2`` at omega = 0 and V = 1: a sum over labels."""
+    if tokens == 2:
+        return two_tokens.susceptibility()
     labels = all_labels(tokens)
     found = posterior_moments(labels, np.zeros(labels.shape), True)
     G = np.asarray(found.outer) - np.eye(tokens)
@@ -84,7 +87,12 @@ def small_error_limit(tokens: int) -> float:
 
 @cache
 def scaled_information(tokens: int, accuracy: Accuracy = ACCURACY) -> Polynomials:
-    """``sqrt(V (Q + V)) (Q + V) / Q * information`` through estimates at Chebyshev's points; both ends are exact."""
+    """``sqrt(V (Q + V)) (Q + V) / Q * information``: integrated for two tokens, else through estimates at Chebyshev's points.
+
+    Both ends are exact.
+    """
+    if tokens == 2:
+        return two_tokens.scaled_information(small_error_limit(tokens))
     count = accuracy.points
     s = lobatto_points(count)
     values = np.empty((count, accuracy.scrambles))
@@ -96,7 +104,7 @@ def scaled_information(tokens: int, accuracy: Accuracy = ACCURACY) -> Polynomial
 
 
 def estimates(tokens: int, s: float, accuracy: Accuracy = ACCURACY) -> Host:
-    """Independent estimates (scrambles,) of the scaled information at ``V = s^2, Q = 1 - s^2``.
+    """Estimates (scrambles,) of the scaled information at ``V = s^2, Q = 1 - s^2``.
 
     Only omega is sampled: labels are summed with their probabilities. A part of the points lies in slabs around the planes on
     which labels change, and every point is weighted by the density of the mixture. What a label tells of one plane alone has a
@@ -110,7 +118,8 @@ def estimates(tokens: int, s: float, accuracy: Accuracy = ACCURACY) -> Host:
     width = min(1.0, accuracy.slab * ratio)
     of_plane = _mean_sign_information(ratio)
     of_pair = of_plane * _mean_pair_leads(tokens)
-    found = []
+    samples: list[Host] = []
+    controls: list[Host] = []
     for scramble in range(accuracy.scrambles):
         # the names of the streams seed the points: they stay
         points = [normal_points(tokens, accuracy.normal_points, "sequence hardmax: base", scramble)]
@@ -131,8 +140,15 @@ def estimates(tokens: int, s: float, accuracy: Accuracy = ACCURACY) -> Host:
             y = np.broadcast_to(label, (len(likely), tokens))
             moments = posterior_moments(y, omega[likely] / ratio, False)
             total[likely] += np.exp(moments.log_partition) * np.sum(moments.shift**2, axis=1)
-        slope = np.linalg.lstsq(known * weight[:, None], total * weight, rcond=1e-10)[0]
-        found.append(float(weight @ (total - known @ slope) + means @ slope) / (s * q))
+        samples.append(weight * total)
+        controls.append(weight[:, None] * known)
+    found = []
+    for scramble, (y, x) in enumerate(zip(samples, controls)):
+        # The regression is that of the other scrambles: on its own points it would pull the mean towards what is known.
+        others = [k for k in range(accuracy.scrambles) if k != scramble]
+        left, right = (np.concatenate([rows[k] for k in others]) for rows in (controls, samples))
+        slope = np.linalg.lstsq(left, right, rcond=1e-10)[0]
+        found.append(float((y - x @ slope).sum() + means @ slope) / (s * q))
     return np.array(found)
 
 

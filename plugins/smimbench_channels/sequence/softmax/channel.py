@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.backend import namespace, to_host
+from smimbench.backend import namespace, read_together
 from smimbench.interfaces import Array, ParameterError, Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents
 from smimbench_channels.bases import SequenceChannel, SoftmaxChannel
@@ -171,8 +171,9 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         """Posterior moments for two layers or more, in float64; NaN where a run has diverged."""
         xp = namespace(omega)
         u = network.output_of_label(xp.astype(y, xp.float64))
-        covariance = np.asarray(to_host(V), dtype=np.float64)
-        if not (np.all(np.isfinite(covariance)) and bool(xp.all(xp.isfinite(omega)))):
+        covariance, whole = read_together(V, xp.all(xp.isfinite(omega)))
+        covariance = np.asarray(covariance, dtype=np.float64)
+        if not (np.all(np.isfinite(covariance)) and whole):
             # A run that has diverged: say so, as arithmetic would.
             size = self.layers * (self.tokens if full else 1)
             nothing = xp.full_like(xp.astype(omega, xp.float64), math.nan)

@@ -45,8 +45,12 @@ def _of_pairs(
     """Each (Q, V) of a batch from tables, or else entry ``which`` of the averages over labels and its error."""
     found = []
     for q, v in zip(*(array.reshape(-1, *Q.shape[-2:]) for array in on_host(Q, V))):
-        if network.tokens == 2 and last_layer.supports(q, v):
-            found.append(from_tables(q, v, network.skip))
+        one = None
+        if network.tokens == 2 and last_layer.supports(q, v, network.skip):
+            with np.errstate(invalid="ignore", divide="ignore"):
+                one = from_tables(q, v, network.skip)
+        if one is not None and np.isfinite(one.value).all():
+            found.append(one)
         else:
             number = over_labels.default_labels(network) if labels is None else labels
             value, error = over_labels.averages(network, q, v, number)[which : which + 2]

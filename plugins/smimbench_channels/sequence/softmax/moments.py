@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
-from smimbench.backend import namespace
+from smimbench.backend import namespace, on_device
 from smimbench.interfaces import Array, Posterior
 
 __all__ = ["Moments"]
@@ -38,10 +37,14 @@ class Moments(NamedTuple):
                 + center[:, :, None] * center[:, None, :]
             )
             second_moment = xp.astype(xp.reshape(whole, matrix.shape), omega.dtype)
-        covariance = xp.mean(traces - xp.matmul(shift, xp.matrix_transpose(shift)), axis=0) / tokens
+        if on_device(shift):  # one product of all samples: a batch of 2 x 2 ones takes a GPU as long as the inputs do
+            rows = xp.reshape(xp.permute_dims(shift, (1, 0, 2)), (layers, -1))
+            covariance = (xp.mean(traces, axis=0) - xp.matmul(rows, xp.matrix_transpose(rows)) / n) / tokens
+        else:
+            covariance = xp.mean(traces - xp.matmul(shift, xp.matrix_transpose(shift)), axis=0) / tokens
         return Posterior(
             xp.astype(wide + shift, omega.dtype),
             xp.astype(covariance, omega.dtype),
             second_moment,
-            math.sqrt(float(xp.mean(self.error * self.error))),
+            xp.sqrt(xp.mean(self.error * self.error)),
         )

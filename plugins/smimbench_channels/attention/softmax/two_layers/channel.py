@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["TwoLayerAttention"]
 
 
+STEEPEST = 8.0
+"""Largest beta: above it the weights are narrower than the integrals find; doubled, posteriors come out as NaN."""
+
+
 @dataclass(frozen=True)
 class TwoLayerAttention(SoftmaxChannel):
     r"""Softmax of the second layer's indices between the tokens that the first layer has mixed.
@@ -44,7 +48,7 @@ class TwoLayerAttention(SoftmaxChannel):
     Parameters
     ----------
     beta : float
-        Inverse temperature of both layers, positive.
+        Inverse temperature of both layers, positive, at most 8.
     skip : float
         c >= 0, the weight of the skip connection.
     samples : int
@@ -68,9 +72,9 @@ class TwoLayerAttention(SoftmaxChannel):
     samples: int = 1 << 15
 
     def __post_init__(self) -> None:
-        check_number("beta", self.beta, positive=True)
+        check_number("beta", self.beta, positive=True, most=STEEPEST)
         check_number("skip", self.skip, positive=False)
-        check_whole("samples", self.samples, 1024)
+        check_whole("samples", self.samples, 1024, 1 << 24)
 
     def forward(self, z: Array) -> Array:
         """Log-probabilities (..., n, 2, 2) of the latents (..., n, 2, 3)."""

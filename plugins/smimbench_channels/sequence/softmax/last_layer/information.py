@@ -42,28 +42,33 @@ from smimbench_channels.sequence.softmax.last_layer.tables import (
     make_tables,
     mixing,
     node_count,
+    nodes_needed,
 )
 
 __all__ = ["information", "supports", "susceptibility"]
 
 NARROWEST = 0.25
 """Smallest error over variance of a known layer before the last. Doubled: labels are sampled where tables would do."""
+COARSEST = 2
+"""Largest spacing of the nodes in units of the wanted one. Doubled: errors of 1e-2 and more instead of sampled labels."""
 CHUNK = 2048
 """Labels handled at once. Doubled: twice the memory, the same result."""
 MODE_LABELS = 512
 """Labels whose weights on the outer grid decide on its modes. Doubled: modes that are missed are rarer; little time."""
 
 
-def supports(Q: Array, V: Array) -> bool:
+def supports(Q: Array, V: Array, skip: float = 1.0) -> bool:
     """Whether one (Q, V), both (L, L), is covered.
 
     Both diagonal, L at least 2, and of the layers before the last at most one known (none for L = 2), and that one with an
-    error of at least a quarter of its variance.
+    error of at least a quarter of its variance. The last layer must not be known so well that its factors fall between nodes.
     """
     q, v = to_host(Q), to_host(V)
     if q.shape[-1] < 2 or not is_diagonal(q, v):
         return False
     q, v = np.diagonal(q), np.diagonal(v)
+    if nodes_needed(skip, len(q), v[-1] / (q[-1] + v[-1]), bool(q[-1] == 0), ACCURACY) > COARSEST * ACCURACY.most_nodes:
+        return False
     known = np.flatnonzero(q[:-1])
     if len(known) == 1 and len(q) > 2:
         return bool(v[known[0]] >= NARROWEST * (q + v)[known[0]])
@@ -73,7 +78,8 @@ def supports(Q: Array, V: Array) -> bool:
 def information(Q: Array, V: Array, skip: float, accuracy: Accuracy = ACCURACY) -> Uncertain:
     r"""``E \sum_m g_m g_m^T`` (..., L, L), diagonal, at overlaps that ``supports`` accepts.
 
-    ``skip`` is c >= 0; ``accuracy`` the resolution of tables and the number of labels.
+    ``skip`` is c >= 0; ``accuracy`` the resolution of tables and the number of labels. NaN where a label lies too far beyond
+    the tables.
     """
     return _batched(Q, V, skip, 0, accuracy)
 
@@ -97,7 +103,7 @@ def _batched(Q: Array, V: Array, skip: float, which: int, accuracy: Accuracy) ->
     layers = q.shape[-1]
     values, errors = np.zeros((2, *q.shape)).reshape(2, -1, layers, layers)
     for k, (one_q, one_v) in enumerate(zip(q.reshape(-1, layers, layers), v.reshape(-1, layers, layers))):
-        if not supports(one_q, one_v):
+        if not supports(one_q, one_v, skip):
             raise ValueError(f"no table for Q = {one_q.tolist()}, V = {one_v.tolist()}")
         pair = tuple(np.diagonal(one_q).tolist()), tuple(np.diagonal(one_v).tolist())
         value, error = evaluate(float(skip), *pair, accuracy)[which : which + 2]
@@ -171,9 +177,12 @@ def evaluate(
         wanted, zeros = _columns(case, labels, _posterior(case, tables, labels, compressed.get(copy)))
         samples.append(wanted)
         controls.append(zeros)
-    means, sems = controlled_mean(samples, controls)
     value, error = np.zeros(layers), np.zeros(layers)
     response, response_error = np.zeros((layers, layers)), np.zeros((layers, layers))
+    if not (np.isfinite(samples).all() and np.isfinite(controls).all()):
+        # A label beyond the last node that fits none of them: its posterior is 0 / 0.
+        return value + np.nan, error + np.nan, response + np.nan, response_error + np.nan
+    means, sems = controlled_mean(samples, controls)
     number = len(case.informed)
     value[case.informed], error[case.informed] = means[:number], sems[:number]
     for (a, b), mean, sem in zip(case.pairs, means[number:], sems[number:]):

@@ -209,10 +209,15 @@ def _half_plane(step: float, reach: float) -> tuple[Host, Host]:
     return step * points.astype(float), np.where((points == 0).all(1), 0.5, 1.0)
 
 
-def node_count(skip: float, layers: int, relative: float, blind: bool, accuracy: Accuracy) -> int:
+def nodes_needed(skip: float, layers: int, relative: float, blind: bool, accuracy: Accuracy) -> int:
     """Nodes of an axis for a Gaussian factor whose variance is the fraction ``relative`` of the whole, ``V / (Q + V)``."""
     step = (accuracy.blind_step if blind else accuracy.step) * math.sqrt(relative)
-    needed = math.ceil(_farthest(skip, layers - 1, accuracy) / step) + 1
+    return math.ceil(min(_farthest(skip, layers - 1, accuracy) / max(step, 1e-300), 1e9)) + 1
+
+
+def node_count(skip: float, layers: int, relative: float, blind: bool, accuracy: Accuracy) -> int:
+    """Nodes of an axis that are used: as many as needed within the limits of ``accuracy``."""
+    needed = nodes_needed(skip, layers, relative, blind, accuracy)
     return min(accuracy.most_nodes, max(accuracy.fewest_nodes, needed))
 
 

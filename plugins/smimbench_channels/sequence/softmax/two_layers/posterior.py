@@ -16,10 +16,10 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import clip, namespace
+from smimbench.backend import clip, namespace, read_together, to_host
 from smimbench.interfaces import Array
-from smimbench.numerics.masked import put_at_mask, spread_at_mask
-from smimbench_channels.batches import blocks, joined, put_tuple
+from smimbench.numerics.masked import spread_at_mask
+from smimbench_channels.batches import array_like, blocks, joined, put_tuple
 from smimbench_channels.sequence.softmax.deep import importance
 from smimbench_channels.sequence.softmax.moments import Moments
 from smimbench_channels.sequence.softmax.two_layers import quadrature
@@ -40,10 +40,12 @@ DEEPEST = 250.0
 """Energy up to which the larger box is tried, not sampling. Doubled: boxes with many columns where labels lie very far away."""
 FAR_POINTS = 2048
 """Points of importance sampling for samples beyond ``DEEPEST``. Doubled: twice the time, ``1 / sqrt(2)`` of their error."""
+HOST_SAMPLES = 256
+"""Samples up to which that is done on the host. Doubled (not measured): a device waits where its 10^4 launches were quicker."""
 BLOCK_SAMPLES = 512
 """Samples of a block on the host. Doubled: twice the memory, the same result."""
 DEVICE_BLOCK_SAMPLES = 1 << 15
-"""The same on a device. Doubled: twice the memory, the same result."""
+"""The same on a device, for the version that works on arrays. Doubled: twice the memory, the same result."""
 
 BlockSums = Callable[[Array, Array, Rule, Array, Array], tuple[Array, Array]]
 
@@ -80,6 +82,8 @@ def _solve(xp: Any, u: Array, omega: Array, rule: Rule, half_square: Array, dept
     """Integrate where ``|z - omega|^2 / V < 2 half_square``, relative to ``exp(-depth)``; and the energy."""
     integrate_block = _version_for(u)
     block = BLOCK_SAMPLES if isinstance(u, np.ndarray) else DEVICE_BLOCK_SAMPLES
+    if array_api_compat.is_cupy_array(u) and integrate_block is not quadrature.block_sums:
+        block = max(1, u.shape[0])  # one kernel, which keeps what it computes with in registers
     parts, energies = [], []
     for rows in blocks(u.shape[0], block):
         reach = xp.sqrt(2.0 * half_square[rows])
@@ -100,38 +104,42 @@ def _rescue(xp: Any, u: Array, omega: Array, rule: Rule, half_square: float, ene
     which walks to the maximum.
     """
 
-    def some(index: Array) -> tuple[Array, Array]:
+    def some(chosen: np.ndarray[Any, Any]) -> tuple[Array, Array]:
+        index = array_like(np.flatnonzero(chosen), u, xp.int64)
         return xp.take(u, index, axis=0), xp.take(omega, index, axis=0)
 
     cut = half_square - SPARE
-    lost = energy > half_square - 4.0
-    index = xp.nonzero(lost)[0]
-    if index.shape[0] > 0:
+    # They are few: what becomes of which is decided on the host, with one transfer.
+    few = energy.shape[0] <= HOST_SAMPLES
+    energies, *on_host = read_together(energy, *((u, omega) if few else ()))
+    energies = np.array(energies)
+    lost = energies > half_square - 4.0
+    if lost.any():
         v11, v12, v22 = (16.0 * v for v in rule.V)
         hot = replace(rule, accuracy=1e-2, full=False, rounds=5, V=(v11, v12, v22))
-        zero = xp.zeros_like(xp.take(energy, index, axis=0))
-        _, found = _solve(xp, *some(index), hot, zero + half_square, zero)
-        found = xp.where(found < SPARE, 16.0 * found, math.inf)
-        energy = put_at_mask(energy, lost, found)
-    near = energy < DEEPEST
+        part_u, part_omega = some(lost)
+        zero = xp.zeros_like(part_u[:, 0])
+        found = to_host(_solve(xp, part_u, part_omega, hot, zero + half_square, zero)[1])
+        energies[lost] = np.where(found < SPARE, 16.0 * found, math.inf)
+    near = energies < DEEPEST
     parts = []
-    index = xp.nonzero(near)[0]
-    if index.shape[0] > 0:
-        depth = xp.take(energy, index, axis=0)
-        stretch = math.sqrt(1.0 + float(xp.max(depth)) / half_square)
+    if near.any():
+        stretch = math.sqrt(1.0 + float(np.max(energies[near])) / half_square)
         wide = replace(rule, points=math.ceil(rule.points * stretch))
-        parts.append((near, _solve(xp, *some(index), wide, depth + cut + 3.0, depth)[0]))
-    index = xp.nonzero(~near)[0]
-    if index.shape[0] > 0:
+        depth = array_like(energies[near], u)
+        parts.append((near, _solve(xp, *some(near), wide, depth + cut + 3.0, depth)[0]))
+    if not near.all():
         v11, v12, v22 = rule.V
         V = np.asarray([[v11, v12], [v12, v22]])
-        parts.append((~near, importance.integrate(*some(index), V, rule.skip, 0.1, FAR_POINTS, rule.full)))
+        far_u, far_omega = (array[~near, ...] for array in on_host) if on_host else some(~near)
+        sampled = importance.integrate(far_u, far_omega, V, rule.skip, 0.1, FAR_POINTS, rule.full)
+        parts.append((~near, Moments(*(array_like(values, u) for values in sampled)) if on_host else sampled))
     mask, result = parts[0]
     if len(parts) == 1:
         return result
-    first = Moments(*(spread_at_mask(values, mask) for values in result))
+    first = Moments(*(spread_at_mask(values, array_like(mask, u, xp.bool)) for values in result))
     mask, result = parts[1]
-    return put_tuple(first, mask, result)
+    return put_tuple(first, array_like(mask, u, xp.bool), result)
 
 
 @lru_cache

@@ -17,12 +17,13 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-from smimbench import Capabilities, Posterior, Uncertain
 from smimbench.backend import clip, namespace, special
+from smimbench.interfaces import Capabilities, Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents, check_number, check_whole
 from smimbench.numerics.quadrature import gauss_legendre
+from smimbench_channels.batches import identity_like, uncentred
 
-__all__ = ["Probit", "Sign"]
+__all__ = ["Probit", "Sign", "hazard"]
 
 
 class _Threshold:
@@ -32,7 +33,7 @@ class _Threshold:
     noise: float
 
     version = 1
-    reference = "derived, checked by tests/test_perceptron.py"
+    reference = "derived, checked by tests/channels/test_perceptron.py"
     capabilities = Capabilities(models=("sequence-multi-index",))
     symmetry = "none"
     components = 1
@@ -58,17 +59,15 @@ class _Threshold:
             raise ValueError(f"labels must have shape {tuple(omega.shape)}, got {tuple(y.shape)}")
         width = xp.sqrt(V + self.noise)
         u = y * omega / width
-        hazard, rest = _hazard(u, xp)
-        mean = omega + (V / width) * y * hazard
+        rate, rest = hazard(u, xp)
+        mean = omega + (V / width) * y * rate
         # V - V^2 / (V + Delta) (1 - rest): a sum of positive terms.
         variance = V * self.noise / (V + self.noise) + V * V / (V + self.noise) * rest
         covariance = xp.reshape(xp.mean(variance), (1, 1))
         if not second_moment:
             return Posterior(mean, covariance)
-        identity = xp.eye(self.tokens, dtype=omega.dtype, device=array_api_compat.device(omega))
-        flat = mean[:, 0, :]
-        moment = flat[:, :, None] * flat[:, None, :] + identity * variance[:, 0, :, None]
-        return Posterior(mean, covariance, moment[:, None, :, None, :])
+        own = identity_like(self.tokens, omega) * variance[:, 0, :, None]
+        return Posterior(mean, covariance, uncentred(mean, own))
 
     def log_partition(self, y: Any, omega: Any, V: Any) -> Any:
         """Logarithm of the probability of the labels (n,)."""
@@ -104,7 +103,7 @@ class Sign(_Threshold):
 
     References
     ----------
-    Derived, checked by tests/test_perceptron.py; thresholds of the binary perceptron: arXiv:1708.03395.
+    Derived, checked by tests/channels/test_perceptron.py; thresholds of the binary perceptron: arXiv:1708.03395.
     """
 
     tokens: int = 1
@@ -131,7 +130,7 @@ class Probit(_Threshold):
 
     References
     ----------
-    Derived, checked by tests/test_perceptron.py.
+    Derived, checked by tests/channels/test_perceptron.py.
     """
 
     tokens: int = 1
@@ -153,7 +152,7 @@ class Probit(_Threshold):
         return 2 * density * cotangent
 
 
-def _hazard(u: Any, xp: Any) -> tuple[Any, Any]:
+def hazard(u: Any, xp: Any) -> tuple[Any, Any]:
     """``r = phi(u) / Phi(u)`` and ``1 - r (u + r)``, the variance of a normal number t given ``t > -u``."""
     # erfcx scales the tail out, so that labels against all odds keep their digits.
     low = clip(u, None, 5.0)

@@ -10,7 +10,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
-from smimbench_glm import Probit, Sign
+from smimbench_channels.sequence.perceptron import Probit, Sign
 
 import smimbench
 from smimbench.testing import parametrize_with_checks
@@ -107,5 +107,5 @@ def test_bad_parameters_are_named(cls, key, value):
 
 
 def test_the_suite_can_be_read():
-    suite = smimbench.load_suite(Path(__file__).resolve().parent.parent / "perceptron.toml")
+    suite = smimbench.load_suite(Path(__file__).resolve().parents[2] / "plugins/examples/smimbench-glm/perceptron.toml")
     assert [plan.problem.channel.name for plan in suite.plans] == ["sign", "probit"]

@@ -1,0 +1,87 @@
+"""What mkdocs does beyond the pages of this folder: pages that are generated, links that lead out of it, and formulas.
+
+A hook of ``mkdocs.yml``. Formulas become MathML, which browsers draw by themselves: the site fetches nothing from elsewhere.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Any
+
+from latex2mathml.converter import convert
+from mkdocs.structure.files import File
+
+from smimbench.registry.registry import Registry
+from smimbench.report.catalogue import item_documents
+
+COMMAND_LINE = """# Command line
+
+::: mkdocs-click
+    :module: smimbench.cli.main
+    :command: cli
+    :prog_name: smimbench
+    :depth: 1
+    :style: plain
+"""
+PYTHON = """# Python
+
+What `import smimbench` offers; the contracts of items are in [hooks and contracts](hooks.md).
+
+::: smimbench.api
+
+::: smimbench.suite.reader
+    options: { members: [load_suite] }
+
+::: smimbench.problem.problem
+    options: { members: [Problem] }
+
+::: smimbench.report.loaded
+
+::: smimbench.interfaces
+    options: { members: [Channel, Prior, Algorithm, Metric, Model, Capabilities, Data, Info, Overlap] }
+"""
+SUITES = """# Choosing a suite
+
+`smimbench run NAME` runs one; `smimbench run NAME --dry-run` says first how long it takes here. A first look: `quickstart`. All
+algorithms against each other: `optimizers`. Every algorithm beside its own theory: `contenders`. Values of other groups:
+`published`. How errors depend on the dimension: `finite-size`. Your own algorithm joins any of them with `--add`, and
+`extends = "NAME"` makes a suite of your own on top of one ([every key](suite.md)).
+
+| suite | what it shows | problems | algorithms | takes |
+|---|---|---|---|---|
+"""
+
+
+def suites() -> str:
+    """A table of all shipped suites."""
+    rows = []
+    for one in item_documents(Registry(third_party=False), "suites")["suites"]:
+        lists = [", ".join(one[key]) for key in ("problems", "algorithms")]
+        source = f" ({one['reference']})" if one["reference"] else ""
+        cells = [f"`{one['name']}`", one["summary"] + source, *lists, one["duration"]]
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return SUITES + "\n".join(rows) + "\n"
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the generated pages."""
+    pages = {"command-line.md": COMMAND_LINE, "python.md": PYTHON, "suites.md": suites()}
+    for name, text in pages.items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Links that lead out of the documentation keep their words: the site holds no source."""
+    return re.sub(r"\[([^\]]+)\]\(\.\./[^)]*\)", r"\1", markdown)
+
+
+def on_page_content(text: str, **_: Any) -> str:
+    """Formulas as MathML."""
+    marked = r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>'
+    return re.sub(marked, _formula, text, flags=re.DOTALL)
+
+
+def _formula(found: re.Match[str]) -> str:
+    return convert(html.unescape(found[2]), display="block" if found[1] == "div" else "inline")

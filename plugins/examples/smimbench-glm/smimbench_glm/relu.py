@@ -1,0 +1,117 @@
+r"""The rectifier: half of the labels tell the latent, the others its sign.
+
+With ``u = omega / sqrt(V)`` and the hazard ``r = phi(u) / Phi(-u)`` of the normal law, a label 0 has
+
+.. math::
+
+    E[z | 0] = \omega - \sqrt V\, r, \qquad \mathrm{Var}(z | 0) = V (1 - r (r - u)),
+
+and any other label is the latent itself.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import array_api_compat
+import numpy as np
+from smimbench_channels.sequence.perceptron import hazard
+
+from smimbench import Capabilities, Posterior, Uncertain
+from smimbench.backend import namespace, special
+from smimbench.interfaces.checks import check_latents, check_whole
+from smimbench.numerics.quadrature import gauss_legendre
+
+__all__ = ["Relu"]
+
+
+@dataclass(frozen=True)
+class Relu:
+    r"""Positive parts of the projections of all tokens, without noise.
+
+    .. math:: y_m = \max(z_m, 0)
+
+    Labels are (n, 1, M).
+
+    Parameters
+    ----------
+    tokens : int
+        M, at least 1; filled in from the model.
+
+    References
+    ----------
+    Derived, checked by tests/test_relu.py.
+    """
+
+    tokens: int = 1
+
+    name = "relu"
+    version = 1
+    reference = "arXiv:1708.03395"
+    capabilities = Capabilities(models=("sequence-multi-index",))
+    symmetry = "none"
+    components = 1
+
+    def __post_init__(self) -> None:
+        check_whole("tokens", self.tokens, 1)
+
+    @property
+    def equations(self) -> float:
+        """Half of the labels fix their latent."""
+        return self.tokens / 2
+
+    def forward(self, z: Any, *, rng: Any = None) -> Any:
+        """Labels of the latents (..., n, 1, M), in the same shape; ``rng`` is not needed."""
+        check_latents(z, 1, self.tokens)
+        xp = namespace(z)
+        return xp.where(z > 0, z, xp.zeros_like(z))
+
+    def vjp(self, z: Any, cotangent: Any) -> Any:
+        """Gradient of ``sum(cotangent * y)``: the cotangent where z is positive."""
+        return namespace(z).where(z > 0, cotangent, 0 * cotangent)
+
+    def posterior(self, y: Any, omega: Any, V: Any, *, second_moment: bool = False, rng: Any = None) -> Posterior:
+        """Posterior of ``z ~ N(omega, V)`` given the labels; y and omega (n, 1, M), V (1, 1). ``rng`` is not needed."""
+        xp = namespace(y, omega, V)
+        if tuple(y.shape) != tuple(omega.shape):
+            raise ValueError(f"labels must have shape {tuple(omega.shape)}, got {tuple(y.shape)}")
+        width = xp.sqrt(V)
+        rate, rest = hazard(-omega / width, xp)
+        mean = xp.where(y > 0, y, omega - width * rate)
+        variance = xp.where(y > 0, 0 * y, V * rest)
+        covariance = xp.reshape(xp.mean(variance), (1, 1))
+        if not second_moment:
+            return Posterior(mean, covariance)
+        identity = xp.eye(self.tokens, dtype=omega.dtype, device=array_api_compat.device(omega))
+        flat = mean[:, 0, :]
+        moment = flat[:, :, None] * flat[:, None, :] + identity * variance[:, 0, :, None]
+        return Posterior(mean, covariance, moment[:, None, :, None, :])
+
+    def log_partition(self, y: Any, omega: Any, V: Any) -> Any:
+        """Logarithm (n,) of the density of the labels; of those that are 0, of their probability."""
+        xp = namespace(y, omega, V)
+        seen = -((y - omega) ** 2) / (2 * V) - xp.log(2 * math.pi * V) / 2
+        return xp.sum(xp.where(y > 0, seen, special(xp).log_ndtr(-omega / xp.sqrt(V))), axis=(-2, -1))
+
+    def information(self, Q: Any, V: Any) -> Uncertain:
+        r"""``M / V E [Phi(u) - u phi(u) + phi(u)^2 / Phi(-u)]``, u normal of variance ``Q / V``, (..., 1, 1), on the host.
+
+        Of each pair u and -u the sum is taken, which is 1 far out.
+        """
+        from scipy.special import log_ndtr
+
+        Q, V = np.broadcast_arrays(np.asarray(Q, dtype=float), np.asarray(V, dtype=float))
+        square = np.maximum(V, 1e-300)
+        spread = np.sqrt(Q / square)[..., None]
+        nodes, weights = gauss_legendre(80, 0.0, 10.0)
+        narrow, wide = np.minimum(spread, 1.0), np.maximum(spread, 1.0)
+        u = narrow * nodes
+        # What labels 0 add to the certain half, for u and -u together.
+        extra = np.exp(-u * u - math.log(2 * math.pi) - log_ndtr(-u)) + np.exp(
+            -u * u - math.log(2 * math.pi) - log_ndtr(u)
+        )
+        law = np.exp(-((nodes / wide) ** 2) / 2) / (math.sqrt(2 * math.pi) * wide)
+        value = self.tokens * (0.5 + np.sum(weights * law * extra, axis=-1)) / square
+        return Uncertain(value, 1e-12 * value, "quadrature")

@@ -1,0 +1,178 @@
+r"""Noiseless complex phase retrieval: the modulus of a complex projection, with everything in closed form.
+
+A complex signal ``w = w_1 + i w_2`` seen through complex inputs ``x = x_1 + i x_2`` is a problem of two components and two
+tokens with ``z_pm = w_p . x_m``: the projection is ``u + i v`` with ``u = z_11 - z_22`` and ``v = z_12 + z_21``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import array_api_compat
+import numpy as np
+
+from smimbench import Capabilities, ParameterError, Posterior, Uncertain
+from smimbench.backend import clip, namespace, special
+from smimbench.interfaces.checks import check_latents
+from smimbench.numerics.quadrature import gauss_legendre
+
+__all__ = ["ComplexModulus"]
+
+REACH = 12.0
+"""Widths of the posterior that integrals cover; doubled, numbers below 1e-30 are added."""
+NODES = 96
+"""Nodes of each of the two integrals; doubled, their error falls from 1e-11 to rounding."""
+
+
+@dataclass(frozen=True)
+class ComplexModulus:
+    r"""Sizes of complex projections of a complex signal, without noise.
+
+    .. math:: y = |u + i v|, \qquad u = z_{11} - z_{22}, \quad v = z_{12} + z_{21}
+
+    Labels are (n, 1). Given omega and V, ``(u, v)`` is normal with mean ``mu`` and covariance ``s^2 I``, ``s^2 = V_11 +
+    V_22``; on the circle of radius y its law is von Mises', with ``k = y |mu| / s^2`` and ratios of Bessel functions
+    ``A_j = I_j(k) / I_0(k)``:
+
+    .. math::
+
+        E[u + i v] = y A_1 e^{i \varphi}, \qquad E[(u + i v)^2] = y^2 A_2 e^{2 i \varphi}, \qquad \varphi = \arg \mu.
+
+    Parameters
+    ----------
+    tokens : int
+        M = 2, the real and the imaginary part of the input; filled in from the model.
+
+    References
+    ----------
+    Posterior and information derived, checked by tests/test_complex_modulus.py. Weak recovery at 1, perfect recovery at 2:
+    arXiv:2006.05228.
+    """
+
+    tokens: int = 2
+
+    name = "complex-modulus"
+    version = 1
+    reference = "arXiv:2006.05228"
+    capabilities = Capabilities(models=("sequence-multi-index",))
+    components = 2
+    symmetry = "rotations"
+    equations = 1.0
+
+    def __post_init__(self) -> None:
+        if self.tokens != 2:
+            raise ParameterError("tokens", f"must be 2, the real and the imaginary part, got {self.tokens!r}")
+
+    def forward(self, z: Any, *, rng: Any = None) -> Any:
+        """Labels (..., n, 1) of the latents (..., n, 2, 2). ``rng`` is not used."""
+        check_latents(z, 2, 2)
+        xp = namespace(z)
+        u, v = _projection(z)
+        return xp.sqrt(u * u + v * v)[..., None]
+
+    def vjp(self, z: Any, cotangent: Any) -> Any:
+        """Gradient of ``sum(cotangent * y)``."""
+        xp = namespace(z)
+        u, v = _projection(z)
+        size = xp.sqrt(u * u + v * v)
+        scale = cotangent[..., 0] / xp.where(size > 0, size, xp.ones_like(size))
+        u, v = u * scale, v * scale
+        return xp.stack([xp.stack([u, v], axis=-1), xp.stack([v, -u], axis=-1)], axis=-2)
+
+    def posterior(self, y: Any, omega: Any, V: Any, *, second_moment: bool = False, rng: Any = None) -> Posterior:
+        """Posterior of ``z ~ N(omega, V (x) I_2)`` given the label; y (n, 1), omega (n, 2, 2), V (2, 2)."""
+        xp = namespace(y, omega, V)
+        check_latents(omega, 2, 2)
+        n, label = omega.shape[0], y[:, 0]
+        width = clip(V[0, 0] + V[1, 1], 1e-30, None)
+        mu = xp.stack(_projection(omega), axis=-1)
+        size = xp.sqrt(xp.sum(mu * mu, axis=-1))
+        along = mu / xp.where(size > 0, size, xp.ones_like(size))[:, None]
+        first, second = _ratios(label * size / width, xp)
+        # Covariance of the circle: part of it along mu, the rest across.
+        length = label * first
+        parallel = label**2 * (1 + second) / 2 - length**2
+        across = label**2 * (1 - second) / 2
+        identity = xp.eye(2, dtype=omega.dtype, device=array_api_compat.device(omega))
+        outer = along[:, :, None] * along[:, None, :]
+        spread = across[:, None, None] * identity + (parallel - across)[:, None, None] * outer
+        # How latents follow (u, v): K (p, m, 2).
+        K = xp.stack([xp.stack([V[:, 0], V[:, 1]], axis=-1), xp.stack([-V[:, 1], V[:, 0]], axis=-1)], axis=1)
+        flat = xp.reshape(K, (4, 2)) / width
+        moved = along * length[:, None] - mu
+        mean = omega + xp.reshape(xp.matmul(moved, xp.matrix_transpose(flat)), (n, 2, 2))
+        prior = xp.reshape(V[:, None, :, None] * identity[None, :, None, :], (4, 4))
+        left = prior - width * xp.matmul(flat, xp.matrix_transpose(flat))
+        full = left[None, :, :] + xp.matmul(xp.matmul(flat, spread), xp.matrix_transpose(flat))
+        average = xp.reshape(xp.mean(full, axis=0), (2, 2, 2, 2))
+        covariance = (average[:, 0, :, 0] + average[:, 1, :, 1]) / 2
+        if not second_moment:
+            return Posterior(mean, covariance)
+        whole = xp.reshape(mean, (n, 4))
+        moment = full + whole[:, :, None] * whole[:, None, :]
+        return Posterior(mean, covariance, xp.reshape(moment, (n, 2, 2, 2, 2)))
+
+    def log_partition(self, y: Any, omega: Any, V: Any) -> Any:
+        """Logarithm of the density of the label (n,): Rice's law."""
+        xp = namespace(y, omega, V)
+        u, v = _projection(omega)
+        label, width, size = y[:, 0], V[0, 0] + V[1, 1], xp.sqrt(u * u + v * v)
+        bessel = xp.log(special(xp).i0e(label * size / width))
+        return bessel + xp.log(label / width) - (label - size) ** 2 / (2 * width)
+
+    def information(self, Q: Any, V: Any) -> Uncertain:
+        r"""``E sum_m g_m g_m^T`` (..., 2, 2) for ``omega ~ N(0, Q (x) I_2)``; Q and V (..., 2, 2), on the host.
+
+        In units of s, ``r = |mu| / s`` and ``t = y / s``, it is ``I E[(t A_1(t r) - r)^2] / s^2``: r follows Rayleigh's law of
+        variance ``(Q_11 + Q_22) / s^2``, and t Rice's law about r.
+        """
+        Q, V = np.broadcast_arrays(np.asarray(Q, dtype=float), np.asarray(V, dtype=float))
+        width = np.maximum(np.trace(V, axis1=-2, axis2=-1), 1e-300)
+        spread = np.sqrt(np.trace(Q, axis1=-2, axis2=-1) / width)[..., None]
+        nodes, weights = gauss_legendre(NODES, 0.0, REACH)
+        # r reaches as far as its law; beyond the last node the move is 1 - 1/(2 r^2) - 1/(4 r^4).
+        narrow, wide = np.minimum(spread, 1.0), np.maximum(spread, 1.0)
+        within = np.sum(weights * nodes * np.exp(-(nodes**2) / 2) * _squared_move(narrow * nodes), axis=-1)
+        density = nodes / wide**2 * np.exp(-((nodes / wide) ** 2) / 2)
+        beyond = np.sum(weights * density * _squared_move(nodes), axis=-1) + _tail(wide[..., 0])
+        value = np.where(spread[..., 0] > 1, beyond, within) / width
+        return Uncertain(
+            value[..., None, None] * np.eye(2), 1e-7 * np.abs(value)[..., None, None] * np.eye(2), "quadrature"
+        )
+
+
+def _projection(z: Any) -> tuple[Any, Any]:
+    """Real and imaginary part (..., n)."""
+    return z[..., 0, 0] - z[..., 1, 1], z[..., 0, 1] + z[..., 1, 0]
+
+
+def _ratios(k: Any, xp: Any) -> tuple[Any, Any]:
+    """``I_1(k) / I_0(k)`` and ``I_2(k) / I_0(k)``."""
+    functions = special(xp)
+    first = functions.i1e(k) / functions.i0e(k)
+    small = k < 1e-4
+    safe = xp.where(small, xp.ones_like(k), k)
+    return first, xp.where(small, k * k / 8, 1 - 2 * first / safe)
+
+
+def _squared_move(r: Any) -> Any:
+    """``E (t A_1(t r) - r)^2`` over Rice's law of t about r."""
+    from scipy.special import i0e, i1e
+
+    nodes, weights = gauss_legendre(NODES, 0.0, 1.0)
+    low = np.maximum(r - REACH, 0.0)[..., None]
+    length = r[..., None] + REACH - low
+    t = low + length * nodes
+    k = t * r[..., None]
+    law = weights * length * t * i0e(k) * np.exp(-((t - r[..., None]) ** 2) / 2)
+    return np.sum(law * (t * i1e(k) / i0e(k) - r[..., None]) ** 2, axis=-1)
+
+
+def _tail(wide: Any) -> Any:
+    """The part of the move beyond ``REACH``, for r of Rayleigh's law with parameter ``wide``."""
+    from scipy.special import exp1
+
+    x = REACH**2 / (2 * wide**2)
+    missing = exp1(x) / (4 * wide**2)
+    return np.exp(-x) * (1 - 1 / (8 * wide**2 * REACH**2)) - missing * (1 - 1 / (4 * wide**2))

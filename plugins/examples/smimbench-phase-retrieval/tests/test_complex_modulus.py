@@ -1,0 +1,100 @@
+"""Complex phase retrieval: the published checks, brute force over phases, and the thresholds of the literature."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import optimize
+from smimbench_phase_retrieval import ComplexModulus
+
+import smimbench
+from smimbench.testing import parametrize_with_checks
+from smimbench.theory.predictions import competing
+from smimbench.theory.sampling import sampled_moments
+from smimbench.theory.thresholds import thresholds
+
+PROBLEM = smimbench.Problem({"name": "sequence-multi-index", "tokens": 2}, "complex-modulus", "gaussian")
+
+
+@parametrize_with_checks([ComplexModulus()])
+def test_contract(check):
+    check()
+
+
+def test_posterior_is_the_average_over_phases():
+    rng = np.random.default_rng(0)
+    channel, V = ComplexModulus(), np.array([[0.5, 0.2], [0.2, 0.3]])
+    omega = rng.standard_normal((6, 2, 2))
+    z = omega + np.linalg.cholesky(V) @ rng.standard_normal((6, 2, 2))
+    y = channel.forward(z)
+    found = channel.posterior(y, omega, V, second_moment=True)
+    # (u, v) as a linear map of the four latents, and their law given a point of the circle.
+    A = np.array([[1.0, 0, 0, -1], [0, 1, 1, 0]])
+    prior = np.kron(V, np.eye(2))
+    gain = prior @ A.T @ np.linalg.inv(A @ prior @ A.T)
+    phases = np.linspace(0, 2 * np.pi, 400, endpoint=False)
+    covariances = []
+    for k in range(6):
+        flat = omega[k].ravel()
+        points = y[k, 0] * np.stack([np.cos(phases), np.sin(phases)], axis=-1)
+        gap = points - A @ flat
+        log = -0.5 * np.einsum("ni,ij,nj->n", gap, np.linalg.inv(A @ prior @ A.T), gap)
+        weight = np.exp(log - log.max())
+        weight /= weight.sum()
+        means = flat + gap @ gain.T
+        rest = prior - gain @ A @ prior
+        second = np.einsum("n,ni,nj->ij", weight, means, means) + rest
+        mean = weight @ means
+        covariances.append(second - np.outer(mean, mean))
+        np.testing.assert_allclose(found.mean[k].ravel(), mean, atol=1e-10)
+        np.testing.assert_allclose(found.second_moment[k].reshape(4, 4), second, atol=1e-10)
+    average = np.mean(covariances, axis=0).reshape(2, 2, 2, 2)
+    np.testing.assert_allclose(found.covariance, (average[:, 0, :, 0] + average[:, 1, :, 1]) / 2, atol=1e-10)
+
+
+@pytest.mark.parametrize("q", [0.02, 0.5, 0.97])
+def test_information_is_the_mean_over_labels(q):
+    Q = q * np.eye(2)
+    closed = ComplexModulus().information(Q, np.eye(2) - Q)
+    sampled = sampled_moments(ComplexModulus(), 2, Q, np.eye(2) - Q)[0]
+    assert np.abs(closed.value - sampled.value).max() < 4 * sampled.error.max()
+
+
+@pytest.mark.parametrize("v", [1e-3, 1e-5, 1e-7])
+def test_nearly_known_signals_get_one_equation(v):
+    found = ComplexModulus().information((1 - v) * np.eye(2), v * np.eye(2))
+    assert 2 * v * found.value[0, 0] == pytest.approx(1.0, abs=3 * v * np.log(1 / v))
+
+
+def test_thresholds_are_those_of_the_literature():
+    found = thresholds(PROBLEM)
+    assert found["weak_recovery"]["value"] == pytest.approx(1.0, abs=5 * found["weak_recovery"]["error"] + 1e-6)
+    assert found["perfect_recovery"]["value"] == pytest.approx(2.0, abs=1e-3)
+
+
+def test_the_error_is_that_of_two_other_derivations():
+    """Points of arXiv:2006.05228."""
+    for alpha, mse in ((1.428, 0.78083647), (1.806, 0.45455357)):
+        point = next(p for p in competing(PROBLEM, [alpha])[0] if p.branch != "informed")
+        assert point.mse == pytest.approx(np.full(2, mse), abs=2e-4)
+
+
+def test_a_narrow_pass_decides_between_an_error_and_perfect_recovery():
+    """The uninformed branch ends where ``(1/v - 1) / I(v)`` is largest; just above, nothing stops the iteration before 0."""
+
+    def ratio(log):
+        v = np.exp(log)
+        return (1 / v - 1) / ComplexModulus().information((1 - v) * np.eye(2), v * np.eye(2)).value[0, 0]
+
+    end = -optimize.minimize_scalar(
+        lambda log: -ratio(log), bounds=(-5, -1), method="bounded", options={"xatol": 1e-9}
+    ).fun
+    assert end == pytest.approx(2.0267, abs=1e-4)
+    below, *above = competing(PROBLEM, [end * (1 - 1e-5), end * (1 + 1e-5), 2.03, 2.2, 2.5])
+    assert [point.branch for point in below] == ["informed", "uninformed"]
+    assert not below[0].V.any()
+    assert 0.06 < below[1].mse.min() < 0.065
+    for points in above:
+        assert [point.branch for point in points] == ["unique"]
+        assert not points[0].V.any()
+        assert "not enough" not in points[0].method

@@ -1,0 +1,21 @@
+"""Values of other groups stand beside theory within their tolerance, or a remark says why they do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import smimbench
+
+for package in ("smimbench_glm", "smimbench_phase_retrieval"):
+    pytest.importorskip(package, reason="needs the channels of the other examples")
+
+SUITE = Path(__file__).resolve().parent.parent / "published.toml"
+
+
+def test_published_values_agree_or_are_explained():
+    rows = [row for document in smimbench.theory(SUITE, thresholds=False) for row in document["published"]]
+    assert len(rows) > 15
+    for row in rows:
+        assert row["within"] is not bool(row["remark"]), f"{row['label']} at {row['alpha']}: {row['theory']}"

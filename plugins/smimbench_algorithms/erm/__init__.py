@@ -1,0 +1,1 @@
+"""Convex empirical risk minimisation on signals of low rank."""

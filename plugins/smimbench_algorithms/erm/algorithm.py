@@ -1,0 +1,183 @@
+"""Empirical risk minimisation with a convex loss and a quadratic penalty, to tolerance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from smimbench.backend import beside, namespace, sample_chunks, to_host
+from smimbench.derive.channel import observable
+from smimbench.interfaces import Array, Capabilities, Info, Overlaps, ParameterError
+from smimbench.theory.limit import limit_point
+from smimbench_algorithms.erm.fixed_point import best_penalty, evaluations, labels_of, minimum, why_not
+from smimbench_algorithms.erm.losses import LOSSES, Loss
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Conditions, Cost, Data
+    from smimbench.problem import Problem
+
+AT_ONCE = 10
+"""Iterations of L-BFGS in one step of the run. Doubled: half as many points of the trajectory, less lost at restarts."""
+
+LENGTHS = ("posterior", "loss")
+
+
+class ErmState(NamedTuple):
+    """The minimiser so far (P, D), on the host, and what does not change."""
+
+    weights: np.ndarray[Any, Any]
+    estimate: Array
+    targets: Array
+    loss: str
+    penalty: float
+    length: float
+    training_loss: float
+    scale: float  # norm of the gradient at zero
+    note: str
+
+
+@dataclass(frozen=True)
+class Erm:
+    r"""Empirical risk minimisation with a loss that is convex in the latents.
+
+    .. math:: \min_W \; \sum_\mu \sum_{pc} l(y_{\mu pc}, z_{\mu pc}) + \frac{\lambda}{2} |W|^2, \qquad
+        z_\mu = W x_\mu / \sqrt D,
+
+    by L-BFGS, for labels that are one number for each latent. The engine's tolerance applies to the norm of the gradient over
+    that at ``W = 0``. With the square loss this is ridge regression. A margin has no unit: where labels are signs, the
+    estimate is given the length that theory says is best, ``tr M / tr Q`` times that of the minimiser.
+
+    Parameters
+    ----------
+    loss : {"square", "logistic", "squared-hinge"}
+        ``(y - z)^2 / 2``, ``log(1 + exp(-y z))``, ``max(0, 1 - y z)^2 / 2``; the last two for labels -1 and +1. Default: logistic
+        for such labels, square for all others.
+    penalty : float or "optimal"
+        lambda > 0; "optimal" (default): the one of the smallest error according to theory.
+    length : {"posterior", "loss"}
+        Of the estimate: as theory says is best, or that of the minimiser. Default: the first where labels are signs, else the
+        second.
+
+    References
+    ----------
+    arXiv:2006.06560; Liu and Nocedal (1989), Math. Programming 45; checked by tests/algorithms/test_erm.py.
+    """
+
+    loss: str | None = None
+    penalty: float | str = "optimal"
+    length: str | None = None
+
+    name: ClassVar[str] = "erm"
+    version: ClassVar[int] = 1
+    reference: ClassVar[str] = "arXiv:2006.06560"
+    capabilities: ClassVar[Capabilities] = Capabilities()
+
+    def __post_init__(self) -> None:
+        if self.loss is not None and self.loss not in LOSSES:
+            raise ParameterError("loss", f"must be one of {', '.join(LOSSES)}, got {self.loss!r}")
+        if isinstance(self.penalty, str):
+            if self.penalty != "optimal":
+                raise ParameterError("penalty", f"must be a number > 0 or 'optimal', got {self.penalty!r}")
+        elif not 0 < self.penalty < float("inf"):
+            raise ParameterError("penalty", f"must be > 0 and finite, got {self.penalty}")
+        if self.length is not None and self.length not in LENGTHS:
+            raise ParameterError("length", f"must be one of {', '.join(LENGTHS)}, got {self.length!r}")
+
+    def refuses(self, problem: Problem) -> str | None:
+        """Labels that have no loss convex in the latents."""
+        return why_not(problem, LOSSES.get(self.loss or ""))
+
+    def _chosen(self, problem: Problem, alpha: float) -> tuple[Loss, float, float]:
+        """Loss, penalty and the factor of the estimate's length."""
+        signs = labels_of(problem) == "signs"
+        loss = LOSSES[self.loss or ("logistic" if signs else "square")]
+        penalty = best_penalty(problem, alpha, loss.name) if isinstance(self.penalty, str) else float(self.penalty)
+        length = self.length or ("posterior" if signs else "loss")
+        return loss, penalty, minimum(problem, alpha, loss.name, penalty).length if length == "posterior" else 1.0
+
+    def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> ErmState:
+        """Zero."""
+        loss, penalty, length = self._chosen(problem, data.sample_ratio)
+        xp = namespace(data.inputs)
+        weights = np.zeros((problem.components, data.dimension))
+        targets = xp.astype(observable(problem.channel, data.labels), data.inputs.dtype)
+        note = f"{loss.name} loss, penalty {penalty:.4g}" + (
+            " (the best by theory)" if self.penalty == "optimal" else ""
+        )
+        state = ErmState(
+            weights, xp.asarray(weights, **beside(data.inputs)), targets, loss.name, penalty, length, 0.0, 1.0, note
+        )
+        value, gradient = _risk(problem, data, state, weights)
+        return state._replace(
+            training_loss=value / data.inputs.shape[0], scale=max(float(np.linalg.norm(gradient)), 1e-300)
+        )
+
+    def step(self, problem: Problem, data: Data, state: ErmState) -> tuple[ErmState, Info]:
+        """Some iterations of L-BFGS."""
+        from scipy.optimize import minimize
+
+        n, shape = int(data.inputs.shape[0]), state.weights.shape
+
+        def objective(flat: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
+            value, gradient = _risk(problem, data, state, flat.reshape(shape))
+            penalised = value + state.penalty / 2 * float(flat @ flat)
+            return penalised / n, (gradient.ravel() + state.penalty * flat) / n
+
+        limits = {"maxiter": AT_ONCE, "ftol": 0.0, "gtol": 0.0, "maxcor": 20}
+        found = minimize(objective, state.weights.ravel(), jac=True, method="L-BFGS-B", options=limits)
+        weights = found.x.reshape(shape)
+        value = found.fun * n - state.penalty / 2 * float(found.x @ found.x)
+        estimate = namespace(data.inputs).asarray(state.length * weights, **beside(data.inputs))
+        new = state._replace(weights=weights, estimate=estimate, training_loss=value / n)
+        return new, Info(residual=float(np.linalg.norm(found.jac)) * n / state.scale, warning=state.note)
+
+    def estimate(self, state: ErmState) -> Array:
+        """The minimiser, at the length that was chosen."""
+        return state.estimate
+
+    def cost(self, problem: Problem, data: Data) -> Cost | None:
+        """Some passes over the inputs; None, because line searches make them as many as they like."""
+        return None
+
+    def findings(self, state: ErmState) -> dict[str, list[float | None]]:
+        """Mean loss of a sample of the data, without the penalty; theory has an entry of the same name."""
+        return {"training_loss": [state.training_loss]}
+
+    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> dict[str, Any] | str:
+        """The replica-symmetric fixed point; see ``smimbench_algorithms.erm.fixed_point``."""
+        try:
+            loss, penalty, length = self._chosen(problem, alpha)
+            count = evaluations(problem, loss.name)
+            found = [minimum(problem, alpha, loss.name, penalty, k) for k in range(count)]
+        except ValueError as error:
+            return str(error)
+        ends = [
+            [Overlaps(one.overlaps.truth, length * one.overlaps.cross, length**2 * one.overlaps.own)] for one in found
+        ]
+        how = "Monte Carlo" if count > 1 else "closed form" if loss.name == "square" else "quadrature"
+        point = limit_point(
+            problem, alpha, ends, method=f"{loss.name} loss, penalty {penalty:.4g}: {how}", branch="minimum"
+        )
+        return point | {
+            "between_students": point["own_overlap"],
+            "penalty": penalty,
+            "training_loss": [float(np.mean([one.training_loss for one in found]))],
+            "test_loss": [float(np.mean([one.test_loss for one in found]))],
+        }
+
+
+def _risk(
+    problem: Problem, data: Data, state: ErmState, weights: np.ndarray[Any, Any]
+) -> tuple[float, np.ndarray[Any, Any]]:
+    """Loss summed over the samples, and its gradient (P, D), on the host."""
+    xp, model, loss = namespace(data.inputs), problem.model, LOSSES[state.loss]
+    signal = xp.asarray(weights, **beside(data.inputs))
+    total, value = xp.zeros_like(signal), 0.0
+    for part in sample_chunks(model, data.inputs, problem.components):
+        inputs, y = data.inputs[part, ...], state.targets[part, ...]
+        z = model.forward(inputs, signal)
+        value = value + xp.sum(loss.value(y, z))
+        total = total + model.adjoint(inputs, loss.slope(y, z))
+    return float(value), np.asarray(to_host(total), dtype=float)

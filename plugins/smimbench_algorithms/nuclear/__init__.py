@@ -1,0 +1,1 @@
+"""Nuclear-norm regression and its limit."""

@@ -1,0 +1,340 @@
+r"""Nuclear-norm regression in the limit: state evolution of a convex problem, its best penalty, and perfect recovery.
+
+.. math:: \min_S \; \tfrac{1}{d} \sum_\mu \sum_k w_k (t_{\mu k} - (A S)_{\mu k})^2 + \tau |S|_*, \qquad S = S^T \; (\succeq 0)
+
+for labels ``t = A S* + noise`` of variance ``nu_k``. With ``c = kappa alpha`` (kappa = 2), E the error of the estimate and v
+its susceptibility, the proximal operator of the loss at an observation is ``z = (omega + v w t)/(1 + v w)``, so that
+
+.. math::
+
+    \hat Q = c \sum_k \frac{w_k}{1 + v w_k}, \qquad
+    \Delta = \frac{c}{\hat Q^2} \sum_k \frac{w_k^2 (E + \nu_k)}{(1 + v w_k)^2}, \qquad
+    \theta = \frac{\tau}{\hat Q}, \qquad v \hat Q = \mathcal D(\Delta, \theta), \qquad E = \mathcal E(\Delta, \theta)
+
+with error and degrees of freedom of the spectral denoiser with threshold theta at noise Delta (see ``shrinkage``). For equal
+weights and K observations a sample, ``c K Delta = E + nu`` and ``theta (c K - D) = tau``. The estimate has the spectrum of
+``f(S* + sqrt(Delta) Z)``. The problem is convex, so that the fixed point is unique and describes its minimum.
+
+References
+----------
+arXiv:2505.17958 (quadratic networks), arXiv:2509.24914 (attention); derived anew in the units of this package, checked by
+tests/algorithms/test_nuclear_limit.py against random matrices, runs of the algorithm and published values.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.interfaces import Overlaps, member, offers
+from smimbench.theory.limit import limit_point
+from smimbench_algorithms.nuclear.shrinkage import Shrunk, null_eigenvalues, shrunk, shrunk_spectrum, spectral_end
+
+if TYPE_CHECKING:
+    from smimbench.problem import Problem
+    from smimbench.theory.types import Host
+    from smimbench_algorithms.least_squares import Linear
+
+__all__ = [
+    "FixedPoint",
+    "Observations",
+    "best_penalty",
+    "fixed_point",
+    "interpolation",
+    "minimum_point",
+    "no_theory",
+    "observations",
+    "perfect_recovery",
+    "vanishing_penalty",
+]
+
+RECOVERED = 1e-13
+"""Delta, in units of the second moment, below which the error of a problem without noise or penalty is 0; doubled, no change."""
+
+SMALLEST = 1e-4
+"""Least penalty that ``best_penalty`` looks at, in units of the one at which the estimate vanishes. Where a vanishing penalty is
+best the error is then about 0.3% above its least value; doubled, twice as much, and runs converge in half of the time."""
+
+
+@dataclass(frozen=True)
+class Observations:
+    """What the labels tell: ``weights`` and ``noise`` (k,) of the observations of a sample, ``c = kappa alpha``."""
+
+    weights: Host
+    noise: Host
+    c: float
+
+    def stiffness(self, v: float) -> float:
+        """``Qhat`` at susceptibility v."""
+        return float(self.c * (self.weights / (1 + v * self.weights)).sum())
+
+    def susceptibility(self, freedom: float) -> float:
+        """V with ``v Qhat(v) = freedom``; infinite where there are fewer observations than degrees of freedom."""
+        from scipy.optimize import brentq
+
+        size = len(self.weights)
+        if freedom >= self.c * size:
+            return math.inf
+        if freedom <= 0:
+            return 0.0
+        # Between the answers for all weights as the largest and as the smallest.
+        ends = [freedom / (w * (self.c * size - freedom)) for w in (self.weights.max(), self.weights.min())]
+        if ends[1] - ends[0] <= 1e-12 * ends[1]:
+            return float(ends[0])
+        low, high = (1 - 1e-13) * ends[0], (1 + 1e-13) * ends[1]
+        return float(brentq(lambda v: v * self.stiffness(v) - freedom, low, high, xtol=1e-300, rtol=1e-14))
+
+    def spread(self, error: float, v: float) -> float:
+        """``Delta`` at error E and susceptibility v, finite also for infinite v."""
+        if math.isinf(v):
+            parts, total = np.ones_like(self.weights), self.c * len(self.weights)
+        else:
+            parts = self.weights / (1 + v * self.weights)
+            total = self.stiffness(v)
+        return float(self.c * (parts**2 * (error + self.noise)).sum() / total**2)
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """Noise Delta, threshold theta and susceptibility v at which the equations hold, and what the estimate is like there.
+
+    ``fit`` is the loss that remains, ``sum_mu sum_k w_k r^2 / d^2``.
+    """
+
+    noise: float
+    threshold: float
+    susceptibility: float
+    estimate: Shrunk
+    fit: float
+
+    @property
+    def uncertain(self) -> float:
+        """Numerical error of the error: that of the solver, and of the means over the spectrum."""
+        return 1e-8 * self.error + self.estimate.uncertain
+
+    @property
+    def error(self) -> float:
+        """``|S_hat - S|_F^2 / D``."""
+        return self.estimate.error
+
+
+def no_theory(problem: Problem) -> str | None:
+    """Why there is no theory of nuclear-norm regression for this problem, or None."""
+    if problem.model.rank == "low" or problem.components != 1:
+        return "it is for attention-indexed models of one component"
+    if not offers(problem.prior, "spectral_means"):
+        return f"prior {problem.prior.name!r} does not tell the eigenvalues of its matrices under noise"
+    why: str | None = member(problem.prior, "theory_only")
+    return why
+
+
+def minimum_point(problem: Problem, alpha: float, found: FixedPoint, positive: bool) -> dict[str, Any]:
+    """A fixed point as a point of theory's JSON, with the spectrum. The minimum is one, so that all starts end there."""
+    truth = np.asarray(problem.prior.second_moment(1), dtype=float)
+    cross, own = (np.array([[value]]) for value in (found.estimate.overlap, found.estimate.square))
+    # The error is truth - 2 cross + own: the third of it that each may have.
+    third = np.array([[found.uncertain / 3]])
+    method = "state evolution of the convex problem"
+    point = limit_point(
+        problem, alpha, [[Overlaps(truth, cross, own)]], method=method, uncertain=Overlaps(0 * third, third, third)
+    )
+    # An error of 0 is that of the limit Delta -> 0.
+    noise = found.noise or RECOVERED * float(truth[0, 0])
+    spectrum = shrunk_spectrum(problem.prior, noise, found.threshold, positive)
+    # The error itself, without the cancellation of the sum.
+    return point | {"mse": found.error, "between_students": own.tolist(), "spectrum": spectrum}
+
+
+def observations(problem: Problem, linear: Linear, alpha: float) -> Observations:
+    """What labels that are linear in the signal tell, with the weights of ``LeastSquares``."""
+    least = float(linear.noise.min())
+    weights = np.ones_like(linear.noise) if least == 0 else least / linear.noise
+    return Observations(weights, linear.noise, problem.model.kappa * alpha)
+
+
+def fixed_point(
+    prior: Any, seen: Observations, penalty: float, positive: bool, near: FixedPoint | None = None
+) -> FixedPoint:
+    r"""State evolution at penalty tau >= 0; 0 is the limit of a vanishing penalty.
+
+    At tau = 0 the estimate is the one of least nuclear norm among those of least loss. For a given Delta the threshold is
+    unique, because ``theta Qhat`` increases with theta; then Delta is the root of ``Delta - c sum (...) / Qhat^2``. ``near``, the
+    answer at a penalty close by, saves most of the time.
+    """
+    from scipy.optimize import brentq
+
+    if (
+        near is not None
+        and penalty > 0
+        and near.threshold > 0
+        and (found := _close(prior, seen, penalty, positive, near))
+    ):
+        return found
+
+    second = float(prior.second_moment(1)[0, 0])
+
+    def solved(log_noise: float) -> tuple[float, float, Shrunk]:
+        noise = math.exp(log_noise)
+        threshold = _threshold(prior, seen, noise, penalty, positive)
+        found = shrunk(prior, noise, threshold, positive)
+        return threshold, seen.susceptibility(found.freedom), found
+
+    def excess(log_noise: float) -> float:
+        _, v, found = solved(log_noise)
+        return math.log(seen.spread(found.error, v)) - log_noise
+
+    # Without an estimate the error is the second moment.
+    middle = math.log(seen.spread(second, 0.0))
+    low = high = middle
+    lowest = math.log(RECOVERED * second)
+    if excess(middle) > 0:
+        while excess(high) > 0:
+            low, high = high, high + 1.0
+    else:
+        while low > lowest and excess(low) <= 0:
+            low, high = max(low - 2.0, lowest), low
+        if low <= lowest and excess(low) <= 0:
+            signal = shrunk(prior, math.exp(lowest), 0.0, positive)
+            return FixedPoint(
+                0.0, 0.0, 0.0, signal._replace(error=0.0, overlap=second, square=second, uncertain=0.0), 0.0
+            )
+    log_noise = brentq(excess, low, high, xtol=1e-12)
+    return _point(seen, math.exp(log_noise), *solved(log_noise))
+
+
+def _point(seen: Observations, noise: float, threshold: float, v: float, found: Shrunk) -> FixedPoint:
+    residual = 0.0 if math.isinf(v) else seen.weights * (found.error + seen.noise) / (1 + v * seen.weights) ** 2
+    return FixedPoint(noise, threshold, v, found, float(seen.c / 2 * np.sum(residual)))
+
+
+def _close(prior: Any, seen: Observations, penalty: float, positive: bool, near: FixedPoint) -> FixedPoint | None:
+    """The fixed point by Powell's method in ``log Delta`` and ``log theta`` from one close by; None where that fails."""
+    from scipy.optimize import root
+
+    def at(x: Host) -> tuple[float, float, float, Shrunk]:
+        noise, threshold = (math.exp(min(max(float(value), -60.0), 60.0)) for value in x)
+        found = shrunk(prior, noise, threshold, positive)
+        return noise, threshold, seen.susceptibility(found.freedom), found
+
+    def excess(x: Host) -> list[float]:
+        noise, threshold, v, found = at(x)
+        if math.isinf(v):  # a penalty below zero
+            return [math.log(seen.spread(found.error, v) / noise), -50.0]
+        return [math.log(seen.spread(found.error, v) / noise), math.log(threshold * seen.stiffness(v) / penalty)]
+
+    answer = root(excess, [math.log(near.noise), math.log(near.threshold)], options={"xtol": 1e-12})
+    if max(abs(value) for value in excess(answer.x)) > 1e-9:
+        return None
+    return _point(seen, *at(answer.x))
+
+
+def _threshold(prior: Any, seen: Observations, noise: float, penalty: float, positive: bool) -> float:
+    """Theta with ``theta Qhat(theta) = tau`` at given noise; without a penalty the least one that labels can resolve."""
+    from scipy.optimize import brentq
+
+    available = seen.c * len(seen.weights)
+
+    def excess(threshold: float) -> float:
+        freedom = shrunk(prior, noise, threshold, positive).freedom
+        if penalty == 0:
+            return available - freedom
+        v = seen.susceptibility(freedom)
+        return (0.0 if math.isinf(v) else threshold * seen.stiffness(v)) - penalty
+
+    low = penalty / seen.stiffness(0.0)
+    if excess(low) >= 0:
+        return low
+    step = math.sqrt(noise) + low
+    while excess(low + step) < 0:
+        low, step = low + step, 2 * step
+    return float(brentq(excess, low, low + step, xtol=1e-14 * step, rtol=1e-13))
+
+
+def vanishing_penalty(prior: Any, seen: Observations, positive: bool) -> float:
+    """Tau from which on the estimate is zero: the end of the spectrum of ``Qhat (S + sqrt(Delta) Z)`` there."""
+    noise = seen.spread(float(prior.second_moment(1)[0, 0]), 0.0)
+    ends = [spectral_end(prior, noise, sign) for sign in ((1,) if positive else (1, -1))]
+    return max(*ends, 0.0) * seen.stiffness(0.0)
+
+
+def best_penalty(prior: Any, seen: Observations, positive: bool) -> tuple[float, FixedPoint]:
+    """Tau of the least error, and the fixed point there; ``SMALLEST`` where a vanishing penalty is best."""
+    from scipy.optimize import minimize_scalar
+
+    largest = vanishing_penalty(prior, seen, positive)
+    ends = math.log(SMALLEST * largest), math.log(largest)
+    known: dict[float, FixedPoint] = {}
+
+    def error(log_penalty: float) -> float:
+        near = min(known, key=lambda key: abs(key - log_penalty), default=None)
+        known[log_penalty] = fixed_point(
+            prior, seen, math.exp(log_penalty), positive, None if near is None else known[near]
+        )
+        return known[log_penalty].error
+
+    minimize_scalar(error, bounds=ends, method="bounded", options={"xatol": 1e-3})
+    error(ends[0])
+    best = min(known, key=lambda key: known[key].error)
+    return math.exp(best), known[best]
+
+
+def perfect_recovery(prior: Any, observations: int, kappa: float, positive: bool) -> float:
+    r"""Sample ratio above which labels without noise and a vanishing penalty recover the signal.
+
+    With a part p of eigenvalues zero and the semicircle sigma, ``kappa alpha K`` is
+
+    .. math:: \min_t \; 1 - p^2 + (1 - p) t^2 + p \int \sigma(dx) (\sqrt p\, x - t)_+^2
+
+    (twice the integral for matrices of both signs), the statistical dimension of the cone of descent.
+    """
+    from scipy.optimize import minimize_scalar
+
+    p = null_eigenvalues(prior)
+    angles, weights = np.polynomial.legendre.leggauss(64)
+    sides = 1 if positive else 2
+
+    def dimension(t: float) -> float:
+        return 1 - p * p + (1 - p) * t * t + sides * p * _tail(math.sqrt(p), t, angles, weights)
+
+    found = minimize_scalar(dimension, bounds=(0.0, 2.0), method="bounded", options={"xatol": 1e-10})
+    return float(min(found.fun, dimension(0.0)) / (kappa * observations))
+
+
+def interpolation(prior: Any, observations: int, kappa: float, noise: float, positive: bool) -> float | None:
+    r"""Sample ratio below which a vanishing penalty leaves no loss: labels of this noise are met by every matrix of a set.
+
+    There the threshold theta is 0 and ``kappa alpha K = D(Delta, 0)``, with ``Delta D = E + nu``. Among matrices of both signs it
+    is the dense count of equations, ``kappa alpha K = 1``; positive ones among pure noise: 1/2 (arXiv:2310.01169). None
+    without noise: then the signal itself meets all labels.
+    """
+    from scipy.optimize import brentq
+
+    if not noise > 0:
+        return None
+
+    def excess(log_noise: float) -> float:
+        found = shrunk(prior, math.exp(log_noise), 0.0, positive)
+        return math.exp(log_noise) * found.freedom - found.error - noise
+
+    if not positive:
+        return 1 / (kappa * observations)
+    low = high = math.log(noise)
+    while excess(low) > 0:
+        low -= 1.0
+    while excess(high) < 0:
+        high += 1.0
+    at = brentq(excess, low, high, xtol=1e-12)
+    return shrunk(prior, math.exp(at), 0.0, positive).freedom / (kappa * observations)
+
+
+def _tail(scale: float, t: float, nodes: Host, weights: Host) -> float:
+    """``int sigma(dx) (scale x - t)_+^2``: with x = 2 cos(angle) the integrand is smooth up to its end."""
+    if t >= 2 * scale:
+        return 0.0
+    end = math.acos(t / (2 * scale)) if scale > 0 else 0.0
+    angle = end / 2 * (nodes + 1)
+    values = (2 * scale * np.cos(angle) - t) ** 2 * np.sin(angle) ** 2 * 2 / math.pi
+    return float(end / 2 * (weights @ values))

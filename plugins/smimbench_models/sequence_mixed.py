@@ -1,0 +1,62 @@
+"""Products of the sequence model on a GPU with inputs in float32 and all else in float64; the kernels are ``sequence_mixed.cu``.
+
+A matrix product would first make a copy of the inputs in float64: three times the traffic of what it saves. Checked on any
+machine, compiled for the host, by tests/models/test_sequence_mixed.py; not measured on a device.
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Array
+
+__all__ = ["MOST_COMPONENTS", "project", "push", "source"]
+
+MOST_COMPONENTS = 8
+"""Components whose sums a thread can hold in registers. Doubled: they spill to memory."""
+THREADS, ROWS = 128, 4
+"""Threads of a block and tokens that it shares, as in the kernels."""
+SHARES = 64
+"""Parts into which ``push`` cuts the tokens, so that there are enough threads. Doubled (not measured): more partial sums."""
+
+
+def source(components: int) -> str:
+    """Text of the kernels for so many components."""
+    return f"#define P {components}\n" + files(__package__).joinpath("sequence_mixed.cu").read_text(encoding="utf-8")
+
+
+@functools.cache
+def _kernel(name: str, components: int) -> Any:
+    import cupy
+
+    return cupy.RawKernel(source(components), name, options=("--std=c++14",))
+
+
+def project(flat: Array, rows: Array) -> Array:
+    """Products (k, P) of the tokens (k, D) in float32 with vectors (P, D) in float64."""
+    import cupy
+
+    (count, size), components = flat.shape, rows.shape[0]
+    found = cupy.empty((count, components), dtype=np.float64)
+    if count:
+        arguments = (flat, cupy.ascontiguousarray(rows), np.int64(count), np.int64(size), found)
+        _kernel("project", components)((-(-count // ROWS),), (THREADS,), arguments)
+    return found
+
+
+def push(left: Array, flat: Array) -> Array:
+    """Product (P, D) of weights (P, k) in float64 with the tokens (k, D) in float32."""
+    import cupy
+
+    (count, size), components = flat.shape, left.shape[0]
+    share = max(1, -(-count // SHARES))
+    parts = cupy.zeros((-(-count // share), components, size), dtype=np.float64)
+    if count:
+        arguments = (flat, cupy.ascontiguousarray(left.T), np.int64(count), np.int64(size), np.int64(share), parts)
+        _kernel("push", components)((-(-size // THREADS), parts.shape[0]), (THREADS,), arguments)
+    return parts.sum(axis=0)

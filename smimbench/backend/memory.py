@@ -1,0 +1,45 @@
+"""Memory of an accelerator: what is free, and what of it one chunk of samples may take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import array_api_compat
+import numpy as np
+
+if TYPE_CHECKING:
+    from smimbench.interfaces import Array
+
+__all__ = ["chunk_bytes", "free_memory"]
+
+SHARE_OF_CHUNK = 8
+"""Free memory over a chunk's bytes: streaming holds three chunks of inputs, and models make temporaries of that size.
+Doubled: twice as many chunks where memory is short."""
+LARGEST_CHUNK = 1 << 30
+"""Bytes of a chunk that are enough: the products of one take a hundred times as long as its calls. Doubled: larger
+temporaries, no time won."""
+SMALLEST_CHUNK = 1 << 20
+"""Bytes that a chunk always has. Doubled: out of memory a little earlier."""
+
+
+def free_memory(like: Array) -> int | None:
+    """Bytes that arrays may still take where ``like`` lives; None for the memory of the host."""
+    if type(like) is not np.ndarray and array_api_compat.is_cupy_array(like):
+        import cupy
+
+        from smimbench.backend.namespaces.cupy import free_memory as on_gpu
+
+        return on_gpu(cupy)
+    return None
+
+
+def chunk_bytes(like: Array) -> int | None:
+    """Bytes of one chunk of samples on the device where ``like`` lives; None for the host.
+
+    A power of 2, so that a little more or less free memory changes neither the chunks nor, by the order of sums, a result.
+    """
+    free = free_memory(like)
+    if free is None:
+        return None
+    share = min(max(free // SHARE_OF_CHUNK, SMALLEST_CHUNK), LARGEST_CHUNK)
+    return 1 << (share.bit_length() - 1)

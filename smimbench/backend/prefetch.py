@@ -1,0 +1,102 @@
+"""Slices of a host array, each on its way to the device while the one before it is computed with."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+
+    from smimbench.interfaces import Array
+
+__all__ = ["Prefetch", "pinned_transfers"]
+
+
+class Prefetch:
+    """Double buffering: whoever asks for a slice is given it, and the one that should be asked for next sets out.
+
+    An algorithm goes through the samples in slices of one length, and again from the beginning. Two slices are on the device
+    at a time, three while the old one has not been let go of.
+
+    Parameters
+    ----------
+    length : int
+        Of the host array's first axis.
+    begin : callable
+        ``begin(start, stop) -> (array, ticket)`` starts a transfer and does not wait for it.
+    finish : callable
+        ``finish(ticket)`` makes all that is computed from now on wait for it.
+    """
+
+    def __init__(
+        self, length: int, begin: Callable[[int, int], tuple[Array, Any]], finish: Callable[[Any], None]
+    ) -> None:
+        self._length, self._begin, self._finish = length, begin, finish
+        self._ahead: tuple[tuple[int, int], tuple[Array, Any]] | None = None
+        self._first = 0
+
+    def __call__(self, part: slice) -> Array:
+        """The samples of a slice, there when the device comes to use them."""
+        start, stop, _ = part.indices(self._length)
+        asked = (start, max(start, stop))
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            # Also where nobody wants it: its memory must not be used anew while numbers still arrive.
+            self._finish(ahead[1][1])
+        if ahead is not None and ahead[0] == asked:
+            array = ahead[1][0]
+        else:
+            array, ticket = self._begin(*asked)
+            self._finish(ticket)
+        del ahead
+        following = self._following(*asked)
+        if following is not None:
+            self._ahead = following, self._begin(*following)
+        return array
+
+    def _following(self, start: int, stop: int) -> tuple[int, int] | None:
+        """The slice that comes next; None where one slice is all."""
+        if start == 0:
+            self._first = stop
+        if stop < self._length:
+            return stop, min(2 * stop - start, self._length)
+        return (0, self._first) if 0 < self._first < self._length else None
+
+
+_PINNED: set[int] = set()
+
+
+def pinned_transfers(cupy: Any, host: np.ndarray[Any, Any]) -> Prefetch:
+    """Transfers to a GPU from a host array whose pages are locked, once and for as long as it lives, on a stream of their own.
+
+    Raises whatever CUDA raises where pages cannot be locked: limits of the system, memory that is not the process's own.
+    """
+    _pin(cupy.cuda.runtime, host)
+    stream = cupy.cuda.Stream(non_blocking=True)
+
+    def begin(start: int, stop: int) -> tuple[Array, Any]:
+        array = cupy.empty((stop - start, *host.shape[1:]), dtype=host.dtype)
+        # The pool may have given memory that is still read by what has been queued so far.
+        stream.wait_event(cupy.cuda.get_current_stream().record())
+        array.set(host[start:stop], stream=stream)
+        return array, stream.record()
+
+    return Prefetch(len(host), begin, lambda event: cupy.cuda.get_current_stream().wait_event(event))
+
+
+def _pin(runtime: Any, host: np.ndarray[Any, Any]) -> None:
+    name, address = id(host), host.ctypes.data
+    if name in _PINNED:
+        return
+    runtime.hostRegister(address, host.nbytes, 0)
+    _PINNED.add(name)
+
+    def unpin() -> None:
+        _PINNED.discard(name)
+        runtime.hostUnregister(address)
+
+    # At the end of the process the driver does it, and may be gone before us.
+    weakref.finalize(host, unpin).atexit = False

@@ -1,0 +1,251 @@
+"""Results of a suite: gathered, kept as a table, and shown with the verdict first."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from smimbench.cli.options import NOT_OK, OK, complain, make_console, print_json
+from smimbench.files import StoreError, error_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from rich.console import Console
+
+    from smimbench.cli.options import Request
+    from smimbench.run.store import Store
+    from smimbench.suite.cells import Suite
+
+__all__ = ["Results", "kept_document", "present", "present_document", "stored_results"]
+
+
+class Results:
+    """All that was run of a suite on some backends, with the theory beside it."""
+
+    def __init__(self, suite: Suite, store: Store, backends: Sequence[str], request: Request) -> None:
+        from smimbench.report.rows import suite_records
+        from smimbench.run.settings import settings_folder
+        from smimbench.run.store import theory_folder
+        from smimbench.theory.cache import TheoryCache
+
+        self.suite, self.store, self.backends = suite, store, backends
+        self.folder = settings_folder(suite, store)
+        self.pairs = suite_records(suite, store, backends)
+        self.cache = TheoryCache(theory_folder(store))
+        self.cache.remark = lambda line: request.remark([line])
+        self.counts = dict(Counter(record["status"] for _, record in self.pairs))
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """Rows of the error table."""
+        from smimbench.report.rows import error_rows
+
+        return error_rows(self.pairs, self.suite, self.store, self.cache)
+
+    @cached_property
+    def extrapolated(self) -> list[dict[str, Any]]:
+        """Values at infinite dimension, where there are three dimensions or more."""
+        from smimbench.report.extrapolation import extrapolated_rows
+
+        return extrapolated_rows(self.rows, self.suite.run.target)
+
+    @cached_property
+    def others(self) -> list[dict[str, Any]]:
+        """Rows of what other versions of an item made."""
+        from smimbench.report.versions import other_version_rows
+
+        return other_version_rows(self.suite, self.store, self.backends)
+
+    def missing(self, backends: Iterable[str]) -> int:
+        """Cells on these backends that have no record."""
+        return sum(len(self.suite.cells(backend)) for backend in backends) - len(self.pairs)
+
+    def document(self) -> dict[str, Any]:
+        """What ``show --json`` prints."""
+        from smimbench.report.profiles import summary
+        from smimbench.report.verdict import verdicts
+
+        return {
+            "suite": self.suite.name,
+            "title": self.suite.title,
+            "description": self.suite.description,
+            "verdicts": verdicts(self.rows),
+            "summary": summary(self.rows),
+            "rows": self.rows,
+            "extrapolated": self.extrapolated,
+            "status_counts": self.counts,
+            "missing": self.missing(self.backends),
+            "other_versions": self.others,
+        }
+
+    def figures(self, folder: Path | None = None) -> list[Path]:
+        """Draw everything, beside the results where no folder is named; ImportError without matplotlib."""
+        from smimbench.interfaces import offers
+        from smimbench.report.extrapolation_figure import draw_extrapolation
+        from smimbench.report.figures import draw_suite
+        from smimbench.report.learning_curves import draw_learning_curves
+        from smimbench.report.own_theory import draw_trajectories
+        from smimbench.report.profiles import draw_profiles
+        from smimbench.report.spectra import draw_spectra
+        from smimbench.report.theory_figure import draw_phases
+        from smimbench.report.time_figure import draw_seconds
+
+        folder = folder or self.folder / "figures"
+        problems = [plan.problem for plan in self.suite.plans]
+        # Whether theory on a fine grid costs next to nothing.
+        curve = all(p.components == 1 and offers(p.channel, "information") for p in problems)
+        return [
+            *draw_suite(self.suite, self.rows, self.cache, folder, curve=curve),
+            *draw_learning_curves(self.suite, self.pairs, self.cache, self.store, folder, curve=curve),
+            *draw_seconds(self.suite, self.pairs, self.cache, self.store, folder),
+            *draw_profiles(self.suite, self.rows, self.pairs, self.cache, self.store, folder),
+            *draw_phases(self.suite, self.cache, folder),
+            *draw_trajectories(self.suite, self.pairs, self.cache, self.store, folder),
+            *draw_spectra(self.suite, self.pairs, self.cache, folder),
+            *draw_extrapolation(self.suite, self.extrapolated, folder),
+        ]
+
+
+def stored_results(request: Request, backends: Sequence[str] = (), *, or_others: bool = False) -> Results:
+    """Results of a suite on these backends (none: all there are); an error if there are none."""
+    from smimbench.run.campaign import changed_code
+
+    suite = request.suite()
+    store = request.store(suite)
+    records = store.load().values()
+    known = sorted({record["cell"]["backend"] for record in records})
+    request.remark(store.complaints)
+    results = Results(suite, store, backends or known or ["numpy"], request)
+    cells = [cell for backend in results.backends for cell in suite.cells(backend, request.registry)]
+    request.remark(changed_code(cells, records))
+    if not results.pairs and not (or_others and results.others):
+        raise click.UsageError(_nothing_of(request, suite, store))
+    return results
+
+
+def _nothing_of(request: Request, suite: Suite, store: Store) -> str:
+    """What is missing, under which settings there is something, and how to get it."""
+    from smimbench.run.settings import options_of, settings_of_suite
+
+    asked = options_of(suite)
+    line = f"no results of {suite.name} {f'with {asked} ' if asked else ''}in {store.folder}"
+    others = [one.words or "no option" for one in settings_of_suite(store.folder) if one.words != asked]
+    if others:
+        line += f"; there are some with {', or with '.join(others)}"
+    return f"{line}; run '{' '.join(filter(None, ('smimbench run', request.name, asked)))}' first"
+
+
+def kept_document(request: Request, reason: str) -> dict[str, Any] | None:
+    """The table of a finished run whose suite cannot be read any more, because an item is missing; with a remark."""
+    from smimbench.report.stored_table import kept_table
+    from smimbench.run.settings import settings_under
+
+    path = Path(request.name)
+    found = settings_under(path if path.is_dir() else request.results / path.stem)
+    if len(found) != 1 or request.overrides or request.only:
+        return None
+    if path.suffix == ".toml" and path.read_text(encoding="utf-8") != found[0].shared["text"]:
+        return None
+    document = kept_table(found[0].folder)
+    if document is not None:
+        written = time.strftime("%Y-%m-%d %H:%M", time.localtime(found[0].shared.get("written", 0)))
+        request.remark([f"{reason}; shown is the table as it was made on {written}"])
+    return document
+
+
+def present(results: Results, request: Request, *, figure: bool, full: bool = False, keep: bool = False) -> int:
+    """Verdict and tables (or JSON), figures and the exit code."""
+    from smimbench.report.stored_table import keep_table
+
+    document = results.document()
+    if keep:
+        keep_table(results.folder, document)
+    code = present_document(document, request, results.folder, full=full)
+    if figure and results.rows:
+        _draw(results, silent=request.as_json or request.quiet)
+    return code
+
+
+def present_document(document: dict[str, Any], request: Request, folder: Path, *, full: bool = False) -> int:
+    """What ``show`` prints of a document, and the exit code."""
+    from smimbench.backend import machine
+    from smimbench.report.diagnostics import diagnostic_tables
+    from smimbench.report.extrapolation_tables import extrapolated_tables
+    from smimbench.report.leaderboard import leaderboard_tables
+    from smimbench.report.learning_order import learning_tables
+    from smimbench.report.profiles import summary_tables
+    from smimbench.report.tables import error_tables, runtime_tables, status_line
+    from smimbench.report.verdict import contender_tables, verdict_line
+    from smimbench.report.versions import other_version_tables
+
+    rows, counts, missing = document["rows"], document["status_counts"], document["missing"]
+    if request.as_json:
+        print_json(document)
+    else:
+        console = make_console()
+        console.print(document["title"], style="bold")
+        if document.get("description"):
+            console.print(document["description"])
+        for verdict in document["verdicts"]:
+            console.print(verdict_line(verdict), style="green", markup=False)
+        console.print()
+        for table in (
+            *contender_tables(document["verdicts"]),
+            *(summary_tables(document["summary"]) if len(document["verdicts"]) > 1 else ()),
+            *(leaderboard_tables(rows) if full else ()),
+            *error_tables(rows, full=full),
+            *extrapolated_tables(document["extrapolated"]),
+            *learning_tables(rows),
+            *diagnostic_tables(rows),
+            *runtime_tables(rows, machine.fingerprint(), full=full),
+            *other_version_tables(document["other_versions"]),
+        ):
+            console.print(table, crop=False)
+            console.print()
+        if not request.quiet:
+            _remarks(console, rows, request)
+        console.print(status_line(counts, missing))
+        console.print(f"results: {folder}", soft_wrap=True)
+    bad = sum(count for name, count in counts.items() if name not in ("ok", "skipped"))
+    return NOT_OK if bad or missing or not counts.get("ok") else OK
+
+
+def _remarks(console: Console, rows: Sequence[dict[str, Any]], request: Request) -> None:
+    from smimbench.report.labels import place
+
+    reasons = sorted({(row["algorithm"], row["alpha"], reason) for row in rows for reason in row["reasons"]})
+    for algorithm, alpha, reason in reasons[:20]:
+        console.print(f"{algorithm} at alpha {alpha:.4g}: {reason}", style="yellow", soft_wrap=True, markup=False)
+    if len(reasons) > 20:
+        console.print(f"... and {len(reasons) - 20} more reasons (--json has all)", style="yellow")
+    for algorithm, warning in sorted({(row["algorithm"], w) for row in rows for w in row["warnings"]}):
+        console.print(f"{algorithm}: warning: {warning}", style="yellow", soft_wrap=True, markup=False)
+    again = sorted({name for row in rows for name in row["status_counts"] if name in ("failed", "timeout")})
+    if again:
+        retry = " ".join(f"--retry {name}" for name in again)
+        console.print(f"once that is mended: smimbench run {request.name} {retry}", style="yellow", soft_wrap=True)
+    restarts = sum({place(row): row["restarts"] for row in rows}.values())
+    if restarts:
+        console.print(f"{restarts} runs were restarted once, more cautiously", style="yellow")
+
+
+def _draw(results: Results, *, silent: bool) -> None:
+    try:
+        paths = results.figures()
+    except ImportError:
+        complain("no figure: matplotlib is missing; pip install 'smimbench[plot]'")
+        return
+    except StoreError:
+        raise
+    except Exception as error:  # theory on a finer grid may ask a plugin more than the tables did
+        complain(f"no figure: {error_line(error)}")
+        return
+    for path in () if silent else paths:
+        if path.suffix == ".png":
+            click.echo(f"figure:  {path} (and .svg, .pdf, .csv)")

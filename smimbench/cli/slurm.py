@@ -1,0 +1,68 @@
+"""``smimbench slurm``: a suite as a job array."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from smimbench.cli.options import OK, RESULTS, SUITE, Request, command, complain
+
+__all__ = ["slurm"]
+
+
+@command(
+    SUITE,
+    click.Option(["--minutes"], type=click.IntRange(5, 60 * 24 * 30), default=60, show_default=True, help="Wall time."),
+    click.Option(
+        ["--cpus"], type=click.IntRange(1, 1024), default=1, show_default=True, help="Cells at a time per task."
+    ),
+    click.Option(
+        ["--max-array"],
+        type=click.IntRange(1),
+        default=1000,
+        show_default=True,
+        help="Most tasks: MaxArraySize - 1 of 'scontrol show config'.",
+    ),
+    click.Option(["--backend"], default="numpy", show_default=True, help="Array backend of the cells."),
+    click.Option(["--output"], type=click.Path(dir_okay=False, path_type=Path), help="File; default: standard output."),
+    RESULTS,
+)
+def slurm(request: Request, minutes: int, cpus: int, max_array: int, backend: str, output: Path | None) -> int:
+    """Write a SLURM batch script: a job array whose tasks share the cells by their cost.
+
+    Submit it with sbatch from the folder where you are now. Tasks stop before the wall time, queue themselves again and go
+    on where they were.
+    """
+    from smimbench.files import write_atomically
+    from smimbench.run.cost import estimate_cost
+    from smimbench.run.slurm import plan_array, script
+
+    suite = request.suite()
+    cells = suite.cells(backend, request.registry)
+    seconds = estimate_cost(cells, 1, request.store(suite).load().values(), trials=backend == "numpy").seconds
+    array = plan_array(cells, seconds, minutes, cpus, max_array)
+    again = [
+        sys.executable,
+        "-m",
+        "smimbench",
+        "run",
+        request.name,
+        "--results",
+        str(request.results),
+        "--backend",
+        backend,
+    ]
+    again += [word for one in request.overrides for word in ("--set", one)]
+    again += [word for one in request.only for word in ("--only", one)]
+    again += [word for one in request.registry.paths for word in ("--plugins", one)]
+    text = script(array, suite.name, again, str(request.results))
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        write_atomically(output, text.encode())
+    if not request.quiet:
+        hours = seconds / 3600
+        complain(f"{len(cells)} cells, about {hours:.2g} hours of one core, in {array.tasks} tasks; prices are rough")
+    return OK

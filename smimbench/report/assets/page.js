@@ -1,0 +1,100 @@
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const root = document.documentElement;
+  const dark = () => root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  const number = (v, digits = 4) => v === null || v === undefined || v === "" ? "" : (Math.abs(v) < 1e-4 || Math.abs(v) >= 1e5) && Number(v) !== 0 ? Number(v).toExponential(1) : String(Number(Number(v).toPrecision(digits)));
+
+  // -- tables: every heading is a button that sorts; rows are filtered by problem, algorithm and status
+  const key = (cell) => cell.dataset.value === undefined ? cell.textContent.trim() : cell.dataset.value;
+  const order = (a, b) => {
+    if (a === "" || b === "") return a === b ? 0 : a === "" ? 1 : -1;
+    const [x, y] = [Number(a), Number(b)];
+    return Number.isNaN(x) || Number.isNaN(y) ? a.localeCompare(b) : x - y;
+  };
+  for (const table of document.querySelectorAll("table.sortable")) {
+    const body = table.tBodies[0];
+    [...table.tHead.rows[0].cells].forEach((head, column) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.textContent = head.textContent;
+      head.replaceChildren(button);
+      button.addEventListener("click", () => {
+        const down = head.getAttribute("aria-sort") === "ascending";
+        for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
+        head.setAttribute("aria-sort", down ? "descending" : "ascending");
+        const rows = [...body.rows].sort((a, b) => {
+          const [x, y] = [key(a.cells[column]), key(b.cells[column])];
+          const found = order(x, y);
+          return down && x !== "" && y !== "" ? -found : found; // what is blank stays below
+        });
+        body.append(...rows);
+      });
+    });
+  }
+
+  // -- charts
+  const template = () => ({
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: {color: dark() ? "#e8e8e6" : "#1a1a1a", size: 12},
+    margin: {l: 60, r: 15, t: 50, b: 70}, hovermode: "closest", legend: {orientation: "h", y: -0.3}, showlegend: true,
+  });
+  const axis = (more) => ({gridcolor: dark() ? "#3a3a3a" : "#e5e5e5", zeroline: false, ...more});
+  const ink = () => dark() ? "#ffffff" : "#000000";
+  const positive = (values) => values.filter((v) => v > 1e-16);
+  const draw = (chart, state) => {
+    const logarithmic = chart.zero;
+    const all = positive(chart.traces.flatMap((t) => t.y));
+    const floor = logarithmic ? Math.pow(10, Math.floor(Math.log10(Math.min(...all, chart.target)) - 0.3)) : null;
+    const lift = (v) => floor === null ? v : Math.max(v, floor);
+    const traces = chart.traces.filter((t) => !t.algorithm || state.algorithms.has(t.algorithm)).map((t) => ({
+      type: "scatter", name: t.name, x: t.x, y: t.y.map(lift), text: t.text, hovertemplate: "%{text}<extra></extra>",
+      mode: t.mode, line: {color: t.colour || ink(), dash: t.dash, width: 2},
+      marker: {color: t.colour || ink(), symbol: t.symbols || t.symbol, size: 8},
+      error_y: t.error ? {type: "data", array: t.error, color: t.colour, thickness: 1.2, width: 3} : undefined,
+    }));
+    const shapes = chart.thresholds.map((t) => ({type: "line", x0: t.at, x1: t.at, y0: 0, y1: 1, yref: "paper", line: {color: "#888", dash: "dash", width: 1}}));
+    const notes = chart.thresholds.map((t, i) => ({x: t.at, y: 1, yref: "paper", yanchor: "bottom", yshift: 12 * (i % 2), text: t.name, showarrow: false, font: {size: 10}}));
+    if (floor !== null) notes.push({x: 1, xref: "paper", xanchor: "right", y: Math.log10(floor), yshift: 9, text: "lowest: 0", showarrow: false, font: {size: 10}});
+    Plotly.react(chart.node, traces, {
+      ...template(), title: {text: chart.title, font: {size: 13}}, shapes, annotations: notes,
+      xaxis: axis({title: {text: chart.xlabel}, type: chart.xlog ? "log" : "linear"}),
+      yaxis: axis({title: {text: chart.ylabel}, type: logarithmic || chart.ylog ? "log" : "linear", exponentformat: "power",
+                   rangemode: logarithmic || chart.ylog ? "normal" : "tozero"}),
+    }, {responsive: true, displaylogo: false, displayModeBar: false});
+  };
+  for (const chart of data.charts) {
+    chart.node = document.createElement("div");
+    chart.node.className = "chart";
+    chart.node.setAttribute("role", "img");
+    chart.node.setAttribute("aria-label", chart.title + ": " + chart.ylabel + " against " + chart.xlabel);
+    document.getElementById("charts-" + chart.group).append(chart.node);
+  }
+
+  // -- filters
+  const form = document.getElementById("filters");
+  const chosen = () => ({
+    algorithms: new Set([...form.querySelectorAll("input[name=algorithm]:checked")].map((box) => box.value)),
+    problem: form.elements.problem.value, status: form.elements.status.value,
+  });
+  const apply = () => {
+    const state = chosen();
+    for (const row of document.querySelectorAll("tr[data-algorithm]")) {
+      const statuses = row.dataset.status.split(" ");
+      row.hidden = !state.algorithms.has(row.dataset.algorithm) || (state.problem !== "" && row.dataset.problem !== state.problem) ||
+        (state.status !== "" && !statuses.includes(state.status));
+    }
+    for (const chart of data.charts) {
+      chart.node.hidden = state.problem !== "" && chart.problem !== state.problem;
+      if (!chart.node.hidden) draw(chart, state);
+    }
+    const rows = document.querySelectorAll("#rows tbody tr");
+    document.getElementById("count").textContent = [...rows].filter((r) => !r.hidden).length + " of " + rows.length + " rows";
+  };
+  form.addEventListener("input", apply);
+  form.addEventListener("reset", () => setTimeout(apply));
+  document.getElementById("theme").addEventListener("click", () => { root.dataset.theme = dark() ? "light" : "dark"; apply(); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", apply);
+  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => { one.open = true; }));
+  document.getElementById("csv").href = "data:text/csv;charset=utf-8," + encodeURIComponent(data.csv);
+  apply();
+})();

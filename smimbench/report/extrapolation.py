@@ -1,0 +1,135 @@
+"""Rows of several dimensions continued to infinite dimension, where theory holds: limit, error, law, distance from theory.
+
+Theory is a statement about D -> infinity; at finite D a mean differs from it by its finite-size correction. A row at one D says
+how far it is from theory, and the extrapolation whether that is a correction or a mistake.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from smimbench.files import canonical_json
+from smimbench.numerics.size_laws import extrapolate, law_name, pooled_errors
+from smimbench.numerics.statistics import normal_score
+from smimbench.report.labels import grouped
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["FEWEST", "extrapolated_rows"]
+
+FEWEST = 3
+"""Dimensions from which on rows are extrapolated: with two there is a line through both, and nothing tests it."""
+
+ROUNDING = 1e-9
+"""Smallest standard error, in units of the value: runs that agree better agree by rounding. Doubled: the same."""
+
+
+def extrapolated_rows(rows: Sequence[dict[str, Any]], target: float = 1e-3) -> list[dict[str, Any]]:
+    """One entry for every problem, algorithm, backend, nominal sample ratio, metric and component of three dimensions or more.
+
+    Parameters
+    ----------
+    rows : sequence of dict
+        As from ``error_rows``.
+    target : float
+        Absolute error that counts as reached where theory says 0 (``run.target`` of the suite): there ``z`` takes it for an
+        error beside the others.
+
+    Returns
+    -------
+    list of dict
+        ``value`` and ``error`` at D = infinity; ``law`` (``"1/D"`` unless rejected), its ``coefficient`` and
+        ``coefficient_error``, ``chi2``, ``dof``, ``p_value``; ``first_p_value``, that of 1/D; ``exponent``, the best single
+        one with its interval and the probability that 1 is as good; ``theory``, ``theory_error``, ``difference``, and ``z``,
+        the difference in units of all errors together, as likely as a normal variable of that size; ``points``, what was fitted.
+        As in rows, ``theory`` is the algorithm's own (``own_theory``) where it has one, otherwise the Bayes-optimal value.
+
+    Notes
+    -----
+    The number of samples is rounded, so that the sample ratio really used depends a little on D. What is fitted are the values at
+    the sample ratio of the largest D: the others are moved there by the difference of theory between the two.
+    """
+    keys = ("algorithm", "backend", "nominal_alpha", "metric", "component")
+
+    def what(row: dict[str, Any]) -> tuple[Any, ...]:
+        return (row["problem"], *(row[key] for key in keys), canonical_json(row["identity"]))
+
+    found = []
+    for members in grouped((row for row in rows if "nominal_alpha" in row), what).values():
+        entry = _entry(sorted(members, key=lambda row: row["dimension"]), target)
+        if entry is not None:
+            found.append(entry)
+    return found
+
+
+def _entry(members: Sequence[dict[str, Any]], target: float) -> dict[str, Any] | None:
+    runs = [row for row in members if row["mean"] is not None]
+    if len({row["dimension"] for row in runs}) < FEWEST:
+        return None
+    sizes = [row["dimension"] for row in runs]
+    deviations = [math.nan if row["sem"] is None else row["sem"] * math.sqrt(row["n"]) for row in runs]
+    errors, dof = pooled_errors(sizes, deviations, [row["n"] for row in runs])
+    last = runs[-1]
+    values = [row["mean"] + _moved(row, last) for row in runs]
+    used = [i for i, error in enumerate(errors) if math.isfinite(error)]
+    if len(used) < FEWEST:
+        return None
+    floors = [max(float(errors[i]), ROUNDING * abs(values[i]), ROUNDING * target) for i in used]
+    result = extrapolate([sizes[i] for i in used], [values[i] for i in used], floors, dof)
+    fit, theory = result.fit, last["theory"]
+    statuses: Counter[str] = Counter()
+    for row in members:
+        statuses.update(row["status_counts"])
+    verdict = _against(fit.limit, result.error, dof, theory, last["theory_error"], target)
+    named = ("problem", "algorithm", "backend", "metric", "component", "bayes", "identity")
+    beside = ("component_word", "own_theory", "own_theory_error", "no_theory")
+    return {
+        **{key: last[key] for key in named},
+        **{key: last.get(key) for key in beside},
+        "own_z": None if last.get("own_theory") is None else verdict["z"],
+        "alpha": last["nominal_alpha"],
+        "value": fit.limit,
+        "error": result.error,
+        "law": law_name(fit.law),
+        "coefficient": float(fit.coefficients[0]),
+        "coefficient_error": float(fit.coefficient_errors[0]),
+        "chi2": fit.chi2,
+        "dof": fit.dof,
+        "p_value": fit.p_value,
+        "first_p_value": result.first.p_value,
+        "exponent": {name: getattr(result.exponent, name) for name in ("value", "low", "high", "p_value")},
+        **verdict,
+        "n": sum(row["n"] for row in runs),
+        "status_counts": dict(statuses),
+        "curve": {"exponents": list(fit.law), "coefficients": fit.coefficients.tolist()},
+        "points": [
+            {"dimension": sizes[i], "n": runs[i]["n"], "mean": runs[i]["mean"], "moved": values[i], "error": error}
+            for i, error in zip(used, floors)
+        ],
+    }
+
+
+def _moved(row: dict[str, Any], last: dict[str, Any]) -> float:
+    """What theory says of the difference between the sample ratios of two dimensions."""
+    if row["theory"] is None or last["theory"] is None or row["alpha"] == last["alpha"]:
+        return 0.0
+    return float(last["theory"] - row["theory"])
+
+
+def _against(
+    limit: float, error: float, dof: float, theory: float | None, theory_error: float | None, target: float
+) -> dict[str, Any]:
+    if theory is None:
+        return {"theory": None, "theory_error": theory_error, "difference": None, "z": None}
+    scale = math.hypot(error, theory_error or 0.0, target if theory == 0 else 0.0)
+    score = (limit - theory) / scale
+    # An error that rests on few runs is itself unsure: Student's law, as the normal score that is as unlikely.
+    return {
+        "theory": theory,
+        "theory_error": theory_error,
+        "difference": limit - theory,
+        "z": math.copysign(normal_score(abs(score), dof), score),
+    }

@@ -1,0 +1,87 @@
+"""Tables of values at infinite dimension beside theory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from smimbench.registry.metrics import find_metric
+from smimbench.report.labels import grouped
+from smimbench.report.tables import (
+    component_column,
+    differs,
+    make_table,
+    place_columns,
+    signed,
+    statuses,
+    two_verdicts,
+    uncertain,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
+    from smimbench.report.tables import Column
+
+__all__ = ["CAPTION", "exponent_text", "extrapolated_tables", "size_markdown"]
+
+CAPTION = (
+    "value: limit of the means for D to infinity, with lack of fit in its error; law: of the corrections, 1/D unless its "
+    "chi-square rejects it; exponent: the best single one, with its interval; z: distance from theory in units of both errors"
+)
+
+
+def extrapolated_tables(entries: Sequence[dict[str, Any]]) -> list[RenderableType]:
+    """One table per problem and metric, largest distance from theory first; ``entries`` from ``extrapolated_rows``."""
+    return [
+        _table(problem, metric, members)
+        for problem, all_of_it in grouped(entries, lambda entry: entry["problem"]).items()
+        for metric, members in grouped(all_of_it, lambda entry: entry["metric"]).items()
+    ]
+
+
+def _table(problem: str, metric: str, entries: list[dict[str, Any]]) -> RenderableType:
+    columns: list[Column] = [
+        *place_columns([{**entry, "dimension": 0} for entry in entries]),
+        *component_column(entries),
+        ("value ± err", "r", lambda e: uncertain(e["value"], e["error"], 0.0)),
+        *(two_verdicts() if any(map(differs, entries)) else _one_verdict()),
+        ("law", "l", lambda e: e["law"]),
+        ("chi2/dof", "r", lambda e: f"{e['chi2']:.1f}/{e['dof']}"),
+        ("exponent", "r", lambda e: exponent_text(e["exponent"])),
+        ("status", "l", lambda e: statuses(e["status_counts"])),
+    ]
+    ordered = sorted(entries, key=lambda e: -abs(e["z"] or 0.0))
+    title = f"{problem}: {find_metric(metric).label} at infinite D"
+    return make_table(title, columns, ordered, CAPTION)
+
+
+def _one_verdict() -> list[Column]:
+    return [
+        ("theory ± err", "r", lambda e: uncertain(e["theory"], e["theory_error"])),
+        ("z", "r", lambda e: signed(e["z"], ".1f", 1000, ".0e")),
+    ]
+
+
+def exponent_text(exponent: dict[str, float]) -> str:
+    """``1.1 (0.8-1.5)``; ``>0.7`` where there is no upper end, blank where every exponent fits as well."""
+    from smimbench.numerics.size_laws import EXPONENTS
+
+    below, above = exponent["low"] <= EXPONENTS[0], exponent["high"] >= EXPONENTS[-1]
+    if below or above:
+        return "" if below and above else f"<{exponent['high']:.1f}" if below else f">{exponent['low']:.1f}"
+    return "{value:.1f} ({low:.1f}-{high:.1f})".format_map(exponent)
+
+
+_FIELDS = (
+    "problem", "algorithm", "backend", "alpha", "metric", "component", "n", "value", "error", "theory", "theory_error",
+    "difference", "z", "law", "coefficient", "chi2", "dof", "p_value",
+)  # fmt: skip
+
+
+def size_markdown(entries: Sequence[dict[str, Any]]) -> str:
+    """Entries as a Markdown table, rounded; empty without any."""
+    from smimbench.report.tables import markdown_table
+
+    return markdown_table(_FIELDS, entries) if entries else ""

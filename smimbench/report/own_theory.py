@@ -1,0 +1,158 @@
+"""What theory says of the algorithms of a suite themselves: their points, a table of them, and the way there beside runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.registry.adapters import plan_of, sizes
+from smimbench.registry.metrics import find_metric
+from smimbench.registry.registry import get_registry
+from smimbench.report.labels import grouped
+from smimbench.report.rows import draws_fresh, own_point
+from smimbench.report.style import COLOURS, legend, literal, new_figure, save_figure
+from smimbench.report.tables import make_table, number
+from smimbench.suite.cells import build_algorithm
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from rich.console import RenderableType
+
+    from smimbench.problem.problem import Problem
+    from smimbench.run.store import Store
+    from smimbench.suite.cells import Cell, Suite
+    from smimbench.theory.cache import TheoryCache
+
+__all__ = ["add_own_theory", "draw_trajectories", "own_theory_tables"]
+
+PANELS = 9
+"""Panels of the figure at the most; doubled, it has six rows and panels are still of the same size."""
+
+PATHS = ("mse", "overlap")
+"""What is drawn against the clock of the algorithm."""
+
+
+def add_own_theory(suite: Suite, documents: Sequence[dict[str, Any]], cache: TheoryCache) -> None:
+    """Add ``algorithms`` to every problem's document: ``algorithm``, ``dimension`` and ``point``, or ``no_theory`` in words.
+
+    What depends on sizes is given for every dimension of the suite; algorithms that draw fresh samples stand at the sample
+    ratio of all of them, and have one entry for every dimension.
+    """
+    by_label = {document["problem"]["label"]: document for document in documents}
+    for document in documents:
+        document["algorithms"] = []
+    problems = {plan.label: plan.problem for plan in suite.plans}
+    seen: set[str] = set()
+    for cell in suite.cells():
+        if cell.replicate or cell.problem_label not in by_label:
+            continue
+        problem = problems[cell.problem_label]
+        ratio = _ratio(problem, cell)
+        found = own_point(cache, problem, cell, ratio, trajectory=True)
+        entry: dict[str, Any] = {"algorithm": cell.algorithm_label, "alpha": ratio, "dimension": cell.dimension}
+        entry |= {"no_theory": found} if isinstance(found, str) else {"point": found}
+        same = repr((cell.problem_label, {**entry, "dimension": None}))
+        if same not in seen:
+            seen.add(same)
+            by_label[cell.problem_label]["algorithms"].append(entry)
+
+
+def _ratio(problem: Problem, cell: Cell) -> float:
+    model = problem.model
+    n = model.sample_count(cell.alpha, cell.dimension)
+    if draws_fresh(cell.algorithm):
+        algorithm = build_algorithm(cell.algorithm, problem, get_registry())
+        plan = plan_of(algorithm, sizes(n, model.tokens, cell.dimension))
+        n = int(plan.steps or 0) * int(plan.batch or n) or n
+    return float(model.sample_ratio(n, cell.dimension))
+
+
+def own_theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableType]:
+    """One table per problem: what theory says of each algorithm."""
+    tables = []
+    for document in documents:
+        entries = [entry for entry in document.get("algorithms", ()) if "point" in entry]
+        none = dict.fromkeys(
+            (e["algorithm"], e["no_theory"]) for e in document.get("algorithms", ()) if "point" not in e
+        )
+        note = "; ".join(f"{name} has no theory of its own here: {reason}" for name, reason in none)
+        tables.append(
+            make_table(
+                f"{document['problem']['label']}: the algorithms themselves",
+                [
+                    ("algorithm", "l", lambda e: e["algorithm"]),
+                    ("alpha", "r", lambda e: f"{e['alpha']:.5g}"),
+                    ("MSE", "r", lambda e: " ".join(number(v, 5) for v in np.atleast_1d(e["point"]["mse"]))),
+                    ("overlap", "r", lambda e: " ".join(number(v, 5) for v in np.diagonal(e["point"]["overlap"]))),
+                    ("obtained by", "l", lambda e: e["point"]["method"]),
+                ],
+                entries,
+                note,
+            )
+        )
+    return tables
+
+
+def draw_trajectories(
+    suite: Suite, pairs: Sequence[tuple[Cell, dict[str, Any]]], cache: TheoryCache, store: Store, folder: Path
+) -> list[Path]:
+    """Runs against their own clock, beside the trajectory that theory has of them: thin lines runs, dashed theory.
+
+    One panel for every problem, algorithm, sample ratio and dimension whose theory has a trajectory: error and overlap of every
+    component against iterations, or against samples / D where samples are counted.
+
+    Returns
+    -------
+    list of Path
+        PNG, SVG and PDF; empty where no theory has a trajectory.
+    """
+    problems = {plan.label: plan.problem for plan in suite.plans}
+    panels = []
+    groups = grouped(
+        pairs, lambda pair: (pair[0].problem_label, pair[0].algorithm_label, pair[0].alpha, pair[0].dimension)
+    )
+    for (label, name, _, dimension), members in groups.items():
+        cell, problem = members[0][0], problems[label]
+        records = [record for _, record in members]
+        found = own_point(cache, problem, cell, _ratio(problem, cell), records, trajectory=True)
+        if isinstance(found, str) or "trajectory" not in found:
+            continue
+        runs = [run for record in records if (run := store.trajectory(record)) is not None and "mse" in run]
+        panels.append((f"{label}: {name}, D = {dimension}", dimension, found["trajectory"], runs))
+    if not panels:
+        return []
+    figure, axes = new_figure(suite.title, min(len(panels), PANELS))
+    for axis, panel in zip(axes, panels):
+        _draw(axis, *panel)
+    caption = "Runs as thin lines, the trajectory that theory has of them dashed; against the clock of the algorithm."
+    return save_figure(figure, folder, "trajectories", caption=caption)
+
+
+def _draw(axis: Any, title: str, dimension: int, theory: dict[str, Any], runs: Sequence[dict[str, Any]]) -> None:
+    counted = "samples" in theory
+    clock, scale = ("samples", dimension) if counted else ("iteration", 1)
+    for index, metric in enumerate(name for name in PATHS if name in theory):
+        values = np.asarray(theory[metric], dtype=float).reshape(len(theory[clock]), -1)
+        for component in range(values.shape[1]):
+            colour = COLOURS[(index * values.shape[1] + component) % len(COLOURS)]
+            name = find_metric(metric).label + (f" {component + 1}" if values.shape[1] > 1 else "")
+            for run in runs:
+                # Before the first step nothing has been counted.
+                ticks = np.where(run["iteration"] == 0, 0.0, run[clock]) / scale
+                axis.plot(ticks, np.asarray(run[metric])[:, component], color=colour, lw=0.6, alpha=0.35)
+            axis.plot(
+                np.asarray(theory[clock]) / scale,
+                values[:, component],
+                "--",
+                color=colour,
+                lw=1.6,
+                label=literal(f"{name}, theory"),
+            )
+    axis.set_title(literal(title), fontsize=8, wrap=True)
+    axis.set_xlabel("samples / D" if counted else "iteration")
+    axis.set_ylim(bottom=0.0)
+    legend(axis)
+    axis.grid(alpha=0.25, lw=0.5)

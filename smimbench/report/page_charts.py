@@ -1,0 +1,203 @@
+"""Charts of the HTML page, from the data that lie beside the figures: traces, axes and thresholds, with all numbers to hover."""
+
+from __future__ import annotations
+
+import csv
+from typing import TYPE_CHECKING, Any
+
+from smimbench.registry.metrics import find_metric, is_in_trajectory
+from smimbench.registry.registry import RegistryError
+from smimbench.report.aggregate import ZERO
+from smimbench.report.figures import looks_of
+from smimbench.report.labels import grouped
+from smimbench.report.style import Look, letter
+from smimbench.report.tables import number
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from smimbench.suite.cells import Suite
+
+__all__ = ["COURSES", "charts_of"]
+
+COURSES = ("seconds", "learning")
+"""Figures with hundreds of curves: the page has them as charts only, or it would be ten times as large."""
+
+MOST = 80
+"""Points of a curve of such a chart; doubled, the page grows by a tenth and looks the same."""
+
+SYMBOLS = dict(zip("osD^vPX*<>hp", ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star",
+                                     "triangle-left", "triangle-right", "hexagon", "pentagon")))  # fmt: skip
+"""Plotly's names of the markers of figures."""
+
+PLAIN = Look("", "o", "-")
+Entry = dict[str, str]
+
+
+def charts_of(suite: Suite, tables: Sequence[Path]) -> tuple[list[dict[str, str]], list[dict[str, Any]]]:
+    """Groups (name, title, caption) and charts for the page's script, one chart per panel of a figure.
+
+    Parameters
+    ----------
+    tables : sequence of Path
+        CSV files as ``save_figure`` writes them.
+    """
+    groups, charts = [], []
+    for path in tables:
+        with path.open(encoding="utf-8", newline="") as file:
+            entries = list(csv.DictReader(file))
+        build, title, caption = _kind(path.stem)
+        if build is None or not entries:
+            continue
+        groups.append({"name": path.stem, "title": title, "caption": caption})
+        charts += [{**chart, "group": path.stem} for chart in build(suite, path.stem, entries)]
+    return groups, charts
+
+
+def _kind(name: str) -> tuple[Any, str, str]:
+    if name == "seconds":
+        return _seconds, "Error against seconds", "Median over runs."
+    if name == "learning":
+        return (
+            _learning,
+            "Error against samples processed",
+            "Median over runs; a sample that is processed again counts again.",
+        )
+    try:
+        about = find_metric(name)
+    except RegistryError:
+        return None, "", ""
+    return (
+        _metric,
+        f"{about.label} against the sample ratio",
+        "Point at a mark for its numbers; the legend hides lines.",
+    )
+
+
+def _metric(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    charts = []
+    looks, about = looks_of(suite), find_metric(name)
+    for (problem, component), own in grouped(entries, lambda e: (e["problem"], e["component"])).items():
+        traces = []
+        marks = [e for e in own if e["what"] == "threshold"]
+        own = [e for e in own if e["what"] != "threshold"]
+        kinds = grouped(own, lambda e: (e["what"], e.get("algorithm") or ""))
+        for (what, algorithm), members in kinds.items():
+            look = looks.get(algorithm, PLAIN)
+            words = [
+                _words(algorithm or what, e, {"alpha": "alpha", "value": about.label, "error": "±", "n": "runs"})
+                for e in members
+            ]
+            trace = _trace(members, "alpha", words)
+            if what == "runs":
+                hollow = [e.get("hollow") == "True" for e in members]
+                symbol = SYMBOLS.get(look.marker, "circle")
+                trace |= {"mode": "markers", "name": algorithm, "algorithm": algorithm, "colour": look.colour, "symbol": symbol,
+                          "symbols": [symbol + ("-open" if h else "") for h in hollow],
+                          "error": [float(e["error"] or 0.0) for e in members]}  # fmt: skip
+            elif what == "own theory":
+                trace |= {
+                    "name": f"{algorithm}, its own theory",
+                    "algorithm": algorithm,
+                    "colour": look.colour,
+                    "dash": "dash",
+                }
+            elif what == "reference":
+                trace |= {"mode": "markers", "name": algorithm, "colour": "#888888", "symbol": "x-thin-open"}
+            else:
+                trace |= {"name": "Bayes-optimal"}
+            traces.append(trace)
+        bayes = [float(e["value"]) for e in own if e["what"] == "Bayes-optimal"]
+        zero = about.direction == "lower" and any(value <= ZERO * suite.run.target for value in bayes)
+        head = problem + (f", component {component}" if component else "")
+        charts.append(
+            {**_frame(suite, problem, head, "sample ratio alpha", about.label), "zero": zero, "traces": traces}
+        )
+        ends = [x for trace in traces for x in trace["x"]]
+        charts[-1]["thresholds"] = [
+            {"at": float(e["alpha"]), "name": e["algorithm"]}
+            for e in marks
+            if ends and min(ends) < float(e["alpha"]) < max(ends)
+        ]
+    return charts
+
+
+def _seconds(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    return _courses(suite, entries, "seconds", "seconds", "MSE", ylog=True)
+
+
+def _learning(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    label = next(find_metric(one).label for one in suite.run.metrics if is_in_trajectory(find_metric(one)))
+    return _courses(suite, entries, "samples", "samples processed", label, ylog=False)
+
+
+def _courses(
+    suite: Suite, entries: Sequence[Entry], x: str, xlabel: str, ylabel: str, *, ylog: bool
+) -> list[dict[str, Any]]:
+    charts = []
+    looks = looks_of(suite)
+    letters = {plan.label: letter(plan.problem.model) for plan in suite.plans}
+    for (problem, alpha, dimension), own in grouped(
+        entries, lambda e: (e["problem"], e["alpha"], e["dimension"])
+    ).items():
+        traces = []
+        places = [float(e[x]) for e in own if e[x]]
+        for what, members in grouped(own, lambda e: e["what"]).items():
+            if len(members) == 1 and not members[0][x]:  # a level
+                members = [{**members[0], x: str(at)} for at in (min(places), max(places))]
+            chosen = (
+                sorted({round(i * (len(members) - 1) / (MOST - 1)) for i in range(MOST)})
+                if len(members) > MOST
+                else None
+            )
+            members = members if chosen is None else [members[i] for i in chosen]
+            look = looks.get(what.partition(", ")[0])
+            words = [_words(what, e, {x: xlabel, "value": ylabel}) for e in members]
+            extra = {"algorithm": what, "colour": look.colour, "dash": _dash(look)} if look else {"dash": "dash"}
+            traces.append({**_trace(members, x, words), "name": what, **extra})
+        zero = ylog and not any(trace["name"].startswith("Bayes") for trace in traces)
+        head = f"{problem}, alpha = {float(alpha):.4g}, {letters[problem]} = {dimension}"
+        frame = _frame(suite, problem, head, xlabel, ylabel)
+        charts.append({**frame, "zero": zero, "traces": traces, "xlog": True, "ylog": ylog})
+    return charts
+
+
+def _frame(suite: Suite, problem: str, title: str, xlabel: str, ylabel: str) -> dict[str, Any]:
+    return {
+        "problem": problem,
+        "title": title,
+        "xlabel": xlabel,
+        "ylabel": ylabel,
+        "target": suite.run.target,
+        "thresholds": [],
+    }
+
+
+def _trace(members: Sequence[Entry], x: str, words: list[str]) -> dict[str, Any]:
+    return {
+        "mode": "lines",
+        "x": [float(e[x]) for e in members],
+        "y": [float(e["value"]) for e in members],
+        "text": words,
+    }
+
+
+def _dash(look: Look) -> str:
+    """Plotly's word for the dashes of a figure."""
+    lengths = look.dashes
+    if isinstance(lengths, str):
+        return {"-": "solid", "-.": "dashdot"}.get(lengths, "dot")
+    return ",".join(f"{2 * length}px" for length in lengths[1])
+
+
+def _short(value: str) -> float:
+    """As many digits as a screen has."""
+    return float(f"{float(value):.6g}")
+
+
+def _words(head: str, entry: Mapping[str, str], fields: Mapping[str, str]) -> str:
+    """The lines that hovering shows."""
+    lines = [head]
+    lines += [f"{label}: {number(float(entry[key]), 5)}" for key, label in fields.items() if entry.get(key)]
+    return "<br>".join(line.replace("&", "&amp;").replace("<", "&lt;") for line in lines)

@@ -1,0 +1,236 @@
+"""Profiles over all problems of a suite: how soon, on how many of them, and how near to the best an algorithm comes."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.report.aggregate import ZERO, change_between
+from smimbench.report.labels import grouped
+from smimbench.report.runtime import EPSILONS
+from smimbench.report.tables import make_table, number
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from rich.console import RenderableType
+
+    from smimbench.report.tables import Column
+    from smimbench.run.store import Store
+    from smimbench.suite.cells import Cell, Suite
+    from smimbench.theory.cache import TheoryCache
+
+__all__ = ["draw_profiles", "hits", "share_within", "summary", "summary_tables"]
+
+CUT = 4.0
+"""Where the performance profile ends: what is further from the best is no contender. Doubled, its interesting part shrinks."""
+
+LEVEL = 0.95
+"""Of the intervals of the summary; at 0.99 they are a third wider."""
+
+AXES = (("seconds", "seconds"), ("iterations", "iterations"), ("samples", "samples processed"))
+
+
+def hits(
+    suite: Suite, pairs: Sequence[tuple[Cell, dict[str, Any]]], theorist: TheoryCache, store: Store
+) -> list[dict[str, Any]]:
+    """When each run came near the Bayes-optimal error: one entry for each run and nearness.
+
+    Returns
+    -------
+    list of dict
+        ``algorithm``; ``instance`` (problem, sample ratio, dimension, root seed and replicate); ``epsilon``; ``seconds``,
+        ``iterations`` and ``samples`` at which every component was first within ``(1 + epsilon)`` of the Bayes-optimal
+        error (within the suite's target where that is 0), infinity where it never was.
+    """
+    problems = {plan.label: plan.problem for plan in suite.plans}
+    found = []
+    for cell, record in pairs:
+        model = problems[cell.problem_label].model
+        n = model.sample_count(cell.alpha, cell.dimension)
+        point = theorist.points(problems[cell.problem_label], [model.sample_ratio(n, cell.dimension)])[0][0]
+        bayes = np.atleast_1d(np.asarray(point["mse"], dtype=float))
+        trajectory = None if record["status"] in ("failed", "diverged") else store.trajectory(record)
+        lost = (record.get("timing") or {}).get("lost_seconds") or 0.0
+        where = (cell.problem_label, cell.alpha, cell.dimension, f"{cell.seed}/{cell.replicate}")
+        for epsilon in EPSILONS:
+            goal = np.where(bayes > suite.run.target, (1 + epsilon) * bayes, suite.run.target)
+            at = dict.fromkeys(("seconds", "iterations", "samples"), math.inf)
+            if trajectory is not None and (within := (trajectory["mse"] <= goal).all(axis=1)).any():
+                first = int(np.argmax(within))
+                iteration = float(trajectory["iteration"][first])
+                counted = trajectory.get("samples")
+                seen = math.nan if counted is None else float(counted[first])
+                at = {"seconds": float(trajectory["seconds"][first]) + lost, "iterations": iteration,
+                      "samples": seen if math.isfinite(seen) else iteration * n}  # fmt: skip
+            found.append({"algorithm": cell.algorithm_label, "instance": where, "epsilon": epsilon, **at})
+    return found
+
+
+def share_within(entries: Sequence[Mapping[str, Any]], axis: str) -> dict[str, tuple[Any, Any]]:
+    """For each algorithm the share of (instance, nearness) that it has reached by then: sorted abscissae and shares."""
+    curves = {}
+    for name, own in grouped(entries, lambda e: e["algorithm"]).items():
+        times = np.sort([e[axis] for e in own])
+        reached = times[np.isfinite(times)]
+        curves[name] = reached, np.arange(1, len(reached) + 1) / len(times)
+    return curves
+
+
+def errors(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[tuple[Any, ...], tuple[float, float]]]:
+    """Error and Bayes-optimal error, both summed over components, of each algorithm on each instance."""
+    found: dict[str, dict[tuple[Any, ...], tuple[float, float]]] = {}
+    own = [row for row in rows if row["metric"] == "mse" and row["bayes"] is not None]
+    for (name, *place), layers in grouped(
+        own, lambda r: (r["algorithm"], r["problem"], r["alpha"], r["dimension"])
+    ).items():
+        common = set.intersection(*(set(row["values"]) for row in layers))
+        for instance in sorted(common):
+            error = math.fsum(row["values"][instance] for row in layers)
+            found.setdefault(name, {})[*place, instance] = error, math.fsum(row["bayes"] for row in layers)
+    return found
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One entry for each algorithm over all problems of a suite, best first; empty for a single algorithm.
+
+    Returns
+    -------
+    list of dict
+        ``algorithm``; ``instances`` that it has an estimate on, ``all`` that anyone has; ``ratio_to_bayes``, geometric mean
+        over those whose Bayes-optimal error is not 0; ``to_best``, the geometric mean of its error over that of the
+        first algorithm on the same instances, with ``interval`` by Student's t on the paired logarithms (None for the first).
+    """
+    known = errors(rows)
+    if len(known) < 2:
+        return []
+    target = max((row.get("target") or 0.0 for row in rows), default=0.0)
+    everything = {place for own in known.values() for place in own}
+    logs = {
+        name: {
+            place: math.log(error / bayes)
+            for place, (error, bayes) in own.items()
+            if bayes > ZERO * target and error > 0
+        }
+        for name, own in known.items()
+    }
+    found: list[dict[str, Any]] = [
+        {
+            "algorithm": name,
+            "instances": len(known[name]),
+            "all": len(everything),
+            "ratio_to_bayes": math.exp(math.fsum(own.values()) / len(own)) if own else None,
+        }
+        for name, own in logs.items()
+    ]
+    found.sort(
+        key=lambda e: (e["all"] - e["instances"], math.inf if e["ratio_to_bayes"] is None else e["ratio_to_bayes"])
+    )
+    first = {str(place): value for place, value in logs[found[0]["algorithm"]].items()}
+    for entry in found:
+        own = {str(place): value for place, value in logs[entry["algorithm"]].items()}
+        common = first.keys() & own.keys()
+        change = (
+            change_between({k: first[k] for k in common}, {k: own[k] for k in common}, LEVEL)
+            if len(common) > 1
+            else None
+        )
+        entry["to_best"] = entry["interval"] = None
+        if entry is not found[0] and change is not None:
+            entry["to_best"] = math.exp(change.value)
+            entry["interval"] = [math.exp(change.value + side * change.half) for side in (-1, 1)]
+    return found
+
+
+def summary_tables(entries: Sequence[dict[str, Any]]) -> list[RenderableType]:
+    """The summary as a table, where there is one."""
+    if not entries:
+        return []
+    columns: list[Column] = [
+        ("algorithm", "l", lambda e: e["algorithm"]),
+        ("instances", "r", lambda e: f"{e['instances']}/{e['all']}"),
+        ("x Bayes", "r", lambda e: number(e["ratio_to_bayes"], 3)),
+        ("x best", "r", lambda e: number(e["to_best"], 3)),
+        (f"{LEVEL:.0%} interval", "r", _interval),
+    ]
+    note = (
+        "geometric means over all instances whose Bayes-optimal error is not 0; x best: error over that of the first algorithm, "
+        "paired by instance; instances: those with an estimate"
+    )
+    return [make_table("all problems together", columns, entries, note)]
+
+
+def _interval(entry: Mapping[str, Any]) -> str:
+    return "" if entry["interval"] is None else " to ".join(number(value, 3) for value in entry["interval"])
+
+
+def draw_profiles(
+    suite: Suite,
+    rows: Sequence[Mapping[str, Any]],
+    pairs: Sequence[tuple[Cell, dict[str, Any]]],
+    theorist: TheoryCache,
+    store: Store,
+    folder: Path,
+) -> list[Path]:
+    """Draw shares of targets reached against seconds, iterations and samples, and how near to the best error each comes.
+
+    Raises
+    ------
+    ImportError
+        If matplotlib is missing (extra ``plot``).
+    """
+    from smimbench.report.figures import looks_of
+    from smimbench.report.style import finish, literal, log_axis, new_figure, save_figure
+
+    entries = hits(suite, pairs, theorist, store)
+    known = errors(rows)
+    if len({e["algorithm"] for e in entries}) < 2:
+        return []
+    figure, axes = new_figure(suite.title, 4)
+    looks, data = looks_of(suite), []
+    for axis, (key, label) in zip(axes, AXES):
+        curves = share_within(entries, key)
+        last = max((x[-1] for x, _ in curves.values() if len(x)), default=1.0)
+        # What is near from the start stands at the left end.
+        least = min((x[x > 0].min(initial=last) for x, _ in curves.values()), default=last) / 1.5
+        for name, (x, y) in curves.items():
+            look = looks[name]
+            steps = np.maximum(np.concatenate([x[:1], x, [last]]), least) if len(x) else np.array([last])
+            heights = np.concatenate([[0.0], y, y[-1:]]) if len(x) else np.array([0.0])
+            axis.step(steps, heights, where="post", color=look.colour, ls=look.dashes, label=literal(name))
+            data += [{"axis": key, "algorithm": name, "x": a, "share": b} for a, b in zip(x, y)]
+        axis.set_ylim(0, 1.02)
+        log_axis(axis, "x")
+        axis.set_xlabel(label)
+        axis.set_ylabel("share of targets reached")
+    places = sorted({place for own in known.values() for place in own}, key=str)
+    best = {place: min(own[place][0] for own in known.values() if place in own) for place in places}
+    for name, own in known.items():
+        ratios = np.sort(
+            [own[place][0] / best[place] if place in own and best[place] > 0 else math.inf for place in places]
+        )
+        inside = ratios[ratios <= CUT]
+        if name not in looks:
+            continue
+        look = looks[name]
+        heights = np.searchsorted(ratios, inside, side="right") / len(places)
+        top = heights[-1:] if len(heights) else np.zeros(1)
+        axes[3].step([1.0, *inside, CUT], [(ratios <= 1).mean(), *heights, *top], where="post", color=look.colour, ls=look.dashes,
+                     label=literal(name))  # fmt: skip
+        data += [
+            {"axis": "error over the best", "algorithm": name, "x": a, "share": b} for a, b in zip(inside, heights)
+        ]
+    axes[3].set_xlim(1, CUT)
+    axes[3].set_ylim(0, 1.02)
+    axes[3].set_xlabel("error over that of the best algorithm")
+    axes[3].set_ylabel("share of instances")
+    near = ", ".join(f"{epsilon:.0%}" for epsilon in EPSILONS)
+    note = (
+        f"Higher is better. First three: share of (instance, nearness) reached, within {near} of Bayes; a curve ends where the "
+        f"algorithm gave up. Last: share of instances on which its error is at most x times the least of all; cut off at {CUT:g}."
+    )
+    finish(figure, axes, note)
+    return save_figure(figure, folder, "profiles", data, f"{suite.title}: profiles over all problems. {note}")

@@ -1,0 +1,123 @@
+r"""Docstrings for a terminal: LaTeX as letters, reST without its marks, parameters under bold headings.
+
+What is not known here stays as it is written: half of a formula would be worse than its source.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import textwrap
+import unicodedata
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["readable_math", "readable_prose"]
+
+_NAMED = {
+    "sum": "Σ", "prod": "Π", "int": "∫", "partial": "∂", "nabla": "∇", "infty": "∞", "cdot": "·", "times": "×", "pm": "±",
+    "le": "≤", "leq": "≤", "ge": "≥", "geq": "≥", "ne": "≠", "approx": "≈", "sim": "~", "propto": "∝", "in": "∈",
+    "to": "→", "rightarrow": "→", "leftarrow": "←", "Leftrightarrow": "⇔", "otimes": "⊗", "succeq": "⪰", "mid": "|",
+    "langle": "⟨", "rangle": "⟩", "dots": "…", "ldots": "…", "quad": "  ", "qquad": "    ", "varphi": "φ", "varepsilon": "ε",
+    "vert": "|", "Vert": "‖", "ll": "≪", "gg": "≫", "dagger": "†", "top": "ᵀ", "ast": "*", "star": "*", "odot": "⊙",
+}  # fmt: skip
+_LETTERS = ("hat", "\u0302"), ("tilde", "\u0303"), ("bar", "\u0305"), ("overline", "\u0305"), ("dot", "\u0307")
+_ABOVE = str.maketrans("0123456789+-=()niT*", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱᵀ*")
+_BELOW = str.maketrans("0123456789+-=()aeijknmptx", "₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎ₐₑᵢⱼₖₙₘₚₜₓ")
+_GROUP = r"\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
+_HEADING = re.compile(r"^(\w[^\n]*)\n-{3,}[ ]*$", re.M)
+
+
+def readable_math(source: str) -> str:
+    r"""A formula in LaTeX as one reads it: ``\hat Q = \frac{a}{b}`` as ``Q̂ = a/b``."""
+    text = re.sub(r"\\(left|right|[bB]ig{1,2}[lr]?|displaystyle|,|;|!|:)(?![A-Za-z])", "", source)
+    text = re.sub(r"\\(?:mathrm|mathcal|mathbb|mathbf|operatorname\*?|text)\s*" + _GROUP, r"\1", text)
+    before = ""
+    while before != text:  # from the outside in: what stands in a group is a formula itself
+        before = text
+        text = re.sub(r"\\[td]?frac\s*" + _GROUP + r"\s*" + _GROUP, lambda m: f"{_bound(m[1])}/{_bound(m[2])}", text)
+        text = re.sub(r"\\sqrt\s*" + _GROUP, lambda m: f"√{_bound(m[1])}", text)
+        for name, mark in _LETTERS:
+            text = re.sub(rf"\\{name}\s*(?:{_GROUP}|(\\?[A-Za-z]+|.))", functools.partial(_marked, mark), text)
+    text = re.sub(r"\\([A-Za-z]+)", _letter, text)
+    for sign, table in (("^", _ABOVE), ("_", _BELOW)):
+        text = re.sub(rf"\{sign}(?:{_GROUP}|(.))", functools.partial(_moved, sign, table), text)
+    text = text.replace("&", "").replace(r"\{", "{").replace(r"\}", "}").replace(r"\|", "‖").replace("'", "′")
+    lines = (re.sub(r"(?<=\S) {2,3}(?=\S)", " ", line).strip() for line in re.split(r"\\\\|\n", text))
+    return "\n".join(filter(None, lines))
+
+
+def _bound(text: str) -> str:
+    """In brackets, unless it holds together without."""
+    return text if re.fullmatch(r"\\?\w+|\d+", text.strip()) else f"({text.strip()})"
+
+
+def _marked(mark: str, found: re.Match[str]) -> str:
+    """A letter with a hat or the like."""
+    letter = re.sub(r"\\([A-Za-z]+)", _letter, found[1] or found[2])
+    if len(letter) > 1 and mark == "\u0305":
+        return f"⟨{letter}⟩"  # a bar over a word is a mean
+    return unicodedata.normalize("NFC", letter[0] + mark + letter[1:])
+
+
+def _letter(found: re.Match[str]) -> str:
+    name = found[1]
+    if name in _NAMED:
+        return _NAMED[name]
+    case = "CAPITAL" if name[0].isupper() else "SMALL"
+    try:
+        return unicodedata.lookup(f"GREEK {case} LETTER {'LAMDA' if name.lower() == 'lambda' else name.upper()}")
+    except KeyError:
+        return name  # log, min, arg and the like
+
+
+def _moved(sign: str, table: dict[int, int], found: re.Match[str]) -> str:
+    """Superscript or subscript letters where all of them exist, else the sign and brackets."""
+    text = found[1] or found[2]
+    moved = text.translate(table)
+    if all(a != b or a == "*" for a, b in zip(moved, text)):
+        return moved
+    return f"{sign}{text}" if len(text) == 1 or text.isalnum() else f"{sign}({text})"
+
+
+def readable_prose(source: str) -> Text:
+    """A docstring (numpydoc) as styled text: headings, formulas and code."""
+    text = _HEADING.sub(lambda m: f"\x01{m[1]}\x02", textwrap.dedent(source))
+    text = re.sub(r":math:`([^`]+)`", lambda m: readable_math(m[1]), text)
+    text = re.sub(r":\w+:`~?([^`]+)`", lambda m: f"``{m[1].rpartition('.')[2]}``", text)
+    text = "\n".join(_blocks(text))
+    shown = Text()
+    for part in re.split(r"(\x01[^\x02]*\x02|``[^`]+``|\*\*[^*\n]+\*\*)", text):
+        if part.startswith("\x01"):
+            shown.append(part[1:-1], style="bold")
+        elif part.startswith("``"):
+            shown.append(part[2:-2], style="cyan")
+        elif part.startswith("**"):
+            shown.append(part[2:-2], style="bold")
+        else:
+            shown.append(re.sub(r"::$", ":", part, flags=re.M))
+    return shown
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """Lines, each block ``.. math::`` as a formula; other directives by their content."""
+    lines = text.splitlines()
+    i = 0
+    while i < len(lines):
+        found = re.match(r"( *)\.\. (\w+)::\s*(.*)$", lines[i])
+        if not found:
+            yield lines[i]
+            i += 1
+            continue
+        inside = [found[3]] if found[3] else []
+        i += 1
+        while i < len(lines) and (not lines[i].strip() or len(lines[i]) - len(lines[i].lstrip()) > len(found[1])):
+            inside.append(lines[i])
+            i += 1
+        change: Callable[[str], str] = readable_math if found[2] == "math" else textwrap.dedent
+        yield from (f"{found[1]}    {line}".rstrip() for line in change("\n".join(inside).strip("\n")).splitlines())
+        yield ""

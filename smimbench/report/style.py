@@ -1,0 +1,222 @@
+"""One style for all figures: sizes of a paper's columns, a look for every algorithm, legends outside, data beside."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import hashlib
+import io
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from smimbench.files import printable, write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+__all__ = [
+    "COLOURS", "ONE_COLUMN", "SMALL", "TWO_COLUMNS", "Look", "beside", "finish", "floor_line", "legend", "letter",
+    "line_name", "literal",
+    "log_axis",
+    "looks", "new_figure", "save_figure", "threshold_lines",
+]  # fmt: skip
+
+ONE_COLUMN, TWO_COLUMNS = 3.4, 7.0
+"""Widths in inches that journals print figures at; doubled, letters are too small to read in print."""
+
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#332288"]
+"""Okabe and Ito's colours without black (that is the Bayes-optimal line) and yellow (which paper swallows), and two more."""
+
+MARKERS = "osD^vPX*<>hp"
+"""Apart without any colour, too."""
+
+KNOWN = ("gamp", "adam", "sgd", "spectral", "ridge", "averaged", "nuclear", "adamw")
+"""What ships has a colour and a marker for ever, in this order; everything else by its name."""
+
+SMALL = {"fontsize": 7, "color": "0.4"}
+
+STYLE: Any = {
+    "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 7, "xtick.labelsize": 7, "ytick.labelsize": 7,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.7, "lines.linewidth": 1.3,
+    "axes.grid": True, "grid.alpha": 0.25, "grid.linewidth": 0.5, "legend.frameon": False, "svg.hashsalt": "smimbench",
+    "pdf.fonttype": 42, "svg.fonttype": "none",
+}  # fmt: skip
+
+
+class Look(NamedTuple):
+    """How an algorithm is drawn, everywhere."""
+
+    colour: str
+    marker: str
+    dashes: Any
+
+
+DASHES: Sequence[Any] = ("-", (0, (6, 1.5)), "-.", (0, (2, 1)), (0, (7, 1, 1, 1, 1, 1)))
+
+
+def looks(algorithms: Mapping[str, str]) -> dict[str, Look]:
+    """Colour, marker and dashes of each label, given the name of its algorithm.
+
+    An algorithm has its colour by its name, in all figures and all runs. The plain label has its own marker, too; other
+    labels of the same algorithm have one by their own name. Where two labels of one suite would look alike the later
+    one, in alphabetical order, takes the next marker.
+    """
+    found: dict[str, Look] = {}
+    taken: set[tuple[str, str]] = set()
+    for label in sorted(algorithms, key=lambda one: (one != algorithms[one], one)):
+        name = algorithms[label]
+        place = KNOWN.index(name) if name in KNOWN else _number(name)
+        first = place if label == name else _number(label)
+        for step in range(len(COLOURS) * len(MARKERS)):
+            marker = MARKERS[(first + step) % len(MARKERS)]
+            colour = COLOURS[(place + step // len(MARKERS)) % len(COLOURS)]
+            if (colour, marker) not in taken:
+                break
+        taken.add((colour, marker))
+        same = sum(1 for other in found if algorithms[other] == name)
+        found[label] = Look(colour, marker, DASHES[same % len(DASHES)])
+    return found
+
+
+def _number(name: str) -> int:
+    return int(hashlib.sha256(name.encode()).hexdigest()[:8], 16)
+
+
+def letter(model: Any) -> str:
+    """What a model calls its dimension: d where the signal is a matrix of extensive rank, else D."""
+    return "d" if model.rank == "extensive" else "D"
+
+
+def literal(text: str) -> str:
+    """Text of others as Matplotlib shows it letter by letter: no mathematics between dollars, nothing that XML forbids."""
+    return printable(text).replace("$", r"\$")
+
+
+def line_name(name: str, word: str, component: int | None) -> str:
+    """What a legend calls a line: of all components (None), or of one, counted from 0."""
+    return literal(name if component is None else f"{name}, {word} {component + 1}")
+
+
+def new_figure(title: str, panels: int, *, across: int = 3) -> tuple[Any, Any]:
+    """A figure and the axes of so many panels: one column wide for a single one, else two columns."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = min(across, panels) if panels != 4 else 2
+    rows = -(-panels // columns)
+    width = ONE_COLUMN if panels == 1 else TWO_COLUMNS
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width, 0.4 + rows * min(2.7, 0.78 * width / columns)), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
+        for axis in axes[panels:]:
+            axis.set_visible(False)
+        if panels > 1:
+            figure.suptitle(literal(title), fontsize=9)
+    return figure, axes[:panels]
+
+
+def beside(axis: Any, place: int, count: int, points: float = 3.5) -> Any:
+    """The data coordinates moved sideways by some points, for the ``place``-th of ``count`` marks at one abscissa."""
+    from matplotlib.transforms import ScaledTranslation
+
+    shift = (place - (count - 1) / 2) * points
+    return axis.transData + ScaledTranslation(shift / 72, 0, axis.figure.dpi_scale_trans)
+
+
+def threshold_lines(axis: Any, marks: Sequence[tuple[float, str]]) -> None:
+    """Upright lines with their names above the panel, where no data are; names that would meet stand higher."""
+    low, high = axis.get_xlim()
+    last: list[float] = []
+    for value, name in sorted(marks):
+        if not low < value < high:
+            continue
+        axis.axvline(value, color="0.6", lw=0.8, ls="--", zorder=0)
+        at = float(axis.transAxes.inverted().transform(axis.transData.transform((value, 0)))[0])
+        level = 0
+        while level < len(last) and at - last[level] < 0.2:
+            level += 1
+        last[level : level + 1] = [at]
+        axis.annotate(name, (at, 1.0), xycoords="axes fraction", xytext=(0, 2 + 8 * level), textcoords="offset points",
+                      ha="center", va="bottom", annotation_clip=False, **SMALL)  # fmt: skip
+
+
+def log_axis(axis: Any, which: str) -> None:
+    """A logarithmic axis, ``"x"`` or ``"y"``, with plain numbers where it spans less than two decades."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    getattr(axis, f"set_{which}scale")("log")
+    one = getattr(axis, f"{which}axis")
+    low, high = getattr(axis, f"get_{which}lim")()
+    if np.log10(high / low) < 2:
+        one.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        one.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    one.set_minor_formatter(NullFormatter())
+
+
+def floor_line(axis: Any, floor: float) -> None:
+    """The zero of a logarithmic axis: a grey line at its lower end, with its name beside the axis."""
+    axis.axhline(floor, color="0.75", lw=2.5, zorder=0)
+    axis.annotate("0", (0.0, floor), xycoords=("axes fraction", "data"), xytext=(-4, 0), textcoords="offset points",
+                  ha="right", va="center", fontsize=7)  # fmt: skip
+
+
+def legend(axis: Any, *, beside: bool = False) -> None:
+    """A legend of one panel, beside or below it: never over what is drawn."""
+    if not axis.get_legend_handles_labels()[1]:
+        return
+    where: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+    if not beside and axis.figure.get_figwidth() <= ONE_COLUMN:
+        where = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.22), "ncol": 2}
+    axis.legend(fontsize=7, frameon=False, handlelength=2.4, **where)
+
+
+def finish(figure: Any, axes: Iterable[Any], note: str = "") -> None:
+    """One legend of all panels below them, each entry once, and a note."""
+    import textwrap
+
+    entries: dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels()):
+            entries.setdefault(label, handle)
+    wide = figure.get_figwidth() > ONE_COLUMN
+    longest = max(map(len, entries), default=0)
+    columns = max(1, min(len(entries), int((125 if wide else 58) / (longest + 9))))
+    said = textwrap.fill(literal(note), 135 if wide else 64) or None
+    if entries:
+        figure.legend(entries.values(), entries, loc="outside lower center", ncol=columns, fontsize=7, frameon=False,
+                      handlelength=2.4, title=said, title_fontproperties={"size": 7})  # fmt: skip
+
+
+def save_figure(
+    figure: Any, folder: Path, name: str, data: Sequence[Mapping[str, Any]] | None = None, caption: str = ""
+) -> list[Path]:
+    """Write PNG, SVG and PDF, the same bytes for the same figure, and as CSV what is drawn.
+
+    The caption goes into the files (``Description`` of PNG and SVG, ``Subject`` of the PDF).
+    """
+    import matplotlib
+
+    paths = [folder / f"{name}.{kind}" for kind in ("png", "svg", "pdf")]
+    caption = printable(caption)
+    about = {
+        "png": {"Description": caption},
+        "svg": {"Date": None, "Description": caption},
+        "pdf": {"CreationDate": None, "ModDate": None, "Subject": caption},
+    }
+    with matplotlib.rc_context(STYLE):
+        for path in paths:
+            kind = path.suffix[1:]
+            write_atomically(path, functools.partial(figure.savefig, format=kind, dpi=300, metadata=about[kind]))
+    if data:
+        paths.append(folder / f"{name}.csv")
+        columns = list(dict.fromkeys(key for entry in data for key in entry))
+        buffer = io.StringIO()
+        writer = csv.DictWriter(buffer, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(data)
+        write_atomically(paths[-1], buffer.getvalue().encode(), durable_name=False)
+    return paths

@@ -1,0 +1,148 @@
+"""Figures of theory alone: curves with their thresholds, and a phase diagram where a suite varies one parameter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.interfaces import offers
+from smimbench.registry.metrics import find_metric
+from smimbench.report.figures import PANELS, VISIBLE, theory_lines, threshold_marks
+from smimbench.report.labels import component_word
+from smimbench.report.style import COLOURS, finish, line_name, literal, new_figure, save_figure, threshold_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from smimbench.suite.cells import ProblemPlan, Suite
+    from smimbench.theory.cache import TheoryCache
+
+__all__ = ["draw_phases", "draw_theory"]
+
+METRICS = ("mse", "overlap")
+VALUES = 3
+"""Values of a parameter from which on a phase diagram is drawn; with two it would be two stripes."""
+
+
+def draw_theory(suite: Suite, theorist: TheoryCache, folder: Path, alphas: Sequence[float] | None = None) -> list[Path]:
+    """Draw error and overlap against the sample ratio, one panel per problem, and the phase diagram if there is one.
+
+    Raises
+    ------
+    ImportError
+        If matplotlib is missing (extra ``plot``).
+    """
+    plans = suite.chosen_plans[:PANELS]
+    paths: list[Path] = []
+    for metric in METRICS:
+        figure, axes = new_figure(suite.title, len(plans))
+        data: list[dict[str, Any]] = []
+        for axis, plan in zip(axes, plans):
+            _panel(axis, plan, metric, theorist, alphas or plan.alphas, data)
+        finish(figure, axes)
+        caption = (
+            f"{suite.title}: Bayes-optimal {find_metric(metric).label} against the sample ratio; dashed: thresholds."
+        )
+        paths += save_figure(figure, folder, f"theory-{metric}", data, caption)
+    return paths + draw_phases(suite, theorist, folder)
+
+
+def _cheap(plan: ProblemPlan) -> bool:
+    """Whether theory on a fine grid costs next to nothing."""
+    return plan.problem.components == 1 and offers(plan.problem.channel, "information")
+
+
+def _panel(
+    axis: Any,
+    plan: ProblemPlan,
+    metric: str,
+    theorist: TheoryCache,
+    alphas: Sequence[float],
+    data: list[dict[str, Any]],
+) -> None:
+    lines = theory_lines(theorist, plan, metric, alphas, curve=_cheap(plan))
+    for k, line in lines.items():
+        colour = "black" if len(lines) == 1 else COLOURS[k % len(COLOURS)]
+        name = line_name("Bayes-optimal", component_word(plan.problem), None if len(lines) == 1 else k)
+        axis.plot(line.alpha, line.value, color=colour, label=name)
+        if (line.error > VISIBLE * np.maximum(np.abs(line.value), VISIBLE)).any():
+            axis.fill_between(
+                line.alpha, line.value - line.error, line.value + line.error, color=colour, alpha=0.18, lw=0
+            )
+        data += [
+            {"problem": plan.label, "component": k + 1, "alpha": a, "value": v, "error": e} for a, v, e in zip(*line)
+        ]
+    found = theorist.thresholds(plan.problem)
+    if found.get("hard_phase"):
+        axis.axvspan(*found["hard_phase"], color="0.92", zorder=0, label="hard phase")
+    axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
+    axis.figure.draw_without_rendering()
+    threshold_lines(axis, threshold_marks(found))
+    axis.locator_params(axis="x", nbins=6)
+    axis.set_title(literal(plan.label), fontsize=8, wrap=True, pad=14)
+    axis.set_xlabel(r"sample ratio $\alpha$")
+    axis.set_ylabel(find_metric(metric).label)
+
+
+def varied(plans: Sequence[ProblemPlan]) -> tuple[str, list[float]] | None:
+    """The one numerical parameter in which the problems of a suite differ, with its value in each; None if there is none."""
+    if len(plans) < VALUES:
+        return None
+    flat = [
+        {f"{kind}.{key}": value for kind, table in plan.problem.spec.items() for key, value in table.items()}
+        for plan in plans
+    ]
+    names = {key for one in flat for key in one}
+    differing = [key for key in names if len({repr(one.get(key)) for one in flat}) > 1]
+    if len(differing) != 1:
+        return None
+    values = [one.get(differing[0]) for one in flat]
+    numbers = [float(v) for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    return (differing[0], numbers) if len(set(numbers)) == len(plans) else None
+
+
+def draw_phases(suite: Suite, theorist: TheoryCache, folder: Path) -> list[Path]:
+    """Bayes-optimal error over the sample ratio and the one parameter that varies, with its thresholds as lines."""
+    found = varied(suite.chosen_plans)
+    if found is None:
+        return []
+    name, values = found
+    plans = [plan for _, plan in sorted(zip(values, suite.chosen_plans), key=lambda pair: pair[0])]
+    values = sorted(values)
+    low, high = max(p.alphas[0] for p in plans), min(p.alphas[-1] for p in plans)
+    if not low < high:
+        return []
+    figure, (axis,) = new_figure(suite.title, 1)
+    grid = np.linspace(low, high, 60)
+    error = np.array(
+        [_mean_error(theory_lines(theorist, plan, "mse", plan.alphas, curve=_cheap(plan)), grid) for plan in plans]
+    )
+    image = axis.pcolormesh(grid, values, error, cmap="cividis", shading="nearest", vmin=0.0)
+    figure.colorbar(image, ax=axis, label="Bayes-optimal MSE")
+    data = [
+        {"what": "MSE", name: v, "alpha": a, "value": e} for v, row in zip(values, error) for a, e in zip(grid, row)
+    ]
+    for kind, dashes in (("weak recovery", "--"), ("perfect recovery", "-")):
+        marks = [
+            dict((word, at) for at, word in threshold_marks(theorist.thresholds(p.problem))).get(kind) for p in plans
+        ]
+        line = [(at, value) for at, value in zip(marks, values) if at is not None]
+        if line:
+            axis.plot(*zip(*line), color="white", ls=dashes, lw=2.6)
+            axis.plot(*zip(*line), color="black", ls=dashes, lw=1.2, marker="o", ms=2.5, label=kind)
+            data += [{"what": kind, name: value, "alpha": at} for at, value in line]
+    axis.set_xlim(low, high)
+    axis.set_xlabel(r"sample ratio $\alpha$")
+    axis.set_ylabel(name.partition(".")[2])
+    axis.set_title(literal(suite.title), fontsize=8, wrap=True)
+    axis.grid(visible=False)
+    finish(figure, [axis])
+    caption = f"{suite.title}: Bayes-optimal squared error over the sample ratio and {name}; lines: thresholds."
+    return save_figure(figure, folder, "phases", data, caption)
+
+
+def _mean_error(lines: dict[int, Any], grid: Any) -> Any:
+    """Error over the grid, averaged over components."""
+    return np.mean([np.interp(grid, line.alpha, line.value) for line in lines.values()], axis=0)

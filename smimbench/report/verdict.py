@@ -1,0 +1,195 @@
+"""The verdict: for each problem which algorithm is nearest to the Bayes-optimal error, by how much, and at what cost."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.registry.metrics import find_metric
+from smimbench.report.aggregate import ZERO, mean_of, within
+from smimbench.report.labels import grouped, place
+from smimbench.report.tables import make_table, number, seconds, statuses
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
+    from smimbench.report.tables import Column
+
+__all__ = ["contender_tables", "ratio_words", "verdict_line", "verdicts"]
+
+NEAR = 0.05
+"""Relative distance from an algorithm's own theory that corrections of finite size may have. Doubled, more runs agree."""
+
+
+def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One entry per problem, with all algorithms that were run on it, best first.
+
+    Returns
+    -------
+    list of dict
+        ``problem``, ``metric`` (the first of the rows of which less is better; None: there is none), ``dimension`` (the
+        largest), and ``contenders``. Each of these has ``algorithm``; ``ratio_to_bayes``, the geometric mean over the sample
+        ratios whose Bayes-optimal error is not 0 of the error (summed over components) over the Bayes-optimal one, with
+        its standard error ``ratio_error``; ``where_zero``, the largest error where theory says 0; ``own_theory``, ``"yes"``,
+        ``"no"`` or None (it has none), with ``own_difference``, the relative distance that is largest; ``points`` and
+        ``missing``, sample ratios with and without an estimate; ``near_seconds``, the median time to within 5% of
+        Bayes (None: never at one of them); ``seconds`` and ``iterations`` per run; ``status_counts``.
+    """
+    return [_verdict(problem, members) for problem, members in grouped(rows, lambda r: r["problem"]).items()]
+
+
+def _verdict(problem: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    names = dict.fromkeys(row["metric"] for row in rows)
+    metric = next((name for name in sorted(names, key=lambda n: n != "mse") if _counts_errors(name)), None)
+    largest = max(row["dimension"] for row in rows)
+    found: dict[str, Any] = {"problem": problem, "metric": metric, "dimension": largest, "contenders": []}
+    own = [row for row in rows if row["metric"] == metric and row["dimension"] == largest]
+    several = len({row["backend"] for row in own}) > 1
+    for (algorithm, backend), members in grouped(own, lambda r: (r["algorithm"], r["backend"])).items():
+        label = f"{algorithm}@{backend}" if several else algorithm
+        found["contenders"].append({"algorithm": label, **_contender(members)})
+    found["contenders"].sort(key=_rank)
+    return found
+
+
+def _counts_errors(metric: str) -> bool:
+    return find_metric(metric).direction == "lower"
+
+
+def _contender(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    points = list(grouped(rows, place).values())
+    ratios, zeros, missing = [], [], 0
+    for layers in points:
+        if any(row["mean"] is None or row["bayes"] is None for row in layers):
+            missing += 1
+            continue
+        mean, bayes = (math.fsum(row[key] for row in layers) for key in ("mean", "bayes"))
+        if bayes <= ZERO * layers[0].get("target", 0.0):
+            zeros.append((mean, layers[0].get("target", 0.0)))
+        else:
+            error = math.hypot(*(row["sem"] or 0.0 for row in layers))
+            ratios.append((mean / bayes, error / bayes if all(row["sem"] is not None for row in layers) else None))
+    logs = [(math.log(r), e / r if e is not None else None) for r, e in ratios if r > 0]
+    ratio = math.exp(math.fsum(log for log, _ in logs) / len(logs)) if logs else None
+    known = ratio is not None and all(e is not None for _, e in logs)
+    firsts = [layers[0] for layers in points]
+    near = [row["time_to_theory"]["0.05"]["seconds"] for row in firsts]
+    status: Counter[str] = Counter()
+    for row in firsts:
+        status.update(row["status_counts"])
+    return {
+        "ratio_to_bayes": ratio,
+        "ratio_error": ratio * math.hypot(*(e or 0.0 for _, e in logs)) / len(logs) if ratio and known else None,
+        "where_zero": max((mean for mean, _ in zeros), default=None),
+        "zero_reached": all(mean <= target for mean, target in zeros) if zeros else None,
+        **_own(rows),
+        "points": len(points) - missing,
+        "missing": missing,
+        "near_seconds": None if None in near or not near else float(np.median(near)),
+        "near_fraction": mean_of([row["time_to_theory"]["0.05"]["fraction"] or 0.0 for row in firsts]),
+        "seconds": mean_of([row["seconds"] for row in firsts if row["seconds"] is not None]),
+        "iterations": mean_of([row["iterations"] for row in firsts if row["iterations"] is not None]),
+        "status_counts": dict(status),
+    }
+
+
+def _own(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Whether it does what theory says of this very algorithm: within the interval of its runs, or within ``NEAR``."""
+    known = [row for row in rows if row.get("own_theory") is not None and row["mean"] is not None]
+    reasons = sorted({row["no_theory"] for row in rows if row.get("no_theory")})
+    if not known:
+        return {"own_theory": None, "own_difference": None, "no_theory": reasons[0] if reasons else None}
+    distances, agrees = [], True
+    for row in known:
+        expected, difference = row["own_theory"], row["mean"] - row["own_theory"]
+        if expected:
+            distances.append(difference / abs(expected))
+        small = abs(difference) <= (NEAR * abs(expected) if expected else row.get("target", 0.0))
+        agrees &= small or within(difference, row["sem"], row["n"], row.get("own_theory_error"))
+    largest = max(distances, key=abs, default=None)
+    return {"own_theory": "yes" if agrees else "no", "own_difference": largest, "no_theory": None}
+
+
+def _rank(one: dict[str, Any]) -> tuple[float, ...]:
+    """Those with an estimate everywhere first, then by the ratio to Bayes; where theory is 0 throughout, by the error."""
+    ratio = one["ratio_to_bayes"]
+    if ratio is None:
+        return one["missing"], math.inf if one["where_zero"] is None else 0.0, one["where_zero"] or 0.0
+    return one["missing"], ratio, one["where_zero"] or 0.0
+
+
+def verdict_line(verdict: dict[str, Any]) -> str:
+    """One line: the best algorithm, its ratio to Bayes, whether it does what its own theory says, seconds."""
+    if verdict["metric"] is None:
+        return f"{verdict['problem']}: no ratio to Bayes, because no metric of this suite is an error"
+    best = verdict["contenders"][0]
+    if not best["points"]:
+        return f"{verdict['problem']}: no algorithm has made an estimate"
+    parts = [f"{verdict['problem']}: {best['algorithm']}{' is best' if len(verdict['contenders']) > 1 else ''}"]
+    if best["ratio_to_bayes"] is not None:
+        parts.append(f"{ratio_words(best)} x Bayes")
+    if best["where_zero"] is not None and (best["ratio_to_bayes"] is None or not best["zero_reached"]):
+        parts.append(f"{'0' if best['zero_reached'] else number(best['where_zero'])} where Bayes is 0")
+    difference = "" if best["own_difference"] is None else f" ({best['own_difference']:+.0%})"
+    words = {"yes": "as its own theory says", "no": f"not as its own theory says{difference}"}
+    parts.append(words.get(best["own_theory"], "no theory of its own"))
+    if best["seconds"] is not None:
+        parts.append(f"{seconds(best['seconds'])} a run")
+    return ", ".join(parts)
+
+
+def ratio_words(one: dict[str, Any]) -> str:
+    """Ratio to Bayes with its error; blank where there is none."""
+    ratio, error = one["ratio_to_bayes"], one["ratio_error"]
+    if ratio is None:
+        return ""
+    if error is None:
+        return f"{ratio:.3g}"
+    digits = max(0, min(3, -math.floor(math.log10(max(error, 1e-9)))))
+    return f"{ratio:.{digits}f}±{error:.{digits}f}"
+
+
+def contender_tables(found: Sequence[dict[str, Any]]) -> list[RenderableType]:
+    """One table per problem that at least two algorithms were run on, best first."""
+    return [_table(verdict) for verdict in found if len(verdict["contenders"]) > 1 and verdict["metric"]]
+
+
+def _table(verdict: dict[str, Any]) -> RenderableType:
+    contenders = verdict["contenders"]
+    columns: list[Column] = [("algorithm", "l", lambda c: c["algorithm"]), ("x Bayes", "r", ratio_words)]
+    if any(one["where_zero"] is not None for one in contenders):
+        columns.append(("at 0", "r", lambda c: number(c["where_zero"], 3) if not c["zero_reached"] else "0"))
+    columns += [
+        ("own theory", "l", _own_words),
+        ("within 5%", "r", lambda c: seconds(c["near_seconds"]) or "never"),
+        ("reached", "r", lambda c: f"{c['near_fraction'] or 0:.0%}"),
+        ("a run", "r", lambda c: seconds(c["seconds"])),
+        ("status", "l", lambda c: statuses(c["status_counts"])),
+    ]
+    notes = [
+        f"nearest to Bayes first; x Bayes: error ({find_metric(verdict['metric']).label}) over the Bayes-optimal one, geometric "
+        "mean over the sample ratios where that is not 0"
+    ]
+    if any(one["where_zero"] is not None for one in contenders):
+        notes.append("at 0: largest error where the Bayes-optimal one is 0")
+    notes.append(
+        f"own theory: does it do what theory says of this very algorithm, within errors or {NEAR:.0%}; within 5% (of Bayes): "
+        "median time to get there at all sample ratios, and the share of runs that did"
+    )
+    if any(one["missing"] for one in contenders):
+        notes.append("without an estimate at some sample ratio: last")
+    head = f"{verdict['problem']}: all algorithms, D = {verdict['dimension']}"
+    return make_table(head, columns, contenders, "; ".join(notes))
+
+
+def _own_words(one: dict[str, Any]) -> str:
+    if one["own_theory"] is None:
+        return "none"
+    if one["own_theory"] == "yes":
+        return "yes"
+    return "no" if one["own_difference"] is None else f"no, {one['own_difference']:+.0%}"

@@ -1,0 +1,202 @@
+"""What a record is: its fields and their types, the key of its cell, its digest, and plain values in place of a plugin's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from smimbench.files import canonical_json, printable
+from smimbench.suite.cells import key_of
+
+__all__ = [
+    "FORMAT",
+    "LONGEST",
+    "Record",
+    "check_record",
+    "check_types",
+    "digest_of",
+    "plain",
+    "record_schema",
+    "text_of",
+]
+
+FORMAT = 1
+"""Layout of a record; raised when older readers could not understand it, and then every cell runs anew."""
+
+LONGEST = 10_000
+"""Characters of one text that a plugin hands in; doubled, records get longer and lose nothing that anybody reads."""
+
+Number = float | int | None
+Numbers = list[Number]
+Text = Annotated[str, Field(max_length=2 * LONGEST + 1000)]
+
+
+class _Open(pydantic.BaseModel):
+    """Fields may be added to a record; those named here keep their meaning and their type."""
+
+    model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True)
+
+
+class Item(_Open):
+    """An item of a problem: its name, its version and (as further fields) all its parameters."""
+
+    name: str
+    version: int
+
+
+class Specification(_Open):
+    """Model, channel and prior."""
+
+    model: Item
+    channel: Item
+    prior: Item
+
+
+class Identity(_Open):
+    """All that can change the result of a cell; the key is the SHA-256 of its canonical JSON."""
+
+    problem: Specification
+    algorithm: Item
+    alpha: float
+    dimension: int
+    replicate: int
+    seed: int
+    backend: str
+
+
+class Timing(_Open):
+    """Times in seconds, memory in bytes; comparable on one ``machine`` only, and there if ``trusted``."""
+
+    trusted: bool = False
+    machine: str
+    seconds: float | int = 0
+    lost_seconds: float | int = 0
+    cpu_seconds: float | int = 0
+    total_seconds: float | int = 0
+    device_seconds: Number = None
+    first_iteration: Number = None
+    per_iteration: Number = None
+    peak_memory: int | None = None
+    cost: dict[str, float | int] | None = None
+    ceilings: dict[str, float | int] | None = None
+
+
+class LongTrajectory(pydantic.BaseModel):
+    """A trajectory in an ``.npz`` beside the record, with the SHA-256 of that file."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    file: Annotated[str, Field(pattern=r"^[0-9a-z.-]+\.npz$")]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Record(_Open):
+    """One finished cell of a suite, as ``results/<suite>/<key>.json`` holds it; null stands for a number that is none."""
+
+    format: Literal[1]
+    key: Annotated[str, Field(pattern=r"^[0-9a-f]{24}$", description="The first 24 digits of the SHA-256 of `cell`.")]
+    cell: Identity
+    problem: Annotated[str, Field(description="Label of the problem when it was run.")] = ""
+    algorithm: Annotated[str, Field(description="Label of the algorithm when it was run.")] = ""
+    status: Literal["ok", "not-converged", "diverged", "timeout", "failed", "skipped"]
+    reason: Text = ""
+    metrics: Annotated[dict[str, Numbers], Field(description="Of the final estimate: a number per component, or one.")]
+    blank: dict[str, Text] = {}
+    sample_ratio: float | int = 0
+    samples: int = 0
+    iterations: int = 0
+    restarts: int = 0
+    start: Annotated[
+        dict[str, list[Numbers]], Field(description="Overlap matrices of the first estimate: truth, cross, own.")
+    ] = {}
+    restart_reason: Text | None = None
+    final: Annotated[
+        dict[str, Numbers | Number | Text | bool], Field(description="What the last step reported, and findings.")
+    ] = {}
+    warnings: list[Text] = []
+    traceback: Text | None = None
+    output: Annotated[Text | None, Field(description="The end of what was printed while the cell ran.")] = None
+    trajectory: Annotated[
+        LongTrajectory | dict[str, list[Number] | list[Numbers]] | None,
+        Field(description="By measured iteration: seconds, metrics per component, residual, samples seen, damping."),
+    ] = None
+    timing: Timing
+    machine: dict[str, Any] = {}
+    versions: dict[str, str] = {}
+    digest: Annotated[
+        str, Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the canonical JSON of all other fields.")
+    ]
+
+
+def record_schema() -> dict[str, Any]:
+    """JSON Schema of a record."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Record.model_json_schema()}
+
+
+def check_record(record: Any) -> None:
+    """Raise ValueError unless this is a record, of this format, as it was written, under the key of its own cell."""
+    if not isinstance(record, dict) or "digest" not in record or "cell" not in record:
+        raise ValueError("not a record of smimbench")
+    if record.get("format") != FORMAT:
+        raise ValueError(f"written in format {_short(record.get('format'))}, this smimbench reads {FORMAT}")
+    if digest_of(record) != record["digest"]:
+        raise ValueError("changed after it was written (digest does not match)")
+    check_types(record)
+    if key_of(record["cell"]) != record["key"]:
+        raise ValueError("changed after it was written (its key is not that of the cell that it describes)")
+
+
+def check_types(record: dict[str, Any]) -> None:
+    """Raise ValueError unless all fields have the types of a record; ``format`` and ``digest`` may still be missing."""
+    try:
+        Record.model_validate({"format": FORMAT, "digest": "0" * 64, **record})
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"not a record of smimbench: {where}: {first['msg']}, got {_short(first['input'])}") from None
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 60 else f"{text[:56]}..."
+
+
+def digest_of(record: dict[str, Any]) -> str:
+    """SHA-256 of a record without its digest."""
+    body = {k: v for k, v in record.items() if k != "digest"}
+    return hashlib.sha256(canonical_json(body).encode()).hexdigest()
+
+
+def text_of(record: dict[str, Any]) -> str:
+    """A record as its file holds it, to the last byte."""
+    return json.dumps(record, indent=1, allow_nan=False) + "\n"
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """A copy that JSON can hold, whatever a plugin has put in: numbers that are none become null, odd objects their text."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return int(value) if abs(value) < 1 << 63 else printable(hex(value), LONGEST)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if depth > 20:
+        raise ValueError("nested more than 20 deep")
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, dict):
+        return {k if isinstance(k, str) else printable(k): plain(v, depth + 1) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v, depth + 1) for v in value]
+    if hasattr(value, "tolist") and not isinstance(value, type):
+        try:
+            found = value.tolist()
+        except Exception:  # a plugin's own class
+            return printable(value, LONGEST)
+        return printable(value, LONGEST) if hasattr(found, "tolist") else plain(found, depth + 1)
+    return printable(value, LONGEST)

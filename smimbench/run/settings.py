@@ -1,0 +1,105 @@
+"""Settings of a suite: its own, and what ``--set`` and ``--only`` made of it. Each has a folder for what it alone made.
+
+Records are named by what was run, so all settings of a suite share them. ``run.json`` and the figures belong to one: those
+of the suite as it is written lie in ``results/SUITE``, all others in ``results/SUITE/settings/NAME``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smimbench.run.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smimbench.suite.cells import Suite
+
+__all__ = ["Settings", "options_of", "settings_folder", "settings_of_suite", "settings_under"]
+
+FOLDER = "settings"
+READABLE = 60
+"""Letters of a folder's name before its digest; doubled, names of long settings say more and paths are longer."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One way in which a suite was run: the store with its records, and what ``run.json`` says."""
+
+    folder: Path
+    store: Store
+    shared: dict[str, Any]
+
+    @property
+    def suite(self) -> str:
+        """Name of the suite."""
+        return str(self.shared.get("suite", self.store.folder.name))
+
+    @property
+    def words(self) -> str:
+        """The options that make them, as one would type them; empty for the suite as it is written."""
+        return _words(self.shared.get("overrides", []), self.shared.get("only", []))
+
+
+def options_of(suite: Suite) -> str:
+    """The options that made a suite what it is, as one would type them."""
+    return _words(suite.overrides, [f"{key}={value}" for key, value in suite.only])
+
+
+def _words(overrides: Sequence[str], only: Sequence[str]) -> str:
+    return " ".join(f"{option} {shlex.quote(text)}" for option, text in _options(overrides, only))
+
+
+def _options(overrides: Sequence[str], only: Sequence[str]) -> list[tuple[str, str]]:
+    """Options in one order, whatever order they were given in.
+
+    Of a key that is set twice the last counts, of what is appended everything.
+    """
+    keys = [text.partition("=")[0].strip() for text in overrides]
+    last = {text if key.endswith("+") else key: text for key, text in zip(keys, overrides)}
+    return [("--set", last[key]) for key in sorted(last)] + [("--only", text) for text in sorted(set(only))]
+
+
+def settings_folder(suite: Suite, store: Store) -> Path:
+    """Where ``run.json`` and the figures of a suite lie that was changed in this way."""
+    given = _options(suite.overrides, [f"{key}={value}" for key, value in suite.only])
+    if not given:
+        return store.folder
+    text = " ".join(f"{option[2:]} {value}" for option, value in given)
+    name = re.sub(r"[^A-Za-z0-9.=+-]+", "_", " ".join(value for _, value in given))[:READABLE]
+    return store.folder / FOLDER / f"{name}.{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def settings_under(folder: Path) -> list[Settings]:
+    """What was run in a folder: that of one settings, of a suite, or of all suites of one ``--results``."""
+    if (own := _read(folder)) is not None:
+        return [own]
+    inside = settings_of_suite(folder)
+    if inside or not folder.is_dir():
+        return inside
+    return [found for one in sorted(folder.iterdir()) if one.is_dir() for found in settings_of_suite(one)]
+
+
+def settings_of_suite(folder: Path) -> list[Settings]:
+    """All settings under which one suite was run, its own first."""
+    places = [folder, *(sorted((folder / FOLDER).iterdir()) if (folder / FOLDER).is_dir() else ())]
+    return [found for found in map(_read, places) if found is not None]
+
+
+def _read(folder: Path) -> Settings | None:
+    shared = Store(folder).read_shared()
+    options = [shared.get(name, []) for name in ("overrides", "only")]
+    texts = [
+        shared.get("text"),
+        shared.get("suite", ""),
+        *(one for own in options if isinstance(own, list) for one in own),
+    ]
+    if not all(isinstance(one, str) for one in texts) or not all(isinstance(own, list) for own in options):
+        return None  # torn, or not of our making
+    records = folder.parent.parent if folder.parent.name == FOLDER else folder
+    return Settings(folder, Store(records), shared)

@@ -1,0 +1,143 @@
+"""What an estimate scores in the limit: every metric from its overlaps with the signal and with itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.interfaces import Overlaps
+from smimbench.numerics.linalg import symmetric_root
+from smimbench.theory.generalization import measured_error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smimbench.problem.problem import Problem
+    from smimbench.theory.types import Host
+
+__all__ = ["aligned", "limit_point", "scores"]
+
+
+def aligned(problem: Problem, overlaps: Overlaps) -> Overlaps:
+    """The overlaps after the symmetry operation that brings the estimate closest to the signal.
+
+    A few numbers stand for the signal and the estimate: vectors with just these overlaps, which the model aligns as it does
+    those of a run.
+    """
+    P = problem.components
+    truth, cross, own = (np.asarray(matrix, dtype=float) for matrix in overlaps)
+    vectors = symmetric_root(np.block([[truth, cross.T], [cross, own]])) * np.sqrt(2 * P)
+    if problem.model.rank == "extensive":
+        vectors = vectors[:, :, None] * np.eye(2 * P)
+    signal, estimate = vectors[:P], vectors[P:]
+    moved = problem.model.align(signal, estimate, problem.channel.symmetry)
+    inner = problem.model.inner
+    # What is given is not changed by rounding: the operation is read off, and applied to it.
+    move = np.asarray(inner(moved, estimate)) @ np.linalg.pinv(np.asarray(inner(estimate, estimate)), rcond=1e-12)
+    if problem.channel.symmetry == "none":
+        return Overlaps(truth, cross, own)
+    return Overlaps(truth, move @ cross, move @ own @ move.T)
+
+
+def scores(overlaps: Overlaps) -> dict[str, Host]:
+    r"""Errors of aligned overlaps, (P,) each, leading axes a batch.
+
+    ``mse = T - 2 M + Q`` and ``squared_cosine = M^2 / (T Q)`` on the diagonals, T of the signal with itself, M of the estimate
+    with the signal, Q of the estimate with itself; a component that is zero has the cosine 0.
+    """
+    T, M, Q = (np.diagonal(np.asarray(matrix), axis1=-2, axis2=-1) for matrix in overlaps)
+    norms = T * Q
+    cosine = np.clip(np.where(norms > 0, M / np.sqrt(np.where(norms > 0, norms, 1.0)), 0.0), -1.0, 1.0)
+    return {"mse": T - 2 * M + Q, "squared_cosine": cosine**2, "cosine": cosine, "overlap": M}
+
+
+def limit_point(
+    problem: Problem,
+    alpha: float,
+    evaluations: Sequence[Sequence[Overlaps]],
+    *,
+    method: str,
+    branch: str = "own",
+    uncertain: Overlaps | None = None,
+    V: Host | None = None,
+    prediction: bool = True,
+) -> dict[str, Any]:
+    """A point of theory's JSON for an estimate that is not on the Bayes-optimal line.
+
+    Parameters
+    ----------
+    alpha : float
+        Sample ratio.
+    evaluations : sequence of sequence of Overlaps
+        The overlaps (P, P) in the limit, for every start that runs had (inner; one, where the start does not matter), from
+        every independent evaluation of the integrals (outer). Values are means over both; their error is the standard error
+        over evaluations.
+    method, branch : str
+        How they were obtained; which solution they are.
+    uncertain : Overlaps, optional
+        Errors of the overlaps where there is one evaluation only; what they do to the metrics is added up.
+    V : ndarray (P, P), optional
+        Error that the algorithm claims; needed for its Bayes predictor and for ``calibration``.
+    prediction : bool
+        Whether errors of prediction are wanted too (sampled, some 10 ms each).
+
+    Returns
+    -------
+    dict
+        ``mse``, ``overlap`` (P, P), ``own_overlap`` (P, P), ``squared_cosine``, each with its ``..._error``, and
+        ``generalization_error``.
+    """
+    moved = [[aligned(problem, overlaps) for overlaps in starts] for starts in evaluations]
+    stacks = [Overlaps(*(np.stack(matrices) for matrices in zip(*starts))) for starts in moved]
+    found = [{name: value.mean(axis=0) for name, value in scores(stack).items()} for stack in stacks]
+    values = {name: np.mean([one[name] for one in found], axis=0) for name in found[0]}
+    if len(found) > 1:
+        root = np.sqrt(len(found))
+        errors = {name: np.std([one[name] for one in found], axis=0, ddof=1) / root for name in values}
+    else:
+        errors = _propagated(stacks[0], uncertain, values)
+    low = problem.model.rank == "low"
+    document: dict[str, Any] = {
+        "alpha": float(alpha),
+        "mse": _plain(values["mse"]),
+        "mse_error": _plain(errors["mse"]),
+        "overlap": np.mean([stack.cross.mean(axis=0) for stack in stacks], axis=0).tolist(),
+        "overlap_error": _plain(errors["overlap"]),
+        "own_overlap": np.mean([stack.own.mean(axis=0) for stack in stacks], axis=0).tolist(),
+        "cosine": values["cosine"].tolist(),
+        "cosine_error": errors["cosine"].tolist(),
+        "branch": branch,
+        "method": method,
+    }
+    if low:
+        document["squared_cosine"] = values["squared_cosine"].tolist()
+        document["squared_cosine_error"] = errors["squared_cosine"].tolist()
+    claimed = None if V is None else np.diagonal(V)
+    document["calibration"] = None if claimed is None else (claimed / np.maximum(values["mse"], 1e-300)).tolist()
+    if prediction:
+        each = [measured_error(problem, *_transposed(overlaps), V) for overlaps in moved[0]]
+        kinds = each[0]
+        document["generalization_error"] = {k: float(np.mean([e[k].value for e in each])) for k in kinds}
+        document["generalization_error_error"] = {k: float(np.mean([e[k].error for e in each])) for k in kinds}
+    return document
+
+
+def _transposed(overlaps: Overlaps) -> tuple[Host, Host, Host]:
+    """As ``measured_error`` takes them: the signal's components are the rows of the second."""
+    return overlaps.truth, overlaps.cross.T, overlaps.own
+
+
+def _propagated(stack: Overlaps, uncertain: Overlaps | None, values: dict[str, Host]) -> dict[str, Host]:
+    total = {name: np.zeros_like(value) for name, value in values.items()}
+    for index, error in enumerate(uncertain or ()):
+        shifted = list(stack)
+        shifted[index] = stack[index] + np.asarray(error)
+        for name, value in scores(Overlaps(*shifted)).items():
+            total[name] += np.abs(value.mean(axis=0) - values[name])
+    return total
+
+
+def _plain(values: Host) -> Any:
+    found = [float(value) for value in values]
+    return found[0] if len(found) == 1 else found

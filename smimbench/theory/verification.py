@@ -1,0 +1,470 @@
+r"""Printed points of theory against plain draws of teacher, label and posterior.
+
+A point says that the overlap Q is a fixed point at the sample ratio alpha. At that overlap ``omega ~ N(0, Q)``,
+``z ~ N(omega, V)`` and a label of z are drawn, the channel's posterior mean m gives ``g = V^{-1} (m - omega)``, and the point
+holds if
+
+.. math:: \hat Q(Q) = \kappa \alpha E \sum_c g_c g_c^T = \kappa \alpha E \sum_c g_c h_c^T, \qquad h = V^{-1} (z - \omega).
+
+The first mean asks the posterior alone, the second one the teacher. Nothing that makes theory precise is used here: no control
+variates, no weights, no quasi-random points, no formula for the information, no interpolation. So numbers are coarse, and their
+standard errors are those of independent draws.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.derive.labels import predict
+from smimbench.interfaces import member
+from smimbench.numerics.linalg import inverse_root, spectral_function, symmetric_root
+from smimbench.numerics.seeds import monte_carlo_rng, words
+from smimbench.theory.component_ratios import ComponentRatios
+from smimbench.theory.information import information_at, overlap_at, prior_moments
+from smimbench.theory.types import NOTHING, Host
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smimbench.problem.problem import Problem
+
+__all__ = ["DRAWS", "Check", "verify_information", "verify_point"]
+
+DRAWS = 20_000
+"""Draws of a point; doubled, errors 1.4 times smaller are found and it takes twice as long."""
+CHUNK = 5_000
+"""Draws that are held at once; doubled, twice the memory."""
+RESPONSE = 4
+"""The derivative by Qhat uses this fraction of the draws; doubled, it is 1.4 times noisier and half as dear."""
+STEP = 0.05
+"""Half the step in log Qhat of that derivative; doubled, its bias is four times as large and its noise half."""
+SMALL = 1e-6
+"""Share of the second moment that is unknown where the stability of perfect recovery is tested; doubled, so is the bias."""
+MATRICES, DIMENSION = 12, 60
+"""Signals of extensive rank that are drawn, at this dimension and twice that; doubled, it takes 2 or 8 times as long."""
+FEWEST_DRAWS = 100
+"""Fewer draws have no standard error that could be believed."""
+ROUNDING = 1e-9
+"""Relative differences that are rounding; doubled, a bias of that size is not seen."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One printed number beside what draws make of it.
+
+    Attributes
+    ----------
+    quantity : str
+        ``"Qhat (posterior)"`` and ``"Qhat (teacher)"``: the Qhat of the printed overlap against ``kappa alpha I`` from either
+        mean, with the error of alpha; ``"MSE"``: error of the fixed point at the printed sample ratio, by one Newton step;
+        ``"signal"``: error of the denoised signal; ``"unlearned"`` and ``"perfect recovery"``: a rate that must not be above 1
+        for the point to be stable; ``"generalization bayes"`` etc.
+    component : int or None
+        From 0.
+    printed, error, drawn, standard_error : float
+    bound : bool
+        Whether the printed number is an upper bound.
+    """
+
+    quantity: str
+    component: int | None
+    printed: float
+    error: float
+    drawn: float
+    standard_error: float
+    bound: bool = False
+
+    @property
+    def z(self) -> float:
+        """Distance in units of both errors; 0 below a bound."""
+        gap = self.drawn - self.printed
+        width = math.hypot(self.error, self.standard_error, ROUNDING * max(abs(self.printed), 1e-3))
+        return 0.0 if self.bound and gap < 0 else gap / width
+
+    def document(self) -> dict[str, Any]:
+        """As plain data; components count from 1."""
+        return {
+            "quantity": self.quantity,
+            "component": None if self.component is None else self.component + 1,
+            "printed": self.printed,
+            "error": self.error,
+            "drawn": self.drawn,
+            "standard_error": self.standard_error,
+            "z": self.z,
+        }
+
+
+def verify_point(
+    problem: Problem, point: dict[str, Any], draws: int = DRAWS, on_draws: Callable[[int], None] = lambda count: None
+) -> list[Check]:
+    """Every number of a printed point against plain draws.
+
+    Parameters
+    ----------
+    point : dict
+        As in the JSON of ``theory``; read are ``alpha``, ``alpha_error``, ``overlap``, ``mse`` and the errors of prediction.
+    draws : int
+        Independent draws; standard errors fall with their root.
+    on_draws : callable
+        Called with the number of draws of the channel made since the last call, to show progress.
+
+    Returns
+    -------
+    list of Check
+
+    Raises
+    ------
+    ValueError
+        Fewer than 100 draws.
+    """
+    if draws < FEWEST_DRAWS:
+        raise ValueError(f"draws must be at least {FEWEST_DRAWS}, got {draws}")
+    return _Point(problem, point, draws, on_draws).checks()
+
+
+def verify_information(problem: Problem, Q: Host, V: Host, draws: int = DRAWS) -> list[Check]:
+    """The diagonal of ``E sum_c g_c g_c^T`` at an overlap, with its stated error, against both means over plain draws.
+
+    Components without overlap are left out: their information is 0 for every draw, or nearly so.
+    """
+    place = {"alpha": 1.0, "overlap": Q, "mse": np.diagonal(V), "branch": str(np.diagonal(Q).tolist())}
+    point = _Point(problem, place, draws, lambda count: None)
+    own, cross, bias = point._draw(Q, V, draws)
+    printed = information_at(problem, Q, V)
+    found = []
+    for name, samples, stated in (("posterior", own, bias), ("teacher", cross, 0.0)):
+        for a in point.learned:
+            one = samples[:, a, a]
+            sem = math.hypot(one.std(ddof=1) / math.sqrt(draws), stated / V[a, a])
+            value, error = float(printed.value[a, a]), float(printed.error[a, a])
+            found.append(Check(f"information ({name})", a, value, error, float(one.mean()), sem))
+    return found
+
+
+class _Point:
+    """A printed point and the draws at its overlap."""
+
+    def __init__(self, problem: Problem, point: dict[str, Any], draws: int, on_draws: Callable[[int], None]) -> None:
+        self.problem, self.point, self.draws, self.on_draws = problem, point, draws, on_draws
+        self.alpha, P = float(point["alpha"]), problem.components
+        self.kappa = float(problem.model.kappa)
+        self.second, self.bottom = prior_moments(problem)
+        self.Q = np.asarray(point["overlap"], dtype=float).reshape(P, P)
+        self.mse = np.asarray(point["mse"], dtype=float).reshape(P)
+        self.V = self.second - self.Q
+        np.fill_diagonal(self.V, self.mse)  # the difference has lost the digits of small errors
+        gained = np.diagonal(self.Q) - np.diagonal(self.bottom)
+        self.learned = [int(a) for a in np.flatnonzero(gained > NOTHING * np.diagonal(self.second))]
+        # Other points and problems get other draws: their deviations are independent.
+        self.stream = words(f"{problem.identity} {self.alpha!r} {point.get('branch')}", 2)
+
+    def _rng(self, purpose: str, *index: int) -> np.random.Generator:
+        return monte_carlo_rng(f"verification: {purpose}", *self.stream, *index)
+
+    def checks(self) -> list[Check]:
+        """All of them."""
+        if not self.mse.any():
+            return [*self._perfect(), *self._predictions()]
+        found: list[Check] = []
+        if self.learned:
+            self.qhat = _inverse_map(self.problem, self.Q, self.V, self.learned)
+            found += [*self._fixed_point(), *self._signal()]
+        if self.point.get("branch") != "informed":
+            found += self._unlearned()
+        return [*found, *self._predictions()]
+
+    # -- draws of the channel -----------------------------------------------------------------------------------------
+
+    def _draw(self, Q: Host, V: Host, draws: int) -> tuple[Host, Host, float]:
+        """``sum_c g g^T`` and ``sum_c (g h^T + h g^T) / 2`` (n, P, P) of every draw, and the stated error of the first mean."""
+        P, C = self.problem.components, self.problem.model.sites
+        channel: Any = self.problem.channel
+        root_Q, root_V, inverse = symmetric_root(Q), symmetric_root(V), np.linalg.inv(V)
+        own, cross, stated = [], [], 0.0
+        for chunk, start in enumerate(range(0, draws, CHUNK)):
+            n = min(CHUNK, draws - start)
+            normal = self._rng("latents", chunk).standard_normal((2, n, P, C))
+            omega, shift = root_Q @ normal[0], root_V @ normal[1]
+            y = channel.forward(omega + shift, rng=self._rng("labels", chunk))
+            found = channel.posterior(y, omega, V, rng=self._rng("posterior", chunk))
+            g, h = inverse @ (np.asarray(found.mean) - omega), inverse @ shift
+            own.append(g @ np.swapaxes(g, 1, 2))
+            mixed = g @ np.swapaxes(h, 1, 2)
+            cross.append((mixed + np.swapaxes(mixed, 1, 2)) / 2)
+            stated = max(stated, float(found.error))
+            self.on_draws(n)
+        # An error of the posterior mean adds its square to the mean square.
+        return np.concatenate(own), np.concatenate(cross), C * stated**2
+
+    def _fixed_point(self) -> list[Check]:
+        own, cross, bias = self._draw(self.Q, self.V, self.draws)
+        errors = np.broadcast_to(np.asarray(self.point.get("alpha_error", 0.0), dtype=float), len(self.V))
+        found = []
+        for name, samples, stated in (("posterior", own, bias), ("teacher", cross, 0.0)):
+            mean, sem = samples.mean(0), samples.std(0, ddof=1) / math.sqrt(len(samples))
+            for a, b in self._pairs():
+                scale, relative = self.kappa * self.alpha, float(errors[[a, b]].max()) / self.alpha
+                spread = scale * math.hypot(sem[a, b], stated / math.sqrt(self.V[a, a] * self.V[b, b]))
+                error = relative * math.sqrt(self.qhat[a, a] * self.qhat[b, b])
+                quantity, component = (f"Qhat ({name})", a) if a == b else (f"Qhat {a + 1}{b + 1} ({name})", None)
+                found.append(
+                    Check(quantity, component, self.qhat[a, b], error, scale * float(mean[a, b]), float(spread))
+                )
+        return found + self._errors(own)
+
+    def _pairs(self) -> list[tuple[int, int]]:
+        """Entries of Qhat that are asked: the diagonal, then all others where there are any."""
+        diagonal = [(a, a) for a in self.learned]
+        off = [(a, b) for a in self.learned for b in self.learned if a < b]
+        mixed = np.abs(self.qhat - np.diag(np.diagonal(self.qhat))).max() > 1e-6 * np.diagonal(self.qhat).max()
+        return [*diagonal, *off] if mixed else diagonal
+
+    def _errors(self, own: Host) -> list[Check]:
+        """Error of the fixed point at the printed sample ratio: a Newton step in the entries of log Qhat."""
+        pairs, kept = self._pairs(), np.ix_(self.learned, self.learned)
+        scale = self.kappa * self.alpha
+        log = _logarithm(self.qhat[kept])
+        position = {a: i for i, a in enumerate(self.learned)}
+
+        def entries(matrix: Host) -> Host:
+            return np.array([matrix[position[a], position[b]] for a, b in pairs])
+
+        def widened(matrix: Host) -> Host:
+            full = np.zeros_like(self.qhat)
+            full[kept] = matrix
+            return full
+
+        def moved(step: Any) -> tuple[Host, Host, Host]:
+            """Qhat, Q and V after a step of the entries of log Qhat."""
+            matrix = log.copy()
+            for (a, b), change in zip(pairs, step):
+                matrix[position[a], position[b]] += change
+                if a != b:
+                    matrix[position[b], position[a]] += change
+            qhat = widened(np.asarray(spectral_function(matrix, np.exp)))
+            return qhat, *overlap_at(self.problem, qhat)
+
+        # Only the diagonal is asked where labels do not see signs: sampled entries beside it are noise.
+        mask = np.ones_like(log) if len(pairs) > len(self.learned) else np.eye(len(log))
+        count = max(len(own) // RESPONSE, FEWEST_DRAWS)
+        jacobian = np.zeros((len(pairs), len(pairs)))
+        for k in range(len(pairs)):
+            ends = []
+            for sign in (1.0, -1.0):
+                _, Q, V = moved(sign * STEP * np.eye(len(pairs))[k])
+                ends.append(entries(_logarithm(mask * self._draw(Q, V, count)[0].mean(0)[kept])))
+            jacobian[:, k] = (ends[0] - ends[1]) / (2 * STEP)
+        jacobian -= np.eye(len(pairs))
+        mean = mask * own.mean(0)[kept]
+        residual = entries(_logarithm(scale * mean)) - entries(log)
+        # How the residual follows the entries of the information, to first order.
+        samples = np.stack([own[:, a, b] for a, b in pairs], axis=1)
+        covariance = np.atleast_2d(np.cov(samples, rowvar=False)) / len(own)
+        derivative = np.zeros_like(jacobian)
+        for k, (a, b) in enumerate(pairs):
+            size = 1e-4 * math.sqrt(mean[position[a], position[a]] * mean[position[b], position[b]])
+            change = np.zeros_like(mean)
+            change[position[a], position[b]] = change[position[b], position[a]] = size
+            derivative[:, k] = entries(_logarithm(mean + change) - _logarithm(mean - change)) / (2 * size)
+        step = -np.linalg.lstsq(jacobian, residual, rcond=None)[0]
+        response = np.linalg.lstsq(jacobian, derivative, rcond=None)[0]
+        spread = response @ covariance @ response.T
+        slopes = np.stack(
+            [
+                np.diagonal(moved(1e-4 * unit)[2] - moved(-1e-4 * unit)[2]) / 2e-4
+                for unit in np.eye(len(pairs), dtype=np.float64)
+            ],
+            axis=1,
+        )  # fmt: skip
+        longest = float(np.abs(step).max())
+        drawn = np.diagonal(self.V) + slopes @ step if longest > 1 else np.diagonal(moved(step)[2])
+        sem = np.sqrt(np.einsum("ak,kl,al->a", slopes, spread, slopes))
+        errors = np.broadcast_to(np.asarray(self.point["mse_error"], dtype=float), len(self.V))
+        return [
+            Check("MSE", a, float(self.mse[a]), float(errors[a]), float(drawn[a]), float(sem[a])) for a in self.learned
+        ]
+
+    def _unlearned(self) -> list[Check]:
+        """Whether components at their lowest overlap stay there at this sample ratio."""
+        rest = [a for a in range(len(self.V)) if a not in self.learned]
+        if not rest or np.abs(self.Q[np.ix_(rest, rest)] - self.bottom[np.ix_(rest, rest)]).max() > NOTHING:
+            return []
+        ratios = ComponentRatios(self.problem)
+        waiting = [a for a in rest if ratios.critical[a] == 0]
+        found = []
+        if any(a not in waiting for a in rest):
+            own, _, bias = self._draw(self.Q, self.V, self.draws)
+            for a in (a for a in rest if a not in waiting):
+                scale = self.kappa * self.alpha / ratios.critical[a]
+                sem = math.hypot(own[:, a, a].std() / math.sqrt(len(own)), bias / self.V[a, a])
+                found.append(
+                    Check("unlearned", a, 1.0, 0.0, float(scale * own[:, a, a].mean()), scale * sem, bound=True)
+                )
+        if waiting and self.problem.channel.symmetry in ("signs", "signed-permutations"):
+            growth = self._growth(waiting)
+            for a, samples in zip(waiting, growth.T):
+                scale = self.kappa * self.alpha * ratios.response[a]
+                sem = samples.std(ddof=1) / math.sqrt(len(samples))
+                error = (
+                    float(np.broadcast_to(np.asarray(self.point.get("alpha_error", 0.0)), len(self.V))[a]) / self.alpha
+                )
+                found.append(
+                    Check("unlearned", a, 1.0, error, float(scale * samples.mean()), float(scale * sem), bound=True)
+                )
+        return found
+
+    def _growth(self, waiting: list[int]) -> Host:
+        """``sum_cc' G_cc'^2`` (n, len(waiting)) of every draw: the rate at which a small overlap makes information."""
+        P, C = self.problem.components, self.problem.model.sites
+        channel: Any = self.problem.channel
+        root_Q, root_V = symmetric_root(self.Q), symmetric_root(self.V)
+        rows = []
+        for chunk, start in enumerate(range(0, self.draws, CHUNK)):
+            n = min(CHUNK, self.draws - start)
+            normal = self._rng("latents", chunk).standard_normal((2, n, P, C))
+            omega = root_Q @ normal[0]
+            y = channel.forward(omega + root_V @ normal[1], rng=self._rng("labels", chunk))
+            moment = channel.posterior(
+                y, omega, self.V, second_moment=True, rng=self._rng("posterior", chunk)
+            ).second_moment
+            G = [moment[:, a, :, a, :] / self.V[a, a] - np.eye(C) for a in waiting]
+            rows.append(np.stack([(g * g).sum((1, 2)) / self.V[a, a] ** 2 for g, a in zip(G, waiting)], axis=1))
+            self.on_draws(n)
+        return np.concatenate(rows)
+
+    def _perfect(self) -> list[Check]:
+        """Whether an error close to zero shrinks: ``kappa alpha I`` against the Qhat at which it was."""
+        V = SMALL * self.second
+        Q = self.second - V
+        everything = np.arange(len(V))
+        qhat = _inverse_map(self.problem, Q, V, everything)
+        own, _, bias = self._draw(Q, V, self.draws)
+        samples = np.einsum("npq,qp->n", own, np.linalg.inv(qhat)) / len(V)
+        scale = self.kappa * self.alpha
+        drawn, sem = scale * samples.mean(), scale * samples.std(ddof=1) / math.sqrt(len(samples))
+        slack = scale * bias * float(np.trace(np.linalg.inv(qhat) @ np.linalg.inv(V))) / len(V)
+        # Written as a rate at which the error grows, so that the bound is an upper one like others.
+        return [
+            Check("perfect recovery", None, 1.0, 0.0, float(1 / drawn), float(math.hypot(sem, slack) / drawn**2), True)
+        ]
+
+    # -- draws of the signal, and of fresh labels ---------------------------------------------------------------------
+
+    def _signal(self) -> list[Check]:
+        """Error of the denoised signal at the printed Qhat."""
+        prior, model, P = self.problem.prior, self.problem.model, self.problem.components
+        if member(prior, "theory_only"):
+            return []
+        low = model.rank == "low"
+        root = inverse_root(self.qhat, 1e-12)
+
+        def squares(dimension: int, index: int) -> Host:
+            """Squared errors (P, columns) of one draw, or (P, 1) of a matrix."""
+            rng = self._rng("signal", dimension, index)
+            signal = np.asarray(prior.sample(rng, P, dimension), dtype=float)
+            R = signal + np.tensordot(root, model.draw_noise(rng, P, dimension), axes=1)
+            gap = signal - np.asarray(prior.denoise(R, self.qhat).estimate)
+            return np.asarray(gap * gap) if low else np.diagonal(model.inner(gap, gap))[:, None]
+
+        if low:
+            columns = squares(self.draws, 0)
+            drawn, sem = columns.mean(1), columns.std(1, ddof=1) / math.sqrt(self.draws)
+        else:
+            # Matrices of finite size: what their size does is taken to fall as its inverse, and counted as an error.
+            small, large = (
+                np.concatenate([squares(factor * DIMENSION, k) for k in range(MATRICES)], axis=1) for factor in (1, 2)
+            )
+            drawn = 2 * large.mean(1) - small.mean(1)
+            spreads = [2 * large.std(1, ddof=1), small.std(1, ddof=1)]
+            sem = np.hypot(*spreads) / math.sqrt(MATRICES)
+            sem = np.hypot(sem, large.mean(1) - small.mean(1))
+        slack = float(member(prior, "overlap_error", 0.0))
+        return [
+            Check("signal", a, float(self.mse[a]), slack * float(self.mse[a]), float(drawn[a]), float(sem[a]))
+            for a in self.learned
+        ]
+
+    def _predictions(self) -> list[Check]:
+        """Errors of prediction, from two draws of the posterior: the truth is one of them."""
+        printed = self.point.get("generalization_error")
+        if not printed:
+            return []
+        P, C = self.problem.components, self.problem.model.sites
+        root_Q, root_V = symmetric_root(self.Q), symmetric_root(self.V)
+        normal = self._rng("prediction").standard_normal((3, self.draws, P, C))
+        omega = root_Q @ normal[0]
+        truth, other, plugin = (
+            np.asarray(predict(self.problem.channel, z), dtype=float).reshape(self.draws, -1)
+            for z in (omega + root_V @ normal[1], omega + root_V @ normal[2], omega)
+        )
+        losses = {
+            "bayes": ((truth - other) ** 2).sum(1) / 2,
+            "plugin": ((truth - plugin) ** 2).sum(1),
+            "constant": ((truth - truth.mean(0)) ** 2).sum(1) * self.draws / (self.draws - 1),
+        }
+        errors = self.point.get("generalization_error_error") or {}
+        return [
+            Check(
+                f"generalization {kind}", None, float(printed[kind]), float(errors.get(kind, 0.0)),
+                float(loss.mean()), math.hypot(loss.std(ddof=1) / math.sqrt(self.draws), 2 * loss.mean() / self.draws),
+            )  # of balanced labels the first term vanishes, and what is left is of second order
+            for kind, loss in losses.items()
+            if kind in printed
+        ]  # fmt: skip
+
+
+def _logarithm(matrix: Host) -> Host:
+    """Symmetric logarithm; directions that noise made negative count as tiny."""
+    return np.asarray(
+        spectral_function(matrix, lambda values: np.log(np.maximum(values, 1e-12 * max(values.max(), 1e-300))))
+    )
+
+
+def _inverse_map(problem: Problem, Q: Host, V: Host, learned: Any) -> Host:
+    """The Qhat (P, P) at which the prior's map gives the overlap Q and the error V; 0 for components that are not learned."""
+    from scipy.optimize import root
+
+    second, bottom = prior_moments(problem)
+    kept = np.ix_(learned, learned)
+    upper = np.triu_indices(len(learned))
+    diagonal = not (np.abs(Q - bottom)[kept] * (1 - np.eye(len(learned))) > NOTHING).any()
+    free = (np.arange(len(learned)),) * 2 if diagonal else upper
+    spread = (second - bottom)[kept]
+
+    def full(log: Host) -> Host:
+        matrix = np.zeros_like(spread)
+        matrix[free] = log
+        matrix = matrix + np.triu(matrix, 1).T
+        found = np.zeros_like(Q)
+        found[kept] = spectral_function(matrix, np.exp)
+        return found
+
+    def position(Q: Host, V: Host) -> Host:
+        """Increases from minus to plus infinity with what is known: log Q at one end, -log V at the other."""
+        return (_logarithm((Q - bottom)[kept]) - _logarithm(V[kept]))[free]
+
+    target = position(Q, V)
+    start = target - _logarithm(spread)[free]  # exact for Gaussian signals
+
+    def gap(log: Host) -> Host:
+        return position(*overlap_at(problem, full(log))) - target
+
+    if len(start) == 1:
+        return full(np.array([_scalar_inverse(lambda x: float(gap(np.array([x]))[0]), float(start[0]))]))
+    return full(root(gap, start, tol=1e-12).x)
+
+
+def _scalar_inverse(gap: Callable[[float], float], start: float) -> float:
+    """Root of an increasing function."""
+    from scipy.optimize import brentq
+
+    low, high = start - 1.0, start + 1.0
+    while gap(low) > 0:
+        low -= 4.0
+    while gap(high) < 0:
+        high += 4.0
+    return float(brentq(gap, low, high, xtol=1e-13, rtol=1e-13))

@@ -1,0 +1,153 @@
+"""Closed equations of online descent: against closed forms, against single steps of the algorithm, against whole runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from smimbench_algorithms.adam import Adam
+from smimbench_algorithms.averaged import Averaged
+from smimbench_algorithms.gradient import online
+from smimbench_algorithms.gradient.loss import fitting_loss
+from smimbench_algorithms.sgd import Sgd
+
+import smimbench
+from smimbench.backend import get_backend
+from smimbench.interfaces import Conditions, Overlaps
+
+
+def sequence(channel, tokens=2):
+    return smimbench.Problem({"name": "sequence-multi-index", "tokens": tokens}, channel, "gaussian")
+
+
+LINE = sequence({"name": "linear", "noise": 0.3})
+SOFTMAX = sequence({"name": "softmax", "layers": 1})
+DEEP = sequence({"name": "softmax", "layers": 2, "skip": 1.0})
+
+
+class Square:
+    """Phase retrieval, y = z^2: all moments are polynomials."""
+
+    name, components = "square", 1
+
+    def forward(self, z, *, rng=None):
+        return z * z
+
+    def observable(self, y):
+        return y
+
+    def vjp(self, z, cotangent):
+        return 2 * z * cotangent
+
+
+class Retrieval:
+    channel, components = Square(), 1
+    model = SOFTMAX.model.__class__(tokens=1)
+
+
+def test_phase_retrieval_has_its_closed_form():
+    """``g = 4 z (z^2 - z*^2)``: Isserlis' theorem gives all moments."""
+    M, Q, T = 0.3, 0.8, 1.1
+    root, mixing = np.sqrt(Q), M / np.sqrt(Q)
+    rest = np.sqrt(T - mixing**2)
+    fields = online.local_fields(Retrieval(), "squared")
+    found = fields(*(np.full((2, 1, 1, 1), value) for value in (root, mixing, rest)), False)
+    on_student, on_rest, square = (part.ravel() for part in found)
+    np.testing.assert_allclose(on_student * root, 4 * (3 * Q**2 - Q * T - 2 * M**2), rtol=1e-10)
+    np.testing.assert_allclose(on_student * mixing + on_rest * rest, 12 * M * (Q - T), rtol=1e-10)
+    sixth, mixed = 15 * Q**3, 3 * Q**2 * T + 12 * Q * M**2
+    np.testing.assert_allclose(square, 16 * (sixth - 2 * mixed + 3 * T**2 * Q + 12 * T * M**2), rtol=1e-10)
+
+
+@pytest.mark.parametrize("steps", [40, 3000])
+def test_linear_labels_have_their_closed_form(steps):
+    """``M`` relaxes like ``(1 - a)^s``, Q to the noise that batches leave: one by one, and by the integrator."""
+    eta, D, C, noise = 2 / steps, 400, 2, 0.3
+    algorithm = Sgd(learning_rate=eta, batch=80, steps=steps, online=True, weight_decay=0.2)
+    start = Overlaps(*(np.array([[value]]) for value in (1.1, 0.1, 0.9)))
+    point = algorithm.theory(LINE, 1.0, Conditions(dimension=D, starts=(start,)))
+    M, Q, T = 0.1, 0.9, 1.1
+    for _ in range(steps):
+        gap, keep = Q - 2 * M + T, 1 - eta * (2 * C + 0.2)
+        M, Q = (
+            keep * M + 2 * C * eta * T,
+            keep**2 * Q + 4 * C * eta * keep * M + (2 * C * eta) ** 2 * T + eta**2 * D / 80 * 4 * C * (gap + noise),
+        )
+    assert point["overlap"][0][0] == pytest.approx(M, rel=2e-3)
+    assert point["own_overlap"][0][0] == pytest.approx(Q, rel=2e-3)
+    assert point["trajectory"]["samples"][-1] == 80 * steps
+
+
+@pytest.mark.parametrize(
+    ("problem", "parameters"),
+    [
+        (SOFTMAX, {"loss": "squared", "learning_rate": 0.3}),
+        (SOFTMAX, {"learning_rate": 0.05, "momentum": 0.6}),
+        (DEEP, {"loss": "squared", "learning_rate": 0.2, "momentum": 0.5, "nesterov": True, "weight_decay": 0.3}),
+        (DEEP, {"loss": "squared", "learning_rate": 0.3, "spherical": True}),
+    ],
+)
+def test_steps_of_the_algorithm_move_overlaps_as_the_recursion_says(problem, parameters):
+    """Three steps from one point, again and again: the mean move is the recursion's, up to 1/D."""
+    D, batch, repeats = 300, 60, 300
+    algorithm = Sgd(batch=batch, steps=3, online=True, **parameters)
+    instance = problem.instance(0.01, D)
+    data = instance.data(get_backend())
+    rng = np.random.default_rng(5)
+    begin = algorithm.init(problem, data, rng)
+    factor = 0.5 * instance.signal + 0.7 * begin.factor
+    begin = begin._replace(factor=factor, signal=factor)
+    ends = []
+    for _ in range(repeats):
+        state = begin._replace(rng=rng)
+        for _ in range(3):
+            state, _ = algorithm.step(problem, data, state)
+        ends.append(np.stack(instance.overlaps(state.factor)[1:]))
+    start = instance.overlaps(factor)
+    loss = algorithm.loss or fitting_loss(problem)
+    rule = online.Rule(
+        lambda step: algorithm.learning_rate, batch / D, algorithm.weight_decay, algorithm.momentum,
+        algorithm.nesterov, algorithm.spherical,
+    )  # fmt: skip
+    path = online.solve(
+        online.local_fields(problem, loss), rule, [start], [0, 1, 2, 3], online.evaluations(problem, loss)
+    )
+    wanted = np.stack([path.cross[:, -1, 0], path.own[:, -1, 0]], axis=1)
+    mean, error = np.mean(ends, axis=0), np.std(ends, axis=0) / np.sqrt(repeats)
+    spread = wanted.std(axis=0) / 2
+    moved = np.abs(wanted.mean(axis=0) - np.stack(start[1:]))
+    gap = np.abs(mean - wanted.mean(axis=0))
+    # The last term is of order 1/D; a wrong factor of any term would be far larger.
+    assert (gap < 4 * np.hypot(error, spread) + 0.02 * moved.max()).all(), (gap, error, spread, moved)
+
+
+def test_runs_follow_their_trajectory():
+    """Whole runs, from what they began with: 2% beside what chance does at D = 300."""
+    D, runs = 300, 8
+    algorithm = Sgd(learning_rate=0.02, batch=60, steps=80, online=True, loss="squared")
+    problem, curves, starts = LINE, [], []
+    for run in range(runs):
+        instance = problem.instance(0.01, D, run)
+        data = instance.data(get_backend())
+        state = algorithm.init(problem, data, np.random.default_rng(run))
+        starts.append(instance.overlaps(state.factor))
+        curve = []
+        for _ in range(80):
+            state, _ = algorithm.step(problem, data, state)
+            curve.append(instance.metrics(state.factor)["mse"][0])
+        curves.append(curve)
+    found = algorithm.theory(problem, 16.0, Conditions(dimension=D, starts=tuple(starts)))["trajectory"]
+    wanted = np.interp(np.arange(1, 81), found["iteration"], np.ravel(found["mse"]))
+    error = np.std(curves, axis=0, ddof=1) / np.sqrt(runs)
+    assert (np.abs(np.mean(curves, axis=0) - wanted) < 0.02 * wanted + 4 * error).all()
+
+
+def test_where_there_is_no_theory_it_says_why():
+    conditions = Conditions(dimension=100)
+    assert "samples again" in Sgd(learning_rate=0.1).theory(SOFTMAX, 1.0, conditions)
+    assert isinstance(Adam(learning_rate=0.1).theory(SOFTMAX, 1.0, conditions), str)
+    online_run = Sgd(learning_rate=0.1, batch=4, steps=5, online=True)
+    assert "dimension" in online_run.theory(LINE, 1.0, Conditions())
+    assert "diverge" in Sgd(learning_rate=9.0, batch=4, steps=50, online=True).theory(LINE, 1.0, conditions)
+    assert "annealed softmax" in online_run.theory(sequence("hardmax"), 1.0, conditions)
+    mean = Averaged(of={"name": "sgd", "learning_rate": 0.1, "batch": 4, "steps": 5, "online": True}, students=3)
+    assert "two of its students" in mean.theory(LINE, 1.0, conditions)

@@ -1,0 +1,41 @@
+"""Values at infinite dimension in everything that shows results of a suite with three dimensions."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import smimbench
+from tests.helpers import LINE, call, suite_text, write_suite
+
+
+def test_every_output_has_the_extrapolated_values(tmp_path, capsys):
+    text = suite_text(LINE, [0.7], 20, 4, 'name = "gamp"').replace("[20]", "[20, 40, 80]")
+    path = write_suite(tmp_path, text)
+    where = ("--results", tmp_path / "results")
+    shown = json.loads(call(capsys, "run", path, *where, "--workers", "1", "--json")[1])
+    assert {row["dimension"] for row in shown["rows"]} == {20, 40, 80}
+    by_metric = {entry["metric"]: entry for entry in shown["extrapolated"]}
+    assert set(by_metric) == {"mse", "overlap"}
+    entry = by_metric["mse"]
+    assert (entry["law"], entry["n"], len(entry["points"])) == ("1/D", 12, 3)
+    assert abs(entry["z"]) < 4
+    again = smimbench.extrapolate(smimbench.show(path, results=tmp_path / "results"))
+    assert again == shown["extrapolated"]
+    assert "MSE at infinite D" in call(capsys, "show", path, *where)[1]
+    lines = list(csv.DictReader(io.StringIO(call(capsys, "show", path, *where, "--csv")[1])))
+    assert [line["dimension"] for line in lines].count("inf") == 2
+    assert "At infinite dimension" in call(capsys, "show", path, *where, "--markdown")[1]
+    page = tmp_path / "page.html"
+    call(capsys, "report", path, *where, "--output", page)
+    assert "At infinite dimension" in page.read_text()
+    assert "finite-size: means over runs against 1/D" in page.read_text()
+    assert (tmp_path / "results" / "small" / "figures" / "finite-size.png").exists()
+
+
+def test_suites_of_one_dimension_say_nothing_of_it(tmp_path, capsys):
+    path = write_suite(tmp_path)
+    where = ("--results", tmp_path / "results")
+    assert json.loads(call(capsys, "run", path, *where, "--workers", "1", "--json")[1])["extrapolated"] == []
+    assert "infinite" not in call(capsys, "show", path, *where)[1]

@@ -1,0 +1,212 @@
+"""Texts, plugins, folders and files of others: whatever they hold, one line is said, and nothing of it is obeyed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+
+import pytest
+
+from smimbench.registry.registry import set_registry
+from smimbench.run.store import Store
+from tests.helpers import CHANNEL, ROOT, SUITE, call, call_outside, command, environment, write_suite
+
+TROUBLE = str(ROOT / "tests" / "faulty_algorithms.py")
+EVIL = "[/] $x_ [red]=1+1| <b>&amp;` \\u001b]0;x\\u0007 \\u202e"
+"""A title and labels of it: rich markup, broken mathematics, HTML, Markdown, terminal escapes, text from right to left."""
+
+
+@pytest.fixture(autouse=True)
+def _fresh_registry():
+    yield
+    set_registry(None)
+
+
+@pytest.fixture
+def evil(tmp_path):
+    text = SUITE.replace("A small suite", EVIL).replace('"line"', f'"={EVIL}"').replace("seeds     = 2", "seeds = 1")
+    text = text.replace('name = "gamp"', f'name = "gamp"\nlabel = "@{EVIL}"').replace("[0.5, 1.0]", "[0.5]")
+    return write_suite(tmp_path, text)
+
+
+def test_no_text_steers_a_terminal_a_spreadsheet_a_page_or_a_figure(evil, tmp_path, capsys):
+    results = ("--results", tmp_path / "results")
+    code, out, err = call(capsys, "run", evil, *results, "--workers", "1")
+    assert code == 0, err
+    assert "figure" in out, err
+    for shown in (
+        out,
+        err,
+        call(capsys, "show", evil, *results, "--full")[1],
+        call(capsys, "theory", evil, *results)[1],
+    ):
+        assert not {"\x1b", "\x07", "\u202e"} & set(shown)
+    assert "[/] $x_ [red]" in " ".join(out.split())
+    _, out, _ = call(capsys, "show", evil, *results, "--csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert rows[0]["problem"].startswith("'=[/]")
+    assert {row["algorithm"][:2] for row in rows} == {"'@", "ad"}
+    _, out, _ = call(capsys, "show", evil, *results, "--markdown")
+    assert "<b>" not in out
+    assert len({line.replace("\\|", "").count("|") for line in out.splitlines()}) == 1
+    for path in (tmp_path / "results" / "small" / "figures").glob("*.svg"):
+        assert "\x1b" not in path.read_text()
+    assert call(capsys, "report", evil, *results, "--output", tmp_path / "page.html")[0] == 0
+    assert "<b>" not in (tmp_path / "page.html").read_text()
+
+
+def test_an_error_with_markup_in_its_text_is_shown(tmp_path, capsys):
+    suite = write_suite(tmp_path, SUITE.partition("[[alg")[0] + '[[algorithms]]\nname = "raising-digger"\n')
+    results = ("--results", tmp_path / "results", "--plugins", TROUBLE)
+    code, out, _ = call(capsys, "run", suite, *results, "--workers", "1", "--no-figure")
+    assert code == 1
+    assert "cannot open [/data/x]" in out
+    assert call(capsys, "show", suite, *results)[0] == 1
+
+
+BROKEN = {
+    "posterior": ("posterior(self, y, omega, V, *, second_moment=False, rng=None):", "RuntimeError"),
+    "constructor": ("__post_init__(self):", "left out"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_channel_that_raises_hides_no_row_of_others(tmp_path, capsys, name):
+    """It worked when it was run, and does no more when results are looked at, though its code is the same."""
+    plugin, results, broken = tmp_path / "twice.py", tmp_path / "results", tmp_path / "broken"
+    first, said = BROKEN[name]
+    raising = f"""    def {first}
+        if {str(broken)!r} in map(str, __import__("pathlib").Path({str(tmp_path)!r}).iterdir()):
+            raise RuntimeError("not today")
+"""
+    if name == "posterior":
+        raising += "        return smimbench.Posterior(y / self.gain, 0 * V)\n"
+        text = CHANNEL.replace("    def posterior", "    def unused")
+    else:
+        text = CHANNEL
+    plugin.write_text(text.replace("    def forward(", raising + "\n    def forward("))
+    line = SUITE.partition("[problem]")[2].partition("[grid]")[0]
+    text = SUITE.replace("[problem]" + line, "[[problems]]" + line + "[[problems]]" + line.replace('"line"', '"mine"'))
+    text = text.replace('name = "linear", noise = 0.2', 'name = "twice"').replace(
+        'name = "twice"', 'name = "linear"', 1
+    )
+    text = (
+        text.partition("[[algorithms]]")[0].replace("seeds     = 2", "seeds = 1")
+        + '[[algorithms]]\nname = "adam"\nsteps = 3\n'
+    )
+    suite = write_suite(tmp_path, text)
+    options = ("--results", results, "--plugins", plugin)
+    assert call(capsys, "run", suite, *options, "--no-figure", "--workers", "1")[0] == 0
+    broken.touch()
+    for path in (results / "theory").glob("point-*.json"):
+        path.unlink()
+    code, out, err = call(capsys, "show", results / "small", "--json", "--plugins", plugin)
+    assert code in (0, 1), err
+    rows = json.loads(out)["rows"]
+    assert all(row["theory"] is not None for row in rows if row["problem"] == "line" and row["metric"] == "mse")
+    assert said in err + out
+    if name == "posterior":
+        mine = [row for row in rows if row["problem"] == "mine"]
+        assert mine
+        assert all(row["theory"] is None and row["mean"] is not None for row in mine)
+
+
+def test_results_of_others_run_no_code_of_the_working_folder(tmp_path):
+    text = SUITE.replace('title = "A small suite"', 'title = "A small suite"\nplugins = true')
+    suite = write_suite(tmp_path, text.replace("seeds     = 2", "seeds = 1"))
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "mine.py").write_text(CHANNEL)
+    done = call_outside("run", suite, "--no-figure", "--workers", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "plugins").mkdir(parents=True)
+    (elsewhere / "plugins" / "trap.py").write_text("open('sprung', 'w').write('!')\n")
+    folder = tmp_path / "results" / "small"
+    for line in (("show", folder), ("compare", folder, folder), ("report", folder, "--output", "page.html")):
+        done = call_outside(*line, cwd=elsewhere)
+        assert done.returncode == 0, done.stderr
+        assert "are not run for stored results" in done.stderr
+    assert not (elsewhere / "sprung").exists()
+
+
+@pytest.mark.parametrize("name", ["...toml", ".toml", "theory.toml", "..toml", "a\x1bb.toml"])
+def test_the_name_of_a_suite_leads_nowhere_else(tmp_path, capsys, name):
+    path = tmp_path / name
+    path.write_text(SUITE)
+    code, out, err = call(capsys, "run", path, "--results", tmp_path / "results")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "the name of a suite" in err
+    assert "\x1b" not in err
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_folder_does_not_take_the_name_of_a_shipped_suite(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quickstart").mkdir()
+    code, out, err = call(capsys, "run", "quickstart", "--dry-run", "--only", "algorithm=gamp", "--only", "alpha=0.2")
+    assert code == 0, err
+    assert "cells" in out
+
+
+LARGE = {
+    "digits": "grid.seed=" + "9" * 5000,
+    "brackets": "grid.alpha=" + "[" * 1000 + "]" * 1000,
+    "an integer beyond floats": "grid.alpha=[1" + "0" * 400 + "]",
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("where", ["suite", "--set"])
+def test_numbers_and_lists_beyond_measure_are_one_line(tmp_path, capsys, name, where):
+    given = LARGE[name]
+    suite = write_suite(tmp_path)
+    options = ("--set", given)
+    if where == "suite":
+        path, _, value = given.partition("=")
+        suite.write_text(SUITE + f"\n[x]\n{path.rpartition('.')[2]} = {value}\n")
+        options = ()
+    code, out, err = call(capsys, "theory", suite, *options)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert len(err) < 600
+    assert "unforeseen" not in err
+
+
+@pytest.mark.parametrize("columns", ["abc", "", "-1", "0", "9" * 30])
+def test_columns_that_are_no_number_are_80(columns):
+    """In a process of its own: the terminal of the tests reads COLUMNS too."""
+    done = call_outside("list", COLUMNS=columns)
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_standard_output_that_is_full_or_closed_is_one_line():
+    for redirection in (">/dev/full", ">&-"):
+        line = " ".join(map(str, command("list", "--json"))) + redirection
+        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, env=environment(), check=False)
+        assert done.returncode == 2
+        assert len(done.stderr.splitlines()) == 1
+        assert "Traceback" not in done.stderr
+
+
+def test_an_unforeseen_error_is_one_line_with_the_way_to_its_place(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("SMIMBENCH_TRACEBACK", raising=False)
+    monkeypatch.setattr(Store, "load", lambda self, **_: 1 / 0)
+    code, _, err = call(capsys, "show", write_suite(tmp_path))
+    assert code == 70
+    assert len(err.splitlines()) == 1
+    assert "unforeseen ZeroDivisionError: division by zero" in err
+    assert "SMIMBENCH_TRACEBACK=1" in err
+
+
+def test_run_json_of_another_making_is_one_line(tmp_path, capsys):
+    for text in ('{"text": 1, "suite": "x"}', '{"text": "", "suite": "../../x"}', '{"text": "a", "overrides": {"a": 1}}',
+                 "[" * 10**5, '{"text": "", "only": [1]}'):  # fmt: skip
+        (tmp_path / "run.json").write_text(text)
+        for words in (("show", tmp_path), ("report", tmp_path, "--output", tmp_path / "p.html")):
+            code, _, err = call(capsys, *words)
+            assert (code, len(err.splitlines())) == (2, 1)
+            assert "unforeseen" not in err

@@ -1,0 +1,241 @@
+"""What users do wrong, or what goes wrong around them: one line says what it is, and nothing that was made is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from smimbench.registry.registry import set_registry
+from tests.helpers import CHANNEL, SUITE, call, call_outside, command, environment, write_suite
+
+SMALL = ("--workers", "1", "--no-figure")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_registry():
+    yield
+    set_registry(None)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """A small suite, run as it is written and with another seed, with figures: the folder."""
+    folder = tmp_path_factory.mktemp("ran")
+    suite = write_suite(folder, SUITE)
+    for more in ((), ("--set", "grid.seed=7")):
+        done = call_outside("run", suite, "--results", folder / "results", "--workers", "1", *more)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_without_a_command_the_help_is_printed(capsys):
+    assert call(capsys) == call(capsys, "--help")
+
+
+def test_no_text_of_the_first_page_is_cut(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert "..." not in call(capsys, "--help")[1].partition("Commands:")[2]
+
+
+def test_each_settings_has_figures_and_a_run_file_of_its_own(ran):
+    own = ran / "results" / "small"
+    (other,) = (own / "settings").iterdir()
+    assert "grid.seed=7" in other.name
+    shared = [json.loads((folder / "run.json").read_text()) for folder in (own, other)]
+    assert [one["overrides"] for one in shared] == [[], ["grid.seed=7"]]
+    pictures = [(folder / "figures" / "mse.png").read_bytes() for folder in (own, other)]
+    assert pictures[0] != pictures[1]
+    assert len([p for p in own.glob("*.json") if p.name != "run.json"]) == 16  # the records of both
+
+
+def test_the_order_of_settings_makes_no_others(tmp_path, capsys):
+    suite = write_suite(tmp_path, SUITE)
+    for options in (["grid.seed=7", "grid.seeds=1"], ["grid.seeds=1", "grid.seed=7"]):
+        given = [word for one in options for word in ("--set", one)]
+        assert call(capsys, "run", suite, "--results", tmp_path / "r", *SMALL, *given)[0] == 0
+    assert len(list((tmp_path / "r" / "small" / "settings").iterdir())) == 1
+    code, _, err = call(capsys, "show", suite, "--results", tmp_path / "r", "--set", "grid.seed=8")
+    assert code == 2
+    assert "there are some with --set grid.seed=7 --set grid.seeds=1" in err
+
+
+def test_a_folder_of_settings_is_shown_alone(ran, capsys):
+    (other,) = (ran / "results" / "small" / "settings").iterdir()
+    mean = [json.loads(call(capsys, "show", folder, "--json")[1])["rows"][0]["mean"]
+            for folder in (ran / "results" / "small", other)]  # fmt: skip
+    assert mean[0] != mean[1]
+
+
+def test_compare_takes_what_the_option_results_wrote(ran, capsys):
+    whole, own = ran / "results", ran / "results" / "small"
+    code, out, _ = call(capsys, "compare", whole, whole, "--json")
+    assert code == 0
+    assert {entry["verdict"] for entry in json.loads(out)["rows"]} == {"unchanged"}
+    code, _, err = call(capsys, "compare", own, ran)
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "not a results folder" in err
+
+
+def test_another_seed_is_no_worse(ran, capsys):
+    """Two runs per point: their standard errors are a guess, and an interval says so."""
+    own = ran / "results" / "small"
+    (other,) = (own / "settings").iterdir()
+    for sides in ((own, other), (other, own)):
+        found = json.loads(call(capsys, "compare", *sides, "--fail-over", "0", "--json")[1])
+        assert found["failing"] == 0
+        assert not {entry["verdict"] for entry in found["rows"]} & {"worse", "differs"}
+
+
+@pytest.mark.parametrize(
+    ("condition", "words"),
+    [("algorithm=gmap", "did you mean 'gamp'"), ("problem=lone", "did you mean 'line'"), ("alpha=0.7", "choose from 0.5, 1.0"),
+     ("seed=2", "choose from 0, 1"), ("algoritm=gamp", "did you mean algorithm=gamp")],
+)  # fmt: skip
+def test_a_slip_in_only_is_answered_with_a_guess(tmp_path, capsys, condition, words):
+    code, out, err = call(capsys, "run", write_suite(tmp_path, SUITE), "--only", condition, "--results", tmp_path / "r")
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert words in err
+
+
+def test_finished_results_are_shown_without_their_plugin(tmp_path, capsys):
+    (tmp_path / "twice.py").write_text(CHANNEL)
+    text = SUITE.replace('"linear", noise = 0.2', '"twice"').partition('\n[[algorithms]]\nname  = "adam"')[0]
+    suite = write_suite(tmp_path, text)
+    ended, before, err = call(
+        capsys, "run", suite, "--plugins", tmp_path / "twice.py", "--results", tmp_path / "r", *SMALL, "--json"
+    )
+    assert ended in (0, 1), err
+    set_registry(None)
+    for what in (("small.toml", "--results", tmp_path / "r"), (tmp_path / "r" / "small",)):
+        name = tmp_path / what[0]
+        code, out, err = call(capsys, "show", name, *what[1:], "--json")
+        assert code == ended
+        assert json.loads(out)["rows"] == json.loads(before)["rows"]
+        assert "unknown channel 'twice'" in err
+        assert "shown is the table as it was made on" in err
+    assert "line: gamp" in call(capsys, "show", tmp_path / "r" / "small")[1]
+    assert "twice" not in call(capsys, "show", tmp_path / "r" / "small", "--csv")[2].partition(";")[2]
+    suite.write_text(text.replace("seeds     = 2", "seeds     = 3"))  # another suite now: its results are not those
+    assert call(capsys, "show", suite, "--results", tmp_path / "r")[0] == 2
+
+
+@pytest.mark.parametrize("missing", ["jinja2", "matplotlib", "plotly"])
+def test_a_report_asks_for_its_needs_first(ran, capsys, monkeypatch, missing):
+    monkeypatch.setattr("smimbench.cli.show.stored_results", lambda *a, **k: pytest.fail("worked before it asked"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == missing else object())
+    code, _, err = call(capsys, "report", ran / "results" / "small", "--output", ran / "page.html")
+    assert code == 2
+    assert f"a report needs {missing}; pip install 'smimbench[report]'" in err
+
+
+def test_a_report_writes_nothing_but_its_file(ran, tmp_path, capsys):
+    shutil.copytree(ran / "results", tmp_path / "results")
+    shutil.rmtree(tmp_path / "results" / "small" / "figures")
+    before = sorted(tmp_path.rglob("*"))
+    code, _, err = call(capsys, "report", tmp_path / "results" / "small", "--output", tmp_path / "page.html")
+    assert code == 0, err
+    assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / "page.html"])
+
+
+def test_places_that_cannot_be_written_are_one_line(ran, tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    for arguments in (
+        ("report", ran / "results" / "small", "--output", tmp_path / "file" / "page.html"),
+        ("report", ran / "results" / "small", "--output", tmp_path),
+        ("data", ran / "small.toml", "--output", tmp_path / "file" / "data.npz"),
+        ("data", ran / "small.toml", "--output", "/proc/nowhere/data.npz"),
+    ):
+        code, out, err = call(capsys, *arguments)
+        assert (code, out) == (2, ""), arguments
+        assert err.count("\n") == 1
+
+
+def test_an_estimate_that_is_none_is_one_line(ran, tmp_path, capsys):
+    np.save(tmp_path / "plain.npy", np.zeros((1, 30)))
+    np.savez(tmp_path / "other.npz", guess=np.zeros((1, 30)))
+    for name in ("other.npz",):
+        code, out, err = call(capsys, "score", ran / "small.toml", "--estimate", tmp_path / name)
+        assert (code, out) == (2, ""), name
+        assert err.count("\n") == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is full")
+@pytest.mark.parametrize("arguments", [("list",), ("list", "--json"), ("--help",)])
+def test_a_full_disk_is_one_line(arguments):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command(*arguments), stdout=full, stderr=subprocess.PIPE, text=True, env=environment())
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "No space left" in done.stderr
+
+
+def test_a_posterior_that_is_a_tuple_is_one_line(tmp_path, capsys):
+    (tmp_path / "tuple.py").write_text(
+        CHANNEL.replace("smimbench.Posterior(y / self.gain, 0 * V)", "(y / self.gain, 0 * V)")
+    )
+    suite = write_suite(tmp_path, SUITE.replace('"linear", noise = 0.2', '"twice"'))
+    code, _, err = call(capsys, "theory", suite, "--plugins", tmp_path / "tuple.py")
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "posterior must return a smimbench.Posterior" in err
+
+
+def test_a_failed_cell_says_where_and_how_to_run_it_again(tmp_path, capsys):
+    plugin = tmp_path / "breaks.py"
+    plugin.write_text(
+        "import smimbench\n\n\ndef breaks(data):\n    return 1 / 0\n\n\n@smimbench.hookimpl\n"
+        "def smimbench_register_algorithms(register):\n    register(breaks)\n"
+    )
+    suite = write_suite(tmp_path, SUITE.partition("[[algorithms]]")[0] + '\n[[algorithms]]\nname = "breaks"\n')
+    code, out, err = call(capsys, "run", suite, "--plugins", plugin, "--results", tmp_path / "r", *SMALL)
+    assert code == 1
+    for text in (out, err):
+        assert f"ZeroDivisionError: division by zero ({plugin}, line 5)" in text
+    assert f"smimbench run {suite} --retry failed" in out
+
+
+def test_a_dry_run_prices_integrals_and_learns(tmp_path, capsys):
+    """A channel without a closed form takes longer than its matrix products; what was run before says how long."""
+    suite = write_suite(tmp_path, SUITE)
+    arguments = ["run", suite, "--results", tmp_path / "r", "--workers", "1"]
+    first = json.loads(call(capsys, *arguments, "--dry-run", "--json")[1])
+    assert (first["learned"], first["tried"]) == (0, 8)
+    assert not (tmp_path / "r").exists()
+    (tmp_path / "slow.py").write_text(
+        CHANNEL.replace(
+            "return smimbench.Posterior", "import time; time.sleep(0.05)\n        return smimbench.Posterior"
+        )
+    )
+    slow = write_suite(tmp_path, SUITE.replace('"linear", noise = 0.2', '"twice"'), "slow")
+    more = ["--dry-run", "--json", "--only", "algorithm=gamp", "--plugins", tmp_path / "slow.py", "--workers", "1"]
+    priced = json.loads(call(capsys, "run", slow, "--results", tmp_path / "r", *more)[1])
+    assert priced["seconds"] > 4 * 2 * 0.05  # four cells of two and more iterations
+    set_registry(None)
+    assert call(capsys, *arguments, "--no-figure", "--set", "grid.seeds=1")[0] == 0
+    second = json.loads(call(capsys, *arguments, "--dry-run", "--json")[1])
+    assert (second["missing"], second["learned"], second["tried"]) == (4, 4, 0)
+
+
+def test_a_shell_can_complete_the_name_of_a_suite():
+    variables = {"COMP_WORDS": "smimbench run quick", "COMP_CWORD": "2", "_SMIMBENCH_COMPLETE": "bash_complete"}
+    script = "from smimbench.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env={**environment(), **variables}
+    )
+    assert "plain,quickstart" in done.stdout.splitlines()
+
+
+def test_a_dropped_in_file_may_import_its_neighbour(tmp_path, capsys):
+    (tmp_path / "neighbour_of_mine.py").write_text("GAIN = 3.0\n")
+    (tmp_path / "mine.py").write_text("from neighbour_of_mine import GAIN\n" + CHANNEL)
+    code, out, err = call(capsys, "list", "channels", "--plugins", tmp_path / "mine.py")
+    assert (code, err) == (0, "")
+    assert "twice" in out

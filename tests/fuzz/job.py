@@ -1,0 +1,323 @@
+"""Bad input by the thousand, repeatable: ``python tests/fuzz/job.py --cases 100000 --seed 1``.
+
+A quarter each: suites put together by hypothesis from pieces that are nearly right; suites, records and ``.npz`` files with
+bytes changed; records whose fields were changed and whose digest was made to fit; command lines. A case is a finding if
+anything but an error of smimbench's own comes out, if it takes more than ``SLOW`` seconds, or if a file appears outside the
+results folder. The process may take ``MEMORY`` bytes in all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "plugins")]
+
+from hypothesis import HealthCheck, Phase, given, seed, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from smimbench.cli.main import main  # noqa: E402
+from smimbench.files import StoreError  # noqa: E402
+from smimbench.run.campaign import plan_campaign  # noqa: E402
+from smimbench.run.external import read_estimate  # noqa: E402
+from smimbench.run.record import digest_of  # noqa: E402
+from smimbench.run.store import Store  # noqa: E402
+from smimbench.suite.errors import SuiteError  # noqa: E402
+from smimbench.suite.reader import parse_suite  # noqa: E402
+from tests.helpers import ATTENTION, SUITE  # noqa: E402
+
+SLOW = 20.0
+MEMORY = 6 << 30
+OWN = (SuiteError, StoreError)
+NASTY = [
+    "", "[/]", "$x_", "=1+1", "\x1b[2J", "\u202e", "a" * 5000, "../../x", "nan", "smimbench:gamp", "gamp", "softmax", "linear",
+    -1, 0, 1, 2, 3, 1e-300, 1e-9, 0.5, 1.0, 1e9, 1e300, float("inf"), float("nan"), 2**31, 2**63, 2**64, 10**400, True, None,
+    [], {}, [[]], [1, "a"], {"name": "gamp"}, {"name": ["softmax"]},
+]  # fmt: skip
+
+
+class Late(BaseException):
+    """A case took too long."""
+
+
+def watched(case, *arguments):
+    """What is wrong with a case: nothing, or the end of a traceback."""
+
+    def late(*_):
+        raise Late
+
+    signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, SLOW)
+    try:
+        case(*arguments)
+    except Late:
+        return f"took more than {SLOW:g} s"
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException:
+        return "".join(traceback.format_exc().splitlines(True)[-3:])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return None
+
+
+# -- suites -----------------------------------------------------------------------------------------------------------
+
+_nasty = st.sampled_from(NASTY)
+_value = st.recursive(_nasty | st.floats() | st.integers() | st.text(max_size=20),
+                      lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+                      max_leaves=6)  # fmt: skip
+
+
+def _item(names, keys):
+    known = st.fixed_dictionaries({"name": st.sampled_from(names)}, optional={key: _value for key in keys})
+    return st.sampled_from(names) | known | _value
+
+
+_problem = st.fixed_dictionaries(
+    {
+        "model": _item(["sequence-multi-index", "attention-indexed"], ["tokens"]),
+        "channel": _item(
+            ["linear", "softmax", "hardmax"], ["noise", "beta", "layers", "skip", "components", "samples"]
+        ),
+        "prior": _item(["gaussian", "wishart"], ["rho"]),
+    },
+    optional={"label": _value, "grid": _value},
+)
+_run = ["tolerance", "max_iterations", "timeout", "metrics", "start", "target", "dtype", "tf32", "draw", "reference"]
+_axis = _value | st.sampled_from([[0.5], [1.0, 2.0], [12], 2])
+_about = st.sampled_from(["title", "description", "reference", "plugins", "x"])
+_algorithm = _item(["gamp", "adam", "sgd", "ridge", "spectral"], ["steps", "learning_rate", "batch", "label"])
+_grid = st.fixed_dictionaries({}, optional=dict.fromkeys(("alpha", "dimension", "seeds", "seed", "max_cells"), _axis))
+DOCUMENTS = st.fixed_dictionaries(
+    {"problem": _problem | _value, "grid": _grid},
+    optional={
+        "suite": st.dictionaries(_about, _value, max_size=2) | _value,
+        "algorithms": st.lists(_algorithm, max_size=3) | _value,
+        "run": st.dictionaries(st.sampled_from(_run), _value, max_size=3),
+    },
+)
+
+
+def toml(value) -> str:
+    """A value as TOML writes it; what TOML has no word for becomes one that is wrong."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(str(k))} = {toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    if isinstance(value, str):
+        return json.dumps(value)
+    return str(value)
+
+
+def read_suite(text: str, folder: Path) -> None:
+    """A suite is read and priced, or refused by an error of our own."""
+    try:
+        suite = parse_suite(folder / "fuzz.toml", text)
+        plan_campaign(suite, Store(folder / "results" / "fuzz"), dry_run=True)
+    except OWN:
+        pass
+
+
+# -- bytes ------------------------------------------------------------------------------------------------------------
+
+
+def mutated(data: bytes, dice: random.Random) -> bytes:
+    """The same with a few bytes changed, left out, doubled or moved."""
+    found = bytearray(data)
+    for _ in range(dice.choice([1, 1, 2, 4, 16])):
+        if not found:
+            break
+        i, j = sorted((dice.randrange(len(found)), dice.randrange(len(found))))
+        kind = dice.randrange(6)
+        if kind == 0:
+            found[i] = dice.randrange(256)
+        elif kind == 1:
+            del found[i : min(j, i + 40)]
+        elif kind == 2:
+            found[i:i] = found[i : min(j, i + 200)]
+        elif kind == 3:
+            found[i:i] = dice.choice([b"[" * 2000, b"9" * 5000, b"\x00", b"\xff\xfe", b"null", b"1e999", b"{}", b'"'])
+        elif kind == 4:
+            del found[i:]
+        else:
+            found[i] ^= 1 << dice.randrange(8)
+    return bytes(found)
+
+
+def changed(value, dice: random.Random):
+    """A document with one value replaced by something nasty."""
+    if isinstance(value, dict) and value and dice.random() < 0.9:
+        key = dice.choice(list(value))
+        return {**value, key: changed(value[key], dice)}
+    if isinstance(value, list) and value and dice.random() < 0.7:
+        i = dice.randrange(len(value))
+        return [*value[:i], changed(value[i], dice), *value[i + 1 :]]
+    return dice.choice([n for n in NASTY if n == n and n not in (float("inf"), 10**400)])
+
+
+def read_store(folder: Path) -> None:
+    """Everything that readers do with records: load, trajectories, rows."""
+    from smimbench.report.rows import error_rows, suite_records
+    from smimbench.report.tables import as_csv, as_markdown
+    from smimbench.run.store import theory_folder
+    from smimbench.theory.cache import TheoryCache
+
+    store = Store(folder)
+    for record in store.load().values():
+        store.trajectory(record)
+    suite = parse_suite(folder / "small.toml", SUITE)
+    rows = error_rows(suite_records(suite, store, ["numpy"]), suite, store, TheoryCache(theory_folder(store)))
+    as_csv(rows)
+    as_markdown(rows)
+
+
+# -- command lines ----------------------------------------------------------------------------------------------------
+
+COMMANDS = [
+    "show", "list", "info", "data", "score", "theory", "compare", "report", "run", "plugins", "verify", "slurm", "doctorx",
+]  # fmt: skip
+WORDS = [
+    "--json", "--csv", "--markdown", "--dry-run", "--shard", "1/2", "0/0", "--set", "grid.alpha=[0.5]", "grid.alpha=nan",
+    "problem.prior=1", "x", "=", "--only", "alpha=1", "algorithm=gamp", "problem=", "--output", "out/x", "--results", "res",
+    "quickstart", "small.toml", "--budget", "1y", "2h", "--cell-memory", "-1", "--alpha", "0.5", "nan", "--no-figure",
+    "--quiet", "--workers", "0", "--estimate", "small.npz", "--label", "[/]", "channels", "softmax", "gamp", "-", "--",
+    "--plugins", "nowhere", "--backend", "numpy", "cupyx", "--minutes", "5", "--cells", "--seed", "--full", "", "\x1b[0m",
+]  # fmt: skip
+
+
+def run_line(words: list[str]) -> None:
+    """A command ends with an exit code of ours, and with one line if it is not a good one."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main(words)
+        except SystemExit as leaving:
+            code = leaving.code
+    if code not in (0, 1, 2, 75) or "Traceback" in err.getvalue():
+        raise AssertionError(f"{words}: exit code {code}: {err.getvalue()[-500:]}")
+
+
+# -- the job ----------------------------------------------------------------------------------------------------------
+
+
+def job(cases: int, number: int, folder: Path) -> tuple[Counter, list[str]]:
+    """So many cases; how many of each kind, and what was found."""
+    done: Counter = Counter()
+    findings: list[str] = []
+    dice = random.Random(number)
+
+    def note(kind: str, problem: str | None, case: object) -> None:
+        done[kind] += 1
+        if problem:
+            findings.append(f"{kind}: {case!r:.2000}\n{problem}")
+
+    @seed(number)
+    @settings(max_examples=max(1, cases // 4), database=None, deadline=None, phases=[Phase.generate],
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(DOCUMENTS)
+    def suites(document):
+        text = "\n".join(f"{key} = {toml(value)}" for key, value in document.items())
+        note("suites by structure", watched(read_suite, text, folder), text)
+
+    suites()
+    while done["suites by structure"] < cases // 4:  # hypothesis stops where it has seen all
+        text = mutated(dice.choice([SUITE, ATTENTION]).encode(), dice).decode("utf-8", "replace")
+        note("suites by structure", watched(read_suite, text, folder), text)
+
+    store = folder / "results" / "small"
+    records = {path.name: path.read_bytes() for path in store.glob("*.json") if path.name != "run.json"}
+    estimate = io.BytesIO()
+    np.savez(estimate, estimate=np.zeros((1, 30)))
+    for _ in range(cases // 4):
+        kind = dice.choice(["suite", "record", "npz"])
+        if kind == "suite":
+            text = mutated(dice.choice([SUITE, ATTENTION]).encode(), dice).decode("utf-8", "replace")
+            note("suites by bytes", watched(read_suite, text, folder), text)
+        elif kind == "npz":
+            data = mutated(estimate.getvalue(), dice)
+            (folder / "fuzz.npz").write_bytes(data)
+
+            def case():
+                with contextlib.suppress(*OWN):
+                    read_estimate(folder / "fuzz.npz", (1, 30))
+
+            note("npz by bytes", watched(case), data)
+        else:
+            name = dice.choice(list(records))
+            data = mutated(records[name], dice)
+            (store / name).write_bytes(data)
+            note("records by bytes", watched(lambda: Store(store).load()), data)
+            (store / name).write_bytes(records[name])
+    for _ in range(cases // 4):
+        name = dice.choice(list(records))
+        document = json.loads(records[name])
+        for _ in range(dice.choice([1, 1, 2])):
+            document = changed(document, dice)
+        if isinstance(document, dict):
+            with contextlib.suppress(ValueError, TypeError):
+                document["digest"] = digest_of(document)
+        (store / name).write_text(json.dumps(document))
+        note("records by fields", watched(read_store, store), document)
+        (store / name).write_bytes(records[name])
+    os.chdir(folder)
+    for _ in range(cases - sum(done.values())):
+        words = [dice.choice(COMMANDS), *(dice.choice(WORDS) for _ in range(dice.randrange(6)))]
+        if words[0] in ("run", "verify"):
+            words += ["--dry-run"] if words[0] == "run" else ["--help"]
+        if words[0] in ("theory", "slurm", "run", "data") and "quickstart" in words:
+            words = ["list"]
+        note("command lines", watched(run_line, words), words)
+    return done, findings
+
+
+def prepare(folder: Path) -> None:
+    """A small suite that was run, so that there is something to change."""
+    (folder / "small.toml").write_text(SUITE)
+    here = os.getcwd()
+    os.chdir(folder)
+    run_line(["run", "small.toml", "--results", "results", "--no-figure", "--quiet"])
+    os.chdir(here)
+
+
+def outside(folder: Path) -> list[str]:
+    """Files beside what the job itself and the results folders may make."""
+    allowed = ("results", "res", "out", "small.toml", "fuzz.npz", "x")
+    return [path.name for path in folder.iterdir() if path.name not in allowed]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary)
+        prepare(place)
+        counts, found = job(chosen.cases, chosen.seed, place)
+        found += [f"written outside: {name}" for name in outside(place)]
+    for line in found:
+        print(line, end="\n\n")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"{sum(counts.values())} cases ({', '.join(f'{n} {k}' for k, n in counts.items())}), "
+          f"{time.monotonic() - begin:.0f} s, {peak:.0f} MB, {len(found)} findings")  # fmt: skip
+    sys.exit(1 if found else 0)

@@ -1,0 +1,43 @@
+"""The kernels for inputs in float32 and sums in float64, compiled for the host."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from smimbench_models import sequence_mixed
+
+COMPILER = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
+
+
+@pytest.mark.parametrize("components", [1, 2, 3])
+def test_products_keep_the_digits_of_double_precision(tmp_path, rng, components):
+    if COMPILER is None:
+        pytest.skip("no C++ compiler")
+    source, library = tmp_path / "mixed.cpp", tmp_path / "mixed.so"
+    source.write_text(sequence_mixed.source(components))
+    subprocess.run([COMPILER, "-O1", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    kernels = ctypes.CDLL(str(library))
+    (rows, size), share = (37, 501), 5
+    x = rng.standard_normal((rows, size)).astype(np.float32)
+    w, g = rng.standard_normal((components, size)), rng.standard_normal((rows, components))
+    z = np.full((rows, components), np.nan)
+    parts = np.full((-(-rows // share), components, size), np.nan)
+
+    def call(kernel, *arguments):
+        given = (a.ctypes.data_as(ctypes.c_void_p) if hasattr(a, "ctypes") else ctypes.c_longlong(a) for a in arguments)
+        kernel(*given)
+
+    call(kernels.project, x, w, rows, size, z)
+    call(kernels.push, x, g, rows, size, share, parts)
+    np.testing.assert_allclose(z, x.astype(float) @ w.T, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(parts.sum(0), g.T @ x.astype(float), rtol=0, atol=1e-12)
+
+
+def test_the_source_has_the_sizes_that_the_callers_launch():
+    text = sequence_mixed.source(1)
+    assert f"#define THREADS {sequence_mixed.THREADS}\n" in text
+    assert f"#define ROWS {sequence_mixed.ROWS}\n" in text

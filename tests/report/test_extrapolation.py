@@ -1,0 +1,149 @@
+"""Rows of several dimensions continued to infinite dimension: what is fitted together, what is compared, what is said."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+
+import numpy as np
+import pytest
+
+from smimbench.report.extrapolation import extrapolated_rows
+from smimbench.report.extrapolation_tables import exponent_text, extrapolated_tables, size_markdown
+from smimbench.report.tables import as_csv
+from tests.report.rows import printed, row
+
+SIZES = (50, 100, 200, 400)
+
+
+def rows(limit=0.4, b=2.0, sizes=SIZES, sd=0.5, n=8, shift=lambda D: 0.0, **more):
+    """Rows of one point whose means lie on ``limit + b / D``, with theory moved by ``shift`` at each D."""
+    common = {
+        "nominal_alpha": 0.1,
+        "alpha": 0.1,
+        "identity": {"problem": {"a": 1}, "algorithm": {"name": "gamp"}},
+        **more,
+    }
+    common.setdefault("theory", 0.4)
+    theory = common.pop("theory")
+    return [
+        row(**{**common, "dimension": D, "n": n, "mean": limit + b / D + shift(D), "sem": sd / D / math.sqrt(n),
+               "theory": None if theory is None else theory + shift(D)})
+        for D in sizes
+    ]  # fmt: skip
+
+
+def only(found):
+    assert len(found) == 1
+    return found[0]
+
+
+def test_a_correction_of_order_1_over_D_leaves_theory():
+    entry = only(extrapolated_rows(rows()))
+    assert entry["value"] == pytest.approx(0.4)
+    assert entry["coefficient"] == pytest.approx(2.0)
+    assert entry["law"] == "1/D"
+    assert abs(entry["z"]) < 1e-3
+    assert (entry["n"], entry["status_counts"], entry["alpha"]) == (32, {"ok": 16}, 0.1)
+    assert [p["dimension"] for p in entry["points"]] == list(SIZES)
+    assert entry["exponent"]["low"] < 1 < entry["exponent"]["high"]
+
+
+def test_what_is_wrong_in_the_limit_is_seen_though_every_row_is_near_theory():
+    entry = only(extrapolated_rows(rows(limit=0.408)))
+    assert entry["z"] > 4
+    assert entry["difference"] == pytest.approx(0.008)
+
+
+def test_the_error_of_theory_counts():
+    exact = only(extrapolated_rows(rows(limit=0.408)))
+    unsure = only(extrapolated_rows(rows(limit=0.408, theory_error=0.004)))
+    assert 0 < unsure["z"] < exact["z"]
+    assert 0.008 / math.hypot(unsure["error"], 0.004) == pytest.approx(unsure["z"], rel=0.1)
+
+
+def test_sample_ratios_that_are_rounded_differently_are_moved_together():
+    """n = round(alpha D): at every D theory is another one, and the limit is that of the largest D."""
+    moved = rows(shift=lambda D: 0.3 * (round(0.137 * D) / D - 0.137))
+    for r in moved:
+        r["alpha"] = round(0.137 * r["dimension"]) / r["dimension"]
+    entry = only(extrapolated_rows(moved))
+    assert entry["value"] == pytest.approx(moved[-1]["theory"])
+    assert entry["theory"] == moved[-1]["theory"]
+    assert entry["chi2"] < 1e-6
+
+
+@pytest.mark.parametrize("differs", [{"algorithm": "adam"}, {"metric": "overlap"}, {"component": 2}, {"nominal_alpha": 0.2},
+                                     {"backend": "cupy"}, {"problem": "q"}])  # fmt: skip
+def test_what_differs_is_fitted_apart(differs):
+    first, second = extrapolated_rows(rows() + rows(limit=0.6, **differs))
+    assert (first["value"], second["value"]) == pytest.approx((0.4, 0.6))
+
+
+def test_two_dimensions_or_single_runs_give_nothing():
+    assert extrapolated_rows(rows(sizes=(50, 100))) == []
+    single = [{**r, "sem": None, "n": 1} for r in rows()]
+    assert extrapolated_rows(single) == []
+    one = rows()
+    one[-1] = {**one[-1], "sem": None, "n": 1}  # the others say how much a run fluctuates
+    assert len(only(extrapolated_rows(one))["points"]) == 4
+    lost = [{**r, "mean": None, "sem": None, "n": 0} if r["dimension"] == 400 else r for r in rows()]
+    assert len(only(extrapolated_rows(lost))["points"]) == 3
+
+
+def test_without_theory_there_is_a_value_and_no_score():
+    entry = only(extrapolated_rows(rows(theory=None)))
+    assert entry["value"] == pytest.approx(0.4)
+    assert (entry["z"], entry["difference"]) == (None, None)
+
+
+def test_where_theory_is_zero_the_target_is_an_error():
+    """What has reached zero to within the stated precision is no deviation; what has not, is."""
+    assert abs(only(extrapolated_rows(rows(limit=2e-4, b=0.0, sd=1e-6, theory=0.0)))["z"]) < 1
+    assert only(extrapolated_rows(rows(limit=2e-2, b=0.0, sd=1e-6, theory=0.0)))["z"] > 3
+
+
+def test_runs_that_agree_to_the_last_digit_have_the_error_of_rounding():
+    entry = only(extrapolated_rows(rows(sd=0.0)))
+    assert entry["value"] == pytest.approx(0.4)
+    assert math.isfinite(entry["z"])
+
+
+def test_scores_of_simulated_rows_are_those_of_chance():
+    rng, z = np.random.default_rng(3), []
+    for _ in range(200):
+        drawn = rows(n=4)
+        for r in drawn:
+            runs = rng.normal(r["mean"], 0.5 / r["dimension"], 4)
+            r["mean"], r["sem"] = runs.mean(), runs.std(ddof=1) / 2
+        z.append(only(extrapolated_rows(drawn))["z"])
+    assert abs(np.mean(z)) < 0.25
+    assert 0.7 < np.std(z) < 1.15
+    assert max(map(abs, z)) < 4
+
+
+def test_tables_name_law_and_score(snapshot):
+    entries = extrapolated_rows(rows() + rows(limit=0.41, nominal_alpha=0.2) + rows(theory=None, algorithm="adam"))
+    text = printed(extrapolated_tables(entries), 100)
+    assert text == snapshot
+    assert text.index("0.2 ") < text.index("0.1 ")  # the largest score first
+    markdown = size_markdown(entries).splitlines()
+    assert len(markdown) == 2 + len(entries)
+    assert size_markdown([]) == ""
+
+
+def test_csv_holds_the_limits_at_infinite_dimension():
+    plain = rows()
+    found = list(csv.DictReader(io.StringIO(as_csv(plain, extrapolated_rows(plain)))))
+    assert [r["dimension"] for r in found] == [*map(str, SIZES), "inf"]
+    assert float(found[-1]["mean"]) == pytest.approx(0.4)
+    assert (found[-1]["law"], found[0]["law"]) == ("1/D", "")
+    assert "law" not in as_csv(plain)
+
+
+def test_an_exponent_is_told_as_far_as_it_is_known():
+    assert exponent_text({"value": 1.0, "low": 0.8, "high": 1.3}) == "1.0 (0.8-1.3)"
+    assert exponent_text({"value": 4.0, "low": 0.7, "high": 4.0}) == ">0.7"
+    assert exponent_text({"value": 0.25, "low": 0.25, "high": 0.9}) == "<0.9"
+    assert exponent_text({"value": 2.0, "low": 0.25, "high": 4.0}) == ""

@@ -1,0 +1,182 @@
+"""Figures: one look per algorithm, theory that is smooth, labels beside the data, and the data beside the figure."""
+
+from __future__ import annotations
+
+import csv
+import math
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+import smimbench
+from smimbench.report.figures import Line, draw_suite, floor_of, smooth
+from smimbench.report.rows import error_rows, suite_records
+from smimbench.report.style import COLOURS, KNOWN, looks, new_figure, save_figure, threshold_lines
+from smimbench.report.theory_figure import draw_theory, varied
+from smimbench.report.time_figure import draw_seconds
+from smimbench.run.store import Store
+from smimbench.suite.reader import load_suite
+from smimbench.theory.cache import TheoryCache
+from tests.helpers import ATTENTION, call, write_suite
+
+TEXT = ATTENTION.replace("[0.1, 0.3]", "[0.1, 0.15, 0.3]") + '[[algorithms]]\nname = "adam"\nsteps = 20\n'
+
+
+def read(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """A suite whose theory reaches 0, run once: suite, store, pairs, rows, folder of figures, paths, figures."""
+    folder = tmp_path_factory.mktemp("figures")
+    path = write_suite(folder, TEXT)
+    smimbench.run(path, results=folder / "results")
+    suite, store, cache = load_suite(path), Store(folder / "results" / "small"), TheoryCache()
+    pairs = suite_records(suite, store, ["numpy"])
+    rows = error_rows(pairs, suite, store, cache)
+    figures, save = [], Figure.savefig
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k)))
+        paths = draw_suite(suite, rows, cache, folder / "figures")
+        paths += draw_seconds(suite, pairs, cache, store, folder / "figures")
+    return suite, rows, folder / "figures", paths, figures[::3]
+
+
+def test_an_algorithm_looks_the_same_in_every_suite():
+    one = looks({"gamp": "gamp", "adam": "adam", "mine": "my-own"})
+    other = looks({"adam fast": "adam", "adam": "adam", "mine": "my-own", "other": "another"})
+    assert one["adam"] == other["adam"]
+    assert one["mine"] == other["mine"]
+    assert other["adam fast"].colour == other["adam"].colour
+    assert [looks({name: name})[name].colour for name in KNOWN] == COLOURS
+
+
+def test_no_two_look_alike():
+    found = looks({f"label {i}": f"algorithm {i % 7}" for i in range(60)})
+    assert len({(look.colour, look.marker) for look in found.values()}) == 60
+
+
+def test_colours_can_be_told_apart_without_seeing_red_from_green():
+    """Distance in luminance and blue: what a deuteranope sees of the colours, for every pair that differs in no marker."""
+    rgb = np.array([[int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in COLOURS])
+    seen = np.stack([rgb @ [0.35, 0.6, 0.05], rgb[:, 2]], axis=1)
+    distances = [math.dist(seen[i], seen[j]) for i in range(len(seen)) for j in range(i)]
+    assert min(distances) > 0.08
+
+
+def test_smooth_theory_goes_through_its_points_and_overshoots_nowhere():
+    x = np.array([0.1, 0.2, 0.3, 0.5, 0.6, 0.9])
+    y = np.array([1.0, 1.0, 0.8, 0.1, 0.0, 0.0])
+    line = smooth(Line(x, y, 0 * y), [])
+    assert np.allclose(np.interp(x, line.alpha, line.value), y, atol=5e-3)
+    assert (np.diff(line.value) <= 1e-12).all()
+    broken = smooth(Line(x, y, 0 * y), [0.55])
+    assert not ((broken.alpha > 0.5) & (broken.alpha < 0.6)).any()
+
+
+def test_a_logarithmic_axis_ends_below_all_that_is_not_zero():
+    assert floor_of([0.3, 2e-7, 0.0], 1e-3) < 2e-7
+    assert floor_of([0.3], 1e-3) < 1e-3
+
+
+def test_where_theory_reaches_zero_the_axis_is_logarithmic(results):
+    _, rows, _, _, figures = results
+    error, overlap, *_ = figures
+    assert error.axes[0].get_yscale() == "log"
+    assert overlap.axes[0].get_yscale() == "linear"
+    smallest = min(row["mean"] for row in rows if row["metric"] == "mse")
+    assert error.axes[0].get_ylim()[0] < smallest
+
+
+def test_no_mark_is_cut_off(results):
+    """Marks that stand side by side are shifted, which must not take them out of the limits."""
+    _, rows, _, _, figures = results
+    for axis, metric in ((figures[0].axes[0], "mse"), (figures[1].axes[0], "overlap")):
+        low, high = axis.get_ylim()
+        left, right = axis.get_xlim()
+        for row in rows:
+            if row["metric"] == metric:
+                assert low < row["mean"] < high
+                assert left < row["alpha"] < right
+
+
+def test_labels_and_legends_stand_outside_of_the_panel(results):
+    *_, figures = results
+    for figure in figures:
+        figure.draw_without_rendering()
+        for axis in figure.axes:
+            panel = axis.get_window_extent()
+            for text in axis.texts:
+                box = text.get_window_extent()
+                assert box.y0 >= panel.y1 or box.x1 <= panel.x0, text.get_text()
+        for legend in figure.legends:
+            assert legend.get_window_extent().y1 <= min(axis.get_window_extent().y0 for axis in figure.axes)
+
+
+def test_thresholds_that_are_near_have_labels_that_do_not_meet():
+    figure, (axis,) = new_figure("", 1)
+    axis.set_xlim(0, 1)
+    threshold_lines(axis, [(0.5, "weak recovery"), (0.55, "perfect recovery"), (2.0, "elsewhere")])
+    figure.draw_without_rendering()
+    one, two = (text.get_window_extent() for text in axis.texts)
+    assert not one.overlaps(two)
+
+
+def test_a_single_panel_fits_one_column_and_several_two():
+    assert new_figure("", 1)[0].get_figwidth() == 3.4
+    assert new_figure("", 3)[0].get_figwidth() == 7.0
+
+
+def test_the_data_lie_beside_every_figure(results):
+    _, rows, folder, paths, _ = results
+    assert {path.suffix for path in paths} == {".png", ".svg", ".pdf", ".csv"}
+    found = read(folder / "mse.csv")
+    drawn = {(e["algorithm"], float(e["alpha"])): float(e["value"]) for e in found if e["what"] == "runs"}
+    assert drawn == {(r["algorithm"], r["alpha"]): r["mean"] for r in rows if r["metric"] == "mse"}
+    theory = [(float(e["alpha"]), float(e["value"])) for e in found if e["what"] == "Bayes-optimal"]
+    assert len(theory) > 100
+
+
+def test_the_caption_says_what_is_drawn(results):
+    _, rows, folder, *_ = results
+    text = (folder / "mse.svg").read_text()
+    assert "mean and standard error over 2 runs" in text
+    hollow = any(set(row["status_counts"]) - {"ok"} for row in rows)
+    assert ("Hollow" in text) == hollow
+
+
+def test_the_same_figure_is_the_same_bytes(tmp_path):
+    for folder in ("a", "b"):
+        figure, (axis,) = new_figure("", 1)
+        axis.plot([0, 1], [0, 1])
+        save_figure(figure, tmp_path / folder, "x", [{"x": 1}], "caption")
+    for kind in ("png", "svg", "pdf", "csv"):
+        assert (tmp_path / "a" / f"x.{kind}").read_bytes() == (tmp_path / "b" / f"x.{kind}").read_bytes()
+
+
+def test_error_against_seconds_ends_where_the_runs_end(results):
+    _, rows, folder, *_ = results
+    found = read(folder / "seconds.csv")
+    for name in ("gamp", "adam"):
+        last = [e for e in found if e["what"] == name and e["alpha"] == "0.1"][-1]
+        (row,) = [r for r in rows if (r["metric"], r["algorithm"]) == ("mse", name) and abs(r["alpha"] - 0.1) < 0.01]
+        assert float(last["value"]) == pytest.approx(np.median(list(row["values"].values())), rel=0.3)
+
+
+def test_theory_alone_is_drawn_with_a_phase_diagram(tmp_path, capsys):
+    text = ATTENTION.replace("rho = 0.5", "rho = [0.2, 0.5, 1.0]").partition("[[algorithms]]")[0]
+    suite = write_suite(tmp_path, text.replace('label   = "softmax"\n', ""))
+    code, out, err = call(capsys, "theory", suite, "--figure", "--results", tmp_path / "r")
+    assert code == 0, err
+    folder = tmp_path / "r" / "small" / "figures"
+    assert {path.stem for path in folder.iterdir()} == {"theory-mse", "theory-overlap", "phases"}
+    assert str(folder / "phases.png") in out
+    found = [e for e in read(folder / "phases.csv") if e["what"] == "perfect recovery"]
+    assert {float(e["prior.rho"]) for e in found} == {0.2, 0.5, 1.0}
+    plans = load_suite(suite).plans
+    assert varied(plans) == ("prior.rho", [0.2, 0.5, 1.0])
+    assert varied(plans[:2]) is None
+    assert draw_theory(load_suite(suite), TheoryCache(), tmp_path / "again")

@@ -1,0 +1,78 @@
+"""Reasons of runs that do not converge name the threshold they stand near."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import smimbench
+from smimbench.problem.problem import Problem
+from smimbench.report.near_threshold import near_threshold
+from smimbench.report.rows import error_rows, suite_records
+from smimbench.run.store import Store
+from smimbench.suite.reader import load_suite
+from smimbench.theory.cache import TheoryCache
+from tests.helpers import write_suite
+
+TWO = {
+    "weak_recovery": {"value": 0.1667, "error": 0.0},
+    "perfect_recovery": {"value": 1.5, "error": 0.0},
+    "sequential": [{"layer": 2, "value": 0.1667, "error": 0.0}, {"layer": 1, "value": 0.8, "error": 0.0}],
+}
+
+
+def test_the_nearest_threshold_is_named_within_one_over_root_d():
+    said = near_threshold(TWO, 0.17, 100, "layer")
+    assert said == (
+        "alpha 0.17 is within 1/sqrt(100) = 10% of the threshold of layer 2 at 0.167: a larger dimension mends it"
+    )
+    assert "layer 1 at 0.8" in near_threshold(TWO, 0.75, 100, "layer")
+    assert "perfect-recovery threshold at 1.5" in near_threshold(TWO, 1.4, 100, "layer")
+
+
+@pytest.mark.parametrize(("alpha", "value"), [(0.17, 0.1667), (0.75, 0.8), (1.4, 1.5)])
+def test_a_larger_dimension_ends_the_window(alpha, value):
+    widest = math.floor((alpha / value - 1) ** -2)
+    assert near_threshold(TWO, alpha, widest) is not None
+    assert near_threshold(TWO, alpha, widest + 1) is None
+
+
+def test_where_no_threshold_is_near_nothing_is_said():
+    assert near_threshold(TWO, 0.4, 100) is None
+    assert near_threshold({"weak_recovery": None, "sequential": []}, 0.4, 100) is None
+    assert near_threshold({"weak_recovery": {"value": 0.0, "error": 0.0}}, 0.001, 100) is None
+
+
+SUITE = """
+[suite]
+title = "A run that is cut short near a threshold, and one far from it"
+[problem]
+label = "one layer"
+model = { name = "sequence-multi-index", tokens = 2 }
+channel = { name = "softmax" }
+prior = { name = "gaussian" }
+[grid]
+alpha = [ALPHA, 3.0]
+dimension = [100]
+seeds = 1
+[[algorithms]]
+name = "gamp"
+[run]
+max_iterations = 5
+"""
+
+
+def test_the_rows_of_a_suite_say_it(tmp_path):
+    theorist = TheoryCache()
+    found = theorist.thresholds(Problem({"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian"))
+    weak = found["sequential"][0]["value"]
+    path = write_suite(tmp_path, SUITE.replace("ALPHA", f"{1.05 * weak:.3g}"))
+    smimbench.run(path, results=tmp_path / "results")
+    suite, store = load_suite(path), Store(tmp_path / "results" / "small")
+    rows = error_rows(suite_records(suite, store, ["numpy"]), suite, store, theorist)
+    near, far = (next(row["reasons"] for row in rows if (row["alpha"] > 1) == above) for above in (False, True))
+    (said,), (other,) = near, far
+    assert said.startswith("not-converged: 5 iterations reached; alpha ")
+    assert f"threshold of layer 1 at {weak:.3g}: a larger dimension mends it" in said
+    assert "threshold" not in other

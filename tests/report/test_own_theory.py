@@ -1,0 +1,75 @@
+"""Two verdicts: the algorithm's own theory in rows, in the document of theory and in figures."""
+
+from __future__ import annotations
+
+import pytest
+
+import smimbench
+from smimbench.report.own_theory import add_own_theory, draw_trajectories, own_theory_tables
+from smimbench.report.rows import suite_records
+from smimbench.report.theory_document import theory_document
+from smimbench.run.store import Store
+from smimbench.theory.cache import TheoryCache
+from tests.helpers import LINE, suite_text
+from tests.report.rows import printed
+
+ALGORITHMS = (
+    'name = "gamp"\ndamping = 0.0',
+    'name = "erm"\npenalty = 1.0',
+    'name = "sgd"\nonline = true\nbatch = 10\nsteps = 30\nlearning_rate = 0.02',
+    'name = "adam"\nsteps = 3',
+    'name = "averaged"\nof = { name = "erm", penalty = 1.0 }\nstudents = 2',
+)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own")
+    file = folder / "own.toml"
+    file.write_text('[suite]\ntitle = "own"\n' + suite_text(LINE, [0.5], 60, 6, *ALGORITHMS))
+    suite = smimbench.load_suite(file)
+    return suite, smimbench.run(suite, results=folder), Store(folder / suite.name), folder
+
+
+def test_rows_have_two_verdicts(results):
+    rows = {row["algorithm"]: row for row in results[1] if row["metric"] == "mse"}
+    assert rows["gamp"]["own_theory"] == rows["gamp"]["bayes"]
+    assert rows["erm"]["own_theory"] > 1.05 * rows["erm"]["bayes"]
+    assert rows["averaged"]["own_theory"] == pytest.approx(rows["erm"]["own_theory"], rel=1e-9)
+    assert rows["sgd"]["alpha"] == 5.0
+    for name in ("gamp", "erm", "sgd"):
+        row = rows[name]
+        assert row["no_theory"] is None
+        assert abs(row["own_z"]) < 5 or abs(row["mean"] / row["own_theory"] - 1) < 0.1
+        assert row["z"] == row["own_z"]
+    assert rows["adam"]["own_theory"] is None
+    assert rows["adam"]["own_z"] is None
+    assert "samples again" in rows["adam"]["no_theory"]
+    assert rows["adam"]["theory"] == rows["adam"]["bayes"]
+
+
+def test_training_loss_stands_beside_its_theory(results):
+    (found,) = next(row for row in results[1] if row["algorithm"] == "erm")["findings"]["training_loss"]
+    assert found["mean"] == pytest.approx(found["theory"], rel=0.15)
+
+
+def test_theory_says_it_too(results):
+    suite = results[0]
+    (document,) = theory_document(suite, None, cache := TheoryCache(), thresholds=False)
+    add_own_theory(suite, [document], cache)
+    found = {entry["algorithm"]: entry for entry in document["algorithms"]}
+    assert found["erm"]["point"]["penalty"] == 1.0
+    assert found["sgd"]["point"]["trajectory"]["samples"][-1] == 300
+    assert "samples again" in found["adam"]["no_theory"]
+    text = " ".join(printed(own_theory_tables([document])).split())
+    assert "adam has no theory of its own here: descent that sees samples again" in text
+
+
+def test_trajectories_are_drawn(results):
+    pytest.importorskip("matplotlib")
+    suite, _, store, folder = results
+    pairs = suite_records(suite, store, ["numpy"])
+    paths = draw_trajectories(suite, pairs, TheoryCache(), store, folder / "figures")
+    assert [path.suffix for path in paths] == [".png", ".svg", ".pdf"]
+    text = paths[1].read_text()
+    assert text.count("stroke-dasharray") >= 4  # error and overlap of message passing and of the stream

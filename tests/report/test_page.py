@@ -1,0 +1,126 @@
+"""The HTML page in a browser: it draws, sorts, filters, fetches nothing and complains of nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from tests.helpers import ATTENTION, call, call_outside, write_suite
+
+pytest.importorskip("jinja2")
+pytest.importorskip("matplotlib")
+pytest.importorskip("plotly")
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+TEXT = ATTENTION.replace("[0.1, 0.3]", "[0.1, 0.15, 0.3]") + '[[algorithms]]\nname = "adam"\nsteps = 20\n'
+TEXT += "[run]\nmax_iterations = 12\n"  # too few for gamp
+SCRIPT = """
+<script>
+addEventListener("load", () => setTimeout(() => {
+  const found = {};
+  const table = document.getElementById("rows");
+  const column = (name) => [...table.tHead.rows[0].cells].findIndex((c) => c.textContent.trim() === name);
+  const seen = () => [...table.tBodies[0].rows].filter((r) => !r.hidden);
+  const means = () => seen().map((r) => r.cells[column("mean")].dataset.value).filter((v) => v !== "").map(Number);
+  found.charts = [...document.querySelectorAll(".chart")].map((c) => c.querySelectorAll("svg .scatterlayer .trace").length);
+  found.rows = seen().length;
+  const head = table.tHead.rows[0].cells[column("mean")];
+  head.querySelector("button").focus();
+  found.focus = document.activeElement.textContent;
+  head.querySelector("button").click();
+  found.up = means(); found.sorted = head.getAttribute("aria-sort");
+  head.querySelector("button").click();
+  found.down = means();
+  const form = document.getElementById("filters");
+  const box = form.querySelector("input[value=adam]");
+  box.click();
+  found.without = [...new Set(seen().map((r) => r.dataset.algorithm))];
+  found.drawn = document.querySelectorAll(".chart")[0].querySelectorAll("svg .scatterlayer .trace").length;
+  box.click();
+  form.elements.status.value = "not-converged"; form.dispatchEvent(new Event("input"));
+  found.statuses = seen().length;
+  const before = getComputedStyle(document.body).backgroundColor;
+  document.getElementById("theme").click();
+  found.themes = [before, getComputedStyle(document.body).backgroundColor];
+  found.requests = performance.getEntriesByType("resource").filter((e) => !e.name.startsWith("data:")).map((e) => e.name);
+  found.wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
+  const out = document.createElement("pre"); out.id = "found"; out.textContent = JSON.stringify(found); document.body.append(out);
+}, 500));
+</script></body>"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The report of a small suite with two algorithms."""
+    folder = tmp_path_factory.mktemp("page")
+    suite = write_suite(folder, TEXT)
+    call_outside("run", suite, "--results", folder / "results", "--workers", "1", "--no-figure")
+    done = call_outside("report", suite, "--results", folder / "results", "--output", folder / "page.html")
+    assert done.returncode == 0, done.stderr
+    return folder / "page.html"
+
+
+@pytest.fixture(scope="module", params=["1200,900", "390,800"], ids=["wide", "narrow"])
+def seen(request, page):
+    """What a script found in the page, and what the browser said on its console."""
+    browser = next((path for path in map(shutil.which, BROWSERS) if path), None)
+    if browser is None:
+        pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
+    copy = page.with_name(f"driven-{request.param}.html")
+    copy.write_text(SCRIPT.join(page.read_text().rsplit("</body>", 1)))
+    options = [
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        "--virtual-time-budget=8000",
+    ]
+    arguments = [browser, *options, f"--user-data-dir={page.parent / 'profile'}", f"--window-size={request.param}"]
+    done = subprocess.run([*arguments, "--dump-dom", copy.as_uri()], capture_output=True, text=True, timeout=120)
+    text = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.S)
+    assert text, done.stderr[-2000:]
+    return json.loads(text[1].replace("&amp;", "&").replace("&lt;", "<")), re.findall(r"CONSOLE[^\n]*", done.stderr)
+
+
+def test_it_draws_and_fetches_nothing_and_complains_of_nothing(seen):
+    found, console = seen
+    assert console == []
+    assert found["requests"] == []
+    assert len(found["charts"]) == 2 + 3 + 3  # mse and overlap; seconds and samples at each sample ratio
+    assert min(found["charts"]) >= 2
+    assert not found["wide"]
+
+
+def test_tables_sort_and_filter_by_keyboard_and_mouse(seen):
+    found, _ = seen
+    assert found["rows"] == 2 * 2 * 3
+    assert found["focus"] == "mean"
+    assert found["sorted"] == "ascending"
+    assert found["up"] == sorted(found["up"])
+    assert found["down"] == sorted(found["down"], reverse=True)
+    assert found["without"] == ["gamp"]
+    assert found["drawn"] < found["charts"][0]
+    assert 0 < found["statuses"] < found["rows"]
+
+
+def test_light_and_dark(seen):
+    assert len(set(seen[0]["themes"])) == 2
+
+
+def test_the_page_says_all_that_is_needed_to_do_it_again(page):
+    text = page.read_text()
+    assert page.stat().st_size < 6e6
+    for words in ("smimbench run small", "pip install .", "replicates of root seed 0", "numpy", "@media print", "UTC"):
+        assert words in text, words
+    assert not re.search(r'(src|href)="(?!data:|#)', text.partition('<script type="application/json"')[0])
+
+
+def test_the_verdict_comes_first(page, capsys):
+    text = page.read_text()
+    assert text.index("<strong>gamp</strong>") < text.index('id="contenders"') < text.index('id="rows"')
+    results = page.parent / "results"
+    assert "gamp is best" in call(capsys, "show", page.parent / "small.toml", "--results", results)[1]

@@ -1,0 +1,82 @@
+"""Profiles: shares of targets, performance against the best, geometric means paired by instance."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import smimbench
+from smimbench.report.profiles import draw_profiles, hits, share_within, summary, summary_tables
+from smimbench.report.rows import error_rows, suite_records
+from smimbench.run.store import Store
+from smimbench.suite.reader import load_suite
+from smimbench.theory.cache import TheoryCache
+from tests.helpers import SUITE, write_suite
+from tests.report.rows import printed, row
+
+
+def of(algorithm, values, bayes=0.4, problem="p"):
+    return row(
+        algorithm=algorithm,
+        problem=problem,
+        bayes=bayes,
+        target=1e-3,
+        values={f"0/{i}": v for i, v in enumerate(values)},
+    )
+
+
+def test_the_summary_is_paired_by_instance():
+    """Instances differ by a factor of ten, algorithms by 1.5 on each: pairing sees the factor and nothing else."""
+    one, other = [0.5, 5.0, 0.7], [0.75, 7.5, 1.05]
+    first, second = summary([of("slow", other), of("good", one)])
+    assert [first["algorithm"], second["algorithm"]] == ["good", "slow"]
+    assert first["ratio_to_bayes"] == pytest.approx(math.prod(v / 0.4 for v in one) ** (1 / 3))
+    assert second["to_best"] == pytest.approx(1.5)
+    assert second["interval"] == pytest.approx([1.5, 1.5])
+    assert first["to_best"] is None
+    assert "good" in printed(summary_tables([first, second]))
+
+
+def test_noise_has_an_interval_and_what_is_missing_comes_last():
+    found = summary([of("a", [0.5, 0.6, 0.55]), of("b", [0.6, 0.61, 0.7]), of("c", [0.41])])
+    assert [entry["algorithm"] for entry in found] == ["a", "b", "c"]
+    logs = np.log(np.array([0.6, 0.61, 0.7]) / [0.5, 0.6, 0.55])
+    half = 4.302653 * logs.std(ddof=1) / math.sqrt(3)  # Student's t, two degrees of freedom
+    assert found[1]["interval"] == pytest.approx(np.exp([logs.mean() - half, logs.mean() + half]), rel=1e-5)
+    assert (found[2]["instances"], found[2]["all"]) == (1, 3)
+
+
+def test_where_theory_is_zero_no_ratio_is_formed():
+    found = summary([of("a", [0.5]), of("b", [0.6]), of("a", [1e-9], 0.0, "q"), of("b", [1e-2], 0.0, "q")])
+    assert found[0]["ratio_to_bayes"] == pytest.approx(1.25)
+    assert not summary([of("a", [0.5])])
+
+
+def test_shares_end_at_what_was_reached():
+    entries = [{"algorithm": "a", "seconds": t} for t in (3.0, 1.0, math.inf, 2.0)]
+    x, y = share_within(entries, "seconds")["a"]
+    assert x.tolist() == [1.0, 2.0, 3.0]
+    assert y.tolist() == [0.25, 0.5, 0.75]
+
+
+def test_hits_are_those_of_the_trajectories(tmp_path):
+    path = write_suite(tmp_path, SUITE)
+    smimbench.run(path, results=tmp_path / "r")
+    suite, store, cache = load_suite(path), Store(tmp_path / "r" / "small"), TheoryCache()
+    pairs = suite_records(suite, store, ["numpy"])
+    found = hits(suite, pairs, cache, store)
+    assert len(found) == len(pairs) * 3
+    for cell, record in pairs:
+        bayes = cache.points(suite.plans[0].problem, [cell.alpha])[0][0]["mse"]
+        errors = store.trajectory(record)["mse"][:, 0]
+        (own,) = [e for e in found if e["epsilon"] == 0.5 and e["algorithm"] == cell.algorithm_label
+                  and e["instance"][1:] == (cell.alpha, 30, f"0/{cell.replicate}")]  # fmt: skip
+        reached = errors <= 1.5 * bayes
+        assert own["iterations"] == (
+            store.trajectory(record)["iteration"][np.argmax(reached)] if reached.any() else math.inf
+        )
+    rows = error_rows(pairs, suite, store, cache)
+    paths = draw_profiles(suite, rows, pairs, cache, store, tmp_path / "figures")
+    assert [p.name for p in paths] == [f"profiles.{kind}" for kind in ("png", "svg", "pdf", "csv")]

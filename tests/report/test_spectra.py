@@ -1,0 +1,53 @@
+"""Spectra of estimates: bars of the runs, the line of theory, and no figure where nobody tells a spectrum."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.figure import Figure
+
+import smimbench
+from smimbench.report.rows import suite_records
+from smimbench.report.spectra import draw_spectra
+from smimbench.run.store import Store
+from smimbench.suite.reader import load_suite
+from smimbench.theory.cache import TheoryCache
+from tests.helpers import SUITE, suite_text, write_suite
+
+PROBLEM = """label   = "pairs"
+model   = { name = "attention-indexed", tokens = 2 }
+channel = { name = "linear", noise = 0.3 }
+prior   = { name = "wishart", rho = 0.5 }"""
+
+
+def draw(tmp_path, text):
+    path = write_suite(tmp_path, text)
+    smimbench.run(path, results=tmp_path / "results")
+    suite, store = load_suite(path), Store(tmp_path / "results" / "small")
+    return draw_spectra(suite, suite_records(suite, store, ["numpy"]), TheoryCache(), tmp_path / "figures")
+
+
+def test_bars_and_line_say_the_same(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: figures.append(self))
+    penalised = 'name = "nuclear"\nregularisation = 1.0', 'name = "nuclear"\nlabel = "validated"'
+    paths = draw(tmp_path, '[suite]\ntitle = "Spectra"\n' + suite_text(PROBLEM, [0.3], 40, 3, *penalised))
+    assert [path.name for path in paths] == [f"spectrum.{kind}" for kind in ("png", "svg", "pdf")]
+    known, unknown = [axis for axis in figures[0].axes if axis.get_visible()]
+    line = known.lines[0]
+    width = np.diff(line.get_xdata())[0]
+    bar = known.patches[0].get_width()
+    assert bar > width
+    share = sum(bar.get_height() * bar.get_width() for bar in known.patches)
+    expected = line.get_ydata().sum() * width
+    assert abs(share - expected) < 0.05
+    centre = (
+        sum(bar.get_height() * bar.get_width() * (bar.get_x() + bar.get_width() / 2) for bar in known.patches) / share
+    )
+    assert abs(centre - (line.get_xdata() * line.get_ydata()).sum() * width / expected) < 0.15
+    # A penalty chosen by validation has no theory: bars only.
+    assert unknown.patches
+    assert not unknown.lines
+
+
+def test_no_figure_without_spectra(tmp_path):
+    assert draw(tmp_path, SUITE) == []

@@ -1,0 +1,79 @@
+"""The verdict: who is best, by what ratio, and whether it does what its own theory says."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from smimbench.report.verdict import contender_tables, verdict_line, verdicts
+from tests.report.rows import printed, row
+
+
+def at(alpha, mean, bayes, *, algorithm="gamp", own=None, sem=0.01, **more):
+    ratio = mean / bayes if bayes and mean is not None else None
+    return row(algorithm=algorithm, alpha=alpha, mean=mean, bayes=bayes, sem=sem, own_theory=own, own_theory_error=0.0,
+               ratio_to_bayes=ratio, target=1e-3, no_theory=None if own is not None else "it brings none", **more)  # fmt: skip
+
+
+def test_the_ratio_is_a_geometric_mean_with_its_error():
+    (found,) = verdicts([at(0.1, 0.8, 0.4), at(0.2, 0.1, 0.2, sem=0.02)])
+    (one,) = found["contenders"]
+    assert one["ratio_to_bayes"] == pytest.approx(math.sqrt(2.0 * 0.5))
+    # d log G = (sem1 / mean1 (+) sem2 / mean2) / 2
+    assert one["ratio_error"] == pytest.approx(math.hypot(0.01 / 0.8, 0.02 / 0.1) / 2)
+
+
+def test_the_ratio_orders_and_not_the_distance_to_its_own_theory():
+    """Descent that does exactly what its theory says is still further from the limit."""
+    rows = [at(0.1, 0.9, 0.4, algorithm="adam", own=0.9), at(0.1, 0.44, 0.4, own=0.4)]
+    (found,) = verdicts(rows)
+    assert [one["algorithm"] for one in found["contenders"]] == ["gamp", "adam"]
+    assert [one["own_theory"] for one in found["contenders"]] == ["yes", "yes"]
+    assert verdict_line(found) == "p: gamp is best, 1.10±0.02 x Bayes, as its own theory says, 1 s a run"
+
+
+def test_what_is_off_its_theory_says_by_how_much():
+    (found,) = verdicts([at(0.1, 0.8, 0.4, own=0.4)])
+    assert verdict_line(found) == "p: gamp, 2.00±0.02 x Bayes, not as its own theory says (+100%), 1 s a run"
+    (found,) = verdicts([at(0.1, 0.8, 0.4)])
+    assert "no theory of its own" in verdict_line(found)
+
+
+def test_few_runs_have_wide_intervals():
+    """20% off by 8 standard errors of two runs is no contradiction: Student's t with one degree is that wide."""
+    few, many = ({"n": n, "sem": 0.01, "own": 0.4} for n in (2, 64))
+    assert verdicts([at(0.1, 0.48, 0.4, **few)])[0]["contenders"][0]["own_theory"] == "yes"
+    assert verdicts([at(0.1, 0.48, 0.4, **many)])[0]["contenders"][0]["own_theory"] == "no"
+
+
+def test_who_has_no_estimate_somewhere_comes_last():
+    rows = [
+        at(0.1, 0.41, 0.4),
+        at(0.2, None, 0.2, sem=None),
+        at(0.1, 0.9, 0.4, algorithm="adam"),
+        at(0.2, 0.5, 0.2, algorithm="adam"),
+    ]
+    (found,) = verdicts(rows)
+    assert [(one["algorithm"], one["missing"]) for one in found["contenders"]] == [("adam", 0), ("gamp", 1)]
+    (found,) = verdicts([at(0.1, None, 0.4, sem=None)])
+    assert verdict_line(found) == "p: no algorithm has made an estimate"
+
+
+def test_where_theory_is_zero_there_is_no_ratio_but_a_verdict():
+    (found,) = verdicts([at(0.3, 1e-9, 0.0), at(0.3, 0.02, 0.0, algorithm="adam")])
+    assert verdict_line(found) == "p: gamp is best, 0 where Bayes is 0, no theory of its own, 1 s a run"
+    assert [one["zero_reached"] for one in found["contenders"]] == [True, False]
+
+
+def test_components_are_counted_together():
+    (found,) = verdicts([at(0.1, 0.6, 0.5, component=1), at(0.1, 0.5, 0.5, component=2)])
+    assert found["contenders"][0]["ratio_to_bayes"] == pytest.approx(1.1)
+
+
+def test_a_table_from_two_contenders_on():
+    assert not contender_tables(verdicts([at(0.1, 0.41, 0.4)]))
+    (text,) = [printed(contender_tables(verdicts([at(0.1, 0.41, 0.4), at(0.1, 0.9, 0.4, algorithm="adam")])))]
+    lines = [line for line in text.splitlines() if line.startswith(("gamp", "adam"))]
+    assert [line.split()[0] for line in lines] == ["gamp", "adam"]
+    assert max(map(len, text.splitlines())) <= 80

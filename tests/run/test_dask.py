@@ -1,0 +1,108 @@
+"""Cells on a Dask cluster on loopback, whose workers and scheduler die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from smimbench.backend.device import BackendError
+from smimbench.registry.registry import Registry
+from smimbench.run import dask
+from smimbench.run.campaign import run_cells
+from smimbench.run.store import Store
+from smimbench.suite.reader import load_suite
+from tests.helpers import ROOT, SUITE, call_outside, environment, write_suite
+from tests.run.test_campaign import numbers
+
+pytest.importorskip("distributed")
+PLUGIN = ROOT / "tests" / "faulty_algorithms.py"
+CLUSTER = """
+import logging, sys, time
+from distributed import LocalCluster
+logging.disable(logging.CRITICAL)
+if __name__ == "__main__":
+    cluster = LocalCluster(n_workers=int(sys.argv[1]), threads_per_worker=1, dashboard_address=None, host="127.0.0.1")
+    print(cluster.scheduler_address, *(w.process.process.pid for w in cluster.workers.values()), flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path, request):
+    """Address of a scheduler, the processes of its workers, and its own."""
+    script = tmp_path / "cluster.py"
+    script.write_text(CLUSTER)
+    words = [sys.executable, script, str(getattr(request, "param", 2))]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment(),
+                               start_new_session=True, cwd=tmp_path)  # fmt: skip
+    address, *workers = process.stdout.readline().split()
+    yield address, list(map(int, workers)), process
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+@pytest.mark.slow
+def test_a_cluster_whose_workers_die_makes_the_serial_records(tmp_path, cluster, monkeypatch):
+    address, workers, process = cluster
+    cells = load_suite(write_suite(tmp_path, SUITE.replace("seeds     = 2", "seeds     = 3"))).cells()
+    serial = {r["key"]: numbers(r) for r in run_cells(cells, Store(tmp_path / "serial"))}
+    killed = []
+
+    def kill(record):
+        if len(killed) < 2:
+            os.kill(workers[len(killed)], signal.SIGKILL)  # its nanny starts another
+            killed.append(record["key"])
+
+    run_cells(cells, Store(tmp_path / "dask"), dask=address, on_record=kill)
+    assert len(killed) == 2
+    assert {key: numbers(r) for key, r in Store(tmp_path / "dask").load().items()} == serial
+
+    monkeypatch.setattr(dask, "PATIENCE", 4.0)
+
+    # A scheduler that dies in the middle is one line, and what was finished is kept.
+    def end(record):
+        os.killpg(process.pid, signal.SIGKILL)
+
+    with pytest.raises(BackendError, match="is gone; what was finished is kept"):
+        run_cells(cells, Store(tmp_path / "half"), dask=address, on_record=end)
+    assert len(Store(tmp_path / "half").load()) >= 1
+    done = call_outside("run", tmp_path / "small.toml", "--dask", address, "--results", tmp_path / "r", "--quiet")
+    assert done.returncode == 2
+    assert "dask: no scheduler answers at" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_worker_that_has_lived_long_runs_the_code_of_today(tmp_path, cluster):
+    """The plugin's file changes between two runs: the second must not get the numbers of the first under its version."""
+    address, _, _ = cluster
+    plugin, found = tmp_path / "mine.py", []
+    text = PLUGIN.read_text().replace("WrongShape, Vandal", "Vandal")
+    suite = write_suite(tmp_path, SUITE.partition("[[alg")[0] + '[[algorithms]]\nname = "quiet"\n')
+    for version in (1, 2):
+        new = text.replace("version: ClassVar[int] = 1", f"version: ClassVar[int] = {version}")
+        plugin.write_text(new.replace("return state * 0.5", f"return state * 0.5**{version}"))
+        os.utime(plugin, (time.time() + 10 * version,) * 2)
+        registry = Registry([str(plugin)])
+        cells = load_suite(suite, registry=registry).cells(registry=registry)[:1]
+        found += run_cells(cells, Store(tmp_path / f"r{version}"), dask=address, registry=registry)
+    assert [record["status"] for record in found] == ["ok", "ok"]
+    assert [record["cell"]["algorithm"]["version"] for record in found] == [1, 2]
+    assert found[0]["metrics"]["mse"] != found[1]["metrics"]["mse"]
+    # A worker without the plugin, or with another version of it, says so and computes nothing.
+    plugin.write_text(text)
+    (record,) = run_cells(cells, Store(tmp_path / "r3"), dask=address, registry=registry)
+    assert record["status"] == "failed"
+    assert "is version 1 here, the cell asks for version 2" in record["reason"]
+
+
+@pytest.mark.parametrize("cluster", [0], indirect=True)
+def test_a_cluster_without_workers_is_one_line(tmp_path, monkeypatch, cluster):
+    monkeypatch.setattr(dask, "PATIENCE", 1.0)
+    cells = load_suite(write_suite(tmp_path)).cells()
+    with pytest.raises(BackendError, match=r"no worker at .* for 1 s"):
+        run_cells(cells, Store(tmp_path / "r"), dask=cluster[0])

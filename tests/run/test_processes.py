@@ -1,0 +1,115 @@
+"""Cells under watch from outside: what ends a process, or does not end, is a record, and its siblings run as if alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import pytest
+
+from smimbench.registry.registry import Registry, set_registry
+from smimbench.run.campaign import run_cells
+from smimbench.run.processes import Limits
+from smimbench.run.store import Store
+from tests.helpers import ROOT, SUITE, call_outside, write_suite
+from tests.run.test_campaign import cells_of, numbers
+
+PLUGIN = str(ROOT / "tests" / "faulty_algorithms.py")
+
+
+@pytest.fixture(scope="module")
+def registry():
+    found = Registry([PLUGIN])
+    set_registry(found)
+    yield found
+    set_registry(None)
+
+
+ENDS = {
+    "aborter": "the worker process died 2 times: SIGABRT",
+    "faulter": "the worker process died 2 times: SIGSEGV",
+    "killer": "the worker process died 2 times: SIGKILL (out of memory, or killed)",
+    "exiter": "the worker process died 2 times: it left with exit code 0 before its cell was finished",
+    "interrupter": "KeyboardInterrupt: no message",
+    "leaver": "SystemExit: 7",
+}
+
+
+def test_one_process_outlives_every_end(tmp_path, registry):
+    """One worker, cell after cell: each bad one fails with its reason, and the last is as good as alone."""
+    cells = [c for c in cells_of(tmp_path, registry, *ENDS, "quiet") if c.replicate == 0 and c.alpha == 0.5]
+    records = run_cells(cells, Store(tmp_path / "results"), registry=registry, isolated=True)
+    assert [record["algorithm"] for record in records] == [*ENDS, "quiet"]
+    found = {record["algorithm"]: record for record in records}
+    assert {name: found[name]["reason"] for name in ENDS} == ENDS
+    assert {found[name]["status"] for name in ENDS} == {"failed"}
+    assert "faulthandler" in found["faulter"]["output"] or "Segmentation fault" in found["faulter"]["output"]
+    alone = run_cells(cells[-1:], Store(tmp_path / "alone"), registry=registry)
+    assert numbers(found["quiet"]) == numbers(alone[0])
+    assert len(Store(tmp_path / "results").load()) == len(cells)
+
+
+def test_a_cell_whose_process_died_once_is_run_again(tmp_path, registry):
+    cells = cells_of(tmp_path, registry, "dies-once", **{"algorithms[0].flag": f'"{tmp_path / "flag"}"'})[:2]
+    records = run_cells(cells, Store(tmp_path / "results"), registry=registry, isolated=True)
+    assert [record["status"] for record in records] == ["ok", "ok"]
+
+
+@pytest.mark.parametrize("name", ["endless", "endless-start"])
+def test_a_step_that_never_returns_ends_at_the_time_limit(tmp_path, registry, name):
+    cells = cells_of(tmp_path, registry, name, "quiet", **{"run.timeout": 0.5})[:2]
+    begin = time.monotonic()
+    records = run_cells(cells, Store(tmp_path / "results"), registry=registry, workers=2)
+    assert time.monotonic() - begin < 60
+    found = {record["algorithm"]: record for record in records}
+    assert found[name]["status"] == "timeout"
+    assert found[name]["reason"] == "0.5 s reached in a step that did not return; ended from outside"
+    assert found["quiet"]["status"] == "ok"
+
+
+def test_limits_of_a_cell_hold_whatever_the_suite_says(tmp_path, registry):
+    (endless, *_), (hoarder, *_) = (cells_of(tmp_path, registry, name) for name in ("endless", "hoarder"))
+    how = {"registry": registry, "isolated": True}
+    (late,) = run_cells([endless], Store(tmp_path / "a"), limits=Limits(seconds=0.5), **how)
+    assert (late["status"], late["reason"]) == ("timeout", "the cell took more than 0.5 s; ended from outside")
+    (large,) = run_cells([hoarder], Store(tmp_path / "b"), limits=Limits(memory=400 << 20), **how)
+    assert large["status"] == "failed"
+    assert "GB, more than 0.391; ended from outside" in large["reason"]
+
+
+def test_a_budget_ends_a_run_and_leaves_the_rest_to_be_run(tmp_path, registry):
+    cells = cells_of(tmp_path, registry, "endless")
+    begin = time.monotonic()
+    limits = Limits(budget=1.0)
+    assert run_cells(cells, Store(tmp_path / "a"), registry=registry, isolated=True, limits=limits) == []
+    assert 1 < time.monotonic() - begin < 30
+    assert Store(tmp_path / "a").load() == {}
+
+
+def test_what_a_plugin_prints_is_kept_and_disturbs_nobody(tmp_path):
+    text = SUITE.partition("[[algorithms]]")[0] + '\n[[algorithms]]\nname = "printer"\n'
+    suite = write_suite(tmp_path, text)
+    options = ("--plugins", PLUGIN, "--results", "results", "--workers", "1", "--json", "--no-figure", "--quiet")
+    done = call_outside("run", suite, *options, cwd=tmp_path, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["status_counts"] == {"ok": 4}
+    assert done.stderr == ""
+    records = Store(tmp_path / "results" / "small").load()
+    assert len(records) == 4
+    for record in records.values():
+        assert record["output"].count("from C") == 3
+        assert '{"rows": []} \ufffd[2J' in record["output"]
+    assert not os.path.exists("/results")
+
+
+def test_a_dry_run_tries_plugins_where_they_can_be_ended(tmp_path, registry, monkeypatch):
+    from smimbench.run import cost
+
+    monkeypatch.setattr(cost, "LONGEST_TRIAL", 1.0)
+    cells = cells_of(tmp_path, registry, "endless", "exiter")
+    begin = time.monotonic()
+    found = cost.estimate_cost(cells, 1)
+    assert time.monotonic() - begin < 60
+    assert found.cells == 8
+    assert found.seconds > 0

@@ -1,0 +1,161 @@
+"""Parts of a suite that know nothing of each other, and runs that share a folder: together they are the serial run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+
+from smimbench.run.campaign import run_cells
+from smimbench.run.claims import STALE, Claims
+from smimbench.run.shards import Shard, array_shard, cells_of_shard, read_shard
+from smimbench.run.store import Store
+from smimbench.suite.reader import load_suite
+from tests.helpers import ATTENTION, SUITE, call, command, environment, write_suite
+from tests.run.test_campaign import numbers
+
+TEXT = SUITE.replace("seeds     = 2", "seeds     = 6").replace("steps = 5", "steps = 200")
+SHARDS = 8
+
+
+def test_shards_are_disjoint_complete_and_of_about_the_same_cost(tmp_path):
+    text = ATTENTION.replace("[30]", "[30, 60, 90]") + '[[algorithms]]\nname = "adam"\nsteps = 15\n'
+    cells = load_suite(write_suite(tmp_path, text)).cells()
+    from smimbench.run.cost import prices
+
+    price = prices(cells)
+    parts = [cells_of_shard(cells, Shard(k, 4)) for k in range(1, 5)]
+    assert sorted(cell.key for part in parts for cell in part) == sorted(cell.key for cell in cells)
+    loads = [sum(price[cell.key] for cell in part) for part in parts]
+    assert max(loads) < 1.3 * min(loads)
+    assert cells_of_shard(cells, Shard(1, 1)) == cells
+    assert [c.key for c in cells_of_shard(cells[::-1], Shard(2, 4))] == [c.key for c in parts[1]][::-1]
+
+
+def test_the_shard_of_a_job_array():
+    assert array_shard({}) is None
+    found = array_shard({"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_COUNT": "3", "SLURM_ARRAY_TASK_MIN": "3",
+                         "SLURM_ARRAY_TASK_STEP": "2"})  # fmt: skip
+    assert found == Shard(3, 3)
+    assert array_shard({"SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_TASK_COUNT": "8"}) == Shard(1, 8)
+    assert str(read_shard("3/8")) == "3/8"
+
+
+@pytest.mark.parametrize("text", ["0/3", "4/3", "1", "a/b", "1/0", "-1/3", "1/" + "9" * 100, "١/٣"])
+def test_a_shard_that_is_none_is_one_line(tmp_path, capsys, text):
+    code, _, err = call(capsys, "run", write_suite(tmp_path), "--shard", text)
+    assert (code, len(err.splitlines())) == (2, 1)
+
+
+def shard(suite, results, number):
+    return subprocess.Popen(
+        command("run", suite, "--results", results, "--workers", "1", "--shard", f"{number}/{SHARDS}", "--quiet"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        start_new_session=True,
+    )
+
+
+@pytest.mark.slow
+def test_eight_shards_two_of_them_killed_are_the_serial_run(tmp_path):
+    suite = write_suite(tmp_path, TEXT)
+    cells = load_suite(suite).cells()
+    serial = {r["key"]: numbers(r) for r in run_cells(cells, Store(tmp_path / "serial"))}
+    folder = tmp_path / "shards" / "small"
+    running = {number: shard(suite, tmp_path / "shards", number) for number in range(1, SHARDS + 1)}
+    for number in (2, 5):
+        limit = time.monotonic() + 60
+        keys = {cell.key for cell in cells_of_shard(cells, Shard(number, SHARDS))}
+        while not any((folder / f"{key}.json").exists() for key in keys) and time.monotonic() < limit:
+            time.sleep(0.01)
+        os.killpg(running[number].pid, signal.SIGKILL)
+        running.pop(number).communicate()
+    kept = {path.name: path.read_bytes() for path in folder.glob("*.json")}
+    for number in (2, 5):
+        running[number] = shard(suite, tmp_path / "shards", number)
+    for number, process in running.items():
+        out, err = process.communicate(timeout=200)
+        assert process.returncode == 0, err
+        assert re.fullmatch(rf"shard {number}/{SHARDS} of small: \d+ cells: \d+ ok, 0 not run yet\n", out)
+    for name, content in kept.items():
+        if name != "run.json":
+            assert (folder / name).read_bytes() == content
+    store = Store(folder)
+    assert {key: numbers(record) for key, record in store.load().items()} == serial
+    assert store.complaints == []
+    assert not list(folder.rglob("*.tmp"))
+
+
+def test_two_runs_into_one_folder_share_the_cells(tmp_path):
+    suite = write_suite(tmp_path, TEXT)
+    words = command("run", suite, "--results", tmp_path / "r", "--workers", "1", "--no-figure", "--json", "--quiet")
+    how = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "env": environment()}
+    pair = [subprocess.Popen(words, **how) for _ in range(2)]
+    folder, started = tmp_path / "r" / "small", {}
+    while any(process.poll() is None for process in pair):
+        for path in folder.glob("*.json"):
+            with contextlib.suppress(OSError):
+                started.setdefault(path.name, set()).add(path.stat().st_ino)
+        time.sleep(0.02)
+    for process in pair:
+        assert process.communicate()[1] == ""
+        assert process.returncode == 0
+    started.pop("run.json")
+    assert len(started) == len(load_suite(suite).cells())
+    # A record that was written twice would have been another file for a while.
+    assert sum(len(inodes) > 1 for inodes in started.values()) <= 1
+    assert not (folder / "claims").exists()
+
+
+def test_a_claim_is_one_runs_until_it_is_stale(tmp_path):
+    one, other = Claims(tmp_path), Claims(tmp_path)
+    assert one.take("a")
+    assert one.take("a")
+    assert not other.take("a")
+    os.utime(tmp_path / "claims" / "a", (time.time() - 2 * STALE,) * 2)
+    assert other.take("a")
+    other.release("a")
+    (tmp_path / "b.json").write_text("{}")
+    assert not one.take("b")
+    assert one.is_done("b")
+    one.close()
+    other.close()
+    assert not (tmp_path / "claims").exists()
+
+
+def test_a_budget_that_is_spent_has_an_exit_code_of_its_own(tmp_path, capsys):
+    suite = write_suite(tmp_path, TEXT.replace("steps = 200", "steps = 100000000"))
+    words = ("run", suite, "--results", tmp_path / "r", "--budget", "3s", "--workers", "1", "--no-figure")
+    code, _, err = call(capsys, *words, "--only", "algorithm=adam", "--shard", "1/2")
+    assert code == 75
+    assert "the budget is spent" in err
+
+
+def test_a_batch_script_covers_all_cells_and_is_a_shell_script(tmp_path, capsys):
+    suite = write_suite(tmp_path, TEXT, "with blank")
+    code, out, err = call(capsys, "slurm", suite, "--minutes", "5", "--set", "grid.alpha=[0.5]", "--max-array", "3")
+    assert code == 0
+    (tasks,) = map(int, re.findall(r"^#SBATCH --array=1-(\d+)$", out, re.M))
+    assert 1 <= tasks <= 3
+    assert f'--shard "$SLURM_ARRAY_TASK_ID/{tasks}"' in out
+    assert "--set 'grid.alpha=[0.5]'" in out
+    assert f"'{suite}'" in out
+    assert "--budget 180s" in out
+    assert subprocess.run(["bash", "-n"], input=out, text=True, check=False).returncode == 0
+    assert "12 cells" in err
+    # The script runs as a task would, and its second task takes what the first leaves.
+    ran = tmp_path / "ran"
+    ran.mkdir()
+    (ran / "job.sh").write_text(out)
+    for task in range(1, tasks + 1):
+        done = subprocess.run(["bash", "job.sh"], cwd=ran, env=environment(SLURM_ARRAY_TASK_ID=str(task)),
+                              capture_output=True, text=True, check=False)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert len(Store(ran / "results" / "with blank").load()) == 12

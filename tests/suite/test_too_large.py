@@ -1,0 +1,62 @@
+"""Numbers that no memory or no time would do for are refused before either is spent."""
+
+from __future__ import annotations
+
+import resource
+import time
+
+import pytest
+
+from tests.helpers import ATTENTION, SUITE, call, call_outside, write_suite
+
+TOO_LARGE = {
+    "tokens": (ATTENTION, "problem.model.tokens=3000", "problem.model.tokens: must be at most 512"),
+    "more tokens": (ATTENTION, "problem.model.tokens=100000", "problem.model.tokens: must be at most 512"),
+    "tokens of sequences": (SUITE, "problem.model.tokens=10000", "problem.model.tokens: must be at most 512"),
+    "samples": (
+        ATTENTION.replace('"softmax", beta = 1.0', '"hardmax", samples = 1000000000000').replace(
+            "tokens = 2", "tokens = 3"
+        ),
+        "grid.seeds=1",
+        "problem.channel.samples: must be at most 16777216",
+    ),
+    "rho": (ATTENTION, "problem.prior.rho=1e30", "problem.prior.rho: must be 0 or between"),
+    "a tiny rho": (ATTENTION, "problem.prior.rho=1e-30", "problem.prior.rho: must be 0 or between"),
+    "an endless rho": (ATTENTION, "problem.prior.rho=1e300", "problem.prior.rho: must be 0 or between"),
+    "beta": (
+        ATTENTION.replace("beta = 1.0", "beta = 30.0, layers = 2"),
+        "grid.seeds=1",
+        "problem.channel.beta: must be between 1e-09 and 8",
+    ),
+    "noise": (SUITE, "problem.channel.noise=1e300", "problem.channel.noise: must be 0 or between"),
+    "dimension": (SUITE, "grid.dimension=1000000000000", "grid.dimension: must be less than or equal to 100000000"),
+    "memory": (SUITE, "grid.dimension=10000000", "grid: a cell takes up to"),
+    "alpha": (SUITE, "grid.alpha=1e300", "grid.alpha: must be at most 1e+09"),
+    "samples of all": (SUITE, "grid.alpha=1e9", "grid: a cell takes up to"),
+    "components": (SUITE, "problem.channel.components=100000", "problem.channel.components: must be at most 64"),
+    "seeds": (SUITE, "grid.seeds=1000000000000", "are more than grid.max_cells"),
+}
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_what_is_too_large_is_refused_at_once(tmp_path, capsys, name):
+    text, setting, message = TOO_LARGE[name]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    begin = time.process_time()
+    for options in (("--dry-run",), ()):
+        code, out, err = call(
+            capsys, "run", write_suite(tmp_path, text), "--results", tmp_path / "r", "--set", setting, *options
+        )
+        assert (code, out, len(err.splitlines())) == (2, "", 1)
+        assert message in err
+    assert time.process_time() - begin < 20  # it takes a tenth; what it must not do would take hours
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000
+
+
+def test_a_signal_that_is_too_large_fails_its_cell_before_it_is_drawn(tmp_path):
+    suite = write_suite(tmp_path, ATTENTION.replace("seeds     = 2", "seeds = 1").replace("[0.1, 0.3]", "[0.1]"))
+    done = call_outside(
+        "run", suite, "--results", tmp_path / "r", "--set", "problem.prior.rho=1e6", "--no-figure", "--json"
+    )
+    assert done.returncode == 1
+    assert "rho: asks for a factor of 9.0e+08 numbers at D = 30" in done.stdout

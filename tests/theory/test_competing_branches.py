@@ -1,0 +1,234 @@
+"""Noiseless labels: counting decides whether perfect recovery is optimal, linearisation whether it is stable."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import optimize, special
+from smimbench_channels.sequence.linear import SequenceLinear
+from smimbench_priors.gaussian import Gaussian
+
+from smimbench.interfaces import Overlap, Posterior, Uncertain
+from smimbench.theory.predictions import competing
+from smimbench.theory.scalar import resolved
+from smimbench.theory.thresholds import thresholds
+
+
+class LowRank:
+    """A prior of one component with mean 0 and variance 1, given by its error; like many it stops at some information."""
+
+    most = 1e12
+
+    def second_moment(self, components):
+        return np.eye(components)
+
+    def mean_overlap(self, components):
+        return np.zeros((components, components))
+
+    def overlap(self, qhat):
+        V = np.vectorize(self.error)(np.minimum(np.asarray(qhat, dtype=float), self.most))
+        return Overlap(1 - V, V)
+
+
+class Sparse(LowRank):
+    """Gaussian entries with probability rho, else 0."""
+
+    rho = 0.4
+
+    def error(self, q):
+        gain = q / self.rho
+        ends = math.asinh(12 * math.sqrt(1 + gain))
+        x, h = np.linspace(-1, 1, 401, retstep=True)
+        t = np.sinh(ends * x)
+        spike = (1 - self.rho) * np.exp(-t * t / 2)
+        slab = self.rho * np.exp(-t * t / (2 * (1 + gain))) / np.sqrt(1 + gain)
+        inner = slab / (self.rho * (1 + gain))
+        between = spike * slab / np.maximum(spike + slab, 1e-300) * t * t * gain / (self.rho * (1 + gain) ** 2)
+        return float(np.sum(ends * np.cosh(ends * x) * (inner + between)) * h / math.sqrt(2 * math.pi))
+
+
+class Binary(LowRank):
+    """Entries +1 and -1."""
+
+    most = 2500.0
+
+    def error(self, q):
+        root = math.sqrt(q)
+        x, h = np.linspace(-root - 12, 12, 601, retstep=True)
+        decay = np.exp(-2 * np.abs(root * (root + x)))
+        return float(np.sum(np.exp(-x * x / 2) * 4 * decay / (1 + decay) ** 2) * h / math.sqrt(2 * math.pi))
+
+
+class Modulus:
+    """``y = |z|``: equations that hold only half of the truth."""
+
+    components, symmetry = 1, "signs"
+
+    def information(self, Q, V):
+        u = np.sqrt(Q / np.maximum(V, 1e-300))[..., None]
+        wide, narrow = np.maximum(u, 1), np.minimum(u, 1)
+        x, w = np.polynomial.legendre.leggauss(60)
+        x, w = 5 * (x + 1), 5 * w
+        t, ht = np.linspace(-8, 8, 161, retstep=True)
+        density = np.exp(-t * t / 2) * ht / math.sqrt(2 * math.pi)
+
+        def moved(s):
+            z = s[..., None] + t
+            return ((z * np.tanh(s[..., None] * z) - s[..., None]) ** 2 * density).sum(-1)
+
+        normal = np.exp(-((x / wide) ** 2) / 2) / math.sqrt(2 * math.pi) / wide
+        inside = 2 * (w * np.exp(-x * x / 2) / math.sqrt(2 * math.pi) * moved(narrow * x)).sum(-1)
+        missing = 2 * (w * normal * (1 - moved(x))).sum(-1)
+        return Uncertain(np.where(u[..., 0] > 1, 1 - missing, inside) / np.maximum(V, 1e-300), 0.0, "quadrature")
+
+
+class Sign:
+    """``y = sign(z)``: no equation, however many labels."""
+
+    components, symmetry = 1, "none"
+
+    def information(self, Q, V):
+        V = np.maximum(V, 1e-300)
+        u = np.sqrt(Q / V)[..., None]
+        x, w = np.polynomial.legendre.leggauss(80)
+        x, w = 5 * (x + 1), 5 * w
+        wide, narrow = np.maximum(u, 1), np.minimum(u, 1)
+        law = np.exp(-((x / wide) ** 2) / 2) / (math.sqrt(2 * math.pi) * wide)
+        logs = special.log_ndtr(narrow * x) + special.log_ndtr(-narrow * x)
+        found = 2 * (w * law * np.exp(-((narrow * x) ** 2) - logs) / (2 * math.pi)).sum(-1) / V
+        return Uncertain(found, 0.0, "quadrature")
+
+
+class Problem:
+    """What the theory needs of a problem."""
+
+    def __init__(self, channel, prior, components=1, sites=1):
+        self.channel, self.prior, self.components = channel, prior, components
+        self.model = type("Model", (), {"sites": sites, "kappa": 1.0, "rank": "low"})
+
+
+def linear():
+    return SequenceLinear(tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("problem", "begins", "ends"),
+    [
+        (Problem(linear(), Sparse()), 0.4, 0.5892),
+        (Problem(linear(), Binary()), 0.0, 0.4795),
+        (Problem(Modulus(), Binary()), 0.0, 0.8662),
+        (Problem(Modulus(), Gaussian()), 1.0, 1.1285),
+    ],
+    ids=["compressed sensing", "binary", "sizes of binary", "phase retrieval"],
+)
+def test_noiseless_equations_are_solved_as_soon_as_there_are_enough(problem, begins, ends):
+    found = thresholds(problem)
+    assert found["hard_phase"] == pytest.approx([begins, ends], abs=1e-4)
+    for name, value in (("spinodal", begins), ("information_theoretic", begins), ("algorithmic", ends)):
+        # three digits of the cruder quadratures of this file, beside what is stated
+        assert abs(found[name]["value"] - value) < 3 * found[name]["error"] + 6e-5
+    inside = begins + 0.2 * (ends - begins)
+    best, other = competing(problem, [inside])[0]
+    assert (best.branch, other.branch) == ("informed", "uninformed")
+    assert best.V[0, 0] == best.error[0] == 0.0
+    assert best.free_entropy == math.inf
+    assert other.V[0, 0] > 0.3
+    if begins > 0:
+        assert [p.branch for p in competing(problem, [0.99 * begins])[0]] == ["unique"]
+
+
+def test_binary_perceptron_has_a_transition_of_its_own():
+    """Labels that are no equations: the bits of the signal, log 2, against those of the labels."""
+    problem = Problem(Sign(), Binary())
+    for point in competing(problem, [1.0, 1.3])[0] + competing(problem, [1.3])[0]:
+        if point.branch == "informed":
+            # It is certain of the signal: labels gain alpha log 2 over guessing, of which the prior takes log 2.
+            assert point.free_entropy == pytest.approx((point.alpha - 1) * math.log(2), abs=1e-7)
+    found = thresholds(problem)
+
+    def potential(q, alpha):
+        """Replica-symmetric free entropy of the overlap q, less that of q = 0."""
+        qhat = optimize.brentq(lambda x: problem.prior.error(x) - (1 - q), 1e-9, 60)
+        x, w = np.polynomial.hermite_e.hermegauss(120)
+        w = w / w.sum()
+        signal = float(w @ np.log(np.cosh(np.sqrt(qhat) * x + qhat))) - qhat * (1 + q) / 2
+        p = special.ndtr(np.sqrt(q / (1 - q)) * x)
+        return signal + alpha * (2 * float(w @ special.xlogy(p, p)) + math.log(2))
+
+    def lead(alpha):
+        stuck = competing(problem, [alpha])[0]
+        low = next(p for p in stuck if p.branch == "uninformed")
+        return (alpha - 1) * math.log(2) - potential(float(low.Q[0, 0]), alpha)
+
+    assert found["information_theoretic"]["value"] == pytest.approx(
+        optimize.brentq(lead, 1.2, 1.3, xtol=1e-6), abs=2e-5
+    )
+    assert found["information_theoretic"]["error"] < 1e-6
+
+
+def test_what_is_not_resolved_is_no_part_of_a_curve():
+    log_qhat = np.linspace(0, 40, 161)
+    falling = np.exp(-log_qhat)
+    assert resolved(falling, log_qhat, 1.0) == 161
+    stopped = np.maximum(falling, np.exp(-27.0))
+    kept = resolved(stopped, log_qhat, 1.0)
+    assert 26 <= log_qhat[kept - 1] <= 27.5
+
+
+class ComplexModulus:
+    """``y = |(z_11 - z_22) + i (z_12 + z_21)|``: phase retrieval of a complex signal, without formulas for the information."""
+
+    components, symmetry = 2, "rotations"
+
+    @staticmethod
+    def product(z):
+        return np.stack([z[:, 0, 0] - z[:, 1, 1], z[:, 0, 1] + z[:, 1, 0]], axis=1)
+
+    def forward(self, z, *, rng=None):
+        return np.linalg.norm(self.product(z), axis=1)
+
+    def posterior(self, y, omega, V, *, second_moment=False, rng=None):
+        at, variance = self.product(omega), V[0, 0] + V[1, 1]
+        size = np.maximum(np.linalg.norm(at, axis=1), 1e-300)
+        kappa = size * y / variance
+        known = (y * special.i1e(kappa) / special.i0e(kappa) / size)[:, None] * at
+        pull = (known - at) / variance
+        a, b, c = V[0, 0], V[1, 1], V[0, 1]
+        gain = np.array([[[a, c], [-c, a]], [[c, b], [-b, c]]])
+        mean = omega + np.einsum("pck,nk->npc", gain, pull)
+        if not second_moment:
+            return Posterior(mean, V)
+        # Given the product, latents are Gaussian; its own covariance comes on top.
+        n, flat = len(y), gain.reshape(4, 2) / variance
+        square = (y * y)[:, None, None]
+        ratio = 1 - 2 / np.maximum(kappa, 1e-9) * special.i1e(kappa) / special.i0e(kappa)
+        unit = at / size[:, None]
+        outer = (
+            square
+            / 2
+            * ((1 - ratio)[:, None, None] * np.eye(2) + 2 * ratio[:, None, None] * unit[:, :, None] * unit[:, None])
+        )
+        own = np.kron(V, np.eye(2)) - variance * flat @ flat.T
+        spread = outer - known[:, :, None] * known[:, None, :]
+        second = own + flat @ spread @ flat.T + mean.reshape(n, 4, 1) * mean.reshape(n, 1, 4)
+        return Posterior(mean, V, second.reshape(n, 2, 2, 2, 2))
+
+
+def test_perfect_recovery_that_is_unstable_is_no_branch():
+    """An error grows there by 2 / alpha a step; from 1e-8 that takes hundreds of steps."""
+    problem = Problem(ComplexModulus(), Gaussian(), 2, 2)
+    below, above = competing(problem, [1.8, 2.4])
+    assert [p.branch for p in below] == ["unique"]
+    assert np.diagonal(below[0].V).min() > 0.02
+    assert not above[0].V.any()
+
+
+def test_none_has_a_reason():
+    found = thresholds(Problem(Sign(), Gaussian()))
+    assert found["perfect_recovery"] is None
+    assert "equations" in found["reasons"]["perfect_recovery"]
+    assert found["algorithmic"] is None
+    assert "one branch" in found["reasons"]["algorithmic"]
+    assert set(found["reasons"]) == {k for k in found if not found[k] and k not in ("hard_phase", "reasons")}

@@ -1,0 +1,111 @@
+"""Points of theory against plain draws: right ones hold, wrong ones do not."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from smimbench.cli.main import main
+from smimbench.problem.problem import Problem
+from smimbench.report import verification as verbs
+from smimbench.theory.cache import TheoryCache
+from smimbench.theory.verification import Check, verify_point
+from tests.helpers import SUITE, write_suite
+
+SEQUENCE = {"name": "sequence-multi-index", "tokens": 2}
+ATTENTION = {"name": "attention-indexed", "tokens": 2}
+
+
+def points(problem, *alphas):
+    return [point for branches in TheoryCache().points(problem, alphas) for point in branches]
+
+
+@pytest.mark.parametrize(
+    ("problem", "alphas"),
+    [
+        ((ATTENTION, "softmax", {"name": "wishart", "rho": 0.5}), (0.06, 0.18, 0.24)),
+        ((ATTENTION, {"name": "hardmax"}, {"name": "wishart", "rho": 0.0}), (0.2, 1.0)),
+        ((SEQUENCE, "softmax", "gaussian"), (0.1, 0.4)),
+        ((SEQUENCE, {"name": "linear", "components": 3, "noise": 0.1}, "gaussian"), (0.5,)),
+    ],
+)
+def test_right_points_hold(problem, alphas):
+    problem = Problem(*problem)
+    rows = [row for point in points(problem, *alphas) for row in verify_point(problem, point, 4000)]
+    assert all(abs(row.z) < 4 for row in rows)
+    z = np.array([row.z for row in rows if not row.bound and row.standard_error > 0])
+    assert 0.3 < np.sqrt((z**2).mean()) < 1.8
+
+
+def test_a_wrong_overlap_is_found_by_posterior_and_teacher():
+    problem = Problem(ATTENTION, "softmax", {"name": "wishart", "rho": 0.5})
+    (point,) = points(problem, 0.12)
+    wrong = {**point, "mse": point["mse"] + 0.04, "overlap": [[point["overlap"][0][0] - 0.04]]}
+    found = {row.quantity: row.z for row in verify_point(problem, wrong, 20_000)}
+    assert all(abs(found[name]) > 4 for name in ("Qhat (posterior)", "Qhat (teacher)", "MSE"))
+    # An error of the curve that is stated is no deviation.
+    stated = {**wrong, "mse_error": 0.04, "alpha_error": 0.006}
+    found = {row.quantity: row.z for row in verify_point(problem, stated, 20_000)}
+    assert all(abs(found[name]) < 4 for name in ("Qhat (posterior)", "Qhat (teacher)", "MSE"))
+
+
+def test_a_posterior_that_is_not_the_teachers_is_found():
+    problem = Problem(SEQUENCE, "linear", "gaussian")
+
+    right = problem.channel
+
+    class Shorter:
+        """A posterior mean that is 20% too short."""
+
+        symmetry, components, forward = right.symmetry, 1, staticmethod(right.forward)
+
+        def posterior(self, y, omega, V, *, second_moment=False, rng=None):
+            found = right.posterior(y, omega, V, second_moment=second_moment, rng=rng)
+            return found._replace(mean=omega + 0.8 * (found.mean - omega))
+
+    (point,) = points(problem, 0.3)
+    point.pop("generalization_error")
+    problem.channel = Shorter()
+    found = {row.quantity: row.z for row in verify_point(problem, point, 4000)}
+    assert abs(found["Qhat (posterior)"]) > 4
+    assert abs(found["Qhat (teacher)"]) > 4
+
+
+def test_what_is_not_learned_and_what_is_perfect_must_be_stable():
+    problem = Problem(SEQUENCE, "softmax", "gaussian")
+    (nothing,) = points(problem, 0.1)
+    (all_known,) = points(problem, 0.7)
+    assert nothing["mse"] == 1
+    assert all_known["mse"] == 0
+    assert all(row.z < 4 for p in (nothing, all_known) for row in verify_point(problem, p, 4000))
+    for point, alpha, name in ((nothing, 0.25, "unlearned"), (all_known, 0.4, "perfect recovery")):
+        found = {row.quantity: row.z for row in verify_point(problem, {**point, "alpha": alpha}, 4000)}
+        assert found[name] > 4
+
+
+def test_of_the_command_line(tmp_path, capsys, monkeypatch):
+    write_suite(tmp_path, SUITE)
+
+    def theory(*options):
+        with pytest.raises(SystemExit) as end:
+            main(["theory", str(tmp_path / "small.toml"), "--results", str(tmp_path / "results"), "--verify", *options])
+        return end.value.code
+
+    assert theory("--json", "--draws", "1000") == 0
+    rows = [row for document in json.loads(capsys.readouterr().out) for row in document["verification"]]
+    assert {"Qhat (posterior)", "MSE", "signal", "generalization bayes"} <= {row["quantity"] for row in rows}
+    assert all(abs(row["z"]) < 4 and row["standard_error"] >= 0 for row in rows)
+    wrong = Check("MSE", 0, 0.5, 0.01, 0.6, 0.01)
+    monkeypatch.setattr(verbs, "verify_point", lambda *_: [wrong])
+    assert theory("--draws", "1000") == 1
+    assert "+7.07 !" in capsys.readouterr().out
+    assert theory("--draws", "10") == 2
+
+
+def test_a_bound_is_one_sided():
+    assert Check("unlearned", 0, 1.0, 0.0, 0.5, 0.01, bound=True).z == 0
+    assert Check("unlearned", 0, 1.0, 0.0, 1.5, 0.1, bound=True).z == pytest.approx(5)
+    with pytest.raises(ValueError, match="at least 100"):
+        verify_point(Problem(SEQUENCE, "softmax", "gaussian"), {}, 10)
