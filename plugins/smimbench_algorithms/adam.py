@@ -99,24 +99,28 @@ class Adam(Descent):
 
     _decays_in_the_loss = True
 
-    def _penalty(self, data: Data) -> float:
+    def penalty(self, data: Data) -> float:
+        """Weight decay within the loss."""
         return self.weight_decay / data.dimension if self._decays_in_the_loss else 0.0
 
     def findings(self, state: DescentState) -> dict[str, Any]:
         """With weight decay, the spectrum of a matrix."""
         return self._spectrum(state, self.weight_decay)
 
-    def _memory(self, factor: Array) -> tuple[Array, ...]:
+    def first_memory(self, factor: Array) -> tuple[Array, ...]:
+        """First and second moment."""
         zero = namespace(factor).zeros_like(factor)
         return zero, zero
 
-    def _normalisation(self, problem: Problem, data: Data, size: int) -> float:
+    def normalisation(self, problem: Problem, data: Data, size: int) -> float:
+        """1 over the dimension; of a batch that of all samples."""
         scale = 1.0 if self.online else data.inputs.shape[0] / size
         return scale / data.dimension
 
-    def _move(
+    def move(
         self, factor: Array, gradient: Array, memory: tuple[Array, ...], rate: float, count: int
     ) -> tuple[Array, tuple[Array, ...]]:
+        """A step along the first moment over the root of the second, both without their bias."""
         xp = namespace(factor)
         first = self.beta1 * memory[0] + (1 - self.beta1) * gradient
         second = self.beta2 * memory[1] + ((1 - self.beta2) * gradient) * gradient
@@ -147,7 +151,8 @@ class AdamW(Adam):
 
     _decays_in_the_loss = False
 
-    def _move(
+    def move(
         self, factor: Array, gradient: Array, memory: tuple[Array, ...], rate: float, count: int
     ) -> tuple[Array, tuple[Array, ...]]:
-        return super()._move((1 - rate * self.weight_decay) * factor, gradient, memory, rate, count)
+        """Decay, then a step of Adam."""
+        return super().move((1 - rate * self.weight_decay) * factor, gradient, memory, rate, count)

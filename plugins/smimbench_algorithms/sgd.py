@@ -11,7 +11,7 @@ from smimbench_algorithms.gradient.descent import Descent, DescentState
 from smimbench_algorithms.gradient.online_theory import online_theory
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Conditions, Data
+    from smimbench.interfaces import Conditions
     from smimbench.problem import Problem
 
 
@@ -82,15 +82,14 @@ class Sgd(Descent):
         """With weight decay, the spectrum of a matrix."""
         return self._spectrum(state, self.weight_decay)
 
-    def _memory(self, factor: Array) -> tuple[Array, ...]:
+    def first_memory(self, factor: Array) -> tuple[Array, ...]:
+        """The velocity, where there is momentum."""
         return (namespace(factor).zeros_like(factor),) if self.momentum else ()
 
-    def _normalisation(self, problem: Problem, data: Data, size: int) -> float:
-        return 1 / problem.model.sample_ratio(size, data.dimension)
-
-    def _move(
+    def move(
         self, factor: Array, gradient: Array, memory: tuple[Array, ...], rate: float, count: int
     ) -> tuple[Array, tuple[Array, ...]]:
+        """A step along the velocity."""
         if self.weight_decay:
             gradient = gradient + self.weight_decay * factor
         if not self.momentum:

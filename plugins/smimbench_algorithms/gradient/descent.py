@@ -49,7 +49,10 @@ class DescentState(NamedTuple):
 
 @dataclass(frozen=True)
 class Descent:
-    """Base of the gradient methods; see its subclasses for the parameters' meaning."""
+    """Base of the gradient methods; see its subclasses for the parameters' meaning.
+
+    A method of one's own is a subclass with a rule for its step, ``move``, and where that remembers something ``first_memory``.
+    """
 
     learning_rate: float = 0.1
     steps: int | None = None
@@ -166,7 +169,7 @@ class Descent:
         return DescentState(
             factor=factor,
             signal=prior.compose(factor),
-            memory=self._memory(factor),
+            memory=self.first_memory(factor),
             done=0,
             total=self.steps_for(data),
             samples=0,
@@ -190,11 +193,11 @@ class Descent:
             problem, inputs, targets, state.factor, channel=channel, loss=state.loss, signal=state.signal
         )
         size = inputs.shape[0]
-        gradient = found.gradient * self._normalisation(problem, data, size)
-        if penalty := self._penalty(data):
+        gradient = found.gradient * self.normalisation(problem, data, size)
+        if penalty := self.penalty(data):
             gradient = gradient + penalty * state.factor
         rate = self._rate(state.done, state.total)
-        factor, memory = self._move(state.factor, gradient, state.memory, rate, state.done + 1)
+        factor, memory = self.move(state.factor, gradient, state.memory, rate, state.done + 1)
         axes = _component_axes(problem, data)
         if self.spherical:
             factor = _on_sphere(factor, axes)
@@ -236,23 +239,40 @@ class Descent:
         values = namespace(state.signal).linalg.eigvalsh(symmetric(state.signal))
         return {"spectrum": to_host(values).reshape(-1).tolist()}
 
-    # -- what a method adds ----------------------------------------------------------------------------------------
+    # -- what a method adds: only ``move`` has to be given ----------------------------------------------------------------
 
-    def _memory(self, factor: Array) -> tuple[Array, ...]:
-        """What is remembered between steps, at the first step."""
-        raise NotImplementedError
+    def first_memory(self, factor: Array) -> tuple[Array, ...]:
+        """What is remembered between steps, at the first step; nothing unless a method says otherwise."""
+        return ()
 
-    def _move(
+    def move(
         self, factor: Array, gradient: Array, memory: tuple[Array, ...], rate: float, count: int
     ) -> tuple[Array, tuple[Array, ...]]:
-        """The new factor and memory; ``count`` is 1 at the first step."""
-        raise NotImplementedError
+        """The rule of a method for its step.
 
-    def _normalisation(self, problem: Problem, data: Data, size: int) -> float:
-        """What the gradient of a batch's summed loss is multiplied by."""
-        raise NotImplementedError
+        Parameters
+        ----------
+        factor, gradient : array
+            What is descended on, and the gradient there times ``normalisation``; with students, one more axis in front.
+        memory : tuple of array
+            What this rule returned at the last step; ``first_memory`` at the first.
+        rate : float
+            Learning rate of this step, by the schedule.
+        count : int
+            1 at the first step.
 
-    def _penalty(self, data: Data) -> float:
+        Returns
+        -------
+        factor, memory
+            After the step.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no rule for its step: no method 'move'")
+
+    def normalisation(self, problem: Problem, data: Data, size: int) -> float:
+        """What the gradient of the loss, summed over a batch of ``size`` samples, is multiplied by: 1 over its sample ratio."""
+        return 1 / problem.model.sample_ratio(size, data.dimension)
+
+    def penalty(self, data: Data) -> float:
         """Factor of ``|W|^2 / 2`` in what is descended on."""
         return 0.0
 
