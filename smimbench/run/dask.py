@@ -92,7 +92,7 @@ def on_dask(
                 continue
             cell, chance = running.pop(future)
             if future.status == "finished":
-                yield _checked(future.result(), cell, threads)
+                yield _checked(_fetched(future, address), cell, threads)
             elif future.status in ("cancelled", "lost"):
                 raise BackendError(f"dask: the scheduler at {address} is gone; what was finished is kept")
             elif chance < CHANCES and type(future.exception()).__name__ == "KilledWorker":
@@ -103,6 +103,18 @@ def on_dask(
         for future in running:
             _quietly(future.cancel)
         _quietly(client.close, timeout=2)
+
+
+def _fetched(future: Any, address: str) -> Any:
+    """The record of a finished cell. Until it is here it lies with the cluster, and is lost if that goes away now."""
+    from concurrent.futures import CancelledError
+
+    try:
+        return future.result()
+    except (OSError, CancelledError) as error:  # Dask's CommClosedError and TimeoutError are OSErrors
+        raise BackendError(
+            f"dask: the scheduler at {address} is gone; what was finished is kept ({error_line(error)})"
+        ) from None
 
 
 def _quietly(function: Any, **how: Any) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -106,3 +107,16 @@ def test_a_cluster_without_workers_is_one_line(tmp_path, monkeypatch, cluster):
     cells = load_suite(write_suite(tmp_path)).cells()
     with pytest.raises(BackendError, match=r"no worker at .* for 1 s"):
         run_cells(cells, Store(tmp_path / "r"), dask=cluster[0])
+
+
+def test_a_scheduler_that_goes_away_before_a_record_is_fetched_is_one_line():
+    from distributed.client import FutureCancelledError
+    from distributed.comm.core import CommClosedError
+
+    for error in (CommClosedError("reset by peer"), FutureCancelledError("key", "lost"), TimeoutError()):
+
+        def result(error=error):
+            raise error
+
+        with pytest.raises(BackendError, match="tcp://a:1 is gone; what was finished is kept"):
+            dask._fetched(SimpleNamespace(result=result), "tcp://a:1")
