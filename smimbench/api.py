@@ -99,13 +99,15 @@ def show(
     """Rows of what has been run; see ``run``."""
     from pathlib import Path
 
-    from smimbench.report.rows import error_rows, suite_records
+    from smimbench.report.rows import Rows, error_rows, scored_rows, suite_records
     from smimbench.run.store import Store, theory_folder
     from smimbench.theory.cache import TheoryCache
 
     suite = _suite(suite)
     store = Store(Path(results) / suite.name)
-    return error_rows(suite_records(suite, store, backends), suite, store, TheoryCache(theory_folder(store)))
+    cache = TheoryCache(theory_folder(store))
+    rows = error_rows(suite_records(suite, store, backends), suite, store, cache)
+    return Rows([*rows, *scored_rows(suite, store, cache)])
 
 
 def extrapolate(rows: Sequence[dict[str, Any]], *, target: float = 1e-3) -> list[dict[str, Any]]:

@@ -7,7 +7,18 @@ from pathlib import Path
 
 import click
 
-from smimbench.cli.options import JSON, NOT_OK, OK, SUITE, Request, command, make_console, output_option, print_json
+from smimbench.cli.options import (
+    JSON,
+    NOT_OK,
+    OK,
+    RESULTS,
+    SUITE,
+    Request,
+    command,
+    make_console,
+    output_option,
+    print_json,
+)
 
 
 @command(SUITE, output_option("The .npz file to write."), JSON)
@@ -44,14 +55,28 @@ def data(request: Request, output: Path) -> int:
         help="An .npz with the array 'estimate'; given several times, of one point each, in the order of the suite.",
     ),
     click.Option(["--label"], default="external", show_default=True, help="Name of the algorithm in the table."),
+    RESULTS,
     JSON,
 )
 def score(request: Request, paths: tuple[Path, ...], label: str) -> int:
-    """What was found elsewhere, as a row of the table; --only as given to 'data'."""
+    """What was found elsewhere, as a row of the table; --only as given to 'data'.
+
+    The row is kept: run, show and report have it beside those of the suite. Another estimate of the same instance under the same
+    label takes its place.
+    """
     from smimbench.report.rows import rows_of_points
     from smimbench.report.tables import error_tables
-    from smimbench.run.external import choose_points, estimate_shape, read_estimate, score_record
-    from smimbench.theory.cache import TheoryCache
+    from smimbench.run.campaign import shared_document
+    from smimbench.run.external import (
+        choose_points,
+        estimate_shape,
+        keep_scores,
+        read_estimate,
+        score_record,
+        scores_of,
+    )
+    from smimbench.run.settings import settings_folder
+    from smimbench.run.store import Store
 
     suite = request.suite()
     points = choose_points(suite, len(paths))
@@ -59,10 +84,16 @@ def score(request: Request, paths: tuple[Path, ...], label: str) -> int:
         score_record(suite, point, read_estimate(path, estimate_shape(point)), label, path)
         for point, path in zip(points, paths, strict=True)
     ]
-    rows = rows_of_points(suite, points, records, TheoryCache())
+    rows = rows_of_points(suite, points, records, request.theory())
     if request.as_json:
         print_json({"suite": suite.name, "rows": rows})
     else:
         for table in error_tables(rows):
-            make_console().print(table)
+            make_console().print(table, crop=False)
+    store = request.store(suite)
+    keep_scores(store, records)
+    if not (own := Store(settings_folder(suite, store))).read_shared():  # a folder of results says what it is of
+        own.write_shared(shared_document(suite))
+    if not request.quiet and not request.as_json:
+        click.echo(f"kept in {scores_of(store).folder}: smimbench show {request.name} has it in its tables")
     return OK if all(record["status"] == "ok" for record in records) else NOT_OK

@@ -46,7 +46,14 @@ class Results:
         """Rows of the error table."""
         from smimbench.report.rows import error_rows
 
-        return error_rows(self.pairs, self.suite, self.store, self.cache)
+        return [*error_rows(self.pairs, self.suite, self.store, self.cache), *self.scored]
+
+    @cached_property
+    def scored(self) -> list[dict[str, Any]]:
+        """Rows of estimates from elsewhere."""
+        from smimbench.report.rows import scored_rows
+
+        return scored_rows(self.suite, self.store, self.cache)
 
     @cached_property
     def extrapolated(self) -> list[dict[str, Any]]:
@@ -124,7 +131,7 @@ def stored_results(request: Request, backends: Sequence[str] = (), *, or_others:
     results = Results(suite, store, backends or known or ["numpy"], request)
     cells = [cell for backend in results.backends for cell in suite.cells(backend, request.registry)]
     request.remark(changed_code(cells, records))
-    if not results.pairs and not (or_others and results.others):
+    if not results.pairs and not results.scored and not (or_others and results.others):
         raise click.UsageError(_nothing_of(request, suite, store))
     return results
 

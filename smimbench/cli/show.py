@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -26,12 +27,11 @@ from smimbench.cli.options import (
     print_json,
     several,
 )
-from smimbench.cli.results import kept_document, present, present_document, stored_results
+from smimbench.cli.results import kept_document, present_document, stored_results
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from smimbench.run.settings import Settings
     from smimbench.suite.cells import Suite
 
 
@@ -133,33 +133,56 @@ def _draw_theory(request: Request, suite: Suite, alphas: Sequence[float] | None)
     flag("All rows as CSV.", "--csv", "as_csv"),
     flag("All rows as a Markdown table.", "--markdown"),
     several("Show these backends only.", "NAME", "--backend", "backends"),
+    click.Option(
+        ["--pack"],
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Also write the table, and what it was made with, into one file that show and compare read.",
+    ),
     FULL,
     JSON,
 )
-def show(request: Request, as_csv: bool, markdown: bool, backends: tuple[str, ...], full: bool) -> int:
+def show(
+    request: Request, as_csv: bool, markdown: bool, backends: tuple[str, ...], pack: Path | None, full: bool
+) -> int:
     """The verdict, then error-against-theory and runtime tables of what has been run."""
     from smimbench.report import tables
     from smimbench.report.extrapolation_tables import size_markdown
-    from smimbench.suite.errors import SuiteError
+    from smimbench.report.packed import write_packed
 
     if request.as_json + as_csv + markdown > 1:
         raise click.UsageError("choose one of --json, --csv and --markdown")
+    document, shared, folder = _table_of(request, backends)
+    if pack is not None:
+        write_packed(pack, document, shared)
+    rows, limits = document["rows"], document["extrapolated"]
+    if as_csv or markdown:
+        beside = f"\nAt infinite dimension:\n\n{size_markdown(limits)}" if limits else ""
+        click.echo(tables.as_csv(rows, limits) if as_csv else tables.as_markdown(rows) + beside, nl=False)
+        return OK
+    return present_document(document, request, folder, full=full)
+
+
+def _table_of(request: Request, backends: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], Path]:
+    """What is shown of a suite, of a folder of results or of a file of packed ones; its ``run.json``; and where it lies."""
+    from smimbench.report.packed import read_packed
+    from smimbench.run.store import Store
+    from smimbench.suite.errors import SuiteError
+
+    path = Path(request.name)
+    if path.suffix == ".json" and path.is_file():
+        if request.overrides or request.only or backends:
+            raise click.UsageError(f"{path} is a finished table: --set, --add, --only and --backend cannot change it")
+        return *read_packed(path), path
     try:
         results = stored_results(request, backends, or_others=True)
-        rows, limits = results.rows, results.extrapolated
+        return results.document(), Store(results.folder).read_shared(), results.folder
     except SuiteError as error:
         # A plugin may be missing that was there when all this was run.
         document = kept_document(request, str(error))
         if document is None:
             raise
-        rows, limits = document["rows"], document["extrapolated"]
-        if not (as_csv or markdown):
-            return present_document(document, request, Path(request.name), full=full)
-    if as_csv or markdown:
-        beside = f"\nAt infinite dimension:\n\n{size_markdown(limits)}" if limits else ""
-        click.echo(tables.as_csv(rows, limits) if as_csv else tables.as_markdown(rows) + beside, nl=False)
-        return OK
-    return present(results, request, figure=False, full=full)
+        return document, Store(path).read_shared(), path
 
 
 @command(SUITE_OR_FOLDER, output_option("The HTML file to write."), RESULTS)
@@ -187,28 +210,54 @@ def report(request: Request, output: Path) -> int:
     return OK
 
 
-def _pairs(before: Path, after: Path) -> tuple[list[tuple[Settings, Settings]], list[Settings]]:
-    """Runs to be compared: the only ones of two folders, or those of the same suite and settings; and those left over."""
-    from smimbench.run.settings import settings_under
+class _Side(NamedTuple):
+    """One run to be compared: of which suite, under which options, where it lies, and its rows."""
 
-    sides = [settings_under(folder) for folder in (before, after)]
-    for folder, side in zip((before, after), sides):
-        if not side:
-            raise click.UsageError(f"{folder}: not a results folder (it has no readable run.json)")
-    if len(sides[0]) == len(sides[1]) == 1:
-        return [(sides[0][0], sides[1][0])], []
-    old, new = ({(one.suite, one.words): one for one in side} for side in sides)
+    suite: str
+    words: str
+    where: Path
+    rows: Callable[[], list[dict[str, Any]]]
+
+
+def _rows_in(request: Request, folder: Path) -> list[dict[str, Any]]:
+    return stored_results(replace(request, name=str(folder))).rows
+
+
+def _sides(path: Path, request: Request) -> list[_Side]:
+    """What was run in a folder of results, or is in files of packed ones."""
+    from smimbench.report.packed import packed_under, read_packed
+    from smimbench.run.settings import settings_under, words_of
+
+    found = [
+        _Side(one.suite, one.words, one.folder, partial(_rows_in, request, one.folder)) for one in settings_under(path)
+    ]
+    for file in packed_under(path) if not found else ():
+        document, shared = read_packed(file)
+        found.append(_Side(document["suite"], words_of(shared), file, partial(list, document["rows"])))
+    if not found:
+        raise click.UsageError(f"{path}: neither a results folder (it has no readable run.json) nor packed results")
+    return found
+
+
+def _pairs(before: list[_Side], after: list[_Side]) -> tuple[list[tuple[_Side, _Side]], list[_Side]]:
+    """Runs to be compared: the only ones of two places, or those of the same suite and settings; and those left over."""
+    if len(before) == len(after) == 1:
+        return [(before[0], after[0])], []
+    old, new = ({(one.suite, one.words): one for one in side} for side in (before, after))
     common = [key for key in old if key in new]
     if not common:
-        raise click.UsageError(f"{before} and {after} have no suite with the same settings in common")
+        places = " and ".join(
+            str(side[0].where if len(side) == 1 else side[0].where.parent) for side in (before, after)
+        )
+        raise click.UsageError(f"{places} have no suite with the same settings in common")
     return [(old[key], new[key]) for key in common], [
         one for s in (old, new) for k, one in s.items() if k not in common
     ]
 
 
 @command(
-    click.Argument(["before"], type=click.Path(exists=True, file_okay=False)),
-    click.Argument(["after"], type=click.Path(exists=True, file_okay=False)),
+    click.Argument(["before"], type=click.Path(exists=True, path_type=Path)),
+    click.Argument(["after"], type=click.Path(exists=True, path_type=Path)),
     click.Option(
         ["--fail-over"],
         type=click.FloatRange(0),
@@ -218,15 +267,18 @@ def _pairs(before: Path, after: Path) -> tuple[list[tuple[Settings, Settings]], 
     ),
     JSON,
 )
-def compare(request: Request, before: str, after: str, fail_over: float | None) -> int:
-    """Two result folders, worst first, with a verdict."""
+def compare(request: Request, before: Path, after: Path, fail_over: float | None) -> int:
+    """Two result folders, worst first, with a verdict.
+
+    Either may be a file that show --pack wrote, or a folder of such files: nothing is run again.
+    """
     from smimbench.report.comparison import compare_rows, comparison_table, exceeds
 
-    pairs, alone = _pairs(Path(before), Path(after))
-    request.remark(f"{one.folder} has no counterpart; not compared" for one in alone)
+    pairs, alone = _pairs(_sides(before, request), _sides(after, request))
+    request.remark(f"{one.where} has no counterpart; not compared" for one in alone)
     entries: list[dict[str, Any]] = []
     for one, other in pairs:
-        rows = [stored_results(replace(request, name=str(side.folder))).rows for side in (one, other)]
+        rows = [side.rows() for side in (one, other)]
         if len(pairs) > 1:
             rows = [[{**row, "problem": f"{one.suite}: {row['problem']}"} for row in side] for side in rows]
         entries += compare_rows(*rows)

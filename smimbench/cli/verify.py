@@ -40,11 +40,14 @@ def verify(request: Request, cells: int, seed: int, no_theory: bool) -> int:
 
     What does not agree is named, one line each; the exit code is then 1. Nothing is changed.
     """
+    from smimbench.run.external import scores_of
     from smimbench.run.verification import files, rerun
 
     suite = request.suite()
     store = request.store(suite)
     found = {"files": files(store)}
+    if (scores := files(scores_of(store))).checked or scores.wrong:
+        found["scores"] = scores
     backends = sorted({record["cell"]["backend"] for record in store.load().values()})
     known = [cell for backend in backends for cell in suite.cells(backend, request.registry)]
     if not no_theory:

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from smimbench.files import canonical_json
 from smimbench.interfaces import offers
+from smimbench.run.external import ELSEWHERE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["component_word", "distinguish", "grouped", "place", "reason_of", "without_versions"]
+__all__ = ["component_word", "distinguish", "grouped", "names_with_backend", "place", "reason_of", "without_versions"]
 
 
 def without_versions(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,6 +41,21 @@ def grouped(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[An
     for row in rows:
         found.setdefault(key(row), []).append(row)
     return found
+
+
+def names_with_backend(rows: Sequence[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], str]:
+    """What to call the algorithm of a row: with its backend where rows of several backends stand together.
+
+    An estimate from elsewhere has none; it is told apart only from an algorithm of the same name that was run here.
+    """
+    several = len({row["backend"] for row in rows} - {ELSEWHERE}) > 1
+    here = {row["algorithm"] for row in rows if row["backend"] != ELSEWHERE}
+
+    def name(row: Mapping[str, Any]) -> str:
+        apart = row["algorithm"] in here if row["backend"] == ELSEWHERE else several
+        return f"{row['algorithm']}@{row['backend']}" if apart else str(row["algorithm"])
+
+    return name
 
 
 def component_word(problem: Any) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import html
 import importlib
 import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from smimbench.report.notebook import table_html
+from smimbench.run.external import scores_of
 from smimbench.run.settings import settings_under
 from smimbench.suite.errors import SuiteError
 
@@ -38,10 +39,8 @@ class Loaded:
             else frame.to_dicts()
         )
         names = ("problem", "algorithm", "alpha", "dimension", "replicate", "status", "metric", "value")
-        head = "".join(f"<th>{name}</th>" for name in names)
-        lines = ("".join(f"<td>{html.escape(str(row[name]))}</td>" for name in names) for row in rows[:SHOWN])
-        body = "".join(f"<tr>{line}</tr>" for line in lines)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{len(rows)} rows</p>"
+        table = table_html(names, [[row[name] for name in names] for row in rows[:SHOWN]])
+        return f"{table}<p>{min(SHOWN, len(rows))} of {len(rows)} rows</p>"
 
 
 def load_folder(folder: Path) -> Loaded:
@@ -56,7 +55,8 @@ def load_folder(folder: Path) -> Loaded:
         raise SuiteError(str(folder), "", "not a results folder (it has no readable run.json)")
     values: list[dict[str, Any]] = []
     steps: list[dict[str, Any]] = []
-    for suite, store in {one.store.folder: (one.suite, one.store) for one in found}.values():
+    stores = {one.store.folder: (one.suite, one.store) for one in found}.values()
+    for suite, store in [*stores, *((suite, scores_of(store)) for suite, store in stores)]:
         for key, record in store.load().items():
             cell, timing = record["cell"], record.get("timing") or {}
             about = {

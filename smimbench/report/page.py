@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from smimbench.report.extrapolation_figure import PREFIX
 from smimbench.report.extrapolation_tables import CAPTION, exponent_text
+from smimbench.report.labels import names_with_backend
 from smimbench.report.page_charts import COURSES, charts_of
+from smimbench.report.profiles import LEVEL, SUMMARY, summary
 from smimbench.report.tables import as_csv, number, seconds
 from smimbench.report.verdict import ratio_words, verdict_line, verdicts
 
@@ -55,15 +57,8 @@ def render_page(
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string((ASSETS / "page.html.jinja").read_text(encoding="utf-8"))
-    several = len({row["backend"] for row in rows}) > 1
-    shown = [
-        {
-            **row,
-            "shown": row["algorithm"] + (f"@{row['backend']}" if several else ""),
-            "bad": set(row["status_counts"]) - {"ok", "skipped"},
-        }
-        for row in rows
-    ]
+    name = names_with_backend(rows)
+    shown = [{**row, "shown": name(row), "bad": set(row["status_counts"]) - {"ok", "skipped"}} for row in rows]
     trusted = all(row["trusted"] for row in rows)
     note = "Within 5% of Bayes: median time to get there at all sample ratios; runs that never do count as infinity."
     if not trusted:
@@ -103,6 +98,9 @@ def render_page(
             }
         ),
         timing_note=note,
+        summary=summary(rows) if len({row["problem"] for row in rows}) > 1 else [],
+        summary_note=SUMMARY[0].upper() + SUMMARY[1:] + ".",
+        level=f"{LEVEL:.0%}",
         made=_when(shared),
         about=_about(suite, rows, shared),
         reproduce=_reproduce(suite, shared),

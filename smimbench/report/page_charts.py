@@ -10,6 +10,7 @@ from smimbench.registry.registry import RegistryError
 from smimbench.report.aggregate import ZERO
 from smimbench.report.figures import looks_of
 from smimbench.report.labels import grouped
+from smimbench.report.profiles import CUT, READING
 from smimbench.report.style import Look, letter
 from smimbench.report.tables import number
 
@@ -64,6 +65,8 @@ def _kind(name: str) -> tuple[Any, str, str]:
             "Error against samples processed",
             "Median over runs; a sample that is processed again counts again.",
         )
+    if name == "profiles":
+        return _profiles, "Profiles over all problems", READING
     try:
         about = find_metric(name)
     except RegistryError:
@@ -132,6 +135,50 @@ def _learning(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dict[st
     return _courses(suite, entries, "samples", "samples processed", label, ylog=False)
 
 
+def _profiles(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    charts = []
+    looks = looks_of(suite)
+    for axis, own in grouped(entries, lambda e: e["axis"]).items():
+        last = axis == "error over the best"
+        traces = []
+        for algorithm, members in grouped(own, lambda e: e["algorithm"]).items():
+            look = looks.get(algorithm, PLAIN)
+            chosen = [members[i] for i in _thinned(len(members))]
+            words = [_words(algorithm, e, {"x": axis, "share": "share"}) for e in chosen]
+            trace = _trace(chosen, "x", words, y="share")
+            if last:  # what is best somewhere begins at 1, whatever its first step is
+                trace["x"], trace["y"] = [*trace["x"], CUT], [*trace["y"], trace["y"][-1]]
+                trace["text"] = [*words, words[-1]]
+            traces.append(
+                {
+                    **trace,
+                    "name": algorithm,
+                    "algorithm": algorithm,
+                    "colour": look.colour,
+                    "dash": _dash(look),
+                    "shape": "hv",
+                }
+            )
+        title = "error over that of the best algorithm" if last else f"{axis} to come near Bayes"
+        share = "share of instances" if last else "share of targets"
+        # It is of all problems, so no choice of one hides it.
+        charts.append(
+            {
+                **_frame(suite, None, title, axis, share),
+                "zero": False,
+                "traces": traces,
+                "xlog": not last,
+                "ylog": False,
+            }
+        )
+    return charts
+
+
+def _thinned(count: int) -> list[int]:
+    """Places of so many points that a curve keeps, the first and the last among them."""
+    return sorted({round(i * (count - 1) / (MOST - 1)) for i in range(MOST)}) if count > MOST else list(range(count))
+
+
 def _courses(
     suite: Suite, entries: Sequence[Entry], x: str, xlabel: str, ylabel: str, *, ylog: bool
 ) -> list[dict[str, Any]]:
@@ -146,12 +193,7 @@ def _courses(
         for what, members in grouped(own, lambda e: e["what"]).items():
             if len(members) == 1 and not members[0][x]:  # a level
                 members = [{**members[0], x: str(at)} for at in (min(places), max(places))]
-            chosen = (
-                sorted({round(i * (len(members) - 1) / (MOST - 1)) for i in range(MOST)})
-                if len(members) > MOST
-                else None
-            )
-            members = members if chosen is None else [members[i] for i in chosen]
+            members = [members[i] for i in _thinned(len(members))]
             look = looks.get(what.partition(", ")[0])
             words = [_words(what, e, {x: xlabel, "value": ylabel}) for e in members]
             extra = {"algorithm": what, "colour": look.colour, "dash": _dash(look)} if look else {"dash": "dash"}
@@ -163,7 +205,7 @@ def _courses(
     return charts
 
 
-def _frame(suite: Suite, problem: str, title: str, xlabel: str, ylabel: str) -> dict[str, Any]:
+def _frame(suite: Suite, problem: str | None, title: str, xlabel: str, ylabel: str) -> dict[str, Any]:
     return {
         "problem": problem,
         "title": title,
@@ -174,13 +216,8 @@ def _frame(suite: Suite, problem: str, title: str, xlabel: str, ylabel: str) -> 
     }
 
 
-def _trace(members: Sequence[Entry], x: str, words: list[str]) -> dict[str, Any]:
-    return {
-        "mode": "lines",
-        "x": [float(e[x]) for e in members],
-        "y": [float(e["value"]) for e in members],
-        "text": words,
-    }
+def _trace(members: Sequence[Entry], x: str, words: list[str], y: str = "value") -> dict[str, Any]:
+    return {"mode": "lines", "x": [float(e[x]) for e in members], "y": [float(e[y]) for e in members], "text": words}
 
 
 def _dash(look: Look) -> str:

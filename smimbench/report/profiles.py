@@ -23,13 +23,26 @@ if TYPE_CHECKING:
     from smimbench.suite.cells import Cell, Suite
     from smimbench.theory.cache import TheoryCache
 
-__all__ = ["draw_profiles", "hits", "share_within", "summary", "summary_tables"]
+__all__ = ["CUT", "LEVEL", "READING", "SUMMARY", "draw_profiles", "hits", "share_within", "summary", "summary_tables"]
 
 CUT = 4.0
 """Where the performance profile ends: what is further from the best is no contender. Doubled, its interesting part shrinks."""
 
 LEVEL = 0.95
 """Of the intervals of the summary; at 0.99 they are a third wider."""
+
+READING = (
+    f"Higher is better. First three: share of (instance, nearness) reached, within {', '.join(f'{e:.0%}' for e in EPSILONS)} of "
+    "Bayes; a curve ends where the algorithm gave up. Last: share of instances on which its error is at most x times the least "
+    f"of all; cut off at {CUT:g}."
+)
+"""How to read a profile."""
+
+SUMMARY = (
+    "geometric means over all instances whose Bayes-optimal error is not 0; x best: error over that of the first algorithm, "
+    "paired by instance; instances: those with an estimate"
+)
+"""What the summary says."""
 
 AXES = (("seconds", "seconds"), ("iterations", "iterations"), ("samples", "samples processed"))
 
@@ -156,11 +169,7 @@ def summary_tables(entries: Sequence[dict[str, Any]]) -> list[RenderableType]:
         ("x best", "r", lambda e: number(e["to_best"], 3)),
         (f"{LEVEL:.0%} interval", "r", _interval),
     ]
-    note = (
-        "geometric means over all instances whose Bayes-optimal error is not 0; x best: error over that of the first algorithm, "
-        "paired by instance; instances: those with an estimate"
-    )
-    return [make_table("all problems together", columns, entries, note)]
+    return [make_table("all problems together", columns, entries, SUMMARY)]
 
 
 def _interval(entry: Mapping[str, Any]) -> str:
@@ -227,10 +236,5 @@ def draw_profiles(
     axes[3].set_ylim(0, 1.02)
     axes[3].set_xlabel("error over that of the best algorithm")
     axes[3].set_ylabel("share of instances")
-    near = ", ".join(f"{epsilon:.0%}" for epsilon in EPSILONS)
-    note = (
-        f"Higher is better. First three: share of (instance, nearness) reached, within {near} of Bayes; a curve ends where the "
-        f"algorithm gave up. Last: share of instances on which its error is at most x times the least of all; cut off at {CUT:g}."
-    )
-    finish(figure, axes, note)
-    return save_figure(figure, folder, "profiles", data, f"{suite.title}: profiles over all problems. {note}")
+    finish(figure, axes, READING)
+    return save_figure(figure, folder, "profiles", data, f"{suite.title}: profiles over all problems. {READING}")

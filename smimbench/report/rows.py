@@ -20,6 +20,7 @@ from smimbench.report.labels import component_word, distinguish, grouped, reason
 from smimbench.report.learning_order import learning_order
 from smimbench.report.near_threshold import near_threshold
 from smimbench.report.runtime import runtime
+from smimbench.run.external import ELSEWHERE, kept_scores
 from smimbench.run.loop import Status
 from smimbench.run.store import Store
 from smimbench.suite.cells import Cell, build_algorithm
@@ -33,10 +34,19 @@ if TYPE_CHECKING:
     from smimbench.suite.cells import Suite
     from smimbench.theory.cache import TheoryCache
 
-__all__ = ["draws_fresh", "error_rows", "own_point", "rows_of_points", "suite_records"]
+__all__ = ["Rows", "draws_fresh", "error_rows", "own_point", "rows_of_points", "scored_rows", "suite_records"]
 
 LOST = (Status.DIVERGED.value, Status.FAILED.value)
 """Runs that ended so have reached nothing on their way, whatever their trajectory says."""
+
+
+class Rows(list[dict[str, Any]]):
+    """A list of rows that a notebook shows as a verdict and a table."""
+
+    def _repr_html_(self) -> str:
+        from smimbench.report.notebook import rows_html
+
+        return rows_html(self)
 
 
 @dataclass(frozen=True)
@@ -220,21 +230,41 @@ def _near(
 
 
 def rows_of_points(
-    suite: Suite, points: Sequence[Point], records: Sequence[dict[str, Any]], theorist: TheoryCache
+    suite: Suite,
+    points: Sequence[Point],
+    records: Sequence[dict[str, Any]],
+    theorist: TheoryCache,
+    *,
+    of_suite: bool = False,
 ) -> list[dict[str, Any]]:
-    """Rows for estimates from elsewhere (see ``smimbench.run.external``); replicates of one point share a row."""
-    groups: dict[tuple[str, float, int], list[tuple[Point, dict[str, Any]]]] = {}
+    """Rows for estimates from elsewhere (see ``smimbench.run.external``); replicates of one point share a row.
+
+    Parameters
+    ----------
+    of_suite : bool
+        Only the metrics that the suite lists; else all that can be measured of an estimate alone.
+    """
+    groups: dict[tuple[str, str, float, int], list[tuple[Point, dict[str, Any]]]] = {}
     for point, record in zip(points, records, strict=True):
-        groups.setdefault((point.plan.label, point.alpha, point.dimension), []).append((point, record))
+        key = (point.plan.label, record["algorithm"], point.alpha, point.dimension)
+        groups.setdefault(key, []).append((point, record))
     rows = []
-    for (label, alpha, dimension), members in groups.items():
+    for (label, algorithm, alpha, dimension), members in groups.items():
         problem, found = members[0][0].plan.problem, [record for _, record in members]
         ratio = problem.model.sample_ratio(problem.model.sample_count(alpha, dimension), dimension)
-        place = _place(label, found[0]["algorithm"], "elsewhere", ratio, dimension)
+        place = _place(label, algorithm, ELSEWHERE, ratio, dimension)
         bayes = theorist.points(problem, [ratio])[0][0]
         group = _Group(place, problem, {}, found, bayes, nominal=alpha)
-        rows += group.rows(tuple(trajectory_metrics(problem.model.name)), suite.run.target, Store(""))
+        measured = trajectory_metrics(problem.model.name)
+        metrics = [name for name in suite.run.metrics if name in measured] if of_suite else list(measured)
+        rows += group.rows(metrics, suite.run.target, Store(""))
     return rows
+
+
+def scored_rows(suite: Suite, store: Store, theorist: TheoryCache) -> list[dict[str, Any]]:
+    """Rows of estimates from elsewhere that ``smimbench score`` has kept, of the metrics of the suite."""
+    points, records = kept_scores(suite, store)
+    return rows_of_points(suite, points, records, theorist, of_suite=True)
 
 
 def _place(problem: str, algorithm: str, backend: str, alpha: float, dimension: int) -> dict[str, Any]:

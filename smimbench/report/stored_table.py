@@ -11,7 +11,7 @@ from smimbench.files import canonical_json, write_atomically
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["keep_table", "kept_table"]
+__all__ = ["digest_of_table", "keep_table", "kept_table"]
 
 NAME = "table/rows.json"
 """In a folder of its own: files beside ``run.json`` are records."""
@@ -20,7 +20,7 @@ NAME = "table/rows.json"
 def keep_table(folder: Path, document: dict[str, Any]) -> None:
     """Write the document that ``show --json`` prints, with a digest."""
     body = json.loads(json.dumps(document, default=str))
-    text = json.dumps({"digest": _digest(body), "document": body}, indent=1, allow_nan=False)
+    text = json.dumps({"digest": digest_of_table(body), "document": body}, indent=1, allow_nan=False)
     write_atomically(folder / NAME, text.encode(), durable_name=False)
 
 
@@ -29,10 +29,11 @@ def kept_table(folder: Path) -> dict[str, Any] | None:
     try:
         found = json.loads((folder / NAME).read_text(encoding="utf-8"))
         document: dict[str, Any] = found["document"]
-        return document if found["digest"] == _digest(document) else None
+        return document if found["digest"] == digest_of_table(document) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _digest(document: dict[str, Any]) -> str:
+def digest_of_table(document: dict[str, Any]) -> str:
+    """SHA-256 of the canonical JSON of a table."""
     return hashlib.sha256(canonical_json(document).encode()).hexdigest()

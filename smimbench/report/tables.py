@@ -14,7 +14,7 @@ from rich.text import Text
 
 from smimbench.files import printable
 from smimbench.registry.metrics import find_metric
-from smimbench.report.labels import grouped, place
+from smimbench.report.labels import grouped, names_with_backend, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -120,12 +120,12 @@ def titled(table: Table, title: str, caption: str = "") -> RenderableType:
 
 def place_columns(rows: Sequence[dict[str, Any]]) -> list[Column]:
     """Algorithm, sample ratio and, where they differ, dimension; the backend stands at the algorithm where they differ."""
-    several = {key: len({row[key] for row in rows}) > 1 for key in ("backend", "dimension")}
+    several = len({row["dimension"] for row in rows}) > 1
     columns: list[Column] = [
-        ("algorithm", "l", lambda r: r["algorithm"] + (f"@{r['backend']}" if several["backend"] else "")),
+        ("algorithm", "l", names_with_backend(rows)),
         ("alpha", "r", lambda r: f"{r['alpha']:.4g}"),
     ]
-    return columns + ([("D", "r", lambda r: str(r["dimension"]))] if several["dimension"] else [])
+    return columns + ([("D", "r", lambda r: str(r["dimension"]))] if several else [])
 
 
 def component_column(rows: Sequence[dict[str, Any]]) -> list[Column]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from smimbench.registry.metrics import find_metric
 from smimbench.report.aggregate import ZERO, mean_of, within
-from smimbench.report.labels import grouped, place
+from smimbench.report.labels import grouped, names_with_backend, place
 from smimbench.report.tables import make_table, number, seconds, statuses
 
 if TYPE_CHECKING:
@@ -49,10 +49,13 @@ def _verdict(problem: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     largest = max(row["dimension"] for row in rows)
     found: dict[str, Any] = {"problem": problem, "metric": metric, "dimension": largest, "contenders": []}
     own = [row for row in rows if row["metric"] == metric and row["dimension"] == largest]
-    several = len({row["backend"] for row in own}) > 1
-    for (algorithm, backend), members in grouped(own, lambda r: (r["algorithm"], r["backend"])).items():
-        label = f"{algorithm}@{backend}" if several else algorithm
-        found["contenders"].append({"algorithm": label, **_contender(members)})
+    name = names_with_backend(own)
+    asked = {row.get("nominal_alpha", row["alpha"]) for row in own}
+    for label, members in grouped(own, name).items():
+        one = _contender(members)
+        # A sample ratio that others were run at and this one was not is no estimate, either.
+        one["missing"] += len(asked - {row.get("nominal_alpha", row["alpha"]) for row in members})
+        found["contenders"].append({"algorithm": label, **one})
     found["contenders"].sort(key=_rank)
     return found
 

@@ -14,18 +14,36 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.files import error_line, write_atomically
+from smimbench.backend import machine
+from smimbench.files import canonical_json, error_line, write_atomically
+from smimbench.problem.problem import CODE
 from smimbench.run.loop import Status
+from smimbench.run.store import Store
+from smimbench.suite.cells import key_of
 from smimbench.suite.errors import SuiteError
 from smimbench.suite.overrides import selects
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from smimbench.problem.instance import Instance
     from smimbench.suite.cells import ProblemPlan, Suite
 
-__all__ = ["Point", "choose_points", "estimate_shape", "read_estimate", "score_record", "write_instance"]
+__all__ = [
+    "ELSEWHERE",
+    "Point",
+    "choose_points",
+    "estimate_shape",
+    "keep_scores",
+    "kept_scores",
+    "read_estimate",
+    "score_record",
+    "scores_of",
+    "write_instance",
+]
+
+ELSEWHERE = "elsewhere"
+"""The backend of an estimate that was not made here."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +183,19 @@ def score_record(suite: Suite, point: Point, estimate: np.ndarray[Any, Any], lab
     if estimate.shape != instance.signal.shape:
         raise SuiteError(str(path), "estimate", f"must have the shape {instance.signal.shape}, got {estimate.shape}")
     finite = bool(np.isfinite(estimate).all())
+    cell = {
+        "problem": point.plan.problem.spec,
+        "algorithm": {"name": label, "version": 0},  # nobody here can tell one version of it from another
+        "alpha": point.alpha,
+        "dimension": point.dimension,
+        "replicate": point.replicate,
+        "seed": suite.seed,
+        "backend": ELSEWHERE,
+        "dtype": suite.run.dtype,
+    }
     return {
+        "key": key_of(cell),
+        "cell": cell,
         "problem": point.plan.label,
         "algorithm": label,
         "status": Status.OK.value if finite else Status.DIVERGED.value,
@@ -174,5 +204,53 @@ def score_record(suite: Suite, point: Point, estimate: np.ndarray[Any, Any], lab
         "sample_ratio": instance.sample_ratio,
         "samples": int(instance.inputs.shape[0]),
         "trajectory": None,
-        "timing": {},
+        "timing": {"machine": machine.fingerprint()},
+        "versions": machine.versions(),
     }
+
+
+def scores_of(store: Store) -> Store:
+    """Where scores lie: in a folder of their own, apart from the cells that smimbench ran."""
+    return Store(store.folder / "scored")
+
+
+def keep_scores(store: Store, records: Sequence[dict[str, Any]]) -> None:
+    """Keep scores beside the cells of a suite; an earlier estimate under the same label of the same instance is set aside.
+
+    Raises
+    ------
+    StoreError
+        If the folder cannot be written to.
+    """
+    scores = scores_of(store)
+    known = scores.load()
+    scores.retire(record["key"] for record in records if record["key"] in known)
+    for record in records:
+        scores.write(record)
+    scores.sync()
+
+
+def kept_scores(suite: Suite, store: Store) -> tuple[list[Point], list[dict[str, Any]]]:
+    """Points of a suite, as its ``--only`` conditions leave them, that were scored, and the record of each."""
+    found = list(scores_of(store).load().values())
+    if not found:
+        return [], []
+    wanted = [value for key, value in suite.only if key == "algorithm"]
+    by_place: dict[Any, list[dict[str, Any]]] = {}
+    for record in found:
+        by_place.setdefault(_place(record["cell"]), []).append(record)
+    points, records = [], []
+    for point in _points(suite):
+        cell: dict[str, Any] = {"alpha": point.alpha, "dimension": point.dimension, "replicate": point.replicate}
+        cell |= {"problem": point.plan.problem.spec, "seed": suite.seed, "dtype": suite.run.dtype}
+        for record in by_place.get(_place(cell), ()):
+            if not wanted or record["algorithm"] in wanted:
+                points.append(point)
+                records.append({**record, "problem": point.plan.label})
+    return points, records
+
+
+def _place(cell: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The instance that an estimate was made of: what its data depend on, and that is no version."""
+    bare = {kind: {k: v for k, v in item.items() if k not in CODE} for kind, item in cell["problem"].items()}
+    return (canonical_json(bare), *(cell.get(key) for key in ("alpha", "dimension", "replicate", "seed", "dtype")))

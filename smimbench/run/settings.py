@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from smimbench.run.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from smimbench.suite.cells import Suite
 
-__all__ = ["Settings", "options_of", "settings_folder", "settings_of_suite", "settings_under"]
+__all__ = ["Settings", "options_of", "settings_folder", "settings_of_suite", "settings_under", "words_of"]
 
 FOLDER = "settings"
 READABLE = 60
@@ -43,7 +43,12 @@ class Settings:
     @property
     def words(self) -> str:
         """The options that make them, as one would type them; empty for the suite as it is written."""
-        return _words(self.shared.get("overrides", []), self.shared.get("only", []))
+        return words_of(self.shared)
+
+
+def words_of(shared: Mapping[str, Any]) -> str:
+    """The options that ``run.json`` names, as one would type them."""
+    return _words(shared.get("overrides", []), shared.get("only", []))
 
 
 def options_of(suite: Suite) -> str:

@@ -11,6 +11,7 @@ import zipfile
 import numpy as np
 import pytest
 
+import smimbench
 from smimbench import load_suite
 from smimbench.theory.cache import TheoryCache
 from tests.helpers import SUITE, call, write_suite
@@ -227,3 +228,81 @@ def test_many_estimates_are_one_row_for_each_sample_ratio(tmp_path, capsys):
     code, _, err = call(capsys, "score", suite, *options, *options[:2])
     assert code == 2
     assert "too few points of this suite: 4 for 5 estimates" in err
+
+
+# -- kept beside the cells --------------------------------------------------------------------------------------------
+
+
+def scored(folder, capsys, suite, label, *options, value=0.0):
+    """Score an estimate whose entries are all ``value`` of the first point that the options leave."""
+    np.savez(folder / "found.npz", estimate=np.full((1, 30), value))
+    results = ("--results", folder / "results")
+    return call(
+        capsys, "score", suite, "--estimate", folder / "found.npz", "--label", label, "--quiet", *results, *options
+    )
+
+
+def test_a_score_stays_and_stands_beside_what_was_run(tmp_path, capsys):
+    suite, results = write_suite(tmp_path, SUITE), tmp_path / "results"
+    call(capsys, "run", suite, "--results", results, "--workers", "1", "--no-figure", "--only", "algorithm=gamp")
+    for seed in "01":
+        assert scored(tmp_path, capsys, suite, "zero [red]", *POINT[:2], "--only", f"seed={seed}")[0] == 0
+    code, out, _ = call(capsys, "show", suite, "--results", results, "--json", "--full")
+    found = json.loads(out)
+    (row,) = [r for r in found["rows"] if r["algorithm"] == "zero [red]" and r["metric"] == "mse"]
+    assert (row["backend"], row["n"], row["alpha"], row["status_counts"]) == ("elsewhere", 2, 1.0, {"ok": 2})
+    assert row["mean"] == pytest.approx(1.0, rel=0.3)  # an estimate of zero errs by the norm of the signal
+    # It has no estimate at the other sample ratio: behind those that have one everywhere.
+    names = [one["algorithm"] for one in found["verdicts"][0]["contenders"]]
+    assert names == ["gamp", "zero [red]"]
+    assert found["verdicts"][0]["contenders"][1]["missing"] == 1
+    assert code == 1  # adam has not run: that an estimate from elsewhere is there makes up for no cell
+    assert "zero [red]" in call(capsys, "show", suite, "--results", results)[1]
+    rows = smimbench.show(suite, results=results)
+    assert "zero [red]" in {r["algorithm"] for r in rows}
+    assert rows._repr_html_().count("<tr>") == 1 + len(rows)
+    assert "zero [red]" in {r["algorithm"] for r in records_of(smimbench.load(results).values)}
+
+
+def records_of(frame):
+    return frame if isinstance(frame, list) else frame.to_dict("records")
+
+
+def test_another_estimate_under_the_same_label_takes_the_place_of_the_first(tmp_path, capsys):
+    suite, results = write_suite(tmp_path, SUITE), tmp_path / "results"
+    for value in (0.0, 3.0):
+        scored(tmp_path, capsys, suite, "mine", *POINT, value=value)
+    _, out, _ = call(capsys, "show", suite, "--results", results, "--json")
+    (row,) = [r for r in json.loads(out)["rows"] if r["metric"] == "mse"]
+    assert row["n"] == 1
+    assert row["mean"] > 2  # of the second
+    assert len(list((results / "small" / "scored" / "set-aside").glob("*.json"))) == 1
+
+
+def test_scores_of_another_problem_size_or_root_seed_are_not_shown(tmp_path, capsys):
+    suite, results = write_suite(tmp_path, SUITE), tmp_path / "results"
+    scored(tmp_path, capsys, suite, "mine", *POINT)
+    for change in ("grid.seed=7", "problem.channel.noise=0.5", "grid.dimension=31"):
+        code, _, err = call(capsys, "show", suite, "--results", results, "--set", change)
+        assert (code, "no results" in err) == (2, True), change
+    assert call(capsys, "show", suite, "--results", results, "--set", "problem.channel.version=9")[0] == 2
+
+
+def test_a_label_of_the_suite_is_told_apart(tmp_path, capsys):
+    suite, results = write_suite(tmp_path, SUITE), tmp_path / "results"
+    call(capsys, "run", suite, "--results", results, "--workers", "1", "--no-figure", "--only", "algorithm=gamp")
+    scored(tmp_path, capsys, suite, "gamp", *POINT)
+    _, out, _ = call(capsys, "show", suite, "--results", results, "--json")
+    names = [one["algorithm"] for one in json.loads(out)["verdicts"][0]["contenders"]]
+    assert names == ["gamp", "gamp@elsewhere"]
+
+
+def test_a_score_that_was_edited_is_not_believed(tmp_path, capsys):
+    suite, results = write_suite(tmp_path, SUITE), tmp_path / "results"
+    scored(tmp_path, capsys, suite, "mine", *POINT)
+    (path,) = (results / "small" / "scored").glob("*.json")
+    path.write_text(path.read_text().replace('"samples": 30', '"samples": 31'))
+    assert call(capsys, "show", suite, "--results", results)[0] == 2
+    code, out, _ = call(capsys, "verify", suite, "--results", results)
+    assert code == 1
+    assert "digest" in out

@@ -48,7 +48,7 @@
     const lift = (v) => floor === null ? v : Math.max(v, floor);
     const traces = chart.traces.filter((t) => !t.algorithm || state.algorithms.has(t.algorithm)).map((t) => ({
       type: "scatter", name: t.name, x: t.x, y: t.y.map(lift), text: t.text, hovertemplate: "%{text}<extra></extra>",
-      mode: t.mode, line: {color: t.colour || ink(), dash: t.dash, width: 2},
+      mode: t.mode, line: {color: t.colour || ink(), dash: t.dash, width: 2, shape: t.shape},
       marker: {color: t.colour || ink(), symbol: t.symbols || t.symbol, size: 8},
       error_y: t.error ? {type: "data", array: t.error, color: t.colour, thickness: 1.2, width: 3} : undefined,
     }));
@@ -79,12 +79,12 @@
   const apply = () => {
     const state = chosen();
     for (const row of document.querySelectorAll("tr[data-algorithm]")) {
-      const statuses = row.dataset.status.split(" ");
-      row.hidden = !state.algorithms.has(row.dataset.algorithm) || (state.problem !== "" && row.dataset.problem !== state.problem) ||
-        (state.status !== "" && !statuses.includes(state.status));
+      const {algorithm, problem, status} = row.dataset; // the summary is of all problems and statuses
+      row.hidden = !state.algorithms.has(algorithm) || (state.problem !== "" && problem !== undefined && problem !== state.problem) ||
+        (state.status !== "" && status !== undefined && !status.split(" ").includes(state.status));
     }
     for (const chart of data.charts) {
-      chart.node.hidden = state.problem !== "" && chart.problem !== state.problem;
+      chart.node.hidden = state.problem !== "" && chart.problem !== null && chart.problem !== state.problem;
       if (!chart.node.hidden) draw(chart, state);
     }
     const rows = document.querySelectorAll("#rows tbody tr");

@@ -1,0 +1,113 @@
+"""Packed results: one small file that is shown and compared as the results are."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.helpers import SUITE, call, write_suite
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with results of a small suite, and the file they are packed into."""
+    from smimbench.cli.main import main
+
+    folder = tmp_path_factory.mktemp("packed")
+    suite = write_suite(folder, SUITE)
+    for words in (
+        ["run", suite, "--workers", "1", "--no-figure", "--quiet", "--json"],
+        ["show", suite, "--pack", folder / "small.json", "--quiet", "--json"],
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main([*map(str, words), "--results", str(folder / "results")])
+        assert ended.value.code == 0
+    return folder
+
+
+def test_a_packed_table_is_the_table(made, capsys):
+    beside = json.loads(call(capsys, "show", made / "small.toml", "--results", made / "results", "--json")[1])
+    code, out, err = call(capsys, "show", made / "small.json", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == beside
+    # It is small: what rows share is written once.
+    assert (made / "small.json").stat().st_size < 0.7 * len(json.dumps(beside))
+
+
+@pytest.mark.parametrize("form", ["--csv", "--markdown", "--full"])
+def test_it_is_shown_in_every_form(made, capsys, form):
+    shown = [
+        call(capsys, "show", made / name, form, "--results", made / "results")[1]
+        for name in ("small.toml", "small.json")
+    ]
+    assert shown[0].partition("results: ")[0] == shown[1].partition("results: ")[0]
+
+
+@pytest.mark.parametrize("after", ["results", "results/small", "packed", "small.json"])
+def test_it_is_compared_without_a_rerun(made, tmp_path, capsys, after):
+    folder = tmp_path / "packed"
+    folder.mkdir()
+    (folder / "small.json").write_bytes((made / "small.json").read_bytes())
+    (folder / "README.md").write_text("no results")
+    other = folder if after == "packed" else made / after
+    code, out, err = call(capsys, "compare", folder, other, "--json")
+    assert (code, err) == (0, "")
+    rows = json.loads(out)["rows"]
+    assert len(rows) == 8
+    assert {row["verdict"] for row in rows} == {"unchanged"}
+
+
+def test_results_that_changed_are_seen(made, tmp_path, capsys):
+    other = ("--results", tmp_path / "other", "--set", "algorithms.adam.steps=6", "--workers", "1", "--no-figure")
+    call(capsys, "run", made / "small.toml", *other)
+    code, out, _ = call(capsys, "compare", made / "small.json", tmp_path / "other", "--json")
+    assert code == 0
+    verdicts = {row["algorithm"].partition(" ")[0]: row["verdict"] for row in json.loads(out)["rows"]}
+    assert verdicts["gamp"] == "unchanged"
+    assert verdicts["adam"] in ("only before", "only after")  # another number of steps is another algorithm
+
+
+def test_settings_go_with_the_same_settings(made, tmp_path, capsys):
+    changed = ("--set", "grid.seeds=1")
+    call(capsys, "run", made / "small.toml", "--results", tmp_path / "r", "--workers", "1", "--no-figure", *changed)
+    call(capsys, "run", made / "small.toml", "--results", tmp_path / "r", "--workers", "1", "--no-figure")
+    code, out, err = call(capsys, "compare", made / "small.json", tmp_path / "r", "--json")
+    assert code == 0
+    assert "has no counterpart" in err
+    assert {row["verdict"] for row in json.loads(out)["rows"]} == {"unchanged"}
+
+
+BAD = {
+    "changed": (lambda text: text.replace('"n":2', '"n":9', 1), "changed after it was written"),
+    "cut": (lambda text: text[: len(text) // 2], "cannot be read as packed results"),
+    "newer": (lambda text: text.replace('{"packed":1', '{"packed":7', 1), "written in format 7"),
+    "something else": (lambda text: "[1, 2]", "no packed results"),
+    "nothing": (lambda text: "", "cannot be read as packed results"),
+    "no text": (lambda text: "\udcff", "cannot be read as packed results"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("verb", ["show", "compare"])
+def test_every_kind_of_bad_file_is_one_line(made, tmp_path, capsys, name, verb):
+    spoil, message = BAD[name]
+    path = tmp_path / "bad.json"
+    path.write_text(spoil((made / "small.json").read_text()), encoding="utf-8", errors="surrogateescape")
+    code, out, err = call(capsys, verb, path, *([made / "small.json"] if verb == "compare" else []))
+    assert (code, out) == (2, "")
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_finished_table_cannot_be_changed(made, capsys):
+    code, _, err = call(capsys, "show", made / "small.json", "--set", "grid.seeds=1")
+    assert code == 2
+    assert "finished table" in err
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_line(made, capsys):
+    where = made / "small.toml" / "deeper.json"
+    code, _, err = call(capsys, "show", made / "small.toml", "--results", made / "results", "--pack", where)
+    assert code == 2
+    assert len(err.splitlines()) == 1
