@@ -119,11 +119,17 @@ def _own(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _rank(one: dict[str, Any]) -> tuple[float, ...]:
-    """Those with an estimate everywhere first, then by the ratio to Bayes; where theory is 0 throughout, by the error."""
-    ratio = one["ratio_to_bayes"]
-    if ratio is None:
-        return one["missing"], math.inf if one["where_zero"] is None else 0.0, one["where_zero"] or 0.0
-    return one["missing"], ratio, one["where_zero"] or 0.0
+    """Those with an estimate everywhere first, then by the ratio to Bayes, then by the error where theory is 0.
+
+    What was seen only where theory is 0 has no ratio: it comes after those that have one. An online run stands there often, at
+    the sample ratio of all its fresh samples, which the others never had.
+    """
+    ratio, zero = one["ratio_to_bayes"], one["where_zero"]
+    return (
+        one["missing"],
+        math.inf if ratio is None else ratio,
+        math.inf if zero is None and ratio is None else zero or 0.0,
+    )
 
 
 def verdict_line(verdict: dict[str, Any]) -> str:
@@ -184,6 +190,11 @@ def _table(verdict: dict[str, Any]) -> RenderableType:
         f"own theory: does it do what theory says of this very algorithm, within errors or {NEAR:.0%}; within 5% (of Bayes): "
         "median time to get there at all sample ratios, and the share of runs that did"
     )
+    ratios = [one["ratio_to_bayes"] for one in contenders if one["points"]]
+    if None in ratios and any(ratio is not None for ratio in ratios):
+        notes.append(
+            "without a ratio: seen only where the Bayes-optimal error is 0, as an online run with all its samples"
+        )
     if any(one["missing"] for one in contenders):
         notes.append("without an estimate at some sample ratio: last")
     head = f"{verdict['problem']}: all algorithms, D = {verdict['dimension']}"

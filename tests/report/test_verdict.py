@@ -66,6 +66,25 @@ def test_where_theory_is_zero_there_is_no_ratio_but_a_verdict():
     assert [one["zero_reached"] for one in found["contenders"]] == [True, False]
 
 
+def test_who_was_seen_only_where_theory_is_zero_comes_after_those_with_a_ratio():
+    """An online run stands at the sample ratio of all its fresh samples: an error of 0.02 there is not nearest to anything."""
+    online = at(30.0, 0.02, 0.0, algorithm="sgd", nominal_alpha=0.1)
+    (found,) = verdicts(
+        [online, at(0.1, 0.48, 0.4, nominal_alpha=0.1), at(0.1, 0.8, 0.4, algorithm="adam", nominal_alpha=0.1)]
+    )
+    assert [(one["algorithm"], one["missing"]) for one in found["contenders"]] == [("gamp", 0), ("adam", 0), ("sgd", 0)]
+    assert "gamp is best, 1.2" in verdict_line(found)
+    assert "without a ratio" in printed(contender_tables([found]))
+
+
+def test_who_was_run_at_fewer_sample_ratios_comes_last():
+    """An easy point alone makes no winner."""
+    easy = at(0.1, 0.4, 0.4, algorithm="half", nominal_alpha=0.1)
+    rows = [easy, *(at(a, 0.5, 0.4, nominal_alpha=a) for a in (0.1, 0.2))]
+    (found,) = verdicts(rows)
+    assert [(one["algorithm"], one["missing"]) for one in found["contenders"]] == [("gamp", 0), ("half", 1)]
+
+
 def test_components_are_counted_together():
     (found,) = verdicts([at(0.1, 0.6, 0.5, component=1), at(0.1, 0.5, 0.5, component=2)])
     assert found["contenders"][0]["ratio_to_bayes"] == pytest.approx(1.1)
