@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import re
+from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
@@ -52,6 +53,16 @@ algorithms against each other: `optimizers`. Every algorithm beside its own theo
 |---|---|---|---|---|
 """
 
+GALLERY = """# Gallery
+
+The shipped suites at moderate size: verdict, figure, and all algorithms that were run; every row is folded in below. The same
+tables lie in `results/reference` of a checkout, a file for each suite: `smimbench show results/reference/quickstart.json` prints
+one, `smimbench compare results/reference results` holds results of your own, made by the command under each figure, against them.
+All were made by `python docs/reference.py`. At such sizes errors lie some per cent off their limits
+([finite size](finite-size.md)).
+"""
+REFERENCE = Path(__file__).resolve().parent.parent / "results" / "reference"
+
 
 def suites() -> str:
     """A table of all shipped suites."""
@@ -64,11 +75,23 @@ def suites() -> str:
     return SUITES + "\n".join(rows) + "\n"
 
 
+def gallery() -> str:
+    """Figure and table of every suite that has a reference, in the order of the list of suites."""
+    parts = [GALLERY]
+    for one in item_documents(Registry(third_party=False), "suites")["suites"]:
+        page = REFERENCE / f"{one['name']}.md"
+        if page.is_file():
+            parts.append(re.sub(r"^# ", "## ", page.read_text(encoding="utf-8")).replace("](", "](gallery/"))
+    return "\n".join(parts)
+
+
 def on_files(files: Any, config: Any) -> Any:
-    """Add the generated pages."""
-    pages = {"command-line.md": COMMAND_LINE, "python.md": PYTHON, "suites.md": suites()}
+    """Add the generated pages, and the figures of the gallery."""
+    pages = {"command-line.md": COMMAND_LINE, "python.md": PYTHON, "suites.md": suites(), "gallery.md": gallery()}
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
+    for figure in sorted(REFERENCE.glob("*.svg")):
+        files.append(File.generated(config, f"gallery/{figure.name}", abs_src_path=str(figure)))
     return files
 
 

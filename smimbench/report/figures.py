@@ -17,9 +17,12 @@ from smimbench.report.style import (
     floor_line,
     letter,
     literal,
+    log_axis,
     looks,
     new_figure,
+    panel_points,
     save_figure,
+    shift_of,
     threshold_lines,
 )
 
@@ -40,6 +43,10 @@ VISIBLE = 2e-3
 
 LEAST = 1e-16
 """The floor of a logarithmic axis at the lowest; doubled, it looks the same."""
+
+WIDE = 50.0
+"""Largest over least sample ratio from which on they are drawn by decades: what draws fresh samples stands far to the right.
+Doubled, the marks of all others are a strip at the left."""
 
 CROSSES = "x+1234"
 PANELS = 12
@@ -152,7 +159,8 @@ def theory_lines(
     grid = np.asarray(sorted(used), dtype=float)
     low, high = grid[0], grid[-1]
     margin = 0.05 * (high - low) if high > low else 0.2 * high
-    fine = np.unique([*np.linspace(max(low - margin, low / 2), high + margin, POINTS), *grid])
+    ends = (low / 1.3, high * 1.3) if high > WIDE * low else (max(low - margin, low / 2), high + margin)
+    fine = np.unique([*_spread(*ends), *grid])
     found = theorist.thresholds(plan.problem)
     breaks = [mark for mark, _ in threshold_marks(found)]
     if curve:
@@ -175,6 +183,11 @@ def theory_lines(
     return lines
 
 
+def _spread(low: float, high: float) -> Any:
+    """Points of a line, evenly spaced on the axis that is drawn."""
+    return (np.geomspace if high > WIDE * low > 0 else np.linspace)(low, high, POINTS)
+
+
 def smooth(line: Line, breaks: Iterable[float]) -> Line:
     """A line through the same points that overshoots nowhere (cubic, monotone), and is broken at thresholds."""
     from scipy.interpolate import PchipInterpolator
@@ -185,7 +198,7 @@ def smooth(line: Line, breaks: Iterable[float]) -> Line:
         inside = (line.alpha > low) & (line.alpha <= high)
         if inside.sum() > 2:
             x = line.alpha[inside]
-            fine = np.linspace(x[0], x[-1], POINTS)
+            fine = _spread(x[0], x[-1])
             for part, values in zip(parts[1:], (line.value, line.error)):
                 part.append(PchipInterpolator(x, values[inside])(fine))
             parts[0].append(fine)
@@ -280,6 +293,11 @@ def _panel(
         axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
     if found.get("hard_phase"):
         axis.axvspan(*found["hard_phase"], color="0.92", zorder=0, label="hard phase")
+    seen = [row["alpha"] for row in measured]
+    if seen and max(seen) > WIDE * min(seen):
+        log_axis(axis, "x")
+    if len(labels) > 1 and not _apart(measured, logarithmic):  # marks that are shifted stay inside
+        axis.margins(x=max(0.05, shift_of(len(labels)) / panel_points(axis)))
     axis.figure.draw_without_rendering()
     marks = threshold_marks(found)
     threshold_lines(axis, marks)
@@ -289,7 +307,8 @@ def _panel(
     axis.set_title(
         literal(head) + (f", {d} = {dimensions[0]}" if len(dimensions) == 1 else ""), fontsize=8, wrap=True, pad=14
     )
-    axis.locator_params(axis="x", nbins=6)
+    if axis.get_xscale() == "linear":
+        axis.locator_params(axis="x", nbins=6)
     axis.set_xlabel(r"sample ratio $\alpha$")
     axis.set_ylabel(about.label)
 
@@ -316,7 +335,7 @@ def _apart(rows: Sequence[dict[str, Any]], logarithmic: bool) -> bool:
     span = float(np.ptp(values)) if len(values) else 0.0
     for alpha in {row["alpha"] for row in rows}:
         there = sorted(values[[row["alpha"] == alpha for row in rows]])
-        if any(b - a < 0.06 * span for a, b in itertools.pairwise(there)):
+        if any(b - a <= 0.06 * span for a, b in itertools.pairwise(there)):
             return False
     return True
 

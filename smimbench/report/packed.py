@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from smimbench.files import error_line, write_atomically
+from smimbench.report.extrapolation import extrapolated_rows
 from smimbench.report.labels import grouped, place
 from smimbench.report.stored_table import digest_of_table
 from smimbench.suite.errors import SuiteError
@@ -23,7 +24,8 @@ FORMAT = 1
 def write_packed(path: Path, document: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
     """Write a table (what ``show --json`` prints) and ``run.json`` into one file.
 
-    What all rows of one place (problem, algorithm, backend, sample ratio, dimension) have in common is written once.
+    What all rows of one place (problem, algorithm, backend, sample ratio, dimension) have in common is written once, and what
+    problems and algorithms are made of. Values at infinite dimension are left out: they follow from the rows.
 
     Raises
     ------
@@ -32,6 +34,12 @@ def write_packed(path: Path, document: Mapping[str, Any], shared: Mapping[str, A
     """
     body = json.loads(json.dumps(document, default=str))
     rows = body.pop("rows")
+    known: dict[str, tuple[int, Any]] = {}
+    del body["extrapolated"]
+    for row in rows:
+        identity = row.pop("identity")
+        row["identity"] = known.setdefault(json.dumps(identity, sort_keys=True), (len(known), identity))[0]
+    body["identities"] = [identity for _, identity in known.values()]
     body["places"] = [_pack(members) for members in grouped(rows, place).values()]
     whole = {"packed": FORMAT, "run": json.loads(json.dumps(shared, default=str)), "document": body}
     lines = json.dumps({**whole, "digest": digest_of_table(whole)}, allow_nan=False, separators=(",", ":"))
@@ -59,7 +67,10 @@ def read_packed(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     if digest != digest_of_table(found):
         raise SuiteError(str(path), "", "changed after it was written (digest does not match)")
     document: dict[str, Any] = found["document"]
-    document["rows"] = [row for one in document.pop("places") for row in _unpack(one)]
+    identities = document.pop("identities")
+    rows = [row for one in document.pop("places") for row in _unpack(one)]
+    document["rows"] = [{**row, "identity": identities[row["identity"]]} for row in rows]
+    document["extrapolated"] = extrapolated_rows(document["rows"], max((row["target"] for row in rows), default=0.0))
     return document, found["run"]
 
 

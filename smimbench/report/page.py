@@ -174,6 +174,8 @@ def _inline(svg: str, name: str) -> str:
     """An SVG without its XML head, with ids of its own: two figures on a page must not share clip paths."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.S)
+    # A hundredth of a point is finer than any screen; half of the file is digits beyond that.
+    body = re.sub(r'\bd="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), body)
     ids = re.findall(r'\bid="([^"]+)"', body)
     for found in set(ids):
         body = re.sub(rf'(id="|#){re.escape(found)}(?=["\)])', rf"\g<1>{name}-{found}", body)

@@ -15,7 +15,7 @@ from smimbench.report.style import Look, letter
 from smimbench.report.tables import number
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from smimbench.suite.cells import Suite
@@ -194,15 +194,21 @@ def _courses(
             if len(members) == 1 and not members[0][x]:  # a level
                 members = [{**members[0], x: str(at)} for at in (min(places), max(places))]
             members = [members[i] for i in _thinned(len(members))]
-            look = looks.get(what.partition(", ")[0])
+            owner = _owner(what, looks)
+            look = looks.get(owner)
             words = [_words(what, e, {x: xlabel, "value": ylabel}) for e in members]
-            extra = {"algorithm": what, "colour": look.colour, "dash": _dash(look)} if look else {"dash": "dash"}
+            extra = {"algorithm": owner, "colour": look.colour, "dash": _dash(look)} if look else {"dash": "dash"}
             traces.append({**_trace(members, x, words), "name": what, **extra})
         zero = ylog and not any(trace["name"].startswith("Bayes") for trace in traces)
         head = f"{problem}, alpha = {float(alpha):.4g}, {letters[problem]} = {dimension}"
         frame = _frame(suite, problem, head, xlabel, ylabel)
         charts.append({**frame, "zero": zero, "traces": traces, "xlog": True, "ylog": ylog})
     return charts
+
+
+def _owner(what: str, labels: Iterable[str]) -> str:
+    """The algorithm that a curve belongs to, from its name: the label, or the label and what more there is to say of it."""
+    return max((one for one in labels if what == one or what.startswith(f"{one}, ")), key=len, default="")
 
 
 def _frame(suite: Suite, problem: str | None, title: str, xlabel: str, ylabel: str) -> dict[str, Any]:
@@ -217,7 +223,7 @@ def _frame(suite: Suite, problem: str | None, title: str, xlabel: str, ylabel: s
 
 
 def _trace(members: Sequence[Entry], x: str, words: list[str], y: str = "value") -> dict[str, Any]:
-    return {"mode": "lines", "x": [float(e[x]) for e in members], "y": [float(e[y]) for e in members], "text": words}
+    return {"mode": "lines", "x": [_short(e[x]) for e in members], "y": [_short(e[y]) for e in members], "text": words}
 
 
 def _dash(look: Look) -> str:

@@ -20,7 +20,7 @@ __all__ = [
     "COLOURS", "ONE_COLUMN", "SMALL", "TWO_COLUMNS", "Look", "beside", "finish", "floor_line", "legend", "letter",
     "line_name", "literal",
     "log_axis",
-    "looks", "new_figure", "save_figure", "threshold_lines",
+    "looks", "new_figure", "panel_points", "save_figure", "shift_of", "threshold_lines",
 ]  # fmt: skip
 
 ONE_COLUMN, TWO_COLUMNS = 3.4, 7.0
@@ -34,6 +34,9 @@ MARKERS = "osD^vPX*<>hp"
 
 KNOWN = ("gamp", "adam", "sgd", "spectral", "ridge", "averaged", "nuclear", "adamw")
 """What ships has a colour and a marker for ever, in this order; everything else by its name."""
+
+LINE = 0.14
+"""Inches of a line of a legend; doubled, there is a gap above it."""
 
 SMALL = {"fontsize": 7, "color": "0.4"}
 
@@ -60,8 +63,8 @@ def looks(algorithms: Mapping[str, str]) -> dict[str, Look]:
     """Colour, marker and dashes of each label, given the name of its algorithm.
 
     An algorithm has its colour by its name, in all figures and all runs. The plain label has its own marker, too; other
-    labels of the same algorithm have one by their own name. Where two labels of one suite would look alike the later
-    one, in alphabetical order, takes the next marker.
+    labels of the same algorithm have one by their own name. Where two labels of one suite would have one marker, alike in
+    grey, the later one, in alphabetical order, takes the next that is free.
     """
     found: dict[str, Look] = {}
     taken: set[tuple[str, str]] = set()
@@ -72,7 +75,8 @@ def looks(algorithms: Mapping[str, str]) -> dict[str, Look]:
         for step in range(len(COLOURS) * len(MARKERS)):
             marker = MARKERS[(first + step) % len(MARKERS)]
             colour = COLOURS[(place + step // len(MARKERS)) % len(COLOURS)]
-            if (colour, marker) not in taken:
+            free = len({used for _, used in taken}) < len(MARKERS)
+            if (colour, marker) not in taken and not (free and marker in {used for _, used in taken}):
                 break
         taken.add((colour, marker))
         same = sum(1 for other in found if algorithms[other] == name)
@@ -119,11 +123,25 @@ def new_figure(title: str, panels: int, *, across: int = 3) -> tuple[Any, Any]:
     return figure, axes[:panels]
 
 
-def beside(axis: Any, place: int, count: int, points: float = 3.5) -> Any:
+APART = 3.5
+"""Points between marks that stand side by side; doubled, nine of them are as wide as a panel."""
+
+
+def shift_of(count: int) -> float:
+    """How far the outermost of so many marks at one abscissa reaches to a side, in points."""
+    return (count / 2 + 0.5) * APART
+
+
+def panel_points(axis: Any) -> float:
+    """Width of a panel without its labels, in points, before it is laid out."""
+    return float(0.75 * 72 * axis.figure.get_figwidth() / axis.get_subplotspec().get_gridspec().ncols)
+
+
+def beside(axis: Any, place: int, count: int) -> Any:
     """The data coordinates moved sideways by some points, for the ``place``-th of ``count`` marks at one abscissa."""
     from matplotlib.transforms import ScaledTranslation
 
-    shift = (place - (count - 1) / 2) * points
+    shift = (place - (count - 1) / 2) * APART
     return axis.transData + ScaledTranslation(shift / 72, 0, axis.figure.dpi_scale_trans)
 
 
@@ -187,8 +205,13 @@ def finish(figure: Any, axes: Iterable[Any], note: str = "") -> None:
     columns = max(1, min(len(entries), int((125 if wide else 58) / (longest + 9))))
     said = textwrap.fill(literal(note), 135 if wide else 64) or None
     if entries:
+        # Below the panels, which keep their height however many entries there are.
+        lines = -(-len(entries) // columns) + (said or "").count("\n") + bool(said)
+        figure.set_figheight(figure.get_figheight() + LINE * max(0, lines - 1))
         figure.legend(entries.values(), entries, loc="outside lower center", ncol=columns, fontsize=7, frameon=False,
                       handlelength=2.4, title=said, title_fontproperties={"size": 7})  # fmt: skip
+    # Ticks depend on the size of a panel and that on the width of its ticks: a second layout knows both, or labels are cut.
+    figure.draw_without_rendering()
 
 
 def save_figure(

@@ -11,8 +11,9 @@ import pytest
 
 from tests.helpers import ROOT, environment
 
+REFERENCE = ROOT / "results" / "reference"
 NAMED = set(re.findall(r"^\s+- .*: ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
-GENERATED = {"command-line.md", "python.md", "suites.md"}
+GENERATED = {"command-line.md", "python.md", "suites.md", "gallery.md"}
 
 
 def test_every_page_is_in_the_navigation():
@@ -41,3 +42,9 @@ def test_the_site_builds_without_a_warning_and_stands_alone(tmp_path):
     assert "max_cells" in pages["suite.html"]
     assert all(f"<code>{path.stem}</code>" in pages["suites.html"] for path in (ROOT / "suites").glob("*.toml"))
     assert "smimbench.api.run" in pages["python.html"]
+    figures = set(re.findall(r'src="(gallery/[^"]+)"', pages["gallery.html"]))
+    assert figures == {f"gallery/{path.name}" for path in REFERENCE.glob("*.svg")}
+    assert all((tmp_path / figure).stat().st_size > 1000 for figure in figures)
+    for path in REFERENCE.glob("*.json"):
+        assert f">{path.stem}<" in pages["gallery.html"]
+    assert pages["gallery.html"].count("<table>") >= 2 * len(list(REFERENCE.glob("*.json")))

@@ -36,28 +36,37 @@
   // -- charts
   const template = () => ({
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: {color: dark() ? "#e8e8e6" : "#1a1a1a", size: 12},
-    margin: {l: 60, r: 15, t: 50, b: 70}, hovermode: "closest", legend: {orientation: "h", y: -0.3}, showlegend: true,
+    margin: {l: 60, r: 15, t: 50, b: 45}, hovermode: "closest", showlegend: false, // the legend stands above the charts
   });
   const axis = (more) => ({gridcolor: dark() ? "#3a3a3a" : "#e5e5e5", zeroline: false, ...more});
   const ink = () => dark() ? "#ffffff" : "#000000";
   const positive = (values) => values.filter((v) => v > 1e-16);
+  const hidden = {}; // by group of charts, the names that its legend has put out
+
+  // What has samples of its own stands far to the right of all others: from such a stretch on sample ratios are drawn by decades.
+  const WIDE = 50;
+  const decades = (chart) => {
+    const marks = positive(chart.traces.filter((t) => t.mode === "markers").flatMap((t) => t.x));
+    return chart.xlog || (marks.length > 0 && Math.max(...marks) > WIDE * Math.min(...marks));
+  };
   const draw = (chart, state) => {
     const logarithmic = chart.zero;
+    const wide = decades(chart);
     const all = positive(chart.traces.flatMap((t) => t.y));
     const floor = logarithmic ? Math.pow(10, Math.floor(Math.log10(Math.min(...all, chart.target)) - 0.3)) : null;
     const lift = (v) => floor === null ? v : Math.max(v, floor);
-    const traces = chart.traces.filter((t) => !t.algorithm || state.algorithms.has(t.algorithm)).map((t) => ({
+    const traces = chart.traces.filter((t) => (!t.algorithm || state.algorithms.has(t.algorithm)) && !hidden[chart.group].has(t.name)).map((t) => ({
       type: "scatter", name: t.name, x: t.x, y: t.y.map(lift), text: t.text, hovertemplate: "%{text}<extra></extra>",
       mode: t.mode, line: {color: t.colour || ink(), dash: t.dash, width: 2, shape: t.shape},
       marker: {color: t.colour || ink(), symbol: t.symbols || t.symbol, size: 8},
       error_y: t.error ? {type: "data", array: t.error, color: t.colour, thickness: 1.2, width: 3} : undefined,
     }));
     const shapes = chart.thresholds.map((t) => ({type: "line", x0: t.at, x1: t.at, y0: 0, y1: 1, yref: "paper", line: {color: "#888", dash: "dash", width: 1}}));
-    const notes = chart.thresholds.map((t, i) => ({x: t.at, y: 1, yref: "paper", yanchor: "bottom", yshift: 12 * (i % 2), text: t.name, showarrow: false, font: {size: 10}}));
+    const notes = chart.thresholds.map((t, i) => ({x: wide ? Math.log10(t.at) : t.at, y: 1, yref: "paper", yanchor: "bottom", yshift: 12 * (i % 2), text: t.name, showarrow: false, font: {size: 10}}));
     if (floor !== null) notes.push({x: 1, xref: "paper", xanchor: "right", y: Math.log10(floor), yshift: 9, text: "lowest: 0", showarrow: false, font: {size: 10}});
     Plotly.react(chart.node, traces, {
       ...template(), title: {text: chart.title, font: {size: 13}}, shapes, annotations: notes,
-      xaxis: axis({title: {text: chart.xlabel}, type: chart.xlog ? "log" : "linear"}),
+      xaxis: axis({title: {text: chart.xlabel}, type: wide ? "log" : "linear", exponentformat: "power"}),
       yaxis: axis({title: {text: chart.ylabel}, type: logarithmic || chart.ylog ? "log" : "linear", exponentformat: "power",
                    rangemode: logarithmic || chart.ylog ? "normal" : "tozero"}),
     }, {responsive: true, displaylogo: false, displayModeBar: false});
@@ -68,6 +77,48 @@
     chart.node.setAttribute("role", "img");
     chart.node.setAttribute("aria-label", chart.title + ": " + chart.ylabel + " against " + chart.xlabel);
     document.getElementById("charts-" + chart.group).append(chart.node);
+  }
+
+  // -- one legend for each group of charts, above them: over no data, and at the width of any screen
+  const OUTLINES = {
+    circle: "M6 1.5a4.5 4.5 0 1 0 .01 0z", square: "M2 2h8v8h-8z", diamond: "M6 1L11 6L6 11L1 6z", "triangle-up": "M6 1.5L11 10H1z",
+    "triangle-down": "M6 10.5L11 2H1z", "triangle-left": "M1.5 6L10 1V11z", "triangle-right": "M10.5 6L2 1V11z",
+    cross: "M4 1h4v3h3v4h-3v3h-4v-3h-3v-4h3z", x: "M2.5 1L6 4.5L9.5 1L11 2.5L7.5 6L11 9.5L9.5 11L6 7.5L2.5 11L1 9.5L4.5 6L1 2.5z",
+    star: "M6 .8L7.4 4.4L11.2 4.6L8.2 7L9.2 10.8L6 8.6L2.8 10.8L3.8 7L.8 4.6L4.6 4.4z", hexagon: "M6 1L10.3 3.5V8.5L6 11L1.7 8.5V3.5z",
+    pentagon: "M6 1L11 4.7L9.1 10.5H2.9L1 4.7z",
+  };
+  const DASHES = {solid: "", dash: "6 3", dashdot: "6 3 1.5 3", dot: "2 2"};
+  const SVG = "http://www.w3.org/2000/svg";
+  const swatch = (trace) => {
+    const svg = document.createElementNS(SVG, "svg"), path = document.createElementNS(SVG, "path");
+    const colour = trace.colour || "currentColor", line = trace.mode === "lines", outline = OUTLINES[trace.symbol];
+    for (const [key, value] of Object.entries({width: line ? 26 : 12, height: 12, "aria-hidden": "true"})) svg.setAttribute(key, value);
+    path.setAttribute("d", line ? "M0 6H26" : outline || "M2 2L10 10M10 2L2 10");
+    path.setAttribute("fill", !line && outline ? colour : "none");
+    if (line || !outline) path.setAttribute("stroke", colour);
+    if (line) path.setAttribute("stroke-width", 2);
+    if (line && trace.dash) path.setAttribute("stroke-dasharray", DASHES[trace.dash] ?? trace.dash.replaceAll("px", "").replaceAll(",", " "));
+    svg.append(path);
+    return svg;
+  };
+  for (const group of new Set(data.charts.map((chart) => chart.group))) {
+    hidden[group] = new Set();
+    const legend = document.createElement("div");
+    legend.className = "legend";
+    const names = new Map(data.charts.filter((chart) => chart.group === group).flatMap((chart) => chart.traces).map((t) => [t.name, t]));
+    for (const [name, trace] of names) {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.setAttribute("aria-pressed", "true");
+      button.append(swatch(trace), " " + name);
+      button.addEventListener("click", () => {
+        const off = hidden[group].delete(name) ? false : hidden[group].add(name);
+        button.setAttribute("aria-pressed", String(!off));
+        apply();
+      });
+      legend.append(button);
+    }
+    document.getElementById("charts-" + group).before(legend);
   }
 
   // -- filters

@@ -1,0 +1,167 @@
+"""Run the shipped suites at moderate size and keep what came out: ``python docs/reference.py [SUITE ...]``.
+
+Into ``results/reference``: of each suite one file with its table and what it was made with (``smimbench show`` and ``smimbench
+compare`` read it), its figures, and a page that the gallery of the site is made of. Cells and theory are kept under
+``results/reference/work``, which is not under version control: what is there is not run again.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parent.parent / "results" / "reference"
+WORK = FOLDER / "work"
+
+SIZES: dict[str, list[str]] = {
+    "quickstart": [],
+    "contenders": ["grid.seeds=4", "grid.dimension=100", "problems.0.grid.dimension=30"],
+    "optimizers": ["grid.dimension=24", "algorithms.averaged adam.students=4"],
+    "aim-softmax": ["grid.dimension=40"],
+    "aim-hardmax": ["grid.dimension=30"],
+    "aim-linear": ["grid.dimension=40"],
+    "aim-hardmax-small-width": ["grid.dimension=60", "grid.seeds=2"],
+    "published": ["grid.dimension=60"],
+    "spectral": ["grid.dimension=300", "grid.seeds=8"],
+    "smi-two-layers": ["grid.dimension=200", "grid.seeds=2"],
+    "smi-skip": ["grid.dimension=200"],
+    "nuclear-norm": ["grid.dimension=30", "grid.seeds=2"],
+    "gpu-scale": ["problems.0.grid.dimension=80", "problems.1.grid.dimension=80", "problems.2.grid.dimension=400"],
+    "finite-size": [
+        "grid.dimension=[25, 50, 100]",
+        "grid.seeds=[12, 8, 4]",
+        "problems.3.grid.seeds=[24, 16, 8]",
+        "problems.4.grid.seeds=[8, 6, 4]",
+    ],
+    "aim-gd": ["grid.dimension=24", "grid.seeds=2", "algorithms.averaged adam.students=4"],
+    "smi-sgd-order": ["grid.dimension=60", "grid.seeds=2"],
+    "scaling": [
+        "problems.0.grid.dimension=[50, 100, 200]",
+        "problems.3.grid.dimension=[500, 1000, 2000]",
+        "problems.4.channel.components=[1, 2, 4, 8]",
+        "problems.5.channel.accuracy=[1e-2, 1e-3]",
+        "problems.5.grid.dimension=100",
+    ],
+    "aim-hardmax-tokens": ["grid.dimension=24", "grid.seeds=2"],
+    "aim-two-layers": ["grid.dimension=16", "grid.alpha=[0.1, 0.3]"],
+    "smi-three-layers": ["grid.dimension=40", "grid.seeds=1", "grid.alpha=[0.5, 1.25]"],
+}
+"""What is changed of each suite, so that all take some twenty minutes of one core. Nothing: the suite as it is written."""
+
+
+PROFILED = 3
+"""Algorithms from which on a suite has its profiles in the gallery; of two the table says as much."""
+
+ROUND = re.compile(r"(\.\d\d)\d+")
+"""Digits of a figure's coordinates beyond a hundredth of a point, which no screen shows."""
+
+
+def options(name: str) -> list[str]:
+    """What is changed of a suite, as options of the command line."""
+    return [word for text in SIZES[name] for word in ("--set", text)]
+
+
+def command(name: str) -> str:
+    """What one types to run a suite at the size of its reference."""
+    return shlex.join(["smimbench", "run", name, *options(name)])
+
+
+def smimbench(*words: str) -> None:
+    """Call the command line; cells that did not end as they should are results, too."""
+    done = subprocess.run([sys.executable, "-m", "smimbench", *words], check=False, stdout=subprocess.DEVNULL)
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"smimbench {shlex.join(words)} ended with {done.returncode}")
+
+
+def draw(name: str) -> list[str]:
+    """The figure of the first metric, and profiles where there are enough algorithms; names of the files."""
+    from smimbench import load_suite, plot, show
+    from smimbench.report.profiles import draw_profiles
+    from smimbench.report.rows import suite_records
+    from smimbench.report.style import save_figure
+    from smimbench.run.store import Store, theory_folder
+    from smimbench.theory.cache import TheoryCache
+
+    suite = load_suite(name, SIZES[name])
+    metric = suite.run.metrics[0]
+    paths = save_figure(plot(suite, metric, results=WORK), WORK / "drawn", f"{name}-{metric}")
+    if len(suite.algorithms) >= PROFILED:
+        store = Store(WORK / name)
+        pairs, cache = suite_records(suite, store, ("numpy",)), TheoryCache(theory_folder(store))
+        made = draw_profiles(suite, show(suite, results=WORK), pairs, cache, store, WORK / "drawn" / name)
+        paths += made
+    found = []
+    for path in paths:
+        if path.suffix == ".svg":
+            target = path.name if path.name.startswith(name) else f"{name}-{path.name}"
+            (FOLDER / target).write_text(ROUND.sub(r"\1", path.read_text(encoding="utf-8")), encoding="utf-8")
+            found.append(target)
+    return found
+
+
+def page(name: str, document: dict[str, Any], shared: dict[str, Any], figures: list[str], seconds: float) -> str:
+    """The page of a suite: verdicts, figures, the table of contenders, the first metric in full, how it was made."""
+    from smimbench.registry.metrics import find_metric
+    from smimbench.report.tables import markdown_table
+    from smimbench.report.verdict import ratio_words, verdict_line
+
+    rows = document["rows"]
+    metric = rows[0]["metric"]
+    parts = [f"# {name}\n", f"{document['title']}. {document['description']}\n"]
+    parts.append("\n".join(f"- {verdict_line(one)}" for one in document["verdicts"]) + "\n")
+    parts += [f"![{Path(one).stem}]({one})\n" for one in figures]
+    contenders = [
+        {
+            "problem": verdict["problem"],
+            "algorithm": one["algorithm"],
+            "x Bayes": ratio_words(one),
+            "error where Bayes is 0": one["where_zero"],
+            "own theory": one["own_theory"] or "none",
+            "within 5%": f"{one['near_fraction'] or 0:.0%}",
+            "seconds a run": one["seconds"],
+            "status": one["status_counts"],
+        }
+        for verdict in document["verdicts"]
+        for one in verdict["contenders"]
+    ]
+    if contenders:
+        parts.append(markdown_table(list(contenders[0]), contenders))
+    names = ["problem", "algorithm", "alpha", "dimension", "component", "n", "mean", "sem", "own_theory", "bayes",
+             "ratio_to_bayes", "status_counts"]  # fmt: skip
+    own = [row for row in rows if row["metric"] == metric]
+    if all(row["component"] is None for row in own):
+        names.remove("component")
+    parts.append(f'<details markdown="1"><summary>{find_metric(metric).label}, every row</summary>\n')
+    parts.append(markdown_table(names, own) + "\n</details>\n")
+    when = time.strftime("%Y-%m-%d", time.gmtime(shared["written"]))
+    cores, numpy = shared["machine"].get("cores"), shared["versions"].get("numpy")
+    parts.append(
+        f"Made on {when} by `{command(name)}`, {seconds:.0f} s of one core for the runs, theory apart; {cores or 'some'} cores, "
+        f"numpy {numpy}. Compare: `smimbench compare results/reference/{name}.json results/{name}`.\n"
+    )
+    return "\n".join(parts)
+
+
+def make(name: str) -> None:
+    """Run what is missing of a suite, pack it, draw it, write its page."""
+    from smimbench.report.packed import read_packed
+    from smimbench.run.store import Store
+
+    smimbench("run", name, *options(name), "--results", str(WORK), "--workers", "1", "--no-figure", "--quiet")
+    file = FOLDER / f"{name}.json"
+    smimbench("show", name, *options(name), "--results", str(WORK), "--quiet", "--json", "--pack", str(file))
+    document, shared = read_packed(file)
+    records = Store(WORK / name).load().values()
+    seconds = sum((record.get("timing") or {}).get("cpu_seconds") or 0.0 for record in records)
+    (FOLDER / f"{name}.md").write_text(page(name, document, shared, draw(name), seconds), encoding="utf-8")
+    print(f"{name}: {seconds:.0f} s of one core", flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    for one in sys.argv[1:] or SIZES:
+        make(one)

@@ -1,0 +1,79 @@
+"""The committed reference of the shipped suites: whole, small, of suites that exist, with theory that is what the code says."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+
+import numpy as np
+import pytest
+
+from smimbench import load_suite
+from smimbench.interfaces import offers
+from smimbench.registry.metrics import find_metric, theory_of
+from smimbench.report.labels import grouped
+from smimbench.report.packed import read_packed
+from smimbench.suite.reader import shipped_suites
+from smimbench.theory.cache import TheoryCache
+from tests.helpers import ROOT, call
+
+FOLDER = ROOT / "results" / "reference"
+FILES = sorted(FOLDER.glob("*.json"))
+MOST = 3
+"""Sample ratios of a problem that are solved again; all of them would take a minute."""
+
+
+def sizes() -> dict[str, list[str]]:
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "reference.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.SIZES
+
+
+def test_every_shipped_suite_has_a_size_and_what_is_kept_is_small():
+    assert set(sizes()) == set(shipped_suites())
+    assert {path.stem for path in FILES} <= set(sizes())
+    assert {"quickstart", "contenders", "optimizers"} <= {path.stem for path in FILES}
+    for path in FILES:
+        together = sum(one.stat().st_size for one in FOLDER.glob(f"{path.stem}[.-]*") if one.is_file())
+        assert together < 500_000, path.stem
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_page_has_its_figures_its_table_and_the_command_that_made_it(path):
+    text = path.with_suffix(".md").read_text(encoding="utf-8")
+    figures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", text)
+    assert figures
+    assert all((FOLDER / figure).is_file() for figure in figures)
+    assert f"`smimbench run {path.stem}" in text
+    document, shared = read_packed(path)
+    assert document["missing"] == 0
+    assert shared["overrides"] == sizes()[path.stem]
+    assert text.count("\n| ") > len(document["verdicts"])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_theory_is_still_what_the_code_says(path):
+    document, shared = read_packed(path)
+    suite = load_suite(path.stem, shared["overrides"])
+    plans = {plan.label: plan.problem for plan in suite.plans}
+    rows = [row for row in document["rows"] if row["metric"] in ("mse", "overlap") and row["bayes"] is not None]
+    for label, own in grouped(rows, lambda row: row["problem"]).items():
+        problem = plans[label]
+        if problem.components > 1 or not offers(problem.channel, "information"):
+            continue  # minutes of integrals: their own tests hold them
+        alphas = sorted({row["alpha"] for row in own})
+        chosen = {alphas[round(i)] for i in np.linspace(0, len(alphas) - 1, MOST)}
+        for alpha, members in grouped(own, lambda row: row["alpha"]).items():
+            if alpha in chosen:
+                (point, *_), *_ = TheoryCache().points(problem, [alpha])
+                for row in members:
+                    values, errors = theory_of(find_metric(row["metric"]), problem, point, 1)
+                    allowed = 1e-6 + 1e-4 * abs(row["bayes"]) + 4 * (errors[0] or 0.0) + 4 * (row["bayes_error"] or 0.0)
+                    assert abs(values[0] - row["bayes"]) < allowed, (label, alpha, row["metric"])
+
+
+def test_results_are_compared_with_the_reference_without_a_rerun(capsys):
+    code, out, err = call(capsys, "compare", FOLDER / "quickstart.json", FOLDER, "--fail-over", "1")
+    assert (code, err) == (0, "") or "has no counterpart" in err
+    assert "0 of" in out
