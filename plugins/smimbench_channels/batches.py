@@ -9,7 +9,7 @@ import numpy as np
 
 from smimbench.backend import namespace, to_host
 from smimbench.interfaces import Uncertain
-from smimbench.numerics.masked import put_at_mask
+from smimbench.numerics.masked import places_at_mask, put_at_mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,16 +59,16 @@ def joined(parts: Sequence[T]) -> T:
 
 def put_tuple(whole: T, mask: Array, part: Sequence[Any]) -> T:
     """``put_at_mask`` for named tuples of arrays, along the first axis of each."""
-    pairs = zip(whole, part)
+    pairs, places = zip(whole, part), places_at_mask(mask)
     make: Any = type(whole)
-    found: T = make(*(None if old is None else put_at_mask(old, mask, new) for old, new in pairs))
+    found: T = make(*(None if old is None else put_at_mask(old, mask, new, places=places) for old, new in pairs))
     return found
 
 
 def uncentred(mean: Array, covariance: Array) -> Array:
-    """``E[z z^T]`` (n, 1, C, 1, C) of one component from its mean (n, 1, C) and covariance (n or 1, C, C)."""
-    outer = mean[:, 0, :, None] * mean[:, 0, None, :]
-    return (outer + covariance)[:, None, :, None, :]
+    """``E[z z^T]`` (..., n, 1, C, 1, C) of one component from its mean (..., n, 1, C) and covariance (..., n or 1, C, C)."""
+    outer = mean[..., 0, :, None] * mean[..., 0, None, :]
+    return (outer + covariance)[..., None, :, None, :]
 
 
 def shifted_second_moment(centre: Array, shift: Array, spread: Array, dtype: Any) -> Array:

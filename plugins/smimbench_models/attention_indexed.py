@@ -16,7 +16,7 @@ from smimbench.numerics.token_pairs import entry_sites, site_entries, site_pairs
 from smimbench_models.common import TokenModel, slices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
     import numpy as np
@@ -78,9 +78,9 @@ class AttentionIndexed(TokenModel):
     -----
     Signals must be symmetric: only ``x_a^T S x_b`` with ``a <= b`` is evaluated. ``forward`` takes any number
     of leading axes in front of the signal's (P, d, d), ``adjoint`` the same in front of (n, P, C): several
-    students that see the same inputs. Cost: ``2 n T d^2`` floating-point operations a component for
-    ``forward`` and, by symmetry, down to half of that for ``adjoint``. Beside its result a call holds a few
-    megabytes (more from d = 500 on).
+    students that see the same inputs. Several instances are inputs (B, n, T, d) with as many signals, or g.
+    Cost: ``2 n T d^2`` floating-point operations a component for ``forward`` and, by symmetry, down to half of
+    that for ``adjoint``. Beside its result a call holds a few megabytes (more from d = 500 on).
 
     References
     ----------
@@ -153,7 +153,10 @@ class AttentionIndexed(TokenModel):
 
         ``inputs`` (n, T, d) with iid N(0, 1) entries, not divided by anything; ``signal`` (..., P, d, d), symmetric, leading
         axes for several students. Returns (..., n, P, C); ValueError if the shapes do not fit the model or each other.
+        Inputs (B, n, T, d) are those of B instances, with a signal (B, P, d, d) for each: (B, n, P, C).
         """
+        if inputs.ndim == 4:
+            return self._forward_of_instances(inputs, signal)
         xp = namespace(inputs, signal)
         *lead, components, dimension, _ = signal.shape
         self._check_inputs(inputs, dimension)
@@ -173,11 +176,37 @@ class AttentionIndexed(TokenModel):
                 for p in range(components):
                     xs = xp.reshape(xp.matmul(rows, matrices[k, p, :, :]), x.shape)
                     if apart:
-                        forms = xp.stack([xp.sum(xs[:, a, :] * x[:, b, :], axis=-1) for a, b in pairs], axis=-1)
+                        forms = _forms_apart(xp, xs, x, pairs)
                     else:
                         forms = xp.take(xp.reshape(xp.matmul(xs, columns), (x.shape[0], -1)), pick, axis=1)
                     z[k, s, p, :] = (forms - traces[k, p, :]) * scale
         return xp.reshape(z, (*lead, n, components, self.sites))
+
+    def _forward_of_instances(self, inputs: Array, signal: Array) -> Array:
+        """Latents (B, n, P, C) of instances with inputs (B, n, T, d), each of its own signal (B, P, d, d).
+
+        On a device in as many calls as those of one instance; on the host, which gains nothing by that, one by one.
+        """
+        xp = namespace(inputs, signal)
+        count, components, dimension, _ = signal.shape
+        self._check_instances(inputs, signal)
+        if chunk_bytes(inputs) is None:
+            return xp.stack([self.forward(inputs[k, ...], signal[k, ...]) for k in range(count)])
+        dtype, device = xp.result_type(inputs, signal), array_api_compat.device(inputs)
+        pick, scale, on_diagonal = self._sites_of_forms(xp, dimension, dtype, device)
+        traces = xp.linalg.trace(signal)[:, None, :, None] * on_diagonal
+        rows, pairs = xp.reshape(inputs, (count, -1, dimension)), site_pairs(self.tokens)
+        forms = []
+        for p in range(components):
+            xs = xp.reshape(xp.matmul(rows, signal[:, p, :, :]), inputs.shape)
+            if self._apart(inputs):
+                form = _forms_apart(xp, xs, inputs, pairs)
+            else:
+                products = xp.matmul(xs, xp.matrix_transpose(inputs))
+                form = xp.take(xp.reshape(products, (*inputs.shape[:2], -1)), pick, axis=-1)
+            forms.append(form[:, :, None, :])
+        z = forms[0] if components == 1 else xp.concat(forms, axis=2)
+        return (z - traces) * scale
 
     def adjoint(self, inputs: Array, g: Array) -> Array:
         r"""Transpose of ``forward`` on symmetric matrices, times ``2/d``.
@@ -191,8 +220,11 @@ class AttentionIndexed(TokenModel):
         ``omega`` (in z).
 
         ``inputs`` (n, T, d), ``g`` (..., n, P, C), leading axes for several students. Returns (..., P, d, d), symmetric up to
-        rounding; ValueError if the shapes do not fit together.
+        rounding; ValueError if the shapes do not fit together. Inputs (B, n, T, d) are those of B instances, with ``g``
+        (B, n, P, C): (B, P, d, d).
         """
+        if inputs.ndim == 4:
+            return self._adjoint_of_instances(inputs, g)
         xp = namespace(inputs, g)
         *lead, n, components, sites = g.shape
         dimension = inputs.shape[-1]
@@ -204,8 +236,7 @@ class AttentionIndexed(TokenModel):
         scale = factors * (2 / dimension**1.5)
         pieces = self._pieces(n, dimension, components, _itemsize(xp, dtype), inputs)
         apart = self._apart(inputs)
-        # A band is no view that a GPU can add to in place: each would be copied, hundreds of megabytes a chunk.
-        bands = _bands(dimension) if chunk_bytes(inputs) is None else (slice(0, dimension),)
+        bands = _bands_for(inputs)
 
         def one(k: int, p: int) -> Array:
             total = xp.zeros((dimension, dimension), dtype=dtype, device=device)
@@ -216,9 +247,7 @@ class AttentionIndexed(TokenModel):
                 trace = trace + xp.sum(weights[:, :: self.tokens + 1])
                 weights = xp.reshape(weights, (-1, self.tokens, self.tokens))
                 if apart:
-                    gx = weights[:, :, :1] * x[:, :1, :]
-                    for b in range(1, self.tokens):
-                        gx += weights[:, :, b : b + 1] * x[:, b : b + 1, :]
+                    gx = _mixed_apart(weights, x)
                 else:
                     gx = xp.matmul(weights, x)
                 gx = xp.reshape(gx, (-1, dimension))
@@ -240,6 +269,28 @@ class AttentionIndexed(TokenModel):
         for i in range(count):
             result[i, :, :] = one(*divmod(i, components))
         return xp.reshape(result, (*lead, components, dimension, dimension))
+
+    def _adjoint_of_instances(self, inputs: Array, g: Array) -> Array:
+        """``adjoint`` (B, P, d, d) of instances, inputs (B, n, T, d) and ``g`` (B, n, P, C), like ``_forward_of_instances``."""
+        xp = namespace(inputs, g)
+        count, n, components, _ = g.shape
+        dimension = inputs.shape[-1]
+        self._check_instances(inputs, g)
+        self._check_gradient(inputs[0, ...], g[0, ...])
+        if chunk_bytes(inputs) is None:
+            return xp.stack([self.adjoint(inputs[k, ...], g[k, ...]) for k in range(count)])
+        pick, factors = self._sites_of_entries(xp, xp.result_type(inputs, g), array_api_compat.device(inputs))
+        columns = xp.matrix_transpose(xp.reshape(inputs, (count, -1, dimension)))
+        found = []
+        for p in range(components):
+            weights = xp.take(g[:, :, p, :], pick, axis=-1) * (factors * (2 / dimension**1.5))
+            traces = xp.sum(weights[:, :, :: self.tokens + 1], axis=(-2, -1))
+            weights = xp.reshape(weights, (count, n, self.tokens, self.tokens))
+            gx = _mixed_apart(weights, inputs) if self._apart(inputs) else xp.matmul(weights, inputs)
+            flat = xp.reshape(xp.matmul(columns, xp.reshape(gx, (count, -1, dimension))), (count, -1))
+            flat[:, :: dimension + 1] = flat[:, :: dimension + 1] - traces[:, None]
+            found.append(xp.reshape(flat, (count, 1, dimension, dimension)))
+        return found[0] if components == 1 else xp.concat(found, axis=1)
 
     def forward_gram(self, inputs: Array, factor: Array) -> tuple[Array, Callable[[Array], Array]]:
         r"""Latents of the signal ``F F^T`` and the way back to F, without a (d, d) matrix.
@@ -320,6 +371,28 @@ class AttentionIndexed(TokenModel):
         """``q_p = tr(S_hat_p S_p) / d`` of each component: (..., P, d, d) to (..., P)."""
         xp = namespace(signal, estimate)
         return xp.sum(signal * estimate, axis=(-2, -1)) / signal.shape[-1]
+
+
+def _bands_for(inputs: Array) -> tuple[slice, ...]:
+    """Bands of rows in which the symmetric sum is made where the inputs live.
+
+    A band is no view that a GPU can add to in place: each would be copied, hundreds of megabytes a chunk.
+    """
+    dimension = inputs.shape[-1]
+    return _bands(dimension) if chunk_bytes(inputs) is None else (slice(0, dimension),)
+
+
+def _forms_apart(xp: Any, xs: Array, x: Array, pairs: Sequence[tuple[int, int]]) -> Array:
+    """``sum_i xs_ai x_bi`` of pairs of tokens, one pair after the other: twice (..., n, T, d) to (..., n, C)."""
+    return xp.stack([xp.sum(xs[..., a, :] * x[..., b, :], axis=-1) for a, b in pairs], axis=-1)
+
+
+def _mixed_apart(weights: Array, x: Array) -> Array:
+    """``sum_b weights_ab x_b``, one token after the other: (..., n, T, T) and (..., n, T, d) to (..., n, T, d)."""
+    gx = weights[..., :1] * x[..., :1, :]
+    for b in range(1, x.shape[-2]):
+        gx += weights[..., b : b + 1] * x[..., b : b + 1, :]
+    return gx
 
 
 def _swapped(lead: int) -> tuple[int, ...]:

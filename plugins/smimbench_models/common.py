@@ -27,6 +27,7 @@ class TokenModel:
     tokens: int
     version = 1
     capabilities = Capabilities()
+    batched = True  # ``forward`` and ``adjoint`` take several instances at once
     _host_chunk_bytes: int  # of a chunk of samples
     _axes: int | tuple[int, int]  # of a signal, behind that of the components
 
@@ -123,6 +124,12 @@ class TokenModel:
     def _check_inputs(self, inputs: Array, dimension: int) -> None:
         if inputs.ndim != 3 or tuple(inputs.shape[1:]) != (self.tokens, dimension):
             raise ValueError(f"inputs must have shape (n, {self.tokens}, {dimension}), got {tuple(inputs.shape)}")
+
+    def _check_instances(self, inputs: Array, other: Array) -> None:
+        """Raise ValueError unless ``inputs`` is (B, n, T, d), and ``other`` has the same first axis."""
+        self._check_inputs(inputs[0, ...], inputs.shape[-1])
+        if other.ndim < 1 or other.shape[0] != inputs.shape[0]:
+            raise ValueError(f"{inputs.shape[0]} instances need as many signals or g, got {tuple(other.shape)}")
 
     def _check_gradient(self, inputs: Array, g: Array) -> None:
         """Raise ValueError unless ``inputs`` is (n, T, d) and ``g`` (..., n, P, C)."""

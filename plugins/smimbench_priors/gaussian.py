@@ -39,6 +39,7 @@ class Gaussian:
     version = 1
     reference = "arXiv:2502.00901"
     capabilities = Capabilities(models=("sequence-multi-index",))
+    batched = True  # ``denoise`` takes several instances at once
 
     def fluctuation(self, dimension: int) -> float:
         """Relative standard deviation of ``|w|^2 / D`` at finite size: ``sqrt(2 / D)``."""
@@ -65,7 +66,8 @@ class Gaussian:
 
         ``R`` (P, D) is the signal plus Gaussian noise of covariance ``Qhat^{-1}`` between components, independent between
         columns; ``Qhat`` (P, P) symmetric, positive semidefinite, diagonal entries may be infinite (that component is known).
-        ``estimate`` (P, D) and ``V`` (P, P) have the namespace, device and dtype of the inputs.
+        ``estimate`` (P, D) and ``V`` (P, P) have the namespace, device and dtype of the inputs. All of them may have an axis
+        of instances in front.
         """
         # On the host: each of the thirty operations on P x P numbers would be a launch of its own.
         Q, V = (send(matrix, R) for matrix in _posterior(NUMPY, to_host(Qhat)))

@@ -64,18 +64,18 @@ def inverse_root(matrix: Array, smallest: float = 0.0) -> Array:
 
 
 def with_floor(matrix: Array, smallest: float) -> Array:
-    """Symmetric part (P, P) with eigenvalues of at least ``smallest``: sampling noise makes them negative."""
-    if matrix.shape[0] == 1:
+    """Symmetric part (..., P, P) with eigenvalues of at least ``smallest``: sampling noise makes them negative."""
+    if matrix.shape[-1] == 1:
         return clip(matrix, smallest, None)
     return spectral_function(matrix, lambda values: clip(values, smallest, None))
 
 
 def diagonal_at_least(matrix: Array, smallest: float) -> Array:
-    """The matrix (P, P) with a diagonal of at least ``smallest``; the rest stays."""
+    """Matrices (..., P, P) with a diagonal of at least ``smallest``; the rest stays."""
     xp = namespace(matrix)
-    identity = xp.eye(matrix.shape[0], **beside(matrix))
+    identity = xp.eye(matrix.shape[-1], **beside(matrix))
     missing = clip(smallest - xp.linalg.diagonal(matrix), 0.0, None)
-    return matrix + identity * missing[None, :]
+    return matrix + identity * missing[..., None, :]
 
 
 def is_diagonal(*matrices: np.ndarray) -> bool:

@@ -12,7 +12,13 @@ from smimbench.backend.arrays import clip, namespace
 if TYPE_CHECKING:
     from smimbench.interfaces import Array
 
-__all__ = ["put_at_mask", "spread_at_mask"]
+__all__ = ["places_at_mask", "put_at_mask", "spread_at_mask"]
+
+
+def places_at_mask(mask: Array) -> Array:
+    """For every entry of ``mask`` (N,) how often it was true before, this one not counted: where ``spread_at_mask`` looks."""
+    xp = namespace(mask)
+    return clip(xp.cumulative_sum(xp.astype(mask, xp.int64)) - 1, 0, None)
 
 
 def spread_at_mask(part: Array, mask: Array, *, axis: int = 0) -> Array:
@@ -20,19 +26,18 @@ def spread_at_mask(part: Array, mask: Array, *, axis: int = 0) -> Array:
 
     Along ``axis``, ``part`` is as long as ``mask`` is true, at least 1; the result has length N.
     """
-    xp = namespace(mask)
-    position = clip(xp.cumulative_sum(xp.astype(mask, xp.int64)) - 1, 0, None)
-    return xp.take(part, position, axis=axis)
+    return namespace(mask).take(part, places_at_mask(mask), axis=axis)
 
 
-def put_at_mask(whole: Array, mask: Array, part: Array, *, axis: int = 0) -> Array:
+def put_at_mask(whole: Array, mask: Array, part: Array, *, axis: int = 0, places: Array | None = None) -> Array:
     """``whole`` with the entries where ``mask`` (N,) is true replaced by those of ``part``, in order: a scatter.
 
-    Along ``axis`` (0, or -1 for the last one), ``part`` is as long as ``mask`` is true; it may be empty.
+    Along ``axis`` (0, or -1 for the last one), ``part`` is as long as ``mask`` is true; it may be empty. ``places`` is
+    ``places_at_mask(mask)``, for callers that have it.
     """
     if part.shape[axis] == 0:
         return whole
     xp = namespace(mask)
-    spread = spread_at_mask(part, mask, axis=axis)
+    spread = xp.take(part, places_at_mask(mask) if places is None else places, axis=axis)
     shape = (-1,) + (1,) * (whole.ndim - 1) if axis == 0 else (-1,)
     return xp.where(xp.reshape(mask, shape), spread, whole)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from smimbench.backend.device import Backend
     from smimbench.interfaces import Array, Channel, Model, Start
 
-__all__ = ["Instance", "draw_on", "stored_types"]
+__all__ = ["Instance", "draw_on", "locked", "stored_types"]
 
 DEVICE_BLOCK = 1 << 22
 """Numbers drawn at once on a device; part of what a seed means there."""
@@ -70,13 +70,13 @@ class Instance:
         inputs: Any = self.inputs
         if not isinstance(inputs, DrawnInputs):
             if stream:
-                inputs = StreamedInputs(_locked(inputs), backend)
+                inputs = StreamedInputs(locked(inputs), backend)
             elif backend.storage:
                 wide = getattr(backend.xp, backend.dtype)
-                inputs = NarrowInputs(_locked(backend.asarray(inputs, dtype=backend.storage)), wide)
+                inputs = NarrowInputs(locked(backend.asarray(inputs, dtype=backend.storage)), wide)
             else:
-                inputs = _locked(backend.asarray(inputs))
-        labels = _locked(backend.asarray(self.labels))
+                inputs = locked(backend.asarray(inputs))
+        labels = locked(backend.asarray(self.labels))
         dtype = "float32" if namespace(inputs).finfo(inputs.dtype).bits == 32 else "float64"
 
         def fresh(rng: np.random.Generator, n: int) -> tuple[Array, Array]:
@@ -220,7 +220,7 @@ def stored_types(dtype: str) -> tuple[str, str]:
     return ("float32", "float64") if dtype == "mixed" else (dtype, dtype)
 
 
-def _locked(array: Array) -> Array:
+def locked(array: Array) -> Array:
     """The same numbers through a buffer that refuses to be written to, and to be unlocked; NumPy has such a thing."""
     if not isinstance(array, np.ndarray) or not array.size:
         return array

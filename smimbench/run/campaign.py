@@ -16,10 +16,11 @@ from smimbench.backend.roofline import ceilings
 from smimbench.files import canonical_json
 from smimbench.problem.problem import without_code
 from smimbench.registry.registry import Registry, get_registry
-from smimbench.run.cell import run_cell
+from smimbench.run.cell import run_group
 from smimbench.run.claims import Claims
 from smimbench.run.cost import Estimate, estimate_cost, memory_of_a_cell
 from smimbench.run.dask import DEVICES, on_dask
+from smimbench.run.groups import grouped
 from smimbench.run.processes import Limits, in_processes
 from smimbench.run.settings import settings_folder
 from smimbench.run.shards import Shard, cells_of_shard
@@ -60,6 +61,7 @@ class Campaign:
     remarks: tuple[str, ...]
     isolated: bool = False
     limits: Limits | None = None
+    seeds_at_once: int | None = None
 
     def left(self) -> int:
         """How many of its cells have no record by now."""
@@ -81,6 +83,7 @@ class Campaign:
             dask=self.dask,
             isolated=self.isolated,
             limits=self.limits,
+            seeds_at_once=self.seeds_at_once,
             on_record=on_record,
         )
 
@@ -97,6 +100,7 @@ def plan_campaign(
     retry: Sequence[str] = (),
     isolated: bool = False,
     limits: Limits | None = None,
+    seeds_at_once: int | None = None,
     shard: Shard | None = None,
     dry_run: bool = False,
     registry: Registry | None = None,
@@ -109,7 +113,7 @@ def plan_campaign(
         Processes side by side; None: one per core, fewer where the memory would not hold so many.
     retry : sequence of str
         Records with one of these states are moved out of the way, so that their cells run again.
-    isolated, limits
+    isolated, limits, seeds_at_once
         See ``run_cells``.
     shard : Shard or None
         Run this part of the cells only.
@@ -149,12 +153,15 @@ def plan_campaign(
         remarks.append(
             f"--workers {workers} is not used: --dask runs as many cells at a time as the scheduler has workers"
         )
+    if seeds_at_once is not None and seeds_at_once > 1 and (timing or dask):
+        why = "--timing measures every cell alone" if timing else "--dask sends every cell alone"
+        remarks.append(f"--seeds-at-once {seeds_at_once} is not used: {why}")
     alone = "--timing" if timing else f"--backend {device}" if device else None
     workers, said = _side_by_side(missing, workers, alone)
     remarks += [] if dask else said
     if not dry_run:
         Store(settings_folder(suite, store)).write_shared(shared_document(suite))
-    how = (workers, timing, threads, dask, tuple(remarks), isolated, limits)
+    how = (workers, timing, threads, dask, tuple(remarks), isolated, limits, seeds_at_once)
     return Campaign(suite, store, registry, cells, missing, *how)
 
 
@@ -225,6 +232,7 @@ def run_cells(
     dask: str | None = None,
     isolated: bool = False,
     limits: Limits | None = None,
+    seeds_at_once: int | None = None,
     on_record: Callable[[dict[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Run cells and store each as it finishes.
@@ -237,6 +245,9 @@ def run_cells(
         Run in a process of its own also what runs alone: nothing that a plugin does can then end this one.
     limits : Limits or None
         What a cell, and all of them, may take; kept from outside, so for cells in processes of their own only.
+    seeds_at_once : int or None
+        Seeds of one point that are solved in one pass, at most (``smimbench.run.groups``); None: on a device as many as fit,
+        elsewhere one. In timing mode and on Dask one, always: a time that is trusted is that of one cell.
     dask : str or None
         Address of a Dask scheduler whose workers run the cells; they need smimbench and the same plugins, not the
         results folder.
@@ -259,10 +270,12 @@ def run_cells(
     if dask is not None:
         source = on_dask(cells, dask, threads, registry, limits)
     elif workers <= 1 and not isolated and limits in (None, Limits()):
-        source = (run_cell(c, timing=timing, threads=threads, registry=registry) for c in cells)
+        groups = grouped(cells, registry, 1 if timing else seeds_at_once)
+        source = (r for group in groups for r in run_group(group, timing=timing, threads=threads, registry=registry))
     else:
         claims = None if timing else Claims(store.folder)
-        source = in_processes(cells, max(1, workers), threads, registry, timing=timing, limits=limits, claims=claims)
+        groups = grouped(cells, registry, 1 if timing else seeds_at_once)
+        source = in_processes(groups, max(1, workers), threads, registry, timing=timing, limits=limits, claims=claims)
     for record in source:
         store.write(record)
         if claims is not None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
 import traceback
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -25,15 +24,18 @@ from smimbench.problem.seeds import seed_sequence
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import Registry, get_registry
 from smimbench.run import heartbeat
-from smimbench.run.loop import LoopSettings, Status, run_algorithm
+from smimbench.run.loop import LoopResult, LoopSettings, Status, run_algorithm
 from smimbench.run.record import LONGEST, check_types, plain
+from smimbench.run.together import pressed, run_together
 from smimbench.suite.cells import Cell
 from smimbench.suite.schema import STARTS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from smimbench.interfaces import Data, Start
 
-__all__ = ["INFORMED_OVERLAP", "fit_for_store", "lost_record", "run_cell"]
+__all__ = ["INFORMED_OVERLAP", "fit_for_store", "lost_record", "run_cell", "run_cells_together", "run_group"]
 
 INFORMED_OVERLAP = 0.9
 """Overlap with the teacher of an informed start; nearer to 1 the informed branch is followed from further inside."""
@@ -52,35 +54,127 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1, registry: Re
         BLAS threads.
     """
     registry = registry or get_registry()
-    record = _beginning(cell)
+    report = _Report(cell, threads, timing)
     started = time.time()
     _forget_other_instances(cell)
     machine.reset_peak_memory()
-    try:
-        with warnings.catch_warnings(record=True) as caught, machine.blas_threads(threads):
-            warnings.simplefilter("always")
-            record.update(_run(cell, registry, timing))
-        raised = [f"{w.category.__name__}: {' '.join(printable(w.message, 2000).split())}" for w in caught]
-        record["warnings"] = _different([*record.get("warnings", []), *raised])
-    except BaseException as error:  # the algorithm or a plugin may raise anything; siblings must go on
-        if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            raise  # the user's Ctrl-C; a worker has it ignored, so there it is a plugin's
-        _LATEST.clear()  # whoever raised may have written into it
-        trace = printable(traceback.format_exc(), LONGEST)
-        record.update(status=Status.FAILED.value, reason=error_line(error), where=_where(error), traceback=trace)
-    record.setdefault("metrics", {})
-    record["timing"] = {
-        **record.get("timing", {}),
-        "trusted": timing and "timing" in record,
-        "machine": machine.fingerprint(),
-        "threads": threads,
-        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        "ceilings": remembered(cell.backend, threads) if "timing" in record else None,
-        "peak_memory": machine.peak_memory(),
-        "started": started,
-        "total_seconds": time.time() - started,
-    }
-    return fit_for_store(record | {"machine": machine.machine_info(), "versions": machine.versions()})
+
+    def work() -> dict[str, Any]:
+        ready = _prepare(cell, registry, timing)
+        if isinstance(ready, dict):
+            return ready
+        common = (ready.problem, ready.instance, ready.data, ready.algorithm)
+        return _conclude(ready, run_algorithm(*common, ready.make_rng, ready.settings, ready.backend))
+
+    report.keep(work)
+    return report.finish(started, time.time() - started)
+
+
+def run_cells_together(
+    cells: Sequence[Cell], *, threads: int = 1, registry: Registry | None = None
+) -> list[dict[str, Any]]:
+    """Run cells that differ in their replicate alone in one pass, see ``smimbench.run.together``: a record for each of them.
+
+    The times in a record are the cell's share of those of the pass; ``timing.together`` says of how many it is one.
+    """
+    registry = registry or get_registry()
+    reports = [_Report(cell, threads, timing=False) for cell in cells]
+    started = time.time()
+    _forget_other_instances(*cells)
+    machine.reset_peak_memory()
+    ready: dict[int, _Ready] = {}
+    for k, cell in enumerate(cells):
+
+        def prepare(k: int = k, cell: Cell = cell) -> dict[str, Any]:
+            found = _prepare(cell, registry, timing=False)
+            if isinstance(found, dict):
+                return found
+            ready[k] = found
+            return {}
+
+        reports[k].keep(prepare)
+    for (k, one), result in zip(ready.items(), _run_together(reports, ready, threads)):
+
+        def conclude(one: _Ready = one, result: Any = result) -> dict[str, Any]:
+            if isinstance(result, BaseException):
+                raise result
+            return _conclude(one, result)
+
+        reports[k].keep(conclude)
+    total = (time.time() - started) / len(cells)
+    return [report.finish(started, total) for report in reports]
+
+
+def _run_together(
+    reports: Sequence[_Report], ready: dict[int, _Ready], threads: int
+) -> list[LoopResult | BaseException]:
+    """How the runs of those that are ready end; what is warned of meanwhile is kept with each of them."""
+    if not ready:
+        return []
+    runs = list(ready.values())
+    problem, algorithm, backend = runs[0].problem, runs[0].algorithm, runs[0].backend
+    with warnings.catch_warnings(record=True) as caught, machine.blas_threads(threads):
+        warnings.simplefilter("always")
+        each = ([getattr(one, name) for one in runs] for name in ("instance", "data", "make_rng", "settings"))
+        instances, data, make_rngs, settings = each
+        results = run_together(problem, instances, data, algorithm, make_rngs, settings, backend)
+    for k in ready:
+        reports[k].warnings += caught
+    return results
+
+
+def run_group(
+    cells: Sequence[Cell], *, timing: bool = False, threads: int = 1, registry: Registry | None = None
+) -> list[dict[str, Any]]:
+    """``run_cells_together`` for several cells, ``run_cell`` for one."""
+    if len(cells) > 1:
+        return run_cells_together(cells, threads=threads, registry=registry)
+    return [run_cell(cells[0], timing=timing, threads=threads, registry=registry)]
+
+
+class _Report:
+    """The record of a cell while it is run, with all that is raised or warned of on the way."""
+
+    def __init__(self, cell: Cell, threads: int, timing: bool) -> None:
+        self.cell, self.threads, self.timing = cell, threads, timing
+        self.record = _beginning(cell)
+        self.warnings: list[warnings.WarningMessage] = []
+
+    def keep(self, work: Callable[[], dict[str, Any]]) -> None:
+        """Take up what ``work`` returns and warns of; what it raises ends this cell, and siblings go on."""
+        try:
+            with warnings.catch_warnings(record=True) as caught, machine.blas_threads(self.threads):
+                warnings.simplefilter("always")
+                self.record.update(work())
+            self.warnings += caught
+        except BaseException as error:  # the algorithm or a plugin may raise anything
+            if pressed(error):
+                raise
+            _LATEST.clear()  # whoever raised may have written into it
+            trace = printable("".join(traceback.format_exception(error)), LONGEST)
+            self.record.update(
+                status=Status.FAILED.value, reason=error_line(error), where=_where(error), traceback=trace
+            )
+
+    def finish(self, started: float, seconds: float) -> dict[str, Any]:
+        """The record, with what all of them end with; ``seconds`` is all that it took."""
+        cell, record = self.cell, self.record
+        if record.get("status") != Status.FAILED.value:
+            raised = [f"{w.category.__name__}: {' '.join(printable(w.message, 2000).split())}" for w in self.warnings]
+            record["warnings"] = _different([*record.get("warnings", []), *raised])
+        record.setdefault("metrics", {})
+        record["timing"] = {
+            **record.get("timing", {}),
+            "trusted": self.timing and "timing" in record,
+            "machine": machine.fingerprint(),
+            "threads": self.threads,
+            "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+            "ceilings": remembered(cell.backend, self.threads) if "timing" in record else None,
+            "peak_memory": machine.peak_memory(),
+            "started": started,
+            "total_seconds": seconds,
+        }
+        return fit_for_store(record | {"machine": machine.machine_info(), "versions": machine.versions()})
 
 
 def fit_for_store(record: dict[str, Any]) -> dict[str, Any]:
@@ -117,7 +211,27 @@ def _beginning(cell: Cell) -> dict[str, Any]:
     return {"key": cell.key, "cell": cell.identity(), "problem": cell.problem_label, "algorithm": cell.algorithm_label}
 
 
-def _run(cell: Cell, registry: Registry, timing: bool) -> dict[str, Any]:
+class _Ready(NamedTuple):
+    """A cell before its algorithm begins."""
+
+    cell: Cell
+    problem: Problem
+    instance: Instance
+    sound: tuple[float, ...]
+    data: Data
+    algorithm: Any
+    settings: LoopSettings
+    backend: Backend
+
+    def make_rng(self, attempt: int) -> np.random.Generator:
+        """The random numbers of attempt 0, 1, ..."""
+        own = canonical_json(self.cell.algorithm)
+        sequence = _seed(self.cell, self.problem, "initialisation", own, str(attempt))
+        return np.random.Generator(np.random.PCG64DXSM(sequence))
+
+
+def _prepare(cell: Cell, registry: Registry, timing: bool) -> _Ready | dict[str, Any]:
+    """All that comes before the algorithm, or the record of a cell that it refuses."""
     problem, algorithm = cell.rebuild(registry)
     refuses = member(algorithm, "refuses")
     reason = refuses(problem) if refuses else None
@@ -135,15 +249,16 @@ def _run(cell: Cell, registry: Registry, timing: bool) -> dict[str, Any]:
     head_start = stop().seconds if computed else 0.0
     backend.release()
     data = instance.data(backend, start)
-
-    def make_rng(attempt: int) -> np.random.Generator:
-        sequence = _seed(cell, problem, "initialisation", canonical_json(cell.algorithm), str(attempt))
-        return np.random.Generator(np.random.PCG64DXSM(sequence))
-
     settings = LoopSettings(cell.run.tolerance, cell.run.max_iterations, cell.run.timeout, head_start)
+    ready = _Ready(cell, problem, instance, sound, data, algorithm, settings, backend)
     if timing:
-        algorithm.step(problem, data, algorithm.init(problem, data, make_rng(0)))
-    result = run_algorithm(problem, instance, data, algorithm, make_rng, settings, backend)
+        algorithm.step(problem, data, algorithm.init(problem, data, ready.make_rng(0)))
+    return ready
+
+
+def _conclude(ready: _Ready, result: LoopResult) -> dict[str, Any]:
+    """What a record says of a run."""
+    cell, instance, data, backend = ready.cell, ready.instance, ready.data, ready.backend
     attempt = result.attempt
     blank = dict(attempt.blank)
     if attempt.status is not Status.DIVERGED and attempt.estimate is not None:
@@ -152,7 +267,7 @@ def _run(cell: Cell, registry: Registry, timing: bool) -> dict[str, Any]:
         blank |= unmeasured
         attempt.warnings += remarks
     durations = attempt.iteration_seconds
-    if instance.checksum() != sound:
+    if instance.checksum() != ready.sound:
         raise RuntimeError("wrote into the data that all algorithms share, so what it found counts for nothing")
     return {
         "status": attempt.status.value,
@@ -176,9 +291,10 @@ def _run(cell: Cell, registry: Registry, timing: bool) -> dict[str, Any]:
             "seconds": attempt.seconds,
             "lost_seconds": result.lost_seconds,
             "cpu_seconds": attempt.cpu_seconds,
-            "cost": _cost(algorithm, problem, data),
+            "cost": _cost(ready.algorithm, ready.problem, data),
             "device_seconds": attempt.device_seconds,
             "device_peak_memory": backend.peak_memory(),
+            **({"together": attempt.together} if attempt.together > 1 else {}),
             "first_iteration": durations[0] if durations else None,
             "per_iteration": float(np.median(durations[1:])) if len(durations) > 1 else None,
         },
@@ -219,10 +335,10 @@ def _instance_name(cell: Cell) -> str:
     return canonical_json([cell.problem, cell.alpha, cell.dimension, cell.replicate, cell.seed, cell.run.dtype, where])
 
 
-def _forget_other_instances(cell: Cell) -> None:
-    """Free the instance of another cell before anything is drawn: two large ones would not fit side by side."""
-    name = _instance_name(cell)
-    for other in [key for key in _LATEST if key != name]:
+def _forget_other_instances(*cells: Cell) -> None:
+    """Free the instances of other cells before anything is drawn: two large ones would not fit side by side."""
+    names = {_instance_name(cell) for cell in cells}
+    for other in [key for key in _LATEST if key not in names]:
         del _LATEST[other]
 
 

@@ -157,7 +157,7 @@ def _try(cell: Cell, products: Callable[[float, int], _Products], registry: Regi
     trial = dataclasses.replace(cell, dimension=dimension, run=smaller)
     items = (cell.algorithm, *cell.problem.values())
     if any("distribution" in item for item in items):  # code of others, which need not come back
-        found = list(in_processes([trial], 1, 1, registry, limits=Limits(seconds=LONGEST_TRIAL)))
+        found = list(in_processes([(trial,)], 1, 1, registry, limits=Limits(seconds=LONGEST_TRIAL)))
         record = found[-1]
     else:
         run_cell(trial, registry=registry)  # what is compiled or tabulated once is no part of an iteration

@@ -174,4 +174,4 @@ def _work_anywhere(
         return lost_record(cell, threads, f"the worker has smimbench {here}, the client {version}; install the same")
     sender: Any = SimpleNamespace(paths=paths, third_party=third_party)
     alone = Limits(limits.seconds, limits.memory)
-    return next(in_processes([cell], 1, threads, sender, limits=alone))
+    return next(in_processes([(cell,)], 1, threads, sender, limits=alone))

@@ -23,7 +23,7 @@ import enum
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -42,7 +42,17 @@ if TYPE_CHECKING:
     from smimbench.problem.instance import Instance
     from smimbench.problem.problem import Problem
 
-__all__ = ["LoopResult", "LoopSettings", "Status", "run_algorithm"]
+__all__ = [
+    "LoopResult",
+    "LoopSettings",
+    "Passed",
+    "Run",
+    "Status",
+    "after_restart",
+    "restarted",
+    "run_algorithm",
+    "timed",
+]
 
 SPREAD = 40
 """Iterations over which the fluctuation of a run that never comes to rest is taken. Doubled: slow swings count in full."""
@@ -115,6 +125,7 @@ class Attempt:
     broken_claim: bool = False
     start: dict[str, Any] = field(default_factory=dict)
     blank: dict[str, str] = field(default_factory=dict)
+    together: int = 1
 
 
 @dataclass
@@ -144,38 +155,64 @@ def run_algorithm(
         Gives the generator of attempt 0, 1, ...: every start has a stream of its own.
     """
     attempt = _attempt(problem, instance, data, algorithm, make_rng(0), settings, backend)
-    if attempt.status in (Status.DIVERGED, Status.NOT_CONVERGED):
-        cautious = algorithm.restarted(problem) if offers(algorithm, "restarted") else None
-        if cautious is not None:
-            second = _attempt(problem, instance, data, cautious, make_rng(1), settings, backend)
-            second.warnings = attempt.warnings + [w for w in second.warnings if w not in attempt.warnings]
-            return LoopResult(second, 1, f"{attempt.status.value}: {attempt.reason}", attempt.seconds)
-    return LoopResult(attempt, 0, None, 0.0)
+    cautious = restarted(problem, algorithm, attempt)
+    if cautious is None:
+        return LoopResult(attempt, 0, None, 0.0)
+    return after_restart(attempt, _attempt(problem, instance, data, cautious, make_rng(1), settings, backend))
+
+
+def restarted(problem: Problem, algorithm: Any, attempt: Attempt) -> Any:
+    """The version of the algorithm to start anew with, where an attempt asks for it and there is one."""
+    if attempt.status not in (Status.DIVERGED, Status.NOT_CONVERGED):
+        return None
+    return algorithm.restarted(problem) if offers(algorithm, "restarted") else None
+
+
+def after_restart(first: Attempt, second: Attempt) -> LoopResult:
+    """What counts after a restart: the second attempt, with what was said in the first."""
+    second.warnings = first.warnings + [w for w in second.warnings if w not in first.warnings]
+    return LoopResult(second, 1, f"{first.status.value}: {first.reason}", first.seconds)
+
+
+class Passed(NamedTuple):
+    """Time that some work took: on the wall, of the processor, on the device (None where it cannot be told)."""
+
+    seconds: float
+    cpu_seconds: float
+    device_seconds: float | None
+
+    def shared(self, count: int) -> Passed:
+        """What of it falls to each of so many."""
+        device = None if self.device_seconds is None else self.device_seconds / count
+        return Passed(self.seconds / count, self.cpu_seconds / count, device)
+
+
+def timed(work: Callable[[], T], backend: Backend, seconds: float) -> tuple[T, Passed]:
+    """What ``work`` returns, and the time it took; a supervisor sees a clock running that has so many seconds on it."""
+    cpu = time.process_time()
+    stop = backend.stopwatch()
+    with heartbeat.running(seconds):
+        found = work()
+    duration, on_device = stop()
+    return found, Passed(duration, time.process_time() - cpu, on_device)
 
 
 @dataclass
 class _Clock:
-    """Time that the algorithm takes: on the wall, of the processor, on the device (None where it cannot be told)."""
+    """Time that the algorithm takes, see ``Passed``."""
 
-    backend: Backend
     seconds: float
     cpu_seconds: float = 0.0
     device_seconds: float | None = 0.0
     durations: list[float] = field(default_factory=list)
 
-    def time(self, work: Callable[[], T]) -> T:
-        """What ``work`` returns; the clock runs meanwhile."""
-        cpu = time.process_time()
-        stop = self.backend.stopwatch()
-        with heartbeat.running(self.seconds):
-            found = work()
-        duration, on_device = stop()
-        self.cpu_seconds += time.process_time() - cpu
-        before = self.device_seconds
+    def add(self, passed: Passed) -> None:
+        """Go on by what has passed."""
+        self.seconds += passed.seconds
+        self.cpu_seconds += passed.cpu_seconds
+        before, on_device = self.device_seconds, passed.device_seconds
         self.device_seconds = None if before is None or on_device is None else before + on_device
-        self.seconds += duration
-        self.durations.append(duration)
-        return found
+        self.durations.append(passed.seconds)
 
 
 @dataclass
@@ -183,16 +220,15 @@ class _Course:
     """The measured points of a run: errors of the estimate, each at its iteration and its second."""
 
     instance: Instance
-    algorithm: Any
     metrics: dict[str, list[float]] = field(default_factory=dict)
     trajectory: dict[str, list[Any]] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
 
-    def record(self, state: Any, iteration: int, seconds: float, info: Info) -> None:
+    def record(self, estimate: Array, iteration: int, seconds: float, info: Info) -> None:
         samples, damping = (math.nan if x is None else float(x) for x in (info.samples, info.damping))
         if info.damping is not None:  # the start was not damped
             self.trajectory.setdefault("damping", [math.nan] * len(self.trajectory["iteration"]))
-        self.metrics = values = self.instance.metrics(self.algorithm.estimate(state), self.broken)
+        self.metrics = values = self.instance.metrics(estimate, self.broken)
         for name in self.broken:  # a metric that raised once has no trajectory
             self.trajectory.pop(name, None)
         entries = {"iteration": iteration, "seconds": seconds, **values, "residual": info.residual, "samples": samples}
@@ -212,88 +248,132 @@ class _Course:
         return all(math.isfinite(v) for values in self.metrics.values() for v in values)
 
 
-def _attempt(
-    problem: Problem,
-    instance: Instance,
-    data: Data,
-    algorithm: Any,
-    rng: np.random.Generator,
-    settings: LoopSettings,
-    backend: Backend,
-) -> Attempt:
-    steps = plan_of(algorithm, data).steps
-    last = steps if steps is not None else settings.max_iterations
-    readings = Readings(problem)
-    rule = rule_of(algorithm, problem, instance.dimension)
-    course = _Course(instance, algorithm)
-    clock = _Clock(backend, settings.head_start)
-    warnings: list[str] = []
-    status, reason = Status.NOT_CONVERGED, f"{last} iterations reached"
-    iteration, broken = 0, False
-    spread: dict[str, list[float]] = {}
+class Run:
+    """One pass of the loop, between two steps: what is known of it, whether it goes on, and how it ended.
 
-    def step() -> tuple[Any, Info]:
-        new, info = algorithm.step(problem, data, state)
-        return new, readings.read(info)  # the one transfer of an iteration
+    Attributes
+    ----------
+    state : object
+        What the algorithm iterates.
+    over : bool
+        Whether it has ended.
+    error : Exception or None
+        What ended it, where an error did (``smimbench.run.together``).
+    together : int
+        Runs whose first step was made in one pass, this one included.
+    """
 
-    state = clock.time(lambda: algorithm.init(problem, data, rng))
-    course.record(state, iteration, clock.seconds, readings.latest)
-    overlaps = instance.overlaps(algorithm.estimate(state))
-    while iteration < last:
-        state, info = clock.time(step)
-        iteration += 1
-        if info.warning is not None and (said := printable(info.warning, 2000)) not in ("", *warnings):
-            warnings.append(said)
-        if readings.divergence:
-            status, reason = Status.DIVERGED, f"{readings.divergence} at iteration {iteration}"
-            break
-        rule.watch(info)
+    def __init__(
+        self,
+        problem: Problem,
+        instance: Instance,
+        data: Data,
+        algorithm: Any,
+        rng: np.random.Generator,
+        settings: LoopSettings,
+        backend: Backend,
+    ) -> None:
+        self.problem, self.data, self.algorithm = problem, data, algorithm
+        self.settings, self.backend = settings, backend
+        self.steps = plan_of(algorithm, data).steps
+        self.last = self.steps if self.steps is not None else settings.max_iterations
+        self.readings = Readings(problem)
+        self.rule = rule_of(algorithm, problem, instance.dimension)
+        self.course = _Course(instance)
+        self.clock = _Clock(settings.head_start)
+        self.warnings: list[str] = []
+        self.status, self.reason = Status.NOT_CONVERGED, f"{self.last} iterations reached"
+        self.iteration, self._broken = 0, False
+        self.error: BaseException | None = None
+        self.together = 1
+        self.state, passed = timed(lambda: algorithm.init(problem, data, rng), backend, self.clock.seconds)
+        self.clock.add(passed)
+        estimate = algorithm.estimate(self.state)
+        self.course.record(estimate, 0, self.clock.seconds, self.readings.latest)
+        self.start = instance.overlaps(estimate)
+        self.over = self.last <= 0
+
+    def drive(self) -> Attempt:
+        """Step until it has ended."""
+
+        def step() -> tuple[Any, Info]:
+            new, info = self.algorithm.step(self.problem, self.data, self.state)
+            return new, self.readings.read(info)  # the one transfer of an iteration
+
+        while not self.over:
+            (self.state, info), passed = timed(step, self.backend, self.clock.seconds)
+            self.take(info, passed, lambda: self.algorithm.estimate(self.state))
+        return self.result()
+
+    def take(self, info: Info, passed: Passed, estimate: Callable[[], Array]) -> None:
+        """A step has been made: what it reported (on the host), the time it took, and its estimate where it is measured."""
+        self.clock.add(passed)
+        self.iteration += 1
+        settings, iteration, steps = self.settings, self.iteration, self.steps
+        if info.warning is not None and (said := printable(info.warning, 2000)) not in ("", *self.warnings):
+            self.warnings.append(said)
+        self.over = iteration >= self.last
+        if self.readings.divergence:
+            self._end(Status.DIVERGED, f"{self.readings.divergence} at iteration {iteration}")
+            return
+        self.rule.watch(info)
         # An algorithm with a schedule of its own is given all of it: stopping it early would change the recipe.
-        ending = rule.ending(settings.tolerance) if steps is None else None
+        ending = self.rule.ending(settings.tolerance) if steps is None else None
         finished = steps is not None and iteration == steps
-        late = settings.timeout is not None and clock.seconds > settings.timeout
-        if ending or finished or late or _is_logged(iteration, last):
-            course.record(state, iteration, clock.seconds, info)
+        late = settings.timeout is not None and self.clock.seconds > settings.timeout
+        if ending or finished or late or self.over or _is_logged(iteration, self.last):
+            self.course.record(estimate(), iteration, self.clock.seconds, info)
         if ending or finished:
+            complaint = self.rule.complaint()
+            self._broken = bool(complaint)
+            if complaint:
+                self._end(Status.NOT_CONVERGED, complaint)
+            else:
+                self._end(Status.OK, ending or f"all {steps} steps made")
+        elif late:
+            self._end(Status.TIMEOUT, f"{settings.timeout:g} s reached after {iteration} iterations")
+
+    def _end(self, status: Status, reason: str) -> None:
+        self.status, self.reason, self.over = status, reason, True
+
+    def result(self) -> Attempt:
+        """How it ended."""
+        rule, course, algorithm = self.rule, self.course, self.algorithm
+        spread: dict[str, list[float]] = {}
+        if not course.finite:
+            self.status, self.reason = Status.DIVERGED, "the estimate is not made of finite numbers"
+        if self.status is Status.NOT_CONVERGED and not self._broken:
             complaint = rule.complaint()
             if complaint:
-                status, reason, broken = Status.NOT_CONVERGED, complaint, True
-            else:
-                status, reason = Status.OK, ending or f"all {steps} steps made"
-            break
-        if late:
-            status, reason = Status.TIMEOUT, f"{settings.timeout:g} s reached after {iteration} iterations"
-            break
-    if course.trajectory["iteration"][-1] != iteration and not readings.divergence:
-        course.record(state, iteration, clock.seconds, readings.latest)
-    if not course.finite:
-        status, reason = Status.DIVERGED, "the estimate is not made of finite numbers"
-    if status is Status.NOT_CONVERGED and not broken:
-        complaint = rule.complaint()
-        if complaint:
-            reason, broken = f"{reason}; {complaint}", True
-        elif steps is None and (settled := member(rule, "settled", lambda: None)()):
-            status, reason = Status.OK, f"{settled}, after {last} iterations"
-            spread = course.spread()
-    found, remarks = _findings(algorithm, state)
-    return Attempt(
-        status=status,
-        reason=reason,
-        metrics=course.metrics,
-        iterations=iteration,
-        seconds=clock.seconds,
-        cpu_seconds=clock.cpu_seconds,
-        iteration_seconds=clock.durations[1:],
-        device_seconds=clock.device_seconds,
-        trajectory=course.trajectory,
-        final={**readings.final(), **spread, **found},
-        warnings=warnings + readings.warnings() + remarks,
-        estimate=algorithm.estimate(state),
-        V=algorithm.variance(state) if offers(algorithm, "variance") else None,
-        broken_claim=broken,
-        start={name: matrix.tolist() for name, matrix in overlaps._asdict().items()},
-        blank=course.broken,
-    )
+                self.reason, self._broken = f"{self.reason}; {complaint}", True
+            elif self.steps is None and (settled := member(rule, "settled", lambda: None)()):
+                self.status, self.reason = Status.OK, f"{settled}, after {self.last} iterations"
+                spread = course.spread()
+        found, remarks = _findings(algorithm, self.state)
+        return Attempt(
+            status=self.status,
+            reason=self.reason,
+            metrics=course.metrics,
+            iterations=self.iteration,
+            seconds=self.clock.seconds,
+            cpu_seconds=self.clock.cpu_seconds,
+            iteration_seconds=self.clock.durations[1:],
+            device_seconds=self.clock.device_seconds,
+            trajectory=course.trajectory,
+            final={**self.readings.final(), **spread, **found},
+            warnings=self.warnings + self.readings.warnings() + remarks,
+            estimate=algorithm.estimate(self.state),
+            V=algorithm.variance(self.state) if offers(algorithm, "variance") else None,
+            broken_claim=self._broken,
+            start={name: matrix.tolist() for name, matrix in self.start._asdict().items()},
+            blank=course.broken,
+            together=self.together,
+        )
+
+
+def _attempt(*arguments: Any) -> Attempt:
+    """One run from its start to its end; the arguments are those of ``Run``."""
+    return Run(*arguments).drive()
 
 
 def _findings(algorithm: Any, state: Any) -> tuple[dict[str, list[float | None]], list[str]]:

@@ -72,7 +72,7 @@ class Limits:
 
 
 def in_processes(
-    cells: Sequence[Cell],
+    groups: Sequence[Sequence[Cell]],
     workers: int,
     threads: int,
     registry: Registry,
@@ -81,36 +81,38 @@ def in_processes(
     limits: Limits | None = None,
     claims: Claims | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Run cells in so many processes at a time; records come as they end.
+    """Run cells in so many processes at a time, those of a group in one pass; records come as they end.
 
+    A group of several whose process is ended, or dies, is run again cell by cell: the others are not to suffer from one.
     With ``claims`` those that another run has taken are left to it, and are taken over if it goes away.
     """
     limits = limits or Limits()
     end = None if limits.budget is None else time.monotonic() + limits.budget
-    waiting = deque((cell, 1) for cell in cells)
+    waiting = deque((tuple(group), 1) for group in groups)
     events: queue.Queue[tuple[_Worker, bytes | None]] = queue.Queue()
     setup = {"paths": registry.paths, "third_party": registry.third_party, "threads": threads, "timing": timing}
     crew: list[_Worker] = []
     try:
-        while waiting or any(worker.cell for worker in crew):
+        while waiting or any(worker.cells for worker in crew):
             late = end is not None and time.monotonic() > end
             if late:
                 return
             for _ in range(len(waiting)):
                 if (idle := _idle(crew, workers, setup, events)) is None:
                     break
-                cell, chance = waiting.popleft()
-                if claims is None or claims.take(cell.key):
-                    idle.begin(cell, chance)
-                elif not claims.is_done(cell.key):
-                    waiting.append((cell, chance))
+                cells, chance = waiting.popleft()
+                ours = tuple(cell for cell in cells if claims is None or claims.take(cell.key))
+                if ours:
+                    idle.begin(ours, chance)
+                for cell in cells:  # of another run, until that is done with it
+                    if claims is not None and cell not in ours and not claims.is_done(cell.key):
+                        waiting.append(((cell,), chance))
             with contextlib.suppress(queue.Empty):
                 worker, message = events.get(timeout=POLL)
                 if message is None:
                     crew.remove(worker)
                     record, again = worker.buried(threads)
-                    if again is not None:
-                        waiting.appendleft(again)
+                    waiting.extendleft(reversed(again))
                     if record is not None:
                         yield record
                 elif (record := worker.heard(message)) is not None:
@@ -130,7 +132,7 @@ def _idle(
 ) -> _Worker | None:
     """A process with nothing to do, a new one if there are too few; None if all are busy."""
     for worker in crew:
-        if worker.cell is None and worker.verdict is None:
+        if not worker.cells and worker.verdict is None:
             return worker
     if len(crew) >= most:
         return None
@@ -140,7 +142,7 @@ def _idle(
 
 def _watch(crew: Sequence[_Worker], limits: Limits) -> None:
     """End what is beyond its limits; where memory runs out, the process that has most of it."""
-    busy = [worker for worker in crew if worker.cell is not None and worker.verdict is None]
+    busy = [worker for worker in crew if worker.cells and worker.verdict is None]
     for worker in busy:
         worker.judge(limits)
     memory = psutil.virtual_memory()
@@ -154,7 +156,8 @@ class _Worker:
     """One process, and what is known of it."""
 
     def __init__(self, setup: dict[str, Any], events: queue.Queue[tuple[_Worker, bytes | None]]) -> None:
-        self.cell: Cell | None = None
+        self.cells: list[Cell] = []  # whose records are still to come
+        self.count = 0  # of those that were begun together
         self.chance = 0
         self.verdict: tuple[Status, str] | None = None
         self.ready = False
@@ -193,34 +196,34 @@ class _Worker:
                 events.put((self, message))
         events.put((self, None))
 
-    def begin(self, cell: Cell, chance: int) -> None:
-        """Hand it a cell."""
-        self.cell, self.chance, self._begun, self._late = cell, chance, time.monotonic(), 0
+    def begin(self, cells: tuple[Cell, ...], chance: int) -> None:
+        """Hand it a cell, or several to be run in one pass."""
+        self.cells, self.count = list(cells), len(cells)
+        self.chance, self._begun, self._late = chance, time.monotonic(), 0
         self._output.truncate(0)
-        self._tell(pickle.dumps(cell))
+        self._tell(pickle.dumps(cells))
 
     def heard(self, message: bytes) -> dict[str, Any] | None:
-        """The record of its cell, if that is what it said."""
-        cell = self.cell
+        """The record of a cell of its own, if that is what it said."""
         try:
             record: dict[str, Any] = json.loads(message)
             if not record and not self.ready:
                 self.ready, self._begun = True, time.monotonic()
                 return None
             check_types(record)
-            if cell is None or record["key"] != cell.key:
+            left = [cell for cell in self.cells if cell.key != record["key"]]
+            if len(left) == len(self.cells):
                 raise ValueError("the record of another cell")
         except (ValueError, TypeError, RecursionError):
             self.kill(Status.FAILED, "the worker process sent something that is no record of its cell")
             return None
-        self.cell = None
+        self.cells = left
         printed = self._printed()
         return {**record, **({"output": printed} if printed else {})}
 
     def judge(self, limits: Limits) -> None:
-        """End it if its cell is beyond a limit."""
-        assert self.cell is not None
-        timeout = self.cell.run.timeout
+        """End it if its cell is beyond a limit; several share their time, so that each may take as much as alone."""
+        timeout = self.cells[0].run.timeout
         took = time.monotonic() - self._begun
         if os.fstat(self._output.fileno()).st_size > LARGEST_OUTPUT:
             self._output.truncate(0)
@@ -230,7 +233,7 @@ class _Worker:
             if self._late > 1:  # the two numbers of a heartbeat are not written at once: look twice
                 reason = f"{timeout:g} s reached in a step that did not return; ended from outside"
                 return self.kill(Status.TIMEOUT, reason)
-        if limits.seconds is not None and self.ready and took > limits.seconds:
+        if limits.seconds is not None and self.ready and took > limits.seconds * self.count:
             return self.kill(Status.TIMEOUT, f"the cell took more than {limits.seconds:g} s; ended from outside")
         if limits.memory is not None and (size := self.memory()) > limits.memory:
             sizes = f"{size / 2**30:.3g} GB, more than {limits.memory / 2**30:.3g}"
@@ -254,22 +257,25 @@ class _Worker:
         with contextlib.suppress(OSError):
             self._process.kill()
 
-    def buried(self, threads: int) -> tuple[dict[str, Any] | None, tuple[Cell, int] | None]:
-        """It has ended: the record of its cell, or the cell again for its second chance."""
-        cell, printed = self.cell, self._printed()
+    def buried(self, threads: int) -> tuple[dict[str, Any] | None, list[tuple[tuple[Cell, ...], int]]]:
+        """It has ended: the record of its cell, or what is to be begun again: the cell, or each of several alone."""
+        printed = self._printed()
         if self.verdict is None:
             with contextlib.suppress(subprocess.TimeoutExpired):  # it has closed its pipe and goes on without
                 self._process.wait(2)
         died = _death(self._process.returncode)
         self.end()
-        if cell is None:
-            return None, None
+        if not self.cells:
+            return None, []
+        if self.count > 1:
+            return None, [((cell,), 1) for cell in self.cells]
+        cell = self.cells[0]
         if self.verdict is None and self.chance < CHANCES:
-            return None, (cell, self.chance + 1)
+            return None, [((cell,), self.chance + 1)]
         times = f" {self.chance} times" if self.chance > 1 else ""
         status, reason = self.verdict or (Status.FAILED, f"the worker process died{times}: {died}")
         record = lost_record(cell, threads, reason) | {"status": status.value}
-        return record | ({"output": printed} if printed else {}), None
+        return record | ({"output": printed} if printed else {}), []
 
     def _printed(self) -> str:
         """The end of what was printed since its cell began."""

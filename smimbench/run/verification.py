@@ -71,11 +71,11 @@ def rerun(
     threads = {cell.key: int(records[cell.key]["timing"].get("threads") or 1) for cell in known}
     for number in sorted(set(threads.values())):
         part = [known[i] for i in chosen if threads[known[i].key] == number]
-        for new in in_processes(part, workers, number, registry) if part else ():
+        for new in in_processes([(cell,) for cell in part], workers, number, registry) if part else ():
             old = records[new["key"]]
-            same = (old.get("timing") or {}).get("machine") == machine.fingerprint() and old["versions"] == new[
-                "versions"
-            ]
+            timing = old.get("timing") or {}
+            same = timing.get("machine") == machine.fingerprint() and old["versions"] == new["versions"]
+            same = same and timing.get("together", 1) == 1  # in a pass of several numbers are rounded in another way
             differing = list(_differences(_timeless(old), _timeless(new), 0.0 if same else ELSEWHERE))
             path = store.folder / f"{new['key']}.json"
             found.add([f"{path}: run again, {line}" for line in differing[:3]])

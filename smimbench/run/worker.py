@@ -55,7 +55,7 @@ def main() -> None:
     setup: dict[str, Any] = json.loads(inbox.get())
 
     from smimbench.registry.registry import Registry, set_registry
-    from smimbench.run.cell import run_cell
+    from smimbench.run.cell import run_group
     from smimbench.run.heartbeat import beat_to
 
     beat_to(Path(setup["heartbeat"]))
@@ -63,12 +63,13 @@ def main() -> None:
     set_registry(registry)
     send(target, b"{}")
     while True:
-        cell = pickle.loads(inbox.get())
-        record = run_cell(cell, timing=setup["timing"], threads=setup["threads"], registry=registry)
+        cells = pickle.loads(inbox.get())
+        records = run_group(cells, timing=setup["timing"], threads=setup["threads"], registry=registry)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # a plugin may have closed or replaced it
                 stream.flush()
-        send(target, json.dumps(record, allow_nan=False).encode())
+        for record in records:
+            send(target, json.dumps(record, allow_nan=False).encode())
 
 
 def _read(source: IO[bytes], inbox: queue.SimpleQueue[bytes]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -13,9 +13,11 @@ from smimbench.interfaces import Array, Capabilities, Info, ParameterError, memb
 from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.linalg import diagonal_at_least, with_floor
 from smimbench.theory.information import overlap_at
-from smimbench_algorithms.gamp.damping import Progress, first_weight, follow, mixed, start, turn
+from smimbench_algorithms.gamp.batch import GampBatch
+from smimbench_algorithms.gamp.damping import Mixing, first_weight, follow, start, turn
 from smimbench_algorithms.gamp.one_pass import one_pass
 from smimbench_algorithms.gamp.path import fixed_point, trajectory
+from smimbench_algorithms.gamp.state import GampState, Pass
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Conditions, Cost, Data, StoppingRule
@@ -33,34 +35,6 @@ LARGEST_EXCESS = 1.3
 """Ratio of the noise that ``g`` carries to the noise that is predicted, up to which it counts as chance (it is 1 in the
 limit). Doubled: at a few samples in a direction V falls far below the true error and the estimate runs away; at 1: estimates
 at small size are a percent worse."""
-
-
-class GampState(NamedTuple):
-    """What is iterated.
-
-    Attributes
-    ----------
-    estimate, V, g : array (P, ...), (P, P), (n, P, C) or None
-        All damped alike; g is None before the first step. Matrices between components (P, P) live on the host: a device
-        takes longer to be asked for four numbers than the host to compute them.
-    rng : Generator
-        For sampling channels.
-    total, Qhat : array (P, ...), (P, P) or None
-        Adjoint of ``g`` and information, damped alike: the adjoint is linear, so that this takes no pass more.
-    onsager : array (P, P) or None
-        Matrix before ``g`` in the Onsager term: V, but where the noise exceeds what is predicted.
-    progress : Progress or None
-        What the weight of the next step is chosen from.
-    """
-
-    estimate: Array
-    V: Array
-    g: Array | None
-    rng: np.random.Generator
-    total: Array | None = None
-    Qhat: Array | None = None
-    onsager: Array | None = None
-    progress: Progress | None = None
 
 
 @dataclass(frozen=True)
@@ -164,41 +138,55 @@ class Gamp:
 
     def step(self, problem: Problem, data: Data, state: GampState) -> tuple[GampState, Info]:
         """One iteration."""
-        model, prior = problem.model, problem.prior
-        xp = namespace(data.inputs)
-        n = data.inputs.shape[0]
-        V = state.V
-        inverse = np.linalg.inv(V)
-        memory = state.g
-        if memory is not None and state.onsager is not None:
-            memory = _mixed(xp, inverse @ state.onsager, memory)
-        swift = one_pass(problem, data, state.estimate, V, memory)
+        inverse = np.linalg.inv(state.V)
+        memory = _memory(state, inverse)
+        swift = one_pass(problem, data, state.estimate, state.V, memory)
         if swift is not None:
-            g, total, covariance = swift
-            errors: list[Any] = [0.0]
-        else:
-            g, total, covariance, errors = _chunk_by_chunk(problem, data, state._replace(g=memory), inverse)
+            return self.conclude(problem, data, state, inverse, Pass(*swift, [0.0]))
+        found = _chunk_by_chunk(problem, data, state._replace(g=memory), inverse)
+        return self.conclude(problem, data, state, inverse, found)
+
+    def step_of_instances(self, problem: Problem, data: Data, state: GampState) -> tuple[GampState, Info]:
+        """One iteration of several instances: all arrays have an axis of theirs in front; resident inputs, in one chunk."""
+        inverse = np.linalg.inv(state.V)
+        there = send(state.V, state.estimate)
+        omega = problem.model.forward(data.inputs, state.estimate)
+        memory = _memory(state, inverse)
+        if memory is not None:
+            omega = omega - _mixed(state.V, memory)
+        posterior = checked_posterior(problem.channel.posterior(data.labels, omega, there), omega)
+        g = _mixed(inverse, posterior.mean - omega)
+        total, covariance = problem.model.adjoint(data.inputs, g), posterior.covariance * data.inputs.shape[-3]
+        return self.conclude(problem, data, state, inverse, Pass(g, total, covariance, [posterior.error]))
+
+    def conclude(
+        self, problem: Problem, data: Data, state: GampState, inverse: Host, found: Pass
+    ) -> tuple[GampState, Info]:
+        """The rest of an iteration, from what the samples say of the components; for one instance or several."""
+        model, prior = problem.model, problem.prior
+        n, V = data.inputs.shape[-3], state.V
+        g, total, covariance, errors = found
         progress = start(problem, self.damping, V) if state.progress is None else state.progress
-        weight = progress.weight
-        squares = noise = _products(xp, g)
-        g, total = (mixed(weight, new, old) for new, old in ((g, state.g), (total, state.total)))
+        mixed = Mixing(progress.weight)
+        squares = noise = _products(g)
+        g, total = mixed(g, state.g), mixed(total, state.total)
         if model.rank == "extensive":
-            noise = _products(xp, g)
+            noise = _products(g)
         covariance, squares, noise, *errors = read_together(covariance, squares, noise, *errors)
         scale = model.kappa * data.sample_ratio
         information = inverse - inverse @ (covariance / n @ inverse)
         latest = with_floor(scale * model.sites * information, SMALLEST_QHAT)
-        Qhat = mixed(weight, latest, state.Qhat)
-        R = state.estimate + _solve_first(xp, Qhat, total)
+        Qhat = mixed(latest, state.Qhat)
+        R = state.estimate + _solve_first(Qhat, total)
         Q = _less_by_excess(Qhat, scale * noise / n) if model.rank == "extensive" else Qhat
         denoised = member(prior, "denoise_continued", prior.denoise)(R, send(Q, R))
         denoised_V = denoised.V
         if self.damping is None and state.progress is None:
             denoised_V = to_host(denoised_V)
-            weight = first_weight(weight, np.diagonal(denoised_V), np.diagonal(V))
-            progress = progress._replace(weight=weight)
+            progress = progress._replace(weight=first_weight(progress.weight, _diagonal(denoised_V), _diagonal(V)))
+            mixed = Mixing(progress.weight)
         change = denoised.estimate - state.estimate
-        estimate = mixed(weight, denoised.estimate, state.estimate)
+        estimate = mixed(denoised.estimate, state.estimate)
         # The last wait of the iteration: from here on all is on the host.
         denoised_V, squared_step, self_overlap, *turns = read_together(
             denoised_V,
@@ -206,29 +194,32 @@ class Gamp:
             model.inner(estimate, estimate),
             *(turn(problem, progress, change) if self.damping is None else ()),
         )
-        V_new = diagonal_at_least(mixed(weight, denoised_V, V), SMALLEST_V)
+        V_new = diagonal_at_least(mixed(denoised_V, V), SMALLEST_V)
         onsager = None
         if model.rank == "extensive":
             onsager = denoised_V @ (Q @ np.linalg.inv(Qhat))
-            onsager = mixed(weight, onsager, V if state.onsager is None else state.onsager)
-        squared_step = np.diagonal(squared_step)
-        undamped_error = np.diagonal(denoised_V) + SMALLEST_V
-        residual = np.max(np.sqrt(squared_step / undamped_error))
+            onsager = mixed(onsager, V if state.onsager is None else state.onsager)
+        squared_step = _diagonal(squared_step)
+        undamped_error = _diagonal(denoised_V) + SMALLEST_V
+        residual = np.max(np.sqrt(squared_step / undamped_error), axis=-1)
         if self.damping is None:
             progress = follow(problem, progress, change, turns, undamped_error, residual)
         second = np.asarray(np.diagonal(prior.second_moment(problem.components)), dtype=V.dtype)
         info = Info(
             residual=residual,
-            predicted_overlap=second - np.diagonal(V_new),
-            self_overlap=np.diagonal(self_overlap),
+            predicted_overlap=second - _diagonal(V_new),
+            self_overlap=_diagonal(self_overlap),
             squared_step=squared_step,
-            log_information_ratio=np.log(
-                np.maximum(np.diagonal(scale * squares / n), SMALLEST_QHAT) / np.diagonal(latest)
-            ),
-            integration_error=np.max(errors),
-            damping=1 - float(weight),
+            log_information_ratio=np.log(np.maximum(_diagonal(scale * squares / n), SMALLEST_QHAT) / _diagonal(latest)),
+            integration_error=np.max(errors, axis=0),
+            damping=1 - np.asarray(mixed.weight, dtype=float)[()],
         )
         return GampState(estimate, V_new, g, state.rng, total, Qhat, onsager, progress), info
+
+    def batched(self, problem: Problem) -> GampBatch | None:
+        """Several instances at once, where the model, the channel and the prior take them; the random numbers are their own."""
+        able = all(member(item, "batched", False) for item in (problem.model, problem.channel, problem.prior))
+        return GampBatch(self.step_of_instances) if able else None
 
     def stopping_rule(self, problem: Problem, dimension: int) -> StoppingRule:
         """Overlaps that stand still and agree: the algorithm keeps account of its own error, and is judged by it."""
@@ -261,20 +252,27 @@ class Gamp:
         return state.V
 
 
+def _diagonal(matrix: Host) -> Host:
+    """Diagonals (..., P) of matrices (..., P, P)."""
+    return np.diagonal(matrix, axis1=-2, axis2=-1)
+
+
+def _memory(state: GampState, inverse: Host) -> Array | None:
+    """What V is multiplied with in the Onsager term: the last g, or what takes its place beyond the limit."""
+    if state.g is None or state.onsager is None:
+        return state.g
+    return _mixed(inverse @ state.onsager, state.g)
+
+
 def _less_by_excess(Qhat: Host, found: Host) -> Host:
-    """Qhat (P, P) scaled down by how much the noise that was found (P, P) exceeds it; see ``LARGEST_EXCESS``."""
-    excess = np.diagonal(found) / (LARGEST_EXCESS * np.diagonal(Qhat))
+    """Qhat (..., P, P) scaled down by how much the noise that was found (..., P, P) exceeds it; see ``LARGEST_EXCESS``."""
+    excess = _diagonal(found) / (LARGEST_EXCESS * _diagonal(Qhat))
     scale = 1 / np.sqrt(np.maximum(excess, np.ones_like(excess)))
-    return np.asarray(Qhat * scale[:, None] * scale[None, :])
+    return np.asarray(Qhat * scale[..., :, None] * scale[..., None, :])
 
 
-def _chunk_by_chunk(
-    problem: Problem, data: Data, state: GampState, inverse: Host
-) -> tuple[Array, Array, Array, list[Any]]:
-    """New g (n, P, C), its adjoint, the sum over samples of the posterior covariance, and the integration errors.
-
-    Forward, posterior and adjoint of one chunk before the next: the inputs are read once.
-    """
+def _chunk_by_chunk(problem: Problem, data: Data, state: GampState, inverse: Host) -> Pass:
+    """Forward, posterior and adjoint of one chunk before the next: the inputs are read once."""
     model, channel = problem.model, problem.channel
     xp = namespace(data.inputs)
     there = send(state.V, state.estimate)
@@ -285,13 +283,13 @@ def _chunk_by_chunk(
         inputs = take_samples(model, data.inputs, part)
         omega = model.forward(inputs, state.estimate)
         if state.g is not None:
-            omega = omega - _mixed(xp, state.V, state.g[part, ...])
+            omega = omega - _mixed(state.V, state.g[part, ...])
         posterior = checked_posterior(channel.posterior(data.labels[part, ...], omega, there, rng=state.rng), omega)
-        new = _mixed(xp, inverse, posterior.mean - omega)
+        new = _mixed(inverse, posterior.mean - omega)
         pushed, spread = model.adjoint(inputs, new), posterior.covariance * (part.stop - part.start)
         errors.append(posterior.error)
         if part == slice(0, n):
-            return new, pushed, spread, errors
+            return Pass(new, pushed, spread, errors)
         if g is None:
             g = xp.empty((n, *new.shape[1:]), **beside(new))
             total, covariance = xp.zeros_like(pushed), xp.zeros_like(spread)
@@ -301,35 +299,43 @@ def _chunk_by_chunk(
     assert g is not None
     assert total is not None
     assert covariance is not None
-    return g, total, covariance, errors
+    return Pass(g, total, covariance, errors)
 
 
-def _mixed(xp: Any, matrix: Host, z: Array) -> Array:
-    """``sum_q matrix_pq z_qc`` of every sample: (P, P) on the host and (n, P, C) to (n, P, C).
+def _mixed(matrix: Host, z: Array) -> Array:
+    """``sum_q matrix_pq z_qc`` of every sample: (..., P, P) on the host and (..., n, P, C) to (..., n, P, C).
 
     Written out, because a batch of products of tiny matrices costs more than the inputs take to read.
     """
-    if matrix.shape[0] == 1:
+    if matrix.ndim == 2 and matrix.shape[0] == 1:
         return z * float(matrix[0, 0])
-    matrix = send(matrix, z)
-    total = matrix[None, :, :1] * z[:, :1, :]
-    for q in range(1, matrix.shape[0]):
-        total += matrix[None, :, q : q + 1] * z[:, q : q + 1, :]
+    factors = send(matrix, z)[..., None, :, :]
+    if matrix.shape[-1] == 1:
+        return factors * z
+    total = factors[..., :1] * z[..., :1, :]
+    for q in range(1, matrix.shape[-1]):
+        total += factors[..., q : q + 1] * z[..., q : q + 1, :]
     return total
 
 
-def _products(xp: Any, g: Array) -> Array:
-    """``sum_{mu, c} g_pc g_qc`` (P, P) of ``g`` (n, P, C)."""
-    if g.shape[1] == 1:
-        flat = xp.reshape(g, (1, -1))
-    else:
-        flat = xp.reshape(xp.permute_dims(g, (1, 0, 2)), (g.shape[1], -1))
+def _products(g: Array) -> Array:
+    """``sum_{mu, c} g_pc g_qc`` (..., P, P) of ``g`` (..., n, P, C)."""
+    xp = namespace(g)
+    *lead, n, components, sites = g.shape
+    if components > 1:
+        g = xp.permute_dims(g, (*range(len(lead)), g.ndim - 2, g.ndim - 3, g.ndim - 1))
+    flat = xp.reshape(g, (*lead, components, n * sites))
     return xp.matmul(flat, xp.matrix_transpose(flat))
 
 
-def _solve_first(xp: Any, matrix: Host, signal: Array) -> Array:
-    """``matrix^{-1}``, of a matrix on the host, applied to the first axis of a signal."""
-    if matrix.shape[0] == 1:
+def _solve_first(matrix: Host, signal: Array) -> Array:
+    """``matrix^{-1}`` (..., P, P), on the host, applied to the components of a signal (..., P, D) or (..., P, D, D)."""
+    if matrix.ndim == 2 and matrix.shape[0] == 1:
         return signal / float(matrix[0, 0])
-    flat = xp.reshape(signal, (signal.shape[0], -1))
-    return xp.reshape(xp.linalg.solve(send(matrix, flat), flat), signal.shape)
+    xp = namespace(signal)
+    there = send(matrix, signal)
+    lead = signal.shape[: matrix.ndim - 1]
+    if matrix.shape[-1] == 1:
+        return signal / xp.reshape(there, (*lead, *(1 for _ in signal.shape[len(lead) :])))
+    flat = xp.reshape(signal, (*lead, -1))
+    return xp.reshape(xp.linalg.solve(there, flat), signal.shape)

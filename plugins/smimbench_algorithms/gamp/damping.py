@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from smimbench.backend import namespace, send
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smimbench.interfaces import Array
     from smimbench.problem import Problem
 
-__all__ = ["EXTENSIVE", "LOW_RANK", "Pace", "Progress", "mixed", "pace_of"]
+__all__ = ["EXTENSIVE", "LOW_RANK", "Mixing", "Pace", "Progress", "pace_of"]
 
 Host = np.ndarray[Any, Any]
 
@@ -72,6 +74,8 @@ class Progress(NamedTuple):
         Undamped change of the estimate in the last step.
     residual : NumPy number or None
         Its size, in units of the predicted error.
+
+    All of them may have an axis of instances in front.
     """
 
     weight: Any
@@ -84,24 +88,49 @@ def pace_of(problem: Problem) -> Pace:
     return EXTENSIVE if problem.model.rank == "extensive" else LOW_RANK
 
 
-def mixed(weight: Any, new: Array, old: Array | None) -> Array:
-    """``weight new + (1 - weight) old``; the new where there is nothing old."""
-    return new if old is None else float(weight) * new + float(1 - weight) * old
+class Mixing:
+    """``weight new + (1 - weight) old``; the new where there is nothing old.
+
+    Parameters
+    ----------
+    weight : NumPy number or ndarray (B,)
+        One for all, or one for each of B instances, along the first axis of what is mixed.
+    """
+
+    def __init__(self, weight: Any) -> None:
+        self.weight = weight
+        self._sent: Array | None = None
+
+    def __call__(self, new: Array, old: Array | None) -> Array:
+        """On the host or on a device, which is sent the weights of its instances once."""
+        if old is None:
+            return new
+        if np.ndim(self.weight) == 0:
+            return float(self.weight) * new + float(1 - self.weight) * old
+        if isinstance(new, np.ndarray):
+            both: Any = np.stack([self.weight, 1 - self.weight])
+        else:
+            if self._sent is None:
+                self._sent = send(np.stack([self.weight, 1 - self.weight]), new)
+            both = self._sent
+        shape = (len(self.weight), *(1 for _ in new.shape[1:]))
+        share, rest = (namespace(new).reshape(both[k, :], shape) for k in (0, 1))
+        return share * new + rest * old
 
 
 def start(problem: Problem, damping: float | None, like: Host) -> Progress:
-    """Before the first step: ``1 - damping``, or the first weight of the pace; of the type of ``like``."""
+    """Before the first step: ``1 - damping``, or the first weight of the pace, for errors ``like`` (..., P, P)."""
     first = pace_of(problem).first if damping is None else 1 - damping
-    return Progress(like.dtype.type(first))
+    return Progress(np.full(like.shape[:-2], first, dtype=like.dtype)[()])
 
 
 def first_weight(weight: Any, error: Host, before: Host) -> Any:
-    """Weight of the first step: at least the share of the error (P,) that it is predicted to remove.
+    """Weight of the first step: at least the share of the error (..., P) that it is predicted to remove.
 
     Where the labels tell nearly all at once, a V that is held back pulls the scale of an estimate of which the labels do not
     show the scale (hardmax) far above that of the signal, from where it takes hundreds of steps back.
     """
-    return np.maximum(weight, 1 - np.max(error / before))
+    return np.maximum(weight, 1 - np.max(error / before, axis=-1))
 
 
 def turn(problem: Problem, last: Progress, change: Array) -> tuple[Array, ...]:
@@ -121,9 +150,9 @@ def follow(
     last : Progress
     change : array (P, ...)
         Undamped change of the estimate in this step.
-    turns : sequence of ndarray (P, P)
+    turns : sequence of ndarray (..., P, P)
         What ``turn`` returned.
-    error : ndarray (P,)
+    error : ndarray (..., P)
         Predicted squared error of every component: what changes are measured by.
     residual : NumPy number
         Size of the change in units of the error.
@@ -133,11 +162,11 @@ def follow(
         return Progress(weight, change, residual)
     pace = pace_of(problem)
     if turns:
-        along, square = (np.diagonal(overlap) / error for overlap in turns)
-        too_large = np.sum(along) < pace.turn * np.sum(square)
+        along, square = (np.diagonal(overlap, axis1=-2, axis2=-1) / error for overlap in turns)
+        too_large = np.sum(along, axis=-1) < pace.turn * np.sum(square, axis=-1)
     else:
         too_large = residual > pace.growth * old_residual
     too_large = too_large & (residual > pace.small)
     shorter = np.maximum(weight * pace.slower, np.full_like(weight, pace.least))
     longer = np.minimum(weight * pace.quicker, np.full_like(weight, pace.most))
-    return Progress(shorter if too_large else longer, change, residual)
+    return Progress(np.where(too_large, shorter, longer)[()], change, residual)

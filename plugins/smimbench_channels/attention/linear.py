@@ -60,6 +60,7 @@ class AttentionLinear(LinearChannel, AttentionChannel):
     noise_convention: str = "scaled"
 
     components = 1
+    batched = True  # ``posterior`` takes several instances at once
 
     def __post_init__(self) -> None:
         check_whole("tokens", self.tokens, 1)
@@ -95,18 +96,19 @@ class AttentionLinear(LinearChannel, AttentionChannel):
             E[z_c] = \omega_c + \frac{V}{V + \nu_c} \Big(\frac{y_c}{\sqrt{1 + \delta_c}} - \omega_c\Big),
             \qquad \mathrm{Var}(z_c) = \frac{V \nu_c}{V + \nu_c}.
 
-        ``y`` (n, C), ``omega`` (n, 1, C), ``V`` (1, 1), ``second_moment`` (n, 1, C, 1, C). ``rng`` is not used.
+        ``y`` (n, C), ``omega`` (n, 1, C), ``V`` (1, 1), ``second_moment`` (n, 1, C, 1, C); all of them may have an axis of
+        instances in front. ``rng`` is not used.
         """
         xp = namespace(y, omega, V)
         check_latents(omega, 1, self.sites)
-        v, noise = V[0, 0], self._noise(omega)
-        gain = v / (v + noise)
-        mean = omega + gain * ((y / self._scales(omega))[:, None, :] - omega)
+        noise = self._noise(omega)
+        gain = V / (V + noise)
+        mean = omega + gain[..., None, :, :] * ((y / self._scales(omega))[..., None, :] - omega)
         variance = gain * noise
-        covariance = xp.reshape(xp.mean(variance), (1, 1))
+        covariance = xp.mean(variance, axis=-1, keepdims=True)
         moment = None
         if second_moment:
-            moment = uncentred(mean, (identity_like(self.sites, omega) * variance)[None, :, :])
+            moment = uncentred(mean, (identity_like(self.sites, omega) * variance)[..., None, :, :])
         return Posterior(mean, covariance, moment)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:

@@ -49,6 +49,7 @@ class SequenceLinear(LinearChannel, SequenceChannel):
     noise: float = 0.0
 
     symmetry = "none"
+    batched = True  # ``posterior`` takes several instances at once
 
     def __post_init__(self) -> None:
         check_whole("tokens", self.tokens, 1)
@@ -78,17 +79,18 @@ class SequenceLinear(LinearChannel, SequenceChannel):
             E[z_m] = \omega_m + V (V + \Delta I)^{-1} (y_m - \omega_m), \qquad
             \mathrm{Cov}(z_m) = \Delta V (V + \Delta I)^{-1}.
 
-        ``y`` and ``omega`` (n, P, M), ``V`` (P, P), perhaps singular, ``second_moment`` (n, P, M, P, M). ``rng`` is not used.
+        ``y`` and ``omega`` (n, P, M), ``V`` (P, P), perhaps singular, ``second_moment`` (n, P, M, P, M); all of them may have
+        an axis of instances in front. ``rng`` is not used.
         """
         xp = namespace(y, omega, V)
         check_latents(omega, self.components, self.tokens)
         gain, covariance = self._gain(V)
-        mean = omega + (y - omega if self.noise == 0 else xp.matmul(gain, y - omega))
+        mean = omega + (y - omega if self.noise == 0 else xp.matmul(gain[..., None, :, :], y - omega))
         moment = None
         if second_moment:
             identity = identity_like(self.tokens, omega)
-            moment = mean[:, :, :, None, None] * mean[:, None, None, :, :]
-            moment = moment + (covariance[:, None, :, None] * identity[None, :, None, :])[None, ...]
+            moment = mean[..., :, :, None, None] * mean[..., None, None, :, :]
+            moment = moment + (covariance[..., :, None, :, None] * identity[:, None, :])[..., None, :, :, :, :]
         return Posterior(mean, covariance, moment)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:

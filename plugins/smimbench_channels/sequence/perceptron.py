@@ -37,6 +37,7 @@ class _Threshold:
     capabilities = Capabilities(models=("sequence-multi-index",))
     symmetry = "none"
     components = 1
+    batched = True  # ``posterior`` takes several instances at once
 
     def __post_init__(self) -> None:
         check_whole("tokens", self.tokens, 1)
@@ -53,20 +54,24 @@ class _Threshold:
         return xp.where(z >= 0, xp.ones_like(z), -xp.ones_like(z))
 
     def posterior(self, y: Any, omega: Any, V: Any, *, second_moment: bool = False, rng: Any = None) -> Posterior:
-        """Posterior of ``z ~ N(omega, V)`` given the labels; y and omega (n, 1, M), V (1, 1). ``rng`` is not needed."""
+        """Posterior of ``z ~ N(omega, V)`` given the labels; y and omega (n, 1, M), V (1, 1). ``rng`` is not needed.
+
+        All of them may have an axis of instances in front.
+        """
         xp = namespace(y, omega, V)
         if tuple(y.shape) != tuple(omega.shape):
             raise ValueError(f"labels must have shape {tuple(omega.shape)}, got {tuple(y.shape)}")
+        V = V[..., None, :, :]
         width = xp.sqrt(V + self.noise)
         u = y * omega / width
         rate, rest = hazard(u, xp)
         mean = omega + (V / width) * y * rate
         # V - V^2 / (V + Delta) (1 - rest): a sum of positive terms.
         variance = V * self.noise / (V + self.noise) + V * V / (V + self.noise) * rest
-        covariance = xp.reshape(xp.mean(variance), (1, 1))
+        covariance = xp.mean(variance, axis=(-3, -2, -1))[..., None, None]
         if not second_moment:
             return Posterior(mean, covariance)
-        own = identity_like(self.tokens, omega) * variance[:, 0, :, None]
+        own = identity_like(self.tokens, omega) * variance[..., 0, :, None]
         return Posterior(mean, covariance, uncentred(mean, own))
 
     def log_partition(self, y: Any, omega: Any, V: Any) -> Any:

@@ -93,6 +93,11 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
             if self.tokens == 2:
                 raise ParameterError("samples", "has no effect with two tokens and must be left out")
 
+    @property
+    def batched(self) -> bool:
+        """Whether ``posterior`` takes several instances at once: in closed form, for two tokens."""
+        return self.tokens == 2 and self.sweeps is None
+
     def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
         """Column of the largest entry of every row, integers (..., n, T), of latents ``z`` (..., n, 1, C).
 
@@ -123,7 +128,7 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
 
         ``y`` (n, T), integers, ``omega`` (n, 1, C), ``V`` (1, 1), positive, ``second_moment`` (n, 1, C, 1, C). ``rng`` is for
         the Gibbs sampler; default: a fixed seed. With three tokens or more ValueError if a label cannot come from a symmetric
-        matrix.
+        matrix; with two, all arrays may have an axis of instances in front.
         """
         check_latents(omega, 1, self.sites)
         if self.tokens == 2 and self.sweeps is None:
@@ -148,7 +153,7 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
         second = None
         if found.covariance is not None:
             second = xp.astype(uncentred(found.mean, found.covariance), omega.dtype)
-        covariance = xp.astype(xp.astype(V, xp.float64) * (1 - found.reduction), omega.dtype)
+        covariance = xp.astype(xp.astype(V, xp.float64) * (1 - found.reduction[..., None, None]), omega.dtype)
         return Posterior(xp.astype(found.mean, omega.dtype), covariance, second, 0.0)
 
     def information(self, Q: Array, V: Array) -> Uncertain:

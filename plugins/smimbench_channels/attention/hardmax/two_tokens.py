@@ -44,16 +44,16 @@ class PairPosterior(NamedTuple):
 
 
 def _margins(y: Array, omega: Array, V: Array) -> tuple[Any, Array, Array, Array, Array, Array]:
-    """Namespace, signs of the two rows, their margins in standard deviations, and V, in double precision."""
+    """Namespace, signs of the two rows, their margins in standard deviations, and V (..., 1), in double precision."""
     xp = namespace(y, omega, V)
     z = xp.astype(omega, xp.float64)
-    variance = xp.astype(V[0, 0], xp.float64)
-    one = xp.ones_like(z[:, 0, 0])
-    first = xp.where(y[:, 0] == 0, one, -one)
-    second = xp.where(y[:, 1] == 1, one, -one)
+    variance = xp.astype(V[..., 0], xp.float64)
+    one = xp.ones_like(z[..., 0, 0])
+    first = xp.where(y[..., 0] == 0, one, -one)
+    second = xp.where(y[..., 1] == 1, one, -one)
     scale = xp.sqrt(3 * variance)
-    kappa_1 = first * (ROOT2 * z[:, 0, 0] - z[:, 0, 1]) / scale
-    kappa_2 = second * (ROOT2 * z[:, 0, 2] - z[:, 0, 1]) / scale
+    kappa_1 = first * (ROOT2 * z[..., 0, 0] - z[..., 0, 1]) / scale
+    kappa_2 = second * (ROOT2 * z[..., 0, 2] - z[..., 0, 1]) / scale
     return xp, first, second, kappa_1, kappa_2, variance
 
 
@@ -74,6 +74,8 @@ def posterior(y: Array, omega: Array, V: Array, *, full: bool) -> PairPosterior:
 
         E[z] = \omega + \sqrt{V/3} \sum_i s_i A_i j_i, \qquad
         \mathrm{Cov}(z) = V \Big(1 + \tfrac13 \sum_{ij} s_i s_j H_{ij}\, j_i j_j^T\Big)
+
+    All arrays may have an axis of instances in front; the average is over the samples of each.
     """
     xp, first, second, kappa_1, kappa_2, variance = _margins(y, omega, V)
     found = log_cdf(kappa_1, kappa_2, CORRELATION, sign=first * second, hessian=True)
@@ -81,10 +83,10 @@ def posterior(y: Array, omega: Array, V: Array, *, full: bool) -> PairPosterior:
     scale = xp.sqrt(variance / 3)
     a_1, a_2 = scale * first * found.first, scale * second * found.second
     shift = xp.stack([ROOT2 * a_1, -(a_1 + a_2), ROOT2 * a_2], axis=-1)
-    mean = xp.astype(omega, xp.float64) + shift[:, None, :]
+    mean = xp.astype(omega, xp.float64) + shift[..., None, :]
     h_11, h_22, h_12 = found.hessian
     h_12 = first * second * h_12
-    reduction = -xp.mean(3 * (h_11 + h_22) + 2 * h_12) / 9
+    reduction = -xp.mean(3 * (h_11 + h_22) + 2 * h_12, axis=-1) / 9
     covariance = None
     if full:
         cross = ROOT2 * (h_11 + h_12)
@@ -92,7 +94,7 @@ def posterior(y: Array, omega: Array, V: Array, *, full: bool) -> PairPosterior:
         corner = 2 * h_12
         rows = [[2 * h_11, -cross, corner], [-cross, h_11 + h_22 + 2 * h_12, -other], [corner, -other, 2 * h_22]]
         change = xp.stack([xp.stack(row, axis=-1) for row in rows], axis=-2) / 3
-        covariance = variance * (xp.eye(3, dtype=xp.float64, device=change.device)[None, :, :] + change)
+        covariance = variance[..., None, None] * (xp.eye(3, dtype=xp.float64, device=change.device) + change)
     return PairPosterior(mean, reduction, covariance)
 
 

@@ -95,6 +95,11 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         return TwoLayerAttention(beta=self.beta, skip=self.skip)
 
     @property
+    def batched(self) -> bool:
+        """Whether ``posterior`` takes several instances at once: with one layer."""
+        return self.layers == 1
+
+    @property
     def components(self) -> int:
         """One matrix a layer."""
         return self.layers
@@ -139,7 +144,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
             \mathrm{Cov}(z) = V \frac{u u^T}{|u|^2}, \qquad |u|^2 = \frac{T^2}{2}.
 
         ``y`` (n, T, T), ``omega`` (n, 1, C), ``V`` (1, 1), ``second_moment`` (n, 1, C, 1, C); the ``covariance`` is V / C.
-        ``rng`` is not used.
+        With one layer all of them may have an axis of instances in front. ``rng`` is not used.
         """
         if self.layers == 2:
             return self._deep.posterior(y, omega, V, second_moment=second_moment, rng=rng)
@@ -150,7 +155,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         moment = None
         if second_moment:
             outer = (u[:, None] * u[None, :]) * (2.0 / self.tokens**2)
-            moment = uncentred(mean, V[0, 0] * outer[None, :, :])
+            moment = uncentred(mean, V[..., None, :, :] * outer)
         return Posterior(xp.asarray(mean), V / self.sites, moment)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
@@ -231,15 +236,15 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         """The free direction u (C,), and ``z0 - omega`` without its part along u: what the label adds."""
         xp = namespace(y, omega)
         T, pairs = self.tokens, site_pairs(self.tokens)
-        flat = xp.reshape(y, (y.shape[0], T * T))
-        entry = xp.take(flat, self._index(y, site_entries(T)), axis=1)
+        flat = xp.reshape(y, (*y.shape[:-2], T * T))
+        entry = xp.take(flat, self._index(y, site_entries(T)), axis=-1)
         # The normalisation of row a cancels against that of the last row: h_aT = h_Ta appears in both.
-        row = xp.take(flat, self._index(y, [a * T + T - 1 for a, _ in pairs]), axis=1)
-        last = xp.take(flat, self._index(y, [(T - 1) * T + a for a, _ in pairs]), axis=1)
+        row = xp.take(flat, self._index(y, [a * T + T - 1 for a, _ in pairs]), axis=-1)
+        last = xp.take(flat, self._index(y, [(T - 1) * T + a for a, _ in pairs]), axis=-1)
         u = array_like([1 / s for s in site_scales(T)], omega)
-        shift = (entry - (row - last)) * (u / self.beta) - omega[:, 0, :]
-        along = xp.sum(shift * u, axis=1, keepdims=True) * (2.0 / T**2)
-        return u, (shift - along * u)[:, None, :]
+        shift = (entry - (row - last)) * (u / self.beta) - omega[..., 0, :]
+        along = xp.sum(shift * u, axis=-1, keepdims=True) * (2.0 / T**2)
+        return u, (shift - along * u)[..., None, :]
 
 
 def _logistic_errors(q: float, v: float, beta: float, count: int) -> np.ndarray[Any, Any]:

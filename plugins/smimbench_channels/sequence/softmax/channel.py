@@ -111,6 +111,11 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
                 raise ParameterError(key, message)
 
     @property
+    def batched(self) -> bool:
+        """Whether ``posterior`` takes several instances at once: with one layer."""
+        return self.layers == 1
+
+    @property
     def components(self) -> int:
         """L, one direction per layer."""
         return self.layers
@@ -141,7 +146,8 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         two tokens, importance sampling with quasi-random points otherwise.
 
         ``y`` (n, M, M), ``omega`` (n, L, M), ``V`` (L, L), positive definite with any correlation, ``second_moment`` (n, L, M,
-        L, M). ``rng`` is not needed: integration points are fixed, so that equal inputs give equal results.
+        L, M). ``rng`` is not needed: integration points are fixed, so that equal inputs give equal results. With one layer
+        all arrays may have an axis of instances in front.
         """
         check_latents(omega, self.layers, self.tokens)  # compiled code would read past the end of a shorter array
         if self.layers == 1:

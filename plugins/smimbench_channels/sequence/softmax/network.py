@@ -107,7 +107,7 @@ def attention_vjp(v: Array, cotangent: Array) -> Array:
 
 
 def output_of_label(y: Array) -> Array:
-    """The output ``u`` (n, M) of a label ``y = log S(u)`` (n, M, M), up to one sign per sample.
+    """The output ``u`` (..., n, M) of a label ``y = log S(u)`` (..., n, M, M), up to one sign per sample.
 
     ``y_mi - y_mj = u_m (u_i - u_j)`` holds for all m. The pair (i, j) that is farthest apart, with
     ``(u_i - u_j)^2 = (y_ii - y_ij) + (y_jj - y_ji)`` the largest, gives all of ``u`` by one division.
@@ -117,17 +117,17 @@ def output_of_label(y: Array) -> Array:
     without any contrast (all tokens alike) gives ``u = 0``.
     """
     xp = namespace(y)
-    n, tokens = y.shape[0], y.shape[-1]
+    *lead, tokens, _ = y.shape
     if tokens == 2:  # only one pair: the same numbers in a tenth of the time
-        scaled = y[:, :, 0] - y[:, :, 1]
-        gap = scaled[:, 0] - scaled[:, 1]
+        scaled = y[..., 0] - y[..., 1]
+        gap = scaled[..., 0] - scaled[..., 1]
     else:
-        contrast = xp.linalg.diagonal(y)[:, :, None] - y
+        contrast = xp.linalg.diagonal(y)[..., None] - y
         upper = xp.triu(contrast + xp.matrix_transpose(contrast))
-        flat = xp.argmax(xp.reshape(upper, (n, tokens * tokens)), axis=1)
-        ends = (xp.broadcast_to(k[:, None, None], (n, tokens, 1)) for k in (flat // tokens, flat % tokens))
-        one, other = (xp.take_along_axis(y, k, axis=2)[..., 0] for k in ends)
+        flat = xp.argmax(xp.reshape(upper, (*lead, tokens * tokens)), axis=-1)
+        ends = (xp.broadcast_to(k[..., None, None], (*lead, tokens, 1)) for k in (flat // tokens, flat % tokens))
+        one, other = (xp.take_along_axis(y, k, axis=-1)[..., 0] for k in ends)
         scaled = one - other
         gap = xp.max(xp.max(upper, axis=-1), axis=-1)
     some = gap > 0.0
-    return scaled * xp.where(some, 1.0 / xp.sqrt(xp.where(some, gap, 1.0)), 0.0)[:, None]
+    return scaled * xp.where(some, 1.0 / xp.sqrt(xp.where(some, gap, 1.0)), 0.0)[..., None]

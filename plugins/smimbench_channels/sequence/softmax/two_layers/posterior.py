@@ -8,7 +8,7 @@ mean and variance lead to expect are done again in a larger one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -18,7 +18,6 @@ import numpy as np
 
 from smimbench.backend import clip, namespace, read_together, to_host
 from smimbench.interfaces import Array
-from smimbench.numerics.masked import spread_at_mask
 from smimbench_channels.batches import array_like, blocks, joined, put_tuple
 from smimbench_channels.sequence.softmax.deep import importance
 from smimbench_channels.sequence.softmax.moments import Moments
@@ -80,20 +79,36 @@ def integrate(
 
 def _solve(xp: Any, u: Array, omega: Array, rule: Rule, half_square: Array, depth: Array) -> tuple[Moments, Array]:
     """Integrate where ``|z - omega|^2 / V < 2 half_square``, relative to ``exp(-depth)``; and the energy."""
-    integrate_block = _version_for(u)
-    block = BLOCK_SAMPLES if isinstance(u, np.ndarray) else DEVICE_BLOCK_SAMPLES
-    if array_api_compat.is_cupy_array(u) and integrate_block is not quadrature.block_sums:
-        block = max(1, u.shape[0])  # one kernel, which keeps what it computes with in registers
     parts, energies = [], []
-    for rows in blocks(u.shape[0], block):
-        reach = xp.sqrt(2.0 * half_square[rows])
-        sums, error = integrate_block(u[rows, ...], omega[rows, ...], rule, reach, -depth[rows])
-        energy = _energy(sums, rule)
+    for rows, sums, error, energy in _blocks_of_sums(xp, u, omega, rule, half_square, depth):
         # what lies outside of the box
         outside = xp.exp(clip(energy - half_square[rows], -700.0, 0.0))
         parts.append(_finish(sums, -depth[rows], error + outside, rule))
         energies.append(energy)
-    return joined(parts), energies[0] if len(energies) == 1 else xp.concat(energies)
+    return joined(parts), _in_one(xp, energies)
+
+
+def _energies(xp: Any, u: Array, omega: Array, rule: Rule, half_square: Array, depth: Array) -> Array:
+    """The energy alone."""
+    return _in_one(xp, [energy for *_, energy in _blocks_of_sums(xp, u, omega, rule, half_square, depth)])
+
+
+def _in_one(xp: Any, parts: list[Array]) -> Array:
+    return parts[0] if len(parts) == 1 else xp.concat(parts)
+
+
+def _blocks_of_sums(
+    xp: Any, u: Array, omega: Array, rule: Rule, half_square: Array, depth: Array
+) -> Iterator[tuple[slice, Array, Array, Array]]:
+    """Samples, their sums, the errors of these, and their energies, block by block."""
+    integrate_block = _version_for(u)
+    block = BLOCK_SAMPLES if isinstance(u, np.ndarray) else DEVICE_BLOCK_SAMPLES
+    if array_api_compat.is_cupy_array(u) and integrate_block is not quadrature.block_sums:
+        block = max(1, u.shape[0])  # one kernel, which keeps what it computes with in registers
+    for rows in blocks(u.shape[0], block):
+        reach = xp.sqrt(2.0 * half_square[rows])
+        sums, error = integrate_block(u[rows, ...], omega[rows, ...], rule, reach, -depth[rows])
+        yield rows, sums, error, _energy(sums, rule)
 
 
 def _rescue(xp: Any, u: Array, omega: Array, rule: Rule, half_square: float, energy: Array) -> Moments:
@@ -119,27 +134,25 @@ def _rescue(xp: Any, u: Array, omega: Array, rule: Rule, half_square: float, ene
         hot = replace(rule, accuracy=1e-2, full=False, rounds=5, V=(v11, v12, v22))
         part_u, part_omega = some(lost)
         zero = xp.zeros_like(part_u[:, 0])
-        found = to_host(_solve(xp, part_u, part_omega, hot, zero + half_square, zero)[1])
+        found = to_host(_energies(xp, part_u, part_omega, hot, zero + half_square, zero))
         energies[lost] = np.where(found < SPARE, 16.0 * found, math.inf)
     near = energies < DEEPEST
-    parts = []
+    parts: list[Moments] = []
     if near.any():
         stretch = math.sqrt(1.0 + float(np.max(energies[near])) / half_square)
         wide = replace(rule, points=math.ceil(rule.points * stretch))
         depth = array_like(energies[near], u)
-        parts.append((near, _solve(xp, *some(near), wide, depth + cut + 3.0, depth)[0]))
+        parts.append(_solve(xp, *some(near), wide, depth + cut + 3.0, depth)[0])
     if not near.all():
         v11, v12, v22 = rule.V
         V = np.asarray([[v11, v12], [v12, v22]])
         far_u, far_omega = (array[~near, ...] for array in on_host) if on_host else some(~near)
         sampled = importance.integrate(far_u, far_omega, V, rule.skip, 0.1, FAR_POINTS, rule.full)
-        parts.append((~near, Moments(*(array_like(values, u) for values in sampled)) if on_host else sampled))
-    mask, result = parts[0]
+        parts.append(Moments(*(array_like(values, u) for values in sampled)) if on_host else sampled)
     if len(parts) == 1:
-        return result
-    first = Moments(*(spread_at_mask(values, array_like(mask, u, xp.bool)) for values in result))
-    mask, result = parts[1]
-    return put_tuple(first, array_like(mask, u, xp.bool), result)
+        return parts[0]
+    order = array_like(np.argsort(np.concatenate([np.flatnonzero(near), np.flatnonzero(~near)])), u, xp.int64)
+    return Moments(*(xp.take(values, order, axis=0) for values in joined(parts)))
 
 
 @lru_cache
