@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from smimbench_channels.sequence.softmax.network import output
@@ -14,7 +16,8 @@ from smimbench.backend.streaming import StreamedInputs, sample_chunks
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import Registry
 from smimbench.run.readings import Readings
-from tests.backend.launches import DEVICE, Counts
+from smimbench.run.together import joined
+from tests.backend.launches import ARRAY, DEVICE, Counts
 
 REGISTRY = Registry(third_party=False)
 SEQUENCE = ({"name": "sequence-multi-index", "tokens": 2}, "gaussian")
@@ -36,19 +39,27 @@ def iteration(counts, problem, data, gamp, state):
     readings = Readings(problem)
     counts.clear()
     _, info = gamp.step(problem, data, state)
-    readings.read(info)
+    if np.ndim(info.residual) == 0:  # of several instances all is on the host by then
+        readings.read(info)
     return counts.launches.total(), counts.waits.total()
 
 
-def one_kernel(counts, monkeypatch):
-    """The quadrature of two layers as one launch, as it is on a GPU; what it computes, the host computes."""
-    monkeypatch.setattr(two_layers, "use_compiled", False)
+def one_kernel(counts, monkeypatch, period=None):
+    """The quadrature of two layers as one launch, as it is on a GPU; what it computes, the host computes.
 
-    def fused(*arguments):
+    With a ``period`` many samples are copies of so many, and are computed once.
+    """
+    monkeypatch.setattr(two_layers, "use_compiled", False)
+    monkeypatch.setattr(two_layers, "DEVICE_BLOCK_SAMPLES", 1 << 30)  # of the array version, which makes temporaries
+
+    def fused(u, omega, rule, reach, level):
         counts.launches["kernel"] += not counts._depth
         with counts.paused():
-            host = [to_host(a) if hasattr(a, "shape") else a for a in arguments]
-            return tuple(DEVICE.asarray(found) for found in two_layers.quadrature.block_sums(*host))
+            n = u.shape[0]
+            copies = n // period if period and n > period and n % period == 0 else 1
+            host = [to_host(a)[: n // copies] for a in (u, omega, reach, level)]
+            sums, error = two_layers.quadrature.block_sums(*host[:2], rule, *host[2:])
+            return DEVICE.asarray(np.tile(sums, (1, copies))), DEVICE.asarray(np.tile(error, copies))
 
     monkeypatch.setattr(two_layers, "_version_for", lambda u: fused)
 
@@ -70,7 +81,67 @@ def test_launches_and_waits_of_an_iteration(monkeypatch, parts, channel, launche
     assert 0 < found[1] <= waits, counts.waits
 
 
-@pytest.mark.parametrize(("stretch", "launches", "waits"), [(1.0, 60, 1), (1.5, 260, 3), (8.0, 260, 3)])
+def test_two_layers_at_dimension_30_000(monkeypatch):
+    """A whole iteration at alpha = 1.2, on all of its 36,000 samples, of which some lie where no small box reaches.
+
+    Its 17 GB of inputs are stood in for by their shape: the calls of the two products do not depend on it, and are counted on
+    few samples.
+    """
+    counts = Counts().watch(monkeypatch)
+    n, dimension, period = 36_000, 30_000, 600
+    one_kernel(counts, monkeypatch, period)
+    problem, data, gamp, state = ready(SEQUENCE, {"name": "softmax", "layers": 2}, 1.2, 30)
+    model = type(problem.model)
+    counts.clear()
+    g = problem.model.forward(data.inputs, state.estimate)
+    problem.model.adjoint(data.inputs, g)
+    products = counts.launches.total()
+    assert counts.waits.total() == 0
+
+    rng = np.random.default_rng(0)
+    V = np.array([[0.3, 0.01], [0.01, 0.25]])
+    omega = rng.standard_normal((period, 2, 2)) * 0.8
+    z = omega + np.clip(rng.standard_normal(omega.shape), -2.5, 2.5) * 0.5
+    z[:3] *= 8.0
+    omega, y = (np.tile(a, (n // period, 1, 1)) for a in (omega, problem.channel.forward(z)))
+    shape = np.broadcast_to(np.zeros(1), (n, 2, dimension))
+    inputs = ARRAY._new(shape, device=DEVICE.device)
+    signal, latents = (DEVICE.asarray(a) for a in (rng.standard_normal((2, dimension)), omega))
+    assert sample_chunks(problem.model, inputs, 2) == [slice(0, n)]
+    monkeypatch.setattr(model, "forward", lambda *_: latents)
+    monkeypatch.setattr(model, "adjoint", lambda *_: signal)
+    data = dataclasses.replace(data, inputs=inputs, labels=DEVICE.asarray(y), sample_ratio=n / dimension)
+    state = gamp.init(problem, data, np.random.default_rng(0))
+    state, _ = gamp.step(problem, data, state._replace(estimate=signal, V=V))
+    launches, waits = iteration(counts, problem, data, gamp, state._replace(V=V))
+    assert 120 < launches + products <= 200, counts.launches
+    assert 0 < waits <= 6, counts.waits
+
+
+@pytest.mark.parametrize(
+    ("parts", "channel"),
+    [
+        (ATTENTION, "softmax"),
+        (ATTENTION, "hardmax"),
+        (SEQUENCE, "softmax"),
+        (SEQUENCE, {"name": "linear", "components": 2}),
+    ],
+)
+def test_eight_seeds_in_one_pass_take_the_calls_of_one(monkeypatch, parts, channel):
+    counts = Counts().watch(monkeypatch)
+    problem, data, gamp, state = ready(parts, channel, 0.5, 16)
+    one = iteration(counts, problem, data, gamp, state)
+    seeds = [problem.instance(0.5, 16, k).data(DEVICE) for k in range(8)]
+    batch, both = gamp.batched(problem), joined(seeds)
+    state = batch.join([gamp.init(problem, own, np.random.default_rng(k)) for k, own in enumerate(seeds)])
+    for _ in range(3):
+        state, _ = batch.step(problem, both, state)
+    eight = iteration(counts, problem, both, batch, state)
+    assert 20 < one[0] <= eight[0] <= one[0] + 8, counts.launches
+    assert eight[1] <= one[1], counts.waits
+
+
+@pytest.mark.parametrize(("stretch", "launches", "waits"), [(1.0, 60, 1), (1.5, 230, 3), (8.0, 230, 3)])
 def test_few_labels_out_of_reach_cost_few_launches(monkeypatch, stretch, launches, waits):
     """In a larger box, or by sampling, which takes the host less time than a device takes for its ten thousand launches."""
     rng = np.random.default_rng(5)

@@ -52,7 +52,7 @@ class GampBatch:
 def _joined(values: Sequence[Any]) -> Any:
     """Arrays and numbers along a new first axis; tuples with names entry by entry; None stays, all else becomes a tuple."""
     first = values[0]
-    if hasattr(first, "_fields"):
+    if isinstance(first, tuple):
         return type(first)(*map(_joined, zip(*values)))
     if first is None:
         return None
@@ -63,8 +63,10 @@ def _joined(values: Sequence[Any]) -> Any:
 
 def _part(value: Any, k: int) -> Any:
     """What ``_joined`` made of the k-th of its values."""
-    if hasattr(value, "_fields"):
+    if value is None:
+        return None
+    if type(value) is tuple:
+        return value[k]
+    if isinstance(value, tuple):
         return type(value)(*(_part(entry, k) for entry in value))
-    if value is None or isinstance(value, np.ndarray | tuple):
-        return value if value is None else value[k]
     return value[k, ...]
