@@ -21,6 +21,7 @@ from smimbench_priors.wishart import eigenvalue_map
 from smimbench.backend import chunk_bytes, get_backend, memory
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import get_registry
+from smimbench.run.together import joined
 
 SCALE = float(os.environ.get("PROBE_SCALE", "1"))
 FOUND: dict[str, float] = {}
@@ -76,6 +77,11 @@ def chunk() -> None:
     timed("forward of a chunk s", lambda: model.forward(x, signal))
     timed("  its product alone s", lambda: x.reshape(-1, d) @ signal[0])
     timed("adjoint of a chunk, one band s", lambda: model.adjoint(x, g))
+    keep_bands, extensive._bands_for = extensive._bands_for, lambda inputs: extensive._bands(inputs.shape[-1])
+    try:
+        timed("adjoint of a chunk, bands as on the host s", lambda: model.adjoint(x, g))
+    finally:
+        extensive._bands_for = keep_bands
     timed("  its product alone s", lambda: x.reshape(-1, d).T @ x.reshape(-1, d))
     keep, extensive._FEW_TOKENS = extensive._FEW_TOKENS, 0
     try:
@@ -112,6 +118,28 @@ def iterations(parts: tuple[Any, ...], alpha: float, dimension: int, dtype: str 
         backend.release()
 
 
+def seeds(parts: tuple[Any, ...], alpha: float, dimension: int, count: int = 8) -> None:
+    """An iteration of one small instance, and one of several in one pass; of extensive rank their eigendecompositions, too."""
+    backend, problem = get_backend("cupy"), Problem(*parts)
+    gamp = get_registry().get("algorithm", "gamp").item()
+    data = [problem.instance(alpha, dimension, k).data(backend) for k in range(count)]
+    starts = [gamp.init(problem, own, np.random.default_rng(k)) for k, own in enumerate(data)]
+    batch, both = gamp.batched(problem), joined(data)
+    name, one, all_of_them = f"{problem.label} D {dimension}", [starts[0]], [batch.join(starts)]
+    timed(f"iteration {name}, one seed s", lambda: one.append(gamp.step(problem, data[0], one.pop())[0]), 20)
+    timed(
+        f"iteration {name}, {count} seeds in one pass s",
+        lambda: all_of_them.append(batch.step(problem, both, all_of_them.pop())[0]),
+        20,
+    )
+    if problem.model.rank == "low":
+        return
+    stack = normal(count, dimension, dimension)
+    stack = stack + stack.swapaxes(1, 2)
+    timed(f"eigh of a stack of {count} of {dimension} s", lambda: cp.linalg.eigh(stack))
+    timed(f"the same of {dimension} one at a time s", lambda: [cp.linalg.eigh(stack[k]) for k in range(count)])
+
+
 def main() -> None:
     """All of it; what does not fit the device is said, and the rest goes on."""
     sequence, attention = {"name": "sequence-multi-index", "tokens": 2}, {"name": "attention-indexed", "tokens": 2}
@@ -122,6 +150,9 @@ def main() -> None:
         parts,
         chunk,
         narrow,
+        lambda: seeds((attention, "softmax", wishart), 0.2, max(8, int(100 * SCALE))),
+        lambda: seeds((attention, "softmax", wishart), 0.2, max(8, int(200 * SCALE))),
+        lambda: seeds((sequence, "softmax", "gaussian"), 1.2, max(8, int(1000 * SCALE))),
         lambda: iterations(two, 1.2, large),
         lambda: iterations(two, 1.2, large, "mixed"),
         lambda: iterations((attention, "softmax", wishart), 0.1, d),
