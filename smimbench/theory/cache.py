@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["THEORY_VERSION", "Kept", "Progress", "TheoryCache"]
 
-THEORY_VERSION = 10
+THEORY_VERSION = 11
 """Raised when the numbers of the state-evolution solver itself change: remembered values of older ones are not used."""
 ASIDE = "set-aside"
 """Folder for answers that are to be computed again."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import decimal
 import itertools
 
 import numpy as np
 import pytest
 from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
 from smimbench_channels.sequence.softmax.deep import importance
+from smimbench_channels.sequence.softmax.deep.small_matrices import output_gap
+from smimbench_channels.sequence.softmax.last_layer import information as last_layer
+from smimbench_channels.sequence.softmax.last_layer import tables
 from smimbench_channels.sequence.softmax.two_layers import posterior as two_layers
 
 from smimbench.backend.arrays import to_host
+from smimbench.interfaces import ParameterError
 from tests.conftest import assert_placed
 from tests.measure import assert_nishimori
 
@@ -145,7 +150,7 @@ def test_small_errors_are_gaussian(rng, layers, tokens):
     shift = np.einsum("kl,nil,ni->nk", whole, jacobian, residual[..., 0]).reshape(omega.shape)
     error = np.abs(result.mean - omega - shift) / np.sqrt(np.diag(V))[:, None]
     assert np.median(error) < 2.0 * result.error + 1e-3
-    assert result.error < 0.02
+    assert result.error < 0.03
 
 
 @pytest.mark.parametrize(
@@ -238,10 +243,10 @@ def test_labels_far_from_the_expected(rng):
         assert after < 0.2 * before + 0.05
 
 
-@pytest.mark.parametrize(("layers", "tokens"), [(3, 2), (4, 2), (2, 3)])
-def test_no_skip_connection(rng, layers, tokens):
+@pytest.mark.parametrize(("layers", "tokens", "skip"), [(3, 2, 0.0), (4, 2, 0.01), (2, 3, 0.0)])
+def test_little_skip_connection(rng, layers, tokens, skip):
     V = covariance([0.8, 0.5, 0.5, 0.5][:layers], 0.0)
-    channel = SequenceSoftmax(tokens=tokens, layers=layers, skip=0.0, points=1024)
+    channel = SequenceSoftmax(tokens=tokens, layers=layers, skip=skip, points=1024)
     omega, z = draw(rng, 10, V, tokens)
     result = channel.posterior(channel.forward(z), omega, V, second_moment=True)
     assert np.all(np.isfinite(result.second_moment))
@@ -273,3 +278,48 @@ def test_equal_inputs_give_equal_results(rng):
     y = channel.forward(z)
     one, two = (channel.posterior(y, omega, V).mean for _ in range(2))
     np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("skip", [0.0, 0.03, 1.0])
+def test_nearly_singular_attention_agrees_with_tables(skip):
+    """Where only the last of three layers is known its posterior mean is a table's bilinear form, however small the skip."""
+    n, q = 60, np.array([0.0, 0.0, 0.97])
+    accuracy = tables.Accuracy(table_points=2**15)
+    case = last_layer._Case(skip, q, 1.0 - q, None, [0, 1], accuracy)
+    labels = last_layer._Labels(*(array[:n] for array in last_layer._draw(case, 0)))
+    count = tables.node_count(skip, 3, 1.0 - q[-1], False, accuracy)
+    expected = last_layer._posterior(
+        case, tables.make_tables(skip, (1.0, 1.0), None, 0.0, count, 0, accuracy), labels, None
+    )
+    omega = np.zeros((n, 3, 2))
+    omega[:, -1] = labels.omega_last
+    scale = (1.0 + skip) ** 2
+    found = importance.integrate(scale * labels.ut, omega, np.diag(1.0 - q), skip, 1e-5, 2048, gap=scale * labels.gap)
+    off = np.sqrt(((found.shift[:, -1] - expected.shift) ** 2).mean(1) / (1.0 - q[-1]))
+    assert np.sqrt((off**2).mean()) < 0.12
+    assert np.sqrt(((off / found.error) ** 2).mean()) < 1.5
+    assert (off < 6 * found.error).all()
+
+
+def test_labels_without_digits_are_refused():
+    """Many layers without a skip connection make tokens alike: what double precision does not hold is not guessed."""
+    channel = SequenceSoftmax(tokens=2, layers=4, skip=0.0)
+    z = np.random.default_rng(5).standard_normal((100, 4, 2))
+    with pytest.raises(ParameterError, match="skip: must be larger with 4 layers"):
+        channel.posterior(channel.forward(z), np.zeros_like(z), np.eye(4))
+
+
+def test_the_gap_keeps_its_digits():
+    """Against the same product in a hundred digits."""
+    z = np.array([[[0.3, 0.3 + 1e-3], [0.5, -0.7], [1.1, 0.2]]])
+    with decimal.localcontext(prec=100):
+        layers = [[decimal.Decimal(x) for x in row] for row in z[0].tolist()]
+        (a, b), (c, d) = (1, 0), (0, 1)
+        for x, y in layers[:-1]:
+            h, k = a * x + b * y, c * x + d * y
+            p, q = 1 / (1 + (h * (k - h)).exp()), 1 / (1 + (k * (h - k)).exp())
+            a, b, c, d = p * a + (1 - p) * c, p * b + (1 - p) * d, (1 - q) * a + q * c, (1 - q) * b + q * d
+        x, y = layers[-1]
+        expected = float((a - c) * x + (b - d) * y)
+    assert abs(expected) < 1e-12
+    assert output_gap(z, 0.0)[0] == pytest.approx(expected, rel=1e-9)

@@ -37,6 +37,11 @@ if TYPE_CHECKING:
 
 __all__ = ["SequenceSoftmax"]
 
+MOST_LOST = 1e-2
+"""Share of labels that may have lost their digits; doubled, twice as many pass, and wrong posteriors by as much."""
+FEW_LOST = 3
+"""Labels that may have lost their digits in the smallest batches; doubled, no refusal of twice as small ones."""
+
 
 @dataclass(frozen=True)
 class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
@@ -82,6 +87,7 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
     accuracy: float = 1e-5
     points: int = 2048
 
+    version = 3
     symmetry = "signs"
 
     def __post_init__(self) -> None:
@@ -176,7 +182,9 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
     def _moments(self, y: Array, omega: Array, V: Array, full: bool) -> Moments:
         """Posterior moments for two layers or more, in float64; NaN where a run has diverged."""
         xp = namespace(omega)
-        u = network.output_of_label(xp.astype(y, xp.float64))
+        y = xp.astype(y, xp.float64)
+        self._check_digits(y)
+        u = network.output_of_label(y)
         covariance, whole = read_together(V, xp.all(xp.isfinite(omega)))
         covariance = np.asarray(covariance, dtype=np.float64)
         if not (np.all(np.isfinite(covariance)) and whole):
@@ -191,6 +199,18 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
             raise ValueError(f"V must be positive definite, got {covariance.tolist()}")
         omega = xp.astype(omega, xp.float64)
         return integrate(self._network, u, omega, covariance, accuracy=self.accuracy, points=self.points, full=full)
+
+    def _check_digits(self, y: Array) -> None:
+        """Refuse labels of many layers that attention without a skip connection has made all alike."""
+        if self.layers < 3:
+            return
+        lost = int(namespace(y).sum(namespace(y).astype(network.digits_lost(y), y.dtype)))
+        if lost > MOST_LOST * y.shape[0] + FEW_LOST:
+            raise ParameterError(
+                "skip",
+                f"must be larger with {self.layers} layers, got {self.skip}: {lost} of {y.shape[0]} labels are so close to 1/2 "
+                "that double precision does not hold what they say (theory that needs no labels still holds)",
+            )
 
     def information(self, Q: Array, V: Array, *, labels: int | None = None) -> Uncertain:
         """``E sum_m g_m g_m^T`` (..., L, L) with ``omega ~ N(0, Q (x) I)`` and ``z ~ N(omega, V (x) I)``.

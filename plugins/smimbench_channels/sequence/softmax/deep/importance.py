@@ -10,10 +10,12 @@ density of the whole mixture (which bounds the weights by what the best proposal
   With ``v = B_{L-2} z_L`` and ``A(h) v = +- u`` the entries of A are ratios, which give ``h`` up to its sign;
 * Gaussians around points that did well before, moved towards the maximum by Gauss-Newton steps.
 
-Points are drawn in independent scrambles. Errors come from the spread of the scrambles, not below what the
-effective number of points allows. The scheme is derived, checked by
-tests/channels/sequence/test_softmax_deep.py. ``integrand`` has the density and ``proposal`` the mixture, ``search`` finds its
-Gaussians, ``sums`` makes moments of weighted points.
+* for two tokens, the prior with the difference of the tokens of ``z_{L-1}`` solved for, for attention matrices that are
+  nearly singular: without a skip connection most labels come from such.
+
+Points are drawn in independent scrambles. Errors come from the spread of the scrambles and the share of the heaviest point. The
+scheme is derived, checked by tests/channels/sequence/test_softmax_deep.py. ``integrand`` has the density and ``proposal`` the
+mixture, ``search`` finds its Gaussians, ``sums`` makes moments of weighted points.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from smimbench.interfaces import Array
 from smimbench.numerics.masked import put_at_mask, spread_at_mask
 from smimbench_channels.batches import blocks, joined, put_tuple
 from smimbench_channels.sequence.softmax.deep.integrand import Law, make_law
-from smimbench_channels.sequence.softmax.deep.proposal import Gaussians, Proposal, draw
+from smimbench_channels.sequence.softmax.deep.proposal import Gaussians, Proposal, Sizes, draw
 from smimbench_channels.sequence.softmax.deep.search import propose
 from smimbench_channels.sequence.softmax.deep.small_matrices import Vectors
 from smimbench_channels.sequence.softmax.deep.sums import FEW, Sums, finish, weighted_sums
@@ -39,7 +41,7 @@ __all__ = ["integrate"]
 
 SCRAMBLES = 8
 """Independent sets of points; their spread is the error. Doubled: half as many points in each, up to twice the error."""
-PILOT = 128
+PILOT = 256
 """Points of the first look, from each kind of prior. Doubled: a third more time, the same error."""
 EXTRA_STAGES = 2
 """How often samples with few effective points are done again. Doubled: more time, for the worst samples only."""
@@ -60,13 +62,15 @@ def integrate(
     points: int,
     full: bool = False,
     seed: int = 0,
+    gap: Array | None = None,
 ) -> Moments:
     """Posterior moments and partition function for any number of layers, and two or three tokens.
 
     The parameters are those of ``softmax.posterior.integrate``, for two or three tokens and ``V`` with L >= 2. Samples whose
     error is below ``accuracy`` after an eighth of the points are left at that; ``points`` are counted over all scrambles and
-    rounded down to a power of 2. The ``error`` is a standard error over ``SCRAMBLES`` scrambles, not below one over the
-    effective number of points.
+    rounded down to a power of 2. ``gap`` (n,) is the difference of the two tokens' ``u`` where it is known better than by
+    subtraction. The ``error`` is ``TAILS`` times a standard error over ``SCRAMBLES`` scrambles, with the share of the heaviest
+    point.
     """
     xp = namespace(u, omega)
     n, tokens = u.shape
@@ -76,6 +80,9 @@ def integrate(
         sizes.insert(0, _sizes(law, points // 8))
     host = isinstance(u, np.ndarray)
     block = max(1, (ELEMENTS if host else DEVICE_ELEMENTS) // sum(sizes[-1]))
+    if tokens == 2:
+        gap = u[:, 0] - u[:, 1] if gap is None else gap
+        u = xp.concat([u, gap[:, None]], axis=1)
     return joined(
         [
             _integrate_block(xp, law, V, u[rows, ...], omega[rows, ...], accuracy, sizes, full, seed)
@@ -84,17 +91,18 @@ def integrate(
     )
 
 
-def _sizes(law: Law, points: int) -> tuple[int, int, int]:
-    """Points of a scramble: from the prior, with the layer before the last solved for, around centers."""
+def _sizes(law: Law, points: int) -> Sizes:
     each = max(32, 1 << ((points // SCRAMBLES).bit_length() - 1))
-    return (each // 4, each // 4, each // 2) if law.tokens == 2 else (each // 2, 0, each // 2)
+    if law.tokens == 2:
+        return Sizes(each // 4, each // 8, 3 * each // 8, each // 4)
+    return Sizes(each // 2, 0, 0, each // 2)
 
 
 def _components(law: Law, u: Array, omega: Array) -> tuple[list[Array], Vectors]:
-    tokens = range(law.tokens)
+    """``u`` by token, for two tokens followed by their difference; ``omega`` by layer and token."""
     return (
-        [u[:, m][:, None] for m in tokens],
-        [[omega[:, layer, m][:, None] for m in tokens] for layer in range(law.layers)],
+        [u[:, m][:, None] for m in range(u.shape[1])],
+        [[omega[:, layer, m][:, None] for m in range(law.tokens)] for layer in range(law.layers)],
     )
 
 
@@ -105,15 +113,15 @@ def _integrate_block(
     u: Array,
     omega: Array,
     accuracy: float,
-    sizes: list[tuple[int, int, int]],
+    sizes: list[Sizes],
     full: bool,
     seed: int,
 ) -> Moments:
     outputs, means = _components(law, u, omega)
     odds = xp.full((u.shape[0], 4), 0.25, dtype=u.dtype, device=array_api_compat.device(u))
-    pilot = (PILOT, PILOT, 0) if law.tokens == 2 else (2 * PILOT, 0, 0)
+    pilot = Sizes(PILOT, PILOT, PILOT, 0) if law.tokens == 2 else Sizes(2 * PILOT, 0, 0, 0)
     points, log_weight = draw(xp, law, outputs, means, Proposal(None, odds), pilot, seed)
-    proposal = propose(xp, law, u, omega, points, log_weight, seed)
+    proposal = propose(xp, law, u[:, : law.tokens], omega, points, log_weight, seed)
     result = _run(xp, law, outputs, means, proposal, sizes[0], seed + 100, full)
     moments, effective = finish(xp, law, V, result, full), result.effective
     # Then with all points where accuracy asks for it, and again from what the mixture found where few
@@ -129,7 +137,7 @@ def _integrate_block(
         local = _of_samples(xp, proposal, index)
         if not growing:
             points, log_weight = draw(xp, law, outputs, means, local, sizes[-1], seed + 20 + stage)
-            local = propose(xp, law, part_u, part_omega, points, log_weight, seed)
+            local = propose(xp, law, part_u[:, : law.tokens], part_omega, points, log_weight, seed)
         result = _run(xp, law, outputs, means, local, sizes[-1], seed + 200 + 100 * stage, full)
         better = result.effective > xp.take(effective, index, axis=0)
         change = chosen & spread_at_mask(better, chosen)
@@ -156,14 +164,7 @@ def _updated(old: Proposal, new: Proposal, chosen: Array) -> Proposal:
 
 
 def _run(
-    xp: Any,
-    law: Law,
-    u: list[Array],
-    omega: Vectors,
-    proposal: Proposal,
-    sizes: tuple[int, int, int],
-    seed: int,
-    full: bool,
+    xp: Any, law: Law, u: list[Array], omega: Vectors, proposal: Proposal, sizes: Sizes, seed: int, full: bool
 ) -> Sums:
     """All scrambles of the mixture; weights are kept relative to the largest one seen."""
     level: Array = None
@@ -186,7 +187,7 @@ def _run(
     sums = xp.stack(parts)
     mass = xp.sum(sums[:, 0, :], axis=0) * sum(sizes)
     effective = mass * mass / xp.where(squares > 0.0, squares, 1.0)
-    return Sums(sums, level, effective)
+    return Sums(sums, level, effective, 1.0 / xp.where(mass > 0.0, mass, 1.0))
 
 
 def _replaced(xp: Any, old: Array, new: Array, mask: Array, change: Array) -> Array:

@@ -6,21 +6,25 @@ of magnitude faster than stacks of small matrices.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from smimbench.backend import clip
+from smimbench.backend import clip, namespace
 from smimbench.interfaces import Array
 
 __all__ = [
     "Matrix",
+    "Mixing",
     "Vectors",
     "apply",
     "attention",
     "attention_product",
     "combine",
     "determinant_of",
+    "mix_one_more",
+    "mixing",
+    "output_gap",
     "solve",
     "squares",
 ]
@@ -48,6 +52,56 @@ def attention(xp: Any, v: list[Array], skip: float) -> tuple[Matrix, Array]:
         rows.append([weight * scale for weight in weights])
         rows[m][m] = rows[m][m] + skip
     return rows, determinant_of(rows)
+
+
+class Mixing(NamedTuple):
+    """``B / (1 + c)^K`` of two tokens: its rows add up to 1, so that three numbers say it with all digits.
+
+    ``one`` and ``two`` are the entries beside the diagonal, ``gap`` is ``h_1 - h_2`` of the last layer in it, and ``slopes`` is
+    ``p (1 - p) q (1 - q)`` of its attention.
+    """
+
+    one: Array
+    two: Array
+    determinant: Array
+    layers: int
+    gap: Array
+    slopes: Array
+
+
+def mixing(xp: Any, w: Vectors, skip: float, like: Array) -> Mixing:
+    """The product of the attention matrices of the layers ``w``, each of two tokens; of no layer, in the shape of ``like``."""
+    zero = xp.zeros_like(like)
+    found = Mixing(zero, zero, zero + 1.0, 0, zero, zero)
+    for z in w:
+        found = mix_one_more(xp, found, z, skip)
+    return found
+
+
+def mix_one_more(xp: Any, before: Mixing, z: list[Array], skip: float) -> Mixing:
+    """``A(B z) B`` for the latents ``z`` of one more layer."""
+    scale = (1.0 + skip) ** before.layers
+    difference = z[0] - z[1]
+    a = scale * (z[0] - before.one * difference)
+    d = scale * before.determinant * difference
+    first = xp.exp(clip(-a * d, -300.0, 300.0))
+    second = xp.exp(clip((a - d) * d, -300.0, 300.0))
+    p, q = 1.0 / (1.0 + first), 1.0 / (1.0 + second)
+    leave, enter = first * p, second * q
+    # p + q - 1 = p q (1 - exp(-d^2)), without cancellation where the tokens are alike
+    # 1 - one - two is the determinant
+    one = before.one + leave * before.determinant / (1.0 + skip)
+    two = before.two + enter * before.determinant / (1.0 + skip)
+    determinant = before.determinant * (skip - xp.expm1(-d * d) * p * q) / (1.0 + skip)
+    return Mixing(one, two, determinant, before.layers + 1, d, p * leave * q * enter)
+
+
+def output_gap(z: Array, skip: float) -> Array:
+    """``u_1 - u_2`` (n,) of two tokens, with all its digits however much alike attention makes them; z (n, L, 2)."""
+    before = z.shape[1] - 1
+    last = z[:, before, 0] - z[:, before, 1]
+    w = [[z[:, layer, m] for m in range(2)] for layer in range(before)]
+    return (1.0 + skip) ** before * mixing(namespace(z), w, skip, last).determinant * last
 
 
 def determinant_of(A: Matrix) -> Array:

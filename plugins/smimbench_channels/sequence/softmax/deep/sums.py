@@ -19,6 +19,9 @@ __all__ = ["FEW", "Sums", "finish", "weighted_sums"]
 FEW = 40.0
 """Effective points below which an estimate is made again, its bias uncorrected. Doubled: more are done again at small V."""
 
+TAILS = 1.5
+"""Error over what the points themselves show, for eight scrambles and weights with heavy tails (checked against tables)."""
+
 
 def _sign_odds(xp: Any, law: Law, omega: Vectors, z: Vectors) -> tuple[list[Array], dict[tuple[int, int], Array]]:
     """Given z up to a sign of each layer: posterior odds that layers have the other sign, alone and in pairs.
@@ -90,11 +93,12 @@ def weighted_sums(xp: Any, law: Law, omega: Vectors, points: Points, weight: Arr
 
 
 class Sums(NamedTuple):
-    """Sums (scrambles, moments, n) relative to ``exp(level)``, and the effective number of points."""
+    """Sums (scrambles, moments, n) relative to ``exp(level)``, the effective number of points, the share of the heaviest."""
 
     sums: Array
     level: Array
     effective: Array
+    heaviest: Array
 
 
 def _ratios(xp: Any, sums: Array, trusted: Array) -> tuple[Array, Array]:
@@ -119,9 +123,8 @@ def finish(xp: Any, law: Law, V: np.ndarray[Any, Any], result: Sums, full: bool)
     found = mass > 0.0
     means, spread = _ratios(xp, sums, result.effective > FEW)
     variance = array_like(np.repeat(np.diagonal(V), tokens), mass)
-    # The bias of a ratio of means is about one over the effective number of points.
-    effective = xp.where(result.effective > 0.0, result.effective, 1.0)
-    error = xp.sqrt(xp.mean(spread[:size, :] / variance[:, None], axis=0) + 1.0 / (effective * effective))
+    # What no point has met is about as much as the heaviest point stands for; the bias of a ratio of means is less.
+    error = TAILS * xp.sqrt(xp.mean(spread[:size, :] / variance[:, None], axis=0) + result.heaviest * result.heaviest)
     constant = 0.5 * tokens * math.log(2.0 * math.pi * law.noise)
     log_partition = xp.where(found, xp.log(xp.where(found, mass, 1.0)) + result.level - constant, -math.inf)
 

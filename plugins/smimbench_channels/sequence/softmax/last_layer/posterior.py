@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +10,9 @@ import numpy as np
 from smimbench_channels.sequence.softmax.last_layer.tables import Host, Tables
 
 __all__ = ["KnownLayer", "Moments", "compress", "posterior_moments"]
+
+FARTHEST = 1e8
+"""Standard deviations beyond which a node weighs nothing, whatever its distance. Doubled: nothing; fourth powers stay finite."""
 
 
 class Moments(NamedTuple):
@@ -44,8 +48,8 @@ def posterior_moments(
     """
     count = len(tables.nodes)
     blocks = tables.sums.shape[2] // count
-    n, x = len(ut), tables.nodes
-    kind = np.float32  # all terms are positive: changes of 1e-8, a third of the time
+    n = len(ut)
+    kind = np.float32  # all terms are positive: changes of 1e-6, a third of the time
     if known is None:
         stack, rho = tables.sums.astype(kind), [np.ones((n, 1))]
     else:
@@ -54,35 +58,42 @@ def posterior_moments(
     mass, shift, square = np.zeros(n), np.zeros((n, 2)), np.zeros((n, 2))
     product, fourth, unknown = np.zeros(n), np.zeros(n), np.zeros((n, blocks - 1))
     per_mode = np.zeros((n, len(stack)))
+    unit = v**-0.5
+    place = np.clip((unit * gap)[:, None] * tables.nodes, -FARTHEST, FARTHEST).astype(kind)
+    first, second = ((unit * x).astype(kind) for x in (ut[:, :1], ut[:, 1:]))
+    one, two = ((unit * x).astype(kind) for x in (omega[:, :1], omega[:, 1:]))
+    amount = rho[0].astype(kind)
+    forward = stack.reshape(-1, blocks * count)
+    plain = np.ascontiguousarray(forward[:, :count])
+    backward = np.ascontiguousarray(stack[:, :, :count].transpose(2, 0, 1).reshape(count, -1))
     for sign in (1.0, -1.0):
-        z1, z2 = sign * (ut[:, :1] + gap[:, None] * x), sign * (ut[:, 1:] - gap[:, None] * x)
-        e1, e2 = z1 - omega[:, :1], z2 - omega[:, 1:]
-        f, g = np.exp(-0.5 / v * e1 * e1), np.exp(-0.5 / v * e2 * e2)
-        f_, g_ = f.astype(kind), g.astype(kind)
-        factors = [(f * e1).astype(kind), (f * z1 * z1).astype(kind)] if full else []
-        by_g, by_f = np.zeros((n, blocks * count), kind), np.zeros((n, count), kind)
-        extra = [np.zeros((n, count), kind) for _ in factors]
-        for k, sums in enumerate(stack):
-            plain = sums[:, :count]
-            amount = rho[0][:, k, None].astype(kind)
-            forward = f_ @ sums
-            per_mode[:, k] += np.einsum("nj,nj->n", forward[:, :count], g_)
-            forward *= amount
-            by_g += forward
-            backward = g_ @ plain.T
-            backward *= amount
-            by_f += backward
-            for total, factor in zip(extra, factors):
-                total += amount * (factor @ plain)
+        # all in units of sqrt(v)
+        z1, z2 = kind(sign) * (first + place), kind(sign) * (second - place)
+        e1, e2 = z1 - one, z2 - two
+        f, g = np.exp(kind(-0.5) * e1 * e1), np.exp(kind(-0.5) * e2 * e2)
+        # all modes in one product: their amounts go with f, of which each mode has a copy
+        spread = _spread(amount, f)
+        by_mode = (g @ backward).reshape(n, -1, count)
+        per_mode += np.matmul(by_mode, f[:, :, None])[:, :, 0]
+        by_f = np.matmul(amount[:, None, :], by_mode)[:, 0]
+        by_g = spread @ forward
+        extra = [_spread(amount, factor) @ plain for factor in ((f * e1, f * z1 * z1) if full else ())]
         right = by_g.reshape(n, blocks, count)
-        sums_of_blocks = np.einsum("nbj,nj->nb", right, g)
+        sums_of_blocks = np.matmul(right, g[:, :, None])[:, :, 0]
         mass += sums_of_blocks[:, 0]
         unknown += sums_of_blocks[:, 1:]
-        shift += np.stack([(by_f * f * e1).sum(1), (right[:, 0] * g * e2).sum(1)], axis=-1)
-        square += np.stack([(by_f * f * e1 * e1).sum(1), (right[:, 0] * g * e2 * e2).sum(1)], axis=-1)
+        fe, ge = by_f * f, right[:, 0] * g
+        shift[:, 0] += np.einsum("nj,nj->n", fe, e1)
+        shift[:, 1] += np.einsum("nj,nj->n", ge, e2)
+        square[:, 0] += np.einsum("nj,nj,nj->n", fe, e1, e1)
+        square[:, 1] += np.einsum("nj,nj,nj->n", ge, e2, e2)
         if full:
-            product += (extra[0] * g * e2).sum(1)
-            fourth += (by_f * f * z1**4 + right[:, 0] * g * z2**4 + 2 * extra[1] * g * z2 * z2).sum(1)
+            product += np.einsum("nj,nj,nj->n", extra[0], g, e2)
+            z1, z2 = z1 * z1, z2 * z2
+            fourth += np.einsum("nj,nj,nj->n", fe, z1, z1) + np.einsum("nj,nj,nj->n", ge, z2, z2)
+            fourth += 2 * np.einsum("nj,nj,nj->n", extra[1], g, z2)
+    shift *= math.sqrt(v)
+    square, product, fourth = v * square, v * product, v * v * fourth
     known_shift = known_square = None
     if known is not None:
         centre = known[1]
@@ -99,6 +110,13 @@ def posterior_moments(
         known_square,
         (unknown / over).reshape(n, -1, 4),
     )
+
+
+def _spread(amount: np.ndarray[Any, Any], factor: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Products (n, K N) of the amounts (n, K) of the modes with a factor (n, N)."""
+    if amount.shape[1] == 1:
+        return np.asarray(amount * factor)
+    return np.asarray((amount[:, :, None] * factor[:, None, :]).reshape(len(factor), -1))
 
 
 class KnownLayer(NamedTuple):
