@@ -1,15 +1,18 @@
 """Bad input by the thousand, repeatable: ``python tests/fuzz/job.py --cases 100000 --seed 1``.
 
-A quarter each: suites put together by hypothesis from pieces that are nearly right; suites, records and ``.npz`` files with
-bytes changed; records whose fields were changed and whose digest was made to fit; command lines. A case is a finding if
-anything but an error of smimbench's own comes out, if it takes more than ``SLOW`` seconds, or if a file appears outside the
-results folder. The process may take ``MEMORY`` bytes in all.
+A quarter each: suites put together by hypothesis from pieces that are nearly right, and shipped ones with a value changed;
+suites, records, kept theory, ``run.json`` and ``.npz`` files with bytes changed; records whose fields were changed and whose
+digest was made to fit; command lines. A case is a finding if anything but an error of smimbench's own comes out, if it takes
+more than ``SLOW`` seconds, if what it prints holds a control character or a formula, or if a file appears outside the results
+folder. The process may take ``MEMORY`` bytes in all.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import csv
+import functools
 import io
 import json
 import os
@@ -19,7 +22,9 @@ import signal
 import sys
 import tempfile
 import time
+import tomllib
 import traceback
+import unicodedata
 from collections import Counter
 from pathlib import Path
 
@@ -33,12 +38,15 @@ from hypothesis import strategies as st  # noqa: E402
 
 from smimbench.cli.main import main  # noqa: E402
 from smimbench.files import StoreError  # noqa: E402
+from smimbench.report.rows import error_rows, suite_records  # noqa: E402
+from smimbench.report.tables import as_csv, as_markdown  # noqa: E402
 from smimbench.run.campaign import plan_campaign  # noqa: E402
 from smimbench.run.external import read_estimate  # noqa: E402
 from smimbench.run.record import digest_of  # noqa: E402
-from smimbench.run.store import Store  # noqa: E402
+from smimbench.run.store import Store, theory_folder  # noqa: E402
 from smimbench.suite.errors import SuiteError  # noqa: E402
 from smimbench.suite.reader import parse_suite  # noqa: E402
+from smimbench.theory.cache import TheoryCache  # noqa: E402
 from tests.helpers import ATTENTION, SUITE  # noqa: E402
 
 SLOW = 20.0
@@ -173,20 +181,42 @@ def changed(value, dice: random.Random):
     return dice.choice([n for n in NASTY if n == n and n not in (float("inf"), 10**400)])
 
 
-def read_store(folder: Path) -> None:
-    """Everything that readers do with records: load, trajectories, rows."""
-    from smimbench.report.rows import error_rows, suite_records
-    from smimbench.report.tables import as_csv, as_markdown
-    from smimbench.run.store import theory_folder
-    from smimbench.theory.cache import TheoryCache
-
+def read_store(folder: Path, cache: TheoryCache | None = None) -> None:
+    """Everything that readers do with records: load, trajectories, rows, tables that harm nobody who opens them."""
     store = Store(folder)
     for record in store.load().values():
         store.trajectory(record)
-    suite = parse_suite(folder / "small.toml", SUITE)
-    rows = error_rows(suite_records(suite, store, ["numpy"]), suite, store, TheoryCache(theory_folder(store)))
-    as_csv(rows)
-    as_markdown(rows)
+    cache = cache or TheoryCache(theory_folder(store))
+    suite = _parsed(folder.parent.parent / f"{folder.name}.toml")
+    rows = error_rows(suite_records(suite, store, ["numpy"]), suite, store, cache)
+    tame(as_markdown(rows))
+    written = as_csv(rows)
+    tame(written)
+    for row in csv.reader(io.StringIO(written)):
+        for cell in row:
+            if cell[:1] in ("=", "@", "\t") or (cell[:1] in ("+", "-") and not _is_number(cell)):
+                raise AssertionError(f"a formula in CSV: {cell!r:.200}")
+
+
+@functools.cache
+def _parsed(file: Path):
+    return parse_suite(file, file.read_text())
+
+
+def tame(text: str) -> None:
+    """Raise AssertionError if a terminal would do anything but print it."""
+    steers = {*map(chr, (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)))}
+    if found := [
+        c for c in {*text} - {*"\t\r\n"} if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in steers
+    ]:
+        raise AssertionError(f"characters that steer a terminal are shown: {found[:5]!r}")
+
+
+def _is_number(text: str) -> bool:
+    with contextlib.suppress(ValueError):
+        float(text)
+        return True
+    return False
 
 
 # -- command lines ----------------------------------------------------------------------------------------------------
@@ -201,6 +231,13 @@ WORDS = [
     "--quiet", "--workers", "0", "--estimate", "small.npz", "--label", "[/]", "channels", "softmax", "gamp", "-", "--",
     "--plugins", "nowhere", "--backend", "numpy", "cupyx", "--minutes", "5", "--cells", "--seed", "--full", "", "\x1b[0m",
 ]  # fmt: skip
+WHOLE = [
+    "show small.toml", "show results/small", "show small.toml --json", "show small.toml --csv", "show long.toml --markdown",
+    "theory small.toml --alpha 0.5 --json", "run small.toml --no-figure --quiet", "data small.toml --output out/x.npz",
+    "score small.toml --estimate small.npz --label mine", "compare results/small results/long", "info gamp --json",
+    "list channels --json", "slurm small.toml --minutes 60 --output out/job.sh", "plugins --json",
+]  # fmt: skip
+"""Commands that end well as they stand (``score`` lacks its file)."""
 
 
 def run_line(words: list[str]) -> None:
@@ -213,6 +250,7 @@ def run_line(words: list[str]) -> None:
             code = leaving.code
     if code not in (0, 1, 2, 75) or "Traceback" in err.getvalue():
         raise AssertionError(f"{words}: exit code {code}: {err.getvalue()[-500:]}")
+    tame(out.getvalue() + err.getvalue())
 
 
 # -- the job ----------------------------------------------------------------------------------------------------------
@@ -228,26 +266,38 @@ def job(cases: int, number: int, folder: Path) -> tuple[Counter, list[str]]:
         done[kind] += 1
         if problem:
             findings.append(f"{kind}: {case!r:.2000}\n{problem}")
+            print(findings[-1], end="\n\n", flush=True)
+
+    def suite(kind: str, document: object) -> None:
+        text = toml(document)
+        if isinstance(document, dict):
+            text = "\n".join(f"{json.dumps(key)} = {toml(value)}" for key, value in document.items())
+        note(kind, watched(read_suite, text, folder), text)
+
+    drawn = max(1, cases // 32)
 
     @seed(number)
-    @settings(max_examples=max(1, cases // 4), database=None, deadline=None, phases=[Phase.generate],
+    @settings(max_examples=drawn, database=None, deadline=None, phases=[Phase.generate],
               suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(DOCUMENTS)
-    def suites(document):
-        text = "\n".join(f"{key} = {toml(value)}" for key, value in document.items())
-        note("suites by structure", watched(read_suite, text, folder), text)
+    def drawn_suites(document):
+        suite("suites by structure", document)
+        for _ in range(3):
+            suite("suites by structure", changed(document, dice))
 
-    suites()
-    while done["suites by structure"] < cases // 4:  # hypothesis stops where it has seen all
-        text = mutated(dice.choice([SUITE, ATTENTION]).encode(), dice).decode("utf-8", "replace")
-        note("suites by structure", watched(read_suite, text, folder), text)
+    drawn_suites()
+    shipped = [tomllib.loads(path.read_text()) for path in sorted((ROOT / "suites").glob("*.toml"))]
+    while done["suites by structure"] + done["shipped suites"] < cases // 4:
+        document = changed(dice.choice(shipped), dice)
+        suite("shipped suites", changed(document, dice) if dice.random() < 0.3 else document)
 
-    store = folder / "results" / "small"
-    records = {path.name: path.read_bytes() for path in store.glob("*.json") if path.name != "run.json"}
+    stores = [folder / "results" / name for name in ("small", "long")]
+    by_bytes = [path for store in stores for path in (*store.glob("*.json"), *store.glob("*.npz"))]
+    by_bytes += sorted((folder / "results" / "theory").rglob("*.json"))
     estimate = io.BytesIO()
     np.savez(estimate, estimate=np.zeros((1, 30)))
     for _ in range(cases // 4):
-        kind = dice.choice(["suite", "record", "npz"])
+        kind = dice.choice(["suite", "file", "npz"])
         if kind == "suite":
             text = mutated(dice.choice([SUITE, ATTENTION]).encode(), dice).decode("utf-8", "replace")
             note("suites by bytes", watched(read_suite, text, folder), text)
@@ -261,45 +311,59 @@ def job(cases: int, number: int, folder: Path) -> tuple[Counter, list[str]]:
 
             note("npz by bytes", watched(case), data)
         else:
-            name = dice.choice(list(records))
-            data = mutated(records[name], dice)
-            (store / name).write_bytes(data)
-            note("records by bytes", watched(lambda: Store(store).load()), data)
-            (store / name).write_bytes(records[name])
+            file = dice.choice(by_bytes)
+            before = file.read_bytes()
+            data = mutated(before, dice)
+            file.write_bytes(data)
+            store = file.parent if file.parent in stores else stores[0]
+            note(f"kept files by bytes ({file.suffix[1:]})", watched(read_store, store), (file.name, data))
+            if file.name == "run.json":
+                note("run.json by bytes", watched(run_line, ["show", str(store)]), data)
+            file.write_bytes(before)
+    cache = TheoryCache(folder / "results" / "theory")
     for _ in range(cases // 4):
-        name = dice.choice(list(records))
-        document = json.loads(records[name])
+        file = dice.choice([path for store in stores for path in store.glob("*.json") if path.name != "run.json"])
+        before = file.read_bytes()
+        document = json.loads(before)
         for _ in range(dice.choice([1, 1, 2])):
             document = changed(document, dice)
         if isinstance(document, dict):
             with contextlib.suppress(ValueError, TypeError):
                 document["digest"] = digest_of(document)
-        (store / name).write_text(json.dumps(document))
-        note("records by fields", watched(read_store, store), document)
-        (store / name).write_bytes(records[name])
+        file.write_text(json.dumps(document))
+        note("records by fields", watched(read_store, file.parent, cache), document)
+        file.write_bytes(before)
     os.chdir(folder)
-    for _ in range(cases - sum(done.values())):
+    while sum(done.values()) < cases:
         words = [dice.choice(COMMANDS), *(dice.choice(WORDS) for _ in range(dice.randrange(6)))]
+        if dice.random() < 0.5:
+            words = dice.choice(WHOLE).split()
+            for _ in range(dice.choice([1, 1, 2])):
+                where = dice.randrange(1, len(words) + 1)
+                words[where : where + dice.randrange(2)] = [dice.choice(WORDS)]
         if words[0] in ("run", "verify"):
             words += ["--dry-run"] if words[0] == "run" else ["--help"]
         if words[0] in ("theory", "slurm", "run", "data") and "quickstart" in words:
-            words = ["list"]
+            words[words.index("quickstart")] = "small.toml"
         note("command lines", watched(run_line, words), words)
     return done, findings
 
 
 def prepare(folder: Path) -> None:
-    """A small suite that was run, so that there is something to change."""
-    (folder / "small.toml").write_text(SUITE)
+    """Two suites that were run, one with a trajectory in a file of its own, so that there is something to change."""
+    small = SUITE.replace("[0.5, 1.0]", "[0.5]")
+    (folder / "small.toml").write_text(small)
+    (folder / "long.toml").write_text(small.partition("[[alg")[0] + '[[algorithms]]\nname = "adam"\nsteps = 320\n')
     here = os.getcwd()
     os.chdir(folder)
-    run_line(["run", "small.toml", "--results", "results", "--no-figure", "--quiet"])
+    for name in ("small", "long"):
+        run_line(["run", f"{name}.toml", "--results", "results", "--no-figure", "--quiet"])
     os.chdir(here)
 
 
 def outside(folder: Path) -> list[str]:
     """Files beside what the job itself and the results folders may make."""
-    allowed = ("results", "res", "out", "small.toml", "fuzz.npz", "x")
+    allowed = {"results", "out", "small.toml", "long.toml", "fuzz.npz", *WORDS}  # words: --output names them
     return [path.name for path in folder.iterdir() if path.name not in allowed]
 
 
@@ -314,9 +378,9 @@ if __name__ == "__main__":
         place = Path(temporary)
         prepare(place)
         counts, found = job(chosen.cases, chosen.seed, place)
-        found += [f"written outside: {name}" for name in outside(place)]
-    for line in found:
-        print(line, end="\n\n")
+        for name in outside(place):
+            found.append(f"written outside: {name!r}")
+            print(found[-1])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"{sum(counts.values())} cases ({', '.join(f'{n} {k}' for k, n in counts.items())}), "
           f"{time.monotonic() - begin:.0f} s, {peak:.0f} MB, {len(found)} findings")  # fmt: skip
