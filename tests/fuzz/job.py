@@ -3,7 +3,7 @@
 A quarter each: suites put together by hypothesis from pieces that are nearly right, and shipped ones with a value changed;
 suites, records, kept theory, ``run.json`` and ``.npz`` files with bytes changed; records whose fields were changed and whose
 digest was made to fit; command lines. A case is a finding if anything but an error of smimbench's own comes out, if it takes
-more than ``SLOW`` seconds, if what it prints holds a control character or a formula, or if a file appears outside the results
+more than ``SLOW`` seconds of the processor or ``STUCK`` on the wall, if what it prints holds a control character or a formula, or if a file appears outside the results
 folder. The process may take ``MEMORY`` bytes in all.
 """
 
@@ -49,8 +49,9 @@ from smimbench.suite.reader import parse_suite  # noqa: E402
 from smimbench.theory.cache import TheoryCache  # noqa: E402
 from tests.helpers import ATTENTION, SUITE  # noqa: E402
 
-SLOW = 20.0
+SLOW, STUCK = 20.0, 600.0
 MEMORY = 6 << 30
+CLOCKS = ((signal.SIGPROF, signal.ITIMER_PROF, SLOW), (signal.SIGALRM, signal.ITIMER_REAL, STUCK))
 OWN = (SuiteError, StoreError)
 NASTY = [
     "", "[/]", "$x_", "=1+1", "\x1b[2J", "\u202e", "a" * 5000, "../../x", "nan", "smimbench:gamp", "gamp", "softmax", "linear",
@@ -69,18 +70,20 @@ def watched(case, *arguments):
     def late(*_):
         raise Late
 
-    signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, SLOW)
+    for which, when, limit in CLOCKS:
+        signal.signal(which, late)
+        signal.setitimer(when, limit)
     try:
         case(*arguments)
     except Late:
-        return f"took more than {SLOW:g} s"
+        return f"took more than {SLOW:g} s of the processor, or {STUCK:g} s"
     except (SystemExit, KeyboardInterrupt):
         raise
     except BaseException:
         return "".join(traceback.format_exc().splitlines(True)[-3:])
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        for _, when, _ in CLOCKS:
+            signal.setitimer(when, 0)
     return None
 
 

@@ -1,0 +1,127 @@
+"""SIGKILL while records are written: ``python docs/checks/kills.py --kills 300``.
+
+A child runs the missing cells of a suite, half of them with a trajectory in a file of its own, and is killed without warning: half
+of the times at the moment when a file under a temporary name is there, else at any moment. After every kill all that was finished
+must be there to the last byte, and every record must be read without a complaint. In the end what the killed children made is
+compared with a run that nobody disturbed. docs/fuzzing.md has the figures of a whole run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "plugins")]
+
+from smimbench.run.campaign import missing_cells, run_cells  # noqa: E402
+from smimbench.run.store import Store  # noqa: E402
+from smimbench.suite.reader import load_suite  # noqa: E402
+
+TEXT = """
+[problem]
+model   = { name = "sequence-multi-index", tokens = 2 }
+channel = { name = "linear", noise = 0.2 }
+prior   = { name = "gaussian" }
+[grid]
+alpha     = [0.5, 1.0]
+dimension = [12]
+seeds     = 25
+[[algorithms]]
+name  = "adam"
+steps = 320
+[[algorithms]]
+name  = "sgd"
+steps = 40
+"""
+ERRORS = ("metrics", "status", "reason", "iterations", "restarts", "start", "final")
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Everything that a reader may see, by name."""
+    return {path.name: path.read_bytes() for path in folder.glob("*.*") if not path.name.startswith(".")}
+
+
+def unfinished(folder: Path) -> list[str]:
+    """Files under a temporary name: a write that is going on, or one that was cut."""
+    return [entry.name for entry in os.scandir(folder) if entry.name.endswith(".tmp")]
+
+
+def killed_child(cells, store: Store, dice: random.Random) -> bool:
+    """Run the cells in a child and kill it; whether it was still running."""
+    for name in unfinished(store.folder):
+        (store.folder / name).unlink()
+    child = os.fork()
+    if child == 0:
+        try:
+            run_cells(cells, store)
+        finally:
+            os._exit(0)
+    skip, seen = dice.randrange(8), False
+    end = time.monotonic() + dice.uniform(0.0, 0.5)
+    aimed = dice.random() < 0.5
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if aimed:  # at the write number ``skip``
+            now = bool(unfinished(store.folder))
+            skip -= now and not seen
+            seen = now
+        if skip < 0 if aimed else time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return True
+    return False
+
+
+def main() -> int:
+    """All kills; 1 if anything was lost."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args()
+    dice = random.Random(chosen.seed)
+    kills = cut = lost = torn = unlike = compared = 0
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as temporary:
+        file = Path(temporary) / "kills.toml"
+        file.write_text(TEXT)
+        cells = load_suite(file).cells()
+        calm = Store(Path(temporary) / "calm")
+        run_cells(cells, calm)
+        right = calm.load()
+        number = 0
+        while kills < chosen.kills:
+            number += 1
+            store = Store(Path(temporary) / f"rough-{number}")
+            store.folder.mkdir()
+            kept: dict[str, bytes] = {}
+            while kills < chosen.kills and killed_child(missing_cells(cells, store.load()), store, dice):
+                kills += 1
+                cut += bool(unfinished(store.folder))
+                now = files_of(store.folder)
+                done = {name for name in kept if name.endswith(".json")}
+                done |= {name.replace(".json", ".npz") for name in done} & set(kept)
+                lost += sum(now.get(name) != kept[name] for name in done)
+                store.load()
+                torn += len(store.complaints)
+                kept = now
+            run_cells(missing_cells(cells, store.load()), store)
+            found = store.load()
+            torn += len(store.complaints)
+            for key, record in right.items():
+                compared += 1
+                paths = [one.trajectory(r) for one, r in ((store, found[key]), (calm, record))]
+                same = paths[0] is not None and paths[1] is not None and (paths[0]["mse"] == paths[1]["mse"]).all()
+                unlike += not same or any(found[key][name] != record[name] for name in ERRORS)
+    print(f"{kills} SIGKILLs in {time.monotonic() - begin:.0f} s, {cut} of them while a file was being written: {lost} finished "
+          f"files lost or changed, {torn} torn ones believed or complained of; {compared} cells, {unlike} unlike the calm run")  # fmt: skip
+    return 1 if lost or torn or unlike else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
