@@ -1,6 +1,6 @@
 """Cells on a Dask cluster; its workers need smimbench and the same plugins, not the results folder.
 
-Every cell runs in a process of its own beside the Dask worker, made anew: code that was changed since the worker started is
+Cells run in a process beside the Dask worker that is made anew for every run: code that was changed since the worker started is
 loaded as it is now, and a plugin that crashes takes no worker with it.
 """
 
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import queue
+import threading
 import time
+import uuid
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ from smimbench.backend import machine
 from smimbench.backend.device import BackendError
 from smimbench.files import error_line
 from smimbench.run.cell import lost_record
-from smimbench.run.processes import Limits, in_processes
+from smimbench.run.processes import Crew, Limits, with_crew
 from smimbench.run.record import check_types
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ PATIENCE = 60.0
 gone is noticed that much later."""
 CHANCES = 5
 """Times that a cell is sent again after the cluster lost it; Dask itself sends it to other workers before."""
+REST = 20.0
+"""Seconds without a cell after which the process beside a Dask worker is ended; doubled, its memory is held that much longer."""
 DEVICES = ("cupy",)
 """Backends whose cells ask a worker for the resource ``GPU``."""
 
@@ -59,6 +63,7 @@ def on_dask(
     except Exception as error:  # distributed raises OSError, TimeoutError and others of its own here
         raise BackendError(f"dask: no scheduler answers at {address} ({error_line(error)})") from None
     done: queue.Queue[Any] = queue.Queue()
+    name = uuid.uuid4().hex  # of this run
     running: dict[Any, tuple[Cell, int]] = {}
 
     def send(cell: Cell, chance: int) -> None:
@@ -70,6 +75,7 @@ def on_dask(
             registry.third_party,
             machine.versions().get("smimbench"),
             limits,
+            name,
             key=f"smimbench-{cell.key}-{chance}",
             pure=False,
             resources={"GPU": 1} if cell.backend in DEVICES else None,
@@ -167,11 +173,61 @@ def _checked(record: Any, cell: Cell, threads: int) -> dict[str, Any]:
 
 
 def _work_anywhere(
-    cell: Cell, threads: int, paths: tuple[str, ...], third_party: bool, version: str | None, limits: Limits
+    cell: Cell, threads: int, paths: tuple[str, ...], third_party: bool, version: str | None, limits: Limits, run: str
 ) -> dict[str, Any]:
     here = machine.versions().get("smimbench")
     if here != version:
         return lost_record(cell, threads, f"the worker has smimbench {here}, the client {version}; install the same")
     sender: Any = SimpleNamespace(paths=paths, third_party=third_party)
     alone = Limits(limits.seconds, limits.memory)
-    return next(in_processes([(cell,)], 1, threads, sender, limits=alone))
+    crew = _RESTING.take(run) or Crew(1, threads, sender)
+    try:
+        (record,) = with_crew([(cell,)], crew, alone)
+    except BaseException:
+        crew.end()
+        raise
+    _RESTING.put(run, crew)
+    return record
+
+
+class _Resting:
+    """Processes beside this Dask worker that wait for the next cell of their run, and end if none comes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._crews: list[tuple[str, Crew, float]] = []
+        self._watched = False
+
+    def take(self, run: str) -> Crew | None:
+        """One of this run, if there is one; those of other runs may have other code and are not touched."""
+        with self._lock:
+            for i, (of, crew, _) in enumerate(self._crews):
+                if of == run:
+                    del self._crews[i]
+                    return crew
+        return None
+
+    def put(self, run: str, crew: Crew) -> None:
+        """Let it rest."""
+        with self._lock:
+            self._crews.append((run, crew, time.monotonic()))
+            if not self._watched:
+                self._watched = True
+                threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        """End those that rest long, until there are none."""
+        while True:
+            time.sleep(REST / 4)
+            with self._lock:
+                late = [one for one in self._crews if time.monotonic() - one[2] >= REST]
+                self._crews = [one for one in self._crews if one not in late]
+                self._watched = bool(self._crews)
+                again = self._watched
+            for _, crew, _ in late:
+                crew.end()
+            if not again:
+                return
+
+
+_RESTING = _Resting()

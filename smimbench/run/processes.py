@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from smimbench.run.claims import Claims
     from smimbench.suite.cells import Cell
 
-__all__ = ["Limits", "in_processes"]
+__all__ = ["Crew", "Limits", "in_processes", "with_crew"]
 
 POLL = 0.1
 """Seconds between two looks at the processes; doubled, limits are kept that much less exactly."""
@@ -71,6 +71,41 @@ class Limits:
     budget: float | None = None
 
 
+class Crew:
+    """Processes that run cells, with the plugins of a registry; made as they are needed, ended together.
+
+    Parameters
+    ----------
+    most : int
+        Processes at a time.
+    threads : int
+        BLAS threads of each.
+    """
+
+    def __init__(self, most: int, threads: int, registry: Registry, *, timing: bool = False) -> None:
+        self.events: queue.Queue[tuple[_Worker, bytes | None]] = queue.Queue()
+        self.workers: list[_Worker] = []
+        self.threads = threads
+        self._most = most
+        self._setup = {"paths": registry.paths, "third_party": registry.third_party, "threads": threads, "timing": timing}
+
+    def idle(self) -> _Worker | None:
+        """A process with nothing to do, a new one if there are too few; None if all are busy."""
+        for worker in self.workers:
+            if not worker.cells and worker.verdict is None and worker.alive:
+                return worker
+        if len(self.workers) >= self._most:
+            return None
+        self.workers.append(_Worker(self._setup, self.events))
+        return self.workers[-1]
+
+    def end(self) -> None:
+        """End all of them, whatever they do."""
+        for worker in self.workers:
+            worker.end()
+        self.workers.clear()
+
+
 def in_processes(
     groups: Sequence[Sequence[Cell]],
     workers: int,
@@ -86,58 +121,49 @@ def in_processes(
     A group of several whose process is ended, or dies, is run again cell by cell: the others are not to suffer from one.
     With ``claims`` those that another run has taken are left to it, and are taken over if it goes away.
     """
-    limits = limits or Limits()
-    end = None if limits.budget is None else time.monotonic() + limits.budget
-    waiting = deque((tuple(group), 1) for group in groups)
-    events: queue.Queue[tuple[_Worker, bytes | None]] = queue.Queue()
-    setup = {"paths": registry.paths, "third_party": registry.third_party, "threads": threads, "timing": timing}
-    crew: list[_Worker] = []
+    crew = Crew(workers, threads, registry, timing=timing)
     try:
-        while waiting or any(worker.cells for worker in crew):
-            late = end is not None and time.monotonic() > end
-            if late:
-                return
-            for _ in range(len(waiting)):
-                if (idle := _idle(crew, workers, setup, events)) is None:
-                    break
-                cells, chance = waiting.popleft()
-                ours = tuple(cell for cell in cells if claims is None or claims.take(cell.key))
-                if ours:
-                    idle.begin(ours, chance)
-                for cell in cells:  # of another run, until that is done with it
-                    if claims is not None and cell not in ours and not claims.is_done(cell.key):
-                        waiting.append(((cell,), chance))
-            with contextlib.suppress(queue.Empty):
-                worker, message = events.get(timeout=POLL)
-                if message is None:
-                    crew.remove(worker)
-                    record, again = worker.buried(threads)
-                    waiting.extendleft(reversed(again))
-                    if record is not None:
-                        yield record
-                elif (record := worker.heard(message)) is not None:
-                    yield record
-            _watch(crew, limits)
-            if claims is not None:
-                claims.touch()
+        yield from with_crew(groups, crew, limits, claims)
     finally:
         if claims is not None:
             claims.close()
-        for worker in crew:
-            worker.end()
+        crew.end()
 
 
-def _idle(
-    crew: list[_Worker], most: int, setup: dict[str, Any], events: queue.Queue[tuple[_Worker, bytes | None]]
-) -> _Worker | None:
-    """A process with nothing to do, a new one if there are too few; None if all are busy."""
-    for worker in crew:
-        if not worker.cells and worker.verdict is None:
-            return worker
-    if len(crew) >= most:
-        return None
-    crew.append(_Worker(setup, events))
-    return crew[-1]
+def with_crew(
+    groups: Sequence[Sequence[Cell]], crew: Crew, limits: Limits | None = None, claims: Claims | None = None
+) -> Iterator[dict[str, Any]]:
+    """Run cells in the processes of a crew that has nothing else to do, and that goes on to live."""
+    limits = limits or Limits()
+    end = None if limits.budget is None else time.monotonic() + limits.budget
+    waiting = deque((tuple(group), 1) for group in groups)
+    while waiting or any(worker.cells for worker in crew.workers):
+        late = end is not None and time.monotonic() > end
+        if late:
+            return
+        for _ in range(len(waiting)):
+            if (idle := crew.idle()) is None:
+                break
+            cells, chance = waiting.popleft()
+            ours = tuple(cell for cell in cells if claims is None or claims.take(cell.key))
+            if ours:
+                idle.begin(ours, chance)
+            for cell in cells:  # of another run, until that is done with it
+                if claims is not None and cell not in ours and not claims.is_done(cell.key):
+                    waiting.append(((cell,), chance))
+        with contextlib.suppress(queue.Empty):
+            worker, message = crew.events.get(timeout=POLL)
+            if message is None:
+                crew.workers.remove(worker)
+                record, again = worker.buried(crew.threads)
+                waiting.extendleft(reversed(again))
+                if record is not None:
+                    yield record
+            elif (record := worker.heard(message)) is not None:
+                yield record
+        _watch(crew.workers, limits)
+        if claims is not None:
+            claims.touch()
 
 
 def _watch(crew: Sequence[_Worker], limits: Limits) -> None:
@@ -179,6 +205,11 @@ class _Worker:
         )
         self._tell(json.dumps({**setup, "heartbeat": str(self._pulse)}).encode())
         threading.Thread(target=self._listen, args=(events,), daemon=True).start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is there; one that died while it had nothing to do says so by its pipe as well."""
+        return self._process.poll() is None
 
     def _tell(self, message: bytes) -> None:
         assert self._process.stdin is not None

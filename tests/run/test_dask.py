@@ -120,3 +120,27 @@ def test_a_scheduler_that_goes_away_before_a_record_is_fetched_is_one_line():
 
         with pytest.raises(BackendError, match="tcp://a:1 is gone; what was finished is kept"):
             dask._fetched(SimpleNamespace(result=result), "tcp://a:1")
+
+def test_the_cells_of_a_run_share_a_process_that_rests_between_them(tmp_path, monkeypatch):
+    """Beside a Dask worker: the same run meets the same process, another run a new one, and none is left for ever."""
+    resting = dask._Resting()
+    monkeypatch.setattr(dask, "_RESTING", resting)
+    cell = load_suite(write_suite(tmp_path)).cells()[0]
+    version = dask.machine.versions().get("smimbench")
+
+    def work(run):
+        dask._work_anywhere(cell, 1, (), False, version, dask.Limits(), run)
+        return resting._crews[-1][1].workers[0]._process
+
+    monkeypatch.setattr(dask, "REST", 60.0)
+    first = work("a")
+    assert work("a") is first
+    first.kill()  # while it rests: the next cell gets another, and knows nothing of it
+    second = work("a")
+    assert second is not first
+    assert work("b") is not second
+    monkeypatch.setattr(dask, "REST", 0.1)
+    resting.put("c", dask.Crew(1, 1, Registry()))
+    resting._watch()
+    assert second.poll() is not None
+    assert resting._crews == []

@@ -1,0 +1,142 @@
+"""A thousand cells on a Dask cluster that is being shot at: ``python docs/checks/dask_kills.py``.
+
+Two workers on loopback, one of which is killed every ``PAUSE`` seconds and started again; the client is killed twice, the scheduler
+once, each of them started again by the same command. In the end all cells have to be there, no file set aside, and every error
+must be that of a serial run. docs/fuzzing.md has the figures of a whole run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "plugins")]
+
+from smimbench.run.campaign import run_cells  # noqa: E402
+from smimbench.run.store import Store  # noqa: E402
+from smimbench.suite.reader import load_suite  # noqa: E402
+
+TEXT = """
+[problem]
+model   = { name = "sequence-multi-index", tokens = 2 }
+channel = { name = "linear", noise = 0.2 }
+prior   = { name = "gaussian" }
+[grid]
+alpha     = [0.5, 1.0]
+dimension = [12]
+seeds     = 250
+[[algorithms]]
+name  = "sgd"
+steps = 40
+[[algorithms]]
+name  = "gamp"
+"""
+PAUSE = 5.0
+CLIENT, SCHEDULER = (250, 500), (700,)
+"""Cells that are there when the client and the scheduler are killed."""
+ERRORS = ("metrics", "status", "reason", "iterations", "restarts", "start", "final")
+QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+
+
+class Service:
+    """A command that is started again whenever it is gone."""
+
+    def __init__(self, *words: str, **environment: str) -> None:
+        self._words, self._environment = [sys.executable, *words], {**os.environ, **environment}
+        self.starts, self.killed, self.code = 0, 0, None
+        self.look()
+
+    def look(self) -> None:
+        """Start it if it is not there."""
+        if self.starts == 0 or self._process.poll() is not None:
+            self.code = self._process.returncode if self.starts else None
+            self._process = subprocess.Popen(self._words, env=self._environment, **QUIET)
+            self.starts += 1
+
+    def ended(self) -> bool:
+        """Whether it has ended by itself with exit code 0."""
+        return self._process.poll() == 0
+
+    def kill(self) -> None:
+        """SIGKILL to it alone."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+            self.killed += 1
+
+    def end(self) -> None:
+        """SIGKILL to it and to what it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def main() -> int:
+    """The whole check; 1 if a cell is missing or unlike the serial run."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    address = f"tcp://127.0.0.1:{port}"
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "plugins")])
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        file = folder / "fire.toml"
+        file.write_text(TEXT)
+        cells = load_suite(file).cells()
+        begin = time.monotonic()
+        calm = Store(folder / "calm")
+        run_cells(cells, calm)
+        print(f"{len(cells)} cells in series: {time.monotonic() - begin:.0f} s", flush=True)
+
+        begin = time.monotonic()
+        here = ["--host", "127.0.0.1", "--no-dashboard"]
+        place = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        scheduler = Service("-m", "distributed.cli.dask_scheduler", *here, "--port", str(port), **place)
+        work = ("-m", "distributed.cli.dask_worker", address, "--nthreads", "1", "--no-nanny", "--no-dashboard")
+        work = (*work, "--local-directory", str(folder / "scratch"))
+        workers = [Service(*work, **place) for _ in range(2)]
+        run = ("run", str(file), "--dask", address, "--results", str(folder / "rough"), "--quiet", "--no-figure")
+        client = Service("-m", "smimbench", *run, **place)
+        store, turns = Store(folder / "rough" / "fire"), itertools.cycle(workers)
+        moments = sorted([(count, client) for count in CLIENT] + [(count, scheduler) for count in SCHEDULER],
+                         key=lambda moment: moment[0])  # fmt: skip
+        shot = time.monotonic()
+        try:
+            while not client.ended():
+                time.sleep(0.1)
+                there = sum(1 for _ in store.folder.glob("*.json")) - 1
+                if moments and there >= moments[0][0]:
+                    moments.pop(0)[1].kill()
+                if time.monotonic() - shot > PAUSE:
+                    next(turns).kill()
+                    shot = time.monotonic()
+                for service in (scheduler, *workers):
+                    service.look()
+                if not client.ended():
+                    client.look()
+        finally:
+            for service in (client, *workers, scheduler):
+                service.end()
+        found, right = store.load(), calm.load()
+        aside = [path.name for path in (store.folder / "set-aside").glob("*")]
+    unlike = sum(
+        key not in found or any(found[key][name] != record[name] for name in ERRORS) for key, record in right.items()
+    )
+    print(f"{len(found)} of {len(right)} cells in {time.monotonic() - begin:.0f} s; killed: workers {sum(w.killed for w in workers)} "
+          f"times, the client {client.killed}, the scheduler {scheduler.killed}; the client was started {client.starts} times; "
+          f"{unlike} cells unlike the serial run, {len(store.complaints)} complaints, {len(aside)} set aside")  # fmt: skip
+    done = client.killed == len(CLIENT) and scheduler.killed == len(SCHEDULER)
+    return 0 if done and len(found) == len(right) and not (unlike or store.complaints or aside) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
