@@ -113,6 +113,10 @@ class Backend:
         """Bytes that arrays may still take on the device; None for the host."""
         return None
 
+    def ran_out(self, error: BaseException) -> bool:
+        """Whether an error says that the memory of the device did not suffice; never on the host."""
+        return False
+
     def release(self) -> None:
         """Give cached device memory back, so that what follows is measured, and fits, on its own."""
 

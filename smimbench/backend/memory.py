@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 import array_api_compat
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from smimbench.interfaces import Array
 
-__all__ = ["chunk_bytes", "free_memory"]
+__all__ = ["caution", "cautious", "chunk_bytes", "free_memory"]
 
 SHARE_OF_CHUNK = 8
 """Free memory over a chunk's bytes: streaming holds three chunks of inputs, and models make temporaries of that size.
@@ -19,7 +23,28 @@ LARGEST_CHUNK = 1 << 30
 """Bytes of a chunk that are enough: the products of one take a hundred times as long as its calls. Doubled: larger
 temporaries, no time won."""
 SMALLEST_CHUNK = 1 << 20
-"""Bytes that a chunk always has. Doubled: out of memory a little earlier."""
+"""Bytes that a chunk has at first, whatever is free. Doubled: out of memory a little earlier."""
+
+
+_caution: ContextVar[float] = ContextVar("caution", default=1.0)
+
+
+@contextlib.contextmanager
+def cautious(part: float) -> Iterator[None]:
+    """Meanwhile chunks are this part of their usual size, and inputs stay on a device only if they fit this part of it.
+
+    For what has run out of the memory of a device: what is free beforehand does not tell what an algorithm will take.
+    """
+    token = _caution.set(part)
+    try:
+        yield
+    finally:
+        _caution.reset(token)
+
+
+def caution() -> float:
+    """The part of the usual size that chunks have now."""
+    return _caution.get()
 
 
 def free_memory(like: Array) -> int | None:
@@ -41,5 +66,5 @@ def chunk_bytes(like: Array) -> int | None:
     free = free_memory(like)
     if free is None:
         return None
-    share = min(max(free // SHARE_OF_CHUNK, SMALLEST_CHUNK), LARGEST_CHUNK)
+    share = max(1, int(min(max(free // SHARE_OF_CHUNK, SMALLEST_CHUNK), LARGEST_CHUNK) * caution()))
     return 1 << (share.bit_length() - 1)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.backend.arrays import namespace, to_host
+from smimbench.backend.memory import caution
 from smimbench.interfaces import offers
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ def take_samples(model: Any, inputs: Array, part: slice) -> Array:
 def fits(size: int, backend: Backend) -> bool:
     """Whether inputs of so many bytes may live on the device."""
     free = backend.free_memory()
-    return free is None or size <= SHARE_OF_MEMORY * free
+    return free is None or size <= SHARE_OF_MEMORY * caution() * free
 
 
 def sample_chunks(model: Any, inputs: Array, components: int) -> Iterable[slice]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import time
 import traceback
@@ -14,6 +15,7 @@ import numpy as np
 
 from smimbench.backend import machine
 from smimbench.backend.device import Backend, get_backend
+from smimbench.backend.memory import cautious
 from smimbench.backend.roofline import remembered
 from smimbench.backend.streaming import DrawnInputs, NarrowInputs, StreamedInputs
 from smimbench.files import canonical_json, error_line, printable
@@ -39,6 +41,8 @@ __all__ = ["INFORMED_OVERLAP", "fit_for_store", "lost_record", "run_cell", "run_
 
 INFORMED_OVERLAP = 0.9
 """Overlap with the teacher of an informed start; nearer to 1 the informed branch is followed from further inside."""
+MOST_TRIES = 6
+"""Runs of a cell that runs out of the memory of its device, with chunks half as large each time; one more: half of that."""
 MOST_WARNINGS = 100
 """Different warnings that a record keeps; doubled, a plugin that warns anew in every step makes records twice as long."""
 
@@ -238,6 +242,32 @@ def _prepare(cell: Cell, registry: Registry, timing: bool) -> _Ready | dict[str,
     if reason:
         return {"status": Status.SKIPPED.value, "reason": reason}
     backend = get_backend(cell.backend, cell.run.dtype, tf32=cell.run.tf32)
+    begun, lost = time.perf_counter(), 0.0
+    for tries in range(MOST_TRIES):
+        # Whatever a try holds has to be gone before the next: nothing of an error may outlive its clause.
+        try:
+            with cautious(0.5**tries):
+                record = _on(backend, cell, problem, algorithm, registry, timing)
+            break
+        except Exception as error:
+            if not backend.ran_out(error) or tries + 1 == MOST_TRIES:
+                raise
+        _LATEST.clear()
+        gc.collect()
+        backend.release()
+        lost = time.perf_counter() - begun
+    if tries:
+        record["placement"]["tries"] = tries + 1
+        said = f"the device ran out of memory: run again with chunks of 1/{2**tries} of their usual size"
+        record["warnings"] = [*record["warnings"], said]
+        record["timing"]["lost_seconds"] += lost
+    return record
+
+
+def _on(
+    backend: Backend, cell: Cell, problem: Problem, algorithm: Any, registry: Registry, timing: bool
+) -> dict[str, Any]:
+    """The instance is drawn or at hand, the algorithm runs, the estimate is measured."""
     instance, sound = _instance(cell, problem, backend)
     computed = cell.run.start not in STARTS
     if timing and computed:

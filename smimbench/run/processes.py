@@ -87,7 +87,12 @@ class Crew:
         self.workers: list[_Worker] = []
         self.threads = threads
         self._most = most
-        self._setup = {"paths": registry.paths, "third_party": registry.third_party, "threads": threads, "timing": timing}
+        self._setup = {
+            "paths": registry.paths,
+            "third_party": registry.third_party,
+            "threads": threads,
+            "timing": timing,
+        }
 
     def idle(self) -> _Worker | None:
         """A process with nothing to do, a new one if there are too few; None if all are busy."""

@@ -74,6 +74,11 @@ class CupyBackend(Backend):
         """Bytes that arrays may still take on the device, the limit of its memory pool respected."""
         return free_memory(self.xp)
 
+    def ran_out(self, error: BaseException) -> bool:
+        """CuPy's own error, or what CUDA and its libraries say when they find no memory for themselves."""
+        said = f"{type(error).__name__}: {error}"
+        return any(word in said for word in ("OutOfMemoryError", "cudaErrorMemoryAllocation", "_ALLOC_FAILED"))
+
     def release(self) -> None:
         """Give the pool's unused blocks back to the driver."""
         self.xp.get_default_memory_pool().free_all_blocks()
