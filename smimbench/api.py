@@ -104,11 +104,11 @@ def show(
 
     from smimbench.report.rows import Rows, error_rows, scored_rows, suite_records
     from smimbench.run.store import Store, theory_folder
-    from smimbench.theory.cache import TheoryCache
+    from smimbench.run.theory_guard import GuardedTheory
 
     suite = _suite(suite)
     store = Store(Path(results) / suite.name)
-    cache = TheoryCache(theory_folder(store))
+    cache = GuardedTheory(theory_folder(store))
     rows = error_rows(suite_records(suite, store, backends), suite, store, cache)
     return Rows([*rows, *scored_rows(suite, store, cache)])
 

@@ -210,9 +210,9 @@ class Request:
 
     def theory(self) -> TheoryCache:
         """Answers of theory under ``--results``, which all suites share."""
-        from smimbench.theory.cache import TheoryCache
+        from smimbench.run.theory_guard import GuardedTheory
 
-        cache = TheoryCache(self.results / "theory")
+        cache = GuardedTheory(self.results / "theory")
         cache.remark = lambda line: self.remark([line])
         return cache
 

@@ -32,12 +32,12 @@ class Results:
         from smimbench.report.rows import suite_records
         from smimbench.run.settings import settings_folder
         from smimbench.run.store import theory_folder
-        from smimbench.theory.cache import TheoryCache
+        from smimbench.run.theory_guard import GuardedTheory
 
         self.suite, self.store, self.backends = suite, store, backends
         self.folder = settings_folder(suite, store)
         self.pairs = suite_records(suite, store, backends)
-        self.cache = TheoryCache(theory_folder(store))
+        self.cache = GuardedTheory(theory_folder(store))
         self.cache.remark = lambda line: request.remark([line])
         self.counts = dict(Counter(record["status"] for _, record in self.pairs))
 

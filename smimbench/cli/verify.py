@@ -68,11 +68,11 @@ def verify(request: Request, cells: int, seed: int, no_theory: bool) -> int:
 def _theory(suite: Suite, store: Store) -> Verification:
     """Points of theory that are kept, against points that are solved now."""
     from smimbench.run.store import theory_folder
+    from smimbench.run.theory_guard import GuardedTheory
     from smimbench.run.verification import Verification
-    from smimbench.theory.cache import TheoryCache
 
     found = Verification()
-    kept, fresh = TheoryCache(theory_folder(store)), TheoryCache()
+    kept, fresh = GuardedTheory(theory_folder(store)), GuardedTheory()
     for plan in suite.plans:
         ratios = [alpha for alpha in plan.alphas if kept.kept([(plan.problem, [alpha])]).points]
         if not ratios:

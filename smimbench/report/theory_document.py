@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smimbench.registry.metrics import find_metric, theory_of
+from smimbench.run.theory_guard import strange
 from smimbench.run.theory_processes import solve_in_processes
 from smimbench.theory.cache import Kept, Progress, TheoryCache
 
@@ -62,13 +63,14 @@ def theory_document(
     """
     cache = cache or TheoryCache()
     wanted = [(plan, _ratios(plan, alphas)) for plan in suite.chosen_plans]
-    if workers > 1:
+    ours = [(plan, ratios) for plan, ratios in wanted if not strange(*plan.problem.spec.values())]
+    if workers > 1 and ours:
 
         def heard(number: int, progress: Progress) -> None:
             what = "sample ratios and thresholds" if thresholds else "sample ratios"
-            on_stage(Stage(wanted[number][0].label, what, progress))
+            on_stage(Stage(ours[number][0].label, what, progress))
 
-        solve_in_processes([(p.problem, ratios) for p, ratios in wanted], cache, workers, heard, thresholds=thresholds)
+        solve_in_processes([(p.problem, ratios) for p, ratios in ours], cache, workers, heard, thresholds=thresholds)
     documents = []
     for plan, ratios in wanted:
         branches = _watched(cache, plan, "sample ratios", on_stage).points(plan.problem, ratios)

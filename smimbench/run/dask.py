@@ -6,6 +6,7 @@ loaded as it is now, and a plugin that crashes takes no worker with it.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import queue
 import threading
@@ -34,6 +35,10 @@ PATIENCE = 60.0
 gone is noticed that much later."""
 CHANCES = 5
 """Times that a cell is sent again after the cluster lost it; Dask itself sends it to other workers before."""
+LOST = ("KilledWorker", "CancelledError", "FutureCancelledError", "TimeoutError")
+"""Names of errors of a cell that went with its worker or its scheduler, and may be sent again."""
+SECOND_THOUGHTS = 1.0
+"""Seconds until a cell that was lost is sent again, if the scheduler answers then; doubled, that much later."""
 REST = 20.0
 """Seconds without a cell after which the process beside a Dask worker is ended; doubled, its memory is held that much longer."""
 DEVICES = ("cupy",)
@@ -88,39 +93,50 @@ def on_dask(
     try:
         for cell in cells:
             send(cell, 1)
-        while running and (end is None or time.monotonic() < end):
+        again: list[tuple[Cell, int, BaseException]] = []
+        since = 0.0
+        while (running or again) and (end is None or time.monotonic() < end):
+            if again and time.monotonic() - since > SECOND_THOUGHTS:
+                if not watch.answers():
+                    raise BackendError(f"dask: the scheduler at {address} is gone; what was finished is kept")
+                for cell, chance, why in again:
+                    if chance < CHANCES:
+                        send(cell, chance + 1)
+                    else:
+                        yield lost_record(cell, threads, f"the cluster lost it: {error_line(why)}")
+                again = []
             try:
                 future = done.get(timeout=1.0)
             except queue.Empty:
-                watch.look({cell.backend in DEVICES for cell, _ in running.values()})
+                watch.look({cell.backend in DEVICES for cell, *_ in (*running.values(), *again)})
                 continue
             if future not in running:
                 continue
             cell, chance = running.pop(future)
-            if future.status == "finished":
-                yield _checked(_fetched(future, address), cell, threads)
-            elif future.status in ("cancelled", "lost"):
-                raise BackendError(f"dask: the scheduler at {address} is gone; what was finished is kept")
-            elif chance < CHANCES and type(future.exception()).__name__ == "KilledWorker":
-                send(cell, chance + 1)
-            else:
-                yield lost_record(cell, threads, f"the cluster lost it: {error_line(future.exception())}")
+            record, why = _outcome(future)
+            if record is not None:
+                yield _checked(record, cell, threads)
+            elif type(why).__name__ not in LOST:
+                yield lost_record(cell, threads, f"the cluster lost it: {error_line(why)}")
+            else:  # with its worker, or with the scheduler: a moment later it is known which
+                since = since if again else time.monotonic()
+                again.append((cell, chance, why))
     finally:
         for future in running:
             _quietly(future.cancel)
         _quietly(client.close, timeout=2)
 
 
-def _fetched(future: Any, address: str) -> Any:
-    """The record of a finished cell. Until it is here it lies with the cluster, and is lost if that goes away now."""
-    from concurrent.futures import CancelledError
-
-    try:
-        return future.result()
-    except (OSError, CancelledError) as error:  # Dask's CommClosedError and TimeoutError are OSErrors
-        raise BackendError(
-            f"dask: the scheduler at {address} is gone; what was finished is kept ({error_line(error)})"
-        ) from None
+def _outcome(future: Any) -> tuple[Any, BaseException]:
+    """What a worker sent, or None and why there is nothing."""
+    if future.status == "finished":
+        try:  # its worker may have died since, with what it held
+            return future.result(timeout=PATIENCE / 4), RuntimeError()
+        except (Exception, asyncio.CancelledError) as error:  # Dask has errors of its own for each way to lose it
+            return None, error if type(error).__name__ in LOST else TimeoutError(error_line(error))
+    if future.status == "error":
+        return None, future.exception()
+    return None, TimeoutError(f"it is {future.status}")
 
 
 def _quietly(function: Any, **how: Any) -> None:
@@ -137,17 +153,26 @@ class _Watch:
         self._client, self._address = client, address
         self._last = time.monotonic()
 
+    def answers(self) -> bool:
+        """Whether the scheduler does."""
+        return self._workers() is not None
+
+    def _workers(self) -> dict[str, Any] | None:
+        """The workers that the scheduler knows; None if it does not answer."""
+        if self._client.status != "running":
+            return None
+        try:
+            found: dict[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
+        except TypeError:  # older versions give all of them
+            found = self._client.scheduler_info()["workers"]
+        except Exception:  # whatever it is, the scheduler does not answer
+            return None
+        return found
+
     def look(self, devices: set[bool]) -> None:
         """Raise BackendError if the scheduler, all workers, or all with a GPU where one is needed, are away for long."""
-        workers: dict[str, Any] = {}
-        alive = self._client.status == "running"
-        if alive:
-            try:
-                workers = self._client.scheduler_info(n_workers=-1)["workers"]
-            except TypeError:  # older versions give all of them
-                workers = self._client.scheduler_info()["workers"]
-            except Exception:  # whatever it is, the scheduler does not answer
-                alive = False
+        found = self._workers()
+        alive, workers = found is not None, found or {}
         able = [w for w in workers.values() if False in devices or "GPU" in (w.get("resources") or {})]
         if able:
             self._last = time.monotonic()

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from smimbench.run.claims import Claims
     from smimbench.suite.cells import Cell
 
-__all__ = ["Crew", "Limits", "in_processes", "with_crew"]
+__all__ = ["RESERVE", "Crew", "Limits", "end_group", "how_it_ended", "in_processes", "with_crew"]
 
 POLL = 0.1
 """Seconds between two looks at the processes; doubled, limits are kept that much less exactly."""
@@ -289,7 +289,7 @@ class _Worker:
     def kill(self, status: Status, reason: str) -> None:
         """End it, and what it started; ``status`` and ``reason`` stand in the record of its cell."""
         self.verdict = self.verdict or (status, reason)
-        _end_group(self._process.pid)
+        end_group(self._process.pid)
         with contextlib.suppress(OSError):
             self._process.kill()
 
@@ -299,7 +299,7 @@ class _Worker:
         if self.verdict is None:
             with contextlib.suppress(subprocess.TimeoutExpired):  # it has closed its pipe and goes on without
                 self._process.wait(2)
-        died = _death(self._process.returncode)
+        died = how_it_ended(self._process.returncode)
         self.end()
         if not self.cells:
             return None, []
@@ -320,7 +320,7 @@ class _Worker:
 
     def end(self) -> None:
         """Let go of it; nothing of it is kept."""
-        _end_group(self._process.pid)  # what it started and left behind included
+        end_group(self._process.pid)  # what it started and left behind included
         with contextlib.suppress(OSError):
             self._process.kill()
         self._process.wait()
@@ -331,12 +331,13 @@ class _Worker:
         self._pulse.unlink(missing_ok=True)
 
 
-def _end_group(leader: int) -> None:
+def end_group(leader: int) -> None:
+    """End a process that leads a group, and what it started."""
     with contextlib.suppress(OSError, AttributeError):  # there are groups on POSIX only
         os.killpg(leader, signal.SIGKILL)
 
 
-def _death(code: int | None) -> str:
+def how_it_ended(code: int | None) -> str:
     """How a process ended, in words."""
     if code is None:
         return "it closed its pipe"

@@ -19,7 +19,7 @@ import threading
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["BOOT", "HEAD", "main", "send"]
+__all__ = ["BOOT", "HEAD", "begin_worker", "main", "send"]
 
 BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from smimbench.run.worker import main; main()"
 """What ``python -P -c`` runs: the parent's path first, so that nothing of the working folder comes before it."""
@@ -41,8 +41,8 @@ def _receive(stream: IO[bytes]) -> bytes:
     return stream.read(*HEAD.unpack(head))
 
 
-def main() -> None:
-    """Run cells until the parent closes the pipe."""
+def begin_worker() -> tuple[queue.SimpleQueue[bytes], IO[bytes]]:
+    """First act of a process: what comes in, and where answers go; what is printed goes where the parent keeps it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     _end_with_parent()
     source, target = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
@@ -52,6 +52,12 @@ def main() -> None:
     faulthandler.enable()
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(source, inbox), daemon=True).start()
+    return inbox, target
+
+
+def main() -> None:
+    """Run cells until the parent closes the pipe."""
+    inbox, target = begin_worker()
     setup: dict[str, Any] = json.loads(inbox.get())
 
     from smimbench.registry.registry import Registry, set_registry

@@ -121,9 +121,15 @@ class TheoryCache:
         found: dict[str, Any] | str | None = self._recall("own", key, float(alpha))
         if found is None:
             points = tuple(self.points(problem, [alpha])[0])
-            found = own_theory(algorithm, problem, float(alpha), conditions._replace(points=points))
+            found = self.solve_own(problem, algorithm, spec, float(alpha), conditions._replace(points=points))
             self._remember("own", key, float(alpha), found)
         return found
+
+    def solve_own(
+        self, problem: Problem, algorithm: Any, spec: dict[str, Any], alpha: float, conditions: Conditions
+    ) -> dict[str, Any] | str:
+        """What theory says of an algorithm, asked for now; ``spec`` would make the same algorithm elsewhere."""
+        return own_theory(algorithm, problem, alpha, conditions)
 
     # -- what is kept ---------------------------------------------------------------------------------------------------
 
