@@ -57,6 +57,8 @@ def slurm(request: Request, minutes: int, cpus: int, max_array: int, backend: st
     again += [word for one in request.overrides for word in ("--set", one)]
     again += [word for one in request.only for word in ("--only", one)]
     again += [word for one in request.registry.paths for word in ("--plugins", one)]
+    if broken := next((name for name in (suite.name, *again) if any(ord(c) < 32 for c in name)), None):
+        raise click.UsageError(f"{broken!r} would break a batch script, whose comments end with the line; rename it")
     text = script(array, suite.name, again, str(request.results))
     if output is None:
         click.echo(text, nl=False)

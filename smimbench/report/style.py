@@ -95,7 +95,7 @@ def letter(model: Any) -> str:
 
 def literal(text: str) -> str:
     """Text of others as Matplotlib shows it letter by letter: no mathematics between dollars, nothing that XML forbids."""
-    return printable(text).replace("$", r"\$")
+    return printable(text).replace("\t", " ").replace("$", r"\$")
 
 
 def line_name(name: str, word: str, component: int | None) -> str:
