@@ -1,8 +1,8 @@
 """A thousand cells on a Dask cluster that is being shot at: ``python docs/checks/dask_kills.py``.
 
-Two workers on loopback, one of which is killed every ``PAUSE`` seconds and started again; the client is killed twice, the scheduler
-once, each of them started again by the same command. In the end all cells have to be there, no file set aside, and every error
-must be that of a serial run. docs/fuzzing.md has the figures of a whole run.
+Two workers on loopback, one of which is killed every ``PAUSE`` seconds and started again; the client is killed twice, the
+scheduler once, each of them started again by the same command. In the end all cells have to be there, no file set aside, and
+every error must be that of a serial run. docs/fuzzing.md has the figures of a whole run.
 """
 
 from __future__ import annotations
@@ -131,8 +131,9 @@ def main() -> int:
     unlike = sum(
         key not in found or any(found[key][name] != record[name] for name in ERRORS) for key, record in right.items()
     )
-    print(f"{len(found)} of {len(right)} cells in {time.monotonic() - begin:.0f} s; killed: workers {sum(w.killed for w in workers)} "
-          f"times, the client {client.killed}, the scheduler {scheduler.killed}; the client was started {client.starts} times; "
+    print(f"{len(found)} of {len(right)} cells in {time.monotonic() - begin:.0f} s; killed: workers "
+          f"{sum(w.killed for w in workers)} times, the client {client.killed}, the scheduler {scheduler.killed}; "
+          f"the client was started {client.starts} times; "
           f"{unlike} cells unlike the serial run, {len(store.complaints)} complaints, {len(aside)} set aside")  # fmt: skip
     done = client.killed == len(CLIENT) and scheduler.killed == len(SCHEDULER)
     return 0 if done and len(found) == len(right) and not (unlike or store.complaints or aside) else 1

@@ -1,9 +1,9 @@
 """SIGKILL while records are written: ``python docs/checks/kills.py --kills 300``.
 
-A child runs the missing cells of a suite, half of them with a trajectory in a file of its own, and is killed without warning: half
-of the times at the moment when a file under a temporary name is there, else at any moment. After every kill all that was finished
-must be there to the last byte, and every record must be read without a complaint. In the end what the killed children made is
-compared with a run that nobody disturbed. docs/fuzzing.md has the figures of a whole run.
+A child runs the missing cells of a suite, half of them with a trajectory in a file of its own, and is killed without
+warning: half of the times at the moment when a file under a temporary name is there, else at any moment. After every kill
+all that was finished must be there to the last byte, and every record must be read without a complaint. In the end what the
+killed children made is compared with a run that nobody disturbed. docs/fuzzing.md has the figures of a whole run.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ def main() -> int:
                 same = paths[0] is not None and paths[1] is not None and (paths[0]["mse"] == paths[1]["mse"]).all()
                 unlike += not same or any(found[key][name] != record[name] for name in ERRORS)
     print(f"{kills} SIGKILLs in {time.monotonic() - begin:.0f} s, {cut} of them while a file was being written: {lost} finished "
-          f"files lost or changed, {torn} torn ones believed or complained of; {compared} cells, {unlike} unlike the calm run")  # fmt: skip
+          f"files lost or changed, {torn} torn ones believed or complained of; "
+          f"{compared} cells, {unlike} unlike the calm run")  # fmt: skip
     return 1 if lost or torn or unlike else 0
 
 

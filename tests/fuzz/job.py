@@ -3,8 +3,8 @@
 A quarter each: suites put together by hypothesis from pieces that are nearly right, and shipped ones with a value changed;
 suites, records, kept theory, ``run.json`` and ``.npz`` files with bytes changed; records whose fields were changed and whose
 digest was made to fit; command lines. A case is a finding if anything but an error of smimbench's own comes out, if it takes
-more than ``SLOW`` seconds of the processor or ``STUCK`` on the wall, if what it prints holds a control character or a formula, or if a file appears outside the results
-folder. The process may take ``MEMORY`` bytes in all.
+more than ``SLOW`` seconds of the processor or ``STUCK`` on the wall, if what it prints holds a control character or a formula,
+or if a file appears outside the results folder. The process may take ``MEMORY`` bytes in all.
 """
 
 from __future__ import annotations
