@@ -108,7 +108,8 @@ def on_dask(
             try:
                 future = done.get(timeout=1.0)
             except queue.Empty:
-                watch.look({cell.backend in DEVICES for cell, *_ in (*running.values(), *again)})
+                left = [*running.values(), *((cell, chance) for cell, chance, _ in again)]
+                watch.look({cell.backend in DEVICES for cell, _ in left})
                 continue
             if future not in running:
                 continue
