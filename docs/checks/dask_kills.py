@@ -1,12 +1,13 @@
-"""A thousand cells on a Dask cluster that is being shot at: ``python docs/checks/dask_kills.py``.
+"""A thousand cells on a Dask cluster that is being shot at: ``python docs/checks/dask_kills.py --pause 5``.
 
-Two workers on loopback, one of which is killed every ``PAUSE`` seconds and started again; the client is killed twice, the
+Two workers on loopback, one of which is killed every so many seconds and started again; the client is killed twice, the
 scheduler once, each of them started again by the same command. In the end all cells have to be there, no file set aside, and
 every error must be that of a serial run. docs/fuzzing.md has the figures of a whole run.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
 import os
@@ -40,7 +41,6 @@ steps = 40
 [[algorithms]]
 name  = "gamp"
 """
-PAUSE = 5.0
 CLIENT, SCHEDULER = (250, 500), (700,)
 """Cells that are there when the client and the scheduler are killed."""
 ERRORS = ("metrics", "status", "reason", "iterations", "restarts", "start", "final")
@@ -68,7 +68,7 @@ class Service:
 
     def kill(self) -> None:
         """SIGKILL to it alone."""
-        if self._process.poll() is None:
+        if self._process.poll() is None:  # its own processes have to notice
             self._process.kill()
             self._process.wait()
             self.killed += 1
@@ -82,6 +82,9 @@ class Service:
 
 def main() -> int:
     """The whole check; 1 if a cell is missing or unlike the serial run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pause", type=float, default=5.0, help="Seconds between two kills of a worker.")
+    pause = parser.parse_args().pause
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -116,7 +119,7 @@ def main() -> int:
                 there = sum(1 for _ in store.folder.glob("*.json")) - 1
                 if moments and there >= moments[0][0]:
                     moments.pop(0)[1].kill()
-                if time.monotonic() - shot > PAUSE:
+                if time.monotonic() - shot > pause:
                     next(turns).kill()
                     shot = time.monotonic()
                 for service in (scheduler, *workers):

@@ -1,18 +1,26 @@
-"""Theory at the ends of what may be asked, each row a right number or a refusal: ``python docs/checks/stress.py``.
+"""Theory and runs at the ends of what may be asked, each row a right number or a refusal: ``python docs/checks/stress.py``.
 
-Every point has to be an MSE between 0 and the 1 of the prior mean, with a finite error, within ``LIMIT`` seconds; or one line
-that says what would be right. docs/stress.md has the table of a whole run.
+Every point of theory has to be an MSE between 0 and the 1 of the prior mean, with a finite error, within ``LIMIT`` seconds;
+or one line that says what would be right. With ``--runs`` every algorithm runs at dimensions from 1 and sample ratios from
+1e-4 to 1e4: each has to end with finite metrics, or skipped, diverged or refused in a line of smimbench's own. ``--skip
+FILE`` leaves out what has a row in a table that is there already. docs/stress.md has the tables of a whole run.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import signal
 import time
 import warnings
+from pathlib import Path
 
 from smimbench.interfaces import ParameterError
 from smimbench.problem.problem import Problem, ProblemError
+from smimbench.registry.registry import get_registry
+from smimbench.run.cell import run_cell
+from smimbench.suite.errors import SuiteError
+from smimbench.suite.reader import parse_suite
 from smimbench.theory.cache import TheoryCache
 
 LIMIT = 8
@@ -35,6 +43,10 @@ def problems():
         yield from ((SEQUENCE, tokens, channel, None) for channel in channels)
     yield from ((ATTENTION, 2, {"name": "softmax", "beta": beta}, 0.5) for beta in (1e-3, 0.03, 30.0, 1e3))
     yield from ((SEQUENCE, 2, {"name": "linear", "noise": noise}, None) for noise in (0.0, 1e-3, 1e3))
+    yield from ((SEQUENCE, tokens, {"name": "sign"}, None) for tokens in (1, 16))
+    yield from (
+        (SEQUENCE, tokens, {"name": "probit", "noise": noise}, None) for tokens, noise in ((1, 1e3), (16, 1e-3))
+    )
     yield from ((SEQUENCE, 2, {"name": "softmax", "layers": 2, "skip": skip}, None) for skip in (0.0, 100.0))
     yield from ((ATTENTION, 2, {"name": "softmax", "layers": 2, "beta": beta}, 0.5) for beta in (1e-3, 9.0, 1e3))
     yield from ((ATTENTION, 2, channels[0], rho) for rho in (1e-30, 1e30))
@@ -65,19 +77,107 @@ def late(*_):
     raise Late
 
 
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    signal.signal(signal.SIGPROF, late)
+RUN_PROBLEMS = (
+    (SEQUENCE, 1, {"name": "linear", "noise": 0.1}, None),
+    (SEQUENCE, 2, {"name": "softmax"}, None),
+    (SEQUENCE, 2, {"name": "softmax", "layers": 2, "skip": 1.0}, None),
+    (SEQUENCE, 16, {"name": "hardmax"}, None),
+    (SEQUENCE, 1, {"name": "sign"}, None),
+    (ATTENTION, 2, {"name": "linear", "noise": 0.1}, 1e-3),
+    (ATTENTION, 2, {"name": "softmax"}, 0.5),
+    (ATTENTION, 16, {"name": "softmax", "beta": 1e3}, 10.0),
+    (ATTENTION, 2, {"name": "hardmax"}, 1e3),
+)
+ALGORITHMS = {"sgd": "steps = 3\nbatch = 1", "adam": "steps = 3", "adamw": "steps = 3"}
+MOST_SAMPLES = 20_000
+
+
+def suite_of(model, tokens, channel, rho, alpha, dimension, algorithm):
+    """A suite of one cell."""
+    table = ", ".join(f"{key} = {value if key != 'name' else repr(value)}" for key, value in channel.items())
+    prior = '{ name = "gaussian" }' if rho is None else f'{{ name = "wishart", rho = {rho} }}'
+    of = '\nof = { name = "adam", steps = 2 }\nstudents = 2' if algorithm == "averaged" else ""
+    return parse_suite(
+        Path("stress.toml"),
+        f"""[problem]
+model = {{ name = "{model}", tokens = {tokens} }}
+channel = {{ {table} }}
+prior = {prior}
+[grid]
+alpha = [{alpha}]
+dimension = [{dimension}]
+seeds = 1
+[[algorithms]]
+name = "{algorithm}"{of}
+{ALGORITHMS.get(algorithm, "")}
+[run]
+max_iterations = 3
+timeout = 30
+""",
+    )
+
+
+def ran(model, tokens, channel, rho, alpha, dimension, algorithm) -> str:
+    """How a run ended, or what is wrong with that."""
+    try:
+        (cell,) = suite_of(model, tokens, channel, rho, alpha, dimension, algorithm).cells()
+        record = run_cell(cell)
+    except SuiteError as error:
+        return f"refused: {error}"
+    except Exception as error:
+        return f"WRONG: {type(error).__name__}: {error}"
+    status, found = record["status"], record["metrics"].get("mse", [])
+    own = ("ParameterError", "ProblemError", "ValueError: ")  # what smimbench and its items raise on purpose
+    if status == "failed" and not record["reason"].startswith(own):
+        return f"WRONG: {record['reason']} ({record.get('where')})"
+    if status in ("ok", "not-converged") and not (found and all(v is not None and math.isfinite(v) for v in found)):
+        return f"WRONG: {status} with MSE {found}"
+    said = f"{status}: {record['reason']}" if status in ("failed", "skipped") else status
+    return said.replace("|", "/")
+
+
+def runs() -> None:
+    """A row for every problem, algorithm, dimension and sample ratio."""
+    print("| model | tokens | channel | rho | algorithm | D | alpha | end |\n|---|---|---|---|---|---|---|---|")
+    for model, tokens, channel, rho in RUN_PROBLEMS:
+        words = ", ".join(f"{k} {v:g}" if k != "name" else str(v) for k, v in channel.items())
+        for algorithm in sorted({entry.name for entry in get_registry().entries("algorithm")}):
+            for dimension in (1, 2, 5):
+                for alpha in ALPHAS:
+                    if alpha * dimension ** (1 if model == SEQUENCE else 2) * tokens > MOST_SAMPLES:
+                        continue
+                    said = ran(model, tokens, channel, rho, alpha, dimension, algorithm)
+                    print(
+                        f"| {model} | {tokens} | {words} | {'' if rho is None else rho} | {algorithm} | {dimension} "
+                        f"| {alpha:g} | {said} |",
+                        flush=True,
+                    )
+
+
+def points(there: str) -> None:
+    """A row for every problem and sample ratio, but for those whose row is there."""
     print("| model | tokens | channel | rho | alpha | MSE | s |\n|---|---|---|---|---|---|---|")
     for model, tokens, channel, rho in problems():
         words = ", ".join(f"{k} {v:g}" if k != "name" else str(v) for k, v in channel.items())
         for alpha in ALPHAS:
+            row = f"| {model} | {tokens} | {words} | {'' if rho is None else rho} | {alpha:g} |"
+            if row in there:
+                continue
             begin = time.process_time()
             said = point(model, tokens, channel, rho, alpha)
-            seconds = time.process_time() - begin
-            print(
-                f"| {model} | {tokens} | {words} | {'' if rho is None else rho} | {alpha:g} | {said} | {seconds:.1f} |",
-                flush=True,
-            )
+            print(f"{row} {said} | {time.process_time() - begin:.1f} |", flush=True)
             if said.startswith(("refused", "not")):
                 break
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", action="store_true", help="Runs in place of theory.")
+    parser.add_argument("--skip", type=Path, help="A table whose rows are left out.")
+    chosen = parser.parse_args()
+    warnings.simplefilter("ignore")
+    signal.signal(signal.SIGPROF, late)
+    if chosen.runs:
+        runs()
+    else:
+        points(chosen.skip.read_text() if chosen.skip else "")

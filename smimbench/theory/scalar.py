@@ -39,7 +39,8 @@ PER_DECADE, SAMPLED_PER_DECADE = 8, 4
 FREE_ENTROPY_NODES = 2001
 """Points of the integrals of free-entropy differences; odd. Doubled, their error is a sixteenth."""
 SMALL, SLOWEST, FAINTEST = 1e-3, 0.5, 1e-150
-"""Errors below the first (of the second moment) fall at least with this power of Qhat, down to the third; else the curve ends."""
+"""Errors below the first (of what the prior mean leaves) fall at least with this power of Qhat, down to the third; else the
+curve ends."""
 RESPONSE_ERROR = 1e-11
 """Relative error of dQ/dQhat at the prior mean; doubled, thresholds state that much more."""
 ROUNDING = 1e-13
@@ -64,6 +65,7 @@ class ScalarCurve:
             raise ValueError(f"a scalar curve needs one component, this problem has {self.problem.components}")
         self.kappa = float(self.problem.model.kappa)
         self.second, self.bottom = (float(moment[0, 0]) for moment in prior_moments(self.problem))
+        self.unknown = self.second - self.bottom  # what the prior mean leaves; a wide Wishart matrix is nearly its mean
         probe = self._information(np.array(0.0))
         self.method = probe.method
         # A fit through sampled values is smooth, and evaluated where it is asked.
@@ -74,7 +76,7 @@ class ScalarCurve:
         )
         count = round(np.log10(high / low) * per_decade) + 1
         self.log_qhat = np.linspace(np.log(low), np.log(high), count)
-        self.log_qhat = self.log_qhat[: resolved(self._overlap(self.log_qhat)[1], self.log_qhat, self.second)]
+        self.log_qhat = self.log_qhat[: resolved(self._overlap(self.log_qhat)[1], self.log_qhat, self.unknown)]
 
     @classmethod
     def of(cls, problem: Problem) -> ScalarCurve:
@@ -226,7 +228,7 @@ class ScalarCurve:
 
     def _meet(self, low: Prediction, high: Prediction) -> bool:
         """Whether two branches are one."""
-        return bool(abs(low.V[0, 0] - high.V[0, 0]) <= 1e-6 * self.second + low.error[0] + high.error[0])
+        return bool(abs(low.V[0, 0] - high.V[0, 0]) <= 1e-6 * self.unknown + low.error[0] + high.error[0])
 
     def _free_entropy(self, point: Prediction) -> tuple[float, float]:
         r"""``(1/2) \int (kappa alpha I(Q) - Qhat(Q)) dQ`` from the prior mean to the point, and its numerical error.
@@ -406,13 +408,13 @@ class ScalarCurve:
         return found
 
 
-def resolved(V: Array, log_qhat: Array, second: float) -> int:
+def resolved(V: Array, log_qhat: Array, unknown: float) -> int:
     """Nodes up to which V falls as it should: a prior stops where more makes no difference in double precision."""
-    if not (SMALL * second > V).any():
+    if not (SMALL * unknown > V).any():
         return len(V)
     with np.errstate(divide="ignore", invalid="ignore"):
         fall = -np.diff(np.log(V)) / np.diff(log_qhat)
-    bad = (V[1:] < SMALL * second) & ~((fall > SLOWEST) & (V[1:] > FAINTEST * second))
+    bad = (V[1:] < SMALL * unknown) & ~((fall > SLOWEST) & (V[1:] > FAINTEST * unknown))
     return int(np.argmax(bad)) + 1 if bad.any() else len(V)
 
 

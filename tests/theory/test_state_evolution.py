@@ -155,6 +155,17 @@ def test_the_small_width_limit(tokens):
     assert found["perfect_recovery"]["value"] == pytest.approx(2 / k, abs=1e-6)
 
 
+@pytest.mark.parametrize("rho", [1e3, 1e5])
+def test_a_very_wide_wishart_matrix_is_its_mean_and_a_gaussian_one(rho):
+    """Then ``V = 1 / (1 + Qhat)``, and the fixed point for linear labels is the root of a quadratic equation."""
+    for point in solve(attention(rho=rho, channel="linear", noise=0.1), [1e-3, 0.1, 1.0, 1e3]):
+        # (V + noise) (1 - V) = 2 * 3 alpha V: three pairs of two tokens, kappa = 2
+        slope = 6 * point.alpha - 1 + 0.1
+        V = 0.2 / (slope + math.hypot(slope, math.sqrt(0.4)))
+        assert point.V[0, 0] == pytest.approx(V, rel=2 / rho)
+        assert point.error[0] < 1e-9
+
+
 def test_more_samples_never_hurt():
     for problem in (attention(3, 0.3, "linear", noise=0.01), sequence(3), attention(2, 1.5)):
         errors = [float(p.mse[0]) for p in solve(problem, np.geomspace(1e-3, 3, 60))]
