@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -34,6 +35,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     if sys.stdout is None:
         complain("standard output is closed; send it to a file, a pipe or /dev/null")
         return BAD_INPUT
+    for stream in (sys.stdout, sys.stderr):  # a letter that a terminal does not have is no reason to end
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         code = cli.main(given or ["--help"], prog_name="smimbench", standalone_mode=False) or OK

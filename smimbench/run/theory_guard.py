@@ -100,7 +100,7 @@ class GuardedTheory(TheoryCache):
         try:
             return self._solver.ask(self, (what, problem.spec, *more))
         except ProblemError as error:
-            if not hasattr(error, "answered"):
+            if not self._solver.answered:
                 self._given_up[name] = error
             raise
 
@@ -122,7 +122,7 @@ class _Solver:
         self._end = weakref.finalize(self, _end, self._process, self._output)
         self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         threading.Thread(target=_listen, args=(self._process.stdout, self._events), daemon=True).start()
-        self._ready = False
+        self._ready = self.answered = False
         registry = get_registry()
         setup = {"paths": registry.paths, "third_party": registry.third_party, "folder": folder and str(folder)}
         self._tell(json.dumps(setup).encode())
@@ -139,6 +139,7 @@ class _Solver:
 
     def ask(self, cache: TheoryCache, question: tuple[Any, ...]) -> Any:
         """The answer to a question; progress and remarks on the way are handed on to ``cache``."""
+        self.answered = False
         self._tell(pickle.dumps(question))
         heard = time.monotonic()
         try:
@@ -157,12 +158,13 @@ class _Solver:
                     cache.watch(Progress(*event["progress"]))
                 elif "remark" in event:
                     cache.remark(printable(event["remark"], LONGEST))
-                elif "error" in event:
-                    raise _error(event)
                 else:
+                    self.answered = True
+                    if "error" in event:
+                        raise _error(event)
                     return event["answer"]
-        except BaseException as error:
-            if not getattr(error, "answered", False):  # it may still be at work on what nobody waits for
+        except BaseException:
+            if not self.answered:  # it may still be at work on what nobody waits for
                 self._end()
             raise
 
@@ -206,11 +208,9 @@ def _end(process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
 def _error(event: dict[str, Any]) -> Exception:
     """What the process raised, under the same name."""
     if event["error"] == ProblemError.__name__ and event.get("key"):
-        error: Exception = ProblemError(str(event["key"]), str(event["message"]))
-    else:
-        error = type(str(event["error"]), (RuntimeError,), {})(str(event["message"]))
-    error.answered = True  # type: ignore[attr-defined]
-    return error
+        return ProblemError(str(event["key"]), str(event["message"]))
+    found: Exception = type(str(event["error"]), (RuntimeError,), {})(str(event["message"]))
+    return found
 
 
 # -- in the process ---------------------------------------------------------------------------------------------------

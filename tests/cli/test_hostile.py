@@ -182,6 +182,14 @@ def test_columns_that_are_no_number_are_80(columns):
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
+def test_a_terminal_without_a_letter_gets_another(tmp_path):
+    suite = write_suite(tmp_path, SUITE.replace('"line"', '"Größe α"'))
+    done = call_outside("theory", suite, "--results", tmp_path, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert "±" not in done.stdout
+    assert "Gr??e ?" in done.stdout
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 def test_standard_output_that_is_full_or_closed_is_one_line():
     for redirection in (">/dev/full", ">&-"):
