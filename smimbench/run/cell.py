@@ -70,7 +70,7 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1, registry: Re
         common = (ready.problem, ready.instance, ready.data, ready.algorithm)
         return _conclude(ready, run_algorithm(*common, ready.make_rng, ready.settings, ready.backend))
 
-    report.keep(work)
+    report.keep(lambda: _with_smaller_chunks(cell, work))
     return report.finish(started, time.time() - started)
 
 
@@ -87,10 +87,16 @@ def run_cells_together(
     _forget_other_instances(*cells)
     machine.reset_peak_memory()
     ready: dict[int, _Ready] = {}
+    alone = set()  # those for which the device had no room beside the others
     for k, cell in enumerate(cells):
 
         def prepare(k: int = k, cell: Cell = cell) -> dict[str, Any]:
-            found = _prepare(cell, registry, timing=False)
+            try:
+                found = _prepare(cell, registry, timing=False)
+            except Exception as error:
+                if _ran_out(cell, error):
+                    alone.add(k)
+                raise
             if isinstance(found, dict):
                 return found
             ready[k] = found
@@ -99,14 +105,53 @@ def run_cells_together(
         reports[k].keep(prepare)
     for (k, one), result in zip(ready.items(), _run_together(reports, ready, threads)):
 
-        def conclude(one: _Ready = one, result: Any = result) -> dict[str, Any]:
+        def conclude(k: int = k, one: _Ready = one, result: Any = result) -> dict[str, Any]:
             if isinstance(result, BaseException):
+                if one.backend.ran_out(result):
+                    alone.add(k)
                 raise result
             return _conclude(one, result)
 
         reports[k].keep(conclude)
     total = (time.time() - started) / len(cells)
-    return [report.finish(started, total) for report in reports]
+    found = [report.finish(started, total) for report in reports]
+    reports.clear()
+    ready.clear()
+    return [
+        run_cell(cells[k], threads=threads, registry=registry) if k in alone else record
+        for k, record in enumerate(found)
+    ]
+
+
+def _ran_out(cell: Cell, error: BaseException) -> bool:
+    """Whether the memory of the device of a cell did not suffice."""
+    with contextlib.suppress(Exception):  # of a backend that is not there
+        return get_backend(cell.backend, cell.run.dtype, tf32=cell.run.tf32).ran_out(error)
+    return False
+
+
+def _with_smaller_chunks(cell: Cell, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What ``work`` returns; where the device runs out of memory, it is done anew with chunks half as large, and says so."""
+    begun, lost = time.perf_counter(), 0.0
+    for tries in range(MOST_TRIES):
+        # Whatever a try holds has to be gone before the next: nothing of an error may outlive its clause.
+        try:
+            with cautious(0.5**tries):
+                record = work()
+            break
+        except Exception as error:
+            if tries + 1 == MOST_TRIES or not _ran_out(cell, error):
+                raise
+        _LATEST.clear()
+        gc.collect()
+        get_backend(cell.backend, cell.run.dtype, tf32=cell.run.tf32).release()
+        lost = time.perf_counter() - begun
+    if tries and "placement" in record:
+        record["placement"]["tries"] = tries + 1
+        said = f"the device ran out of memory: run again with chunks of 1/{2**tries} of their usual size"
+        record["warnings"] = [*record["warnings"], said]
+        record["timing"]["lost_seconds"] += lost
+    return record
 
 
 def _run_together(
@@ -242,32 +287,6 @@ def _prepare(cell: Cell, registry: Registry, timing: bool) -> _Ready | dict[str,
     if reason:
         return {"status": Status.SKIPPED.value, "reason": reason}
     backend = get_backend(cell.backend, cell.run.dtype, tf32=cell.run.tf32)
-    begun, lost = time.perf_counter(), 0.0
-    for tries in range(MOST_TRIES):
-        # Whatever a try holds has to be gone before the next: nothing of an error may outlive its clause.
-        try:
-            with cautious(0.5**tries):
-                record = _on(backend, cell, problem, algorithm, registry, timing)
-            break
-        except Exception as error:
-            if not backend.ran_out(error) or tries + 1 == MOST_TRIES:
-                raise
-        _LATEST.clear()
-        gc.collect()
-        backend.release()
-        lost = time.perf_counter() - begun
-    if tries:
-        record["placement"]["tries"] = tries + 1
-        said = f"the device ran out of memory: run again with chunks of 1/{2**tries} of their usual size"
-        record["warnings"] = [*record["warnings"], said]
-        record["timing"]["lost_seconds"] += lost
-    return record
-
-
-def _on(
-    backend: Backend, cell: Cell, problem: Problem, algorithm: Any, registry: Registry, timing: bool
-) -> dict[str, Any]:
-    """The instance is drawn or at hand, the algorithm runs, the estimate is measured."""
     instance, sound = _instance(cell, problem, backend)
     computed = cell.run.start not in STARTS
     if timing and computed:
