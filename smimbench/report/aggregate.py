@@ -145,6 +145,7 @@ def diagnostics(records: Sequence[dict[str, Any]], theory: dict[str, Any]) -> di
     for name in sorted(names):
         lists = [final[name] for final in reported if isinstance(final.get(name), list)]
         expected = theory.get(name) or []
+        expected = expected if isinstance(expected, list) else []
         found[name] = []
         for i in range(max(map(len, lists))):
             values = np.array([own[i] for own in lists if i < len(own) and own[i] is not None], dtype=float)

@@ -42,7 +42,8 @@ def extrapolated_rows(rows: Sequence[dict[str, Any]], target: float = 1e-3) -> l
     -------
     list of dict
         ``value`` and ``error`` at D = infinity; ``law`` (``"1/D"`` unless rejected), its ``coefficient`` and
-        ``coefficient_error``, ``chi2``, ``dof``, ``p_value``; ``first_p_value``, that of 1/D; ``exponent``, the best single
+        ``coefficient_error``, beside them ``own_coefficient``, that of 1/D in closed form, where the algorithm's theory has it;
+        ``chi2``, ``dof``, ``p_value``; ``first_p_value``, that of 1/D; ``exponent``, the best single
         one with its interval and the probability that 1 is as good; ``theory``, ``theory_error``, ``difference``, and ``z``,
         the difference in units of all errors together, as likely as a normal variable of that size; ``points``, what was fitted.
         As in rows, ``theory`` is the algorithm's own (``own_theory``) where it has one, otherwise the Bayes-optimal value.
@@ -85,7 +86,7 @@ def _entry(members: Sequence[dict[str, Any]], target: float) -> dict[str, Any] |
         statuses.update(row["status_counts"])
     verdict = _against(fit.limit, result.error, dof, theory, last["theory_error"], target)
     named = ("problem", "algorithm", "backend", "metric", "component", "bayes", "identity")
-    beside = ("component_word", "own_theory", "own_theory_error", "no_theory")
+    beside = ("component_word", "own_theory", "own_theory_error", "no_theory", "own_coefficient")
     return {
         **{key: last[key] for key in named},
         **{key: last.get(key) for key in beside},

@@ -48,6 +48,7 @@ def _table(problem: str, metric: str, entries: list[dict[str, Any]]) -> Renderab
         ("value ± err", "r", lambda e: uncertain(e["value"], e["error"], 0.0)),
         *(two_verdicts() if any(map(differs, entries)) else _one_verdict()),
         ("law", "l", lambda e: e["law"]),
+        *(_coefficients() if any(e.get("own_coefficient") is not None for e in entries) else ()),
         ("chi2/dof", "r", lambda e: f"{e['chi2']:.1f}/{e['dof']}"),
         ("exponent", "r", lambda e: exponent_text(e["exponent"])),
         ("status", "l", lambda e: statuses(e["status_counts"])),
@@ -64,6 +65,18 @@ def _one_verdict() -> list[Column]:
     ]
 
 
+def _coefficients() -> list[Column]:
+    """The fitted coefficient of the first correction, and the one that theory has in closed form."""
+    return [
+        (
+            "b ± err",
+            "r",
+            lambda e: uncertain(e["coefficient"], e["coefficient_error"], 0.0) if e["law"] == "1/D" else "",
+        ),
+        ("b in theory", "r", lambda e: "" if e.get("own_coefficient") is None else f"{e['own_coefficient']:.4g}"),
+    ]
+
+
 def exponent_text(exponent: dict[str, float]) -> str:
     """``1.1 (0.8-1.5)``; ``>0.7`` where there is no upper end, blank where every exponent fits as well."""
     from smimbench.numerics.size_laws import EXPONENTS
@@ -76,7 +89,7 @@ def exponent_text(exponent: dict[str, float]) -> str:
 
 _FIELDS = (
     "problem", "algorithm", "backend", "alpha", "metric", "component", "n", "value", "error", "theory", "theory_error",
-    "difference", "z", "law", "coefficient", "chi2", "dof", "p_value",
+    "difference", "z", "law", "coefficient", "own_coefficient", "chi2", "dof", "p_value",
 )  # fmt: skip
 
 

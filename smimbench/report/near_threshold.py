@@ -1,4 +1,4 @@
-"""Which threshold a run that does not converge stands near: where one lies, D directions do not average out."""
+"""Which threshold a run that does not converge stands near: where one lies, what it rests on does not average out."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ NAMES = {
 """Thresholds of a problem by their key, in words; those of components stand under ``sequential``."""
 
 
-def near_threshold(found: Mapping[str, Any], alpha: float, dimension: int, word: str = "component") -> str | None:
+def near_threshold(found: Mapping[str, Any], alpha: float, count: int, word: str = "component") -> str | None:
     """Which threshold is nearest, if one is so near that a run of this size may honestly not converge; None if none is.
 
     The rate at which an overlap grows out of nothing, or falls to it, is ``alpha / alpha_c`` up to a fluctuation of order
-    ``1 / sqrt(D)`` from one draw of the data to the next: within ``|alpha - alpha_c| <= alpha_c / sqrt(D)`` either may happen.
+    ``1 / sqrt(count)`` from one draw of the data to the next, with ``count = D`` directions for low rank, and n samples for
+    extensive rank: within ``|alpha - alpha_c| <= alpha_c / sqrt(count)`` either may happen.
 
     Parameters
     ----------
@@ -32,7 +33,8 @@ def near_threshold(found: Mapping[str, Any], alpha: float, dimension: int, word:
         Thresholds as ``smimbench.theory.thresholds`` gives them.
     alpha : float
         Sample ratio that was really used.
-    dimension : int
+    count : int
+        What fluctuates so: D for low rank, n for extensive rank.
     word : str
         What a component is called.
     """
@@ -45,9 +47,9 @@ def near_threshold(found: Mapping[str, Any], alpha: float, dimension: int, word:
     if not distances:
         return None
     distance, name, value = min(distances)
-    if distance > 1 / math.sqrt(dimension):
+    if distance > 1 / math.sqrt(count):
         return None
     return (
-        f"alpha {alpha:.3g} is within 1/sqrt({dimension}) = {100 / math.sqrt(dimension):.2g}% of the {name} at {value:.3g}: "
+        f"alpha {alpha:.3g} is within 1/sqrt({count}) = {100 / math.sqrt(count):.2g}% of the {name} at {value:.3g}: "
         "a larger dimension mends it"
     )

@@ -16,6 +16,7 @@ from smimbench.registry.adapters import plan_of, sizes
 from smimbench.registry.metrics import find_metric, theory_of, trajectory_metrics
 from smimbench.registry.registry import RegistryError, get_registry
 from smimbench.report.aggregate import against_theory, diagnostics, ratio_to_bayes, values_of
+from smimbench.report.both_starts import above_informed
 from smimbench.report.labels import component_word, distinguish, grouped, reason_of, without_versions
 from smimbench.report.learning_order import learning_order
 from smimbench.report.near_threshold import near_threshold
@@ -74,6 +75,7 @@ class _Group:
         trajectories = [None if r["status"] in LOST else store.trajectory(r) for r in records]
         unsolved = self.bayes.get("unsolved")
         layers, order = ([], None) if unsolved else _order(self, trajectories)
+        informed, above = above_informed(records)
         own, reason = ({}, self.own) if isinstance(self.own, str) else (self.own, None)
         shared = {
             "branch": None,
@@ -87,8 +89,9 @@ class _Group:
             "status_counts": dict(Counter(r["status"] for r in records)),
             "reasons": sorted({reason_of(r, self.near) for r in records if r["status"] != Status.OK.value}),
             "warnings": sorted(
-                {w for r in records for w in r.get("warnings", [])} | ({unsolved} if unsolved else set())
+                {w for r in records for w in r.get("warnings", [])} | {line for line in (unsolved, above) if line}
             ),
+            "informed": informed,
             "identity": {
                 "problem": without_versions(self.problem.spec),
                 "algorithm": without_versions(self.algorithm) or {"name": self.place["algorithm"]},
@@ -121,6 +124,7 @@ class _Group:
                         "own_theory": expected[component],
                         "own_theory_error": errors[component],
                         "own_z": verdict["z"],
+                        "own_coefficient": ((own.get("finite_size") or {}).get(name) or [None] * components)[component],
                         "no_theory": None if known else reason or "its theory says nothing of this metric",
                         "bayes": bayes[component],
                         "bayes_error": bayes_errors[component],
@@ -217,16 +221,18 @@ def _solve(theorist: TheoryCache, problem: Problem, ratios: Sequence[float]) -> 
 def _near(
     theorist: TheoryCache, problem: Problem, records: Sequence[dict[str, Any]], ratio: float, dimension: int
 ) -> str | None:
-    """The threshold near which runs of low rank did not converge, in words; asked for only where one did not."""
+    """The threshold near which runs did not converge, in words; asked for only where one did not."""
     stuck = any(record["status"] == Status.NOT_CONVERGED.value for record in records)
-    if not stuck or problem.model.rank != "low":
+    if not stuck:
         return None
     try:
         with steady_folder():
             found = theorist.thresholds(problem)
     except Exception:  # of a plugin; the reason of the run stands without
         return None
-    return near_threshold(found, ratio, dimension, component_word(problem))
+    low = problem.model.rank == "low"
+    count = dimension if low else problem.model.sample_count(ratio, dimension)
+    return near_threshold(found, ratio, count, component_word(problem))
 
 
 def rows_of_points(
@@ -318,7 +324,7 @@ def own_point(
     known = [Overlaps(*(start[name] for name in Overlaps._fields)) for start in starts if start]
     conditions = Conditions(
         dimension=cell.dimension,
-        start=cell.run.start,
+        start="uninformed" if cell.run.start == "both" else cell.run.start,
         starts=tuple(start for start in known if _are_matrices(start, problem.components)),
         iterations=cell.run.max_iterations,
         trajectory=trajectory,

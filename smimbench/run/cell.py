@@ -19,13 +19,14 @@ from smimbench.backend.memory import cautious
 from smimbench.backend.roofline import remembered
 from smimbench.backend.streaming import DrawnInputs, NarrowInputs, StreamedInputs
 from smimbench.files import canonical_json, error_line, printable
-from smimbench.interfaces import member
+from smimbench.interfaces import member, offers
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem
 from smimbench.problem.seeds import seed_sequence
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import Registry, get_registry
 from smimbench.run import heartbeat
+from smimbench.run.both_starts import BESIDE_OVERLAP, compared
 from smimbench.run.loop import LoopResult, LoopSettings, Status, run_algorithm
 from smimbench.run.record import LONGEST, check_types, plain
 from smimbench.run.together import pressed, run_together
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from smimbench.interfaces import Data, Start
+    from smimbench.run.loop import Attempt
 
 __all__ = ["INFORMED_OVERLAP", "fit_for_store", "lost_record", "run_cell", "run_cells_together", "run_group"]
 
@@ -298,7 +300,8 @@ def _prepare(cell: Cell, registry: Registry, timing: bool) -> _Ready | dict[str,
     head_start = stop().seconds if computed else 0.0
     backend.release()
     data = instance.data(backend, start)
-    settings = LoopSettings(cell.run.tolerance, cell.run.max_iterations, cell.run.timeout, head_start)
+    both = cell.run.start == "both" and offers(algorithm, "free_entropy")
+    settings = LoopSettings(cell.run.tolerance, cell.run.max_iterations, cell.run.timeout, head_start, both)
     ready = _Ready(cell, problem, instance, sound, data, algorithm, settings, backend)
     if timing:
         algorithm.step(problem, data, algorithm.init(problem, data, ready.make_rng(0)))
@@ -316,6 +319,7 @@ def _conclude(ready: _Ready, result: LoopResult) -> dict[str, Any]:
         blank |= unmeasured
         attempt.warnings += remarks
     durations = attempt.iteration_seconds
+    informed = _beside(ready, attempt) if ready.settings.free_entropy else None
     if instance.checksum() != ready.sound:
         raise RuntimeError("wrote into the data that all algorithms share, so what it found counts for nothing")
     return {
@@ -333,6 +337,7 @@ def _conclude(ready: _Ready, result: LoopResult) -> dict[str, Any]:
         "restarts": result.restarts,
         "restart_reason": result.restart_reason,
         "start": attempt.start,
+        **({"informed": informed} if informed else {}),
         "final": attempt.final,
         "warnings": attempt.warnings,
         "trajectory": attempt.trajectory,
@@ -348,6 +353,18 @@ def _conclude(ready: _Ready, result: LoopResult) -> dict[str, Any]:
             "per_iteration": float(np.median(durations[1:])) if len(durations) > 1 else None,
         },
     }
+
+
+def _beside(ready: _Ready, attempt: Attempt) -> dict[str, Any]:
+    """The same once more from near the teacher, and how the two compare."""
+    start = _informed(ready.cell, ready.problem, ready.instance, ready.backend, BESIDE_OVERLAP)
+    near = ready.instance.data(ready.backend, start)
+    settings = ready.settings
+    other = run_algorithm(
+        ready.problem, ready.instance, near, ready.algorithm, ready.make_rng, settings, ready.backend
+    ).attempt
+    attempt.final["free_entropy_informed"] = other.final.get("free_entropy", [None])
+    return compared(ready.problem, ready.instance, attempt, other)
 
 
 def _placement(inputs: Any) -> str:
@@ -393,15 +410,21 @@ def _forget_other_instances(*cells: Cell) -> None:
 
 def _start(cell: Cell, problem: Problem, instance: Instance, backend: Backend, registry: Registry) -> Start | None:
     """Where the algorithm begins: nothing (its own choice), a noisy teacher, or what another algorithm finds."""
-    if cell.run.start == "uninformed":
+    if cell.run.start in ("uninformed", "both"):
         return None
-    rng = np.random.default_rng(_seed(cell, problem, "initialisation", "start"))
     if cell.run.start == "informed":
-        # In units of the noise: information q / (1 - q) gives a Gaussian prior the overlap q.
-        return problem.start(instance, INFORMED_OVERLAP / (1 - INFORMED_OVERLAP), rng, backend, informed=True)
+        return _informed(cell, problem, instance, backend, INFORMED_OVERLAP)
+    rng = np.random.default_rng(_seed(cell, problem, "initialisation", "start"))
     entry = registry.get("algorithm", cell.run.start, problem.model.name)
     found: Start = build(entry.item, "algorithm", {}).start(problem, instance.data(backend), rng)
     return found
+
+
+def _informed(cell: Cell, problem: Problem, instance: Instance, backend: Backend, overlap: float) -> Start:
+    """A start near the teacher that holds as much as it claims."""
+    rng = np.random.default_rng(_seed(cell, problem, "initialisation", "start"))
+    # In units of the noise: information q / (1 - q) gives a Gaussian prior the overlap q.
+    return problem.start(instance, overlap / (1 - overlap), rng, backend, informed=True)
 
 
 def _seed(cell: Cell, problem: Problem, stream: str, *extra: str) -> np.random.SeedSequence:

@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import pytest
+from smimbench_channels.attention.linear import AttentionLinear
 from smimbench_channels.sequence.linear import SequenceLinear
 
 import smimbench
 from tests.helpers import suite_text, write_suite
 
-LINEAR = """label   = "p"
-model   = { name = "sequence-multi-index", tokens = 2 }
-channel = { name = "linear", noise = 0.1 }
-prior   = { name = "gaussian" }"""
+PROBLEM = """label   = "p"
+model   = {{ name = "{}", tokens = 2 }}
+channel = {{ name = "linear", noise = 0.1 }}
+prior   = {}"""
+
+CASES = {
+    "one direction": (
+        SequenceLinear,
+        PROBLEM.format("sequence-multi-index", '{ name = "gaussian" }'),
+        (1.5, [100, 200, 400], [24, 20, 16]),
+    ),
+    # One run tells the ratio to sqrt(2 V / q) / d: at a small error V small sizes are enough.
+    "attention": (
+        AttentionLinear,
+        PROBLEM.format("attention-indexed", '{ name = "wishart", rho = 0.5 }'),
+        (0.2, [20, 40, 60], [14, 12, 10]),
+    ),
+}
 
 
 @pytest.mark.slow
-def test_two_per_cent_are_seen(tmp_path, monkeypatch):
+@pytest.mark.parametrize("case", CASES)
+def test_two_per_cent_are_seen(tmp_path, monkeypatch, case):
     """Labels and theory stay right. The right posterior lands on theory within three errors, the wrong one far away."""
-    channel = SequenceLinear
-    text = (
-        suite_text(LINEAR, [1.5], 0, 0, 'name = "gamp"')
-        .replace("[0]", "[100, 200, 400]")
-        .replace("seeds     = 0", "seeds = [24, 20, 16]")
-    )
+    channel, problem, (alpha, sizes, seeds) = CASES[case]
+    text = suite_text(problem, [alpha], 0, 0, 'name = "gamp"')
+    text = text.replace("[0]", str(sizes)).replace("seeds     = 0", f"seeds = {seeds}")
     path = write_suite(tmp_path, text + '\n[run]\nmetrics = ["mse", "nishimori"]\n')
 
     def scores(results):  # in this process, where the channel is changed

@@ -76,3 +76,31 @@ def test_the_rows_of_a_suite_say_it(tmp_path):
     assert said.startswith("not-converged: 5 iterations reached; alpha ")
     assert f"threshold of layer 1 at {weak:.3g}: a larger dimension mends it" in said
     assert "threshold" not in other
+
+
+ATTENTION = """
+[suite]
+title = "A run that is cut short where 125 samples carry barely what the signal holds, and one with many more"
+[problem]
+label = "attention"
+model = { name = "attention-indexed", tokens = 2 }
+channel = { name = "softmax" }
+prior = { name = "wishart", rho = 0.1 }
+[grid]
+alpha = [0.05, 0.2]
+dimension = [50]
+seeds = 1
+[[algorithms]]
+name = "gamp"
+[run]
+max_iterations = 5
+"""
+
+
+def test_with_extensive_rank_the_samples_are_counted(tmp_path):
+    """Perfect recovery of 2 alpha = rho - rho^2 / 2 equations: alpha = 0.0475, and 1/sqrt(125) is 9%."""
+    path = write_suite(tmp_path, ATTENTION)
+    rows = smimbench.run(path, results=tmp_path / "results")
+    (near,), (far,) = (row["reasons"] for row in rows if row["metric"] == "mse")
+    assert "within 1/sqrt(125) = 8.9% of the perfect-recovery threshold at 0.0475: a larger dimension mends it" in near
+    assert "threshold" not in far

@@ -12,9 +12,11 @@ from smimbench.derive.stopping import OverlapRule
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError, member
 from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.linalg import diagonal_at_least, with_floor
+from smimbench.theory.bethe import FixedPoint, free_entropy
 from smimbench.theory.information import overlap_at
 from smimbench_algorithms.gamp.batch import GampBatch
 from smimbench_algorithms.gamp.damping import Mixing, first_weight, follow, start, turn
+from smimbench_algorithms.gamp.finite_size import first_correction
 from smimbench_algorithms.gamp.one_pass import one_pass
 from smimbench_algorithms.gamp.path import fixed_point, trajectory
 from smimbench_algorithms.gamp.state import GampState, Pass
@@ -236,9 +238,13 @@ class Gamp:
     def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> dict[str, Any]:
         """The fixed point of state evolution that its start leads to, and with ``damping = 0`` the way there.
 
+        ``finite_size``: by metric the coefficient of 1/D of every component, where it is known in closed form.
+
         A spectral start depends on the data, which state evolution does not know: it gives no trajectory, nor does damping.
         """
         point = fixed_point(problem, alpha, conditions)
+        if (correction := first_correction(problem, alpha)) is not None:
+            point = point | {"finite_size": {"mse": correction}}
         if self.damping != 0 or conditions.start not in ("uninformed", "informed") or not conditions.trajectory:
             return point
         claimed = None
@@ -246,6 +252,14 @@ class Gamp:
             overlap = 1e-3 / conditions.dimension if self.initial_overlap is None else self.initial_overlap
             claimed = overlap_at(problem, overlap / (1 - overlap) * np.eye(problem.components))[1]
         return point | {"trajectory": trajectory(problem, alpha, conditions, claimed)}
+
+    def free_entropy(self, problem: Problem, data: Data, state: GampState) -> float | None:
+        """Bethe (low rank) or RIE (extensive rank) free entropy of the data where the run stands; see smimbench.theory.bethe."""
+        if state.g is None or state.total is None or state.Qhat is None:
+            return None
+        onsager = state.V if state.onsager is None else state.onsager
+        shift = -_mixed(onsager, state.g)
+        return free_entropy(problem, data, FixedPoint(state.estimate, state.V, shift, state.Qhat, state.total))
 
     def variance(self, state: GampState) -> Array:
         """Error V (P, P) that is predicted for it."""

@@ -1,0 +1,83 @@
+"""How runs of GAMP end on a plain grid: ``python docs/checks/gamp_grid.py FOLDER``.
+
+Every part is a suite in FOLDER, smallest sizes first. What has been run is kept there: stop it at any time, and start it again to
+go on. ``--table`` prints what there is. docs/finite-size.md has the table of a whole run.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import smimbench
+
+SEEDS = 20
+RHOS = (0.1, 0.5, 2)
+ATTENTION = {
+    "softmax, T = 2": ('name = "softmax"', 2, (0.02, 0.05, 0.1, 0.15, 0.2, 0.25)),
+    "softmax, T = 4": ('name = "softmax"', 4, (0.005, 0.01, 0.02, 0.03, 0.04, 0.05)),
+    "linear, T = 2": ('name = "linear", noise = 0.1', 2, (0.02, 0.05, 0.1, 0.15, 0.2)),
+    "hardmax, T = 2": ('name = "hardmax"', 2, (0.03, 0.1, 0.3, 1.0)),
+}
+PARTS = {"attention-50": 50, "attention-100": 100, "layers-100": 100, "layers-300": 300, "layers-1000": 1000}
+
+
+def problems(part):
+    """The tables ``[[problems]]`` of a part."""
+    if part.startswith("layers"):
+        return [
+            '[[problems]]\nlabel = "two layers"\nmodel = { name = "sequence-multi-index", tokens = 2 }\n'
+            'channel = { name = "softmax", layers = 2, skip = 1.0 }\nprior = { name = "gaussian" }\n'
+            "grid = { alpha = [0.3, 0.5, 0.9, 1.2] }\n"
+        ]
+    return [
+        f'[[problems]]\nlabel = "{name}, rho {rho:g}"\nmodel = {{ name = "attention-indexed", tokens = {tokens} }}\n'
+        f'channel = {{ {channel} }}\nprior = {{ name = "wishart", rho = {rho} }}\ngrid = {{ alpha = {list(alphas)} }}\n'
+        for name, (channel, tokens, alphas) in ATTENTION.items()
+        for rho in RHOS
+    ]
+
+
+def suite(folder, part):
+    """The suite of a part, written to the folder."""
+    path = folder / f"{part}.toml"
+    text = f'[suite]\ntitle = "GAMP on a plain grid: {part}"\n\n' + "\n".join(problems(part))
+    path.write_text(f'{text}\n[grid]\ndimension = [{PARTS[part]}]\nseeds = {SEEDS}\n\n[[algorithms]]\nname = "gamp"\n')
+    return path
+
+
+def records(folder, part):
+    """The records of a part that there are."""
+    paths = sorted((folder / "results" / part).glob("*.json"))
+    return [record for path in paths if "status" in (record := json.loads(path.read_text()))]
+
+
+def table(folder):
+    """How many runs ended in which way, and every point where not all are ``ok``."""
+    counts, points = defaultdict(Counter), defaultdict(Counter)
+    for part, size in PARTS.items():
+        for record in records(folder, part):
+            name, status = record["problem"], record["status"]
+            counts[name.split(", rho")[0], size][status] += 1
+            points[name, record["cell"]["alpha"], size][status] += 1
+    print("| problem | D | runs | ok | not converged | diverged | other |\n|---|---|---|---|---|---|---|")
+    for (name, size), found in counts.items():
+        n, shown = sum(found.values()), [found[k] for k in ("ok", "not-converged", "diverged")]
+        print(
+            f"| {name} | {size} | {n} | {shown[0]} ({100 * shown[0] / n:.1f}%) | {shown[1]} | {shown[2]} | {n - sum(shown)} |"
+        )
+    print("\nPoints where not every run ended `ok`:\n\n| problem | alpha | D | runs | ok |\n|---|---|---|---|---|")
+    for (name, alpha, size), found in sorted(points.items()):
+        if found["ok"] < sum(found.values()):
+            print(f"| {name} | {alpha:g} | {size} | {sum(found.values())} | {found['ok']} |")
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    if "--table" not in sys.argv:
+        for part in PARTS:
+            smimbench.run(suite(folder, part), results=folder / "results")
+    table(folder)
