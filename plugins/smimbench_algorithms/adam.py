@@ -92,7 +92,12 @@ class Adam(Descent):
             raise ParameterError("weight_decay", f"must be a finite number >= 0, got {self.weight_decay}")
 
     def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> dict[str, Any] | str:
-        """With weight decay and all samples in every step, the minimum of the penalised loss; else in words, why none."""
+        """With weight decay, all samples in every step and a wide factor of a matrix: the minimum of the penalised loss.
+
+        Labels have to be linear in the matrix, and the steps enough to get there. There is none for minibatches, for streams,
+        without weight decay or for ``adamw``, nor of the way: every step depends on all earlier ones. Tables then stay blank and
+        say why.
+        """
         if self.online or not self._decays_in_the_loss:
             return super().theory(problem, alpha, conditions)
         return self._minimum(problem, alpha, conditions, self.weight_decay)

@@ -67,12 +67,15 @@ class Sgd(Descent):
             raise ParameterError("weight_decay", f"must be >= 0, got {self.weight_decay}")
 
     def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> dict[str, Any] | str:
-        """Overlaps of online descent on signals of low rank, from what the runs began with.
+        """On a stream (``online``) and signals of low rank: the overlaps, from what the runs began with, at their dimension.
 
-        Of the full batch with weight decay on a wide factor, the minimum (see ``adam``); else why there is no theory.
+        The mean over the starts of all runs; without runs over 16 random starts, as runs have them. Fluctuations of order
+        ``1/sqrt(D)`` are drawn where that takes seconds (``smimbench_algorithms.gradient.online_draws``); the equations of the
+        limit are solved for linear labels and for long runs (``smimbench_algorithms.gradient.online``). The trajectory is against
+        ``samples`` and ``iteration``.
 
-        The mean over the starts of all runs; without runs over 16 random starts, as runs have them. The trajectory is against
-        ``samples`` and ``iteration``. See ``smimbench_algorithms.gradient.online``.
+        With all samples in every step, weight decay and a wide factor: the minimum, as for ``adam``. Else none in closed form:
+        samples that are seen again make every step depend on all earlier ones. Tables then stay blank and say why.
         """
         if not self.online:
             return self._minimum(problem, alpha, conditions, self.weight_decay * alpha)

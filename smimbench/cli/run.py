@@ -194,14 +194,15 @@ def _run_with_progress(campaign: Campaign, *, silent: bool) -> int:
     with Progress(*columns, console=console, disable=silent or not console.is_terminal, transient=True) as progress:
         task = progress.add_task(campaign.suite.name, total=len(campaign.missing))
 
+        said: set[str] = set()
+
         def on_record(record: dict[str, Any]) -> None:
             progress.advance(task)
-            if record["status"] != "ok":
-                progress.console.print(
-                    f"{record['algorithm']} at alpha {record['cell']['alpha']:g}: {reason_of(record)}",
-                    style="yellow",
-                    soft_wrap=True,
-                )
+            line = f"{record['algorithm']} at alpha {record['cell']['alpha']:g}: {reason_of(record)}"
+            if record["status"] != "ok" and line not in said:
+                if record["status"] == "skipped":  # the same for every seed
+                    said.add(line)
+                progress.console.print(line, style="yellow", soft_wrap=True)
 
         if campaign.missing and not silent and not console.is_terminal:
             where = f"on {campaign.dask}" if campaign.dask else f"{campaign.workers} at a time"

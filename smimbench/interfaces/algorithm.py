@@ -228,8 +228,8 @@ class Algorithm(Protocol):
         (``smimbench.theory.limit.limit_point`` makes it from overlaps), or in words why there is no theory. ``conditions`` is
         a ``Conditions``. An entry ``trajectory`` has lists by name, as the trajectories of runs have them: the clock
         (``iteration``, or ``samples`` for those that count them), and values of ``mse`` and ``overlap`` per component, or of
-        other metrics. An entry ``between_students`` (P, P) is the overlap of two runs on the same data that differ in their
-        random numbers only; the theory of averages rests on it.
+        other metrics; ``no_trajectory`` says in words why there is none. An entry ``between_students`` (P, P) is the overlap
+        of two runs on the same data that differ in their random numbers only; the theory of averages rests on it.
     ``variance(state) -> array (P, P)``
         The error V that it predicts for its estimate: with it the engine evaluates the Bayes predictor of the label.
     ``cost(problem, data) -> Cost``

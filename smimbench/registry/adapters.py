@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array, ProblemLike
 
-__all__ = ["Fitted", "algorithm_class", "plan_of", "sizes"]
+__all__ = ["Fitted", "algorithm_class", "plan_of", "refusal", "sizes"]
 
 OFFERED = ("problem", "rng")
 """What the engine hands to a fit besides the data, if it names it."""
@@ -81,6 +81,16 @@ def plan_of(algorithm: Any, data: Data) -> Plan:
         return plan
     counted = offers(algorithm, "steps_for")
     return Plan(steps=algorithm.steps_for(data) if counted else member(algorithm, "steps"))
+
+
+def refusal(algorithm: Any, problem: ProblemLike) -> str | None:
+    """Why an algorithm does not solve a problem, in words: another model than its own, or what it says itself."""
+    models, model = getattr(algorithm, "capabilities", Capabilities()).models, problem.model.name
+    if "*" not in models and model not in models:
+        return f"algorithm {algorithm.name!r} works for {', '.join(models)}, not for {model!r}"
+    refuses = member(algorithm, "refuses")
+    reason = refuses(problem) if refuses else None
+    return str(reason) if reason else None
 
 
 def sizes(samples: int, tokens: int, dimension: int, sample_ratio: float = math.nan) -> Data:

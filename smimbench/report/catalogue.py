@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from smimbench.interfaces import member
 from smimbench.registry.parameters import ENGINE_FILLED, signature_of
 from smimbench.registry.registry import KINDS, RegistryError
 from smimbench.report.prose import readable_prose
 from smimbench.report.tables import make_table
 from smimbench.suite.errors import SuiteError
 from smimbench.suite.reader import load_suite, shipped_suites
+from smimbench.theory.own import BRINGS_NONE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,7 +82,7 @@ def info_documents(registry: Registry, name: str) -> list[dict[str, Any]]:
     """Everything about all items and suites of a name (the same name may stand for several kinds or models)."""
     distribution, _, plain = name.rpartition(":")
     documents = [
-        {**_item(e), "parameters": _parameters(e), "documentation": inspect.getdoc(e.item) or ""}
+        {**_item(e), "parameters": _parameters(e), "documentation": inspect.getdoc(e.item) or "", **_own_theory(e)}
         for e in registry.entries()
         if e.name == plain and distribution in ("", e.distribution)
     ]
@@ -94,6 +96,14 @@ def info_documents(registry: Registry, name: str) -> list[dict[str, Any]]:
             f"nothing is called {name!r}; " + (f"did you mean {close[0]!r}?" if close else "see 'smimbench list'")
         )
     return documents
+
+
+def _own_theory(entry: Entry) -> dict[str, str]:
+    """What an algorithm says of its own theory, and of where it has none."""
+    if entry.kind != "algorithm":
+        return {}
+    ask = member(entry.item, "theory")
+    return {"theory": (inspect.getdoc(ask) or "see its documentation") if ask else f"None: {BRINGS_NONE}."}
 
 
 def _parameters(entry: Entry) -> list[dict[str, Any]]:
@@ -168,6 +178,9 @@ def print_info(console: Console, documents: list[dict[str, Any]]) -> None:
         console.print()
         said = document["documentation"]
         console.print(Text(said) if document["kind"] == "suite" else readable_prose(said), soft_wrap=True)
+        if document.get("theory"):
+            console.print("\ntheory of its own", style="bold")
+            console.print(readable_prose(document["theory"]), soft_wrap=True)
         console.print()
 
 

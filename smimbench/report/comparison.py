@@ -9,7 +9,7 @@ from smimbench.files import canonical_json
 from smimbench.registry.metrics import find_metric, is_worse
 from smimbench.report.aggregate import change_between
 from smimbench.report.labels import distinguish, grouped
-from smimbench.report.tables import component_column, make_table, number, seconds
+from smimbench.report.tables import component_column, differs, make_table, number, seconds, signed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +27,8 @@ GONE = "no estimate any more"
 
 SHOWN = ("problem", "algorithm", "backend", "alpha", "dimension", "metric", "component", "identity", "component_word")
 
+THEORIES = ("theory", "own_theory", "own_theory_error", "no_theory", "bayes")
+
 ORDER = (GONE, "worse", "only before", "differs", "within noise", "only after")
 """Verdicts, worst first; all others come after them."""
 
@@ -40,7 +42,8 @@ def compare_rows(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any
     of two independent means. A clear change is ``better`` or ``worse`` by the direction of the metric; one in the wrong
     direction that ends nearer to theory (an error that was below it by chance) is ``nearer to theory``. Where theory is
     0, errors that both reached the suite's target are ``both at 0``. Times are compared only when both are trusted and of
-    one machine.
+    one machine. Both verdicts stand beside them, of each table: ``own_theory`` with ``before_own_z`` and ``after_own_z``
+    (``no_theory``: why there is none), and ``bayes`` with ``before_ratio_to_bayes`` and ``after_ratio_to_bayes``.
     """
     old, new = ({_place(row): row for row in rows} for rows in (before, after))
     found = []
@@ -49,7 +52,9 @@ def compare_rows(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any
         entry: dict[str, Any] = {key: (b or a or {}).get(key) for key in SHOWN}
         for key, name in (("", "mean"), ("_sem", "sem"), ("_seconds", "per_iteration")):
             entry[f"before{key}"], entry[f"after{key}"] = (a or {}).get(name), (b or {}).get(name)
-        entry["theory"] = (b or a or {}).get("theory")
+        for key in ("own_z", "ratio_to_bayes"):
+            entry[f"before_{key}"], entry[f"after_{key}"] = (a or {}).get(key), (b or {}).get(key)
+        entry |= {key: (b or a or {}).get(key) for key in THEORIES}
         entry |= _judge(entry, a, b)
         entry["time_percent"] = _time_change(a, b)
         found.append(entry)
@@ -115,6 +120,7 @@ def comparison_table(entries: Sequence[dict[str, Any]]) -> list[RenderableType]:
     """One table per problem and metric."""
     tables = []
     for (problem, metric), members in grouped(entries, lambda e: (e["problem"], e["metric"])).items():
+        theory: Column = ("theory", "r", lambda e: number(e["theory"]))
         columns: list[Column] = [
             ("algorithm", "l", lambda e: e["algorithm"]),
             ("alpha", "r", lambda e: f"{e['alpha']:.4g}"),
@@ -122,13 +128,34 @@ def comparison_table(entries: Sequence[dict[str, Any]]) -> list[RenderableType]:
             ("before", "r", lambda e: number(e["before"])),
             ("after", "r", lambda e: number(e["after"])),
             ("change", "r", _change),
-            ("theory", "r", lambda e: number(e["theory"])),
+            *(_two_verdicts() if any(map(differs, members)) else [theory]),
             ("per iter.", "r", _time),
             ("verdict", "l", lambda e: e["verdict"]),
         ]
         note = f"worst first; change with its {LEVEL:.1%} interval: what it does not reach is no noise"
+        if any(map(differs, members)):
+            note += (
+                "; own theory: what theory says of this very algorithm, z: standard errors from it, before and after"
+            )
+        none = dict.fromkeys((e["algorithm"], e["no_theory"]) for e in members if e["no_theory"])
+        note += "".join(f"; {name} has no theory of its own here: {reason}" for name, reason in none)
         tables.append(make_table(f"{problem}: {find_metric(metric).label}", columns, members, note))
     return tables
+
+
+def _two_verdicts() -> list[Column]:
+    """Does it do what its own theory says, before and after, and what is the best that is possible?"""
+    return [
+        ("own theory", "r", lambda e: number(e["own_theory"])),
+        ("z", "r", _own_z),
+        ("Bayes", "r", lambda e: number(e["bayes"])),
+    ]
+
+
+def _own_z(entry: dict[str, Any]) -> str:
+    """Distance from its own theory before and after; a dash where one table has none."""
+    found = [signed(entry[f"{when}_own_z"], ".1f", 1000, ".0e") for when in ("before", "after")]
+    return "" if found == ["", ""] else " ".join(one or "-" for one in found)
 
 
 def _change(entry: dict[str, Any]) -> str:

@@ -251,9 +251,12 @@ def _panel(
             where = {"what": "runs", "algorithm": name, "alpha": r["alpha"], "dimension": r["dimension"]}
             found = {"value": r["mean"], "error": r["sem"], "n": r["n"], "hollow": _hollow(r), "beside": crowded}
             data.append({**place, **where, **found})
-        theory = sorted(
-            {(r["alpha"], r["own_theory"], r["own_theory_error"] or 0.0) for r in own if r["own_theory"] is not None}
-        )
+        says = {
+            r["alpha"]: (r["own_theory"], r["own_theory_error"] or 0.0)
+            for r in sorted(own, key=lambda r: r["dimension"])  # at one sample ratio the largest dimension is shown
+            if r["own_theory"] is not None
+        }
+        theory = [(a, *says[a]) for a in sorted(says)]
         if theory and any(r["own_theory"] != r["bayes"] for r in own):
             known = Line(*(np.array(part, dtype=float) for part in zip(*theory)))
             _theory(axis, smooth(known, ()), f"{name}, its own theory", look[name].colour, "--", floor)
@@ -315,7 +318,9 @@ def _panel(
 
 def _theory(axis: Any, line: Line, name: str, colour: str, dashes: Any, floor: float) -> None:
     value = np.maximum(line.value, floor) if floor else line.value
-    axis.plot(line.alpha, value, color=colour, ls=dashes, lw=1.3, label=literal(name), zorder=2)
+    # A line through one point cannot be seen.
+    single = {"marker": "_", "ms": 16, "mew": 1.5} if len(line.alpha) == 1 else {}
+    axis.plot(line.alpha, value, color=colour, ls=dashes, lw=1.3, label=literal(name), zorder=2, **single)
     if (line.error > VISIBLE * np.maximum(np.abs(line.value), VISIBLE)).any():
         low, high = line.value - line.error, line.value + line.error
         axis.fill_between(

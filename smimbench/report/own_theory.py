@@ -78,7 +78,10 @@ def own_theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableTyp
         none = dict.fromkeys(
             (e["algorithm"], e["no_theory"]) for e in document.get("algorithms", ()) if "point" not in e
         )
-        note = "; ".join(f"{name} has no theory of its own here: {reason}" for name, reason in none)
+        notes = [f"{name} has no theory of its own here: {reason}" for name, reason in none]
+        ways = dict.fromkeys((e["algorithm"], e["point"].get("no_trajectory")) for e in entries)
+        notes += [f"{name} has no trajectory: {reason}" for name, reason in ways if reason]
+        note = "; ".join(notes)
         tables.append(
             make_table(
                 f"{document['problem']['label']}: the algorithms themselves",
@@ -121,38 +124,53 @@ def draw_trajectories(
         if isinstance(found, str) or "trajectory" not in found:
             continue
         runs = [run for record in records if (run := store.trajectory(record)) is not None and "mse" in run]
-        panels.append((f"{label}: {name}, D = {dimension}", dimension, found["trajectory"], runs))
+        place = {"problem": label, "algorithm": name, "alpha": cell.alpha, "dimension": dimension}
+        panels.append((place, found["trajectory"], runs))
     if not panels:
         return []
     figure, axes = new_figure(suite.title, min(len(panels), PANELS))
-    for axis, panel in zip(axes, panels):
-        _draw(axis, *panel)
+    data = [entry for axis, panel in zip(axes, panels) for entry in _draw(axis, *panel)]
     caption = "Runs as thin lines, the trajectory that theory has of them dashed; against the clock of the algorithm."
-    return save_figure(figure, folder, "trajectories", caption=caption)
+    if any("mse_limit" in theory for _, theory, _ in panels):
+        caption += " Dotted: theory as D grows from the same starts."
+    return save_figure(figure, folder, "trajectories", data, caption)
 
 
-def _draw(axis: Any, title: str, dimension: int, theory: dict[str, Any], runs: Sequence[dict[str, Any]]) -> None:
+def _draw(
+    axis: Any, place: dict[str, Any], theory: dict[str, Any], runs: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Draw one panel; its curves as they are for the page, with the mean of all runs in place of each."""
     counted = "samples" in theory
-    clock, scale = ("samples", dimension) if counted else ("iteration", 1)
+    clock, scale = ("samples", place["dimension"]) if counted else ("iteration", 1)
+    at, data = np.asarray(theory[clock]) / scale, []
     for index, metric in enumerate(name for name in PATHS if name in theory):
         values = np.asarray(theory[metric], dtype=float).reshape(len(theory[clock]), -1)
         for component in range(values.shape[1]):
             colour = COLOURS[(index * values.shape[1] + component) % len(COLOURS)]
             name = find_metric(metric).label + (f" {component + 1}" if values.shape[1] > 1 else "")
+            curves = {"own theory": (at, values[:, component])}
+            axis.plot(at, values[:, component], "--", color=colour, lw=1.6, label=literal(f"{name}, theory"))
+            if f"{metric}_limit" in theory:
+                limit = np.asarray(theory[f"{metric}_limit"], dtype=float).reshape(len(at), -1)[:, component]
+                curves["own theory as D grows"] = (at, limit)
+                axis.plot(at, limit, ":", color=colour, lw=1.2)
+            read = []
             for run in runs:
                 # Before the first step nothing has been counted.
                 ticks = np.where(run["iteration"] == 0, 0.0, run[clock]) / scale
                 axis.plot(ticks, np.asarray(run[metric])[:, component], color=colour, lw=0.6, alpha=0.35)
-            axis.plot(
-                np.asarray(theory[clock]) / scale,
-                values[:, component],
-                "--",
-                color=colour,
-                lw=1.6,
-                label=literal(f"{name}, theory"),
-            )
-    axis.set_title(literal(title), fontsize=8, wrap=True)
+                read.append(np.interp(at, ticks, np.asarray(run[metric], dtype=float)[:, component], right=np.nan))
+            if read:
+                seen = np.isfinite(read).all(axis=0)
+                curves["mean of runs"] = (at[seen], np.mean(read, axis=0)[seen])
+            about = {**place, "metric": metric, "component": component + 1 if values.shape[1] > 1 else None}
+            for what, curve in curves.items():
+                data += [{**about, "what": what, clock: float(x), "value": float(y)} for x, y in zip(*curve)]
+    axis.set_title(
+        literal(f"{place['problem']}: {place['algorithm']}, D = {place['dimension']}"), fontsize=8, wrap=True
+    )
     axis.set_xlabel("samples / D" if counted else "iteration")
     axis.set_ylim(bottom=0.0)
     legend(axis)
     axis.grid(alpha=0.25, lw=0.5)
+    return data

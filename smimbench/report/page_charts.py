@@ -11,7 +11,7 @@ from smimbench.report.aggregate import ZERO
 from smimbench.report.figures import looks_of
 from smimbench.report.labels import grouped
 from smimbench.report.profiles import CUT, READING
-from smimbench.report.style import Look, letter
+from smimbench.report.style import COLOURS, Look, letter
 from smimbench.report.tables import number
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COURSES", "charts_of"]
 
-COURSES = ("seconds", "learning")
+COURSES = ("seconds", "learning", "trajectories")
 """Figures with hundreds of curves: the page has them as charts only, or it would be ten times as large."""
 
 MOST = 80
@@ -67,6 +67,12 @@ def _kind(name: str) -> tuple[Any, str, str]:
         )
     if name == "profiles":
         return _profiles, "Profiles over all problems", READING
+    if name == "trajectories":
+        return (
+            _trajectories,
+            "Runs and the trajectory that theory has of them",
+            "Solid: mean of the runs; dashed: theory of this very algorithm, from the starts of the runs.",
+        )
     try:
         about = find_metric(name)
     except RegistryError:
@@ -106,6 +112,8 @@ def _metric(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dict[str,
                     "colour": look.colour,
                     "dash": "dash",
                 }
+                if len(members) == 1:  # a line through one point cannot be seen
+                    trace |= {"mode": "markers", "symbol": "line-ew-open"}
             elif what == "reference":
                 trace |= {"mode": "markers", "name": algorithm, "colour": "#888888", "symbol": "x-thin-open"}
             else:
@@ -209,6 +217,28 @@ def _courses(
 def _owner(what: str, labels: Iterable[str]) -> str:
     """The algorithm that a curve belongs to, from its name: the label, or the label and what more there is to say of it."""
     return max((one for one in labels if what == one or what.startswith(f"{one}, ")), key=len, default="")
+
+
+def _trajectories(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """One chart per problem, algorithm, sample ratio and dimension: error and overlap against the algorithm's own clock."""
+    charts = []
+    for (problem, algorithm, _, dimension), own in grouped(
+        entries, lambda e: (e["problem"], e["algorithm"], e["alpha"], e["dimension"])
+    ).items():
+        clock = "samples" if own[0].get("samples") else "iteration"
+        xlabel = "samples / D" if clock == "samples" else "iteration"
+        traces = []
+        curves = grouped(own, lambda e: (e["metric"], e["component"], e["what"]))
+        colours = {key[:2]: COLOURS[i % len(COLOURS)] for i, key in enumerate(dict.fromkeys(k[:2] for k in curves))}
+        for (metric, component, what), members in curves.items():
+            label = find_metric(metric).label + (f" {component}" if component else "")
+            words = [_words(f"{label}, {what}", e, {clock: xlabel, "value": label}) for e in members]
+            dash = {"own theory": "dash", "own theory as D grows": "dot"}.get(what, "solid")
+            trace = {"name": f"{label}, {what}", "algorithm": algorithm, "dash": dash}
+            traces.append({**_trace(members, clock, words), **trace, "colour": colours[metric, component]})
+        frame = _frame(suite, problem, f"{problem}: {algorithm}, D = {dimension}", xlabel, "")
+        charts.append({**frame, "zero": False, "traces": traces})
+    return charts
 
 
 def _frame(suite: Suite, problem: str | None, title: str, xlabel: str, ylabel: str) -> dict[str, Any]:

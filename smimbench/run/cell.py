@@ -23,6 +23,7 @@ from smimbench.interfaces import member, offers
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem
 from smimbench.problem.seeds import seed_sequence
+from smimbench.registry.adapters import refusal
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import Registry, get_registry
 from smimbench.run import heartbeat
@@ -284,9 +285,7 @@ class _Ready(NamedTuple):
 def _prepare(cell: Cell, registry: Registry, timing: bool) -> _Ready | dict[str, Any]:
     """All that comes before the algorithm, or the record of a cell that it refuses."""
     problem, algorithm = cell.rebuild(registry)
-    refuses = member(algorithm, "refuses")
-    reason = refuses(problem) if refuses else None
-    if reason:
+    if reason := refusal(algorithm, problem):
         return {"status": Status.SKIPPED.value, "reason": reason}
     backend = get_backend(cell.backend, cell.run.dtype, tf32=cell.run.tf32)
     instance, sound = _instance(cell, problem, backend)

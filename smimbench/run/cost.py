@@ -16,7 +16,7 @@ from smimbench.backend.device import get_backend
 from smimbench.backend.roofline import ceilings
 from smimbench.files import canonical_json
 from smimbench.interfaces import member
-from smimbench.registry.adapters import plan_of, sizes
+from smimbench.registry.adapters import plan_of, refusal, sizes
 from smimbench.registry.registry import get_registry
 from smimbench.run.cell import run_cell
 from smimbench.run.processes import Limits, in_processes
@@ -78,6 +78,8 @@ def estimate_cost(
     known = _by_problem_and_algorithm(past)
     for group in _grouped(cells):
         problem, algorithm = group[0].rebuild(registry)
+        if refusal(algorithm, problem):
+            continue  # its cells are skipped
 
         ceiling = functools.partial(_products, problem, algorithm, group[0], *_ceilings_of(group[0], host))
 
@@ -104,9 +106,12 @@ def estimate_cost(
 def prices(cells: Sequence[Cell]) -> dict[str, float]:
     """Operations of each cell by its key: the same on every machine, and no past run counts."""
     registry = get_registry()
-    found = {}
+    found: dict[str, float] = {}
     for group in _grouped(cells):
         problem, algorithm = group[0].rebuild(registry)
+        if refusal(algorithm, problem):
+            found |= dict.fromkeys((cell.key for cell in group), 0.0)
+            continue
         for cell in group:
             cost = _products(problem, algorithm, cell, 1e9, math.inf, cell.alpha, cell.dimension)
             found[cell.key] = cost.seconds(min(cost.steps, cell.run.max_iterations) if cost.open_ended else None)

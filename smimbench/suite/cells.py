@@ -12,7 +12,7 @@ from smimbench.interfaces import member
 from smimbench.problem.problem import CODE, Problem
 from smimbench.registry.metrics import names_in_key
 from smimbench.registry.parameters import build
-from smimbench.registry.registry import Registry, RegistryError, get_registry
+from smimbench.registry.registry import Entry, Registry, RegistryError, get_registry
 from smimbench.suite.errors import SuiteError
 from smimbench.suite.overrides import Condition, selects
 
@@ -78,8 +78,7 @@ class Cell:
         algorithm = build_algorithm(self.algorithm, problem, registry)
         for kind, spec in {**self.problem, "algorithm": self.algorithm}.items():
             if kind == "algorithm":
-                entry = registry.get(kind, as_table(spec)["name"], problem.model.name)
-                here, code = algorithm.version, entry.source
+                here, code = algorithm.version, _entry(spec, problem, registry).source
             else:
                 here, code = problem.spec[kind]["version"], problem.spec[kind].get("source")
             if here == spec["version"] and code != spec.get("source"):
@@ -186,10 +185,20 @@ def as_table(spec: Mapping[str, Any]) -> dict[str, Any]:
 def build_algorithm(spec: Mapping[str, Any], problem: Problem | None, registry: Registry) -> Any:
     """An algorithm from its name and parameters, for the model of a problem or (None) for whichever it works.
 
+    One that works for other models only is made as well, and ``smimbench.registry.adapters.refusal`` says why it is of no use.
+
     Raises
     ------
     RegistryError, ParameterError
     """
     table = as_table(spec)
-    entry = registry.get("algorithm", table.pop("name"), problem.model.name if problem else None)
-    return build(entry.item, "algorithm", table)
+    del table["name"]
+    return build(_entry(spec, problem, registry).item, "algorithm", table)
+
+
+def _entry(spec: Mapping[str, Any], problem: Problem | None, registry: Registry) -> Entry:
+    name = as_table(spec)["name"]
+    try:
+        return registry.get("algorithm", name, problem.model.name if problem else None)
+    except RegistryError:
+        return registry.get("algorithm", name)  # of another model: ``refusal`` says so

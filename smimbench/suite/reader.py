@@ -396,12 +396,12 @@ class _Reader:
             raise self.fail(f"{key}.{error.key}", error.message) from None
         except (Exception, SystemExit) as error:  # its constructor may raise anything
             raise self.fail(f"{key}.name", f"algorithm {table.name!r} cannot be made: {error_line(error)}") from None
-        for _, plan in plans:
-            if not entry.fits(plan.problem.model.name):
-                raise self.fail(
-                    f"{key}.name",
-                    f"algorithm {table.name!r} works for {', '.join(entry.models)}, not for {plan.problem.model.name!r}",
-                )
+        models = list(dict.fromkeys(plan.problem.model.name for _, plan in plans))
+        if not any(map(entry.fits, models)):  # one that works for some problems is skipped on the others
+            raise self.fail(
+                f"{key}.name",
+                f"algorithm {table.name!r} works for {', '.join(entry.models)}, not for {' or '.join(map(repr, models))}",
+            )
         return specification(entry, item)
 
     # -- run options ----------------------------------------------------------------------------------------------

@@ -18,25 +18,34 @@ if TYPE_CHECKING:
 
 __all__ = ["aligned", "limit_point", "scores"]
 
+PREDICTIONS = 32
+"""Overlaps for which errors of prediction are sampled. Doubled: their mean is known 1.4 times better, in twice the time."""
+
 
 def aligned(problem: Problem, overlaps: Overlaps) -> Overlaps:
     """The overlaps after the symmetry operation that brings the estimate closest to the signal.
 
     A few numbers stand for the signal and the estimate: vectors with just these overlaps, which the model aligns as it does
-    those of a run.
+    those of a run. Leading axes are a batch.
     """
-    P = problem.components
+    P, symmetry = problem.components, problem.channel.symmetry
     truth, cross, own = (np.asarray(matrix, dtype=float) for matrix in overlaps)
+    if symmetry == "none":
+        return Overlaps(truth, cross, own)
+    if symmetry == "signs":
+        signs = np.where(np.diagonal(cross, axis1=-2, axis2=-1) < 0, -1.0, 1.0)
+        return Overlaps(truth, signs[..., None] * cross, signs[..., None] * own * signs[..., None, :])
+    if cross.ndim > 2:
+        each = [aligned(problem, Overlaps(*one)) for one in zip(truth, cross, own)]
+        return Overlaps(*(np.stack(parts) for parts in zip(*each)))
     vectors = symmetric_root(np.block([[truth, cross.T], [cross, own]])) * np.sqrt(2 * P)
     if problem.model.rank == "extensive":
         vectors = vectors[:, :, None] * np.eye(2 * P)
     signal, estimate = vectors[:P], vectors[P:]
-    moved = problem.model.align(signal, estimate, problem.channel.symmetry)
+    moved = problem.model.align(signal, estimate, symmetry)
     inner = problem.model.inner
     # What is given is not changed by rounding: the operation is read off, and applied to it.
     move = np.asarray(inner(moved, estimate)) @ np.linalg.pinv(np.asarray(inner(estimate, estimate)), rcond=1e-12)
-    if problem.channel.symmetry == "none":
-        return Overlaps(truth, cross, own)
     return Overlaps(truth, move @ cross, move @ own @ move.T)
 
 
@@ -116,10 +125,15 @@ def limit_point(
     claimed = None if V is None else np.diagonal(V)
     document["calibration"] = None if claimed is None else (claimed / np.maximum(values["mse"], 1e-300)).tolist()
     if prediction:
-        each = [measured_error(problem, *_transposed(overlaps), V) for overlaps in moved[0]]
-        kinds = each[0]
-        document["generalization_error"] = {k: float(np.mean([e[k].value for e in each])) for k in kinds}
-        document["generalization_error_error"] = {k: float(np.mean([e[k].error for e in each])) for k in kinds}
+        few = [starts[:PREDICTIONS] for starts in moved[: max(1, PREDICTIONS // len(moved[0]))]]
+        each = [[measured_error(problem, *_transposed(overlaps), V) for overlaps in starts] for starts in few]
+        # Evaluations differ by chance, starts do not, unless only some of them are looked at.
+        groups = each if len(moved[0]) <= PREDICTIONS else [[one] for one in each[0]]
+        means = {kind: [np.mean([e[kind].value for e in starts]) for starts in groups] for kind in each[0][0]}
+        chance = {k: np.std(v, ddof=1) / np.sqrt(len(v)) if len(v) > 1 else 0.0 for k, v in means.items()}
+        sampled = {kind: np.mean([e[kind].error for starts in each for e in starts]) for kind in means}
+        document["generalization_error"] = {kind: float(np.mean(found)) for kind, found in means.items()}
+        document["generalization_error_error"] = {k: float(np.hypot(chance[k], sampled[k])) for k in means}
     return document
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.interfaces import member
+from smimbench.registry.adapters import refusal
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Conditions
@@ -34,9 +35,9 @@ def own_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Condi
     ValueError
         If what it returns is no point: a row would show numbers that mean nothing.
     """
-    refuses, ask = member(algorithm, "refuses"), member(algorithm, "theory")
-    if refuses and (reason := refuses(problem)):
-        return str(reason)
+    if reason := refusal(algorithm, problem):
+        return reason
+    ask = member(algorithm, "theory")
     if ask is None:
         return BRINGS_NONE
     wants_all = len(inspect.signature(ask).parameters) > 2

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy import stats
 from smimbench_algorithms.adam import Adam
 from smimbench_algorithms.averaged import Averaged
-from smimbench_algorithms.gradient import online
+from smimbench_algorithms.gradient import online, online_draws
 from smimbench_algorithms.gradient.loss import fitting_loss
 from smimbench_algorithms.sgd import Sgd
 
@@ -88,7 +89,7 @@ def test_linear_labels_have_their_closed_form(steps):
 )
 def test_steps_of_the_algorithm_move_overlaps_as_the_recursion_says(problem, parameters):
     """Three steps from one point, again and again: the mean move is the recursion's, up to 1/D."""
-    D, batch, repeats = 300, 60, 300
+    D, batch, repeats = 300, 60, 150
     algorithm = Sgd(batch=batch, steps=3, online=True, **parameters)
     instance = problem.instance(0.01, D)
     data = instance.data(get_backend())
@@ -118,6 +119,73 @@ def test_steps_of_the_algorithm_move_overlaps_as_the_recursion_says(problem, par
     gap = np.abs(mean - wanted.mean(axis=0))
     # The last term is of order 1/D; a wrong factor of any term would be far larger.
     assert (gap < 4 * np.hypot(error, spread) + 0.02 * moved.max()).all(), (gap, error, spread, moved)
+
+
+@pytest.mark.parametrize(
+    ("problem", "parameters"),
+    [
+        (DEEP, {"learning_rate": 0.2, "momentum": 0.5, "nesterov": True, "weight_decay": 0.3}),
+        (SOFTMAX, {"learning_rate": 0.4, "spherical": True}),
+    ],
+)
+def test_draws_have_the_law_of_the_algorithm(problem, parameters):
+    """Two steps at D = 30, again and again: the law of every overlap and of their sum, no order in 1/D left out."""
+    D, batch, repeats, draws = 30, 8, 400, 4000
+    algorithm = Sgd(batch=batch, steps=2, online=True, loss="squared", **parameters)
+    instance = problem.instance(0.01, D)
+    data = instance.data(get_backend())
+    rng = np.random.default_rng(6)
+    begin = algorithm.init(problem, data, rng)
+    if not algorithm.spherical:
+        factor = 0.5 * instance.signal + 0.7 * begin.factor
+        begin = begin._replace(factor=factor, signal=factor)
+    start, ends = instance.overlaps(begin.factor), []
+    for _ in range(repeats):
+        state = begin._replace(rng=rng)
+        for _ in range(2):
+            state, _ = algorithm.step(problem, data, state)
+        ends.append(np.concatenate([part.ravel() for part in instance.overlaps(state.factor)[1:]]))
+    rule = online.Rule(
+        lambda step: algorithm.learning_rate, batch / D, algorithm.weight_decay, algorithm.momentum,
+        algorithm.nesterov, algorithm.spherical,
+    )  # fmt: skip
+    path = online_draws.draw_paths(problem, "squared", rule, [start], [0, 2], draws, batch, D)
+    drawn = np.concatenate([part[:, -1, 0].reshape(draws, -1) for part in (path.cross, path.own)], axis=1)
+    runs = np.array(ends)
+    for k in range(runs.shape[1]):
+        if runs[:, k].std() > 1e-9:  # a sphere leaves nothing to chance
+            assert stats.ks_2samp(runs[:, k], drawn[:, k]).pvalue > 1e-3
+    assert stats.ks_2samp(runs.sum(axis=1), drawn.sum(axis=1)).pvalue > 1e-3
+
+
+def test_draws_become_the_equations_as_the_dimension_grows():
+    rule, start = online.Rule(lambda step: 0.2, 0.1), Overlaps(*(np.array([[value]]) for value in (1.0, 0.2, 0.9)))
+    solved = online.solve(online.local_fields(SOFTMAX, "squared"), rule, [start], [0, 20], online.SCRAMBLES)
+    drawn = online_draws.draw_paths(SOFTMAX, "squared", rule, [start], [0, 20], 16, 2000, 20_000)
+    for name in ("cross", "own"):
+        wanted, found = getattr(solved, name)[:, -1].ravel(), getattr(drawn, name)[:, -1].ravel()
+        error = np.hypot(wanted.std() / 2, found.std() / 4)
+        assert abs(wanted.mean() - found.mean()) < 4 * error + 2e-3
+
+
+def test_runs_that_escape_from_nothing_follow_the_draws():
+    """From a random start at D = 60 the equations are far off, the mean of draws is that of runs."""
+    D, batch, steps, runs = 60, 6, 50, 24
+    algorithm = Sgd(learning_rate=0.08, batch=batch, steps=steps, online=True, loss="squared")
+    starts, ends = [], []
+    for run in range(runs):
+        instance = SOFTMAX.instance(0.01, D, run)
+        data = instance.data(get_backend())
+        state = algorithm.init(SOFTMAX, data, np.random.default_rng(run))
+        starts.append(instance.overlaps(state.factor))
+        for _ in range(steps):
+            state, _ = algorithm.step(SOFTMAX, data, state)
+        ends.append(instance.metrics(state.factor)["mse"][0])
+    point = algorithm.theory(SOFTMAX, 9.0, Conditions(dimension=D, starts=tuple(starts)))
+    assert "draws" in point["method"]
+    error = np.hypot(np.std(ends) / np.sqrt(runs), point["mse_error"])
+    assert abs(np.mean(ends) - point["mse"]) < 3.5 * error
+    assert error < 0.15 * point["mse"]
 
 
 def test_runs_follow_their_trajectory():

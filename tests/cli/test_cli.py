@@ -452,6 +452,10 @@ def test_info_for_humans(capsys):
     assert code == 0
     for words in ("prior wishart", "parameters", "rho", "required", "arXiv:"):
         assert words in out
+    code, out, _ = call(capsys, "info", "adam")
+    assert code == 0
+    assert "theory of its own" in out
+    assert "every step depends on all earlier ones" in " ".join(out.split())
     code, out, _ = call(capsys, "info", "quickstart")
     assert code == 0
     assert "[[problems]]" in out

@@ -7,8 +7,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from smimbench.report.comparison import compare_rows, exceeds
+from smimbench.report.comparison import compare_rows, comparison_table, exceeds
 from tests.helpers import SUITE, call, call_outside, write_suite
+from tests.report.rows import printed
 
 
 def row(mean, sem=0.01, metric="mse", seconds=1.0, machines=("m",), algorithm="gamp"):
@@ -53,6 +54,22 @@ def test_what_is_in_one_folder_only_is_named():
     entries = compare_rows([row(1.0)], [row(1.0, algorithm="adam")])
     assert {(e["algorithm"], e["verdict"]) for e in entries} == {("gamp", "only before"), ("adam", "only after")}
     assert exceeds(next(e for e in entries if e["algorithm"] == "gamp"), 10.0)
+
+
+def test_both_verdicts_stand_beside_a_change():
+    own = {"theory": 1.1, "own_theory": 1.1, "own_z": -2.0, "no_theory": None, "bayes": 0.5, "ratio_to_bayes": 2.0}
+    none = {"theory": 0.5, "own_theory": None, "own_z": None, "no_theory": "it has none", "bayes": 0.5}
+    before = [row(1.0) | own, row(0.9, algorithm="adam") | none]
+    after = [row(1.12) | own | {"own_z": 0.4, "ratio_to_bayes": 2.24}, row(0.9, algorithm="adam") | none]
+    entries = {entry["algorithm"]: entry for entry in compare_rows(before, after)}
+    found = entries["gamp"]
+    assert (found["own_theory"], found["bayes"]) == (1.1, 0.5)
+    assert (found["before_own_z"], found["after_own_z"], found["after_ratio_to_bayes"]) == (-2.0, 0.4, 2.24)
+    assert found["verdict"] == "nearer to theory"
+    text = " ".join(printed(comparison_table(list(entries.values()))).split())
+    assert "own theory z Bayes" in text
+    assert "1.1000 -2.0 +0.4 0.5000" in text
+    assert "adam has no theory of its own here: it has none" in text
 
 
 @pytest.fixture(scope="module")

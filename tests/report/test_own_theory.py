@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 import smimbench
+from smimbench.report.figures import draw_suite, suite_figure
 from smimbench.report.own_theory import add_own_theory, draw_trajectories, own_theory_tables
+from smimbench.report.page_charts import charts_of
 from smimbench.report.rows import suite_records
 from smimbench.report.theory_document import theory_document
 from smimbench.run.store import Store
@@ -61,6 +63,7 @@ def test_theory_says_it_too(results):
     assert found["erm"]["point"]["penalty"] == 1.0
     assert found["sgd"]["point"]["trajectory"]["samples"][-1] == 300
     assert "samples again" in found["adam"]["no_theory"]
+    assert "no_trajectory" not in found["gamp"]["point"]
     text = " ".join(printed(own_theory_tables([document])).split())
     assert "adam has no theory of its own here: descent that sees samples again" in text
 
@@ -70,6 +73,30 @@ def test_trajectories_are_drawn(results):
     suite, _, store, folder = results
     pairs = suite_records(suite, store, ["numpy"])
     paths = draw_trajectories(suite, pairs, TheoryCache(), store, folder / "figures")
-    assert [path.suffix for path in paths] == [".png", ".svg", ".pdf"]
+    assert [path.suffix for path in paths] == [".png", ".svg", ".pdf", ".csv"]
     text = paths[1].read_text()
     assert text.count("stroke-dasharray") >= 4  # error and overlap of message passing and of the stream
+    groups, charts = charts_of(suite, paths[-1:])
+    assert [group["name"] for group in groups] == ["trajectories"]
+    assert [chart["xlabel"] for chart in charts] == ["iteration", "samples / D"]
+    for chart in charts:
+        curves = {trace["name"]: trace for trace in chart["traces"]}
+        assert [name for name, trace in curves.items() if trace["dash"] == "dash"] == [
+            "MSE, own theory", "overlap, own theory",
+        ]  # fmt: skip
+        theory, runs = curves["MSE, own theory"], curves["MSE, mean of runs"]
+        assert runs["y"][0] == pytest.approx(theory["y"][0], rel=0.2)
+
+
+def test_own_theory_of_one_sample_ratio_can_be_seen(results):
+    """A dashed line through one point has no length: a mark stands for it, in the figure as in the page's chart."""
+    pytest.importorskip("matplotlib")
+    suite, rows, _, folder = results
+    paths = draw_suite(suite, rows, TheoryCache(), folder / "figures", curve=False)
+    charts = charts_of(suite, [path for path in paths if path.name == "mse.csv"])[1]
+    (trace,) = [t for t in charts[0]["traces"] if t["name"] == "erm, its own theory"]
+    (row,) = [row for row in rows if row["algorithm"] == "erm" and row["metric"] == "mse"]
+    assert (trace["mode"], trace["symbol"], trace["y"]) == ("markers", "line-ew-open", [row["own_theory"]])
+    figure = suite_figure(suite, rows, TheoryCache(), "mse", curve=False).figure
+    (line,) = [one for one in figure.axes[0].lines if one.get_label() == "erm, its own theory"]
+    assert line.get_marker() == "_"

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+import smimbench
 from smimbench.files import canonical_json
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import Registry
@@ -545,3 +546,42 @@ def test_all_that_is_appended_makes_the_settings(tmp_path):
     one = load_suite(path, ["algorithms+=spectral"])
     assert options_of(both) == "--set algorithms+=sgd --set algorithms+=spectral"
     assert settings_folder(both, store) != settings_folder(one, store)
+
+
+def test_an_algorithm_is_skipped_where_its_model_is_not(tmp_path):
+    """One that works for some problems of a suite may stand there; one that works for none may not."""
+    both = """
+[[problems]]
+label   = "matrices"
+model   = { name = "attention-indexed", tokens = 2 }
+channel = { name = "linear", noise = 0.3 }
+prior   = { name = "wishart", rho = 0.5 }
+grid    = { dimension = [8], alpha = [0.3] }
+
+[[problems]]
+label   = "vectors"
+model   = { name = "sequence-multi-index", tokens = 1 }
+channel = { name = "linear", noise = 0.3 }
+prior   = { name = "gaussian" }
+grid    = { dimension = [20], alpha = [0.7] }
+
+[grid]
+seeds = 1
+
+[[algorithms]]
+name = "nuclear"
+regularisation = 0.5
+"""
+    file = tmp_path / "both.toml"
+    file.write_text(both)
+    rows = smimbench.run(load_suite(file), results=tmp_path)
+    found = {row["problem"]: row for row in rows if row["metric"] == "mse"}
+    assert found["matrices"]["status_counts"] == {"ok": 1}
+    assert found["vectors"]["status_counts"] == {"skipped": 1}
+    words = "algorithm 'nuclear' works for attention-indexed, not for 'sequence-multi-index'"
+    assert words in found["vectors"]["reasons"][0]
+    assert found["vectors"]["no_theory"] == words
+    alone = both[: both.index("[[problems]]")] + both[both.rindex("[[problems]]") :]
+    file.write_text(alone)
+    with pytest.raises(SuiteError, match="works for attention-indexed, not for 'sequence-multi-index'"):
+        load_suite(file)

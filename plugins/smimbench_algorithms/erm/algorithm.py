@@ -146,7 +146,7 @@ class Erm:
         return {"training_loss": [state.training_loss]}
 
     def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> dict[str, Any] | str:
-        """The replica-symmetric fixed point; see ``smimbench_algorithms.erm.fixed_point``."""
+        """The minimum in the limit: the replica-symmetric fixed point (``smimbench_algorithms.erm.fixed_point``)."""
         try:
             loss, penalty, length = self._chosen(problem, alpha)
             count = evaluations(problem, loss.name)

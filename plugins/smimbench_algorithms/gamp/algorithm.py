@@ -240,13 +240,20 @@ class Gamp:
 
         ``finite_size``: by metric the coefficient of 1/D of every component, where it is known in closed form.
 
-        A spectral start depends on the data, which state evolution does not know: it gives no trajectory, nor does damping.
+        Damping mixes iterates and Onsager terms: its fixed points are the same, its way has no recursion. A start that another
+        algorithm computes depends on the data, which state evolution does not know. Points then say ``no_trajectory``.
         """
         point = fixed_point(problem, alpha, conditions)
         if (correction := first_correction(problem, alpha)) is not None:
             point = point | {"finite_size": {"mse": correction}}
-        if self.damping != 0 or conditions.start not in ("uninformed", "informed") or not conditions.trajectory:
+        if not conditions.trajectory:
             return point
+        if self.damping != 0:
+            return point | {
+                "no_trajectory": "it is damped, which moves no fixed point but has no recursion; give damping = 0"
+            }
+        if conditions.start not in ("uninformed", "informed"):
+            return point | {"no_trajectory": f"its start, {conditions.start!r}, depends on the data"}
         claimed = None
         if conditions.start == "uninformed" and problem.channel.symmetry != "none" and conditions.dimension is not None:
             overlap = 1e-3 / conditions.dimension if self.initial_overlap is None else self.initial_overlap

@@ -126,7 +126,7 @@ class Descent:
         return None
 
     def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> dict[str, Any] | str:
-        """In words, why there is no closed theory."""
+        """None in closed form: a step that sees samples again, or whose size adapts, depends on all earlier ones."""
         return "steps of adaptive size have none" if self.online else SEEN_AGAIN
 
     def _minimum(self, problem: Problem, alpha: float, conditions: Conditions, decay: float) -> dict[str, Any] | str:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from smimbench.problem import Problem
 
-__all__ = ["Diverges", "LocalFields", "Path", "Rule", "local_fields", "solve"]
+__all__ = ["Diverges", "LocalFields", "Path", "Rule", "evaluations", "local_fields", "price", "solve"]
 
 SCRAMBLES = 4
 """Independent sets of random points; their spread is the stated error. Doubled: twice the time, 0.7 times the error."""
@@ -73,6 +73,9 @@ MOST_STEPS = 1000
 
 TOLERANCE = 1e-3
 """Relative error of a step of the integrator. Doubled: twice that error, which is small beside that of the points."""
+
+SLOPES = 400
+"""Times that an integrator asks for the slope, about. Doubled: the equations are solved beside draws for fewer problems."""
 
 LARGEST = 1e4
 """Self-overlap from which on a run counts as diverged. Doubled: diverging equations are followed a step longer."""
@@ -170,6 +173,15 @@ def evaluations(problem: Problem, loss: str) -> int:
     if loss == "squared" and _noise_of_identity(problem) is not None:
         return 1
     return len(_points(problem.components, problem.model.sites))
+
+
+def price(problem: Problem, loss: str, steps: int, starts: int) -> float:
+    """Latents that are drawn to solve the equations: 0 where they are closed."""
+    if evaluations(problem, loss) == 1:
+        return 0.0
+    P, C = problem.components, problem.model.sites
+    slopes = steps if steps <= MOST_STEPS else SLOPES
+    return float(slopes * starts * P * C * sum(len(weights) for _, weights in _points(P, C)))
 
 
 def _points(P: int, C: int, every: int = 1) -> list[tuple[Host, Host]]:

@@ -9,12 +9,14 @@ import numpy as np
 from smimbench.interfaces import Overlaps, offers
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.registry.adapters import sizes
-from smimbench.theory.information import prior_moments
 from smimbench.theory.limit import aligned, limit_point, scores
 from smimbench_algorithms.gradient.loss import fitting_loss
-from smimbench_algorithms.gradient.online import Diverges, Path, Rule, evaluations, local_fields, solve
+from smimbench_algorithms.gradient.online import Diverges, Path, Rule, evaluations, local_fields, price, solve
+from smimbench_algorithms.gradient.online_draws import affordable, draw_paths
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from smimbench.interfaces import Conditions
     from smimbench.problem import Problem
 
@@ -25,6 +27,9 @@ TYPICAL = 16
 
 SMALL_OVERLAP = 5.0
 """Overlaps below this over the root of D are what chance adds in the first steps. Doubled: the remark comes sooner."""
+
+BESIDE = 4e7
+"""Latents for which the limit is added to a trajectory that is drawn for one size. Doubled: it is there for larger problems."""
 
 MOMENTS = 120
 """Points of the trajectory. Doubled: a finer line."""
@@ -58,55 +63,96 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
     loss = algorithm.loss or fitting_loss(problem)
     starts = conditions.starts or _typical(problem, D, algorithm.spherical)
     wanted = sorted({0, *np.unique(np.geomspace(1, steps, MOMENTS).round().astype(int)).tolist()})
-    sets = evaluations(problem, loss)
+    # Where the equations are closed they are linear: noise of the overlaps does not change their means.
+    closed = evaluations(problem, loss) == 1
+    draws = 0 if closed else affordable(problem, steps, batch, len(starts), D)
     try:
-        path = solve(local_fields(problem, loss), rule, starts, wanted, sets)
+        if draws:
+            path = draw_paths(problem, loss, rule, starts, wanted, draws, batch, D)
+        else:
+            path = solve(local_fields(problem, loss), rule, starts, wanted, evaluations(problem, loss))
     except Diverges:
         return f"at learning rate {algorithm.learning_rate:g} its equations diverge: the steps are too long"
-    last = [
-        [Overlaps(path.truth[k, -1, i], path.cross[k, -1, i], path.own[k, -1, i]) for i in range(len(starts))]
+    ends = _ends(path)
+    lost = 1 - sum(map(len, ends)) / path.cross[:, 0, :, 0, 0].size
+    method = _drawn(draws * len(starts), lost) if draws else _solved(problem, loss, steps, len(wanted), starts, D)
+    point = limit_point(problem, alpha, ends, method=method, branch="online descent")
+    found = _trajectory(problem, path, batch)
+    if conditions.trajectory and draws and price(problem, loss, steps, len(starts)) < BESIDE:
+        found |= _without_noise(problem, loss, rule, starts, wanted)
+    return point | {"trajectory": found}
+
+
+def _ends(path: Path) -> list[list[Overlaps]]:
+    """Overlaps at the end: for every evaluation those of all starts, but for draws that have diverged."""
+    sets, _, starts = path.cross.shape[:3]
+    found = [
+        [Overlaps(path.truth[k, -1, i], path.cross[k, -1, i], path.own[k, -1, i]) for i in range(starts)]
         for k in range(sets)
     ]
-    how = (
-        "closed form" if sets == 1 else "quadrature" if problem.components * problem.model.sites == 1 else "Monte Carlo"
-    )
-    few = "recursion" if steps == len(wanted) - 1 else "equations"
+    finite = [[one for one in each if np.isfinite(one.cross).all()] for each in found]
+    return [each for each in finite if each]
+
+
+def _drawn(count: int, lost: float) -> str:
+    method = f"mean of {count} draws of the overlaps at this dimension"
+    return method + (f"; {lost:.1%} of them diverge and are left out" if lost else "")
+
+
+def _solved(problem: Problem, loss: str, steps: int, moments: int, starts: Sequence[Overlaps], D: int) -> str:
+    """How the equations were solved, and what they cannot know."""
+    sets = evaluations(problem, loss)
+    one_field = problem.components * problem.model.sites == 1
+    how = "closed form" if sets == 1 else "quadrature" if one_field else "Monte Carlo"
+    few = "recursion" if steps == moments - 1 else "equations"
     small = SMALL_OVERLAP / np.sqrt(D)
     if problem.channel.symmetry != "none" and max(np.abs(start.cross).max() for start in starts) < small:
         how += ", from overlaps of order 1/sqrt(D): when a run escapes from these is chance, too"
-    point = limit_point(problem, alpha, last, method=f"{few} of online descent, {how}", branch="online descent")
-    return point | {"trajectory": _trajectory(problem, path, batch)}
+    return f"{few} of online descent, {how}"
+
+
+def _without_noise(
+    problem: Problem, loss: str, rule: Rule, starts: Sequence[Overlaps], wanted: Sequence[int]
+) -> dict[str, Any]:
+    """``mse_limit`` and ``overlap_limit``: the equations from the same starts, which is what D to infinity leaves."""
+    try:
+        path = solve(local_fields(problem, loss), rule, starts, wanted, evaluations(problem, loss))
+    except Diverges:
+        return {}
+    found = _trajectory(problem, path, 1)
+    return {f"{name}_limit": found[name] for name in ("mse", "overlap")}
 
 
 def _typical(problem: Problem, D: int, spherical: bool) -> list[Overlaps]:
-    """Starts of runs at this size: an independent draw of the prior."""
+    """Starts of runs at this size: a signal, and an independent draw of its factor."""
     P = problem.components
+    prior: Any = problem.prior
     rng = monte_carlo_rng("online descent: typical starts", D)
-    second = prior_moments(problem)[0]
     found = []
     for _ in range(TYPICAL):
-        cross = rng.standard_normal((P, P)) / np.sqrt(D) * np.sqrt(np.outer(np.diagonal(second), np.diagonal(second)))
-        own = np.eye(P) if spherical else second
-        found.append(Overlaps(second, cross, own))
+        signal, factor = np.asarray(prior.sample(rng, P, D)), np.asarray(prior.draw_factor(rng, P, D, None))
+        if spherical:
+            factor = factor / np.sqrt(np.mean(factor**2, axis=-1, keepdims=True))
+        found.append(
+            Overlaps(*(one @ other.T / D for one, other in ((signal, signal), (factor, signal), (factor,) * 2)))
+        )
     return found
 
 
 def _trajectory(problem: Problem, path: Path, batch: int) -> dict[str, Any]:
     """Means over starts and evaluations, with the standard error over evaluations."""
-    sets, moments, starts = path.cross.shape[:3]
+    sets = len(path.cross)
+    P = problem.components
+    # Evaluations, steps, starts: as many as there are, in one batch.
+    flat = Overlaps(*(part.reshape(-1, P, P) for part in (path.truth, path.cross, path.own)))
+    known = np.isfinite(flat.cross).all(axis=(1, 2))
+    found = scores(aligned(problem, Overlaps(*(np.where(known[:, None, None], part, 0.0) for part in flat))))
     values: dict[str, list[Any]] = {}
-    for s in range(moments):
-        each = [
-            [
-                aligned(problem, Overlaps(path.truth[k, s, i], path.cross[k, s, i], path.own[k, s, i]))
-                for i in range(starts)
-            ]
-            for k in range(sets)
-        ]
-        found = [scores(Overlaps(*(np.stack(parts) for parts in zip(*one)))) for one in each]
-        for name, key in (("mse", "mse"), ("overlap", "squared_cosine")):
-            means = np.stack([one[key].mean(axis=0) for one in found])
-            error = means.std(axis=0, ddof=1) / np.sqrt(sets) if sets > 1 else np.zeros(means.shape[1])
-            values.setdefault(name, []).append(means.mean(axis=0).tolist())
-            values.setdefault(f"{name}_error", []).append(error.tolist())
+    for name, key in (("mse", "mse"), ("overlap", "squared_cosine")):
+        each = np.where(known[:, None], found[key], np.nan).reshape(*path.cross.shape[:3], P)
+        weight = np.isfinite(each).sum(axis=2)
+        means = np.nansum(each, axis=2) / np.maximum(weight, 1)  # (evaluations, steps, P)
+        mean = np.nansum(each, axis=(0, 2)) / weight.sum(axis=0)
+        error = means.std(axis=0, ddof=1) / np.sqrt(sets) if sets > 1 else np.zeros_like(mean)
+        values[name], values[f"{name}_error"] = mean.tolist(), error.tolist()
     return {"iteration": path.steps.tolist(), "samples": (path.steps * batch).tolist(), **values}
