@@ -31,6 +31,9 @@ __all__ = ["THEORY_VERSION", "Kept", "Progress", "TheoryCache"]
 
 THEORY_VERSION = 11
 """Raised when the numbers of the state-evolution solver itself change: remembered values of older ones are not used."""
+OWN_VERSION = 2
+"""Raised when what theory says of shipped algorithms themselves changes, and their estimates do not: only these answers are then
+computed again."""
 ASIDE = "set-aside"
 """Folder for answers that are to be computed again."""
 
@@ -117,7 +120,7 @@ class TheoryCache:
         ``spec`` names it with its version and parameters; what the problem's own theory says is added to the conditions.
         """
         asked = [spec, *(np.asarray(starts).tolist() if i == 2 else starts for i, starts in enumerate(conditions))]
-        key = canonical_json([problem.spec, asked])
+        key = canonical_json([problem.spec, asked, OWN_VERSION])
         found: dict[str, Any] | str | None = self._recall("own", key, float(alpha))
         if found is None:
             points = tuple(self.points(problem, [alpha])[0])
