@@ -120,17 +120,18 @@ def page(name: str, document: dict[str, Any], shared: dict[str, Any], figures: l
             "problem": verdict["problem"],
             "algorithm": one["algorithm"],
             "x Bayes": ratio_words(one),
-            "error where Bayes is 0": one["where_zero"],
+            "at Bayes 0": one["where_zero"],
             "own theory": one["own_theory"] or "none",
             "within 5%": f"{one['near_fraction'] or 0:.0%}",
-            "seconds a run": one["seconds"],
+            "a run (s)": one["seconds"],
             "status": one["status_counts"],
         }
         for verdict in document["verdicts"]
         for one in verdict["contenders"]
     ]
     if contenders:
-        parts.append(markdown_table(list(contenders[0]), contenders))
+        shown = [key for key in contenders[0] if any(one[key] not in (None, "") for one in contenders)]
+        parts.append(markdown_table(shown, contenders))
     names = ["problem", "algorithm", "alpha", "dimension", "component", "n", "mean", "sem", "own_theory", "bayes",
              "ratio_to_bayes", "status_counts"]  # fmt: skip
     own = [row for row in rows if row["metric"] == metric]

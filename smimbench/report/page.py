@@ -14,7 +14,7 @@ from smimbench.report.labels import names_with_backend
 from smimbench.report.page_charts import COURSES, charts_of
 from smimbench.report.profiles import LEVEL, SUMMARY, summary
 from smimbench.report.tables import as_csv, number, seconds
-from smimbench.report.verdict import ratio_words, verdict_line, verdicts
+from smimbench.report.verdict import OWN, ratio_words, verdict_line, verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -114,9 +114,7 @@ def render_page(
 
 def _shown(verdict: dict[str, Any]) -> dict[str, Any]:
     best = verdict["contenders"][0] if verdict["contenders"] and verdict["contenders"][0]["points"] else None
-    own = "" if best is None else {"yes": "as its own theory says", "no": "not as its own theory says"}.get(
-        best["own_theory"], "no theory of its own"
-    )  # fmt: skip
+    own = "" if best is None else OWN.get(best["own_theory"], "no theory of its own")
     if best and best["own_theory"] == "no" and best["own_difference"] is not None:
         own += f" ({best['own_difference']:+.0%})"
     return {

@@ -273,4 +273,4 @@ def _words(head: str, entry: Mapping[str, str], fields: Mapping[str, str]) -> st
     """The lines that hovering shows."""
     lines = [head]
     lines += [f"{label}: {number(float(entry[key]), 5)}" for key, label in fields.items() if entry.get(key)]
-    return "<br>".join(line.replace("&", "&amp;").replace("<", "&lt;") for line in lines)
+    return "<br>".join(line.replace("&", "&amp;").replace("<", "&lt;").replace("$", "&#36;") for line in lines)

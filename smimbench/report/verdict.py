@@ -20,7 +20,14 @@ if TYPE_CHECKING:
 
     from smimbench.report.tables import Column
 
-__all__ = ["contender_tables", "ratio_words", "verdict_line", "verdicts"]
+__all__ = ["OWN", "contender_tables", "ratio_words", "verdict_line", "verdicts"]
+
+OWN = {
+    "yes": "as its own theory says",
+    "no": "not as its own theory says",
+    "unclear": "too few runs to hold against its own theory",
+}
+"""In words, whether an algorithm does what theory says of it."""
 
 NEAR = 0.05
 """Relative distance from an algorithm's own theory that corrections of finite size may have. Doubled, more runs agree."""
@@ -36,9 +43,9 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         largest), and ``contenders``. Each of these has ``algorithm``; ``ratio_to_bayes``, the geometric mean over the sample
         ratios whose Bayes-optimal error is not 0 of the error (summed over components) over the Bayes-optimal one, with
         its standard error ``ratio_error``; ``where_zero``, the largest error where theory says 0; ``own_theory``, ``"yes"``,
-        ``"no"`` or None (it has none), with ``own_difference``, the relative distance that is largest; ``points`` and
-        ``missing``, sample ratios with and without an estimate; ``near_seconds``, the median time to within 5% of
-        Bayes (None: never at one of them); ``seconds`` and ``iterations`` per run; ``status_counts``.
+        ``"no"``, ``"unclear"`` (single runs) or None (it has none), with ``own_difference``, the relative distance that is
+        largest; ``points`` and ``missing``, sample ratios with and without an estimate; ``near_seconds``, the median time
+        to within 5% of Bayes (None: never at one of them); ``seconds`` and ``iterations`` per run; ``status_counts``.
     """
     return [_verdict(problem, members) for problem, members in grouped(rows, lambda r: r["problem"]).items()]
 
@@ -107,15 +114,22 @@ def _own(rows: list[dict[str, Any]]) -> dict[str, Any]:
     reasons = sorted({row["no_theory"] for row in rows if row.get("no_theory")})
     if not known:
         return {"own_theory": None, "own_difference": None, "no_theory": reasons[0] if reasons else None}
-    distances, agrees = [], True
+    distances, agrees, told = [], True, True
     for row in known:
         expected, difference = row["own_theory"], row["mean"] - row["own_theory"]
         if expected:
             distances.append(difference / abs(expected))
         small = abs(difference) <= (NEAR * abs(expected) if expected else row.get("target", 0.0))
-        agrees &= small or within(difference, row["sem"], row["n"], row.get("own_theory_error"))
+        if small or row["sem"] is not None:
+            agrees &= small or within(difference, row["sem"], row["n"], row.get("own_theory_error"))
+        else:
+            told = False  # one run has no standard error: by how much it may miss is not known
     largest = max(distances, key=abs, default=None)
-    return {"own_theory": "yes" if agrees else "no", "own_difference": largest, "no_theory": None}
+    return {
+        "own_theory": "no" if not agrees else "yes" if told else "unclear",
+        "own_difference": largest,
+        "no_theory": None,
+    }
 
 
 def _rank(one: dict[str, Any]) -> tuple[float, ...]:
@@ -145,8 +159,9 @@ def verdict_line(verdict: dict[str, Any]) -> str:
     if best["where_zero"] is not None and (best["ratio_to_bayes"] is None or not best["zero_reached"]):
         parts.append(f"{'0' if best['zero_reached'] else number(best['where_zero'])} where Bayes is 0")
     difference = "" if best["own_difference"] is None else f" ({best['own_difference']:+.0%})"
-    words = {"yes": "as its own theory says", "no": f"not as its own theory says{difference}"}
-    parts.append(words.get(best["own_theory"], "no theory of its own"))
+    parts.append(
+        OWN.get(best["own_theory"], "no theory of its own") + (difference if best["own_theory"] == "no" else "")
+    )
     if best["seconds"] is not None:
         parts.append(f"{seconds(best['seconds'])} a run")
     return ", ".join(parts)
@@ -204,6 +219,6 @@ def _table(verdict: dict[str, Any]) -> RenderableType:
 def _own_words(one: dict[str, Any]) -> str:
     if one["own_theory"] is None:
         return "none"
-    if one["own_theory"] == "yes":
-        return "yes"
+    if one["own_theory"] != "no":
+        return str(one["own_theory"])
     return "no" if one["own_difference"] is None else f"no, {one['own_difference']:+.0%}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
@@ -17,6 +18,8 @@ pytest.importorskip("plotly")
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 TEXT = ATTENTION.replace("[0.1, 0.3]", "[0.1, 0.15, 0.3]") + '[[algorithms]]\nname = "adam"\nsteps = 20\n'
+LABEL = "soft & <b>$max$ $T$"
+TEXT = TEXT.replace('label   = "softmax"', f'label   = "{LABEL}"')
 TEXT += "[run]\nmax_iterations = 12\n"  # too few for gamp
 SCRIPT = """
 <script>
@@ -28,6 +31,7 @@ addEventListener("load", () => setTimeout(() => {
   const means = () => seen().map((r) => r.cells[column("mean")].dataset.value).filter((v) => v !== "").map(Number);
   found.charts = [...document.querySelectorAll(".chart")].map((c) => c.querySelectorAll("svg .scatterlayer .trace").length);
   found.rows = seen().length;
+  found.title = document.querySelector(".chart .gtitle").textContent;
   const head = table.tHead.rows[0].cells[column("mean")];
   head.querySelector("button").focus();
   found.focus = document.activeElement.textContent;
@@ -59,7 +63,7 @@ def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     suite = write_suite(folder, TEXT)
     call_outside("run", suite, "--results", folder / "results", "--workers", "1", "--no-figure")
-    done = call_outside("report", suite, "--results", folder / "results", "--output", folder / "page.html")
+    done = call_outside("report", suite, "--results", folder / "results", "--output", folder / "page.html", timeout=600)
     assert done.returncode == 0, done.stderr
     return folder / "page.html"
 
@@ -83,13 +87,14 @@ def seen(request, page):
     done = subprocess.run([*arguments, "--dump-dom", copy.as_uri()], capture_output=True, text=True, timeout=120)
     text = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.S)
     assert text, done.stderr[-2000:]
-    return json.loads(text[1].replace("&amp;", "&").replace("&lt;", "<")), re.findall(r"CONSOLE[^\n]*", done.stderr)
+    return json.loads(html.unescape(text[1])), re.findall(r"CONSOLE[^\n]*", done.stderr)
 
 
 def test_it_draws_and_fetches_nothing_and_complains_of_nothing(seen):
     found, console = seen
     assert console == []
     assert found["requests"] == []
+    assert found["title"] == LABEL  # as it is written, neither HTML nor mathematics
     assert len(found["charts"]) == 2 + 3 + 3  # mse and overlap; seconds and samples at each sample ratio
     assert min(found["charts"]) >= 2
     assert not found["wide"]
@@ -134,7 +139,7 @@ def test_a_label_with_a_comma_keeps_its_colour(tmp_path):
 
     suite = load_suite(write_suite(tmp_path, TEXT.replace('name = "adam"', 'name = "adam"\nlabel = "gamp, not"')))
     lines = [
-        f"softmax,0.1,30,{what},{x},0.5"
+        f"{LABEL},0.1,30,{what},{x},0.5"
         for what in ('"gamp, not"', '"gamp, theory"', "gamp", "Bayes-optimal")
         for x in (1, 9)
     ]

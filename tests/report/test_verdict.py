@@ -47,6 +47,14 @@ def test_few_runs_have_wide_intervals():
     assert verdicts([at(0.1, 0.48, 0.4, **many)])[0]["contenders"][0]["own_theory"] == "no"
 
 
+def test_one_run_is_not_said_to_miss_its_theory():
+    """It has no standard error: that it is 20% off may be chance. What is near all the same is near."""
+    (found,) = verdicts([at(0.1, 0.48, 0.4, n=1, sem=None, own=0.4)])
+    assert found["contenders"][0]["own_theory"] == "unclear"
+    assert "too few runs to hold against its own theory" in verdict_line(found)
+    assert verdicts([at(0.1, 0.41, 0.4, n=1, sem=None, own=0.4)])[0]["contenders"][0]["own_theory"] == "yes"
+
+
 def test_who_has_no_estimate_somewhere_comes_last():
     rows = [
         at(0.1, 0.41, 0.4),

@@ -34,6 +34,9 @@
   }
 
   // -- charts
+  // Plotly takes marks of HTML and mathematics between dollars in its texts; names of others are shown as they are written.
+  const ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "$": "&#36;"};
+  const literal = (text) => text.replace(/[&<>$]/g, (letter) => ENTITIES[letter]);
   const template = () => ({
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: {color: dark() ? "#e8e8e6" : "#1a1a1a", size: 12},
     margin: {l: 60, r: 15, t: 50, b: 45}, hovermode: "closest", showlegend: false, // the legend stands above the charts
@@ -56,18 +59,18 @@
     const floor = logarithmic ? Math.pow(10, Math.floor(Math.log10(Math.min(...all, chart.target)) - 0.3)) : null;
     const lift = (v) => floor === null ? v : Math.max(v, floor);
     const traces = chart.traces.filter((t) => (!t.algorithm || state.algorithms.has(t.algorithm)) && !hidden[chart.group].has(t.name)).map((t) => ({
-      type: "scatter", name: t.name, x: t.x, y: t.y.map(lift), text: t.text, hovertemplate: "%{text}<extra></extra>",
+      type: "scatter", name: literal(t.name), x: t.x, y: t.y.map(lift), text: t.text, hovertemplate: "%{text}<extra></extra>",
       mode: t.mode, line: {color: t.colour || ink(), dash: t.dash, width: 2, shape: t.shape},
       marker: {color: t.colour || ink(), symbol: t.symbols || t.symbol, size: 8},
       error_y: t.error ? {type: "data", array: t.error, color: t.colour, thickness: 1.2, width: 3} : undefined,
     }));
     const shapes = chart.thresholds.map((t) => ({type: "line", x0: t.at, x1: t.at, y0: 0, y1: 1, yref: "paper", line: {color: "#888", dash: "dash", width: 1}}));
-    const notes = chart.thresholds.map((t, i) => ({x: wide ? Math.log10(t.at) : t.at, y: 1, yref: "paper", yanchor: "bottom", yshift: 12 * (i % 2), text: t.name, showarrow: false, font: {size: 10}}));
+    const notes = chart.thresholds.map((t, i) => ({x: wide ? Math.log10(t.at) : t.at, y: 1, yref: "paper", yanchor: "bottom", yshift: 12 * (i % 2), text: literal(t.name), showarrow: false, font: {size: 10}}));
     if (floor !== null) notes.push({x: 1, xref: "paper", xanchor: "right", y: Math.log10(floor), yshift: 9, text: "lowest: 0", showarrow: false, font: {size: 10}});
     Plotly.react(chart.node, traces, {
-      ...template(), title: {text: chart.title, font: {size: 13}}, shapes, annotations: notes,
-      xaxis: axis({title: {text: chart.xlabel}, type: wide ? "log" : "linear", exponentformat: "power"}),
-      yaxis: axis({title: {text: chart.ylabel}, type: logarithmic || chart.ylog ? "log" : "linear", exponentformat: "power",
+      ...template(), title: {text: literal(chart.title), font: {size: 13}}, shapes, annotations: notes,
+      xaxis: axis({title: {text: literal(chart.xlabel)}, type: wide ? "log" : "linear", exponentformat: "power"}),
+      yaxis: axis({title: {text: literal(chart.ylabel)}, type: logarithmic || chart.ylog ? "log" : "linear", exponentformat: "power",
                    rangemode: logarithmic || chart.ylog ? "normal" : "tozero"}),
     }, {responsive: true, displaylogo: false, displayModeBar: false});
   };
