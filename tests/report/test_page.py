@@ -95,7 +95,7 @@ def test_it_draws_and_fetches_nothing_and_complains_of_nothing(seen):
     assert console == []
     assert found["requests"] == []
     assert found["title"] == LABEL  # as it is written, neither HTML nor mathematics
-    assert len(found["charts"]) == 2 + 3 + 3  # mse and overlap; seconds and samples at each sample ratio
+    assert len(found["charts"]) == 2 + 3 + 3 + 4  # mse and overlap; seconds and samples at each sample ratio; profiles
     assert min(found["charts"]) >= 2
     assert not found["wide"]
 
