@@ -8,7 +8,7 @@ import pytest
 import smimbench
 from smimbench.interfaces import Conditions, Overlaps
 from smimbench.registry.metrics import find_metric, theory_of
-from smimbench.theory.limit import aligned, limit_point
+from smimbench.theory.limit import aligned, limit_point, scores
 from smimbench.theory.own import BRINGS_NONE, own_theory
 
 LINEAR = smimbench.Problem(
@@ -45,6 +45,15 @@ def test_several_starts_and_evaluations_are_averaged():
     cross = np.array([[start.cross[0, 0] for start in starts] for starts in many])
     assert point["mse"][0] == pytest.approx(1.4 - 2 * cross.mean())
     assert point["mse_error"][0] == pytest.approx(2 * cross.mean(axis=1).std(ddof=1) / 2)
+
+
+def test_rounding_leaves_no_error_below_zero_and_hides_no_wrong_overlap():
+    def mse(T, M, Q):
+        return scores(Overlaps(*(np.array([[value]]) for value in (T, M, Q))))["mse"][0]
+
+    assert mse(1.0, 1.0, 1.0 - 5e-16) == 0.0
+    assert mse(1.0, 1.0, 1.0 + 4e-16) > 0.0
+    assert mse(1.0, 0.9, 0.5) == pytest.approx(-0.3)
 
 
 def test_symmetry_is_removed():
