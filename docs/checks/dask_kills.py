@@ -63,8 +63,8 @@ class Service:
             self.starts += 1
 
     def ended(self) -> bool:
-        """Whether it has ended by itself with exit code 0."""
-        return self._process.poll() == 0
+        """Whether it has ended by itself: with exit code 0, or 1 if a cell of a finished run is not ok, as in the serial run."""
+        return self._process.poll() in (0, 1)
 
     def kill(self) -> None:
         """SIGKILL to it alone."""

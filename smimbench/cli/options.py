@@ -238,6 +238,7 @@ def command(
     def decorate(function: Callable[..., int]) -> click.Command:
         @functools.wraps(function)
         def wrapped(plugins: tuple[str, ...], no_plugins: bool, trace_plugins: bool, **given: Any) -> int:
+            _spare_the_suite(given.get("name"), given.get("output"))
             with only_json() if given.get("as_json") else contextlib.nullcontext():
                 with contextlib.redirect_stdout(sys.stderr), steady_folder():
                     registry = _registry(plugins, no_plugins, trace_plugins)
@@ -251,6 +252,12 @@ def command(
         return click.command(name, params=[*parameters, *shared])(wrapped)
 
     return decorate
+
+
+def _spare_the_suite(name: str | None, output: Path | None) -> None:
+    """Refuse to write over the suite that is read."""
+    if name and output is not None and output.is_file() and os.path.exists(name) and output.samefile(name):
+        raise click.BadParameter(f"{output} is the suite itself; name another file", param_hint="--output")
 
 
 def _registry(paths: tuple[str, ...], no_plugins: bool, trace_plugins: bool) -> Registry:
