@@ -1,9 +1,11 @@
 """Theory and runs at the ends of what may be asked, each row a right number or a refusal: ``python docs/checks/stress.py``.
 
-Every point of theory has to be an MSE between 0 and the 1 of the prior mean, with a finite error, within ``LIMIT`` seconds;
-or one line that says what would be right. With ``--runs`` every algorithm runs at dimensions from 1 and sample ratios from
-1e-4 to 1e4: each has to end with finite metrics, or skipped, diverged or refused in a line of smimbench's own. ``--skip
-FILE`` leaves out what has a row in a table that is there already. docs/stress.md has the tables of a whole run.
+Every point of theory has to be an MSE between 0 and the 1 of the prior mean, known to ``KNOWN`` or better, and not above that
+of fewer samples, within ``--limit`` seconds of processor time; and each of its numbers has to be within ``MOST_Z`` standard
+errors of plain draws from teacher and posterior, as in ``smimbench theory --verify``. Or it is one line that says what would be
+right. With ``--runs`` every algorithm runs at dimensions from 1 and sample ratios from 1e-4 to 1e4: each has to end with finite
+metrics, or skipped, diverged or refused in a line of smimbench's own. ``--skip FILE`` leaves out what has a row in a table that
+is there already. docs/stress.md has the tables of a whole run.
 """
 
 from __future__ import annotations
@@ -22,9 +24,14 @@ from smimbench.run.cell import run_cell
 from smimbench.suite.errors import SuiteError
 from smimbench.suite.reader import parse_suite
 from smimbench.theory.cache import TheoryCache
+from smimbench.theory.verification import verify_point
 
-LIMIT = 8
-"""Seconds of processor time for a point; those of hardmax with three tokens or more take minutes, once for each curve."""
+KNOWN = 0.05
+"""Largest stated error of an MSE, in units of the prior's; doubled, a point that says little passes."""
+MOST_Z = 5.0
+"""Some 500 numbers are compared: by chance one is beyond 4 in 30 whole runs, beyond 5 in 3,500."""
+DRAWS = 1000
+"""Plain draws of a point; doubled, half as much again is seen and the check takes twice as long."""
 ALPHAS = (1e-4, 0.1, 1.0, 1e4)
 ATTENTION, SEQUENCE = "attention-indexed", "sequence-multi-index"
 
@@ -53,23 +60,34 @@ def problems():
     yield ATTENTION, 3000, channels[0], 0.5
 
 
-def point(model, tokens, channel, rho, alpha) -> str:
-    """MSE and its error, or why there is none."""
+def point(cache, model, tokens, channel, rho, alpha, most, limit) -> tuple[str, list[tuple[float, float]]]:
+    """MSE with its error and the farthest z, or why there is none; and the bounds ``most`` for a point of more samples."""
     prior = {"name": "gaussian"} if rho is None else {"name": "wishart", "rho": float(rho)}
-    signal.setitimer(signal.ITIMER_PROF, LIMIT)
+    signal.setitimer(signal.ITIMER_PROF, limit)
     try:
-        found = TheoryCache().points(Problem({"name": model, "tokens": tokens}, channel, prior), [alpha])[0][0]
+        problem = Problem({"name": model, "tokens": tokens}, channel, prior)
+        found = cache.points(problem, [alpha])[0][0]
+        signal.setitimer(signal.ITIMER_PROF, limit)
+        checks = verify_point(problem, found, DRAWS)
     except Late:
-        return f"not within {LIMIT} s"
+        return f"not within {limit:g} s", most
     except (ProblemError, ParameterError) as error:
-        return f"refused: {error}"
-    except Exception as error:
-        return f"WRONG: {type(error).__name__}: {error}"
+        return f"refused: {error}", most
+    except Exception as error:  # whatever it is, it is what the check looks for
+        return f"WRONG: {type(error).__name__}: {error}", most
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-    values, errors = ([v] if isinstance(v, float) else v for v in (found["mse"], found["mse_error"]))
-    sound = all(math.isfinite(e) and -1e-9 <= v <= 1 + 1e-6 + 4 * e for v, e in zip(values, errors))
-    return ("" if sound else "WRONG: ") + ", ".join(f"{v:.5g} ± {e:.1g}" for v, e in zip(values, errors))
+    points = list(zip(*([v] if isinstance(v, float) else v for v in (found["mse"], found["mse_error"])), strict=True))
+    sound = all(
+        e <= KNOWN and -1e-9 <= v <= 1 + 1e-6 + 4 * e for v, e in points
+    )  # an error that is not a number is not below
+    falls = all(
+        v <= high + 1e-9 + 4 * math.hypot(e, ehigh)
+        for (v, e), (high, ehigh) in zip(points, most or points, strict=True)
+    )
+    z = max((abs(one.z) for one in checks), default=0.0)
+    wrong = "" if sound and falls and z <= MOST_Z else "WRONG: "
+    return f"{wrong}{', '.join(f'{v:.5g} ± {e:.1g}' for v, e in points)} | {z:.1f}", points
 
 
 def late(*_):
@@ -124,7 +142,7 @@ def ran(model, tokens, channel, rho, alpha, dimension, algorithm) -> str:
         record = run_cell(cell)
     except SuiteError as error:
         return f"refused: {error}"
-    except Exception as error:
+    except Exception as error:  # whatever it is, it is what the check looks for
         return f"WRONG: {type(error).__name__}: {error}"
     status, found = record["status"], record["metrics"].get("mse", [])
     own = ("ParameterError", "ProblemError", "ValueError: ")  # what smimbench and its items raise on purpose
@@ -154,17 +172,19 @@ def runs() -> None:
                     )
 
 
-def points(there: str) -> None:
+def points(there: str, limit: float) -> None:
     """A row for every problem and sample ratio, but for those whose row is there."""
-    print("| model | tokens | channel | rho | alpha | MSE | s |\n|---|---|---|---|---|---|---|")
+    print("| model | tokens | channel | rho | alpha | MSE | z | s |\n|---|---|---|---|---|---|---|---|")
     for model, tokens, channel, rho in problems():
         words = ", ".join(f"{k} {v:g}" if k != "name" else str(v) for k, v in channel.items())
+        cache, most = TheoryCache(), []
         for alpha in ALPHAS:
             row = f"| {model} | {tokens} | {words} | {'' if rho is None else rho} | {alpha:g} |"
             if row in there:
                 continue
             begin = time.process_time()
-            said = point(model, tokens, channel, rho, alpha)
+            said, most = point(cache, model, tokens, channel, rho, alpha, most, limit)
+            said += "" if " | " in said else " | "
             print(f"{row} {said} | {time.process_time() - begin:.1f} |", flush=True)
             if said.startswith(("refused", "not")):
                 break
@@ -173,6 +193,9 @@ def points(there: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", action="store_true", help="Runs in place of theory.")
+    parser.add_argument(
+        "--limit", type=float, default=300.0, help="Seconds of processor time for a point; once more for its draws."
+    )
     parser.add_argument("--skip", type=Path, help="A table whose rows are left out.")
     chosen = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -180,4 +203,4 @@ if __name__ == "__main__":
     if chosen.runs:
         runs()
     else:
-        points(chosen.skip.read_text() if chosen.skip else "")
+        points(chosen.skip.read_text() if chosen.skip else "", chosen.limit)

@@ -100,7 +100,7 @@ def check(
 @command(
     click.Argument(["kind"], type=click.Choice(["channel", "prior", "algorithm"])),
     click.Argument(["name"]),
-    output_option("Folder to write [default: ./smimbench-NAME].", folder=True),
+    output_option("Folder to write [default: ./smimbench-NAME].", folder=True, required=False),
     JSON,
     of_a_suite=False,
 )

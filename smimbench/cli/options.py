@@ -86,10 +86,17 @@ def several(text: str, metavar: str, *names: str) -> click.Option:
     return click.Option(names, multiple=True, metavar=metavar, help=text)
 
 
-def output_option(text: str, *, folder: bool = False) -> click.Option:
-    """Where to write: a file that has to be named, or a folder that need not be."""
+def output_option(text: str, *, folder: bool = False, required: bool = True) -> click.Option:
+    """Where to write: a file or a folder."""
     where = click.Path(file_okay=not folder, dir_okay=folder, path_type=Path)
-    return click.Option(["--output"], type=where, required=not folder, help=text)
+    return click.Option(["--output"], type=where, required=required, callback=_with_a_name, help=text)
+
+
+def _with_a_name(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
+    """An empty word is the path of the working folder, which is no file; click takes it for one that is not there yet."""
+    if path is not None and not path.name:
+        raise click.BadParameter("is empty; it must name what to write", ctx, param)
+    return path
 
 
 def _complete_suite(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from smimbench.cli.options import OK, RESULTS, SUITE, Request, command, complain
+from smimbench.cli.options import OK, RESULTS, SUITE, Request, command, complain, output_option
 
 __all__ = ["slurm"]
 
@@ -26,7 +26,7 @@ __all__ = ["slurm"]
         help="Most tasks: MaxArraySize - 1 of 'scontrol show config'.",
     ),
     click.Option(["--backend"], default="numpy", show_default=True, help="Array backend of the cells."),
-    click.Option(["--output"], type=click.Path(dir_okay=False, path_type=Path), help="File; default: standard output."),
+    output_option("File; default: standard output.", required=False),
     RESULTS,
 )
 def slurm(request: Request, minutes: int, cpus: int, max_array: int, backend: str, output: Path | None) -> int:

@@ -246,8 +246,14 @@ def test_the_suite_itself_is_not_written_over(tmp_path, capsys, words):
     suite = write_suite(tmp_path, SUITE)
     before = suite.read_bytes()
     code, _, err = call(capsys, words[0], suite, *words[1:], "--output", suite)
-    assert code == 2 and "is the suite itself" in err and len(err.splitlines()) == 1
+    assert code == 2
+    assert "is the suite itself" in err
+    assert len(err.splitlines()) == 1
     assert suite.read_bytes() == before
+    code, _, err = call(capsys, words[0], suite, *words[1:], "--output", "")
+    assert code == 2
+    assert "must name what to write" in err
+    assert len(err.splitlines()) == 1
 
 
 def test_a_suite_that_became_no_text_is_one_line(ran, tmp_path, capsys):
@@ -255,7 +261,10 @@ def test_a_suite_that_became_no_text_is_one_line(ran, tmp_path, capsys):
     suite = tmp_path / "small.toml"
     suite.write_bytes(b"PK\x03\x04\xed\xff")
     code, _, err = call(capsys, "show", suite, "--results", tmp_path / "results", "--set", "grid.seeds=1")
-    assert code == 2 and "cannot be read" in err
+    assert code == 2
+    assert "cannot be read" in err
     shutil.rmtree(tmp_path / "results" / "small" / "settings")  # one settings left: its kept table is looked for
     code, _, err = call(capsys, "show", suite, "--results", tmp_path / "results")
-    assert code == 2 and "cannot be read" in err and len(err.splitlines()) == 1
+    assert code == 2
+    assert "cannot be read" in err
+    assert len(err.splitlines()) == 1
