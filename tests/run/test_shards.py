@@ -54,7 +54,18 @@ def test_a_shard_that_is_none_is_one_line(tmp_path, capsys, text):
 
 def shard(suite, results, number):
     return subprocess.Popen(
-        command("run", suite, "--results", results, "--workers", "1", "--shard", f"{number}/{SHARDS}", "--quiet"),
+        command(
+            "run",
+            suite,
+            "--results",
+            results,
+            "--workers",
+            "1",
+            "--shard",
+            f"{number}/{SHARDS}",
+            "--quiet",
+            "--no-figure",
+        ),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
