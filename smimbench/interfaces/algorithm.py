@@ -221,6 +221,9 @@ class Algorithm(Protocol):
         An estimate with its error for other algorithms to begin from: it can be named as ``start`` in the table ``[run]``.
     ``restarted(problem) -> Algorithm | None``
         The version for the engine's one restart after a run that diverged or found no fixed point.
+    ``resumed(problem) -> Algorithm | None``
+        The version that goes on, from the state it takes over, where a run has used all its iterations and not come to rest. It
+        has as many again, and there is no restart after it.
     ``refuses(problem) -> str | None``
         Why a problem cannot be solved, in words; its cells end as ``skipped`` with that reason.
     ``theory(problem, alpha) -> dict | str`` or ``theory(problem, alpha, conditions) -> dict | str``

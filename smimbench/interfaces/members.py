@@ -104,6 +104,7 @@ OPTIONAL = (
     Optional("rule", "settled", "a run that has used all its iterations is not converged"),
     Optional("algorithm", "start", "it cannot be named as `start` in the table `[run]`"),
     Optional("algorithm", "restarted", "no second attempt after divergence"),
+    Optional("algorithm", "resumed", "a run that has not come to rest does not go on"),
     Optional("algorithm", "refuses", "every problem that its capabilities allow is tried"),
     Optional("algorithm", "theory", "its rows are compared with the Bayes-optimal value only"),
     Optional("algorithm", "variance", "no Bayes predictor of the label"),

@@ -14,7 +14,8 @@ How a run ends
 * ``timeout``: the time limit was reached first.
 
 A run that ends ``diverged`` or ``not-converged`` is started once more, with another stream of random numbers, if the
-algorithm offers a version of itself for that (``restarted``); the record says so.
+algorithm offers a version of itself for that (``restarted``); the record says so. Or it offers a version that goes on where the
+first stopped (``resumed``), for as many iterations again.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ __all__ = [
     "restarted",
     "run_algorithm",
     "timed",
+    "without_restart",
 ]
 
 SPREAD = 40
@@ -129,6 +131,7 @@ class Attempt:
     start: dict[str, Any] = field(default_factory=dict)
     blank: dict[str, str] = field(default_factory=dict)
     together: int = 1
+    resumed: str | None = None
 
 
 @dataclass
@@ -160,15 +163,20 @@ def run_algorithm(
     attempt = _attempt(problem, instance, data, algorithm, make_rng(0), settings, backend)
     cautious = restarted(problem, algorithm, attempt)
     if cautious is None:
-        return LoopResult(attempt, 0, None, 0.0)
+        return without_restart(attempt)
     return after_restart(attempt, _attempt(problem, instance, data, cautious, make_rng(1), settings, backend))
 
 
 def restarted(problem: Problem, algorithm: Any, attempt: Attempt) -> Any:
     """The version of the algorithm to start anew with, where an attempt asks for it and there is one."""
-    if attempt.status not in (Status.DIVERGED, Status.NOT_CONVERGED):
+    if attempt.resumed or attempt.status not in (Status.DIVERGED, Status.NOT_CONVERGED):
         return None
     return algorithm.restarted(problem) if offers(algorithm, "restarted") else None
+
+
+def without_restart(attempt: Attempt) -> LoopResult:
+    """What counts where there is but one attempt; one that was resumed had its second chance, and lost no time."""
+    return LoopResult(attempt, int(attempt.resumed is not None), attempt.resumed, 0.0)
 
 
 def after_restart(first: Attempt, second: Attempt) -> LoopResult:
@@ -264,6 +272,8 @@ class Run:
         What ended it, where an error did (``smimbench.run.together``).
     together : int
         Runs whose first step was made in one pass, this one included.
+    resumed : str or None
+        Why it goes on, or went on, as another version of the algorithm.
     """
 
     def __init__(
@@ -289,6 +299,7 @@ class Run:
         self.iteration, self._broken = 0, False
         self.error: BaseException | None = None
         self.together = 1
+        self.resumed: str | None = None
         self.state, passed = timed(lambda: algorithm.init(problem, data, rng), backend, self.clock.seconds)
         self.clock.add(passed)
         estimate = algorithm.estimate(self.state)
@@ -335,6 +346,24 @@ class Run:
                 self._end(Status.OK, ending or f"all {steps} steps made")
         elif late:
             self._end(Status.TIMEOUT, f"{settings.timeout:g} s reached after {iteration} iterations")
+        elif self.over and self.steps is None and self._settled() is None:
+            self._resume()
+
+    def _settled(self) -> str | None:
+        """Why it may count though nothing ended it, or None."""
+        settled: str | None = None if self.rule.complaint() else member(self.rule, "settled", lambda: None)()
+        return settled
+
+    def _resume(self) -> None:
+        """Go on for as many iterations again where the algorithm has a version for that, once."""
+        if self.resumed is not None or not offers(self.algorithm, "resumed"):
+            return
+        version = self.algorithm.resumed(self.problem)
+        if version is not None:
+            self.algorithm, self.over = version, False
+            self.resumed = f"{self.status.value}: {self.reason}, then resumed"
+            self.last += self.settings.max_iterations
+            self.reason = f"{self.last} iterations reached"
 
     def _end(self, status: Status, reason: str) -> None:
         self.status, self.reason, self.over = status, reason, True
@@ -349,7 +378,7 @@ class Run:
             complaint = rule.complaint()
             if complaint:
                 self.reason, self._broken = f"{self.reason}; {complaint}", True
-            elif self.steps is None and (settled := member(rule, "settled", lambda: None)()):
+            elif self.steps is None and (settled := self._settled()):
                 self.status, self.reason = Status.OK, f"{settled}, after {self.last} iterations"
                 spread = course.spread()
         found, remarks = _findings(algorithm, self.state)
@@ -374,6 +403,7 @@ class Run:
             start={name: matrix.tolist() for name, matrix in self.start._asdict().items()},
             blank=course.broken,
             together=self.together,
+            resumed=self.resumed,
         )
 
 

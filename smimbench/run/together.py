@@ -16,7 +16,7 @@ from smimbench.backend.arrays import namespace, read_together, to_host
 from smimbench.backend.streaming import StreamedInputs
 from smimbench.interfaces import Info, member
 from smimbench.problem.instance import locked
-from smimbench.run.loop import LoopResult, Run, after_restart, restarted, timed
+from smimbench.run.loop import LoopResult, Run, after_restart, restarted, timed, without_restart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -82,7 +82,7 @@ def run_together(
         if isinstance(first, BaseException):
             results.append(first)
             continue
-        results.append(LoopResult(first, 0, None, 0.0))
+        results.append(without_restart(first))
         try:
             cautious = restarted(problem, algorithm, first)
         except BaseException as error:  # of a plugin: the others are none of its business
@@ -161,10 +161,10 @@ def _step_together(active: list[Run]) -> None:
                 run.take(run.readings.read(infos[k]), share, partial(estimates.__getitem__, k))
             except BaseException as error:  # of this instance alone
                 run.error, run.over = _kept(error), True
-        if any(run.over for run in active):
+        if any(run.over or run.resumed for run in active):  # what is resumed steps in another way, alone
             for run, own in zip(active, batch.split(state)):
                 run.state = own
-            active = [run for run in active if not run.over]
+            active = [run for run in active if not (run.over or run.resumed)]
             data = joined([run.data for run in active]) if len(active) > 1 else None
             if data is None:
                 return

@@ -78,7 +78,7 @@ def dense_attention_step(x, h_label, state, weight, prior):
 @pytest.mark.parametrize("damping", [None, 0.0, 0.6])
 def test_attention_steps_are_the_dense_iteration(damping, monkeypatch):
     """Four steps, so that the Onsager term, excess noise (from 1 on) and the damping of every part take part."""
-    monkeypatch.setattr("smimbench_algorithms.gamp.algorithm.LARGEST_EXCESS", 1.0)
+    monkeypatch.setattr(Gamp, "largest_excess", 1.0)
     problem, d, rho = attention(), 14, 0.5
     instance = problem.instance(0.4, d)
     data = instance.data(get_backend("numpy"))
@@ -318,13 +318,35 @@ def test_continuing_from_inside_a_bulk_is_no_worse_than_taking_outliers_for_spik
     assert np.mean(gains) > 0
 
 
+class Once(Gamp):
+    """It does not go on after its iterations."""
+
+    def resumed(self, problem):
+        return None
+
+
+def test_a_run_that_does_not_come_to_rest_counts_all_noise_and_does():
+    """100 samples of four tokens for 95 directions: V is claimed far too small and drifts, until all noise is counted."""
+    problem = attention(tokens=4, rho=0.1)
+    first, both = (run(problem, 0.01, 100, 1, algorithm) for algorithm in (Once(), Gamp()))
+    assert (first.attempt.status, first.restarts) == (Status.NOT_CONVERGED, 0)
+    assert (both.attempt.status, both.restarts) == (Status.OK, 1)
+    assert both.attempt.iterations > 300
+    claimed, made = (
+        [one.attempt.final["claimed"][0] for one in (first, both)],
+        [one.attempt.metrics["mse"][0] for one in (first, both)],
+    )
+    assert (1.1 - claimed[0]) / made[0] < 0.6
+    assert (1.1 - claimed[1]) / made[1] == pytest.approx(1, abs=0.4)
+
+
 def test_noise_that_exceeds_what_is_predicted_keeps_a_run_from_claiming_too_much(monkeypatch):
     """Near perfect recovery of a few directions from few samples: without the excess V falls far below the true error."""
     problem = attention(rho=0.1)
     worst = {}
     for largest in (LARGEST_EXCESS, math.inf):
-        monkeypatch.setattr("smimbench_algorithms.gamp.algorithm.LARGEST_EXCESS", largest)
-        runs = [run(problem, 0.05, 50, seed).attempt for seed in (20, 21)]
+        monkeypatch.setattr(Gamp, "largest_excess", largest)
+        runs = [run(problem, 0.05, 50, seed, Once()).attempt for seed in (20, 21)]
         worst[largest] = max(r.metrics["mse"][0] / (1.1 - r.final["claimed"][0]) for r in runs)
     assert worst[LARGEST_EXCESS] < 10 < 100 < worst[math.inf]
 
@@ -374,6 +396,13 @@ def test_the_rule_of_the_restart():
     assert Gamp(damping=0.5).restarted(attention_problem).damping == 0.75
     assert Gamp(damping=0.5).restarted(sequence_problem).damping == 0.75
     assert Gamp().restarted(sequence_problem) == Gamp()
+
+
+def test_the_rule_of_going_on():
+    wary = Gamp().resumed(attention())
+    assert (wary.largest_excess, wary.resumed(attention())) == (1.0, None)
+    assert Gamp(damping=0.5).resumed(attention()) is None
+    assert Gamp().resumed(sequence()) is None
 
 
 def test_an_informed_start_is_taken_and_stays(rng):

@@ -324,6 +324,45 @@ def test_a_run_without_a_fixed_point_is_started_once_more(problem, instance):
     assert result.restart_reason == "not-converged: 5 iterations reached"
 
 
+class Resumable(Scripted):
+    """Goes on as another version."""
+
+    version = None
+
+    def resumed(self, problem):
+        self.offers += 1
+        return self.version
+
+
+def test_a_run_that_has_not_come_to_rest_is_resumed_where_it_stands(problem, instance):
+    first, second = (Resumable(lambda i: Info(residual=1.0 if i < 8 else 0.0)) for _ in range(2))
+    first.version = second
+    result = go(problem, instance, first, max_iterations=5)
+    assert (result.attempt.status, result.restarts, result.lost_seconds) == (Status.OK, 1, 0.0)
+    assert result.restart_reason == "not-converged: 5 iterations reached, then resumed"
+    assert result.attempt.iterations == 8
+    assert result.attempt.trajectory["iteration"] == list(range(9))
+    assert (first.offers, second.offers, len(first.draws), len(second.draws)) == (1, 0, 1, 0)
+
+
+def test_a_run_is_resumed_once_and_not_restarted_after_that(problem, instance):
+    first, second, third = (Resumable(lambda i: Info(residual=1.0)) for _ in range(3))
+    first.version, second.version, second.cautious = second, third, third
+    result = go(problem, instance, first, max_iterations=5)
+    assert (result.attempt.status, result.restarts, result.attempt.iterations) == (Status.NOT_CONVERGED, 1, 10)
+    assert result.attempt.reason == "10 iterations reached"
+    assert (second.offers, third.offers) == (0, 0)
+
+
+def test_what_ended_is_not_resumed(problem, instance):
+    """Neither a run that came to rest, nor one that diverged, nor one with a number of steps of its own."""
+    for script, steps in ((0.0, None), (math.nan, None), (1.0, 3)):
+        algorithm = Resumable(lambda i, script=script: Info(residual=script), steps=steps)
+        algorithm.version = algorithm
+        go(problem, instance, algorithm, max_iterations=5)
+        assert algorithm.offers == (1 if math.isnan(script) else 0)  # that one is asked for a restart
+
+
 def test_an_algorithm_may_have_no_other_version_to_offer(problem, instance):
     nothing = Scripted(lambda i: Info(residual=math.nan), cautious=None)
     assert go(problem, instance, nothing).restarts == 0

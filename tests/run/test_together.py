@@ -102,6 +102,17 @@ def test_each_seed_ends_and_restarts_for_itself():
         same(one, other, 3 if one.restarts else 5)  # those that are started anew are a pass of their own
 
 
+def test_those_that_are_resumed_go_on_alone():
+    """Some end within their iterations; the others go on as another version, which has a step of its own."""
+    problem = attention()
+    instances = [problem.instance(0.06, 20, k) for k in range(4)]
+    alone, found = one_by_one_and_together(problem, instances, HOST, max_iterations=43)
+    assert {result.restarts for result in alone} == {0, 1}
+    for one, other in zip(alone, found):
+        same(one, other, 4)
+        assert (one.attempt.resumed is None) == (one.restarts == 0)
+
+
 def test_in_single_precision_and_from_a_start(backend):
     problem = attention()
     backend = dataclasses.replace(backend, dtype="float32")
@@ -186,6 +197,13 @@ class Clocked(Backend):
         return lambda: Elapsed(6.0, 3.0)
 
 
+class Once(GAMP):
+    """It does not go on after its iterations."""
+
+    def resumed(self, problem):
+        return None
+
+
 def test_the_time_of_a_step_is_shared_evenly():
     problem = attention()
     backend = Clocked("numpy", HOST.xp)
@@ -193,7 +211,7 @@ def test_the_time_of_a_step_is_shared_evenly():
     data = [one.data(backend) for one in instances]
     limits = [LoopSettings(max_iterations=k) for k in (4, 2, 4)]
     rngs = [np.random.default_rng] * 3
-    found = [one.attempt for one in run_together(problem, instances, data, GAMP(), rngs, limits, backend)]
+    found = [one.attempt for one in run_together(problem, instances, data, Once(), rngs, limits, backend)]
     assert [one.iteration_seconds for one in found] == [[2.0, 2.0, 3.0, 3.0], [2.0, 2.0], [2.0, 2.0, 3.0, 3.0]]
     assert [one.seconds for one in found] == [16.0, 10.0, 16.0]  # the starts are made one by one
     assert [one.device_seconds for one in found] == [8.0, 5.0, 8.0]

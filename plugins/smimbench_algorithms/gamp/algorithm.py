@@ -36,7 +36,7 @@ SMALLEST_QHAT = 1e-12
 LARGEST_EXCESS = 1.3
 """Ratio of the noise that ``g`` carries to the noise that is predicted, up to which it counts as chance (it is 1 in the
 limit). Doubled: at a few samples in a direction V falls far below the true error and the estimate runs away; at 1: estimates
-at small size are a percent worse."""
+at small size are a percent worse. A run that does not come to rest is resumed with 1 in its place."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,10 @@ class Gamp:
     Notes
     -----
     The engine restarts a run once that diverged or found no fixed point: one with a damping of its own is damped half way
-    to 1; otherwise low-rank models start from another random estimate, and attention-indexed ones, which have but one
-    start and chose their damping already, are not started again.
+    to 1; otherwise low-rank models start from another random estimate. Attention-indexed ones, which have but one
+    start and chose their damping already, are resumed instead, and count all of the noise that ``g`` carries: where hardly more
+    samples are there than the signal has parameters, the V that is claimed is many times too small with
+    ``LARGEST_EXCESS``, and drifts on while the estimate goes about; with all of the noise it is near the true error.
 
     References
     ----------
@@ -97,10 +99,11 @@ class Gamp:
     initial_overlap: float | None = None
 
     name: ClassVar[str] = "gamp"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     reference: ClassVar[str] = "arXiv:2502.00901, arXiv:2506.01582"
     bayes_optimal: ClassVar[bool] = True
     capabilities: ClassVar[Capabilities] = Capabilities()
+    largest_excess: ClassVar[float] = LARGEST_EXCESS
 
     def __post_init__(self) -> None:
         if self.damping is not None and not 0 <= self.damping < 1:
@@ -115,6 +118,10 @@ class Gamp:
         if problem.model.rank == "low":
             return self
         return None if self.damping is None else replace(self, damping=0.5)
+
+    def resumed(self, problem: Problem) -> Gamp | None:
+        """The version that goes on where one that chooses its damping has not come to rest: all noise is counted."""
+        return _Wary() if problem.model.rank == "extensive" and self.damping is None else None
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> GampState:
         """Prior mean, or a small random start where the prior mean is a fixed point, or the start handed in."""
@@ -180,7 +187,7 @@ class Gamp:
         latest = with_floor(scale * model.sites * information, SMALLEST_QHAT)
         Qhat = mixed(latest, state.Qhat)
         R = state.estimate + _solve_first(Qhat, total)
-        Q = _less_by_excess(Qhat, scale * noise / n) if model.rank == "extensive" else Qhat
+        Q = _less_by_excess(Qhat, scale * noise / n, self.largest_excess) if model.rank == "extensive" else Qhat
         denoised = member(prior, "denoise_continued", prior.denoise)(R, send(Q, R))
         denoised_V = denoised.V
         if self.damping is None and state.progress is None:
@@ -273,6 +280,15 @@ class Gamp:
         return state.V
 
 
+class _Wary(Gamp):
+    """GAMP that counts all of the noise that ``g`` carries."""
+
+    largest_excess: ClassVar[float] = 1.0
+
+    def resumed(self, problem: Problem) -> None:
+        """Nothing is more careful."""
+
+
 def _diagonal(matrix: Host) -> Host:
     """Diagonals (..., P) of matrices (..., P, P)."""
     return np.diagonal(matrix, axis1=-2, axis2=-1)
@@ -285,9 +301,9 @@ def _memory(state: GampState, inverse: Host) -> Array | None:
     return _mixed(inverse @ state.onsager, state.g)
 
 
-def _less_by_excess(Qhat: Host, found: Host) -> Host:
-    """Qhat (..., P, P) scaled down by how much the noise that was found (..., P, P) exceeds it; see ``LARGEST_EXCESS``."""
-    excess = _diagonal(found) / (LARGEST_EXCESS * _diagonal(Qhat))
+def _less_by_excess(Qhat: Host, found: Host, largest: float) -> Host:
+    """Qhat (..., P, P) scaled down by how far the noise that was found (..., P, P) is above so many times what it predicts."""
+    excess = _diagonal(found) / (largest * _diagonal(Qhat))
     scale = 1 / np.sqrt(np.maximum(excess, np.ones_like(excess)))
     return np.asarray(Qhat * scale[..., :, None] * scale[..., None, :])
 

@@ -66,7 +66,7 @@ class Spectral:
     origin: str | None = None
 
     name = "spectral"
-    version = 2
+    version = 3
     reference = "arXiv:2502.00901, arXiv:2506.01582"
     capabilities = Capabilities()
     steps = 1

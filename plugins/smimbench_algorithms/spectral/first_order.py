@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smimbench.backend import beside, namespace, sample_chunks
+from smimbench.interfaces import member
 from smimbench.interfaces.checks import checked_posterior
 from smimbench.theory.information import information_at, overlap_at, prior_moments
 
@@ -32,6 +33,9 @@ def first_order(
     problem: Problem, data: Data, origin: str = "prior-mean", rng: np.random.Generator | None = None
 ) -> Denoised:
     r"""One step of message passing, denoised by the prior: ``denoise(S_0 + Qhat^{-1} adjoint(g), Qhat)``.
+
+    Where the prior offers it, by ``denoise_continued``. With a few samples a direction the largest eigenvalues of the step lie
+    outside the bulk by chance; taken for spikes of the signal, they would make the error at D = 40 a fifth larger.
 
     Parameters
     ----------
@@ -68,7 +72,7 @@ def first_order(
     information = inverse - xp.matmul(inverse, xp.matmul(covariance / n, inverse))
     Qhat = model.kappa * data.sample_ratio * model.sites * (information + xp.matrix_transpose(information)) / 2
     step = xp.reshape(xp.linalg.solve(Qhat, xp.reshape(total, (P, -1))), total.shape)
-    return problem.prior.denoise(base + step, Qhat)
+    return member(problem.prior, "denoise_continued", problem.prior.denoise)(base + step, Qhat)
 
 
 def first_order_theory(problem: Problem, alpha: float, origin: str = "prior-mean") -> tuple[Host, Host, Host, str]:
