@@ -72,7 +72,8 @@ def first_order(
     information = inverse - xp.matmul(inverse, xp.matmul(covariance / n, inverse))
     Qhat = model.kappa * data.sample_ratio * model.sites * (information + xp.matrix_transpose(information)) / 2
     step = xp.reshape(xp.linalg.solve(Qhat, xp.reshape(total, (P, -1))), total.shape)
-    return member(problem.prior, "denoise_continued", problem.prior.denoise)(base + step, Qhat)
+    denoised: Denoised = member(problem.prior, "denoise_continued", problem.prior.denoise)(base + step, Qhat)
+    return denoised
 
 
 def first_order_theory(problem: Problem, alpha: float, origin: str = "prior-mean") -> tuple[Host, Host, Host, str]:
