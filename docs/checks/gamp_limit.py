@@ -1,0 +1,89 @@
+"""GAMP on matrices, continued to infinite size, against theory: ``python docs/checks/gamp_limit.py FOLDER [SIZE]``.
+
+27 points: softmax, hardmax and linear labels of two tokens, three sample ratios and three widths each, at d = 50, 100, 200 and
+400; with SIZE only up to that. What has been run is kept in FOLDER: stop it at any time, and start it again to go on. ``--table``
+prints what there is. docs/finite-size.md has the table of a whole run.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import smimbench
+
+SEEDS = {50: 40, 100: 20, 200: 8, 400: 2}
+RHOS = (0.1, 0.5, 2)
+LABELS = {
+    "softmax": ('name = "softmax"', (0.05, 0.1, 0.15)),
+    "hardmax": ('name = "hardmax"', (0.1, 0.3, 1.0)),
+    "linear": ('name = "linear", noise = 0.1', (0.05, 0.1, 0.2)),
+}
+
+
+def suite(folder, name, rho, sizes):
+    """The suite of one kind of labels and one width, written to the folder."""
+    channel, alphas = LABELS[name]
+    path = folder / f"{name}-{rho:g}.toml"
+    path.write_text(
+        f"""[suite]
+title = "GAMP continued to infinite size: {name}, rho {rho:g}"
+
+[problem]
+label   = "{name}, rho {rho:g}"
+model   = {{ name = "attention-indexed", tokens = 2 }}
+channel = {{ {channel} }}
+prior   = {{ name = "wishart", rho = {rho} }}
+
+[grid]
+alpha     = {list(alphas)}
+dimension = {list(sizes)}
+seeds     = {[SEEDS[size] for size in sizes]}
+
+[[algorithms]]
+name = "gamp"
+"""
+    )
+    return path
+
+
+def table(folder):
+    """Mean MSE at every size, the limit, theory, and z; the ratio to theory says how far 2% is."""
+    print(
+        "| problem | alpha | "
+        + " | ".join(f"d = {size}" for size in SEEDS)
+        + " | limit | theory | limit / theory | z |"
+    )
+    print("|---|---|" + "---|" * (len(SEEDS) + 4))
+    for name in LABELS:
+        for rho in RHOS:
+            rows = [
+                row for row in smimbench.load(folder / "results" / f"{name}-{rho:g}").rows if row["metric"] == "mse"
+            ]
+            for end in smimbench.extrapolate(rows):
+                shown = {
+                    row["dimension"]: f"{row['mean']:.4f}({row['sem']:.4f})"
+                    for row in rows
+                    if row["nominal_alpha"] == end["nominal_alpha"]
+                }
+                ratio = f"{end['value'] / end['theory']:.3f}" if end["theory"] > 1e-6 else ""
+                print(
+                    f"| {end['problem']} | {end['nominal_alpha']:g} | "
+                    + " | ".join(shown.get(size, "") for size in SEEDS)
+                    + f" | {end['value']:.4f}({end['error']:.4f}), {end['law']} | {end['theory']:.4f} | {ratio} | {end['z']:+.1f} |"
+                )
+
+
+if __name__ == "__main__":
+    folder, *sizes = (word for word in sys.argv[1:] if not word.startswith("--"))
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if "--table" not in sys.argv:
+        largest = int(sizes[0]) if sizes else max(SEEDS)
+        for size in (50, 100, 200, 400):
+            for name in LABELS:
+                for rho in RHOS:
+                    if size <= largest:
+                        wanted = [one for one in SEEDS if one <= size]
+                        smimbench.run(suite(folder, name, rho, wanted), results=folder / "results")
+    table(folder)
