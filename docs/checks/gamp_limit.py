@@ -67,11 +67,14 @@ def table(folder):
                     if row["nominal_alpha"] == end["nominal_alpha"]
                 }
                 ratio = f"{end['value'] / end['theory']:.3f}" if end["theory"] > 1e-6 else ""
-                print(
-                    f"| {end['problem']} | {end['nominal_alpha']:g} | "
-                    + " | ".join(shown.get(size, "") for size in SEEDS)
-                    + f" | {end['value']:.4f}({end['error']:.4f}), {end['law']} | {end['theory']:.4f} | {ratio} | {end['z']:+.1f} |"
-                )
+                limit = f"{end['value']:.4f}({end['error']:.4f}), {end['law']}"
+                words = [shown.get(size, "") for size in SEEDS] + [
+                    limit,
+                    f"{end['theory']:.4f}",
+                    ratio,
+                    f"{end['z']:+.1f}",
+                ]
+                print(f"| {end['problem']} | {end['nominal_alpha']:g} | {' | '.join(words)} |")
 
 
 if __name__ == "__main__":
