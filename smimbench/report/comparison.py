@@ -25,7 +25,8 @@ LEVEL = 0.997
 
 GONE = "no estimate any more"
 
-SHOWN = ("problem", "algorithm", "backend", "alpha", "dimension", "metric", "component", "identity", "component_word")
+SHOWN = ("problem", "algorithm", "backend", "alpha", "dimension", "metric", "component", "identity", "component_word",
+         "dimension_letter")  # fmt: skip
 
 THEORIES = ("theory", "own_theory", "own_theory_error", "no_theory", "bayes")
 

@@ -86,7 +86,7 @@ def _entry(members: Sequence[dict[str, Any]], target: float) -> dict[str, Any] |
         statuses.update(row["status_counts"])
     verdict = _against(fit.limit, result.error, dof, theory, last["theory_error"], target)
     named = ("problem", "algorithm", "backend", "metric", "component", "bayes", "identity")
-    beside = ("component_word", "own_theory", "own_theory_error", "no_theory", "own_coefficient")
+    beside = ("component_word", "dimension_letter", "own_theory", "own_theory_error", "no_theory", "own_coefficient")
     return {
         **{key: last[key] for key in named},
         **{key: last.get(key) for key in beside},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from smimbench.registry.metrics import find_metric
-from smimbench.report.labels import grouped
+from smimbench.report.labels import grouped, letter_of
 from smimbench.report.tables import (
     component_column,
     differs,
@@ -24,12 +24,21 @@ if TYPE_CHECKING:
 
     from smimbench.report.tables import Column
 
-__all__ = ["CAPTION", "exponent_text", "extrapolated_tables", "size_markdown"]
+__all__ = ["exponent_text", "extrapolated_tables", "law_text", "size_caption", "size_markdown"]
 
-CAPTION = (
-    "value: limit of the means for D to infinity, with lack of fit in its error; law: of the corrections, 1/D unless its "
-    "chi-square rejects it; exponent: the best single one, with its interval; z: distance from theory in units of both errors"
-)
+
+def size_caption(d: str) -> str:
+    """How to read values at infinite dimension, which the model calls ``d``."""
+    return (
+        f"value: limit of the means for {d} to infinity, with lack of fit in its error; law: of the corrections, 1/{d} "
+        "unless its chi-square rejects it; exponent: the best single one, with its interval; z: distance from "
+        "theory in units of both errors"
+    )
+
+
+def law_text(entry: dict[str, Any]) -> str:
+    """The law of the corrections with the letter of the model in it."""
+    return str(entry["law"]).replace("D", letter_of([entry]))
 
 
 def extrapolated_tables(entries: Sequence[dict[str, Any]]) -> list[RenderableType]:
@@ -47,15 +56,16 @@ def _table(problem: str, metric: str, entries: list[dict[str, Any]]) -> Renderab
         *component_column(entries),
         ("value ± err", "r", lambda e: uncertain(e["value"], e["error"], 0.0)),
         *(two_verdicts() if any(map(differs, entries)) else _one_verdict()),
-        ("law", "l", lambda e: e["law"]),
+        ("law", "l", law_text),
         *(_coefficients() if any(e.get("own_coefficient") is not None for e in entries) else ()),
         ("chi2/dof", "r", lambda e: f"{e['chi2']:.1f}/{e['dof']}"),
         ("exponent", "r", lambda e: exponent_text(e["exponent"])),
         ("status", "l", lambda e: statuses(e["status_counts"])),
     ]
     ordered = sorted(entries, key=lambda e: -abs(e["z"] or 0.0))
-    title = f"{problem}: {find_metric(metric).label} at infinite D"
-    return make_table(title, columns, ordered, CAPTION)
+    d = letter_of(entries)
+    title = f"{problem}: {find_metric(metric).label} at infinite {d}"
+    return make_table(title, columns, ordered, size_caption(d))
 
 
 def _one_verdict() -> list[Column]:

@@ -9,18 +9,18 @@ import numpy as np
 
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.report.aggregate import ZERO
-from smimbench.report.labels import component_word
+from smimbench.report.labels import component_word, letter
 from smimbench.report.style import (
     Look,
     beside,
+    decades_to_zero,
     finish,
-    floor_line,
-    letter,
     literal,
     log_axis,
     looks,
     new_figure,
     panel_points,
+    panel_title,
     save_figure,
     shift_of,
     threshold_lines,
@@ -284,14 +284,8 @@ def _panel(
                      for a, v in zip(reference.alpha, reference.value)]  # fmt: skip
     found = theorist.thresholds(plan.problem)
     if logarithmic:
-        axis.set_yscale("log")
         top = 2.0 * max([row["mean"] + (row["sem"] or 0.0) for row in measured] + ([line.value.max()] if line else []))
-        floor_line(axis, floor)
-        # Decades that would be written over the zero of the floor are left out.
-        every = max(1, int(np.ceil(-np.log10(floor) / 5)))
-        axis.set_yticks([10.0**k for k in range(-16, 6, every) if 3 * floor < 10.0**k <= top])
-        axis.set_yticks([], minor=True)
-        axis.set_ylim(floor / 1.5, top)
+        decades_to_zero(axis, floor, top)
     else:
         axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
     if found.get("hard_phase"):
@@ -301,18 +295,15 @@ def _panel(
         log_axis(axis, "x")
     if len(labels) > 1 and not _apart(measured, logarithmic):  # marks that are shifted stay inside
         axis.margins(x=max(0.05, shift_of(len(labels)) / panel_points(axis)))
-    axis.figure.draw_without_rendering()
     marks = threshold_marks(found)
     threshold_lines(axis, marks)
     data += [{**place, "what": "threshold", "algorithm": name, "alpha": at} for at, name in marks]
     head = plan.label if component is None else f"{plan.label}, {component_word(plan.problem)} {component}"
     d = letter(plan.problem.model)
-    axis.set_title(
-        literal(head) + (f", {d} = {dimensions[0]}" if len(dimensions) == 1 else ""), fontsize=8, wrap=True, pad=14
-    )
+    panel_title(axis, literal(head) + (f", {d} = {dimensions[0]}" if len(dimensions) == 1 else ""), above=14)
     if axis.get_xscale() == "linear":
         axis.locator_params(axis="x", nbins=6)
-    axis.set_xlabel(r"sample ratio $\alpha$")
+    axis.set_xlabel("sample ratio α")
     axis.set_ylabel(about.label)
 
 

@@ -11,7 +11,17 @@ from smimbench.run.external import ELSEWHERE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["component_word", "distinguish", "grouped", "names_with_backend", "place", "reason_of", "without_versions"]
+__all__ = [
+    "component_word",
+    "distinguish",
+    "grouped",
+    "letter",
+    "letter_of",
+    "names_with_backend",
+    "place",
+    "reason_of",
+    "without_versions",
+]
 
 
 def without_versions(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,6 +71,17 @@ def names_with_backend(rows: Sequence[Mapping[str, Any]]) -> Callable[[Mapping[s
 def component_word(problem: Any) -> str:
     """``"layer"`` where the channel has layers, otherwise ``"component"``."""
     return "layer" if offers(problem.channel, "layers") else "component"
+
+
+def letter(model: Any) -> str:
+    """What a model calls its dimension: d where the signal is a matrix of extensive rank, else D."""
+    return "d" if model.rank == "extensive" else "D"
+
+
+def letter_of(rows: Iterable[Mapping[str, Any]]) -> str:
+    """What to call the dimension of rows: as their model does, D where models differ or rows do not say."""
+    found = {row.get("dimension_letter") for row in rows}
+    return str(found.pop() or "D") if len(found) == 1 else "D"
 
 
 def distinguish(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

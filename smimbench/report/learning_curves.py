@@ -9,29 +9,29 @@ import numpy as np
 from smimbench.registry.metrics import find_metric, is_in_trajectory, theory_of
 from smimbench.report.aggregate import ZERO
 from smimbench.report.figures import floor_of, looks_of
-from smimbench.report.labels import component_word
+from smimbench.report.labels import component_word, grouped, letter
 from smimbench.report.rows import draws_fresh
 from smimbench.report.style import (
     COLOURS,
+    decades_to_zero,
     finish,
-    floor_line,
-    letter,
     line_name,
     literal,
     log_axis,
     new_figure,
+    panel_title,
     save_figure,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
     from pathlib import Path
 
     from smimbench.run.store import Store
     from smimbench.suite.cells import Cell, Suite
     from smimbench.theory.cache import TheoryCache
 
-__all__ = ["PANELS", "draw_learning_curves", "spread"]
+__all__ = ["PANELS", "chosen_panels", "draw_learning_curves", "left_out", "spread"]
 
 PANELS = 12
 """Panels of the figure at the most; doubled, it has eight rows and panels are still of the same size."""
@@ -43,6 +43,8 @@ ROOM = 3.0
 """Height of a panel in units of the largest error at the start: what is above it has diverged. Doubled, curves are flatter."""
 
 Pair = tuple["Cell", dict[str, Any]]
+Place = tuple[str, float, int]
+"""Label of a problem, sample ratio, dimension."""
 
 
 def draw_learning_curves(
@@ -74,7 +76,7 @@ def draw_learning_curves(
     metric = next((name for name in suite.run.metrics if is_in_trajectory(find_metric(name))), None)
     if metric is None:
         return []
-    panels: dict[tuple[str, float, int], dict[str, list[Any]]] = {}
+    panels: dict[Place, dict[str, list[Any]]] = {}
     whole: list[tuple[Any, str, Any]] = []
     for cell, record in pairs:
         trajectory = store.trajectory(record)
@@ -88,7 +90,7 @@ def draw_learning_curves(
             panels[place].setdefault(label, []).append(run)
     if not panels:
         return []
-    chosen = spread(sorted(panels, key=lambda place: _order(suite, place)), PANELS)
+    chosen = chosen_panels(suite, panels)
     figure, axes = new_figure(suite.title, len(chosen))
     data: list[dict[str, Any]] = []
     marked = [
@@ -99,8 +101,7 @@ def draw_learning_curves(
     note += f"; an iteration of {', '.join(names)} counts all samples." if names else "."
     if any(marked):
         note += " Upright line: every sample of the data set once."
-    if len(chosen) < len(panels):
-        note += f" {len(chosen)} of {len(panels)} combinations of problem and sample ratio."
+    note += left_out(chosen, panels)
     finish(figure, axes, note)
     label = find_metric(metric).label
     caption = f"{suite.title}: {label} against the samples processed. Thin lines: runs; thick: their median. {note}"
@@ -123,8 +124,21 @@ def _passes(trajectory: dict[str, Any], record: dict[str, Any], metric: str) -> 
     return iterations[later] * float(record["samples"]), np.asarray(trajectory[metric])[later]
 
 
-def _order(suite: Suite, place: tuple[str, float, int]) -> tuple[Any, ...]:
-    return [plan.label for plan in suite.plans].index(place[0]), *place[1:]
+def chosen_panels(suite: Suite, places: Iterable[Place]) -> list[Place]:
+    """What is drawn, in the order of the suite: all there is, or of each problem the largest dimension, and not too many."""
+    order = {plan.label: i for i, plan in enumerate(suite.plans)}
+    found = sorted(places, key=lambda place: (order[place[0]], *place[1:]))
+    if len(found) > PANELS:
+        largest = {label: max(d for _, _, d in own) for label, own in grouped(found, lambda place: place[0]).items()}
+        found = [place for place in found if place[2] == largest[place[0]]]
+    return spread(found, PANELS)
+
+
+def left_out(chosen: Sequence[Place], places: Collection[Place]) -> str:
+    """What a figure says of the panels that it does not show; nothing if it shows all."""
+    if len(chosen) == len(places):
+        return ""
+    return f" {len(chosen)} of {len(places)} combinations of problem, sample ratio and dimension."
 
 
 def spread(places: list[Any], most: int) -> list[Any]:
@@ -137,7 +151,7 @@ def spread(places: list[Any], most: int) -> list[Any]:
 def _panel(
     axis: Any,
     suite: Suite,
-    place: tuple[str, float, int],
+    place: Place,
     metric: str,
     algorithms: dict[str, list[Any]],
     theorist: TheoryCache,
@@ -194,16 +208,16 @@ def _panel(
             name = line_name(algorithm, word, None if single else component)
             median = _median(members, component)
             if len(median[0]):
-                axis.plot(*median, color=colour, lw=1.8, ls=style, label=name, zorder=3)
+                # In grey, colours do not tell two algorithms apart.
+                end = {"marker": looks[algorithm].marker, "markevery": [-1], "ms": 4.5}
+                axis.plot(*median, color=colour, lw=1.8, ls=style, label=name, zorder=3, **end)
                 at = {"problem": label, "alpha": alpha, "dimension": dimension, "what": name}
                 data += [{**at, "samples": x, "value": y} for x, y in zip(*median)]
     once = bool(first < held < last)
     if once:
         axis.axvline(held, color="0.6", lw=0.9, zorder=0)
     log_axis(axis, "x")
-    axis.set_title(
-        rf"{literal(label)}, $\alpha$ = {alpha:.4g}, {letter(problem.model)} = {dimension}", fontsize=8, wrap=True
-    )
+    panel_title(axis, f"{literal(label)}, α = {alpha:.4g}, {letter(problem.model)} = {dimension}")
     axis.set_xlabel("samples processed")
     axis.set_ylabel(about.label)
     axis.set_ylim(bottom=0.0)
@@ -212,9 +226,7 @@ def _panel(
         axis.set_ylim(top=top)
         if reaches_zero:
             floor = floor_of([float(value) for run in runs for value in run[2].ravel()], suite.run.target)
-            axis.set_ylim(floor / 1.5, top)
-            log_axis(axis, "y")
-            floor_line(axis, floor)
+            decades_to_zero(axis, floor, top)
     return once
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING, Any
 
+from smimbench.report.labels import letter_of
 from smimbench.report.tables import number, seconds, signed
 from smimbench.report.verdict import verdict_line, verdicts
 
@@ -20,7 +21,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
     ("problem", lambda r: r["problem"]),
     ("algorithm", lambda r: r["algorithm"]),
     ("alpha", lambda r: f"{r['alpha']:.4g}"),
-    ("D", lambda r: str(r["dimension"])),
+    ("dimension", lambda r: str(r["dimension"])),
     ("metric", lambda r: r["metric"] + (f" {r['component']}" if r["component"] else "")),
     ("n", lambda r: str(r["n"])),
     ("mean", lambda r: number(r["mean"])),
@@ -37,7 +38,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
 def rows_html(rows: Sequence[Mapping[str, Any]]) -> str:
     """Verdicts and the first rows as HTML; all text of others as it is written."""
     lines = "".join(f"<li>{html.escape(verdict_line(one))}</li>" for one in verdicts([dict(row) for row in rows]))
-    names = [name for name, _ in _COLUMNS]
+    names = [letter_of(rows) if name == "dimension" else name for name, _ in _COLUMNS]
     table = table_html(names, [[cell(row) for _, cell in _COLUMNS] for row in rows[:SHOWN]])
     return f"<ul>{lines}</ul>{table}<p>{min(SHOWN, len(rows))} of {len(rows)} rows</p>"
 

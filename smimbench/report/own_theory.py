@@ -9,9 +9,9 @@ import numpy as np
 from smimbench.registry.adapters import plan_of, sizes
 from smimbench.registry.metrics import find_metric
 from smimbench.registry.registry import get_registry
-from smimbench.report.labels import grouped
+from smimbench.report.labels import grouped, letter
 from smimbench.report.rows import draws_fresh, own_point
-from smimbench.report.style import COLOURS, legend, literal, new_figure, save_figure
+from smimbench.report.style import COLOURS, legend, literal, new_figure, panel_title, save_figure
 from smimbench.report.tables import make_table, number
 from smimbench.suite.cells import build_algorithm
 
@@ -125,19 +125,19 @@ def draw_trajectories(
             continue
         runs = [run for record in records if (run := store.trajectory(record)) is not None and "mse" in run]
         place = {"problem": label, "algorithm": name, "alpha": cell.alpha, "dimension": dimension}
-        panels.append((place, found["trajectory"], runs))
+        panels.append((place, letter(problem.model), found["trajectory"], runs))
     if not panels:
         return []
     figure, axes = new_figure(suite.title, min(len(panels), PANELS))
     data = [entry for axis, panel in zip(axes, panels) for entry in _draw(axis, *panel)]
     caption = "Runs as thin lines, the trajectory that theory has of them dashed; against the clock of the algorithm."
-    if any("mse_limit" in theory for _, theory, _ in panels):
+    if any("mse_limit" in theory for _, _, theory, _ in panels):
         caption += " Dotted: theory as D grows from the same starts."
     return save_figure(figure, folder, "trajectories", data, caption)
 
 
 def _draw(
-    axis: Any, place: dict[str, Any], theory: dict[str, Any], runs: Sequence[dict[str, Any]]
+    axis: Any, place: dict[str, Any], d: str, theory: dict[str, Any], runs: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Draw one panel; its curves as they are for the page, with the mean of all runs in place of each."""
     counted = "samples" in theory
@@ -166,10 +166,9 @@ def _draw(
             about = {**place, "metric": metric, "component": component + 1 if values.shape[1] > 1 else None}
             for what, curve in curves.items():
                 data += [{**about, "what": what, clock: float(x), "value": float(y)} for x, y in zip(*curve)]
-    axis.set_title(
-        literal(f"{place['problem']}: {place['algorithm']}, D = {place['dimension']}"), fontsize=8, wrap=True
-    )
-    axis.set_xlabel("samples / D" if counted else "iteration")
+    at_ratio = f"α = {place['alpha']:.4g}, {d} = {place['dimension']}"
+    panel_title(axis, f"{literal(place['problem'])}: {literal(place['algorithm'])}, {at_ratio}")
+    axis.set_xlabel(f"samples / {d}" if counted else "iteration")
     axis.set_ylim(bottom=0.0)
     legend(axis)
     axis.grid(alpha=0.25, lw=0.5)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smimbench.report.extrapolation_figure import PREFIX
-from smimbench.report.extrapolation_tables import CAPTION, exponent_text
-from smimbench.report.labels import names_with_backend
+from smimbench.report.extrapolation_tables import exponent_text, law_text, size_caption
+from smimbench.report.labels import letter_of, names_with_backend
 from smimbench.report.page_charts import COURSES, charts_of
 from smimbench.report.profiles import LEVEL, SUMMARY, summary
 from smimbench.report.tables import as_csv, number, seconds
@@ -27,7 +27,7 @@ NEEDS = ("jinja2", "matplotlib", "plotly")
 """What a page is made with, beside smimbench: extra ``report``."""
 
 CURVES = "theory as a line, runs as marks with one standard error of the mean; values of others as crosses."
-SIZES = "means over runs against 1/D with the fit that continues them to infinite D; theory as a diamond there."
+SIZES = "means over runs against the inverse dimension with the fit that continues them to infinity; theory as a diamond there."
 ASSETS = Path(__file__).with_name("assets")
 
 
@@ -57,7 +57,7 @@ def render_page(
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string((ASSETS / "page.html.jinja").read_text(encoding="utf-8"))
-    name = names_with_backend(rows)
+    name, caption = names_with_backend(rows), size_caption(letter_of(rows))
     shown = [{**row, "shown": name(row), "bad": set(row["status_counts"]) - {"ok", "skipped"}} for row in rows]
     trusted = all(row["trusted"] for row in rows)
     note = "Within 5% of Bayes: median time to get there at all sample ratios; runs that never do count as infinity."
@@ -78,7 +78,9 @@ def render_page(
         groups=groups,
         rows=shown,
         extrapolated=extrapolated,
-        extrapolated_note=CAPTION[0].upper() + CAPTION[1:] + ".",
+        extrapolated_note=caption[0].upper() + caption[1:] + ".",
+        letter=letter_of(rows),
+        law=law_text,
         exponent=exponent_text,
         counts=counts,
         missing=missing,

@@ -9,9 +9,9 @@ from smimbench.registry.metrics import find_metric, is_in_trajectory
 from smimbench.registry.registry import RegistryError
 from smimbench.report.aggregate import ZERO
 from smimbench.report.figures import looks_of
-from smimbench.report.labels import grouped
+from smimbench.report.labels import grouped, letter
 from smimbench.report.profiles import CUT, READING
-from smimbench.report.style import COLOURS, Look, letter
+from smimbench.report.style import COLOURS, Look
 from smimbench.report.tables import number
 
 if TYPE_CHECKING:
@@ -222,11 +222,13 @@ def _owner(what: str, labels: Iterable[str]) -> str:
 def _trajectories(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dict[str, Any]]:
     """One chart per problem, algorithm, sample ratio and dimension: error and overlap against the algorithm's own clock."""
     charts = []
-    for (problem, algorithm, _, dimension), own in grouped(
+    letters = {plan.label: letter(plan.problem.model) for plan in suite.plans}
+    for (problem, algorithm, alpha, dimension), own in grouped(
         entries, lambda e: (e["problem"], e["algorithm"], e["alpha"], e["dimension"])
     ).items():
         clock = "samples" if own[0].get("samples") else "iteration"
-        xlabel = "samples / D" if clock == "samples" else "iteration"
+        d = letters[problem]
+        xlabel = f"samples / {d}" if clock == "samples" else "iteration"
         traces = []
         curves = grouped(own, lambda e: (e["metric"], e["component"], e["what"]))
         colours = {key[:2]: COLOURS[i % len(COLOURS)] for i, key in enumerate(dict.fromkeys(k[:2] for k in curves))}
@@ -236,7 +238,8 @@ def _trajectories(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dic
             dash = {"own theory": "dash", "own theory as D grows": "dot"}.get(what, "solid")
             trace = {"name": f"{label}, {what}", "algorithm": algorithm, "dash": dash}
             traces.append({**_trace(members, clock, words), **trace, "colour": colours[metric, component]})
-        frame = _frame(suite, problem, f"{problem}: {algorithm}, D = {dimension}", xlabel, "")
+        head = f"{problem}: {algorithm}, alpha = {float(alpha):.4g}, {d} = {dimension}"
+        frame = _frame(suite, problem, head, xlabel, "")
         charts.append({**frame, "zero": False, "traces": traces})
     return charts
 

@@ -184,6 +184,11 @@ def _interval(entry: Mapping[str, Any]) -> str:
     return "" if entry["interval"] is None else " to ".join(number(value, 3) for value in entry["interval"])
 
 
+def _end(look: Any) -> dict[str, Any]:
+    """The marker of an algorithm at the end of its curve: in grey, colours do not tell two of them apart."""
+    return {"marker": look.marker, "markevery": [-1], "ms": 4.5, "clip_on": False}
+
+
 def draw_profiles(
     suite: Suite,
     rows: Sequence[Mapping[str, Any]],
@@ -217,7 +222,9 @@ def draw_profiles(
             look = looks[name]
             steps = np.maximum(np.concatenate([x[:1], x, [last]]), least) if len(x) else np.array([last])
             heights = np.concatenate([[0.0], y, y[-1:]]) if len(x) else np.array([0.0])
-            axis.step(steps, heights, where="post", color=look.colour, ls=look.dashes, label=literal(name))
+            axis.step(
+                steps, heights, where="post", color=look.colour, ls=look.dashes, label=literal(name), **_end(look)
+            )
             data += [{"axis": key, "algorithm": name, "x": a, "share": b} for a, b in zip(x, y)]
         axis.set_ylim(0, 1.02)
         log_axis(axis, "x")
@@ -236,7 +243,7 @@ def draw_profiles(
         heights = np.searchsorted(ratios, inside, side="right") / len(places)
         top = heights[-1:] if len(heights) else np.zeros(1)
         axes[3].step([1.0, *inside, CUT], [(ratios <= 1).mean(), *heights, *top], where="post", color=look.colour, ls=look.dashes,
-                     label=literal(name))  # fmt: skip
+                     label=literal(name), **_end(look))  # fmt: skip
         data += [
             {"axis": "error over the best", "algorithm": name, "x": a, "share": b} for a, b in zip(inside, heights)
         ]

@@ -17,7 +17,7 @@ from smimbench.registry.metrics import find_metric, theory_of, trajectory_metric
 from smimbench.registry.registry import RegistryError, get_registry
 from smimbench.report.aggregate import against_theory, diagnostics, ratio_to_bayes, values_of
 from smimbench.report.both_starts import above_informed
-from smimbench.report.labels import component_word, distinguish, grouped, reason_of, without_versions
+from smimbench.report.labels import component_word, distinguish, grouped, letter, reason_of, without_versions
 from smimbench.report.learning_order import learning_order
 from smimbench.report.near_threshold import near_threshold
 from smimbench.report.runtime import runtime
@@ -97,6 +97,7 @@ class _Group:
                 "algorithm": without_versions(self.algorithm) or {"name": self.place["algorithm"]},
             },
             "component_word": component_word(self.problem),
+            "dimension_letter": letter(self.problem.model),
         }
         rows = []
         for name in metrics:

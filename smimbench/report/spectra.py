@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.report.labels import grouped
+from smimbench.report.labels import grouped, letter
 from smimbench.report.rows import own_point
-from smimbench.report.style import COLOURS, SMALL, legend, literal, new_figure, save_figure
+from smimbench.report.style import COLOURS, SMALL, legend, literal, new_figure, panel_title, save_figure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,11 +106,8 @@ def _panel(axis: Any, suite: Suite, members: Sequence[Pair], theorist: TheoryCac
         density = np.asarray(expected["mass"]) / np.diff(edges)
         middle = (edges[1:] + edges[:-1]) / 2
         axis.plot(middle, density, color="black", lw=1.4, label=f"theory, zero: {expected['zeros']:.1%}")
-    axis.set_title(
-        rf"{literal(cell.problem_label)}, {literal(cell.algorithm_label)}, $\alpha$ = {cell.alpha:.4g}, D = {cell.dimension}",
-        fontsize=9,
-        wrap=True,
-    )
+    at = f"α = {cell.alpha:.4g}, {letter(problem.model)} = {cell.dimension}"
+    panel_title(axis, f"{literal(cell.problem_label)}, {literal(cell.algorithm_label)}, {at}")
     axis.set_xlabel("eigenvalue")
     axis.set_ylabel("density")
     legend(axis)

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
-    "COLOURS", "ONE_COLUMN", "SMALL", "TWO_COLUMNS", "Look", "beside", "finish", "floor_line", "legend", "letter",
+    "COLOURS", "FLOOR", "ONE_COLUMN", "SMALL", "TWO_COLUMNS", "Look", "beside", "decades_to_zero", "finish",
+    "floor_line", "lay_out", "legend",
     "line_name", "literal",
     "log_axis",
-    "looks", "new_figure", "panel_points", "save_figure", "shift_of", "threshold_lines",
+    "looks", "new_figure", "panel_points", "panel_title", "save_figure", "shift_of", "threshold_lines",
 ]  # fmt: skip
 
 ONE_COLUMN, TWO_COLUMNS = 3.4, 7.0
@@ -38,6 +39,18 @@ KNOWN = ("gamp", "adam", "sgd", "spectral", "ridge", "averaged", "nuclear", "ada
 LINE = 0.14
 """Inches of a line of a legend; doubled, there is a gap above it."""
 
+TITLE = 8
+"""Size of a panel's title in points; doubled, most take two lines."""
+
+LETTER = 0.55
+"""Width of an ordinary letter in units of its size; doubled, titles are broken where half a panel is left."""
+
+FLOOR = "0.75"
+"""Grey of the line that stands for zero on a logarithmic axis."""
+
+BETWEEN = (2.0, 5.0)
+"""Marks between powers of ten; with all eight, half of the time of a figure with many panels goes into them."""
+
 SMALL = {"fontsize": 7, "color": "0.4"}
 
 STYLE: Any = {
@@ -45,6 +58,8 @@ STYLE: Any = {
     "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.7, "lines.linewidth": 1.3,
     "axes.grid": True, "grid.alpha": 0.25, "grid.linewidth": 0.5, "legend.frameon": False, "svg.hashsalt": "smimbench",
     "pdf.fonttype": 42, "svg.fonttype": "none",
+    # No layout but the one that a figure names, whatever the user has set.
+    "figure.autolayout": False, "figure.constrained_layout.use": False,
 }  # fmt: skip
 
 
@@ -86,11 +101,6 @@ def looks(algorithms: Mapping[str, str]) -> dict[str, Look]:
 
 def _number(name: str) -> int:
     return int(hashlib.sha256(name.encode()).hexdigest()[:8], 16)
-
-
-def letter(model: Any) -> str:
-    """What a model calls its dimension: d where the signal is a matrix of extensive rank, else D."""
-    return "d" if model.rank == "extensive" else "D"
 
 
 def literal(text: str) -> str:
@@ -172,14 +182,56 @@ def log_axis(axis: Any, which: str) -> None:
     if np.log10(high / low) < 2:
         one.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         one.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    else:
+        one.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(value)))
+        one.set_minor_locator(LogLocator(subs=BETWEEN))
     one.set_minor_formatter(NullFormatter())
+
+
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def power_of_ten(value: float) -> str:
+    """``10⁻³``: letters, where Matplotlib would typeset a formula for every tick, which takes longer than the figure."""
+    if value <= 0 or not np.isfinite(value):
+        return ""
+    power = round(float(np.log10(value)))
+    return "10" + str(power).translate(SUPERSCRIPTS)
+
+
+def panel_title(axis: Any, text: str, *, above: float = 6.0) -> None:
+    """The title of a panel, ``above`` points over it, in lines as long as the panel is wide.
+
+    Parameters
+    ----------
+    text : str
+        As Matplotlib shows it, see ``literal``.
+    """
+    import textwrap
+
+    lines = textwrap.fill(text, max(12, int(panel_points(axis) / (TITLE * LETTER))), break_long_words=False)
+    # With a height of its own, no layout looks for one: that took a fifth of the time of a figure.
+    axis.set_title(lines, fontsize=TITLE, y=1.0, pad=above)
 
 
 def floor_line(axis: Any, floor: float) -> None:
     """The zero of a logarithmic axis: a grey line at its lower end, with its name beside the axis."""
-    axis.axhline(floor, color="0.75", lw=2.5, zorder=0)
+    axis.axhline(floor, color=FLOOR, lw=2.5, zorder=0)
     axis.annotate("0", (0.0, floor), xycoords=("axes fraction", "data"), xytext=(-4, 0), textcoords="offset points",
                   ha="right", va="center", fontsize=7)  # fmt: skip
+
+
+def decades_to_zero(axis: Any, floor: float, top: float) -> None:
+    """A logarithmic error axis that ends at its zero, with no decade written over that."""
+    from matplotlib.ticker import FuncFormatter
+
+    axis.set_yscale("log")
+    floor_line(axis, floor)
+    every = max(1, int(np.ceil(-np.log10(floor) / 5)))
+    axis.set_yticks([10.0**k for k in range(-16, 6, every) if 3 * floor < 10.0**k <= top])
+    axis.set_yticks([], minor=True)
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(value)))
+    axis.set_ylim(floor / 1.5, top)
 
 
 def legend(axis: Any, *, beside: bool = False) -> None:
@@ -210,8 +262,18 @@ def finish(figure: Any, axes: Iterable[Any], note: str = "") -> None:
         figure.set_figheight(figure.get_figheight() + LINE * max(0, lines - 1))
         figure.legend(entries.values(), entries, loc="outside lower center", ncol=columns, fontsize=7, frameon=False,
                       handlelength=2.4, title=said, title_fontproperties={"size": 7})  # fmt: skip
-    # Ticks depend on the size of a panel and that on the width of its ticks: a second layout knows both, or labels are cut.
-    figure.draw_without_rendering()
+    lay_out(figure)
+
+
+def lay_out(figure: Any) -> None:
+    """Find room for all labels.
+
+    Ticks depend on the size of a panel and that on the width of its ticks: a second call, as ``save_figure`` makes it, knows
+    both, or labels are cut.
+    """
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
 
 
 def save_figure(
@@ -231,6 +293,9 @@ def save_figure(
         "pdf": {"CreationDate": None, "ModDate": None, "Subject": caption},
     }
     with matplotlib.rc_context(STYLE):
+        # One layout for all three files: most of the time would go into finding the same one again.
+        lay_out(figure)
+        figure.set_layout_engine(None)
         for path in paths:
             kind = path.suffix[1:]
             write_atomically(path, functools.partial(figure.savefig, format=kind, dpi=300, metadata=about[kind]))

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from smimbench.files import printable
 from smimbench.registry.metrics import find_metric
-from smimbench.report.labels import grouped, names_with_backend, place
+from smimbench.report.labels import grouped, letter_of, names_with_backend, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -125,7 +125,7 @@ def place_columns(rows: Sequence[dict[str, Any]]) -> list[Column]:
         ("algorithm", "l", names_with_backend(rows)),
         ("alpha", "r", lambda r: f"{r['alpha']:.4g}"),
     ]
-    return columns + ([("D", "r", lambda r: str(r["dimension"]))] if several else [])
+    return columns + ([(letter_of(rows), "r", lambda r: str(r["dimension"]))] if several else [])
 
 
 def component_column(rows: Sequence[dict[str, Any]]) -> list[Column]:
@@ -199,7 +199,7 @@ def _error_table(problem: str, metric: str, rows: list[dict[str, Any]], full: bo
     where, about = place_columns(rows), find_metric(metric)
     head = f"{problem}: {about.label} against theory"
     if len(where) == 2:
-        head += f", D = {rows[0]['dimension']}"
+        head += f", {letter_of(rows)} = {rows[0]['dimension']}"
     columns: list[Column] = [
         *where,
         *component_column(rows),

@@ -10,7 +10,16 @@ from smimbench.interfaces import offers
 from smimbench.registry.metrics import find_metric
 from smimbench.report.figures import PANELS, VISIBLE, theory_lines, threshold_marks
 from smimbench.report.labels import component_word
-from smimbench.report.style import COLOURS, finish, line_name, literal, new_figure, save_figure, threshold_lines
+from smimbench.report.style import (
+    COLOURS,
+    finish,
+    line_name,
+    literal,
+    new_figure,
+    panel_title,
+    save_figure,
+    threshold_lines,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,11 +87,10 @@ def _panel(
     if found.get("hard_phase"):
         axis.axvspan(*found["hard_phase"], color="0.92", zorder=0, label="hard phase")
     axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
-    axis.figure.draw_without_rendering()
     threshold_lines(axis, threshold_marks(found))
     axis.locator_params(axis="x", nbins=6)
-    axis.set_title(literal(plan.label), fontsize=8, wrap=True, pad=14)
-    axis.set_xlabel(r"sample ratio $\alpha$")
+    panel_title(axis, literal(plan.label), above=14)
+    axis.set_xlabel("sample ratio α")
     axis.set_ylabel(find_metric(metric).label)
 
 
@@ -134,9 +142,9 @@ def draw_phases(suite: Suite, theorist: TheoryCache, folder: Path) -> list[Path]
             axis.plot(*zip(*line), color="black", ls=dashes, lw=1.2, marker="o", ms=2.5, label=kind)
             data += [{"what": kind, name: value, "alpha": at} for at, value in line]
     axis.set_xlim(low, high)
-    axis.set_xlabel(r"sample ratio $\alpha$")
+    axis.set_xlabel("sample ratio α")
     axis.set_ylabel(name.partition(".")[2])
-    axis.set_title(literal(suite.title), fontsize=8, wrap=True)
+    panel_title(axis, literal(suite.title))
     axis.grid(visible=False)
     finish(figure, [axis])
     caption = f"{suite.title}: Bayes-optimal squared error over the sample ratio and {name}; lines: thresholds."

@@ -7,9 +7,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.report.figures import floor_of, looks_of
-from smimbench.report.labels import grouped
-from smimbench.report.learning_curves import PANELS, spread
-from smimbench.report.style import finish, letter, literal, log_axis, new_figure, save_figure
+from smimbench.report.labels import grouped, letter
+from smimbench.report.learning_curves import chosen_panels, left_out
+from smimbench.report.style import (
+    FLOOR,
+    decades_to_zero,
+    finish,
+    literal,
+    log_axis,
+    new_figure,
+    panel_title,
+    save_figure,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,14 +65,14 @@ def draw_seconds(
     panels = {place: own for place, own in panels.items() if len(own) > 1}
     if not panels:
         return []
-    order = {plan.label: i for i, plan in enumerate(suite.plans)}
-    chosen = spread(sorted(panels, key=lambda place: (order[place[0]], *place[1:])), PANELS)
+    chosen = chosen_panels(suite, panels)
     figure, axes = new_figure(suite.title, len(chosen))
     data: list[dict[str, Any]] = []
     for axis, place in zip(axes, chosen):
         _panel(axis, suite, place, panels[place], theorist, data)
     trusted = all((run[4].get("timing") or {}).get("trusted") for run in runs)
     note = "" if trusted else "Times are untrusted: cells may have run side by side."
+    note = (note + left_out(chosen, panels)).strip()
     finish(figure, axes, note)
     caption = (
         f"{suite.title}: squared error against seconds. Lines: median over runs; bands: quartiles; marks: the end. "
@@ -102,13 +111,12 @@ def _panel(
     if bayes > floor:
         axis.axhline(bayes, color="black", lw=1.2, label="Bayes-optimal", zorder=2)
         data.append({**at, "what": "Bayes-optimal", "value": bayes})
+        axis.set_ylim(min(bayes, *lowest) / 1.5, 3 * highest)
+        log_axis(axis, "y")
     else:
-        axis.axhline(floor, color="0.75", lw=2.5, label="Bayes-optimal: 0", zorder=0)
-    axis.set_ylim(floor / 1.5 if bayes <= floor else min(bayes, *lowest) / 1.5, 3 * highest)
+        axis.plot([], [], color=FLOOR, lw=2.5, label="Bayes-optimal: 0")
+        decades_to_zero(axis, floor, 3 * highest)
     log_axis(axis, "x")
-    log_axis(axis, "y")
-    axis.set_title(
-        rf"{literal(label)}, $\alpha$ = {alpha:.4g}, {letter(problem.model)} = {dimension}", fontsize=8, wrap=True
-    )
+    panel_title(axis, f"{literal(label)}, α = {alpha:.4g}, {letter(problem.model)} = {dimension}")
     axis.set_xlabel("seconds")
     axis.set_ylabel("MSE")

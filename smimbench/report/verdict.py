@@ -10,7 +10,7 @@ import numpy as np
 
 from smimbench.registry.metrics import find_metric
 from smimbench.report.aggregate import ZERO, mean_of, within
-from smimbench.report.labels import grouped, names_with_backend, place
+from smimbench.report.labels import grouped, letter_of, names_with_backend, place
 from smimbench.report.tables import make_table, number, seconds, statuses
 
 if TYPE_CHECKING:
@@ -40,12 +40,13 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     -------
     list of dict
         ``problem``, ``metric`` (the first of the rows of which less is better; None: there is none), ``dimension`` (the
-        largest), and ``contenders``. Each of these has ``algorithm``; ``ratio_to_bayes``, the geometric mean over the sample
-        ratios whose Bayes-optimal error is not 0 of the error (summed over components) over the Bayes-optimal one, with
-        its standard error ``ratio_error``; ``where_zero``, the largest error where theory says 0; ``own_theory``, ``"yes"``,
-        ``"no"``, ``"unclear"`` (single runs) or None (it has none), with ``own_difference``, the relative distance that is
-        largest; ``points`` and ``missing``, sample ratios with and without an estimate; ``near_seconds``, the median time
-        to within 5% of Bayes (None: never at one of them); ``seconds`` and ``iterations`` per run; ``status_counts``.
+        largest), its ``dimension_letter``, and ``contenders``. Each of these has ``algorithm``; ``ratio_to_bayes``, the
+        geometric mean over the sample ratios whose Bayes-optimal error is not 0 of the error (summed over components) over
+        the Bayes-optimal one, with its standard error ``ratio_error``; ``where_zero``, the largest error where theory says 0;
+        ``own_theory``, ``"yes"``, ``"no"``, ``"unclear"`` (single runs) or None (it has none), with ``own_difference``, the
+        relative distance that is largest; ``points`` and ``missing``, sample ratios with and without an estimate;
+        ``near_seconds``, the median time to within 5% of Bayes (None: never at one of them); ``seconds`` and ``iterations``
+        per run; ``status_counts``.
     """
     return [_verdict(problem, members) for problem, members in grouped(rows, lambda r: r["problem"]).items()]
 
@@ -55,6 +56,7 @@ def _verdict(problem: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     metric = next((name for name in sorted(names, key=lambda n: n != "mse") if _counts_errors(name)), None)
     largest = max(row["dimension"] for row in rows)
     found: dict[str, Any] = {"problem": problem, "metric": metric, "dimension": largest, "contenders": []}
+    found["dimension_letter"] = letter_of(rows)
     own = [row for row in rows if row["metric"] == metric and row["dimension"] == largest]
     name = names_with_backend(own)
     asked = {row.get("nominal_alpha", row["alpha"]) for row in own}
@@ -212,7 +214,7 @@ def _table(verdict: dict[str, Any]) -> RenderableType:
         )
     if any(one["missing"] for one in contenders):
         notes.append("without an estimate at some sample ratio: last")
-    head = f"{verdict['problem']}: all algorithms, D = {verdict['dimension']}"
+    head = f"{verdict['problem']}: all algorithms, {letter_of([verdict])} = {verdict['dimension']}"
     return make_table(head, columns, contenders, "; ".join(notes))
 
 

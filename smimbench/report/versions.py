@@ -11,6 +11,7 @@ import numpy as np
 from smimbench.files import canonical_json
 from smimbench.problem.problem import CODE
 from smimbench.report.aggregate import mean_and_error
+from smimbench.report.labels import letter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,7 +35,8 @@ def other_version_rows(suite: Suite, store: Store, backends: Sequence[str]) -> l
     -------
     list of dict
         ``problem``, ``algorithm``, ``backend``, ``alpha``, ``dimension``, ``metric``, ``component`` (None or from 1),
-        ``n``, ``mean``, ``sem``, and ``versions``: a dict from the name of an item to ``[version then, version now]``.
+        ``dimension_letter``, ``n``, ``mean``, ``sem``, and ``versions``: a dict from the name of an item to
+        ``[version then, version now]``.
     """
     cells = [cell for backend in backends for cell in suite.cells(backend)]
     own = {cell.key for cell in cells}
@@ -59,11 +61,20 @@ def other_version_rows(suite: Suite, store: Store, backends: Sequence[str]) -> l
                     groups.setdefault(key, []).append(float(value))
             break
     names = ("problem", "algorithm", "backend", "alpha", "dimension", "metric", "component")
+    letters = {plan.label: letter(plan.problem.model) for plan in suite.plans}
     rows = []
     for key, values in sorted(groups.items(), key=lambda item: tuple(map(str, item[0]))):
         finite = np.array([v for v in values if math.isfinite(v)])
         changed = {name: list(pair) for name, pair in key[-1]}
-        rows.append({**dict(zip(names, key)), "versions": changed, "n": len(finite), **mean_and_error(finite)})
+        rows.append(
+            {
+                **dict(zip(names, key)),
+                "dimension_letter": letters[key[0]],
+                "versions": changed,
+                "n": len(finite),
+                **mean_and_error(finite),
+            }
+        )
     return rows
 
 
@@ -98,6 +109,7 @@ def _changed(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, tuple
 
 def other_version_tables(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
     """One table of the errors, without theory: that of the version at hand may be another one."""
+    from smimbench.report.labels import letter_of
     from smimbench.report.tables import make_table, uncertain
 
     def algorithm(row: Mapping[str, Any]) -> str:
@@ -116,7 +128,7 @@ def other_version_tables(rows: Sequence[Mapping[str, Any]]) -> list[RenderableTy
         ("problem", "l", lambda r: r["problem"]),
         ("algorithm", "l", algorithm),
         ("alpha", "r", lambda r: f"{r['alpha']:.4g}"),
-        ("D", "r", lambda r: str(r["dimension"])),
+        (letter_of(errors), "r", lambda r: str(r["dimension"])),
         ("n", "r", lambda r: str(r["n"])),
         ("mean ± s.e.m.", "r", lambda r: uncertain(r["mean"], r["sem"])),
         ("made by", "l", made),

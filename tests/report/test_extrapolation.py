@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from smimbench.report.extrapolation import extrapolated_rows
+from smimbench.report.extrapolation_figure import draw_extrapolation
 from smimbench.report.extrapolation_tables import exponent_text, extrapolated_tables, size_markdown
-from smimbench.report.tables import as_csv
+from smimbench.report.tables import as_csv, error_tables
 from tests.report.rows import printed, row
 
 SIZES = (50, 100, 200, 400)
@@ -131,6 +133,36 @@ def test_tables_name_law_and_score(snapshot):
     markdown = size_markdown(entries).splitlines()
     assert len(markdown) == 2 + len(entries)
     assert size_markdown([]) == ""
+
+
+def drawn_csv(path):
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_what_is_drawn_lies_beside_the_figure(tmp_path):
+    entries = extrapolated_rows(rows(component_word="component", dimension_letter="d"))
+    paths = draw_extrapolation(SimpleNamespace(title="Sizes"), entries, tmp_path)
+    assert [path.name for path in paths] == [f"finite-size.{kind}" for kind in ("png", "svg", "pdf", "csv")]
+    found = drawn_csv(paths[-1])
+    assert [float(one["value"]) for one in found if one["what"] == "runs"] == [0.4 + 2.0 / D for D in SIZES]
+    (limit,) = [one for one in found if one["what"] == "fit 1/d"]
+    assert (limit["dimension"], float(limit["value"])) == ("inf", pytest.approx(0.4))
+    (theory,) = [one for one in found if one["what"] == "theory"]
+    assert float(theory["value"]) == 0.4
+
+
+def test_a_dimension_is_called_as_its_model_calls_it(tmp_path):
+    for letter, other in (("d", "D"), ("D", "d")):
+        entries = extrapolated_rows(rows(component_word="component", dimension_letter=letter))
+        svg = draw_extrapolation(SimpleNamespace(title="Sizes"), entries, tmp_path)[1].read_text(encoding="utf-8")
+        assert f"1 / {letter}<" in svg
+        assert f"1 / {other}<" not in svg
+        text = printed([*extrapolated_tables(entries), *error_tables(rows(dimension_letter=letter)[:1])], 100)
+        assert f"at infinite {letter}" in text
+        assert f"1/{letter}" in text
+        assert f"1/{other}" not in text
+        assert f", {letter} = {SIZES[0]}" in text
 
 
 def test_csv_holds_the_limits_at_infinite_dimension():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 import smimbench
-from smimbench.report.learning_curves import _median, draw_learning_curves, spread
+from smimbench.report.learning_curves import _median, chosen_panels, draw_learning_curves, left_out, spread
 from smimbench.report.rows import suite_records
 from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
@@ -131,6 +133,17 @@ def test_median_of_runs_that_were_looked_at_elsewhere():
     x, y = _median([a, b], 0)
     assert x.tolist() == [2.0, 3.0, 4.0]
     assert y.tolist() == [5.0, 4.0, 5.5]
+
+
+def test_of_too_many_panels_the_largest_dimensions_are_drawn():
+    suite = SimpleNamespace(plans=[SimpleNamespace(label="second"), SimpleNamespace(label="first")])
+    few = [("first", 0.1, 20), ("second", 0.2, 10), ("second", 0.1, 20)]
+    assert chosen_panels(suite, few) == [("second", 0.1, 20), ("second", 0.2, 10), ("first", 0.1, 20)]
+    many = [(label, alpha / 10, D) for label in ("first", "second") for alpha in range(1, 5) for D in (10, 20, 40)]
+    chosen = chosen_panels(suite, many)
+    assert chosen == [(label, alpha / 10, 40) for label in ("second", "first") for alpha in range(1, 5)]
+    assert left_out(chosen, many) == " 8 of 24 combinations of problem, sample ratio and dimension."
+    assert left_out(few, few) == ""
 
 
 @pytest.mark.parametrize(("count", "most", "expected"), [(3, 5, [0, 1, 2]), (9, 3, [0, 4, 8]), (5, 5, [0, 1, 2, 3, 4])])

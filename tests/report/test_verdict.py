@@ -104,3 +104,9 @@ def test_a_table_from_two_contenders_on():
     lines = [line for line in text.splitlines() if line.startswith(("gamp", "adam"))]
     assert [line.split()[0] for line in lines] == ["gamp", "adam"]
     assert max(map(len, text.splitlines())) <= 80
+    assert ", D = 100" in text
+    small = [
+        {**at(0.1, mean, 0.4, algorithm=name), "dimension_letter": "d"}
+        for mean, name in ((0.41, "gamp"), (0.9, "adam"))
+    ]
+    assert ", d = 100" in printed(contender_tables(verdicts(small)))
