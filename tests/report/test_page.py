@@ -23,8 +23,7 @@ TEXT = TEXT.replace('label   = "softmax"', f'label   = "{LABEL}"')
 TEXT += "[run]\nmax_iterations = 12\n"  # too few for gamp
 SCRIPT = """
 <script>
-addEventListener("load", () => setTimeout(() => {
-  const found = {};
+const look = (found) => {
   const table = document.getElementById("rows");
   const column = (name) => [...table.tHead.rows[0].cells].findIndex((c) => c.textContent.trim() === name);
   const seen = () => [...table.tBodies[0].rows].filter((r) => !r.hidden);
@@ -53,7 +52,18 @@ addEventListener("load", () => setTimeout(() => {
   found.requests = performance.getEntriesByType("resource").filter((e) => !e.name.startsWith("data:")).map((e) => e.name);
   found.wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
   const out = document.createElement("pre"); out.id = "found"; out.textContent = JSON.stringify(found); document.body.append(out);
-}, 500));
+};
+// The page is there before its charts are.
+addEventListener("load", () => {
+  const charts = [...document.querySelectorAll(".chart")];
+  const count = (what, where = document) => where.querySelectorAll(what).length;
+  const found = {early: count(".chart > *"), tables: count("#rows tbody tr")};
+  const wait = (left) => setTimeout(() => {
+    const busy = document.querySelector('.charts[aria-busy="true"]') || charts.some((c) => !count("svg .scatterlayer", c));
+    if (busy && left > 0) wait(left - 1); else look(found);
+  }, 50);
+  wait(900);
+});
 </script></body>"""
 
 
@@ -81,7 +91,7 @@ def seen(request, page):
         "--no-sandbox",
         "--disable-gpu",
         "--enable-logging=stderr",
-        "--virtual-time-budget=8000",
+        "--virtual-time-budget=60000",
     ]
     arguments = [browser, *options, f"--user-data-dir={page.parent / 'profile'}", f"--window-size={request.param}"]
     done = subprocess.run([*arguments, "--dump-dom", copy.as_uri()], capture_output=True, text=True, timeout=120)
@@ -94,6 +104,8 @@ def test_it_draws_and_fetches_nothing_and_complains_of_nothing(seen):
     found, console = seen
     assert console == []
     assert found["requests"] == []
+    assert found["early"] == 0
+    assert found["tables"] == found["rows"]
     assert found["title"] == LABEL  # as it is written, neither HTML nor mathematics
     assert len(found["charts"]) == 2 + 3 + 3 + 4  # mse and overlap; seconds and samples at each sample ratio; profiles
     assert min(found["charts"][:8]) >= 2

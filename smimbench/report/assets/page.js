@@ -53,6 +53,7 @@
     return chart.xlog || (marks.length > 0 && Math.max(...marks) > WIDE * Math.min(...marks));
   };
   const draw = (chart, state) => {
+    chart.stale = false;
     const logarithmic = chart.zero;
     const wide = decades(chart);
     const all = positive(chart.traces.flatMap((t) => t.y));
@@ -124,6 +125,32 @@
     document.getElementById("charts-" + group).before(legend);
   }
 
+  // -- tables first: the library of the charts is unpacked when the page stands, and they are drawn one after the other,
+  // those on the screen first
+  let ready = false, waiting = false;
+  const onScreen = (chart) => { const box = chart.node.getBoundingClientRect(); return box.bottom > 0 && box.top < innerHeight; };
+  const drawSome = (all = false) => {
+    if (!ready) return;
+    const state = chosen(), stale = data.charts.filter((chart) => chart.stale && !chart.node.hidden);
+    for (const chart of all ? stale : [stale.find(onScreen) || stale[0]].filter(Boolean)) draw(chart, state);
+    if (!waiting && data.charts.some((chart) => chart.stale && !chart.node.hidden)) {
+      waiting = true;
+      setTimeout(() => { waiting = false; drawSome(); });
+    }
+    for (const group of document.querySelectorAll(".charts")) group.setAttribute("aria-busy", String(waiting));
+  };
+  const unpack = async () => {
+    const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (letter) => letter.charCodeAt(0));
+    const script = document.createElement("script");
+    script.textContent = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+    document.head.append(script);
+    ready = true;
+    drawSome();
+  };
+  const complain = () => document.querySelectorAll(".charts").forEach((group) => {
+    group.textContent = "This browser cannot unpack the charts (it takes one of 2023 or newer); the figures below show the same.";
+  });
+
   // -- filters
   const form = document.getElementById("filters");
   const chosen = () => ({
@@ -139,8 +166,9 @@
     }
     for (const chart of data.charts) {
       chart.node.hidden = state.problem !== "" && chart.problem !== null && chart.problem !== state.problem;
-      if (!chart.node.hidden) draw(chart, state);
+      chart.stale = true;
     }
+    drawSome(!waiting); // at once what has been drawn before
     const rows = document.querySelectorAll("#rows tbody tr");
     document.getElementById("count").textContent = [...rows].filter((r) => !r.hidden).length + " of " + rows.length + " rows";
   };
@@ -148,7 +176,11 @@
   form.addEventListener("reset", () => setTimeout(apply));
   document.getElementById("theme").addEventListener("click", () => { root.dataset.theme = dark() ? "light" : "dark"; apply(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", apply);
-  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => { one.open = true; }));
+  addEventListener("beforeprint", () => {
+    drawSome(true);
+    document.querySelectorAll("details").forEach((one) => { one.open = true; });
+  });
   document.getElementById("csv").href = "data:text/csv;charset=utf-8," + encodeURIComponent(data.csv);
   apply();
+  addEventListener("load", () => setTimeout(() => unpack().catch(complain)));
 })();
