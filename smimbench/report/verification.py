@@ -32,7 +32,8 @@ def add_verification(
     """Draw at every point of the documents of ``theory_document``; each gets a list ``verification``.
 
     Its entries name ``alpha``, ``branch``, ``quantity``, ``component`` (from 1, or None), ``printed`` with its ``error``,
-    ``drawn`` with its ``standard_error``, and ``z``. ``on_stage`` is called with how far it is.
+    ``drawn`` with its ``standard_error``, and ``z``, which is None where too few draws carry the mean. ``on_stage`` is called
+    with how far it is.
     """
     for plan, document in zip(suite.chosen_plans, documents):
         points = document["points"]
@@ -51,8 +52,8 @@ def add_verification(
 
 
 def holds(documents: Sequence[dict[str, Any]]) -> bool:
-    """Whether all printed numbers are within ``LARGEST_Z`` standard errors of what was drawn."""
-    return all(abs(row["z"]) <= LARGEST_Z for document in documents for row in document["verification"])
+    """Whether no printed number is more than ``LARGEST_Z`` standard errors from what was drawn."""
+    return all(abs(row["z"] or 0.0) <= LARGEST_Z for document in documents for row in document["verification"])
 
 
 def verification_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableType]:
@@ -69,15 +70,23 @@ def verification_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableT
             ("error", "r", lambda row: _error(row["error"])),
             ("drawn", "r", lambda row: number(row["drawn"], 5)),
             ("error", "r", lambda row: _error(row["standard_error"])),
-            ("z", "r", lambda row: f"{row['z']:+.2f}" + (" !" if abs(row["z"]) > LARGEST_Z else "")),
+            (
+                "z",
+                "r",
+                lambda row: (
+                    "few" if row["z"] is None else f"{row['z']:+.2f}" + (" !" if abs(row["z"]) > LARGEST_Z else "")
+                ),
+            ),
         ]
         # Bounds that hold and errors that are 0 in both say nothing of the spread.
-        z = [row["z"] for row in rows if row["z"] != 0] or [0.0]
-        worst = max(rows, key=lambda row: abs(row["z"]))
+        z = [row["z"] for row in rows if row["z"]] or [0.0]
+        worst = max(rows, key=lambda row: abs(row["z"] or 0.0))
         summary = (
             f"{len(rows)} numbers against plain draws: rms z {math.sqrt(sum(v * v for v in z) / len(z)):.2f}, "
-            f"largest {worst['z']:+.2f} ({_quantity(worst)} at alpha = {worst['alpha']:.5g})"
+            f"largest {worst['z'] or 0.0:+.2f} ({_quantity(worst)} at alpha = {worst['alpha']:.5g})"
         )
+        if few := sum(row["z"] is None for row in rows):
+            summary += f"; {few} not decided, because too few draws meet a jump of the labels: give more --draws"
         shown.append(make_table(document["problem"]["label"], columns, rows, summary))
     return shown
 

@@ -48,6 +48,9 @@ MATRICES, DIMENSION = 12, 60
 """Signals of extensive rank that are drawn, at this dimension and twice that; doubled, it takes 2 or 8 times as long."""
 FEWEST_DRAWS = 100
 """Fewer draws have no standard error that could be believed."""
+FEWEST_TELLING = 50
+"""Draws that must carry a mean. Near a jump of the labels (hardmax, sign) few draws do, and a mean that has missed them has a
+standard error that has missed them too; doubled, that error is good to 10% in place of 14%."""
 ROUNDING = 1e-9
 """Relative differences that are rounding; doubled, a bias of that size is not seen."""
 
@@ -68,6 +71,8 @@ class Check:
     printed, error, drawn, standard_error : float
     bound : bool
         Whether the printed number is an upper bound.
+    telling : float
+        How many draws carry the mean, ``(sum |x|)^2 / sum x^2``.
     """
 
     quantity: str
@@ -77,10 +82,18 @@ class Check:
     drawn: float
     standard_error: float
     bound: bool = False
+    telling: float = math.inf
+
+    @property
+    def decided(self) -> bool:
+        """Whether enough draws carry the mean; else its standard error means nothing, and neither does z."""
+        return self.telling >= FEWEST_TELLING
 
     @property
     def z(self) -> float:
-        """Distance in units of both errors; 0 below a bound."""
+        """Distance in units of both errors; 0 below a bound, and where the draws do not decide."""
+        if not self.decided:
+            return 0.0
         gap = self.drawn - self.printed
         width = math.hypot(self.error, self.standard_error, ROUNDING * max(abs(self.printed), 1e-3))
         return 0.0 if self.bound and gap < 0 else gap / width
@@ -94,7 +107,7 @@ class Check:
             "error": self.error,
             "drawn": self.drawn,
             "standard_error": self.standard_error,
-            "z": self.z,
+            "z": self.z if self.decided else None,
         }
 
 
@@ -141,7 +154,7 @@ def verify_information(problem: Problem, Q: Host, V: Host, draws: int = DRAWS) -
             one = samples[:, a, a]
             sem = math.hypot(one.std(ddof=1) / math.sqrt(draws), stated / V[a, a])
             value, error = float(printed.value[a, a]), float(printed.error[a, a])
-            found.append(Check(f"information ({name})", a, value, error, float(one.mean()), sem))
+            found.append(Check(f"information ({name})", a, value, error, float(one.mean()), sem, telling=_telling(one)))
     return found
 
 
@@ -211,9 +224,8 @@ class _Point:
                 spread = scale * math.hypot(sem[a, b], stated / math.sqrt(self.V[a, a] * self.V[b, b]))
                 error = relative * math.sqrt(self.qhat[a, a] * self.qhat[b, b])
                 quantity, component = (f"Qhat ({name})", a) if a == b else (f"Qhat {a + 1}{b + 1} ({name})", None)
-                found.append(
-                    Check(quantity, component, self.qhat[a, b], error, scale * float(mean[a, b]), float(spread))
-                )
+                drawn, telling = scale * float(mean[a, b]), min(_telling(samples[:, c, c]) for c in (a, b))
+                found.append(Check(quantity, component, self.qhat[a, b], error, drawn, float(spread), telling=telling))
         return found + self._errors(own)
 
     def _pairs(self) -> list[tuple[int, int]]:
@@ -225,6 +237,8 @@ class _Point:
 
     def _errors(self, own: Host) -> list[Check]:
         """Error of the fixed point at the printed sample ratio: a Newton step in the entries of log Qhat."""
+        if any(_telling(own[::RESPONSE, a, a]) < FEWEST_TELLING for a in self.learned):
+            return []  # a step from means that are not known leads nowhere; that they are not, their own rows say
         pairs, kept = self._pairs(), np.ix_(self.learned, self.learned)
         scale = self.kappa * self.alpha
         log = _logarithm(self.qhat[kept])
@@ -301,9 +315,8 @@ class _Point:
             for a in (a for a in rest if a not in waiting):
                 scale = self.kappa * self.alpha / ratios.critical[a]
                 sem = math.hypot(own[:, a, a].std() / math.sqrt(len(own)), bias / self.V[a, a])
-                found.append(
-                    Check("unlearned", a, 1.0, 0.0, float(scale * own[:, a, a].mean()), scale * sem, bound=True)
-                )
+                drawn, telling = float(scale * own[:, a, a].mean()), _telling(own[:, a, a])
+                found.append(Check("unlearned", a, 1.0, 0.0, drawn, scale * sem, bound=True, telling=telling))
         if waiting and self.problem.channel.symmetry in ("signs", "signed-permutations"):
             growth = self._growth(waiting)
             for a, samples in zip(waiting, growth.T):
@@ -348,9 +361,8 @@ class _Point:
         drawn, sem = scale * samples.mean(), scale * samples.std(ddof=1) / math.sqrt(len(samples))
         slack = scale * bias * float(np.trace(np.linalg.inv(qhat) @ np.linalg.inv(V))) / len(V)
         # Written as a rate at which the error grows, so that the bound is an upper one like others.
-        return [
-            Check("perfect recovery", None, 1.0, 0.0, float(1 / drawn), float(math.hypot(sem, slack) / drawn**2), True)
-        ]
+        spread = float(math.hypot(sem, slack) / drawn**2)
+        return [Check("perfect recovery", None, 1.0, 0.0, float(1 / drawn), spread, True, _telling(samples))]
 
     # -- draws of the signal, and of fresh labels ---------------------------------------------------------------------
 
@@ -411,10 +423,18 @@ class _Point:
             Check(
                 f"generalization {kind}", None, float(printed[kind]), float(errors.get(kind, 0.0)),
                 float(loss.mean()), math.hypot(loss.std(ddof=1) / math.sqrt(self.draws), 2 * loss.mean() / self.draws),
+                telling=_telling(loss),
             )  # of balanced labels the first term vanishes, and what is left is of second order
             for kind, loss in losses.items()
             if kind in printed
         ]  # fmt: skip
+
+
+def _telling(samples: Host) -> float:
+    """How many of the samples carry their mean; 0 if all of them are 0."""
+    sizes = np.abs(samples)
+    most = float(sizes.max(initial=0.0))
+    return float((sizes / most).sum() ** 2 / ((sizes / most) ** 2).sum()) if most > 0 else 0.0
 
 
 def _logarithm(matrix: Host) -> Host:

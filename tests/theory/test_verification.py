@@ -12,7 +12,8 @@ from smimbench.problem.problem import Problem
 from smimbench.report import verification as verbs
 from smimbench.theory.cache import TheoryCache
 from smimbench.theory.verification import Check, verify_point
-from tests.helpers import SUITE, write_suite
+from tests.helpers import ATTENTION as ATTENTION_SUITE
+from tests.helpers import SUITE, call, write_suite
 
 SEQUENCE = {"name": "sequence-multi-index", "tokens": 2}
 ATTENTION = {"name": "attention-indexed", "tokens": 2}
@@ -109,3 +110,31 @@ def test_a_bound_is_one_sided():
     assert Check("unlearned", 0, 1.0, 0.0, 1.5, 0.1, bound=True).z == pytest.approx(5)
     with pytest.raises(ValueError, match="at least 100"):
         verify_point(Problem(SEQUENCE, "softmax", "gaussian"), {}, 10)
+
+
+def test_a_mean_that_few_draws_carry_decides_nothing(tmp_path, capsys):
+    """Labels of hardmax jump: where V is tiny, few draws are near enough to a jump to say anything."""
+    problem = Problem(ATTENTION, "hardmax", {"name": "wishart", "rho": 0.5})
+    for alpha in (30.0, 1e4):
+        (point,) = points(problem, alpha)
+        found = {row.quantity: row for row in verify_point(problem, point, 1000)}
+        assert not found["Qhat (posterior)"].decided
+        assert found["Qhat (posterior)"].document()["z"] is None
+        assert found["signal"].decided
+        assert "MSE" not in found
+    # More draws decide, and find a wrong point.
+    (point,) = points(problem, 3.0)
+    right, wrong = (
+        {row.quantity: row for row in verify_point(problem, one, 20_000)}
+        for one in (point, {**point, "mse": 4 * point["mse"], "overlap": [[point["overlap"][0][0] - 3 * point["mse"]]]})
+    )
+    assert all(row.decided and abs(row.z) < 4 for row in right.values())
+    assert abs(wrong["Qhat (posterior)"].z) > 4
+    text = ATTENTION_SUITE.replace("[0.1, 0.3]", "[1e4]").replace('"softmax", beta = 1.0', '"hardmax"')
+    words = ["theory", write_suite(tmp_path, text), "--verify", "--draws", "1000", "--no-thresholds"]
+    code, out, _ = call(capsys, *words)
+    assert code == 0
+    assert "too few draws" in " ".join(out.split())
+    code, out, _ = call(capsys, *words, "--json")
+    assert code == 0
+    assert "NaN" not in out
