@@ -30,15 +30,19 @@ if TYPE_CHECKING:
 
 __all__ = ["require_consistent"]
 
-KNOWN = (0.3, 0.8)
-"""Parts of the second moment that are known where channels are tested: little and much. Any two numbers do."""
-INFORMATION = (0.5, 5.0)
-"""Qhat, in units of the prior's inverse variance, at which priors are tested. Any two numbers do."""
+KNOWN = (0.3, 0.8, 0.999)
+"""Parts of the second moment that are known where channels are tested: little, much, and nearly all. Any such numbers do."""
+INFORMATION = (0.5, 5.0, 500.0)
+"""Qhat, in units of the prior's inverse variance, at which priors are tested: little, much, nearly all. Any such numbers do."""
+MOST_STATED = 0.1
+"""Largest error that a posterior may state of its mean, in units of V; doubled, what is 10% off passes if it says so."""
+FEW, AGREEMENT = 8, 1e-6
+"""Samples that are asked again without the others, and how far their means may be off then, in units of V. Doubled: no change."""
 SECONDS = 0.25
 """Time that the samples of one test may take; doubled, errors 1.4 times smaller are found."""
-FEWEST, MOST = 64, 1 << 15
+FEWEST, MOST = 64, 1 << 16
 """Samples of a channel, whatever the time; doubled, see ``SECONDS``."""
-PER_COMPONENT, MATRIX = 4000, 120
+PER_COMPONENT, MATRIX = 4000, 240
 """D of the draws of a prior: vectors, matrices. Doubled, smaller errors are found and it takes 2 or 8 times as long."""
 DRAWS = 5
 """Draws of a prior, whose spread is the error; doubled, errors 1.4 times smaller are found."""
@@ -49,7 +53,7 @@ ROUNDING = 1e-9
 TINY = 1e-300
 """Added to spreads that may be zero; any number too small to be a spread does."""
 FINITE_SIZE = 3.0
-"""Allowance for matrices of finite size, in units of 1 / D; doubled, an error of 4% passes instead of 2%."""
+"""Allowance for matrices of finite size, in units of 1 / D; doubled, an error of 2% passes instead of 1%."""
 
 
 def require_consistent(problem: Problem) -> None:
@@ -96,7 +100,8 @@ def _channel(problem: Problem) -> None:
             ("its covariance is not that of its own errors", (error * error).mean(-1), claimed),
             *((f"its {what} overlooks what the label tells", rows, zero) for what, rows in blind.items()),
         ]
-        _means(problem, tests, slack, f"posterior at V = {1 - known:.1f} of the second moment")
+        _means(problem, tests, slack, f"posterior at V = {1 - known:.1g} of the second moment")
+        _same_alone(problem, z[:FEW], omega, V, point)
 
 
 def _posterior(
@@ -132,6 +137,13 @@ def _posterior(
     for name in ("mean", "covariance", *(["second_moment"] if second is not None else [])):
         if not np.isfinite(getattr(found, name)).all():
             raise _fail(problem, "channel", f"posterior: {name} is not made of finite numbers")
+    stated = _stated_error(found)
+    if stated > MOST_STATED:
+        raise _fail(
+            problem,
+            "channel",
+            f"posterior: states an error of {stated:.2g} of its mean, where at most {MOST_STATED:g} is of use",
+        )
     white = inverse_root(V, 0.0)
     claimed = np.diagonal(white @ np.asarray(found.covariance) @ white)
     left = white @ (z - found.mean)
@@ -146,7 +158,27 @@ def _posterior(
     if second is not None:
         full = np.einsum("npcpd,c,d->np", second, direction, direction)
         blind["second moment"] = ((z @ direction) ** 2 - full) * (1 + told + told**2)[:, None] / np.diagonal(V)
-    return left, white @ (found.mean - omega), claimed, blind, _stated_error(found)
+    return left, white @ (found.mean - omega), claimed, blind, stated
+
+
+def _same_alone(problem: Problem, z: Array, omega: Array, V: Array, point: int) -> None:
+    """What a posterior says of a sample must not depend on other samples, nor on what it was asked before."""
+    channel: Any = problem.channel
+
+    def mean(count: int, seed: str) -> tuple[Array, float]:
+        y = channel.forward(z, rng=monte_carlo_rng("consistency: labels", point))
+        rng = monte_carlo_rng(f"consistency: {seed}", point)
+        found = channel.posterior(y[:count], omega[:count], V, rng=rng)
+        return np.asarray(found.mean)[: len(z) // 2], _stated_error(found)
+
+    (whole, stated), (again, _), (other, _) = (mean(len(z), seed) for seed in ("alone", "alone", "alone, otherwise"))
+    part, error = mean(len(z) // 2, "alone")
+    scale = math.sqrt(float(np.diagonal(V).max()))
+    if np.abs(whole - again).max() > AGREEMENT * scale:
+        raise _fail(problem, "channel", "posterior: asked twice with the same arguments, it gives two different means")
+    # A sampled posterior draws other numbers for fewer samples.
+    if (whole == other).all() and np.abs(whole - part).max() > (AGREEMENT + SCORES * max(stated, error)) * scale:
+        raise _fail(problem, "channel", "posterior: the mean of a sample changes with the samples beside it")
 
 
 def _stated_error(found: Any) -> float:
@@ -197,7 +229,7 @@ def _prior(problem: Problem) -> None:
             errors.append(np.diagonal(model.inner(difference, difference)) / np.diagonal(spread))
             shifts.append(np.diagonal(model.inner(difference, shift)) / np.diagonal(spread))
             stated.append(np.diagonal(np.asarray(found.V)) / np.diagonal(spread))
-        allowance = FINITE_SIZE / dimension
+        allowance = FINITE_SIZE / dimension if model.rank == "extensive" else 0.0
         where = f"denoise at Qhat = {ratio:g} / variance"
         for what, rows, target in (
             ("the estimate is not the mean of the law it was drawn from", shifts, np.zeros(P)),

@@ -25,21 +25,35 @@ import numpy as np
 
 from smimbench.interfaces import offers
 from smimbench.theory.component_ratios import ComponentRatios
-from smimbench.theory.curve_stages import EXACT, SAMPLED, Accuracy, Node, Stage
+from smimbench.theory.curve_stages import (
+    EXACT,
+    SAMPLED,
+    Accuracy,
+    Node,
+    Stage,
+    change,
+    finite_gaps,
+    polynomial,
+    root_of_gaps,
+)
 from smimbench.theory.evaluations import Evaluations
 from smimbench.theory.information import diagonals, information_at
 from smimbench.theory.perfect_recovery import perfect_limit
 from smimbench.theory.types import NOTHING, Bifurcation, Host
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from smimbench.problem.problem import Problem
 
 __all__ = ["Continuation"]
 
 FAR_CORRECTION, FAR_SHARE = 0.12, 1.2
 """A node is tried again with half the step where its corrections exceed both this length and this share of the step."""
+
+MOST_FITTED = 4
+"""Conditions by which a curve of sampled nodes is continued; doubled, their noise is amplified more than bends are met."""
+
+BEYOND = 1.15
+"""Sampled nodes are set this share of the way to an expected bifurcation; at 2 they go far beyond, where they are of no use."""
 
 LARGEST_FIRST_STEP = 0.5
 """The first step of a stage grows up to this length where it fails; doubled, stages with more noise get started."""
@@ -101,7 +115,7 @@ class Continuation:
             slope = np.zeros((P, P))
             slope[at_once, at_once] = 1.0
             node = Node(x, log_ratios, error, slope, float(log_ratios[at_once].mean()))
-            self.stages.append(Stage(list(at_once), list(at_once), [node]))
+            self.stages.append(Stage(list(at_once), list(at_once), [node], step=self.accuracy.first))
             return
         log_ratios, error = self.ratios.log_ratios(x, [])
         new = int(np.argmin(log_ratios))
@@ -124,7 +138,7 @@ class Continuation:
         x[new] = 0.0
         start = replace(node, x=x, slope=node.slope.copy())
         start.slope[:, new] = 0.0
-        self.stages.append(Stage([*stage.learned, new], [new], [start], list(stage.perfect)))
+        self.stages.append(Stage([*stage.learned, new], [new], [start], list(stage.perfect), self.accuracy.first))
 
     # -- following the curve ------------------------------------------------------------------------------------------
 
@@ -148,13 +162,13 @@ class Continuation:
         )
 
     def _differentiate(self, stage: Stage, node: Node) -> None:
-        """Finite differences of the log alpha_a at a node."""
-        step = self.accuracy.difference
+        """Finite differences of the log alpha_a at a node; from few labels, the same for all, where information is sampled."""
+        step, few = self.accuracy.difference, self.ratios.has_rough
+        centre = self.ratios.log_ratios(node.x, stage.learned, rough=True)[0] if few else node.log_ratios
         for a in stage.moving:
             x = node.x.copy()
             x[a] += step
-            log_ratios, _ = self.ratios.log_ratios(x, stage.learned)
-            node.slope[:, a] = _change(node.log_ratios, log_ratios) / step
+            node.slope[:, a] = change(centre, self.ratios.log_ratios(x, stage.learned, rough=few)[0]) / step
 
     def _tangent(self, stage: Stage, slope: Host) -> Host:
         moving = stage.moving
@@ -194,17 +208,24 @@ class Continuation:
         """
         moving, largest = stage.moving, 0.0
         slope, last_x, last_ratios = origin.slope.copy(), origin.x, origin.log_ratios
-        for _ in range(self.accuracy.most_corrections):
+        # What is left is counted in full where the slope may be far off, and by a share where it is measured.
+        known = self.ratios.has_rough and len(moving) > 1
+        enough = self.accuracy.known_correction if known else self.accuracy.correction
+        doubt = self.accuracy.doubt if known else 1.0
+        for trial in range(self.accuracy.most_corrections):
             log_ratios, error = self.ratios.log_ratios(x, stage.learned)
             move = x - last_x
-            if move @ move > 0:
-                slope = slope + np.outer(_change(last_ratios, log_ratios) - slope @ move, move) / (move @ move)
+            if known and trial == 0:
+                here = Node(x, log_ratios, error, slope, np.nan)
+                self._differentiate(stage, here)
+            elif move @ move > 0:
+                slope = slope + np.outer(change(last_ratios, log_ratios) - slope @ move, move) / (move @ move)
             step = self._correction(moving, log_ratios, slope, tangent)
             size = float(np.abs(step).max())
             if not np.isfinite(size):
                 return Node(x, log_ratios, error, slope, np.nan), np.inf
             largest = max(largest, size)
-            if size <= self.accuracy.correction:
+            if size <= enough:
                 break
             last_x, last_ratios = x, log_ratios
             wanted = x + step * min(1.0, 1.0 / size)
@@ -215,11 +236,11 @@ class Continuation:
                 break
         else:
             step, largest = np.zeros_like(step), np.inf
-        change = slope @ step
-        log_ratios = np.where(np.isfinite(log_ratios), log_ratios + change, log_ratios)
+        moved = slope @ step
+        log_ratios = np.where(np.isfinite(log_ratios), log_ratios + moved, log_ratios)
         log_alpha = float(log_ratios[moving].mean())
         residual = np.zeros(len(x))
-        residual[moving] = np.abs(change)[moving] + np.abs(log_ratios[moving] - log_alpha)
+        residual[moving] = doubt * np.abs(moved)[moving] + np.abs(log_ratios[moving] - log_alpha)
         return Node(self._inside(stage, x, x + step), log_ratios, error, slope, log_alpha, residual), largest
 
     def _advance(self, stage: Stage) -> None:
@@ -232,9 +253,12 @@ class Continuation:
         tangent = self._tangent(stage, last.slope)
         low, high = self.accuracy.shortest, self.accuracy.longest
         grown = shrunk = False
-        while True:
+        if self.ratios.sampled:
+            stage.step = float(np.clip(self._next_bifurcation(stage), low, stage.step))
+        node = self._found_ahead(stage, last)
+        while node is None:
             step = stage.step
-            node, correction = self._attempt(stage, last, last.x + step * tangent, tangent)
+            node, correction = self._attempt(stage, last, *self._ahead(stage, tangent, step))
             tolerance = max(self.accuracy.mismatch, float(np.max(node.error[stage.moving])))
             mismatch = self._mismatch(stage, last, node)
             if first and len(stage.moving) == 1 and self.ratios.sampled:
@@ -242,7 +266,7 @@ class Continuation:
             backwards = float((node.x - last.x) @ tangent) <= 0
             poor = not np.isfinite(node.log_alpha) or correction > max(FAR_CORRECTION, FAR_SHARE * step) or backwards
             factor = np.sqrt(tolerance / max(mismatch, 1e-12)) if np.isfinite(mismatch) else 0.3
-            stage.step = float(np.clip(step * np.clip(factor, 0.3, 2.0), low, high))
+            stage.step = float(np.clip(step * np.clip(factor, 0.3, self.accuracy.growth), low, high))
             if not poor and (mismatch <= 3 * tolerance or grown):
                 break
             if step <= low:
@@ -253,6 +277,9 @@ class Continuation:
                 stage.step, grown = 2 * step, True
             else:
                 stage.step, shrunk = max(low, min(stage.step, step / 2)), True
+                if self.ratios.sampled and not poor:
+                    stage.ahead.append(node)
+            node = None
         if not np.isfinite(node.log_alpha):
             self.finished = True
             return
@@ -266,15 +293,61 @@ class Continuation:
         Evaluations.of(self.problem).watch(float(np.exp(self.highest)))
         self._check_end(stage, node)
 
+    def _next_bifurcation(self, stage: Stage) -> float:
+        """How far ahead another component is expected to become unstable, and a little more: from the last two nodes."""
+        if len(stage.nodes) < 2:
+            return np.inf
+        one, two = stage.nodes[-2:]
+        gaps = [point.log_alpha - point.log_ratios for point in (one, two)]
+        rise = change(gaps[0], gaps[1])
+        coming = [a for a in range(len(rise)) if a not in stage.learned and rise[a] > 0 > gaps[1][a]]
+        steps = min((-gaps[1][a] / rise[a] for a in coming), default=np.inf)
+        return BEYOND * float(steps * np.linalg.norm(two.x - one.x))
+
+    def _found_ahead(self, stage: Stage, last: Node) -> Node | None:
+        """The next of the nodes that were found too early, if the curve up to it is known well enough now."""
+        if not stage.ahead:
+            return None
+        node = stage.ahead[-1]
+        tolerance = max(self.accuracy.mismatch, float(np.max(node.error[stage.moving])))
+        distance = float(np.linalg.norm(node.x - last.x))
+        if self._mismatch(stage, last, node) <= 3 * tolerance or distance <= 2 * self.accuracy.shortest:
+            return stage.ahead.pop()
+        # Somewhere on the way, not just before its end.
+        stage.step = min(stage.step, distance if stage.step < 0.7 * distance else distance / 2)
+        return None
+
+    def _ahead(self, stage: Stage, tangent: Host, step: float) -> tuple[Host, Host]:
+        """Where the curve is expected after a step, and its direction there.
+
+        Sampled nodes are dear: the curve through the last of them, and along its tangent at the last, is continued. Equal random
+        points at all nodes make their errors alike, so that they hardly bend it.
+        """
+        origin = stage.nodes[-1].x
+        line = origin + step * tangent
+        known = [*stage.nodes[1 - MOST_FITTED :], *stage.ahead[-1:]]
+        if not self.ratios.has_rough or len(stage.moving) == 1 or len(known) < 2:
+            return line, tangent
+        s, x, _ = Stage(stage.learned, stage.new, known).arrays()
+        at = len(known) - len(stage.ahead[-1:])
+        near = 1e-3 * step
+        s = np.insert(s - s[at - 1], at, near)
+        x = np.insert(x, at, origin + near * tangent, axis=0)
+        end, before = (polynomial(s, x, factor * step) for factor in (1.0, 0.95))
+        if not np.linalg.norm(end - line) < step / 2:
+            return line, tangent
+        end = self._inside(stage, origin, end)
+        direction = end - before
+        return end, direction / np.linalg.norm(direction)
+
     def _mismatch(self, stage: Stage, last: Node, node: Node) -> float:
-        """Distance of log alpha at a new node from its extrapolation, by the tangent or by the parabola of three nodes."""
+        """Distance of log alpha at a new node from its extrapolation, by the tangent or by a polynomial of more nodes."""
         line = last.log_alpha + float((last.slope @ (node.x - last.x))[stage.moving].mean())
         found = abs(node.log_alpha - line)
-        if len(stage.nodes) > 2:
-            s, _, log_alpha = stage.arrays()
-            end = s[-1] + float(np.linalg.norm(node.x - last.x))
-            parabola = float(_parabola(s[-3:], log_alpha[-3:], end))
-            found = min(found, abs(node.log_alpha - parabola))
+        s, _, log_alpha = stage.arrays()
+        end = s[-1] + float(np.linalg.norm(node.x - last.x))
+        for count in range(3, min(len(s), MOST_FITTED if self.ratios.sampled else 3) + 1):
+            found = min(found, abs(node.log_alpha - float(polynomial(s[-count:], log_alpha[-count:], end))))
         return float(found)
 
     def _immediate(self, stage: Stage) -> bool:
@@ -311,24 +384,41 @@ class Continuation:
         def gap(point: Node, a: int) -> float:
             return point.log_alpha - float(point.log_ratios[a])
 
+        fitted = [*stage.nodes[1 - MOST_FITTED :], node] if self.ratios.sampled else [last, node]
+        s = Stage(stage.learned, stage.new, fitted).arrays()[0]
+        s = (s - s[-2]) / (s[-1] - s[-2])
+
         def crossing(a: int) -> float:
-            gaps = gap(last, a), gap(node, a)
-            where = -gaps[0] / (gaps[1] - gaps[0]) if np.isfinite(gaps[0]) and gaps[1] > gaps[0] else 0.0
+            gaps = np.array([gap(point, a) for point in fitted])
+            if not (np.isfinite(gaps[-2]) and gaps[-1] > gaps[-2]):
+                return float(np.clip(0.0, landing, 1.0))
+            where = -gaps[-2] / (gaps[-1] - gaps[-2])
+            finite = np.isfinite(gaps)
+            if finite.sum() > 2 and gaps[-2] < 0 < gaps[-1]:
+                from scipy.optimize import brentq
+
+                where = brentq(lambda t: float(polynomial(s[finite], gaps[finite], t)), 0.0, 1.0)
             return float(np.clip(where, landing, 1.0))
+
+        def between(where: float) -> Host:
+            if len(stage.moving) == 1 or not self.ratios.sampled:
+                return np.asarray(last.x + where * (node.x - last.x))
+            return self._inside(stage, last.x, polynomial(s, np.array([point.x for point in fitted]), where))
 
         new = min(unstable, key=crossing)
         points, where = [(0.0, last), (1.0, node)], crossing(new)
         for _ in range(MOST_TRIALS):
-            found, _ = self._attempt(stage, last, last.x + where * (node.x - last.x), tangent)
+            origin = node if self.ratios.sampled and where > 0.5 else last
+            found, _ = self._attempt(stage, origin, between(where), tangent)
             points.append((where, found))
             left = gap(found, new)
-            close = abs(left) <= max(self.accuracy.gap, 0.1 * found.error[new])
+            close = abs(left) <= max(self.accuracy.gap, self.accuracy.gap_share * found.error[new])
             if not np.isfinite(left) or close or (where <= landing and left > 0):
                 break
             where = float(np.clip(self._crossing(points, new), landing, 1.0))
         where, found = min(points[2:], key=lambda point: abs(gap(point[1], new)))
         # What is left of the gap is removed along the curve, on which log alpha rises so much for every change of the gap.
-        positions, gaps, log_alphas = _finite(points, new)
+        positions, gaps, log_alphas = finite_gaps(points, new)
         order = np.argsort(np.abs(gaps))[:2]
         if self.ratios.sampled or len(order) < 2:
             order = np.arange(len(gaps))
@@ -362,9 +452,9 @@ class Continuation:
 
     def _crossing(self, points: list[tuple[float, Node]], new: int) -> float:
         """Where component ``new`` becomes unstable, from what is known at some points between two nodes."""
-        positions, gaps, _ = _finite(points, new)
+        positions, gaps, _ = finite_gaps(points, new)
         if not self.ratios.sampled:
-            return _root(positions.tolist(), gaps.tolist())
+            return root_of_gaps(positions.tolist(), gaps.tolist())
         # Noise decides where the nearest points cross zero: the parabola of all of them is moved by it least.
         fit = np.polynomial.Polynomial.fit(positions, gaps, min(2, len(gaps) - 1))
         roots = fit.roots()
@@ -404,42 +494,3 @@ class Continuation:
             start.slope[:, done] = 0.0
             rest = [a for a in stage.moving if a not in done]
             self.stages.append(Stage(list(stage.learned), rest, [start], perfect, stage.step))
-
-
-def _finite(points: list[tuple[float, Node]], new: int) -> tuple[Host, Host, Host]:
-    """Positions between two nodes, gaps of log alpha to that of component ``new``, log alpha: where all are finite."""
-    rows = np.array([(where, node.log_alpha - node.log_ratios[new], node.log_alpha) for where, node in points])
-    rows = rows[np.isfinite(rows).all(axis=1)]
-    return rows[:, 0], rows[:, 1], rows[:, 2]
-
-
-def _change(first: Host, second: Host) -> Host:
-    """Difference where both are finite, 0 elsewhere."""
-    both = np.isfinite(first) & np.isfinite(second)
-    return np.where(both, np.where(both, second, 0.0) - np.where(both, first, 0.0), 0.0)
-
-
-def _parabola(t: Host, values: Host, end: float) -> Host:
-    """The parabola through three points ``(t_k, values_k)``, at ``end``."""
-    a, b, c = t - end
-    weights = np.array([b * c / ((a - b) * (a - c)), a * c / ((b - a) * (b - c)), a * b / ((c - a) * (c - b))])
-    return np.asarray(weights @ values)
-
-
-def _root(positions: Sequence[float], gaps: Sequence[float]) -> float:
-    """Root of the parabola through the three points nearest to zero, or of the line through the two that bracket it."""
-    s, g = np.asarray(positions), np.asarray(gaps)
-    left = max((i for i in range(len(g)) if g[i] <= 0), key=lambda i: g[i], default=int(np.argmin(s)))
-    right = min((i for i in range(len(g)) if g[i] > 0), key=lambda i: g[i], default=int(np.argmax(s)))
-    line = s[left] - g[left] * (s[right] - s[left]) / (g[right] - g[left]) if g[right] != g[left] else s[left]
-    order = np.argsort(np.abs(g))[:3]
-    if len(order) == 3 and len(set(g[order])) == 3:
-        a, b, c = g[order]
-        inverse = (
-            s[order[0]] * b * c / ((a - b) * (a - c))
-            + s[order[1]] * a * c / ((b - a) * (b - c))
-            + s[order[2]] * a * b / ((c - a) * (c - b))
-        )
-        if min(s[left], s[right]) <= inverse <= max(s[left], s[right]):
-            return float(inverse)
-    return float(line)

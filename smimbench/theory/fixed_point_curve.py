@@ -175,7 +175,7 @@ class FixedPointCurve:
         Q, V = self.ratios.overlap(qhat)
         error = np.zeros(P)
         if x is None:
-            grown = self.ratios.overlap(qhat * np.exp(x_error) + np.expm1(x_error) * (qhat == 0))[1]
+            grown = self.ratios.overlap(qhat * np.exp(x_error) + self.ratios.gain(x_error) * (qhat == 0))[1]
             error = np.abs(np.diagonal(grown) - np.diagonal(V))
         else:
             widened = [*learned, *(a for a in range(P) if a not in learned and x_error[a] > 0)]

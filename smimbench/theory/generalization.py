@@ -88,16 +88,33 @@ def curve_errors(
     ``uncertain`` (P,) for every point is the numerical error of the diagonal of V. What it makes of the prediction, to first
     order and with the same random points, is added to the stated errors.
     """
-    found = _along(problem, Q, V)
+    interpolated = _is_interpolated(problem, Q)
+    at_points = [] if interpolated else _at_points(problem, Q, V)
+    found = _along(problem, Q, V) if interpolated else [dict(entry) for entry in at_points]
     for i, error in enumerate(() if uncertain is None else uncertain):
         move = np.diag(np.minimum(np.broadcast_to(error, len(V[i])), np.maximum(np.diagonal(Q[i]), 0.0)))
         if move.max() > NEGLIGIBLE:
             there = generalization_error(problem, Q[i] - move, V[i] + move)
-            here = generalization_error(problem, Q[i], V[i])
+            here = at_points[i] if at_points else generalization_error(problem, Q[i], V[i])
             for kind, entry in found[i].items():
                 slope = abs(there[kind].value - here[kind].value)
                 found[i][kind] = entry._replace(error=entry.error + slope)
     return found
+
+
+def _is_interpolated(problem: Problem, Q: Sequence[Array]) -> bool:
+    """Whether a curve is so long that nodes along it are fewer."""
+    return len(Q) > NODES and problem.components == 1
+
+
+def _at_points(problem: Problem, Q: Sequence[Array], V: Sequence[Array]) -> list[dict[str, Uncertain]]:
+    """Without the error of V; equal points once."""
+    found: dict[bytes, dict[str, Uncertain]] = {}
+    keys = [np.asarray(q).tobytes() + np.asarray(v).tobytes() for q, v in zip(Q, V)]
+    for key, q, v in zip(keys, Q, V):
+        if key not in found:
+            found[key] = generalization_error(problem, q, v)
+    return [found[key] for key in keys]
 
 
 def _along(problem: Problem, Q: Sequence[Array], V: Sequence[Array]) -> list[dict[str, Uncertain]]:
@@ -106,8 +123,6 @@ def _along(problem: Problem, Q: Sequence[Array], V: Sequence[Array]) -> list[dic
     The errors are smooth in sqrt(V) (they behave like sqrt(V) or V near perfect recovery), so Chebyshev interpolation in
     that variable converges geometrically. What half of the nodes would have said is part of the error.
     """
-    if len(Q) <= NODES or problem.components > 1:
-        return [generalization_error(problem, q, v) for q, v in zip(Q, V)]
     second = float(problem.prior.second_moment(1)[0, 0])
     roots = np.sqrt([float(v[0, 0]) for v in V])
     middle, half = (roots.max() + roots.min()) / 2, (roots.max() - roots.min()) / 2

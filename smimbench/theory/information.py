@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from smimbench.problem.problem import Problem
     from smimbench.theory.types import Host
 
-__all__ = ["channel_information", "diagonals", "information_at", "overlap_at", "prior_moments", "susceptibility_at"]
+__all__ = [
+    "channel_information",
+    "diagonals",
+    "information_at",
+    "offers_rough",
+    "overlap_at",
+    "prior_moments",
+    "susceptibility_at",
+]
 
 
 def channel_information(channel: Any, model: Model, Q: Array, V: Array) -> Uncertain:
@@ -43,19 +51,37 @@ def channel_information(channel: Any, model: Model, Q: Array, V: Array) -> Uncer
     return Uncertain(value, error, sampled[0].method)
 
 
-def information_at(problem: Problem, Q: Array, V: Array) -> Uncertain:
-    """``channel_information`` of a problem; value and error are float arrays of one shape."""
-    found = Evaluations.of(problem).at(
-        "information", Q, V, lambda q, v: channel_information(problem.channel, problem.model, q, v)
-    )
+def offers_rough(problem: Problem) -> bool:
+    """Whether the channel says how many labels are enough for differences."""
+    return offers(problem.channel, "rough_labels")
+
+
+def information_at(problem: Problem, Q: Array, V: Array, *, rough: bool = False) -> Uncertain:
+    """``channel_information`` of a problem; value and error are float arrays of one shape.
+
+    ``rough``: from the channel's ``rough_labels`` labels, which only differences should be taken of.
+    """
+    channel: Any = problem.channel
+    if rough:
+        found = Evaluations.of(problem).at(
+            "rough information", Q, V, lambda q, v: channel.information(q, v, labels=channel.rough_labels(q, v))
+        )
+    else:
+        found = Evaluations.of(problem).at(
+            "information", Q, V, lambda q, v: channel_information(channel, problem.model, q, v)
+        )
     value = np.asarray(found.value, dtype=float)
     return Uncertain(value, np.broadcast_to(np.asarray(found.error, dtype=float), value.shape), found.method)
 
 
-def susceptibility_at(problem: Problem, Q: Array, V: Array) -> Uncertain:
-    """How the information of components without overlap begins (P, P): the channel's own, or sampled."""
-    channel = problem.channel
+def susceptibility_at(problem: Problem, Q: Array, V: Array, *, rough: bool = False) -> Uncertain:
+    """How the information of components without overlap begins (P, P): the channel's own, or sampled; ``rough`` as above."""
+    channel: Any = problem.channel
     own = member(channel, "susceptibility")
+    if rough:
+        return Evaluations.of(problem).at(
+            "rough susceptibility", Q, V, lambda q, v: channel.susceptibility(q, v, labels=channel.rough_labels(q, v))
+        )
 
     def evaluate(q: Array, v: Array) -> Uncertain:
         if own is not None:

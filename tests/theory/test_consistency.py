@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from smimbench_channels.attention.softmax.channel import AttentionSoftmax
@@ -86,6 +88,16 @@ def holed(found):
     return found._replace(mean=mean)
 
 
+CALLS = itertools.count()
+
+
+def rare(y):
+    """One label in twenty: the ones farthest from the others."""
+    flat = np.nan_to_num(np.asarray(y, dtype=float).reshape(len(y), -1))
+    far = np.abs(flat - flat.mean(0)).sum(1)
+    return far > np.quantile(far, 0.95)
+
+
 def prior_square(omega, V):
     """Second moment (n, P, C, P, C) of latents of which nothing is known but ``omega`` and V."""
     C = omega.shape[-1]
@@ -112,11 +124,31 @@ CHANNELS = {
     "second moment in a list": lambda f, y, omega, V: f._replace(second_moment=f.second_moment.tolist()),
     "a tuple": lambda f, y, omega, V: (f.mean, f.covariance),
     "a list": lambda f, y, omega, V: f._replace(mean=f.mean.tolist()),
+    "mean wrong where much is known": lambda f, y, omega, V: f._replace(
+        mean=f.mean if V[0, 0] > 0.1 else omega + 0.9 * (f.mean - omega)
+    ),
+    "mean 10% too short, and says so": lambda f, y, omega, V: f._replace(mean=omega + 0.9 * (f.mean - omega), error=0.3),
+    "mean that changes with the batch": lambda f, y, omega, V: f._replace(
+        mean=omega + (1 - 20 / (len(omega) + 200)) * (f.mean - omega) if len(omega) < 1000 else f.mean
+    ),
+    "mean that changes with every call": lambda f, y, omega, V: f._replace(
+        mean=f.mean + 1e-3 * next(CALLS) * (len(omega) < 1000)
+    ),
+    "mean of one token from the label alone": lambda f, y, omega, V: f._replace(
+        mean=np.concatenate([omega[:, :, :1], f.mean[:, :, 1:]], axis=2)
+    ),
+    "tokens exchanged in one sample of 20": lambda f, y, omega, V: f._replace(
+        mean=np.where((np.arange(len(omega)) % 20 == 0)[:, None, None], f.mean[:, :, ::-1], f.mean)
+    ),
+    "wrong for rare labels": lambda f, y, omega, V: f._replace(mean=np.where(rare(y)[:, None, None], omega, f.mean)),
     "whole numbers": lambda f, y, omega, V: f._replace(mean=f.mean.astype(int)),
 }  # fmt: skip
 
 PRIORS = {
     "estimate 5% too long": {"denoise": lambda p, f, R, Qhat: Denoised(1.05 * f.estimate, f.V)},
+    "estimate 3% too long": {"denoise": lambda p, f, R, Qhat: Denoised(1.03 * f.estimate, f.V)},
+    "error 3% too large": {"denoise": lambda p, f, R, Qhat: Denoised(f.estimate, 1.03 * f.V)},
+    "noise misread": {"denoise": lambda p, f, R, Qhat: super(type(p), p).denoise(R, 1.3 * Qhat)},
     "estimate is the input": {"denoise": lambda p, f, R, Qhat: Denoised(R, f.V)},
     "error too small": {"denoise": lambda p, f, R, Qhat: Denoised(f.estimate, 0.8 * f.V)},
     "estimate of the wrong shape": {"denoise": lambda p, f, R, Qhat: Denoised(f.estimate[0], f.V)},
@@ -185,7 +217,8 @@ def test_the_command_line_says_it_in_one_line(tmp_path, capsys):
     assert end.value.code == 2
     said = capsys.readouterr()
     assert not said.out
-    (line,) = said.err.strip().splitlines()
+    *progress, line = said.err.strip().splitlines()
+    assert all("so far" in one for one in progress)  # on a busy machine
     assert "channel 'long'" in line
     assert "smimbench check long" in line
 

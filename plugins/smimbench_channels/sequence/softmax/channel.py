@@ -223,8 +223,9 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         before the last has an overlap.
 
         ``Q`` and ``V`` (..., L, L), leading axes are a batch; ``error`` has the shape of ``value``. ``labels`` says how many are
-        drawn for each (Q, V) that has neither a closed form nor a table; default: 65536 where the posterior of a label is
-        integrated exactly (two layers of two tokens; about 2e-3 of the value), 4096 where it is sampled.
+        drawn for each (Q, V) that has no closed form; default: 65536 where the posterior of a label is integrated exactly (two
+        layers of two tokens; about 2e-3 of the value) or comes from a table, half as many for a table of two known layers, 4096
+        where it is sampled.
         """
         return information.information(self._network, Q, V, labels)
 
@@ -239,6 +240,10 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         Arguments as for ``information``.
         """
         return information.susceptibility(self._network, Q, V, labels)
+
+    def rough_labels(self, Q: Array, V: Array) -> int:
+        """Labels that are enough for differences of the information around one (Q, V), which share their labels."""
+        return information.rough_labels(self._network, Q, V)
 
     @property
     def _network(self) -> Network:

@@ -45,7 +45,7 @@ from smimbench_channels.sequence.softmax.last_layer.tables import (
     nodes_needed,
 )
 
-__all__ = ["information", "supports", "susceptibility"]
+__all__ = ["ACCURACY", "Accuracy", "information", "supports", "susceptibility"]
 
 NARROWEST = 0.25
 """Smallest error over variance of a known layer before the last. Doubled: labels are sampled where tables would do."""
@@ -160,7 +160,7 @@ def evaluate(
     case = _Case(skip, np.array(q), np.array(v), known, [a for a in range(last) if a != known], accuracy)
     scales = tuple(math.sqrt(q[a] + v[a]) for a in range(last))
     # Rounded, so that the tables serve more than one overlap.
-    spread = 0.0 if known is None else accuracy.outer_step * 2 ** (math.floor(2 * math.log2(v[known])) / 4)
+    spread = 0.0 if known is None else accuracy.outer_spacing(v[known])
     count = node_count(skip, layers, v[last] / (q[last] + v[last]), case.blind, accuracy)
     copies = 1 if len(case.unknown) == 1 else 2
     compressed: dict[int, KnownLayer] = {}
@@ -168,7 +168,7 @@ def evaluate(
     clipped = 0.0
     for scramble in range(accuracy.scrambles):
         copy = scramble % copies
-        tables = make_tables(skip, scales, known, spread, count, copy, accuracy)
+        tables = make_tables(skip, scales, known, spread, count, copy, accuracy.of_tables)
         clipped = max(clipped, tables.clipped)
         labels = _draw(case, scramble)
         if known is not None and copy not in compressed:

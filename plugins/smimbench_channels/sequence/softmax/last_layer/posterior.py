@@ -133,7 +133,12 @@ class KnownLayer(NamedTuple):
 def _weights(tables: Tables, omega: Host, w: float) -> list[Host]:
     """Weights (n, K) of the outer nodes for 1, both coordinates, and the squared length of the known layer."""
     z = tables.outer
-    plus, minus = (tables.share * np.exp(-0.5 / w * _distance(s * z, omega)) for s in (1.0, -1.0))
+    # The nodes stand on a square grid: a Gaussian factor for each of its coordinates.
+    places, index = np.unique(np.concatenate([z, -z]), return_inverse=True)
+    first, second = (np.exp(-0.5 / w * (places - omega[:, m : m + 1]) ** 2) for m in (0, 1))
+    plus, minus = (
+        tables.share * first[:, part[:, 0]] * second[:, part[:, 1]] for part in np.split(index.reshape(-1, 2), 2)
+    )
     even, odd = plus + minus, plus - minus
     return [even, odd * z[:, 0], odd * z[:, 1], even * (z * z).sum(1)]
 
@@ -141,11 +146,6 @@ def _weights(tables: Tables, omega: Host, w: float) -> list[Host]:
 def compress(tables: Tables, omega: Host, w: float, negligible: float) -> KnownLayer:
     """Modes of the weights of samples like ``omega`` (n, 2); singular values below ``negligible`` are left out."""
     stack = np.concatenate(_weights(tables, omega, w))
-    _, size, modes = np.linalg.svd(stack, full_matrices=False)
-    modes = modes[size > negligible * size[0]]
+    square, modes = np.linalg.eigh(stack.T @ stack)
+    modes = modes[:, square > negligible**2 * square[-1]].T
     return KnownLayer(modes, np.tensordot(modes.astype(np.float32), tables.sums, 1))
-
-
-def _distance(points: Host, centres: Host) -> Host:
-    """Squared distances (n, K) of points (K, 2) from centres (n, 2)."""
-    return np.asarray(((points[None] - centres[:, None]) ** 2).sum(-1))

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from smimbench.numerics.qmc import normal_points
+from smimbench_channels.batches import blocks as blocks_of
 
 __all__ = ["ACCURACY", "Accuracy", "Host", "Tables", "make_tables", "mixing", "node_count"]
 
 Host = np.ndarray[Any, np.dtype[np.float64]]
+
+CHUNK = 2**13
+"""Prior points spread over a table at once. Doubled: twice the memory, the same result."""
+NODE_STEPS = 2
+"""Sizes of tables between one and twice as many nodes. Doubled: smaller tables, and more of them along a curve."""
 
 
 @dataclass(frozen=True)
@@ -32,19 +38,21 @@ class Accuracy:
     # is moved to here, and counted as an error. Doubled (not measured): a wider spacing or more nodes, less beyond.
     farthest: tuple[float, ...] = (1e8, 1e18, 1e30)
     # Points per unit of length of the prior integral over one layer. Doubled: four times the time for tables, changes of 1e-6.
-    grid: int = 50
+    grid: int = 25
     # The same where another layer is known.
     outer_grid: int = 8
     # Points of the prior integral over more layers. Doubled: twice the time for tables, changes of 1e-4.
     table_points: int = 2**18
     # The same for each node of the outer grid.
     outer_table_points: int = 2**13
-    # Spacing of the outer grid over ``V^{1/2}`` of the known layer, to 2^{1/4}. Doubled: a quarter of the tables, errors of 1e-3.
+    # Largest spacing of the outer grid over ``V^{1/2}`` of the known layer. Doubled: a quarter of the tables, errors of 1e-3.
     outer_step: float = 0.3
+    # Spacings of the outer grid for V between one and twice as large. Doubled: wider spacings, and more tables along a curve.
+    spread_steps: int = 2
     # Radius of the outer grid in standard deviations of the known layer. Doubled: four times the tables, changes of 1e-5.
     outer_reach: float = 5.2
-    # Modes of the weights on the outer grid with smaller relative singular values are left out. Doubled: changes of 3e-6.
-    negligible: float = 1e-5
+    # Modes of the weights on the outer grid with smaller relative singular values are left out. Doubled: changes of 3e-5.
+    negligible: float = 1e-4
     # Labels of each scramble. Doubled: twice the time, ``1 / sqrt(2)`` of the standard error or less.
     labels: int = 2**12
     # The same with a known layer before the last.
@@ -53,6 +61,23 @@ class Accuracy:
     scrambles: int = 16
     # Relative error reported for nodes, grids and tables: what finer ones were seen to change. Doubled: that error, twice.
     discretisation: float = 3e-4
+
+    def with_labels(self, labels: int) -> Accuracy:
+        """The same for so many labels in all; where they are few, on an outer grid whose error of 1e-3 is below their noise."""
+        each = max(16, labels // self.scrambles)
+        found = replace(self, labels=each, outer_labels=each)
+        return (
+            replace(found, outer_step=1.5 * self.outer_step, spread_steps=1) if 4 * each <= self.outer_labels else found
+        )
+
+    def outer_spacing(self, v: float) -> float:
+        """Spacing of the outer grid for a known layer of variance v, rounded down to one of few."""
+        return float(self.outer_step * 2 ** (math.floor(self.spread_steps * math.log2(v)) / (2 * self.spread_steps)))
+
+    @property
+    def of_tables(self) -> Accuracy:
+        """What tables depend on: equal for any number of labels."""
+        return replace(self, labels=0, outer_labels=0)
 
 
 ACCURACY = Accuracy()
@@ -94,7 +119,7 @@ class Tables:
     clipped: float
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def make_tables(
     skip: float, scales: tuple[float, ...], known: int | None, spread: float, count: int, copy: int, accuracy: Accuracy
 ) -> Tables:
@@ -179,11 +204,12 @@ def _add_points(sums: np.ndarray[Any, Any], z: Host, weight: Host, unknown: Host
         moments += [jacobian * (m - weight @ m) for m in (e, f, g, e * e + f * f + 2 * g * g)]
     (i, wx), (j, wy) = (_lagrange(position, count) for position in positions)
     table = np.zeros((blocks, count * count))
-    for k in range(4):
-        for m in range(4):
-            index, share = (i + k) * count + j + m, wx[k] * wy[m]
-            for target, moment in zip(table, moments):
-                target += np.bincount(index, share * moment, minlength=count * count)
+    for part in blocks_of(len(z), CHUNK):
+        around = [(k, m) for k in range(4) for m in range(4)]
+        index = np.concatenate([(i[part] + k) * count + j[part] + m for k, m in around])
+        share = np.stack([wx[k][part] * wy[m][part] for k, m in around])
+        for target, moment in zip(table, moments):
+            target += np.bincount(index, (share * moment[part]).ravel(), minlength=count * count)
     sums += table.reshape(blocks, count, count).transpose(1, 0, 2).reshape(sums.shape)
     return float(weight[clipped].sum())
 
@@ -216,9 +242,12 @@ def nodes_needed(skip: float, layers: int, relative: float, blind: bool, accurac
 
 
 def node_count(skip: float, layers: int, relative: float, blind: bool, accuracy: Accuracy) -> int:
-    """Nodes of an axis that are used: as many as needed within the limits of ``accuracy``."""
+    """Nodes of an axis that are used: as many as needed, rounded up so that tables serve more than one overlap, within limits."""
     needed = nodes_needed(skip, layers, relative, blind, accuracy)
-    return min(accuracy.most_nodes, max(accuracy.fewest_nodes, needed))
+    if needed <= accuracy.fewest_nodes:
+        return accuracy.fewest_nodes
+    steps = math.ceil(NODE_STEPS * math.log2(needed / accuracy.fewest_nodes) - 1e-9)
+    return min(accuracy.most_nodes, math.ceil(accuracy.fewest_nodes * 2 ** (steps / NODE_STEPS)))
 
 
 def _farthest(skip: float, layers: int, accuracy: Accuracy) -> float:
