@@ -11,7 +11,7 @@ from smimbench.registry.metrics import find_metric
 from smimbench.registry.registry import get_registry
 from smimbench.report.labels import grouped, letter
 from smimbench.report.rows import draws_fresh, own_point
-from smimbench.report.style import COLOURS, legend, literal, new_figure, panel_title, save_figure
+from smimbench.report.style import COLOURS, finish, literal, new_figure, panel_title, save_figure
 from smimbench.report.tables import make_table, number
 from smimbench.suite.cells import build_algorithm
 
@@ -132,7 +132,10 @@ def draw_trajectories(
     data = [entry for axis, panel in zip(axes, panels) for entry in _draw(axis, *panel)]
     caption = "Runs as thin lines, the trajectory that theory has of them dashed; against the clock of the algorithm."
     if any("mse_limit" in theory for _, _, theory, _ in panels):
-        caption += " Dotted: theory as D grows from the same starts."
+        caption += " Dotted: theory as the dimension grows, from the same starts."
+    if len(panels) > len(axes):
+        caption += f" {len(axes)} of {len(panels)} combinations of problem, algorithm, sample ratio and dimension."
+    finish(figure, axes, caption)
     return save_figure(figure, folder, "trajectories", data, caption)
 
 
@@ -170,6 +173,4 @@ def _draw(
     panel_title(axis, f"{literal(place['problem'])}: {literal(place['algorithm'])}, {at_ratio}")
     axis.set_xlabel(f"samples / {d}" if counted else "iteration")
     axis.set_ylim(bottom=0.0)
-    legend(axis)
-    axis.grid(alpha=0.25, lw=0.5)
     return data

@@ -33,7 +33,7 @@ LEVEL = 0.95
 
 READING = (
     f"Higher is better. First three: share of (instance, nearness) reached, within {', '.join(f'{e:.0%}' for e in EPSILONS)} of "
-    "Bayes; a curve ends where the algorithm gave up. Last: share of instances on which its error is at most x times the least "
+    "Bayes; a curve is level once its runs have ended. Last: share of instances on which its error is at most x times the least "
     f"of all; cut off at {CUT:g}."
 )
 """How to read a profile."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from smimbench.report.labels import grouped, letter
 from smimbench.report.rows import own_point
-from smimbench.report.style import COLOURS, SMALL, legend, literal, new_figure, panel_title, save_figure
+from smimbench.report.style import COLOURS, SMALL, lay_out, legend, literal, new_figure, panel_title, save_figure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +47,7 @@ def draw_spectra(suite: Suite, pairs: Sequence[Pair], theorist: TheoryCache, fol
     Returns
     -------
     list of Path
-        PNG and SVG; empty where no algorithm tells its spectrum.
+        PNG, SVG, PDF and CSV; empty where no algorithm tells its spectrum.
 
     Raises
     ------
@@ -65,16 +65,18 @@ def draw_spectra(suite: Suite, pairs: Sequence[Pair], theorist: TheoryCache, fol
         return []
     chosen = [groups[int(i)] for i in np.unique(np.linspace(0, len(groups) - 1, PANELS).round())]
     figure, axes = new_figure(suite.title, len(chosen))
+    data: list[dict[str, Any]] = []
     for axis, members in zip(axes, chosen):
-        _panel(axis, suite, members, theorist)
+        _panel(axis, suite, members, theorist, data)
     note = "Eigenvalues of the estimates of all runs, without those that are zero; lines: theory of the algorithm."
     if len(chosen) < len(groups):
         note += f" {len(chosen)} of {len(groups)} combinations of problem, algorithm and sample ratio."
     figure.supxlabel(textwrap.fill(note, 80 * min(3, len(chosen))), **SMALL)
-    return save_figure(figure, folder, "spectrum")
+    lay_out(figure)
+    return save_figure(figure, folder, "spectrum", data, f"{suite.title}: {note}")
 
 
-def _panel(axis: Any, suite: Suite, members: Sequence[Pair], theorist: TheoryCache) -> None:
+def _panel(axis: Any, suite: Suite, members: Sequence[Pair], theorist: TheoryCache, data: list[dict[str, Any]]) -> None:
     cell = members[0][0]
     problem = next(plan.problem for plan in suite.plans if plan.label == cell.problem_label)
     ratio = problem.model.sample_ratio(problem.model.sample_count(cell.alpha, cell.dimension), cell.dimension)
@@ -94,7 +96,7 @@ def _panel(axis: Any, suite: Suite, members: Sequence[Pair], theorist: TheoryCac
     else:
         bins = np.linspace(low, high, BINS + 1)
     weights = np.full(int(there.sum()), 1 / (len(values) * (bins[1] - bins[0])))
-    axis.hist(
+    heights, _, _ = axis.hist(
         values[there],
         bins,
         weights=weights,
@@ -102,10 +104,21 @@ def _panel(axis: Any, suite: Suite, members: Sequence[Pair], theorist: TheoryCac
         alpha=0.4,
         label=f"{len(members)} runs, zero: {zeros:.1%}",
     )
+    about = {"problem": cell.problem_label, "algorithm": cell.algorithm_label, "alpha": cell.alpha}
+    about |= {"dimension": cell.dimension}
+    data += [
+        {**about, "what": "runs", "from": a, "to": b, "density": h} for a, b, h in zip(bins[:-1], bins[1:], heights)
+    ]
+    data.append({**about, "what": "runs", "from": 0, "to": 0, "share": zeros})
     if expected:
         density = np.asarray(expected["mass"]) / np.diff(edges)
         middle = (edges[1:] + edges[:-1]) / 2
         axis.plot(middle, density, color="black", lw=1.4, label=f"theory, zero: {expected['zeros']:.1%}")
+        data += [
+            {**about, "what": "own theory", "from": a, "to": b, "density": h}
+            for a, b, h in zip(edges[:-1], edges[1:], density)
+        ]
+        data.append({**about, "what": "own theory", "from": 0, "to": 0, "share": expected["zeros"]})
     at = f"α = {cell.alpha:.4g}, {letter(problem.model)} = {cell.dimension}"
     panel_title(axis, f"{literal(cell.problem_label)}, {literal(cell.algorithm_label)}, {at}")
     axis.set_xlabel("eigenvalue")

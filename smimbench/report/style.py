@@ -209,7 +209,8 @@ def panel_title(axis: Any, text: str, *, above: float = 6.0) -> None:
     """
     import textwrap
 
-    lines = textwrap.fill(text, max(12, int(panel_points(axis) / (TITLE * LETTER))), break_long_words=False)
+    whole = text.replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")  # what belongs together stays on a line
+    lines = textwrap.fill(whole, max(12, int(panel_points(axis) / (TITLE * LETTER))), break_long_words=False)
     # With a height of its own, no layout looks for one: that took a fifth of the time of a figure.
     axis.set_title(lines, fontsize=TITLE, y=1.0, pad=above)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+
 import numpy as np
+import pytest
 from matplotlib.figure import Figure
 
 import smimbench
@@ -31,7 +34,14 @@ def test_bars_and_line_say_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: figures.append(self))
     penalised = 'name = "nuclear"\nregularisation = 1.0', 'name = "nuclear"\nlabel = "validated"'
     paths = draw(tmp_path, '[suite]\ntitle = "Spectra"\n' + suite_text(PROBLEM, [0.3], 40, 3, *penalised))
-    assert [path.name for path in paths] == [f"spectrum.{kind}" for kind in ("png", "svg", "pdf")]
+    assert [path.name for path in paths] == [f"spectrum.{kind}" for kind in ("png", "svg", "pdf", "csv")]
+    with paths[-1].open(encoding="utf-8", newline="") as file:
+        told = [one for one in csv.DictReader(file) if one["algorithm"] == "nuclear"]
+    for what in ("runs", "own theory"):  # the bars and what is zero are all eigenvalues
+        own = [one for one in told if one["what"] == what]
+        bars = sum((float(one["to"]) - float(one["from"])) * float(one["density"]) for one in own if one["density"])
+        (zero,) = [float(one["share"]) for one in own if one["share"]]
+        assert bars + zero == pytest.approx(1.0, abs=2e-3)
     known, unknown = [axis for axis in figures[0].axes if axis.get_visible()]
     line = known.lines[0]
     width = np.diff(line.get_xdata())[0]

@@ -52,6 +52,8 @@ def test_a_long_title_is_broken_and_meets_no_other():
     for axis in axes:
         axis.plot([0, 1], [0, 1])
         panel_title(axis, "a problem whose name is longer than its panel is wide, α = 0.12, d = 80")
+        for line in axis.get_title().splitlines():
+            assert not line.startswith(("=", "0.12", "80"))
     finish(figure, axes)
     renderer = figure._get_renderer()
     boxes = [axis.title.get_window_extent(renderer) for axis in axes]
