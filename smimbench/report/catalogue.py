@@ -11,7 +11,7 @@ from rich.text import Text
 from smimbench.interfaces import member
 from smimbench.registry.parameters import ENGINE_FILLED, signature_of
 from smimbench.registry.registry import KINDS, RegistryError
-from smimbench.report.prose import readable_prose
+from smimbench.report.prose import readable_prose, wrapped
 from smimbench.report.tables import make_table
 from smimbench.suite.errors import SuiteError
 from smimbench.suite.reader import load_suite, shipped_suites
@@ -177,10 +177,11 @@ def print_info(console: Console, documents: list[dict[str, Any]]) -> None:
                 console.print(f"  {p['name']:16s} {p['type']:16s} {default}", soft_wrap=True)
         console.print()
         said = document["documentation"]
-        console.print(Text(said) if document["kind"] == "suite" else readable_prose(said), soft_wrap=True)
+        shown = Text(said) if document["kind"] == "suite" else wrapped(readable_prose(said), console.width)
+        console.print(shown, soft_wrap=True)
         if document.get("theory"):
             console.print("\ntheory of its own", style="bold")
-            console.print(readable_prose(document["theory"]), soft_wrap=True)
+            console.print(wrapped(readable_prose(document["theory"]), console.width), soft_wrap=True)
         console.print()
 
 

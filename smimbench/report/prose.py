@@ -11,12 +11,13 @@ import textwrap
 import unicodedata
 from typing import TYPE_CHECKING
 
+from rich.console import Console
 from rich.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["readable_math", "readable_prose"]
+__all__ = ["readable_math", "readable_prose", "wrapped"]
 
 _NAMED = {
     "sum": "Σ", "prod": "Π", "int": "∫", "partial": "∂", "nabla": "∇", "infty": "∞", "cdot": "·", "times": "×", "pm": "±",
@@ -84,9 +85,40 @@ def _moved(sign: str, table: dict[int, int], found: re.Match[str]) -> str:
     return f"{sign}{text}" if len(text) == 1 or text.isalnum() else f"{sign}({text})"
 
 
+FILLED = 60
+"""Letters of a line that is taken to have been broken because it was full; doubled, no paragraph is set anew."""
+
+
+def _joined(text: str) -> str:
+    """Text whose paragraphs are one line each: lines of one indentation, all but the last of which are full."""
+    found: list[str] = []
+    full = False
+    for line in text.splitlines():
+        indent = len(line) - len(line.lstrip())
+        before = len(found[-1]) - len(found[-1].lstrip()) if found else -1
+        if full and line.strip() and indent == before and not re.match(r"\s*([-*+|=]|\d+\.|\.\. |>>>)", line):
+            found[-1] += " " + line.strip()
+        else:
+            found.append(line)
+        full = len(line) > FILLED and not line.rstrip().endswith("::")
+    return "\n".join(found)
+
+
+def wrapped(text: Text, width: int) -> Text:
+    """The same in lines of at most this width; what continues a line is indented as it is."""
+    lines = []
+    for line in text.split("\n", allow_blank=True):
+        indent = len(line.plain) - len(line.plain.lstrip())
+        parts = line[indent:].wrap(Console(width=width), max(20, width - indent)) if line.plain.strip() else [Text()]
+        for part in parts:
+            part.rstrip()
+            lines.append(Text(" " * indent if part.plain else "") + part)
+    return Text("\n").join(lines)
+
+
 def readable_prose(source: str) -> Text:
     """A docstring (numpydoc) as styled text: headings, formulas and code."""
-    text = _HEADING.sub(lambda m: f"\x01{m[1]}\x02", textwrap.dedent(source))
+    text = _HEADING.sub(lambda m: f"\x01{m[1]}\x02", _joined(textwrap.dedent(source)))
     text = re.sub(r":math:`([^`]+)`", lambda m: readable_math(m[1]), text)
     text = re.sub(r":\w+:`~?([^`]+)`", lambda m: f"``{m[1].rpartition('.')[2]}``", text)
     text = "\n".join(_blocks(text))
