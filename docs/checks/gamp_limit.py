@@ -12,7 +12,7 @@ from pathlib import Path
 
 import smimbench
 
-SEEDS = {50: 40, 100: 20, 200: 8, 400: 2}
+SEEDS = {50: 20, 100: 10, 200: 4, 400: 2}
 RHOS = (0.1, 0.5, 2)
 LABELS = {
     "softmax": ('name = "softmax"', (0.05, 0.1, 0.15)),
@@ -57,9 +57,8 @@ def table(folder):
     print("|---|---|" + "---|" * (len(SEEDS) + 4))
     for name in LABELS:
         for rho in RHOS:
-            rows = [
-                row for row in smimbench.load(folder / "results" / f"{name}-{rho:g}").rows if row["metric"] == "mse"
-            ]
+            path = suite(folder, name, rho, SEEDS)
+            rows = [row for row in smimbench.show(path, results=folder / "results") if row["metric"] == "mse"]
             for end in smimbench.extrapolate(rows):
                 shown = {
                     row["dimension"]: f"{row['mean']:.4f}({row['sem']:.4f})"

@@ -201,7 +201,11 @@ class RunOptions(Table):
         ),
     ] = 1e-4
     max_iterations: Annotated[
-        int, InKey(), Field(ge=1, description="Iterations after which it stops in any case, not converged.")
+        int,
+        InKey(),
+        Field(
+            ge=1, description="Iterations after which it is not converged; an algorithm may start anew or go on once."
+        ),
     ] = 300
     timeout: Annotated[
         float | None, InKey(), Field(gt=0, description="Seconds per cell on the algorithm's clock; left out: no limit.")

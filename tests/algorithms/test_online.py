@@ -181,7 +181,7 @@ def test_runs_that_escape_from_nothing_follow_the_draws():
         for _ in range(steps):
             state, _ = algorithm.step(SOFTMAX, data, state)
         ends.append(instance.metrics(state.factor)["mse"][0])
-    point = algorithm.theory(SOFTMAX, 9.0, Conditions(dimension=D, starts=tuple(starts)))
+    point = algorithm.theory(SOFTMAX, 180.0, Conditions(dimension=D, starts=tuple(starts)))
     assert "draws" in point["method"]
     error = np.hypot(np.std(ends) / np.sqrt(runs), point["mse_error"])
     assert abs(np.mean(ends) - point["mse"]) < 3.5 * error
@@ -207,6 +207,29 @@ def test_runs_follow_their_trajectory():
     wanted = np.interp(np.arange(1, 81), found["iteration"], np.ravel(found["mse"]))
     error = np.std(curves, axis=0, ddof=1) / np.sqrt(runs)
     assert (np.abs(np.mean(curves, axis=0) - wanted) < 0.02 * wanted + 4 * error).all()
+
+
+def test_an_escape_is_followed_all_the_way_where_chance_is_small(monkeypatch):
+    """One softmax layer from an overlap of 0.3, large batches: within 4% from the start until 99% of the error is gone."""
+    monkeypatch.setattr(online_draws, "MOST_DRAWS", 64)
+    D, steps, curves, starts = 200, 30, [], []
+    algorithm = Sgd(learning_rate=0.2, batch=1200, steps=steps, online=True, loss="squared")
+    for run in range(4):
+        instance = SOFTMAX.instance(0.01, D, run)
+        data, rng = instance.data(get_backend()), np.random.default_rng(run)
+        factor = 0.3 * instance.signal + np.sqrt(1 - 0.3**2) * rng.standard_normal(instance.signal.shape)
+        state = algorithm.init(SOFTMAX, data, rng)._replace(factor=factor, signal=factor)
+        starts.append(instance.overlaps(factor))
+        curve = [instance.metrics(factor)["mse"][0]]
+        for _ in range(steps):
+            state, _ = algorithm.step(SOFTMAX, data, state)
+            curve.append(instance.metrics(state.factor)["mse"][0])
+        curves.append(curve)
+    path = algorithm.theory(SOFTMAX, 180.0, Conditions(dimension=D, starts=tuple(starts)))["trajectory"]
+    theory, mean = np.ravel(path["mse"]), np.mean(curves, axis=0)[path["iteration"]]
+    assert theory[0] == pytest.approx(mean[0])
+    assert theory[-1] < 0.01 * theory[0]
+    assert np.abs(mean / theory - 1).max() < 0.04
 
 
 def test_where_there_is_no_theory_it_says_why():
