@@ -63,7 +63,7 @@ def table(folder):
                 shown = {
                     row["dimension"]: f"{row['mean']:.4f}({row['sem']:.4f})"
                     for row in rows
-                    if row["nominal_alpha"] == end["nominal_alpha"]
+                    if abs(row["nominal_alpha"] / end["alpha"] - 1) < 0.01
                 }
                 ratio = f"{end['value'] / end['theory']:.3f}" if end["theory"] > 1e-6 else ""
                 limit = f"{end['value']:.4f}({end['error']:.4f}), {end['law']}"
@@ -73,7 +73,7 @@ def table(folder):
                     ratio,
                     f"{end['z']:+.1f}",
                 ]
-                print(f"| {end['problem']} | {end['nominal_alpha']:g} | {' | '.join(words)} |")
+                print(f"| {end['problem']} | {end['alpha']:g} | {' | '.join(words)} |")
 
 
 if __name__ == "__main__":
