@@ -16,7 +16,7 @@ from smimbench.report.labels import letter_of, names_with_backend
 from smimbench.report.page_charts import COURSES, charts_of
 from smimbench.report.profiles import LEVEL, SUMMARY, summary
 from smimbench.report.tables import as_csv, number, seconds
-from smimbench.report.verdict import OWN, ratio_words, verdict_line, verdicts
+from smimbench.report.verdict import OWN, near_words, ratio_words, tied_words, verdict_line, verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -113,6 +113,7 @@ def render_page(
         value=lambda v: "" if v is None else repr(float(v)),
         words=lambda found: ", ".join(f"{count} {name}" for name, count in found.items()),
         own_words=_own_words,
+        near_words=near_words,
     )
 
 
@@ -126,6 +127,7 @@ def _shown(verdict: dict[str, Any]) -> dict[str, Any]:
         "best": best,
         "own": own,
         "ratio": ratio_words(best) if best else "",
+        "ties": tied_words(verdict),
         "line": verdict_line(verdict),
     }
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.registry.metrics import find_metric
-from smimbench.report.aggregate import ZERO, mean_of, within
+from smimbench.report.aggregate import ZERO, change_between, mean_of, within
 from smimbench.report.labels import grouped, letter_of, names_with_backend, place
 from smimbench.report.tables import make_table, number, seconds, statuses
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from smimbench.report.tables import Column
 
-__all__ = ["OWN", "contender_tables", "ratio_words", "verdict_line", "verdicts"]
+__all__ = ["OWN", "contender_tables", "near_words", "ratio_words", "tied_words", "verdict_line", "verdicts"]
 
 OWN = {
     "yes": "as its own theory says",
@@ -32,6 +32,11 @@ OWN = {
 NEAR = 0.05
 """Relative distance from an algorithm's own theory that corrections of finite size may have. Doubled, more runs agree."""
 
+TIE = 0.95
+"""Level of the interval of a paired difference within which two algorithms are not told apart; nearer to 1, more are tied."""
+NAMED = 2
+"""Tied algorithms that are named; of more of them, one is, and the others are counted."""
+
 
 def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """One entry per problem, with all algorithms that were run on it, best first.
@@ -40,13 +45,15 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     -------
     list of dict
         ``problem``, ``metric`` (the first of the rows of which less is better; None: there is none), ``dimension`` (the
-        largest), its ``dimension_letter``, and ``contenders``. Each of these has ``algorithm``; ``ratio_to_bayes``, the
-        geometric mean over the sample ratios whose Bayes-optimal error is not 0 of the error (summed over components) over
-        the Bayes-optimal one, with its standard error ``ratio_error``; ``where_zero``, the largest error where theory says 0;
-        ``own_theory``, ``"yes"``, ``"no"``, ``"unclear"`` (single runs) or None (it has none), with ``own_difference``, the
-        relative distance that is largest; ``points`` and ``missing``, sample ratios with and without an estimate;
-        ``near_seconds``, the median time to within 5% of Bayes (None: never at one of them); ``seconds`` and ``iterations``
-        per run; ``status_counts``.
+        largest), its ``dimension_letter``, ``contenders``, and ``tied``, the names of those that the runs do not tell apart
+        from the first one: 0 is within the interval of the difference of logarithms, paired by instance.
+
+        Each of the contenders has ``algorithm``; ``ratio_to_bayes``, the geometric mean over the sample ratios whose
+        Bayes-optimal error is not 0 of the error (summed over components) over the Bayes-optimal one, with its standard error
+        ``ratio_error``; ``where_zero``, the largest error where theory says 0; ``own_theory``, ``"yes"``, ``"no"``,
+        ``"unclear"`` (single runs) or None (it has none), with ``own_difference``, the relative distance that is largest;
+        ``points`` and ``missing``, sample ratios with and without an estimate; ``near_seconds``, the median time to within 5%
+        of Bayes (None: never at one of them); ``seconds`` and ``iterations`` per run; ``status_counts``.
     """
     return [_verdict(problem, members) for problem, members in grouped(rows, lambda r: r["problem"]).items()]
 
@@ -60,13 +67,54 @@ def _verdict(problem: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     own = [row for row in rows if row["metric"] == metric and row["dimension"] == largest]
     name = names_with_backend(own)
     asked = {row.get("nominal_alpha", row["alpha"]) for row in own}
+    logs = {}
     for label, members in grouped(own, name).items():
         one = _contender(members)
+        logs[label] = _logarithms(members)
         # A sample ratio that others were run at and this one was not is no estimate, either.
         one["missing"] += len(asked - {row.get("nominal_alpha", row["alpha"]) for row in members})
         found["contenders"].append({"algorithm": label, **one})
     found["contenders"].sort(key=_rank)
+    best = found["contenders"][0] if found["contenders"] else {"ratio_to_bayes": None}
+    found["tied"] = [
+        one["algorithm"]
+        for one in found["contenders"][1:]
+        if None not in (one["ratio_to_bayes"], best["ratio_to_bayes"])
+        and one["missing"] == best["missing"]
+        and _not_told_apart(best, one, logs)
+    ]
     return found
+
+
+def _logarithms(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Logarithm of the ratio to Bayes of every run, by sample ratio and instance, where the Bayes-optimal error is not 0."""
+    found = {}
+    for layers in grouped(rows, place).values():
+        if any(row["bayes"] is None for row in layers):
+            continue
+        bayes = math.fsum(row["bayes"] for row in layers)
+        if bayes <= ZERO * layers[0].get("target", 0.0):
+            continue
+        for instance in set.intersection(*(set(row.get("values", ())) for row in layers)):
+            error = math.fsum(row["values"][instance] for row in layers)
+            if error > 0:
+                found[f"{layers[0].get('nominal_alpha', layers[0]['alpha'])} {instance}"] = math.log(error / bayes)
+    return found
+
+
+def _not_told_apart(best: dict[str, Any], other: dict[str, Any], logs: dict[str, dict[str, float]]) -> bool:
+    """Whether the difference may be chance, by the runs or, where only means are kept, by those; of single runs nobody knows."""
+    change = change_between(logs[best["algorithm"]], logs[other["algorithm"]], TIE)
+    if change is None:
+        known, new = (_mean(one) for one in (best, other))
+        change = change_between(known, new, TIE)
+    return change is None or abs(change.value) <= change.half
+
+
+def _mean(one: dict[str, Any]) -> dict[str, Any]:
+    """Logarithm of a ratio to Bayes, and its standard error."""
+    ratio, error = one["ratio_to_bayes"], one["ratio_error"]
+    return {"mean": math.log(ratio), "sem": None if error is None else error / ratio}
 
 
 def _counts_errors(metric: str) -> bool:
@@ -166,7 +214,20 @@ def verdict_line(verdict: dict[str, Any]) -> str:
     )
     if best["seconds"] is not None:
         parts.append(f"{seconds(best['seconds'])} a run")
+    if verdict["tied"]:
+        parts.append(f"tied with {tied_words(verdict)}")
     return ", ".join(parts)
+
+
+def tied_words(verdict: dict[str, Any]) -> str:
+    """Names of the algorithms that are tied with the best, or the first of them and how many more there are."""
+    names = verdict["tied"]
+    return " and ".join(names) if len(names) <= NAMED else f"{names[0]} and {len(names) - 1} more"
+
+
+def near_words(one: dict[str, Any]) -> str:
+    """In place of a time to within 5% of Bayes: at no sample ratio, or not at all of them."""
+    return "partly" if one["near_fraction"] else "never"
 
 
 def ratio_words(one: dict[str, Any]) -> str:
@@ -192,7 +253,7 @@ def _table(verdict: dict[str, Any]) -> RenderableType:
         columns.append(("at 0", "r", lambda c: number(c["where_zero"], 3) if not c["zero_reached"] else "0"))
     columns += [
         ("own theory", "l", _own_words),
-        ("within 5%", "r", lambda c: seconds(c["near_seconds"]) or "never"),
+        ("within 5%", "r", lambda c: seconds(c["near_seconds"]) or near_words(c)),
         ("reached", "r", lambda c: f"{c['near_fraction'] or 0:.0%}"),
         ("a run", "r", lambda c: seconds(c["seconds"])),
         ("status", "l", lambda c: statuses(c["status_counts"])),
@@ -205,8 +266,10 @@ def _table(verdict: dict[str, Any]) -> RenderableType:
         notes.append("at 0: largest error where the Bayes-optimal one is 0")
     notes.append(
         f"own theory: does it do what theory says of this very algorithm, within errors or {NEAR:.0%}; within 5% (of Bayes): "
-        "median time to get there at all sample ratios, and the share of runs that did"
+        "median time to get there (partly: not at all sample ratios), and the share of runs that did"
     )
+    if verdict["tied"]:
+        notes.append(f"tied with the first, by the {TIE:.0%} interval of paired runs: {', '.join(verdict['tied'])}")
     ratios = [one["ratio_to_bayes"] for one in contenders if one["points"]]
     if None in ratios and any(ratio is not None for ratio in ratios):
         notes.append(

@@ -110,3 +110,28 @@ def test_a_table_from_two_contenders_on():
         for mean, name in ((0.41, "gamp"), (0.9, "adam"))
     ]
     assert ", d = 100" in printed(contender_tables(verdicts(small)))
+
+
+def test_what_runs_do_not_tell_apart_is_tied():
+    """Pair by pair: instances that are hard for both are no difference between them."""
+    spread = {"0/0": 0.2, "0/1": 0.5, "0/2": 0.9, "0/3": 0.4}
+    one = at(0.1, 0.5, 0.4, sem=0.15, values=spread)
+    always = at(
+        0.1,
+        0.55,
+        0.4,
+        sem=0.15,
+        algorithm="adam",
+        values={k: v * 1.1 + 1e-4 * i for i, (k, v) in enumerate(spread.items())},
+    )
+    now_and_then = at(0.1, 0.6, 0.4, sem=0.2, algorithm="sgd", values=dict(zip(spread, (0.5, 0.4, 1.1, 0.4))))
+    (found,) = verdicts([one, always, now_and_then])
+    assert found["tied"] == ["sgd"]
+    assert verdict_line(found).endswith(", tied with sgd")
+    single = at(0.1, 0.9, 0.4, sem=None, algorithm="ridge", values={"0/0": 0.9})
+    (found,) = verdicts([one, single])
+    assert found["tied"] == ["ridge"]  # of one run nobody knows
+    (found,) = verdicts([at(0.1, 0.5, 0.4), *(at(0.1, 0.501, 0.4, algorithm=name) for name in ("a", "b", "c"))])
+    assert verdict_line(found).endswith(", tied with a and 2 more")
+    assert "tied with the first" in printed(contender_tables([found]))
+    assert max(map(len, printed(contender_tables([found])).splitlines())) <= 80
