@@ -27,13 +27,13 @@ __all__ = [
 ONE_COLUMN, TWO_COLUMNS = 3.4, 7.0
 """Widths in inches that journals print figures at; doubled, letters are too small to read in print."""
 
-COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#332288"]
-"""Okabe and Ito's colours without black (that is the Bayes-optimal line) and yellow (which paper swallows), and two more."""
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#332288", "#999933"]
+"""Okabe and Ito's colours without black (that is the Bayes-optimal line) and yellow (which paper swallows), and three more."""
 
 MARKERS = "osD^vPX*<>hp"
 """Apart without any colour, too."""
 
-KNOWN = ("gamp", "adam", "sgd", "spectral", "ridge", "averaged", "nuclear", "adamw")
+KNOWN = ("gamp", "adam", "sgd", "spectral", "ridge", "averaged", "nuclear", "adamw", "erm")
 """What ships has a colour and a marker for ever, in this order; everything else by its name."""
 
 LINE = 0.14
