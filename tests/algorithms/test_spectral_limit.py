@@ -568,3 +568,19 @@ def test_overlaps_of_longer_signals_stand_beside_squared_cosines():
         point = TheoryCache().points(problem, [2.0])[0][0]
         (cosine,) = theory_of(find_metric("overlap"), problem, point, 1)[0]
         assert cosine == pytest.approx(1 - point["mse"] / 9, abs=1e-6)
+
+
+def test_labels_that_say_nothing_leave_the_prior_mean():
+    """A single sample far from every jump of hardmax: its posterior is the prior, and there is no information to divide by."""
+    problem = Problem({"name": "attention-indexed", "tokens": 2}, "hardmax", {"name": "wishart", "rho": 1000.0})
+    mean = problem.prior.mean(1, 2)
+    for replicate in range(20):
+        data = data_of(problem, 0.25, 2, replicate)[1]
+        found = first_order(problem, data)
+        assert np.isfinite(found.estimate).all()
+        gap = np.asarray(problem.channel.posterior(data.labels, problem.model.forward(data.inputs, mean), np.eye(1)).mean)
+        if np.abs(gap - problem.model.forward(data.inputs, mean)).max() < 1e-12:
+            np.testing.assert_allclose(found.estimate, mean, atol=1e-3)
+            break
+    else:
+        raise AssertionError("every one of these labels says something")
