@@ -108,6 +108,11 @@ def test_published_rates_of_the_perceptron():
     assert angle(400.0, "square", 1e-6) * 20 == pytest.approx(0.2405, rel=0.01)
 
 
+def test_a_best_penalty_that_is_not_found_is_said():
+    with pytest.raises(ValueError, match=r"the best penalty is not found at alpha = 10000 .*give it as a number"):
+        best_penalty(SIGN, 1e4, "logistic")
+
+
 @pytest.mark.parametrize(("problem", "alpha"), [(LINE, 0.3), (LINE, 1.7), (SIGN, 0.8), (PROBIT, 1.7)])
 def test_bayes_is_best_then_the_best_penalty_then_any(problem, alpha):
     bayes = solve(problem, [alpha])[0].V[0, 0]

@@ -578,7 +578,9 @@ def test_labels_that_say_nothing_leave_the_prior_mean():
         data = data_of(problem, 0.25, 2, replicate)[1]
         found = first_order(problem, data)
         assert np.isfinite(found.estimate).all()
-        gap = np.asarray(problem.channel.posterior(data.labels, problem.model.forward(data.inputs, mean), np.eye(1)).mean)
+        gap = np.asarray(
+            problem.channel.posterior(data.labels, problem.model.forward(data.inputs, mean), np.eye(1)).mean
+        )
         if np.abs(gap - problem.model.forward(data.inputs, mean)).max() < 1e-12:
             np.testing.assert_allclose(found.estimate, mean, atol=1e-3)
             break

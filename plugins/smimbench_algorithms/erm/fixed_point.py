@@ -81,6 +81,9 @@ PENALTIES = (1e-5, 1e3)
 TRIALS = 17
 """Penalties tried first, evenly in the logarithm. Doubled: a second minimum would hardly be missed."""
 
+EPSILON = float(np.finfo(float).eps)
+"""Smallest difference of squared overlaps that is none of rounding."""
+
 
 @dataclass(frozen=True)
 class Minimum:
@@ -207,7 +210,7 @@ def _newton(after: Callable[[Host], Host], here: Host, T: Host) -> Host:
         if not single:
             return np.asarray(point / size).ravel()
         V, M, Q = point.ravel()
-        return np.array([np.log(V), np.log(M * M / max(T[0, 0] * Q - M * M, 1e-300)), np.log(Q)])
+        return np.array([np.log(V), np.log(M * M / max(T[0, 0] * Q - M * M, EPSILON * T[0, 0] * Q)), np.log(Q)])
 
     def back(x: Host) -> Host:
         if not single:
@@ -268,7 +271,11 @@ def _best_penalty(problem: Problem, alpha: float, loss: str) -> float:
     for x in grid:
         try:
             value, here = error(x, here)
-        except ValueError:  # at the edge of separability: the minimum lies before
+        except ValueError as why:  # at the edge of separability: the minimum lies before
+            if best[2] is None:
+                raise ValueError(
+                    f"the best penalty is not found at alpha = {alpha:g} ({why}); give it as a number"
+                ) from None
             break
         if value < best[0]:
             best = (value, x, here)
@@ -276,7 +283,12 @@ def _best_penalty(problem: Problem, alpha: float, loss: str) -> float:
             break
     width = abs(grid[1] - grid[0])
     bounds = (max(best[1] - width, grid[-1]), best[1] + width)
-    found = minimize_scalar(lambda x: error(x, best[2])[0], bounds=bounds, method="bounded", options={"xatol": 1e-3})
+    try:
+        found = minimize_scalar(
+            lambda x: error(x, best[2])[0], bounds=bounds, method="bounded", options={"xatol": 1e-3}
+        )
+    except ValueError as why:
+        raise ValueError(f"the best penalty is not found at alpha = {alpha:g} ({why}); give it as a number") from None
     return float(np.exp(found.x if found.fun <= best[0] else best[1]))
 
 
