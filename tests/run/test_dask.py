@@ -76,7 +76,7 @@ def test_a_cluster_whose_workers_die_makes_the_serial_records(tmp_path, cluster,
     done = call_outside("run", tmp_path / "small.toml", "--dask", address, "--results", tmp_path / "r", "--quiet")
     assert done.returncode == 2
     assert "dask: no scheduler answers at" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert len(done.stderr.strip().splitlines()) == 1  # older versions of distributed print an empty line of their own
 
 
 def test_a_worker_that_has_lived_long_runs_the_code_of_today(tmp_path, cluster):
