@@ -237,7 +237,7 @@ class _Point:
 
     def _errors(self, own: Host) -> list[Check]:
         """Error of the fixed point at the printed sample ratio: a Newton step in the entries of log Qhat."""
-        if any(_telling(own[::RESPONSE, a, a]) < FEWEST_TELLING for a in self.learned):
+        if min(_telling(own[:, a, a]) for a in self.learned) < FEWEST_TELLING:
             return []  # a step from means that are not known leads nowhere; that they are not, their own rows say
         pairs, kept = self._pairs(), np.ix_(self.learned, self.learned)
         scale = self.kappa * self.alpha
@@ -264,7 +264,9 @@ class _Point:
 
         # Only the diagonal is asked where labels do not see signs: sampled entries beside it are noise.
         mask = np.ones_like(log) if len(pairs) > len(self.learned) else np.eye(len(log))
-        count = max(len(own) // RESPONSE, FEWEST_DRAWS)
+        part = own[::RESPONSE]
+        enough = min(_telling(part[:, a, a]) for a in self.learned) >= FEWEST_TELLING
+        count = max(len(part) if enough else len(own), FEWEST_DRAWS)
         jacobian = np.zeros((len(pairs), len(pairs)))
         for k in range(len(pairs)):
             ends = []

@@ -11,7 +11,7 @@ from smimbench.cli.main import main
 from smimbench.problem.problem import Problem
 from smimbench.report import verification as verbs
 from smimbench.theory.cache import TheoryCache
-from smimbench.theory.verification import Check, verify_point
+from smimbench.theory.verification import Check, _telling, verify_point
 from tests.helpers import ATTENTION as ATTENTION_SUITE
 from tests.helpers import SUITE, call, write_suite
 
@@ -138,3 +138,20 @@ def test_a_mean_that_few_draws_carry_decides_nothing(tmp_path, capsys):
     code, out, _ = call(capsys, *words, "--json")
     assert code == 0
     assert "NaN" not in out
+
+
+@pytest.mark.parametrize("k", [1, 7, 50])
+def test_draws_that_carry_a_mean_are_counted(k):
+    samples = np.zeros(1000)
+    samples[:k] = -3e-200
+    assert _telling(samples) == pytest.approx(k, rel=1e-12)
+    assert _telling(np.zeros(10)) == 0
+
+
+@pytest.mark.parametrize("alpha", [3.0, 10.0])
+def test_what_enough_draws_carry_is_decided_for_the_error_as_well(alpha):
+    """Here a quarter of the draws would not be enough for the step to the fixed point."""
+    problem = Problem(ATTENTION, "hardmax", {"name": "wishart", "rho": 0.5})
+    rows = {row.quantity: row for point in points(problem, alpha) for row in verify_point(problem, point, 4000)}
+    assert rows["Qhat (posterior)"].decided
+    assert abs(rows["MSE"].z) < 4
