@@ -180,13 +180,10 @@ class Neighbours:
 
 
 def polynomial(t: Host, values: Host, end: float) -> Host:
-    """The polynomial through all points ``(t_k, values_k)``, at ``end``; by Neville's scheme."""
-    table = list(np.asarray(values, dtype=float))
-    for width in range(1, len(t)):
-        for k in range(len(t) - width):
-            ahead, behind = t[k + width] - end, t[k] - end
-            table[k] = (ahead * table[k] - behind * table[k + 1]) / (ahead - behind)
-    return np.asarray(table[0])
+    """The polynomial through all points ``(t_k, values_k)``, at ``end``."""
+    from scipy.interpolate import krogh_interpolate
+
+    return np.asarray(krogh_interpolate(t, np.asarray(values, dtype=float), end))
 
 
 def finite_gaps(points: list[tuple[float, Node]], new: int) -> tuple[Host, Host, Host]:

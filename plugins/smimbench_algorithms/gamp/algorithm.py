@@ -121,7 +121,7 @@ class Gamp:
 
     def resumed(self, problem: Problem) -> Gamp | None:
         """The version that goes on where one that chooses its damping has not come to rest: all noise is counted."""
-        return _Wary() if problem.model.rank == "extensive" and self.damping is None else None
+        return _AllNoise() if problem.model.rank == "extensive" and self.damping is None else None
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> GampState:
         """Prior mean, or a small random start where the prior mean is a fixed point, or the start handed in."""
@@ -280,7 +280,7 @@ class Gamp:
         return state.V
 
 
-class _Wary(Gamp):
+class _AllNoise(Gamp):
     """GAMP that counts all of the noise that ``g`` carries."""
 
     largest_excess: ClassVar[float] = 1.0
