@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import datetime
 import gzip
+import html
 import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smimbench.report.extrapolation_figure import PREFIX
 from smimbench.report.extrapolation_tables import exponent_text, law_text, size_caption
 from smimbench.report.labels import letter_of, names_with_backend
 from smimbench.report.page_charts import COURSES, charts_of
@@ -28,8 +28,6 @@ __all__ = ["NEEDS", "render_page"]
 NEEDS = ("jinja2", "matplotlib", "plotly")
 """What a page is made with, beside smimbench: extra ``report``."""
 
-CURVES = "theory as a line, runs as marks with one standard error of the mean; values of others as crosses."
-SIZES = "means over runs against the inverse dimension with the fit that continues them to infinity; theory as a diamond there."
 ASSETS = Path(__file__).with_name("assets")
 
 
@@ -79,6 +77,7 @@ def render_page(
         algorithms=list(dict.fromkeys(row["shown"] for row in shown)),
         groups=groups,
         rows=shown,
+        components=any(row["component"] for row in rows),
         extrapolated=extrapolated,
         extrapolated_note=caption[0].upper() + caption[1:] + ".",
         letter=letter_of(rows),
@@ -86,14 +85,7 @@ def render_page(
         exponent=exponent_text,
         counts=counts,
         missing=missing,
-        figures=[
-            {
-                "name": path.stem,
-                "caption": SIZES if path.stem.startswith(PREFIX) else CURVES,
-                "svg": _inline(path.read_text(encoding="utf-8"), path.stem),
-            }
-            for path in svgs
-        ],
+        figures=[_figure(path) for path in svgs],
         reasons=sorted(
             {
                 f"{r['algorithm']} at alpha {r['alpha']:.4g}: {line}"
@@ -177,6 +169,14 @@ def _reproduce(suite: Suite, shared: Mapping[str, Any]) -> str:
 def _packed(script: str) -> str:
     """A script as a page carries it: three fifths of its size, and read by no browser before it is needed."""
     return base64.b64encode(gzip.compress(script.encode(), 9, mtime=0)).decode()
+
+
+def _figure(path: Path) -> dict[str, str]:
+    """A figure with the caption that it was saved with."""
+    svg = path.read_text(encoding="utf-8")
+    said = re.search(r"<dc:description>(.*?)</dc:description>", svg, re.S)
+    caption = html.unescape(" ".join(said[1].split())) if said else ""
+    return {"name": path.stem, "caption": caption, "svg": _inline(svg, path.stem)}
 
 
 def _inline(svg: str, name: str) -> str:

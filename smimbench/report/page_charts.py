@@ -80,7 +80,7 @@ def _kind(name: str) -> tuple[Any, str, str]:
     return (
         _metric,
         f"{about.label} against the sample ratio",
-        "Point at a mark for its numbers; the legend hides lines.",
+        "Point at a mark for its numbers; the legend hides lines. Marks that would meet stand side by side.",
     )
 
 
@@ -123,7 +123,12 @@ def _metric(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dict[str,
         zero = about.direction == "lower" and any(value <= ZERO * suite.run.target for value in bayes)
         head = problem + (f", component {component}" if component else "")
         charts.append(
-            {**_frame(suite, problem, head, "sample ratio alpha", about.label), "zero": zero, "traces": traces}
+            {
+                **_frame(suite, problem, head, "sample ratio alpha", about.label),
+                "zero": zero,
+                "traces": traces,
+                "beside": any(e.get("beside") == "True" for e in own),
+            }
         )
         ends = [x for trace in traces for x in trace["x"]]
         charts[-1]["thresholds"] = [

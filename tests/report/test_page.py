@@ -10,7 +10,9 @@ import subprocess
 
 import pytest
 
-from tests.helpers import ATTENTION, call, call_outside, write_suite
+import smimbench
+from smimbench.cli.main import main
+from tests.helpers import ATTENTION, call, write_suite
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
@@ -18,6 +20,7 @@ pytest.importorskip("plotly")
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 TEXT = ATTENTION.replace("[0.1, 0.3]", "[0.1, 0.15, 0.3]") + '[[algorithms]]\nname = "adam"\nsteps = 20\n'
+TEXT += '[[algorithms]]\nname = "adam"\nlabel = "shorter"\nsteps = 18\n'  # at nearly the same error
 LABEL = "soft & <b>$max$ $T$"
 TEXT = TEXT.replace('label   = "softmax"', f'label   = "{LABEL}"')
 TEXT += "[run]\nmax_iterations = 12\n"  # too few for gamp
@@ -51,7 +54,18 @@ const look = (found) => {
   found.themes = [before, getComputedStyle(document.body).backgroundColor];
   found.requests = performance.getEntriesByType("resource").filter((e) => !e.name.startsWith("data:")).map((e) => e.name);
   found.wide = document.documentElement.scrollWidth > document.documentElement.clientWidth;
-  const out = document.createElement("pre"); out.id = "found"; out.textContent = JSON.stringify(found); document.body.append(out);
+  const chart = document.querySelector(".chart"), at = (name) => chart.data.find((t) => t.name === name).x;
+  found.places = [at("adam"), at("shorter"), chart.layout.xaxis.range];
+  // As a printer has it: light, the charts drawn at the width of paper, and all as before when it is done.
+  const widths = () => [...document.querySelectorAll(".chart")].filter((c) => !c.hidden).map((c) => c._fullLayout.width);
+  const inks = () => document.querySelector(".chart .gtitle").style.fill;
+  found.screen = [inks(), ...widths()];
+  dispatchEvent(new Event("beforeprint"));
+  found.paper = [inks(), ...widths()]; found.sheet = document.body.clientWidth;
+  found.open = [...document.querySelectorAll("details")].every((one) => one.open);
+  dispatchEvent(new Event("afterprint"));
+  found.after = [inks(), ...widths()];
+  parent.postMessage(found, "*");
 };
 // The page is there before its charts are.
 addEventListener("load", () => {
@@ -67,37 +81,71 @@ addEventListener("load", () => {
 </script></body>"""
 
 
+WINDOWS = {"wide": (1200, 900), "narrow": (390, 800)}
+FRAMES = """<!doctype html><title>frames</title><script>
+const all = {}, names = NAMES;
+addEventListener("message", (event) => {
+  all[names.find((_, i) => frames[i] === event.source)] = event.data;
+  if (Object.keys(all).length < names.length) return;
+  const out = document.createElement("pre"); out.id = "found"; out.textContent = JSON.stringify(all); document.body.append(out);
+});
+</script>"""
+"""A page that shows the report at several widths at once: one browser for all."""
+
+
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     """The report of a small suite with two algorithms."""
     folder = tmp_path_factory.mktemp("page")
     suite = write_suite(folder, TEXT)
-    call_outside("run", suite, "--results", folder / "results", "--workers", "1", "--no-figure")
-    done = call_outside("report", suite, "--results", folder / "results", "--output", folder / "page.html", timeout=600)
-    assert done.returncode == 0, done.stderr
+    smimbench.run(suite, results=folder / "results", workers=1)
+    with pytest.raises(SystemExit) as left:
+        main(
+            [
+                "report",
+                str(suite),
+                "--results",
+                str(folder / "results"),
+                "--output",
+                str(folder / "page.html"),
+                "--quiet",
+            ]
+        )
+    assert not left.value.code
     return folder / "page.html"
 
 
-@pytest.fixture(scope="module", params=["1200,900", "390,800"], ids=["wide", "narrow"])
-def seen(request, page):
-    """What a script found in the page, and what the browser said on its console."""
+@pytest.fixture(scope="module")
+def windows(page):
+    """What a script found in the page at each width, and what the browser said on its console."""
     browser = next((path for path in map(shutil.which, BROWSERS) if path), None)
     if browser is None:
         pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
-    copy = page.with_name(f"driven-{request.param}.html")
+    copy, frames = page.with_name("driven.html"), page.with_name("frames.html")
     copy.write_text(SCRIPT.join(page.read_text().rsplit("</body>", 1)))
+    shown = [
+        f'<iframe src="driven.html" width="{width}" height="{height}"></iframe>' for width, height in WINDOWS.values()
+    ]
+    frames.write_text(FRAMES.replace("NAMES", json.dumps(list(WINDOWS))) + "".join(shown))
     options = [
         "--headless=new",
         "--no-sandbox",
         "--disable-gpu",
         "--enable-logging=stderr",
         "--virtual-time-budget=60000",
+        "--window-size=1700,1000",
     ]
-    arguments = [browser, *options, f"--user-data-dir={page.parent / 'profile'}", f"--window-size={request.param}"]
-    done = subprocess.run([*arguments, "--dump-dom", copy.as_uri()], capture_output=True, text=True, timeout=120)
+    arguments = [browser, *options, f"--user-data-dir={page.parent / 'profile'}"]
+    done = subprocess.run([*arguments, "--dump-dom", frames.as_uri()], capture_output=True, text=True, timeout=120)
     text = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.S)
     assert text, done.stderr[-2000:]
     return json.loads(html.unescape(text[1])), re.findall(r"CONSOLE[^\n]*", done.stderr)
+
+
+@pytest.fixture(params=WINDOWS)
+def seen(request, windows):
+    """The same, at one width."""
+    return windows[0][request.param], windows[1]
 
 
 def test_it_draws_and_fetches_nothing_and_complains_of_nothing(seen):
@@ -115,18 +163,36 @@ def test_it_draws_and_fetches_nothing_and_complains_of_nothing(seen):
 
 def test_tables_sort_and_filter_by_keyboard_and_mouse(seen):
     found, _ = seen
-    assert found["rows"] == 2 * 2 * 3
+    assert found["rows"] == 3 * 2 * 3
     assert found["focus"] == "mean"
     assert found["sorted"] == "ascending"
     assert found["up"] == sorted(found["up"])
     assert found["down"] == sorted(found["down"], reverse=True)
-    assert found["without"] == ["gamp"]
+    assert found["without"] == ["gamp", "shorter"]
     assert found["drawn"] < found["charts"][0]
     assert 0 < found["statuses"] < found["rows"]
 
 
 def test_light_and_dark(seen):
     assert len(set(seen[0]["themes"])) == 2
+
+
+def test_on_paper_charts_are_light_and_as_wide_as_the_sheet(seen):
+    found, _ = seen
+    assert found["screen"] == found["after"]
+    (light, *widths), sheet = found["paper"], found["sheet"]
+    assert light != found["screen"][0]  # the page is dark by now
+    assert found["open"]
+    assert widths
+    assert sheet / 4 < min(widths) <= max(widths) <= sheet
+    assert widths != found["screen"][1:]
+
+
+def test_marks_at_one_sample_ratio_stand_side_by_side(seen):
+    adam, shorter, (low, high) = seen[0]["places"]
+    assert len(adam) == 3
+    assert all((high - low) / 200 < abs(a - b) < (high - low) / 20 for a, b in zip(adam, shorter, strict=True))
+    assert low < min(adam + shorter) < max(adam + shorter) < high
 
 
 def test_the_page_says_all_that_is_needed_to_do_it_again(page):
@@ -150,7 +216,7 @@ def test_a_label_with_a_comma_keeps_its_colour(tmp_path):
     from smimbench.report.figures import looks_of
     from smimbench.report.page_charts import charts_of
 
-    suite = load_suite(write_suite(tmp_path, TEXT.replace('name = "adam"', 'name = "adam"\nlabel = "gamp, not"')))
+    suite = load_suite(write_suite(tmp_path, TEXT.replace('"adam"\nsteps = 20', '"adam"\nlabel = "gamp, not"')))
     lines = [
         f"{LABEL},0.1,30,{what},{x},0.5"
         for what in ('"gamp, not"', '"gamp, theory"', "gamp", "Bayes-optimal")

@@ -2,7 +2,8 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const root = document.documentElement;
-  const dark = () => root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  const printing = () => root.classList.contains("printing"); // on paper everything is light
+  const dark = () => !printing() && (root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches);
   const number = (v, digits = 4) => v === null || v === undefined || v === "" ? "" : (Math.abs(v) < 1e-4 || Math.abs(v) >= 1e5) && Number(v) !== 0 ? Number(v).toExponential(1) : String(Number(Number(v).toPrecision(digits)));
 
   // -- tables: every heading is a button that sorts; rows are filtered by problem, algorithm and status
@@ -43,6 +44,15 @@
   });
   const axis = (more) => ({gridcolor: dark() ? "#3a3a3a" : "#e5e5e5", zeroline: false, ...more});
   const ink = () => dark() ? "#ffffff" : "#000000";
+  // Colours of figures are made for white paper: on a dark page those that would sink into it are mixed with white.
+  const LIGHT = 110; // luma out of 255 that is seen well on it; at the double all colours are pale
+  const shade = (colour) => {
+    const parts = /^#(..)(..)(..)$/.exec(colour || "");
+    if (!dark() || !parts) return colour || ink();
+    const rgb = parts.slice(1).map((part) => parseInt(part, 16)), luma = 0.299 * rgb[0] + 0.587 * rgb[1] + 0.114 * rgb[2];
+    const share = luma < LIGHT ? (LIGHT - luma) / (255 - luma) : 0;
+    return "rgb(" + rgb.map((part) => Math.round(part + share * (255 - part))).join(",") + ")";
+  };
   const positive = (values) => values.filter((v) => v > 1e-16);
   const hidden = {}; // by group of charts, the names that its legend has put out
 
@@ -52,25 +62,40 @@
     const marks = positive(chart.traces.filter((t) => t.mode === "markers").flatMap((t) => t.x));
     return chart.xlog || (marks.length > 0 && Math.max(...marks) > WIDE * Math.min(...marks));
   };
+  // Marks of several algorithms at one sample ratio stand side by side where the figure has them so: the k-th of n is moved by
+  // a seventieth of the axis for each place, or less where the next sample ratio is near.
+  const places = (chart, wide) => {
+    const there = (x) => wide ? Math.log10(x) : x, back = (x) => wide ? Math.pow(10, x) : x;
+    const runs = chart.traces.filter((t) => t.error).map((t) => t.name);
+    const marks = [...new Set(chart.traces.filter((t) => t.error).flatMap((t) => t.x).map(there))].sort((a, b) => a - b);
+    const ends = chart.traces.flatMap((t) => t.x).filter((x) => !wide || x > 0).map(there);
+    const span = Math.max(...ends) - Math.min(...ends) || Math.abs(marks[0]) || 1;
+    const gap = Math.min(...marks.slice(1).map((x, i) => (x - marks[i]) / (runs.length + 1)), span / 70);
+    const side = gap * (runs.length + 1) / 2 + span / 30;
+    return {
+      move: (t) => t.error ? t.x.map((x) => back(there(x) + gap * (runs.indexOf(t.name) - (runs.length - 1) / 2))) : t.x,
+      range: [Math.min(...ends, marks[0] - side), Math.max(...ends, marks[marks.length - 1] + side)],
+    };
+  };
   const draw = (chart, state) => {
     chart.stale = false;
     const logarithmic = chart.zero;
-    const wide = decades(chart);
+    const wide = decades(chart), beside = chart.beside ? places(chart, wide) : null;
     const all = positive(chart.traces.flatMap((t) => t.y));
     const floor = logarithmic ? Math.pow(10, Math.floor(Math.log10(Math.min(...all, chart.target)) - 0.3)) : null;
     const lift = (v) => floor === null ? v : Math.max(v, floor);
     const traces = chart.traces.filter((t) => (!t.algorithm || state.algorithms.has(t.algorithm)) && !hidden[chart.group].has(t.name)).map((t) => ({
-      type: "scatter", name: literal(t.name), x: t.x, y: t.y.map(lift), text: t.text, hovertemplate: "%{text}<extra></extra>",
-      mode: t.mode, line: {color: t.colour || ink(), dash: t.dash, width: 2, shape: t.shape},
-      marker: {color: t.colour || ink(), symbol: t.symbols || t.symbol, size: 8},
-      error_y: t.error ? {type: "data", array: t.error, color: t.colour, thickness: 1.2, width: 3} : undefined,
+      type: "scatter", name: literal(t.name), x: beside ? beside.move(t) : t.x, y: t.y.map(lift), text: t.text, hovertemplate: "%{text}<extra></extra>",
+      mode: t.mode, line: {color: shade(t.colour), dash: t.dash, width: 2, shape: t.shape},
+      marker: {color: shade(t.colour), symbol: t.symbols || t.symbol, size: 8},
+      error_y: t.error ? {type: "data", array: t.error, color: shade(t.colour), thickness: 1.2, width: 3} : undefined,
     }));
     const shapes = chart.thresholds.map((t) => ({type: "line", x0: t.at, x1: t.at, y0: 0, y1: 1, yref: "paper", line: {color: "#888", dash: "dash", width: 1}}));
     const notes = chart.thresholds.map((t, i) => ({x: wide ? Math.log10(t.at) : t.at, y: 1, yref: "paper", yanchor: "bottom", yshift: 12 * (i % 2), text: literal(t.name), showarrow: false, font: {size: 10}}));
     if (floor !== null) notes.push({x: 1, xref: "paper", xanchor: "right", y: Math.log10(floor), yshift: 9, text: "lowest: 0", showarrow: false, font: {size: 10}});
     Plotly.react(chart.node, traces, {
-      ...template(), title: {text: literal(chart.title), font: {size: 13}}, shapes, annotations: notes,
-      xaxis: axis({title: {text: literal(chart.xlabel)}, type: wide ? "log" : "linear", exponentformat: "power"}),
+      ...template(), ...(printing() ? {width: chart.node.clientWidth, height: chart.node.clientHeight} : {autosize: true}), title: {text: literal(chart.title), font: {size: 13}}, shapes, annotations: notes,
+      xaxis: axis({title: {text: literal(chart.xlabel)}, type: wide ? "log" : "linear", exponentformat: "power", range: beside ? beside.range : undefined}),
       yaxis: axis({title: {text: literal(chart.ylabel)}, type: logarithmic || chart.ylog ? "log" : "linear", exponentformat: "power",
                    rangemode: logarithmic || chart.ylog ? "normal" : "tozero"}),
     }, {responsive: true, displaylogo: false, displayModeBar: false});
@@ -95,7 +120,7 @@
   const SVG = "http://www.w3.org/2000/svg";
   const swatch = (trace) => {
     const svg = document.createElementNS(SVG, "svg"), path = document.createElementNS(SVG, "path");
-    const colour = trace.colour || "currentColor", line = trace.mode === "lines", outline = OUTLINES[trace.symbol];
+    const colour = trace.colour ? shade(trace.colour) : "currentColor", line = trace.mode === "lines", outline = OUTLINES[trace.symbol];
     for (const [key, value] of Object.entries({width: line ? 26 : 12, height: 12, "aria-hidden": "true"})) svg.setAttribute(key, value);
     path.setAttribute("d", line ? "M0 6H26" : outline || "M2 2L10 10M10 2L2 10");
     path.setAttribute("fill", !line && outline ? colour : "none");
@@ -105,6 +130,7 @@
     svg.append(path);
     return svg;
   };
+  const swatches = []; // to be coloured again when light turns to dark
   for (const group of new Set(data.charts.map((chart) => chart.group))) {
     hidden[group] = new Set();
     const legend = document.createElement("div");
@@ -115,6 +141,7 @@
       button.type = "button";
       button.setAttribute("aria-pressed", "true");
       button.append(swatch(trace), " " + name);
+      swatches.push(() => button.firstChild.replaceWith(swatch(trace)));
       button.addEventListener("click", () => {
         const off = hidden[group].delete(name) ? false : hidden[group].add(name);
         button.setAttribute("aria-pressed", String(!off));
@@ -140,7 +167,8 @@
     for (const group of document.querySelectorAll(".charts")) group.setAttribute("aria-busy", String(waiting));
   };
   const unpack = async () => {
-    const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), (letter) => letter.charCodeAt(0));
+    const letters = atob(document.getElementById("plotly").textContent), packed = new Uint8Array(letters.length);
+    for (let i = 0; i < letters.length; i++) packed[i] = letters.charCodeAt(i); // a tenth of the time of Uint8Array.from
     const script = document.createElement("script");
     script.textContent = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
     document.head.append(script);
@@ -174,12 +202,20 @@
   };
   form.addEventListener("input", apply);
   form.addEventListener("reset", () => setTimeout(apply));
-  document.getElementById("theme").addEventListener("click", () => { root.dataset.theme = dark() ? "light" : "dark"; apply(); });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", apply);
-  addEventListener("beforeprint", () => {
+  const recolour = () => { swatches.forEach((again) => again()); apply(); };
+  document.getElementById("theme").addEventListener("click", () => { root.dataset.theme = dark() ? "light" : "dark"; recolour(); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
+  // Charts are as wide as they were drawn: for paper they are drawn at its width.
+  const paper = (on) => {
+    root.classList.toggle("printing", on);
+    recolour();
     drawSome(true);
+  };
+  addEventListener("beforeprint", () => {
     document.querySelectorAll("details").forEach((one) => { one.open = true; });
+    paper(true);
   });
+  addEventListener("afterprint", () => paper(false));
   document.getElementById("csv").href = "data:text/csv;charset=utf-8," + encodeURIComponent(data.csv);
   apply();
   addEventListener("load", () => setTimeout(() => unpack().catch(complain)));
