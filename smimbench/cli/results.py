@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections import Counter
 from functools import cached_property
@@ -201,7 +202,9 @@ def present_document(document: dict[str, Any], request: Request, folder: Path, *
         if document.get("description"):
             console.print(document["description"])
         for verdict in document["verdicts"]:
-            console.print(verdict_line(verdict), style="green", markup=False)
+            # Where a line is wider than the screen, what belongs to a problem still stands apart from the next.
+            line = textwrap.fill(verdict_line(verdict), console.width, subsequent_indent="  ")
+            console.print(line, style="green", markup=False)
         console.print()
         for table in (
             *contender_tables(document["verdicts"]),

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from smimbench.files import canonical_json
 from smimbench.registry.metrics import find_metric, is_worse
 from smimbench.report.aggregate import change_between
-from smimbench.report.labels import distinguish, grouped
-from smimbench.report.tables import component_column, differs, make_table, number, seconds, signed
+from smimbench.report.labels import distinguish, grouped, names_with_backend
+from smimbench.report.tables import component_column, differs, dimension_column, make_table, number, seconds, signed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,8 +123,9 @@ def comparison_table(entries: Sequence[dict[str, Any]]) -> list[RenderableType]:
     for (problem, metric), members in grouped(entries, lambda e: (e["problem"], e["metric"])).items():
         theory: Column = ("theory", "r", lambda e: number(e["theory"]))
         columns: list[Column] = [
-            ("algorithm", "l", lambda e: e["algorithm"]),
+            ("algorithm", "l", names_with_backend(members)),
             ("alpha", "r", lambda e: f"{e['alpha']:.4g}"),
+            *dimension_column(members),
             *component_column(members),
             ("before", "r", lambda e: number(e["before"])),
             ("after", "r", lambda e: number(e["after"])),

@@ -9,6 +9,7 @@ from smimbench.files import error_line, write_atomically
 from smimbench.report.extrapolation import extrapolated_rows
 from smimbench.report.labels import grouped, place
 from smimbench.report.stored_table import digest_of_table
+from smimbench.report.verdict import verdicts
 from smimbench.suite.errors import SuiteError
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ def read_packed(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     identities = document.pop("identities")
     rows = [row for one in document.pop("places") for row in _unpack(one)]
     document["rows"] = [{**row, "identity": identities[row["identity"]]} for row in rows]
+    # What follows from the rows is not read but found again: an older smimbench may have said less.
+    document["verdicts"] = verdicts(document["rows"])
     document["extrapolated"] = extrapolated_rows(document["rows"], max((row["target"] for row in rows), default=0.0))
     return document, found["run"]
 

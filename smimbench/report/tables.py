@@ -19,12 +19,13 @@ from smimbench.report.labels import grouped, letter_of, names_with_backend, plac
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 __all__ = [
     "as_csv",
     "as_markdown",
     "differs",
+    "dimension_column",
     "error_tables",
     "make_table",
     "markdown_table",
@@ -115,17 +116,34 @@ def titled(table: Table, title: str, caption: str = "") -> RenderableType:
         else:  # words of an ordinary length stay whole, too
             words = (word for cell in (column.header, *column.cells) for word in str(cell).split())
             column.min_width = min(max(map(cell_len, words), default=0), _WORD)
-    return Group(Text(title, style="bold"), table, *([Text(caption, style="dim")] if caption else []))
+    return Group(Text(title, style="bold"), Whole(table), *([Text(caption, style="dim")] if caption else []))
+
+
+class Whole:
+    """A table that is never narrower than its columns: on a narrow screen it reaches beyond, and no column is left out."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns, (_, right, _, left) = self.table.columns, self.table.padding
+        needed = sum((column.min_width or 0) + left + right for column in columns) + len(columns) - 1
+        yield from console.render(self.table, options.update_width(max(options.max_width, needed)))
 
 
 def place_columns(rows: Sequence[dict[str, Any]]) -> list[Column]:
     """Algorithm, sample ratio and, where they differ, dimension; the backend stands at the algorithm where they differ."""
-    several = len({row["dimension"] for row in rows}) > 1
     columns: list[Column] = [
         ("algorithm", "l", names_with_backend(rows)),
         ("alpha", "r", lambda r: f"{r['alpha']:.4g}"),
     ]
-    return columns + ([(letter_of(rows), "r", lambda r: str(r["dimension"]))] if several else [])
+    return columns + dimension_column(rows)
+
+
+def dimension_column(rows: Sequence[dict[str, Any]]) -> list[Column]:
+    """The dimension, where rows differ in it."""
+    several = len({row["dimension"] for row in rows}) > 1
+    return [(letter_of(rows), "r", lambda r: str(r["dimension"]))] if several else []
 
 
 def component_column(rows: Sequence[dict[str, Any]]) -> list[Column]:

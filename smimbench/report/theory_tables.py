@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
 
 from smimbench.report.tables import make_table, number
 
@@ -89,7 +92,7 @@ def _error(errors: Any) -> str:
     return f"{largest:.0e}" if largest else "0"
 
 
-def _threshold_lines(document: dict[str, Any]) -> str:
+def _threshold_lines(document: dict[str, Any]) -> RenderableType:
     found = document["thresholds"]
     several = isinstance(document["points"][0]["mse"], list)
 
@@ -97,30 +100,30 @@ def _threshold_lines(document: dict[str, Any]) -> str:
         reason = found.get("reasons", {}).get(key)
         return f"none: {reason}" if reason else "none"
 
-    lines = []
+    lines = Table.grid(padding=(0, 1, 0, 0))
+    lines.add_column(no_wrap=True, min_width=19)
+    lines.add_column()
     for key, name in (("weak_recovery", "weak recovery"), ("perfect_recovery", "perfect recovery")):
         entry = found.get(key)
         text = none(key) if entry is None else f"alpha = {entry['value']:.7g} ± {entry['error']:.0e}"
         if entry and "informed" in entry:
             start = entry["informed"]
             text += f" (uninformed), {start['value']:.7g} ± {start['error']:.0e} (informed)"
-        lines.append(f"  {name:17s} {text}")
+        lines.add_row(f"  {name}", Text(text))
     if len(found.get("sequential", [])) > 1:
         order = ", then ".join(
             f"layer {e['layer']} at {e['value']:.5g} ± {e['error']:.0e}" for e in found["sequential"]
         )
-        lines.append(f"  {'learned in order':17s} {order}")
+        lines.add_row("  learned in order", Text(order))
     elif several and not found.get("sequential"):
-        lines.append(f"  {'learned in order':17s} {none('sequential')}")
+        lines.add_row("  learned in order", Text(none("sequential")))
     if document.get("hard_phase"):
         low, high = document["hard_phase"]
         ends = [found.get(name) or {} for name in ("information_theoretic", "algorithmic")]
         errors = [f" ± {end['error']:.0e}" if end.get("error") else "" for end in ends]
-        lines.append(
-            f"  {'hard phase':17s} {low:.5g}{errors[0]} to {high:.5g}{errors[1]}: "
-            "the Bayes-optimal error is not reached from an uninformed start"
-        )
+        limits = f"{low:.5g}{errors[0]} to {high:.5g}{errors[1]}"
+        lines.add_row("  hard phase", f"{limits}: the Bayes-optimal error is not reached from an uninformed start")
         if found.get("spinodal") and found["spinodal"] != found["information_theoretic"]:
             entry = found["spinodal"]
-            lines.append(f"  {'':17s} the informed branch begins at {entry['value']:.5g} ± {entry['error']:.0e}")
-    return "\n".join(lines) + "\n"
+            lines.add_row("", f"the informed branch begins at {entry['value']:.5g} ± {entry['error']:.0e}")
+    return Group(lines, "")

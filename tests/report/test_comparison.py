@@ -133,3 +133,13 @@ def test_the_page_is_whole_escaped_and_fetches_nothing(folders, capsys):
     assert "8 ok" in words
     figures = text.partition("<h2>Figures as printed</h2>")[2].partition("<h2>Made with</h2>")[0]
     assert figures.count("<svg") == 3  # errors, overlaps, profiles; courses are charts
+
+
+def test_sizes_and_backends_are_told_apart():
+    before = [row(1.0), {**row(1.0), "dimension": 20}, {**row(1.0), "backend": "torch"}]
+    text = printed(comparison_table(compare_rows(before, before)))
+    assert [line.split()[:3] for line in text.splitlines() if line.startswith("gamp")] == [
+        ["gamp@numpy", "0.1", "10"],
+        ["gamp@numpy", "0.1", "20"],
+        ["gamp@torch", "0.1", "10"],
+    ]

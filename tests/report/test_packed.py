@@ -35,6 +35,23 @@ def test_a_packed_table_is_the_table(made, capsys):
     assert (made / "small.json").stat().st_size < 0.7 * len(json.dumps(beside))
 
 
+def test_one_of_an_older_smimbench_is_judged_by_its_rows(made, tmp_path, capsys):
+    """Verdicts of earlier versions said less: they are found again, not read."""
+    from smimbench.report.stored_table import digest_of_table
+
+    whole = json.loads((made / "small.json").read_text())
+    wanted = call(capsys, "show", made / "small.json")
+    for verdict in whole["document"]["verdicts"]:
+        del verdict["tied"]
+    del whole["digest"]
+    (tmp_path / "small.json").write_text(json.dumps({**whole, "digest": digest_of_table(whole)}))
+    found = call(capsys, "show", tmp_path / "small.json")
+    assert [text.partition("results: ")[0] for text in found[1:]] == [
+        text.partition("results: ")[0] for text in wanted[1:]
+    ]
+    assert found[0] == wanted[0] == 0
+
+
 @pytest.mark.parametrize("form", ["--csv", "--markdown", "--full"])
 def test_it_is_shown_in_every_form(made, capsys, form):
     shown = [

@@ -10,6 +10,7 @@ from smimbench.report.aggregate import against_theory, ratio_to_bayes
 from smimbench.report.rows import draws_fresh, error_rows, suite_records
 from smimbench.report.runtime import first_hit
 from smimbench.report.tables import as_markdown, error_tables, number, runtime_tables, seconds, status_line, uncertain
+from smimbench.report.theory_tables import theory_tables
 from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
 from smimbench.theory.cache import TheoryCache
@@ -210,3 +211,29 @@ def test_an_online_row_stands_at_the_samples_that_it_used(tmp_path):
     assert [row["alpha"] for row in rows] == pytest.approx([300 / 900, 300 / 900])  # 90 and 270 were asked for
     problem = load_suite(path).plans[0].problem
     assert rows[0]["bayes"] == pytest.approx(TheoryCache().points(problem, [300 / 900])[0][0]["mse"], rel=1e-9)
+
+
+@pytest.mark.parametrize("width", [20, 40, 60])
+def test_a_narrow_screen_hides_no_column(width):
+    """A table reaches beyond the screen rather than to lose who is spoken of."""
+    text = printed(error_tables([row(algorithm="averaged", own_theory=0.41, no_theory=None), row(dimension=50)]), width)
+    body = [line for line in text.splitlines() if line.startswith(("gamp", "averaged"))]
+    assert len(body) == 2
+    assert all("0.5000±0.01" in line and line.rstrip().endswith("ok") for line in body)
+
+
+def test_lines_of_thresholds_hang_below_their_beginning():
+    point = {
+        "alpha": 0.5,
+        "mse": 0.4,
+        "mse_error": 0.0,
+        "overlap": [[0.6]],
+        "branch": "unique",
+        "method": "closed form",
+    }
+    reason = "learned from alpha = 0 on, for the prior mean already has an overlap, and this goes on for long"
+    found = {"problem": {"label": "p"}, "points": [point], "thresholds": {"reasons": {"weak_recovery": reason}}}
+    lines = printed(theory_tables([found])).splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("  weak recovery     none: learned"))
+    assert lines[first + 1].startswith(" " * 20)
+    assert " ".join((lines[first] + lines[first + 1]).split()).endswith(reason)
