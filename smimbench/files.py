@@ -7,6 +7,7 @@ import json
 import os
 import re
 import stat
+import time
 import uuid
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -22,10 +23,15 @@ __all__ = [
     "plain_value",
     "printable",
     "read_json",
+    "remove_leftovers",
     "steady_folder",
     "sync_folder",
     "write_atomically",
 ]
+
+
+LEFTOVER = 3600.0
+"""Seconds after which a temporary file has no writer any more; doubled, what a killed run left lies there that much longer."""
 
 
 class StoreError(OSError):
@@ -139,6 +145,26 @@ def check_writable(path: Path) -> None:
     trial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     write_atomically(trial, b"", durable_name=False)
     trial.unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: Path) -> int:
+    """Remove the temporary files of processes that were killed while they wrote, here and below, once they are an hour old.
+
+    Returns
+    -------
+    int
+        Number of files that were removed.
+    """
+    removed = 0
+    for path in folder.rglob(".*.tmp"):
+        with contextlib.suppress(OSError):
+            if (
+                re.fullmatch(r"\..+\.\d+\.[0-9a-f]{8}\.tmp", path.name)
+                and time.time() - path.stat().st_mtime > LEFTOVER
+            ):
+                path.unlink()
+                removed += 1
+    return removed
 
 
 @contextlib.contextmanager

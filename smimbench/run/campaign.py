@@ -13,7 +13,7 @@ import psutil
 from smimbench.backend import machine
 from smimbench.backend.device import get_backend
 from smimbench.backend.roofline import ceilings
-from smimbench.files import canonical_json
+from smimbench.files import canonical_json, remove_leftovers
 from smimbench.problem.problem import without_code
 from smimbench.registry.registry import Registry, get_registry
 from smimbench.run.cell import run_group
@@ -142,6 +142,8 @@ def plan_campaign(
         _refuse_what_never_fits(suite, cells)
     if shard is not None:
         cells = cells_of_shard(cells, shard)
+    if not dry_run:
+        remove_leftovers(store.folder)
     records = store.load(set_aside=not dry_run)
     remarks = list(store.complaints) + changed_code(cells, records.values())
     if retry and not dry_run:

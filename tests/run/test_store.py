@@ -9,12 +9,13 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 import zipfile
 
 import numpy as np
 import pytest
 
-from smimbench.files import StoreError, write_atomically
+from smimbench.files import LEFTOVER, StoreError, remove_leftovers, write_atomically
 from smimbench.run.record import digest_of, plain
 from smimbench.run.store import ASIDE, LONG, Store
 from smimbench.suite.cells import key_of
@@ -180,6 +181,14 @@ def test_a_writer_that_dies_leaves_the_old_file_and_no_record(tmp_path):
     assert all(name.startswith(".") and name.endswith(".tmp") for name in left)
     assert list(store.load()) == [key()]
     assert store.complaints == []
+    # Another process may be writing now; what is an hour old is removed by the next run, and what is not ours stays.
+    foreign = tmp_path / ".mine.tmp"
+    foreign.write_text("")
+    for path in (foreign, tmp_path / left[0]):
+        os.utime(path, (time.time() - 2 * LEFTOVER,) * 2)
+    assert remove_leftovers(tmp_path) == 1
+    assert set(tmp_path.rglob(".*.tmp")) == {foreign, tmp_path / left[1]}
+    assert list(store.load()) == [key()]
 
 
 def test_the_file_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
