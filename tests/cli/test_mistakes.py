@@ -182,7 +182,7 @@ def test_a_posterior_that_is_a_tuple_is_one_line(tmp_path, capsys):
         CHANNEL.replace("smimbench.Posterior(y / self.gain, 0 * V)", "(y / self.gain, 0 * V)")
     )
     suite = write_suite(tmp_path, SUITE.replace('"linear", noise = 0.2', '"twice"'))
-    code, _, err = call(capsys, "theory", suite, "--plugins", tmp_path / "tuple.py")
+    code, _, err = call(capsys, "theory", suite, "--quiet", "--plugins", tmp_path / "tuple.py")
     assert code == 2
     assert err.count("\n") == 1
     assert "posterior must return a smimbench.Posterior" in err

@@ -116,7 +116,7 @@ def test_everything_that_gives_little_runs_to_the_table(little, tmp_path, capsys
     assert all(not plugin.problems for plugin in registry.plugins)
     suite = tmp_path / "mine.toml"
     suite.write_text(SUITE)
-    where = ("--results", tmp_path, "--workers", 1, "--plugins", file)
+    where = ("--results", tmp_path, "--workers", 1, "--no-figure", "--plugins", file)
     code, out, err = call(capsys, "run", suite, "--json", *where)
     assert code == 0, err
     rows = [row for row in json.loads(out)["rows"] if row["metric"] == "mse"]

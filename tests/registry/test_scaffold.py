@@ -90,7 +90,7 @@ def test_from_a_new_algorithm_to_a_row(folder, capsys):
     call(capsys, "new", "algorithm", "fresh")
     sizes = ("grid.dimension=60", "grid.alpha=1.0", "grid.seeds=2")
     options = [word for size in sizes for word in ("--set", size)]
-    plugin = ("--plugins", "smimbench-fresh/smimbench_fresh", "--workers", "1", "--json")
+    plugin = ("--plugins", "smimbench-fresh/smimbench_fresh", "--workers", "1", "--no-figure", "--json")
     code, out, err = call(capsys, "run", "smimbench-fresh/fresh.toml", *plugin, *options)
     assert code == 0, err
     rows = [r for r in json.loads(out)["rows"] if r["metric"] == "mse"]
