@@ -37,5 +37,8 @@ def test_every_output_has_the_extrapolated_values(tmp_path, capsys):
 def test_suites_of_one_dimension_say_nothing_of_it(tmp_path, capsys):
     path = write_suite(tmp_path)
     where = ("--results", tmp_path / "results")
-    assert json.loads(call(capsys, "run", path, *where, "--workers", "1", "--no-figure", "--json")[1])["extrapolated"] == []
+    assert (
+        json.loads(call(capsys, "run", path, *where, "--workers", "1", "--no-figure", "--json")[1])["extrapolated"]
+        == []
+    )
     assert "infinite" not in call(capsys, "show", path, *where)[1]
