@@ -61,6 +61,9 @@ LARGEST_FIRST_STEP = 0.5
 MOST_TRIALS = 4
 """Points at which a bifurcation between two nodes is looked for; doubled, noise of sampled information is averaged over more."""
 
+NEARLY_PERFECT = 1e-2
+"""Share of the second moment below which errors of sampled nodes may be those of perfect recovery. Doubled: the same."""
+
 START = 1e-6
 """Largest Qhat at the first node of components that are learned from the beginning; below it everything is proportional."""
 
@@ -161,14 +164,18 @@ class Continuation:
             len(self.stages[-1].nodes) > 1 and node.log_alpha > np.log(alpha) + 0.02 and node.log_alpha >= self.highest
         )
 
-    def _differentiate(self, stage: Stage, node: Node) -> None:
-        """Finite differences of the log alpha_a at a node; from few labels, the same for all, where information is sampled."""
+    def _differentiate(self, stage: Stage, node: Node) -> Host:
+        """Finite differences of the log alpha_a at a node, and the log alpha_a that they start from.
+
+        Where information is sampled all of them come from few labels, the same at every overlap.
+        """
         step, few = self.accuracy.difference, self.ratios.has_rough
         centre = self.ratios.log_ratios(node.x, stage.learned, rough=True)[0] if few else node.log_ratios
         for a in stage.moving:
             x = node.x.copy()
             x[a] += step
             node.slope[:, a] = change(centre, self.ratios.log_ratios(x, stage.learned, rough=few)[0]) / step
+        return centre
 
     def _tangent(self, stage: Stage, slope: Host) -> Host:
         moving = stage.moving
@@ -204,7 +211,8 @@ class Continuation:
         """The point of the curve near ``x``, and the size of the largest correction that it took.
 
         Broyden's method across the curve. The last correction is not evaluated again: what it changes in the ``alpha_a`` is
-        part of their residual.
+        part of their residual. Where few labels cost little they are asked first: what they miss hardly changes from node to
+        node, so that one evaluation with all labels is mostly enough.
         """
         moving, largest = stage.moving, 0.0
         slope, last_x, last_ratios = origin.slope.copy(), origin.x, origin.log_ratios
@@ -212,12 +220,19 @@ class Continuation:
         known = self.ratios.has_rough and len(moving) > 1
         enough = self.accuracy.known_correction if known else self.accuracy.correction
         doubt = self.accuracy.doubt if known else 1.0
+        rough_x, rough_ratios = x, None
+        if known and origin.missed is not None:
+            rough_ratios = self._differentiate(stage, Node(x, last_ratios, last_ratios, slope, np.nan))
+            step = self._correction(moving, rough_ratios + origin.missed, slope, tangent)
+            size = float(np.abs(step).max())
+            if np.isfinite(size):
+                largest, x = size, self._inside(stage, x, x + step * min(1.0, 1.0 / max(size, 1e-300)))
         for trial in range(self.accuracy.most_corrections):
             log_ratios, error = self.ratios.log_ratios(x, stage.learned)
             move = x - last_x
             if known and trial == 0:
-                here = Node(x, log_ratios, error, slope, np.nan)
-                self._differentiate(stage, here)
+                if rough_ratios is None:
+                    rough_ratios = self._differentiate(stage, Node(x, log_ratios, error, slope, np.nan))
             elif move @ move > 0:
                 slope = slope + np.outer(change(last_ratios, log_ratios) - slope @ move, move) / (move @ move)
             step = self._correction(moving, log_ratios, slope, tangent)
@@ -236,12 +251,14 @@ class Continuation:
                 break
         else:
             step, largest = np.zeros_like(step), np.inf
+        missed = None if rough_ratios is None else change(rough_ratios + slope @ (x - rough_x), log_ratios)
         moved = slope @ step
         log_ratios = np.where(np.isfinite(log_ratios), log_ratios + moved, log_ratios)
         log_alpha = float(log_ratios[moving].mean())
         residual = np.zeros(len(x))
         residual[moving] = doubt * np.abs(moved)[moving] + np.abs(log_ratios[moving] - log_alpha)
-        return Node(self._inside(stage, x, x + step), log_ratios, error, slope, log_alpha, residual), largest
+        end = self._inside(stage, x, x + step)
+        return Node(end, log_ratios, error, slope, log_alpha, residual, missed), largest
 
     def _advance(self, stage: Stage) -> None:
         first = len(stage.nodes) == 1
@@ -288,6 +305,11 @@ class Continuation:
         stage.direction = (node.x - last.x) / np.linalg.norm(node.x - last.x)
         if self._bifurcation_between(stage, last, node, tangent):
             return
+        if self._is_perfect(stage, node):
+            # The end is known: a node beyond it would only be wrong.
+            self.finished = True
+            if (node.log_alpha - np.log(self.perfect.value)) * (last.log_alpha - np.log(self.perfect.value)) <= 0:
+                return
         stage.nodes.append(node)
         self.highest = max(self.highest, node.log_alpha)
         Evaluations.of(self.problem).watch(float(np.exp(self.highest)))
@@ -461,6 +483,14 @@ class Continuation:
         inside = roots.real[(np.abs(roots.imag) < 1e-9) & (roots.real >= 0) & (roots.real <= 1)]
         line = np.polynomial.Polynomial.fit(positions, gaps, 1).roots()
         return float(inside[0] if len(inside) else line[0].real if len(line) else positions[np.argmin(np.abs(gaps))])
+
+    def _is_perfect(self, stage: Stage, node: Node) -> bool:
+        """Whether a sampled node cannot be told from perfect recovery: nearly no error, at its sample ratio within errors."""
+        if self.perfect is None or not self.ratios.sampled or len(stage.learned) < self.problem.components:
+            return False
+        V = np.diagonal(self.ratios.overlap(self.ratios.qhat(node.x, stage.learned))[1], axis1=-2, axis2=-1)
+        missing = abs(node.log_alpha - np.log(self.perfect.value))
+        return bool((V < NEARLY_PERFECT * self.ratios.second).all() and missing < node.total_error[stage.moving].max())
 
     def _check_end(self, stage: Stage, node: Node) -> None:
         P = self.problem.components

@@ -102,6 +102,8 @@ class Node:
     log_alpha : float
     residual : ndarray (P,) or None
         How far ``log_ratios`` may be from ``log_alpha`` because the corrections ended there; None is 0.
+    missed : ndarray (P,) or None
+        What few labels miss of ``log_ratios``, where they were asked.
     """
 
     x: Host
@@ -110,6 +112,7 @@ class Node:
     slope: Host
     log_alpha: float
     residual: Host | None = None
+    missed: Host | None = None
 
     @property
     def total_error(self) -> Host:

@@ -64,7 +64,8 @@ class Draws(NamedTuple):
 
 def _outer(a: Host, b: Host) -> Host:
     """``sum_m a_m b_m^T`` (n, L, L)."""
-    return np.asarray(a @ np.swapaxes(b, -1, -2))
+    # Matrices of a few entries: products of whole arrays take a third of the time of n small matrix products.
+    return np.asarray(sum(a[:, :, None, m] * b[:, None, :, m] for m in range(a.shape[-1])))
 
 
 def unknown(Q: Host) -> list[int]:

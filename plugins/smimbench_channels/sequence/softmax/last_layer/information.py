@@ -51,8 +51,8 @@ NARROWEST = 0.25
 """Smallest error over variance of a known layer before the last. Doubled: labels are sampled where tables would do."""
 COARSEST = 2
 """Largest spacing of the nodes in units of the wanted one. Doubled: errors of 1e-2 and more instead of sampled labels."""
-CHUNK = 2048
-"""Labels handled at once. Doubled: twice the memory, the same result."""
+CHUNK = 512
+"""Labels handled at once. Doubled: twice the memory, beyond the cache, the same result."""
 MODE_LABELS = 512
 """Labels whose weights on the outer grid decide on its modes. Doubled: modes that are missed are rarer; little time."""
 

@@ -50,48 +50,45 @@ def posterior_moments(
     blocks = tables.sums.shape[2] // count
     n = len(ut)
     kind = np.float32  # all terms are positive: changes of 1e-6, a third of the time
-    if known is None:
-        stack, rho = tables.sums.astype(kind), [np.ones((n, 1))]
-    else:
-        stack = known[0].sums
-        rho = [weight @ known[0].modes.T for weight in _weights(tables, *known[1:])]
-    mass, shift, square = np.zeros(n), np.zeros((n, 2)), np.zeros((n, 2))
-    product, fourth, unknown = np.zeros(n), np.zeros(n), np.zeros((n, blocks - 1))
-    per_mode = np.zeros((n, len(stack)))
+    stack = tables.sums.astype(kind) if known is None else known[0].sums
+    rho = [] if known is None else [weight @ known[0].modes.T for weight in _weights(tables, *known[1:])]
+    amount = np.ones((n, 1), kind) if known is None else rho[0].astype(kind)
+    forward = stack.reshape(-1, blocks * count)
+    plain = np.ascontiguousarray(forward[:, :count])
+    backward = np.ascontiguousarray(stack[:, :, :count].transpose(2, 0, 1).reshape(count, -1))
+    mass, unknown, per_mode = np.zeros(n), np.zeros((n, blocks - 1)), np.zeros((n, len(stack)))
+    shift, square, product, fourth = np.zeros((n, 2)), np.zeros((n, 2)), np.zeros(n), np.zeros(n)
+    # all in units of sqrt(v)
     unit = v**-0.5
     place = np.clip((unit * gap)[:, None] * tables.nodes, -FARTHEST, FARTHEST).astype(kind)
     first, second = ((unit * x).astype(kind) for x in (ut[:, :1], ut[:, 1:]))
     one, two = ((unit * x).astype(kind) for x in (omega[:, :1], omega[:, 1:]))
-    amount = rho[0].astype(kind)
-    forward = stack.reshape(-1, blocks * count)
-    plain = np.ascontiguousarray(forward[:, :count])
-    backward = np.ascontiguousarray(stack[:, :, :count].transpose(2, 0, 1).reshape(count, -1))
-    for sign in (1.0, -1.0):
-        # all in units of sqrt(v)
-        z1, z2 = kind(sign) * (first + place), kind(sign) * (second - place)
-        e1, e2 = z1 - one, z2 - two
-        f, g = np.exp(kind(-0.5) * e1 * e1), np.exp(kind(-0.5) * e2 * e2)
+    for sign in (kind(1), kind(-1)):
+        # z_1 = sign (first + place) and z_2 = sign (second - place)
+        e1, e2 = place + (first - sign * one), (second - sign * two) - place
+        e1, e2 = (e1, e2) if sign > 0 else (-e1, -e2)
+        e11, e22 = e1 * e1, e2 * e2
+        f, g = np.exp(kind(-0.5) * e11), np.exp(kind(-0.5) * e22)
         # all modes in one product: their amounts go with f, of which each mode has a copy
-        spread = _spread(amount, f)
-        by_mode = (g @ backward).reshape(n, -1, count)
-        per_mode += np.matmul(by_mode, f[:, :, None])[:, :, 0]
-        by_f = np.matmul(amount[:, None, :], by_mode)[:, 0]
-        by_g = spread @ forward
-        extra = [_spread(amount, factor) @ plain for factor in ((f * e1, f * z1 * z1) if full else ())]
-        right = by_g.reshape(n, blocks, count)
-        sums_of_blocks = np.matmul(right, g[:, :, None])[:, :, 0]
-        mass += sums_of_blocks[:, 0]
-        unknown += sums_of_blocks[:, 1:]
-        fe, ge = by_f * f, right[:, 0] * g
-        shift[:, 0] += np.einsum("nj,nj->n", fe, e1)
-        shift[:, 1] += np.einsum("nj,nj->n", ge, e2)
-        square[:, 0] += np.einsum("nj,nj,nj->n", fe, e1, e1)
-        square[:, 1] += np.einsum("nj,nj,nj->n", ge, e2, e2)
+        right = (_spread(amount, f) @ forward).reshape(n, blocks, count)
+        by_f = g @ backward
+        if known is not None:
+            by_mode = by_f.reshape(n, -1, count)
+            per_mode += np.einsum("nkj,nj->nk", by_mode, f)
+            by_f = np.einsum("nk,nkj->nj", amount, by_mode)
+        sums = np.einsum("nbj,nj->nb", right, g)
+        mass += sums[:, 0]
+        unknown += sums[:, 1:]
+        by_f *= f
+        by_g = right[:, 0] * g
+        shift += np.stack([np.einsum("nj,nj->n", by_f, e1), np.einsum("nj,nj->n", by_g, e2)], axis=-1)
+        square += np.stack([np.einsum("nj,nj->n", by_f, e11), np.einsum("nj,nj->n", by_g, e22)], axis=-1)
         if full:
-            product += np.einsum("nj,nj,nj->n", extra[0], g, e2)
-            z1, z2 = z1 * z1, z2 * z2
-            fourth += np.einsum("nj,nj,nj->n", fe, z1, z1) + np.einsum("nj,nj,nj->n", ge, z2, z2)
-            fourth += 2 * np.einsum("nj,nj,nj->n", extra[1], g, z2)
+            z1, z2 = (first + place) ** 2, (second - place) ** 2
+            crossed, squares = (_spread(amount, factor) @ plain for factor in (f * e1, f * z1))
+            product += np.einsum("nj,nj,nj->n", crossed, g, e2)
+            fourth += np.einsum("nj,nj,nj->n", by_f, z1, z1) + np.einsum("nj,nj,nj->n", by_g, z2, z2)
+            fourth += 2 * np.einsum("nj,nj,nj->n", squares, g, z2)
     shift *= math.sqrt(v)
     square, product, fourth = v * square, v * product, v * v * fourth
     known_shift = known_square = None

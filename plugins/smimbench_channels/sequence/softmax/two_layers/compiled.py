@@ -22,6 +22,15 @@ from smimbench_channels.sequence.softmax.two_layers.pieces import Rule
 __all__ = ["block_sums"]
 
 _FAR = 700.0
+_FAR_GAP = 300.0  # largest |m d|
+_FAR_SQUARE = 350.0  # d^2 / 2 from which on k weighs nothing: m d and d^2 / 2 go into one exponential
+# Columns handled at once, and the length of a row of their table: longer, for rows a power of two apart share their cache lines.
+_CHUNK, _ROW = 64, 72
+# Where the rows of the table begin. It is one array, so that the compiler sees that they do not overlap.
+_D, _LEFT, _STEP, _FIRST, _SECOND, _SLOPE, _K2, _REST = (row * _ROW for row in range(8))
+_KE, _K_E, _MORE, _LESS, _HALF, _START = (row * _ROW for row in range(8, 14))
+_S0, _S1, _S2, _S3, _S4, _S5, _S6, _S7, _S8, _S9, _S10, _S11, _S12, _S13, _S14 = (row * _ROW for row in range(14, 29))
+_ROWS = 29
 _LOG2E = 1.4426950408889634
 _LN2_HIGH = 6.93147180369123816490e-01
 _LN2_LOW = 1.90821492927058770002e-10
@@ -79,14 +88,15 @@ def _bounded_log(x: Any) -> Any:
 
 
 @njit(fastmath={"contract"}, forceinline=True, error_model="numpy")
-def _root(x: Any, k: Any, c: Any) -> Any:
-    # E where x(E) = x: 0 where every E has a smaller x, infinity where none has (the quotient is infinite then)
+def _root(x: Any, k: Any, c: Any, inverse: Any) -> Any:
+    # E where x(E) = x, or its inverse: E is 0 where every E has a smaller x, and infinite where none has
     tail = k * (1.0 - c * x)
     a = c * k * x
     b = (c * (1.0 + k * k) + (1.0 - k * k)) * x - k * k
     root = math.sqrt(b * b + 4.0 * a * max(tail, 0.0))
-    found = 2.0 * tail / (b + root) if b >= 0.0 else (root - b) / (2.0 * a)
-    return found if tail > 0.0 else 0.0
+    over, under = (2.0 * tail, b + root) if b >= 0.0 else (root - b, 2.0 * a)
+    over, under = (over, under) if tail > 0.0 else (0.0, 1.0)
+    return under / over if inverse else over / under
 
 
 @njit(fastmath={"contract"}, error_model="numpy")
@@ -113,12 +123,13 @@ def _place_columns(draft: Any, size: Any, c: Any, v11: Any, reach: Any, middle: 
         p = (p * (t * (1.0 / 3.0)) + 1.0) * (t * (1.0 / 2.0)) + 1.0
         small = -t * p
         # x <= x1 and y >= y0, then x >= x0 and y <= y1; y(E) = x(1/E)
-        low = _bounded_log(max(_root(draft[3, j], k, c), 1.0 / _root(draft[4, j], k, c)))
-        high = _bounded_log(min(_root(draft[2, j], k, c), 1.0 / _root(draft[5, j], k, c)))
+        low = _bounded_log(max(_root(draft[3, j], k, c, False), _root(draft[4, j], k, c, True)))
+        high = _bounded_log(min(_root(draft[2, j], k, c, False), _root(draft[5, j], k, c, True)))
         half = math.sqrt(max(radius, 0.0))
         inverse = 1.0 / d
-        left = max(min(low * inverse, high * inverse), middle - half)
-        right = min(max(low * inverse, high * inverse), middle + half)
+        farthest = _FAR_GAP * abs(inverse)
+        left = max(min(low * inverse, high * inverse), middle - half, -farthest)
+        right = min(max(low * inverse, high * inverse), middle + half, farthest)
         places[0, j] = d
         places[1, j] = left
         places[2, j] = right if radius > 0.0 and low < high else left
@@ -133,7 +144,90 @@ def _gap(x: Any, y: Any, c: Any) -> Any:
     return math.sqrt(max(squared, 0.0))
 
 
-@njit(fastmath={"contract", "nsz", "reassoc"}, error_model="numpy")
+@njit(fastmath={"contract"}, forceinline=True, error_model="numpy")
+def _point(table: Any, j: Any, kE: Any, k_E: Any, place: Any, problem: Any) -> Any:
+    # Weight, z_1 - omega_1 and z_2 - omega_2. kE and k_E are k E and k / E: N and den of ``quadrature`` are divided by E.
+    b, c, prior, likelihood, level = problem
+    k2 = table[_K2 + j]
+    N = 1.0 + k2 + (kE + k_E)
+    inverse = 1.0 / (c * N + table[_REST + j])
+    kinv = table[_SLOPE + j] * inverse
+    e1 = table[_FIRST + j] + (k_E + k2) * kinv
+    e2 = table[_SECOND + j] - (kE + k2) * kinv
+    shifted = table[_START + j] + place * table[_STEP + j]
+    a1, a2 = shifted + table[_HALF + j], shifted - table[_HALF + j]
+    r1, r2 = e1 - b * a1, e2 - b * a2
+    q = prior * (a1 * a1 + a2 * a2) + likelihood * (r1 * r1 + r2 * r2) - level
+    return _exp(min(max(q, -_FAR), _FAR)) * (N * inverse), a1, a2, e1, e2
+
+
+@njit(fastmath={"contract"}, forceinline=True, error_model="numpy")
+def _with_traces(s: Any, point: Any) -> Any:
+    w, a1, a2, e1, e2 = point
+    w1, w2, w3, w4 = w * a1, w * a2, w * e1, w * e2
+    squares = s[5] + (w1 * a1 + w2 * a2), s[6] + (w1 * e1 + w2 * e2), s[7] + (w3 * e1 + w4 * e2)
+    return s[0] + w, s[1] + w1, s[2] + w2, s[3] + w3, s[4] + w4, *squares
+
+
+@njit(fastmath={"contract"}, forceinline=True, error_model="numpy")
+def _with_squares(s: Any, point: Any) -> Any:
+    w, a1, a2, e1, e2 = point
+    w1, w2, w3, w4 = w * a1, w * a2, w * e1, w * e2
+    first = s[5] + w1 * a1, s[6] + w1 * a2, s[7] + w1 * e1, s[8] + w1 * e2
+    second = s[9] + w2 * a2, s[10] + w2 * e1, s[11] + w2 * e2
+    third = s[12] + w3 * e1, s[13] + w3 * e2, s[14] + w4 * e2
+    return s[0] + w, s[1] + w1, s[2] + w2, s[3] + w3, s[4] + w4, *first, *second, *third
+
+
+@njit(fastmath={"contract"}, forceinline=True, error_model="numpy")
+def _traces(table: Any, j: Any) -> Any:
+    first = table[_S0 + j], table[_S1 + j], table[_S2 + j], table[_S3 + j]
+    return *first, table[_S4 + j], table[_S5 + j], table[_S6 + j], table[_S7 + j]
+
+
+@njit(fastmath={"contract"}, forceinline=True, error_model="numpy")
+def _squares(table: Any, j: Any) -> Any:
+    first = table[_S0 + j], table[_S1 + j], table[_S2 + j], table[_S3 + j], table[_S4 + j]
+    second = table[_S5 + j], table[_S6 + j], table[_S7 + j], table[_S8 + j], table[_S9 + j]
+    return *first, *second, table[_S10 + j], table[_S11 + j], table[_S12 + j], table[_S13 + j], table[_S14 + j]
+
+
+@njit(fastmath={"contract"}, forceinline=True, error_model="numpy")
+def _put_traces(table: Any, j: Any, s: Any) -> Any:
+    table[_S0 + j], table[_S1 + j], table[_S2 + j], table[_S3 + j] = s[0], s[1], s[2], s[3]
+    table[_S4 + j], table[_S5 + j], table[_S6 + j], table[_S7 + j] = s[4], s[5], s[6], s[7]
+
+
+@njit(fastmath={"contract"}, forceinline=True, error_model="numpy")
+def _put_squares(table: Any, j: Any, s: Any) -> Any:
+    table[_S0 + j], table[_S1 + j], table[_S2 + j], table[_S3 + j] = s[0], s[1], s[2], s[3]
+    table[_S4 + j], table[_S5 + j], table[_S6 + j], table[_S7 + j] = s[4], s[5], s[6], s[7]
+    table[_S8 + j], table[_S9 + j], table[_S10 + j], table[_S11 + j] = s[8], s[9], s[10], s[11]
+    table[_S12 + j], table[_S13 + j], table[_S14 + j] = s[12], s[13], s[14]
+
+
+@njit(fastmath={"contract"}, error_model="numpy")
+def _add_chunk(table: Any, size: Any, count: Any, problem: Any, full: Any) -> Any:
+    # Two points of all columns at a time: whole vectors of columns, and half as often a sum is fetched and put back.
+    for pair in range(count // 2):
+        place = 2.0 * pair
+        if full:
+            for j in range(size):
+                kE, k_E, more, less = table[_KE + j], table[_K_E + j], table[_MORE + j], table[_LESS + j]
+                s = _with_squares(_squares(table, j), _point(table, j, kE, k_E, place, problem))
+                s = _with_squares(s, _point(table, j, kE * more, k_E * less, place + 1.0, problem))
+                table[_KE + j], table[_K_E + j] = kE * (more * more), k_E * (less * less)
+                _put_squares(table, j, s)
+        else:
+            for j in range(size):
+                kE, k_E, more, less = table[_KE + j], table[_K_E + j], table[_MORE + j], table[_LESS + j]
+                s = _with_traces(_traces(table, j), _point(table, j, kE, k_E, place, problem))
+                s = _with_traces(s, _point(table, j, kE * more, k_E * less, place + 1.0, problem))
+                table[_KE + j], table[_K_E + j] = kE * (more * more), k_E * (less * less)
+                _put_traces(table, j, s)
+
+
+@njit(fastmath={"contract"}, error_model="numpy")
 def _add_points(
     cols: Any,
     size: Any,
@@ -146,72 +240,41 @@ def _add_points(
     middle: Any,
     gap: Any,
     level: Any,
+    table: Any,
     sums: Any,
     full: Any,
 ) -> Any:
     # cols: a row for each column: d, left, step, first, second, slope, k, 1 - k^2, weight
-    prior, likelihood = -0.5 / v11, -0.5 / noise
-    padded = (count + 7) // 8 * 8
-    for j in range(size):
-        d, left, step = cols[j, 0], cols[j, 1], cols[j, 2]
-        first, second, slope = cols[j, 3], cols[j, 4], cols[j, 5]
-        k, rest = cols[j, 6], cols[j, 7]
-        half = 0.5 * (d - gap)
-        s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = 0.0
-        s8 = s9 = s10 = s11 = s12 = s13 = s14 = 0.0
-        # whole vectors of eight; what is beyond count weighs nothing
-        for point in range(padded):
-            m = left + (point + offset) * step
-            E = _exp(min(max(m * d, -300.0), 300.0))
-            kE = k * E
-            one = E + k
-            two = 1.0 + kE
-            N = one * two
-            inverse = 1.0 / (c * N + rest * E)
-            kinv = slope * inverse
-            e1 = first + (k * two) * kinv
-            e2 = second - (kE * one) * kinv
-            shifted = m - middle
-            a1 = shifted + half
-            a2 = shifted - half
-            aa = a1 * a1 + a2 * a2
-            r1 = e1 - b * a1
-            r2 = e2 - b * a2
-            q = prior * aa + likelihood * (r1 * r1 + r2 * r2) - level
-            w = _exp(min(max(q, -_FAR), _FAR)) * (N * inverse)
-            w = w if point < count else 0.0
-            w1 = w * a1
-            w2 = w * a2
-            w3 = w * e1
-            w4 = w * e2
-            s0 += w
-            s1 += w1
-            s2 += w2
-            s3 += w3
-            s4 += w4
-            if full:
-                s5 += w1 * a1
-                s6 += w1 * a2
-                s7 += w1 * e1
-                s8 += w1 * e2
-                s9 += w2 * a2
-                s10 += w2 * e1
-                s11 += w2 * e2
-                s12 += w3 * e1
-                s13 += w3 * e2
-                s14 += w4 * e2
-            else:
-                s5 += w * aa
-                s6 += w1 * e1 + w2 * e2
-                s7 += w3 * e1 + w4 * e2
-        factor = step * cols[j, 8]
-        sums[j, 0], sums[j, 1], sums[j, 2] = s0 * factor, s1 * factor, s2 * factor
-        sums[j, 3], sums[j, 4], sums[j, 5] = s3 * factor, s4 * factor, s5 * factor
-        sums[j, 6], sums[j, 7] = s6 * factor, s7 * factor
-        if full:
-            sums[j, 8], sums[j, 9], sums[j, 10] = s8 * factor, s9 * factor, s10 * factor
-            sums[j, 11], sums[j, 12], sums[j, 13] = s11 * factor, s12 * factor, s13 * factor
-            sums[j, 14] = s14 * factor
+    problem = (b, c, -0.5 / v11, -0.5 / noise, level)
+    for begin in range(0, size, _CHUNK):
+        here = min(size - begin, _CHUNK)
+        # whole vectors of four: what is beyond the last column repeats it, and is not read
+        padded = (here + 3) // 4 * 4
+        for j in range(padded):
+            column = begin + min(j, here - 1)
+            d, step, k = cols[column, 0], cols[column, 2], cols[column, 6]
+            table[_D + j], table[_STEP + j] = d, step
+            table[_LEFT + j] = cols[column, 1] + offset * step
+            table[_FIRST + j], table[_SECOND + j], table[_SLOPE + j] = cols[column, 3], cols[column, 4], cols[column, 5]
+            table[_K2 + j], table[_REST + j] = k * k, cols[column, 7]
+        for moment in range(sums.shape[1]):
+            for j in range(padded):
+                table[_S0 + moment * _ROW + j] = 0.0
+        # E = exp(m d) is a geometric sequence along a column
+        for j in range(padded):
+            d, left = table[_D + j], table[_LEFT + j]
+            half_square = min(0.5 * d * d, _FAR_SQUARE)
+            table[_KE + j] = _exp(left * d - half_square)
+            table[_K_E + j] = _exp(-left * d - half_square)
+            more = _exp(table[_STEP + j] * d)
+            table[_MORE + j], table[_LESS + j] = more, 1.0 / more
+            table[_HALF + j] = 0.5 * (d - gap)
+            table[_START + j] = left - middle
+        _add_chunk(table, padded, count, problem, full)
+        for j in range(here):
+            factor = cols[begin + j, 2] * cols[begin + j, 8]
+            for moment in range(sums.shape[1]):
+                sums[begin + j, moment] = factor * table[_S0 + moment * _ROW + j]
 
 
 @njit(error_model="numpy")
@@ -287,10 +350,11 @@ def _integrate_block(
     number = 15 if full else 8
     scale = np.array([1.0, v11**-0.5, v11**-0.5, v22**-0.5, v22**-0.5])
     result, result_error = np.zeros((number, n)), np.empty(n)
-    room = 4 * points * 2 ** max(rounds - 2, 0)
+    room = 4 * points * 2 ** max(rounds - 2, 0)  # a multiple of 4
     draft, places = np.empty((6, room)), np.empty((6, room))
     cols, part = np.empty((room, 9)), np.empty((room, 9))
     weight, owner = np.empty(room), np.empty(room, np.int64)
+    table = np.empty(_ROWS * _ROW)
     sums, more = np.empty((room, number)), np.empty((room, number))
     kept, column_error = np.empty(room, np.int64), np.empty(room)
     pieces, box = np.empty((4, 4)), np.empty((4, 4))
@@ -331,7 +395,12 @@ def _integrate_block(
                     weight[planned] = step
                     owner[planned] = piece
                     planned += 1
-            _place_columns(draft, planned, c, v11, reach[sample], middle, gap, places)
+            # whole vectors of four: what is beyond the last column repeats it, and is not read
+            padded = (planned + 3) // 4 * 4
+            for j in range(planned, padded):
+                for row in range(6):
+                    draft[row, j] = draft[row, planned - 1]
+            _place_columns(draft, padded, c, v11, reach[sample], middle, gap, places)
             size = 0
             for j in range(planned):
                 if not places[2, j] > places[1, j]:
@@ -349,7 +418,7 @@ def _integrate_block(
                 cols[size, 8] = weight[j] * places[5, j]
                 owner[size] = piece
                 size += 1
-            _add_points(cols, size, points, 0.0, b, c, v11, noise, middle, gap, level[sample], sums, full)
+            _add_points(cols, size, points, 0.0, b, c, v11, noise, middle, gap, level[sample], table, sums, full)
             first_partition = 0.0
             for j in range(size):
                 first_partition += sums[j, 0]
@@ -371,7 +440,7 @@ def _integrate_block(
                     for entry in range(9):
                         part[i, entry] = cols[kept[i], entry]
                     part[i, 2] *= shrink
-                _add_points(part, active, inside, 0.5, b, c, v11, noise, middle, gap, level[sample], more, full)
+                _add_points(part, active, inside, 0.5, b, c, v11, noise, middle, gap, level[sample], table, more, full)
                 still = 0
                 for i in range(active):
                     j = kept[i]

@@ -45,6 +45,8 @@ HOST_SAMPLES = 256
 """Samples up to which that is done on the host. Doubled (not measured): a device waits where its 10^4 launches were quicker."""
 BLOCK_SAMPLES = 512
 """Samples of a block on the host. Doubled: twice the memory, the same result."""
+COMPILED_BLOCK_SAMPLES = 1 << 13
+"""The same for the compiled version, which computes with one sample at a time. Doubled: twice the memory, the same result."""
 DEVICE_BLOCK_SAMPLES = 1 << 15
 """The same on a device, for the version that works on arrays. Doubled: twice the memory, the same result."""
 
@@ -66,7 +68,7 @@ def integrate(
     # Correlated layers have a narrower conditional law than the box around them.
     crowding = min(8.0, 1.0 / math.sqrt(1.0 - v12 * v12 / (v11 * v22)))
     points = COARSE_POINTS if accuracy >= COARSE else FIRST_POINTS
-    rule = Rule((v11, v12, v22), skip, accuracy, full, math.ceil(points * crowding))
+    rule = Rule((v11, v12, v22), skip, accuracy, full, _even(points * crowding))
     xp = namespace(u, omega)
     half_square = math.log(1.0 / accuracy) + SPARE
     depth = xp.zeros_like(u[:, 0])
@@ -78,6 +80,11 @@ def integrate(
     part_u, part_omega = xp.take(u, index, axis=0), xp.take(omega, index, axis=0)
     rescued = _rescue(xp, part_u, part_omega, rule, half_square, xp.take(energy, index, axis=0))
     return put_tuple(moments, poor, rescued)
+
+
+def _even(number: float) -> int:
+    """Rounded up: points are summed in pairs."""
+    return 2 * math.ceil(number / 2)
 
 
 def _solve(xp: Any, u: Array, omega: Array, rule: Rule, half_square: Array, depth: Array) -> tuple[Moments, Array]:
@@ -105,8 +112,9 @@ def _blocks_of_sums(
 ) -> Iterator[tuple[slice, Array, Array, Array]]:
     """Samples, their sums, the errors of these, and their energies, block by block."""
     integrate_block = _version_for(u)
-    block = BLOCK_SAMPLES if isinstance(u, np.ndarray) else DEVICE_BLOCK_SAMPLES
-    if array_api_compat.is_cupy_array(u) and integrate_block is not quadrature.block_sums:
+    on_host, compiled = isinstance(u, np.ndarray), integrate_block is not quadrature.block_sums
+    block = (COMPILED_BLOCK_SAMPLES if compiled else BLOCK_SAMPLES) if on_host else DEVICE_BLOCK_SAMPLES
+    if array_api_compat.is_cupy_array(u) and compiled:
         block = max(1, u.shape[0])  # one kernel, which keeps what it computes with in registers
     for rows in blocks(u.shape[0], block):
         reach = xp.sqrt(2.0 * half_square[rows])
@@ -143,7 +151,7 @@ def _rescue(xp: Any, u: Array, omega: Array, rule: Rule, half_square: float, ene
     parts: list[Moments] = []
     if near.any():
         stretch = math.sqrt(1.0 + float(np.max(energies[near])) / half_square)
-        wide = replace(rule, points=math.ceil(rule.points * stretch))
+        wide = replace(rule, points=_even(rule.points * stretch))
         depth = array_like(energies[near], u)
         parts.append(_solve(xp, *some(near), wide, depth + cut + 3.0, depth)[0])
     if not near.all():
