@@ -25,17 +25,8 @@ import numpy as np
 
 from smimbench.interfaces import offers
 from smimbench.theory.component_ratios import ComponentRatios
-from smimbench.theory.curve_stages import (
-    EXACT,
-    SAMPLED,
-    Accuracy,
-    Node,
-    Stage,
-    change,
-    finite_gaps,
-    polynomial,
-    root_of_gaps,
-)
+from smimbench.theory.corrector import Corrector
+from smimbench.theory.curve_stages import Accuracy, Node, Stage, change, finite_gaps, polynomial, root_of_gaps
 from smimbench.theory.evaluations import Evaluations
 from smimbench.theory.information import diagonals, information_at
 from smimbench.theory.perfect_recovery import perfect_limit
@@ -90,6 +81,7 @@ class Continuation:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.ratios = ComponentRatios(problem)
+        self.corrector = Corrector(self.ratios)
         self.bifurcations: list[Bifurcation] = []
         self.stages: list[Stage] = []
         self.finished = False
@@ -100,7 +92,7 @@ class Continuation:
     @property
     def accuracy(self) -> Accuracy:
         """How finely this curve is followed."""
-        return SAMPLED if self.ratios.sampled else EXACT
+        return self.corrector.accuracy
 
     # -- beginning ----------------------------------------------------------------------------------------------------
 
@@ -164,110 +156,14 @@ class Continuation:
             len(self.stages[-1].nodes) > 1 and node.log_alpha > np.log(alpha) + 0.02 and node.log_alpha >= self.highest
         )
 
-    def _differentiate(self, stage: Stage, node: Node) -> Host:
-        """Finite differences of the log alpha_a at a node, and the log alpha_a that they start from.
-
-        Where information is sampled all of them come from few labels, the same at every overlap.
-        """
-        step, few = self.accuracy.difference, self.ratios.has_rough
-        centre = self.ratios.log_ratios(node.x, stage.learned, rough=True)[0] if few else node.log_ratios
-        for a in stage.moving:
-            x = node.x.copy()
-            x[a] += step
-            node.slope[:, a] = change(centre, self.ratios.log_ratios(x, stage.learned, rough=few)[0]) / step
-        return centre
-
-    def _tangent(self, stage: Stage, slope: Host) -> Host:
-        moving = stage.moving
-        tangent = np.zeros(len(slope))
-        if len(moving) == 1:
-            tangent[moving] = 1.0
-            return tangent
-        block = slope[np.ix_(moving, moving)]
-        _, _, vectors = np.linalg.svd(block[1:] - block[:1])
-        tangent[moving] = vectors[-1]
-        forward = tangent[stage.new].sum() if stage.direction is None else tangent @ stage.direction
-        return tangent if forward > 0 else -tangent
-
-    def _correction(self, moving: list[int], log_ratios: Host, slope: Host, tangent: Host) -> Host:
-        """Newton step across the curve that makes the moving components agree."""
-        step = np.zeros(len(log_ratios))
-        if len(moving) > 1:
-            block = slope[np.ix_(moving, moving)]
-            system = np.vstack([block[1:] - block[:1], tangent[moving]])
-            wanted = np.append(log_ratios[moving[0]] - log_ratios[moving[1:]], 0.0)
-            step[moving] = np.linalg.lstsq(system, wanted, rcond=1e-10)[0]
-        return step
-
-    def _inside(self, stage: Stage, start: Host, end: Host) -> Host:
-        """``end``, but a learned component goes at most two thirds of the way back to its lowest overlap."""
-        end = end.copy()
-        for a in stage.moving:
-            if a not in self.ratios.informative:
-                end[a] = max(end[a], start[a] / 3)
-        return end
-
-    def _attempt(self, stage: Stage, origin: Node, x: Host, tangent: Host) -> tuple[Node, float]:
-        """The point of the curve near ``x``, and the size of the largest correction that it took.
-
-        Broyden's method across the curve. The last correction is not evaluated again: what it changes in the ``alpha_a`` is
-        part of their residual. Where few labels cost little they are asked first: what they miss hardly changes from node to
-        node, so that one evaluation with all labels is mostly enough.
-        """
-        moving, largest = stage.moving, 0.0
-        slope, last_x, last_ratios = origin.slope.copy(), origin.x, origin.log_ratios
-        # What is left is counted in full where the slope may be far off, and by a share where it is measured.
-        known = self.ratios.has_rough and len(moving) > 1
-        enough = self.accuracy.known_correction if known else self.accuracy.correction
-        doubt = self.accuracy.doubt if known else 1.0
-        rough_x, rough_ratios = x, None
-        if known and origin.missed is not None:
-            rough_ratios = self._differentiate(stage, Node(x, last_ratios, last_ratios, slope, np.nan))
-            step = self._correction(moving, rough_ratios + origin.missed, slope, tangent)
-            size = float(np.abs(step).max())
-            if np.isfinite(size):
-                largest, x = size, self._inside(stage, x, x + step * min(1.0, 1.0 / max(size, 1e-300)))
-        for trial in range(self.accuracy.most_corrections):
-            log_ratios, error = self.ratios.log_ratios(x, stage.learned)
-            move = x - last_x
-            if known and trial == 0:
-                if rough_ratios is None:
-                    rough_ratios = self._differentiate(stage, Node(x, log_ratios, error, slope, np.nan))
-            elif move @ move > 0:
-                slope = slope + np.outer(change(last_ratios, log_ratios) - slope @ move, move) / (move @ move)
-            step = self._correction(moving, log_ratios, slope, tangent)
-            size = float(np.abs(step).max())
-            if not np.isfinite(size):
-                return Node(x, log_ratios, error, slope, np.nan), np.inf
-            largest = max(largest, size)
-            if size <= enough:
-                break
-            last_x, last_ratios = x, log_ratios
-            wanted = x + step * min(1.0, 1.0 / size)
-            x = self._inside(stage, x, wanted)
-            if (x != wanted).any() and len(stage.nodes) == 1:
-                # Back to the lowest overlap where it has just been left: noise, for this step is too short.
-                step, largest, x = np.zeros_like(step), np.inf, last_x
-                break
-        else:
-            step, largest = np.zeros_like(step), np.inf
-        missed = None if rough_ratios is None else change(rough_ratios + slope @ (x - rough_x), log_ratios)
-        moved = slope @ step
-        log_ratios = np.where(np.isfinite(log_ratios), log_ratios + moved, log_ratios)
-        log_alpha = float(log_ratios[moving].mean())
-        residual = np.zeros(len(x))
-        residual[moving] = doubt * np.abs(moved)[moving] + np.abs(log_ratios[moving] - log_alpha)
-        end = self._inside(stage, x, x + step)
-        return Node(end, log_ratios, error, slope, log_alpha, residual, missed), largest
-
     def _advance(self, stage: Stage) -> None:
         first = len(stage.nodes) == 1
         last = stage.nodes[-1]
         if first and self._immediate(stage):
             return
         if first and (len(stage.moving) > 1 or not self.ratios.sampled):
-            self._differentiate(stage, last)
-        tangent = self._tangent(stage, last.slope)
+            self.corrector.differentiate(stage, last)
+        tangent = self.corrector.tangent(stage, last.slope)
         low, high = self.accuracy.shortest, self.accuracy.longest
         grown = shrunk = False
         if self.ratios.sampled:
@@ -275,7 +171,7 @@ class Continuation:
         node = self._found_ahead(stage, last)
         while node is None:
             step = stage.step
-            node, correction = self._attempt(stage, last, *self._ahead(stage, tangent, step))
+            node, correction = self.corrector.attempt(stage, last, *self._ahead(stage, tangent, step))
             tolerance = max(self.accuracy.mismatch, float(np.max(node.error[stage.moving])))
             mismatch = self._mismatch(stage, last, node)
             if first and len(stage.moving) == 1 and self.ratios.sampled:
@@ -301,15 +197,13 @@ class Continuation:
             self.finished = True
             return
         if not self.ratios.sampled:
-            self._differentiate(stage, node)
+            self.corrector.differentiate(stage, node)
         stage.direction = (node.x - last.x) / np.linalg.norm(node.x - last.x)
         if self._bifurcation_between(stage, last, node, tangent):
             return
-        if self._is_perfect(stage, node):
-            # The end is known: a node beyond it would only be wrong.
-            self.finished = True
-            if (node.log_alpha - np.log(self.perfect.value)) * (last.log_alpha - np.log(self.perfect.value)) <= 0:
-                return
+        self.finished, beyond = self._at_perfect(stage, last, node)
+        if beyond:
+            return
         stage.nodes.append(node)
         self.highest = max(self.highest, node.log_alpha)
         Evaluations.of(self.problem).watch(float(np.exp(self.highest)))
@@ -358,7 +252,7 @@ class Continuation:
         end, before = (polynomial(s, x, factor * step) for factor in (1.0, 0.95))
         if not np.linalg.norm(end - line) < step / 2:
             return line, tangent
-        end = self._inside(stage, origin, end)
+        end = self.corrector.inside(stage, origin, end)
         direction = end - before
         return end, direction / np.linalg.norm(direction)
 
@@ -425,13 +319,13 @@ class Continuation:
         def between(where: float) -> Host:
             if len(stage.moving) == 1 or not self.ratios.sampled:
                 return np.asarray(last.x + where * (node.x - last.x))
-            return self._inside(stage, last.x, polynomial(s, np.array([point.x for point in fitted]), where))
+            return self.corrector.inside(stage, last.x, polynomial(s, np.array([point.x for point in fitted]), where))
 
         new = min(unstable, key=crossing)
         points, where = [(0.0, last), (1.0, node)], crossing(new)
         for _ in range(MOST_TRIALS):
             origin = node if self.ratios.sampled and where > 0.5 else last
-            found, _ = self._attempt(stage, origin, between(where), tangent)
+            found, _ = self.corrector.attempt(stage, origin, between(where), tangent)
             points.append((where, found))
             left = gap(found, new)
             close = abs(left) <= max(self.accuracy.gap, self.accuracy.gap_share * found.error[new])
@@ -484,13 +378,15 @@ class Continuation:
         line = np.polynomial.Polynomial.fit(positions, gaps, 1).roots()
         return float(inside[0] if len(inside) else line[0].real if len(line) else positions[np.argmin(np.abs(gaps))])
 
-    def _is_perfect(self, stage: Stage, node: Node) -> bool:
-        """Whether a sampled node cannot be told from perfect recovery: nearly no error, at its sample ratio within errors."""
+    def _at_perfect(self, stage: Stage, last: Node, node: Node) -> tuple[bool, bool]:
+        """Whether a sampled node cannot be told from perfect recovery, and whether it lies beyond it, seen from the last one."""
         if self.perfect is None or not self.ratios.sampled or len(stage.learned) < self.problem.components:
-            return False
+            return False, False
         V = np.diagonal(self.ratios.overlap(self.ratios.qhat(node.x, stage.learned))[1], axis1=-2, axis2=-1)
-        missing = abs(node.log_alpha - np.log(self.perfect.value))
-        return bool((V < NEARLY_PERFECT * self.ratios.second).all() and missing < node.total_error[stage.moving].max())
+        before, missing = (point.log_alpha - float(np.log(self.perfect.value)) for point in (last, node))
+        small = bool((NEARLY_PERFECT * self.ratios.second > V).all())
+        reached = small and abs(missing) < float(node.total_error[stage.moving].max())
+        return reached, reached and before * missing <= 0
 
     def _check_end(self, stage: Stage, node: Node) -> None:
         P = self.problem.components

@@ -287,7 +287,7 @@ def test_nearly_singular_attention_agrees_with_tables(skip):
     accuracy = tables.Accuracy(table_points=2**15)
     case = last_layer._Case(skip, q, 1.0 - q, None, [0, 1], accuracy)
     labels = last_layer._Labels(*(array[:n] for array in last_layer._draw(case, 0)))
-    count = tables.node_count(skip, 3, 1.0 - q[-1], False, accuracy)
+    count = tables.node_count(skip, 3, 1.0 - q[-1], accuracy.step, accuracy)
     expected = last_layer._posterior(
         case, tables.make_tables(skip, (1.0, 1.0), None, 0.0, count, 0, accuracy), labels, None
     )

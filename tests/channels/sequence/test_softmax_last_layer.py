@@ -50,7 +50,7 @@ def second_moments(u, omega, v, skip):
     scales = tuple(np.sqrt(v[:last]).tolist())
     # Without knowing Q the width is compared with what the means themselves show.
     spread = v[last] + max(float((omega**2).mean()), 0.0)
-    count = node_count(skip, layers, v[last] / spread, True, ACCURACY)
+    count = node_count(skip, layers, v[last] / spread, ACCURACY.blind_step, ACCURACY)
     tables = make_tables(float(skip), scales, None, 0.0, count, 0, ACCURACY)
     ut = u / (1.0 + skip) ** last
     found = posterior_moments(tables, ut, ut[:, 0] - ut[:, 1], omega, float(v[last]), full=True)

@@ -67,9 +67,10 @@ def supports(Q: Array, V: Array, skip: float = 1.0) -> bool:
     if q.shape[-1] < 2 or not is_diagonal(q, v):
         return False
     q, v = np.diagonal(q), np.diagonal(v)
-    if nodes_needed(skip, len(q), v[-1] / (q[-1] + v[-1]), bool(q[-1] == 0), ACCURACY) > COARSEST * ACCURACY.most_nodes:
-        return False
     known = np.flatnonzero(q[:-1])
+    step = ACCURACY.wanted_step(bool(q[-1] == 0), len(known) > 0)
+    if nodes_needed(skip, len(q), v[-1] / (q[-1] + v[-1]), step, ACCURACY) > COARSEST * ACCURACY.most_nodes:
+        return False
     if len(known) == 1 and len(q) > 2:
         return bool(v[known[0]] >= NARROWEST * (q + v)[known[0]])
     return len(known) == 0
@@ -161,7 +162,8 @@ def evaluate(
     scales = tuple(math.sqrt(q[a] + v[a]) for a in range(last))
     # Rounded, so that the tables serve more than one overlap.
     spread = 0.0 if known is None else accuracy.outer_spacing(v[known])
-    count = node_count(skip, layers, v[last] / (q[last] + v[last]), case.blind, accuracy)
+    step = accuracy.wanted_step(case.blind, known is not None)
+    count = node_count(skip, layers, v[last] / (q[last] + v[last]), step, accuracy)
     copies = 1 if len(case.unknown) == 1 else 2
     compressed: dict[int, KnownLayer] = {}
     samples, controls = [], []

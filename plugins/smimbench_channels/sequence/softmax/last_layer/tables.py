@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -30,6 +31,8 @@ class Accuracy:
     step: float = 0.15
     # The same where the last layer is unknown.
     blind_step: float = 0.08
+    # The same where another layer is known. Doubled: a quarter of the time, errors of 5e-4; from 0.1 to here changes of 5e-5.
+    known_step: float = 0.25
     # Least number of nodes along each axis. Doubled: changes of 3e-7.
     fewest_nodes: int = 48
     # Largest number of nodes along each axis. Doubled: larger tables where V is below 1e-4.
@@ -52,7 +55,7 @@ class Accuracy:
     # Radius of the outer grid in standard deviations of the known layer. Doubled: four times the tables, changes of 1e-5.
     outer_reach: float = 5.2
     # Modes of the weights on the outer grid with smaller relative singular values are left out. Doubled: changes of 3e-5.
-    negligible: float = 1e-4
+    negligible: float = 2e-4
     # Labels of each scramble. Doubled: twice the time, ``1 / sqrt(2)`` of the standard error or less.
     labels: int = 2**12
     # The same with a known layer before the last.
@@ -73,6 +76,10 @@ class Accuracy:
     def outer_spacing(self, v: float) -> float:
         """Spacing of the outer grid for a known layer of variance v, rounded down to one of few."""
         return float(self.outer_step * 2 ** (math.floor(self.spread_steps * math.log2(v)) / (2 * self.spread_steps)))
+
+    def wanted_step(self, blind: bool, known: bool) -> float:
+        """Spacing of the nodes where the last layer is unknown (``blind``), or where another one is known."""
+        return self.blind_step if blind else self.known_step if known else self.step
 
     @property
     def of_tables(self) -> Accuracy:
@@ -139,7 +146,12 @@ def make_tables(
         outer, share = _half_plane(spread, accuracy.outer_reach * scales[known])
     sums = np.zeros((len(outer), count, blocks * count), np.float64 if known is None else np.float32)
     clipped = 0.0
+    mirrored = _mirror_images(outer, spread)
     for k, value in enumerate(outer):
+        if mirrored[k] < k:
+            # Exchanging the tokens of all layers exchanges x and y.
+            sums[k] = _exchanged(sums[mirrored[k]], count)
+            continue
         if len(unknown) == 1:
             normal, weight = _two_token_grid(skip, accuracy.grid if known is None else accuracy.outer_grid)
         else:
@@ -150,9 +162,10 @@ def make_tables(
         z[:, unknown] = normal * np.array([scales[layer] for layer in unknown])[:, None]
         if known is not None:
             z[:, known] = value
-        clipped += share[k] * _add_points(sums[k], z, weight, normal, skip, step)
+        beyond = _add_points(sums[k], z, weight, normal, skip, step)
+        clipped += beyond * (share[k] + (share[mirrored[k]] if mirrored[k] > k else 0.0))
     if known is None:
-        _symmetrise(sums[0], count)
+        sums[0] = 0.5 * (sums[0] + _exchanged(sums[0], count))
     return Tables(nodes, outer, share, sums, clipped / share.sum())
 
 
@@ -186,7 +199,6 @@ def _lagrange(position: Host, count: int) -> tuple[np.ndarray[Any, Any], list[Ho
 def _add_points(sums: np.ndarray[Any, Any], z: Host, weight: Host, unknown: Host, skip: float, step: float) -> float:
     """Spread prior points over a table (N, m N); returns the weight that lies beyond its last node."""
     count = sums.shape[0]
-    blocks = sums.shape[1] // count
     one, two, determinant = mixing(z, skip)
     last = step * (count - 1)
     positions = []
@@ -202,28 +214,49 @@ def _add_points(sums: np.ndarray[Any, Any], z: Host, weight: Host, unknown: Host
         e, f, g = p * p - 1, q * q - 1, p * q
         # A layer that the label hardly depends on must not seem to have moments because the points are few.
         moments += [jacobian * (m - weight @ m) for m in (e, f, g, e * e + f * f + 2 * g * g)]
-    (i, wx), (j, wy) = (_lagrange(position, count) for position in positions)
-    table = np.zeros((blocks, count * count))
-    for part in blocks_of(len(z), CHUNK):
+    spread = compiled_version() or _spread
+    sums += spread(count, positions[0], positions[1], np.stack(moments))
+    return float(weight[clipped].sum())
+
+
+@lru_cache
+def compiled_version() -> Callable[[int, Host, Host, Host], Host] | None:
+    """``_spread`` compiled, where Numba is installed."""
+    try:
+        from smimbench_channels.sequence.softmax.last_layer.compiled import spread
+    except ImportError:
+        return None
+    return spread
+
+
+def _spread(count: int, x: Host, y: Host, moments: Host) -> Host:
+    """Table (N, m N) of ``moments`` (m, n) that stand at the positions x and y (n,), in units of the nodes."""
+    (i, wx), (j, wy) = (_lagrange(position, count) for position in (x, y))
+    table = np.zeros((len(moments), count * count))
+    for part in blocks_of(len(x), CHUNK):
         around = [(k, m) for k in range(4) for m in range(4)]
         index = np.concatenate([(i[part] + k) * count + j[part] + m for k, m in around])
         share = np.stack([wx[k][part] * wy[m][part] for k, m in around])
         for target, moment in zip(table, moments):
             target += np.bincount(index, (share * moment[part]).ravel(), minlength=count * count)
-    sums += table.reshape(blocks, count, count).transpose(1, 0, 2).reshape(sums.shape)
-    return float(weight[clipped].sum())
+    return table.reshape(-1, count, count).transpose(1, 0, 2).reshape(count, -1)
 
 
-def _symmetrise(sums: Host, count: int) -> None:
-    """Exchanging the tokens exchanges x with y and the two diagonal moments of every layer."""
-    blocks = sums.shape[1] // count
-    view = sums.reshape(count, blocks, count)
-    swapped = view.transpose(2, 1, 0).copy()
-    for layer in range((blocks - 1) // 4):
-        at = 1 + 4 * layer
-        swapped[:, [at, at + 1]] = swapped[:, [at + 1, at]]
-    view += swapped
-    view *= 0.5
+def _exchanged(sums: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
+    """The table with the tokens exchanged: x with y, and the two diagonal moments of every layer."""
+    view = sums.reshape(count, -1, count)
+    order = np.arange(view.shape[1])
+    order[1:] = np.stack([order[2::4], order[1::4], order[3::4], order[4::4]], axis=-1).ravel()
+    return np.asarray(view[:, order].transpose(2, 1, 0).reshape(sums.shape))
+
+
+def _mirror_images(outer: Host, spread: float) -> list[int]:
+    """For each outer value, or its negative, where the one with its tokens exchanged stands."""
+    if len(outer) == 1:
+        return [0]
+    grid = [tuple(row) for row in np.rint(outer / spread).astype(int).tolist()]
+    place = {sign_free: k for k, (a, b) in enumerate(grid) for sign_free in ((a, b), (-a, -b))}
+    return [place[b, a] for a, b in grid]
 
 
 def _half_plane(step: float, reach: float) -> tuple[Host, Host]:
@@ -235,15 +268,18 @@ def _half_plane(step: float, reach: float) -> tuple[Host, Host]:
     return step * points.astype(float), np.where((points == 0).all(1), 0.5, 1.0)
 
 
-def nodes_needed(skip: float, layers: int, relative: float, blind: bool, accuracy: Accuracy) -> int:
-    """Nodes of an axis for a Gaussian factor whose variance is the fraction ``relative`` of the whole, ``V / (Q + V)``."""
-    step = (accuracy.blind_step if blind else accuracy.step) * math.sqrt(relative)
+def nodes_needed(skip: float, layers: int, relative: float, wanted: float, accuracy: Accuracy) -> int:
+    """Nodes of an axis for a Gaussian factor whose variance is the fraction ``relative`` of the whole, ``V / (Q + V)``.
+
+    ``wanted`` is their spacing over the width of that factor: one of the steps of ``accuracy``.
+    """
+    step = wanted * math.sqrt(relative)
     return math.ceil(min(_farthest(skip, layers - 1, accuracy) / max(step, 1e-300), 1e9)) + 1
 
 
-def node_count(skip: float, layers: int, relative: float, blind: bool, accuracy: Accuracy) -> int:
+def node_count(skip: float, layers: int, relative: float, wanted: float, accuracy: Accuracy) -> int:
     """Nodes of an axis that are used: as many as needed, rounded up so that tables serve more than one overlap, within limits."""
-    needed = nodes_needed(skip, layers, relative, blind, accuracy)
+    needed = nodes_needed(skip, layers, relative, wanted, accuracy)
     if needed <= accuracy.fewest_nodes:
         return accuracy.fewest_nodes
     steps = math.ceil(NODE_STEPS * math.log2(needed / accuracy.fewest_nodes) - 1e-9)

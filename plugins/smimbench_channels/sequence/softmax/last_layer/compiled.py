@@ -1,0 +1,47 @@
+"""Points spread over a table, compiled, where Numba is installed: ``tables._spread``, point by point."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from smimbench_channels.sequence.softmax.last_layer.tables import Host
+
+__all__ = ["spread"]
+
+
+def _add(x: Any, y: Any, moments: Any, table: Any) -> None:
+    # moments: a row for each point. table: N, m, N
+    count = table.shape[0]
+    wx, wy = np.empty(4), np.empty(4)
+    for point in range(len(x)):
+        i = min(max(int(np.floor(x[point])) - 1, 0), count - 4)
+        j = min(max(int(np.floor(y[point])) - 1, 0), count - 4)
+        for t, weights in ((x[point] - i, wx), (y[point] - j, wy)):
+            a, b, c = t - 1.0, t - 2.0, t - 3.0
+            weights[0], weights[1] = -a * b * c / 6.0, t * b * c / 2.0
+            weights[2], weights[3] = -t * a * c / 2.0, t * a * b / 6.0
+        for k in range(4):
+            for moment in range(moments.shape[1]):
+                amount = wx[k] * moments[point, moment]
+                for m in range(4):
+                    table[i + k, moment, j + m] += amount * wy[m]
+
+
+def _compile() -> Any:
+    try:
+        return njit(cache=True, nogil=True, error_model="numpy")(_add)
+    except RuntimeError:  # no folder to keep the machine code in
+        return njit(nogil=True, error_model="numpy")(_add)
+
+
+_kernel = _compile()
+
+
+def spread(count: int, x: Host, y: Host, moments: Host) -> Host:
+    """``tables._spread``, the same to rounding."""
+    table = np.zeros((count, len(moments), count))
+    _kernel(*(np.require(array, np.float64, ["C", "W"]) for array in (x, y, moments.T)), table)
+    return table.reshape(count, -1)
