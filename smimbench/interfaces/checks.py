@@ -17,6 +17,8 @@ __all__ = ["check_latents", "check_number", "check_whole", "checked_posterior"]
 
 MOST_TOKENS = 512
 """Tokens of a sample; doubled, four times as many pairs of them, and 16 times their squares, have to fit into memory."""
+HALF_PRECISION = ("float16", "bfloat16")
+"""Types whose rounding would be taken for an error of the signal: a noiseless label would leave 1e-8 instead of 0."""
 LARGEST = 1e9
 """Largest parameter, and one over the smallest but 0; doubled, squares and quotients come nearer to where they are lost."""
 
@@ -80,6 +82,8 @@ def checked_posterior(found: Any, omega: Array, *, second_moment: bool = False) 
         if not kind.rpartition(".")[2].startswith(("float", "bfloat")):
             got = f"{type(found).__name__} whose {name} is {'missing' if value is None else kind}"
             raise ValueError(f"posterior must return a smimbench.Posterior of arrays of real numbers, got a {got}")
+        if kind.rpartition(".")[2] in HALF_PRECISION:
+            raise ValueError(f"posterior: {name} must be float32 or float64, got {kind}: three digits are too few")
         if tuple(value.shape) != shape:
             raise ValueError(f"posterior: {name} must have shape {shape}, got {tuple(value.shape)}")
     checked: Posterior = found

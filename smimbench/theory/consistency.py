@@ -228,6 +228,8 @@ def _prior(problem: Problem) -> None:
                 if not isinstance(value, np.ndarray) or value.shape != shape or not np.isfinite(value).all():
                     got = value.shape if isinstance(value, np.ndarray) else type(value).__name__
                     raise _fail(problem, "prior", f"denoise: {name} must be finite numbers of shape {shape}, got {got}")
+                if value.dtype.kind != "f" or value.dtype.itemsize < 4:
+                    raise _fail(problem, "prior", f"denoise: {name} must be float32 or float64, got {value.dtype}")
             mean = np.asarray(prior.mean(P, dimension), dtype=float)
             difference, shift = signal - found.estimate, found.estimate - mean
             errors.append(np.diagonal(model.inner(difference, difference)) / np.diagonal(spread))

@@ -144,9 +144,10 @@ class Continuation:
                 return
             self._advance(self.stages[-1])
 
-    def follow_bifurcations(self) -> None:
-        """Follow the curve until every component has been learned or the curve ends."""
-        while not self.finished and len(self.stages[-1].learned) < self.problem.components:
+    def follow_bifurcations(self, count: int | None = None) -> None:
+        """Follow the curve until so many components have been learned (all, unless said) or the curve ends."""
+        wanted = self.problem.components if count is None else count
+        while not self.finished and len(self.stages[-1].learned) < wanted:
             self._advance(self.stages[-1])
 
     def passed(self, alpha: float) -> bool:

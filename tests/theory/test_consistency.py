@@ -143,6 +143,9 @@ CHANNELS = {
     ),
     "wrong for rare labels": lambda f, y, omega, V: f._replace(mean=np.where(rare(y)[:, None, None], omega, f.mean)),
     "whole numbers": lambda f, y, omega, V: f._replace(mean=f.mean.astype(int)),
+    "half precision": lambda f, y, omega, V: f._replace(mean=f.mean.astype(np.float16)),
+    "covariance in half precision": lambda f, y, omega, V: f._replace(covariance=f.covariance.astype(np.float16)),
+    "mean rounded to a tenth": lambda f, y, omega, V: f._replace(mean=np.round(f.mean, 1)),
 }  # fmt: skip
 
 PRIORS = {
@@ -154,6 +157,8 @@ PRIORS = {
     "error too small": {"denoise": lambda p, f, R, Qhat: Denoised(f.estimate, 0.8 * f.V)},
     "estimate of the wrong shape": {"denoise": lambda p, f, R, Qhat: Denoised(f.estimate[0], f.V)},
     "estimate not a number": {"denoise": lambda p, f, R, Qhat: Denoised(f.estimate * np.nan, f.V)},
+    "estimate in half precision": {"denoise": lambda p, f, R, Qhat: Denoised(f.estimate.astype(np.float16), f.V)},
+    "estimate rounded to a half": {"denoise": lambda p, f, R, Qhat: Denoised(np.round(2 * f.estimate) / 2, f.V)},
     "map too good": {"overlap": lambda f: Overlap(f.Q + 0.1 * f.V, 0.9 * f.V)},
     "map that does not add up": {"overlap": lambda f: Overlap(f.Q, 0.9 * f.V)},
     "map of the wrong shape": {"overlap": lambda f: Overlap(f.Q[..., 0], f.V[..., 0])},
