@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from smimbench_channels.sequence.softmax.last_layer.tables import Host
-
 __all__ = ["spread"]
+
+Host = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def _add(x: Any, y: Any, moments: Any, table: Any) -> None:
