@@ -86,6 +86,16 @@ def test_ridge_by_random_matrices(alpha, penalty):
     assert point["mse"] == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize("components", [1, 2])
+def test_noiseless_labels_leave_what_they_do_not_span(components):
+    """Two tokens: ``1 - 2 alpha`` of every direction is not seen, next to nothing is left beyond, at any small penalty."""
+    problem = sequence({"name": "linear", "noise": 0.0, "components": components}, 2)
+    for alpha, left in ((0.2, 0.6), (0.49, 0.02), (0.7, 0.0), (50.0, 0.0)):
+        for algorithm in (Erm(), Erm(penalty=1e-9)):
+            found = algorithm.theory(problem, alpha, Conditions())["mse"]
+            np.testing.assert_allclose(found, left * np.ones(np.shape(found)), atol=1e-8)
+
+
 def test_best_ridge_of_signs_is_known():
     """The best penalty of the square loss on sign labels is pi / 2 - 1 = 0.5708 at every sample ratio (arXiv:2006.06560)."""
     for alpha in (0.7, 3.0):
@@ -108,9 +118,22 @@ def test_published_rates_of_the_perceptron():
     assert angle(400.0, "square", 1e-6) * 20 == pytest.approx(0.2405, rel=0.01)
 
 
-def test_a_best_penalty_that_is_not_found_is_said():
-    with pytest.raises(ValueError, match=r"the best penalty is not found at alpha = 10000 .*give it as a number"):
-        best_penalty(SIGN, 1e4, "logistic")
+@pytest.mark.parametrize(
+    ("loss", "alpha", "scaled", "rate"), [("logistic", 1e4, 0.1116, 0.44198), ("squared-hinge", 1e5, 1.1815, 0.44912)]
+)
+def test_noiseless_signs_by_the_thousand(loss, alpha, scaled, rate):
+    """``alpha e_g`` at the best penalty has a limit, above 0.4417 of Bayes; the penalty falls like ``1/alpha^2``."""
+    penalty = best_penalty(SIGN, alpha, loss)
+    assert penalty * alpha**2 == pytest.approx(scaled, rel=1e-2)
+    _, M, Q = (matrix[0, 0] for matrix in minimum(SIGN, alpha, loss, penalty).overlaps)
+    assert alpha * math.asin(math.sqrt(1 - M * M / Q)) / math.pi == pytest.approx(rate, rel=1e-4)
+
+
+def test_a_best_penalty_that_is_not_found_is_said(monkeypatch):
+    monkeypatch.setattr("smimbench_algorithms.erm.fixed_point.ROUNDS", 1)
+    monkeypatch.setattr("smimbench_algorithms.erm.fixed_point.MOST", 1)
+    with pytest.raises(ValueError, match=r"the best penalty is not found at alpha = 7 .*give it as a number"):
+        best_penalty(SIGN, 7.0, "logistic")
 
 
 @pytest.mark.parametrize(("problem", "alpha"), [(LINE, 0.3), (LINE, 1.7), (SIGN, 0.8), (PROBIT, 1.7)])

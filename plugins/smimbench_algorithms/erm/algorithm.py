@@ -70,7 +70,7 @@ class Erm:
     length: str | None = None
 
     name: ClassVar[str] = "erm"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     reference: ClassVar[str] = "arXiv:2006.06560"
     capabilities: ClassVar[Capabilities] = Capabilities()
 

@@ -22,6 +22,9 @@ ROUNDS = 100
 EXACT = 1e-13
 """Relative residual at which they end. Doubled: one step fewer for a few entries."""
 
+ROUNDING = 4 * float(np.finfo(float).eps)
+"""Relative size below which a residual is rounding of its terms. Doubled: a few entries end a step earlier."""
+
 
 @dataclass(frozen=True)
 class Loss:
@@ -34,6 +37,8 @@ class Loss:
         Whether labels are signs, -1 or +1.
     value, slope, curvature : callable
         ``(y, z) -> array`` of their common shape: l and its derivatives with respect to z, curvature >= 0.
+    kinks : tuple of float
+        Values of ``y z`` at which the curvature jumps.
     """
 
     name: str
@@ -41,6 +46,7 @@ class Loss:
     value: Callable[[Array, Array], Array]
     slope: Callable[[Array, Array], Array]
     curvature: Callable[[Array, Array], Array]
+    kinks: tuple[float, ...] = ()
 
 
 def _softplus(x: Array) -> Array:
@@ -75,6 +81,7 @@ LOSSES = {
             lambda y, z: _short_of_margin(y, z) ** 2 / 2,
             lambda y, z: -y * _short_of_margin(y, z),
             lambda y, z: namespace(z).astype(y * z < 1, z.dtype),
+            kinks=(1.0,),
         ),
     )
 }  # fmt: skip
@@ -124,9 +131,13 @@ def _one_at_a_time(loss: Loss, y: np.ndarray[Any, Any], omega: np.ndarray[Any, A
     z = (low + high) / 2
     before, last = high - low, high - low
     for _ in range(ROUNDS):
-        gap = z + v * loss.slope(y, z) - omega
-        low, high = np.where(gap < 0, z, low), np.where(gap > 0, z, high)
-        move = -gap / (1 + v * loss.curvature(y, z))
+        pull, rise = v * loss.slope(y, z), v * loss.curvature(y, z)
+        gap = z + pull - omega
+        # What a rounding of z does to the residual.
+        blur = ROUNDING * ((1 + rise) * (1 + np.abs(z)) + np.abs(pull) + np.abs(omega))
+        gap = np.where(np.abs(gap) <= blur, 0.0, gap)
+        low, high = np.where(gap <= 0, z, low), np.where(gap >= 0, z, high)
+        move = -gap / (1 + rise)
         # Steps that do not shrink by half in two rounds may go to and fro for ever: the middle of the bracket instead.
         sound = (z + move >= low) & (z + move <= high) & (np.abs(move) <= before / 2)
         new = np.where(sound, z + move, (low + high) / 2)
