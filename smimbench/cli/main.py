@@ -36,7 +36,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         complain("standard output is closed; send it to a file, a pipe or /dev/null")
         return BAD_INPUT
     for stream in (sys.stdout, sys.stderr):  # a letter that a terminal does not have is no reason to end
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        if isinstance(stream, io.TextIOWrapper) and stream.errors != "replace":
             stream.reconfigure(errors="replace")
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:

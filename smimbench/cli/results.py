@@ -133,19 +133,25 @@ def stored_results(request: Request, backends: Sequence[str] = (), *, or_others:
     cells = [cell for backend in results.backends for cell in suite.cells(backend, request.registry)]
     request.remark(changed_code(cells, records))
     if not results.pairs and not results.scored and not (or_others and results.others):
-        raise click.UsageError(_nothing_of(request, suite, store))
+        raise click.UsageError(_nothing_of(request, suite, store, others=bool(results.others)))
     return results
 
 
-def _nothing_of(request: Request, suite: Suite, store: Store) -> str:
+def _nothing_of(request: Request, suite: Suite, store: Store, *, others: bool) -> str:
     """What is missing, under which settings there is something, and how to get it."""
     from smimbench.run.settings import options_of, settings_of_suite
 
     asked = options_of(suite)
     line = f"no results of {suite.name} {f'with {asked} ' if asked else ''}in {store.folder}"
-    others = [one.words or "no option" for one in settings_of_suite(store.folder) if one.words != asked]
     if others:
-        line += f"; there are some with {', or with '.join(others)}"
+        line += f" of the versions at hand; 'smimbench show {' '.join(filter(None, (request.name, asked)))}' has those of others"
+    there = settings_of_suite(store.folder)
+    same = [one for one in there if one.words == asked]
+    if same and not others:
+        line += f" of the suite as it is now; of its earlier text: 'smimbench show {same[0].folder}'"
+    elsewhere = [one.words or "the suite's own settings" for one in there if one.words != asked]
+    if elsewhere:
+        line += f"; there are some with {', or with '.join(elsewhere)}"
     return f"{line}; run '{' '.join(filter(None, ('smimbench run', request.name, asked)))}' first"
 
 

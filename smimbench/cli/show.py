@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import tempfile
 from dataclasses import replace
 from functools import partial
@@ -274,6 +275,8 @@ def compare(request: Request, before: Path, after: Path, fail_over: float | None
     """
     from smimbench.report.comparison import compare_rows, comparison_table, exceeds
 
+    if fail_over is not None and math.isnan(fail_over):
+        raise click.UsageError("--fail-over: must be a number, got nan")
     pairs, alone = _pairs(_sides(before, request), _sides(after, request))
     request.remark(f"{one.where} has no counterpart; not compared" for one in alone)
     entries: list[dict[str, Any]] = []
@@ -282,6 +285,8 @@ def compare(request: Request, before: Path, after: Path, fail_over: float | None
         if len(pairs) > 1:
             rows = [[{**row, "problem": f"{one.suite}: {row['problem']}"} for row in side] for side in rows]
         entries += compare_rows(*rows)
+    if not any(entry["verdict"] not in ("only before", "only after") for entry in entries):
+        raise click.UsageError(f"{before} and {after} have nothing in common that could be compared")
     failing = [entry for entry in entries if fail_over is not None and exceeds(entry, fail_over)]
     if request.as_json:
         print_json({"rows": entries, "failing": len(failing)})

@@ -9,6 +9,7 @@ import tomllib
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from smimbench.files import error_line
 from smimbench.suite.errors import SuiteError
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ Condition = tuple[str, str]
 
 CONDITIONS = ("algorithm", "alpha", "dimension", "seed", "problem")
 """What ``--only`` can ask for."""
+
+LONGEST = 200
+"""Letters of what was given that an error repeats; doubled, it fills the screen."""
 
 
 def override(document: dict[str, Any], text: str, file: str) -> None:
@@ -39,8 +43,11 @@ def override(document: dict[str, Any], text: str, file: str) -> None:
         raise SuiteError("--set", text, "must look like problem.prior.rho=0.2")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError) as error:
         parsed = value.strip()  # a bare word is a string, so that a shell needs no nested quotes
+        if parsed.startswith(("{", "[", '"', "'")):  # but what begins as a table, a list or a text was meant as one
+            option, given = ("--add", parsed) if path == "algorithms+" else ("--set", text)
+            raise SuiteError(option, _shorten(given), f"not valid TOML: {error_line(error)}") from None
     node: Any = document
     for i, key in enumerate(keys[:-1]):
         where = ".".join(keys[: i + 1])
@@ -59,6 +66,11 @@ def override(document: dict[str, Any], text: str, file: str) -> None:
     if isinstance(node, list):
         raise SuiteError(file, ".".join(keys), f"name one of the {len(node)} entries of this list")
     node[keys[-1]] = parsed
+
+
+def _shorten(text: str) -> str:
+    """What an error says of a text of any length."""
+    return text if len(text) <= LONGEST else text[:LONGEST] + "..."
 
 
 def _append(table: dict[str, Any], key: str, value: Any, text: str, file: str) -> None:

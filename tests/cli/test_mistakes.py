@@ -268,3 +268,31 @@ def test_a_suite_that_became_no_text_is_one_line(ran, tmp_path, capsys):
     assert code == 2
     assert "cannot be read" in err
     assert len(err.splitlines()) == 1
+
+
+def test_results_of_an_earlier_text_of_a_suite_are_named(ran, tmp_path, capsys):
+    changed = write_suite(tmp_path, SUITE.replace("noise = 0.2", "noise = 0.3"))
+    code, _, err = call(capsys, "show", changed, "--results", ran / "results")
+    assert (code, len(err.splitlines())) == (2, 1)
+    folder = ran / "results" / "small"
+    assert f"of the suite as it is now; of its earlier text: 'smimbench show {folder}'" in err
+    assert call(capsys, "show", folder)[0] == 0
+
+
+@pytest.mark.parametrize("option", ["--add", "--set"])
+def test_a_table_or_list_that_is_not_closed_is_no_name(tmp_path, capsys, option):
+    given = {"--add": '{name="adam"', "--set": "grid.alpha=[0.5, 1"}[option]
+    code, _, err = call(capsys, "run", write_suite(tmp_path, SUITE), option, given)
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert f"{option}: {given}: not valid TOML" in err
+
+
+def test_compare_refuses_what_it_cannot_judge(ran, tmp_path, capsys):
+    results = ran / "results" / "small"
+    code, _, err = call(capsys, "compare", results, results, "--fail-over", "nan")
+    assert (code, err) == (2, "smimbench: --fail-over: must be a number, got nan\n")
+    other = write_suite(tmp_path, SUITE.replace("noise = 0.2", "noise = 0.3"))
+    assert call(capsys, "run", other, "--results", tmp_path / "r", *SMALL, "--only", "algorithm=adam")[0] == 0
+    code, out, err = call(capsys, "compare", results, tmp_path / "r")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "have nothing in common that could be compared" in err
