@@ -31,7 +31,16 @@ SIZES: dict[str, list[str]] = {
     "smi-two-layers": ["grid.dimension=200", "grid.seeds=2"],
     "smi-skip": ["grid.dimension=200"],
     "nuclear-norm": ["grid.dimension=30", "grid.seeds=2"],
-    "gpu-scale": ["problems.0.grid.dimension=80", "problems.1.grid.dimension=80", "problems.2.grid.dimension=400"],
+    "gpu-scale": [
+        "suite.title=The problems of gpu-scale at sizes of a laptop",
+        "suite.description=Not what this suite is for: d = 80 and D = 400, not 2000 and 30,000, so that no GPU is needed.",
+        "problems.0.label=softmax T = 2",
+        "problems.1.label=hardmax T = 2",
+        "problems.2.label=two layers",
+        "problems.0.grid.dimension=80",
+        "problems.1.grid.dimension=80",
+        "problems.2.grid.dimension=400",
+    ],
     "finite-size": [
         "grid.dimension=[25, 50, 100]",
         "grid.seeds=[12, 8, 4]",
@@ -57,8 +66,9 @@ SIZES: dict[str, list[str]] = {
 PROFILED = 3
 """Algorithms from which on a suite has its profiles in the gallery; of two the table says as much."""
 
+TAG = re.compile(r"<[^>]+>")
 ROUND = re.compile(r"(\.\d\d)\d+")
-"""Digits of a figure's coordinates beyond a hundredth of a point, which no screen shows."""
+"""Digits of a figure's coordinates beyond a hundredth of a point, which no screen shows; not those of its texts."""
 
 
 def options(name: str) -> list[str]:
@@ -99,7 +109,8 @@ def draw(name: str) -> list[str]:
     for path in paths:
         if path.suffix == ".svg":
             target = path.name if path.name.startswith(name) else f"{name}-{path.name}"
-            (FOLDER / target).write_text(ROUND.sub(r"\1", path.read_text(encoding="utf-8")), encoding="utf-8")
+            svg = TAG.sub(lambda tag: ROUND.sub(r"\1", tag[0]), path.read_text(encoding="utf-8"))
+            (FOLDER / target).write_text(svg, encoding="utf-8")
             found.append(target)
     return found
 

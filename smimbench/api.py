@@ -241,7 +241,6 @@ def plot(
     """
     from pathlib import Path
 
-    from smimbench.interfaces import offers
     from smimbench.report.figures import suite_figure
     from smimbench.run.store import Store, theory_folder
     from smimbench.theory.cache import TheoryCache
@@ -249,9 +248,8 @@ def plot(
     suite = _suite(suite)
     if metric not in suite.run.metrics:
         raise ValueError(f"{suite.name} does not report {metric!r}; choose from {', '.join(suite.run.metrics)}")
-    cheap = all(p.problem.components == 1 and offers(p.problem.channel, "information") for p in suite.plans)
     cache = TheoryCache(theory_folder(Store(Path(results) / suite.name)))
-    found = suite_figure(suite, show(suite, results=results, backends=backends), cache, metric, curve=cheap)
+    found = suite_figure(suite, show(suite, results=results, backends=backends), cache, metric)
     if found is None:
         raise ValueError(f"{suite.name} has no problem to draw")
     figure: Figure = found.figure

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from smimbench.backend.device import Backend, get_backend
 from smimbench.problem.instance import Instance
@@ -138,6 +139,15 @@ def call(capsys, *arguments: str) -> tuple[int, str, str]:
         raise AssertionError("main returned")
     out, err = capsys.readouterr()
     return int(code or 0), out, err
+
+
+def ends_with(*arguments: str) -> int:
+    """Run the command line in this process, for fixtures of a whole module: its exit code."""
+    from smimbench.cli.main import main
+
+    with pytest.raises(SystemExit) as left:
+        main([str(a) for a in arguments])
+    return int(left.value.code or 0)
 
 
 def environment(**more: str) -> dict[str, str]:

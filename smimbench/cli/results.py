@@ -94,7 +94,6 @@ class Results:
 
     def figures(self, folder: Path | None = None) -> list[Path]:
         """Draw everything, beside the results where no folder is named; ImportError without matplotlib."""
-        from smimbench.interfaces import offers
         from smimbench.report.extrapolation_figure import draw_extrapolation
         from smimbench.report.figures import draw_suite
         from smimbench.report.learning_curves import draw_learning_curves
@@ -105,12 +104,9 @@ class Results:
         from smimbench.report.time_figure import draw_seconds
 
         folder = folder or self.folder / "figures"
-        problems = [plan.problem for plan in self.suite.plans]
-        # Whether theory on a fine grid costs next to nothing.
-        curve = all(p.components == 1 and offers(p.channel, "information") for p in problems)
         return [
-            *draw_suite(self.suite, self.rows, self.cache, folder, curve=curve),
-            *draw_learning_curves(self.suite, self.pairs, self.cache, self.store, folder, curve=curve),
+            *draw_suite(self.suite, self.rows, self.cache, folder),
+            *draw_learning_curves(self.suite, self.pairs, self.cache, self.store, folder),
             *draw_seconds(self.suite, self.pairs, self.cache, self.store, folder),
             *draw_profiles(self.suite, self.rows, self.pairs, self.cache, self.store, folder),
             *draw_phases(self.suite, self.cache, folder),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from smimbench.interfaces import offers
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.report.aggregate import ZERO
 from smimbench.report.labels import component_word, letter
@@ -30,10 +31,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from smimbench.problem.problem import Problem
     from smimbench.suite.cells import Suite
     from smimbench.theory.cache import TheoryCache
 
-__all__ = ["Line", "draw_suite", "floor_of", "looks_of", "smooth", "suite_figure", "theory_lines", "threshold_marks"]
+__all__ = [
+    "Line",
+    "draw_suite",
+    "floor_of",
+    "is_cheap",
+    "looks_of",
+    "smooth",
+    "suite_figure",
+    "theory_lines",
+    "threshold_marks",
+]
 
 POINTS = 120
 """Points of a theory line; doubled, theory takes twice as long and the line looks the same."""
@@ -47,6 +59,12 @@ LEAST = 1e-16
 WIDE = 50.0
 """Largest over least sample ratio from which on they are drawn by decades: what draws fresh samples stands far to the right.
 Doubled, the marks of all others are a strip at the left."""
+
+NARROW = 0.1
+"""Width of an axis over its right end below which it has fewer ticks; doubled, axes of a decade are spared."""
+
+HEADROOM = 0.06
+"""Free height above the highest mark, as a share of a panel; doubled, panels look half empty."""
 
 CROSSES = "x+1234"
 PANELS = 12
@@ -74,7 +92,8 @@ def draw_suite(
     Parameters
     ----------
     curve : bool
-        Compute theory on a fine grid between the suite's sample ratios; False draws a smooth line through those.
+        Compute theory on a fine grid between the suite's sample ratios, of problems where that costs next to nothing; of all
+        others, and with False, a smooth line is drawn through those.
 
     Raises
     ------
@@ -113,7 +132,7 @@ def suite_figure(
     data: list[dict[str, Any]] = []
     for axis, (plan, component) in zip(axes, chosen):
         own = [row for row in members if row["problem"] == plan.label and row["component"] == component]
-        _panel(axis, suite, plan, metric, component, own, theorist, curve, look, data)
+        _panel(axis, suite, plan, metric, component, own, theorist, curve and is_cheap(plan.problem), look, data)
     finish(figure, axes, _note(suite, metric))
     return Drawn(figure, data, _caption(suite, metric, data, len(panels) - len(chosen)))
 
@@ -150,6 +169,11 @@ def _caption(suite: Suite, metric: str, data: Sequence[dict[str, Any]], left_out
     if left_out:
         parts.append(f"{left_out} further panels are left out.")
     return " ".join(parts)
+
+
+def is_cheap(problem: Problem) -> bool:
+    """Whether theory on a fine grid costs next to nothing."""
+    return problem.components == 1 and offers(problem.channel, "information")
 
 
 def theory_lines(
@@ -287,7 +311,11 @@ def _panel(
         top = 2.0 * max([row["mean"] + (row["sem"] or 0.0) for row in measured] + ([line.value.max()] if line else []))
         decades_to_zero(axis, floor, top)
     else:
-        axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
+        low, high = axis.get_ylim()
+        low = min(0.0, low)
+        axis.set_ylim(
+            low, max(high, axis.dataLim.y1 + HEADROOM * (axis.dataLim.y1 - low))
+        )  # or marks at the top are cut
     if found.get("hard_phase"):
         axis.axvspan(*found["hard_phase"], color="0.92", zorder=0, label="hard phase")
     seen = [row["alpha"] for row in measured]
@@ -302,7 +330,11 @@ def _panel(
     d = letter(plan.problem.model)
     panel_title(axis, literal(head) + (f", {d} = {dimensions[0]}" if len(dimensions) == 1 else ""), above=14)
     if axis.get_xscale() == "linear":
-        axis.locator_params(axis="x", nbins=6)
+        left, right = axis.get_xlim()
+        close = right - left < NARROW * right  # sample ratios that differ in late digits have long labels
+        axis.locator_params(axis="x", nbins=3 if close else 6)
+    if line is None and not measured:
+        axis.text(0.5, 0.5, "no value", transform=axis.transAxes, ha="center", va="center", fontsize=8, color="0.4")
     axis.set_xlabel("sample ratio α")
     axis.set_ylabel(about.label)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from smimbench.registry.metrics import find_metric, is_in_trajectory, theory_of
 from smimbench.report.aggregate import ZERO
-from smimbench.report.figures import floor_of, looks_of
+from smimbench.report.figures import floor_of, is_cheap, looks_of
 from smimbench.report.labels import component_word, grouped, letter
 from smimbench.report.rows import draws_fresh
 from smimbench.report.style import (
@@ -61,7 +61,8 @@ def draw_learning_curves(
     pairs : sequence of (Cell, dict)
         Cells and their records.
     curve : bool
-        Compute theory for fewer samples, too; False leaves the Bayes-optimal value of all of them.
+        Compute theory for fewer samples, too, of problems where that costs next to nothing; of all others, and with False, the
+        Bayes-optimal value of all samples is drawn.
 
     Returns
     -------
@@ -94,7 +95,8 @@ def draw_learning_curves(
     figure, axes = new_figure(suite.title, len(chosen))
     data: list[dict[str, Any]] = []
     marked = [
-        _panel(axis, suite, place, metric, panels[place], theorist, curve, data) for axis, place in zip(axes, chosen)
+        _panel(axis, suite, place, metric, panels[place], theorist, data, curve=curve)
+        for axis, place in zip(axes, chosen)
     ]
     note = "A sample that is processed again counts again"
     names = sorted({label for place, label, _ in whole if place in chosen})
@@ -155,12 +157,14 @@ def _panel(
     metric: str,
     algorithms: dict[str, list[Any]],
     theorist: TheoryCache,
-    curve: bool,
     data: list[dict[str, Any]],
+    *,
+    curve: bool,
 ) -> bool:
     """Draw one panel; whether it shows where the data set has been gone through once."""
     label, alpha, dimension = place
     problem = next(plan.problem for plan in suite.plans if plan.label == label)
+    curve = curve and is_cheap(problem)
     runs = [run for members in algorithms.values() for run in members]
     components = runs[0][2].shape[1]
     first = min(run[1][0] for run in runs)

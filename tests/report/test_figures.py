@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 import smimbench
-from smimbench.report.figures import Line, draw_suite, floor_of, smooth
+from smimbench.report import figures
+from smimbench.report.figures import Line, draw_suite, floor_of, smooth, suite_figure
 from smimbench.report.rows import error_rows, suite_records
 from smimbench.report.style import COLOURS, KNOWN, looks, new_figure, save_figure, threshold_lines
 from smimbench.report.theory_figure import draw_theory, varied
@@ -18,7 +21,8 @@ from smimbench.report.time_figure import draw_seconds
 from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
 from smimbench.theory.cache import TheoryCache
-from tests.helpers import ATTENTION, call, write_suite
+from tests.helpers import ATTENTION, SUITE, call, write_suite
+from tests.report.rows import row
 
 TEXT = ATTENTION.replace("[0.1, 0.3]", "[0.1, 0.15, 0.3]") + '[[algorithms]]\nname = "adam"\nsteps = 20\n'
 
@@ -37,12 +41,12 @@ def results(tmp_path_factory):
     suite, store, cache = load_suite(path), Store(folder / "results" / "small"), TheoryCache()
     pairs = suite_records(suite, store, ["numpy"])
     rows = error_rows(pairs, suite, store, cache)
-    figures, save = [], Figure.savefig
+    made, save = [], Figure.savefig
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k)))
+        patch.setattr(Figure, "savefig", lambda self, *a, **k: (made.append(self), save(self, *a, **k)))
         paths = draw_suite(suite, rows, cache, folder / "figures")
         paths += draw_seconds(suite, pairs, cache, store, folder / "figures")
-    return suite, rows, folder / "figures", paths, figures[::3]
+    return suite, rows, folder / "figures", paths, made[::3]
 
 
 def test_an_algorithm_looks_the_same_in_every_suite():
@@ -87,7 +91,7 @@ def test_where_theory_reaches_zero_the_axis_is_logarithmic(results):
     error, overlap, *_ = figures
     assert error.axes[0].get_yscale() == "log"
     assert overlap.axes[0].get_yscale() == "linear"
-    smallest = min(row["mean"] for row in rows if row["metric"] == "mse")
+    smallest = min(one["mean"] for one in rows if one["metric"] == "mse")
     assert error.axes[0].get_ylim()[0] < smallest
 
 
@@ -97,10 +101,10 @@ def test_no_mark_is_cut_off(results):
     for axis, metric in ((figures[0].axes[0], "mse"), (figures[1].axes[0], "overlap")):
         low, high = axis.get_ylim()
         left, right = axis.get_xlim()
-        for row in rows:
-            if row["metric"] == metric:
-                assert low < row["mean"] < high
-                assert left < row["alpha"] < right
+        for one in rows:
+            if one["metric"] == metric:
+                assert low < one["mean"] < high
+                assert left < one["alpha"] < right
 
 
 def test_labels_and_legends_stand_outside_of_the_panel(results):
@@ -114,6 +118,40 @@ def test_labels_and_legends_stand_outside_of_the_panel(results):
                 assert box.y0 >= panel.y1 or box.x1 <= panel.x0, text.get_text()
         for legend in figure.legends:
             assert legend.get_window_extent().y1 <= min(axis.get_window_extent().y0 for axis in figure.axes)
+
+
+def test_marks_of_one_height_are_not_cut(tmp_path):
+    """A panel whose marks all lie at one value, far from 0: above them there is room."""
+    suite = load_suite(write_suite(tmp_path))
+    about = {"problem": "line", "own_theory": None, "identity": {"algorithm": {"name": "gamp"}}}
+    rows = [row(**about, alpha=alpha, mean=0.9, sem=0.0) for alpha in (0.5, 1.0)]
+    (axis,) = suite_figure(suite, rows, TheoryCache(), "mse", curve=False).figure.axes
+    axis.figure.draw_without_rendering()
+    (mark,) = [line for line in axis.lines if line.get_marker() == "o"]
+    height = axis.transData.transform((1.0, 0.9))[1] + mark.get_markersize() / 72 * axis.figure.dpi / 2
+    assert height < axis.bbox.y1
+
+
+def test_labels_of_ticks_do_not_meet(tmp_path):
+    """Sample ratios that differ in their third digit have labels that are long."""
+    text = SUITE.replace("[0.5, 1.0]", "[0.0992, 0.1]").replace("noise = 0.2", "noise = [0.2, 0.3, 0.4]")
+    (axis, *_) = suite_figure(
+        load_suite(write_suite(tmp_path, text)), [], TheoryCache(), "mse", curve=False
+    ).figure.axes
+    axis.figure.draw_without_rendering()
+    labels = [tick.label1.get_window_extent() for tick in axis.xaxis.get_major_ticks() if tick.label1.get_text()]
+    shown = [box for box in labels if axis.bbox.x0 <= (box.x0 + box.x1) / 2 <= axis.bbox.x1]
+    assert len(shown) >= 2
+    assert all(one.x1 < other.x0 for one, other in itertools.pairwise(shown))
+
+
+def test_a_dear_problem_leaves_the_line_of_another_smooth(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "is_cheap", lambda problem: problem.channel.noise > 0.25)
+    suite = load_suite(write_suite(tmp_path, SUITE.replace("noise = 0.2", "noise = [0.2, 0.3]")))
+    found = suite_figure(suite, [], TheoryCache(), "mse")
+    points = Counter(entry["problem"] for entry in found.data if entry["what"] == "Bayes-optimal")
+    assert sorted(points.values()) == [2, max(points.values())]
+    assert max(points.values()) >= 100
 
 
 def test_thresholds_that_are_near_have_labels_that_do_not_meet():
@@ -144,7 +182,7 @@ def test_the_caption_says_what_is_drawn(results):
     _, rows, folder, *_ = results
     text = (folder / "mse.svg").read_text()
     assert "mean and standard error over 2 runs" in text
-    hollow = any(set(row["status_counts"]) - {"ok"} for row in rows)
+    hollow = any(set(one["status_counts"]) - {"ok"} for one in rows)
     assert ("Hollow" in text) == hollow
 
 

@@ -11,8 +11,7 @@ import subprocess
 import pytest
 
 import smimbench
-from smimbench.cli.main import main
-from tests.helpers import ATTENTION, call, write_suite
+from tests.helpers import ATTENTION, call, ends_with, write_suite
 
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
@@ -99,19 +98,8 @@ def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     suite = write_suite(folder, TEXT)
     smimbench.run(suite, results=folder / "results", workers=1)
-    with pytest.raises(SystemExit) as left:
-        main(
-            [
-                "report",
-                str(suite),
-                "--results",
-                str(folder / "results"),
-                "--output",
-                str(folder / "page.html"),
-                "--quiet",
-            ]
-        )
-    assert not left.value.code
+    output = ("--output", folder / "page.html", "--quiet")
+    assert ends_with("report", suite, "--results", folder / "results", *output) in (0, 1)
     return folder / "page.html"
 
 
