@@ -142,7 +142,7 @@ def test_labels_of_ticks_do_not_meet(tmp_path):
     labels = [tick.label1.get_window_extent() for tick in axis.xaxis.get_major_ticks() if tick.label1.get_text()]
     shown = [box for box in labels if axis.bbox.x0 <= (box.x0 + box.x1) / 2 <= axis.bbox.x1]
     assert len(shown) >= 2
-    assert all(one.x1 < other.x0 for one, other in itertools.pairwise(shown))
+    assert all(one.x1 + one.height < other.x0 for one, other in itertools.pairwise(shown))
 
 
 def test_a_dear_problem_leaves_the_line_of_another_smooth(tmp_path, monkeypatch):
