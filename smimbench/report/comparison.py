@@ -9,7 +9,7 @@ from smimbench.files import canonical_json
 from smimbench.registry.metrics import find_metric, is_worse
 from smimbench.report.aggregate import change_between
 from smimbench.report.labels import distinguish, grouped, names_with_backend
-from smimbench.report.tables import component_column, differs, dimension_column, make_table, number, seconds, signed
+from smimbench.report.tables import component_column, differs, dimension_column, make_table, marked_z, number, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +53,7 @@ def compare_rows(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any
         entry: dict[str, Any] = {key: (b or a or {}).get(key) for key in SHOWN}
         for key, name in (("", "mean"), ("_sem", "sem"), ("_seconds", "per_iteration")):
             entry[f"before{key}"], entry[f"after{key}"] = (a or {}).get(name), (b or {}).get(name)
-        for key in ("own_z", "ratio_to_bayes"):
+        for key in ("own_z", "ratio_to_bayes", "n"):
             entry[f"before_{key}"], entry[f"after_{key}"] = (a or {}).get(key), (b or {}).get(key)
         entry |= {key: (b or a or {}).get(key) for key in THEORIES}
         entry |= _judge(entry, a, b)
@@ -147,7 +147,7 @@ def _two_verdicts() -> list[Column]:
     """Does it do what its own theory says, and what is the best that is possible? z before is in the JSON: 80 columns."""
     return [
         ("own", "r", lambda e: number(e["own_theory"])),
-        ("z", "r", lambda e: signed(e["after_own_z"], ".1f", 1000, ".0e")),
+        ("z", "r", lambda e: marked_z(e["after_own_z"], e["after_n"])),
         ("Bayes", "r", lambda e: number(e["bayes"])),
     ]
 

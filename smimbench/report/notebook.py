@@ -6,7 +6,7 @@ import html
 from typing import TYPE_CHECKING, Any
 
 from smimbench.report.labels import letter_of
-from smimbench.report.tables import number, seconds, signed
+from smimbench.report.tables import marked_z, number, seconds
 from smimbench.report.verdict import verdict_line, verdicts
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
     ("mean", lambda r: number(r["mean"])),
     ("s.e.m.", lambda r: number(r["sem"])),
     ("own theory", lambda r: number(r["own_theory"])),
-    ("z", lambda r: signed(r["own_z"], ".1f", 1000, ".0e")),
+    ("z", lambda r: marked_z(r["own_z"], r["n"])),
     ("Bayes", lambda r: number(r["bayes"])),
     ("× Bayes", lambda r: number(r["ratio_to_bayes"], 2)),
     ("a run", lambda r: seconds(r["seconds"])),

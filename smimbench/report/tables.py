@@ -29,6 +29,7 @@ __all__ = [
     "error_tables",
     "make_table",
     "markdown_table",
+    "marked_z",
     "number",
     "runtime_tables",
     "signed",
@@ -208,9 +209,13 @@ def _cut(rows: list[dict[str, Any]], full: bool, notes: list[str]) -> list[dict[
     return rows[:SHOWN]
 
 
-def _z(row: dict[str, Any], key: str) -> str:
+def marked_z(z: float | None, n: int | None) -> str:
     """z, marked where few runs make its standard error a guess."""
-    return signed(row.get(key), ".1f", 1000, ".0e") + ("?" if row.get(key) is not None and row["n"] < FEW else "")
+    return signed(z, ".1f", 1000, ".0e") + ("?" if z is not None and n is not None and n < FEW else "")
+
+
+def _z(row: dict[str, Any], key: str) -> str:
+    return marked_z(row.get(key), row["n"])
 
 
 def _error_table(problem: str, metric: str, rows: list[dict[str, Any]], full: bool) -> RenderableType:

@@ -136,6 +136,14 @@ def test_the_page_is_whole_escaped_and_fetches_nothing(folders, capsys):
     assert figures.count("<svg") == 3  # errors, overlaps, profiles; courses are charts
 
 
+def test_z_of_few_runs_is_marked():
+    own = {"own_theory": 1.1, "own_z": -2.0, "no_theory": None, "bayes": 0.5}
+    few, many = ({**row(1.0), **own, "alpha": alpha, "n": n} for alpha, n in ((0.1, 3), (0.2, 4)))
+    text = printed(comparison_table(compare_rows([few, many], [few, many])))
+    assert "-2.0?" in next(line for line in text.splitlines() if " 0.1 " in line)
+    assert "-2.0 " in next(line for line in text.splitlines() if " 0.2 " in line)
+
+
 def test_sizes_and_backends_are_told_apart():
     before = [row(1.0), {**row(1.0), "dimension": 20}, {**row(1.0), "backend": "torch"}]
     text = printed(comparison_table(compare_rows(before, before)))
