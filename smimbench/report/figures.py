@@ -308,7 +308,9 @@ def _panel(
                      for a, v in zip(reference.alpha, reference.value)]  # fmt: skip
     found = theorist.thresholds(plan.problem)
     if logarithmic:
-        top = 2.0 * max([row["mean"] + (row["sem"] or 0.0) for row in measured] + ([line.value.max()] if line else []))
+        # Up to the target at least: where all errors are far below it, an axis of one decade would have no tick but 0.
+        highest = [row["mean"] + (row["sem"] or 0.0) for row in measured] + ([line.value.max()] if line else [])
+        top = 2.0 * max([*highest, suite.run.target / 2.0])
         decades_to_zero(axis, floor, top)
     else:
         low, high = axis.get_ylim()

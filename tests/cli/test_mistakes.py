@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from smimbench.registry.registry import set_registry
-from tests.helpers import CHANNEL, SUITE, call, call_outside, command, environment, write_suite
+from tests.helpers import CHANNEL, SUITE, call, command, ends_with, environment, write_suite
 
 SMALL = ("--workers", "1", "--no-figure")
 
@@ -29,8 +29,7 @@ def ran(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ran")
     suite = write_suite(folder, SUITE)
     for more in ((), ("--set", "grid.seed=7")):
-        done = call_outside("run", suite, "--results", folder / "results", "--workers", "1", *more)
-        assert done.returncode == 0, done.stderr
+        assert ends_with("run", suite, "--results", folder / "results", "--workers", "1", *more) == 0
     return folder
 
 

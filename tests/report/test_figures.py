@@ -218,3 +218,15 @@ def test_theory_alone_is_drawn_with_a_phase_diagram(tmp_path, capsys):
     assert varied(plans) == ("prior.rho", [0.2, 0.5, 1.0])
     assert varied(plans[:2]) is None
     assert draw_theory(load_suite(suite), TheoryCache(), tmp_path / "again")
+
+
+def test_an_axis_whose_errors_all_are_tiny_has_ticks(tmp_path):
+    text = SUITE.replace("noise = 0.2", "noise = 0.0").replace("[0.5, 1.0]", "[3.0]")
+    suite = load_suite(write_suite(tmp_path, text))
+    about = {"problem": "line", "own_theory": None, "identity": {"algorithm": {"name": "gamp"}}, "bayes": 0.0}
+    (axis,) = suite_figure(
+        suite, [row(**about, alpha=3.0, mean=2e-9, sem=0.0)], TheoryCache(), "mse", curve=False
+    ).figure.axes
+    assert axis.get_yscale() == "log"
+    low, high = axis.get_ylim()
+    assert len([tick for tick in axis.get_yticks() if low < tick < high]) >= 2
