@@ -12,11 +12,32 @@ import numpy as np
 import pytest
 
 from smimbench.backend.device import Backend, get_backend
+from smimbench.interfaces import Capabilities
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem
 from smimbench.run.loop import LoopSettings, run_algorithm
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+class Square:
+    """Channel of phase retrieval, y = z^2: all moments of its gradients are polynomials."""
+
+    name, version, reference = "square", 1, "Isserlis' theorem"
+    components, symmetry = 1, "signs"
+    capabilities = Capabilities()
+
+    def forward(self, z, *, rng=None):
+        """Label of the latents."""
+        return z * z
+
+    def observable(self, y):
+        """What a loss compares."""
+        return y
+
+    def vjp(self, z, cotangent):
+        """Derivative of the label."""
+        return 2 * z * cotangent
 
 
 def suite_text(problem: str, alpha: list[float], dimension: int, seeds: int, *algorithms: str) -> str:

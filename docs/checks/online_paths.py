@@ -1,16 +1,19 @@
-"""Online descent at D = 1000 beside its theory, along the whole way: ``python docs/checks/online_paths.py [NAME ...]``.
+"""Online descent at D = 1000 beside its theory, along the whole way: ``python docs/checks/online_paths.py FOLDER [NAME ...]``.
 
-16 runs of `sgd` on fresh samples from an overlap of 0.2 with every direction of the teacher (0.3 for phase retrieval), through
-the plateau and the escape, and theory from the overlaps that they began with: mean MSE of both at some 100 moments, and the
-largest relative difference. The start is above chance and the rate small for the size of the batch, because chance in the overlap
-decides when a run escapes: from a random start, of overlap ``1/sqrt(D)``, some of 16 runs escape much later than others, and
-their mean is known to no better than tens of per cent while it falls.
+16 runs of `sgd` on fresh samples from a given overlap with every direction of the teacher, through the plateau and the escape,
+and theory from the overlaps that they began with: mean MSE of both at some 100 moments, and the largest relative difference. Runs
+are kept in FOLDER: stop at any time, and start again to go on.
+
+Chance in the overlap decides when a run escapes, and its escape decides its error from then on. What theory itself predicts for
+the standard deviation of the mean of 16 runs is printed beside the differences.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 from smimbench_algorithms.gradient import online_draws
@@ -18,30 +21,10 @@ from smimbench_algorithms.sgd import Sgd
 
 import smimbench
 from smimbench.backend import get_backend
-from smimbench.interfaces import Conditions
+from smimbench.interfaces import Conditions, Overlaps
 
 D, RUNS = 1000, 16
-online_draws.LATENTS = 4e8  # here theory may take a minute
-
-
-class Square:
-    """Phase retrieval, y = z^2."""
-
-    name, version, reference = "square", 1, "check"
-    components, symmetry = 1, "signs"
-    capabilities = smimbench.Capabilities()
-
-    def forward(self, z, *, rng=None):
-        """Label of the latents."""
-        return z * z
-
-    def observable(self, y):
-        """What the loss compares."""
-        return y
-
-    def vjp(self, z, cotangent):
-        """Derivative of the label."""
-        return 2 * z * cotangent
+online_draws.LATENTS = 2.5e8  # here theory may take minutes
 
 
 def softmax(layers):
@@ -52,7 +35,10 @@ def softmax(layers):
 
 
 def retrieval():
-    """Phase retrieval."""
+    """Phase retrieval: the square of one latent in place of the latent."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    from tests.helpers import Square
+
     problem = smimbench.Problem(
         {"name": "sequence-multi-index", "tokens": 1}, {"name": "linear", "noise": 0.0}, "gaussian"
     )
@@ -67,7 +53,7 @@ CASES = {
 }
 
 
-def begin(problem, overlap, rng, state, signal):
+def begin(overlap, rng, state, signal):
     """A state whose factor has exactly this overlap with every direction of the teacher, and the length of a draw."""
     noise = rng.standard_normal(signal.shape)
     noise -= (noise @ signal.T) @ np.linalg.solve(signal @ signal.T, signal)
@@ -75,43 +61,56 @@ def begin(problem, overlap, rng, state, signal):
     return state._replace(factor=factor, signal=factor)
 
 
-def compare(name):
+def one_run(problem, algorithm, overlap, run):
+    """Overlaps at the start of a run, and its MSE after every step."""
+    instance, rng = problem.instance(0.01, D, run), np.random.default_rng([1, run])
+    data = instance.data(get_backend("numpy"))
+    state = begin(overlap, rng, algorithm.init(problem, data, rng), instance.signal)
+    start = [part.tolist() for part in instance.overlaps(state.factor)]
+    curve = [list(instance.metrics(state.factor)["mse"])]
+    for _ in range(algorithm.steps):
+        state, _ = algorithm.step(problem, data, state)
+        curve.append(list(instance.metrics(state.factor)["mse"]))
+    return {"start": start, "mse": curve}
+
+
+def compare(folder, name):
     """Run one of the cases, and print its rows of the table."""
     make, overlap, parameters = CASES[name]
-    problem, algorithm = make(), Sgd(online=True, loss="squared", **parameters)
-    backend, starts, curves = get_backend("numpy"), [], []
-    cpu = time.process_time()
+    problem, algorithm, found = make(), Sgd(online=True, loss="squared", **parameters), []
     for run in range(RUNS):
-        instance, rng = problem.instance(0.01, D, run), np.random.default_rng([1, run])
-        data = instance.data(backend)
-        state = begin(problem, overlap, rng, algorithm.init(problem, data, rng), instance.signal)
-        starts.append(instance.overlaps(state.factor))
-        curve = [instance.metrics(state.factor)["mse"]]
-        for _ in range(algorithm.steps):
-            state, _ = algorithm.step(problem, data, state)
-            curve.append(instance.metrics(state.factor)["mse"])
-        curves.append(curve)
-    runs = np.array(curves)
-    spent = time.process_time() - cpu
-    alpha = algorithm.steps * algorithm.batch / D
-    found = algorithm.theory(problem, alpha, Conditions(dimension=D, starts=tuple(starts)))
-    path = found["trajectory"]
-    moments = np.array(path["iteration"])
-    theory, error = np.array(path["mse"]), np.array(path["mse_error"])
+        path = folder / f"{name.replace(' ', '-')}-{run}.json"
+        if not path.exists():
+            began = time.process_time()
+            text = json.dumps(one_run(problem, algorithm, overlap, run))
+            path.write_text(text)
+            print(f"{path.name}: {time.process_time() - began:.0f} s", flush=True)
+        found.append(json.loads(path.read_text()))
+    runs = np.array([run["mse"] for run in found])
+    starts = tuple(Overlaps(*map(np.asarray, run["start"])) for run in found)
+    point = algorithm.theory(problem, algorithm.steps * algorithm.batch / D, Conditions(dimension=D, starts=starts))
+    path = point["trajectory"]
+    moments, theory, error = (np.array(path[key]) for key in ("iteration", "mse", "mse_error"))
+    draws = int(point["method"].split()[2]) // RUNS
+    predicted = error * np.sqrt(draws) / theory  # standard deviation of the mean of 16 runs
     mean, sem = runs.mean(0)[moments], runs.std(0, ddof=1)[moments] / np.sqrt(RUNS)
     for layer in range(mean.shape[1]):
-        off = np.abs(mean[:, layer] / theory[:, layer] - 1)
+        wanted = theory[:, layer]
+        off = np.abs(mean[:, layer] / wanted - 1)
         worst = int(np.argmax(off))
-        z = off * theory[:, layer] / np.hypot(sem[:, layer], error[:, layer])
+        z = off * wanted / np.maximum(np.hypot(sem[:, layer], error[:, layer]), 1e-300)
+        which = f", layer {layer + 1}" if mean.shape[1] > 1 else ""
+        chance = predicted[:, layer].max()
         print(
-            f"| {name}, {parameters['learning_rate']:g}, {parameters['batch']}, overlap {overlap:g}"
-            f"{f', layer {layer + 1}' if mean.shape[1] > 1 else ''} | {mean[0, layer]:.3f} to {mean[-1, layer]:.4f} "
-            f"| {100 * off[worst]:.2f}% at {theory[worst, layer]:.3f} | {z[worst]:.1f}, at most {z[1:].max():.1f} |"
-            f" # {found['method']}, {spent:.0f} s",
+            f"| {name}{which} | {parameters['learning_rate']:g} | {parameters['batch']} | {overlap:g} | {mean[0, layer]:.3f} to "
+            f"{mean[-1, layer]:.4f} | {100 * chance:.1f}% | {100 * off[worst]:.2f}%, at {wanted[worst]:.3f} "
+            f"| {z[1:].max():.1f} | # {point['method']}",
             flush=True,
         )
 
 
 if __name__ == "__main__":
-    for one in sys.argv[1:] or CASES:
-        compare(one)
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in sys.argv[2:] or CASES:
+        compare(folder, one)

@@ -139,7 +139,8 @@ class Averaged:
         .. math:: M_K = M, \qquad Q_K = Q' + (Q - Q') / K.
 
         Draws from the posterior have ``M = Q'`` and Q the second moment: ``mse_K = (1 + 1/K) mse_Bayes``. Where all starts
-        end in one estimate, ``Q' = Q``.
+        end in one estimate, ``Q' = Q``. Online descent has none here: its students learn from the same samples, and its
+        equations do not hold the overlap of two of them.
         """
         one = own_theory(self._inner, problem, alpha, conditions)
         if isinstance(one, str) or self.students == 1:

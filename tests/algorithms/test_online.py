@@ -14,6 +14,7 @@ from smimbench_algorithms.sgd import Sgd
 import smimbench
 from smimbench.backend import get_backend
 from smimbench.interfaces import Conditions, Overlaps
+from tests.helpers import Square
 
 
 def sequence(channel, tokens=2):
@@ -23,21 +24,6 @@ def sequence(channel, tokens=2):
 LINE = sequence({"name": "linear", "noise": 0.3})
 SOFTMAX = sequence({"name": "softmax", "layers": 1})
 DEEP = sequence({"name": "softmax", "layers": 2, "skip": 1.0})
-
-
-class Square:
-    """Phase retrieval, y = z^2: all moments are polynomials."""
-
-    name, components = "square", 1
-
-    def forward(self, z, *, rng=None):
-        return z * z
-
-    def observable(self, y):
-        return y
-
-    def vjp(self, z, cotangent):
-        return 2 * z * cotangent
 
 
 class Retrieval:

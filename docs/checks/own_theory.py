@@ -1,0 +1,270 @@
+"""Runs of every algorithm that has a theory, continued to infinite size, beside it.
+
+``python docs/checks/own_theory.py FOLDER [--minutes 8] [--only NAME ...]`` makes runs at three sizes and keeps them in FOLDER:
+stop it at any time, and start it again to go on. ``--table`` prints what there is; docs/contenders.md has the table of a whole
+run.
+
+The mean of a metric at a size is corrected by the size of the teachers, ``|W*|^2`` (for matrices also their trace), whose
+means are known: linear regression over the runs. Means at three sizes are continued by ``limit + b / D``. Theory of online
+descent is that of the dimension and the starts of its runs, so there the difference from theory is continued.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+import smimbench
+from smimbench.backend import get_backend
+from smimbench.interfaces import Conditions, Overlaps
+from smimbench.numerics.size_laws import extrapolate
+from smimbench.registry import build, get_registry
+from smimbench.registry.metrics import find_metric
+from smimbench.run.loop import LoopSettings, run_algorithm
+from smimbench.theory.own import own_theory
+
+METRICS = ("mse", "overlap")
+LOW, MIDDLE, LARGE = {60: 400, 120: 200, 240: 100}, {120: 400, 240: 200, 480: 100}, {250: 128, 500: 80, 1000: 48}
+MATRICES = {40: 64, 80: 16, 160: 6}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One point of the table: ``start`` is the overlap with every direction of the teacher that runs of descent begin with."""
+
+    problem: tuple
+    algorithm: dict
+    alpha: float
+    sizes: dict = field(default_factory=lambda: LOW)
+    start: float | None = None
+
+
+def low(channel, tokens=1):
+    """A problem with a signal of low rank."""
+    return ({"name": "sequence-multi-index", "tokens": tokens}, channel, {"name": "gaussian"})
+
+
+def matrix(channel, tokens, rho):
+    """A problem with a matrix."""
+    return ({"name": "attention-indexed", "tokens": tokens}, channel, {"name": "wishart", "rho": rho})
+
+
+LINE = low({"name": "linear", "noise": 0.3}, 2)
+SIGN = low({"name": "sign"})
+PROBIT = low({"name": "probit", "noise": 0.5}, 2)
+ONE = low({"name": "softmax", "layers": 1}, 2)
+TWO = low({"name": "softmax", "layers": 2, "skip": 1.0}, 2)
+BOTH = low({"name": "linear", "noise": 0.2, "components": 2})
+
+
+def network(noise):
+    """Labels linear in a matrix, of a single token: a quadratic network."""
+    return {"name": "linear", "noise": noise}
+
+
+def erm(loss, penalty):
+    """A convex risk."""
+    return {"name": "erm", "loss": loss, "penalty": penalty}
+
+
+def sgd(rate, batch, steps, **more):
+    """Descent on fresh samples; the batch in units of D."""
+    return {"name": "sgd", "learning_rate": rate, "batch": batch, "steps": steps, "online": True, **more}
+
+
+def adam(decay):
+    """Descent on a factor as wide as the matrix."""
+    return {"name": "adam", "weight_decay": decay, "learning_rate": 0.1, "schedule": "cosine", "steps": 600}
+
+
+ROWS = {
+    "gamp linear": [Row(LINE, {"name": "gamp"}, alpha) for alpha in (0.3, 0.6, 1.2)],
+    "gamp probit": [Row(PROBIT, {"name": "gamp"}, alpha) for alpha in (0.5, 1.0, 2.0)],
+    "gamp sign": [Row(SIGN, {"name": "gamp"}, 1.5)],
+    "erm square 0.1, linear": [Row(LINE, erm("square", 0.1), alpha) for alpha in (0.3, 1.0, 2.0)],
+    "erm square best, two components": [Row(BOTH, erm("square", "optimal"), alpha) for alpha in (0.8, 1.7)],
+    "erm square best, sign": [Row(SIGN, erm("square", "optimal"), 1.5)],
+    "erm logistic 0.1, sign": [
+        *(Row(SIGN, erm("logistic", 0.1), alpha) for alpha in (1.0, 2.0)),
+        Row(SIGN, erm("logistic", 0.1), 4.0, MIDDLE),
+    ],
+    "erm logistic best, probit": [Row(PROBIT, erm("logistic", "optimal"), alpha) for alpha in (0.5, 1.0, 2.0)],
+    "erm squared-hinge 0.3, sign": [Row(SIGN, erm("squared-hinge", 0.3), alpha) for alpha in (0.7, 1.0)]
+    + [Row(SIGN, erm("squared-hinge", 0.3), alpha, MIDDLE) for alpha in (2.0, 3.0)],
+    "erm squared-hinge best, probit": [Row(PROBIT, erm("squared-hinge", "optimal"), alpha) for alpha in (0.6, 1.4)],
+    "ridge 1, linear": [Row(LINE, {"name": "ridge", "regularisation": 1.0}, alpha) for alpha in (0.3, 0.45, 1.5)],
+    "ridge best, linear": [
+        Row(LINE, {"name": "ridge", "regularisation": "optimal"}, alpha) for alpha in (0.2, 0.6, 2.0)
+    ],
+    "spectral, one layer": [Row(ONE, {"name": "spectral"}, alpha, LARGE) for alpha in (0.6, 0.5, 0.8, 0.7)],
+    "spectral asymmetric, one layer": [
+        Row(ONE, {"name": "spectral", "kind": "asymmetric"}, alpha, LARGE) for alpha in (0.5, 0.8)
+    ],
+    "sgd linear": [
+        Row(LINE, sgd(0.03, 1 / 6, 30), 5.0),
+        Row(LINE, sgd(0.05, 1 / 4, 30, weight_decay=0.5), 7.5),
+        Row(LINE, sgd(0.05, 1 / 4, 30, momentum=0.5), 7.5),
+    ],
+    "sgd probit": [Row(PROBIT, sgd(0.05, 1 / 4, 40), 10.0), Row(PROBIT, sgd(0.03, 1 / 10, 60, weight_decay=0.2), 6.0)],
+    "sgd one layer": [
+        Row(ONE, sgd(0.1, 2.0, 40, loss="squared"), 80.0, start=0.3),
+        Row(ONE, sgd(0.1, 2.0, 30, loss="squared", spherical=True), 60.0, start=0.3),
+    ],
+    "sgd two layers": [Row(TWO, sgd(0.1, 1.0, 40, loss="squared"), 40.0, start=0.5)],
+    "adam with decay, one token": [
+        Row(matrix(network(noise), 1, rho), adam(decay), alpha, MATRICES)
+        for noise, rho, alpha, decay in ((0.3, 0.3, 0.3, 0.6), (0.1, 0.1, 0.2, 0.4), (0.3, 0.5, 0.4, 1.0))
+    ],
+    "adam with decay, two tokens": [
+        Row(matrix(network(noise), 2, rho), adam(decay), alpha, MATRICES)
+        for noise, rho, alpha, decay in ((0.3, 0.5, 0.3, 0.6), (0.3, 0.2, 0.2, 2.0), (1.0, 0.3, 0.25, 1.5))
+    ],
+}
+
+
+def algorithm_of(row, size):
+    """The algorithm at a size: batches grow with it, a factor is as wide as the matrix."""
+    parameters = dict(row.algorithm)
+    name = parameters.pop("name")
+    if "batch" in parameters:
+        parameters["batch"] = round(parameters["batch"] * size)
+    if name == "adam":
+        parameters["width"] = size
+    entry = get_registry().get("algorithm", name, row.problem[0]["name"])
+    return build(entry.item, "algorithm", parameters)
+
+
+def generator(*path):
+    """Random numbers of an attempt of a run."""
+    return np.random.default_rng(path)
+
+
+def begun(overlap, signal, rng):
+    """A student with this overlap with every direction of the teacher, and the length of a draw."""
+    noise = rng.standard_normal(signal.shape)
+    noise -= (noise @ signal.T) @ np.linalg.solve(signal @ signal.T, signal)
+    return overlap * signal + np.sqrt(1 - overlap**2) * noise
+
+
+def one_run(row, problem, size, run):
+    """Metrics of one run, its start, and the size of its teacher."""
+    algorithm, backend = algorithm_of(row, size), get_backend("numpy")
+    online = row.algorithm.get("online")
+    instance = problem.instance(0.05 if online else row.alpha, size, run)
+    data, found = instance.data(backend), {}
+    if row.start is None:
+        limits = LoopSettings(tolerance=1e-5, max_iterations=1000)
+        made = partial(generator, size, run)
+        attempt = run_algorithm(problem, instance, data, algorithm, made, limits, backend).attempt
+        metrics, start = attempt.metrics, list(attempt.start.values())
+        found["status"] = attempt.status.value
+    else:
+        rng = np.random.default_rng([size, run])
+        state, factor = algorithm.init(problem, data, rng), begun(row.start, instance.signal, rng)
+        if algorithm.spherical:
+            factor /= np.sqrt(np.mean(factor**2, axis=-1, keepdims=True))
+        state, start = state._replace(factor=factor, signal=factor), instance.overlaps(factor)
+        for _ in range(algorithm.steps):
+            state, _ = algorithm.step(problem, data, state)
+        metrics = instance.metrics(algorithm.estimate(state))
+    found |= {name: list(metrics[name]) for name in METRICS}
+    if online:
+        found["start"] = [np.asarray(part).tolist() for part in start]
+    signal = instance.signal
+    if problem.model.rank == "low":
+        found["teacher"] = (np.sum(signal**2, axis=-1) / size - 1).tolist()
+    else:
+        rho = row.problem[2]["rho"]
+        trace = np.trace(signal, axis1=-2, axis2=-1) / size - np.sqrt(rho)
+        found["teacher"] = [*trace.tolist(), *(np.sum(signal**2, axis=(-2, -1)) / size - (1 + rho + 1 / size)).tolist()]
+    return found
+
+
+def runs_of(path, size):
+    """What has been run."""
+    if not path.exists():
+        return []
+    return [run for line in path.read_text().splitlines() if (run := json.loads(line))["size"] == size]
+
+
+def corrected(values, controls):
+    """Mean of values (n, P) and its standard error, with controls (n, k) of mean zero taken out."""
+    design = np.concatenate([np.ones((len(values), 1)), controls], axis=1)
+    found = np.linalg.lstsq(design, values, rcond=None)[0]
+    rest = values - design @ found
+    covariance = np.linalg.inv(design.T @ design)[0, 0]
+    return found[0], np.sqrt(covariance * np.sum(rest**2, axis=0) / (len(values) - design.shape[1]))
+
+
+def lines(name, row, path):
+    """The rows of the table of one point, one for each component."""
+    problem = smimbench.Problem(*row.problem)
+    online = row.algorithm.get("online")
+    sizes, kept = sorted(row.sizes), {metric: [] for metric in METRICS}
+    wanted = {}
+    for size in sizes:
+        runs = runs_of(path, size)
+        if len(runs) < 8:
+            return []
+        starts = tuple(Overlaps(*map(np.asarray, run["start"])) for run in runs) if online else ()
+        if online or not wanted:
+            point = own_theory(algorithm_of(row, size), problem, row.alpha, Conditions(dimension=size, starts=starts))
+            wanted = {m: [np.atleast_1d(x) for x in find_metric(m).theory(problem, point)] for m in METRICS}
+        for metric in METRICS:
+            values = np.array([run[metric] for run in runs])
+            mean, error = corrected(values, np.array([run["teacher"] for run in runs]))
+            theory, its_error = wanted[metric]
+            kept[metric].append((mean - theory, np.hypot(error, its_error if online else 0)))
+    found = []
+    counts = ", ".join(f"{len(runs_of(path, size))}" for size in sizes)
+    for k in range(len(kept["mse"][0][0])):
+        shown = []
+        for metric in METRICS:
+            fit = extrapolate(sizes, [d[k] for d, _ in kept[metric]], [e[k] for _, e in kept[metric]])
+            theory = wanted[metric][0][k]
+            error = np.hypot(fit.error, 0 if online else wanted[metric][1][min(k, len(wanted[metric][1]) - 1)])
+            shown.append(
+                f"{theory + fit.fit.limit:.4f} ± {error:.4f} ({100 * error / theory:.1f}%) | {theory:.4f} "
+                f"| {fit.fit.limit / error:+.1f}"
+            )
+        layer = f", {k + 1}" if problem.components > 1 else ""
+        found.append(f"| {name}{layer} | {row.alpha:g} | {' | '.join(shown)} | {counts} |")
+    return found
+
+
+def main():
+    """Run until the time is over, or print the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--minutes", type=float, default=1e9)
+    parser.add_argument("--only", nargs="*", default=[""])
+    parser.add_argument("--table", action="store_true")
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + 60 * given.minutes
+    for name, rows in ROWS.items():
+        if not name.startswith(tuple(given.only)):
+            continue
+        for k, row in enumerate(rows):
+            path = given.folder / f"{name.replace(' ', '-')}-{k}.jsonl"
+            if given.table:
+                print("\n".join(lines(name, row, path)), flush=True)
+                continue
+            problem = smimbench.Problem(*row.problem)
+            for size, count in row.sizes.items():
+                for run in range(len(runs_of(path, size)), count):
+                    if time.monotonic() > end:
+                        return
+                    line = json.dumps({"size": size, "run": run, **one_run(row, problem, size, run)})
+                    with path.open("a") as file:
+                        file.write(line + "\n")
+
+
+if __name__ == "__main__":
+    main()
