@@ -46,6 +46,8 @@ LONGEST_STEP = 3.0
 """Longest accelerated step in log Qhat; doubled, bad extrapolations go twice as far."""
 NEARLY_KNOWN = 1e-6
 """Error below which perfect recovery is asked for; doubled, the walk to it ends a few steps earlier."""
+SAME = 0.3
+"""Distance in log Qhat, in errors of the information, within which two fixed points are one. Doubled: an iteration fewer."""
 UNFINISHED = "iterations were not enough"
 MOST_ITERATIONS = 60
 """Accelerated iterations per sample ratio; doubled, fewer points end with "were not enough"."""
@@ -84,12 +86,19 @@ def iterate(
     return Prediction(float(alpha), Q, V, np.asarray(error), branch, method)
 
 
-def sweep(problem: Problem, alphas: Sequence[float], branch: str = "uninformed") -> list[tuple[Prediction, Host]]:
+def sweep(
+    problem: Problem,
+    alphas: Sequence[float],
+    branch: str = "uninformed",
+    other_branch: Sequence[tuple[Prediction, Host]] | None = None,
+) -> list[tuple[Prediction, Host]]:
     """Fixed points of one branch with their Qhat (P, P), each found from the one before.
 
     Upwards in alpha for the uninformed branch, downwards for the informed one: a branch only moves away from the other
     end when alpha does, so the last fixed point is on the right side of the next one. The error of V is what the numerical
     error of the information does to it, through the response of V to alpha, plus what is left of the residual.
+
+    ``other_branch`` is what the other sweep found: where this one arrives at the same fixed point it is not looked at again.
     """
     P = problem.components
     upwards = branch == "uninformed"
@@ -110,7 +119,17 @@ def sweep(problem: Problem, alphas: Sequence[float], branch: str = "uninformed")
         if not upwards and (perfect is None or alpha < perfect.value):
             # An error of zero is unstable here: it grows by the same factor a step, from where that is soon seen.
             start = np.asarray(spectral_function(start, lambda values: np.minimum(values, NEARLY_PERFECT)))
-        qhat, relative, residual, method = _accelerated(problem, alpha, start)
+        there = None if other_branch is None else other_branch[k]
+        target = None if there is None or UNFINISHED in there[0].method else _logarithm(there[1])
+        qhat, relative, residual, method = _accelerated(problem, alpha, start, target=target)
+        if (
+            there is not None
+            and target is not None
+            and float(np.abs(_logarithm(qhat) - target).max()) < SAME * relative
+        ):
+            start = there[1]
+            solved[k] = replace(there[0], branch=branch), start
+            continue
         if upwards and perfect is not None and alpha > perfect.value:
             nearly = np.diagonal(overlap_at(problem, qhat)[1]).max() < NEARLY_KNOWN
             if nearly or UNFINISHED in method:
@@ -190,10 +209,13 @@ def _exponential(log: Host) -> Host:
     return np.asarray(spectral_function(log, lambda values: np.exp(np.minimum(values, 60.0))))
 
 
-def _accelerated(problem: Problem, alpha: float, start: Host, enough: float = 1e-10) -> tuple[Host, float, float, str]:
+def _accelerated(
+    problem: Problem, alpha: float, start: Host, enough: float = 1e-10, target: Host | None = None
+) -> tuple[Host, float, float, str]:
     """Fixed point of ``Qhat -> kappa alpha I(overlap(Qhat))``: Qhat, relative error of I, residual, method.
 
-    Anderson's acceleration in the matrix logarithm, where growth by a factor is a constant step.
+    Anderson's acceleration in the matrix logarithm, where growth by a factor is a constant step. It ends early at the fixed point
+    whose logarithm is ``target``.
     """
     kappa = float(problem.model.kappa)
     upper = np.triu_indices(len(start))
@@ -213,7 +235,8 @@ def _accelerated(problem: Problem, alpha: float, start: Host, enough: float = 1e
         residual = float(np.abs(step).max())
         value, error = diagonals(information)
         relative = float(np.max(error / np.maximum(value, 1e-300)))
-        if residual <= max(enough, 0.02 * relative) or np.diagonal(x).min() > np.log(1e14):
+        arrived = target is not None and float(np.abs(image - target).max()) < SAME * relative
+        if arrived or residual <= max(enough, 0.02 * relative) or np.diagonal(x).min() > np.log(1e14):
             x = image
             break
         if residual > 2 * best:
@@ -245,7 +268,8 @@ def competing(problem: Problem, alphas: Sequence[float]) -> list[list[Prediction
     if not alphas:
         return []
     perfect = perfect_limit(problem)
-    lower, upper = sweep(problem, alphas, "uninformed"), sweep(problem, alphas, "informed")
+    lower = sweep(problem, alphas, "uninformed")
+    upper = sweep(problem, alphas, "informed", lower)
     result = []
     for (low, low_qhat), (high, high_qhat) in zip(lower, upper):
         if perfect is not None and high.alpha >= perfect.value:
