@@ -28,7 +28,8 @@ THRESHOLDS = """
 from smimbench.problem.problem import Problem
 from smimbench.theory.continuation import Continuation
 
-problem = Problem({{"name": "sequence-multi-index"}}, {{"name": "softmax", "layers": {layers}, "skip": 1.0}}, "gaussian")
+model = {{"name": "sequence-multi-index", "tokens": 2}}
+problem = Problem(model, {{"name": "softmax", "layers": {layers}, "skip": 1.0}}, "gaussian")
 curve = Continuation(problem)
 curve.follow_bifurcations({count})
 print([(b.component + 1, b.alpha, b.error) for b in curve.bifurcations])
