@@ -61,7 +61,7 @@ def table(folder):
             rows = [row for row in smimbench.show(path, results=folder / "results") if row["metric"] == "mse"]
             for end in smimbench.extrapolate(rows):
                 shown = {
-                    row["dimension"]: f"{row['mean']:.4f}({row['sem']:.4f})"
+                    row["dimension"]: f"{row['mean']:.4f}" + (f"({row['sem']:.4f})" if row["sem"] is not None else "")
                     for row in rows
                     if abs(row["nominal_alpha"] / end["alpha"] - 1) < 0.01
                 }
