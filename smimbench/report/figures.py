@@ -92,8 +92,8 @@ def draw_suite(
     Parameters
     ----------
     curve : bool
-        Compute theory on a fine grid between the suite's sample ratios, of problems where that costs next to nothing; of all
-        others, and with False, a smooth line is drawn through those.
+        Compute theory on a fine grid between the suite's sample ratios, of problems where that costs next to nothing or where
+        it is read off a curve that thresholds have followed; of all others, and with False, a smooth line is drawn through those.
 
     Raises
     ------
@@ -132,7 +132,7 @@ def suite_figure(
     data: list[dict[str, Any]] = []
     for axis, (plan, component) in zip(axes, chosen):
         own = [row for row in members if row["problem"] == plan.label and row["component"] == component]
-        _panel(axis, suite, plan, metric, component, own, theorist, curve and is_cheap(plan.problem), look, data)
+        _panel(axis, suite, plan, metric, component, own, theorist, curve, look, data)
     finish(figure, axes, _note(suite, metric))
     return Drawn(figure, data, _caption(suite, metric, data, len(panels) - len(chosen)))
 
@@ -179,7 +179,10 @@ def is_cheap(problem: Problem) -> bool:
 def theory_lines(
     theorist: TheoryCache, plan: Any, metric: str, used: Sequence[float], *, curve: bool
 ) -> dict[int, Line]:
-    """Theory by component (from 0): on a fine grid, or smooth between the sample ratios that are used."""
+    """Theory by component (from 0): on a fine grid, or smooth between the sample ratios that are used.
+
+    A fine grid is for theory that costs next to nothing, or is read off a curve that thresholds have followed already.
+    """
     grid = np.asarray(sorted(used), dtype=float)
     low, high = grid[0], grid[-1]
     margin = 0.05 * (high - low) if high > low else 0.2 * high
@@ -187,14 +190,18 @@ def theory_lines(
     fine = np.unique([*_spread(*ends), *grid])
     found = theorist.thresholds(plan.problem)
     breaks = [mark for mark, _ in threshold_marks(found)]
-    if curve:
-        # A curve may fall steeply towards a threshold: points draw near it from both sides.
-        steps = [s * 10.0**-k for k in (1.5, 2, 2.5, 3, 4) for s in (-1, 1)]
-        near = [b * (1 + s) for b in breaks for s in steps if fine[0] < b * (1 + s) < fine[-1]]
-        grid = np.unique([*fine, *near])
-    points = theorist.points(plan.problem, list(grid))
-    components = len(points[0][0]["overlap"])
+    # A curve may fall steeply towards a threshold: points draw near it from both sides.
+    steps = [s * 10.0**-k for k in (1.5, 2, 2.5, 3, 4) for s in (-1, 1)]
+    near = [b * (1 + s) for b in breaks for s in steps if fine[0] < b * (1 + s) < fine[-1]]
+    dense = np.unique([*fine, *near])
     about = find_metric(metric, plan.problem.model.name)
+    read = theorist.read_off(plan.problem, list(dense)) if curve and not is_cheap(plan.problem) else None
+    if read and all(value is None for value in theory_of(about, plan.problem, read[0][0], plan.problem.components)[0]):
+        read = None  # errors of prediction are not read off
+    curve = read is not None or (curve and is_cheap(plan.problem))
+    grid = dense if curve else grid
+    points = theorist.points(plan.problem, list(grid)) if read is None else read
+    components = len(points[0][0]["overlap"])
     known = [theory_of(about, plan.problem, p, components) for p, *_ in points]
     lines = {}
     for k in range(components if about.per_component else 1):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.registry.metrics import find_metric
-from smimbench.report.figures import PANELS, VISIBLE, is_cheap, theory_lines, threshold_marks
+from smimbench.report.figures import PANELS, VISIBLE, theory_lines, threshold_marks
 from smimbench.report.labels import component_word
 from smimbench.report.style import (
     COLOURS,
@@ -65,7 +65,7 @@ def _panel(
     alphas: Sequence[float],
     data: list[dict[str, Any]],
 ) -> None:
-    lines = theory_lines(theorist, plan, metric, alphas, curve=is_cheap(plan.problem))
+    lines = theory_lines(theorist, plan, metric, alphas, curve=True)
     for k, line in lines.items():
         colour = "black" if len(lines) == 1 else COLOURS[k % len(COLOURS)]
         name = line_name("Bayes-optimal", component_word(plan.problem), None if len(lines) == 1 else k)
@@ -119,10 +119,7 @@ def draw_phases(suite: Suite, theorist: TheoryCache, folder: Path) -> list[Path]
     figure, (axis,) = new_figure(suite.title, 1)
     grid = np.linspace(low, high, 60)
     error = np.array(
-        [
-            _mean_error(theory_lines(theorist, plan, "mse", plan.alphas, curve=is_cheap(plan.problem)), grid)
-            for plan in plans
-        ]
+        [_mean_error(theory_lines(theorist, plan, "mse", plan.alphas, curve=True), grid) for plan in plans]
     )
     image = axis.pcolormesh(grid, values, error, cmap="cividis", shading="nearest", vmin=0.0)
     figure.colorbar(image, ax=axis, label="Bayes-optimal MSE")

@@ -216,7 +216,8 @@ class FixedPointCurve:
         result = []
         for alpha in alphas:
             low, high = self.predict(alpha, "uninformed"), self.predict(alpha, "informed")
-            if branches_meet(self.problem, low, high):
+            # An error that is not zero is not perfect recovery, however uncertain it is.
+            if low.V.any() == high.V.any() and branches_meet(self.problem, low, high):
                 result.append([replace(low, branch="unique")])
             else:
                 pair = [replace(p, free_entropy=self.free_entropy(p)[0]) for p in (low, high)]

@@ -154,6 +154,24 @@ def test_a_dear_problem_leaves_the_line_of_another_smooth(tmp_path, monkeypatch)
     assert max(points.values()) >= 100
 
 
+def test_a_followed_curve_is_drawn_densely(tmp_path):
+    """Between two sample ratios the line is the curve that thresholds have followed, not a straight one."""
+    text = SUITE.replace('"linear", noise = 0.2', '"linear", components = 2, noise = 0.2')
+    suite = load_suite(write_suite(tmp_path, text))
+    cache = TheoryCache()
+    for metric, dense in (("overlap", True), ("generalization_error_bayes", False)):
+        found = suite_figure(suite, [], cache, metric).data
+        lines = {}
+        for entry in found:
+            lines.setdefault(entry["component"], {})[entry["alpha"]] = entry["value"]
+        assert all((len(line) > 100) == dense for line in lines.values())
+        if dense:
+            assert set(lines) == {1, 2}
+            middle = sorted(lines[1])[60]
+            (point, *_) = cache.points(suite.plans[0].problem, [middle])[0]
+            assert lines[1][middle] == pytest.approx(point["overlap"][0][0], rel=1e-12)
+
+
 def test_thresholds_that_are_near_have_labels_that_do_not_meet():
     figure, (axis,) = new_figure("", 1)
     axis.set_xlim(0, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +12,11 @@ from smimbench_channels.sequence.linear import SequenceLinear
 from smimbench_priors.gaussian import Gaussian
 
 from smimbench.interfaces import Overlap, Posterior, Uncertain
+from smimbench.theory.fixed_point_curve import fixed_point_curve
 from smimbench.theory.predictions import competing
 from smimbench.theory.scalar import resolved
 from smimbench.theory.thresholds import thresholds
+from smimbench.theory.types import Prediction
 
 
 class LowRank:
@@ -232,3 +235,17 @@ def test_none_has_a_reason():
     assert found["algorithmic"] is None
     assert "one branch" in found["reasons"]["algorithmic"]
     assert set(found["reasons"]) == {k for k in found if not found[k] and k not in ("hard_phase", "reasons")}
+
+
+def test_an_error_that_is_not_zero_is_not_perfect_recovery(monkeypatch):
+    """At the end of a hard phase the uninformed error may be as small as it is uncertain; perfect recovery is optimal there."""
+    problem = Problem(SequenceLinear(tokens=2, components=2), Gaussian(), 2, 2)
+    curve = fixed_point_curve(problem)
+    monkeypatch.setattr(curve, "folds", lambda: True)
+    monkeypatch.setattr(curve, "free_entropy", lambda p: (0.0 if p.V.any() else float("inf"), 0.0))
+    low = Prediction(1.0, 0.95 * np.eye(2), 0.05 * np.eye(2), np.full(2, 0.04), "uninformed", "")
+    high = Prediction(1.0, np.eye(2), np.zeros((2, 2)), np.zeros(2), "informed", "")
+    monkeypatch.setattr(curve, "predict", lambda alpha, branch: low if branch == "uninformed" else high)
+    assert [p.branch for p in curve.competing([1.0])[0]] == ["informed", "uninformed"]
+    high = replace(low, V=0.04 * np.eye(2))
+    assert [p.branch for p in curve.competing([1.0])[0]] == ["unique"]
