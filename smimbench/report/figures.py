@@ -188,7 +188,7 @@ def theory_lines(
     margin = 0.05 * (high - low) if high > low else 0.2 * high
     ends = (low / 1.3, high * 1.3) if high > WIDE * low else (max(low - margin, low / 2), high + margin)
     fine = np.unique([*_spread(*ends), *grid])
-    found = theorist.thresholds(plan.problem)
+    found = theorist.thresholds_at_hand(plan.problem)
     breaks = [mark for mark, _ in threshold_marks(found)]
     # A curve may fall steeply towards a threshold: points draw near it from both sides.
     steps = [s * 10.0**-k for k in (1.5, 2, 2.5, 3, 4) for s in (-1, 1)]
@@ -313,7 +313,7 @@ def _panel(
             )
             data += [{**place, "what": "reference", "algorithm": reference.label, "alpha": a, "value": v}
                      for a, v in zip(reference.alpha, reference.value)]  # fmt: skip
-    found = theorist.thresholds(plan.problem)
+    found = theorist.thresholds_at_hand(plan.problem)
     if logarithmic:
         # Up to the target at least: where all errors are far below it, an axis of one decade would have no tick but 0.
         highest = [row["mean"] + (row["sem"] or 0.0) for row in measured] + ([line.value.max()] if line else [])

@@ -86,6 +86,10 @@ class GuardedTheory(TheoryCache):
             self._remember("thresholds", key, None, self._ask("thresholds", problem))
         return super().thresholds(problem)
 
+    def thresholds_at_hand(self, problem: Problem) -> dict[str, Any]:
+        """See ``TheoryCache``."""
+        return self.thresholds(problem) if strange(*problem.spec.values()) else super().thresholds_at_hand(problem)
+
     def solve_own(
         self, problem: Problem, algorithm: Any, spec: dict[str, Any], alpha: float, conditions: Conditions
     ) -> dict[str, Any] | str:

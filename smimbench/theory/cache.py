@@ -129,6 +129,12 @@ class TheoryCache:
         self.watch(Progress(1, 1, Evaluations.of(problem).count))
         return found
 
+    def thresholds_at_hand(self, problem: Problem) -> dict[str, Any]:
+        """Thresholds for a figure; empty where components mix, which takes minutes, and nobody has asked for them yet."""
+        mixed = problem.components > 1 and fixed_point_curve(problem) is None
+        kept = self._is_kept("thresholds", canonical_json(problem.spec), None)
+        return self.thresholds(problem) if kept or not mixed else {}
+
     def own(
         self, problem: Problem, algorithm: Any, spec: dict[str, Any], alpha: float, conditions: Conditions
     ) -> dict[str, Any] | str:
