@@ -49,7 +49,7 @@ def test_single_precision_is_kept_and_is_enough(backend, case, algorithm):
         assert_placed(estimate, backend, instance.signal.shape, dtype)
         assert np.isfinite(float(info.residual))
         found.append(to_host(estimate).astype(np.float64))
-    # Directions of which nothing is known yet amplify rounding, of a first layer to 2.5e-3 in one of eight instances: compare with
-    # the size of the signal.
+    # Directions of which nothing is known yet amplify rounding, of a first layer to 2.5e-3 in one of eight instances:
+    # compare with the size of the signal.
     scale = np.sqrt(np.mean(instance.signal**2))
     np.testing.assert_allclose(found[1], found[0], rtol=0, atol=4e-3 * scale)
