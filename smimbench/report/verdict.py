@@ -151,7 +151,9 @@ def _contender(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "points": len(points) - missing,
         "missing": missing,
         "near_seconds": None if None in near or not near else float(np.median(near)),
-        "near_fraction": mean_of([row["time_to_theory"]["0.05"]["fraction"] or 0.0 for row in firsts]),
+        "near_fraction": mean_of([row["time_to_theory"]["0.05"]["fraction"] or 0.0 for row in firsts])
+        if len(points) > missing
+        else None,
         "seconds": mean_of([row["seconds"] for row in firsts if row["seconds"] is not None]),
         "iterations": mean_of([row["iterations"] for row in firsts if row["iterations"] is not None]),
         "status_counts": dict(status),
@@ -226,8 +228,8 @@ def tied_words(verdict: dict[str, Any]) -> str:
 
 
 def near_words(one: dict[str, Any]) -> str:
-    """In place of a time to within 5% of Bayes: at no sample ratio, or not at all of them."""
-    return "partly" if one["near_fraction"] else "never"
+    """In place of a time to within 5% of Bayes: at no sample ratio, or not at all of them; blank where nothing was run."""
+    return "" if one["near_fraction"] is None else "partly" if one["near_fraction"] else "never"
 
 
 def ratio_words(one: dict[str, Any]) -> str:
@@ -254,7 +256,7 @@ def _table(verdict: dict[str, Any]) -> RenderableType:
     columns += [
         ("own theory", "l", _own_words),
         ("within 5%", "r", lambda c: seconds(c["near_seconds"]) or near_words(c)),
-        ("reached", "r", lambda c: f"{c['near_fraction'] or 0:.0%}"),
+        ("reached", "r", lambda c: "" if c["near_fraction"] is None else f"{c['near_fraction']:.0%}"),
         ("a run", "r", lambda c: seconds(c["seconds"])),
         ("status", "l", lambda c: statuses(c["status_counts"])),
     ]

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from smimbench.report.verdict import contender_tables, verdict_line, verdicts
+from smimbench.report.verdict import contender_tables, near_words, verdict_line, verdicts
 from tests.report.rows import printed, row
 
 
@@ -66,6 +66,9 @@ def test_who_has_no_estimate_somewhere_comes_last():
     assert [(one["algorithm"], one["missing"]) for one in found["contenders"]] == [("adam", 0), ("gamp", 1)]
     (found,) = verdicts([at(0.1, None, 0.4, sem=None)])
     assert verdict_line(found) == "p: no algorithm has made an estimate"
+    assert found["contenders"][0]["near_fraction"] is None
+    assert near_words(found["contenders"][0]) == ""  # what was not run has not failed to come near
+    assert near_words(verdicts([at(0.1, 0.9, 0.4)])[0]["contenders"][0]) in ("partly", "never")
 
 
 def test_where_theory_is_zero_there_is_no_ratio_but_a_verdict():
