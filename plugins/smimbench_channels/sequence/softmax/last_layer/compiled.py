@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from smimbench_channels.sequence.softmax.compiling import compiled
 
 __all__ = ["spread"]
 
@@ -30,14 +31,7 @@ def _add(x: Any, y: Any, moments: Any, table: Any) -> None:
                     table[i + k, moment, j + m] += amount * wy[m]
 
 
-def _compile() -> Any:
-    try:
-        return njit(cache=True, nogil=True, error_model="numpy")(_add)
-    except RuntimeError:  # no folder to keep the machine code in
-        return njit(nogil=True, error_model="numpy")(_add)
-
-
-_kernel = _compile()
+_kernel = compiled(_add)
 
 
 def spread(count: int, x: Host, y: Host, moments: Host) -> Host:

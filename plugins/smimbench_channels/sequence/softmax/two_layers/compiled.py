@@ -17,6 +17,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from smimbench.interfaces import Array
+from smimbench_channels.sequence.softmax.compiling import compiled
 from smimbench_channels.sequence.softmax.two_layers.pieces import Rule
 
 __all__ = ["block_sums"]
@@ -500,14 +501,7 @@ def _integrate_block(
     return result, result_error
 
 
-def _compile() -> Any:
-    try:
-        return njit(cache=True, nogil=True, error_model="numpy")(_integrate_block)
-    except RuntimeError:  # no folder to keep the machine code in
-        return njit(nogil=True, error_model="numpy")(_integrate_block)
-
-
-_kernel = _compile()
+_kernel = compiled(_integrate_block)
 
 
 def block_sums(

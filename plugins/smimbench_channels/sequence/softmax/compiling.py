@@ -1,0 +1,24 @@
+"""Numba's compiler as the kernels of the softmax channel use it: machine code is kept where there is a folder for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from numba import njit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["compiled"]
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, compiled at its first call, without the lock of the interpreter and without checks for division by zero.
+
+    The machine code is kept for the next process. Where no folder can be written to, each process compiles anew.
+    """
+    try:
+        kernel: Callable[..., Any] = njit(cache=True, nogil=True, error_model="numpy")(function)
+    except RuntimeError:  # no folder to keep the machine code in
+        kernel = njit(nogil=True, error_model="numpy")(function)
+    return kernel
