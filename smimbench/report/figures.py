@@ -1,8 +1,9 @@
-"""Figures of a suite: theory as a line (of one algorithm: dashed), runs as marks, thresholds, values of others."""
+"""Figures of a suite: theory as a line (of one algorithm: dashed) or bars, runs as marks, thresholds, values of others."""
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -65,6 +66,9 @@ NARROW = 0.1
 
 HEADROOM = 0.06
 """Free height above the highest mark, as a share of a panel; doubled, panels look half empty."""
+
+FEWEST = 3
+"""Points of theory from which on a line is drawn through them; doubled, coarse grids are drawn as bars."""
 
 CROSSES = "x+1234"
 PANELS = 12
@@ -151,10 +155,7 @@ def _caption(suite: Suite, metric: str, data: Sequence[dict[str, Any]], left_out
     """What is in the figure, said of what is really in it."""
     kinds = {entry["what"] for entry in data}
     parts = [f"{suite.title}: {find_metric(metric).label} against the sample ratio."]
-    if "Bayes-optimal" in kinds:
-        parts.append("Solid line: Bayes-optimal.")
-    if "own theory" in kinds:
-        parts.append("Dashed lines: theory of the algorithm itself.")
+    parts += _theory_words(data)
     runs = [entry for entry in data if entry["what"] == "runs"]
     if runs:
         counts = sorted({entry["n"] for entry in runs})
@@ -169,6 +170,21 @@ def _caption(suite: Suite, metric: str, data: Sequence[dict[str, Any]], left_out
     if left_out:
         parts.append(f"{left_out} further panels are left out.")
     return " ".join(parts)
+
+
+def _theory_words(data: Sequence[dict[str, Any]]) -> list[str]:
+    """Which line is which theory; where there are too few points for a line, that bars stand for it."""
+    theory = [entry for entry in data if entry["what"] in ("Bayes-optimal", "own theory")]
+    counts = Counter((e["what"], e["problem"], e["component"], e.get("algorithm")) for e in theory)
+    words = []
+    for what, line, whose in (
+        ("Bayes-optimal", "Solid line", "Bayes-optimal"),
+        ("own theory", "Dashed lines", "theory of the algorithm itself"),
+    ):
+        drawn = {count >= FEWEST for key, count in counts.items() if key[0] == what}
+        looks = [name for name, kind in ((line, True), ("Horizontal bars", False)) if kind in drawn]
+        words += [f"{' and '.join(looks).capitalize()}: {whose}."] if looks else []
+    return words
 
 
 def is_cheap(problem: Problem) -> bool:
@@ -350,14 +366,25 @@ def _panel(
 
 def _theory(axis: Any, line: Line, name: str, colour: str, dashes: Any, floor: float) -> None:
     value = np.maximum(line.value, floor) if floor else line.value
-    # A line through one point cannot be seen.
-    single = {"marker": "_", "ms": 16, "mew": 1.5} if len(line.alpha) == 1 else {}
-    axis.plot(line.alpha, value, color=colour, ls=dashes, lw=1.3, label=literal(name), zorder=2, **single)
-    if (line.error > VISIBLE * np.maximum(np.abs(line.value), VISIBLE)).any():
+    if len(line.alpha) < FEWEST:
+        # A straight line would say something of the sample ratios between, and one point has no line.
+        bars = {"fmt": "_", "ms": 16, "mew": 1.5, "lw": 0.9, "capsize": 0}
+        known = _uncertain(line).any()
+        low = np.minimum(line.error, value - floor) if floor else line.error
+        error = np.stack([low, line.error]) if known else None
+        axis.errorbar(line.alpha, value, yerr=error, color=colour, label=literal(name), zorder=2, **bars)
+        return
+    axis.plot(line.alpha, value, color=colour, ls=dashes, lw=1.3, label=literal(name), zorder=2)
+    if _uncertain(line).any():
         low, high = line.value - line.error, line.value + line.error
         axis.fill_between(
             line.alpha, *(np.maximum(v, floor) if floor else v for v in (low, high)), color=colour, alpha=0.18, lw=0
         )
+
+
+def _uncertain(line: Line) -> Any:
+    """Where the numerical error of theory can be seen."""
+    return line.error > VISIBLE * np.maximum(np.abs(line.value), VISIBLE)
 
 
 def _hollow(row: dict[str, Any]) -> bool:

@@ -248,3 +248,31 @@ def test_an_axis_whose_errors_all_are_tiny_has_ticks(tmp_path):
     assert axis.get_yscale() == "log"
     low, high = axis.get_ylim()
     assert len([tick for tick in axis.get_yticks() if low < tick < high]) >= 2
+
+
+@pytest.mark.parametrize(("alphas", "bars"), [([0.8], True), ([0.5, 1.0], True), ([0.5, 0.7, 1.0], False)])
+def test_theory_at_one_or_two_points_has_no_line(tmp_path, monkeypatch, alphas, bars):
+    """A straight line through two points would say something of what lies between; three give a curve."""
+    monkeypatch.setattr(figures, "is_cheap", lambda problem: False)
+    own = {"own_theory": 0.7, "own_theory_error": 0.01, "bayes": 0.6, "identity": {"algorithm": {"name": "gamp"}}}
+    rows = [row(**own, problem="line", alpha=alpha, mean=0.7, sem=0.01) for alpha in alphas]
+    suite = load_suite(write_suite(tmp_path, SUITE.replace("[0.5, 1.0]", str(alphas))))
+    found = suite_figure(suite, rows, TheoryCache(), "mse")
+    (axis,) = found.figure.axes
+    labels = axis.get_legend_handles_labels()[1]
+    assert {"Bayes-optimal", "gamp, its own theory"} <= set(labels)
+    lines = [line for line in axis.lines if line.get_linestyle() in ("-", "--") and len(line.get_xdata()) > 1]
+    marks = [list(line.get_xdata()) for line in axis.lines if line.get_marker() == "_" and line.get_markersize() > 10]
+    assert bool(lines) is not bars
+    assert marks == ([alphas, alphas] if bars else [])
+    assert ("Horizontal bars: Bayes-optimal." in found.caption) is bars
+    assert ("Solid line: Bayes-optimal." in found.caption) is not bars
+    assert ("Dashed lines: theory of the algorithm itself." in found.caption) is not bars
+
+
+def test_bars_of_theory_have_their_errors(tmp_path):
+    _, (axis,) = new_figure("", 1)
+    figures._theory(axis, Line(np.array([0.5]), np.array([0.8]), np.array([0.1])), "t", "black", "-", 0.0)
+    (container,) = axis.containers
+    (segment,) = container[2][0].get_segments()
+    assert segment[:, 1] == pytest.approx([0.7, 0.9])
