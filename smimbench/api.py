@@ -1,4 +1,6 @@
-"""The command line's main verbs as functions; what they need is imported when they are called."""
+"""The command line's main verbs as Python functions: ``run``, ``show``, ``theory``, ``load``, ``plot``,
+``extrapolate``; what they need is imported when they are called.
+"""
 
 from __future__ import annotations
 

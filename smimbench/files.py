@@ -1,4 +1,4 @@
-"""Text and bytes on disk: JSON in one canonical form, printable text, and files that appear whole or not at all."""
+"""Text and bytes on disk: canonical JSON, error messages as printable lines, and files that appear whole or not at all."""
 
 from __future__ import annotations
 

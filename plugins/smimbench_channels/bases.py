@@ -1,4 +1,4 @@
-"""What channels share: declarations, the sites of a model, labels of one kind.
+"""Base classes that channels share: of sequence and attention models, and of softmax, hardmax and linear labels.
 
 All raise ParameterError for parameters out of range.
 """

@@ -1,4 +1,6 @@
-"""What both models do alike: samples are counted and drawn, chunks fit the cache, a symmetry is fixed, shapes are checked."""
+"""What both models do alike: samples are counted and drawn, chunks fit the cache, an estimate is aligned with the
+signal by symmetry, shapes are checked.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One pass over the inputs in compiled code: every sample is read from memory once, and stays in the cache meanwhile.
+"""One pass of GAMP over the inputs of the sequence model in compiled code: every sample is read from memory once, and
+stays in the cache meanwhile.
 
 Forward, posterior and adjoint of a few samples follow each other while their tokens are in the second-level cache, so that
 the pass takes as long as reading the inputs. The posterior is a function that the channel hands in, compiled by Numba too;

@@ -1,4 +1,6 @@
-"""The machine that a time was measured on. Asked once per run, never per cell."""
+"""The machine that a time was measured on: processor, BLAS threads, driver, versions, git commit, peak memory. Asked
+once per run, never per cell.
+"""
 
 from __future__ import annotations
 

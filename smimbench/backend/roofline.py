@@ -1,4 +1,5 @@
-"""What this machine can do at best: matrix products and reading memory, measured once and remembered.
+"""What this machine can do at best: rates of matrix products and of reading memory, measured once and remembered, and
+the fraction of them that an iteration reaches.
 
 An iteration cannot be faster than its matrix products at the rate of a large one, nor than reading its inputs at the
 bandwidth of memory. Whichever of the two takes longer is the ceiling that bounds an algorithm, and the time it needs

@@ -1,4 +1,6 @@
-"""Inputs by the chunk: what one pass of an algorithm reads at a time, and inputs that do not fit the device."""
+"""Inputs by the chunk: the samples that one pass of an algorithm reads at a time, and inputs that do not fit the
+device, are drawn anew, or are stored in float32.
+"""
 
 from __future__ import annotations
 

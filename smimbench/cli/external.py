@@ -1,4 +1,4 @@
-"""Solvers elsewhere, in any language: ``data`` writes an instance, ``score`` judges an estimate."""
+"""The commands for solvers elsewhere, in any language: ``data`` writes an instance, ``score`` judges an estimate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The command line. Nothing heavy is imported before a command needs it."""
+"""Where every command starts: the list of commands, the exit code, and errors as one line. Nothing heavy is imported
+before a command needs it.
+"""
 
 from __future__ import annotations
 

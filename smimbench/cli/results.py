@@ -1,4 +1,6 @@
-"""Results of a suite: gathered, kept as a table, and shown with the verdict first."""
+"""Results of a suite as commands show them: gathered with their theory, kept as a table, presented with the verdict
+first, with figures and exit code.
+"""
 
 from __future__ import annotations
 

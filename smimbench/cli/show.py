@@ -1,4 +1,6 @@
-"""What has been run and what theory says: ``show``, ``theory``, ``report`` and ``compare``."""
+"""What has been run and what theory says: the commands ``show``, ``theory``, ``report`` and ``compare``, and which runs
+of two places are compared.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``smimbench slurm``: a suite as a job array."""
+"""``smimbench slurm``: checks its options and writes the script of a job array."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Channels that give less than a channel needs: the engine derives the rest. And what a channel predicts for a new sample."""
+"""Which derived channel completes a channel that gives less than the contract."""
 
 from __future__ import annotations
 

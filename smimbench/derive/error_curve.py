@@ -1,4 +1,6 @@
-"""How the error of an estimate falls with what is known of the signal: a smooth curve through values that are dear."""
+"""The error V of an estimate as a function of the information about the signal: a smooth curve through values on a
+logarithmic grid that are dear to compute.
+"""
 
 from __future__ import annotations
 

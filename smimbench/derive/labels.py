@@ -1,4 +1,6 @@
-"""Labels: what one would measure of them, of which kind they are (noisy, smooth, exact, few), and what they do not see."""
+"""Labels: what one would measure of them (probabilities), whether they are noisy, smooth, exact or few, and which
+symmetries of the latents they do not see.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""Priors that give less than a prior needs: the engine derives the rest.
+r"""Which derived prior completes a prior that gives less than the contract.
 
 * ``log_density(w)``: a low-rank signal with iid entries of that law. Posterior mean and error by quadrature.
 * ``quantile(u)`` or ``eigenvalues``: a rotationally invariant matrix of extensive rank with that spectrum. Posterior mean

@@ -1,4 +1,6 @@
-"""The contract of an algorithm: anything that maps data to an estimate of the signal."""
+"""The contract of an algorithm: data to an estimate of the signal; its plan, what a step reports (``Info``), its
+stopping rule, several instances in a batch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of a prior: the law of the signal."""
+"""The contract of a prior: the law of the signal, its denoiser, and its map of state evolution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A problem and its data, as an item sees them."""
+"""A problem, its data and a start, as an item sees them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How unlikely a deviation is."""
+"""How unlikely a deviation is: a score under Student's t law as the standard score that is as unlikely."""
 
 from __future__ import annotations
 

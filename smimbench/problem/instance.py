@@ -1,4 +1,6 @@
-"""One draw of teacher and data, what an algorithm may see of it, and the error of an estimate with the symmetry removed."""
+"""One draw of teacher and data; its copy and checksum on a device; the metrics of an estimate with the symmetry
+removed, and what an algorithm claims.
+"""
 
 from __future__ import annotations
 

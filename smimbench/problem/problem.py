@@ -1,4 +1,6 @@
-"""A problem: model, channel and prior that belong together, and what is drawn from it."""
+"""A problem: model, channel and prior that belong together, checked and named; its specification, its instances, its
+start.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Algorithms that give less than the contract: what is one function gets the loop's methods, what states no plan gets one."""
+"""Algorithms that give less than the contract: a class with ``fit``, or a function, gets the loop's methods; one that
+states no plan gets one; why an algorithm refuses a problem.
+"""
 
 from __future__ import annotations
 

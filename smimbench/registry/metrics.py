@@ -1,4 +1,6 @@
-"""Metrics by name: the instance, the ones recorded along a run, and the names that enter the key of a cell."""
+"""Metrics by name: the instance, whether it is recorded along a run, the names in the key of a cell, theory's value of
+it, which direction is worse.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""From a table of a suite to an item: typed validation of parameters against a class's own signature."""
+"""From the table of a suite to an item: its parameters validated by type against the class's own signature, and unknown
+keys explained.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One door for all plugins: built-in, installed and dropped in; names, versions, capabilities.
+"""One door for all plugins: built-in, installed and dropped in files are imported and their items registered, with
+names, versions and capabilities.
 
 Each plugin is loaded in its own ``try``: one that fails is kept with its reason and harms nothing else.
 """

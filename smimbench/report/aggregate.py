@@ -1,4 +1,6 @@
-"""Statistics over the runs of one row: means, standard errors, distance from theory."""
+"""Statistics over the runs of one row: means, standard errors, change of a mean, distance from theory, ratio to Bayes,
+means of diagnostics.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is installed, for humans and as JSON: items, their parameters, plugins."""
+"""What is installed, for ``list``, ``info`` and ``plugins``, printed and as JSON: items, their parameters, plugins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Two result folders side by side: worst first, with a verdict."""
+"""Two sets of rows side by side, worst first, for ``compare``: change of error and time, better or worse, and whether a
+limit is exceeded.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Figures of a suite: theory as a line (of one algorithm: dashed) or bars, runs as marks, thresholds, values of others."""
+"""Figures of a suite, a panel per problem and component: theory as a line (of one algorithm: dashed) or bars, runs as
+marks, thresholds, values of others, the caption.
+"""
 
 from __future__ import annotations
 

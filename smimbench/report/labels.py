@@ -1,4 +1,6 @@
-"""What rows are called: labels that tell apart what is not the same, and the word for a component."""
+"""What rows are called: labels that tell apart what differs, rows grouped by place, the word for a component, how a run
+ended.
+"""
 
 from __future__ import annotations
 

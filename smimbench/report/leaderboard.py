@@ -1,4 +1,4 @@
-"""All algorithms of a problem side by side: error, ratio to the Bayes-optimal one, and time to come near it."""
+"""Tables of all algorithms of a problem side by side: error, ratio to the Bayes-optimal one, and time to come near it."""
 
 from __future__ import annotations
 

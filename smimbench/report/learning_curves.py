@@ -1,4 +1,4 @@
-"""Learning curves: error or overlap against the samples processed, beside what that many samples could give."""
+"""Figures of learning curves: error or overlap against the samples processed, beside what that many samples could give."""
 
 from __future__ import annotations
 

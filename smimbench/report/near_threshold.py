@@ -1,4 +1,4 @@
-"""Which threshold a run that does not converge stands near: where one lies, what it rests on does not average out."""
+"""Which threshold a run that does not converge stands near, if any."""
 
 from __future__ import annotations
 

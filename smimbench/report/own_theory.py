@@ -1,4 +1,6 @@
-"""What theory says of the algorithms of a suite themselves: their points, a table of them, and the way there beside runs."""
+"""What theory says of the algorithms of a suite themselves: their points, a table of them, and figures of their
+trajectory beside runs.
+"""
 
 from __future__ import annotations
 

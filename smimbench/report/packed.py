@@ -1,4 +1,4 @@
-"""Results in one small file: the table of a finished run and what it was made with, to be shown and compared without a rerun."""
+"""Results in one small file: the table of a finished run and its ``run.json``, packed and read back without a rerun."""
 
 from __future__ import annotations
 

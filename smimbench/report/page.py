@@ -1,4 +1,6 @@
-"""One self-contained HTML page: verdict, contenders, charts, tables that sort and filter; nothing is fetched from anywhere."""
+"""One self-contained HTML page: verdict, contenders, figures with captions, sortable tables, the command that
+reproduces it; nothing is fetched from anywhere.
+"""
 
 from __future__ import annotations
 

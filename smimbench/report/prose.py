@@ -1,4 +1,4 @@
-r"""Docstrings for a terminal: LaTeX as letters, reST without its marks, parameters under bold headings.
+r"""Docstrings for a terminal, wrapped: LaTeX as letters, reST without its marks, parameters under bold headings.
 
 What is not known here stays as it is written: half of a formula would be worse than its source.
 """

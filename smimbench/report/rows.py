@@ -1,4 +1,6 @@
-"""From records to rows: one row per problem, algorithm, backend, sample ratio, dimension, metric and component."""
+"""From records to rows, with theory beside them: one row per problem, algorithm, backend, sample ratio, dimension,
+metric and component.
+"""
 
 from __future__ import annotations
 

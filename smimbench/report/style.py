@@ -1,4 +1,6 @@
-"""One style for all figures: sizes of a paper's columns, a look for every algorithm, legends outside, data beside."""
+"""What all figures share: sizes, the look of an algorithm, axes, titles, threshold lines, legends, and files saved with
+their data.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tables for a terminal of 80 columns and for a pipe."""
+"""How tables are made: cells (numbers, errors, times, statuses), columns and titles; the tables of errors and of
+runtime; rows as CSV and Markdown.
+"""
 
 from __future__ import annotations
 

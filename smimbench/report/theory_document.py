@@ -1,4 +1,6 @@
-"""The JSON of ``smimbench theory``: predictions and thresholds of every problem of a suite."""
+"""The JSON of ``smimbench theory``: predictions and thresholds of every problem of a suite, and published values beside
+them.
+"""
 
 from __future__ import annotations
 

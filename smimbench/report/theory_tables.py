@@ -1,4 +1,6 @@
-"""Theory for a terminal: the curve and the thresholds, each with its error and how it was obtained."""
+"""Theory as tables for a terminal: points of the curve, thresholds, published values, each with its error and how it
+was obtained.
+"""
 
 from __future__ import annotations
 

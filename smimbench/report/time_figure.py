@@ -1,4 +1,4 @@
-"""Error against seconds: how fast algorithms come near the Bayes-optimal error, on the machine at hand."""
+"""Figures of error against seconds: how fast algorithms come near the Bayes-optimal error, on the machine at hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The verdict: for each problem which algorithm is nearest to the Bayes-optimal error, by how much, and at what cost."""
+"""The verdict of each problem: which contender is nearest to the Bayes-optimal error, by what ratio, whether that may
+be chance, and at what cost; in a line and as a table.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Printed points of theory beside plain draws: the JSON and the tables of ``smimbench theory --verify``."""
+"""The JSON and the tables of ``smimbench theory --verify``: printed points of theory beside plain draws."""
 
 from __future__ import annotations
 

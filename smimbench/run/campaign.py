@@ -1,4 +1,6 @@
-"""Cells to records: what is missing is run, in this process, in spawned ones or on a cluster, and stored as it finishes."""
+"""From missing cells to stored records: what has to be run, how many at a time (here, in processes, on a cluster), and
+what ``run.json`` holds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""One cell to one record: draw the instance, run the algorithm, measure; whatever happens, a record comes back."""
+"""One cell to one record: draw the instance, start and run the algorithm, catch errors and lack of memory; whatever
+happens, a record comes back.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Who is running which cell: several runs into one folder share the work, without a lock and without waiting for the dead.
+"""Who is running which cell: claim files by which several runs into one folder share the work, without a lock and
+without waiting for the dead.
 
 A claim is a small file that is made by one process only (``O_EXCL``, also on network file systems) and touched as long as its
 cell runs. One that was not touched for ``STALE`` seconds belongs to nobody. A claim decides who computes, never what counts: two

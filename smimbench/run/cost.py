@@ -1,4 +1,4 @@
-"""What cells will cost, before anything is drawn: seconds and memory."""
+"""What cells will cost, before anything is drawn: seconds from products, past runs or trials, and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Instances for solvers elsewhere, in any language, and scores for what they found."""
+"""Instances written for solvers elsewhere, in any language; their estimates read, scored as records, and the scores
+kept.
+"""
 
 from __future__ import annotations
 

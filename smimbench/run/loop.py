@@ -1,4 +1,5 @@
-"""The one loop that every algorithm runs in; it knows no mathematics.
+"""The one loop that every algorithm runs in: steps, clock, time limit, restart, trajectory, stop and status. It knows
+no mathematics.
 
 It owns the clock (paused while metrics are computed), the time limit, divergence, the trajectory and the one automatic
 restart.

@@ -1,4 +1,5 @@
-"""Cells in processes that are watched from outside: one that dies is replaced, one that takes too long or too much is ended.
+"""Cells in a crew of processes that are watched from outside: one that dies is replaced, one that takes too long or too
+much memory is ended.
 
 A cell whose process died gets a second chance in a new one; then it is a failed cell, with the signal for a reason.
 """

@@ -1,4 +1,4 @@
-"""Settings of a suite: its own, and what ``--set`` and ``--only`` made of it. Each has a folder for what it alone made.
+"""Settings of a suite (itself, and what ``--set`` and ``--only`` made of it), and the result folder of each.
 
 Records are named by what was run, so all settings of a suite share them. ``run.json`` and the figures belong to one: those
 of the suite as it is written lie in ``results/SUITE``, all others in ``results/SUITE/settings/NAME``.

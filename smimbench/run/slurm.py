@@ -1,4 +1,6 @@
-"""A SLURM job array that runs a suite: parts of about the same cost, each below the wall time, that go on where they were."""
+"""A SLURM job array that runs a suite: its parts of about the same cost, each below the wall time, and the text of its
+script.
+"""
 
 from __future__ import annotations
 

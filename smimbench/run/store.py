@@ -1,4 +1,5 @@
-"""Records on disk: one immutable file per finished cell, written atomically, never trusted without its digest.
+"""Records on disk: one immutable file per finished cell, trajectories as ``.npz`` beside it, ``run.json``; written
+atomically, never trusted without a digest.
 
 Many workers, many machines and a network file system need no lock: a file's name is the content address of its cell,
 and it appears whole or not at all.

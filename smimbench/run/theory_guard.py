@@ -1,4 +1,4 @@
-"""Theory of what did not come with smimbench, in a process of its own that is watched from outside.
+"""Theory of plugins' items in a process of its own, asked through a pipe and watched from outside.
 
 A posterior that aborts, an algorithm's theory that never returns or takes all memory: its rows say so, the others stay. What
 ships with smimbench is solved where it is asked for.

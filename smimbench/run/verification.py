@@ -1,4 +1,6 @@
-"""Whether stored results are what they say: every byte of every file, and a sample of cells run once more."""
+"""Whether stored results are what they say, for ``verify``: every byte of every file, and a sample of cells run once
+more.
+"""
 
 from __future__ import annotations
 

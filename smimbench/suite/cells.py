@@ -1,4 +1,6 @@
-"""A suite that has been checked, and its cells: the unit of work, of failure, of storage and of distribution."""
+"""A suite that has been checked, with its problems' plans and its cells; the key of a cell, and a cell rebuilt from its
+identity.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Suites: TOML to problems, algorithms and cells, with every mistake named by file and key."""
+"""From the TOML of a suite to problems, algorithms, grid axes and seeds, with every mistake named by file and key."""
 
 from __future__ import annotations
 

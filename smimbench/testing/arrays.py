@@ -1,4 +1,6 @@
-"""Arrays that notice what is done to them: copies that are compared, locked views, and another namespace."""
+"""What checks expect of arrays and calls: the right shape and dtype, inputs left as they were, bad input refused, no
+random numbers but those that were given.
+"""
 
 from __future__ import annotations
 

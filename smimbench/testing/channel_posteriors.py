@@ -1,4 +1,6 @@
-"""Checks of a channel's laws: symmetry, the posterior against simulation with ``forward``, derivatives, information."""
+"""Checks of what a channel's posterior says: against simulation with ``forward``, symmetry, Nishimori, derivatives
+(``gradient``, ``vjp``), information.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Checks of channels: the posterior against simulation with the channel's own ``forward``, and its derivatives."""
+"""Checks of how a channel behaves: shapes, samples, dtypes and namespaces, determinism, inputs left as they were, bad
+input.
+"""
 
 from __future__ import annotations
 

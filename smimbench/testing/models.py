@@ -1,4 +1,4 @@
-"""Checks of models: transposes, chunks, the law of the latents, memory."""
+"""Checks of models: shapes, transposes, chunks, alignment, the law of the latents, memory, dtypes and namespaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Checks of priors: the denoiser and its state-evolution map against simulation with the prior's own samples."""
+"""Checks of priors: shapes, dtypes, moments, the denoiser and its state-evolution map against simulation with the
+prior's own samples.
+"""
 
 from __future__ import annotations
 

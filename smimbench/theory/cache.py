@@ -1,4 +1,6 @@
-"""Answers of theory as plain documents, each computed once and kept on disk, with the nodes that they came from."""
+"""Answers of theory (points, thresholds, an algorithm's own) as plain documents, each computed once and kept on disk,
+with the nodes that they came from.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-r"""Whether a channel and a prior of somebody else are consistent, in a fraction of a second, before theory is made of them.
+r"""A quick test of somebody else's channel and prior before theory is made of them: whether the posterior and the
+denoiser obey the Nishimori identities on a few draws.
 
 State evolution believes what a posterior and a denoiser say. On the Nishimori line they can be tested by themselves: with
 ``omega ~ N(0, Q)``, ``z ~ N(omega, V)`` and ``y`` the label of ``z``, the posterior mean ``m`` fulfils

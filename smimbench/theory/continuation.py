@@ -1,4 +1,5 @@
-r"""Continuation of the fixed point of a problem whose components are learned one after the other.
+r"""Continuation of the fixed point of a problem whose components are learned one after the other: stage by stage, from
+bifurcation to bifurcation.
 
 Where no label sees the sign of a component, or components do not mix for another reason, overlaps that start diagonal stay
 diagonal, and at a fixed point every component tells the sample ratio by itself:

@@ -1,4 +1,4 @@
-"""Points of a curve of fixed points: Newton's and Broyden's corrections across it, and its slopes."""
+"""Points on a curve of fixed points: tangent, slopes, and Newton's and Broyden's corrections across it."""
 
 from __future__ import annotations
 

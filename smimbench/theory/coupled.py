@@ -1,4 +1,5 @@
-"""State evolution of several components that mix: the matrix-valued recursion, iterated for every sample ratio.
+"""State evolution of several components that mix: the matrix-valued recursion, iterated with acceleration for every
+sample ratio, and its linear response.
 
 The uninformed branch goes upwards in alpha from the prior mean, the informed one downwards from the signal, each time from
 the last fixed point, with Anderson's acceleration. Components that do not mix are learned one after the other: see

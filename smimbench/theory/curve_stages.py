@@ -1,4 +1,6 @@
-"""What a curve of fixed points is made of: nodes, stages of nodes, and how finely they are set."""
+"""What a curve of fixed points is made of: nodes, stages of nodes, interpolation and roots between nodes, and how
+finely they are set.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What labels tell at each overlap, evaluated once in a problem's life, and who is told of it."""
+"""Information and susceptibility of a problem at the overlaps that were asked for, each evaluated once in the problem's
+life.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Reading the curve of fixed points: predictions with their errors, branches and free entropies."""
+"""Reading a finished curve of fixed points: predictions with their errors, branches, folds, thresholds and free
+entropies.
+"""
 
 from __future__ import annotations
 

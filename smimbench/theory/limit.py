@@ -1,4 +1,6 @@
-"""What an estimate scores in the limit: every metric from its overlaps with the signal and with itself."""
+"""What an estimate scores as D goes to infinity: every metric, and a point of theory, from its overlaps with the signal
+and with itself.
+"""
 
 from __future__ import annotations
 

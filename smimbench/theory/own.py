@@ -1,4 +1,6 @@
-"""What theory says of an algorithm itself: asked for under the conditions of its runs, and looked at before it is believed."""
+"""What theory says of an algorithm itself: asked of its method ``theory`` under the conditions of its runs, and checked
+before it is believed.
+"""
 
 from __future__ import annotations
 

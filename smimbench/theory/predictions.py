@@ -1,4 +1,6 @@
-"""Predictions of a problem, whatever its number of components, and their JSON."""
+"""Predictions of a problem by whichever solver fits its components, the parts that can be solved apart, and a point as
+JSON.
+"""
 
 from __future__ import annotations
 

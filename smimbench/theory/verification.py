@@ -1,4 +1,5 @@
-r"""Printed points of theory against plain draws of teacher, label and posterior.
+r"""A printed point of theory, checked by plain Monte Carlo: draws of teacher, label and posterior at its overlap,
+against Qhat, MSE, stability and errors of prediction.
 
 A point says that the overlap Q is a fixed point at the sample ratio alpha. At that overlap ``omega ~ N(0, Q)``,
 ``z ~ N(omega, V)`` and a label of z are drawn, the channel's posterior mean m gives ``g = V^{-1} (m - omega)``, and the point

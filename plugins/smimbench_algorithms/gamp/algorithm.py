@@ -1,4 +1,6 @@
-"""Generalised approximate message passing with matrix-valued variances, for both models."""
+"""The algorithm ``gamp``: generalised approximate message passing with matrix-valued variances, for both models, by
+chunks or in one pass.
+"""
 
 from __future__ import annotations
 

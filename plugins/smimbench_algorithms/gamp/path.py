@@ -1,4 +1,4 @@
-r"""What state evolution says of GAMP itself: the fixed point that its start leads to, and the way there, step by step.
+r"""What state evolution says of GAMP itself: the fixed point that its start leads to, and its trajectory step by step.
 
 Undamped, an iteration maps overlaps to overlaps exactly as D goes to infinity, also away from the Bayes-optimal line, where the
 error V that the algorithm claims is not the one that it makes. For low rank, with ``omega`` of covariance ``Q = W W^T / D`` and

@@ -1,4 +1,4 @@
-r"""The closed equations of online descent for signals of low rank: overlaps as a function of samples / D.
+r"""The closed equations of online descent for signals of low rank, integrated: overlaps as a function of samples / D.
 
 A step of ``sgd`` on B fresh samples moves the student W (P, D) by
 

@@ -1,4 +1,6 @@
-"""Spectral estimates: linearised message passing (low rank), one denoised step of it (extensive rank)."""
+"""The algorithm ``spectral``: eigenvectors of linearised message passing (low rank), or one denoised step of it
+(extensive rank).
+"""
 
 from __future__ import annotations
 

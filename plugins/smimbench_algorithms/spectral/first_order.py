@@ -1,4 +1,6 @@
-"""One step of message passing from the prior mean or from zero, denoised by the prior, and its limit."""
+"""One step of message passing from the prior mean or from zero, denoised by the prior, and its limit as D goes to
+infinity.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linearised message passing on a data set: the weights ``G = E[z z^T | y] - I`` of labels, and the matrices T and K of them."""
+"""Linearised message passing as matrices T and K of a data set, and the weights ``G = E[z z^T | y] - I`` of labels."""
 
 from __future__ import annotations
 

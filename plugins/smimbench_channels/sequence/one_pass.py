@@ -1,4 +1,5 @@
-"""Closed-form posteriors of a single sample for the compiled pass over the inputs (extra ``fast``).
+"""Posteriors of a single sample in compiled code, for one softmax layer and for linear labels, used in the compiled
+pass over the inputs (extra ``fast``).
 
 ``function(y, omega, constants, mean, covariance)``: label (flattened), mean (P, C) before, constants of the iteration; it
 writes the posterior mean (P, C) and adds the covariance, averaged over sites, to (P, P). Checked against the array

@@ -1,4 +1,5 @@
-r"""Signs of single projections, with or without noise: channels with a posterior in closed form.
+r"""Signs of single projections, without noise (``Sign``) or with (``Probit``): channels with a posterior in closed
+form.
 
 With ``u = y omega / sqrt(V + Delta)`` and the hazard ``r(u) = phi(u) / Phi(u)`` of the normal law, every token has
 

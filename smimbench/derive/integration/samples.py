@@ -1,4 +1,6 @@
-"""Samples with their labels, in whitened latents ``z = omega + V^{1/2} u``, and the moments of their posteriors."""
+"""Samples with their labels, in whitened latents ``z = omega + V^{1/2} u``; the moments of their posteriors, and the
+accuracy asked of them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hardmax attention: only the position of the largest entry of every row is observed."""
+"""The channel of hardmax attention: only the position of the largest entry of every row is observed."""
 
 from __future__ import annotations
 

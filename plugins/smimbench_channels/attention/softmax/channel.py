@@ -1,4 +1,4 @@
-"""Softmax attention of tied, extensive-rank query and key, noiseless."""
+"""The channel of softmax attention of tied, extensive-rank query and key, noiseless: any number of tokens, one layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hardmax of sequence multi-index models: of every row of ``z z^T`` only the position of its largest entry is seen.
+"""The channel of hardmax labels: of every row of ``z z^T`` only the position of its largest entry is seen.
 
 ``posterior`` has the integrals over the latents of one label, ``information`` the mean over labels.
 """

@@ -1,4 +1,4 @@
-"""Softmax output of deep attention with one direction per layer, for sequence multi-index models.
+"""The channel of deep softmax attention with one direction per layer, for sequence multi-index models.
 
 Which file serves which case:
 

@@ -1,4 +1,5 @@
-"""Which method serves which overlap, for the information and the susceptibility of the softmax channel.
+"""Chooses, for each overlap, the method for the information and the susceptibility of the softmax channel: closed form,
+tables, or random labels.
 
 One layer has a closed form up to a quadrature (``one_layer``). Two tokens whose last layer, and at most one before it, has an
 overlap have tables (``last_layer``). For all others labels are drawn (``labels``).

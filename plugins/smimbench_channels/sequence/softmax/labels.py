@@ -1,4 +1,4 @@
-"""Information and susceptibility of deep attention by means over random labels.
+"""Information and susceptibility of deep attention by means over random labels, with control variates.
 
 Labels are drawn in independent scrambles of a Sobol sequence. In units of V (``h = V^{-1/2} (z - omega)``)
 the wanted mean is that of ``S = sum_m <h_m> <h_m>^T``. On the Nishimori line these have mean zero, whatever

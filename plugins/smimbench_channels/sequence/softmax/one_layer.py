@@ -1,4 +1,6 @@
-"""Closed forms of the softmax channel with a single layer: the label leaves ``u`` or ``-u``."""
+"""Closed forms of softmax with a single layer, whose label leaves ``u`` or ``-u``: posterior, log-partition,
+information, susceptibility.
+"""
 
 from __future__ import annotations
 

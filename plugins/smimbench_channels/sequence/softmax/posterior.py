@@ -1,4 +1,6 @@
-"""Which integrator serves which network, for the posterior of many labels with two layers or more."""
+"""Chooses the integrator for the posterior of deep attention with two layers or more: quadrature or importance
+sampling.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Information that the row maxima of three or more tokens' attention carry, as a function of one number.
+"""Information of hardmax attention of three or more tokens as a function of ``V / (Q + V)``: polynomials through
+sampled estimates, and both ends.
 
 Only the direction of the latents matters, so ``(Q + V) * information`` depends on ``x = V / (Q + V)`` alone,
 and times ``sqrt(x)`` it is a smooth function of ``sqrt(x)`` on [0, 1] with a known value at 0. A polynomial

@@ -1,4 +1,5 @@
-"""Integrals of the weight of two-layer attention: by the Gaussian rule where it serves, elsewhere adaptive.
+"""Integrals of the weight of two-layer attention over rectangular cells, halved until the weight hardly varies; by the
+Gaussian rule where that serves.
 
 Rectangles are halved until the weight hardly varies in each.
 """

@@ -1,4 +1,4 @@
-"""Two layers of softmax attention between two tokens, with a matrix to be learned in each."""
+"""The channel of two layers of softmax attention between two tokens, with a matrix to be learned in each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Information of two-layer attention: randomised Sobol points, corrected by an integral that is almost perfectly correlated."""
+"""Information of two-layer attention: means over randomised Sobol points, corrected by an integral that is almost
+perfectly correlated.
+"""
 
 from __future__ import annotations
 

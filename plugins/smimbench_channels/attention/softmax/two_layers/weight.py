@@ -1,4 +1,5 @@
-r"""The weight over the first layer that a label leaves: what every integral of two-layer attention is over.
+r"""The weight over the first layer's indices that a label of two-layer attention leaves: its logarithm, its moments,
+its ridge, and the accuracy of all integrals of it.
 
 Only two combinations of the three indices of a layer matter. With ``h = (h_11, h_12, h_22)`` let
 

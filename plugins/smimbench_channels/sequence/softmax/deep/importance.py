@@ -1,4 +1,5 @@
-"""Posterior of deep attention by importance sampling with quasi-random points.
+"""Posterior of deep attention by importance sampling: the stages, scrambles and blocks of samples, and when a mixture
+is replaced.
 
 After ``z_L = +- B^{-1} u`` an integral over the other layers ``w = (z_1 .. z_{L-1})`` is left, in M (L - 1)
 dimensions. Where ``V`` is small it lives on a thin curved set, so points come from a mixture of proposals,

@@ -1,4 +1,4 @@
-"""What is integrated: the joint density of layers and label at given ``u``, for both signs of u, in logarithms."""
+"""The integrand of deep attention: the joint log-density of layers and label at given ``u``, for both signs of u."""
 
 from __future__ import annotations
 

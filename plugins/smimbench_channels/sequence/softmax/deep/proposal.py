@@ -1,4 +1,6 @@
-"""Where points come from: a mixture of the prior, the prior solved for a layer or a difference, and Gaussians."""
+"""The mixture that importance sampling draws from, and its log-densities: the prior, the prior solved for a layer or a
+difference of tokens, and Gaussians.
+"""
 
 from __future__ import annotations
 

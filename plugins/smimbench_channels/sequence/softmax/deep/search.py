@@ -1,4 +1,4 @@
-"""Where to put the Gaussians: points that did well, moved towards the maximum by Gauss-Newton steps."""
+"""Where importance sampling puts its Gaussians: points that did well, moved towards the maximum by Gauss-Newton steps."""
 
 from __future__ import annotations
 

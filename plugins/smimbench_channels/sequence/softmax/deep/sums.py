@@ -1,4 +1,4 @@
-"""From weighted points to posterior moments and their errors."""
+"""From weighted points of importance sampling to posterior moments and their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-r"""Information of deep attention of two tokens where the last layer, and at most one before it, has an overlap.
+r"""Information and susceptibility of deep attention of two tokens with at most two known layers: drawn labels, averaged
+with control variates, one overlap after the other.
 
 Divided by ``(1 + c)^{L-1}`` the product ``B`` of the attention matrices is row-stochastic, so it has two parameters however
 deep the network is. With ``b_01``, ``b_10`` its off-diagonal entries, ``D`` its determinant and ``ut = u / (1 + c)^{L-1}``,

@@ -1,4 +1,6 @@
-"""Posterior moments of many samples from the tables: bilinear forms ``f^T T g``, whatever the depth."""
+"""Posterior moments of samples from the tables of the layers before the last: bilinear forms ``f^T T g``, and the known
+layer compressed to a few modes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Tables of the layers before the last: the prior law of their attention matrices, and the moments that go with it."""
+"""Tables of the layers before the last: the prior law of the product of their attention matrices and its moments, on a
+grid of nodes, and their accuracy.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The adaptive quadrature compiled for NumPy arrays, where Numba is installed.
+"""The adaptive quadrature compiled by Numba for NumPy arrays: exponentials, logarithms, columns, points, sums and
+pieces in scalar code.
 
 The same columns, points and decisions as in ``quadrature``, one sample after the other. Inner loops run over columns, without
 branches and with an exponential of their own, so that the compiler turns them into vector instructions. Checked against the

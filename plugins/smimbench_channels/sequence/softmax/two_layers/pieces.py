@@ -1,4 +1,5 @@
-"""Two layers, two tokens: the problem in numbers, the pieces on which the integrand lives, and the ends of their columns.
+"""The pieces of the (m, d) plane on which the integrand of two layers and two tokens lives, the ends of their columns,
+and the rule's numbers.
 
 Columns are of constant ``d``.
 """

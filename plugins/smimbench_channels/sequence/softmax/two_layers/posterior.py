@@ -1,4 +1,5 @@
-"""Posterior of two-layer, two-token attention: where to look, and which version of the quadrature is used.
+"""Posterior of two-layer, two-token attention: blocks of samples, boxes that were too small, and the version of the
+quadrature (array, compiled, CUDA) that serves.
 
 ``quadrature`` works on arrays of any namespace; ``compiled`` (NumPy arrays, with Numba) and ``cuda`` (CuPy arrays) do the same
 in a fraction of the time. A box around the mean of the latents is integrated; samples whose label lies far from what their

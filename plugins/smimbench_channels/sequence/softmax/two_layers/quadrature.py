@@ -1,4 +1,4 @@
-"""Posterior of two-layer, two-token attention by adaptive quadrature.
+"""The adaptive quadrature of two-layer, two-token attention on arrays: columns made, refined and summed.
 
 Write ``z_1 = (m + d/2, m - d/2)``. With ``k = exp(-d^2/2)``, ``E = exp(m d)`` and
 ``den = c (E + k)(1 + k E) + (1 - k^2) E`` the inverse of ``A(z_1)`` is (``ut = u / (1 + c)``)::
