@@ -178,7 +178,7 @@ class Averaged:
         remark = f"averaged: {name} takes one student at a time, so time grows with their number"
         if self.students > 1 and _same(*(self._inner.estimate(student) for student in students[:2])):
             remark += f"; {name} finds the same from every start, so that a mean of its students is one of them"
-        return AveragedState(students, problem), _together(infos, remark)
+        return AveragedState(students, problem), _info_of_students(infos, remark)
 
     def cost(self, problem: Problem, data: Data) -> Cost | None:
         """Products for every student; a batch of students reads the inputs once."""
@@ -204,7 +204,7 @@ def _same(one: Array, two: Array) -> bool:
     return bool(apart < SAME * xp.max(xp.abs(one)))
 
 
-def _together(infos: Sequence[Info], remark: str) -> Info:
+def _info_of_students(infos: Sequence[Info], remark: str) -> Info:
     """What several students report as one: the largest of what says that something is wrong, the mean of their overlaps."""
     warnings = dict.fromkeys([remark, *(w for info in infos if (w := info.warning))])
     readings = {

@@ -107,7 +107,7 @@ class Ridge(LinearRegression):
             penalty = float(linear.noise.min()) / np.diagonal(second - known)
         else:
             penalty = float(self.regularisation)
-        return _begin(problem, LeastSquares(problem, linear, data.inputs, data.labels), penalty, note)
+        return _begin_ridge(problem, LeastSquares(problem, linear, data.inputs, data.labels), penalty, note)
 
     def step(self, problem: Problem, data: Data, state: RidgeState) -> tuple[RidgeState, Info]:
         """One step of conjugate gradients."""
@@ -176,7 +176,7 @@ def _best_linear(problem: Problem, alpha: float) -> dict[str, Any]:
     return point | {"between_students": point["overlap"]}
 
 
-def _begin(
+def _begin_ridge(
     problem: Problem, squares: LeastSquares, penalty: float | np.ndarray[Any, Any], note: str = ""
 ) -> RidgeState:
     """``penalty``: a number, one per component, or as many rows of these as there are candidates."""
@@ -214,7 +214,7 @@ def _conjugate(state: RidgeState) -> tuple[RidgeState, Array]:
 def _validated(problem: Problem, data: Data, linear: Linear) -> float:
     """The candidate with the smallest error on held-out samples; all are solved together."""
     fit, rest = LinearRegression.held_out(problem, data, linear)
-    state = _begin(problem, fit, np.array(CANDIDATES)[:, None])
+    state = _begin_ridge(problem, fit, np.array(CANDIDATES)[:, None])
     for _ in range(VALIDATION_STEPS):
         state, relative = _conjugate(state)
         if float(namespace(relative).max(relative)) < VALIDATION_TOLERANCE:

@@ -167,7 +167,7 @@ def align(signal: Array, estimate: Array, symmetry: str, inner: Array) -> Array:
     if symmetry == "rotations":
         left, _, right = xp.linalg.svd(inner, full_matrices=False)
         return xp.reshape(xp.matmul(xp.matmul(left, right), flat), shape)
-    order, signs = _best_move(to_host(inner), symmetry)
+    order, signs = _best_symmetry(to_host(inner), symmetry)
     device = array_api_compat.device(estimate)
     flat = xp.take(flat, xp.asarray(order, device=device), axis=0)
     if np.any(signs < 0):
@@ -175,7 +175,7 @@ def align(signal: Array, estimate: Array, symmetry: str, inner: Array) -> Array:
     return xp.reshape(flat, shape)
 
 
-def _best_move(matrix: np.ndarray[Any, Any], symmetry: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _best_symmetry(matrix: np.ndarray[Any, Any], symmetry: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Order (P,) of the estimate's components, and their signs (P,), with the largest sum of ``matrix[p, order[p]]``."""
     rows = np.arange(len(matrix))
 

@@ -85,7 +85,7 @@ def _accumulate(x: Any, g: Any, total: Any) -> None:
 
 
 @njit(error_model="numpy", nogil=True)
-def _run(
+def _one_pass_loop(
     posterior: Any,
     constants: Any,
     inputs: Any,
@@ -167,7 +167,7 @@ def one_pass(
     block = max(8, _CACHE_BYTES // (inputs.itemsize * tokens * dimension))
     V = np.ascontiguousarray(V)
     rows = np.ascontiguousarray(signal) * scale
-    _run(
+    _one_pass_loop(
         posterior, constants, inputs, labels.reshape(n, -1), rows, V, np.linalg.inv(V), old, g, total, covariance, block
     )
     return g, total * scale, covariance

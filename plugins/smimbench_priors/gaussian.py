@@ -70,7 +70,7 @@ class Gaussian:
         of instances in front.
         """
         # On the host: each of the thirty operations on P x P numbers would be a launch of its own.
-        Q, V = (send(matrix, R) for matrix in _posterior(NUMPY, to_host(Qhat)))
+        Q, V = (send(matrix, R) for matrix in _gaussian_posterior(NUMPY, to_host(Qhat)))
         return Denoised(namespace(R).matmul(Q, R), V)
 
     def overlap(self, Qhat: Array) -> Overlap:
@@ -80,7 +80,7 @@ class Gaussian:
         eigenvalues of either keep their relative accuracy as far as ``Qhat`` itself carries it.
         """
         xp = namespace(Qhat)
-        Q, V = _posterior(xp, Qhat)
+        Q, V = _gaussian_posterior(xp, Qhat)
         return Overlap(Q, V)
 
     def draw_factor(self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None) -> Array:
@@ -98,7 +98,7 @@ class Gaussian:
         return gradient
 
 
-def _posterior(xp: ModuleType, Qhat: Array) -> tuple[Array, Array]:
+def _gaussian_posterior(xp: ModuleType, Qhat: Array) -> tuple[Array, Array]:
     """``V Qhat`` and ``V = (I + Qhat)^{-1}``.
 
     Diagonal entries of Qhat may differ by many orders of magnitude. With the diagonal of ``I + Qhat`` scaled to one,

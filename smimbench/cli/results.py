@@ -181,7 +181,7 @@ def present(results: Results, request: Request, *, figure: bool, full: bool = Fa
         keep_table(results.folder, document)
     code = present_document(document, request, results.folder, full=full)
     if figure and results.rows:
-        _draw(results, silent=request.as_json or request.quiet)
+        _draw_figures(results, silent=request.as_json or request.quiet)
     return code
 
 
@@ -250,7 +250,7 @@ def _remarks(console: Console, rows: Sequence[dict[str, Any]], request: Request)
         console.print(f"{restarts} runs were restarted once, more cautiously", style="yellow")
 
 
-def _draw(results: Results, *, silent: bool) -> None:
+def _draw_figures(results: Results, *, silent: bool) -> None:
     try:
         paths = results.figures()
     except ImportError:

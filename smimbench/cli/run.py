@@ -93,7 +93,7 @@ def run(
     backends = backends or ("numpy",)
     limits = Limits(cell_time, None if cell_memory is None else int(cell_memory), budget)
     how |= {"isolated": True, "limits": limits, "registry": request.registry}
-    part = _part(shard)
+    part = _part_of_suite(shard)
     campaign = plan_campaign(suite, store, backends, dry_run=dry_run, shard=part, **how)
     request.remark(campaign.remarks)
     if dry_run:
@@ -111,7 +111,7 @@ def run(
     return AGAIN if left else code
 
 
-def _part(text: str | None) -> Shard | None:
+def _part_of_suite(text: str | None) -> Shard | None:
     """The part that is asked for, or that of this task of a job array."""
     from smimbench.run.shards import array_shard, read_shard
 

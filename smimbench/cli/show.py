@@ -213,7 +213,7 @@ def report(request: Request, output: Path) -> int:
     return OK
 
 
-class _Side(NamedTuple):
+class _ComparedRun(NamedTuple):
     """One run to be compared: of which suite, under which options, where it lies, and its rows."""
 
     suite: str
@@ -226,23 +226,26 @@ def _rows_in(request: Request, folder: Path) -> list[dict[str, Any]]:
     return stored_results(replace(request, name=str(folder))).rows
 
 
-def _sides(path: Path, request: Request) -> list[_Side]:
+def _compared_runs(path: Path, request: Request) -> list[_ComparedRun]:
     """What was run in a folder of results, or is in files of packed ones."""
     from smimbench.report.packed import packed_under, read_packed
     from smimbench.run.settings import settings_under, words_of
 
     found = [
-        _Side(one.suite, one.words, one.folder, partial(_rows_in, request, one.folder)) for one in settings_under(path)
+        _ComparedRun(one.suite, one.words, one.folder, partial(_rows_in, request, one.folder))
+        for one in settings_under(path)
     ]
     for file in packed_under(path) if not found else ():
         document, shared = read_packed(file)
-        found.append(_Side(document["suite"], words_of(shared), file, partial(list, document["rows"])))
+        found.append(_ComparedRun(document["suite"], words_of(shared), file, partial(list, document["rows"])))
     if not found:
         raise click.UsageError(f"{path}: neither a results folder (it has no readable run.json) nor packed results")
     return found
 
 
-def _pairs(before: list[_Side], after: list[_Side]) -> tuple[list[tuple[_Side, _Side]], list[_Side]]:
+def _pairs_of_runs(
+    before: list[_ComparedRun], after: list[_ComparedRun]
+) -> tuple[list[tuple[_ComparedRun, _ComparedRun]], list[_ComparedRun]]:
     """Runs to be compared: the only ones of two places, or those of the same suite and settings; and those left over."""
     if len(before) == len(after) == 1:
         return [(before[0], after[0])], []
@@ -279,7 +282,7 @@ def compare(request: Request, before: Path, after: Path, fail_over: float | None
 
     if fail_over is not None and math.isnan(fail_over):
         raise click.UsageError("--fail-over: must be a number, got nan")
-    pairs, alone = _pairs(_sides(before, request), _sides(after, request))
+    pairs, alone = _pairs_of_runs(_compared_runs(before, request), _compared_runs(after, request))
     request.remark(f"{one.where} has no counterpart; not compared" for one in alone)
     entries: list[dict[str, Any]] = []
     for one, other in pairs:

@@ -51,10 +51,10 @@ def stages(*, silent: bool, kept: Callable[[], Kept]) -> Iterator[Callable[[Stag
         if silent:
             yield lambda stage: None
         elif console.is_terminal:
-            with _bars() as say:
+            with _progress_bars() as say:
                 yield say
         else:
-            yield _lines()
+            yield _progress_lines()
     except KeyboardInterrupt:
         points, thresholds, nodes = kept()
         raise Interrupted(
@@ -75,7 +75,7 @@ def _where(stage: Stage) -> str:
 
 
 @contextlib.contextmanager
-def _bars() -> Iterator[Callable[[Stage], None]]:
+def _progress_bars() -> Iterator[Callable[[Stage], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (
@@ -98,7 +98,7 @@ def _bars() -> Iterator[Callable[[Stage], None]]:
         yield say
 
 
-def _lines() -> Callable[[Stage], None]:
+def _progress_lines() -> Callable[[Stage], None]:
     begin = time.monotonic()
     last: tuple[str, str] | None = None
     said = begin + PATIENCE - PAUSE

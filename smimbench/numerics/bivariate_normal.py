@@ -91,18 +91,20 @@ def log_cdf(h: Array, k: Array, r: float, *, sign: Array | None = None, hessian:
     h, k = (xp.astype(xp.reshape(v, (-1,)), xp.float64) for v in (h, k))
     h, k = (clip(v, -_LARGEST, _LARGEST) for v in (h, k))
     rho: Any = r if sign is None else r * xp.astype(xp.reshape(sign, (-1,)), xp.float64)
-    probability, parts = _central(xp, h, k, r, rho, hessian)
+    probability, parts = _log_cdf_central(xp, h, k, r, rho, hessian)
     tail = probability < _TAIL
     where = xp.nonzero(tail)[0]  # the one question that a device is asked
     if where.shape[0] > 0:
         some = rho if sign is None else xp.take(rho, where)
-        inside = _tail(xp, xp.take(h, where), xp.take(k, where), r, some, hessian)
+        inside = _log_cdf_tail(xp, xp.take(h, where), xp.take(k, where), r, some, hessian)
         parts = [put_at_mask(c, tail, t) for t, c in zip(inside, parts, strict=True)]
     parts = [xp.astype(xp.reshape(p, shape), dtype) for p in parts]
     return LogCdf(parts[0], parts[1], parts[2], tuple(parts[3:]) if hessian else None)
 
 
-def _central(xp: ModuleType, h: Array, k: Array, r: float, rho: Any, hessian: bool) -> tuple[Array, list[Array]]:
+def _log_cdf_central(
+    xp: ModuleType, h: Array, k: Array, r: float, rho: Any, hessian: bool
+) -> tuple[Array, list[Array]]:
     """Probability and [log, gradient, second derivatives], good where the probability is not small."""
     device = array_api_compat.device(h)
     s = math.sqrt(1 - r * r)
@@ -149,7 +151,7 @@ def _excess(xp: ModuleType, t: Array, hazard: Array) -> Array:
     return xp.where(t < -_SERIES_FROM, series, hazard + t)
 
 
-def _tail(xp: ModuleType, h: Array, k: Array, r: float, rho: Any, hessian: bool) -> list[Array]:
+def _log_cdf_tail(xp: ModuleType, h: Array, k: Array, r: float, rho: Any, hessian: bool) -> list[Array]:
     """[log, gradient, second derivatives] by quadrature over the distance ``a`` from the nearer boundary.
 
     With h <= k the integrand ``phi(h - a) Phi((k - rho (h - a)) / s)``, divided by its value at a = 0, is

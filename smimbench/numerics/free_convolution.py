@@ -138,7 +138,7 @@ class FreeConvolution:
         xp = namespace(x)
         return xp.astype(self._invert(x, noise).shrunk * math.sqrt(noise), x.dtype)
 
-    def _invert(self, x: Array, noise: float) -> _Point:
+    def _invert(self, x: Array, noise: float) -> _Subordinated:
         """The point u with ``x(u) = x``, in units of ``sqrt(noise)``: Newton's method from ``|x - u| <= 1``."""
         _check(noise)
         xp = namespace(x)
@@ -149,7 +149,7 @@ class FreeConvolution:
         low, high = target - 1, target + 1
         tolerance = 2e-16 * (xp.abs(target) + 1)
         u = target
-        point = _Point(xp, u, atoms, weights)
+        point = _Subordinated(xp, u, atoms, weights)
         for _ in range(100):
             miss = target - point.x
             low, high = xp.where(miss > 0, u, low), xp.where(miss < 0, u, high)
@@ -159,7 +159,7 @@ class FreeConvolution:
             if xp.all(done):
                 break
             u = xp.where(done, u, new)
-            point = _Point(xp, u, atoms, weights)
+            point = _Subordinated(xp, u, atoms, weights)
         return point
 
     def support(self, noise: float) -> Host:
@@ -309,7 +309,9 @@ class FreeConvolution:
         weights = np.add.reduceat(self.weights, starts)
         return FreeConvolution(np.add.reduceat(self.weights * self.atoms, starts) / weights, weights)
 
-    def _integrate(self, noise: float, function: Callable[[_Point], Host], rtol: float, breaks: Any = ()) -> Uncertain:
+    def _integrate(
+        self, noise: float, function: Callable[[_Subordinated], Host], rtol: float, breaks: Any = ()
+    ) -> Uncertain:
         """Adaptive Gauss-Kronrod integration of a vector of functions against the observed law.
 
         Panels end at the ``breaks``, points u in units of ``sqrt(noise)``.
@@ -323,7 +325,7 @@ class FreeConvolution:
             left, right, low, high = panels.T[..., None]
             angle = (low + high) / 2 + (high - low) / 2 * nodes
             u = (left + right) / 2 + (right - left) / 2 * np.sin(angle)
-            p = _Point(np, u.reshape(-1), atoms, self.weights)
+            p = _Subordinated(np, u.reshape(-1), atoms, self.weights)
             density = (p.v * p.stretch / math.pi).reshape(u.shape)
             values = function(p).reshape(-1, *u.shape) * (
                 density * np.cos(angle) * (right - left) / 2 * (high - low) / 2
@@ -356,7 +358,7 @@ def _check(noise: float) -> None:
         raise ValueError(f"the noise must be a positive finite number, got {noise}")
 
 
-class _Point:
+class _Subordinated:
     """What the subordination says at points u (n,), for noise 1.
 
     Attributes

@@ -119,7 +119,7 @@ def line_moments(
     edges = np.array([e for e in _EDGES if e < reach] + [reach])
     edges = np.concatenate([-edges[:0:-1], edges])
     numbers = xp.arange(count, device=device)
-    engine = _Engine(log_weight, xp, device, tolerance)
+    engine = _LineIntegrator(log_weight, xp, device, tolerance)
     found = engine.integrate(numbers, edges, rounds)
     if not search:
         return found
@@ -161,7 +161,7 @@ class _Cells(NamedTuple):
     live: Array
 
 
-class _Engine:
+class _LineIntegrator:
     def __init__(
         self, log_weight: Callable[[Array, Array], Array], xp: ModuleType, device: Any, tolerance: float
     ) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import lru_cache, wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-__all__ = ["by_value", "kept"]
+__all__ = ["Named", "by_value", "kept"]
 
 T = TypeVar("T")
 
@@ -30,6 +31,14 @@ class _Array:
 
     def __hash__(self) -> int:
         return hash(self.key)
+
+
+@dataclass(frozen=True)
+class Named(Generic[T]):
+    """An object that is equal to every other one of the same ``key``, for ``functools.lru_cache``: cells make theirs anew."""
+
+    key: str
+    value: T = field(compare=False)
 
 
 def by_value(maxsize: int) -> Callable[[Callable[..., T]], Callable[..., T]]:

@@ -38,13 +38,13 @@ def item_documents(registry: Registry, kind: str | None) -> dict[str, list[dict[
     found: dict[str, list[dict[str, Any]]] = {}
     for name in KINDS:
         if kind in (None, f"{name}s"):
-            found[f"{name}s"] = [_item(entry) for entry in registry.entries(name)]
+            found[f"{name}s"] = [_item_document(entry) for entry in registry.entries(name)]
     if kind in (None, "suites"):
-        found["suites"] = [_suite(registry, name) for name in shipped_suites()]
+        found["suites"] = [_suite_document(registry, name) for name in shipped_suites()]
     return found
 
 
-def _item(entry: Entry) -> dict[str, Any]:
+def _item_document(entry: Entry) -> dict[str, Any]:
     capabilities = entry.item.capabilities
     return {
         "name": entry.name,
@@ -60,7 +60,7 @@ def _item(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _suite(registry: Registry, name: str) -> dict[str, Any]:
+def _suite_document(registry: Registry, name: str) -> dict[str, Any]:
     try:
         suite = load_suite(name, registry=registry)
     except SuiteError as error:  # one that needs a plugin which is not here must not hide the others
@@ -82,13 +82,18 @@ def info_documents(registry: Registry, name: str) -> list[dict[str, Any]]:
     """Everything about all items and suites of a name (the same name may stand for several kinds or models)."""
     distribution, _, plain = name.rpartition(":")
     documents = [
-        {**_item(e), "parameters": _parameters(e), "documentation": inspect.getdoc(e.item) or "", **_own_theory(e)}
+        {
+            **_item_document(e),
+            "parameters": _parameters(e),
+            "documentation": inspect.getdoc(e.item) or "",
+            **_own_theory(e),
+        }
         for e in registry.entries()
         if e.name == plain and distribution in ("", e.distribution)
     ]
     if name in shipped_suites():
         suite = load_suite(name, registry=registry)
-        documents.append({**_suite(registry, name), "parameters": [], "documentation": suite.text})
+        documents.append({**_suite_document(registry, name), "parameters": [], "documentation": suite.text})
     if not documents:
         known = sorted({entry.name for entry in registry.entries()} | set(shipped_suites()))
         close = difflib.get_close_matches(name, known, 1)

@@ -48,7 +48,7 @@ def compare_rows(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any
     one machine. Both verdicts stand beside them, of each table: ``own_theory`` with ``before_own_z`` and ``after_own_z``
     (``no_theory``: why there is none), and ``bayes`` with ``before_ratio_to_bayes`` and ``after_ratio_to_bayes``.
     """
-    old, new = ({_place(row): row for row in rows} for rows in (before, after))
+    old, new = ({_compared_place(row): row for row in rows} for rows in (before, after))
     found = []
     for place in dict.fromkeys((*old, *new)):
         a, b = old.get(place), new.get(place)
@@ -58,20 +58,20 @@ def compare_rows(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any
         for key in ("own_z", "ratio_to_bayes", "n"):
             entry[f"before_{key}"], entry[f"after_{key}"] = (a or {}).get(key), (b or {}).get(key)
         entry |= {key: (b or a or {}).get(key) for key in THEORIES}
-        entry |= _judge(entry, a, b)
+        entry |= _judge_change(entry, a, b)
         entry["time_percent"] = _time_change(a, b)
         found.append(entry)
     return sorted(distinguish(found), key=_badness)
 
 
-def _place(row: dict[str, Any]) -> tuple[Any, ...]:
+def _compared_place(row: dict[str, Any]) -> tuple[Any, ...]:
     """What was measured, whatever its label: problem and algorithm without versions, and where on the grid."""
     what = row.get("identity") or {"problem": row["problem"], "algorithm": row["algorithm"]}
     grid = ("backend", "alpha", "dimension", "metric", "component")
     return (canonical_json(what), *(row[key] for key in grid))
 
 
-def _judge(entry: dict[str, Any], a: dict[str, Any] | None, b: dict[str, Any] | None) -> dict[str, Any]:
+def _judge_change(entry: dict[str, Any], a: dict[str, Any] | None, b: dict[str, Any] | None) -> dict[str, Any]:
     """Change, its interval, its size in standard errors, and the verdict."""
     found: dict[str, Any] = dict.fromkeys(("change_percent", "interval", "z"))
     if a is None or b is None:

@@ -21,10 +21,10 @@ def diagnostic_tables(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
         if row["metric"] == rows[0]["metric"] and row["component"] in (None, 1):
             for name in row.get("findings") or {}:
                 groups.setdefault((row["problem"], name), []).append(row)
-    return [_table(problem, name, members) for (problem, name), members in groups.items()]
+    return [_diagnostic_table(problem, name, members) for (problem, name), members in groups.items()]
 
 
-def _table(problem: str, name: str, rows: list[dict[str, Any]]) -> RenderableType:
+def _diagnostic_table(problem: str, name: str, rows: list[dict[str, Any]]) -> RenderableType:
     entries = [{**row, **entry, "no": i} for row in rows for i, entry in enumerate(row["findings"][name], 1)]
     columns = place_columns(rows)
     if any(entry["no"] > 1 for entry in entries):

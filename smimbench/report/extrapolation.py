@@ -60,13 +60,13 @@ def extrapolated_rows(rows: Sequence[dict[str, Any]], target: float = 1e-3) -> l
 
     found = []
     for members in grouped((row for row in rows if "nominal_alpha" in row), what).values():
-        entry = _entry(sorted(members, key=lambda row: row["dimension"]), target)
+        entry = _extrapolated_row(sorted(members, key=lambda row: row["dimension"]), target)
         if entry is not None:
             found.append(entry)
     return found
 
 
-def _entry(members: Sequence[dict[str, Any]], target: float) -> dict[str, Any] | None:
+def _extrapolated_row(members: Sequence[dict[str, Any]], target: float) -> dict[str, Any] | None:
     runs = [row for row in members if row["mean"] is not None]
     if len({row["dimension"] for row in runs}) < FEWEST:
         return None
@@ -84,7 +84,7 @@ def _entry(members: Sequence[dict[str, Any]], target: float) -> dict[str, Any] |
     statuses: Counter[str] = Counter()
     for row in members:
         statuses.update(row["status_counts"])
-    verdict = _against(fit.limit, result.error, dof, theory, last["theory_error"], target)
+    verdict = _against_theory(fit.limit, result.error, dof, theory, last["theory_error"], target)
     named = ("problem", "algorithm", "backend", "metric", "component", "bayes", "identity")
     beside = ("component_word", "dimension_letter", "own_theory", "own_theory_error", "no_theory", "own_coefficient")
     return {
@@ -120,7 +120,7 @@ def _moved(row: dict[str, Any], last: dict[str, Any]) -> float:
     return float(last["theory"] - row["theory"])
 
 
-def _against(
+def _against_theory(
     limit: float, error: float, dof: float, theory: float | None, theory_error: float | None, target: float
 ) -> dict[str, Any]:
     if theory is None:

@@ -55,7 +55,7 @@ def draw_extrapolation(suite: Suite, entries: Sequence[dict[str, Any]], folder: 
         alphas = sorted({entry["alpha"] for entry in members})
         data: list[dict[str, Any]] = []
         for axis, own in zip(axes, panels.values()):
-            _panel(axis, own, alphas, data)
+            _size_panel(axis, own, alphas, data)
         d = letter_of(members)
         note = f"Lines: fitted corrections, 1/{d} unless the panel says otherwise. "
         note += "Diamonds: theory, of the algorithm if it has its own."
@@ -67,7 +67,9 @@ def draw_extrapolation(suite: Suite, entries: Sequence[dict[str, Any]], folder: 
     return paths
 
 
-def _panel(axis: Any, entries: Sequence[dict[str, Any]], alphas: Sequence[float], data: list[dict[str, Any]]) -> None:
+def _size_panel(
+    axis: Any, entries: Sequence[dict[str, Any]], alphas: Sequence[float], data: list[dict[str, Any]]
+) -> None:
     import matplotlib
 
     first, d = entries[0], letter_of(entries)

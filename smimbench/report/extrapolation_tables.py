@@ -44,13 +44,13 @@ def law_text(entry: dict[str, Any]) -> str:
 def extrapolated_tables(entries: Sequence[dict[str, Any]]) -> list[RenderableType]:
     """One table per problem and metric, largest distance from theory first; ``entries`` from ``extrapolated_rows``."""
     return [
-        _table(problem, metric, members)
+        _extrapolated_table(problem, metric, members)
         for problem, all_of_it in grouped(entries, lambda entry: entry["problem"]).items()
         for metric, members in grouped(all_of_it, lambda entry: entry["metric"]).items()
     ]
 
 
-def _table(problem: str, metric: str, entries: list[dict[str, Any]]) -> RenderableType:
+def _extrapolated_table(problem: str, metric: str, entries: list[dict[str, Any]]) -> RenderableType:
     columns: list[Column] = [
         *place_columns([{**entry, "dimension": 0} for entry in entries]),
         *component_column(entries),

@@ -15,13 +15,16 @@ from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.report.aggregate import ZERO
 from smimbench.report.labels import component_word, letter
 from smimbench.report.style import (
+    LEAST,
     Look,
     beside,
     decades_to_zero,
     finish,
+    floor_of,
     literal,
     log_axis,
     looks,
+    looks_of,
     new_figure,
     panel_points,
     panel_title,
@@ -38,17 +41,7 @@ if TYPE_CHECKING:
     from smimbench.suite.cells import Suite
     from smimbench.theory.cache import TheoryCache
 
-__all__ = [
-    "Line",
-    "draw_suite",
-    "floor_of",
-    "is_cheap",
-    "looks_of",
-    "smooth",
-    "suite_figure",
-    "theory_lines",
-    "threshold_marks",
-]
+__all__ = ["Line", "draw_suite", "is_cheap", "smooth", "suite_figure", "theory_lines", "threshold_marks"]
 
 POINTS = 120
 """Points of a theory line; doubled, theory takes twice as long and the line looks the same."""
@@ -56,8 +49,6 @@ POINTS = 120
 VISIBLE = 2e-3
 """Relative numerical error of theory from which on it is drawn as a band; doubled, errors up to a line's width go undrawn."""
 
-LEAST = 1e-16
-"""The floor of a logarithmic axis at the lowest; doubled, it looks the same."""
 
 WIDE = 50.0
 """Largest over least sample ratio from which on they are drawn by decades: what draws fresh samples stands far to the right.
@@ -83,11 +74,6 @@ class Line(NamedTuple):
     alpha: Any
     value: Any
     error: Any
-
-
-def looks_of(suite: Suite) -> dict[str, Look]:
-    """How the algorithms of a suite are drawn, in all of its figures."""
-    return looks({table["label"]: table["spec"]["name"] for table in suite.algorithms})
 
 
 def draw_suite(
@@ -138,7 +124,7 @@ def suite_figure(
     data: list[dict[str, Any]] = []
     for axis, (plan, component) in zip(axes, chosen):
         own = [row for row in members if row["problem"] == plan.label and row["component"] == component]
-        _panel(axis, suite, plan, metric, component, own, theorist, curve, look, data)
+        _suite_panel(axis, suite, plan, metric, component, own, theorist, curve, look, data)
     finish(figure, axes, _note(suite, metric))
     return Drawn(figure, data, _caption(suite, metric, data, len(panels) - len(chosen)))
 
@@ -267,13 +253,7 @@ def threshold_marks(found: dict[str, Any]) -> list[tuple[float, str]]:
     return marks
 
 
-def floor_of(values: Iterable[float], target: float) -> float:
-    """The lower end of a logarithmic axis: a decade below what is smallest and not 0, and below the target."""
-    positive = [value for value in values if value and value > LEAST]
-    return float(10.0 ** np.floor(np.log10(min([*positive, target])) - 0.3))
-
-
-def _panel(
+def _suite_panel(
     axis: Any, suite: Suite, plan: Any, metric: str, component: int | None, rows: list[dict[str, Any]], theorist: TheoryCache,
     curve: bool, look: dict[str, Look], data: list[dict[str, Any]],
 ) -> None:  # fmt: skip
@@ -286,16 +266,16 @@ def _panel(
     floor = floor_of([row["mean"] for row in measured], suite.run.target) if logarithmic else 0.0
     place = {"problem": plan.label, "component": component}
     if line is not None:
-        _theory(axis, line, "Bayes-optimal", "black", "-", floor)
+        _draw_theory_line(axis, line, "Bayes-optimal", "black", "-", floor)
         data += [{**place, "what": "Bayes-optimal", "alpha": float(a), "value": float(v), "error": float(e)}
                  for a, v, e in zip(*line)]  # fmt: skip
     labels = list(dict.fromkeys(row["algorithm"] for row in measured))
     dimensions = sorted({row["dimension"] for row in measured})
     for i, name in enumerate(labels):
         own = [row for row in measured if row["algorithm"] == name]
-        crowded = len(labels) > 1 and not _apart(measured, logarithmic)
+        crowded = len(labels) > 1 and not _marks_apart(measured, logarithmic)
         shifted = beside(axis, i, len(labels)) if crowded else axis.transData
-        _runs(axis, own, look[name], name, floor, shifted, dimensions, letter(plan.problem.model))
+        _draw_runs(axis, own, look[name], name, floor, shifted, dimensions, letter(plan.problem.model))
         for r in own:
             where = {"what": "runs", "algorithm": name, "alpha": r["alpha"], "dimension": r["dimension"]}
             found = {"value": r["mean"], "error": r["sem"], "n": r["n"], "hollow": _hollow(r), "beside": crowded}
@@ -308,7 +288,7 @@ def _panel(
         theory = [(a, *says[a]) for a in sorted(says)]
         if theory and any(r["own_theory"] != r["bayes"] for r in own):
             known = Line(*(np.array(part, dtype=float) for part in zip(*theory)))
-            _theory(axis, smooth(known, ()), f"{name}, its own theory", look[name].colour, "--", floor)
+            _draw_theory_line(axis, smooth(known, ()), f"{name}, its own theory", look[name].colour, "--", floor)
             data += [
                 {**place, "what": "own theory", "algorithm": name, "alpha": a, "value": v, "error": e}
                 for a, v, e in theory
@@ -348,7 +328,7 @@ def _panel(
     seen = [row["alpha"] for row in measured]
     if seen and max(seen) > WIDE * min(seen):
         log_axis(axis, "x")
-    if len(labels) > 1 and not _apart(measured, logarithmic):  # marks that are shifted stay inside
+    if len(labels) > 1 and not _marks_apart(measured, logarithmic):  # marks that are shifted stay inside
         axis.margins(x=max(0.05, shift_of(len(labels)) / panel_points(axis)))
     marks = threshold_marks(found)
     threshold_lines(axis, marks)
@@ -366,7 +346,7 @@ def _panel(
     axis.set_ylabel(about.label)
 
 
-def _theory(axis: Any, line: Line, name: str, colour: str, dashes: Any, floor: float) -> None:
+def _draw_theory_line(axis: Any, line: Line, name: str, colour: str, dashes: Any, floor: float) -> None:
     value = np.maximum(line.value, floor) if floor else line.value
     if len(line.alpha) < FEWEST:
         # A straight line would say something of the sample ratios between, and one point has no line.
@@ -393,7 +373,7 @@ def _hollow(row: dict[str, Any]) -> bool:
     return bool(set(row["status_counts"]) - {"ok", "skipped"})
 
 
-def _apart(rows: Sequence[dict[str, Any]], logarithmic: bool) -> bool:
+def _marks_apart(rows: Sequence[dict[str, Any]], logarithmic: bool) -> bool:
     """Whether marks of different algorithms at one sample ratio are far enough from each other to be told apart."""
     values = np.array([row["mean"] for row in rows])
     if logarithmic:
@@ -406,7 +386,7 @@ def _apart(rows: Sequence[dict[str, Any]], logarithmic: bool) -> bool:
     return True
 
 
-def _runs(
+def _draw_runs(
     axis: Any,
     rows: Sequence[dict[str, Any]],
     look: Look,

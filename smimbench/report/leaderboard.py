@@ -35,7 +35,7 @@ def leaderboard_tables(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
     for problem, members in groups.items():
         if len({row["algorithm"] for row in members}) >= LEAST:
             largest = (max(same, key=lambda row: row["mean"] or 0.0) for same in grouped(members, place).values())
-            tables += _tables(problem, sorted(largest, key=_rank))
+            tables += _leaderboard_pair(problem, sorted(largest, key=_rank))
     return tables
 
 
@@ -43,7 +43,7 @@ def _rank(row: dict[str, Any]) -> tuple[float, ...]:
     return row["alpha"], row["dimension"], float("inf") if row["mean"] is None else row["mean"]
 
 
-def _tables(problem: str, rows: list[dict[str, Any]]) -> list[RenderableType]:
+def _leaderboard_pair(problem: str, rows: list[dict[str, Any]]) -> list[RenderableType]:
     algorithm, *point = place_columns(rows)
     errors: list[Column] = [
         *point,

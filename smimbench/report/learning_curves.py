@@ -8,16 +8,18 @@ import numpy as np
 
 from smimbench.registry.metrics import find_metric, is_in_trajectory, theory_of
 from smimbench.report.aggregate import ZERO
-from smimbench.report.figures import floor_of, is_cheap, looks_of
+from smimbench.report.figures import is_cheap
 from smimbench.report.labels import component_word, grouped, letter
 from smimbench.report.rows import draws_fresh
 from smimbench.report.style import (
     COLOURS,
     decades_to_zero,
     finish,
+    floor_of,
     line_name,
     literal,
     log_axis,
+    looks_of,
     new_figure,
     panel_title,
     save_figure,
@@ -81,7 +83,7 @@ def draw_learning_curves(
     whole: list[tuple[Any, str, Any]] = []
     for cell, record in pairs:
         trajectory = store.trajectory(record)
-        found, place = _curve(trajectory, metric), (cell.problem_label, cell.alpha, cell.dimension)
+        found, place = _counted_curve(trajectory, metric), (cell.problem_label, cell.alpha, cell.dimension)
         if found is not None:
             panels.setdefault(place, {}).setdefault(cell.algorithm_label, []).append((record, *found))
         elif trajectory is not None and metric in trajectory and len(trajectory["iteration"]) > 2:
@@ -95,7 +97,7 @@ def draw_learning_curves(
     figure, axes = new_figure(suite.title, len(chosen))
     data: list[dict[str, Any]] = []
     marked = [
-        _panel(axis, suite, place, metric, panels[place], theorist, data, curve=curve)
+        _learning_panel(axis, suite, place, metric, panels[place], theorist, data, curve=curve)
         for axis, place in zip(axes, chosen)
     ]
     note = "A sample that is processed again counts again"
@@ -110,7 +112,7 @@ def draw_learning_curves(
     return save_figure(figure, folder, "learning", data, caption)
 
 
-def _curve(trajectory: dict[str, Any] | None, metric: str) -> tuple[Any, Any] | None:
+def _counted_curve(trajectory: dict[str, Any] | None, metric: str) -> tuple[Any, Any] | None:
     """Samples processed (t,) and values (t, P) from the first step on; None if samples were not counted."""
     if trajectory is None or "samples" not in trajectory or metric not in trajectory:
         return None
@@ -150,7 +152,7 @@ def spread(places: list[Any], most: int) -> list[Any]:
     return [places[int(i)] for i in np.unique(np.linspace(0, len(places) - 1, most).round())]
 
 
-def _panel(
+def _learning_panel(
     axis: Any,
     suite: Suite,
     place: Place,
@@ -210,7 +212,7 @@ def _panel(
             for _, samples, values in members:
                 axis.plot(samples, values[:, component], color=colour, lw=0.6, alpha=0.3, ls=style, zorder=1)
             name = line_name(algorithm, word, None if single else component)
-            median = _median(members, component)
+            median = _median_curve(members, component)
             if len(median[0]):
                 # In grey, colours do not tell two algorithms apart.
                 end = {"marker": looks[algorithm].marker, "markevery": [-1], "ms": 4.5}
@@ -234,7 +236,7 @@ def _panel(
     return once
 
 
-def _median(members: Iterable[tuple[Any, Any, Any]], component: int) -> tuple[Any, Any]:
+def _median_curve(members: Iterable[tuple[Any, Any, Any]], component: int) -> tuple[Any, Any]:
     """Median over runs where all of them still run; between the samples at which a run was looked at, its last value."""
     curves = [(samples, values[:, component]) for _, samples, values in members]
     start = max(samples[0] for samples, _ in curves)

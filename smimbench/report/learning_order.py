@@ -65,7 +65,7 @@ def learning_order(
         if target is None:
             layers.append(dict.fromkeys(LAYER))
             continue
-        iterations, seen, seconds = (_median([hit[axis] for hit in hits]) for axis in AXES)
+        iterations, seen, seconds = (_median_time([hit[axis] for hit in hits]) for axis in AXES)
         share = mean_of([math.isfinite(hit["iteration"]) for hit in hits])
         epochs = None if seen is None or math.isnan(samples) else seen / samples
         layers.append(dict(zip(LAYER, (target, share, iterations, seen, epochs, seconds))))
@@ -117,7 +117,7 @@ def _factor(runs: Sequence[Sequence[dict[str, float]]], wanted: Sequence[int]) -
     return {"mean": mean, "sem": sem, "runs": len(ratios), "axis": "samples" if counted else "iterations"}
 
 
-def _median(values: Sequence[float]) -> float | None:
+def _median_time(values: Sequence[float]) -> float | None:
     if not values or any(math.isnan(value) for value in values):
         return None
     middle = float(np.median(values))
@@ -132,12 +132,12 @@ def learning_tables(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
         if row.get("learning_order") and row["component"] is not None and row["metric"] == rows[0]["metric"]
     ]
     return [
-        _table(problem, list(grouped(members, place).values()))
+        _order_table(problem, list(grouped(members, place).values()))
         for problem, members in grouped(chosen, lambda row: row["problem"]).items()
     ]
 
 
-def _table(problem: str, members: list[list[dict[str, Any]]]) -> RenderableType:
+def _order_table(problem: str, members: list[list[dict[str, Any]]]) -> RenderableType:
     epochs = all(
         # No median at all (most runs never get there) says nothing about whether samples were counted.
         row["half_overlap"]["epochs"] is not None or row["half_overlap"]["iterations"] is None

@@ -131,7 +131,7 @@ def draw_trajectories(
     if not panels:
         return []
     figure, axes = new_figure(suite.title, min(len(panels), PANELS))
-    data = [entry for axis, panel in zip(axes, panels) for entry in _draw(axis, *panel)]
+    data = [entry for axis, panel in zip(axes, panels) for entry in _trajectory_panel(axis, *panel)]
     caption = "Runs as thin lines, the trajectory that theory has of them dashed; against the clock of the algorithm."
     if any("mse_limit" in theory for _, _, theory, _ in panels):
         caption += " Dotted: theory as the dimension grows, from the same starts."
@@ -141,7 +141,7 @@ def draw_trajectories(
     return save_figure(figure, folder, "trajectories", data, caption)
 
 
-def _draw(
+def _trajectory_panel(
     axis: Any, place: dict[str, Any], d: str, theory: dict[str, Any], runs: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Draw one panel; its curves as they are for the page, with the mean of all runs in place of each."""

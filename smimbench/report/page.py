@@ -100,7 +100,7 @@ def render_page(
         summary_note=SUMMARY[0].upper() + SUMMARY[1:] + ".",
         level=f"{LEVEL:.0%}",
         made=_when(shared),
-        about=_about(suite, rows, shared),
+        about=_made_with(suite, rows, shared),
         reproduce=_reproduce(suite, shared),
         n=number,
         seconds=seconds,
@@ -140,7 +140,7 @@ def _when(shared: Mapping[str, Any]) -> str:
     return f"Run on {datetime.datetime.fromtimestamp(written, datetime.UTC):%Y-%m-%d %H:%M} UTC."
 
 
-def _about(suite: Suite, rows: Sequence[dict[str, Any]], shared: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _made_with(suite: Suite, rows: Sequence[dict[str, Any]], shared: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What the numbers were made with: one name and one text each."""
     machine = shared.get("machine") or {}
     found = [
@@ -178,10 +178,10 @@ def _figure(path: Path) -> dict[str, str]:
     svg = path.read_text(encoding="utf-8")
     said = re.search(r"<dc:description>(.*?)</dc:description>", svg, re.S)
     caption = html.unescape(" ".join(said[1].split())) if said else ""
-    return {"name": path.stem, "caption": caption, "svg": _inline(svg, path.stem)}
+    return {"name": path.stem, "caption": caption, "svg": _inline_svg(svg, path.stem)}
 
 
-def _inline(svg: str, name: str) -> str:
+def _inline_svg(svg: str, name: str) -> str:
     """An SVG without its XML head, with ids of its own: two figures on a page must not share clip paths."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.S)

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 from smimbench.registry.metrics import find_metric, is_in_trajectory
 from smimbench.registry.registry import RegistryError
 from smimbench.report.aggregate import ZERO
-from smimbench.report.figures import looks_of
 from smimbench.report.labels import grouped, letter
 from smimbench.report.profiles import CUT, READING
-from smimbench.report.style import COLOURS, Look
+from smimbench.report.style import COLOURS, Look, looks_of
 from smimbench.report.tables import number
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def charts_of(suite: Suite, tables: Sequence[Path]) -> tuple[list[dict[str, str]
     for path in tables:
         with path.open(encoding="utf-8", newline="") as file:
             entries = list(csv.DictReader(file))
-        build, title, caption = _kind(path.stem)
+        build, title, caption = _figure_kind(path.stem)
         if build is None or not entries:
             continue
         groups.append({"name": path.stem, "title": title, "caption": caption})
@@ -56,20 +55,20 @@ def charts_of(suite: Suite, tables: Sequence[Path]) -> tuple[list[dict[str, str]
     return groups, charts
 
 
-def _kind(name: str) -> tuple[Any, str, str]:
+def _figure_kind(name: str) -> tuple[Any, str, str]:
     if name == "seconds":
         return _seconds, "Error against seconds", "Median over runs."
     if name == "learning":
         return (
-            _learning,
+            _learning_chart,
             "Error against samples processed",
             "Median over runs; a sample that is processed again counts again.",
         )
     if name == "profiles":
-        return _profiles, "Profiles over all problems", READING
+        return _profile_chart, "Profiles over all problems", READING
     if name == "trajectories":
         return (
-            _trajectories,
+            _trajectory_chart,
             "Runs and the trajectory that theory has of them",
             "Solid: mean of the runs; dashed: theory of this very algorithm, from the starts of the runs.",
         )
@@ -78,13 +77,13 @@ def _kind(name: str) -> tuple[Any, str, str]:
     except RegistryError:
         return None, "", ""
     return (
-        _metric,
+        _metric_chart,
         f"{about.label} against the sample ratio",
         "Point at a mark for its numbers; the legend hides lines. Marks that would meet stand side by side.",
     )
 
 
-def _metric(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dict[str, Any]]:
+def _metric_chart(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dict[str, Any]]:
     charts = []
     looks, about = looks_of(suite), find_metric(name)
     for (problem, component), own in grouped(entries, lambda e: (e["problem"], e["component"])).items():
@@ -140,15 +139,15 @@ def _metric(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dict[str,
 
 
 def _seconds(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    return _courses(suite, entries, "seconds", "seconds", "MSE", ylog=True)
+    return _charts_of_curves(suite, entries, "seconds", "seconds", "MSE", ylog=True)
 
 
-def _learning(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dict[str, Any]]:
+def _learning_chart(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dict[str, Any]]:
     label = next(find_metric(one).label for one in suite.run.metrics if is_in_trajectory(find_metric(one)))
-    return _courses(suite, entries, "samples", "samples processed", label, ylog=False)
+    return _charts_of_curves(suite, entries, "samples", "samples processed", label, ylog=False)
 
 
-def _profiles(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dict[str, Any]]:
+def _profile_chart(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dict[str, Any]]:
     charts = []
     looks = looks_of(suite)
     for axis, own in grouped(entries, lambda e: e["axis"]).items():
@@ -192,7 +191,7 @@ def _thinned(count: int) -> list[int]:
     return sorted({round(i * (count - 1) / (MOST - 1)) for i in range(MOST)}) if count > MOST else list(range(count))
 
 
-def _courses(
+def _charts_of_curves(
     suite: Suite, entries: Sequence[Entry], x: str, xlabel: str, ylabel: str, *, ylog: bool
 ) -> list[dict[str, Any]]:
     charts = []
@@ -224,7 +223,7 @@ def _owner(what: str, labels: Iterable[str]) -> str:
     return max((one for one in labels if what == one or what.startswith(f"{one}, ")), key=len, default="")
 
 
-def _trajectories(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dict[str, Any]]:
+def _trajectory_chart(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dict[str, Any]]:
     """One chart per problem, algorithm, sample ratio and dimension: error and overlap against the algorithm's own clock."""
     charts = []
     letters = {plan.label: letter(plan.problem.model) for plan in suite.plans}

@@ -204,8 +204,7 @@ def draw_profiles(
     ImportError
         If matplotlib is missing (extra ``plot``).
     """
-    from smimbench.report.figures import looks_of
-    from smimbench.report.style import finish, literal, log_axis, new_figure, save_figure
+    from smimbench.report.style import finish, literal, log_axis, looks_of, new_figure, save_figure
 
     entries = hits(suite, pairs, theorist, store)
     known = errors(rows)

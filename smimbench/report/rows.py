@@ -53,7 +53,7 @@ class Rows(list[dict[str, Any]]):
 
 
 @dataclass(frozen=True)
-class _Group:
+class _RunsOfRow:
     """All runs of one ``place``: problem, algorithm (both by label), backend, sample ratio really used and dimension.
 
     ``algorithm`` is its table (empty for an estimate from elsewhere), ``bayes`` the Bayes-optimal point of theory there and
@@ -193,7 +193,7 @@ def error_rows(
     rows: list[dict[str, Any]] = []
     for key, members in groups.items():
         problem, cell, ratio = problems[key[0]], members[0][0], ratios[key]
-        place = _place(cell.problem_label, cell.algorithm_label, cell.backend, ratio, cell.dimension)
+        place = _place_of_row(cell.problem_label, cell.algorithm_label, cell.backend, ratio, cell.dimension)
         records = [record for _, record in members]
         if key[0] in unsolved:
             bayes: dict[str, Any] = {"alpha": ratio, "overlap": [[math.nan] * problem.components] * problem.components}
@@ -206,7 +206,7 @@ def error_rows(
             bayes = theorist.points(problem, [ratio])[0][0]
             own = own_point(theorist, problem, cell, ratio, records)
         near = _near(theorist, problem, records, ratio, cell.dimension) if key[0] not in unsolved else None
-        group = _Group(place, problem, cell.algorithm, records, bayes, own, cell.alpha, near)
+        group = _RunsOfRow(place, problem, cell.algorithm, records, bayes, own, cell.alpha, near)
         rows += group.rows(suite.run.metrics, suite.run.target, store)
     return distinguish(rows)
 
@@ -261,9 +261,9 @@ def rows_of_points(
     for (label, algorithm, alpha, dimension), members in groups.items():
         problem, found = members[0][0].plan.problem, [record for _, record in members]
         ratio = problem.model.sample_ratio(problem.model.sample_count(alpha, dimension), dimension)
-        place = _place(label, algorithm, ELSEWHERE, ratio, dimension)
+        place = _place_of_row(label, algorithm, ELSEWHERE, ratio, dimension)
         bayes = theorist.points(problem, [ratio])[0][0]
-        group = _Group(place, problem, {}, found, bayes, nominal=alpha)
+        group = _RunsOfRow(place, problem, {}, found, bayes, nominal=alpha)
         measured = trajectory_metrics(problem.model.name)
         metrics = [name for name in suite.run.metrics if name in measured] if of_suite else list(measured)
         rows += group.rows(metrics, suite.run.target, Store(""))
@@ -276,7 +276,7 @@ def scored_rows(suite: Suite, store: Store, theorist: TheoryCache) -> list[dict[
     return rows_of_points(suite, points, records, theorist, of_suite=True)
 
 
-def _place(problem: str, algorithm: str, backend: str, alpha: float, dimension: int) -> dict[str, Any]:
+def _place_of_row(problem: str, algorithm: str, backend: str, alpha: float, dimension: int) -> dict[str, Any]:
     return {"problem": problem, "algorithm": algorithm, "backend": backend, "alpha": alpha, "dimension": dimension}
 
 
@@ -340,7 +340,7 @@ def own_point(
 
 
 def _order(
-    group: _Group, trajectories: Sequence[dict[str, Any] | None]
+    group: _RunsOfRow, trajectories: Sequence[dict[str, Any] | None]
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
     """When each component was learned, and in what order; nothing for a single one."""
     components = len(group.bayes["overlap"])

@@ -67,7 +67,7 @@ def draw_spectra(suite: Suite, pairs: Sequence[Pair], theorist: TheoryCache, fol
     figure, axes = new_figure(suite.title, len(chosen))
     data: list[dict[str, Any]] = []
     for axis, members in zip(axes, chosen):
-        _panel(axis, suite, members, theorist, data)
+        _spectrum_panel(axis, suite, members, theorist, data)
     note = "Eigenvalues of the estimates of all runs, without those that are zero; lines: theory of the algorithm."
     if len(chosen) < len(groups):
         note += f" {len(chosen)} of {len(groups)} combinations of problem, algorithm and sample ratio."
@@ -76,7 +76,9 @@ def draw_spectra(suite: Suite, pairs: Sequence[Pair], theorist: TheoryCache, fol
     return save_figure(figure, folder, "spectrum", data, f"{suite.title}: {note}")
 
 
-def _panel(axis: Any, suite: Suite, members: Sequence[Pair], theorist: TheoryCache, data: list[dict[str, Any]]) -> None:
+def _spectrum_panel(
+    axis: Any, suite: Suite, members: Sequence[Pair], theorist: TheoryCache, data: list[dict[str, Any]]
+) -> None:
     cell = members[0][0]
     problem = next(plan.problem for plan in suite.plans if plan.label == cell.problem_label)
     ratio = problem.model.sample_ratio(problem.model.sample_count(cell.alpha, cell.dimension), cell.dimension)

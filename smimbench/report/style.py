@@ -18,14 +18,38 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from smimbench.suite.cells import Suite
+
 __all__ = [
-    "COLOURS", "FLOOR", "ONE_COLUMN", "SMALL", "TWO_COLUMNS", "Look", "beside", "decades_to_zero", "finish",
-    "floor_line", "lay_out", "legend",
-    "line_name", "literal",
+    "COLOURS",
+    "FLOOR",
+    "LEAST",
+    "ONE_COLUMN",
+    "SMALL",
+    "TWO_COLUMNS",
+    "Look",
+    "beside",
+    "decades_to_zero",
+    "finish",
+    "floor_line",
+    "floor_of",
+    "lay_out",
+    "legend",
+    "line_name",
+    "literal",
     "log_axis",
-    "looks", "new_figure", "panel_points", "panel_title", "save_figure", "shift_of", "threshold_lines",
+    "looks",
+    "looks_of",
+    "new_figure",
+    "panel_points",
+    "panel_title",
+    "save_figure",
+    "shift_of",
+    "threshold_lines",
 ]  # fmt: skip
 
+LEAST = 1e-16
+"""The floor of a logarithmic axis at the lowest; doubled, it looks the same."""
 ONE_COLUMN, TWO_COLUMNS = 3.4, 7.0
 """Widths in inches that journals print figures at; doubled, letters are too small to read in print."""
 
@@ -311,3 +335,14 @@ def save_figure(
         writer.writerows(data)
         write_atomically(paths[-1], buffer.getvalue().encode(), durable_name=False)
     return paths
+
+
+def looks_of(suite: Suite) -> dict[str, Look]:
+    """How the algorithms of a suite are drawn, in all of its figures."""
+    return looks({table["label"]: table["spec"]["name"] for table in suite.algorithms})
+
+
+def floor_of(values: Iterable[float], target: float) -> float:
+    """The lower end of a logarithmic axis: a decade below what is smallest and not 0, and below the target."""
+    positive = [value for value in values if value and value > LEAST]
+    return float(10.0 ** np.floor(np.log10(min([*positive, target])) - 0.3))

@@ -86,14 +86,14 @@ def theory_document(
             document["thresholds"] = {k: v for k, v in found.items() if k != "hard_phase"}
             if found.get("hard_phase"):
                 document["hard_phase"] = found["hard_phase"]
-        published = _published(suite, plan, cache)
+        published = _published_values(suite, plan, cache)
         if published:
             document["published"] = published
         documents.append(document)
     return documents
 
 
-def _published(suite: Suite, plan: ProblemPlan, cache: TheoryCache) -> list[dict[str, Any]]:
+def _published_values(suite: Suite, plan: ProblemPlan, cache: TheoryCache) -> list[dict[str, Any]]:
     """Values of others that state how accurate they are, each beside its theory."""
     rows = []
     for reference in suite.run.reference:

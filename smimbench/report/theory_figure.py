@@ -48,7 +48,7 @@ def draw_theory(suite: Suite, theorist: TheoryCache, folder: Path, alphas: Seque
         figure, axes = new_figure(suite.title, len(plans))
         data: list[dict[str, Any]] = []
         for axis, plan in zip(axes, plans):
-            _panel(axis, plan, metric, theorist, alphas or plan.alphas, data)
+            _theory_panel(axis, plan, metric, theorist, alphas or plan.alphas, data)
         finish(figure, axes)
         caption = (
             f"{suite.title}: Bayes-optimal {find_metric(metric).label} against the sample ratio; dashed: thresholds."
@@ -57,7 +57,7 @@ def draw_theory(suite: Suite, theorist: TheoryCache, folder: Path, alphas: Seque
     return paths + draw_phases(suite, theorist, folder)
 
 
-def _panel(
+def _theory_panel(
     axis: Any,
     plan: ProblemPlan,
     metric: str,

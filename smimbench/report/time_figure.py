@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.report.figures import floor_of, looks_of
 from smimbench.report.labels import grouped, letter
 from smimbench.report.learning_curves import chosen_panels, left_out
 from smimbench.report.style import (
     FLOOR,
     decades_to_zero,
     finish,
+    floor_of,
     literal,
     log_axis,
+    looks_of,
     new_figure,
     panel_title,
     save_figure,
@@ -69,7 +70,7 @@ def draw_seconds(
     figure, axes = new_figure(suite.title, len(chosen))
     data: list[dict[str, Any]] = []
     for axis, place in zip(axes, chosen):
-        _panel(axis, suite, place, panels[place], theorist, data)
+        _seconds_panel(axis, suite, place, panels[place], theorist, data)
     trusted = all((run[4].get("timing") or {}).get("trusted") for run in runs)
     note = "" if trusted else "Times are untrusted: cells may have run side by side."
     note = (note + left_out(chosen, panels)).strip()
@@ -80,7 +81,7 @@ def draw_seconds(
     return save_figure(figure, folder, "seconds", data, caption + note)
 
 
-def _panel(
+def _seconds_panel(
     axis: Any,
     suite: Suite,
     place: tuple[str, float, int],

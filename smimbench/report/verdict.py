@@ -76,7 +76,7 @@ def _verdict(problem: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
         # A sample ratio that others were run at and this one was not is no estimate, either.
         one["missing"] += len(asked - {row.get("nominal_alpha", row["alpha"]) for row in members})
         found["contenders"].append({"algorithm": label, **one})
-    found["contenders"].sort(key=_rank)
+    found["contenders"].sort(key=_verdict_rank)
     best = found["contenders"][0] if found["contenders"] else {"ratio_to_bayes": None}
     found["tied"] = [
         one["algorithm"]
@@ -149,7 +149,7 @@ def _contender(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "ratio_error": ratio * math.hypot(*(e or 0.0 for _, e in logs)) / len(logs) if ratio and known else None,
         "where_zero": max((mean for mean, _ in zeros), default=None),
         "zero_reached": all(mean <= target for mean, target in zeros) if zeros else None,
-        **_own(rows),
+        **_against_own_theory(rows),
         "points": len(points) - missing,
         "missing": missing,
         "near_seconds": None if None in near or not near else float(np.median(near)),
@@ -162,7 +162,7 @@ def _contender(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _own(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _against_own_theory(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Whether it does what theory says of this very algorithm: within the interval of its runs, or within ``NEAR``."""
     known = [row for row in rows if row.get("own_theory") is not None and row["mean"] is not None]
     reasons = sorted({row["no_theory"] for row in rows if row.get("no_theory")})
@@ -186,7 +186,7 @@ def _own(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _rank(one: dict[str, Any]) -> tuple[float, ...]:
+def _verdict_rank(one: dict[str, Any]) -> tuple[float, ...]:
     """Those with an estimate everywhere first, then by the ratio to Bayes, then by the error where theory is 0.
 
     What was seen only where theory is 0 has no ratio: it comes after those that have one. An online run stands there often, at
@@ -247,10 +247,10 @@ def ratio_words(one: dict[str, Any]) -> str:
 
 def contender_tables(found: Sequence[dict[str, Any]]) -> list[RenderableType]:
     """One table per problem that at least two algorithms were run on, best first."""
-    return [_table(verdict) for verdict in found if len(verdict["contenders"]) > 1 and verdict["metric"]]
+    return [_contender_table(verdict) for verdict in found if len(verdict["contenders"]) > 1 and verdict["metric"]]
 
 
-def _table(verdict: dict[str, Any]) -> RenderableType:
+def _contender_table(verdict: dict[str, Any]) -> RenderableType:
     contenders = verdict["contenders"]
     columns: list[Column] = [("algorithm", "l", lambda c: c["algorithm"]), ("x Bayes", "r", ratio_words)]
     if any(one["where_zero"] is not None for one in contenders):

@@ -48,11 +48,11 @@ def other_version_rows(suite: Suite, store: Store, backends: Sequence[str]) -> l
     places: dict[tuple[Any, ...], list[tuple[Any, dict[str, Any]]]] = {}
     for cell in cells:
         identity = json.loads(canonical_json(cell.identity()))
-        places.setdefault(_place(identity), []).append((cell, identity))
+        places.setdefault(_versionless_place(identity), []).append((cell, identity))
     groups: dict[tuple[Any, ...], list[float]] = {}
     for record in others:
-        for cell, identity in places.get(_place(record["cell"]), []):
-            versions = _changed(identity, record["cell"])
+        for cell, identity in places.get(_versionless_place(record["cell"]), []):
+            versions = _changed_versions(identity, record["cell"])
             if versions is None:
                 continue
             where = (cell.problem_label, cell.algorithm_label, cell.backend, cell.alpha, cell.dimension)
@@ -84,14 +84,14 @@ def _items(cell: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {**cell["problem"], "algorithm": cell["algorithm"]}
 
 
-def _place(cell: Mapping[str, Any]) -> tuple[Any, ...]:
+def _versionless_place(cell: Mapping[str, Any]) -> tuple[Any, ...]:
     """What has to be equal whatever the versions."""
     items = _items(cell)
     named = tuple((items[part]["name"], items[part].get("distribution")) for part in _PARTS)
     return (*named, *(cell.get(key) for key in ("alpha", "dimension", "replicate", "seed", "backend", "dtype")))
 
 
-def _changed(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, tuple[int, int]] | None:
+def _changed_versions(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, tuple[int, int]] | None:
     """Versions that differ, if they and what only one version knows are all that differs; None otherwise."""
     versions: dict[str, tuple[int, int]] = {}
     ours, theirs = _items(now), _items(then)

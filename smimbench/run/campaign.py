@@ -161,7 +161,7 @@ def plan_campaign(
         why = "--timing measures every cell alone" if timing else "--dask sends every cell alone"
         remarks.append(f"--seeds-at-once {seeds_at_once} is not used: {why}")
     alone = "--timing" if timing else f"--backend {device}" if device else None
-    workers, said = _side_by_side(missing, workers, alone)
+    workers, said = _cells_at_a_time(missing, workers, alone)
     remarks += [] if dask else said
     if not dry_run:
         Store(settings_folder(suite, store)).write_shared(shared_document(suite))
@@ -177,7 +177,7 @@ def _refuse_what_never_fits(suite: Suite, cells: Sequence[Cell]) -> None:
         raise SuiteError(suite.file, "grid", f"a cell takes up to {sizes}; lower dimension, alpha or tokens")
 
 
-def _side_by_side(missing: Sequence[Cell], asked: int | None, alone: str | None) -> tuple[int, list[str]]:
+def _cells_at_a_time(missing: Sequence[Cell], asked: int | None, alone: str | None) -> tuple[int, list[str]]:
     """How many cells to run at a time, and why fewer than one per core, or fewer than asked."""
     if alone:
         unused = f"--workers {asked} is not used: {alone} runs one cell at a time"

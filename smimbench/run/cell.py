@@ -63,17 +63,17 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1, registry: Re
         BLAS threads.
     """
     registry = registry or get_registry()
-    report = _Report(cell, threads, timing)
+    report = _CellReport(cell, threads, timing)
     started = time.time()
     _forget_other_instances(cell)
     machine.reset_peak_memory()
 
     def work() -> dict[str, Any]:
-        ready = _prepare(cell, registry, timing)
+        ready = _prepare_cell(cell, registry, timing)
         if isinstance(ready, dict):
             return ready
         common = (ready.problem, ready.instance, ready.data, ready.algorithm)
-        return _conclude(ready, run_algorithm(*common, ready.make_rng, ready.settings, ready.backend))
+        return _conclude_record(ready, run_algorithm(*common, ready.make_rng, ready.settings, ready.backend))
 
     report.keep(lambda: _with_smaller_chunks(cell, work))
     return report.finish(started, time.time() - started)
@@ -87,17 +87,17 @@ def run_cells_together(
     The times in a record are the cell's share of those of the pass; ``timing.together`` says of how many it is one.
     """
     registry = registry or get_registry()
-    reports = [_Report(cell, threads, timing=False) for cell in cells]
+    reports = [_CellReport(cell, threads, timing=False) for cell in cells]
     started = time.time()
     _forget_other_instances(*cells)
     machine.reset_peak_memory()
-    ready: dict[int, _Ready] = {}
+    ready: dict[int, _ReadyCell] = {}
     alone = set()  # those for which the device had no room beside the others
     for k, cell in enumerate(cells):
 
         def prepare(k: int = k, cell: Cell = cell) -> dict[str, Any]:
             try:
-                found = _prepare(cell, registry, timing=False)
+                found = _prepare_cell(cell, registry, timing=False)
             except Exception as error:
                 if _ran_out(cell, error):
                     alone.add(k)
@@ -110,12 +110,12 @@ def run_cells_together(
         reports[k].keep(prepare)
     for (k, one), result in zip(ready.items(), _run_together(reports, ready, threads)):
 
-        def conclude(k: int = k, one: _Ready = one, result: Any = result) -> dict[str, Any]:
+        def conclude(k: int = k, one: _ReadyCell = one, result: Any = result) -> dict[str, Any]:
             if isinstance(result, BaseException):
                 if one.backend.ran_out(result):
                     alone.add(k)
                 raise result
-            return _conclude(one, result)
+            return _conclude_record(one, result)
 
         reports[k].keep(conclude)
     total = (time.time() - started) / len(cells)
@@ -160,7 +160,7 @@ def _with_smaller_chunks(cell: Cell, work: Callable[[], dict[str, Any]]) -> dict
 
 
 def _run_together(
-    reports: Sequence[_Report], ready: dict[int, _Ready], threads: int
+    reports: Sequence[_CellReport], ready: dict[int, _ReadyCell], threads: int
 ) -> list[LoopResult | BaseException]:
     """How the runs of those that are ready end; what is warned of meanwhile is kept with each of them."""
     if not ready:
@@ -186,7 +186,7 @@ def run_group(
     return [run_cell(cells[0], timing=timing, threads=threads, registry=registry)]
 
 
-class _Report:
+class _CellReport:
     """The record of a cell while it is run, with all that is raised or warned of on the way."""
 
     def __init__(self, cell: Cell, threads: int, timing: bool) -> None:
@@ -265,7 +265,7 @@ def _beginning(cell: Cell) -> dict[str, Any]:
     return {"key": cell.key, "cell": cell.identity(), "problem": cell.problem_label, "algorithm": cell.algorithm_label}
 
 
-class _Ready(NamedTuple):
+class _ReadyCell(NamedTuple):
     """A cell before its algorithm begins."""
 
     cell: Cell
@@ -284,32 +284,32 @@ class _Ready(NamedTuple):
         return np.random.Generator(np.random.PCG64DXSM(sequence))
 
 
-def _prepare(cell: Cell, registry: Registry, timing: bool) -> _Ready | dict[str, Any]:
+def _prepare_cell(cell: Cell, registry: Registry, timing: bool) -> _ReadyCell | dict[str, Any]:
     """All that comes before the algorithm, or the record of a cell that it refuses."""
     problem, algorithm = cell.rebuild(registry)
     if reason := refusal(algorithm, problem):
         return {"status": Status.SKIPPED.value, "reason": reason}
     backend = get_backend(cell.backend, cell.run.dtype, tf32=cell.run.tf32)
-    instance, sound = _instance(cell, problem, backend)
+    instance, sound = _instance_of_cell(cell, problem, backend)
     computed = cell.run.start not in STARTS
     if timing and computed:
-        _start(cell, problem, instance, backend, registry)
+        _start_of_run(cell, problem, instance, backend, registry)
     stop = backend.stopwatch()
     with heartbeat.running(0.0) if computed else contextlib.nullcontext():
-        start = _start(cell, problem, instance, backend, registry)
+        start = _start_of_run(cell, problem, instance, backend, registry)
     # An informed start is a gift of the engine; a computed one is part of what the algorithm does, and of its time.
     head_start = stop().seconds if computed else 0.0
     backend.release()
     data = instance.data(backend, start)
     both = cell.run.start == "both" and offers(algorithm, "free_entropy")
     settings = LoopSettings(cell.run.tolerance, cell.run.max_iterations, cell.run.timeout, head_start, both)
-    ready = _Ready(cell, problem, instance, sound, data, algorithm, settings, backend)
+    ready = _ReadyCell(cell, problem, instance, sound, data, algorithm, settings, backend)
     if timing:
         algorithm.step(problem, data, algorithm.init(problem, data, ready.make_rng(0)))
     return ready
 
 
-def _conclude(ready: _Ready, result: LoopResult) -> dict[str, Any]:
+def _conclude_record(ready: _ReadyCell, result: LoopResult) -> dict[str, Any]:
     """What a record says of a run."""
     cell, instance, data, backend = ready.cell, ready.instance, ready.data, ready.backend
     attempt = result.attempt
@@ -320,7 +320,7 @@ def _conclude(ready: _Ready, result: LoopResult) -> dict[str, Any]:
         blank |= unmeasured
         attempt.warnings += remarks
     durations = attempt.iteration_seconds
-    informed = _beside(ready, attempt) if ready.settings.free_entropy else None
+    informed = _with_informed_start(ready, attempt) if ready.settings.free_entropy else None
     if instance.checksum() != ready.sound:
         raise RuntimeError("wrote into the data that all algorithms share, so what it found counts for nothing")
     return {
@@ -346,7 +346,7 @@ def _conclude(ready: _Ready, result: LoopResult) -> dict[str, Any]:
             "seconds": attempt.seconds,
             "lost_seconds": result.lost_seconds,
             "cpu_seconds": attempt.cpu_seconds,
-            "cost": _cost(ready.algorithm, ready.problem, data),
+            "cost": _cost_of_iteration(ready.algorithm, ready.problem, data),
             "device_seconds": attempt.device_seconds,
             "device_peak_memory": backend.peak_memory(),
             **({"together": attempt.together} if attempt.together > 1 else {}),
@@ -356,9 +356,9 @@ def _conclude(ready: _Ready, result: LoopResult) -> dict[str, Any]:
     }
 
 
-def _beside(ready: _Ready, attempt: Attempt) -> dict[str, Any]:
+def _with_informed_start(ready: _ReadyCell, attempt: Attempt) -> dict[str, Any]:
     """The same once more from near the teacher, and how the two compare."""
-    start = _informed(ready.cell, ready.problem, ready.instance, ready.backend, BESIDE_OVERLAP)
+    start = _informed_start(ready.cell, ready.problem, ready.instance, ready.backend, BESIDE_OVERLAP)
     near = ready.instance.data(ready.backend, start)
     settings = ready.settings
     other = run_algorithm(
@@ -376,7 +376,7 @@ def _placement(inputs: Any) -> str:
     return "streamed" if away else "resident"
 
 
-def _cost(algorithm: Any, problem: Problem, data: Data) -> dict[str, float] | None:
+def _cost_of_iteration(algorithm: Any, problem: Problem, data: Data) -> dict[str, float] | None:
     """What an iteration has to do, for algorithms that say so."""
     ask = member(algorithm, "cost")
     found = ask(problem, data) if ask is not None else None
@@ -386,7 +386,7 @@ def _cost(algorithm: Any, problem: Problem, data: Data) -> dict[str, float] | No
 _LATEST: dict[str, tuple[Instance, tuple[float, ...]]] = {}
 
 
-def _instance(cell: Cell, problem: Problem, backend: Backend) -> tuple[Instance, tuple[float, ...]]:
+def _instance_of_cell(cell: Cell, problem: Problem, backend: Backend) -> tuple[Instance, tuple[float, ...]]:
     """The instance of a cell, and its checksum as it was drawn; the latest is kept: the algorithms of a suite share it."""
     name = _instance_name(cell)
     if name not in _LATEST:
@@ -409,19 +409,21 @@ def _forget_other_instances(*cells: Cell) -> None:
         del _LATEST[other]
 
 
-def _start(cell: Cell, problem: Problem, instance: Instance, backend: Backend, registry: Registry) -> Start | None:
+def _start_of_run(
+    cell: Cell, problem: Problem, instance: Instance, backend: Backend, registry: Registry
+) -> Start | None:
     """Where the algorithm begins: nothing (its own choice), a noisy teacher, or what another algorithm finds."""
     if cell.run.start in ("uninformed", "both"):
         return None
     if cell.run.start == "informed":
-        return _informed(cell, problem, instance, backend, INFORMED_OVERLAP)
+        return _informed_start(cell, problem, instance, backend, INFORMED_OVERLAP)
     rng = np.random.default_rng(_seed(cell, problem, "initialisation", "start"))
     entry = registry.get("algorithm", cell.run.start, problem.model.name)
     found: Start = build(entry.item, "algorithm", {}).start(problem, instance.data(backend), rng)
     return found
 
 
-def _informed(cell: Cell, problem: Problem, instance: Instance, backend: Backend, overlap: float) -> Start:
+def _informed_start(cell: Cell, problem: Problem, instance: Instance, backend: Backend, overlap: float) -> Start:
     """A start near the teacher that holds as much as it claims."""
     rng = np.random.default_rng(_seed(cell, problem, "initialisation", "start"))
     # In units of the noise: information q / (1 - q) gives a Gaussian prior the overlap q.

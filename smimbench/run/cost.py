@@ -85,13 +85,18 @@ def estimate_cost(
 
         records = known.get(_identity(group[0]), [])
         ratios = [
-            r["timing"]["total_seconds"] / ceiling(*_place(r["cell"])).seconds(r.get("iterations")) for r in records
+            r["timing"]["total_seconds"] / ceiling(*_grid_point(r["cell"])).seconds(r.get("iterations"))
+            for r in records
         ]
         usual = float(np.median([r["iterations"] for r in records])) if records else None
-        trial = _try(max(group, key=lambda cell: cell.alpha), ceiling, registry) if trials and not ratios else None
+        trial = (
+            _try_iterations(max(group, key=lambda cell: cell.alpha), ceiling, registry)
+            if trials and not ratios
+            else None
+        )
         for cell in group:
             cost = ceiling(cell.alpha, cell.dimension)
-            peak = max(peak, _memory(problem, cell))
+            peak = max(peak, _memory_of_run(problem, cell))
             if ratios:
                 seconds += float(np.median(ratios)) * cost.seconds(usual if cost.open_ended else None)
                 learned += 1
@@ -153,7 +158,7 @@ def _products(
     return _Products(one, plan.steps or USUAL, plan.batch or n, not plan.steps)
 
 
-def _try(cell: Cell, products: Callable[[float, int], _Products], registry: Registry) -> _Trial | None:
+def _try_iterations(cell: Cell, products: Callable[[float, int], _Products], registry: Registry) -> _Trial | None:
     """Some iterations on a smaller instance; None where they fail."""
     dimension = cell.dimension
     while dimension > 8 and products(cell.alpha, dimension).iteration > TRIAL + OVERHEAD:
@@ -193,17 +198,19 @@ def _identity(cell: Cell) -> str:
     return canonical_json([cell.problem, cell.algorithm, cell.backend])
 
 
-def _place(cell: Mapping[str, Any]) -> tuple[float, int]:
+def _grid_point(cell: Mapping[str, Any]) -> tuple[float, int]:
     return cell["alpha"], cell["dimension"]
 
 
 def memory_of_a_cell(cells: Sequence[Cell]) -> int:
     """Bytes that the largest of the cells takes, its process included."""
     registry = get_registry()
-    return max((_memory(group[0].rebuild(registry)[0], cell) for group in _grouped(cells) for cell in group), default=0)
+    return max(
+        (_memory_of_run(group[0].rebuild(registry)[0], cell) for group in _grouped(cells) for cell in group), default=0
+    )
 
 
-def _memory(problem: Problem, cell: Cell) -> int:
+def _memory_of_run(problem: Problem, cell: Cell) -> int:
     """Inputs, labels (at most a number for each pair of tokens), and a few copies of the signal."""
     model, D = problem.model, cell.dimension
     samples = model.sample_count(cell.alpha, D)

@@ -76,14 +76,14 @@ def choose_points(suite: Suite, count: int = 1) -> list[Point]:
     SuiteError
         If there are fewer.
     """
-    found = list(itertools.islice(_points(suite), count))
+    found = list(itertools.islice(_points_of_problem(suite), count))
     if len(found) < count:
         left = f"{len(found)} for {count} estimates" if found else "none"
         raise SuiteError(suite.file, "--only", f"leaves too few points of this suite: {left}")
     return found
 
 
-def _points(suite: Suite) -> Iterator[Point]:
+def _points_of_problem(suite: Suite) -> Iterator[Point]:
     for plan in suite.plans:
         sizes = dict(zip(plan.dimensions, plan.seeds))
         for dimension, alpha, seed in itertools.product(plan.dimensions, plan.alphas, range(max(plan.seeds))):
@@ -242,7 +242,7 @@ def kept_scores(suite: Suite, store: Store) -> tuple[list[Point], list[dict[str,
     for record in found:
         by_place.setdefault(_place(record["cell"]), []).append(record)
     points, records = [], []
-    for point in _points(suite):
+    for point in _points_of_problem(suite):
         cell: dict[str, Any] = {"alpha": point.alpha, "dimension": point.dimension, "replicate": point.replicate}
         cell |= {"problem": point.plan.problem.spec, "seed": suite.seed, "dtype": suite.run.dtype}
         for record in by_place.get(_place(cell), ()):

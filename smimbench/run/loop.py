@@ -1,8 +1,6 @@
-"""The one loop that every algorithm runs in: steps, clock, time limit, restart, trajectory, stop and status. It knows
-no mathematics.
+"""The one loop that every algorithm runs in: steps, time limit, divergence, restart, stop and status; no mathematics.
 
-It owns the clock (paused while metrics are computed), the time limit, divergence, the trajectory and the one automatic
-restart.
+Its clock (``smimbench.run.clock``) is paused while metrics are computed.
 
 How a run ends
 --------------
@@ -23,9 +21,8 @@ from __future__ import annotations
 
 import enum
 import math
-import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,8 +30,9 @@ from smimbench.derive.stopping import rule_of
 from smimbench.files import error_line, printable
 from smimbench.interfaces import member, offers
 from smimbench.registry.adapters import plan_of
-from smimbench.run import heartbeat
+from smimbench.run.clock import Clock, Passed, timed
 from smimbench.run.readings import Readings
+from smimbench.run.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,20 +45,13 @@ if TYPE_CHECKING:
 __all__ = [
     "LoopResult",
     "LoopSettings",
-    "Passed",
     "Run",
     "Status",
     "after_restart",
     "restarted",
     "run_algorithm",
-    "timed",
     "without_restart",
 ]
-
-SPREAD = 40
-"""Iterations over which the fluctuation of a run that never comes to rest is taken. Doubled: slow swings count in full."""
-
-T = TypeVar("T")
 
 
 class Status(enum.Enum):
@@ -186,80 +177,6 @@ def after_restart(first: Attempt, second: Attempt) -> LoopResult:
     return LoopResult(second, 1, f"{first.status.value}: {first.reason}", first.seconds)
 
 
-class Passed(NamedTuple):
-    """Time that some work took: on the wall, of the processor, on the device (None where it cannot be told)."""
-
-    seconds: float
-    cpu_seconds: float
-    device_seconds: float | None
-
-    def shared(self, count: int) -> Passed:
-        """What of it falls to each of so many."""
-        device = None if self.device_seconds is None else self.device_seconds / count
-        return Passed(self.seconds / count, self.cpu_seconds / count, device)
-
-
-def timed(work: Callable[[], T], backend: Backend, seconds: float) -> tuple[T, Passed]:
-    """What ``work`` returns, and the time it took; a supervisor sees a clock running that has so many seconds on it."""
-    cpu = time.process_time()
-    stop = backend.stopwatch()
-    with heartbeat.running(seconds):
-        found = work()
-    duration, on_device = stop()
-    return found, Passed(duration, time.process_time() - cpu, on_device)
-
-
-@dataclass
-class _Clock:
-    """Time that the algorithm takes, see ``Passed``."""
-
-    seconds: float
-    cpu_seconds: float = 0.0
-    device_seconds: float | None = 0.0
-    durations: list[float] = field(default_factory=list)
-
-    def add(self, passed: Passed) -> None:
-        """Go on by what has passed."""
-        self.seconds += passed.seconds
-        self.cpu_seconds += passed.cpu_seconds
-        before, on_device = self.device_seconds, passed.device_seconds
-        self.device_seconds = None if before is None or on_device is None else before + on_device
-        self.durations.append(passed.seconds)
-
-
-@dataclass
-class _Course:
-    """The measured points of a run: errors of the estimate, each at its iteration and its second."""
-
-    instance: Instance
-    metrics: dict[str, list[float]] = field(default_factory=dict)
-    trajectory: dict[str, list[Any]] = field(default_factory=dict)
-    broken: dict[str, str] = field(default_factory=dict)
-
-    def record(self, estimate: Array, iteration: int, seconds: float, info: Info) -> None:
-        samples, damping = (math.nan if x is None else float(x) for x in (info.samples, info.damping))
-        if info.damping is not None:  # the start was not damped
-            self.trajectory.setdefault("damping", [math.nan] * len(self.trajectory["iteration"]))
-        self.metrics = values = self.instance.metrics(estimate, self.broken)
-        for name in self.broken:  # a metric that raised once has no trajectory
-            self.trajectory.pop(name, None)
-        entries = {"iteration": iteration, "seconds": seconds, **values, "residual": info.residual, "samples": samples}
-        if "damping" in self.trajectory:
-            entries["damping"] = damping
-        for name, entry in entries.items():
-            self.trajectory.setdefault(name, []).append(entry)
-
-    def spread(self) -> dict[str, list[float]]:
-        """Standard deviation of every metric, per component, over the measured ones of the last ``SPREAD`` iterations."""
-        iterations = self.trajectory["iteration"]
-        count = sum(iteration > iterations[-1] - SPREAD for iteration in iterations)
-        return {f"{name}_spread": np.std(self.trajectory[name][-count:], axis=0).tolist() for name in self.metrics}
-
-    @property
-    def finite(self) -> bool:
-        return all(math.isfinite(v) for values in self.metrics.values() for v in values)
-
-
 class Run:
     """One pass of the loop, between two steps: what is known of it, whether it goes on, and how it ended.
 
@@ -293,8 +210,8 @@ class Run:
         self.last = self.steps if self.steps is not None else settings.max_iterations
         self.readings = Readings(problem)
         self.rule = rule_of(algorithm, problem, instance.dimension)
-        self.course = _Course(instance)
-        self.clock = _Clock(settings.head_start)
+        self.course = Trajectory(instance)
+        self.clock = Clock(settings.head_start)
         self.warnings: list[str] = []
         self.status, self.reason = Status.NOT_CONVERGED, f"{self.last} iterations reached"
         self.iteration, self._broken = 0, False

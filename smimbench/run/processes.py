@@ -167,12 +167,12 @@ def with_crew(
                     yield record
             elif (record := worker.heard(message)) is not None:
                 yield record
-        _watch(crew.workers, limits)
+        _watch_crew(crew.workers, limits)
         if claims is not None:
             claims.touch()
 
 
-def _watch(crew: Sequence[_Worker], limits: Limits) -> None:
+def _watch_crew(crew: Sequence[_Worker], limits: Limits) -> None:
     """End what is beyond its limits; where memory runs out, the process that has most of it."""
     busy = [worker for worker in crew if worker.cells and worker.verdict is None]
     for worker in busy:

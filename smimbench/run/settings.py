@@ -57,10 +57,10 @@ def options_of(suite: Suite) -> str:
 
 
 def _words(overrides: Sequence[str], only: Sequence[str]) -> str:
-    return " ".join(f"{option} {shlex.quote(text)}" for option, text in _options(overrides, only))
+    return " ".join(f"{option} {shlex.quote(text)}" for option, text in _sorted_options(overrides, only))
 
 
-def _options(overrides: Sequence[str], only: Sequence[str]) -> list[tuple[str, str]]:
+def _sorted_options(overrides: Sequence[str], only: Sequence[str]) -> list[tuple[str, str]]:
     """Options in one order, whatever order they were given in.
 
     Of a key that is set twice the last counts, of what is appended everything.
@@ -72,7 +72,7 @@ def _options(overrides: Sequence[str], only: Sequence[str]) -> list[tuple[str, s
 
 def settings_folder(suite: Suite, store: Store) -> Path:
     """Where ``run.json`` and the figures of a suite lie that was changed in this way."""
-    given = _options(suite.overrides, [f"{key}={value}" for key, value in suite.only])
+    given = _sorted_options(suite.overrides, [f"{key}={value}" for key, value in suite.only])
     if not given:
         return store.folder
     text = " ".join(f"{option[2:]} {value}" for option, value in given)
@@ -82,7 +82,7 @@ def settings_folder(suite: Suite, store: Store) -> Path:
 
 def settings_under(folder: Path) -> list[Settings]:
     """What was run in a folder: that of one settings, of a suite, or of all suites of one ``--results``."""
-    if (own := _read(folder)) is not None:
+    if (own := _read_settings(folder)) is not None:
         return [own]
     inside = settings_of_suite(folder)
     if inside or not folder.is_dir():
@@ -93,10 +93,10 @@ def settings_under(folder: Path) -> list[Settings]:
 def settings_of_suite(folder: Path) -> list[Settings]:
     """All settings under which one suite was run, its own first."""
     places = [folder, *(sorted((folder / FOLDER).iterdir()) if (folder / FOLDER).is_dir() else ())]
-    return [found for found in map(_read, places) if found is not None]
+    return [found for found in map(_read_settings, places) if found is not None]
 
 
-def _read(folder: Path) -> Settings | None:
+def _read_settings(folder: Path) -> Settings | None:
     shared = Store(folder).read_shared()
     options = [shared.get(name, []) for name in ("overrides", "only")]
     texts = [

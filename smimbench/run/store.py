@@ -123,7 +123,7 @@ class Store:
             return None
         path = self.folder / str(found["file"]) if "file" in found else self.folder / f"{_file_stem(record)}.json"
         try:
-            arrays = _unpacked(path, found) if "file" in found else _from_lists(found)
+            arrays = _unpacked_npz(path, found) if "file" in found else _from_lists(found)
             if len({len(values) for values in arrays.values()}) != 1:
                 raise ValueError("has columns of different lengths")
             if any(values.ndim != (1 if name in SCALARS else 2) for name, values in arrays.items()):
@@ -184,7 +184,7 @@ def _from_lists(found: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
     return {key: np.asarray(_from_plain(values), dtype=float) for key, values in found.items()}
 
 
-def _unpacked(path: Path, found: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+def _unpacked_npz(path: Path, found: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
     """Arrays of an ``.npz``, if it is the file that was written and does not unpack to more than memory should hold."""
     if path.exists() and not path.is_file():
         raise ValueError("is not in an ordinary file")

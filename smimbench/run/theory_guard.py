@@ -62,7 +62,7 @@ class GuardedTheory(TheoryCache):
 
     def __init__(self, folder: Path | None = None) -> None:
         super().__init__(folder)
-        self._solver: _Solver | None = None
+        self._solver: _GuardedProcess | None = None
         self._given_up: dict[str, ProblemError] = {}
 
     def points(self, problem: Problem, alphas: Sequence[float]) -> list[list[dict[str, Any]]]:
@@ -104,7 +104,7 @@ class GuardedTheory(TheoryCache):
         if name in self._given_up:  # not again at every sample ratio, for every figure
             raise self._given_up[name]
         if self._solver is None or not self._solver.alive:
-            self._solver = _Solver(self.folder)
+            self._solver = _GuardedProcess(self.folder)
         try:
             return self._solver.ask(self, (what, problem.spec, *more))
         except ProblemError as error:
@@ -113,7 +113,7 @@ class GuardedTheory(TheoryCache):
             raise
 
 
-class _Solver:
+class _GuardedProcess:
     """The process, and what is waited for from it."""
 
     def __init__(self, folder: Path | None) -> None:
@@ -127,9 +127,9 @@ class _Solver:
             env=dict.fromkeys(names, "1") | dict(os.environ),
             start_new_session=True,
         )
-        self._end = weakref.finalize(self, _end, self._process, self._output)
+        self._end = weakref.finalize(self, _end_process, self._process, self._output)
         self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        threading.Thread(target=_listen, args=(self._process.stdout, self._events), daemon=True).start()
+        threading.Thread(target=_listen_to_process, args=(self._process.stdout, self._events), daemon=True).start()
         self._ready = self.answered = False
         registry = get_registry()
         setup = {"paths": registry.paths, "third_party": registry.third_party, "folder": folder and str(folder)}
@@ -169,7 +169,7 @@ class _Solver:
                 else:
                     self.answered = True
                     if "error" in event:
-                        raise _error(event)
+                        raise _error_of_process(event)
                     return event["answer"]
         except BaseException:
             if not self.answered:  # it may still be at work on what nobody waits for
@@ -192,7 +192,7 @@ class _Solver:
         return how_it_ended(self._process.returncode)
 
 
-def _listen(stream: IO[bytes], events: queue.SimpleQueue[dict[str, Any] | None]) -> None:
+def _listen_to_process(stream: IO[bytes], events: queue.SimpleQueue[dict[str, Any] | None]) -> None:
     with contextlib.suppress(OSError, ValueError, MemoryError, RecursionError):
         while len(head := stream.read(HEAD.size)) == HEAD.size:
             (length,) = HEAD.unpack(head)
@@ -202,7 +202,7 @@ def _listen(stream: IO[bytes], events: queue.SimpleQueue[dict[str, Any] | None])
     events.put(None)
 
 
-def _end(process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
+def _end_process(process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
     end_group(process.pid)
     with contextlib.suppress(OSError):
         process.kill()
@@ -213,7 +213,7 @@ def _end(process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
                 stream.close()
 
 
-def _error(event: dict[str, Any]) -> Exception:
+def _error_of_process(event: dict[str, Any]) -> Exception:
     """What the process raised, under the same name."""
     if event["error"] == ProblemError.__name__ and event.get("key"):
         return ProblemError(str(event["key"]), str(event["message"]))
@@ -244,7 +244,9 @@ def main() -> None:
     while True:
         question = pickle.loads(inbox.get())
         try:
-            found = json.dumps({"answer": _answer(cache, registry, problems, *question)}, default=plain_value).encode()
+            found = json.dumps(
+                {"answer": _answer_question(cache, registry, problems, *question)}, default=plain_value
+            ).encode()
         except BaseException as error:  # a plugin may raise anything
             name, _, message = error_line(error).partition(": ")
             if isinstance(error, ProblemError):
@@ -255,7 +257,7 @@ def main() -> None:
         send(target, found)
 
 
-def _answer(
+def _answer_question(
     cache: TheoryCache, registry: Registry, problems: dict[str, Problem], what: str, spec: dict[str, Any], *more: Any
 ) -> Any:
     key = canonical_json(spec)

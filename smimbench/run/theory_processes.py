@@ -49,7 +49,7 @@ def solve_in_processes(
     ProblemError
         What a process raised; or that one died.
     """
-    todo = [i for i, (problem, ratios) in enumerate(wanted) if not _done(cache, problem, ratios, thresholds)]
+    todo = [i for i, (problem, ratios) in enumerate(wanted) if not _is_done(cache, problem, ratios, thresholds)]
     if not todo:
         return
     with tempfile.TemporaryDirectory() as temporary:
@@ -67,19 +67,21 @@ def solve_in_processes(
         parts = [(i, (part,)) for i in todo for part in independent_parts(wanted[i][0], wanted[i][1])]
         whole = [(i, (list(wanted[i][1]), thresholds)) for i in todo]
         with InterruptBetween() as interrupt, Pool(min(workers, len(parts + whole)), 1, get_registry()) as pool:
-            for function, tasks in ((_solve_part, parts), (_solve, whole)):
+            for function, tasks in ((_solve_part, parts), (_solve_problem, whole)):
                 waiting = {pool.submit(function, wanted[i][0].spec, shared.folder, *more): i for i, more in tasks}
-                _wait(waiting, interrupt, look)
+                _wait_for_problems(waiting, interrupt, look)
         for i in todo:  # into memory, for a folder that will be gone
             cache.adopt(shared, *wanted[i], thresholds=thresholds)
 
 
-def _done(cache: TheoryCache, problem: Problem, ratios: Sequence[float], thresholds: bool) -> bool:
+def _is_done(cache: TheoryCache, problem: Problem, ratios: Sequence[float], thresholds: bool) -> bool:
     found = cache.kept([(problem, ratios)])
     return found.points == len(ratios) and (not thresholds or found.thresholds == 1)
 
 
-def _wait(waiting: dict[Future[None], int], interrupt: InterruptBetween, look: Callable[[list[int]], None]) -> None:
+def _wait_for_problems(
+    waiting: dict[Future[None], int], interrupt: InterruptBetween, look: Callable[[list[int]], None]
+) -> None:
     """Until all are done, looking at each problem (from 0) that still waits about once a second."""
     try:
         while waiting:
@@ -101,7 +103,7 @@ def _rebuilt(spec: Spec) -> Problem:
     return problem
 
 
-def _solve(spec: Spec, folder: Path, alphas: Sequence[float], thresholds: bool) -> None:
+def _solve_problem(spec: Spec, folder: Path, alphas: Sequence[float], thresholds: bool) -> None:
     problem, cache = _rebuilt(spec), TheoryCache(folder)
     cache.points(problem, alphas)
     if thresholds:

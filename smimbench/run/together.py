@@ -16,7 +16,8 @@ from smimbench.backend.arrays import namespace, read_together, to_host
 from smimbench.backend.streaming import StreamedInputs
 from smimbench.interfaces import Info, member
 from smimbench.problem.instance import locked
-from smimbench.run.loop import LoopResult, Run, after_restart, restarted, timed, without_restart
+from smimbench.run.clock import timed
+from smimbench.run.loop import LoopResult, Run, after_restart, restarted, without_restart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

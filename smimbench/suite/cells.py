@@ -80,7 +80,7 @@ class Cell:
         algorithm = build_algorithm(self.algorithm, problem, registry)
         for kind, spec in {**self.problem, "algorithm": self.algorithm}.items():
             if kind == "algorithm":
-                here, code = algorithm.version, _entry(spec, problem, registry).source
+                here, code = algorithm.version, _algorithm_entry(spec, problem, registry).source
             else:
                 here, code = problem.spec[kind]["version"], problem.spec[kind].get("source")
             if here == spec["version"] and code != spec.get("source"):
@@ -195,10 +195,10 @@ def build_algorithm(spec: Mapping[str, Any], problem: Problem | None, registry: 
     """
     table = as_table(spec)
     del table["name"]
-    return build(_entry(spec, problem, registry).item, "algorithm", table)
+    return build(_algorithm_entry(spec, problem, registry).item, "algorithm", table)
 
 
-def _entry(spec: Mapping[str, Any], problem: Problem | None, registry: Registry) -> Entry:
+def _algorithm_entry(spec: Mapping[str, Any], problem: Problem | None, registry: Registry) -> Entry:
     name = as_table(spec)["name"]
     try:
         return registry.get("algorithm", name, problem.model.name if problem else None)

@@ -60,21 +60,21 @@ def toml_text(document: Document) -> str:
 
 
 def _entries(table: Document) -> list[str]:
-    return [f"{_key(name)} = {_inline(value)}" for name, value in table.items()]
+    return [f"{_key(name)} = {_inline_toml(value)}" for name, value in table.items()]
 
 
 def _key(name: str) -> str:
-    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else _inline(name)
+    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else _inline_toml(name)
 
 
-def _inline(value: Any) -> str:
+def _inline_toml(value: Any) -> str:
     """A value on one line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):  # JSON's escapes are TOML's, but for DEL, which JSON leaves as it is
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list):
-        return "[" + ", ".join(map(_inline, value)) + "]"
+        return "[" + ", ".join(map(_inline_toml, value)) + "]"
     if isinstance(value, dict):
         return "{" + ", ".join(_entries(value)) + "}"
     return str(value)

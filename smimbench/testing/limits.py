@@ -59,7 +59,7 @@ def _problems(context: CheckContext) -> Iterator[tuple[Problem]]:
 def bayes_optimal(context: CheckContext, problem: Problem, test: MeanTest) -> None:
     """Error and Nishimori ratio at three sizes, extrapolated with corrections of order 1/D."""
     _, alpha, sizes = PLACES[problem.model.rank]
-    runs = {D: [_run(context, problem, alpha, D, k) for k in range(n)] for D, n in sizes}
+    runs = {D: [_run_at_size(context, problem, alpha, D, k) for k in range(n)] for D, n in sizes}
     point = TheoryCache(None).points(problem, [alpha])[0][0]
     for name in METRICS:
         metric = find_metric(name, problem.model.name)
@@ -74,7 +74,7 @@ def bayes_optimal(context: CheckContext, problem: Problem, test: MeanTest) -> No
             test.add(what, found.fit.limit, target, math.hypot(found.error, error or 0.0), dof=dof)
 
 
-def _run(
+def _run_at_size(
     context: CheckContext, problem: Problem, alpha: float, dimension: int, replicate: int
 ) -> dict[str, list[float]]:
     """Metrics at the end of a run through the engine's loop."""

@@ -89,7 +89,7 @@ def free_entropy(problem: Problem, data: Data, point: FixedPoint) -> float:
         to_host(problem.model.inner(gap, total)), dtype=float
     )  # Qhat (R - a)(R - a)^T, up to transposition
     energy = 0.5 * (float(np.trace(squares)) + float(np.trace(Qhat @ V)))
-    evidence = _evidence_of_spectrum if problem.model.rank == "extensive" else _evidence
+    evidence = _evidence_of_spectrum if problem.model.rank == "extensive" else _evidence_of_prior
     energy += evidence(problem, point.estimate + gap, Qhat)
     kappa = float(problem.model.kappa)
     return energy + kappa * data.sample_ratio * _labels(problem, data, point, V)
@@ -133,7 +133,7 @@ def _labels(problem: Problem, data: Data, point: FixedPoint, V: Host) -> float:
     return float(result / n)
 
 
-def _evidence(problem: Problem, R: Array, Qhat: Host) -> float:
+def _evidence_of_prior(problem: Problem, R: Array, Qhat: Host) -> float:
     r"""``-1/2 \int_0^1 tr Qhat (V_s + (a_s - R)(a_s - R)^T / D) ds`` with ``a_s, V_s = denoise(R, s Qhat)``."""
     far = math.log1p(float(np.max(np.linalg.eigvalsh(Qhat))))
     total = 0.0

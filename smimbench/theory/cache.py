@@ -239,7 +239,7 @@ class TheoryCache:
         if folder is None:
             return
         for path in folder.glob("*.json"):
-            found = _read(path, {"problem": problem.spec, "node": path.stem})
+            found = _read_answer(path, {"problem": problem.spec, "node": path.stem})
             if found is not None:
                 value, error = (np.array(found[name], dtype=float) for name in ("value", "error"))
                 evaluations.known[path.stem] = Uncertain(value, error, found["method"])
@@ -247,15 +247,17 @@ class TheoryCache:
         def keep(name: str, found: Uncertain) -> None:
             value, error = (np.asarray(part, dtype=float).tolist() for part in (found.value, found.error))
             about = {"problem": problem.spec, "node": name}
-            _write(folder / f"{name}.json", about, {"value": value, "error": error, "method": found.method})
+            _write_answer(folder / f"{name}.json", about, {"value": value, "error": error, "method": found.method})
 
         evaluations.keep = keep
 
     def _nodes(self, key: str) -> Path | None:
-        return None if self.folder is None else self.folder / "nodes" / _name(THEORY_VERSION, key)
+        return None if self.folder is None else self.folder / "nodes" / _file_name(THEORY_VERSION, key)
 
     def _file(self, kind: str, key: str, alpha: float | None) -> Path | None:
-        return None if self.folder is None else self.folder / f"{kind}-{_name(THEORY_VERSION, kind, key, alpha)}.json"
+        return (
+            None if self.folder is None else self.folder / f"{kind}-{_file_name(THEORY_VERSION, kind, key, alpha)}.json"
+        )
 
     def _is_kept(self, kind: str, key: str, alpha: float | None) -> bool:
         file = self._file(kind, key, alpha)
@@ -264,7 +266,7 @@ class TheoryCache:
     def _recall(self, kind: str, key: str, alpha: float | None) -> Any:
         file = self._file(kind, key, alpha)
         if (kind, key, alpha) not in self._memory and file is not None:
-            found = _read(file, {"problem": json.loads(key), "alpha": alpha})
+            found = _read_answer(file, {"problem": json.loads(key), "alpha": alpha})
             if found is not None:
                 self._memory[kind, key, alpha] = found
         return self._memory.get((kind, key, alpha))
@@ -273,7 +275,7 @@ class TheoryCache:
         self._memory[kind, key, alpha] = answer
         file = self._file(kind, key, alpha)
         if file is not None:
-            _write(file, {"problem": json.loads(key), "alpha": alpha}, answer)
+            _write_answer(file, {"problem": json.loads(key), "alpha": alpha}, answer)
 
 
 class _watched:
@@ -294,16 +296,16 @@ class _watched:
         self._evaluations.watch = lambda alpha: None
 
 
-def _name(*parts: Any) -> str:
+def _file_name(*parts: Any) -> str:
     return hashlib.sha256(canonical_json(list(parts)).encode()).hexdigest()[:24]
 
 
-def _write(file: Path, about: dict[str, Any], answer: Any) -> None:
+def _write_answer(file: Path, about: dict[str, Any], answer: Any) -> None:
     found = {**about, "answer": answer}
     write_atomically(file, json.dumps({**found, "digest": _digest(found)}, default=plain_value).encode())
 
 
-def _read(file: Path, about: dict[str, Any]) -> Any:
+def _read_answer(file: Path, about: dict[str, Any]) -> Any:
     """The answer in a file, if it is one to this question; None if not, or torn: it is computed again and written over."""
     try:
         found = read_json(file)

@@ -70,9 +70,9 @@ def require_consistent(problem: Problem) -> None:
         In one line: which item, which test, what was found.
     """
     if problem.spec["channel"].get("distribution"):
-        _channel(problem)
+        _check_channel(problem)
     if problem.spec["prior"].get("distribution") and not member(problem.prior, "theory_only"):
-        _prior(problem)
+        _check_prior(problem)
 
 
 def _fail(problem: Problem, kind: str, what: str) -> ProblemError:
@@ -83,7 +83,7 @@ def _fail(problem: Problem, kind: str, what: str) -> ProblemError:
 # -- channels -------------------------------------------------------------------------------------------------------
 
 
-def _channel(problem: Problem) -> None:
+def _check_channel(problem: Problem) -> None:
     P, C = problem.components, problem.model.sites
     second = np.asarray(problem.prior.second_moment(P), dtype=float)
     for point, known in enumerate(KNOWN):
@@ -94,7 +94,7 @@ def _channel(problem: Problem) -> None:
             normal = monte_carlo_rng("consistency: latents", point).standard_normal((2, count, P, C))
             omega = symmetric_root(Q) @ normal[0]
             z = omega + symmetric_root(V) @ normal[1]
-            error, shift, claimed, blind, slack = _posterior(problem, z, omega, V, point)
+            error, shift, claimed, blind, slack = _checked_posterior(problem, z, omega, V, point)
             spent = time.perf_counter() - begin
             if count >= MOST or 4 * spent > SECONDS:
                 break
@@ -105,11 +105,11 @@ def _channel(problem: Problem) -> None:
             ("its covariance is not that of its own errors", (error * error).mean(-1), claimed),
             *((f"its {what} overlooks what the label tells", rows, zero) for what, rows in blind.items()),
         ]
-        _means(problem, tests, slack, f"posterior at V = {1 - known:.1g} of the second moment")
+        _check_means(problem, tests, slack, f"posterior at V = {1 - known:.1g} of the second moment")
         _same_alone(problem, z[:FEW], omega, V, point)
 
 
-def _posterior(
+def _checked_posterior(
     problem: Problem, z: Array, omega: Array, V: Array, point: int
 ) -> tuple[Array, Array, Array, dict[str, Array], float]:
     """What a posterior says of latents ``z`` (n, P, C) in units of V.
@@ -192,7 +192,7 @@ def _stated_error(found: Any) -> float:
     return float(error) if math.isfinite(error) else 0.0
 
 
-def _means(problem: Problem, tests: list[tuple[str, Array, Array]], slack: float, where: str) -> None:
+def _check_means(problem: Problem, tests: list[tuple[str, Array, Array]], slack: float, where: str) -> None:
     """Whether the means of samples (n, P) are what they should be (P,); each test says what is wrong if they are not."""
     for what, samples, target in tests:
         mean, sem = samples.mean(0), samples.std(0, ddof=1) / math.sqrt(len(samples))
@@ -209,7 +209,7 @@ def _means(problem: Problem, tests: list[tuple[str, Array, Array]], slack: float
 # -- priors ---------------------------------------------------------------------------------------------------------
 
 
-def _prior(problem: Problem) -> None:
+def _check_prior(problem: Problem) -> None:
     model, prior, P = problem.model, problem.prior, problem.components
     dimension = MATRIX if model.rank == "extensive" else PER_COMPONENT
     second = np.asarray(prior.second_moment(P), dtype=float)

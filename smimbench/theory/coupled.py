@@ -20,7 +20,7 @@ from smimbench.numerics.control_variates import controlled_mean
 from smimbench.numerics.linalg import spectral_function
 from smimbench.numerics.qmc import normal_points
 from smimbench.numerics.seeds import monte_carlo_rng
-from smimbench.theory.free_entropy import bayes_optimal_first, between, branches_meet
+from smimbench.theory.free_entropy import bayes_optimal_first, branches_meet, free_entropy_between
 from smimbench.theory.information import diagonals, information_at, overlap_at, prior_moments
 from smimbench.theory.perfect_recovery import perfect_limit
 from smimbench.theory.sampling import SCRAMBLES
@@ -122,7 +122,7 @@ def sweep(
             start = np.asarray(spectral_function(start, lambda values: np.minimum(values, NEARLY_PERFECT)))
         there = None if other_branch is None else other_branch[k]
         target = None if there is None or UNFINISHED in there[0].method else _logarithm(there[1])
-        qhat, relative, residual, method = _accelerated(problem, alpha, start, target=target)
+        qhat, relative, residual, method = _accelerated_iteration(problem, alpha, start, target=target)
         if (
             there is not None
             and target is not None
@@ -134,16 +134,16 @@ def sweep(
         if upwards and perfect is not None and alpha > perfect.value:
             nearly = np.diagonal(overlap_at(problem, qhat)[1]).max() < NEARLY_KNOWN
             if nearly or UNFINISHED in method:
-                start = _walk(problem, alpha, start, alpha / perfect.value)
+                start = _walk_up(problem, alpha, start, alpha / perfect.value)
                 if start is None:
                     start = INFORMED**2 * np.eye(P)
                     solved[k] = _perfect(problem, Prediction(alpha, start, start, np.zeros(P), branch, "")), start
                     continue
-                qhat, relative, residual, method = _accelerated(problem, alpha, start)
+                qhat, relative, residual, method = _accelerated_iteration(problem, alpha, start)
         # The response to alpha, from a second fixed point close by.
         shift = 0.01
         # A residual far below the shift is enough.
-        beside = _accelerated(problem, alpha * (1 - shift if upwards else 1 + shift), qhat, 0.05 * shift)[0]
+        beside = _accelerated_iteration(problem, alpha * (1 - shift if upwards else 1 + shift), qhat, 0.05 * shift)[0]
         Q, V = overlap_at(problem, qhat)
         other = overlap_at(problem, beside)[1]
         response = np.abs(np.diagonal(V - other)) / shift
@@ -156,7 +156,7 @@ def sweep(
     return [solved[k] for k in range(len(alphas))]
 
 
-def _walk(problem: Problem, alpha: float, start: Host, growth: float) -> Host | None:
+def _walk_up(problem: Problem, alpha: float, start: Host, growth: float) -> Host | None:
     """Walk up from below the uninformed fixed point: None if that leads to perfect recovery, else Qhat just below it.
 
     The map is monotone: from below its lowest fixed point, Qhat grows in all directions until that point, where the growth
@@ -210,7 +210,7 @@ def _exponential(log: Host) -> Host:
     return np.asarray(spectral_function(log, lambda values: np.exp(np.minimum(values, 60.0))))
 
 
-def _accelerated(
+def _accelerated_iteration(
     problem: Problem, alpha: float, start: Host, enough: float = 1e-10, target: Host | None = None
 ) -> tuple[Host, float, float, str]:
     """Fixed point of ``Qhat -> kappa alpha I(overlap(Qhat))``: Qhat, relative error of I, residual, method.
@@ -284,7 +284,7 @@ def competing(problem: Problem, alphas: Sequence[float]) -> list[list[Prediction
         elif not high.V.any():
             result.append([replace(high, free_entropy=float("inf")), replace(low, free_entropy=0.0)])
         else:
-            lead, _ = between(problem, low.alpha, low_qhat, high_qhat)
+            lead, _ = free_entropy_between(problem, low.alpha, low_qhat, high_qhat)
             result.append(bayes_optimal_first([replace(low, free_entropy=0.0), replace(high, free_entropy=lead)]))
     return result
 

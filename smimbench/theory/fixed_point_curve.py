@@ -13,7 +13,7 @@ import numpy as np
 from smimbench.numerics.memo import kept
 from smimbench.theory.continuation import Continuation
 from smimbench.theory.decoupling import components_decouple
-from smimbench.theory.free_entropy import along_path, bayes_optimal_first, branches_meet
+from smimbench.theory.free_entropy import bayes_optimal_first, branches_meet, free_entropy_along
 from smimbench.theory.types import Bifurcation, Host, Prediction, Threshold
 
 if TYPE_CHECKING:
@@ -263,8 +263,10 @@ class FixedPointCurve:
         count = len(below) if below.all() else int(np.argmin(below))
         spread = self.ratios.second - self.ratios.bottom
         path = np.vstack([qhat[:count]]), np.vstack([V[:count], V_end]), log_alpha[:count]
-        value = along_path(*path, prediction.alpha, spread)
-        return value, abs(along_path(path[0], path[1], path[2] + error[:count], prediction.alpha, spread) - value)
+        value = free_entropy_along(*path, prediction.alpha, spread)
+        return value, abs(
+            free_entropy_along(path[0], path[1], path[2] + error[:count], prediction.alpha, spread) - value
+        )
 
     def weak_recovery(self) -> Threshold | None:
         """Where the first component leaves its lowest overlap; None where it starts above it or never leaves."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from smimbench.problem.problem import Problem
     from smimbench.theory.types import Host, Prediction
 
-__all__ = ["along_path", "bayes_optimal_first", "between", "branches_meet", "transition"]
+__all__ = ["bayes_optimal_first", "branches_meet", "free_entropy_along", "free_entropy_between", "transition"]
 
 NODES = 12
 """Gauss-Legendre nodes of a free-entropy difference; doubled, it costs twice as much, with the square of the relative error."""
@@ -79,7 +79,7 @@ def bayes_optimal_first(pair: list[Prediction]) -> list[Prediction]:
     return sorted(pair, key=lambda p: -p.free_entropy if p.free_entropy is not None else 0.0)
 
 
-def along_path(qhat: Host, V: Host, log_alpha: Host, alpha: float, start: Host) -> float:
+def free_entropy_along(qhat: Host, V: Host, log_alpha: Host, alpha: float, start: Host) -> float:
     r"""Free entropy at the end of a curve of fixed points, less that of the prior mean where the curve begins.
 
     On the curve ``kappa I = Qhat / alpha(s)``, so that at another sample ratio the integrand is known without further work:
@@ -106,7 +106,7 @@ def along_path(qhat: Host, V: Host, log_alpha: Host, alpha: float, start: Host) 
     return float(head.sum() + np.sum(0.5 * (force[1:] + force[:-1]) * (V[:-1] - V[1:])))
 
 
-def between(problem: Problem, alpha: float, first: Host, second: Host) -> tuple[float, float]:
+def free_entropy_between(problem: Problem, alpha: float, first: Host, second: Host) -> tuple[float, float]:
     """Free entropy of the fixed point with Qhat = ``second`` less that with ``first``, both (P, P), and its error.
 
     The path goes straight in ``log(1 + Qhat)``; Gauss-Legendre nodes.

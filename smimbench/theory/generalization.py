@@ -61,7 +61,7 @@ def generalization_error(problem: Problem, Q: Array, V: Array) -> dict[str, Unce
         found: dict[str, Uncertain] = closed(Q, V)
         return {kind: _scalar(found[kind]) for kind in KINDS}
     joint = np.block([[Q + V, Q], [Q, Q]])
-    return _sampled(problem, joint, V)
+    return _errors_of_samples(problem, joint, V)
 
 
 def measured_error(problem: Problem, truth: Array, cross: Array, own: Array, V: Array | None) -> dict[str, Uncertain]:
@@ -75,7 +75,7 @@ def measured_error(problem: Problem, truth: Array, cross: Array, own: Array, V: 
         Error that the algorithm claims; None leaves the Bayes predictor out.
     """
     joint = np.block([[truth, cross], [cross.T, own]])
-    found = _sampled(problem, joint, np.zeros_like(own) if V is None else V)
+    found = _errors_of_samples(problem, joint, np.zeros_like(own) if V is None else V)
     if V is None:
         del found["bayes"]
     return found
@@ -91,7 +91,7 @@ def curve_errors(
     """
     interpolated = _is_interpolated(problem, Q)
     at_points = [] if interpolated else _at_points(problem, Q, V)
-    found = _along(problem, Q, V) if interpolated else [dict(entry) for entry in at_points]
+    found = _errors_along_curve(problem, Q, V) if interpolated else [dict(entry) for entry in at_points]
     for i, error in enumerate(() if uncertain is None else uncertain):
         move = np.diag(np.minimum(np.broadcast_to(error, len(V[i])), np.maximum(np.diagonal(Q[i]), 0.0)))
         if move.max() > NEGLIGIBLE:
@@ -118,7 +118,7 @@ def _at_points(problem: Problem, Q: Sequence[Array], V: Sequence[Array]) -> list
     return [found[key] for key in keys]
 
 
-def _along(problem: Problem, Q: Sequence[Array], V: Sequence[Array]) -> list[dict[str, Uncertain]]:
+def _errors_along_curve(problem: Problem, Q: Sequence[Array], V: Sequence[Array]) -> list[dict[str, Uncertain]]:
     """Without the error of V.
 
     The errors are smooth in sqrt(V) (they behave like sqrt(V) or V near perfect recovery), so Chebyshev interpolation in
@@ -150,7 +150,7 @@ def _scalar(found: Uncertain) -> Uncertain:
     return Uncertain(float(np.asarray(found.value)), float(np.asarray(found.error)), found.method)
 
 
-def _sampled(problem: Problem, joint: Array, V: Array) -> dict[str, Uncertain]:
+def _errors_of_samples(problem: Problem, joint: Array, V: Array) -> dict[str, Uncertain]:
     channel: Any = problem.channel
     P, C = problem.components, problem.model.sites
     mixing, spread = symmetric_root(joint), symmetric_root(V)

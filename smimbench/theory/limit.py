@@ -113,7 +113,7 @@ def limit_point(
         root = np.sqrt(len(found))
         errors = {name: np.std([one[name] for one in found], axis=0, ddof=1) / root for name in values}
     else:
-        errors = _propagated(stacks[0], uncertain, values)
+        errors = _propagated_error(stacks[0], uncertain, values)
     low = problem.model.rank == "low"
     document: dict[str, Any] = {
         "alpha": float(alpha),
@@ -150,7 +150,7 @@ def _transposed(overlaps: Overlaps) -> tuple[Host, Host, Host]:
     return overlaps.truth, overlaps.cross.T, overlaps.own
 
 
-def _propagated(stack: Overlaps, uncertain: Overlaps | None, values: dict[str, Host]) -> dict[str, Host]:
+def _propagated_error(stack: Overlaps, uncertain: Overlaps | None, values: dict[str, Host]) -> dict[str, Host]:
     total = {name: np.zeros_like(value) for name, value in values.items()}
     for index, error in enumerate(uncertain or ()):
         shifted = list(stack)

@@ -137,7 +137,7 @@ def verify_point(
     """
     if draws < FEWEST_DRAWS:
         raise ValueError(f"draws must be at least {FEWEST_DRAWS}, got {draws}")
-    return _Point(problem, point, draws, on_draws).checks()
+    return _PointByDraws(problem, point, draws, on_draws).checks()
 
 
 def verify_information(problem: Problem, Q: Host, V: Host, draws: int = DRAWS) -> list[Check]:
@@ -146,7 +146,7 @@ def verify_information(problem: Problem, Q: Host, V: Host, draws: int = DRAWS) -
     Components without overlap are left out: their information is 0 for every draw, or nearly so.
     """
     place = {"alpha": 1.0, "overlap": Q, "mse": np.diagonal(V), "branch": str(np.diagonal(Q).tolist())}
-    point = _Point(problem, place, draws, lambda count: None)
+    point = _PointByDraws(problem, place, draws, lambda count: None)
     own, cross, bias = point._draw(Q, V, draws)
     printed = information_at(problem, Q, V)
     found = []
@@ -159,7 +159,7 @@ def verify_information(problem: Problem, Q: Host, V: Host, draws: int = DRAWS) -
     return found
 
 
-class _Point:
+class _PointByDraws:
     """A printed point and the draws at its overlap."""
 
     def __init__(self, problem: Problem, point: dict[str, Any], draws: int, on_draws: Callable[[int], None]) -> None:

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 
 import smimbench
 from smimbench.report import figures
-from smimbench.report.figures import Line, draw_suite, floor_of, smooth, suite_figure
+from smimbench.report.figures import Line, draw_suite, smooth, suite_figure
 from smimbench.report.rows import error_rows, suite_records
-from smimbench.report.style import COLOURS, KNOWN, looks, new_figure, save_figure, threshold_lines
+from smimbench.report.style import COLOURS, KNOWN, floor_of, looks, new_figure, save_figure, threshold_lines
 from smimbench.report.theory_figure import draw_theory, varied
 from smimbench.report.time_figure import draw_seconds
 from smimbench.run.store import Store

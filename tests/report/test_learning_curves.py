@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import smimbench
-from smimbench.report.learning_curves import _median, chosen_panels, draw_learning_curves, left_out, spread
+from smimbench.report.learning_curves import _median_curve, chosen_panels, draw_learning_curves, left_out, spread
 from smimbench.report.rows import suite_records
 from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
@@ -132,7 +132,7 @@ def test_median_of_runs_that_were_looked_at_elsewhere():
     """Between two looks a run holds its last value; where one run has ended, there is no median of all."""
     a = (None, np.array([1.0, 3.0, 5.0]), np.array([[9.0], [6.0], [3.0]]))
     b = (None, np.array([2.0, 3.0, 4.0]), np.array([[1.0], [2.0], [5.0]]))
-    x, y = _median([a, b], 0)
+    x, y = _median_curve([a, b], 0)
     assert x.tolist() == [2.0, 3.0, 4.0]
     assert y.tolist() == [5.0, 4.0, 5.5]
 

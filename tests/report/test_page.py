@@ -201,8 +201,8 @@ def test_the_verdict_comes_first(page, capsys):
 def test_a_label_with_a_comma_keeps_its_colour(tmp_path):
     """Curves are named by their algorithm and what more there is to say; a label may have a comma itself."""
     from smimbench import load_suite
-    from smimbench.report.figures import looks_of
     from smimbench.report.page_charts import charts_of
+    from smimbench.report.style import looks_of
 
     suite = load_suite(write_suite(tmp_path, TEXT.replace('"adam"\nsteps = 20', '"adam"\nlabel = "gamp, not"')))
     lines = [

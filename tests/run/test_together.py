@@ -253,14 +253,14 @@ def test_a_cell_that_cannot_begin_is_a_failed_cell_and_the_others_go_on(tmp_path
     from smimbench.run import cell as module
 
     cells = cells_of(tmp_path, ATTENTION, "grid.seeds=3", "grid.dimension=16", "run.max_iterations=6", "grid.alpha=0.2")
-    plain = module._instance
+    plain = module._instance_of_cell
 
     def draw(cell, *arguments):
         if cell.replicate == 1:
             raise RuntimeError("this one cannot be drawn")
         return plain(cell, *arguments)
 
-    monkeypatch.setattr(module, "_instance", draw)
+    monkeypatch.setattr(module, "_instance_of_cell", draw)
     found = run_cells_together(cells, registry=REGISTRY)
     assert [record["status"] == "failed" for record in found] == [False, True, False]
     assert found[1]["reason"] == "RuntimeError: this one cannot be drawn"

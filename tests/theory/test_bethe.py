@@ -10,7 +10,7 @@ from smimbench_algorithms.gamp.algorithm import Gamp
 
 from smimbench.backend.device import get_backend
 from smimbench.theory.bethe import FixedPoint, _labels, free_entropy
-from smimbench.theory.free_entropy import between
+from smimbench.theory.free_entropy import free_entropy_between
 from smimbench.theory.information import information_at, prior_moments
 from smimbench.theory.predictions import solve
 from tests.helpers import attention, sequence
@@ -37,7 +37,7 @@ def in_theory(problem, alpha):
     """Free entropy of state evolution at its fixed point, less that at the prior mean."""
     found = solve(problem, [alpha])[0]
     Qhat = problem.model.kappa * alpha * information_at(problem, found.Q, found.V).value
-    return between(problem, alpha, np.zeros_like(Qhat), Qhat)[0]
+    return free_entropy_between(problem, alpha, np.zeros_like(Qhat), Qhat)[0]
 
 
 @pytest.mark.parametrize("replicate", range(3))

@@ -14,7 +14,7 @@ from smimbench.theory.continuation import Continuation
 from smimbench.theory.coupled import iterate, linear_response, sweep
 from smimbench.theory.decoupling import components_decouple
 from smimbench.theory.fixed_point_curve import FixedPointCurve
-from smimbench.theory.free_entropy import between
+from smimbench.theory.free_entropy import free_entropy_between
 from smimbench.theory.perfect_recovery import perfect_limit
 from smimbench.theory.predictions import competing
 from smimbench.theory.sampling import sampled_moments
@@ -396,7 +396,7 @@ def test_free_entropy_between_two_overlaps_does_not_depend_on_the_way():
         return prior - 0.5 * alpha * sites * np.linalg.slogdet(V + noise)[1]
 
     first, second = np.array([[0.2, 0.1], [0.1, 0.4]]), np.array([[3.0, -1.0], [-1.0, 7.0]])
-    found, error = between(problem, alpha, first, second)
+    found, error = free_entropy_between(problem, alpha, first, second)
     assert found == pytest.approx(phi(second) - phi(first), abs=1e-5)
     assert error == 0.0
 

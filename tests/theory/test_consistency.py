@@ -215,8 +215,8 @@ def test_widths_of_the_wishart_prior_pass(rho):
 
 def test_what_ships_is_not_asked(monkeypatch):
     """Its tests are the checks; a user does not wait for them."""
-    monkeypatch.setattr(consistency, "_channel", lambda problem: pytest.fail("asked"))
-    monkeypatch.setattr(consistency, "_prior", lambda problem: pytest.fail("asked"))
+    monkeypatch.setattr(consistency, "_check_channel", lambda problem: pytest.fail("asked"))
+    monkeypatch.setattr(consistency, "_check_prior", lambda problem: pytest.fail("asked"))
     TheoryCache().points(Problem(LOW, "linear", "gaussian"), [0.7])
 
 

@@ -109,7 +109,7 @@ class Erm:
         state = ErmState(
             weights, xp.asarray(weights, **beside(data.inputs)), targets, loss.name, penalty, length, 0.0, 1.0, note
         )
-        value, gradient = _risk(problem, data, state, weights)
+        value, gradient = _empirical_risk(problem, data, state, weights)
         return state._replace(
             training_loss=value / data.inputs.shape[0], scale=max(float(np.linalg.norm(gradient)), 1e-300)
         )
@@ -121,7 +121,7 @@ class Erm:
         n, shape = int(data.inputs.shape[0]), state.weights.shape
 
         def objective(flat: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
-            value, gradient = _risk(problem, data, state, flat.reshape(shape))
+            value, gradient = _empirical_risk(problem, data, state, flat.reshape(shape))
             penalised = value + state.penalty / 2 * float(flat @ flat)
             return penalised / n, (gradient.ravel() + state.penalty * flat) / n
 
@@ -168,7 +168,7 @@ class Erm:
         }
 
 
-def _risk(
+def _empirical_risk(
     problem: Problem, data: Data, state: ErmState, weights: np.ndarray[Any, Any]
 ) -> tuple[float, np.ndarray[Any, Any]]:
     """Loss summed over the samples, and its gradient (P, D), on the host."""

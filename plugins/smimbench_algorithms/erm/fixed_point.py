@@ -23,7 +23,7 @@ components derived, checked by tests/algorithms/test_erm.py.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -32,6 +32,7 @@ from smimbench.derive.channel import observable, predict
 from smimbench.files import canonical_json
 from smimbench.interfaces import Overlaps
 from smimbench.numerics.linalg import symmetric_root
+from smimbench.numerics.memo import Named
 from smimbench.numerics.qmc import whitened_points
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.theory.information import prior_moments
@@ -163,7 +164,7 @@ def minimum(problem: Problem, alpha: float, loss: str, penalty: float, scramble:
 
 def evaluations(problem: Problem, loss: str) -> int:
     """Independent evaluations that ``minimum`` offers: one where integrals are deterministic."""
-    return 1 if isinstance(_integrals(problem, LOSSES[loss], 0), (_Squares, _Signs)) else SCRAMBLES
+    return 1 if isinstance(_integrals(problem, LOSSES[loss], 0), (_SquareLossIntegrals, _SignIntegrals)) else SCRAMBLES
 
 
 class _Moments(NamedTuple):
@@ -177,23 +178,15 @@ class _Moments(NamedTuple):
     test_loss: float
 
 
-@dataclass(frozen=True)
-class _Keyed:
-    """A problem that is equal to another one of the same names and parameters: cells make theirs anew."""
-
-    key: str
-    problem: Problem = field(compare=False)
-
-
-def _keyed(problem: Problem) -> _Keyed:
-    return _Keyed(canonical_json(problem.spec), problem)
+def _keyed(problem: Problem) -> Named[Problem]:
+    return Named(canonical_json(problem.spec), problem)
 
 
 @functools.lru_cache(maxsize=256)
-def _fixed_point(keyed: _Keyed, alpha: float, loss: str, penalty: float, scramble: int) -> Minimum:
-    problem = keyed.problem
+def _fixed_point(keyed: Named[Problem], alpha: float, loss: str, penalty: float, scramble: int) -> Minimum:
+    problem = keyed.value
     integrals = _integrals(problem, LOSSES[loss], scramble)
-    path = _Way(problem, alpha, integrals)
+    path = _PenaltyPath(problem, alpha, integrals)
     for step in _downwards(penalty, EASY * max(alpha, 1.0)):
         here = path.settled(step)
     T = prior_moments(problem)[0]
@@ -217,7 +210,7 @@ def _overlaps(here: Host, T: Host) -> tuple[Host, Host, Host, Host]:
     return V, V @ m_hat @ T, V @ (m_hat @ T @ m_hat.T + Q_hat) @ V.T, T @ np.linalg.inv(np.eye(len(T)) + known @ T)
 
 
-class _Way:
+class _PenaltyPath:
     """Fixed points of one problem along penalties: each is looked for where those that are known point to."""
 
     def __init__(self, problem: Problem, alpha: float, integrals: Any) -> None:
@@ -227,7 +220,7 @@ class _Way:
 
     def settled(self, penalty: float) -> Host:
         """V, m_hat and Q_hat (3, P, P) at the fixed point."""
-        if isinstance(self.integrals, _Squares):
+        if isinstance(self.integrals, _SquareLossIntegrals):
             return self.integrals.fixed_point(self.alpha, penalty, self.T)
         close = self.integrals.close
         after = functools.partial(self._after, penalty)
@@ -308,14 +301,14 @@ def best_penalty(problem: Problem, alpha: float, loss: str) -> float:
 
 
 @functools.lru_cache(maxsize=256)
-def _best_of(keyed: _Keyed, alpha: float, loss: str) -> float:
-    return _best_penalty(keyed.problem, alpha, loss)
+def _best_of(keyed: Named[Problem], alpha: float, loss: str) -> float:
+    return _best_penalty(keyed.value, alpha, loss)
 
 
 def _best_penalty(problem: Problem, alpha: float, loss: str) -> float:
     from scipy.optimize import minimize_scalar
 
-    way, T = _Way(problem, alpha, _integrals(problem, LOSSES[loss], 0)), prior_moments(problem)[0]
+    way, T = _PenaltyPath(problem, alpha, _integrals(problem, LOSSES[loss], 0)), prior_moments(problem)[0]
     free = labels_of(problem) == "signs"
 
     def error(log_penalty: float) -> float:
@@ -352,10 +345,10 @@ def _best_penalty(problem: Problem, alpha: float, loss: str) -> float:
 def _integrals(problem: Problem, loss: Loss, scramble: int) -> Any:
     noise = _noise(problem)
     if noise is not None and loss.name == "square":
-        return _Squares(problem, noise)
+        return _SquareLossIntegrals(problem, noise)
     if problem.components == 1 and labels_of(problem) == "signs" and _sites_apart(problem):
-        return _Signs(problem, loss)
-    return _Sampled(problem, loss, scramble)
+        return _SignIntegrals(problem, loss)
+    return _SampledIntegrals(problem, loss, scramble)
 
 
 def _noise(problem: Problem) -> Host | None:
@@ -384,7 +377,7 @@ def _sites_apart(problem: Problem) -> bool:
     return bool(np.allclose(one, two, rtol=0, atol=1e-12))
 
 
-class _Squares:
+class _SquareLossIntegrals:
     """Square loss on labels ``z + noise``: closed form."""
 
     def __init__(self, problem: Problem, noise: Host) -> None:
@@ -409,7 +402,7 @@ class _Squares:
         return _Moments(self.C * gain, self.C * gain, self.C * square, self.C * gain @ (T - M), training, test)
 
 
-class _Signs:
+class _SignIntegrals:
     """Labels -1 and +1 that each depend on one latent: sum over the label, quadrature over omega."""
 
     close = CLOSE
@@ -463,7 +456,7 @@ class _Signs:
         return _Moments(V_hat, m_hat, Q_hat, along, float(total[4]), float(total[5]))
 
 
-class _Sampled:
+class _SampledIntegrals:
     """Any other labels: randomised Sobol points for z* and omega, labels drawn."""
 
     close = ROUGH

@@ -73,14 +73,14 @@ def trajectory(problem: Problem, alpha: float, conditions: Conditions, claimed: 
         moved = [aligned(problem, one) for one in conditions.starts]
         start = Overlaps(*(np.mean([one[i] for one in moved], axis=0) for i in range(3)))
     steps = min(conditions.iterations or LONGEST, LONGEST)
-    walk = _low_rank if problem.model.rank == "low" else _extensive
+    walk = _low_rank_trajectory if problem.model.rank == "low" else _extensive_trajectory
     path = walk(problem, alpha, start, second - start.own if claimed is None else claimed, steps)
     found = scores(Overlaps(*(np.stack(parts) for parts in zip(*(aligned(problem, one) for one in path)))))
     key = "squared_cosine" if problem.model.rank == "low" else "overlap"
     return {"iteration": list(range(len(path))), "mse": found["mse"].tolist(), "overlap": found[key].tolist()}
 
 
-def _low_rank(problem: Problem, alpha: float, start: Overlaps, V: Host, steps: int) -> list[Overlaps]:
+def _low_rank_trajectory(problem: Problem, alpha: float, start: Overlaps, V: Host, steps: int) -> list[Overlaps]:
     P, C = problem.components, problem.model.sites
     points = whitened_points(2 * P * C, POINTS, "path of message passing: latents").reshape(-1, 2 * P, C)
     one, two = points[:, :P], points[:, P:]
@@ -122,7 +122,7 @@ def _entries(problem: Problem, truth: Host) -> tuple[Host, Host]:
     return both[:P], both[P:]
 
 
-def _extensive(problem: Problem, alpha: float, start: Overlaps, V: Host, steps: int) -> list[Overlaps]:
+def _extensive_trajectory(problem: Problem, alpha: float, start: Overlaps, V: Host, steps: int) -> list[Overlaps]:
     truth, Q, _ = start
     path = [start]
     for _ in range(steps):

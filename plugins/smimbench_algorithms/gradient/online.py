@@ -254,7 +254,7 @@ def solve(
     if few and rule.momentum:
         gram = np.pad(gram, ((0, 0), (0, P), (0, P)))
     state = np.broadcast_to(gram, (sets, *gram.shape)).copy()
-    march = _iterate if few else _integrate
+    march = _iterate_steps if few else _integrate_equations
     found = np.stack(march(fields, rule, state, [int(step) for step in wanted]), axis=1)
     blocks = slice(0, P), slice(P, 2 * P)
     return Path(
@@ -265,17 +265,17 @@ def solve(
     )
 
 
-def _iterate(fields: Any, rule: Rule, state: Host, wanted: list[int]) -> list[Host]:
+def _iterate_steps(fields: Any, rule: Rule, state: Host, wanted: list[int]) -> list[Host]:
     kept = []
     for step in range(wanted[-1] + 1):
         if step in wanted:
             kept.append(state)
         if step < wanted[-1]:
-            state = _checked(_after(fields, rule, state, step))
+            state = _checked(_overlaps_after_step(fields, rule, state, step))
     return kept
 
 
-def _integrate(fields: Any, rule: Rule, state: Host, wanted: list[int]) -> list[Host]:
+def _integrate_equations(fields: Any, rule: Rule, state: Host, wanted: list[int]) -> list[Host]:
     """The flow ``log(map)`` to second order: ``d - d'/2 + ...`` with d the change of one step and d' that of d."""
     from scipy.integrate import solve_ivp
 
@@ -288,11 +288,11 @@ def _integrate(fields: Any, rule: Rule, state: Host, wanted: list[int]) -> list[
 
     def slope(step: float, flat: Host) -> Host:
         here = flat.reshape(shape)
-        there = _after(fields, rule, here, step)
+        there = _overlaps_after_step(fields, rule, here, step)
         if not np.isfinite(there).all() or np.abs(there).max() > LARGEST:
             return np.asarray(there - here).ravel()
-        once = _after(fields, rule, here, step, coarse=True)
-        twice = _after(fields, rule, once, step, coarse=True)
+        once = _overlaps_after_step(fields, rule, here, step, coarse=True)
+        twice = _overlaps_after_step(fields, rule, once, step, coarse=True)
         return np.asarray((there - here) - 0.5 * (twice - 2 * once + here)).ravel()
 
     def too_large(step: float, flat: Host) -> float:
@@ -318,7 +318,7 @@ def _checked(state: Host) -> Host:
     return state
 
 
-def _after(fields: Any, rule: Rule, gram: Host, step: float, coarse: bool = False) -> Host:
+def _overlaps_after_step(fields: Any, rule: Rule, gram: Host, step: float, coarse: bool = False) -> Host:
     """The Gram matrix (..., R, R) of teacher, student and, with momentum, velocity after one more step."""
     R, moving = gram.shape[-1], rule.momentum > 0
     P = R // (3 if moving else 2)

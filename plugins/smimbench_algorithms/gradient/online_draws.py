@@ -103,7 +103,7 @@ def draw_paths(
     R = P * (3 if rule.momentum else 2)
     gram = np.zeros((count, R, R))
     gram[:, : 2 * P, : 2 * P] = np.block([[truth, np.swapaxes(cross, -1, -2)], [cross, own]])
-    chain = _Chain(problem, loss, rule, batch, dimension)
+    chain = _OverlapChain(problem, loss, rule, batch, dimension)
     rng = monte_carlo_rng("online descent: draws", dimension, batch)
     frame = np.tile(_triangle(gram), (draws, 1, 1))
     alive = np.ones(len(frame), dtype=bool)
@@ -133,7 +133,7 @@ def draw_paths(
     )
 
 
-class _Chain:
+class _OverlapChain:
     """One step of many draws at once; a draw is ``frame`` (R, R), the rows being teacher, student and velocity."""
 
     def __init__(self, problem: Problem, loss: str, rule: Rule, batch: int, dimension: int) -> None:

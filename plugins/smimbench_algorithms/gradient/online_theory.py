@@ -73,17 +73,17 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
             path = solve(local_fields(problem, loss), rule, starts, wanted, evaluations(problem, loss))
     except Diverges:
         return f"at learning rate {algorithm.learning_rate:g} its equations diverge: the steps are too long"
-    ends = _ends(path)
+    ends = _overlaps_at_end(path)
     lost = 1 - sum(map(len, ends)) / path.cross[:, 0, :, 0, 0].size
     method = _drawn(draws * len(starts), lost) if draws else _solved(problem, loss, steps, len(wanted), starts, D)
     point = limit_point(problem, alpha, ends, method=method, branch="online descent")
-    found = _trajectory(problem, path, batch)
+    found = _online_trajectory(problem, path, batch)
     if conditions.trajectory and draws and price(problem, loss, steps, len(starts)) < BESIDE:
         found |= _without_noise(problem, loss, rule, starts, wanted)
     return point | {"trajectory": found}
 
 
-def _ends(path: Path) -> list[list[Overlaps]]:
+def _overlaps_at_end(path: Path) -> list[list[Overlaps]]:
     """Overlaps at the end: for every evaluation those of all starts, but for draws that have diverged."""
     sets, _, starts = path.cross.shape[:3]
     found = [
@@ -119,7 +119,7 @@ def _without_noise(
         path = solve(local_fields(problem, loss), rule, starts, wanted, evaluations(problem, loss))
     except Diverges:
         return {}
-    found = _trajectory(problem, path, 1)
+    found = _online_trajectory(problem, path, 1)
     return {f"{name}_limit": found[name] for name in ("mse", "overlap")}
 
 
@@ -139,7 +139,7 @@ def _typical(problem: Problem, D: int, spherical: bool) -> list[Overlaps]:
     return found
 
 
-def _trajectory(problem: Problem, path: Path, batch: int) -> dict[str, Any]:
+def _online_trajectory(problem: Problem, path: Path, batch: int) -> dict[str, Any]:
     """Means over starts and evaluations, with the standard error over evaluations."""
     sets = len(path.cross)
     P = problem.components

@@ -125,7 +125,7 @@ class Nuclear(LinearRegression):
             note += f"; regularisation {threshold:.4g}, the best by theory"
         else:
             threshold = float(self.regularisation)
-        return _begin(start, squares, squares.lipschitz(rng), threshold, note)
+        return _begin_nuclear(start, squares, squares.lipschitz(rng), threshold, note)
 
     def step(self, problem: Problem, data: Data, state: NuclearState) -> tuple[NuclearState, Info]:
         """One proximal gradient step from the extrapolated point."""
@@ -230,7 +230,7 @@ class Nuclear(LinearRegression):
         best, least = largest * FRACTIONS[0], math.inf
         estimate = start
         for fraction in FRACTIONS:
-            state = _begin(estimate, fit, lipschitz, largest * fraction)
+            state = _begin_nuclear(estimate, fit, lipschitz, largest * fraction)
             for _ in range(VALIDATION_STEPS):
                 state, residual = self._proximal(state)
                 if float(residual) < VALIDATION_TOLERANCE:
@@ -243,7 +243,9 @@ class Nuclear(LinearRegression):
         return best * int(data.inputs.shape[0]) / int(fit.inputs.shape[0])
 
 
-def _begin(start: Array, squares: LeastSquares, lipschitz: float, threshold: float, note: str = "") -> NuclearState:
+def _begin_nuclear(
+    start: Array, squares: LeastSquares, lipschitz: float, threshold: float, note: str = ""
+) -> NuclearState:
     slope, value = squares.normal(namespace(start).zeros_like(start), targets=True)
     origin = slope, float(value) / start.shape[-1]
     return NuclearState(start, start, 1.0, 0.0, slope, math.inf, squares, origin, lipschitz, threshold, note)

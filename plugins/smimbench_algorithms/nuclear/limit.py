@@ -170,7 +170,7 @@ def fixed_point(
         near is not None
         and penalty > 0
         and near.threshold > 0
-        and (found := _close(prior, seen, penalty, positive, near))
+        and (found := _fixed_point_close_by(prior, seen, penalty, positive, near))
     ):
         return found
 
@@ -178,7 +178,7 @@ def fixed_point(
 
     def solved(log_noise: float) -> tuple[float, float, Shrunk]:
         noise = math.exp(log_noise)
-        threshold = _threshold(prior, seen, noise, penalty, positive)
+        threshold = _theta_of_penalty(prior, seen, noise, penalty, positive)
         found = shrunk(prior, noise, threshold, positive)
         return threshold, seen.susceptibility(found.freedom), found
 
@@ -210,7 +210,9 @@ def _point(seen: Observations, noise: float, threshold: float, v: float, found: 
     return FixedPoint(noise, threshold, v, found, float(seen.c / 2 * np.sum(residual)))
 
 
-def _close(prior: Any, seen: Observations, penalty: float, positive: bool, near: FixedPoint) -> FixedPoint | None:
+def _fixed_point_close_by(
+    prior: Any, seen: Observations, penalty: float, positive: bool, near: FixedPoint
+) -> FixedPoint | None:
     """The fixed point by Powell's method in ``log Delta`` and ``log theta`` from one close by; None where that fails."""
     from scipy.optimize import root
 
@@ -231,7 +233,7 @@ def _close(prior: Any, seen: Observations, penalty: float, positive: bool, near:
     return _point(seen, *at(answer.x))
 
 
-def _threshold(prior: Any, seen: Observations, noise: float, penalty: float, positive: bool) -> float:
+def _theta_of_penalty(prior: Any, seen: Observations, noise: float, penalty: float, positive: bool) -> float:
     """Theta with ``theta Qhat(theta) = tau`` at given noise; without a penalty the least one that labels can resolve."""
     from scipy.optimize import brentq
 
@@ -297,7 +299,7 @@ def perfect_recovery(prior: Any, observations: int, kappa: float, positive: bool
     sides = 1 if positive else 2
 
     def dimension(t: float) -> float:
-        return 1 - p * p + (1 - p) * t * t + sides * p * _tail(math.sqrt(p), t, angles, weights)
+        return 1 - p * p + (1 - p) * t * t + sides * p * _spectral_tail(math.sqrt(p), t, angles, weights)
 
     found = minimize_scalar(dimension, bounds=(0.0, 2.0), method="bounded", options={"xatol": 1e-10})
     return float(min(found.fun, dimension(0.0)) / (kappa * observations))
@@ -330,7 +332,7 @@ def interpolation(prior: Any, observations: int, kappa: float, noise: float, pos
     return shrunk(prior, math.exp(at), 0.0, positive).freedom / (kappa * observations)
 
 
-def _tail(scale: float, t: float, nodes: Host, weights: Host) -> float:
+def _spectral_tail(scale: float, t: float, nodes: Host, weights: Host) -> float:
     """``int sigma(dx) (scale x - t)_+^2``: with x = 2 cos(angle) the integrand is smooth up to its end."""
     if t >= 2 * scale:
         return 0.0

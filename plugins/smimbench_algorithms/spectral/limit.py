@@ -35,13 +35,14 @@ Derived, checked by tests/algorithms/test_spectral_limit.py (closed forms of arX
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smimbench.files import canonical_json
 from smimbench.numerics.linalg import spectral_function
+from smimbench.numerics.memo import Named
 from smimbench.numerics.qmc import normal_points
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.theory.types import Host
@@ -161,31 +162,23 @@ def spectral_theory(
     if reason := why_not(problem):
         raise ValueError(reason)
     key = canonical_json(problem.spec)
-    return _cached_theory(_Keyed(key, problem), float(alpha), kind, float(regularisation))
-
-
-@dataclass(frozen=True)
-class _Keyed:
-    """A problem that is equal to another one of the same names and parameters."""
-
-    key: str
-    problem: Problem = field(compare=False)
+    return _cached_theory(Named(key, problem), float(alpha), kind, float(regularisation))
 
 
 @functools.lru_cache(maxsize=256)
-def _cached_theory(keyed: _Keyed, alpha: float, kind: str, regularisation: float) -> SpectralTheory:
+def _cached_theory(keyed: Named[Problem], alpha: float, kind: str, regularisation: float) -> SpectralTheory:
     G = _sampled_labels(keyed)
-    basis, root = _common_basis(keyed), second_moment_root(keyed.problem)
-    whole = _solve(G.reshape(-1, *G.shape[2:]), basis, alpha, kind, regularisation, root)
-    parts = [_solve(g, basis, alpha, kind, regularisation, root) for g in G]
+    basis, root = _common_basis(keyed), second_moment_root(keyed.value)
+    whole = _solve_modes(G.reshape(-1, *G.shape[2:]), basis, alpha, kind, regularisation, root)
+    parts = [_solve_modes(g, basis, alpha, kind, regularisation, root) for g in G]
     error = np.std([part.mse for part in parts], axis=0, ddof=1) / np.sqrt(len(parts))
     return replace(whole, error=error, cosine_error=error / np.diagonal(root @ root))
 
 
 @functools.lru_cache(maxsize=8)
-def _sampled_labels(keyed: _Keyed) -> Host:
+def _sampled_labels(keyed: Named[Problem]) -> Host:
     """``G = E[z z^T | y] - I`` (scrambles, points, P, C, P, C) for labels drawn at random."""
-    problem = keyed.problem
+    problem = keyed.value
     P, C, root = problem.components, problem.model.sites, second_moment_root(problem)
     found = []
     for scramble in range(SCRAMBLES):
@@ -198,7 +191,7 @@ def _sampled_labels(keyed: _Keyed) -> Host:
 
 
 @functools.lru_cache(maxsize=8)
-def _common_basis(keyed: _Keyed) -> Host | None:
+def _common_basis(keyed: Named[Problem]) -> Host | None:
     """Rows e_k that diagonalise all G in the space of components, or None if there are none."""
     G = _sampled_labels(keyed)[0]
     P = G.shape[1]
@@ -221,7 +214,9 @@ def _common_basis(keyed: _Keyed) -> Host | None:
     return None
 
 
-def _solve(G: Host, basis: Host | None, alpha: float, kind: str, regularisation: float, root: Host) -> SpectralTheory:
+def _solve_modes(
+    G: Host, basis: Host | None, alpha: float, kind: str, regularisation: float, root: Host
+) -> SpectralTheory:
     P = G.shape[1]
     if basis is None:
         modes = [joint_mode(G, alpha, kind, regularisation)]
@@ -294,7 +289,7 @@ def joint_mode(G: Host, alpha: float, kind: str, regularisation: float) -> Mode:
     size = P * C
     flat = G.reshape(n, size, size)
     identity = np.eye(size)
-    kernel = _Pairing(n, P, C)
+    kernel = _SitePairing(n, P, C)
     strength = alpha * float(np.linalg.eigvalsh(kernel.map(flat, flat))[-1])
     nothing = Mode(np.nan, None, np.zeros((P, P)), np.eye(P) / P, strength)
     if strength <= 1:
@@ -325,7 +320,7 @@ def joint_mode(G: Host, alpha: float, kind: str, regularisation: float) -> Mode:
     return Mode(float(eigenvalue), None, A / np.sqrt(norm), gram / norm, strength)
 
 
-def _joint_outlier(flat: Host, alpha: float, kernel: _Pairing, resolvent: Any) -> tuple[Host, float] | None:
+def _joint_outlier(flat: Host, alpha: float, kernel: _SitePairing, resolvent: Any) -> tuple[Host, float] | None:
     """``X`` and the outlier, by Newton's method from the known solution without epsilon, or None.
 
     Without epsilon ``lambda = 1`` and ``X = I - Q``, where ``Q (I - Q)^{-1} = alpha E sum_mm' J_mm' Q G_m'm`` with
@@ -366,7 +361,7 @@ def _joint_outlier(flat: Host, alpha: float, kernel: _Pairing, resolvent: Any) -
     return X, eigenvalue
 
 
-class _Pairing:
+class _SitePairing:
     """Sums over sites of products of matrices on components times sites."""
 
     def __init__(self, n: int, P: int, C: int) -> None:

@@ -320,13 +320,13 @@ def continued_map(values: Array, noise: float, rho: float) -> Array:
     if not _SMALLEST_NOISE <= noise <= _LARGEST_NOISE / min(rho, 1.0):
         return eigenvalue_map(values, noise, rho)
     bulks = _bulks_of_one(math.sqrt(noise), rho)
-    right, top, right_slope = _end(float(bulks.outer[0]), noise, rho)
-    left, bottom, left_slope = _end(bulks.base + float(bulks.upper[0]), noise, rho)
+    right, top, right_slope = _bulk_end(float(bulks.outer[0]), noise, rho)
+    left, bottom, left_slope = _bulk_end(bulks.base + float(bulks.upper[0]), noise, rho)
     inside = clip(values, left, right)
     found = eigenvalue_map(inside, noise, rho)
     if bulks.gap[0]:
-        first, low, _ = _end(bulks.base + float(bulks.lower[0]), noise, rho)
-        last, high, _ = _end(float(bulks.middle[0]), noise, rho)
+        first, low, _ = _bulk_end(bulks.base + float(bulks.lower[0]), noise, rho)
+        last, high, _ = _bulk_end(float(bulks.middle[0]), noise, rho)
         if last > first:
             line = low + (high - low) / (last - first) * (inside - first)
             found = xp.where((inside > first) & (inside < last), line, found)
@@ -336,7 +336,7 @@ def continued_map(values: Array, noise: float, rho: float) -> Array:
     return xp.where(beyond < 0, bottom + left_slope * beyond, found)
 
 
-def _end(s: float, noise: float, rho: float) -> tuple[float, float, float]:
+def _bulk_end(s: float, noise: float, rho: float) -> tuple[float, float, float]:
     """Where a bulk ends: eigenvalue of the observation, eigenvalue of the estimate, slope inside, at most 1."""
     m2, mean = 1 + s * s, math.sqrt(rho)
     xi = mean * noise / (s * s)

@@ -39,11 +39,11 @@ def posterior_fits(block: Samples) -> Fits:
     count = 128 if block.d <= 3 else 512
     seeds = range(70, 70 + block.accuracy.replicates)
     return tuple(
-        _adapt(block, block.asarray(whitened_points(block.d, count, "likelihood: nodes", seed))) for seed in seeds
+        _adapt_fit(block, block.asarray(whitened_points(block.d, count, "likelihood: nodes", seed))) for seed in seeds
     )
 
 
-def _adapt(block: Samples, nodes: Array) -> Gaussian:
+def _adapt_fit(block: Samples, nodes: Array) -> Gaussian:
     xp, d, accuracy = block.xp, block.d, block.accuracy
     count = nodes.shape[0]
     identity = xp.eye(d, dtype=xp.float64, device=block.device)

@@ -63,11 +63,11 @@ def integrate(channel: Any, y: Array, omega: Array, V: Array, accuracy: Accuracy
         for start in range(0, n, size):
             part = slice(start, min(start + size, n))
             wide = xp.astype(omega[part, ...], xp.float64)
-            blocks.append(_integrate_block(Samples(channel, y[part, ...], wide, root, start, accuracy)))
+            blocks.append(_integrate_block_of_samples(Samples(channel, y[part, ...], wide, root, start, accuracy)))
     return _joined(blocks, xp)
 
 
-def _integrate_block(block: Samples) -> Moments:
+def _integrate_block_of_samples(block: Samples) -> Moments:
     """The cheapest method that meets the posterior of each sample, and more points where the error asks for them."""
     accuracy = block.accuracy
     if block.d == 1:

@@ -54,7 +54,7 @@ def on_lines(block: Samples, fits: Fits, count: int) -> tuple[Moments, Array]:
         scatter = clip(square - mean * mean, 0.0, None)
         parts.append(_Weighted(weight + _log_determinant(fit, xp)[:, None], points, scatter, direction))
     effective = effective_count(xp.concat([part.weight for part in parts], axis=1), xp)
-    return _gathered(parts, _width(fits), block.accuracy.trusted, xp), effective
+    return _gathered_moments(parts, _width(fits), block.accuracy.trusted, xp), effective
 
 
 def _on_the_line(
@@ -79,7 +79,7 @@ def on_points(block: Samples, fits: Fits, count: int) -> tuple[Moments, Array]:
         weight = block.log_likelihood(u) - xp.sum(u * u, axis=-1) / 2 + xp.sum(nodes * nodes, axis=-1) / 2
         effective = effective + effective_count(weight, xp) / block.accuracy.replicates
         parts.append(_Weighted(weight + _log_determinant(fit, xp)[:, None], u))
-    return _gathered(parts, _width(fits), block.accuracy.trusted, xp), effective
+    return _gathered_moments(parts, _width(fits), block.accuracy.trusted, xp), effective
 
 
 class _Weighted(NamedTuple):
@@ -104,7 +104,7 @@ def _width(fits: Fits) -> Array:
     return xp.sqrt((sum(sizes) + sum(apart)) / len(fits))
 
 
-def _gathered(parts: list[_Weighted], width: Array, trusted: float, xp: ModuleType) -> Moments:
+def _gathered_moments(parts: list[_Weighted], width: Array, trusted: float, xp: ModuleType) -> Moments:
     """Moments from weighted points in independent replicates.
 
     Where a few points carry everything the spread of the replicates says nothing: the error is then at least the size

@@ -16,7 +16,7 @@ from smimbench.theory.thresholds import thresholds
 
 def exact(s):
     """The scaled information of which the channel makes a polynomial."""
-    return two_tokens._information(s) / s / (1 - s * s)
+    return two_tokens._two_token_information(s) / s / (1 - s * s)
 
 
 def test_against_a_plain_grid():
@@ -30,7 +30,7 @@ def test_against_a_plain_grid():
         y = np.broadcast_to(label, (len(a), 2))
         shift = channel.posterior(y, a, np.eye(1)).mean - a
         total += density @ (np.exp(channel.log_partition(y, a, np.eye(1))) * (shift**2).sum((1, 2)))
-    assert two_tokens._information(s) == pytest.approx(total, rel=1e-9)
+    assert two_tokens._two_token_information(s) == pytest.approx(total, rel=1e-9)
 
 
 def test_the_polynomial_is_as_good_as_it_says():

@@ -106,7 +106,7 @@ def _gain(h: Array, k: Array, sign: int) -> Array:
 
 
 @cache
-def _grid(count: int) -> tuple[Array, Array, Array]:
+def _margin_grid(count: int) -> tuple[Array, Array, Array]:
     """Exponent's form (2, N) and weighted gain (2, N) on a triangle of the grid, and the rule (2, count)."""
     x, w = gauss_legendre(count, -CUT, CUT)
     i, j = np.triu_indices(count)  # the gain does not change when the two rows change places
@@ -123,7 +123,7 @@ def _from_grid(ratio: Array, count: int) -> Array:
     """Expectation of the gain for overlaps of ``SWITCH`` times the error and more."""
     from scipy.special import ndtr
 
-    form, gain, (x, w) = _grid(count)
+    form, gain, (x, w) = _margin_grid(count)
     s = math.sqrt(1 - CORRELATION**2)
     total = np.zeros_like(ratio)
     density = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)

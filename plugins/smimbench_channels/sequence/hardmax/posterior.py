@@ -114,7 +114,7 @@ def _group_moments(xp: ModuleType, a: Array, member: Array, leader: Array, full:
     index = xp.nonzero(count > 1)[0]
     if index.shape[0] == 0:
         return Moments(log, shift, square, outer)
-    found = _integrate(
+    found = _integrate_interval(
         xp, xp.take(a, index, axis=0), xp.take(member, index, axis=0), xp.take(leader, index, axis=0), full
     )
     return put_tuple(Moments(log, shift, square, outer), count > 1, found)
@@ -170,7 +170,7 @@ def _interval(xp: ModuleType, a: Array, member: Array, followers: Array, top: Ar
     return xp.maximum(floor, mode - REACH), end
 
 
-def _integrate(xp: ModuleType, a: Array, member: Array, leader: Array, full: bool) -> Moments:
+def _integrate_interval(xp: ModuleType, a: Array, member: Array, leader: Array, full: bool) -> Moments:
     """``_group_moments`` of groups with followers: Gauss-Legendre's rule in ``t = z_leader - a_leader``."""
     followers = member & ~leader
     top = xp.sum(xp.where(leader, a, xp.zeros_like(a)), axis=-1)

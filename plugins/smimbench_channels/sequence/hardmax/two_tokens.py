@@ -45,15 +45,15 @@ def susceptibility() -> float:
 def scaled_information(limit: float) -> Polynomials:
     """``sqrt(V (Q + V)) (Q + V) / Q * information`` as a function of s; ``limit`` is its value at s = 0."""
     s = lobatto_points(DEGREE + 1)
-    values = [limit, *(_information(float(x)) * x / (1 - x * x) / x**2 for x in s[1:-1]), susceptibility()]
+    values = [limit, *(_two_token_information(float(x)) * x / (1 - x * x) / x**2 for x in s[1:-1]), susceptibility()]
     coefficients = np.polynomial.chebyshev.chebfit(2 * s - 1, np.array(values), DEGREE)
     return Polynomials(coefficients[:, None], FIT_ERROR)
 
 
-def _information(s: float) -> float:
+def _two_token_information(s: float) -> float:
     """``V I`` at ``s = sqrt(V / (Q + V))``."""
     width = math.sqrt(1 - s * s) / s
-    one = _panels(width)
+    one = _omega_panels(width)
     both = [np.concatenate([-one[0][::-1], one[0]]), np.concatenate([one[1][::-1], one[1]])]
     h, k = (axis.ravel() for axis in np.meshgrid(both[0], one[0], indexing="ij"))
     weight = np.outer(both[1], one[1]).ravel()
@@ -69,7 +69,7 @@ def _information(s: float) -> float:
     return 2 * integral(*_opposite(h, k)) + 4 * math.sqrt(2) * integral(*_equal(h, k))
 
 
-def _panels(width: float) -> tuple[Host, Host]:
+def _omega_panels(width: float) -> tuple[Host, Host]:
     """Nodes and weights on the positive side, as far as ``N(0, width^2)`` reaches."""
     edges = [0.0, min(1.0, width)]
     while edges[-1] < FAR * width:

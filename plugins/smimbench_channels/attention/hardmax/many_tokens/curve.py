@@ -97,7 +97,7 @@ def _polynomials(tokens: int, samples: int) -> Polynomials:
             values[k] = _without_overlap(tokens)
             certain.append(k)
         else:
-            values[k] = s[k] * _sampled(tokens, s[k] ** 2, samples, k)
+            values[k] = s[k] * _sampled_information(tokens, s[k] ** 2, samples, k)
     spread = values.std(axis=1, ddof=1) / math.sqrt(SCRAMBLES)
     spread[certain] = 1e-3 * spread[spread > 0].min()  # these points are as good as exact
     return fitted(s, values, spread, DEGREE, TRUNCATION)
@@ -111,7 +111,7 @@ def _without_overlap(tokens: int) -> float:
     return float(np.sum(count * np.exp(found.log_partition) * np.sum(found.first**2, axis=1)))
 
 
-def _sampled(tokens: int, x: float, samples: int, stream: int) -> Array:
+def _sampled_information(tokens: int, x: float, samples: int, stream: int) -> Array:
     """Estimates (SCRAMBLES,) of the information at Q = 1 - x, V = x.
 
     Two control variates of known mean carry most of the noise at small x, that of labels which decide a near

@@ -106,7 +106,7 @@ def _rule(count: int) -> tuple[np.ndarray[Any, Any], ...]:
     return (x + 1) / 2, w / 2, np.hstack([below, whole]), np.hstack([whole - below, whole])
 
 
-def _panels(xp: ModuleType, centre: Array, width: Array) -> tuple[Array, Array]:
+def _maxima_panels(xp: ModuleType, centre: Array, width: Array) -> tuple[Array, Array]:
     """Left ends and lengths (n, K) of panels that cover the windows ``centre +- width`` without overlap."""
     order = xp.argsort(centre, axis=1)
     centre, width = xp.take_along_axis(centre, order, axis=1), xp.take_along_axis(width, order, axis=1)
@@ -136,7 +136,7 @@ def _posterior_of_pattern(
     edges = set(pattern.edges)
     centre = xp.stack([mean[:, c] for c in pattern.edges], axis=1)
     width = xp.asarray([reach * scales[c] for c in pattern.edges], **place)
-    left, length = _panels(xp, centre, xp.broadcast_to(width[None, :], (n, K)))
+    left, length = _maxima_panels(xp, centre, xp.broadcast_to(width[None, :], (n, K)))
     x, w, below, above = (xp.asarray(v, **place) for v in _rule(nodes))
     m = xp.reshape(left[:, :, None] + length[:, :, None] * x, (n, K * nodes))
     weight = xp.reshape(length[:, :, None] * w, (n, K * nodes))

@@ -62,7 +62,7 @@ def truncated_normal(low: Array, high: Array, uniform: Array) -> tuple[Array, Ar
             found = truncated_normal(*(xp.reshape(v, (-1,)) for v in (a, b, uniform)))
             tail = [xp.reshape(v, shape) for v in found]
         else:
-            some = _tail(xp, *(xp.take(v, where) for v in (a, b, uniform)))
+            some = _truncated_tail(xp, *(xp.take(v, where) for v in (a, b, uniform)))
             tail = [spread_at_mask(v, far) for v in some]
         draw, mean, second = (xp.where(far, t, c) for t, c in zip(tail, (draw, mean, second), strict=True))
     draw, mean = clip(draw, a, b), clip(mean, a, b)
@@ -75,7 +75,7 @@ def _mills(xp: ModuleType, t: Array) -> Array:
     return math.sqrt(math.pi / 2) * special(xp).erfcx(t * -math.sqrt(0.5))
 
 
-def _tail(xp: ModuleType, a: Array, b: Array, uniform: Array) -> tuple[Array, Array, Array]:
+def _truncated_tail(xp: ModuleType, a: Array, b: Array, uniform: Array) -> tuple[Array, Array, Array]:
     """The same on ``[a, b]`` with b far below 0, everything relative to the density at b."""
     mills = _mills(xp, b)
     ratio = xp.exp((b - a) * (b + a) / 2)

@@ -46,11 +46,16 @@ def integrals(
     if n == 0:
         place = {"dtype": xp.float64, "device": array_api_compat.device(margins)}
         return Sums(*(xp.zeros(shape, **place) for shape in ((0,), (0, 4), (0, 4, 4), (0,))))
-    parts = [_block(xp, weight, margins[part, :], centre[part, :], variation, quick=quick) for part in blocks(n, size)]
+    parts = [
+        _integrals_of_block(xp, weight, margins[part, :], centre[part, :], variation, quick=quick)
+        for part in blocks(n, size)
+    ]
     return joined(parts)
 
 
-def _block(xp: ModuleType, weight: Weight, margins: Array, centre: Array, variation: float, *, quick: bool) -> Sums:
+def _integrals_of_block(
+    xp: ModuleType, weight: Weight, margins: Array, centre: Array, variation: float, *, quick: bool
+) -> Sums:
     samples = samples_of(xp, weight, margins, centre)
     if not quick or weight.beta**2 * weight.first > weight.accuracy.quick_width:
         return _adaptive_integrals(xp, weight, samples, variation)

@@ -38,8 +38,8 @@ def sampled_information(
     """
     scrambles = ACCURACY.scrambles
     few = max(2 * scrambles, samples // ACCURACY.correction_share)
-    rough, _ = _products(forward, beta, skip, Q, V, _normals(samples, 0), exact=False)
-    exact, control = _products(forward, beta, skip, Q, V, _normals(few, 1), exact=True)
+    rough, _ = _label_products(forward, beta, skip, Q, V, _normals(samples, 0), exact=False)
+    exact, control = _label_products(forward, beta, skip, Q, V, _normals(few, 1), exact=True)
     base = rough.reshape(3, scrambles, -1).mean(axis=2)
     centred = control - control.mean(axis=1, keepdims=True)
     slope = np.linalg.lstsq(centred.T, (exact - exact.mean(axis=1, keepdims=True)).T, rcond=None)[0].T
@@ -50,7 +50,7 @@ def sampled_information(
     return mean[order], error[order]
 
 
-def _products(
+def _label_products(
     forward: Callable[[Array], Array], beta: float, skip: float, Q: Array, V: Array, normal: Array, *, exact: bool
 ) -> tuple[Array, Array]:
     """Entries 11, 22 and 12 of ``sum_c g_c g_c^T`` (3, N), exact if asked for, and from the crude mean."""

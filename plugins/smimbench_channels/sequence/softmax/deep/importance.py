@@ -86,7 +86,7 @@ def integrate(
         u = xp.concat([u, gap[:, None]], axis=1)
     return joined(
         [
-            _integrate_block(xp, law, V, u[rows, ...], omega[rows, ...], accuracy, sizes, full, seed)
+            _importance_block(xp, law, V, u[rows, ...], omega[rows, ...], accuracy, sizes, full, seed)
             for rows in blocks(n, block)
         ]
     )
@@ -107,7 +107,7 @@ def _components(law: Law, u: Array, omega: Array) -> tuple[list[Array], Vectors]
     )
 
 
-def _integrate_block(
+def _importance_block(
     xp: Any,
     law: Law,
     V: np.ndarray[Any, Any],
@@ -123,7 +123,7 @@ def _integrate_block(
     pilot = Sizes(PILOT, PILOT, PILOT, 0) if law.tokens == 2 else Sizes(2 * PILOT, 0, 0, 0)
     points, log_weight = draw(xp, law, outputs, means, Proposal(None, odds), pilot, seed)
     proposal = propose(xp, law, u[:, : law.tokens], omega, points, log_weight, seed)
-    result = _run(xp, law, outputs, means, proposal, sizes[0], seed + 100, full)
+    result = _sum_over_scrambles(xp, law, outputs, means, proposal, sizes[0], seed + 100, full)
     moments, effective = finish(xp, law, V, result, full), result.effective
     # Then with all points where accuracy asks for it, and again from what the mixture found where few
     # points count.
@@ -135,28 +135,28 @@ def _integrate_block(
             continue
         part_u, part_omega = xp.take(u, index, axis=0), xp.take(omega, index, axis=0)
         outputs, means = _components(law, part_u, part_omega)
-        local = _of_samples(xp, proposal, index)
+        local = _mixture_of_samples(xp, proposal, index)
         if not growing:
             points, log_weight = draw(xp, law, outputs, means, local, sizes[-1], seed + 20 + stage)
             local = propose(xp, law, part_u[:, : law.tokens], part_omega, points, log_weight, seed)
-        result = _run(xp, law, outputs, means, local, sizes[-1], seed + 200 + 100 * stage, full)
+        result = _sum_over_scrambles(xp, law, outputs, means, local, sizes[-1], seed + 200 + 100 * stage, full)
         better = result.effective > xp.take(effective, index, axis=0)
         change = chosen & spread_at_mask(better, chosen)
         again = finish(xp, law, V, result, full)
         moments = Moments(*(_replaced(xp, old, new, chosen, change) for old, new in zip(moments, again)))
         effective = _replaced(xp, effective, result.effective, chosen, change)
         if not growing:
-            proposal = _updated(proposal, local, chosen)
+            proposal = _updated_mixture(proposal, local, chosen)
     return moments
 
 
-def _of_samples(xp: Any, proposal: Proposal, index: Array) -> Proposal:
+def _mixture_of_samples(xp: Any, proposal: Proposal, index: Array) -> Proposal:
     """The mixture of some of the samples."""
     gaussians = proposal.gaussians and Gaussians(*(xp.take(x, index, axis=0) for x in proposal.gaussians))
     return Proposal(gaussians, xp.take(proposal.odds, index, axis=0))
 
 
-def _updated(old: Proposal, new: Proposal, chosen: Array) -> Proposal:
+def _updated_mixture(old: Proposal, new: Proposal, chosen: Array) -> Proposal:
     """``old`` with the mixture ``new`` for the samples of the mask ``chosen``."""
     gaussians = None
     if old.gaussians is not None and new.gaussians is not None:
@@ -164,7 +164,7 @@ def _updated(old: Proposal, new: Proposal, chosen: Array) -> Proposal:
     return Proposal(gaussians, put_at_mask(old.odds, chosen, new.odds))
 
 
-def _run(
+def _sum_over_scrambles(
     xp: Any, law: Law, u: list[Array], omega: Vectors, proposal: Proposal, sizes: Sizes, seed: int, full: bool
 ) -> Sums:
     """All scrambles of the mixture; weights are kept relative to the largest one seen."""

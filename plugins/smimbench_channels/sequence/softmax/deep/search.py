@@ -27,7 +27,7 @@ LEAST_ODDS = 0.04
 """Smallest chance of each of the four branches. Doubled: the same error; it is for branches that the first look missed."""
 
 
-def _choose(xp: Any, law: Law, points: Points, log_weight: Array, seed: int) -> tuple[Array, Array, Array]:
+def _choose_centers(xp: Any, law: Law, points: Points, log_weight: Array, seed: int) -> tuple[Array, Array, Array]:
     """Centers (n, K, d), their sign of u (n, K), and the odds of the branches, from points seen so far."""
     count = log_weight.shape[1]
     noise = -np.log(-np.log(uniform_points(1, count, "deep attention: choice", seed)[:, 0]))
@@ -109,7 +109,7 @@ def _curvature(xp: Any, law: Law, u: Array, omega: Array, centers: Array, sign: 
     return value, gradient, curvature
 
 
-def _approach(xp: Any, law: Law, u: Array, omega: Array, centers: Array, sign: Array) -> tuple[Array, Array]:
+def _approach_maximum(xp: Any, law: Law, u: Array, omega: Array, centers: Array, sign: Array) -> tuple[Array, Array]:
     """Centers after a few Gauss-Newton steps, shortened where they do not improve, and the curvature there."""
     value, gradient, curvature = _curvature(xp, law, u, omega, centers, sign)
     length = xp.ones_like(value)
@@ -130,7 +130,7 @@ def propose(xp: Any, law: Law, u: Array, omega: Array, points: Points, log_weigh
     """The mixture of the next stage, from points and the logarithms of their weights."""
     # Where every weight is zero any center is as good as another.
     log_weight = xp.maximum(log_weight, -1e300 + 0.0 * points.log_total)
-    centers, sign, odds = _choose(xp, law, points, log_weight, seed)
-    centers, curvature = _approach(xp, law, u, omega, centers, sign)
+    centers, sign, odds = _choose_centers(xp, law, points, log_weight, seed)
+    centers, curvature = _approach_maximum(xp, law, u, omega, centers, sign)
     factors = xp.linalg.cholesky(curvature)
     return Proposal(Gaussians(centers, factors, xp.linalg.inv(factors)), odds)

@@ -83,7 +83,7 @@ def information(Q: Array, V: Array, skip: float, accuracy: Accuracy = ACCURACY) 
     ``skip`` is c >= 0; ``accuracy`` the resolution of tables and the number of labels. NaN where a label lies too far beyond
     the tables.
     """
-    return _batched(Q, V, skip, 0, accuracy)
+    return _overlap_by_overlap(Q, V, skip, 0, accuracy)
 
 
 def susceptibility(Q: Array, V: Array, skip: float, accuracy: Accuracy = ACCURACY) -> Uncertain:
@@ -96,10 +96,10 @@ def susceptibility(Q: Array, V: Array, skip: float, accuracy: Accuracy = ACCURAC
 
     Entries of known layers are 0. Parameters as for ``information``.
     """
-    return _batched(Q, V, skip, 2, accuracy)
+    return _overlap_by_overlap(Q, V, skip, 2, accuracy)
 
 
-def _batched(Q: Array, V: Array, skip: float, which: int, accuracy: Accuracy) -> Uncertain:
+def _overlap_by_overlap(Q: Array, V: Array, skip: float, which: int, accuracy: Accuracy) -> Uncertain:
     """Result ``which`` of ``evaluate``, and its error, for each overlap of a batch."""
     q, v = on_host(Q, V)
     layers = q.shape[-1]
@@ -173,11 +173,13 @@ def evaluate(
         copy = scramble % copies
         tables = make_tables(skip, scales, known, spread, count, copy, accuracy.of_tables)
         clipped = max(clipped, tables.clipped)
-        labels = _draw(case, scramble)
+        labels = _draw_labels(case, scramble)
         if known is not None and copy not in compressed:
             means = labels.omega_known[:MODE_LABELS]
             compressed[copy] = compress(tables, means, v[known], accuracy.negligible)
-        wanted, zeros = _columns(case, labels, _posterior(case, tables, labels, compressed.get(copy)))
+        wanted, zeros = _averaged_columns(
+            case, labels, _posterior_of_labels(case, tables, labels, compressed.get(copy))
+        )
         samples.append(wanted)
         controls.append(zeros)
     value, error = np.zeros(layers), np.zeros(layers)
@@ -204,7 +206,7 @@ class _Labels(NamedTuple):
     omega_known: Host
 
 
-def _draw(case: _Case, scramble: int) -> _Labels:
+def _draw_labels(case: _Case, scramble: int) -> _Labels:
     q, v, last, known = case.q, case.v, case.last, case.known
     layers, n = last + 1, case.labels
     normal = normal_points(2 * (layers + 2), n, "last layer: labels", scramble).reshape(n, layers + 2, 2)
@@ -222,7 +224,7 @@ def _draw(case: _Case, scramble: int) -> _Labels:
     return _Labels(ut, gap, omega_last, omega_known)
 
 
-def _posterior(case: _Case, tables: Tables, labels: _Labels, modes: KnownLayer | None) -> Moments:
+def _posterior_of_labels(case: _Case, tables: Tables, labels: _Labels, modes: KnownLayer | None) -> Moments:
     blocks = []
     for start in range(0, len(labels.ut), CHUNK):
         ut, gap, omega_last, omega_known = (array[start : start + CHUNK] for array in labels)
@@ -232,7 +234,7 @@ def _posterior(case: _Case, tables: Tables, labels: _Labels, modes: KnownLayer |
     return joined(blocks)
 
 
-def _columns(case: _Case, labels: _Labels, found: Moments) -> tuple[Host, Host]:
+def _averaged_columns(case: _Case, labels: _Labels, found: Moments) -> tuple[Host, Host]:
     """What is averaged, in the order ``informed``, ``pairs``, and numbers with mean zero; (n, J) and (n, K)."""
     q, v, last, known = case.q, case.v, case.last, case.known
     zeros: list[Host] = []

@@ -73,13 +73,13 @@ def integrate(
     xp = namespace(u, omega)
     half_square = math.log(1.0 / accuracy) + SPARE
     depth = xp.zeros_like(u[:, 0])
-    moments, energy = _solve(xp, u, omega, rule, depth + half_square, depth)
+    moments, energy = _integrate_box(xp, u, omega, rule, depth + half_square, depth)
     poor = energy > SPARE + TOLERATED
     index = xp.nonzero(poor)[0]
     if index.shape[0] == 0:
         return moments
     part_u, part_omega = xp.take(u, index, axis=0), xp.take(omega, index, axis=0)
-    rescued = _rescue(xp, part_u, part_omega, rule, half_square, xp.take(energy, index, axis=0))
+    rescued = _integrate_far_labels(xp, part_u, part_omega, rule, half_square, xp.take(energy, index, axis=0))
     return put_tuple(moments, poor, rescued)
 
 
@@ -88,13 +88,15 @@ def _even(number: float) -> int:
     return 2 * math.ceil(number / 2)
 
 
-def _solve(xp: Any, u: Array, omega: Array, rule: Rule, half_square: Array, depth: Array) -> tuple[Moments, Array]:
+def _integrate_box(
+    xp: Any, u: Array, omega: Array, rule: Rule, half_square: Array, depth: Array
+) -> tuple[Moments, Array]:
     """Integrate where ``|z - omega|^2 / V < 2 half_square``, relative to ``exp(-depth)``; and the energy."""
     parts, energies = [], []
     for rows, sums, error, energy in _blocks_of_sums(xp, u, omega, rule, half_square, depth):
         # what lies outside of the box
         outside = xp.exp(clip(energy - half_square[rows], -700.0, 0.0))
-        parts.append(_finish(sums, -depth[rows], error + outside, rule))
+        parts.append(_posterior_of_sums(sums, -depth[rows], error + outside, rule))
         energies.append(energy)
     return joined(parts), _in_one(xp, energies)
 
@@ -123,7 +125,7 @@ def _blocks_of_sums(
         yield rows, sums, error, _energy(sums, rule)
 
 
-def _rescue(xp: Any, u: Array, omega: Array, rule: Rule, half_square: float, energy: Array) -> Moments:
+def _integrate_far_labels(xp: Any, u: Array, omega: Array, rule: Rule, half_square: float, energy: Array) -> Moments:
     """Samples whose label lies far from what ``omega`` and ``V`` lead to expect, so that their box was too small.
 
     The posterior energy is about that of the most likely point, plus 1, and so says how large the box must be. Where the first
@@ -154,7 +156,7 @@ def _rescue(xp: Any, u: Array, omega: Array, rule: Rule, half_square: float, ene
         stretch = math.sqrt(1.0 + float(np.max(energies[near])) / half_square)
         wide = replace(rule, points=_even(rule.points * stretch))
         depth = array_like(energies[near], u)
-        parts.append(_solve(xp, *some(near), wide, depth + cut + 3.0, depth)[0])
+        parts.append(_integrate_box(xp, *some(near), wide, depth + cut + 3.0, depth)[0])
     if not near.all():
         v11, v12, v22 = rule.V
         V = np.asarray([[v11, v12], [v12, v22]])
@@ -203,7 +205,7 @@ def _energy(sums: Array, rule: Rule) -> Array:
     return xp.where(found, 0.5 * distance / xp.where(found, sums[0, ...], 1.0), math.inf)
 
 
-def _finish(sums: Array, level: Array, error: Array, rule: Rule) -> Moments:
+def _posterior_of_sums(sums: Array, level: Array, error: Array, rule: Rule) -> Moments:
     """Moments from sums that are in units of ``exp(level)``."""
     xp = namespace(sums)
     v11, v12, v22 = rule.V
