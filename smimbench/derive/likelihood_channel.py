@@ -42,12 +42,11 @@ class IntegratedChannel(DerivedChannel):
     ----------
     channel : object
         With ``forward(z, rng=...)``, ``log_likelihood(y, z) -> (n,)`` (up to a constant that may depend on y; ``-inf`` for
-        impossible latents) and ``components``. An attribute ``accuracy`` sets ``accuracy``.
+        impossible latents) and ``components``. An attribute ``accuracy`` (1e-2 unless set) is the
+        error of the posterior mean to aim at: root mean square over samples, relative to ``sqrt(diag V)``. More than four
+        times the usual work is not spent on it; what was reached is reported in ``Posterior.error``.
     sites : int
         C.
-    accuracy : float or None
-        Error of the posterior mean to aim at: root mean square over samples, relative to ``sqrt(diag V)``. Default 1e-2.
-        More than four times the usual work is not spent on it; what was reached is reported in ``Posterior.error``.
 
     Raises
     ------
@@ -64,7 +63,7 @@ class IntegratedChannel(DerivedChannel):
     Derived, checked by tests/derive/test_likelihood_channel.py.
     """
 
-    def __init__(self, channel: Any, sites: int, accuracy: float | None = None) -> None:
+    def __init__(self, channel: Any, sites: int) -> None:
         super().__init__(channel, sites)
         self.dimension = self.components * self.sites
         if self.dimension > LARGEST_DIMENSION:
@@ -73,7 +72,7 @@ class IntegratedChannel(DerivedChannel):
                 f"channel {getattr(channel, 'name', '?')!r} gives a log_likelihood only, which can be integrated in up to "
                 f"{LARGEST_DIMENSION} latent dimensions; {self.components} components * {self.sites} sites need a posterior",
             )
-        self.accuracy = float(member(channel, "accuracy", ACCURACY) if accuracy is None else accuracy)
+        self.accuracy = float(member(channel, "accuracy", ACCURACY))
 
     def posterior(
         self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None

@@ -115,11 +115,6 @@ class FreeConvolution:
         xp = namespace(x)
         return xp.astype(self._invert(x, noise).v / (math.pi * math.sqrt(noise)), x.dtype)
 
-    def real_stieltjes(self, x: Array, noise: float) -> Array:
-        """Real part of ``g(x) = int mu(dy)/(x - y)`` at any x (n,), inside the bulks its principal value."""
-        xp = namespace(x)
-        return xp.astype(self._invert(x, noise).drift / math.sqrt(noise), x.dtype)
-
     def rie(self, x: Array, noise: float) -> Array:
         """Eigenvalues of the posterior mean of S where the observation has x: ``x - 2 noise Re g(x)``.
 

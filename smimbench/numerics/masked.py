@@ -22,12 +22,12 @@ def places_at_mask(mask: Array) -> Array:
     return clip(xp.cumulative_sum(xp.astype(mask, xp.int64)) - 1, 0, None)
 
 
-def spread_at_mask(part: Array, mask: Array, *, axis: int = 0) -> Array:
+def spread_at_mask(part: Array, mask: Array) -> Array:
     """Entry k of ``part`` where ``mask`` (N,) is true for the k-th time; repeated in between, so that nothing is undefined.
 
-    Along ``axis``, ``part`` is as long as ``mask`` is true, at least 1; the result has length N.
+    Along the first axis ``part`` is as long as ``mask`` is true, at least 1; the result has length N.
     """
-    return namespace(mask).take(part, places_at_mask(mask), axis=axis)
+    return namespace(mask).take(part, places_at_mask(mask), axis=0)
 
 
 def put_at_mask(whole: Array, mask: Array, part: Array, *, axis: int = 0, places: Array | None = None) -> Array:

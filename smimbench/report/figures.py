@@ -76,16 +76,8 @@ class Line(NamedTuple):
     error: Any
 
 
-def draw_suite(
-    suite: Suite, rows: Sequence[dict[str, Any]], theorist: TheoryCache, folder: Path, *, curve: bool = True
-) -> list[Path]:
+def draw_suite(suite: Suite, rows: Sequence[dict[str, Any]], theorist: TheoryCache, folder: Path) -> list[Path]:
     """Draw one panel per problem and component for every metric; write PNG, SVG, PDF and CSV.
-
-    Parameters
-    ----------
-    curve : bool
-        Compute theory on a fine grid between the suite's sample ratios, of problems where that costs next to nothing or where
-        it is read off a curve that thresholds have followed; of all others, and with False, a smooth line is drawn through those.
 
     Raises
     ------
@@ -94,7 +86,7 @@ def draw_suite(
     """
     paths = []
     for metric in suite.run.metrics:
-        found = suite_figure(suite, rows, theorist, metric, curve=curve)
+        found = suite_figure(suite, rows, theorist, metric)
         if found is not None:
             paths += save_figure(found.figure, folder, metric, found.data, found.caption)
     return paths
@@ -108,9 +100,7 @@ class Drawn(NamedTuple):
     caption: str
 
 
-def suite_figure(
-    suite: Suite, rows: Sequence[dict[str, Any]], theorist: TheoryCache, metric: str, *, curve: bool = True
-) -> Drawn | None:
+def suite_figure(suite: Suite, rows: Sequence[dict[str, Any]], theorist: TheoryCache, metric: str) -> Drawn | None:
     """The figure of one metric, one panel per problem and component; None where ``--only`` leaves no problem."""
     look = looks_of(suite)
     for row in rows:  # labels that were told apart by their parameters
@@ -124,7 +114,7 @@ def suite_figure(
     data: list[dict[str, Any]] = []
     for axis, (plan, component) in zip(axes, chosen):
         own = [row for row in members if row["problem"] == plan.label and row["component"] == component]
-        _suite_panel(axis, suite, plan, metric, component, own, theorist, curve, look, data)
+        _suite_panel(axis, suite, plan, metric, component, own, theorist, look, data)
     finish(figure, axes, _note(suite, metric))
     return Drawn(figure, data, _caption(suite, metric, data, len(panels) - len(chosen)))
 
@@ -180,9 +170,7 @@ def is_cheap(problem: Problem) -> bool:
     return problem.components == 1 and offers(problem.channel, "information")
 
 
-def theory_lines(
-    theorist: TheoryCache, plan: Any, metric: str, used: Sequence[float], *, curve: bool
-) -> dict[int, Line]:
+def theory_lines(theorist: TheoryCache, plan: Any, metric: str, used: Sequence[float]) -> dict[int, Line]:
     """Theory by component (from 0): on a fine grid, or smooth between the sample ratios that are used.
 
     A fine grid is for theory that costs next to nothing, or is read off a curve that thresholds have followed already.
@@ -199,11 +187,11 @@ def theory_lines(
     near = [b * (1 + s) for b in breaks for s in steps if fine[0] < b * (1 + s) < fine[-1]]
     dense = np.unique([*fine, *near])
     about = find_metric(metric, plan.problem.model.name)
-    read = theorist.read_off(plan.problem, list(dense)) if curve and not is_cheap(plan.problem) else None
+    read = theorist.read_off(plan.problem, list(dense)) if not is_cheap(plan.problem) else None
     if read and all(value is None for value in theory_of(about, plan.problem, read[0][0], plan.problem.components)[0]):
         read = None  # errors of prediction are not read off
-    curve = read is not None or (curve and is_cheap(plan.problem))
-    grid = dense if curve else grid
+    fine_grid = read is not None or is_cheap(plan.problem)
+    grid = dense if fine_grid else grid
     points = theorist.points(plan.problem, list(grid)) if read is None else read
     components = len(points[0][0]["overlap"])
     known = [theory_of(about, plan.problem, p, components) for p, *_ in points]
@@ -214,7 +202,7 @@ def theory_lines(
             x = grid[there]
             y = np.array([known[i][0][k] for i in there], dtype=float)
             e = np.array([known[i][1][k] or 0.0 for i in there], dtype=float)
-            lines[k] = Line(x, y, e) if curve else smooth(Line(x, y, e), breaks)
+            lines[k] = Line(x, y, e) if fine_grid else smooth(Line(x, y, e), breaks)
     return lines
 
 
@@ -255,11 +243,11 @@ def threshold_marks(found: dict[str, Any]) -> list[tuple[float, str]]:
 
 def _suite_panel(
     axis: Any, suite: Suite, plan: Any, metric: str, component: int | None, rows: list[dict[str, Any]], theorist: TheoryCache,
-    curve: bool, look: dict[str, Look], data: list[dict[str, Any]],
+    look: dict[str, Look], data: list[dict[str, Any]],
 ) -> None:  # fmt: skip
     used = sorted({row["alpha"] for row in rows} | set(plan.alphas))
     about = find_metric(metric, plan.problem.model.name)
-    line = theory_lines(theorist, plan, metric, used, curve=curve).get((component or 1) - 1)
+    line = theory_lines(theorist, plan, metric, used).get((component or 1) - 1)
     measured = [row for row in rows if row["mean"] is not None]
     zero = line is not None and bool((line.value <= ZERO * suite.run.target).any())
     logarithmic = about.direction == "lower" and zero

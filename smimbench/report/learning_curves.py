@@ -50,21 +50,19 @@ Place = tuple[str, float, int]
 
 
 def draw_learning_curves(
-    suite: Suite, pairs: Sequence[Pair], theorist: TheoryCache, store: Store, folder: Path, *, curve: bool = True
+    suite: Suite, pairs: Sequence[Pair], theorist: TheoryCache, store: Store, folder: Path
 ) -> list[Path]:
     """Draw one panel per problem and sample ratio of what algorithms that count their samples learned, sample by sample.
 
     A sample that is processed again counts again. Thin lines are runs, thick ones their median. The Bayes-optimal line is
     the best that is possible with as many samples, up to all of a run's data; from there on it is flat, since repeated
-    samples bring nothing new. Where an algorithm draws fresh ones (``online``), a second line goes on.
+    samples bring nothing new. Where an algorithm draws fresh ones (``online``), a second line goes on. Where theory is
+    dear, the line is that of all samples.
 
     Parameters
     ----------
     pairs : sequence of (Cell, dict)
         Cells and their records.
-    curve : bool
-        Compute theory for fewer samples, too, of problems where that costs next to nothing; of all others, and with False, the
-        Bayes-optimal value of all samples is drawn.
 
     Returns
     -------
@@ -97,8 +95,7 @@ def draw_learning_curves(
     figure, axes = new_figure(suite.title, len(chosen))
     data: list[dict[str, Any]] = []
     marked = [
-        _learning_panel(axis, suite, place, metric, panels[place], theorist, data, curve=curve)
-        for axis, place in zip(axes, chosen)
+        _learning_panel(axis, suite, place, metric, panels[place], theorist, data) for axis, place in zip(axes, chosen)
     ]
     note = "A sample that is processed again counts again"
     names = sorted({label for place, label, _ in whole if place in chosen})
@@ -160,13 +157,11 @@ def _learning_panel(
     algorithms: dict[str, list[Any]],
     theorist: TheoryCache,
     data: list[dict[str, Any]],
-    *,
-    curve: bool,
 ) -> bool:
     """Draw one panel; whether it shows where the data set has been gone through once."""
     label, alpha, dimension = place
     problem = next(plan.problem for plan in suite.plans if plan.label == label)
-    curve = curve and is_cheap(problem)
+    curve = is_cheap(problem)
     runs = [run for members in algorithms.values() for run in members]
     components = runs[0][2].shape[1]
     first = min(run[1][0] for run in runs)

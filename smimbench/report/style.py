@@ -139,13 +139,13 @@ def line_name(name: str, word: str, component: int | None) -> str:
     return literal(name if component is None else f"{name}, {word} {component + 1}")
 
 
-def new_figure(title: str, panels: int, *, across: int = 3) -> tuple[Any, Any]:
+def new_figure(title: str, panels: int) -> tuple[Any, Any]:
     """A figure and the axes of so many panels: one column wide for a single one, else two columns."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    columns = min(across, panels) if panels != 4 else 2
+    columns = min(3, panels) if panels != 4 else 2
     rows = -(-panels // columns)
     width = ONE_COLUMN if panels == 1 else TWO_COLUMNS
     with matplotlib.rc_context(STYLE):

@@ -86,9 +86,9 @@ def statuses(counts: dict[str, int]) -> Text:
     return text
 
 
-def shown(value: Any, form: str, none: str = "") -> str:
-    """A value in this format; ``none`` where there is none."""
-    return none if value is None else format(value, form)
+def shown(value: Any, form: str) -> str:
+    """A value in this format; blank where there is none."""
+    return "" if value is None else format(value, form)
 
 
 FEW = 4

@@ -65,7 +65,7 @@ def _theory_panel(
     alphas: Sequence[float],
     data: list[dict[str, Any]],
 ) -> None:
-    lines = theory_lines(theorist, plan, metric, alphas, curve=True)
+    lines = theory_lines(theorist, plan, metric, alphas)
     for k, line in lines.items():
         colour = "black" if len(lines) == 1 else COLOURS[k % len(COLOURS)]
         name = line_name("Bayes-optimal", component_word(plan.problem), None if len(lines) == 1 else k)
@@ -118,9 +118,7 @@ def draw_phases(suite: Suite, theorist: TheoryCache, folder: Path) -> list[Path]
         return []
     figure, (axis,) = new_figure(suite.title, 1)
     grid = np.linspace(low, high, 60)
-    error = np.array(
-        [_mean_error(theory_lines(theorist, plan, "mse", plan.alphas, curve=True), grid) for plan in plans]
-    )
+    error = np.array([_mean_error(theory_lines(theorist, plan, "mse", plan.alphas), grid) for plan in plans])
     image = axis.pcolormesh(grid, values, error, cmap="cividis", shading="nearest", vmin=0.0)
     figure.colorbar(image, ax=axis, label="Bayes-optimal MSE")
     data = [

@@ -62,9 +62,7 @@ def files(store: Store) -> Verification:
     return found
 
 
-def rerun(
-    cells: Sequence[Cell], store: Store, registry: Registry, *, count: int, seed: int = 0, workers: int = 1
-) -> Verification:
+def rerun(cells: Sequence[Cell], store: Store, registry: Registry, *, count: int, seed: int) -> Verification:
     """Run so many of the stored cells again, drawn at random, and compare all that does not come from a clock."""
     found = Verification()
     records = store.load()
@@ -73,7 +71,7 @@ def rerun(
     threads = {cell.key: int(records[cell.key]["timing"].get("threads") or 1) for cell in known}
     for number in sorted(set(threads.values())):
         part = [known[i] for i in chosen if threads[known[i].key] == number]
-        for new in in_processes([(cell,) for cell in part], workers, number, registry) if part else ():
+        for new in in_processes([(cell,) for cell in part], 1, number, registry) if part else ():
             old = records[new["key"]]
             timing = old.get("timing") or {}
             same = timing.get("machine") == machine.fingerprint() and old["versions"] == new["versions"]

@@ -30,7 +30,8 @@ POINTS = 2**10
 """Labels in each; doubled, errors fall by 1.4 to 2 and the cost doubles."""
 
 
-def sampled_moments(channel: Any, sites: int, Q: Array, V: Array, points: int = POINTS) -> tuple[Uncertain, Uncertain]:
+@by_value(maxsize=256)
+def sampled_moments(channel: Any, sites: int, Q: Array, V: Array) -> tuple[Uncertain, Uncertain]:
     r"""Information and susceptibility of one (Q, V) through the channel's posterior, by quasi-random labels.
 
     .. math::
@@ -47,8 +48,6 @@ def sampled_moments(channel: Any, sites: int, Q: Array, V: Array, points: int = 
     sites : int
         C.
     Q, V : ndarray (P, P)
-    points : int
-        Labels in each of ``SCRAMBLES`` scrambles: the same for every (Q, V), so that curves are smooth.
 
     Returns
     -------
@@ -56,11 +55,7 @@ def sampled_moments(channel: Any, sites: int, Q: Array, V: Array, points: int = 
         (P, P) each. The error holds the bias that the reported error of the posterior can cause. The susceptibility of a
         channel without second moments is 0 with an infinite error.
     """
-    return _sampled_moments(channel, sites, np.asarray(Q, dtype=float), np.asarray(V, dtype=float), points)
-
-
-@by_value(maxsize=256)
-def _sampled_moments(channel: Any, sites: int, Q: Array, V: Array, points: int) -> tuple[Uncertain, Uncertain]:
+    Q, V = np.asarray(Q, dtype=float), np.asarray(V, dtype=float)
     P = len(Q)
     root_Q, root_V = symmetric_root(Q), symmetric_root(V)
     free, without = [a for a in range(P) if Q[a, a] == 0], False
@@ -69,7 +64,7 @@ def _sampled_moments(channel: Any, sites: int, Q: Array, V: Array, points: int) 
     identity = sites * np.eye(P)
     samples, controls, posterior_error = [], [], 0.0
     for scramble in range(SCRAMBLES):
-        normal = normal_points(2 * P * sites, points, "information: latents", scramble).reshape(points, 2, P, sites)
+        normal = normal_points(2 * P * sites, POINTS, "information: latents", scramble).reshape(POINTS, 2, P, sites)
         omega, shift = root_Q @ normal[:, 0], root_V @ normal[:, 1]
         rng = monte_carlo_rng("information: labels", scramble)
         z = omega + shift
@@ -87,7 +82,7 @@ def _sampled_moments(channel: Any, sites: int, Q: Array, V: Array, points: int) 
         cross = mean @ np.swapaxes(normal[:, 1], 1, 2)
         known = [
             (square - (cross + np.swapaxes(cross, 1, 2)) / 2)[:, *upper],
-            (normal[:, 0] @ np.swapaxes(mean, 1, 2)).reshape(points, -1),
+            (normal[:, 0] @ np.swapaxes(mean, 1, 2)).reshape(POINTS, -1),
             (normal[:, 0] @ np.swapaxes(normal[:, 0], 1, 2) - identity)[:, *upper],
         ]
         if found.second_moment is not None:
@@ -121,7 +116,7 @@ def _sampled_moments(channel: Any, sites: int, Q: Array, V: Array, points: int) 
         unit = V[a, a] * V[b, b]
         susceptibility[a, b] = susceptibility[b, a] = one / unit
         susceptibility_error[a, b] = susceptibility_error[b, a] = (sem + sites * bias) / unit
-    method = f"Monte Carlo ({SCRAMBLES} Sobol scrambles of {points} labels)"
+    method = f"Monte Carlo ({SCRAMBLES} Sobol scrambles of {POINTS} labels)"
     size = np.abs(outside)
     return (
         Uncertain(outside @ information @ outside, size @ information_error @ size, method),

@@ -51,7 +51,6 @@ def test_semicircle_is_linear(noise):
     np.testing.assert_allclose(law.density(inside, noise), expected, rtol=1e-9)
     outside = np.array([1.01, 1.5, 10.0]) * width
     g = (outside - np.sqrt(outside**2 - width**2)) / (2 * (1 + noise))
-    np.testing.assert_allclose(law.real_stieltjes(outside, noise), g, rtol=1e-8)
     np.testing.assert_allclose(law.rie(-outside, noise), -outside + 2 * noise * g, rtol=1e-8)
     assert (law.density(outside, noise) == 0).all()
     F = law.mmse(noise)
@@ -66,7 +65,6 @@ def test_density_and_map_solve_the_polynomial(noise, rng):
     g = np.array([stieltjes_by_roots(v, noise, ATOMS, WEIGHTS) for v in x])
     scale = 1 / root
     np.testing.assert_allclose(three.density(x, noise), g.imag / np.pi, rtol=1e-6, atol=1e-6 * scale)
-    np.testing.assert_allclose(three.real_stieltjes(x, noise), g.real, rtol=1e-6, atol=1e-6 * scale)
     xi = three.rie(x, noise)
     np.testing.assert_allclose(xi, x - 2 * noise * g.real, rtol=1e-6, atol=3e-6 * root)
 
@@ -190,7 +188,7 @@ def test_random_matrix():
 
 def test_backends(backend, rng):
     x = rng.uniform(-4, 4, 30)
-    for function in (three.rie, three.density, three.real_stieltjes):
+    for function in (three.rie, three.density):
         found = function(backend.asarray(x), 0.4)
         assert_placed(found, backend, (30,))
         np.testing.assert_allclose(to_host(found), function(x, 0.4), rtol=1e-12, atol=1e-14)

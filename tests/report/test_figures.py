@@ -125,7 +125,7 @@ def test_marks_of_one_height_are_not_cut(tmp_path):
     suite = load_suite(write_suite(tmp_path))
     about = {"problem": "line", "own_theory": None, "identity": {"algorithm": {"name": "gamp"}}}
     rows = [row(**about, alpha=alpha, mean=0.9, sem=0.0) for alpha in (0.5, 1.0)]
-    (axis,) = suite_figure(suite, rows, TheoryCache(), "mse", curve=False).figure.axes
+    (axis,) = suite_figure(suite, rows, TheoryCache(), "mse").figure.axes
     axis.figure.draw_without_rendering()
     (mark,) = [line for line in axis.lines if line.get_marker() == "o"]
     height = axis.transData.transform((1.0, 0.9))[1] + mark.get_markersize() / 72 * axis.figure.dpi / 2
@@ -135,9 +135,7 @@ def test_marks_of_one_height_are_not_cut(tmp_path):
 def test_labels_of_ticks_do_not_meet(tmp_path):
     """Sample ratios that differ in their third digit have labels that are long."""
     text = SUITE.replace("[0.5, 1.0]", "[0.0992, 0.1]").replace("noise = 0.2", "noise = [0.2, 0.3, 0.4]")
-    (axis, *_) = suite_figure(
-        load_suite(write_suite(tmp_path, text)), [], TheoryCache(), "mse", curve=False
-    ).figure.axes
+    (axis, *_) = suite_figure(load_suite(write_suite(tmp_path, text)), [], TheoryCache(), "mse").figure.axes
     axis.figure.draw_without_rendering()
     labels = [tick.label1.get_window_extent() for tick in axis.xaxis.get_major_ticks() if tick.label1.get_text()]
     shown = [box for box in labels if axis.bbox.x0 <= (box.x0 + box.x1) / 2 <= axis.bbox.x1]
@@ -242,9 +240,7 @@ def test_an_axis_whose_errors_all_are_tiny_has_ticks(tmp_path):
     text = SUITE.replace("noise = 0.2", "noise = 0.0").replace("[0.5, 1.0]", "[3.0]")
     suite = load_suite(write_suite(tmp_path, text))
     about = {"problem": "line", "own_theory": None, "identity": {"algorithm": {"name": "gamp"}}, "bayes": 0.0}
-    (axis,) = suite_figure(
-        suite, [row(**about, alpha=3.0, mean=2e-9, sem=0.0)], TheoryCache(), "mse", curve=False
-    ).figure.axes
+    (axis,) = suite_figure(suite, [row(**about, alpha=3.0, mean=2e-9, sem=0.0)], TheoryCache(), "mse").figure.axes
     assert axis.get_yscale() == "log"
     low, high = axis.get_ylim()
     assert len([tick for tick in axis.get_yticks() if low < tick < high]) >= 2

@@ -41,13 +41,13 @@ def drawn(monkeypatch):
     return figures
 
 
-def draw(tmp_path, text, **options):
+def draw(tmp_path, text):
     path = write_suite(tmp_path, text)
     smimbench.run(path, results=tmp_path / "results")
     suite = load_suite(path)
     store = Store(tmp_path / "results" / "small")
     pairs = suite_records(suite, store, ["numpy"])
-    paths = draw_learning_curves(suite, pairs, TheoryCache(), store, tmp_path / "figures", **options)
+    paths = draw_learning_curves(suite, pairs, TheoryCache(), store, tmp_path / "figures")
     return suite, store, pairs, paths
 
 
@@ -90,8 +90,9 @@ def problem_error(problem, n):
     return pytest.approx(TheoryCache().points(problem, [n / D**2])[0][0]["mse"], rel=1e-9)
 
 
-def test_without_a_curve_the_line_is_that_of_all_samples(tmp_path, drawn):
-    suite, *_ = draw(tmp_path, ALONE + LEARNERS, curve=False)
+def test_without_a_curve_the_line_is_that_of_all_samples(tmp_path, drawn, monkeypatch):
+    monkeypatch.setattr("smimbench.report.learning_curves.is_cheap", lambda problem: False)
+    suite, *_ = draw(tmp_path, ALONE + LEARNERS)
     lines = lines_of(drawn[0].axes[0])
     x, y = lines["Bayes-optimal, whole data set"].get_data()
     assert all(value == problem_error(suite.plans[0].problem, 90) for value in y)

@@ -92,12 +92,12 @@ def test_own_theory_of_one_sample_ratio_can_be_seen(results):
     """A dashed line through one point has no length: a mark stands for it, in the figure as in the page's chart."""
     pytest.importorskip("matplotlib")
     suite, rows, _, folder = results
-    paths = draw_suite(suite, rows, TheoryCache(), folder / "figures", curve=False)
+    paths = draw_suite(suite, rows, TheoryCache(), folder / "figures")
     charts = charts_of(suite, [path for path in paths if path.name == "mse.csv"])[1]
     (trace,) = [t for t in charts[0]["traces"] if t["name"] == "erm, its own theory"]
     (row,) = [row for row in rows if row["algorithm"] == "erm" and row["metric"] == "mse"]
     assert (trace["mode"], trace["symbol"]) == ("markers", "line-ew-open")
     assert trace["y"] == [pytest.approx(row["own_theory"], rel=1e-5)]
-    figure = suite_figure(suite, rows, TheoryCache(), "mse", curve=False).figure
+    figure = suite_figure(suite, rows, TheoryCache(), "mse").figure
     (line,) = [one for one in figure.axes[0].lines if one.get_label() == "erm, its own theory"]
     assert line.get_marker() == "_"
