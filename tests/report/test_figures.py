@@ -268,7 +268,7 @@ def test_theory_at_one_or_two_points_has_no_line(tmp_path, monkeypatch, alphas, 
 
 def test_bars_of_theory_have_their_errors(tmp_path):
     _, (axis,) = new_figure("", 1)
-    figures._theory(axis, Line(np.array([0.5]), np.array([0.8]), np.array([0.1])), "t", "black", "-", 0.0)
+    figures._draw_theory_line(axis, Line(np.array([0.5]), np.array([0.8]), np.array([0.1])), "t", "black", "-", 0.0)
     (container,) = axis.containers
     (segment,) = container[2][0].get_segments()
     assert segment[:, 1] == pytest.approx([0.7, 0.9])
