@@ -99,5 +99,5 @@ def test_own_theory_of_one_sample_ratio_can_be_seen(results):
     assert (trace["mode"], trace["symbol"]) == ("markers", "line-ew-open")
     assert trace["y"] == [pytest.approx(row["own_theory"], rel=1e-5)]
     figure = suite_figure(suite, rows, TheoryCache(), "mse").figure
-    (line,) = [one for one in figure.axes[0].lines if one.get_label() == "erm, its own theory"]
-    assert line.get_marker() == "_"
+    (bar,) = [one for one in figure.axes[0].containers if one.get_label() == "erm, its own theory"]
+    assert bar.lines[0].get_marker() == "_"
