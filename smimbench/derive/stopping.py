@@ -104,7 +104,8 @@ class OverlapRule:
     within ``window`` iterations. Of a run that has used all its iterations ``settled`` says whether it is as good as that.
 
     The end cannot be trusted where predicted overlap and self-overlap differ by more than ``agreement`` fluctuations, or where
-    the data carry ``information_ratio`` times less information than predicted.
+    the data carry ``information_ratio`` times less information than predicted. The second is asked of components above chance
+    only: below weak recovery the information is zero but for noise of either sign, and a ratio of two such numbers says nothing.
 
     Of algorithms that report no overlaps only the residual counts.
 
@@ -216,7 +217,9 @@ class OverlapRule:
         predicted, own = info.predicted_overlap, info.self_overlap
         gap = np.abs(predicted - own) / self.fluctuation
         worst = int(np.argmax(gap))
-        ratio = np.zeros(1) if info.log_information_ratio is None else info.log_information_ratio
+        ratio = np.full_like(gap, 0 if info.log_information_ratio is None else info.log_information_ratio)
+        # Of a component that is claimed no more than chance the data are said to carry no information: the ratio is 0 / 0.
+        ratio[predicted <= self.chance] = -math.inf
         tense = int(np.argmax(ratio))
         if ratio[tense] > math.log(self.settings.information_ratio):
             times = math.exp(min(ratio[tense], 50))

@@ -283,6 +283,22 @@ def test_a_strained_claim_is_never_ok(problem, instance):
             assert f"{math.exp(strain):.2g} times the information" in result.attempt.reason
 
 
+def test_the_information_of_what_is_not_learned_is_no_claim():
+    """Below weak recovery both estimates of the information are noise, and the floor of one is far below the other."""
+    problem = Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "softmax", "layers": 2}, "gaussian")
+
+    def complaint(first, second):
+        rule = OverlapRule(problem, 1000)  # fluctuations of sqrt(2 / 1000) = 0.045
+        ratio = np.array([first[1], second[1]])
+        overlaps = np.array([first[0], second[0]])
+        rule.watch(Info(0.0, predicted_overlap=overlaps, self_overlap=overlaps + 0.1, log_information_ratio=ratio))
+        return rule.complaint()
+
+    assert complaint((0.5, 0.0), (0.0, 20.0)) is None
+    assert complaint((0.04, 20.0), (0.5, 2.0)) is None
+    assert "component 1 claims 22 times" in complaint((0.05, math.log(22)), (0.0, 20.0))
+
+
 def test_a_broken_claim_is_named_also_when_the_iterations_ran_out(problem, instance):
     result = go(problem, instance, Scripted(lambda i: claims(1.0, -0.5 + 0.01 * i)), max_iterations=30)
     assert result.attempt.status is Status.NOT_CONVERGED

@@ -101,7 +101,7 @@ class Gamp:
     initial_overlap: float | None = None
 
     name: ClassVar[str] = "gamp"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     reference: ClassVar[str] = "arXiv:2502.00901, arXiv:2506.01582"
     bayes_optimal: ClassVar[bool] = True
     capabilities: ClassVar[Capabilities] = Capabilities()
