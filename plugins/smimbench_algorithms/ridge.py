@@ -1,4 +1,6 @@
-"""Ridge regression on the signal, for labels that are linear in it."""
+"""Ridge regression on the signal by conjugate gradients, for labels that are linear in it; penalties chosen on held-out
+samples.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,7 @@ class Ridge(LinearRegression):
 
     def step(self, problem: Problem, data: Data, state: RidgeState) -> tuple[RidgeState, Info]:
         """One step of conjugate gradients."""
-        new, relative = _conjugate(state)
+        new, relative = _conjugate_gradient_step(state)
         return new, Info(residual=relative[0], warning=state.note, samples=None)
 
     def estimate(self, state: RidgeState) -> Array:
@@ -189,7 +191,7 @@ def _begin_ridge(
     return RidgeState(xp.zeros_like(right), right, right, squares, penalties, scale, base, note)
 
 
-def _conjugate(state: RidgeState) -> tuple[RidgeState, Array]:
+def _conjugate_gradient_step(state: RidgeState) -> tuple[RidgeState, Array]:
     """One step for every candidate on the first axis; a candidate that has converged stands still."""
     xp = namespace(state.residual)
     axes = tuple(range(1, state.residual.ndim))
@@ -216,7 +218,7 @@ def _validated(problem: Problem, data: Data, linear: Linear) -> float:
     fit, rest = LinearRegression.held_out(problem, data, linear)
     state = _begin_ridge(problem, fit, np.array(CANDIDATES)[:, None])
     for _ in range(VALIDATION_STEPS):
-        state, relative = _conjugate(state)
+        state, relative = _conjugate_gradient_step(state)
         if float(namespace(relative).max(relative)) < VALIDATION_TOLERANCE:
             break
     _, errors = rest.normal(state.base + state.deviation, targets=True)

@@ -323,11 +323,11 @@ class AttentionIndexed(TokenModel):
         if count == 1:
             z = xp.reshape(z, (*lead, n, components, self.sites))
         else:
-            z = xp.permute_dims(xp.reshape(z, (*lead, components, n, self.sites)), _swapped(len(lead)))
+            z = xp.permute_dims(xp.reshape(z, (*lead, components, n, self.sites)), _swapped_axes(len(lead)))
 
         def pull(g: Array) -> Array:
             if count > 1:
-                g = xp.permute_dims(g, _swapped(len(lead)))
+                g = xp.permute_dims(g, _swapped_axes(len(lead)))
             pick, factors = self._sites_of_entries(xp, dtype, device)
             weights = xp.take(xp.reshape(g, (count, n, self.sites)), pick, axis=-1)
             weights = weights * (factors * (2 / math.sqrt(dimension)))
@@ -395,7 +395,7 @@ def _mixed_apart(weights: Array, x: Array) -> Array:
     return gx
 
 
-def _swapped(lead: int) -> tuple[int, ...]:
+def _swapped_axes(lead: int) -> tuple[int, ...]:
     """Order of axes that exchanges components and samples behind ``lead`` axes."""
     return (*range(lead), lead + 1, lead, lead + 2)
 

@@ -1,6 +1,4 @@
-"""Arrays of any namespace: which one it is, special functions for it, small arrays to a device, and the way back to the
-host.
-"""
+"""Arrays of any namespace: which one it is, special functions for it, small arrays to a device, and the way back to the host."""
 
 from __future__ import annotations
 

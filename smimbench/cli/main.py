@@ -29,10 +29,10 @@ __all__ = ["cli", "main"]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: every foreseeable error is one line on standard error and exit code 2."""
-    sys.exit(_run(arguments))
+    sys.exit(_exit_code_of(arguments))
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def _exit_code_of(arguments: Sequence[str] | None) -> int:
     """Exit code of a command, after saying in one line what went wrong."""
     if sys.stdout is None:
         complain("standard output is closed; send it to a file, a pipe or /dev/null")

@@ -1,4 +1,6 @@
-"""What all commands share: their options, plugins, suites and result folders by name, and how a remark is printed."""
+"""What all commands share: their options, the request they are called with (plugins, suites, result folders by name),
+and how a remark is printed.
+"""
 
 from __future__ import annotations
 

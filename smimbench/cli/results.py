@@ -1,5 +1,5 @@
-"""Results of a suite as commands show them: gathered with their theory, kept as a table, presented with the verdict
-first, with figures and exit code.
+"""Results of a suite as commands show them: gathered with their theory, kept as a table, presented with verdict,
+remarks, figures and exit code.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The usual stopping rule: a run ends when its residual is small, or its overlaps are stationary and agree with each
-other.
+"""The usual stopping rule: a run ends when its residual is small, or its overlaps are stationary and agree with each other.
 
 ``OverlapRule`` is what message passing brings as its stopping rule, and what an algorithm without a rule of its own gets. It
 rests on the Nishimori identity: for a posterior mean, the overlap of the estimate with itself equals its overlap with the

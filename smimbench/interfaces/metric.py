@@ -1,6 +1,4 @@
-"""The contract of a metric: a number that says how good an estimate is; and what an algorithm claims of its own
-estimate.
-"""
+"""The contract of a metric: a number that says how good an estimate is; and what an algorithm claims of its own estimate."""
 
 from __future__ import annotations
 

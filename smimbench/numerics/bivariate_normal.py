@@ -1,4 +1,4 @@
-"""Logarithm of the bivariate normal distribution function, with derivatives that are exact in the tails."""
+"""Logarithm of the bivariate normal distribution function (``log_cdf``), with derivatives that are exact in the tails."""
 
 from __future__ import annotations
 

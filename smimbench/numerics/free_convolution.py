@@ -1,4 +1,5 @@
-r"""Denoising a symmetric matrix of any known spectrum: free convolution with a semicircle by subordination.
+r"""Denoising a symmetric matrix of any known spectrum: free convolution with a semicircle by subordination; density,
+support, means, MMSE.
 
 The observation is ``R = S + sqrt(Delta) Z`` with S rotationally invariant of spectrum ``mu_S``, and Z a GOE
 matrix of semicircle variance 1 (variance 1/D off the diagonal). For every real u let ``v(u) >= 0`` solve

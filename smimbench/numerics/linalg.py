@@ -5,7 +5,7 @@ A symmetric matrix ``A = U diag(a) U^T`` is made of its eigenvalues: ``f(A) = U 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,7 @@ __all__ = [
     "is_diagonal",
     "spectral_function",
     "symmetric",
+    "symmetric_logarithm",
     "symmetric_root",
     "with_floor",
 ]
@@ -55,6 +56,13 @@ def symmetric_root(matrix: Array) -> Array:
     """Symmetric square root (..., P, P); negative eigenvalues count as 0."""
     xp = namespace(matrix)
     return spectral_function(matrix, lambda values: xp.sqrt(clip(values, 0.0, None)))
+
+
+def symmetric_logarithm(matrix: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Logarithm of one matrix (P, P) on the host; eigenvalues below 1e-12 of the largest, or negative by noise, count as that."""
+    return np.asarray(
+        spectral_function(matrix, lambda values: np.log(np.maximum(values, 1e-12 * max(values.max(), 1e-300))))
+    )
 
 
 def inverse_root(matrix: Array, smallest: float = 0.0) -> Array:

@@ -1,5 +1,4 @@
-"""Values put at the places of a mask, or rows computed in another way there, for namespaces that cannot assign at a
-mask.
+"""Values put at the places of a mask, or rows computed in another way there, for namespaces that cannot assign at a mask.
 
 ``xp.take(a, xp.nonzero(mask)[0], axis=0)`` picks the rows where a mask is true; these functions put them back.
 """

@@ -1,4 +1,4 @@
-r"""Values at several sizes D continued to infinite size, by the law that their residuals ask for.
+r"""Extrapolation of values at several sizes D to infinite size, by the law that their residuals ask for.
 
 The law of a mean whose corrections are analytic is ``limit + b / D``. It is fitted by weighted least squares and kept unless its
 chi-square rejects it; then the law of smallest information criterion among ``LAWS`` takes its place.

@@ -1,6 +1,4 @@
-"""A problem: model, channel and prior that belong together, checked and named; its specification, its instances, its
-start.
-"""
+"""A problem: model, channel and prior that belong together, checked and named; its specification, its instances, its start."""
 
 from __future__ import annotations
 

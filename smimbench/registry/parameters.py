@@ -1,5 +1,5 @@
-"""From the table of a suite to an item: its parameters validated by type against the class's own signature, and unknown
-keys explained.
+"""From the table of a suite to an item built from it: its parameters validated by type against the class's own
+signature, unknown keys explained.
 """
 
 from __future__ import annotations

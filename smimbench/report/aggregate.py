@@ -19,8 +19,8 @@ __all__ = [
     "Change",
     "against_theory",
     "change_between",
-    "diagnostics",
     "mean_and_error",
+    "mean_diagnostics",
     "mean_of",
     "ratio_to_bayes",
     "values_of",
@@ -69,7 +69,7 @@ def change_between(before: Mapping[str, float], after: Mapping[str, float], leve
     if len(common) > 1:
         differences = np.array([after[key] - before[key] for key in common])
         value, scale = float(differences.mean()), float(differences.std(ddof=1)) / math.sqrt(len(common))
-        return Change(value, *_interval(value, scale, len(common) - 1, level), True)
+        return Change(value, *_student_interval(value, scale, len(common) - 1, level), True)
     sides = [np.array(list(side.values())) for side in (before, after)]
     if min(map(len, sides)) < 2:
         return None
@@ -77,7 +77,7 @@ def change_between(before: Mapping[str, float], after: Mapping[str, float], leve
     parts = [float(side.var(ddof=1)) / len(side) for side in sides]
     spread = sum(part * part / (len(side) - 1) for part, side in zip(parts, sides))
     freedom = sum(parts) ** 2 / spread if spread > 0 else math.inf
-    return Change(value, *_interval(value, math.sqrt(sum(parts)), freedom, level), False)
+    return Change(value, *_student_interval(value, math.sqrt(sum(parts)), freedom, level), False)
 
 
 def _of_means(before: Mapping[str, Any], after: Mapping[str, Any], level: float) -> Change | None:
@@ -85,10 +85,10 @@ def _of_means(before: Mapping[str, Any], after: Mapping[str, Any], level: float)
         return None
     value, scale = after["mean"] - before["mean"], math.hypot(before["sem"], after["sem"])
     freedom = min(before.get("n", math.inf), after.get("n", math.inf)) - 1
-    return Change(value, *_interval(value, scale, freedom, level), False)
+    return Change(value, *_student_interval(value, scale, freedom, level), False)
 
 
-def _interval(value: float, scale: float, freedom: float, level: float) -> tuple[float, float]:
+def _student_interval(value: float, scale: float, freedom: float, level: float) -> tuple[float, float]:
     """Half of the interval, and the difference in standard errors."""
     from scipy.special import stdtrit
 
@@ -134,7 +134,7 @@ def ratio_to_bayes(values: np.ndarray[Any, Any], bayes: float | None, target: fl
     return float(values.mean() / bayes)
 
 
-def diagnostics(records: Sequence[dict[str, Any]], theory: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+def mean_diagnostics(records: Sequence[dict[str, Any]], theory: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """What runs report beside their estimate (see ``Algorithm.findings``), one entry for each number, with its theory."""
     found: dict[str, list[dict[str, Any]]] = {}
     reported = [r.get("final") or {} for r in records]

@@ -1,4 +1,4 @@
-"""Is this machine ready, and what would make it so?"""
+"""The diagnosis that ``smimbench doctor`` prints: is this machine ready, and what would make it so?"""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What rows are called: labels that tell apart what differs, rows grouped by place, the word for a component, how a run
-ended.
-"""
+"""What rows are called: labels that tell apart what differs, rows grouped by place, the word for a component, how a run ended."""
 
 from __future__ import annotations
 

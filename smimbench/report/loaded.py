@@ -1,4 +1,4 @@
-"""Results as tidy tables for Python: one row per run and value, and one per step of a trajectory."""
+"""A folder of results loaded as tidy tables for Python: one row per run and value, and one per step of a trajectory."""
 
 from __future__ import annotations
 

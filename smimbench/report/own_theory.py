@@ -52,7 +52,7 @@ def add_own_theory(suite: Suite, documents: Sequence[dict[str, Any]], cache: The
         if cell.replicate or cell.problem_label not in by_label:
             continue
         problem = problems[cell.problem_label]
-        ratio = _ratio(problem, cell)
+        ratio = _planned_ratio(problem, cell)
         found = own_point(cache, problem, cell, ratio, trajectory=True)
         entry: dict[str, Any] = {"algorithm": cell.algorithm_label, "alpha": ratio, "dimension": cell.dimension}
         entry |= {"no_theory": found} if isinstance(found, str) else {"point": found}
@@ -62,7 +62,7 @@ def add_own_theory(suite: Suite, documents: Sequence[dict[str, Any]], cache: The
             by_label[cell.problem_label]["algorithms"].append(entry)
 
 
-def _ratio(problem: Problem, cell: Cell) -> float:
+def _planned_ratio(problem: Problem, cell: Cell) -> float:
     model = problem.model
     n = model.sample_count(cell.alpha, cell.dimension)
     if draws_fresh(cell.algorithm):
@@ -122,7 +122,7 @@ def draw_trajectories(
     for (label, name, _, dimension), members in groups.items():
         cell, problem = members[0][0], problems[label]
         records = [record for _, record in members]
-        found = own_point(cache, problem, cell, _ratio(problem, cell), records, trajectory=True)
+        found = own_point(cache, problem, cell, _planned_ratio(problem, cell), records, trajectory=True)
         if isinstance(found, str) or "trajectory" not in found:
             continue
         runs = [run for record in records if (run := store.trajectory(record)) is not None and "mse" in run]

@@ -1,4 +1,6 @@
-"""Charts of the HTML page, from the data that lie beside the figures: traces, axes and thresholds, with all numbers to hover."""
+"""Charts of the HTML page (metrics, profiles, learning, seconds, trajectories), from the data that lie beside the
+figures, with all numbers to hover.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,9 @@ def _metric_chart(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dic
         for (what, algorithm), members in kinds.items():
             look = looks.get(algorithm, PLAIN)
             words = [
-                _words(algorithm or what, e, {"alpha": "alpha", "value": about.label, "error": "±", "n": "runs"})
+                _words_of_trace(
+                    algorithm or what, e, {"alpha": "alpha", "value": about.label, "error": "±", "n": "runs"}
+                )
                 for e in members
             ]
             trace = _trace(members, "alpha", words)
@@ -123,7 +127,7 @@ def _metric_chart(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dic
         head = problem + (f", component {component}" if component else "")
         charts.append(
             {
-                **_frame(suite, problem, head, "sample ratio alpha", about.label),
+                **_chart_frame(suite, problem, head, "sample ratio alpha", about.label),
                 "zero": zero,
                 "traces": traces,
                 "beside": any(e.get("beside") == "True" for e in own),
@@ -155,8 +159,8 @@ def _profile_chart(suite: Suite, name: str, entries: Sequence[Entry]) -> list[di
         traces = []
         for algorithm, members in grouped(own, lambda e: e["algorithm"]).items():
             look = looks.get(algorithm, PLAIN)
-            chosen = [members[i] for i in _thinned(len(members))]
-            words = [_words(algorithm, e, {"x": axis, "share": "share"}) for e in chosen]
+            chosen = [members[i] for i in _thinned_trace(len(members))]
+            words = [_words_of_trace(algorithm, e, {"x": axis, "share": "share"}) for e in chosen]
             trace = _trace(chosen, "x", words, y="share")
             if last:  # what is best somewhere begins at 1, whatever its first step is
                 trace["x"], trace["y"] = [*trace["x"], CUT], [*trace["y"], trace["y"][-1]]
@@ -176,7 +180,7 @@ def _profile_chart(suite: Suite, name: str, entries: Sequence[Entry]) -> list[di
         # It is of all problems, so no choice of one hides it.
         charts.append(
             {
-                **_frame(suite, None, title, axis, share),
+                **_chart_frame(suite, None, title, axis, share),
                 "zero": False,
                 "traces": traces,
                 "xlog": not last,
@@ -186,7 +190,7 @@ def _profile_chart(suite: Suite, name: str, entries: Sequence[Entry]) -> list[di
     return charts
 
 
-def _thinned(count: int) -> list[int]:
+def _thinned_trace(count: int) -> list[int]:
     """Places of so many points that a curve keeps, the first and the last among them."""
     return sorted({round(i * (count - 1) / (MOST - 1)) for i in range(MOST)}) if count > MOST else list(range(count))
 
@@ -205,15 +209,15 @@ def _charts_of_curves(
         for what, members in grouped(own, lambda e: e["what"]).items():
             if len(members) == 1 and not members[0][x]:  # a level
                 members = [{**members[0], x: str(at)} for at in (min(places), max(places))]
-            members = [members[i] for i in _thinned(len(members))]
+            members = [members[i] for i in _thinned_trace(len(members))]
             owner = _owner(what, looks)
             look = looks.get(owner)
-            words = [_words(what, e, {x: xlabel, "value": ylabel}) for e in members]
+            words = [_words_of_trace(what, e, {x: xlabel, "value": ylabel}) for e in members]
             extra = {"algorithm": owner, "colour": look.colour, "dash": _dash(look)} if look else {"dash": "dash"}
             traces.append({**_trace(members, x, words), "name": what, **extra})
         zero = ylog and not any(trace["name"].startswith("Bayes") for trace in traces)
         head = f"{problem}, alpha = {float(alpha):.4g}, {letters[problem]} = {dimension}"
-        frame = _frame(suite, problem, head, xlabel, ylabel)
+        frame = _chart_frame(suite, problem, head, xlabel, ylabel)
         charts.append({**frame, "zero": zero, "traces": traces, "xlog": True, "ylog": ylog})
     return charts
 
@@ -238,17 +242,17 @@ def _trajectory_chart(suite: Suite, name: str, entries: Sequence[Entry]) -> list
         colours = {key[:2]: COLOURS[i % len(COLOURS)] for i, key in enumerate(dict.fromkeys(k[:2] for k in curves))}
         for (metric, component, what), members in curves.items():
             label = find_metric(metric).label + (f" {component}" if component else "")
-            words = [_words(f"{label}, {what}", e, {clock: xlabel, "value": label}) for e in members]
+            words = [_words_of_trace(f"{label}, {what}", e, {clock: xlabel, "value": label}) for e in members]
             dash = {"own theory": "dash", "own theory as D grows": "dot"}.get(what, "solid")
             trace = {"name": f"{label}, {what}", "algorithm": algorithm, "dash": dash}
             traces.append({**_trace(members, clock, words), **trace, "colour": colours[metric, component]})
         head = f"{problem}: {algorithm}, alpha = {float(alpha):.4g}, {d} = {dimension}"
-        frame = _frame(suite, problem, head, xlabel, "")
+        frame = _chart_frame(suite, problem, head, xlabel, "")
         charts.append({**frame, "zero": False, "traces": traces})
     return charts
 
 
-def _frame(suite: Suite, problem: str | None, title: str, xlabel: str, ylabel: str) -> dict[str, Any]:
+def _chart_frame(suite: Suite, problem: str | None, title: str, xlabel: str, ylabel: str) -> dict[str, Any]:
     return {
         "problem": problem,
         "title": title,
@@ -276,7 +280,7 @@ def _short(value: str) -> float:
     return float(f"{float(value):.6g}")
 
 
-def _words(head: str, entry: Mapping[str, str], fields: Mapping[str, str]) -> str:
+def _words_of_trace(head: str, entry: Mapping[str, str], fields: Mapping[str, str]) -> str:
     """The lines that hovering shows."""
     lines = [head]
     lines += [f"{label}: {number(float(entry[key]), 5)}" for key, label in fields.items() if entry.get(key)]

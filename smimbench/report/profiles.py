@@ -1,4 +1,6 @@
-"""Profiles over all problems of a suite: how soon, on how many of them, and how near to the best an algorithm comes."""
+"""Profiles over all problems of a suite: when runs hit their targets, the share of problems reached in time, how near
+to the best an algorithm comes, and a summary.
+"""
 
 from __future__ import annotations
 
@@ -175,16 +177,16 @@ def summary_tables(entries: Sequence[dict[str, Any]]) -> list[RenderableType]:
         ("instances", "r", lambda e: f"{e['instances']}/{e['all']}"),
         ("x Bayes", "r", lambda e: number(e["ratio_to_bayes"], 3)),
         ("x best", "r", lambda e: number(e["to_best"], 3)),
-        (f"{LEVEL:.0%} interval", "r", _interval),
+        (f"{LEVEL:.0%} interval", "r", _interval_of_mean),
     ]
     return [make_table("all problems together", columns, entries, SUMMARY)]
 
 
-def _interval(entry: Mapping[str, Any]) -> str:
+def _interval_of_mean(entry: Mapping[str, Any]) -> str:
     return "" if entry["interval"] is None else " to ".join(number(value, 3) for value in entry["interval"])
 
 
-def _end(look: Any) -> dict[str, Any]:
+def _end_marker(look: Any) -> dict[str, Any]:
     """The marker of an algorithm at the end of its curve: in grey, colours do not tell two of them apart."""
     return {"marker": look.marker, "markevery": [-1], "ms": 4.5, "clip_on": False}
 
@@ -222,7 +224,13 @@ def draw_profiles(
             steps = np.maximum(np.concatenate([x[:1], x, [last]]), least) if len(x) else np.array([last])
             heights = np.concatenate([[0.0], y, y[-1:]]) if len(x) else np.array([0.0])
             axis.step(
-                steps, heights, where="post", color=look.colour, ls=look.dashes, label=literal(name), **_end(look)
+                steps,
+                heights,
+                where="post",
+                color=look.colour,
+                ls=look.dashes,
+                label=literal(name),
+                **_end_marker(look),
             )
             data += [{"axis": key, "algorithm": name, "x": a, "share": b} for a, b in zip(x, y)]
         axis.set_ylim(0, 1.02)
@@ -242,7 +250,7 @@ def draw_profiles(
         heights = np.searchsorted(ratios, inside, side="right") / len(places)
         top = heights[-1:] if len(heights) else np.zeros(1)
         axes[3].step([1.0, *inside, CUT], [(ratios <= 1).mean(), *heights, *top], where="post", color=look.colour, ls=look.dashes,
-                     label=literal(name), **_end(look))  # fmt: skip
+                     label=literal(name), **_end_marker(look))  # fmt: skip
         data += [
             {"axis": "error over the best", "algorithm": name, "x": a, "share": b} for a, b in zip(inside, heights)
         ]

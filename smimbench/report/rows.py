@@ -17,7 +17,7 @@ from smimbench.problem.problem import ProblemError
 from smimbench.registry.adapters import plan_of, sizes
 from smimbench.registry.metrics import find_metric, theory_of, trajectory_metrics
 from smimbench.registry.registry import RegistryError, get_registry
-from smimbench.report.aggregate import against_theory, diagnostics, ratio_to_bayes, values_of
+from smimbench.report.aggregate import against_theory, mean_diagnostics, ratio_to_bayes, values_of
 from smimbench.report.both_starts import above_informed
 from smimbench.report.labels import component_word, distinguish, grouped, letter, reason_of, without_versions
 from smimbench.report.learning_order import learning_order
@@ -85,7 +85,7 @@ class _RunsOfRow:
             **runtime(records, [None for _ in records] if unsolved else trajectories, self.bayes, target),
             "half_overlap": None,
             "learning_order": order,
-            "findings": diagnostics(records, own),
+            "findings": mean_diagnostics(records, own),
             "nominal_alpha": self.nominal,
             "restarts": sum(r.get("restarts", 0) for r in records),
             "status_counts": dict(Counter(r["status"] for r in records)),
@@ -178,7 +178,7 @@ def error_rows(
 
     groups = grouped(pairs, what)
     problems = {canonical_json(plan.problem.spec): plan.problem for plan in suite.plans}
-    ratios = {key: _ratio(problems[key[0]], members, store) for key, members in groups.items()}
+    ratios = {key: _ratio_of_runs(problems[key[0]], members, store) for key, members in groups.items()}
     unsolved: dict[str, Exception] = {}
     for identity, problem in problems.items():
         wanted = {ratio for key, ratio in ratios.items() if key[0] == identity}
@@ -291,7 +291,7 @@ def draws_fresh(algorithm: Mapping[str, Any]) -> bool:
     return plan_of(item, sizes(1, 1, 1)).draws_fresh
 
 
-def _ratio(problem: Problem, members: Sequence[tuple[Cell, dict[str, Any]]], store: Store) -> float:
+def _ratio_of_runs(problem: Problem, members: Sequence[tuple[Cell, dict[str, Any]]], store: Store) -> float:
     """Sample ratio that was really used: of the data set, or of all fresh samples of an online run."""
     cell = members[0][0]
     n = problem.model.sample_count(cell.alpha, cell.dimension)

@@ -181,7 +181,7 @@ def _one_verdict() -> list[Column]:
     return [
         ("theory ± err", "r", lambda r: uncertain(r["theory"], r["theory_error"])),
         ("diff", "r", lambda r: signed(r["difference"], ".4f", 1e4, ".1e")),
-        ("z", "r", lambda r: _z(r, "z")),
+        ("z", "r", lambda r: _shown_z(r, "z")),
     ]
 
 
@@ -189,7 +189,7 @@ def two_verdicts() -> list[Column]:
     """Does it do what its own theory says (z), and what is the best that is possible?"""
     return [
         ("own theory", "r", lambda r: uncertain(r.get("own_theory"), r.get("own_theory_error"))),
-        ("z", "r", lambda r: _z(r, "own_z")),
+        ("z", "r", lambda r: _shown_z(r, "own_z")),
         ("Bayes", "r", lambda r: uncertain(r["bayes"], None)),
     ]
 
@@ -216,7 +216,7 @@ def marked_z(z: float | None, n: int | None) -> str:
     return signed(z, ".1f", 1000, ".0e") + ("?" if z is not None and n is not None and n < FEW else "")
 
 
-def _z(row: dict[str, Any], key: str) -> str:
+def _shown_z(row: dict[str, Any], key: str) -> str:
     return marked_z(row.get(key), row["n"])
 
 

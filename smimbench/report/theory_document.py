@@ -1,6 +1,4 @@
-"""The JSON of ``smimbench theory``: predictions and thresholds of every problem of a suite, and published values beside
-them.
-"""
+"""The JSON of ``smimbench theory``: predictions and thresholds of every problem of a suite, and published values beside them."""
 
 from __future__ import annotations
 

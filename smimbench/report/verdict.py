@@ -72,7 +72,7 @@ def _verdict(problem: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     logs = {}
     for label, members in grouped(own, name).items():
         one = _contender(members)
-        logs[label] = _logarithms(members)
+        logs[label] = _log_ratios_to_bayes(members)
         # A sample ratio that others were run at and this one was not is no estimate, either.
         one["missing"] += len(asked - {row.get("nominal_alpha", row["alpha"]) for row in members})
         found["contenders"].append({"algorithm": label, **one})
@@ -88,7 +88,7 @@ def _verdict(problem: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _logarithms(rows: list[dict[str, Any]]) -> dict[str, float]:
+def _log_ratios_to_bayes(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Logarithm of the ratio to Bayes of every run, by sample ratio and instance, where the Bayes-optimal error is not 0."""
     found = {}
     for layers in grouped(rows, place).values():

@@ -1,6 +1,4 @@
-"""Rows and tables of results that another version of an item made: shown as such, never among those of the version at
-hand.
-"""
+"""Rows and tables of results that another version of an item made: shown as such, never among those of the version at hand."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from smimbench.problem.problem import Problem
     from smimbench.run.loop import Attempt
 
-__all__ = ["BESIDE_OVERLAP", "LEAST_ODDS", "compared"]
+__all__ = ["BESIDE_OVERLAP", "LEAST_ODDS", "compared_starts"]
 
 BESIDE_OVERLAP = 0.999
 """Overlap with the teacher of the informed run. Nearer to 1 small basins are found, too, as that of perfect recovery just above
@@ -37,7 +37,7 @@ RECOVERED = 1e-4
 some iterations earlier."""
 
 
-def compared(problem: Problem, instance: Instance, uninformed: Attempt, informed: Attempt) -> dict[str, Any]:
+def compared_starts(problem: Problem, instance: Instance, uninformed: Attempt, informed: Attempt) -> dict[str, Any]:
     """What a record keeps of the informed run under ``informed``.
 
     ``log_odds`` is the logarithm of the posterior weight of its fixed point over that of the uninformed run, from their free

@@ -29,7 +29,7 @@ from smimbench.registry.adapters import refusal
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import Registry, get_registry
 from smimbench.run import heartbeat
-from smimbench.run.both_starts import BESIDE_OVERLAP, compared
+from smimbench.run.both_starts import BESIDE_OVERLAP, compared_starts
 from smimbench.run.loop import LoopResult, LoopSettings, Status, run_algorithm
 from smimbench.run.record import LONGEST, check_types, plain
 from smimbench.run.together import pressed, run_together
@@ -365,7 +365,7 @@ def _with_informed_start(ready: _ReadyCell, attempt: Attempt) -> dict[str, Any]:
         ready.problem, ready.instance, near, ready.algorithm, ready.make_rng, settings, ready.backend
     ).attempt
     attempt.final["free_entropy_informed"] = other.final.get("free_entropy", [None])
-    return compared(ready.problem, ready.instance, attempt, other)
+    return compared_starts(ready.problem, ready.instance, attempt, other)
 
 
 def _placement(inputs: Any) -> str:

@@ -1,6 +1,4 @@
-"""Instances written for solvers elsewhere, in any language; their estimates read, scored as records, and the scores
-kept.
-"""
+"""Instances written for solvers elsewhere, in any language; their estimates read, scored as records, and the scores kept."""
 
 from __future__ import annotations
 

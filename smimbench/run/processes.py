@@ -84,8 +84,8 @@ class Crew:
     """
 
     def __init__(self, most: int, threads: int, registry: Registry, *, timing: bool = False) -> None:
-        self.events: queue.Queue[tuple[_Worker, bytes | None]] = queue.Queue()
-        self.workers: list[_Worker] = []
+        self.events: queue.Queue[tuple[_WatchedProcess, bytes | None]] = queue.Queue()
+        self.workers: list[_WatchedProcess] = []
         self.threads = threads
         self._most = most
         self._setup = {
@@ -95,14 +95,14 @@ class Crew:
             "timing": timing,
         }
 
-    def idle(self) -> _Worker | None:
+    def idle(self) -> _WatchedProcess | None:
         """A process with nothing to do, a new one if there are too few; None if all are busy."""
         for worker in self.workers:
             if not worker.cells and worker.verdict is None and worker.alive:
                 return worker
         if len(self.workers) >= self._most:
             return None
-        self.workers.append(_Worker(self._setup, self.events))
+        self.workers.append(_WatchedProcess(self._setup, self.events))
         return self.workers[-1]
 
     def end(self) -> None:
@@ -172,22 +172,22 @@ def with_crew(
             claims.touch()
 
 
-def _watch_crew(crew: Sequence[_Worker], limits: Limits) -> None:
+def _watch_crew(crew: Sequence[_WatchedProcess], limits: Limits) -> None:
     """End what is beyond its limits; where memory runs out, the process that has most of it."""
     busy = [worker for worker in crew if worker.cells and worker.verdict is None]
     for worker in busy:
         worker.judge(limits)
     memory = psutil.virtual_memory()
     if busy and memory.available < RESERVE * memory.total:
-        largest = max(busy, key=_Worker.memory)
+        largest = max(busy, key=_WatchedProcess.memory)
         if (size := largest.memory()) > memory.total // 10:
             largest.kill(Status.FAILED, f"the machine ran out of memory while the cell took {size / 2**30:.1f} GB")
 
 
-class _Worker:
+class _WatchedProcess:
     """One process, and what is known of it."""
 
-    def __init__(self, setup: dict[str, Any], events: queue.Queue[tuple[_Worker, bytes | None]]) -> None:
+    def __init__(self, setup: dict[str, Any], events: queue.Queue[tuple[_WatchedProcess, bytes | None]]) -> None:
         self.cells: list[Cell] = []  # whose records are still to come
         self.count = 0  # of those that were begun together
         self.chance = 0
@@ -222,7 +222,7 @@ class _Worker:
         with contextlib.suppress(OSError):  # it is dead, which the other pipe says too
             send(self._process.stdin, message)
 
-    def _listen(self, events: queue.Queue[tuple[_Worker, bytes | None]]) -> None:
+    def _listen(self, events: queue.Queue[tuple[_WatchedProcess, bytes | None]]) -> None:
         stream = self._process.stdout
         assert stream is not None
         with contextlib.suppress(OSError, ValueError, MemoryError):

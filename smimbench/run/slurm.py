@@ -1,6 +1,4 @@
-"""A SLURM job array that runs a suite: its parts of about the same cost, each below the wall time, and the text of its
-script.
-"""
+"""A SLURM job array that runs a suite: its parts of about the same cost, each below the wall time, and the text of its script."""
 
 from __future__ import annotations
 

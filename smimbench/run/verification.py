@@ -1,6 +1,4 @@
-"""Whether stored results are what they say, for ``verify``: every byte of every file, and a sample of cells run once
-more.
-"""
+"""Whether stored results are what they say, for ``verify``: every byte of every file, and a rerun of a sample of cells."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Every key of a suite, once: its type, default, constraint and meaning.
+"""Every key of a suite, once, by its table (problem, grid, algorithms, run options, reference values): its type,
+default, constraint and meaning.
 
 Reading, ``--set``, the key of a cell and the page docs/suite.md are derived from these tables. To add a run option, add a field
 to ``RunOptions``: give it a description, say with ``InKey`` whether it can change a result, and read it as ``cell.run.NAME``.

@@ -1,5 +1,5 @@
-"""Checks of algorithms: what they see, what they leave as it was, where their random numbers come from, what they
-record, whether they land on their theory.
+"""Checks of algorithms: shapes, seeds, no peeking at the teacher, data and states left as they were, what runs record,
+whether they land on their theory.
 
 They run on every model that their capabilities name, with the channels that ship for it, at sizes of milliseconds. Whether an
 algorithm is good is for a suite to say; these checks say whether its results mean what they seem to mean.

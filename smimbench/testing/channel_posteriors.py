@@ -1,5 +1,5 @@
-"""Checks of what a channel's posterior says: against simulation with ``forward``, symmetry, Nishimori, derivatives
-(``gradient``, ``vjp``), information.
+"""Checks of what a channel's posterior says: against simulation with ``forward``, Nishimori and other identities,
+symmetry, derivatives (``gradient``, ``vjp``), information.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def posterior(context: CheckContext, model: Any, channel: Any, test: MeanTest) -
         slack = 8 * float(found.error) * math.sqrt(v)
         for i in range(len(y)):
             z = omega[i] + root @ context.rng(103, point, i).standard_normal((20_000, *omega.shape[1:]))
-            weights = _weights(context, channel, z, y[i], context.rng(104, point, i))
+            weights = _importance_weights(context, channel, z, y[i], context.rng(104, point, i))
             if weights.sum() ** 2 < 200 * np.sum(weights**2):
                 continue  # too few draws fit this label to say anything
             label = np.array2string(y[i], precision=3, threshold=6).replace("\n", " ")
@@ -207,7 +207,7 @@ def posterior(context: CheckContext, model: Any, channel: Any, test: MeanTest) -
             _weighted(test, f"E[z z^T | y] {where}", outer, weights, target, 4 * slack * size)
 
 
-def _weights(context: CheckContext, channel: Any, z: Array, y: Array, rng: np.random.Generator) -> Array:
+def _importance_weights(context: CheckContext, channel: Any, z: Array, y: Array, rng: np.random.Generator) -> Array:
     if np.asarray(y).dtype.kind in "iub" or _few_values(channel, z[:200]):
         drawn = np.asarray(channel.forward(z, rng=rng)).reshape(len(z), -1)
         return np.all(drawn == np.reshape(y, (1, -1)), axis=1).astype(float)

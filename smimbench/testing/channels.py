@@ -1,6 +1,4 @@
-"""Checks of how a channel behaves: shapes, samples, dtypes and namespaces, determinism, inputs left as they were, bad
-input.
-"""
+"""Checks of how a channel behaves: shapes, samples, dtypes and namespaces, determinism, inputs left as they were, bad input."""
 
 from __future__ import annotations
 

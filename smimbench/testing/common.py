@@ -1,4 +1,4 @@
-"""Checks of every kind of item: what it says of itself, its parameters, its answers to bad input."""
+"""Checks of every kind of item: what it declares of itself, its parameters, its answers to bad input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check is applied to: an item, and the models, channels and priors that it is combined with."""
+"""What a check is applied to: an item, instantiated, and the models, channels and priors that it is combined with."""
 
 from __future__ import annotations
 

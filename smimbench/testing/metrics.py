@@ -1,4 +1,6 @@
-"""Checks of metrics: what they return, that no symmetry changes them, and that the truth is as good as it gets."""
+"""Checks of metrics: the values they return, invariance under symmetry, that the truth is as good as it gets, and their
+theory.
+"""
 
 from __future__ import annotations
 

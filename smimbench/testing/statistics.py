@@ -1,4 +1,4 @@
-"""How chance is kept from failing a check.
+"""Means tested against what they must be, so that chance does not fail a check.
 
 Statistical checks draw from fixed seeds, so that a check that passes today passes tomorrow. Their thresholds are two-sided
 quantiles of Student's t law for the whole set of numbers that one check looks at (Bonferroni) at ``NOMINAL_RATE``. The rate

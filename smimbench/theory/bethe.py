@@ -1,4 +1,5 @@
-r"""Free entropy of one instance at a fixed point of message passing: the Bethe one for low rank, that of RIE for extensive rank.
+r"""Free entropy of one instance at a fixed point of message passing: evidence of labels and prior; the Bethe one for
+low rank, that of RIE for extensive rank.
 
 With N = D (low rank) or D^2 (extensive), ``n = alpha N``, latents ``z = forward(X, a)`` of the estimate a and R the input of its
 denoiser, in units of N / kappa and per signal,
@@ -92,10 +93,10 @@ def free_entropy(problem: Problem, data: Data, point: FixedPoint) -> float:
     evidence = _evidence_of_spectrum if problem.model.rank == "extensive" else _evidence_of_prior
     energy += evidence(problem, point.estimate + gap, Qhat)
     kappa = float(problem.model.kappa)
-    return energy + kappa * data.sample_ratio * _labels(problem, data, point, V)
+    return energy + kappa * data.sample_ratio * _evidence_of_labels(problem, data, point, V)
 
 
-def _labels(problem: Problem, data: Data, point: FixedPoint, V: Host) -> float:
+def _evidence_of_labels(problem: Problem, data: Data, point: FixedPoint, V: Host) -> float:
     """Mean over samples of what stands in brackets: the labels' part."""
     model, P = problem.model, problem.components
     second, known = prior_moments(problem)
@@ -164,13 +165,13 @@ def _evidence_of_spectrum(problem: Problem, R: Array, Qhat: Host) -> float:
             result -= 0.5 * weight * math.exp(at) * float(V[p, p])
         result -= 0.5
         values = np.linalg.eigvalsh(np.asarray(to_host(R[p, ...]), dtype=float))
-        potential = _potential(problem, values, A)
+        potential = _denoiser_potential(problem, values, A)
         usual = float(np.asarray(prior.spectral_means(lambda x, *_, f=potential: f(x)[None], 1 / A).value)[0])
         result += 2 * (float(np.mean(potential(values))) - usual)
     return result
 
 
-def _potential(problem: Problem, values: Host, information: float) -> Callable[[Host], Host]:
+def _denoiser_potential(problem: Problem, values: Host, information: float) -> Callable[[Host], Host]:
     """What the denoiser xi is the slope of, ``(A/2) int (xi(x) - x) dx``, on a grid over these and all typical eigenvalues."""
     prior: Any = problem.prior
     ends = [float(values.min()), float(values.max())]

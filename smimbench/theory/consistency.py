@@ -106,7 +106,7 @@ def _check_channel(problem: Problem) -> None:
             *((f"its {what} overlooks what the label tells", rows, zero) for what, rows in blind.items()),
         ]
         _check_means(problem, tests, slack, f"posterior at V = {1 - known:.1g} of the second moment")
-        _same_alone(problem, z[:FEW], omega, V, point)
+        _same_posterior_alone(problem, z[:FEW], omega, V, point)
 
 
 def _checked_posterior(
@@ -166,7 +166,7 @@ def _checked_posterior(
     return left, white @ (found.mean - omega), claimed, blind, stated
 
 
-def _same_alone(problem: Problem, z: Array, omega: Array, V: Array, point: int) -> None:
+def _same_posterior_alone(problem: Problem, z: Array, omega: Array, V: Array, point: int) -> None:
     """What a posterior says of a sample must not depend on other samples, nor on what it was asked before."""
     channel: Any = problem.channel
 
@@ -217,7 +217,7 @@ def _check_prior(problem: Problem) -> None:
     for point, ratio in enumerate(INFORMATION):
         Qhat = ratio * np.linalg.inv(spread)
         root = symmetric_root(np.linalg.inv(Qhat))
-        claimed = _overlap(problem, Qhat, second)
+        claimed = _checked_overlap(problem, Qhat, second)
         errors, shifts, stated = [], [], []
         for k in range(DRAWS):
             rng = monte_carlo_rng("consistency: signal", point, k)
@@ -251,7 +251,7 @@ def _check_prior(problem: Problem) -> None:
                 )
 
 
-def _overlap(problem: Problem, Qhat: Array, second: Array) -> Array:
+def _checked_overlap(problem: Problem, Qhat: Array, second: Array) -> Array:
     """V (P, P) of the prior's state-evolution map, after a look at its form."""
     P = problem.components
     found = problem.prior.overlap(Qhat[None, ...])

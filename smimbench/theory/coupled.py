@@ -1,5 +1,5 @@
-"""State evolution of several components that mix: the matrix-valued recursion, iterated with acceleration for every
-sample ratio, and its linear response.
+"""State evolution of several components that mix: the matrix-valued recursion, iterated with acceleration and swept
+over the sample ratios, and its linear response.
 
 The uninformed branch goes upwards in alpha from the prior mean, the informed one downwards from the signal, each time from
 the last fixed point, with Anderson's acceleration. Components that do not mix are learned one after the other: see
@@ -17,7 +17,7 @@ import numpy as np
 
 from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.control_variates import controlled_mean
-from smimbench.numerics.linalg import spectral_function
+from smimbench.numerics.linalg import spectral_function, symmetric_logarithm
 from smimbench.numerics.qmc import normal_points
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.theory.free_entropy import bayes_optimal_first, branches_meet, free_entropy_between
@@ -121,12 +121,12 @@ def sweep(
             # An error of zero is unstable here: it grows by the same factor a step, from where that is soon seen.
             start = np.asarray(spectral_function(start, lambda values: np.minimum(values, NEARLY_PERFECT)))
         there = None if other_branch is None else other_branch[k]
-        target = None if there is None or UNFINISHED in there[0].method else _logarithm(there[1])
+        target = None if there is None or UNFINISHED in there[0].method else symmetric_logarithm(there[1])
         qhat, relative, residual, method = _accelerated_iteration(problem, alpha, start, target=target)
         if (
             there is not None
             and target is not None
-            and float(np.abs(_logarithm(qhat) - target).max()) < SAME * relative
+            and float(np.abs(symmetric_logarithm(qhat) - target).max()) < SAME * relative
         ):
             start = there[1]
             solved[k] = replace(there[0], branch=branch), start
@@ -170,7 +170,7 @@ def _walk_up(problem: Problem, alpha: float, start: Host, growth: float) -> Host
 
     def step_at(log: Host) -> Host:
         information = information_at(problem, *overlap_at(problem, _exponential(log)))
-        return _logarithm(problem.model.kappa * alpha * information.value) - log
+        return symmetric_logarithm(problem.model.kappa * alpha * information.value) - log
 
     def lowest(step: Host) -> float:
         return float(np.linalg.eigvalsh(step)[0])
@@ -178,7 +178,7 @@ def _walk_up(problem: Problem, alpha: float, start: Host, growth: float) -> Host
     def growth_on_the_way(first: Host, last: Host, share: float) -> float:
         return lowest(step_at(first + share * (last - first)))
 
-    x = _logarithm(start)
+    x = symmetric_logarithm(start)
     step = step_at(x)
     path: list[tuple[Host, float]] = []
     while True:
@@ -200,12 +200,6 @@ def _walk_up(problem: Problem, alpha: float, start: Host, growth: float) -> Host
         step = step_at(x)
 
 
-def _logarithm(qhat: Host) -> Host:
-    return np.asarray(
-        spectral_function(qhat, lambda values: np.log(np.maximum(values, max(values.max(), 1e-300) * 1e-12)))
-    )
-
-
 def _exponential(log: Host) -> Host:
     return np.asarray(spectral_function(log, lambda values: np.exp(np.minimum(values, 60.0))))
 
@@ -223,9 +217,9 @@ def _accelerated_iteration(
 
     def mapped(log: Host) -> tuple[Host, Any]:
         information = information_at(problem, *overlap_at(problem, _exponential(log)))
-        return _logarithm(kappa * alpha * information.value), information
+        return symmetric_logarithm(kappa * alpha * information.value), information
 
-    x = _logarithm(start)
+    x = symmetric_logarithm(start)
     points: list[Host] = []
     steps: list[Host] = []
     residual, best = np.inf, np.inf

@@ -1,6 +1,4 @@
-"""Information and susceptibility of a problem at the overlaps that were asked for, each evaluated once in the problem's
-life.
-"""
+"""Information and susceptibility of a problem at the overlaps that were asked for, each evaluated once in the problem's life."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Reading a finished curve of fixed points: predictions with their errors, branches, folds, thresholds and free
-entropies.
-"""
+"""Reading a finished curve of fixed points: predictions with their errors, branches, folds, thresholds and free entropies."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-r"""Errors of prediction on a fresh sample, at points of theory and along curves: Bayes-optimal, plug-in and constant
-predictor.
+r"""Errors of prediction on a fresh sample, at points of theory and along curves: Bayes-optimal, plug-in and constant predictor.
 
 The loss is ``|y - y_hat|^2`` summed over the entries of the noiseless observable label ``f(z)``. The latents of the truth
 and of the estimate are jointly Gaussian, independent over sites, so no fresh inputs are needed: an estimate enters through

@@ -1,5 +1,5 @@
-"""What an estimate scores as D goes to infinity: every metric, and a point of theory, from its overlaps with the signal
-and with itself.
+"""What an estimate scores as D goes to infinity: every metric, and a point of theory, from its aligned overlaps with
+the signal and with itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Predictions of a problem by whichever solver fits its components, the parts that can be solved apart, and a point as
-JSON.
-"""
+"""Predictions of a problem by whichever solver fits its components, the parts that can be solved apart, and a point as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Means over random labels with control variates: what a channel without formulas tells, and how sure we are.
+"""Information and susceptibility of a channel without formulas: moments sampled over random labels, with control variates.
 
 Monte Carlo noise is an error of theory like any other, so every mean comes with its standard error. It is taken over
 independent scrambles, and the coefficients of the control variates of a scramble are fitted on the other ones: neither the

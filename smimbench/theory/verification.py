@@ -22,7 +22,7 @@ import numpy as np
 
 from smimbench.derive.labels import predict
 from smimbench.interfaces import member
-from smimbench.numerics.linalg import inverse_root, spectral_function, symmetric_root
+from smimbench.numerics.linalg import inverse_root, spectral_function, symmetric_logarithm, symmetric_root
 from smimbench.numerics.seeds import monte_carlo_rng, words
 from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.information import information_at, overlap_at, prior_moments
@@ -242,7 +242,7 @@ class _PointByDraws:
             return []  # a step from means that are not known leads nowhere; that they are not, their own rows say
         pairs, kept = self._pairs(), np.ix_(self.learned, self.learned)
         scale = self.kappa * self.alpha
-        log = _logarithm(self.qhat[kept])
+        log = symmetric_logarithm(self.qhat[kept])
         position = {a: i for i, a in enumerate(self.learned)}
 
         def entries(matrix: Host) -> Host:
@@ -273,11 +273,11 @@ class _PointByDraws:
             ends = []
             for sign in (1.0, -1.0):
                 _, Q, V = moved(sign * STEP * np.eye(len(pairs))[k])
-                ends.append(entries(_logarithm(mask * self._draw(Q, V, count)[0].mean(0)[kept])))
+                ends.append(entries(symmetric_logarithm(mask * self._draw(Q, V, count)[0].mean(0)[kept])))
             jacobian[:, k] = (ends[0] - ends[1]) / (2 * STEP)
         jacobian -= np.eye(len(pairs))
         mean = mask * own.mean(0)[kept]
-        residual = entries(_logarithm(scale * mean)) - entries(log)
+        residual = entries(symmetric_logarithm(scale * mean)) - entries(log)
         # How the residual follows the entries of the information, to first order.
         samples = np.stack([own[:, a, b] for a, b in pairs], axis=1)
         covariance = np.atleast_2d(np.cov(samples, rowvar=False)) / len(own)
@@ -286,7 +286,9 @@ class _PointByDraws:
             size = 1e-4 * math.sqrt(mean[position[a], position[a]] * mean[position[b], position[b]])
             change = np.zeros_like(mean)
             change[position[a], position[b]] = change[position[b], position[a]] = size
-            derivative[:, k] = entries(_logarithm(mean + change) - _logarithm(mean - change)) / (2 * size)
+            derivative[:, k] = entries(symmetric_logarithm(mean + change) - symmetric_logarithm(mean - change)) / (
+                2 * size
+            )
         step = -np.linalg.lstsq(jacobian, residual, rcond=None)[0]
         response = np.linalg.lstsq(jacobian, derivative, rcond=None)[0]
         spread = response @ covariance @ response.T
@@ -440,13 +442,6 @@ def _telling(samples: Host) -> float:
     return float((sizes / most).sum() ** 2 / ((sizes / most) ** 2).sum()) if most > 0 else 0.0
 
 
-def _logarithm(matrix: Host) -> Host:
-    """Symmetric logarithm; directions that noise made negative count as tiny."""
-    return np.asarray(
-        spectral_function(matrix, lambda values: np.log(np.maximum(values, 1e-12 * max(values.max(), 1e-300))))
-    )
-
-
 def _inverse_map(problem: Problem, Q: Host, V: Host, learned: Any) -> Host:
     """The Qhat (P, P) at which the prior's map gives the overlap Q and the error V; 0 for components that are not learned."""
     from scipy.optimize import root
@@ -468,10 +463,11 @@ def _inverse_map(problem: Problem, Q: Host, V: Host, learned: Any) -> Host:
 
     def position(Q: Host, V: Host) -> Host:
         """Increases from minus to plus infinity with what is known: log Q at one end, -log V at the other."""
-        return (_logarithm((Q - bottom)[kept]) - _logarithm(V[kept]))[free]
+        gap: Host = symmetric_logarithm((Q - bottom)[kept]) - symmetric_logarithm(V[kept])
+        return gap[free]
 
     target = position(Q, V)
-    start = target - _logarithm(spread)[free]  # exact for Gaussian signals
+    start = target - symmetric_logarithm(spread)[free]  # exact for Gaussian signals
 
     def gap(log: Host) -> Host:
         return position(*overlap_at(problem, full(log))) - target

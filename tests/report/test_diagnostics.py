@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from smimbench.report.aggregate import diagnostics as _findings
+from smimbench.report.aggregate import mean_diagnostics as _findings
 from smimbench.report.diagnostics import diagnostic_tables
 
 

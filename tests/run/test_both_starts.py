@@ -9,7 +9,7 @@ import pytest
 
 import smimbench
 from smimbench.report.both_starts import above_informed
-from smimbench.run.both_starts import LEAST_ODDS, compared
+from smimbench.run.both_starts import LEAST_ODDS, compared_starts
 from smimbench.run.loop import Status
 from tests.helpers import LINE, sequence, suite_text, write_suite
 
@@ -40,7 +40,7 @@ OWN = attempt([0.6], 0.1)
     ids=["ahead", "too close", "behind", "worse", "moving", "unknown", "recovers", "diverged"],
 )
 def test_an_informed_run_is_ahead_where_the_posterior_lies_there(informed, ahead, odds):
-    found = compared(sequence("linear"), INSTANCE, OWN, informed)
+    found = compared_starts(sequence("linear"), INSTANCE, OWN, informed)
     assert found["ahead"] is ahead
     assert found["log_odds"] == (None if odds is None else pytest.approx(odds))
 

@@ -9,7 +9,7 @@ import pytest
 from smimbench_algorithms.gamp.algorithm import Gamp
 
 from smimbench.backend.device import get_backend
-from smimbench.theory.bethe import FixedPoint, _labels, free_entropy
+from smimbench.theory.bethe import FixedPoint, _evidence_of_labels, free_entropy
 from smimbench.theory.free_entropy import free_entropy_between
 from smimbench.theory.information import information_at, prior_moments
 from smimbench.theory.predictions import solve
@@ -126,7 +126,7 @@ def test_labels_are_normalised_as_the_channel_does_it(channel):
     exact = problem.channel.log_partition(data.labels, z + point.shift, point.V)
     exact = exact - problem.channel.log_partition(data.labels, 0 * z, second - known)
     quadratic = 0.5 * np.sum(point.shift**2) / point.V[0, 0] / len(z)
-    assert _labels(problem, data, point, point.V) - quadratic == pytest.approx(np.mean(exact), rel=1e-6)
+    assert _evidence_of_labels(problem, data, point, point.V) - quadratic == pytest.approx(np.mean(exact), rel=1e-6)
 
 
 def test_without_means_over_the_spectrum_it_says_so(monkeypatch):

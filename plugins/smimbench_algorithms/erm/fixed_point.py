@@ -1,5 +1,5 @@
-r"""What convex empirical risk minimisation achieves as D goes to infinity: the replica-symmetric fixed point for each
-kind of labels, and the best penalty.
+r"""What convex empirical risk minimisation achieves as D goes to infinity: the replica-symmetric fixed point, with
+integrals for squares, signs or sampled labels, and the best penalty.
 
 The minimum of ``sum_mu l(y_mu, z_mu) + (lambda / 2) |W|^2`` has overlaps ``M = W W*^T / D``, ``Q = W W^T / D`` and a
 susceptibility V (all P x P) with

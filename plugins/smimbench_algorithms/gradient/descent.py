@@ -1,6 +1,4 @@
-"""The base class of all gradient methods: batches, schedules, constraints, students; a method adds its rule for the
-step.
-"""
+"""The base class of all gradient methods: batches, schedules, constraints, students; a method adds its rule for the step."""
 
 from __future__ import annotations
 

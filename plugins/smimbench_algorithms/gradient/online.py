@@ -1,4 +1,5 @@
-r"""The closed equations of online descent for signals of low rank, integrated: overlaps as a function of samples / D.
+r"""The closed equations of online descent for signals of low rank, integrated: averages over local fields, and overlaps
+as a function of samples / D.
 
 A step of ``sgd`` on B fresh samples moves the student W (P, D) by
 
@@ -146,7 +147,7 @@ def local_fields(problem: Problem, loss: str) -> Callable[[Host, Host, Host, boo
     noise = _noise_of_identity(problem) if loss == "squared" else None
     if noise is not None:
         return lambda student, mixing, rest, coarse: _linear_fields(student, mixing, rest, C, noise)
-    sets, few = _points(P, C), _points(P, C, COARSE)
+    sets, few = _points_of_fields(P, C), _points_of_fields(P, C, COARSE)
 
     def fields(student: Host, mixing: Host, rest: Host, coarse: bool) -> LocalFields:
         found = []
@@ -172,7 +173,7 @@ def evaluations(problem: Problem, loss: str) -> int:
     """Number of independent evaluations of the expectations: one where they are closed."""
     if loss == "squared" and _noise_of_identity(problem) is not None:
         return 1
-    return len(_points(problem.components, problem.model.sites))
+    return len(_points_of_fields(problem.components, problem.model.sites))
 
 
 def price(problem: Problem, loss: str, steps: int, starts: int) -> float:
@@ -181,10 +182,10 @@ def price(problem: Problem, loss: str, steps: int, starts: int) -> float:
         return 0.0
     P, C = problem.components, problem.model.sites
     slopes = steps if steps <= MOST_STEPS else SLOPES
-    return float(slopes * starts * P * C * sum(len(weights) for _, weights in _points(P, C)))
+    return float(slopes * starts * P * C * sum(len(weights) for _, weights in _points_of_fields(P, C)))
 
 
-def _points(P: int, C: int, every: int = 1) -> list[tuple[Host, Host]]:
+def _points_of_fields(P: int, C: int, every: int = 1) -> list[tuple[Host, Host]]:
     """Sets of points (n, 2 P, C) of the fields with their weights (n,)."""
     found = []
     if P * C == 1:

@@ -61,7 +61,7 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
         breaks=tuple(jumps),
     )
     loss = algorithm.loss or fitting_loss(problem)
-    starts = conditions.starts or _typical(problem, D, algorithm.spherical)
+    starts = conditions.starts or _typical_starts(problem, D, algorithm.spherical)
     wanted = sorted({0, *np.unique(np.geomspace(1, steps, MOMENTS).round().astype(int)).tolist()})
     # Where the equations are closed they are linear: noise of the overlaps does not change their means.
     closed = evaluations(problem, loss) == 1
@@ -123,7 +123,7 @@ def _without_noise(
     return {f"{name}_limit": found[name] for name in ("mse", "overlap")}
 
 
-def _typical(problem: Problem, D: int, spherical: bool) -> list[Overlaps]:
+def _typical_starts(problem: Problem, D: int, spherical: bool) -> list[Overlaps]:
     """Starts of runs at this size: a signal, and an independent draw of its factor."""
     P = problem.components
     prior: Any = problem.prior

@@ -1,4 +1,4 @@
-r"""Nuclear-norm regression in the limit: state evolution of a convex problem, its best penalty, and perfect recovery.
+r"""Nuclear-norm regression in the limit: the fixed point of its state evolution, its best penalty, and perfect recovery.
 
 .. math:: \min_S \; \tfrac{1}{d} \sum_\mu \sum_k w_k (t_{\mu k} - (A S)_{\mu k})^2 + \tau |S|_*, \qquad S = S^T \; (\succeq 0)
 

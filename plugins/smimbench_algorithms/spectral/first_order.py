@@ -1,6 +1,4 @@
-"""One step of message passing from the prior mean or from zero, denoised by the prior, and its limit as D goes to
-infinity.
-"""
+"""One step of message passing from the prior mean or from zero, denoised by the prior, and its limit as D goes to infinity."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-r"""Signs of single projections, without noise (``Sign``) or with (``Probit``): channels with a posterior in closed
-form.
+r"""Signs of single projections, without noise (``Sign``) or with (``Probit``): channels with a posterior in closed form.
 
 With ``u = y omega / sqrt(V + Delta)`` and the hazard ``r(u) = phi(u) / Phi(u)`` of the normal law, every token has
 
@@ -27,7 +26,7 @@ from smimbench_channels.batches import identity_like, uncentred
 __all__ = ["Probit", "Sign", "hazard"]
 
 
-class _Threshold:
+class _SignChannel:
     """What both channels share; ``noise`` is the variance Delta."""
 
     tokens: int
@@ -95,7 +94,7 @@ class _Threshold:
 
 
 @dataclass(frozen=True)
-class Sign(_Threshold):
+class Sign(_SignChannel):
     r"""Signs of the projections of all tokens: the perceptron.
 
     .. math:: y_m = \mathrm{sign}(z_m)
@@ -120,7 +119,7 @@ class Sign(_Threshold):
 
 
 @dataclass(frozen=True)
-class Probit(_Threshold):
+class Probit(_SignChannel):
     r"""Signs of the projections of all tokens after Gaussian noise.
 
     .. math:: y_m = \mathrm{sign}(z_m + \sqrt{\Delta}\, \xi_m), \qquad P(y_m = 1 | z_m) = \Phi(z_m / \sqrt\Delta)

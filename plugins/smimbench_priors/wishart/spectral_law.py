@@ -1,5 +1,5 @@
-r"""Law of the eigenvalues of a Wishart matrix seen through Gaussian noise (cubic equation, edges, bulks), and the
-denoiser and MMSE that follow from it.
+r"""Law of the eigenvalues of a Wishart matrix seen through Gaussian noise (cubic equation, bulks and each edge), and
+the map of eigenvalues, its continuation and MMSE.
 
 One variable makes the free convolution of a Wishart with a semicircle rational. With ``a = 1/sqrt(rho)`` put
 ``m = sqrt(1 + s^2)``, ``r = s + a s/m`` and ``q = s - a s/m``. As s > 0 runs over

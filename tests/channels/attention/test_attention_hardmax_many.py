@@ -11,7 +11,7 @@ from scipy import stats
 from smimbench_channels.attention.hardmax.channel import AttentionHardmax
 from smimbench_channels.attention.hardmax.many_tokens.curve import information_curve, small_error_constant
 from smimbench_channels.attention.hardmax.many_tokens.exact import row_posterior
-from smimbench_channels.attention.hardmax.many_tokens.gibbs import feasible_start, sample_moments, truncated_normal
+from smimbench_channels.attention.hardmax.many_tokens.gibbs import chain_moments, feasible_start, truncated_normal
 from smimbench_channels.attention.hardmax.many_tokens.patterns import label_classes
 
 from smimbench.backend.arrays import to_host
@@ -290,7 +290,7 @@ def test_start_obeys_the_labels(tokens, rng):
 def test_true_start_leaves_the_posterior_invariant(rng):
     """Short chains without burn-in from the true latents reproduce the mean over (y, z)."""
     _, y, omega, z = labelled(rng, 4000, 0.8, 0.5, 3)
-    chains = sample_moments(y, omega[:, 0], np.asarray(0.5), 3, sweeps=2, burn_in=0, chains=1, rng=rng, start=z[:, 0])
+    chains = chain_moments(y, omega[:, 0], np.asarray(0.5), 3, sweeps=2, burn_in=0, chains=1, rng=rng, start=z[:, 0])
     exact = row_posterior(y, omega[:, 0], np.asarray(0.5), 3)
     gap = chains.first[0] - exact.first
     assert np.abs(gap.mean(0) / gap.std(0) * math.sqrt(4000)).max() < 4.5

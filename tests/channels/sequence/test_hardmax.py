@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 from smimbench_channels.sequence.hardmax.channel import SequenceHardmax
-from smimbench_channels.sequence.hardmax.information import estimates, small_error_limit
+from smimbench_channels.sequence.hardmax.information import information_estimates, small_error_limit
 
 from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError
@@ -132,7 +132,7 @@ def test_information_equals_plain_sampling(rng):
     # Nishimori: the truth is as far from omega, seen along the shift, as the shift itself
     other = (shift * (z - omega)).sum((1, 2)) / v**2 - told
     assert abs(other.mean()) < 4 * other.std() / math.sqrt(len(told))
-    estimate = estimates(tokens, math.sqrt(v)) * (1 - v) / math.sqrt(v)
+    estimate = information_estimates(tokens, math.sqrt(v)) * (1 - v) / math.sqrt(v)
     spread = estimate.std(ddof=1) / math.sqrt(len(estimate))
     assert abs(told.mean() - estimate.mean()) < 4 * math.hypot(error, spread)
     assert spread < 1e-2 * estimate.mean()
@@ -142,7 +142,7 @@ def test_information_curve_of_two_tokens_and_its_ends():
     channel = SequenceHardmax(tokens=2)
     for x in (0.015, 0.55, 0.9):
         found = channel.information(scalar(2 * (1 - x)), scalar(2 * x))
-        direct = estimates(2, math.sqrt(x)) * (1 - x) / math.sqrt(x) / 2
+        direct = information_estimates(2, math.sqrt(x)) * (1 - x) / math.sqrt(x) / 2
         tolerance = 4 * math.hypot(float(found.error[0, 0]), direct.std(ddof=1) / 2)
         assert float(found.value[0, 0]) == pytest.approx(direct.mean(), abs=tolerance)
     # first order in Q: the susceptibility

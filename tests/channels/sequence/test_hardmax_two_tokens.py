@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from smimbench_channels.sequence.hardmax import two_tokens
 from smimbench_channels.sequence.hardmax.channel import SequenceHardmax
-from smimbench_channels.sequence.hardmax.information import estimates, small_error_limit
+from smimbench_channels.sequence.hardmax.information import information_estimates, small_error_limit
 
 from smimbench.problem.problem import Problem
 from smimbench.theory.thresholds import thresholds
@@ -46,7 +46,7 @@ def test_sampling_is_unbiased():
     """The regression on what is known was fitted on its own points: 4 standard errors too high."""
     z = []
     for s in (0.95, 0.8, 0.65, 0.5, 0.35, 0.2):
-        found = estimates(2, s)
+        found = information_estimates(2, s)
         z.append((found.mean() - exact(s)) / (found.std(ddof=1) / math.sqrt(len(found))))
     assert np.abs(z).max() < 4
     assert abs(np.mean(z)) < 1.5

@@ -286,9 +286,9 @@ def test_nearly_singular_attention_agrees_with_tables(skip):
     n, q = 60, np.array([0.0, 0.0, 0.97])
     accuracy = tables.Accuracy(table_points=2**15)
     case = last_layer._Case(skip, q, 1.0 - q, None, [0, 1], accuracy)
-    labels = last_layer._Labels(*(array[:n] for array in last_layer._draw(case, 0)))
+    labels = last_layer._Labels(*(array[:n] for array in last_layer._draw_labels(case, 0)))
     count = tables.node_count(skip, 3, 1.0 - q[-1], accuracy.step, accuracy)
-    expected = last_layer._posterior(
+    expected = last_layer._posterior_of_labels(
         case, tables.make_tables(skip, (1.0, 1.0), None, 0.0, count, 0, accuracy), labels, None
     )
     omega = np.zeros((n, 3, 2))

@@ -1,4 +1,5 @@
-"""Information of the hardmax channel for three tokens: exact sums over labels, averaged over quasi-random means omega.
+"""Information of the hardmax channel for three tokens: estimates by exact sums over labels, averaged over quasi-random
+means omega, and both ends of the curve.
 
 Where V is small a label tells something only near the planes on which labels change: a token changes its sign, or the two
 largest positive (or the two lowest negative) tokens meet. Near a single such plane a label tells what the sign of one
@@ -21,7 +22,13 @@ from smimbench_channels.chebyshev import Polynomials, fitted, lobatto_points
 from smimbench_channels.sequence.hardmax import two_tokens
 from smimbench_channels.sequence.hardmax.posterior import posterior_moments
 
-__all__ = ["Accuracy", "estimates", "scaled_information", "small_error_limit", "susceptibility_without_overlap"]
+__all__ = [
+    "Accuracy",
+    "information_estimates",
+    "scaled_information",
+    "small_error_limit",
+    "susceptibility_without_overlap",
+]
 
 Host = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -98,12 +105,12 @@ def scaled_information(tokens: int, accuracy: Accuracy = ACCURACY) -> Polynomial
     values = np.empty((count, accuracy.scrambles))
     values[0], values[-1] = small_error_limit(tokens), susceptibility_without_overlap(tokens)
     for k in range(1, count - 1):
-        values[k] = estimates(tokens, float(s[k]), accuracy)
+        values[k] = information_estimates(tokens, float(s[k]), accuracy)
     spread = np.maximum(values.std(axis=1, ddof=1), 1e-5)
     return fitted(s, values, spread, accuracy.degree, accuracy.fit_error)
 
 
-def estimates(tokens: int, s: float, accuracy: Accuracy = ACCURACY) -> Host:
+def information_estimates(tokens: int, s: float, accuracy: Accuracy = ACCURACY) -> Host:
     """Estimates (scrambles,) of the scaled information at ``V = s^2, Q = 1 - s^2``.
 
     Only omega is sampled: labels are summed with their probabilities. A part of the points lies in slabs around the planes on

@@ -1,4 +1,4 @@
-r"""Posterior of the hardmax channel: one integral for each of (at most) two groups of tokens.
+r"""Posterior moments of the hardmax channel: one integral over an interval for each of (at most) two groups of tokens.
 
 A row of positive z_m points at the largest of all z, a row of negative z_m at the smallest. A label therefore splits the
 tokens into (at most) two groups, each with a leader, and says, up to one overall sign: all of one group lie between zero and
@@ -139,7 +139,7 @@ def _truncated(xp: ModuleType, low: Array, high: Array) -> _Truncated:
     return _Truncated(log_mass, at_low, at_high)
 
 
-def _interval(xp: ModuleType, a: Array, member: Array, followers: Array, top: Array) -> tuple[Array, Array]:
+def _leader_interval(xp: ModuleType, a: Array, member: Array, followers: Array, top: Array) -> tuple[Array, Array]:
     """Ends in t of what counts of the integrals, (n,) each; ``top`` is the mean of the leader."""
     zero = xp.zeros_like(a)
 
@@ -174,7 +174,7 @@ def _integrate_interval(xp: ModuleType, a: Array, member: Array, leader: Array, 
     """``_group_moments`` of groups with followers: Gauss-Legendre's rule in ``t = z_leader - a_leader``."""
     followers = member & ~leader
     top = xp.sum(xp.where(leader, a, xp.zeros_like(a)), axis=-1)
-    begin, end = _interval(xp, a, member, followers, top)
+    begin, end = _leader_interval(xp, a, member, followers, top)
     x, w = (array_like(v, a)[None, :] for v in gauss_legendre(NODES))
     half = (end - begin)[:, None] / 2
     t = begin[:, None] + half * (1 + x)

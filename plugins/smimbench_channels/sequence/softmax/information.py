@@ -30,14 +30,14 @@ def information(network: Network, Q: Array, V: Array, labels: int | None = None)
     """``E sum_m g_m g_m^T`` (..., L, L); see ``SequenceSoftmax.information``."""
     if network.layers == 1:
         return one_layer.information(Q, V, network.tokens)
-    return _of_pairs(network, Q, V, labels, last_layer.information, 0)
+    return _by_tables_or_labels(network, Q, V, labels, last_layer.information, 0)
 
 
 def susceptibility(network: Network, Q: Array, V: Array, labels: int | None = None) -> Uncertain:
     """First order of the information in the overlap; see ``SequenceSoftmax.susceptibility``."""
     if network.layers == 1:
         return one_layer.susceptibility(Q, V, network.tokens)
-    return _of_pairs(network, Q, V, labels, last_layer.susceptibility, 2)
+    return _by_tables_or_labels(network, Q, V, labels, last_layer.susceptibility, 2)
 
 
 def rough_labels(network: Network, Q: Array, V: Array) -> int:
@@ -46,7 +46,7 @@ def rough_labels(network: Network, Q: Array, V: Array) -> int:
     return ROUGH[quick]
 
 
-def _of_pairs(
+def _by_tables_or_labels(
     network: Network, Q: Array, V: Array, labels: int | None, from_tables: Callable[..., Uncertain], which: int
 ) -> Uncertain:
     """Each (Q, V) of a batch from tables, or else entry ``which`` of the averages over labels and its error."""

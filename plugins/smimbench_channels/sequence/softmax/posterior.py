@@ -1,6 +1,4 @@
-"""Chooses the integrator for the posterior of deep attention with two layers or more: quadrature or importance
-sampling.
-"""
+"""Chooses the integrator for the posterior of deep attention with two layers or more: quadrature or importance sampling."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from smimbench.numerics.quadrature import gauss_legendre
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.numerics.token_pairs import entry_sites, site_scales
 from smimbench_channels.attention.hardmax.many_tokens.exact import row_posterior
-from smimbench_channels.attention.hardmax.many_tokens.gibbs import sample_moments
+from smimbench_channels.attention.hardmax.many_tokens.gibbs import chain_moments
 from smimbench_channels.attention.hardmax.many_tokens.patterns import label_classes
 from smimbench_channels.batches import blocks
 from smimbench_channels.chebyshev import Polynomials, fitted, lobatto_points
@@ -151,7 +151,7 @@ def _gibbs_squares(y: Array, omega: Array, z: Array, x: float, T: int, rng: np.r
     block = max(1, GIBBS_BLOCK // (2 * T * T))
     result = []
     for part in blocks(len(y), block):
-        found = sample_moments(
+        found = chain_moments(
             y[part],
             omega[part],
             np.asarray(x),

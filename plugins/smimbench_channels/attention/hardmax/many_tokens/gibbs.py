@@ -1,4 +1,6 @@
-"""Gibbs sampling of a symmetric Gaussian matrix whose row maxima are known: a Gaussian truncated to a cone."""
+"""Gibbs chains for a symmetric Gaussian matrix whose row maxima are known: a feasible start, truncated normal draws,
+and moments over the sweeps.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array
 
-__all__ = ["ChainMoments", "check_labels", "feasible_start", "sample_moments", "truncated_normal"]
+__all__ = ["ChainMoments", "chain_moments", "check_labels", "feasible_start", "truncated_normal"]
 
 _DENSITY = 1 / math.sqrt(2 * math.pi)
 # Limits of the arithmetic, no tuning: probabilities below Phi(-30) are formed relative to the density, and 40 standard
@@ -164,7 +166,7 @@ def _points(xp: ModuleType, y: Array, tokens: int) -> Array:
     return xp.matrix_transpose(y)[:, None, :] == columns[None, :, None]
 
 
-def sample_moments(
+def chain_moments(
     y: Array,
     omega: Array,
     V: Array,

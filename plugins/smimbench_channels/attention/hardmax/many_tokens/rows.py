@@ -1,4 +1,6 @@
-"""Row-wise argmax of three or more tokens: posterior by exact integration where that is possible, else by Gibbs."""
+"""Row-wise argmax of three or more tokens: moments of the posterior by exact integration where that is possible, else
+by Gibbs chains.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import numpy as np
 
 from smimbench.backend import clip, namespace
 from smimbench_channels.attention.hardmax.many_tokens.exact import row_posterior
-from smimbench_channels.attention.hardmax.many_tokens.gibbs import check_labels, sample_moments
+from smimbench_channels.attention.hardmax.many_tokens.gibbs import chain_moments, check_labels
 from smimbench_channels.batches import blocks, identity_like, joined, put_tuple
 
 if TYPE_CHECKING:
@@ -92,7 +94,7 @@ def gibbs_moments(
         size *= DEVICE_BLOCKS
     parts = []
     for rows in blocks(y.shape[0], size):
-        chains = sample_moments(
+        chains = chain_moments(
             y[rows, :],
             omega[rows, :],
             V,

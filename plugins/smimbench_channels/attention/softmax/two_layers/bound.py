@@ -61,7 +61,7 @@ def upper_bound(xp: ModuleType, weight: Weight, least: Array, own: Samples, cell
         return 1.5 * xp.log(q) - gap * gap / (2 * weight.second)
 
     first = level(xp.minimum(xp.maximum(best, q_low), q_high))
-    swing = _swing(xp, s_below, s_upper, level, best, least - prior)
+    swing = _swing_in_rectangle(xp, s_below, s_upper, level, best, least - prior)
     # how far a_2 may be off without putting the weight below the least by itself
     spare = clip(prior + 1.5 * xp.log(q_high) - least, 0.0, None)
     room = slack + xp.sqrt(2 * weight.second * spare)
@@ -97,7 +97,7 @@ def most_of(xp: ModuleType, values: list[Array]) -> Array:
     return reduce(xp.maximum, values)
 
 
-def _swing(
+def _swing_in_rectangle(
     xp: ModuleType, below: list[Array], upper: list[Array], level: Callable[[Array], Array], best: Array, least: Array
 ) -> list[Array]:
     """Variation along either axis of ``level(1/s^2)`` above ``least``; the function has one maximum, at ``best``.

@@ -97,8 +97,8 @@ def _adaptive_integrals(xp: ModuleType, weight: Weight, samples: Samples, variat
         own = own.taken(xp, where)
         table, _ = _in_cells(xp, weight, own, cells, probe)
         highest = xp.max(table, axis=(1, 2))
-        seen = xp.max(_gathered(xp, highest, _segments(xp, owner, n), -math.inf), axis=1)
-        top, sums = _raised(xp, top, sums, seen)
+        seen = xp.max(_gathered_by_owner(xp, highest, _segments(xp, owner, n), -math.inf), axis=1)
+        top, sums = _raised_level(xp, top, sums, seen)
         found = top + xp.log(clip(sums[:, 0], TINY, None))
         # what may be in the cell decides how well it must be known, not what a few probes have seen
         bound = xp.take(bound, where)
@@ -120,18 +120,18 @@ def _adaptive_integrals(xp: ModuleType, weight: Weight, samples: Samples, variat
             leaf_cells, leaf_owner = xp.take(cells, leaf, axis=0), xp.take(owner, leaf)
             log_weight, variables = _in_cells(xp, weight, own.taken(xp, leaf), leaf_cells, x)
             segments = _segments(xp, leaf_owner, n)
-            best = xp.max(_gathered(xp, xp.max(log_weight, axis=(1, 2)), segments, -math.inf), axis=1)
-            top, sums = _raised(xp, top, sums, best)
+            best = xp.max(_gathered_by_owner(xp, xp.max(log_weight, axis=(1, 2)), segments, -math.inf), axis=1)
+            top, sums = _raised_level(xp, top, sums, best)
             w = xp.exp(log_weight - xp.take(top, leaf_owner)[:, None, None])
             w = w * (leaf_cells[:, 2] * leaf_cells[:, 3])[:, None, None] * (rule[:, None] * rule[None, :])
-            sums = sums + xp.sum(_gathered(xp, moments(xp, w, variables), segments, 0.0), axis=1)
+            sums = sums + xp.sum(_gathered_by_owner(xp, moments(xp, w, variables), segments, 0.0), axis=1)
         where = xp.nonzero(split)[0]
         if where.shape[0] == 0:
             break
         # halved along the axis of the larger variation, or along the longer one where none is seen
         seen_axis, longer = across[0] >= across[1], cells[:, 2] >= cells[:, 3]
         first = xp.take(xp.where(widest > limit, seen_axis, longer), where)
-        cells = _halved(xp, xp.take(cells, where, axis=0), first)
+        cells = _halved_cells(xp, xp.take(cells, where, axis=0), first)
         owner = xp.repeat(xp.take(owner, where), 2)
     result = weight.normalised(xp, sums, top)
     outside = xp.max(xp.abs(result.mean[:, :2]), axis=1) > accuracy.reach - accuracy.near_edge
@@ -172,7 +172,7 @@ def _in_cells(xp: ModuleType, weight: Weight, own: Samples, cells: Array, x: Arr
     return weight.at(xp, wide, a, b, p, r)
 
 
-def _halved(xp: ModuleType, cells: Array, first: Array) -> Array:
+def _halved_cells(xp: ModuleType, cells: Array, first: Array) -> Array:
     """Cells (N, 4) cut in two along their first or second axis, (2 N, 4)."""
     one = xp.ones_like(cells[:, 0])
     shrink = xp.stack([one, one, xp.where(first, one / 2, one), xp.where(first, one, one / 2)], axis=1)
@@ -183,7 +183,7 @@ def _halved(xp: ModuleType, cells: Array, first: Array) -> Array:
     return xp.reshape(xp.stack([cells - step, cells + step], axis=1), (-1, 4))
 
 
-def _raised(xp: ModuleType, top: Array, sums: Array, seen: Array) -> tuple[Array, Array]:
+def _raised_level(xp: ModuleType, top: Array, sums: Array, seen: Array) -> tuple[Array, Array]:
     """The largest log-weight met so far, and the sums (n, 15) in units of its exponential."""
     higher = seen > top
     # the first top is minus infinity, and the sums are zero then
@@ -212,7 +212,7 @@ def _limits(xp: ModuleType, owner: Array, n: int) -> tuple[Array, Array]:
     return xp.searchsorted(owner, samples), xp.searchsorted(owner, samples, side="right")
 
 
-def _gathered(xp: ModuleType, values: Array, segments: tuple[Array, Array], fill: float) -> Array:
+def _gathered_by_owner(xp: ModuleType, values: Array, segments: tuple[Array, Array], fill: float) -> Array:
     """Values (N, ...) as (n, K, ...), one row for every owner."""
     position, exists = segments
     flat = xp.take(values, xp.reshape(position, (-1,)), axis=0)

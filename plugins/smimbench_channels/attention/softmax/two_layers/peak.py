@@ -1,4 +1,4 @@
-"""The likeliest point of the weight of two-layer attention, by Levenberg and Marquardt's method."""
+"""The likeliest point of the weight of two-layer attention, by Levenberg and Marquardt's method with its normal equations."""
 
 from __future__ import annotations
 

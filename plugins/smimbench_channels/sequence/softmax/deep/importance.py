@@ -32,10 +32,10 @@ from smimbench.interfaces import Array
 from smimbench.numerics.masked import put_at_mask, spread_at_mask
 from smimbench_channels.batches import blocks, joined, put_tuple
 from smimbench_channels.sequence.softmax.deep.integrand import Law, make_law
-from smimbench_channels.sequence.softmax.deep.proposal import Gaussians, Proposal, Sizes, draw
+from smimbench_channels.sequence.softmax.deep.proposal import Gaussians, Proposal, Sizes, draw_mixture
 from smimbench_channels.sequence.softmax.deep.search import propose
 from smimbench_channels.sequence.softmax.deep.small_matrices import Vectors
-from smimbench_channels.sequence.softmax.deep.sums import FEW, Sums, finish, weighted_sums
+from smimbench_channels.sequence.softmax.deep.sums import FEW, Sums, moments_of_sums, weighted_sums
 from smimbench_channels.sequence.softmax.moments import Moments
 
 __all__ = ["integrate"]
@@ -121,10 +121,10 @@ def _importance_block(
     outputs, means = _components(law, u, omega)
     odds = xp.full((u.shape[0], 4), 0.25, dtype=u.dtype, device=array_api_compat.device(u))
     pilot = Sizes(PILOT, PILOT, PILOT, 0) if law.tokens == 2 else Sizes(2 * PILOT, 0, 0, 0)
-    points, log_weight = draw(xp, law, outputs, means, Proposal(None, odds), pilot, seed)
+    points, log_weight = draw_mixture(xp, law, outputs, means, Proposal(None, odds), pilot, seed)
     proposal = propose(xp, law, u[:, : law.tokens], omega, points, log_weight, seed)
     result = _sum_over_scrambles(xp, law, outputs, means, proposal, sizes[0], seed + 100, full)
-    moments, effective = finish(xp, law, V, result, full), result.effective
+    moments, effective = moments_of_sums(xp, law, V, result, full), result.effective
     # Then with all points where accuracy asks for it, and again from what the mixture found where few
     # points count.
     for stage in range(len(sizes) - 1 + EXTRA_STAGES):
@@ -137,12 +137,12 @@ def _importance_block(
         outputs, means = _components(law, part_u, part_omega)
         local = _mixture_of_samples(xp, proposal, index)
         if not growing:
-            points, log_weight = draw(xp, law, outputs, means, local, sizes[-1], seed + 20 + stage)
+            points, log_weight = draw_mixture(xp, law, outputs, means, local, sizes[-1], seed + 20 + stage)
             local = propose(xp, law, part_u[:, : law.tokens], part_omega, points, log_weight, seed)
         result = _sum_over_scrambles(xp, law, outputs, means, local, sizes[-1], seed + 200 + 100 * stage, full)
         better = result.effective > xp.take(effective, index, axis=0)
         change = chosen & spread_at_mask(better, chosen)
-        again = finish(xp, law, V, result, full)
+        again = moments_of_sums(xp, law, V, result, full)
         moments = Moments(*(_replaced(xp, old, new, chosen, change) for old, new in zip(moments, again)))
         effective = _replaced(xp, effective, result.effective, chosen, change)
         if not growing:
@@ -172,7 +172,7 @@ def _sum_over_scrambles(
     squares: Array = None
     parts: list[Array] = []
     for scramble in range(SCRAMBLES):
-        points, log_weight = draw(xp, law, u, omega, proposal, sizes, seed + scramble)
+        points, log_weight = draw_mixture(xp, law, u, omega, proposal, sizes, seed + scramble)
         top = xp.max(log_weight, axis=1)
         top = xp.where(top > -math.inf, top, -1e300)
         if level is None:

@@ -21,7 +21,7 @@ from smimbench_channels.sequence.softmax.deep.small_matrices import (
     squares,
 )
 
-__all__ = ["SINGULAR", "TINY", "Law", "Points", "evaluate", "make_law"]
+__all__ = ["SINGULAR", "TINY", "Law", "Points", "log_integrand", "make_law"]
 
 TINY = 1e-300
 """Added where a logarithm could be taken of 0. Doubled: nothing, but where every digit is lost anyway."""
@@ -80,7 +80,7 @@ class Points(NamedTuple):
     mixed: Array  # determinant of B_{L-2} / (1 + c)^{L-2}, two tokens only
 
 
-def evaluate(xp: Any, law: Law, u: list[Array], omega: Vectors, xi: Vectors) -> Points:
+def log_integrand(xp: Any, law: Law, u: list[Array], omega: Vectors, xi: Vectors) -> Points:
     """The integrand at whitened points ``xi`` [layer][token], for both signs of u, in logarithms.
 
     ``u`` by token; of two tokens with their difference as a third number, for its digits.

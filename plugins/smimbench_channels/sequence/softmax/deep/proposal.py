@@ -12,7 +12,7 @@ import numpy as np
 
 from smimbench.interfaces import Array
 from smimbench.numerics.qmc import normal_points, uniform_points
-from smimbench_channels.sequence.softmax.deep.integrand import SINGULAR, TINY, Law, Points, evaluate
+from smimbench_channels.sequence.softmax.deep.integrand import SINGULAR, TINY, Law, Points, log_integrand
 from smimbench_channels.sequence.softmax.deep.small_matrices import (
     Vectors,
     apply,
@@ -23,7 +23,7 @@ from smimbench_channels.sequence.softmax.deep.small_matrices import (
     squares,
 )
 
-__all__ = ["Gaussians", "Proposal", "Sizes", "draw"]
+__all__ = ["Gaussians", "Proposal", "Sizes", "draw_mixture"]
 
 LEAST_GAP, LARGEST_GAP = 1e-3, 3.0
 """Where differences of two tokens are drawn uniformly in the logarithm. The former halved: outputs closer than 1e-18 are met."""
@@ -212,7 +212,7 @@ def _branch_points(
     return [[xp.where(exists, x, 0.0) for x in row] for row in xi], exists
 
 
-def draw(
+def draw_mixture(
     xp: Any, law: Law, u: list[Array], omega: Vectors, proposal: Proposal, sizes: Sizes, seed: int
 ) -> tuple[Points, Array]:
     """One scramble of the mixture; points and the logarithms of their weights."""
@@ -267,7 +267,7 @@ def draw(
             masks.append(xp.ones((n, each), dtype=xp.bool, device=device))
     xi = [[xp.concat([part[a][m] for part in parts], axis=1) for m in range(tokens)] for a in range(before)]
     exists = xp.concat(masks, axis=1)
-    points = evaluate(xp, law, u, omega, xi)
+    points = log_integrand(xp, law, u, omega, xi)
     logs = [(by_prior, -0.5 * squares(xi))]
     if by_branch:
         logs.append((by_branch, _log_branches(xp, law, proposal.odds, omega, points)))

@@ -1,4 +1,6 @@
-"""Where importance sampling puts its Gaussians: points that did well, moved towards the maximum by Gauss-Newton steps."""
+"""Where importance sampling puts its Gaussians: centres at points that did well, moved towards the maximum by
+Gauss-Newton steps, with the curvature there.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def _inverse(xp: Any, B: Array) -> Array:
     return xp.stack([xp.stack(column, axis=-1) for column in columns], axis=-1)
 
 
-def _curvature(xp: Any, law: Law, u: Array, omega: Array, centers: Array, sign: Array) -> tuple[Array, Array, Array]:
+def _posterior_curvature(
+    xp: Any, law: Law, u: Array, omega: Array, centers: Array, sign: Array
+) -> tuple[Array, Array, Array]:
     """Value, gradient and Gauss-Newton curvature of minus the log-posterior (less log det B)."""
     n, count, size = centers.shape
     before, tokens = law.layers - 1, law.tokens
@@ -111,12 +115,12 @@ def _curvature(xp: Any, law: Law, u: Array, omega: Array, centers: Array, sign: 
 
 def _approach_maximum(xp: Any, law: Law, u: Array, omega: Array, centers: Array, sign: Array) -> tuple[Array, Array]:
     """Centers after a few Gauss-Newton steps, shortened where they do not improve, and the curvature there."""
-    value, gradient, curvature = _curvature(xp, law, u, omega, centers, sign)
+    value, gradient, curvature = _posterior_curvature(xp, law, u, omega, centers, sign)
     length = xp.ones_like(value)
     for _ in range(STEPS):
         step = xp.linalg.solve(curvature, gradient[..., None])[..., 0]
         trial = centers - length[..., None] * step
-        trial_value, trial_gradient, trial_curvature = _curvature(xp, law, u, omega, trial, sign)
+        trial_value, trial_gradient, trial_curvature = _posterior_curvature(xp, law, u, omega, trial, sign)
         better = trial_value < value
         value = xp.where(better, trial_value, value)
         centers = xp.where(better[..., None], trial, centers)

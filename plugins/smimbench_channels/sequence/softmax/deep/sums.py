@@ -1,4 +1,4 @@
-"""From weighted points of importance sampling to posterior moments and their errors."""
+"""Weighted points of importance sampling summed to posterior moments and their errors, with the odds of the signs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from smimbench_channels.sequence.softmax.deep.integrand import Law, Points
 from smimbench_channels.sequence.softmax.deep.small_matrices import Vectors
 from smimbench_channels.sequence.softmax.moments import Moments
 
-__all__ = ["FEW", "Sums", "finish", "weighted_sums"]
+__all__ = ["FEW", "Sums", "moments_of_sums", "weighted_sums"]
 
 FEW = 40.0
 """Effective points below which an estimate is made again, its bias uncorrected. Doubled: more are done again at small V."""
@@ -114,7 +114,7 @@ def _ratios(xp: Any, sums: Array, trusted: Array) -> tuple[Array, Array]:
     return means + xp.where(trusted, bias, 0.0), scale * xp.sum(deviation * deviation, axis=0)
 
 
-def finish(xp: Any, law: Law, V: np.ndarray[Any, Any], result: Sums, full: bool) -> Moments:
+def moments_of_sums(xp: Any, law: Law, V: np.ndarray[Any, Any], result: Sums, full: bool) -> Moments:
     """Moments and errors; the error is infinite where no point has any weight."""
     layers, tokens = law.layers, law.tokens
     size = layers * tokens

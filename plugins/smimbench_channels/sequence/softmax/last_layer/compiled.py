@@ -1,4 +1,4 @@
-"""Points spread over a table, compiled, where Numba is installed: ``tables._spread``, point by point."""
+"""Points spread over a table, compiled, where Numba is installed: ``tables._spread_over_table``, point by point."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _kernel = compiled(_add)
 
 
 def spread(count: int, x: Host, y: Host, moments: Host) -> Host:
-    """``tables._spread``, the same to rounding."""
+    """``tables._spread_over_table``, the same to rounding."""
     table = np.zeros((count, len(moments), count))
     _kernel(*(np.require(array, np.float64, ["C", "W"]) for array in (x, y, moments.T)), table)
     return table.reshape(count, -1)

@@ -53,7 +53,7 @@ def posterior_moments(
     n = len(ut)
     kind = np.float32  # all terms are positive: changes of 1e-6, a third of the time
     stack = tables.sums.astype(kind) if known is None else known[0].sums
-    rho = [] if known is None else [weight @ known[0].modes.T for weight in _weights(tables, *known[1:])]
+    rho = [] if known is None else [weight @ known[0].modes.T for weight in _weights_of_known_layer(tables, *known[1:])]
     amount = np.ones((n, 1), kind) if known is None else rho[0].astype(kind)
     forward = stack.reshape(-1, blocks * count)
     plain = np.ascontiguousarray(forward[:, :count])
@@ -72,7 +72,7 @@ def posterior_moments(
         e11, e22 = e1 * e1, e2 * e2
         f, g = np.exp(kind(-0.5) * e11), np.exp(kind(-0.5) * e22)
         # all modes in one product: their amounts go with f, of which each mode has a copy
-        right = (_spread(amount, f) @ forward).reshape(n, blocks, count)
+        right = (_times_factor(amount, f) @ forward).reshape(n, blocks, count)
         by_f = g @ backward
         if known is not None:
             by_mode = by_f.reshape(n, -1, count)
@@ -87,7 +87,7 @@ def posterior_moments(
         square += np.stack([np.einsum("nj,nj->n", by_f, e11), np.einsum("nj,nj->n", by_g, e22)], axis=-1)
         if full:
             z1, z2 = (first + place) ** 2, (second - place) ** 2
-            crossed, squares = (_spread(amount, factor) @ plain for factor in (f * e1, f * z1))
+            crossed, squares = (_times_factor(amount, factor) @ plain for factor in (f * e1, f * z1))
             product += np.einsum("nj,nj,nj->n", crossed, g, e2)
             fourth += np.einsum("nj,nj,nj->n", by_f, z1, z1) + np.einsum("nj,nj,nj->n", by_g, z2, z2)
             fourth += 2 * np.einsum("nj,nj,nj->n", squares, g, z2)
@@ -111,7 +111,7 @@ def posterior_moments(
     )
 
 
-def _spread(amount: np.ndarray[Any, Any], factor: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _times_factor(amount: np.ndarray[Any, Any], factor: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Products (n, K N) of the amounts (n, K) of the modes with a factor (n, N)."""
     if amount.shape[1] == 1:
         return np.asarray(amount * factor)
@@ -129,7 +129,7 @@ class KnownLayer(NamedTuple):
     sums: np.ndarray[Any, np.dtype[np.float32]]
 
 
-def _weights(tables: Tables, omega: Host, w: float) -> list[Host]:
+def _weights_of_known_layer(tables: Tables, omega: Host, w: float) -> list[Host]:
     """Weights (n, K) of the outer nodes for 1, both coordinates, and the squared length of the known layer."""
     z = tables.outer
     # The nodes stand on a square grid: a Gaussian factor for each of its coordinates.
@@ -144,7 +144,7 @@ def _weights(tables: Tables, omega: Host, w: float) -> list[Host]:
 
 def compress(tables: Tables, omega: Host, w: float, negligible: float) -> KnownLayer:
     """Modes of the weights of samples like ``omega`` (n, 2); singular values below ``negligible`` are left out."""
-    stack = np.concatenate(_weights(tables, omega, w))
+    stack = np.concatenate(_weights_of_known_layer(tables, omega, w))
     square, modes = np.linalg.eigh(stack.T @ stack)
     modes = modes[:, square > negligible**2 * square[-1]].T
     return KnownLayer(modes, np.tensordot(modes.astype(np.float32), tables.sums, 1))

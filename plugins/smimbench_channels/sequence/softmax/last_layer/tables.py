@@ -164,7 +164,7 @@ def make_tables(
         z[:, unknown] = normal * np.array([scales[layer] for layer in unknown])[:, None]
         if known is not None:
             z[:, known] = value
-        beyond = _add_points(sums[k], z, weight, normal, skip, step)
+        beyond = _add_prior_points(sums[k], z, weight, normal, skip, step)
         clipped += beyond * (share[k] + (share[mirrored[k]] if mirrored[k] > k else 0.0))
     if known is None:
         sums[0] = 0.5 * (sums[0] + _exchanged(sums[0], count))
@@ -198,7 +198,9 @@ def _lagrange(position: Host, count: int) -> tuple[np.ndarray[Any, Any], list[Ho
     return start, [-a * b * c / 6, t * b * c / 2, -t * a * c / 2, t * a * b / 6]
 
 
-def _add_points(sums: np.ndarray[Any, Any], z: Host, weight: Host, unknown: Host, skip: float, step: float) -> float:
+def _add_prior_points(
+    sums: np.ndarray[Any, Any], z: Host, weight: Host, unknown: Host, skip: float, step: float
+) -> float:
     """Spread prior points over a table (N, m N); returns the weight that lies beyond its last node."""
     count = sums.shape[0]
     one, two, determinant = mixing(z, skip)
@@ -216,14 +218,14 @@ def _add_points(sums: np.ndarray[Any, Any], z: Host, weight: Host, unknown: Host
         e, f, g = p * p - 1, q * q - 1, p * q
         # A layer that the label hardly depends on must not seem to have moments because the points are few.
         moments += [jacobian * (m - weight @ m) for m in (e, f, g, e * e + f * f + 2 * g * g)]
-    spread = compiled_version() or _spread
+    spread = compiled_version() or _spread_over_table
     sums += spread(count, positions[0], positions[1], np.stack(moments))
     return float(weight[clipped].sum())
 
 
 @lru_cache
 def compiled_version() -> Callable[[int, Host, Host, Host], Host] | None:
-    """``_spread`` compiled, where Numba is installed."""
+    """``_spread_over_table`` compiled, where Numba is installed."""
     try:
         from smimbench_channels.sequence.softmax.last_layer.compiled import spread
     except ImportError:
@@ -231,7 +233,7 @@ def compiled_version() -> Callable[[int, Host, Host, Host], Host] | None:
     return spread
 
 
-def _spread(count: int, x: Host, y: Host, moments: Host) -> Host:
+def _spread_over_table(count: int, x: Host, y: Host, moments: Host) -> Host:
     """Table (N, m N) of ``moments`` (m, n) that stand at the positions x and y (n,), in units of the nodes."""
     (i, wx), (j, wy) = (_lagrange(position, count) for position in (x, y))
     table = np.zeros((len(moments), count * count))

@@ -82,7 +82,7 @@ def block_sums(u: Array, omega: Array, rule: Rule, reach: Array, level: Array) -
         else:
             before = xp.take(total, index, axis=1)
             after = 0.5 * (before + found)
-            ratio = xp.minimum(_spread(xp, before, found, scale), xp.ones_like(found_error))
+            ratio = xp.minimum(_half_difference(xp, before, found, scale), xp.ones_like(found_error))
             found_error = 0.5 * (xp.take(inner_error, index, axis=0) + found_error)
             count *= 2
         reported = ratio * ratio * after[0, ...]
@@ -145,7 +145,7 @@ def _refine_columns(
             break
         step = columns[2]
         more = _sum_points(xp, columns, count, 0.5, rule) * (step * weight)
-        ratio = xp.minimum(_spread(xp, before, more, scale), xp.ones_like(weight))
+        ratio = xp.minimum(_half_difference(xp, before, more, scale), xp.ones_like(weight))
         before = 0.5 * (before + more)
         # The ratio is the error of a half; see _expected for that of the whole.
         total = put_at_mask(total, chosen, before, axis=-1)
@@ -208,7 +208,7 @@ def _sum_points(xp: Any, columns: tuple[Array, ...], count: int, offset: float, 
     return xp.concat(sums, axis=1)
 
 
-def _spread(xp: Any, one: Array, two: Array, scale: Array) -> Array:
+def _half_difference(xp: Any, one: Array, two: Array, scale: Array) -> Array:
     """Half the difference of two estimates, in units of the total: the largest over the first moments."""
     difference = 0.5 * xp.abs(one[:5, ...] - two[:5, ...]) / scale
     total = 0.5 * (one[0, ...] + two[0, ...])
