@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from smimbench.suite.cells import Suite
     from smimbench.theory.cache import TheoryCache
 
-__all__ = ["Line", "draw_suite", "is_cheap", "smooth", "suite_figure", "theory_lines", "threshold_marks"]
+__all__ = ["FEWEST", "Line", "draw_suite", "is_cheap", "smooth", "suite_figure", "theory_lines", "threshold_marks"]
 
 POINTS = 120
 """Points of a theory line; doubled, theory takes twice as long and the line looks the same."""

@@ -4,6 +4,7 @@ trajectory beside runs.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,22 +38,24 @@ PATHS = ("mse", "overlap")
 """What is drawn against the clock of the algorithm."""
 
 
-def add_own_theory(suite: Suite, documents: Sequence[dict[str, Any]], cache: TheoryCache) -> None:
+def add_own_theory(
+    suite: Suite, documents: Sequence[dict[str, Any]], cache: TheoryCache, alphas: Sequence[float] | None = None
+) -> None:
     """Add ``algorithms`` to every problem's document: ``algorithm``, ``dimension`` and ``point``, or ``no_theory`` in words.
 
     What depends on sizes is given for every dimension of the suite; algorithms that draw fresh samples stand at the sample
-    ratio of all of them, and have one entry for every dimension.
+    ratio of all of them, and have one entry for every dimension. ``alphas`` stand in place of the sample ratios of the suite.
     """
     by_label = {document["problem"]["label"]: document for document in documents}
     for document in documents:
         document["algorithms"] = []
     problems = {plan.label: plan.problem for plan in suite.plans}
     seen: set[str] = set()
-    for cell in suite.cells():
-        if cell.replicate or cell.problem_label not in by_label:
+    for cell, wanted in _cells_asked_for(suite, alphas):
+        if cell.problem_label not in by_label:
             continue
         problem = problems[cell.problem_label]
-        ratio = _planned_ratio(problem, cell)
+        ratio = _planned_ratio(problem, cell) if wanted is None or draws_fresh(cell.algorithm) else wanted
         found = own_point(cache, problem, cell, ratio, trajectory=True)
         entry: dict[str, Any] = {"algorithm": cell.algorithm_label, "alpha": ratio, "dimension": cell.dimension}
         entry |= {"no_theory": found} if isinstance(found, str) else {"point": found}
@@ -60,6 +63,15 @@ def add_own_theory(suite: Suite, documents: Sequence[dict[str, Any]], cache: The
         if same not in seen:
             seen.add(same)
             by_label[cell.problem_label]["algorithms"].append(entry)
+
+
+def _cells_asked_for(suite: Suite, alphas: Sequence[float] | None) -> list[tuple[Cell, float | None]]:
+    """A cell for every algorithm, dimension and sample ratio, and the latter where it is not one of the suite."""
+    cells = [cell for cell in suite.cells() if not cell.replicate]
+    if alphas is None:
+        return [(cell, None) for cell in cells]
+    moved = [(replace(cell, alpha=alpha), alpha) for cell in cells for alpha in alphas]
+    return list({cell.key: (cell, alpha) for cell, alpha in moved}.values())
 
 
 def _planned_ratio(problem: Problem, cell: Cell) -> float:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from smimbench.registry.metrics import find_metric, is_in_trajectory
 from smimbench.registry.registry import RegistryError
 from smimbench.report.aggregate import ZERO
+from smimbench.report.figures import FEWEST
 from smimbench.report.labels import grouped, letter
 from smimbench.report.profiles import CUT, READING
 from smimbench.report.style import COLOURS, Look, looks_of
@@ -115,12 +116,12 @@ def _metric_chart(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dic
                     "colour": look.colour,
                     "dash": "dash",
                 }
-                if len(members) == 1:  # a line through one point cannot be seen
-                    trace |= {"mode": "markers", "symbol": "line-ew-open"}
             elif what == "reference":
                 trace |= {"mode": "markers", "name": algorithm, "colour": "#888888", "symbol": "x-thin-open"}
             else:
                 trace |= {"name": "Bayes-optimal"}
+            if what in ("own theory", "Bayes-optimal") and len(members) < FEWEST:
+                trace |= {"mode": "markers", "symbol": "line-ew-open"}
             traces.append(trace)
         bayes = [float(e["value"]) for e in own if e["what"] == "Bayes-optimal"]
         zero = about.direction == "lower" and any(value <= ZERO * suite.run.target for value in bayes)

@@ -68,6 +68,20 @@ def test_theory_says_it_too(results):
     assert "adam has no theory of its own here: descent that sees samples again" in text
 
 
+def test_theory_of_algorithms_is_of_the_sample_ratios_asked_for(results, monkeypatch):
+    suite, cache, asked = results[0], TheoryCache(), []
+    points = cache.points
+    monkeypatch.setattr(cache, "points", lambda problem, alphas: asked.extend(alphas) or points(problem, alphas))
+    (document,) = theory_document(suite, [0.8], cache, thresholds=False)
+    add_own_theory(suite, [document], cache, [0.8])
+    found = {entry["algorithm"]: entry for entry in document["algorithms"]}
+    assert set(found) == {entry["label"] for entry in suite.algorithms}
+    assert found["gamp"]["alpha"] == found["gamp"]["point"]["alpha"] == 0.8
+    assert found["gamp"]["point"]["mse"] == document["points"][0]["mse"]
+    assert found["sgd"]["alpha"] == 5.0  # what draws fresh samples stands where its steps take it
+    assert 0.5 not in asked
+
+
 def test_trajectories_are_drawn(results):
     pytest.importorskip("matplotlib")
     suite, _, store, folder = results
