@@ -44,7 +44,8 @@ def suite(*arguments: str) -> list[str]:
 CURVES = {
     "smi-two-layers": suite("smi-two-layers"),
     "smi-skip": suite("smi-skip"),
-    "aim-two-layers, one point": suite("aim-two-layers", "--alpha", "0.2"),
+    "aim-two-layers, one point": suite("aim-two-layers", "--alpha", "0.2", "--no-thresholds"),
+    "aim-two-layers, one point and thresholds": suite("aim-two-layers", "--alpha", "0.2"),
     "three layers, all thresholds": ["-c", THRESHOLDS.format(layers=3, count=3)],
     "four layers, two thresholds": ["-c", THRESHOLDS.format(layers=4, count=2)],
 }
