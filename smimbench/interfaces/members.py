@@ -63,7 +63,7 @@ OPTIONAL = (
     Optional("channel", "layers", "tables call its components components"),
     Optional("channel", "information", "sampled with the posterior, or nested quadrature of the likelihood", derived=True),
     Optional("channel", "susceptibility", "sampled from second moments; needed only where no label sees a sign", derived=True),
-    Optional("channel", "rough_labels", "slopes along a curve of sampled information are secants of its nodes"),
+    Optional("channel", "rough_labels", "slopes of sampled information are secants, fixed points take accurate values alone"),
     Optional("channel", "equations", "the limit is looked at numerically", derived=True),
     Optional("channel", "vjp", "finite differences where the label is smooth; gradient methods refuse otherwise", derived=True),
     Optional("channel", "predict", "the noiseless label, or the mean of draws of a noisy one", derived=True),

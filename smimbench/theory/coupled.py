@@ -1,5 +1,5 @@
-"""State evolution of several components that mix: the matrix-valued recursion, iterated with acceleration and swept
-over the sample ratios, and its linear response.
+"""State evolution of several components that mix: the matrix-valued recursion, swept over the sample ratios, and its
+linear response.
 
 The uninformed branch goes upwards in alpha from the prior mean, the informed one downwards from the signal, each time from
 the last fixed point, with Anderson's acceleration. Components that do not mix are learned one after the other: see
@@ -8,10 +8,9 @@ the last fixed point, with Anderson's acceleration. Components that do not mix a
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,8 +20,9 @@ from smimbench.numerics.linalg import spectral_function, symmetric_logarithm
 from smimbench.numerics.qmc import normal_points
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.theory.free_entropy import bayes_optimal_first, branches_meet, free_entropy_between
-from smimbench.theory.information import diagonals, information_at, overlap_at, prior_moments
+from smimbench.theory.information import information_at, overlap_at, prior_moments
 from smimbench.theory.perfect_recovery import perfect_limit
+from smimbench.theory.recursion import UNFINISHED, FixedPoint, Recursion, at, exponential
 from smimbench.theory.sampling import SCRAMBLES
 from smimbench.theory.types import Host, Prediction
 
@@ -41,17 +41,12 @@ INFORMED = 1e8
 """Qhat at which the informed branch starts; doubled, the start is twice as close to the signal."""
 NEARLY_PERFECT = 1e2
 """The same where an error of zero is unstable; doubled, branches with half the error are found, and some iterations more."""
-MEMORY = 3
-"""Steps that Anderson's acceleration remembers; doubled, it is faster on smooth maps and less robust on sampled ones."""
-LONGEST_STEP = 3.0
-"""Longest accelerated step in log Qhat; doubled, bad extrapolations go twice as far."""
 NEARLY_KNOWN = 1e-6
 """Error below which perfect recovery is asked for; doubled, the walk to it ends a few steps earlier."""
-SAME = 0.3
-"""Distance in log Qhat, in errors of the information, within which two fixed points are one. Doubled: an iteration fewer."""
-UNFINISHED = "iterations were not enough"
-MOST_ITERATIONS = 60
-"""Accelerated iterations per sample ratio; doubled, fewer points end with "were not enough"."""
+SHIFT = 0.01
+"""Relative distance of the second sample ratio that shows the response; doubled, it is known better, and less locally."""
+ROUGH_SHIFT = 0.05
+"""The same where it is found with rough values, which may jump by 1e-3."""
 WALK = 0.2
 """Shortest step in log Qhat on the way to perfect recovery; doubled, half the steps, and minima of the growth are seen later."""
 CLOSE = 0.1
@@ -87,31 +82,41 @@ def iterate(
     return Prediction(float(alpha), Q, V, np.asarray(error), branch, method)
 
 
+class Solved(NamedTuple):
+    """A point of theory, and the fixed point that it was read off."""
+
+    prediction: Prediction
+    found: FixedPoint
+
+
 def sweep(
-    problem: Problem,
-    alphas: Sequence[float],
-    branch: str = "uninformed",
-    other_branch: Sequence[tuple[Prediction, Host]] | None = None,
-) -> list[tuple[Prediction, Host]]:
-    """Fixed points of one branch with their Qhat (P, P), each found from the one before.
+    problem: Problem, alphas: Sequence[float], branch: str = "uninformed", other_branch: Sequence[Solved] | None = None
+) -> list[Solved]:
+    """Fixed points of one branch, each found from the one before.
 
     Upwards in alpha for the uninformed branch, downwards for the informed one: a branch only moves away from the other
     end when alpha does, so the last fixed point is on the right side of the next one. The error of V is what the numerical
     error of the information does to it, through the response of V to alpha, plus what is left of the residual.
 
     ``other_branch`` is what the other sweep found: where this one arrives at the same fixed point it is not looked at again.
+    Perfect recovery is stable above its threshold: the informed branch is not looked for there.
     """
     P = problem.components
     upwards = branch == "uninformed"
     order = sorted(range(len(alphas)), key=lambda k: alphas[k] if upwards else -alphas[k])
     kappa = float(problem.model.kappa)
     perfect = perfect_limit(problem)
-    start = None if upwards else INFORMED * np.eye(P)
-    solved: dict[int, tuple[Prediction, Host]] = {}
+    start, offset = None if upwards else INFORMED * np.eye(P), None
+    solved: dict[int, Solved] = {}
     seed = SEED_OVERLAP
     bottom = np.diagonal(prior_moments(problem)[1])
     for k in order:
         alpha = float(alphas[k])
+        recursion = Recursion(problem, alpha)
+        if not upwards and perfect is not None and alpha >= perfect.value:
+            solved[k] = _perfect(problem, alpha, branch)
+            start = solved[k].found.qhat
+            continue
         if start is None:
             information = information_at(problem, *overlap_at(problem, np.zeros((P, P))))
             start = kappa * alpha * information.value
@@ -121,39 +126,41 @@ def sweep(
             # An error of zero is unstable here: it grows by the same factor a step, from where that is soon seen.
             start = np.asarray(spectral_function(start, lambda values: np.minimum(values, NEARLY_PERFECT)))
         there = None if other_branch is None else other_branch[k]
-        target = None if there is None or UNFINISHED in there[0].method else symmetric_logarithm(there[1])
-        qhat, relative, residual, method = _accelerated_iteration(problem, alpha, start, target=target)
-        if (
-            there is not None
-            and target is not None
-            and float(np.abs(symmetric_logarithm(qhat) - target).max()) < SAME * relative
-        ):
-            start = there[1]
-            solved[k] = replace(there[0], branch=branch), start
+        target = None if there is None or UNFINISHED in there.prediction.method else there.found
+        found = recursion.fixed_point(start, target=target, offset=offset if target is None else target.offset)
+        if there is not None and target is not None and at(target, symmetric_logarithm(found.qhat), found.relative):
+            start = target.qhat
+            solved[k] = Solved(replace(there.prediction, branch=branch), target)
             continue
         if upwards and perfect is not None and alpha > perfect.value:
-            nearly = np.diagonal(overlap_at(problem, qhat)[1]).max() < NEARLY_KNOWN
-            if nearly or UNFINISHED in method:
+            nearly = np.diagonal(overlap_at(problem, found.qhat)[1]).max() < NEARLY_KNOWN
+            if nearly or UNFINISHED in found.method:
                 start = _walk_up(problem, alpha, start, alpha / perfect.value)
                 if start is None:
-                    start = INFORMED**2 * np.eye(P)
-                    solved[k] = _perfect(problem, Prediction(alpha, start, start, np.zeros(P), branch, "")), start
+                    solved[k] = _perfect(problem, alpha, branch)
+                    start = solved[k].found.qhat
                     continue
-                qhat, relative, residual, method = _accelerated_iteration(problem, alpha, start)
-        # The response to alpha, from a second fixed point close by.
-        shift = 0.01
-        # A residual far below the shift is enough.
-        beside = _accelerated_iteration(problem, alpha * (1 - shift if upwards else 1 + shift), qhat, 0.05 * shift)[0]
-        Q, V = overlap_at(problem, qhat)
-        other = overlap_at(problem, beside)[1]
-        response = np.abs(np.diagonal(V - other)) / shift
-        # The residual is one of log Qhat: what has hardly been learned cannot move V by more than that little.
-        movable = np.minimum(np.diagonal(V), np.abs(np.diagonal(Q) - bottom))
-        error = response * relative + movable * min(residual, 1.0) * 10
-        ratio_error = np.full(P, alpha * (relative + min(residual, 1.0)))
-        solved[k] = Prediction(alpha, Q, V, error + 1e-12, branch, method, alpha_error=ratio_error), qhat
-        start = qhat
+                found = recursion.fixed_point(start, offset=offset)
+        solved[k] = Solved(_prediction(problem, alpha, found, branch, bottom), found)
+        start, offset = found.qhat, found.offset
     return [solved[k] for k in range(len(alphas))]
+
+
+def _prediction(problem: Problem, alpha: float, found: FixedPoint, branch: str, bottom: Host) -> Prediction:
+    """What a fixed point says, and how well: by the response to alpha, from a second fixed point close by."""
+    size = SHIFT if found.offset is None else ROUGH_SHIFT
+    shift = size if branch == "uninformed" else -size
+    # A residual far below the shift is enough.
+    beside = Recursion(problem, alpha * (1 - shift)).nearby(found, 0.05 * size)
+    Q, V = overlap_at(problem, found.qhat)
+    other = overlap_at(problem, beside)[1]
+    response = np.abs(np.diagonal(V - other)) / size
+    # The residual is one of log Qhat: what has hardly been learned cannot move V by more than that little.
+    movable = np.minimum(np.diagonal(V), np.abs(np.diagonal(Q) - bottom))
+    left = min(found.residual, 1.0)
+    error = response * found.relative + movable * left * 10
+    ratio_error = np.full(len(V), alpha * (found.relative + left))
+    return Prediction(alpha, Q, V, error + 1e-12, branch, found.method, alpha_error=ratio_error)
 
 
 def _walk_up(problem: Problem, alpha: float, start: Host, growth: float) -> Host | None:
@@ -168,9 +175,7 @@ def _walk_up(problem: Problem, alpha: float, start: Host, growth: float) -> Host
     """
     from scipy.optimize import minimize_scalar
 
-    def step_at(log: Host) -> Host:
-        information = information_at(problem, *overlap_at(problem, _exponential(log)))
-        return symmetric_logarithm(problem.model.kappa * alpha * information.value) - log
+    step_at = Recursion(problem, alpha).step
 
     def lowest(step: Host) -> float:
         return float(np.linalg.eigvalsh(step)[0])
@@ -184,92 +189,31 @@ def _walk_up(problem: Problem, alpha: float, start: Host, growth: float) -> Host
     while True:
         slowest = lowest(step)
         if not slowest > 0:
-            return _exponential(path[-1][0] if path else x)
+            return exponential(path[-1][0] if path else x)
         path = [*path[-2:], (x, slowest)]
         if len(path) == 3 and path[1][1] < min(path[0][1], path[2][1]):
             first, last = path[0][0], path[2][0]
             found = minimize_scalar(partial(growth_on_the_way, first, last), bounds=(0, 1), method="bounded")
             if found.fun <= 0:
-                return _exponential(first)
+                return exponential(first)
         fastest = float(np.linalg.eigvalsh(step)[-1])
         linear = max(abs(slowest / np.log(growth) - 1), abs(fastest / np.log(growth) - 1)) < CLOSE
-        known = np.diagonal(overlap_at(problem, _exponential(x))[1]).max() < NEARLY_KNOWN
+        known = np.diagonal(overlap_at(problem, exponential(x))[1]).max() < NEARLY_KNOWN
         if (linear and known) or np.diagonal(x).min() > 2 * np.log(INFORMED):
             return None
         x = x + step * max(1.0, WALK / fastest)
         step = step_at(x)
 
 
-def _exponential(log: Host) -> Host:
-    return np.asarray(spectral_function(log, lambda values: np.exp(np.minimum(values, 60.0))))
-
-
-def _accelerated_iteration(
-    problem: Problem, alpha: float, start: Host, enough: float = 1e-10, target: Host | None = None
-) -> tuple[Host, float, float, str]:
-    """Fixed point of ``Qhat -> kappa alpha I(overlap(Qhat))``: Qhat, relative error of I, residual, method.
-
-    Anderson's acceleration in the matrix logarithm, where growth by a factor is a constant step. It ends early at the fixed point
-    whose logarithm is ``target``.
-    """
-    kappa = float(problem.model.kappa)
-    upper = np.triu_indices(len(start))
-
-    def mapped(log: Host) -> tuple[Host, Any]:
-        information = information_at(problem, *overlap_at(problem, _exponential(log)))
-        return symmetric_logarithm(kappa * alpha * information.value), information
-
-    x = symmetric_logarithm(start)
-    points: list[Host] = []
-    steps: list[Host] = []
-    residual, best = np.inf, np.inf
-    method = ""
-    for _ in range(MOST_ITERATIONS):
-        image, information = mapped(x)
-        step, method = image - x, information.method
-        residual = float(np.abs(step).max())
-        value, error = diagonals(information)
-        relative = float(np.max(error / np.maximum(value, 1e-300)))
-        arrived = target is not None and float(np.abs(image - target).max()) < SAME * relative
-        if arrived or residual <= max(enough, 0.02 * relative) or np.diagonal(x).min() > np.log(1e14):
-            x = image
-            break
-        if residual > 2 * best:
-            points, steps = [], []  # the history misleads
-        best = min(best, residual)
-        points, steps = [*points[-MEMORY:], x], [*steps[-MEMORY:], step]
-        x = image
-        if len(steps) > 1:
-            changes = np.stack([(b - a)[upper] for a, b in itertools.pairwise(steps)], axis=-1)
-            moves = np.stack([(b - a)[upper] for a, b in itertools.pairwise(points)], axis=-1)
-            weights = np.linalg.lstsq(changes, step[upper], rcond=1e-8)[0]
-            move = step[upper] - (moves + changes) @ weights
-            if move @ step[upper] < 0:
-                # Against the iteration itself: towards a fixed point that it moves away from.
-                points, steps = [], []
-                continue
-            longest = float(np.abs(move).max())
-            move = move * min(1.0, LONGEST_STEP / longest) if longest > 0 else move
-            x = points[-1].copy()
-            x[upper] += move
-            x.T[upper] = x[upper]
-    else:
-        method += f", {MOST_ITERATIONS} {UNFINISHED}"
-    return _exponential(x), relative, residual, method
-
-
 def competing(problem: Problem, alphas: Sequence[float]) -> list[list[Prediction]]:
     """The fixed points of both sweeps for every sample ratio, the Bayes-optimal one first."""
     if not alphas:
         return []
-    perfect = perfect_limit(problem)
     lower = sweep(problem, alphas, "uninformed")
     upper = sweep(problem, alphas, "informed", lower)
     result = []
-    for (low, low_qhat), (high, high_qhat) in zip(lower, upper):
-        if perfect is not None and high.alpha >= perfect.value:
-            high = _perfect(problem, high)
-        elif UNFINISHED in high.method and UNFINISHED not in low.method:
+    for (low, low_point), (high, high_point) in zip(lower, upper):
+        if UNFINISHED in high.method and UNFINISHED not in low.method:
             # What was not reached in so many steps is no fixed point.
             result.append([replace(low, branch="unique", method=f"{low.method}, no other branch was found")])
             continue
@@ -278,21 +222,17 @@ def competing(problem: Problem, alphas: Sequence[float]) -> list[list[Prediction
         elif not high.V.any():
             result.append([replace(high, free_entropy=float("inf")), replace(low, free_entropy=0.0)])
         else:
-            lead, _ = free_entropy_between(problem, low.alpha, low_qhat, high_qhat)
+            lead, _ = free_entropy_between(problem, low.alpha, low_point.qhat, high_point.qhat)
             result.append(bayes_optimal_first([replace(low, free_entropy=0.0), replace(high, free_entropy=lead)]))
     return result
 
 
-def _perfect(problem: Problem, prediction: Prediction) -> Prediction:
+def _perfect(problem: Problem, alpha: float, branch: str) -> Solved:
     P = problem.components
-    return replace(
-        prediction,
-        Q=prior_moments(problem)[0],
-        V=np.zeros((P, P)),
-        error=np.zeros(P),
-        alpha_error=np.zeros(P),
-        method="counting of equations",
-    )
+    zero, known = np.zeros(P), INFORMED**2 * np.eye(P)
+    method = "counting of equations"
+    prediction = Prediction(alpha, prior_moments(problem)[0], np.zeros((P, P)), zero, branch, method, alpha_error=zero)
+    return Solved(prediction, FixedPoint(known, 0.0, 0.0, method))
 
 
 def linear_response(problem: Problem, Q: Host, V: Host) -> tuple[Host, Host]:

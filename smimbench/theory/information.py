@@ -75,10 +75,10 @@ def information_at(problem: Problem, Q: Array, V: Array, *, rough: bool = False)
 
 
 def susceptibility_at(problem: Problem, Q: Array, V: Array, *, rough: bool = False) -> Uncertain:
-    """How the information of components without overlap begins (P, P): the channel's own, or sampled; ``rough`` as above."""
+    """How the information of components without overlap begins (P, P): the channel's own (``rough`` as above), or sampled."""
     channel: Any = problem.channel
     own = member(channel, "susceptibility")
-    if rough:
+    if rough and own is not None:
         return Evaluations.of(problem).at(
             "rough susceptibility", Q, V, lambda q, v: channel.susceptibility(q, v, labels=channel.rough_labels(q, v))
         )

@@ -404,7 +404,7 @@ def test_free_entropy_between_two_overlaps_does_not_depend_on_the_way():
 def test_sweeps_agree_with_plain_iteration():
     problem = Problem(Mixed(NOISES[1]), 2, 2)
     for branch in ("uninformed", "informed"):
-        for prediction, qhat in sweep(problem, [0.6, 0.2], branch):
+        for prediction, found in sweep(problem, [0.6, 0.2], branch):
             plain = iterate(problem, prediction.alpha, branch)
             np.testing.assert_allclose(prediction.V, plain.V, atol=1e-7)
-            np.testing.assert_allclose(np.linalg.inv(np.eye(2) + qhat), plain.V, atol=1e-6)
+            np.testing.assert_allclose(np.linalg.inv(np.eye(2) + found.qhat), plain.V, atol=1e-6)

@@ -20,19 +20,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.interfaces import Overlaps
-from smimbench.numerics.linalg import symmetric_root
+from smimbench.numerics.linalg import symmetric_logarithm, symmetric_root
 from smimbench.numerics.qmc import normal_points, whitened_points
 from smimbench.numerics.seeds import monte_carlo_rng
-from smimbench.theory.information import information_at, overlap_at, prior_moments
+from smimbench.theory.information import information_at, offers_rough, overlap_at, prior_moments
 from smimbench.theory.limit import aligned, scores
 from smimbench.theory.predictions import competing, point_document
+from smimbench.theory.recursion import exponential
 from smimbench.theory.types import Host
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from smimbench.interfaces import Conditions
     from smimbench.problem import Problem
 
-__all__ = ["fixed_point", "trajectory"]
+__all__ = ["fixed_point", "information_on_the_way", "trajectory"]
 
 POINTS = 2**12
 """Points of the integrals over latents. Doubled: about half the error, in twice the time."""
@@ -45,6 +48,9 @@ LONGEST = 60
 
 STILL = 1e-9
 """Change of all overlaps that ends it. Doubled: one iteration fewer."""
+
+ROUGHLY_STILL = 1e-5
+"""The same where the information is sampled, with an error of 1e-3. Doubled: one iteration fewer."""
 
 
 def fixed_point(problem: Problem, alpha: float, conditions: Conditions) -> dict[str, Any]:
@@ -73,8 +79,14 @@ def trajectory(problem: Problem, alpha: float, conditions: Conditions, claimed: 
         moved = [aligned(problem, one) for one in conditions.starts]
         start = Overlaps(*(np.mean([one[i] for one in moved], axis=0) for i in range(3)))
     steps = min(conditions.iterations or LONGEST, LONGEST)
-    walk = _low_rank_trajectory if problem.model.rank == "low" else _extensive_trajectory
-    path = walk(problem, alpha, start, second - start.own if claimed is None else claimed, steps)
+    V = second - start.own if claimed is None else claimed
+    if problem.model.rank == "low":
+        path = _low_rank_trajectory(problem, alpha, start, V, steps)
+    else:
+        end = np.asarray(fixed_point(problem, alpha, conditions)["overlap"], dtype=float)
+        path = _extensive_trajectory(
+            problem, alpha, start, V, steps, information_on_the_way(problem, start.cross, V, end)
+        )
     found = scores(Overlaps(*(np.stack(parts) for parts in zip(*(aligned(problem, one) for one in path)))))
     key = "squared_cosine" if problem.model.rank == "low" else "overlap"
     return {"iteration": list(range(len(path))), "mse": found["mse"].tolist(), "overlap": found[key].tolist()}
@@ -122,13 +134,45 @@ def _entries(problem: Problem, truth: Host) -> tuple[Host, Host]:
     return both[:P], both[P:]
 
 
-def _extensive_trajectory(problem: Problem, alpha: float, start: Overlaps, V: Host, steps: int) -> list[Overlaps]:
+def _extensive_trajectory(
+    problem: Problem, alpha: float, start: Overlaps, V: Host, steps: int, information: Callable[[Host, Host], Host]
+) -> list[Overlaps]:
     truth, Q, _ = start
     path = [start]
+    still = ROUGHLY_STILL if offers_rough(problem) else STILL
     for _ in range(steps):
-        information = information_at(problem, Q, V).value
-        before, (Q, V) = Q, overlap_at(problem, problem.model.kappa * alpha * information)
+        before, (Q, V) = Q, overlap_at(problem, problem.model.kappa * alpha * information(Q, V))
         path.append(Overlaps(truth, Q, Q))
-        if np.abs(Q - before).max() < STILL:
+        if np.abs(Q - before).max() < still:
             break
     return path
+
+
+def information_on_the_way(problem: Problem, Q: Host, V: Host, end: Host | None = None) -> Callable[[Host, Host], Host]:
+    """From overlaps and errors (P, P) to the information, for many steps from Q, V to where the overlap is ``end``.
+
+    Where a channel offers rough values it is those, moved to the accurate one at either end. The logarithm of their ratio
+    hardly varies; between the ends it is interpolated in the trace of Q.
+    """
+    if not offers_rough(problem):
+        return lambda Q, V: information_at(problem, Q, V).value
+    second = prior_moments(problem)[0]
+    ends = [(Q, V)]
+    if end is not None and (np.diagonal(second - end) > 0).all():
+        ends.append((end, np.diag(np.diagonal(second - end))))
+    ratios = [_log_ratio(problem, *pair) for pair in ends]
+    where = [float(np.trace(pair[0])) for pair in ends]
+
+    def found(Q: Host, V: Host) -> Host:
+        way = where[-1] - where[0]
+        share = float(np.clip((np.trace(Q) - where[0]) / way, 0.0, 1.0)) if way else 0.0
+        rough = symmetric_logarithm(information_at(problem, Q, V, rough=True).value)
+        return exponential(rough + (1 - share) * ratios[0] + share * ratios[-1])
+
+    return found
+
+
+def _log_ratio(problem: Problem, Q: Host, V: Host) -> Host:
+    accurate, rough = (symmetric_logarithm(information_at(problem, Q, V, rough=rough).value) for rough in (False, True))
+    ratio: Host = accurate - rough
+    return ratio

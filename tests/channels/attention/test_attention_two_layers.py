@@ -6,10 +6,16 @@ import math
 
 import numpy as np
 import pytest
+from smimbench_algorithms.gamp.path import information_on_the_way
 from smimbench_channels.attention.softmax.two_layers.channel import TwoLayerAttention
 
 from smimbench.backend.arrays import to_host
-from smimbench.interfaces import ParameterError
+from smimbench.interfaces import ParameterError, offers
+from smimbench.problem.problem import Problem
+from smimbench.theory.coupled import sweep
+from smimbench.theory.information import information_at, overlap_at, prior_moments
+from smimbench.theory.perfect_recovery import perfect_limit
+from smimbench.theory.recursion import UNFINISHED
 from tests.conftest import assert_placed
 
 SCALE = np.array([math.sqrt(2), 1, math.sqrt(2)])
@@ -379,15 +385,58 @@ def test_information_is_the_mean_square_of_g(q, v, rng):
     assert np.all(found.error < 0.05 * np.sqrt(np.outer(*[np.diagonal(found.value)] * 2)))
 
 
-def test_information_near_perfect_recovery():
-    """Two numbers are seen of six, so that sum_l V_ll I_ll -> 2."""
-    channel = TwoLayerAttention(samples=1 << 12)
-    V = np.diag([1e-6, 2e-6])
-    found = channel.information(np.array([[1.5, 0.5], [0.5, 1.5]]), V)
-    total = float(np.sum(np.diagonal(found.value) * np.diagonal(V)))
-    error = float(np.sum(np.diagonal(found.error) * np.diagonal(V)))
-    assert error < 0.04
-    assert abs(total - 2) < 3 * error + 1e-3
+@pytest.mark.parametrize(("beta", "skip"), [(1.0, 1.0), (2.0, 0.0), (0.5, 2.0)])
+def test_information_near_perfect_recovery(beta, skip):
+    """Two numbers are seen of six, so that sum_l V_ll I_ll -> 2, and the layer that is known less takes most of them.
+
+    So a balance exists, and counting says where perfect recovery becomes stable: two layers of ``rho (1 - rho / 2)`` unknowns.
+    """
+    channel, shares = TwoLayerAttention(beta=beta, skip=skip, samples=1 << 12), []
+    table = {"name": "softmax", "layers": 2, "skip": skip, "beta": beta}
+    problem = Problem({"name": "attention-indexed", "tokens": 2}, table, {"name": "wishart", "rho": 0.5})
+    assert problem.channel.equations == 2.0
+    for ratio in (1e-3, 1.0, 1e3):
+        V = 1e-8 * np.diag([1.0, ratio]) / max(1.0, ratio)
+        found = channel.information(np.array([[1.5, 0.5], [0.5, 1.5]]), V)
+        parts = np.diagonal(found.value) * np.diagonal(V)
+        error = float(np.sum(np.diagonal(found.error) * np.diagonal(V)))
+        assert error < 0.04
+        assert abs(parts.sum() - 2) < 3 * error + 1e-3
+        shares.append(parts[0] / parts.sum())
+    assert shares[0] > 0.6
+    assert shares[0] > shares[1] > shares[2] < 0.1
+    limit = perfect_limit(problem)
+    assert abs(limit.value - 0.375) < 4 * limit.error
+
+
+def test_equations_of_one_layer_are_the_limit_of_its_information():
+    problem = Problem({"name": "attention-indexed", "tokens": 3}, "softmax", {"name": "wishart", "rho": 0.5})
+    V = np.array([[1e-9]])
+    assert problem.channel.equations == pytest.approx(
+        float(V[0, 0] * problem.channel.information(1.5 - V, V).value[0, 0])
+    )
+    assert not offers(problem.channel, "rough_labels")
+
+
+@pytest.mark.parametrize(("skip", "alpha", "share"), [(1.0, 0.1, 0.1), (0.5, 0.05, 1.0)])
+def test_theory_from_few_accurate_values(skip, alpha, share):
+    """What rough values lead to is a fixed point of the accurate recursion: the residual is below the stated error.
+
+    Where s may vanish (c < 1), sampled values jump by a third of their error, and nothing closer can be found.
+    """
+    table = {"name": "softmax", "layers": 2, "skip": skip}
+    problem = Problem({"name": "attention-indexed", "tokens": 2}, table, {"name": "wishart", "rho": 0.3})
+    ((point, _),) = sweep(problem, [alpha])
+    V = overlap_at(problem, problem.model.kappa * alpha * information_at(problem, point.Q, point.V).value)[1]
+    assert (np.abs(np.diagonal(V - point.V)) < share * point.error).all()
+    assert UNFINISHED not in point.method
+    # A trajectory's information joins the accurate one at both ends.
+    bottom = prior_moments(problem)[1]
+    way = information_on_the_way(problem, bottom, prior_moments(problem)[0] - bottom, point.Q)
+    between = (bottom + point.Q) / 2
+    rest = np.diag(np.diagonal(prior_moments(problem)[0] - between))
+    accurate = np.diagonal(information_at(problem, between, rest).value)
+    np.testing.assert_allclose(np.diagonal(way(between, rest)), accurate, rtol=0.02 if skip == 1 else 0.05)
 
 
 def test_shared_mean_of_the_layers_gives_a_coupling():

@@ -157,18 +157,20 @@ class TwoLayerAttention(SoftmaxChannel):
         found = integrals(xp, weight, margins, centre)
         return xp.astype(found.log_weight, omega.dtype)
 
-    def information(self, Q: Array, V: Array) -> Uncertain:
+    def information(self, Q: Array, V: Array, *, labels: int | None = None) -> Uncertain:
         """``E sum_c g_c g_c^T`` (..., 2, 2) with ``omega ~ N(0, Q (x) I_3)``; leading axes are a batch.
 
         Both layers see the same inputs and, with a prior of nonzero mean, share a part of their signals: Q
         then has an off-diagonal even before anything is learned. Scrambled Sobol points in eight dimensions,
         the same for every (Q, V), with control variates; the error is the standard error over the scrambles.
+        ``labels`` stand in place of ``samples``.
         """
         q, v = on_host(Q, V)
-        estimate = partial(sampled_information, self.forward, self.beta, self.skip, self.samples)
+        samples = self.samples if labels is None else labels
+        estimate = partial(sampled_information, self.forward, self.beta, self.skip, samples)
         pairs = [estimate(one_q, one_v) for one_q, one_v in zip(q.reshape(-1, 2, 2), v.reshape(-1, 2, 2))]
         value, error = (np.array([p[k] for p in pairs]).reshape(q.shape) for k in (0, 1))
-        method = f"Monte Carlo ({ACCURACY.scrambles} scrambles of {self.samples // ACCURACY.scrambles} Sobol points)"
+        method = f"Monte Carlo ({ACCURACY.scrambles} scrambles of {samples // ACCURACY.scrambles} Sobol points)"
         return uncertain_like(Q, value, error, method)
 
 

@@ -1,0 +1,227 @@
+"""Fixed points of the matrix-valued recursion at one sample ratio, by Anderson's acceleration in log Qhat.
+
+Where a channel that samples its information offers rough values, the way is found with those, and few of the accurate ones
+correct it: the difference of the two logarithms hardly depends on the overlap. It is added to the rough map, whose fixed point
+is then found again, until the accurate map agrees there.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from smimbench.numerics.linalg import spectral_function, symmetric_logarithm
+from smimbench.theory.information import diagonals, information_at, offers_rough, overlap_at
+from smimbench.theory.types import Host
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smimbench.interfaces import Uncertain
+    from smimbench.problem.problem import Problem
+
+__all__ = ["SAME", "UNFINISHED", "FixedPoint", "Recursion", "at", "exponential"]
+
+MEMORY = 3
+"""Steps that Anderson's acceleration remembers; doubled, it is faster on smooth maps and less robust on sampled ones."""
+LONGEST_STEP = 3.0
+"""Longest accelerated step in log Qhat; doubled, bad extrapolations go twice as far."""
+SAME = 0.3
+"""Distance in log Qhat, in errors of the information, within which two fixed points are one. Doubled: an iteration fewer."""
+UNFINISHED = "iterations were not enough"
+MOST_ITERATIONS = 60
+"""Accelerated iterations per sample ratio; doubled, fewer points end with "were not enough"."""
+SOLVED = 0.02
+"""Residual that is left, in errors of the information; doubled, an iteration fewer, and twice its part in the stated error."""
+BEYOND = 1e14
+"""Qhat from which on the signal counts as known; doubled, one iteration more."""
+MOST_CORRECTIONS = 6
+"""Accurate values that a fixed point may take on the way of rough ones; doubled, no change where differences vary slowly."""
+PATIENCE = 12
+"""Rough iterations after which a residual below the error of the information is enough: sampled values may jump. Doubled: more
+iterations there."""
+STEADIEST = 0.1
+"""Least factor by which a correction is believed to shrink what is left; doubled, some points take one correction more."""
+CLEAR = 5.0
+"""Growth in errors of a rough value from which on its sign needs no accurate one; doubled, walks take more accurate values."""
+
+
+class FixedPoint(NamedTuple):
+    """Where the recursion rests.
+
+    Attributes
+    ----------
+    qhat : ndarray (P, P)
+    relative : float
+        Relative error of the information there.
+    residual : float
+        Largest entry of what is left of a step in log Qhat.
+    method : str
+        How the information was obtained; it says so where iterations were not enough.
+    offset : ndarray (P, P) or None
+        Logarithm of the accurate information less that of the rough one; None where there are no rough values.
+    """
+
+    qhat: Host
+    relative: float
+    residual: float
+    method: str
+    offset: Host | None = None
+
+
+def exponential(log: Host) -> Host:
+    """Matrix exponential (P, P) of a symmetric matrix; eigenvalues of log are cut at 60."""
+    return np.asarray(spectral_function(log, lambda values: np.exp(np.minimum(values, 60.0))))
+
+
+class Recursion:
+    """The map ``log Qhat -> log(kappa alpha I(overlap(Qhat)))`` at one sample ratio.
+
+    Parameters
+    ----------
+    problem : Problem
+    alpha : float
+        Sample ratio.
+    """
+
+    def __init__(self, problem: Problem, alpha: float) -> None:
+        self.problem, self.alpha = problem, alpha
+        self.has_rough = offers_rough(problem)
+
+    def image(self, log: Host, *, rough: bool = False) -> tuple[Host, Uncertain]:
+        """The image (P, P) of log Qhat, and the information there; ``rough`` for differences only."""
+        information = information_at(self.problem, *overlap_at(self.problem, exponential(log)), rough=rough)
+        return symmetric_logarithm(self.problem.model.kappa * self.alpha * information.value), information
+
+    def step(self, log: Host) -> Host:
+        """Image less log Qhat; a rough one where all of its eigenvalues are clearly positive."""
+        if self.has_rough:
+            image, information = self.image(log, rough=True)
+            if float(np.linalg.eigvalsh(image - log)[0]) > CLEAR * _relative(information):
+                return image - log
+        return self.image(log)[0] - log
+
+    def fixed_point(
+        self, start: Host, enough: float = 1e-10, target: FixedPoint | None = None, offset: Host | None = None
+    ) -> FixedPoint:
+        """The fixed point that iterations from Qhat = ``start`` (P, P) lead to.
+
+        Parameters
+        ----------
+        enough : float
+            Residual that need not be made smaller.
+        target : FixedPoint, optional
+            A fixed point that is known: iterations end early where they come to it.
+        offset : ndarray (P, P), optional
+            That of a fixed point nearby, to begin with.
+        """
+        if not self.has_rough:
+            return self._iterated(self._mapped(), start, enough, target)
+        return self._corrected(start, enough, target, offset)
+
+    def nearby(self, known: FixedPoint, enough: float) -> Host:
+        """Qhat of the fixed point near one that is known of another sample ratio."""
+        rough = known.offset is not None
+        mapped = self._mapped(known.offset, known.relative) if rough else self._mapped()
+        return self._iterated(mapped, known.qhat, enough, None, rough=rough).qhat
+
+    def _mapped(
+        self, offset: Host | None = None, relative: float | None = None
+    ) -> Callable[[Host], tuple[Host, float, str]]:
+        """Image, relative error and method: of accurate values, or of rough ones moved by an offset."""
+
+        def mapped(log: Host) -> tuple[Host, float, str]:
+            image, information = self.image(log, rough=offset is not None)
+            moved = image if offset is None else image + offset
+            return moved, _relative(information) if relative is None else relative, information.method
+
+        return mapped
+
+    def _corrected(self, start: Host, enough: float, target: FixedPoint | None, offset: Host | None) -> FixedPoint:
+        offset = np.zeros_like(start) if offset is None else offset
+        relative = None if target is None else target.relative
+        qhat, before = start, np.inf
+        best: FixedPoint | None = None
+        for _ in range(MOST_CORRECTIONS):
+            found = self._iterated(self._mapped(offset, relative), qhat, enough, target, rough=True)
+            found = found._replace(offset=offset)
+            log = symmetric_logarithm(found.qhat)
+            if UNFINISHED in found.method or (target is not None and at(target, log, found.relative)):
+                return found
+            image, information = self.image(log)
+            relative, residual = _relative(information), float(np.abs(image - log).max())
+            found = found._replace(relative=relative, residual=residual, method=information.method)
+            if np.diagonal(log).min() > np.log(BEYOND):
+                return found
+            if best is None or residual < best.residual:
+                best = found
+            offset, qhat = image - self.image(log, rough=True)[0], found.qhat
+            left = residual * max(STEADIEST, min(residual / before, 1.0))
+            if min(left, residual) <= max(enough, SOLVED * relative):
+                last = self._iterated(self._mapped(offset, relative), qhat, enough, None, rough=True)
+                return FixedPoint(last.qhat, relative, max(left, last.residual), information.method, offset)
+            before = residual
+        assert best is not None
+        if best.residual <= best.relative:  # where values jump, nothing closer can be found
+            return best
+        return best._replace(method=f"{best.method}, {MOST_CORRECTIONS} {UNFINISHED}")
+
+    def _iterated(
+        self,
+        mapped: Callable[[Host], tuple[Host, float, str]],
+        start: Host,
+        enough: float,
+        target: FixedPoint | None,
+        *,
+        rough: bool = False,
+    ) -> FixedPoint:
+        """Anderson's acceleration in the matrix logarithm, where growth by a factor is a constant step."""
+        upper = np.triu_indices(len(start))
+        x = symmetric_logarithm(start)
+        points: list[Host] = []
+        steps: list[Host] = []
+        residual, best = np.inf, np.inf
+        method = ""
+        for count in range(MOST_ITERATIONS):
+            image, relative, method = mapped(x)
+            step = image - x
+            residual = float(np.abs(step).max())
+            arrived = target is not None and at(target, image, relative)
+            least = relative if rough and count >= PATIENCE else SOLVED * relative
+            if arrived or residual <= max(enough, least) or np.diagonal(x).min() > np.log(BEYOND):
+                x = image
+                break
+            if residual > 2 * best:
+                points, steps = [], []  # the history misleads
+            best = min(best, residual)
+            points, steps = [*points[-MEMORY:], x], [*steps[-MEMORY:], step]
+            x = image
+            if len(steps) > 1:
+                changes = np.stack([(b - a)[upper] for a, b in itertools.pairwise(steps)], axis=-1)
+                moves = np.stack([(b - a)[upper] for a, b in itertools.pairwise(points)], axis=-1)
+                weights = np.linalg.lstsq(changes, step[upper], rcond=1e-8)[0]
+                move = step[upper] - (moves + changes) @ weights
+                if move @ step[upper] < 0:
+                    # Against the iteration itself: towards a fixed point that it moves away from.
+                    points, steps = [], []
+                    continue
+                longest = float(np.abs(move).max())
+                move = move * min(1.0, LONGEST_STEP / longest) if longest > 0 else move
+                x = points[-1].copy()
+                x[upper] += move
+                x.T[upper] = x[upper]
+        else:
+            method += f", {MOST_ITERATIONS} {UNFINISHED}"
+        return FixedPoint(exponential(x), relative, residual, method)
+
+
+def _relative(information: Any) -> float:
+    value, error = diagonals(information)
+    return float(np.max(error / np.maximum(value, 1e-300)))
+
+
+def at(target: FixedPoint, log: Host, relative: float) -> bool:
+    """Whether log Qhat (P, P) is that of a fixed point, within the ``relative`` error of the information."""
+    return float(np.abs(log - symmetric_logarithm(target.qhat)).max()) < SAME * relative
