@@ -356,7 +356,8 @@ class _PointByDraws:
 
     def _perfect(self) -> list[Check]:
         """Whether an error close to zero shrinks: ``kappa alpha I`` against the Qhat at which it was."""
-        V = SMALL * self.second
+        # What is unknown has the covariance of the prior: components may share a mean, but no error.
+        V = SMALL * (self.second - self.bottom)
         Q = self.second - V
         everything = np.arange(len(V))
         qhat = _inverse_map(self.problem, Q, V, everything)

@@ -11,6 +11,7 @@ from smimbench.cli.main import main
 from smimbench.problem.problem import Problem
 from smimbench.report import verification as verbs
 from smimbench.theory.cache import TheoryCache
+from smimbench.theory.information import prior_moments
 from smimbench.theory.verification import Check, _telling, verify_point
 from tests.helpers import ATTENTION as ATTENTION_SUITE
 from tests.helpers import SUITE, call, write_suite
@@ -84,6 +85,18 @@ def test_what_is_not_learned_and_what_is_perfect_must_be_stable():
     for point, alpha, name in ((nothing, 0.25, "unlearned"), (all_known, 0.4, "perfect recovery")):
         found = {row.quantity: row.z for row in verify_point(problem, {**point, "alpha": alpha}, 4000)}
         assert found[name] > 4
+
+
+def test_perfect_recovery_of_components_that_share_a_mean():
+    """Layers of one mean make independent errors: stable from 2 (rho - rho^2 / 2) / 2 samples on, by counting equations."""
+    table = {"name": "softmax", "layers": 2}
+    problem = Problem({"name": "attention-indexed", "tokens": 2}, table, {"name": "wishart", "rho": 0.5})
+    point = {"overlap": prior_moments(problem)[0].tolist(), "mse": [0.0, 0.0], "branch": "unique"}
+    for alpha, growth in ((0.45, 0.375 / 0.45), (0.3, 0.375 / 0.3)):
+        found = {row.quantity: row for row in verify_point(problem, {**point, "alpha": alpha}, 4000)}
+        row = found["perfect recovery"]
+        assert abs(row.drawn - growth) < 4 * row.standard_error
+        assert (row.z > 4) == (alpha < 0.375)
 
 
 def test_of_the_command_line(tmp_path, capsys, monkeypatch):
