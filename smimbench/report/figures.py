@@ -212,13 +212,19 @@ def _spread(low: float, high: float) -> Any:
 
 
 def smooth(line: Line, breaks: Iterable[float]) -> Line:
-    """A line through the same points that overshoots nowhere (cubic, monotone), and is broken at thresholds."""
+    """A line through the same points that overshoots nowhere (cubic, monotone), and is broken at thresholds.
+
+    Where neither side comes near a threshold nothing is known beside it: a NaN there leaves a gap in what is drawn.
+    """
     from scipy.interpolate import PchipInterpolator
 
     edges = [-np.inf, *sorted(breaks), np.inf]
     parts: list[list[Any]] = [[], [], []]
     for low, high in itertools.pairwise(edges):
         inside = (line.alpha > low) & (line.alpha <= high)
+        if inside.any() and parts[0]:
+            for part, value in zip(parts, (low, np.nan, np.nan)):
+                part.append([value])
         if inside.sum() > 2:
             x = line.alpha[inside]
             fine = _spread(x[0], x[-1])
@@ -256,7 +262,7 @@ def _suite_panel(
     if line is not None:
         _draw_theory_line(axis, line, "Bayes-optimal", "black", "-", floor)
         data += [{**place, "what": "Bayes-optimal", "alpha": float(a), "value": float(v), "error": float(e)}
-                 for a, v, e in zip(*line)]  # fmt: skip
+                 for a, v, e in zip(*line) if np.isfinite(v)]  # fmt: skip
     labels = list(dict.fromkeys(row["algorithm"] for row in measured))
     dimensions = sorted({row["dimension"] for row in measured})
     for i, name in enumerate(labels):
@@ -302,7 +308,7 @@ def _suite_panel(
     found = theorist.thresholds_at_hand(plan.problem)
     if logarithmic:
         # Up to the target at least: where all errors are far below it, an axis of one decade would have no tick but 0.
-        highest = [row["mean"] + (row["sem"] or 0.0) for row in measured] + ([line.value.max()] if line else [])
+        highest = [row["mean"] + (row["sem"] or 0.0) for row in measured] + ([np.nanmax(line.value)] if line else [])
         top = 2.0 * max([*highest, suite.run.target / 2.0])
         decades_to_zero(axis, floor, top)
     else:
