@@ -1,4 +1,4 @@
-"""``smimbench verify``: whether stored results are what they say."""
+"""``smimbench verify``: whether stored results and kept points of theory are what they say."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def verify(request: Request, cells: int, seed: int, no_theory: bool) -> int:
     backends = sorted({record["cell"]["backend"] for record in store.load().values()})
     known = [cell for backend in backends for cell in suite.cells(backend, request.registry)]
     if not no_theory:
-        found["points of theory"] = _theory(suite, store)
+        found["points of theory"] = _verified_theory(suite, store)
     found["cells run again"] = rerun(known, store, request.registry, count=cells, seed=seed)
     wrong = [line for one in found.values() for line in one.wrong]
     if request.as_json:
@@ -65,7 +65,7 @@ def verify(request: Request, cells: int, seed: int, no_theory: bool) -> int:
     return NOT_OK if wrong else OK
 
 
-def _theory(suite: Suite, store: Store) -> Verification:
+def _verified_theory(suite: Suite, store: Store) -> Verification:
     """Points of theory that are kept, against points that are solved now."""
     from smimbench.run.store import theory_folder
     from smimbench.run.theory_guard import GuardedTheory

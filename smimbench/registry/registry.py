@@ -1,5 +1,5 @@
 """One door for all plugins: built-in, installed and dropped in files are imported and their items registered, with
-names, versions and capabilities.
+names, versions and capabilities; an item that lacks a method is refused in words.
 
 Each plugin is loaded in its own ``try``: one that fails is kept with its reason and harms nothing else.
 """
@@ -339,11 +339,11 @@ def _what_is_needed(item: type[Any], choices: tuple[tuple[str, ...], ...]) -> st
     if begun:
         lacking = ", ".join(name for name in begun[0] if not has(item, name))
         others = [" and ".join(choice) for choice in choices if choice is not begun[0]]
-        return f"lacks {lacking} (or give {_or(others)} instead)"
-    return f"needs {_or([', '.join(choice) for choice in choices])}"
+        return f"lacks {lacking} (or give {_needed_methods_in_words(others)} instead)"
+    return f"needs {_needed_methods_in_words([', '.join(choice) for choice in choices])}"
 
 
-def _or(words: list[str]) -> str:
+def _needed_methods_in_words(words: list[str]) -> str:
     article = len(words) == 2 and all("," not in word for word in words)
     return "a " + " or a ".join(words) if article else ", or ".join(words)
 

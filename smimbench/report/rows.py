@@ -1,5 +1,5 @@
 """From records to rows, with theory beside them: one row per problem, algorithm, backend, sample ratio, dimension,
-metric and component.
+metric and component; in them an algorithm's own theory, when each component was learned, and in which order.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _RunsOfRow:
         usable = [r for r in records if r["metrics"] and r["status"] != Status.DIVERGED.value]
         trajectories = [None if r["status"] in LOST else store.trajectory(r) for r in records]
         unsolved = self.bayes.get("unsolved")
-        layers, order = ([], None) if unsolved else _order(self, trajectories)
+        layers, order = ([], None) if unsolved else _learning_order_of_row(self, trajectories)
         informed, above = above_informed(records)
         own, reason = ({}, self.own) if isinstance(self.own, str) else (self.own, None)
         shared = {
@@ -339,7 +339,7 @@ def own_point(
         return f"its theory raised {error_line(error)}"
 
 
-def _order(
+def _learning_order_of_row(
     group: _RunsOfRow, trajectories: Sequence[dict[str, Any] | None]
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
     """When each component was learned, and in what order; nothing for a single one."""

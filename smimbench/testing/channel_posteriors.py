@@ -202,9 +202,9 @@ def posterior(context: CheckContext, model: Any, channel: Any, test: MeanTest) -
             flat = z.reshape(len(z), -1)
             outer = flat[:, :, None] * flat[:, None, :]
             target = found.second_moment[i].reshape(outer.shape[1:])
-            _weighted(test, f"E[z | y] {where}", flat, weights, found.mean[i].ravel(), slack)
+            _test_importance_weighted_posterior(test, f"E[z | y] {where}", flat, weights, found.mean[i].ravel(), slack)
             size = 1 + np.abs(omega[i]).max()
-            _weighted(test, f"E[z z^T | y] {where}", outer, weights, target, 4 * slack * size)
+            _test_importance_weighted_posterior(test, f"E[z z^T | y] {where}", outer, weights, target, 4 * slack * size)
 
 
 def _importance_weights(context: CheckContext, channel: Any, z: Array, y: Array, rng: np.random.Generator) -> Array:
@@ -225,7 +225,9 @@ def _few_values(channel: Any, z: Array) -> bool:
     return len(np.unique(drawn, axis=0)) < len(z) // 4
 
 
-def _weighted(test: MeanTest, what: str, values: Array, weights: Array, target: Array, slack: float) -> None:
+def _test_importance_weighted_posterior(
+    test: MeanTest, what: str, values: Array, weights: Array, target: Array, slack: float
+) -> None:
     """Self-normalised importance sampling, with the usual standard error of a ratio."""
     share = weights / weights.sum()
     flat = values.reshape(len(values), -1)

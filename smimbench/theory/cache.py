@@ -1,5 +1,5 @@
 """Answers of theory (points, thresholds, an algorithm's own) as plain documents, each computed once and kept on disk,
-with the nodes that they came from.
+with the nodes that they came from; who waits is told of each node.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class TheoryCache:
         self.watch(Progress(done, total))
         if missing:
             self.begin(problem)
-        with _watched(problem, lambda nodes, alpha: self.watch(Progress(done, total, nodes, alpha))):
+        with _nodes_of_theory_watched(problem, lambda nodes, alpha: self.watch(Progress(done, total, nodes, alpha))):
             for part in batches(problem, missing):
                 solved = competing(problem, part)
                 flat = [p for branches in solved for p in branches]
@@ -125,7 +125,7 @@ class TheoryCache:
         found: dict[str, Any] | None = self._recall("thresholds", key, None)
         if found is None:
             self.begin(problem)
-            with _watched(problem, lambda nodes, alpha: self.watch(Progress(0, 1, nodes, alpha))):
+            with _nodes_of_theory_watched(problem, lambda nodes, alpha: self.watch(Progress(0, 1, nodes, alpha))):
                 found = thresholds(problem)
             self._remember("thresholds", key, None, found)
         self.watch(Progress(1, 1, Evaluations.of(problem).count))
@@ -278,7 +278,7 @@ class TheoryCache:
             _write_answer(file, {"problem": json.loads(key), "alpha": alpha}, answer)
 
 
-class _watched:
+class _nodes_of_theory_watched:
     """While it lasts, whoever waits is told of the nodes of a problem: how many, and the last alpha of its curve."""
 
     def __init__(self, problem: Problem, tell: Callable[[int, float | None], None]) -> None:
