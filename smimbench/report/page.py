@@ -72,7 +72,7 @@ def render_page(
         suite=suite,
         css=(ASSETS / "page.css").read_text(encoding="utf-8"),
         js=(ASSETS / "page.js").read_text(encoding="utf-8"),
-        plotly=_packed(get_plotlyjs()),
+        plotly=_packed_into_page(get_plotlyjs()),
         data=json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
         verdicts=[_shown(verdict) for verdict in verdicts(rows)],
         problems=list(dict.fromkeys(row["problem"] for row in rows)),
@@ -168,7 +168,7 @@ def _reproduce(suite: Suite, shared: Mapping[str, Any]) -> str:
     return "\n".join([*checkout, "pip install .", f"smimbench run {suite.name} {words}".strip()])
 
 
-def _packed(script: str) -> str:
+def _packed_into_page(script: str) -> str:
     """A script as a page carries it: three fifths of its size, and read by no browser before it is needed."""
     return base64.b64encode(gzip.compress(script.encode(), 9, mtime=0)).decode()
 

@@ -217,7 +217,7 @@ def _check_prior(problem: Problem) -> None:
     for point, ratio in enumerate(INFORMATION):
         Qhat = ratio * np.linalg.inv(spread)
         root = symmetric_root(np.linalg.inv(Qhat))
-        claimed = _checked_overlap(problem, Qhat, second)
+        claimed = _overlap_with_consistent_shape(problem, Qhat, second)
         errors, shifts, stated = [], [], []
         for k in range(DRAWS):
             rng = monte_carlo_rng("consistency: signal", point, k)
@@ -251,7 +251,7 @@ def _check_prior(problem: Problem) -> None:
                 )
 
 
-def _checked_overlap(problem: Problem, Qhat: Array, second: Array) -> Array:
+def _overlap_with_consistent_shape(problem: Problem, Qhat: Array, second: Array) -> Array:
     """V (P, P) of the prior's state-evolution map, after a look at its form."""
     P = problem.components
     found = problem.prior.overlap(Qhat[None, ...])

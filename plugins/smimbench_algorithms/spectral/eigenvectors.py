@@ -1,4 +1,4 @@
-"""Estimates of a signal of low rank from the leading eigenvectors of a data set."""
+"""Estimates of a signal of low rank from the leading eigenvectors of a data set: component after component, with signs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,11 @@ def spectral_estimate(
     ]
     G = pieces[0] if len(pieces) == 1 else xp.concat(pieces, axis=0)
     theory = spectral_theory(problem, data.sample_ratio, kind, regularisation)
-    hints = _first_direction(problem, data, rng) if problem.channel.symmetry in ("none", "permutations") else None
+    hints = (
+        _sign_hints_of_eigenvectors(problem, data, rng)
+        if problem.channel.symmetry in ("none", "permutations")
+        else None
+    )
     place = beside(data.inputs)
     spread = xp.asarray(root, **place)
     estimate = xp.zeros((P, D), **place)
@@ -89,7 +93,7 @@ def spectral_estimate(
     removed: list[Any] = []
     for mode in theory.modes:
         e = None if mode.direction is None else xp.asarray(mode.direction, **place)
-        matrices = LinearisedMatrices(problem, data, G if e is None else _along(xp, G, e))
+        matrices = LinearisedMatrices(problem, data, G if e is None else _projected_on_eigenvector(xp, G, e))
         matrices.removed = removed
         found = matrices.leading_asymmetric(rng) if kind == "asymmetric" else None
         used = mode
@@ -121,7 +125,7 @@ def spectral_estimate(
     )
 
 
-def _along(xp: Any, G: Array, e: Array) -> Array:
+def _projected_on_eigenvector(xp: Any, G: Array, e: Array) -> Array:
     """``e^T G e`` (n, 1, C, 1, C)."""
     left = xp.sum(G * e[None, :, None, None, None], axis=1, keepdims=True)
     return xp.sum(left * e[None, None, None, :, None], axis=3, keepdims=True)
@@ -133,7 +137,7 @@ def _same_direction(theory: SpectralTheory, mode: Mode) -> Mode:
     return max(theory.modes, key=lambda other: abs(float(other.direction @ mode.direction)))  # type: ignore[operator]
 
 
-def _first_direction(problem: Problem, data: Data, rng: np.random.Generator) -> Array:
+def _sign_hints_of_eigenvectors(problem: Problem, data: Data, rng: np.random.Generator) -> Array:
     """``adjoint(E[z | y])`` at the prior mean: knows signs where the labels do."""
     xp = namespace(data.inputs)
     P, C, D = problem.components, problem.model.sites, data.dimension
