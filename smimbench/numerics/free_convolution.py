@@ -30,6 +30,7 @@ import numpy as np
 
 from smimbench.backend.arrays import beside, clip, namespace, to_host
 from smimbench.interfaces import Uncertain
+from smimbench.numerics.quadrature import gauss_kronrod
 from smimbench.numerics.seeds import monte_carlo_rng
 
 if TYPE_CHECKING:
@@ -315,7 +316,7 @@ class FreeConvolution:
         square roots at the ends of the density are smooth.
         """
         atoms = self._scaled(noise)
-        nodes, kronrod, gauss = _gauss_kronrod()
+        nodes, kronrod, gauss = gauss_kronrod()
 
         def evaluate(panels: Host) -> tuple[Host, Host]:
             left, right, low, high = panels.T[..., None]
@@ -465,23 +466,3 @@ def _panels(ends: Host, breaks: Host) -> Host:
         interval = np.broadcast_to([left, right], (angles.size - 1, 2))
         rows.append(np.column_stack([interval, angles[:-1], angles[1:]]))
     return np.concatenate(rows)
-
-
-def _gauss_kronrod() -> tuple[Host, Host, Host]:
-    """Kronrod nodes (15,) on (-1, 1), their weights, and the Gauss weights (7,) of every second node."""
-    half = [0.991455371120812639206854697526329, 0.949107912342758524526189684047851]
-    half += [0.864864423359769072789712788640926, 0.741531185599394439863864773280788]
-    half += [0.586087235467691130294144691693013, 0.405845151377397166906606412076961]
-    half += [0.207784955007898467600689403773245]
-    kronrod = [0.022935322010529224963732008058970, 0.063092092629978553290700663189204]
-    kronrod += [0.104790010322250183839876322541518, 0.140653259715525918745189590510238]
-    kronrod += [0.169004726639267902826583426598550, 0.190350578064785409913256402421014]
-    kronrod += [0.204432940075298892414161999234649]
-    gauss = [0.129484966168869693270611432679082, 0.279705391489276667901467771423780]
-    gauss += [0.381830050505118944950369775488975]
-    nodes = np.array([-x for x in half] + [0.0] + half[::-1])
-    return (
-        nodes,
-        np.array([*kronrod, 0.209482141084727828012999174891714, *kronrod[::-1]]),
-        np.array([*gauss, 0.417959183673469387755102040816327, *gauss[::-1]]),
-    )

@@ -6,12 +6,19 @@ Every function returns read-only NumPy arrays ``nodes, weights``, (count,) each 
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 
-__all__ = ["gauss_hermite", "gauss_legendre", "gauss_lobatto", "gaussian_trapezoid", "half_plane_hermite"]
+__all__ = [
+    "gauss_hermite",
+    "gauss_kronrod",
+    "gauss_legendre",
+    "gauss_lobatto",
+    "gaussian_trapezoid",
+    "half_plane_hermite",
+]
 
 Nodes = tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.float64]]]
 
@@ -68,3 +75,26 @@ def gaussian_trapezoid(count: int, reach: float = 8.5) -> Nodes:
     nodes = np.linspace(-reach, reach, count)
     weights = np.exp(-0.5 * nodes * nodes)
     return _locked(nodes, weights / weights.sum())
+
+
+@cache
+def gauss_kronrod() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Kronrod nodes (15,) on (-1, 1), their weights, and the Gauss weights (7,) of every second node."""
+    half = [0.991455371120812639206854697526329, 0.949107912342758524526189684047851]
+    half += [0.864864423359769072789712788640926, 0.741531185599394439863864773280788]
+    half += [0.586087235467691130294144691693013, 0.405845151377397166906606412076961]
+    half += [0.207784955007898467600689403773245]
+    kronrod = [0.022935322010529224963732008058970, 0.063092092629978553290700663189204]
+    kronrod += [0.104790010322250183839876322541518, 0.140653259715525918745189590510238]
+    kronrod += [0.169004726639267902826583426598550, 0.190350578064785409913256402421014]
+    kronrod += [0.204432940075298892414161999234649]
+    gauss = [0.129484966168869693270611432679082, 0.279705391489276667901467771423780]
+    gauss += [0.381830050505118944950369775488975]
+    found = (
+        np.array([-x for x in half] + [0.0] + half[::-1]),
+        np.array([*kronrod, 0.209482141084727828012999174891714, *kronrod[::-1]]),
+        np.array([*gauss, 0.417959183673469387755102040816327, *gauss[::-1]]),
+    )
+    for one in found:
+        one.flags.writeable = False  # shared by all callers
+    return found

@@ -76,7 +76,7 @@ def run_together(
         instance, own, make_rng, limits = common[k]
         return problem, instance, own, version, make_rng(attempt), limits, backend
 
-    firsts = _attempts([arguments(k, algorithm, 0) for k in range(len(common))])
+    firsts = _attempts_together([arguments(k, algorithm, 0) for k in range(len(common))])
     results: list[LoopResult | BaseException] = []
     again: dict[int, tuple[Attempt, Any]] = {}
     for k, first in enumerate(firsts):
@@ -91,13 +91,13 @@ def run_together(
             continue
         if cautious is not None:
             again[k] = first, cautious
-    seconds = _attempts([arguments(k, cautious, 1) for k, (_, cautious) in again.items()])
+    seconds = _attempts_together([arguments(k, cautious, 1) for k, (_, cautious) in again.items()])
     for (k, (first, _)), second in zip(again.items(), seconds):
         results[k] = second if isinstance(second, BaseException) else after_restart(first, second)
     return results
 
 
-def _attempts(arguments: Sequence[tuple[Any, ...]]) -> list[Attempt | BaseException]:
+def _attempts_together(arguments: Sequence[tuple[Any, ...]]) -> list[Attempt | BaseException]:
     """One attempt of each, from the arguments of their ``Run``."""
     found: list[Attempt | BaseException | None] = [None] * len(arguments)
     runs: dict[int, Run] = {}

@@ -9,6 +9,7 @@ import pytest
 
 from smimbench.numerics.quadrature import (
     gauss_hermite,
+    gauss_kronrod,
     gauss_legendre,
     gauss_lobatto,
     gaussian_trapezoid,
@@ -40,3 +41,13 @@ def test_half_plane():
     assert (y > 0).all()
     assert np.sum(w) == pytest.approx(1.0)
     assert np.sum(w * x**2 * y**4) == pytest.approx(3.0)
+
+
+def test_kronrod_nodes_hold_those_of_gauss():
+    nodes, kronrod, gauss = gauss_kronrod()
+    assert np.allclose(nodes[1::2], np.polynomial.legendre.leggauss(7)[0], atol=1e-15)
+    for power in range(24):  # 15 nodes, 7 of them given: exact to degree 22, and to 23 by symmetry
+        exact = (1 - (-1) ** (power + 1)) / (power + 1)
+        assert kronrod @ nodes**power == pytest.approx(exact, abs=1e-15)
+        if power < 14:
+            assert gauss @ nodes[1::2] ** power == pytest.approx(exact, abs=1e-15)

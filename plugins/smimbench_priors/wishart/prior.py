@@ -174,7 +174,7 @@ class Wishart:
             pairs = [xp.linalg.eigh(safe[p, :, :]) for p in range(components)]
         # The scalar equations are solved on the host, thousands of operations on few numbers. One transfer brings all.
         Qhat, whole, *spectra = read_together(Qhat, xp.astype(whole, R.dtype), *(values for values, _ in pairs))
-        noise = _noise(Qhat)
+        noise = _noise_of_components(Qhat)
         V = send(np.eye(components) * mmse(noise, rho)[..., None, :], R)
         shrunk = np.reshape(np.stack(spectra), (-1, dimension))
         good = np.repeat(np.ravel(whole) != 0, components)
@@ -202,7 +202,7 @@ class Wishart:
         """
         xp = namespace(Qhat)
         place = {"dtype": Qhat.dtype, "device": array_api_compat.device(Qhat)}
-        noise = _noise(to_host(Qhat))
+        noise = _noise_of_components(to_host(Qhat))
         if self.rho == 0:
             t = np.minimum(noise, 1.0)
             error, gain = t * (2 - t), (1 - t) ** 2
@@ -284,7 +284,7 @@ def _length(factor: Array) -> float:
     return math.sqrt(math.prod(factor.shape[-2:]))
 
 
-def _noise(Qhat: Host) -> Host:
+def _noise_of_components(Qhat: Host) -> Host:
     """``[Qhat^{-1}]_pp`` (..., P): noise variance of every component alone; infinite without information."""
     Qhat = np.asarray(Qhat, dtype=np.float64)
     identity = np.eye(Qhat.shape[-1], dtype=bool)
