@@ -24,7 +24,7 @@ from smimbench.backend import get_backend
 from smimbench.interfaces import Conditions, Overlaps
 
 D, RUNS = 1000, 16
-online_draws.LATENTS = 2.5e8  # here theory may take minutes
+online_draws.LATENTS = 1e9  # here theory may take minutes
 
 
 def softmax(layers):
@@ -49,7 +49,7 @@ def retrieval():
 CASES = {
     "phase retrieval": (retrieval, 0.3, {"learning_rate": 0.004, "batch": 4000, "steps": 160}),
     "one layer": (lambda: softmax(1), 0.2, {"learning_rate": 0.1, "batch": 2000, "steps": 80}),
-    "two layers": (lambda: softmax(2), 0.2, {"learning_rate": 0.1, "batch": 1000, "steps": 200}),
+    "two layers": (lambda: softmax(2), 0.2, {"learning_rate": 0.1, "batch": 4000, "steps": 200}),
 }
 
 
