@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from smimbench.backend.arrays import clip, namespace
+import numpy as np
+
+from smimbench.backend.arrays import NUMPY, clip, namespace
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array
@@ -38,6 +40,10 @@ def put_at_mask(whole: Array, mask: Array, part: Array, *, axis: int = 0, places
     if part.shape[axis] == 0:
         return whole
     xp = namespace(mask)
+    if xp is NUMPY:  # a copy and an assignment: a third of the time
+        result = np.array(whole, dtype=np.result_type(whole, part))
+        result[mask if axis == 0 else (..., mask)] = part
+        return result
     spread = xp.take(part, places_at_mask(mask) if places is None else places, axis=axis)
     shape = (-1,) + (1,) * (whole.ndim - 1) if axis == 0 else (-1,)
     return xp.where(xp.reshape(mask, shape), spread, whole)

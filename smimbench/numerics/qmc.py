@@ -17,8 +17,11 @@ __all__ = ["normal_points", "normal_scrambles", "uniform_points", "whitened_poin
 
 Points = np.ndarray[Any, np.dtype[np.float64]]
 
+KEPT = 4096
+"""Sets of points that are remembered; most are of a few hundred points. Doubled: twice the memory, 100 MB for deep attention."""
 
-@lru_cache(maxsize=256)
+
+@lru_cache(maxsize=KEPT)
 def uniform_points(dimension: int, count: int, purpose: str, *index: int) -> Points:
     """One scramble of a Sobol sequence in the open unit cube.
 
@@ -46,7 +49,7 @@ def uniform_points(dimension: int, count: int, purpose: str, *index: int) -> Poi
     return inside
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=KEPT)
 def normal_points(dimension: int, count: int, purpose: str, *index: int) -> Points:
     """``uniform_points`` mapped to independent standard normal numbers (count, dimension), read-only."""
     from scipy.special import ndtri

@@ -54,12 +54,24 @@ class Corrector:
         forward = tangent[stage.new].sum() if stage.direction is None else tangent @ stage.direction
         return tangent if forward > 0 else -tangent
 
+    def _across(self, moving: list[int], slope: Host, tangent: Host) -> Host:
+        """Differences of the slopes of the moving components, and the direction along the curve as its last row."""
+        block = slope[np.ix_(moving, moving)]
+        return np.vstack([block[1:] - block[:1], tangent[moving]])
+
+    def _noise(self, moving: list[int], error: Host, slope: Host, tangent: Host) -> float:
+        """Standard error of a correction across the curve, from that of the log alpha_a."""
+        if len(moving) < 2:
+            return 0.0
+        inverse = np.linalg.pinv(self._across(moving, slope, tangent), rcond=1e-10)[:, :-1]
+        weights = np.hstack([inverse.sum(axis=1, keepdims=True), -inverse])
+        return float(np.sqrt((weights**2 @ error[moving] ** 2).max()))
+
     def _correction(self, moving: list[int], log_ratios: Host, slope: Host, tangent: Host) -> Host:
         """Newton step across the curve that makes the moving components agree."""
         step = np.zeros(len(log_ratios))
         if len(moving) > 1:
-            block = slope[np.ix_(moving, moving)]
-            system = np.vstack([block[1:] - block[:1], tangent[moving]])
+            system = self._across(moving, slope, tangent)
             wanted = np.append(log_ratios[moving[0]] - log_ratios[moving[1:]], 0.0)
             step[moving] = np.linalg.lstsq(system, wanted, rcond=1e-10)[0]
         return step
@@ -73,7 +85,7 @@ class Corrector:
         return end
 
     def attempt(self, stage: Stage, origin: Node, x: Host, tangent: Host) -> tuple[Node, float]:
-        """The point of the curve near ``x``, and the size of the largest correction that it took.
+        """The point of the curve near ``x``, and the size of the largest correction that it took, beyond what noise explains.
 
         Broyden's method across the curve. The last correction is not evaluated again: what it changes in the ``alpha_a`` is
         part of their residual. Where few labels cost little they are asked first: what they miss hardly changes from node to
@@ -87,7 +99,8 @@ class Corrector:
         enough = self.accuracy.known_correction if known else self.accuracy.correction
         doubt = self.accuracy.doubt if known else 1.0
         rough_x, rough_ratios = x, None
-        if known and origin.missed is not None:
+        # A stage begins where a component is 0, and what few labels miss may be another there: tables may know it.
+        if known and origin.missed is not None and len(stage.nodes) > 1:
             rough_ratios = self.differentiate(stage, Node(x, last_ratios, last_ratios, slope, np.nan))
             step = self._correction(moving, rough_ratios + origin.missed, slope, tangent)
             size = float(np.abs(step).max())
@@ -105,7 +118,8 @@ class Corrector:
             size = float(np.abs(step).max())
             if not np.isfinite(size):
                 return Node(x, log_ratios, error, slope, np.nan), np.inf
-            largest = max(largest, size)
+            noise = self._noise(moving, error, slope, tangent) if self.ratios.sampled else 0.0
+            largest = max(largest, size - noise)
             if size <= (max(enough, float(error[moving].max())) if known else enough):
                 break
             last_x, last_ratios = x, log_ratios

@@ -127,7 +127,7 @@ def test_node(ratio, layers, overlaps):
         if tables:
             last_layer.evaluate.__wrapped__(1.0, overlaps, tuple(np.diagonal(V)), last_layer.ACCURACY)
         else:
-            over_labels.averages.__wrapped__(network, Q, V, over_labels.default_labels(network))
+            over_labels.averages.__wrapped__(network, Q, V, over_labels.default_labels(network, Q, V))
 
     assert ratio(evaluate, "exp") > 0
 

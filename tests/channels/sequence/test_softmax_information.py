@@ -32,6 +32,42 @@ def test_control_variates_have_mean_zero(layers, tokens, q):
     assert np.all(np.abs(scores) < 5.0)
 
 
+def test_labels_of_two_layers_are_as_many_as_their_error_takes():
+    network = Network(2, 2, 1.0)
+    few, some, many = (
+        over_labels.default_labels(network, *diagonal(*q)) for q in ((0.9995, 0.999996), (0.98, 0.9999), (0.1, 0.98))
+    )
+    assert over_labels.FEWEST_LABELS <= few < some < many <= over_labels.MOST_LABELS
+    found = SequenceSoftmax(tokens=2, layers=2).information(*diagonal(0.98, 0.9999))
+    assert np.all(np.diagonal(found.error) < 1.5 * over_labels.WANTED * np.diagonal(found.value))
+
+
+def test_scrambles_of_sampled_posteriors_share_no_points(monkeypatch):
+    # labels of one call share the points of their posteriors: the spread of scrambles shows that error if theirs are others
+    seeds, integrate = [], over_labels.integrate
+
+    def watched(*args, seed, **options):
+        seeds.append(seed)
+        return integrate(*args, seed=seed, **options)
+
+    monkeypatch.setattr(over_labels, "integrate", watched)
+    Q, V = diagonal(0.3, 0.5, 0.8)
+    first = [over_labels.draw(Network(3, 2, 1.0), Q, V, 16, scramble).shifts for scramble in range(4)]
+    assert len(seeds) == 8
+    assert min(abs(a - b) for k, a in enumerate(seeds) for b in seeds[:k]) >= over_labels.SEEDS
+    assert all(np.any(one != two) for one, two in first)
+
+
+def test_labels_are_standard_normal():
+    normal = np.random.default_rng(3).standard_normal((200_000, 6))
+    found = over_labels._by_differences(normal, Network(2, 3, 1.0)).reshape(-1, 6)
+    np.testing.assert_allclose(found.T @ found, normal.T @ normal, atol=8 * np.sqrt(2 * len(normal)))
+    np.testing.assert_allclose((found**2).sum(1), (normal**2).sum(1))
+    # the last coordinates are the sums of tokens
+    only_sums = over_labels._by_differences(np.eye(6)[4:], Network(2, 3, 1.0))
+    np.testing.assert_allclose(only_sums, np.eye(2)[:, :, None] / np.sqrt(3) * np.ones(3), atol=1e-15)
+
+
 def test_error_is_honest():
     channel = SequenceSoftmax(tokens=2, layers=2)
     Q = np.stack([diagonal(*q)[0] for q in ((0.1, 0.3), (0.5, 0.9), (0.95, 0.999))])
@@ -102,7 +138,7 @@ def test_weak_recovery_of_the_last_layer():
 
 
 @pytest.mark.parametrize(
-    ("skip", "q", "labels"), [(1.0, (0.0, 0.5), 8192), (0.3, (0.0, 0.9), 8192), (1.0, (0.0, 0.0, 0.8), 512)]
+    ("skip", "q", "labels"), [(1.0, (0.0, 0.5), 8192), (0.3, (0.0, 0.9), 8192), (1.0, (0.0, 0.0, 0.8), 2048)]
 )
 def test_table_and_integration_agree(skip, q, labels):
     # the table knows nothing of the integrators: it uses that B has two parameters

@@ -89,7 +89,7 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
     accuracy: float = 1e-5
     points: int = 2048
 
-    version = 3
+    version = 4
     symmetry = "signs"
 
     def __post_init__(self) -> None:
@@ -223,9 +223,9 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         before the last has an overlap.
 
         ``Q`` and ``V`` (..., L, L), leading axes are a batch; ``error`` has the shape of ``value``. ``labels`` says how many are
-        drawn for each (Q, V) that has no closed form; default: 65536 where the posterior of a label is integrated exactly (two
-        layers of two tokens; about 2e-3 of the value) or comes from a table, half as many for a table of two known layers, 4096
-        where it is sampled.
+        drawn for each (Q, V) that has no closed form; default: where the posterior of a label is integrated exactly (two layers
+        of two tokens) as many as an error of 7e-4 of the value takes, at most 131072 (2e-3 for overlaps of layer 1 below .1);
+        65536 where it comes from a table, half as many for a table of two known layers, 4096 where it is sampled.
         """
         return information.information(self._network, Q, V, labels)
 

@@ -60,7 +60,7 @@ def _by_tables_or_labels(
         if one is not None and np.isfinite(one.value).all():
             found.append(one)
         else:
-            number = over_labels.default_labels(network) if labels is None else labels
+            number = over_labels.default_labels(network, q, v) if labels is None else labels
             value, error = over_labels.averages(network, q, v, number)[which : which + 2]
             found.append(Uncertain(value, error, over_labels.METHOD))
     value, error = (np.reshape([f[k] for f in found], Q.shape) for k in (0, 1))

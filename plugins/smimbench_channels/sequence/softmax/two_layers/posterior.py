@@ -44,8 +44,8 @@ FAR_POINTS = 2048
 """Points of importance sampling for samples beyond ``DEEPEST``. Doubled: twice the time, ``1 / sqrt(2)`` of their error."""
 HOST_SAMPLES = 256
 """Samples up to which that is done on the host. Doubled (not measured): a device waits where its 10^4 launches were quicker."""
-BLOCK_SAMPLES = 512
-"""Samples of a block on the host. Doubled: twice the memory, the same result."""
+BLOCK_SAMPLES = 1024
+"""Samples of a block on the host. Doubled: twice the memory, beyond the cache; the same result."""
 COMPILED_BLOCK_SAMPLES = 1 << 13
 """The same for the compiled version, which computes with one sample at a time. Doubled: twice the memory, the same result."""
 DEVICE_BLOCK_SAMPLES = 1 << 15
