@@ -19,7 +19,7 @@ from smimbench.report.tables import make_table, number
 from smimbench.suite.cells import build_algorithm
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from rich.console import RenderableType
@@ -89,13 +89,13 @@ def own_theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableTyp
     tables = []
     for document in documents:
         entries = [entry for entry in document.get("algorithms", ()) if "point" in entry]
-        none = dict.fromkeys(
-            (e["algorithm"], e["no_theory"]) for e in document.get("algorithms", ()) if "point" not in e
-        )
-        notes = [f"{name} has no theory of its own here: {reason}" for name, reason in none]
-        ways = dict.fromkeys((e["algorithm"], e["point"].get("no_trajectory")) for e in entries)
-        notes += [f"{name} has no trajectory: {reason}" for name, reason in ways if reason]
-        note = "; ".join(notes)
+        others = [entry for entry in document.get("algorithms", ()) if "point" not in entry]
+        # Long and mostly the same at all sample ratios: below the table, not in a column of it.
+        notes = [
+            *_notes("obtained by {}", entries, lambda e: e["point"]["method"]),
+            *_notes("no trajectory: {}", entries, lambda e: e["point"].get("no_trajectory")),
+            *_notes("no theory of its own here: {}", others, lambda e: e["no_theory"]),
+        ]
         tables.append(
             make_table(
                 f"{document['problem']['label']}: the algorithms themselves",
@@ -104,13 +104,21 @@ def own_theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableTyp
                     ("alpha", "r", lambda e: f"{e['alpha']:.5g}"),
                     ("MSE", "r", lambda e: " ".join(number(v, 5) for v in np.atleast_1d(e["point"]["mse"]))),
                     ("overlap", "r", lambda e: " ".join(number(v, 5) for v in np.diagonal(e["point"]["overlap"]))),
-                    ("obtained by", "l", lambda e: e["point"]["method"]),
                 ],
                 entries,
-                note,
+                "\n".join(notes),
             )
         )
     return tables
+
+
+def _notes(text: str, entries: Sequence[dict[str, Any]], said: Callable[[dict[str, Any]], str | None]) -> list[str]:
+    """A line for everything that is said of some algorithms, with their names in front."""
+    names: dict[str, dict[str, None]] = {}
+    for entry in entries:
+        if found := said(entry):
+            names.setdefault(found, {})[entry["algorithm"]] = None
+    return [f"{'; '.join(those)}: {text.format(found)}" for found, those in names.items()]
 
 
 def draw_trajectories(

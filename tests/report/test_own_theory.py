@@ -65,7 +65,7 @@ def test_theory_says_it_too(results):
     assert "samples again" in found["adam"]["no_theory"]
     assert "no_trajectory" not in found["gamp"]["point"]
     text = " ".join(printed(own_theory_tables([document])).split())
-    assert "adam has no theory of its own here: descent that sees samples again" in text
+    assert "adam: no theory of its own here: descent that sees samples again" in text
 
 
 def test_theory_of_algorithms_is_of_the_sample_ratios_asked_for(results, monkeypatch):
