@@ -1,6 +1,6 @@
 """Write the list of all files into CONTRIBUTING.md: ``python docs/files.py``.
 
-Each file has the first sentence of its docstring. A test fails when the list is stale.
+Each file has the first sentence of its docstring, and the names of what it defines for others. A test fails when the list is stale.
 """
 
 from __future__ import annotations
@@ -22,6 +22,19 @@ def first_sentence(path: Path) -> str:
     return " ".join(text.split("\n\n")[0].split())
 
 
+def public_names(path: Path) -> list[str]:
+    """Functions and classes of a file without an underscore in front, in its order."""
+    defined = ast.parse(path.read_text(encoding="utf-8")).body
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return [item.name for item in defined if isinstance(item, kinds) and not item.name.startswith("_")]
+
+
+def entry(path: Path) -> str:
+    """The line of a file."""
+    names = ", ".join(f"`{name}`" for name in public_names(path))
+    return f"- **`{path.name}`**: {first_sentence(path)}" + (f" *{names}*" if names else "")
+
+
 def file_list() -> str:
     """Markdown: a heading for every folder, a line for every file that is more than the head of its folder."""
     lines = []
@@ -30,7 +43,7 @@ def file_list() -> str:
         for parent in sorted({path.parent for path in paths}):
             about = first_sentence(parent / "__init__.py")
             lines += ["", f"**`{parent.relative_to(ROOT)}/`** {about}", ""]
-            lines += [f"- `{path.name}`: {first_sentence(path)}" for path in paths if path.parent == parent]
+            lines += [entry(path) for path in paths if path.parent == parent]
     return "\n".join(lines) + "\n\n"
 
 
