@@ -1,6 +1,7 @@
 """Write the list of all files into CONTRIBUTING.md: ``python docs/files.py``.
 
-Each file has the first sentence of its docstring, and the names of what it defines for others. A test fails when the list is stale.
+Each file has the first sentence of its docstring, and the names of what it defines for others. A test fails when the list is
+stale.
 """
 
 from __future__ import annotations
