@@ -10,7 +10,7 @@ import pytest
 from smimbench_channels.sequence.softmax import one_layer
 from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
 from smimbench_channels.sequence.softmax.last_layer import information as tables
-from smimbench_channels.sequence.softmax.last_layer.posterior import posterior_moments
+from smimbench_channels.sequence.softmax.last_layer.posterior import DARKEST, _gaussian, posterior_moments
 from smimbench_channels.sequence.softmax.last_layer.tables import ACCURACY, Accuracy, make_tables, node_count
 
 from smimbench.backend.arrays import to_host
@@ -286,3 +286,14 @@ def test_labels_that_fit_no_node_are_drawn_instead(monkeypatch):
     found = SequenceSoftmax(tokens=2, layers=2, skip=0.0).information(Q, V, labels=2**12)
     assert "Sobol" in found.method
     assert np.isfinite(found.value).all()
+
+
+def test_weights_are_exact_down_to_the_last_that_counts_and_none_is_denormal():
+    square = np.concatenate([np.linspace(0.0, 400.0, 4001), [1e8, 1e16]]).astype(np.float32)
+    weight = _gaussian(square)
+    expected = np.exp(-0.5 * square.astype(float))
+    counts = square <= 2 * DARKEST
+    np.testing.assert_allclose(weight[counts], expected[counts], rtol=2e-5)
+    assert weight.dtype == np.float32
+    assert np.all(weight[~counts] == 0)
+    assert np.all(weight[counts] >= np.finfo(np.float32).tiny)
