@@ -8,14 +8,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.console import Group
+from rich.text import Text
 
 from smimbench.registry.adapters import plan_of, sizes
 from smimbench.registry.metrics import find_metric
 from smimbench.registry.registry import get_registry
-from smimbench.report.labels import grouped, letter
+from smimbench.report.labels import component_word, grouped, letter, letter_of
 from smimbench.report.rows import draws_fresh, own_point
 from smimbench.report.style import COLOURS, finish, literal, new_figure, panel_title, save_figure
-from smimbench.report.tables import make_table, number
+from smimbench.report.tables import component_column, make_table, number
 from smimbench.suite.cells import build_algorithm
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from smimbench.problem.problem import Problem
+    from smimbench.report.tables import Column
     from smimbench.run.store import Store
     from smimbench.suite.cells import Cell, Suite
     from smimbench.theory.cache import TheoryCache
@@ -43,21 +46,23 @@ def add_own_theory(
 ) -> None:
     """Add ``algorithms`` to every problem's document: ``algorithm``, ``dimension`` and ``point``, or ``no_theory`` in words.
 
-    What depends on sizes is given for every dimension of the suite; algorithms that draw fresh samples stand at the sample
-    ratio of all of them, and have one entry for every dimension. ``alphas`` stand in place of the sample ratios of the suite.
+    Sample ratios are those of the suite, or ``alphas`` in their place, not the nearest ones of whole samples. What depends on
+    sizes is given for every dimension of the suite; algorithms that draw fresh samples stand at the sample ratio of all of them.
     """
     by_label = {document["problem"]["label"]: document for document in documents}
     for document in documents:
         document["algorithms"] = []
     problems = {plan.label: plan.problem for plan in suite.plans}
     seen: set[str] = set()
-    for cell, wanted in _cells_asked_for(suite, alphas):
+    for cell in _cells_asked_for(suite, alphas):
         if cell.problem_label not in by_label:
             continue
         problem = problems[cell.problem_label]
-        ratio = _planned_ratio(problem, cell) if wanted is None or draws_fresh(cell.algorithm) else wanted
+        ratio = _planned_ratio(problem, cell) if draws_fresh(cell.algorithm) else cell.alpha
         found = own_point(cache, problem, cell, ratio, trajectory=True)
         entry: dict[str, Any] = {"algorithm": cell.algorithm_label, "alpha": ratio, "dimension": cell.dimension}
+        entry["dimension_letter"] = letter(problem.model)
+        entry["component_word"] = component_word(problem)
         entry |= {"no_theory": found} if isinstance(found, str) else {"point": found}
         same = repr((cell.problem_label, {**entry, "dimension": None}))
         if same not in seen:
@@ -65,13 +70,13 @@ def add_own_theory(
             by_label[cell.problem_label]["algorithms"].append(entry)
 
 
-def _cells_asked_for(suite: Suite, alphas: Sequence[float] | None) -> list[tuple[Cell, float | None]]:
-    """A cell for every algorithm, dimension and sample ratio, and the latter where it is not one of the suite."""
+def _cells_asked_for(suite: Suite, alphas: Sequence[float] | None) -> list[Cell]:
+    """A cell for every algorithm, dimension and sample ratio."""
     cells = [cell for cell in suite.cells() if not cell.replicate]
     if alphas is None:
-        return [(cell, None) for cell in cells]
-    moved = [(replace(cell, alpha=alpha), alpha) for cell in cells for alpha in alphas]
-    return list({cell.key: (cell, alpha) for cell, alpha in moved}.values())
+        return cells
+    moved = [replace(cell, alpha=alpha) for cell in cells for alpha in alphas]
+    return list({cell.key: cell for cell in moved}.values())
 
 
 def _planned_ratio(problem: Problem, cell: Cell) -> float:
@@ -86,7 +91,7 @@ def _planned_ratio(problem: Problem, cell: Cell) -> float:
 
 def own_theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableType]:
     """One table per problem: what theory says of each algorithm."""
-    tables = []
+    tables: list[RenderableType] = []
     for document in documents:
         entries = [entry for entry in document.get("algorithms", ()) if "point" in entry]
         others = [entry for entry in document.get("algorithms", ()) if "point" not in entry]
@@ -96,20 +101,38 @@ def own_theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableTyp
             *_notes("no trajectory: {}", entries, lambda e: e["point"].get("no_trajectory")),
             *_notes("no theory of its own here: {}", others, lambda e: e["no_theory"]),
         ]
-        tables.append(
-            make_table(
-                f"{document['problem']['label']}: the algorithms themselves",
-                [
-                    ("algorithm", "l", lambda e: e["algorithm"]),
-                    ("alpha", "r", lambda e: f"{e['alpha']:.5g}"),
-                    ("MSE", "r", lambda e: " ".join(number(v, 5) for v in np.atleast_1d(e["point"]["mse"]))),
-                    ("overlap", "r", lambda e: " ".join(number(v, 5) for v in np.diagonal(e["point"]["overlap"]))),
-                ],
-                entries,
-                "\n".join(notes),
-            )
-        )
+        title, caption = f"{document['problem']['label']}: the algorithms themselves", "\n".join(notes)
+        if not entries:
+            tables += [Group(Text(title, style="bold"), Text(caption, style="dim"))] if notes else []
+            continue
+        # Curves one below the other. The sort keeps the order of what is equal.
+        order = list(dict.fromkeys(entry["algorithm"] for entry in entries))
+        entries.sort(key=lambda e: (order.index(e["algorithm"]), e["alpha"]))
+        rows = [row for entry in entries for row in _rows(entry)]
+        columns: list[Column] = [
+            ("algorithm", "l", lambda r: r["algorithm"]),
+            ("alpha", "r", lambda r: f"{r['alpha']:.5g}"),
+            *([(letter_of(entries), "r", lambda r: str(r["dimension"]))] if _depend_on_size(entries) else []),
+            *component_column(rows),
+            ("MSE", "r", lambda r: number(r["mse"], 5)),
+            ("error", "r", lambda r: f"{r['error']:.0e}" if r["error"] else "0"),
+            ("overlap", "r", lambda r: number(r["overlap"], 5)),
+        ]
+        tables.append(make_table(title, columns, rows, caption))
     return tables
+
+
+def _depend_on_size(entries: Sequence[dict[str, Any]]) -> bool:
+    """Whether theory of an algorithm differs between dimensions."""
+    return len({(entry["algorithm"], entry["alpha"]) for entry in entries}) < len(entries)
+
+
+def _rows(entry: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for every component of a point."""
+    point = entry["point"]
+    values = zip(np.atleast_1d(point["mse"]), np.atleast_1d(point["mse_error"]), np.diagonal(point["overlap"]))
+    rows = [{**entry, "component": i, "mse": m, "error": e, "overlap": q} for i, (m, e, q) in enumerate(values, 1)]
+    return rows if len(rows) > 1 else [{**rows[0], "component": None}]
 
 
 def _notes(text: str, entries: Sequence[dict[str, Any]], said: Callable[[dict[str, Any]], str | None]) -> list[str]:

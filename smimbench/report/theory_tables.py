@@ -25,6 +25,9 @@ __all__ = ["theory_tables"]
 EXACT = 1e-6
 """Relative error of a sample ratio that is not shown; doubled, fewer curves have the column."""
 
+SIDE_BY_SIDE = 4
+"""Components that stand side by side; more have a row each. Doubled, rows are wider than a terminal."""
+
 
 def theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableType]:
     """A table of points and a few lines of thresholds per problem."""
@@ -32,19 +35,31 @@ def theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableType]:
     for document in documents:
         points = document["points"]
         several = isinstance(points[0]["mse"], list)
-        components = range(len(points[0]["mse"])) if several else range(1)
         # An error at a sample ratio is a sample ratio at an error: both are intervals where the curve is not exact.
         read = any(np.max(point.get("alpha_error", 0.0)) > EXACT * point["alpha"] for point in points)
-        columns: list[Column] = [
-            ("alpha", "r", lambda p: f"{p['alpha']:.5g}"),
-            *((f"MSE {i + 1}" if several else "MSE", "r", lambda p, i=i: _one(p["mse"], i)) for i in components),
-            ("error", "r", lambda p: _error(p["mse_error"])),
-            *([("in alpha", "r", lambda p: _error(p["alpha_error"]))] if read else []),
-            *(
-                (f"Q{i + 1}{i + 1}" if several else "overlap", "r", lambda p, i=i: number(p["overlap"][i][i], 6))
-                for i in components
-            ),
-        ]
+        count = len(points[0]["mse"]) if several else 1
+        rows: Sequence[Any] = points
+        if count <= SIDE_BY_SIDE:
+            columns: list[Column] = [
+                ("alpha", "r", lambda p: f"{p['alpha']:.5g}"),
+                *((f"MSE {i + 1}" if several else "MSE", "r", lambda p, i=i: _one(p["mse"], i)) for i in range(count)),
+                ("error", "r", lambda p: _error(p["mse_error"])),
+                *([("in alpha", "r", lambda p: _error(p["alpha_error"]))] if read else []),
+                *(
+                    (f"Q{i + 1}{i + 1}" if several else "overlap", "r", lambda p, i=i: number(p["overlap"][i][i], 6))
+                    for i in range(count)
+                ),
+            ]
+        else:
+            rows = [{**point, "component": i} for point in points for i in range(count)]
+            columns = [
+                ("alpha", "r", lambda p: "" if p["component"] else f"{p['alpha']:.5g}"),
+                ("component", "r", lambda p: str(p["component"] + 1)),
+                ("MSE", "r", lambda p: _one(p["mse"], p["component"])),
+                ("error", "r", lambda p: _error(p["mse_error"][p["component"]])),
+                *([("in alpha", "r", lambda p: _error(p["alpha_error"][p["component"]]))] if read else []),
+                ("overlap", "r", lambda p: number(p["overlap"][p["component"]][p["component"]], 6)),
+            ]
         if any(point.get("generalization_error") for point in points):
             columns += [
                 ("gen. Bayes", "r", lambda p: _generalization(p, "bayes")),
@@ -53,7 +68,7 @@ def theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableType]:
         if any(point["branch"] != "unique" for point in points):
             columns.append(("branch", "l", lambda p: p["branch"]))
         methods = ", ".join(sorted({point["method"] for point in points}))
-        shown.append(make_table(document["problem"]["label"], columns, points, f"obtained by: {methods}"))
+        shown.append(make_table(document["problem"]["label"], columns, rows, f"obtained by: {methods}"))
         if document["thresholds"] is not None:
             shown.append(_threshold_lines(document))
         shown += _published_tables(document.get("published", []))
@@ -86,6 +101,8 @@ def _one(values: Any, component: int) -> str:
 
 
 def _generalization(point: dict[str, Any], kind: str) -> str:
+    if point.get("component"):  # an error of all components, beside the first
+        return ""
     return number((point.get("generalization_error") or {}).get(kind), 5)
 
 
@@ -107,16 +124,13 @@ def _threshold_lines(document: dict[str, Any]) -> RenderableType:
     lines.add_column()
     for key, name in (("weak_recovery", "weak recovery"), ("perfect_recovery", "perfect recovery")):
         entry = found.get(key)
-        text = none(key) if entry is None else f"alpha = {entry['value']:.7g} ± {entry['error']:.0e}"
+        text = none(key) if entry is None else f"alpha = {entry['value']:.7g} ± {_error(entry['error'])}"
         if entry and "informed" in entry:
             start = entry["informed"]
-            text += f" (uninformed), {start['value']:.7g} ± {start['error']:.0e} (informed)"
+            text += f" (uninformed), {start['value']:.7g} ± {_error(start['error'])} (informed)"
         lines.add_row(f"  {name}", Text(text))
     if len(found.get("sequential", [])) > 1:
-        order = ", then ".join(
-            f"layer {e['layer']} at {e['value']:.5g} ± {e['error']:.0e}" for e in found["sequential"]
-        )
-        lines.add_row("  learned in order", Text(order))
+        lines.add_row("  learned in order", Text(_order_of_learning(document)))
     elif several and not found.get("sequential"):
         lines.add_row("  learned in order", Text(none("sequential")))
     if document.get("hard_phase"):
@@ -129,3 +143,17 @@ def _threshold_lines(document: dict[str, Any]) -> RenderableType:
             entry = found["spinodal"]
             lines.add_row("", f"the informed branch begins at {entry['value']:.5g} ± {entry['error']:.0e}")
     return Group(lines, "")
+
+
+def _order_of_learning(document: dict[str, Any]) -> str:
+    """What is learned at which sample ratio; once for components with the same threshold."""
+    word = "layer" if "layers" in document["problem"]["channel"] else "component"
+    together: dict[tuple[float, float], list[int]] = {}
+    for entry in document["thresholds"]["sequential"]:
+        together.setdefault((entry["value"], entry["error"]), []).append(entry["layer"])
+    parts = []
+    for (value, error), which in together.items():
+        several = f"{word}s {', '.join(map(str, which[:-1]))} and {which[-1]}"
+        name = f"{word} {which[0]}" if len(which) == 1 else several
+        parts.append(f"{name} at {value:.5g} ± {_error(error)}")
+    return ", then ".join(parts)

@@ -82,6 +82,16 @@ def test_theory_of_algorithms_is_of_the_sample_ratios_asked_for(results, monkeyp
     assert 0.5 not in asked
 
 
+def test_theory_of_algorithms_is_one_for_all_sizes_that_round_the_samples_differently(tmp_path):
+    file = tmp_path / "sizes.toml"
+    text = suite_text(LINE, [0.31], 17, 6, *ALGORITHMS[:2]).replace("[17]", "[17, 29, 60]")
+    file.write_text('[suite]\ntitle = "own"\n' + text)
+    suite = smimbench.load_suite(file)
+    (document,) = theory_document(suite, None, cache := TheoryCache(), thresholds=False)
+    add_own_theory(suite, [document], cache)
+    assert [(entry["algorithm"], entry["alpha"]) for entry in document["algorithms"]] == [("gamp", 0.31), ("erm", 0.31)]
+
+
 def test_trajectories_are_drawn(results):
     pytest.importorskip("matplotlib")
     suite, _, store, folder = results

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from smimbench.report.catalogue import print_info, print_items
 from smimbench.report.comparison import compare_rows, comparison_table
 from smimbench.report.diagnostics import diagnostic_tables
 from smimbench.report.leaderboard import leaderboard_tables
+from smimbench.report.own_theory import own_theory_tables
 from smimbench.report.tables import error_tables, runtime_tables
 from smimbench.report.theory_tables import theory_tables
 from tests.report.rows import on_screen, printed, row
@@ -53,7 +55,7 @@ CURVE = {
     "thresholds": {"weak_recovery": None, "perfect_recovery": {"value": 0.375, "error": 1e-8}},
 }  # fmt: skip
 SEQUENTIAL = {
-    "problem": {"label": "two layers"},
+    "problem": {"label": "two layers", "channel": {"name": "softmax", "layers": 2}},
     "points": [
         {"alpha": 1.0, "mse": [0.5, 0.9], "mse_error": [1e-3, 2e-3], "overlap": [[0.5, 0.0], [0.0, 0.1]],
          "branch": "uninformed", "method": "Monte Carlo"},
@@ -64,6 +66,26 @@ SEQUENTIAL = {
         "sequential": [{"layer": 2, "value": 0.5, "error": 1e-3}, {"layer": 1, "value": 0.8, "error": 1e-3}],
     },
     "hard_phase": [0.4, 0.5],
+}  # fmt: skip
+MANY = {
+    "problem": {"label": "five directions", "channel": {"name": "linear", "components": 5}},
+    "points": [
+        {"alpha": 0.4, "mse": [0.5] * 5, "mse_error": [1e-3] * 5, "alpha_error": [2e-3] * 5, "overlap": np.eye(5).tolist(),
+         "branch": "unique", "method": "closed form", "generalization_error": {"bayes": 0.2, "plugin": 0.25}},
+    ],
+    "thresholds": {
+        "weak_recovery": {"value": 0.0, "error": 0.0},
+        "perfect_recovery": None,
+        "sequential": [{"layer": k, "value": 0.0 if k < 5 else 0.1, "error": 0.0} for k in range(1, 6)],
+    },
+}  # fmt: skip
+OWN = {
+    "problem": {"label": "linear"},
+    "algorithms": [
+        {"algorithm": name, "alpha": alpha, "dimension": size, "dimension_letter": "D", "component_word": "component",
+         "point": {"mse": [mse, 0.0], "mse_error": [1e-3, 0.0], "overlap": np.eye(2).tolist(), "method": "closed form"}}
+        for alpha, mse in ((0.1, 0.9), (0.2, 0.8)) for name in ("gamp", "sgd") for size in (100, 200)
+    ] + [{"algorithm": "adam", "alpha": 0.1, "dimension": 100, "no_theory": "every step depends on all earlier ones"}],
 }  # fmt: skip
 ITEM = {
     "name": "mse", "kind": "metric", "summary": "Squared error of the signal.", "models": ["*"], "backends": ["*"],
@@ -83,7 +105,8 @@ TABLES = {
     "comparison": lambda: comparison_table(
         compare_rows(ROWS[:2], [row(algorithm="gamp", mean=0.5), row(algorithm="new")])
     ),
-    "theory": lambda: theory_tables([CURVE, SEQUENTIAL]),
+    "theory": lambda: theory_tables([CURVE, SEQUENTIAL, MANY]),
+    "theory of the algorithms": lambda: own_theory_tables([OWN]),
 }
 
 
