@@ -64,6 +64,7 @@ OPTIONAL = (
     Optional("channel", "information", "sampled with the posterior, or nested quadrature of the likelihood", derived=True),
     Optional("channel", "susceptibility", "sampled from second moments; needed only where no label sees a sign", derived=True),
     Optional("channel", "rough_labels", "slopes of sampled information are secants, fixed points take accurate values alone"),
+    Optional("channel", "resampled", "draws of `theory --verify` share the points of a sampled posterior, and their error"),
     Optional("channel", "equations", "the limit is looked at numerically", derived=True),
     Optional("channel", "vjp", "finite differences where the label is smooth; gradient methods refuse otherwise", derived=True),
     Optional("channel", "predict", "the noiseless label, or the mean of draws of a noisy one", derived=True),

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from smimbench.cli.main import main
+from smimbench.interfaces import Posterior
 from smimbench.problem.problem import Problem
 from smimbench.report import verification as verbs
 from smimbench.theory.cache import TheoryCache
 from smimbench.theory.information import prior_moments
-from smimbench.theory.verification import Check, _telling, verify_point
+from smimbench.theory.verification import Check, _PointByDraws, _telling, verify_point
 from tests.helpers import ATTENTION as ATTENTION_SUITE
 from tests.helpers import SUITE, call, write_suite
 
@@ -168,3 +169,32 @@ def test_what_enough_draws_carry_is_decided_for_the_error_as_well(alpha):
     rows = {row.quantity: row for point in points(problem, alpha) for row in verify_point(problem, point, 4000)}
     assert rows["Qhat (posterior)"].decided
     assert abs(rows["MSE"].z) < 4
+
+
+class Shared:
+    """Labels with noise, whose posterior mean has an error that all samples of a set of points share."""
+
+    symmetry, components, tokens = "none", 1, 1
+
+    def __init__(self, error=0.0, spread=0.05):
+        self.error, self.spread = error, spread
+
+    def forward(self, z, *, rng=None):
+        return z[:, 0] + np.sqrt(0.5) * rng.standard_normal(z[:, 0].shape)
+
+    def resampled(self, index):
+        return Shared(self.spread * np.random.default_rng(index).standard_normal(), self.spread)
+
+    def posterior(self, y, omega, V, *, second_moment=False, rng=None):
+        gain = V[0, 0] / (V[0, 0] + 0.5)
+        mean = omega + gain * (1 + self.error) * (y[:, None] - omega)
+        return Posterior(mean, np.array([[V[0, 0] * (1 - gain)]]))
+
+
+def test_points_of_a_sampled_posterior_are_not_shared_by_all_draws():
+    problem = Problem({"name": "sequence-multi-index", "tokens": 1}, {"name": "linear", "noise": 0.5}, "gaussian")
+    checked = _PointByDraws(problem, points(problem, 1.0)[0], 20_000, lambda count: None)
+    right = checked._draw(checked.Q, checked.V, 20_000)[1].mean()
+    object.__setattr__(problem, "channel", Shared())
+    sampled = checked._draw(checked.Q, checked.V, 20_000)[1].mean()
+    assert 0 < abs(sampled / right - 1) < 3 * 0.05 / np.sqrt(20)

@@ -323,3 +323,21 @@ def test_the_gap_keeps_its_digits():
         expected = float((a - c) * x + (b - d) * y)
     assert abs(expected) < 1e-12
     assert output_gap(z, 0.0)[0] == pytest.approx(expected, rel=1e-9)
+
+
+def test_resampled_posteriors_have_points_of_their_own():
+    """Errors of two sets of points are independent; the same index is the same set; what is exact or closed is unchanged."""
+    channel = SequenceSoftmax(tokens=2, layers=3, skip=1.0, points=512)
+    rng = np.random.default_rng(0)
+    omega = 0.7 * rng.standard_normal((200, 3, 2))
+    V = 0.5 * np.eye(3)
+    y = channel.forward(omega + np.sqrt(0.5) * rng.standard_normal(omega.shape))
+    means = [other.posterior(y, omega, V).mean for other in (channel, *map(channel.resampled, (0, 1, 1, 7)))]
+    np.testing.assert_array_equal(means[2], means[3])
+    exact = np.mean([channel.resampled(k).posterior(y, omega, V).mean for k in range(20, 44)], axis=0)
+    first, second = means[1] - exact, means[2] - exact
+    assert 0 < np.sqrt(np.mean(first**2)) < 0.1
+    assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.25
+    assert channel == channel.resampled(3)
+    for closed in (SequenceSoftmax(tokens=3), SequenceSoftmax(tokens=2, layers=2)):
+        assert closed.resampled(3) is closed

@@ -16,6 +16,7 @@ Which file serves which case:
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from smimbench_channels.bases import SequenceChannel, SoftmaxChannel
 from smimbench_channels.sequence.softmax import information, network, one_layer
 from smimbench_channels.sequence.softmax.moments import Moments
 from smimbench_channels.sequence.softmax.network import Network
-from smimbench_channels.sequence.softmax.posterior import integrate, most_layers
+from smimbench_channels.sequence.softmax.posterior import SEEDS, integrate, is_exact, most_layers
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -39,6 +40,8 @@ __all__ = ["SequenceSoftmax"]
 
 MOST_LOST = 1e-2
 """Share of labels that may have lost their digits; doubled, twice as many pass, and wrong posteriors by as much."""
+RESAMPLED = 1000
+"""First set of points of ``resampled``; those before are for means over labels. Doubled: other points."""
 FEW_LOST = 3
 """Labels that may have lost their digits in the smallest batches; doubled, no refusal of twice as small ones."""
 
@@ -91,6 +94,7 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
 
     version = 4
     symmetry = "signs"
+    _points_seed = 0
 
     def __post_init__(self) -> None:
         for key in ("tokens", "layers", "points"):
@@ -162,6 +166,17 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
             return one_layer.posterior(network.output_of_label(y), omega, V, second_moment)
         return self._moments(y, omega, V, second_moment).posterior(omega, second_moment)
 
+    def resampled(self, index: int) -> SequenceSoftmax:
+        """The same channel, whose sampled posterior uses other points for every ``index``; itself where nothing is sampled.
+
+        Points are shared by all samples of a call, and so is their error. Means over calls with several indices lose it.
+        """
+        if self.layers == 1 or is_exact(self._network):
+            return self
+        other = copy.copy(self)
+        object.__setattr__(other, "_points_seed", (RESAMPLED + operator.index(index)) * SEEDS)
+        return other
+
     def compiled(self, V: Array) -> tuple[Any, np.ndarray] | None:
         """Posterior of one sample for the compiled pass over the inputs: one layer only."""
         if self.layers > 1:
@@ -200,7 +215,8 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         if not np.linalg.eigvalsh(covariance / scale[:, None] / scale)[0] > 0.0:
             raise ValueError(f"V must be positive definite, got {covariance.tolist()}")
         omega = xp.astype(omega, xp.float64)
-        return integrate(self._network, u, omega, covariance, accuracy=self.accuracy, points=self.points, full=full)
+        accuracy, points, seed = self.accuracy, self.points, self._points_seed
+        return integrate(self._network, u, omega, covariance, accuracy=accuracy, points=points, full=full, seed=seed)
 
     def _check_digits(self, y: Array) -> None:
         """Refuse labels of many layers that attention without a skip connection has made all alike."""

@@ -31,7 +31,7 @@ from smimbench.numerics.memo import by_value
 from smimbench.numerics.qmc import normal_points
 from smimbench_channels.sequence.softmax.deep.small_matrices import output_gap
 from smimbench_channels.sequence.softmax.network import Network, output
-from smimbench_channels.sequence.softmax.posterior import integrate, is_exact
+from smimbench_channels.sequence.softmax.posterior import SEEDS, integrate, is_exact
 
 __all__ = ["METHOD", "Draws", "averages", "controls", "default_labels", "draw"]
 
@@ -53,8 +53,6 @@ ACCURACY = 2e-3
 POINTS = 1024
 """Points of a posterior that is sampled, in each of two runs. Doubled: a quarter more time; of the information of three layers
 one set of points knows 1.3%, not 1.8%, and 32 sets are averaged."""
-SEEDS = 1000
-"""Seeds that one sampled posterior may take. Doubled: other points."""
 FAINTEST = 3e-3
 """Smallest standard deviation of a control variate. Doubled: the same in three cases tried."""
 COLLINEAR = 1e-6
