@@ -32,7 +32,7 @@ from smimbench.theory.own import own_theory
 
 METRICS = ("mse", "overlap")
 LOW, MIDDLE, LARGE = {60: 1600, 120: 800, 240: 400}, {120: 1600, 240: 800, 480: 400}, {250: 512, 500: 320, 1000: 192}
-MATRICES = {40: 64, 80: 16, 160: 6}
+MATRICES = {40: 64, 80: 32, 160: 16}
 
 
 @dataclass(frozen=True)

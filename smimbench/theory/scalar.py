@@ -20,6 +20,7 @@ from smimbench.numerics.roots import bracketed_roots
 from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.free_entropy import bayes_optimal_first, transition
 from smimbench.theory.information import information_at, overlap_at, prior_moments
+from smimbench.theory.sequences import FAINTEST, interpolation_error, limit_of, resolved, turns
 from smimbench.theory.types import NOTHING, HardPhase, Prediction, Threshold
 
 if TYPE_CHECKING:
@@ -38,9 +39,19 @@ PER_DECADE, SAMPLED_PER_DECADE = 8, 4
 """Nodes of the curve per factor 10 of Qhat; doubled, turning points closer to one another are told apart."""
 FREE_ENTROPY_NODES = 2001
 """Points of the integrals of free-entropy differences; odd. Doubled, their error is a sixteenth."""
-SMALL, SLOWEST, FAINTEST = 1e-3, 0.5, 1e-150
-"""Errors below the first (of what the prior mean leaves) fall at least with this power of Qhat, down to the third; else the
-curve ends."""
+SAMPLED_FAINTEST = 1e-11
+"""The last of these for sampled information: a posterior mean is given beside its omega, from which it no longer differs below
+that. Doubled, curves end a little earlier."""
+UNSURE = 0.5
+"""Relative error of sampled information with which a curve ends; doubled, it ends later, at values that may be wrong."""
+INTERPOLATION, REFINEMENTS = 1e-3, 3
+"""Relative error of alpha between the nodes of a sampled curve that is aimed at, where chance leaves less, and how many times the
+distance of nodes is halved for it. Doubled: half as sure; an eighth of the distance."""
+LATE, RISING = 3.0, 1.02
+"""Whether the error falls to 0 at a finite alpha: by how much alpha may rise along the last factor of Qhat. The first doubled,
+earlier values count; the second, slower rises are taken for noise."""
+TINIEST = 1e-300
+"""Added to errors that may be 0 before their logarithm is taken; any number too small to be one does."""
 RESPONSE_ERROR = 1e-11
 """Relative error of dQ/dQhat at the prior mean; doubled, thresholds state that much more."""
 ROUNDING = 1e-13
@@ -53,8 +64,10 @@ class ScalarCurve:
 
     Attributes
     ----------
-    log_qhat : ndarray (G,)
-        Its nodes, which are evaluated when they are needed.
+    log_qhat : ndarray
+        Nodes to begin with, which are evaluated when they are needed.
+    nodes, alpha, alpha_error : ndarray (G,)
+        log Qhat, the sample ratio and its error at all nodes.
     """
 
     problem: Problem
@@ -76,7 +89,16 @@ class ScalarCurve:
         )
         count = round(np.log10(high / low) * per_decade) + 1
         self.log_qhat = np.linspace(np.log(low), np.log(high), count)
-        self.log_qhat = self.log_qhat[: resolved(self._overlap(self.log_qhat)[1], self.log_qhat, self.unknown)]
+        faintest = SAMPLED_FAINTEST if self.sampled else FAINTEST
+        end = resolved(self._overlap(self.log_qhat)[1], self.log_qhat, self.unknown, faintest)
+        beyond, self.log_qhat = self.log_qhat[end : end + 1], self.log_qhat[:end]
+        if self.sampled and len(beyond) and self._overlap(beyond)[1][0] < faintest * self.unknown:
+            # The error of a discrete signal falls by many orders of magnitude from one node to the next.
+            last = bracketed_roots(
+                lambda x, _: np.log(np.maximum(self._overlap(x)[1], TINIEST) / (faintest * self.unknown)),
+                self.log_qhat[-1:], beyond,
+            )  # fmt: skip
+            self.log_qhat = np.append(self.log_qhat, last)
 
     @classmethod
     def of(cls, problem: Problem) -> ScalarCurve:
@@ -84,18 +106,44 @@ class ScalarCurve:
         return kept(problem, "scalar_curve", lambda: cls(problem))
 
     @cached_property
-    def _evaluated(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        return self.alpha_of(self.log_qhat)
+    def _evaluated(self) -> tuple[np.ndarray[Any, Any], ...]:
+        """Nodes, alpha and its error; those of a sampled curve as many as its interpolation takes."""
+        if not self.sampled:
+            return self.log_qhat, *self.alpha_of(self.log_qhat)
+        nodes = self.log_qhat
+        alpha, error = self.alpha_of(nodes)
+        sure = np.flatnonzero(np.isfinite(alpha) & (error < UNSURE * alpha))
+        end = int(sure[-1]) + 1 if len(sure) else len(nodes)
+        nodes, alpha, error = nodes[:end], alpha[:end], error[:end]
+        for _ in range(REFINEMENTS):
+            doubt = interpolation_error(nodes, alpha)
+            poor = doubt > np.maximum(INTERPOLATION, error / np.where(np.isfinite(alpha), alpha, 1.0))
+            gaps = np.flatnonzero(poor[:-1] | poor[1:])
+            if not len(gaps):
+                break
+            between = (nodes[gaps] + nodes[gaps + 1]) / 2
+            found = self.alpha_of(between)
+            order = np.argsort(np.concatenate([nodes, between]))
+            nodes, alpha, error = (
+                np.concatenate(parts)[order] for parts in ((nodes, between), (alpha, found[0]), (error, found[1]))
+            )
+        unknown = np.where(np.isfinite(alpha), alpha, 0.0) * interpolation_error(nodes, alpha)
+        return nodes, alpha, np.hypot(error, unknown)
+
+    @property
+    def nodes(self) -> np.ndarray[Any, Any]:
+        """Log Qhat of the nodes (G,)."""
+        return self._evaluated[0]
 
     @property
     def alpha(self) -> np.ndarray[Any, Any]:
         """Sample ratio at the nodes (G,)."""
-        return self._evaluated[0]
+        return self._evaluated[1]
 
     @property
     def alpha_error(self) -> np.ndarray[Any, Any]:
-        """Its numerical error (G,)."""
-        return self._evaluated[1]
+        """Its numerical error (G,), that of interpolation between the nodes included."""
+        return self._evaluated[2]
 
     def _overlap(self, log_qhat: Array) -> tuple[Array, Array]:
         Q, V = overlap_at(self.problem, np.exp(np.asarray(log_qhat, dtype=float))[..., None, None])
@@ -122,24 +170,37 @@ class ScalarCurve:
         alpha = np.where(info.value > 0, alpha, np.inf)
         return alpha, np.where(np.isfinite(relative), relative, 1.0) * np.where(np.isfinite(alpha), alpha, 0) + 0.0
 
+    @cached_property
+    def _along(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Nodes of log Qhat with their alpha, between which alpha is monotonic: turning points are nodes, too.
+
+        Sampled curves are interpolated, and turn at nodes only.
+        """
+        turns = [] if self.sampled else [(where, value) for where, value, _, _ in self.turning_points()]
+        nodes = np.concatenate([self.nodes, [where for where, _ in turns]])
+        ratios = np.concatenate([self.alpha, [value for _, value in turns]])
+        order = np.argsort(nodes)
+        return nodes[order], ratios[order]
+
     # -- branches -----------------------------------------------------------------------------------------------
 
     def predict(self, alphas: Sequence[float], branch: str = "uninformed") -> list[Prediction]:
         """Solve for every alpha on one branch."""
         wanted = np.asarray(alphas, dtype=float)
-        reached = self.alpha[None, :] >= wanted[:, None]
+        ratios = self._along[1]
+        reached = ratios[None, :] >= wanted[:, None]
         if branch == "uninformed":
-            upper = np.where(reached.any(1), reached.argmax(1), len(self.alpha))
+            upper = np.where(reached.any(1), reached.argmax(1), len(ratios))
         else:
             below = ~reached
             perfect = self.perfect_limit()
             if perfect is not None:  # counting says where V = 0 is stable, whatever the last node is
                 below[wanted >= perfect.value, -1] = True
-            upper = np.where(below.any(1), len(self.alpha) - below[:, ::-1].argmax(1), 0)
+            upper = np.where(below.any(1), len(ratios) - below[:, ::-1].argmax(1), 0)
         log_qhat = np.empty_like(wanted)
-        inside = (upper > 0) & (upper < len(self.alpha))
+        inside = (upper > 0) & (upper < len(ratios))
         log_qhat[upper == 0] = -np.inf
-        log_qhat[upper == len(self.alpha)] = np.inf
+        log_qhat[upper == len(ratios)] = np.inf
         if inside.any():
             log_qhat[inside] = self._roots(wanted[inside], upper[inside])
         finite = np.isfinite(log_qhat)
@@ -160,11 +221,12 @@ class ScalarCurve:
 
     def _roots(self, alphas: Array, upper: Array) -> Array:
         targets = np.log(alphas)
-        ends = (np.log(self.alpha[upper - 1]) - targets, np.log(self.alpha[upper]) - targets)
+        nodes, ratios = self._along
+        ends = (np.log(ratios[upper - 1]) - targets, np.log(ratios[upper]) - targets)
         return bracketed_roots(
             lambda x, index: np.log(self._alpha(x)) - targets[index],
-            self.log_qhat[upper - 1],
-            self.log_qhat[upper],
+            nodes[upper - 1],
+            nodes[upper],
             values=None if self.sampled else ends,
             tolerance=ROUNDING,
         )
@@ -172,7 +234,7 @@ class ScalarCurve:
     def _beyond(self, alpha: float, informed: bool, branch: str) -> Prediction:
         """Prediction beyond an end of the curve."""
         if informed:
-            Q, V = (float(v) for v in self._overlap(self.log_qhat[-1]))
+            Q, V = (float(v) for v in self._overlap(self.nodes[-1]))
             if self.perfect_limit() is not None:
                 return self._pack(alpha, self.second, 0.0, 0.0, branch)
             return self._pack(alpha, Q, V, V, branch, 1.0)
@@ -190,11 +252,8 @@ class ScalarCurve:
         points = x + step * np.array([-1.0, 1.0])[:, None]
         if self.sampled:
             grid = np.isfinite(self.alpha)
-            nodes, logs = self.log_qhat[grid], np.log(self.alpha[grid])
-            alpha = np.exp(np.interp(points, nodes, logs))
-            # The interpolant is only as good as its grid: what a coarser grid would have said is part of the error.
-            coarse = np.expm1(np.interp(x, nodes[::2], logs[::2]) - np.interp(x, nodes, logs))
-            relative = np.hypot(np.interp(x, nodes, (self.alpha_error / self.alpha)[grid]), 0.1 * coarse)
+            alpha = self._alpha(points)
+            relative = np.interp(x, self.nodes[grid], (self.alpha_error / self.alpha)[grid])
         else:
             alpha, errors = (values.reshape(points.shape) for values in self.alpha_of(points.ravel()))
             relative = np.max(errors / alpha, axis=0)
@@ -255,10 +314,10 @@ class ScalarCurve:
         """
         from scipy.interpolate import CubicSpline
 
-        x = np.linspace(self.log_qhat[0], self.log_qhat[-1], FREE_ENTROPY_NODES)
+        x = np.linspace(self.nodes[0], self.nodes[-1], FREE_ENTROPY_NODES)
         log_V = np.minimum.accumulate(np.log(self._overlap(x)[1]))
         alpha = self._alpha(x)
-        relative = np.interp(x, self.log_qhat, self.alpha_error / np.where(np.isfinite(self.alpha), self.alpha, 1.0))
+        relative = np.interp(x, self.nodes, self.alpha_error / np.where(np.isfinite(self.alpha), self.alpha, 1.0))
         paid = -np.exp(x + log_V) * CubicSpline(x, log_V)(x, 1)
 
         def integral(values: Array, every: int = 1) -> Any:
@@ -277,7 +336,7 @@ class ScalarCurve:
         from scipy.interpolate import PchipInterpolator
 
         finite = np.isfinite(self.alpha)
-        nodes = self.log_qhat[finite]
+        nodes = self.nodes[finite]
         curve = PchipInterpolator(nodes, np.log(self.alpha[finite]))
         return np.exp(curve(np.clip(log_qhat, nodes[0], nodes[-1])))
 
@@ -331,11 +390,11 @@ class ScalarCurve:
             return Threshold(value, value * float(error[0] + RESPONSE_ERROR)) if np.isfinite(value) else None
         if self.sampled:
             return Threshold(float(self.alpha[0]), float(self.alpha_error[0] + abs(self.alpha[1] - self.alpha[0])))
-        return _limit([self.alpha_of(np.log(np.array([q])))[0][0] for q in (1e-4, 1e-5, 1e-6, 1e-7)])
+        return limit_of([self.alpha_of(np.log(np.array([q])))[0][0] for q in (1e-4, 1e-5, 1e-6, 1e-7)])
 
     def _critical_information(self) -> float:
         """Largest Qhat at which the overlap still has its lowest value."""
-        Q, _ = self._overlap(self.log_qhat)
+        Q, _ = self._overlap(self.nodes)
         stuck = self.bottom >= Q
         if not stuck.any() or self._overlap(np.log(0.5))[0] > self.bottom:
             return 0.0
@@ -344,27 +403,33 @@ class ScalarCurve:
         last = int(np.flatnonzero(stuck)[-1])
         edge = brentq(
             lambda x: -1.0 if self._overlap(x)[0] <= self.bottom else 1.0,
-            self.log_qhat[last],
-            self.log_qhat[last + 1],
+            self.nodes[last],
+            self.nodes[last + 1],
             xtol=1e-15,
         )
         return float(np.exp(edge))
 
     def perfect_limit(self) -> Threshold | None:
         """Limit of alpha as the error goes to 0: where V = 0 becomes stable. None where the error never vanishes."""
-        if self.alpha[-1] < NOTHING and self._overlap(self.log_qhat[-1])[1] < NOTHING:
+        if self.alpha[-1] < NOTHING and self._overlap(self.nodes[-1])[1] < NOTHING:
             return Threshold(0.0, 0.0)  # a discrete signal: once known, it stays known at any sample ratio
         if self.sampled:
-            tail = self.alpha[-5:]
-            if not np.isfinite(tail).all() or tail[-1] > 1.01 * tail[-3]:
+            last, before = (float(value) for value in self._alpha(self.nodes[-1] - np.log(np.array([1.0, LATE]))))
+            error = float(self.alpha_error[-1])
+            if not np.isfinite([last, before]).all() or last > max(RISING * before, before + 3 * error):
                 return None
-            return Threshold(float(tail[-1]), float(self.alpha_error[-1] + abs(tail[-1] - tail[-3])))
+            # The limit lies below what has been reached, by about as much as the last factor of Qhat has made.
+            lowest = max(0.0, last - abs(before - last))
+            return Threshold((last + lowest) / 2, error + (last - lowest) / 2)
         # A prior may not know more than rounding allows: the sequence ends where it does.
-        end = min(1e10, float(np.exp(self.log_qhat[-1])))
+        end = min(1e10, float(np.exp(self.nodes[-1])))
+        last, before = (float(value) for value in self.alpha_of(np.log(end / np.array([1.0, LATE])))[0])
+        if not last <= RISING * before:
+            return None  # noise decides at last, however little there is of it
         values = [self.alpha_of(np.log(np.array([end / 10**k])))[0][0] for k in range(5, -1, -1)]
         if not np.isfinite(values).all() or values[-1] > 1.5 * values[-4]:
             return None
-        return _limit(values)
+        return limit_of(values)
 
     @cached_property
     def equations(self) -> float:
@@ -380,14 +445,12 @@ class ScalarCurve:
         """Local extrema of alpha(Qhat): (log Qhat, alpha, its error, ``"max"`` or ``"min"``); none where the branch is unique."""
         found = []
         finite = np.flatnonzero(np.isfinite(self.alpha))
-        for i, j, k in zip(finite[:-2], finite[1:-1], finite[2:]):
+        noise = 3 * self.alpha_error[finite] + 1e-9 * self.alpha[finite]
+        for middle, kind in turns(self.alpha[finite], noise):
+            i, j, k = finite[middle - 1 : middle + 2]
             a, b, c = self.alpha[i], self.alpha[j], self.alpha[k]
-            noise = 3 * self.alpha_error[[i, j, k]].max() + 1e-9 * b
-            kind = "max" if b > a + noise and b > c + noise else "min" if b < a - noise and b < c - noise else ""
-            if not kind:
-                continue
             if self.sampled:
-                where, value, error = self.log_qhat[j], b, self.alpha_error[j]
+                where, value, error = self.nodes[j], b, self.alpha_error[j]
                 bend = a - 2 * b + c
                 vertex = b - (c - a) ** 2 / (8 * bend)
                 # Between the nodes the curve goes on: by the parabola, as far as that may be trusted.
@@ -398,7 +461,7 @@ class ScalarCurve:
                 sign = -1.0 if kind == "max" else 1.0
                 best = minimize_scalar(
                     lambda x, sign=sign: sign * self.alpha_of(np.array([x]))[0][0],
-                    bounds=(self.log_qhat[i], self.log_qhat[k]),
+                    bounds=(self.nodes[i], self.nodes[k]),
                     method="bounded",
                     options={"xatol": 1e-9},
                 )
@@ -406,26 +469,3 @@ class ScalarCurve:
                 error = self.alpha_of(np.array([where]))[1][0] + 1e-12 * value
             found.append((float(where), float(value), float(error), kind))
         return found
-
-
-def resolved(V: Array, log_qhat: Array, unknown: float) -> int:
-    """Nodes up to which V falls as it should: a prior stops where more makes no difference in double precision."""
-    if not (SMALL * unknown > V).any():
-        return len(V)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        fall = -np.diff(np.log(V)) / np.diff(log_qhat)
-    bad = (V[1:] < SMALL * unknown) & ~((fall > SLOWEST) & (V[1:] > FAINTEST * unknown))
-    return int(np.argmax(bad)) + 1 if bad.any() else len(V)
-
-
-def _limit(values: Sequence[float]) -> Threshold:
-    """Limit of a sequence taken at geometrically spaced points, by Aitken's extrapolation; error from its last step."""
-    terms = np.asarray(values, dtype=float)
-    first, second = np.diff(terms)[:-1], np.diff(terms)[1:]
-    bend = second - first
-    usable = np.abs(bend) > 1e-13 * np.abs(terms[2:])
-    limits = np.where(usable, terms[2:] - second**2 / np.where(usable, bend, 1.0), terms[2:])
-    # An extrapolation that moves further than the sequence itself did is noise.
-    limits = np.where(np.abs(limits - terms[2:]) <= 3 * np.abs(second) + 1e-300, limits, terms[2:])
-    spread = abs(limits[-1] - limits[-2]) if len(limits) > 1 else abs(limits[-1] - terms[-1])
-    return Threshold(float(limits[-1]), float(spread + 1e-12 * abs(limits[-1])))

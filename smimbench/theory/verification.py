@@ -24,6 +24,7 @@ from smimbench.derive.labels import predict
 from smimbench.interfaces import Posterior, member
 from smimbench.numerics.linalg import inverse_root, spectral_function, symmetric_logarithm, symmetric_root
 from smimbench.numerics.seeds import monte_carlo_rng, words
+from smimbench.numerics.telling import FEWEST_TELLING, telling
 from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.information import information_at, overlap_at, prior_moments
 from smimbench.theory.types import NOTHING, Host
@@ -52,9 +53,6 @@ MATRICES, DIMENSION = 12, 60
 """Signals of extensive rank that are drawn, at this dimension and twice that; doubled, it takes 2 or 8 times as long."""
 FEWEST_DRAWS = 100
 """Fewer draws have no standard error that could be believed."""
-FEWEST_TELLING = 50
-"""Draws that must carry a mean. Near a jump of the labels (hardmax, sign) few draws do, and a mean that has missed them has a
-standard error that has missed them too; doubled, that error is good to 10% in place of 14%."""
 ROUNDING = 1e-9
 """Relative differences that are rounding; doubled, a bias of that size is not seen."""
 
@@ -158,7 +156,7 @@ def verify_information(problem: Problem, Q: Host, V: Host, draws: int = DRAWS) -
             one = samples[:, a, a]
             sem = math.hypot(one.std(ddof=1) / math.sqrt(draws), stated / V[a, a])
             value, error = float(printed.value[a, a]), float(printed.error[a, a])
-            found.append(Check(f"information ({name})", a, value, error, float(one.mean()), sem, telling=_telling(one)))
+            found.append(Check(f"information ({name})", a, value, error, float(one.mean()), sem, telling=telling(one)))
     return found
 
 
@@ -246,8 +244,8 @@ class _PointByDraws:
                 spread = scale * math.hypot(sem[a, b], stated / math.sqrt(self.V[a, a] * self.V[b, b]))
                 error = relative * math.sqrt(self.qhat[a, a] * self.qhat[b, b])
                 quantity, component = (f"Qhat ({name})", a) if a == b else (f"Qhat {a + 1}{b + 1} ({name})", None)
-                drawn, telling = scale * float(mean[a, b]), min(_telling(samples[:, c, c]) for c in (a, b))
-                found.append(Check(quantity, component, self.qhat[a, b], error, drawn, float(spread), telling=telling))
+                drawn, carried = scale * float(mean[a, b]), min(telling(samples[:, c, c]) for c in (a, b))
+                found.append(Check(quantity, component, self.qhat[a, b], error, drawn, float(spread), telling=carried))
         return found + self._errors(own)
 
     def _pairs(self) -> list[tuple[int, int]]:
@@ -259,7 +257,7 @@ class _PointByDraws:
 
     def _errors(self, own: Host) -> list[Check]:
         """Error of the fixed point at the printed sample ratio: a Newton step in the entries of log Qhat."""
-        if min(_telling(own[:, a, a]) for a in self.learned) < FEWEST_TELLING:
+        if min(telling(own[:, a, a]) for a in self.learned) < FEWEST_TELLING:
             return []  # a step from means that are not known leads nowhere; that they are not, their own rows say
         pairs, kept = self._pairs(), np.ix_(self.learned, self.learned)
         scale = self.kappa * self.alpha
@@ -287,7 +285,7 @@ class _PointByDraws:
         # Only the diagonal is asked where labels do not see signs: sampled entries beside it are noise.
         mask = np.ones_like(log) if len(pairs) > len(self.learned) else np.eye(len(log))
         part = own[::RESPONSE]
-        enough = min(_telling(part[:, a, a]) for a in self.learned) >= FEWEST_TELLING
+        enough = min(telling(part[:, a, a]) for a in self.learned) >= FEWEST_TELLING
         count = max(len(part) if enough else len(own), FEWEST_DRAWS)
         jacobian = np.zeros((len(pairs), len(pairs)))
         for k in range(len(pairs)):
@@ -341,8 +339,8 @@ class _PointByDraws:
             for a in (a for a in rest if a not in waiting):
                 scale = self.kappa * self.alpha / ratios.critical[a]
                 sem = math.hypot(own[:, a, a].std() / math.sqrt(len(own)), bias / self.V[a, a])
-                drawn, telling = float(scale * own[:, a, a].mean()), _telling(own[:, a, a])
-                found.append(Check("unlearned", a, 1.0, 0.0, drawn, scale * sem, bound=True, telling=telling))
+                drawn, carried = float(scale * own[:, a, a].mean()), telling(own[:, a, a])
+                found.append(Check("unlearned", a, 1.0, 0.0, drawn, scale * sem, bound=True, telling=carried))
         if waiting and self.problem.channel.symmetry in ("signs", "signed-permutations"):
             growth = self._growth(waiting)
             for a, samples in zip(waiting, growth.T):
@@ -387,7 +385,7 @@ class _PointByDraws:
         slack = scale * bias * float(np.trace(np.linalg.inv(qhat) @ np.linalg.inv(V))) / len(V)
         # Written as a rate at which the error grows, so that the bound is an upper one like others.
         spread = float(math.hypot(sem, slack) / drawn**2)
-        return [Check("perfect recovery", None, 1.0, 0.0, float(1 / drawn), spread, True, _telling(samples))]
+        return [Check("perfect recovery", None, 1.0, 0.0, float(1 / drawn), spread, True, telling(samples))]
 
     # -- draws of the signal, and of fresh labels ---------------------------------------------------------------------
 
@@ -407,8 +405,10 @@ class _PointByDraws:
             gap = signal - np.asarray(prior.denoise(R, self.qhat).estimate)
             return np.asarray(gap * gap) if low else np.diagonal(model.inner(gap, gap))[:, None]
 
+        carried: Host = np.full(P, math.inf)
         if low:
             columns = squares(self.draws, 0)
+            carried = telling(columns.T)
             drawn, sem = columns.mean(1), columns.std(1, ddof=1) / math.sqrt(self.draws)
         else:
             # Matrices of finite size: what their size does is taken to fall as its inverse, and counted as an error.
@@ -421,7 +421,15 @@ class _PointByDraws:
             sem = np.hypot(sem, large.mean(1) - small.mean(1))
         slack = float(member(prior, "overlap_error", 0.0))
         return [
-            Check("signal", a, float(self.mse[a]), slack * float(self.mse[a]), float(drawn[a]), float(sem[a]))
+            Check(
+                "signal",
+                a,
+                float(self.mse[a]),
+                slack * float(self.mse[a]),
+                float(drawn[a]),
+                float(sem[a]),
+                telling=float(carried[a]),
+            )
             for a in self.learned
         ]
 
@@ -448,18 +456,11 @@ class _PointByDraws:
             Check(
                 f"generalization {kind}", None, float(printed[kind]), float(errors.get(kind, 0.0)),
                 float(loss.mean()), math.hypot(loss.std(ddof=1) / math.sqrt(self.draws), 2 * loss.mean() / self.draws),
-                telling=_telling(loss),
+                telling=telling(loss),
             )  # of balanced labels the first term vanishes, and what is left is of second order
             for kind, loss in losses.items()
             if kind in printed
         ]  # fmt: skip
-
-
-def _telling(samples: Host) -> float:
-    """How many of the samples carry their mean; 0 if all of them are 0."""
-    sizes = np.abs(samples)
-    most = float(sizes.max(initial=0.0))
-    return float((sizes / most).sum() ** 2 / ((sizes / most) ** 2).sum()) if most > 0 else 0.0
 
 
 def _inverse_map(problem: Problem, Q: Host, V: Host, learned: Any) -> Host:

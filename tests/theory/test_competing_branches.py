@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from scipy import optimize, special
 from smimbench_channels.sequence.linear import SequenceLinear
+from smimbench_channels.sequence.perceptron import Probit
 from smimbench_priors.gaussian import Gaussian
 
 from smimbench.interfaces import Overlap, Posterior, Uncertain
 from smimbench.theory.fixed_point_curve import fixed_point_curve
 from smimbench.theory.predictions import competing
-from smimbench.theory.scalar import resolved
+from smimbench.theory.sequences import resolved, turns
 from smimbench.theory.thresholds import thresholds
 from smimbench.theory.types import Prediction
 
@@ -249,3 +250,70 @@ def test_an_error_that_is_not_zero_is_not_perfect_recovery(monkeypatch):
     assert [p.branch for p in curve.competing([1.0])[0]] == ["informed", "uninformed"]
     high = replace(low, V=0.04 * np.eye(2))
     assert [p.branch for p in curve.competing([1.0])[0]] == ["unique"]
+
+
+@pytest.mark.parametrize("below", [1e-6, 1e-4, 1e-3, 3e-3])
+@pytest.mark.parametrize(
+    "problem",
+    [Problem(linear(), Binary()), Problem(linear(), Sparse()), Problem(Probit(tokens=1, noise=1e-3), Binary())],
+)
+def test_both_branches_are_found_just_before_either_ends(problem, below):
+    """Between two nodes the curve may turn: the end of a branch is a node, too."""
+    found = thresholds(problem)
+    for alpha in (found["algorithmic"]["value"] * (1 - below), found["spinodal"]["value"] * (1 + below)):
+        if alpha > 0:
+            assert {point.branch for point in competing(problem, [alpha])[0]} == {"informed", "uninformed"}
+
+
+@pytest.mark.parametrize("noise", [1e-3, 1e-6, 1e-9])
+@pytest.mark.parametrize("channel", [SequenceLinear, Probit])
+def test_noise_however_little_leaves_no_perfect_recovery(channel, noise):
+    problem = Problem(channel(tokens=1, noise=noise), Binary())
+    assert thresholds(problem)["perfect_recovery"] is None
+    best = competing(problem, [0.9])[0][0]
+    assert best.V[0, 0] > 0
+
+
+class Sampled:
+    """A channel that gives its posterior only."""
+
+    components, symmetry = 1, "none"
+
+    def __init__(self, channel):
+        self.forward, self.posterior = channel.forward, channel.posterior
+
+
+@pytest.fixture(scope="module")
+def pair():
+    channel = Probit(tokens=1, noise=1e-3)
+    return Problem(Sampled(channel), Binary()), Problem(channel, Binary())
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.65, 0.9, 1.2, 1.4, 1.475, 1.52, 1.6, 2.5, 4.0, 10.0, 100.0])
+def test_sampled_information_leads_to_the_same_branches_within_its_error(pair, alpha):
+    """Also beyond the last node, where hardly any label says anything, and no information can be sampled."""
+    (sampled, exact) = (competing(problem, [alpha])[0] for problem in pair)
+    assert [point.branch for point in sampled] == [point.branch for point in exact]
+    for one, other in zip(sampled, exact):
+        assert abs(one.V[0, 0] - other.V[0, 0]) < 4.5 * one.error[0]
+        assert one.error[0] < 0.2 * other.V[0, 0] or one.V[0, 0] < 1e-9
+
+
+def test_thresholds_of_sampled_information_are_right_to_their_error(pair):
+    sampled, exact = map(thresholds, pair)
+    for name in ("spinodal", "information_theoretic", "algorithmic"):
+        assert abs(sampled[name]["value"] - exact[name]["value"]) < 4 * sampled[name]["error"]
+    assert sampled["perfect_recovery"] is exact["perfect_recovery"] is None
+
+
+def test_turns_are_told_from_noise(rng):
+    x = np.linspace(0, 1, 200)
+    wave = np.sin(7 * x)
+    expected = [(round(0.5 * math.pi / 7 * 199), "max"), (round(1.5 * math.pi / 7 * 199), "min")]
+    assert turns(wave, np.full(200, 1e-9)) == expected
+    noisy = wave + 0.01 * rng.standard_normal(200)
+    found = turns(noisy, np.full(200, 0.05))
+    assert [kind for _, kind in found] == ["max", "min"]
+    assert all(abs(index - other) < 12 for (index, _), (other, _) in zip(found, expected))
+    assert turns(0.01 * rng.standard_normal(200), np.full(200, 0.05)) == []
+    assert turns(np.sort(noisy), np.full(200, 1e-9)) == []

@@ -9,11 +9,12 @@ import pytest
 
 from smimbench.cli.main import main
 from smimbench.interfaces import Posterior
+from smimbench.numerics.telling import telling
 from smimbench.problem.problem import Problem
 from smimbench.report import verification as verbs
 from smimbench.theory.cache import TheoryCache
 from smimbench.theory.information import prior_moments
-from smimbench.theory.verification import Check, _PointByDraws, _telling, verify_point
+from smimbench.theory.verification import Check, _PointByDraws, verify_point
 from tests.helpers import ATTENTION as ATTENTION_SUITE
 from tests.helpers import SUITE, call, write_suite
 
@@ -158,8 +159,8 @@ def test_a_mean_that_few_draws_carry_decides_nothing(tmp_path, capsys):
 def test_draws_that_carry_a_mean_are_counted(k):
     samples = np.zeros(1000)
     samples[:k] = -3e-200
-    assert _telling(samples) == pytest.approx(k, rel=1e-12)
-    assert _telling(np.zeros(10)) == 0
+    assert telling(samples) == pytest.approx(k, rel=1e-12)
+    assert telling(np.zeros(10)) == 0
 
 
 @pytest.mark.parametrize("alpha", [3.0, 10.0])
