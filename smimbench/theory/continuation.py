@@ -385,7 +385,8 @@ class Continuation:
         if self.perfect is None or not self.ratios.sampled or len(stage.learned) < self.problem.components:
             return False, False
         V = np.diagonal(self.ratios.overlap(self.ratios.qhat(node.x, stage.learned))[1], axis1=-2, axis2=-1)
-        before, missing = (point.log_alpha - float(np.log(self.perfect.value)) for point in (last, node))
+        end = float(np.log(self.perfect.value)) if self.perfect.value > 0 else -np.inf
+        before, missing = (point.log_alpha - end for point in (last, node))
         small = bool((NEARLY_PERFECT * self.ratios.second > V).all())
         reached = small and abs(missing) < float(node.total_error[stage.moving].max())
         return reached, reached and before * missing <= 0

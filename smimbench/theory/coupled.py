@@ -41,6 +41,8 @@ INFORMED = 1e8
 """Qhat at which the informed branch starts; doubled, the start is twice as close to the signal."""
 NEARLY_PERFECT = 1e2
 """The same where an error of zero is unstable; doubled, branches with half the error are found, and some iterations more."""
+FASTEST = 1e3
+"""Largest growth of Qhat that is followed towards perfect recovery; discrete signals have none. Doubled, nothing changes."""
 NEARLY_KNOWN = 1e-6
 """Error below which perfect recovery is asked for; doubled, the walk to it ends a few steps earlier."""
 SHIFT = 0.01
@@ -134,8 +136,12 @@ def sweep(
             continue
         if upwards and perfect is not None and alpha > perfect.value:
             nearly = np.diagonal(overlap_at(problem, found.qhat)[1]).max() < NEARLY_KNOWN
+            if nearly and perfect.value == 0:  # a discrete signal: what is nearly known is stable
+                solved[k] = _perfect(problem, alpha, branch)
+                start = solved[k].found.qhat
+                continue
             if nearly or UNFINISHED in found.method:
-                start = _walk_up(problem, alpha, start, alpha / perfect.value)
+                start = _walk_up(problem, alpha, start, alpha / max(perfect.value, alpha / FASTEST))
                 if start is None:
                     solved[k] = _perfect(problem, alpha, branch)
                     start = solved[k].found.qhat

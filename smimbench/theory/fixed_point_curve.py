@@ -80,7 +80,7 @@ class FixedPointCurve:
         P = self.problem.components
         number, s, log_alpha = self._dense()
         target = np.log(alpha)
-        end = None if self.perfect is None or not self.continuation.finished else np.log(self.perfect.value)
+        end = None if self.perfect is None or not self.continuation.finished else _log(self.perfect.value)
         if branch == "uninformed":
             above = np.flatnonzero(log_alpha >= target)
             k = int(above[0]) if len(above) else len(log_alpha)
@@ -205,6 +205,8 @@ class FixedPointCurve:
                     highest, x_error = node.log_alpha, error
         if self.perfect is None:
             return False
+        if self.perfect.value == 0:  # discrete signals stay known at any sample ratio
+            return bool(np.isfinite(highest))
         error = 3 * float(np.hypot(x_error, self.perfect.error / self.perfect.value))
         return highest - float(np.log(self.perfect.value)) > 1e-6 + error
 
@@ -281,3 +283,7 @@ def fixed_point_curve(problem: Problem) -> FixedPointCurve | None:
     return kept(
         problem, "fixed_point_curve", lambda: FixedPointCurve(problem) if components_decouple(problem) else None
     )
+
+
+def _log(value: float) -> float:
+    return float(np.log(value)) if value > 0 else -np.inf

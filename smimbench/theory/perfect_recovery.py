@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smimbench.interfaces import member
-from smimbench.theory.information import diagonals, information_at, overlap_at
+from smimbench.theory.evaluations import is_sampled
+from smimbench.theory.information import diagonals, information_at, overlap_at, prior_moments
 from smimbench.theory.types import Threshold
 
 if TYPE_CHECKING:
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 
 __all__ = ["perfect_limit"]
 
+LITTLE, SAMPLED_LITTLE = (1e-4, 1e-9), (1e-2, 1e-5)
+"""Unknown parts of a discrete signal between which the sample ratio must fall; the second pair for sampled information, which few
+labels carry below. Doubled, the same, but for noise between these levels, which is not seen."""
+BISECTIONS = 60
+"""Halvings of the interval of log Qhat; doubled, nothing changes."""
 BALANCING = 40
 """Most steps that balance the errors of the components; doubled, slower balances converge."""
 
@@ -39,11 +45,13 @@ def perfect_limit(problem: Problem) -> Threshold | None:
     unknowns = at(np.full(P, 1e9))[2]
     if not np.all(unknowns < 1e3):
         return None
+    if not unknowns.any():
+        return _limit_of_discrete_signals(problem)
+    drift = min(1e-2, abs(float(at(np.full(P, 1e7))[2].sum() / unknowns.sum()) - 1))
     equations = member(problem.channel, "equations")
     if equations is not None:
         value = float(unknowns.sum()) / (kappa * float(equations))
-        drift = abs(float(at(np.full(P, 1e7))[2].sum() / unknowns.sum()) - 1)
-        return Threshold(value, value * min(drift, 1e-2))
+        return Threshold(value, value * drift)
     tilt = np.ones(P)
 
     def measure(scale: float) -> tuple[Host, float, float] | None:
@@ -70,10 +78,43 @@ def perfect_limit(problem: Problem) -> Threshold | None:
     # Errors that vanish leave the number of equations where it is; otherwise it goes down with them.
     if below is None or balanced is None or above is None or above[2] < 0.8 * below[2]:
         return None
-    noise = above[1]
+    noise = above[1] + drift
     low, middle, high = (float(found[0].max()) for found in (below, balanced, above))
     bend = (high - middle) - (middle - low)
     limit = high - (high - middle) ** 2 / bend if abs(bend) > 1e-13 * high else high
-    if abs(limit - high) > abs(high - middle):
-        limit = high
+    if abs(limit - high) > abs(
+        high - middle
+    ):  # no geometric sequence: what is left is not known better than the last step
+        return Threshold(high, abs(high - middle) + high * noise)
     return Threshold(limit, abs(limit - high) + limit * noise)
+
+
+def _limit_of_discrete_signals(problem: Problem) -> Threshold | None:
+    """0 where labels are noiseless, for what is known then stays known, however few there are; None where they are noisy.
+
+    The error of a discrete signal vanishes faster than any power of Qhat. The sample ratio ``Qhat / (kappa I)`` that it takes
+    falls along with it where the information of labels grows as V does not; noise stops that growth, and it rises.
+    """
+    P = problem.components
+    second, bottom = prior_moments(problem)
+    spread = np.diagonal(second - bottom)
+
+    def part(log_scale: float) -> float:
+        """Largest part of the signal that is unknown."""
+        return float(np.max(np.diagonal(overlap_at(problem, np.exp(log_scale) * np.eye(P))[1]) / spread))
+
+    def ratio(unknown: float) -> float:
+        low, high = 0.0, np.log(1e9)
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if part(middle) > unknown else (low, middle)
+        Q, V = overlap_at(problem, np.exp(low) * np.eye(P))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return float(
+                np.max(np.exp(low) / (float(problem.model.kappa) * diagonals(information_at(problem, Q, V))[0]))
+            )
+
+    method = information_at(problem, *overlap_at(problem, np.eye(P))).method
+    levels = SAMPLED_LITTLE if is_sampled(method) or method.startswith("nested") else LITTLE
+    late, later = (ratio(unknown) for unknown in levels)
+    return Threshold(0.0, 0.0) if later < late else None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.numerics.linalg import spectral_function, symmetric_logarithm
-from smimbench.theory.information import diagonals, information_at, offers_rough, overlap_at
+from smimbench.theory.information import diagonals, information_at, offers_rough, overlap_at, prior_moments
 from smimbench.theory.types import Host
 
 if TYPE_CHECKING:
@@ -35,6 +35,13 @@ MOST_ITERATIONS = 60
 """Accelerated iterations per sample ratio; doubled, fewer points end with "were not enough"."""
 SOLVED = 0.02
 """Residual that is left, in errors of the information; doubled, an iteration fewer, and twice its part in the stated error."""
+UNSURE, NEARLY = 0.5, 1e-3
+"""Relative error of sampled information with which iterations end where less than the second of the signal is unknown: hardly any
+label says anything then. Doubled: they end later, at values that may be wrong; the same."""
+VANISHED = 1e-200
+"""Unknown part of a component that labels cannot be asked about in double precision. Doubled: nothing changes."""
+UNTOLD = "hardly any label tells more"
+"""What is said there."""
 BEYOND = 1e14
 """Qhat from which on the signal counts as known; doubled, one iteration more."""
 MOST_CORRECTIONS = 6
@@ -89,6 +96,7 @@ class Recursion:
     def __init__(self, problem: Problem, alpha: float) -> None:
         self.problem, self.alpha = problem, alpha
         self.has_rough = offers_rough(problem)
+        self.second = np.diagonal(prior_moments(problem)[0])
 
     def image(self, log: Host, *, rough: bool = False) -> tuple[Host, Uncertain]:
         """The image (P, P) of log Qhat, and the information there; ``rough`` for differences only."""
@@ -185,7 +193,14 @@ class Recursion:
         residual, best = np.inf, np.inf
         method = ""
         for count in range(MOST_ITERATIONS):
+            unknown = np.diagonal(overlap_at(self.problem, exponential(x))[1]) / self.second
+            if not (unknown > VANISHED).all():
+                relative, residual, method = 1.0, 1.0, method or UNTOLD
+                break
             image, relative, method = mapped(x)
+            if not relative < UNSURE and (unknown < NEARLY).all():
+                relative, residual, method = 1.0, 1.0, f"{method}, {UNTOLD}"
+                break
             step = image - x
             residual = float(np.abs(step).max())
             arrived = target is not None and at(target, image, relative)

@@ -113,7 +113,7 @@ def _sweep_thresholds(problem: Problem) -> dict[str, Any]:
         weak = _spectral_threshold(problem, Q, V)
     hard: HardPhase | None = None
     reasons["sequential"] = "components mix: they are not learned one after the other"
-    if perfect is not None:
+    if perfect is not None and perfect.value > 0:
         probes = [share * perfect.value for share in PROBES]
         ahead = [len(found) > 1 and found[0].branch == "informed" for found in competing(problem, probes)]
         if any(ahead):

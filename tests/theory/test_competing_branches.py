@@ -14,10 +14,11 @@ from smimbench_priors.gaussian import Gaussian
 
 from smimbench.interfaces import Overlap, Posterior, Uncertain
 from smimbench.theory.fixed_point_curve import fixed_point_curve
+from smimbench.theory.perfect_recovery import perfect_limit
 from smimbench.theory.predictions import competing
 from smimbench.theory.sequences import resolved, turns
 from smimbench.theory.thresholds import thresholds
-from smimbench.theory.types import Prediction
+from smimbench.theory.types import Prediction, Threshold
 
 
 class LowRank:
@@ -63,6 +64,24 @@ class Binary(LowRank):
         x, h = np.linspace(-root - 12, 12, 601, retstep=True)
         decay = np.exp(-2 * np.abs(root * (root + x)))
         return float(np.sum(np.exp(-x * x / 2) * 4 * decay / (1 + decay) ** 2) * h / math.sqrt(2 * math.pi))
+
+
+class Together:
+    """Independent components with the same prior."""
+
+    def __init__(self, prior):
+        self.prior = prior
+
+    def second_moment(self, components):
+        return np.eye(components)
+
+    def mean_overlap(self, components):
+        return np.zeros((components, components))
+
+    def overlap(self, qhat):
+        V = np.vectorize(self.prior.error)(np.minimum(np.diagonal(qhat, axis1=-2, axis2=-1), self.prior.most))
+        V = V[..., None] * np.eye(V.shape[-1])
+        return Overlap(np.eye(V.shape[-1]) - V, V)
 
 
 class Modulus:
@@ -317,3 +336,47 @@ def test_turns_are_told_from_noise(rng):
     assert all(abs(index - other) < 12 for (index, _), (other, _) in zip(found, expected))
     assert turns(0.01 * rng.standard_normal(200), np.full(200, 0.05)) == []
     assert turns(np.sort(noisy), np.full(200, 1e-9)) == []
+
+
+@pytest.mark.parametrize("rho", [0.2, 0.37, 0.7])
+def test_counting_of_several_sparse_components_states_what_it_leaves(rho):
+    prior = Sparse()
+    prior.rho = rho
+    found = perfect_limit(Problem(SequenceLinear(tokens=1, components=2), Together(prior), components=2))
+    assert 0 < abs(found.value - rho) < 2 * found.error < 0.02
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_several_discrete_components_are_found_at_any_sample_ratio(count):
+    prior = Together(Binary())
+    problem = Problem(SequenceLinear(tokens=2, components=count), prior, components=count, sites=2)
+    assert perfect_limit(problem) == Threshold(0.0, 0.0)
+    noisy = Problem(SequenceLinear(tokens=2, components=count, noise=1e-4), prior, components=count, sites=2)
+    assert perfect_limit(noisy) is None
+    best = competing(problem, [0.1])[0][0]
+    assert not best.V.any()
+
+
+class Steps:
+    """Labels that jump, of two components that mix: few of them tell more, and below some error none that is drawn."""
+
+    components, symmetry = 2, "none"
+
+    def information(self, Q, V):
+        unknown = np.diagonal(V, axis1=-2, axis2=-1)
+        value = 0.7 / np.sqrt(unknown)[..., None] * np.eye(2) + 0.05 * (1 - np.eye(2))
+        drawn = (unknown > 1e-7)[..., None] * value - 1e-30
+        return Uncertain(drawn, np.abs(drawn) * np.sqrt(1e-6 / unknown)[..., None], "Monte Carlo (steps)")
+
+
+def test_what_hardly_any_label_tells_ends_in_perfect_recovery_of_discrete_signals():
+    problem = Problem(Steps(), Together(Binary()), components=2)
+    assert perfect_limit(problem) == Threshold(0.0, 0.0)
+    (low,), (high,) = competing(problem, [8.0])[0], competing(problem, [60.0])[0]
+    for found in (low, high):
+        assert found.branch == "unique"
+        assert not found.V.any()
+        assert not found.error.any()
+    before = competing(problem, [0.6])[0]
+    assert [point.branch for point in before] == ["informed", "uninformed"]
+    assert (np.diagonal(before[1].V) > 0.3).all()
