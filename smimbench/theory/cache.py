@@ -16,7 +16,7 @@ import numpy as np
 from smimbench.files import canonical_json, plain_value, read_json, write_atomically
 from smimbench.interfaces import Uncertain
 from smimbench.problem.problem import without_code
-from smimbench.theory.consistency import require_consistent
+from smimbench.theory.consistency import require_consistent, require_consistent_at
 from smimbench.theory.evaluations import Evaluations
 from smimbench.theory.fixed_point_curve import fixed_point_curve
 from smimbench.theory.generalization import curve_errors
@@ -95,6 +95,7 @@ class TheoryCache:
             for part in batches(problem, missing):
                 solved = competing(problem, part)
                 flat = [p for branches in solved for p in branches]
+                require_consistent_at(problem, [(p.Q, p.V) for p in flat])
                 errors = iter(curve_errors(problem, *zip(*((p.Q, p.V, p.error) for p in flat))))
                 for alpha, branches in zip(part, solved):
                     points = [point_document(problem, p, next(errors)) for p in branches]

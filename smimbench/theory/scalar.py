@@ -50,6 +50,8 @@ distance of nodes is halved for it. Doubled: half as sure; an eighth of the dist
 LATE, RISING = 3.0, 1.02
 """Whether the error falls to 0 at a finite alpha: by how much alpha may rise along the last factor of Qhat. The first doubled,
 earlier values count; the second, slower rises are taken for noise."""
+HUGE = 1e300
+"""In place of a sample ratio that is infinite, where extrema are looked for; any number that is hardly reached does."""
 TINIEST = 1e-300
 """Added to errors that may be 0 before their logarithm is taken; any number too small to be one does."""
 RESPONSE_ERROR = 1e-11
@@ -460,7 +462,7 @@ class ScalarCurve:
 
                 sign = -1.0 if kind == "max" else 1.0
                 best = minimize_scalar(
-                    lambda x, sign=sign: sign * self.alpha_of(np.array([x]))[0][0],
+                    lambda x, sign=sign: sign * min(self.alpha_of(np.array([x]))[0][0], HUGE),
                     bounds=(self.nodes[i], self.nodes[k]),
                     method="bounded",
                     options={"xatol": 1e-9},

@@ -27,6 +27,7 @@ from smimbench.numerics.seeds import monte_carlo_rng, words
 from smimbench.numerics.telling import FEWEST_TELLING, telling
 from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.information import information_at, overlap_at, prior_moments
+from smimbench.theory.inverse_map import inverse_map
 from smimbench.theory.types import NOTHING, Host
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ class _PointByDraws:
             return [*self._perfect(), *self._predictions()]
         found: list[Check] = []
         if self.learned:
-            self.qhat = _inverse_map(self.problem, self.Q, self.V, self.learned)
+            self.qhat = inverse_map(self.problem, self.Q, self.V, self.learned)
             found += [*self._fixed_point(), *self._signal()]
         if self.point.get("branch") != "informed":
             found += self._unlearned()
@@ -377,7 +378,7 @@ class _PointByDraws:
         V = SMALL * (self.second - self.bottom)
         Q = self.second - V
         everything = np.arange(len(V))
-        qhat = _inverse_map(self.problem, Q, V, everything)
+        qhat = inverse_map(self.problem, Q, V, everything)
         own, _, bias = self._draw(Q, V, self.draws)
         samples = np.einsum("npq,qp->n", own, np.linalg.inv(qhat)) / len(V)
         scale = self.kappa * self.alpha
@@ -461,50 +462,3 @@ class _PointByDraws:
             for kind, loss in losses.items()
             if kind in printed
         ]  # fmt: skip
-
-
-def _inverse_map(problem: Problem, Q: Host, V: Host, learned: Any) -> Host:
-    """The Qhat (P, P) at which the prior's map gives the overlap Q and the error V; 0 for components that are not learned."""
-    from scipy.optimize import root
-
-    second, bottom = prior_moments(problem)
-    kept = np.ix_(learned, learned)
-    upper = np.triu_indices(len(learned))
-    diagonal = not (np.abs(Q - bottom)[kept] * (1 - np.eye(len(learned))) > NOTHING).any()
-    free = (np.arange(len(learned)),) * 2 if diagonal else upper
-    spread = (second - bottom)[kept]
-
-    def full(log: Host) -> Host:
-        matrix = np.zeros_like(spread)
-        matrix[free] = log
-        matrix = matrix + np.triu(matrix, 1).T
-        found = np.zeros_like(Q)
-        found[kept] = spectral_function(matrix, np.exp)
-        return found
-
-    def position(Q: Host, V: Host) -> Host:
-        """Increases from minus to plus infinity with what is known: log Q at one end, -log V at the other."""
-        gap: Host = symmetric_logarithm((Q - bottom)[kept]) - symmetric_logarithm(V[kept])
-        return gap[free]
-
-    target = position(Q, V)
-    start = target - symmetric_logarithm(spread)[free]  # exact for Gaussian signals
-
-    def gap(log: Host) -> Host:
-        return position(*overlap_at(problem, full(log))) - target
-
-    if len(start) == 1:
-        return full(np.array([_scalar_inverse(lambda x: float(gap(np.array([x]))[0]), float(start[0]))]))
-    return full(root(gap, start, tol=1e-12).x)
-
-
-def _scalar_inverse(gap: Callable[[float], float], start: float) -> float:
-    """Root of an increasing function."""
-    from scipy.optimize import brentq
-
-    low, high = start - 1.0, start + 1.0
-    while gap(low) > 0:
-        low -= 4.0
-    while gap(high) < 0:
-        high += 4.0
-    return float(brentq(gap, low, high, xtol=1e-13, rtol=1e-13))

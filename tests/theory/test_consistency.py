@@ -173,6 +173,97 @@ def test_a_wrong_posterior_gives_no_curve(base, change):
         TheoryCache().points(problem, [0.7])
 
 
+def information_of(change):
+    class Mutant(SequenceLinear):
+        def information(self, Q, V):
+            return change(super().information(Q, V), V)
+
+    return Mutant
+
+
+INFORMATION = {
+    "5% too large": (lambda f, V: f._replace(value=1.05 * f.value), "where its posterior gives"),
+    "1% too small": (lambda f, V: f._replace(value=0.99 * f.value), "where its posterior gives"),
+    "wrong in the middle": (lambda f, V: f._replace(value=f.value * (1 + 0.2 * ((V > 0.4) & (V < 0.6)))), "posterior gives"),
+    "an array": (lambda f, V: f.value, "must return a smimbench.Uncertain"),
+    "not a number": (lambda f, V: f._replace(value=f.value * np.nan), "must be finite numbers"),
+    "of another shape": (lambda f, V: f._replace(value=f.value[..., 0]), r"of shape \(1, 1\)"),
+    "raises": (lambda f, V: 1 // 0, "information raised ZeroDivisionError"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "said"), INFORMATION.values(), ids=INFORMATION)
+def test_a_wrong_formula_of_the_information_gives_no_curve(change, said):
+    problem = Problem(
+        LOW, {"name": "linear", "noise": 0.2}, "gaussian", registry=Strangers(channel=information_of(change))
+    )
+    with pytest.raises(ProblemError, match=f"channel 'linear': .*{said}"):
+        TheoryCache().points(problem, np.linspace(0.02, 0.6, 9))
+
+
+def test_a_right_formula_of_the_information_passes():
+    problem = Problem(
+        LOW, {"name": "linear", "noise": 0.2}, "gaussian", registry=Strangers(channel=information_of(lambda f, V: f))
+    )
+    assert len(TheoryCache().points(problem, np.linspace(0.02, 0.6, 9))) == 9
+
+
+class Coin(Gaussian):
+    """Entries +1 and -1 with a denoiser that may be wrong."""
+
+    bias, factor, hole = 0.5, 1.0, 1.0
+
+    def sample(self, rng, components, dimension):
+        return np.where(rng.random((components, dimension)) < self.bias, 1.0, -1.0)
+
+    def denoise(self, R, Qhat):
+        estimate = np.tanh(self.factor * Qhat[0, 0] * R)
+        return Denoised(estimate, np.array([[np.mean(1 - estimate**2)]]))
+
+    def overlap(self, Qhat):
+        q = np.asarray(Qhat)[..., 0, 0]
+        x, h = np.linspace(-12, 12, 2001, retstep=True)
+        weight = np.exp(-x * x / 2) * h / np.sqrt(2 * np.pi)
+        Q = (weight * np.tanh(q[..., None] + np.sqrt(q)[..., None] * x)).sum(-1)
+        Q = np.where((q > 1) & (q < 4), self.hole * Q, Q)[..., None, None]
+        return Overlap(Q, 1 - Q)
+
+
+def noisy(prior):
+    return Problem(LOW, {"name": "linear", "noise": 0.3}, "gaussian", registry=Strangers(prior=prior))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"factor": 1.05}, "is not the mean of the law|overlooks what the input tells"),
+        ({"factor": 0.96}, "is not the mean of the law|overlooks what the input tells"),
+        ({"bias": 0.55}, "not the mean of the signal"),
+        ({"hole": 1.1}, "V of the map overlap is not that of denoise|cannot be below 0"),
+        ({"hole": 0.97}, "V of the map overlap is not that of denoise"),
+    ],
+    ids=str,
+)
+def test_a_coin_that_is_misread_gives_no_curve(change, said):
+    problem = noisy(type("Wrong", (Coin,), change))
+    with pytest.raises(ProblemError, match=said):
+        TheoryCache().points(problem, np.linspace(0.1, 3.0, 12))
+
+
+def test_a_fair_coin_passes():
+    TheoryCache().points(noisy(Coin), np.linspace(0.1, 3.0, 12))
+
+
+@pytest.mark.parametrize("method", ["sample", "denoise", "overlap"])
+def test_what_an_item_raises_is_one_line(method):
+    def raises(self, *arguments, **options):
+        raise RuntimeError("two\nlines")
+
+    problem = noisy(type("Wrong", (Coin,), {method: raises}))
+    with pytest.raises(ProblemError, match=f"prior 'gaussian': {method} raised RuntimeError: two lines; no theory"):
+        TheoryCache().points(problem, [0.4])
+
+
 def test_thresholds_need_a_second_moment_where_no_sign_is_seen():
     change = channel_with(SequenceSoftmax, lambda f, y, omega, V: f._replace(second_moment=None))
     problem = Problem(LOW, {"name": "softmax", "layers": 2}, "gaussian", registry=Strangers(channel=change))
@@ -215,8 +306,8 @@ def test_widths_of_the_wishart_prior_pass(rho):
 
 def test_what_ships_is_not_asked(monkeypatch):
     """Its tests are the checks; a user does not wait for them."""
-    monkeypatch.setattr(consistency, "_check_channel", lambda problem: pytest.fail("asked"))
-    monkeypatch.setattr(consistency, "_check_prior", lambda problem: pytest.fail("asked"))
+    monkeypatch.setattr(consistency, "_check_channel", lambda *arguments: pytest.fail("asked"))
+    monkeypatch.setattr(consistency, "_check_prior", lambda *arguments: pytest.fail("asked"))
     TheoryCache().points(Problem(LOW, "linear", "gaussian"), [0.7])
 
 
