@@ -140,7 +140,7 @@ class Ridge(LinearRegression):
         if (
             np.abs(known).max() > 0
             or len(linear.rows) != problem.components * problem.model.sites
-            or np.ptp(linear.noise) > SAME
+            or not linear.alike
         ):
             return "there is a theory of latents that are all seen alike, and of signals around zero, only"
         chosen = (
@@ -149,7 +149,7 @@ class Ridge(LinearRegression):
             else np.array([self.regularisation])
         )
         penalty = float(chosen[0])
-        if np.ptp(chosen) > SAME:
+        if np.ptp(chosen) > SAME * chosen.max():
             return "there is a theory of one penalty for all components only"
         found = minimum(problem, alpha, "square", max(penalty, SMALLEST_PENALTY))
         point = limit_point(problem, alpha, [[found.overlaps]], method="ridge, closed fixed point", branch="minimum")

@@ -182,3 +182,12 @@ def test_parameters_that_make_no_sense(value):
     with pytest.raises(ParameterError) as error:
         Ridge(value)
     assert error.value.key == "regularisation"
+
+
+@pytest.mark.parametrize("noise", [1e-9, 1e-7, 0.3, 1e6, 1e9])
+def test_any_noise_of_a_channel_is_seen(noise):
+    for components in (1, 2):
+        seen = seen_by_labels(sequence({"name": "linear", "noise": noise, "components": components}))
+        assert len(seen.rows) == 2 * components
+        assert seen.noise == pytest.approx(noise, rel=1e-6)
+        assert seen.alike
