@@ -11,7 +11,9 @@ from smimbench.backend import beside, namespace, sample_chunks, to_host
 from smimbench.derive.channel import observable
 from smimbench.interfaces import Array, Capabilities, Info, Overlaps, ParameterError
 from smimbench.theory.limit import limit_point
-from smimbench_algorithms.erm.fixed_point import best_penalty, evaluations, labels_of, minimum, why_not
+from smimbench_algorithms.erm.best_penalty import best_penalty
+from smimbench_algorithms.erm.fixed_point import best_length, minima, why_not
+from smimbench_algorithms.erm.integrals import labels_of
 from smimbench_algorithms.erm.losses import LOSSES, Loss
 
 if TYPE_CHECKING:
@@ -93,9 +95,14 @@ class Erm:
         """Loss, penalty and the factor of the estimate's length."""
         signs = labels_of(problem) == "signs"
         loss = LOSSES[self.loss or ("logistic" if signs else "square")]
-        penalty = best_penalty(problem, alpha, loss.name) if isinstance(self.penalty, str) else float(self.penalty)
         length = self.length or ("posterior" if signs else "loss")
-        return loss, penalty, minimum(problem, alpha, loss.name, penalty).length if length == "posterior" else 1.0
+        if isinstance(self.penalty, str):
+            penalty = best_penalty(problem, alpha, loss.name, "posterior" if signs else "loss")
+        else:
+            penalty = float(self.penalty)
+        if length == "loss":
+            return loss, penalty, 1.0
+        return loss, penalty, best_length([one.overlaps for one in minima(problem, alpha, loss.name, penalty)])
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> ErmState:
         """Zero."""
@@ -149,23 +156,25 @@ class Erm:
         """The minimum in the limit: the replica-symmetric fixed point (``smimbench_algorithms.erm.fixed_point``)."""
         try:
             loss, penalty, length = self._chosen(problem, alpha)
-            count = evaluations(problem, loss.name)
-            found = [minimum(problem, alpha, loss.name, penalty, k) for k in range(count)]
+            found = minima(problem, alpha, loss.name, penalty)
         except ValueError as error:
             return str(error)
-        ends = [
-            [Overlaps(one.overlaps.truth, length * one.overlaps.cross, length**2 * one.overlaps.own)] for one in found
-        ]
-        how = "Monte Carlo" if count > 1 else "closed form" if loss.name == "square" else "quadrature"
-        point = limit_point(
-            problem, alpha, ends, method=f"{loss.name} loss, penalty {penalty:.4g}: {how}", branch="minimum"
-        )
+        ends = [[_scaled(one.overlaps, length)] for one in found]
+        left = Overlaps(*(np.mean(parts, axis=0) for parts in zip(*(_scaled(one.uncertain, length) for one in found))))
+        how = "Monte Carlo" if len(found) > 1 else "closed form" if loss.name == "square" else "quadrature"
+        method = f"{loss.name} loss, penalty {penalty:.4g}: {how}"
+        point = limit_point(problem, alpha, ends, method=method, branch="minimum", uncertain=left)
         return point | {
             "between_students": point["own_overlap"],
             "penalty": penalty,
             "training_loss": [float(np.mean([one.training_loss for one in found]))],
             "test_loss": [float(np.mean([one.test_loss for one in found]))],
         }
+
+
+def _scaled(overlaps: Overlaps, length: float) -> Overlaps:
+    """Overlaps of an estimate that is as much longer."""
+    return Overlaps(overlaps.truth, length * overlaps.cross, length**2 * overlaps.own)
 
 
 def _empirical_risk(

@@ -1,0 +1,71 @@
+"""Penalties of convex risk minimisation: the best one, extreme ones, and errors of sampled labels against closed forms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from smimbench_algorithms.erm.algorithm import Erm
+from smimbench_algorithms.erm.fixed_point import minima
+from smimbench_algorithms.erm.integrals import ridge_overlaps
+from smimbench_algorithms.ridge import Ridge
+
+from smimbench.interfaces import Conditions
+from tests.algorithms.test_erm import PROBIT, sequence
+from tests.warped import MOMENTS, warped
+
+LOSSES_OF = {
+    "sign": ("square", "logistic", "squared-hinge"),
+    "probit": ("square", "logistic", "squared-hinge"),
+    "linear": ("square",),
+}
+
+
+def total(algorithm, problem, alpha):
+    point = algorithm.theory(problem, alpha, Conditions())
+    assert not isinstance(point, str), point
+    return float(np.sum(point["mse"]))
+
+
+def warped_error(shape, ratio, penalty, length):
+    """Square loss sees labels as ``c z`` and noise: ridge regression, scaled."""
+    c, square = MOMENTS[shape]
+    found = ridge_overlaps(np.eye(1), (square / c**2 - 1) * np.eye(1), ratio, penalty)
+    M, Q = c * found.cross.item(), c**2 * found.own.item()
+    return 1 - M * M / Q if length == "posterior" else 1 - 2 * M + Q
+
+
+@pytest.mark.parametrize("noise", [1e-9, 1e-3, 0.3, 2e3, 1e5, 1e9])
+@pytest.mark.parametrize("alpha", [0.01, 1.0, 300.0])
+def test_best_penalty_of_linear_labels_is_their_noise(noise, alpha):
+    problem = sequence({"name": "linear", "noise": noise})
+    best = total(Erm(), problem, alpha)
+    exact = ridge_overlaps(np.eye(1), noise * np.eye(1), alpha, noise)
+    expected = (exact.truth - 2 * exact.cross + exact.own).item()
+    assert best == pytest.approx(expected, rel=1e-7, abs=1e-12)
+    assert best <= 1
+    point = Ridge().theory(problem, alpha)
+    assert point["mse"] == pytest.approx(expected, rel=1e-7, abs=1e-12)
+
+
+@pytest.mark.parametrize("shape", ["positive part", "exponential"])
+@pytest.mark.parametrize(
+    ("tokens", "alpha", "penalty"),
+    [(1, 0.4, 0.3), (1, 1.0, 1e-4), (1, 0.99, 1e-6), (1, 1.02, 1e-6), (2, 0.5, 1e-6), (2, 0.7, 1e-6), (3, 2.0, 3.0)],
+)
+def test_sampled_labels_land_on_the_closed_form_within_the_stated_error(shape, tokens, alpha, penalty):
+    with warped(shape, tokens) as problem:
+        found = Erm(penalty=penalty).theory(problem, alpha, Conditions())
+    exact = warped_error(shape, tokens * alpha, penalty, "loss")
+    assert abs(found["mse"] - exact) < 6 * found["mse_error"] + 1e-9 * exact
+    assert found["mse_error"] < 1e-2 * exact
+
+
+def test_what_an_iteration_leaves_is_stated(monkeypatch):
+    """A fixed point that is let go early says how far it is from the end."""
+    exact = minima(PROBIT, 1.3, "logistic", 0.0123)[0].overlaps
+    for name, value in (("CLOSE", 1e-3), ("STALLED", 1e-3)):
+        monkeypatch.setattr(f"smimbench_algorithms.erm.fixed_point.{name}", value)
+    rough = minima(PROBIT, 1.3, "logistic", 0.01230001)[0]
+    for one, other, error in zip(rough.overlaps[1:], exact[1:], rough.uncertain[1:]):
+        assert abs(one - other).item() > 1e-9
+        assert error.item() == pytest.approx(abs(one - other).item(), rel=0.2, abs=1e-7)
