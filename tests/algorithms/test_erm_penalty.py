@@ -5,12 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from smimbench_algorithms.erm.algorithm import Erm
+from smimbench_algorithms.erm.best_penalty import PENALTIES, best_penalty
 from smimbench_algorithms.erm.fixed_point import minima
 from smimbench_algorithms.erm.integrals import ridge_overlaps
 from smimbench_algorithms.ridge import Ridge
 
+from smimbench.backend import get_backend
 from smimbench.interfaces import Conditions
-from tests.algorithms.test_erm import PROBIT, sequence
+from smimbench.theory.predictions import solve
+from tests.algorithms.test_erm import PROBIT, SIGN, sequence
 from tests.warped import MOMENTS, warped
 
 LOSSES_OF = {
@@ -32,6 +35,35 @@ def warped_error(shape, ratio, penalty, length):
     found = ridge_overlaps(np.eye(1), (square / c**2 - 1) * np.eye(1), ratio, penalty)
     M, Q = c * found.cross.item(), c**2 * found.own.item()
     return 1 - M * M / Q if length == "posterior" else 1 - 2 * M + Q
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("length", ["posterior", "loss"])
+def test_bayes_then_the_best_penalty_then_any(seed, length):
+    """The error is that of the estimate which is returned, of whatever length."""
+    rng = np.random.default_rng([5, seed])
+    name = ("sign", "probit", "linear")[seed % 3]
+    tokens, noise = int(rng.integers(1, 4)), float(10 ** rng.uniform(-2, 2))
+    problem = sequence(name if name == "sign" else {"name": name, "noise": noise}, tokens)
+    alpha = float(10 ** rng.uniform(-1, 1)) / tokens
+    loss = str(rng.choice(LOSSES_OF[name]))
+    best = Erm(loss, length=length)
+    lowest = total(best, problem, alpha)
+    assert float(np.sum(solve(problem, [alpha])[0].mse)) <= lowest * (1 + 1e-8)
+    chosen = best.theory(problem, alpha, Conditions())["penalty"]
+    for penalty in np.clip(chosen * 10 ** rng.uniform(-3, 3, 5), *PENALTIES):
+        assert lowest <= total(Erm(loss, float(penalty), length), problem, alpha) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("shape", ["positive part", "exponential"])
+@pytest.mark.parametrize("length", ["posterior", "loss"])
+@pytest.mark.parametrize("alpha", [0.3, 1.5])
+def test_best_penalty_of_sampled_labels_is_that_of_the_closed_form(shape, length, alpha):
+    with warped(shape) as problem:
+        found = Erm(length=length).theory(problem, alpha, Conditions())
+    exact = [warped_error(shape, alpha, penalty, length) for penalty in np.geomspace(1e-3, 1e3, 3001)]
+    assert found["mse"] == pytest.approx(min(exact), rel=1e-4)
+    assert warped_error(shape, alpha, found["penalty"], length) == pytest.approx(min(exact), rel=1e-5)
 
 
 @pytest.mark.parametrize("noise", [1e-9, 1e-3, 0.3, 2e3, 1e5, 1e9])
@@ -69,3 +101,12 @@ def test_what_an_iteration_leaves_is_stated(monkeypatch):
     for one, other, error in zip(rough.overlaps[1:], exact[1:], rough.uncertain[1:]):
         assert abs(one - other).item() > 1e-9
         assert error.item() == pytest.approx(abs(one - other).item(), rel=0.2, abs=1e-7)
+
+
+def test_one_length_and_penalty_for_runs_and_theory():
+    algorithm = Erm(length="loss")
+    data = SIGN.instance(2.5, 40, 0).data(get_backend())
+    state = algorithm.init(SIGN, data, np.random.default_rng(0))
+    assert state.penalty == algorithm.theory(SIGN, data.sample_ratio, Conditions())["penalty"]
+    assert state.penalty == best_penalty(SIGN, data.sample_ratio, "logistic", "loss")
+    assert state.length == 1

@@ -57,7 +57,8 @@ class Erm:
         ``(y - z)^2 / 2``, ``log(1 + exp(-y z))``, ``max(0, 1 - y z)^2 / 2``; the last two for labels -1 and +1. Default: logistic
         for such labels, square for all others.
     penalty : float or "optimal"
-        lambda > 0; "optimal" (default): the one of the smallest error according to theory.
+        lambda > 0; "optimal" (default): the one of the smallest error according to theory, of the estimate at
+        its ``length``.
     length : {"posterior", "loss"}
         Of the estimate: as theory says is best, or that of the minimiser. Default: the first where labels are signs, else the
         second.
@@ -97,7 +98,7 @@ class Erm:
         loss = LOSSES[self.loss or ("logistic" if signs else "square")]
         length = self.length or ("posterior" if signs else "loss")
         if isinstance(self.penalty, str):
-            penalty = best_penalty(problem, alpha, loss.name, "posterior" if signs else "loss")
+            penalty = best_penalty(problem, alpha, loss.name, length)
         else:
             penalty = float(self.penalty)
         if length == "loss":
