@@ -10,6 +10,7 @@ from smimbench_algorithms.erm.fixed_point import minima
 from smimbench_algorithms.erm.integrals import ridge_overlaps
 from smimbench_algorithms.ridge import Ridge
 
+import smimbench
 from smimbench.backend import get_backend
 from smimbench.interfaces import Conditions
 from smimbench.theory.predictions import solve
@@ -101,6 +102,40 @@ def test_what_an_iteration_leaves_is_stated(monkeypatch):
     for one, other, error in zip(rough.overlaps[1:], exact[1:], rough.uncertain[1:]):
         assert abs(one - other).item() > 1e-9
         assert error.item() == pytest.approx(abs(one - other).item(), rel=0.2, abs=1e-7)
+
+
+@pytest.mark.parametrize("loss", ["square", "logistic", "squared-hinge"])
+@pytest.mark.parametrize("alpha", [0.5, 3.0])
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_extreme_penalties_have_a_theory(loss, alpha, penalty):
+    """The largest: Hebb's rule. The smallest: continues what a thousand times as much gives."""
+    found = Erm(loss, penalty).theory(SIGN, alpha, Conditions())
+    if penalty > 1:
+        seen = alpha * 2 / np.pi
+        assert found["squared_cosine"][0] == pytest.approx(seen / (seen + 1), rel=1e-9)
+    else:
+        near = Erm(loss, 1e3 * penalty).theory(SIGN, alpha, Conditions())
+        assert found["mse"] == pytest.approx(near["mse"], rel=2e-2)
+    assert found["mse_error"] < 1e-9
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_runs_with_extreme_penalties_end(penalty):
+    algorithm, instance = Erm("squared-hinge", penalty), SIGN.instance(0.5, 60, 0)
+    data = instance.data(get_backend())
+    state = algorithm.init(SIGN, data, np.random.default_rng(0))
+    for _ in range(60):
+        state, info = algorithm.step(SIGN, data, state)
+        if info.residual < 1e-6:
+            break
+    assert info.residual < 1e-6
+    assert 0 < instance.metrics(algorithm.estimate(state))["overlap"][0] < 1
+
+
+@pytest.mark.parametrize("penalty", [1e160, 1e-160, 2e12, 0.5e-12, -1.0])
+def test_penalties_out_of_range_are_refused(penalty):
+    with pytest.raises(smimbench.ParameterError, match=r"penalty.*from 1e-12.* to 1e\+12.*or 'optimal', got"):
+        Erm(penalty=penalty)
 
 
 def test_one_length_and_penalty_for_runs_and_theory():

@@ -11,7 +11,7 @@ from smimbench.backend import beside, namespace, sample_chunks, to_host
 from smimbench.derive.channel import observable
 from smimbench.interfaces import Array, Capabilities, Info, Overlaps, ParameterError
 from smimbench.theory.limit import limit_point
-from smimbench_algorithms.erm.best_penalty import best_penalty
+from smimbench_algorithms.erm.best_penalty import PENALTIES, best_penalty
 from smimbench_algorithms.erm.fixed_point import best_length, minima, why_not
 from smimbench_algorithms.erm.integrals import labels_of
 from smimbench_algorithms.erm.losses import LOSSES, Loss
@@ -57,7 +57,7 @@ class Erm:
         ``(y - z)^2 / 2``, ``log(1 + exp(-y z))``, ``max(0, 1 - y z)^2 / 2``; the last two for labels -1 and +1. Default: logistic
         for such labels, square for all others.
     penalty : float or "optimal"
-        lambda > 0; "optimal" (default): the one of the smallest error according to theory, of the estimate at
+        lambda from 1e-12 to 1e12; "optimal" (default): the one of the smallest error according to theory, of the estimate at
         its ``length``.
     length : {"posterior", "loss"}
         Of the estimate: as theory says is best, or that of the minimiser. Default: the first where labels are signs, else the
@@ -83,8 +83,10 @@ class Erm:
         if isinstance(self.penalty, str):
             if self.penalty != "optimal":
                 raise ParameterError("penalty", f"must be a number > 0 or 'optimal', got {self.penalty!r}")
-        elif not 0 < self.penalty < float("inf"):
-            raise ParameterError("penalty", f"must be > 0 and finite, got {self.penalty}")
+        elif not PENALTIES[0] <= self.penalty <= PENALTIES[1]:
+            least, most = (f"{end:g}" for end in PENALTIES)
+            why = f"from {least}, as good as no penalty, to {most}, an estimate of zero"
+            raise ParameterError("penalty", f"must be a number {why}, or 'optimal', got {self.penalty}")
         if self.length is not None and self.length not in LENGTHS:
             raise ParameterError("length", f"must be one of {', '.join(LENGTHS)}, got {self.length!r}")
 
