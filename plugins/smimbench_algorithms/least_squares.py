@@ -20,9 +20,10 @@ PROBES = 16
 SAME = 1e-6
 """Largest departure from a Gaussian posterior that counts as rounding. Doubled: the same answer for all that ships."""
 
-UNSEEN = 1 - 1e-6
-"""Posterior variance, in units of the prior's, above which a combination of latents is not identifiable. Its distance from 1
-doubled: the same answer for all that ships."""
+SURE = 1e-12
+"""Posterior variance, in units of the prior's, below which labels have no noise, and distance from 1 below which a combination of
+latents is not identifiable; ten times the departure from a Gaussian posterior where that is more. Doubled: the same answer for
+noise between 1e-9 and 1e9."""
 
 POWER_ITERATIONS = 30
 """Products to find the largest eigenvalue of the normal matrix. Doubled: closer than the margin needs."""
@@ -47,6 +48,11 @@ class Linear(NamedTuple):
 
     rows: np.ndarray[Any, Any]
     noise: np.ndarray[Any, Any]
+
+    @property
+    def alike(self) -> bool:
+        """Whether all combinations have the same noise, up to rounding."""
+        return bool(np.ptp(self.noise) <= SAME * self.noise.max())
 
 
 def seen_by_labels(problem: Problem) -> Linear | str:
@@ -74,12 +80,14 @@ def seen_by_labels(problem: Problem) -> Linear | str:
     omega = rng.standard_normal((PROBES, P, C))
     moved = np.asarray(channel.posterior(y, omega, V, rng=rng).mean).reshape(PROBES, size)
     straight = mean + omega.reshape(PROBES, size) @ covariance
-    if np.abs(covariances - covariance).max() > SAME or np.abs(moved - straight).max() > SAME:
+    departure = max(np.abs(covariances - covariance).max(), np.abs(moved - straight).max())
+    if departure > SAME:
         return f"labels of channel {channel.name!r} are not linear in the signal"
     values, vectors = np.linalg.eigh((covariance + covariance.T) / 2)
-    kept = values < UNSEEN
+    unsure = max(SURE, 10 * departure)
+    kept = values < 1 - unsure
     values = np.clip(values[kept], 0.0, None)
-    noise = np.where(values < SAME, 0.0, values / (1 - values))
+    noise = np.where(values < unsure, 0.0, values / (1 - values))
     if not kept.any():
         return f"labels of channel {channel.name!r} tell nothing of the signal"
     if (noise == 0).any() and (noise > 0).any():

@@ -15,7 +15,7 @@ from smimbench.theory.information import information_at, prior_moments
 from smimbench.theory.limit import limit_point
 from smimbench.theory.predictions import point_document
 from smimbench.theory.types import Prediction
-from smimbench_algorithms.erm.fixed_point import minimum
+from smimbench_algorithms.erm.integrals import ridge_overlaps
 from smimbench_algorithms.least_squares import SAME, LeastSquares, Linear, LinearRegression
 
 if TYPE_CHECKING:
@@ -27,9 +27,6 @@ CANDIDATES = tuple(float(10.0**k) for k in np.arange(-4, 2.01, 0.5))
 
 VALIDATION_STEPS = 200
 """Steps of conjugate gradients for the candidates, at most. Doubled: small lambda are solved for more closely."""
-
-SMALLEST_PENALTY = 1e-9
-"""What stands for a penalty of 0 in theory. Doubled: errors change by that little."""
 
 VALIDATION_TOLERANCE = 1e-3
 """Relative residual at which they end. Doubled: they end a step or two earlier."""
@@ -95,8 +92,8 @@ class Ridge(LinearRegression):
                 raise ParameterError(
                     "regularisation", f"must be a number >= 0, 'theory' or 'validation', got {value!r}"
                 )
-        elif not value >= 0:
-            raise ParameterError("regularisation", f"must be >= 0, got {value}")
+        elif not 0 <= value < float("inf"):
+            raise ParameterError("regularisation", f"must be >= 0 and finite, got {value}")
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> RidgeState:
         """The prior mean; with validation, the choice of lambda."""
@@ -123,7 +120,7 @@ class Ridge(LinearRegression):
     def theory(self, problem: Problem, alpha: float) -> dict[str, Any] | str:
         """Error of the estimate in the limit, or in words why there is none.
 
-        Low rank: the fixed point of ``erm`` with the square loss, for any lambda > 0. Extensive rank: for lambda of theory,
+        Low rank: the fixed point of ``erm`` with the square loss in closed form. Extensive rank: for lambda of theory,
         ``V = 1 / (1 / V_0 + kappa alpha I(V))``, ``I`` the channel's information and ``V_0`` the variance around the mean.
         """
         if self.regularisation == "validation":
@@ -137,11 +134,7 @@ class Ridge(LinearRegression):
     def _low_rank_theory(self, problem: Problem, alpha: float) -> dict[str, Any] | str:
         linear, _ = self.observed(problem)
         second, known = prior_moments(problem)
-        if (
-            np.abs(known).max() > 0
-            or len(linear.rows) != problem.components * problem.model.sites
-            or np.ptp(linear.noise) > SAME
-        ):
+        if np.abs(known).max() > 0 or len(linear.rows) != problem.components * problem.model.sites or not linear.alike:
             return "there is a theory of latents that are all seen alike, and of signals around zero, only"
         chosen = (
             linear.noise[0] / np.diagonal(second)
@@ -149,10 +142,14 @@ class Ridge(LinearRegression):
             else np.array([self.regularisation])
         )
         penalty = float(chosen[0])
-        if np.ptp(chosen) > SAME:
+        if np.ptp(chosen) > SAME * chosen.max():
             return "there is a theory of one penalty for all components only"
-        found = minimum(problem, alpha, "square", max(penalty, SMALLEST_PENALTY))
-        point = limit_point(problem, alpha, [[found.overlaps]], method="ridge, closed fixed point", branch="minimum")
+        noise = linear.noise[0] * np.eye(problem.components)
+        try:
+            found = ridge_overlaps(second, noise, alpha * problem.model.sites, penalty)
+        except ValueError as error:
+            return str(error)
+        point = limit_point(problem, alpha, [[found]], method="ridge, closed fixed point", branch="minimum")
         return point | {"between_students": point["own_overlap"]}
 
 

@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.text import Text
 
 from smimbench.registry.adapters import plan_of, sizes
-from smimbench.registry.metrics import find_metric
+from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.registry.registry import get_registry
 from smimbench.report.labels import component_word, grouped, letter, letter_of
 from smimbench.report.rows import draws_fresh, own_point
@@ -46,6 +46,9 @@ def add_own_theory(
 ) -> None:
     """Add ``algorithms`` to every problem's document: ``algorithm``, ``dimension`` and ``point``, or ``no_theory`` in words.
 
+    Beside a point stands ``overlap``, what it says of the metric of that name in the tables of runs; the point's own entry is
+    the matrix of products of the estimate with the signal.
+
     Sample ratios are those of the suite, or ``alphas`` in their place, not the nearest ones of whole samples. What depends on
     sizes is given for every dimension of the suite; algorithms that draw fresh samples stand at the sample ratio of all of them.
     """
@@ -63,7 +66,11 @@ def add_own_theory(
         entry: dict[str, Any] = {"algorithm": cell.algorithm_label, "alpha": ratio, "dimension": cell.dimension}
         entry["dimension_letter"] = letter(problem.model)
         entry["component_word"] = component_word(problem)
-        entry |= {"no_theory": found} if isinstance(found, str) else {"point": found}
+        if isinstance(found, str):
+            entry["no_theory"] = found
+        else:
+            overlap, _ = theory_of(find_metric("overlap"), problem, found, problem.components)
+            entry |= {"point": found, "overlap": overlap}
         same = repr((cell.problem_label, {**entry, "dimension": None}))
         if same not in seen:
             seen.add(same)
@@ -130,7 +137,7 @@ def _depend_on_size(entries: Sequence[dict[str, Any]]) -> bool:
 def _rows(entry: dict[str, Any]) -> list[dict[str, Any]]:
     """A row for every component of a point."""
     point = entry["point"]
-    values = zip(np.atleast_1d(point["mse"]), np.atleast_1d(point["mse_error"]), np.diagonal(point["overlap"]))
+    values = zip(np.atleast_1d(point["mse"]), np.atleast_1d(point["mse_error"]), entry["overlap"])
     rows = [{**entry, "component": i, "mse": m, "error": e, "overlap": q} for i, (m, e, q) in enumerate(values, 1)]
     return rows if len(rows) > 1 else [{**rows[0], "component": None}]
 

@@ -46,8 +46,9 @@ def theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableType]:
                 ("error", "r", lambda p: _error(p["mse_error"])),
                 *([("in alpha", "r", lambda p: _error(p["alpha_error"]))] if read else []),
                 *(
-                    (f"Q{i + 1}{i + 1}" if several else "overlap", "r", lambda p, i=i: number(p["overlap"][i][i], 6))
-                    for i in range(count)
+                    [(f"Q{i + 1}{i + 1}", "r", lambda p, i=i: number(p["overlap"][i][i], 6)) for i in range(count)]
+                    if several
+                    else [("overlap", "r", lambda p: _overlap(p, 0))]
                 ),
             ]
         else:
@@ -58,7 +59,7 @@ def theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableType]:
                 ("MSE", "r", lambda p: _one(p["mse"], p["component"])),
                 ("error", "r", lambda p: _error(p["mse_error"][p["component"]])),
                 *([("in alpha", "r", lambda p: _error(p["alpha_error"][p["component"]]))] if read else []),
-                ("overlap", "r", lambda p: number(p["overlap"][p["component"]][p["component"]], 6)),
+                ("overlap", "r", lambda p: _overlap(p, p["component"])),
             ]
         if any(point.get("generalization_error") for point in points):
             columns += [
@@ -98,6 +99,12 @@ def _published_tables(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
 
 def _one(values: Any, component: int) -> str:
     return number(values[component] if isinstance(values, list) else values, 6)
+
+
+def _overlap(point: dict[str, Any], component: int) -> str:
+    """The metric of that name: a squared cosine, where the signal is not of length 1."""
+    cosines = point.get("squared_cosine")
+    return number(cosines[component] if cosines else point["overlap"][component][component], 6)
 
 
 def _generalization(point: dict[str, Any], kind: str) -> str:

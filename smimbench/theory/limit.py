@@ -93,7 +93,7 @@ def limit_point(
     method, branch : str
         How they were obtained; which solution they are.
     uncertain : Overlaps, optional
-        Errors of the overlaps where there is one evaluation only; what they do to the metrics is added up.
+        Errors of the overlaps beside the spread of evaluations; what they do to the metrics is added up.
     V : ndarray (P, P), optional
         Error that the algorithm claims; needed for its Bayes predictor and for ``calibration``.
     prediction : bool
@@ -109,11 +109,10 @@ def limit_point(
     stacks = [Overlaps(*(np.stack(matrices) for matrices in zip(*starts))) for starts in moved]
     found = [{name: value.mean(axis=0) for name, value in scores(stack).items()} for stack in stacks]
     values = {name: np.mean([one[name] for one in found], axis=0) for name in found[0]}
+    errors = _propagated_error(stacks, uncertain, values)
     if len(found) > 1:
-        root = np.sqrt(len(found))
-        errors = {name: np.std([one[name] for one in found], axis=0, ddof=1) / root for name in values}
-    else:
-        errors = _propagated_error(stacks[0], uncertain, values)
+        spread = {name: np.std([one[name] for one in found], axis=0, ddof=1) / np.sqrt(len(found)) for name in values}
+        errors = {name: np.hypot(spread[name], errors[name]) for name in values}
     low = problem.model.rank == "low"
     document: dict[str, Any] = {
         "alpha": float(alpha),
@@ -150,13 +149,19 @@ def _transposed(overlaps: Overlaps) -> tuple[Host, Host, Host]:
     return overlaps.truth, overlaps.cross.T, overlaps.own
 
 
-def _propagated_error(stack: Overlaps, uncertain: Overlaps | None, values: dict[str, Host]) -> dict[str, Host]:
+def _propagated_error(
+    stacks: Sequence[Overlaps], uncertain: Overlaps | None, values: dict[str, Host]
+) -> dict[str, Host]:
     total = {name: np.zeros_like(value) for name, value in values.items()}
     for index, error in enumerate(uncertain or ()):
-        shifted = list(stack)
-        shifted[index] = stack[index] + np.asarray(error)
-        for name, value in scores(Overlaps(*shifted)).items():
-            total[name] += np.abs(value.mean(axis=0) - values[name])
+        moved: dict[str, list[Host]] = {name: [] for name in values}
+        for stack in stacks:
+            shifted = list(stack)
+            shifted[index] = stack[index] + np.asarray(error)
+            for name, value in scores(Overlaps(*shifted)).items():
+                moved[name].append(value.mean(axis=0))
+        for name, found in moved.items():
+            total[name] += np.abs(np.mean(found, axis=0) - values[name])
     return total
 
 

@@ -7,6 +7,7 @@ import pytest
 from smimbench_algorithms.adam import Adam
 from smimbench_algorithms.averaged import Averaged, mean_signal
 from smimbench_algorithms.sgd import Sgd
+from smimbench_algorithms.spectral.algorithm import Spectral
 
 from smimbench.backend.arrays import namespace, to_host
 from smimbench.backend.device import get_backend
@@ -17,6 +18,7 @@ from smimbench.registry.registry import get_registry
 from smimbench.run.loop import LoopSettings, run_algorithm
 from smimbench.theory.limit import limit_point
 from smimbench.theory.predictions import solve
+from tests.stretched import stretched
 
 WISHART = {"name": "wishart", "rho": 0.5}
 
@@ -243,3 +245,39 @@ def test_draws_from_the_posterior_average_to_one_plus_one_over_their_number(stud
     estimate = (1 - bayes) * signal + np.sqrt((1 - bayes) * bayes) * rng.standard_normal(D)
     drawn = estimate + np.sqrt(bayes) * rng.standard_normal((students, D)).mean(axis=0)
     assert np.mean((drawn - signal) ** 2) == pytest.approx((1 + 1 / students) * bayes, rel=0.05)
+
+
+TWO = {"name": "sequence-multi-index", "tokens": 2}
+OF_SPECTRAL = [
+    (Problem(TWO, {"name": "softmax", "layers": 1}, "gaussian"), {}),
+    (Problem(TWO, {"name": "softmax", "layers": 2, "skip": 1.0}, "gaussian"), {"kind": "asymmetric"}),
+    (Problem(TWO, {"name": "linear", "noise": 0.3, "components": 2}, "gaussian"), {}),
+    (Problem({"name": "attention-indexed", "tokens": 2}, "hardmax", WISHART), {"origin": "zero"}),
+]
+
+
+@pytest.mark.parametrize(("problem", "parameters"), OF_SPECTRAL)
+def test_eigenvectors_of_several_starts_are_one_up_to_their_sign(problem, parameters):
+    """Signs are told by labels or removed by the alignment: the mean is one of the students, in runs and in theory."""
+    one, mean = Spectral(**parameters), Averaged(of={"name": "spectral", **parameters}, students=5)
+    alone, averaged = one.theory(problem, 3.0), mean.theory(problem, 3.0, Conditions())
+    for key in ("mse", "mse_error"):
+        np.testing.assert_allclose(averaged[key], alone[key], rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(averaged.get("squared_cosine", 0), alone.get("squared_cosine", 0), rtol=1e-9)
+    instance = problem.instance(3.0, 60 if problem.model.rank == "low" else 20, 0)
+    data, found = instance.data(get_backend()), []
+    for algorithm in (one, mean):
+        state = algorithm.init(problem, data, np.random.default_rng(3))
+        found.append(instance.metrics(algorithm.estimate(algorithm.step(problem, data, state)[0]))["mse"])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("channel", "scale"), [({"name": "softmax", "layers": 2}, 0.5), ({"name": "linear", "noise": 4.5}, 3.0)]
+)
+def test_the_same_for_signals_of_another_length(channel, scale):
+    with stretched(channel, scale=scale) as problem:
+        alone = Spectral().theory(problem, 3.0)
+        mean = Averaged(of="spectral", students=3).theory(problem, 3.0, Conditions())
+    np.testing.assert_allclose(mean["mse"], alone["mse"], rtol=1e-9)
+    np.testing.assert_allclose(mean["squared_cosine"], alone["squared_cosine"], rtol=1e-9)

@@ -10,7 +10,8 @@ from scipy.integrate import quad
 from scipy.optimize import minimize
 from smimbench_algorithms.averaged import Averaged
 from smimbench_algorithms.erm.algorithm import Erm
-from smimbench_algorithms.erm.fixed_point import best_penalty, minimum
+from smimbench_algorithms.erm.best_penalty import best_penalty
+from smimbench_algorithms.erm.fixed_point import minimum
 from smimbench_algorithms.erm.losses import LOSSES, proximal
 from smimbench_algorithms.ridge import Ridge
 
@@ -99,7 +100,7 @@ def test_noiseless_labels_leave_what_they_do_not_span(components):
 def test_best_ridge_of_signs_is_known():
     """The best penalty of the square loss on sign labels is pi / 2 - 1 = 0.5708 at every sample ratio (arXiv:2006.06560)."""
     for alpha in (0.7, 3.0):
-        assert best_penalty(SIGN, alpha, "square") == pytest.approx(math.pi / 2 - 1, rel=5e-3)
+        assert best_penalty(SIGN, alpha, "square", "posterior") == pytest.approx(math.pi / 2 - 1, rel=5e-3)
 
 
 def angle(alpha, loss, penalty):
@@ -111,7 +112,7 @@ def test_published_rates_of_the_perceptron():
     """arXiv:2006.06560: ``alpha e_g`` tends to 0.4417 (Bayes, and the best logistic penalty nearly so), ``sqrt(alpha) e_g`` of
     least squares to 0.2405 ``= sqrt(pi / 2 - 1) / pi``.
     """
-    best = best_penalty(SIGN, 20.0, "logistic")
+    best = best_penalty(SIGN, 20.0, "logistic", "posterior")
     bayes = math.acos(math.sqrt(solve(SIGN, [20.0])[0].Q[0, 0])) / math.pi
     assert bayes * 20 == pytest.approx(0.4417, rel=0.02)
     assert bayes <= angle(20.0, "logistic", best) < 1.01 * bayes
@@ -123,7 +124,7 @@ def test_published_rates_of_the_perceptron():
 )
 def test_noiseless_signs_by_the_thousand(loss, alpha, scaled, rate):
     """``alpha e_g`` at the best penalty has a limit, above 0.4417 of Bayes; the penalty falls like ``1/alpha^2``."""
-    penalty = best_penalty(SIGN, alpha, loss)
+    penalty = best_penalty(SIGN, alpha, loss, "posterior")
     assert penalty * alpha**2 == pytest.approx(scaled, rel=1e-2)
     _, M, Q = (matrix[0, 0] for matrix in minimum(SIGN, alpha, loss, penalty).overlaps)
     assert alpha * math.asin(math.sqrt(1 - M * M / Q)) / math.pi == pytest.approx(rate, rel=1e-4)
@@ -133,7 +134,7 @@ def test_a_best_penalty_that_is_not_found_is_said(monkeypatch):
     monkeypatch.setattr("smimbench_algorithms.erm.fixed_point.ROUNDS", 1)
     monkeypatch.setattr("smimbench_algorithms.erm.fixed_point.MOST", 1)
     with pytest.raises(ValueError, match=r"the best penalty is not found at alpha = 7 .*give it as a number"):
-        best_penalty(SIGN, 7.0, "logistic")
+        best_penalty(SIGN, 7.0, "logistic", "posterior")
 
 
 @pytest.mark.parametrize(("problem", "alpha"), [(LINE, 0.3), (LINE, 1.7), (SIGN, 0.8), (PROBIT, 1.7)])
@@ -147,10 +148,10 @@ def test_bayes_is_best_then_the_best_penalty_then_any(problem, alpha):
 
 def test_sampled_integrals_agree_with_quadrature(monkeypatch):
     """The same labels without what makes quadrature possible."""
-    from smimbench_algorithms.erm import fixed_point
+    from smimbench_algorithms.erm import integrals
 
     exact = minimum(PROBIT, 1.0, "logistic", 0.2)
-    monkeypatch.setattr(fixed_point, "_sites_apart", lambda problem: False)
+    monkeypatch.setattr(integrals, "_sites_apart", lambda problem: False)
     sampled = minimum(PROBIT, 1.0, "logistic", 0.2, 1)
     for one, other in zip(exact.overlaps, sampled.overlaps):
         np.testing.assert_allclose(one, other, rtol=0.05)

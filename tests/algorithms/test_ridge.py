@@ -182,3 +182,34 @@ def test_parameters_that_make_no_sense(value):
     with pytest.raises(ParameterError) as error:
         Ridge(value)
     assert error.value.key == "regularisation"
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 4])
+def test_least_squares_without_a_penalty(tokens):
+    """``Delta / (r - 1)`` with more labels than directions, ``1 - r + Delta r / (1 - r)`` with fewer, ``r = alpha T``."""
+    problem, noise = sequence({"name": "linear", "noise": 0.3}, tokens), 0.3
+    for gap in (1e-9, 1e-6, 1e-3, 0.4):
+        found = Ridge(0.0).theory(problem, (1 + gap) / tokens)["mse"]
+        assert found == pytest.approx(noise / gap, rel=1e-6)
+        found = Ridge(0.0).theory(problem, (1 - gap) / tokens)["mse"]
+        assert found == pytest.approx(gap + noise * (1 - gap) / gap, rel=1e-6)
+    reason = Ridge(0.0).theory(problem, 1 / tokens)
+    assert "infinite error where there are just as many labels as directions" in reason
+    assert Ridge(0.0).theory(sequence({"name": "linear", "noise": 0.0}, tokens), 1 / tokens)["mse"] == 0
+    assert Ridge(1e-6).theory(problem, 1 / tokens)["mse"] > 100
+
+
+@pytest.mark.parametrize("penalty", [1e160, 1.7e308])
+def test_an_endless_penalty_leaves_the_prior(penalty):
+    assert Ridge(penalty).theory(sequence({"name": "linear", "noise": 0.3}), 0.7)["mse"] == 1
+    with pytest.raises(ParameterError, match="regularisation"):
+        Ridge(math.inf)
+
+
+@pytest.mark.parametrize("noise", [1e-9, 1e-7, 0.3, 1e6, 1e9])
+def test_any_noise_of_a_channel_is_seen(noise):
+    for components in (1, 2):
+        seen = seen_by_labels(sequence({"name": "linear", "noise": noise, "components": components}))
+        assert len(seen.rows) == 2 * components
+        assert seen.noise == pytest.approx(noise, rel=1e-6)
+        assert seen.alike

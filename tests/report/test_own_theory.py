@@ -10,10 +10,13 @@ from smimbench.report.own_theory import add_own_theory, draw_trajectories, own_t
 from smimbench.report.page_charts import charts_of
 from smimbench.report.rows import suite_records
 from smimbench.report.theory_document import theory_document
+from smimbench.report.theory_tables import theory_tables
 from smimbench.run.store import Store
 from smimbench.theory.cache import TheoryCache
+from smimbench.theory.predictions import point_document, solve
 from tests.helpers import LINE, suite_text
 from tests.report.rows import printed
+from tests.stretched import stretched
 
 ALGORITHMS = (
     'name = "gamp"\ndamping = 0.0',
@@ -66,6 +69,32 @@ def test_theory_says_it_too(results):
     assert "no_trajectory" not in found["gamp"]["point"]
     text = " ".join(printed(own_theory_tables([document])).split())
     assert "adam: no theory of its own here: descent that sees samples again" in text
+
+
+def test_overlap_of_theory_is_the_metric_of_runs(results):
+    """A squared cosine, not the product with the signal, which grows with the length of the estimate."""
+    suite, rows, _, _ = results
+    (document,) = theory_document(suite, None, cache := TheoryCache(), thresholds=False)
+    add_own_theory(suite, [document], cache)
+    text = printed(own_theory_tables([document]))
+    for row in rows:
+        if row["metric"] == "overlap" and row["algorithm"] in ("erm", "averaged", "gamp"):
+            entry = next(entry for entry in document["algorithms"] if entry["algorithm"] == row["algorithm"])
+            assert entry["overlap"] == [pytest.approx(row["own_theory"], rel=1e-6)]
+            (line,) = [line for line in text.splitlines() if line.split()[:2] == [row["algorithm"], "0.5"]]
+            assert float(line.split()[-1]) == pytest.approx(row["own_theory"], rel=1e-4)
+    erm = next(entry for entry in document["algorithms"] if entry["algorithm"] == "erm")
+    assert abs(erm["point"]["overlap"][0][0] / erm["overlap"][0] - 1) > 0.05
+
+
+def test_overlap_of_the_bayes_table_is_the_metric_too():
+    with stretched({"name": "linear", "noise": 0.5}) as problem:
+        point = point_document(problem, solve(problem, [0.6])[0])
+        assert point["overlap"][0][0] > 1
+    document = {"problem": {"label": "long"}, "points": [point], "thresholds": None}
+    text = printed(theory_tables([document]))
+    assert f"{point['squared_cosine'][0]:.6f}" in text
+    assert f"{point['overlap'][0][0]:.3f}" not in text
 
 
 def test_theory_of_algorithms_is_of_the_sample_ratios_asked_for(results, monkeypatch):

@@ -83,7 +83,8 @@ OWN = {
     "problem": {"label": "linear"},
     "algorithms": [
         {"algorithm": name, "alpha": alpha, "dimension": size, "dimension_letter": "D", "component_word": "component",
-         "point": {"mse": [mse, 0.0], "mse_error": [1e-3, 0.0], "overlap": np.eye(2).tolist(), "method": "closed form"}}
+         "point": {"mse": [mse, 0.0], "mse_error": [1e-3, 0.0], "overlap": np.eye(2).tolist(), "method": "closed form"},
+         "overlap": [1.0, 1.0]}
         for alpha, mse in ((0.1, 0.9), (0.2, 0.8)) for name in ("gamp", "sgd") for size in (100, 200)
     ] + [{"algorithm": "adam", "alpha": 0.1, "dimension": 100, "no_theory": "every step depends on all earlier ones"}],
 }  # fmt: skip

@@ -11,7 +11,9 @@ from smimbench.backend import beside, namespace, sample_chunks, to_host
 from smimbench.derive.channel import observable
 from smimbench.interfaces import Array, Capabilities, Info, Overlaps, ParameterError
 from smimbench.theory.limit import limit_point
-from smimbench_algorithms.erm.fixed_point import best_penalty, evaluations, labels_of, minimum, why_not
+from smimbench_algorithms.erm.best_penalty import PENALTIES, best_penalty
+from smimbench_algorithms.erm.fixed_point import best_length, minima, why_not
+from smimbench_algorithms.erm.integrals import labels_of
 from smimbench_algorithms.erm.losses import LOSSES, Loss
 
 if TYPE_CHECKING:
@@ -55,7 +57,8 @@ class Erm:
         ``(y - z)^2 / 2``, ``log(1 + exp(-y z))``, ``max(0, 1 - y z)^2 / 2``; the last two for labels -1 and +1. Default: logistic
         for such labels, square for all others.
     penalty : float or "optimal"
-        lambda > 0; "optimal" (default): the one of the smallest error according to theory.
+        lambda from 1e-12 to 1e12; "optimal" (default): the one of the smallest error according to theory, of the estimate at
+        its ``length``.
     length : {"posterior", "loss"}
         Of the estimate: as theory says is best, or that of the minimiser. Default: the first where labels are signs, else the
         second.
@@ -80,8 +83,10 @@ class Erm:
         if isinstance(self.penalty, str):
             if self.penalty != "optimal":
                 raise ParameterError("penalty", f"must be a number > 0 or 'optimal', got {self.penalty!r}")
-        elif not 0 < self.penalty < float("inf"):
-            raise ParameterError("penalty", f"must be > 0 and finite, got {self.penalty}")
+        elif not PENALTIES[0] <= self.penalty <= PENALTIES[1]:
+            least, most = (f"{end:g}" for end in PENALTIES)
+            why = f"from {least}, as good as no penalty, to {most}, an estimate of zero"
+            raise ParameterError("penalty", f"must be a number {why}, or 'optimal', got {self.penalty}")
         if self.length is not None and self.length not in LENGTHS:
             raise ParameterError("length", f"must be one of {', '.join(LENGTHS)}, got {self.length!r}")
 
@@ -93,9 +98,14 @@ class Erm:
         """Loss, penalty and the factor of the estimate's length."""
         signs = labels_of(problem) == "signs"
         loss = LOSSES[self.loss or ("logistic" if signs else "square")]
-        penalty = best_penalty(problem, alpha, loss.name) if isinstance(self.penalty, str) else float(self.penalty)
         length = self.length or ("posterior" if signs else "loss")
-        return loss, penalty, minimum(problem, alpha, loss.name, penalty).length if length == "posterior" else 1.0
+        if isinstance(self.penalty, str):
+            penalty = best_penalty(problem, alpha, loss.name, length)
+        else:
+            penalty = float(self.penalty)
+        if length == "loss":
+            return loss, penalty, 1.0
+        return loss, penalty, best_length([one.overlaps for one in minima(problem, alpha, loss.name, penalty)])
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> ErmState:
         """Zero."""
@@ -149,23 +159,25 @@ class Erm:
         """The minimum in the limit: the replica-symmetric fixed point (``smimbench_algorithms.erm.fixed_point``)."""
         try:
             loss, penalty, length = self._chosen(problem, alpha)
-            count = evaluations(problem, loss.name)
-            found = [minimum(problem, alpha, loss.name, penalty, k) for k in range(count)]
+            found = minima(problem, alpha, loss.name, penalty)
         except ValueError as error:
             return str(error)
-        ends = [
-            [Overlaps(one.overlaps.truth, length * one.overlaps.cross, length**2 * one.overlaps.own)] for one in found
-        ]
-        how = "Monte Carlo" if count > 1 else "closed form" if loss.name == "square" else "quadrature"
-        point = limit_point(
-            problem, alpha, ends, method=f"{loss.name} loss, penalty {penalty:.4g}: {how}", branch="minimum"
-        )
+        ends = [[_scaled(one.overlaps, length)] for one in found]
+        left = Overlaps(*(np.mean(parts, axis=0) for parts in zip(*(_scaled(one.uncertain, length) for one in found))))
+        how = "Monte Carlo" if len(found) > 1 else "closed form" if loss.name == "square" else "quadrature"
+        method = f"{loss.name} loss, penalty {penalty:.4g}: {how}"
+        point = limit_point(problem, alpha, ends, method=method, branch="minimum", uncertain=left)
         return point | {
             "between_students": point["own_overlap"],
             "penalty": penalty,
             "training_loss": [float(np.mean([one.training_loss for one in found]))],
             "test_loss": [float(np.mean([one.test_loss for one in found]))],
         }
+
+
+def _scaled(overlaps: Overlaps, length: float) -> Overlaps:
+    """Overlaps of an estimate that is as much longer."""
+    return Overlaps(overlaps.truth, length * overlaps.cross, length**2 * overlaps.own)
 
 
 def _empirical_risk(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array
 
-__all__ = ["LOSSES", "Loss", "proximal"]
+__all__ = ["LOSSES", "Loss", "proximal", "pull"]
 
 ROUNDS = 100
 """Newton steps of a proximal operator at most; it takes ten. Doubled: nothing changes."""
@@ -122,6 +122,15 @@ def proximal(
         step[good], step[bad] = np.minimum(2 * step[good], 1.0), step[bad] / 2
         size[bad[step[bad] < EXACT]] = 0.0  # rounding: no step makes the residual smaller
     return np.moveaxis(z.reshape(*shape[:-2], shape[-1], P), -1, -2)
+
+
+def pull(
+    loss: Loss, y: np.ndarray[Any, Any], omega: np.ndarray[Any, Any], z: np.ndarray[Any, Any], V: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    """``V^{-1} (z - omega)`` at the proximal point z, or minus the slope of the loss, its equal: the one that rounding spares."""
+    if np.linalg.eigvalsh(V).max() < 1:
+        return np.asarray(-loss.slope(y, z))
+    return np.asarray(np.linalg.solve(V, z - omega))
 
 
 def _one_at_a_time(loss: Loss, y: np.ndarray[Any, Any], omega: np.ndarray[Any, Any], v: float) -> np.ndarray[Any, Any]:

@@ -132,20 +132,24 @@ class Spectral:
         return {"leading_eigenvalues": list(state.outliers)} if state.outliers else {}
 
     def theory(self, problem: Problem, alpha: float) -> dict[str, Any]:
-        """What this estimate achieves as D goes to infinity, in the form of a point of the theory's JSON."""
+        """What this estimate achieves as D goes to infinity, in the form of a point of the theory's JSON.
+
+        Students of one data set find the same eigenvectors up to signs, which labels tell or ``averaged`` removes.
+        """
         more: dict[str, Any] = {}
         if problem.model.rank == "low":
             kind, regularisation = self._low_rank()
             found = spectral_theory(problem, alpha, kind, regularisation)
-            overlap, V, error = found.overlap, np.diag(found.mse), found.error
+            overlap, own, V, error = found.cross, found.gram, np.diag(found.mse), found.error
             method = f"Monte Carlo over labels, spectral theory ({kind})"
-            more["squared_cosine"] = np.diagonal(overlap).tolist()
+            more["squared_cosine"] = np.diagonal(found.overlap).tolist()
             more["squared_cosine_error"] = found.cosine_error.tolist()
             if found.modes:
                 more["leading_eigenvalues"] = [mode.eigenvalue if mode.found else None for mode in found.modes]
         else:
             overlap, V, error, how = first_order_theory(problem, alpha, self.origin or ORIGINS[0])
-            method = f"{how}, one step"
+            own, method = overlap, f"{how}, one step"
+        more["own_overlap"] = more["between_students"] = np.asarray(own).tolist()
         return point_document(problem, Prediction(alpha, overlap, V, error, "spectral", method)) | more
 
     def _low_rank(self) -> tuple[str, float]:

@@ -124,6 +124,8 @@ class SpectralTheory:
         The same of the squared cosines: that of ``mse`` in units of the second moment.
     gram : ndarray (P, P)
         ``W_hat W_hat^T / D`` of the estimate.
+    cross : ndarray (P, P)
+        ``W_hat W^T / D`` with the signal.
     """
 
     modes: tuple[Mode, ...]
@@ -132,6 +134,7 @@ class SpectralTheory:
     error: Host
     cosine_error: Host
     gram: Host
+    cross: Host
 
 
 def spectral_theory(
@@ -225,12 +228,12 @@ def _solve_modes(
         modes.sort(key=lambda mode: -mode.strength)
     M = sum((mode.scale * mode.A for mode in modes), np.zeros((P, P)))
     whitened = sum((mode.scale**2 * mode.gram for mode in modes), np.zeros((P, P)))
-    own = root @ whitened @ root
-    gram, cross, second = np.diagonal(own), np.diagonal(root @ M @ root), np.diagonal(root @ root)
+    own, known = root @ whitened @ root, root @ M @ root
+    gram, cross, second = np.diagonal(own), np.diagonal(known), np.diagonal(root @ root)
     with np.errstate(divide="ignore", invalid="ignore"):
         cosine = np.where(gram > 0, cross**2 / (gram * second), 0.0)
     unknown = np.zeros(P)
-    return SpectralTheory(tuple(modes), np.diag(cosine), second - 2 * cross + gram, unknown, unknown, own)
+    return SpectralTheory(tuple(modes), np.diag(cosine), second - 2 * cross + gram, unknown, unknown, own, known)
 
 
 def direction_mode(G: Host, e: Host, alpha: float, kind: str, regularisation: float) -> Mode:

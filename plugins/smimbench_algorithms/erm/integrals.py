@@ -1,0 +1,295 @@
+"""The integrals over ``(z*, omega)`` of convex risk minimisation: in closed form, by quadrature, or over sampled labels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from smimbench.derive.channel import observable, predict
+from smimbench.interfaces import Overlaps
+from smimbench.numerics.linalg import symmetric_root
+from smimbench.numerics.qmc import whitened_points
+from smimbench.numerics.seeds import monte_carlo_rng
+from smimbench.theory.information import prior_moments
+from smimbench.theory.types import Host
+from smimbench_algorithms.erm.losses import Loss, proximal, pull
+
+if TYPE_CHECKING:
+    from smimbench.problem import Problem
+
+__all__ = [
+    "SCRAMBLES",
+    "Moments",
+    "OrderParameters",
+    "SignIntegrals",
+    "SquareLossIntegrals",
+    "integrals_of",
+    "labels_of",
+    "ridge_overlaps",
+]
+
+NODES = 20
+"""Gauss-Legendre nodes of every panel of the integral over omega where labels are signs. Doubled: errors, below 1e-10, vanish
+further."""
+
+REACH = 9.0
+"""Standard deviations of omega up to which is integrated. Doubled: nothing is added, the weight beyond is 1e-19."""
+
+FINEST = 1e-12
+"""Width of the innermost panel at the least, in units of that of omega. Doubled: nothing changes above angles of that size."""
+
+ROUNDING = 4 * float(np.finfo(float).eps)
+"""Relative difference of two posterior means that counts as rounding. Doubled: labels of a chance of 1e-15 are left out."""
+
+TOLD = 1e4
+"""Difference of two posterior means, in units of its rounding, that tells the chance of a label. Doubled: labels that are flipped
+at random have the chance of their last node a little sooner."""
+
+SCRAMBLES = 4
+"""Independent sets of random points for other labels; their spread is the stated error. Doubled: 0.7 times the error."""
+
+POINTS = 2**12
+"""Points of each set. Doubled: about half the error, in twice the time."""
+
+
+class OrderParameters(NamedTuple):
+    """What the integrals are functions of, (P, P) each.
+
+    Attributes
+    ----------
+    T, M, Q : ndarray
+        Overlaps of the signal with itself, of the estimate with it, of the estimate with itself.
+    V : ndarray
+        Susceptibility.
+    rest : ndarray
+        Covariance of z* where omega is known, ``T - M^T Q^-1 M``.
+    blur : ndarray
+        Covariance of omega where z* is known, ``Q - M T^-1 M^T``.
+    """
+
+    T: Host
+    M: Host
+    Q: Host
+    V: Host
+    rest: Host
+    blur: Host
+
+
+class Moments(NamedTuple):
+    """``-E dg/domega``, ``E dg/dz*``, ``E g g^T`` and ``E g z*^T`` (P, P), summed over sites; mean losses of a sample."""
+
+    V_hat: Host
+    m_hat: Host
+    Q_hat: Host
+    along: Host
+    training_loss: float
+    test_loss: float
+
+
+def labels_of(problem: Problem) -> str | None:
+    """``"signs"``, ``"numbers"``, or None where labels do not have the shape of the latents."""
+    rng = monte_carlo_rng("convex losses: what labels are")
+    z = rng.standard_normal((64, problem.components, problem.model.sites))
+    y = np.asarray(observable(problem.channel, problem.channel.forward(z, rng=rng)))
+    if y.shape != z.shape:
+        return None
+    return "signs" if bool(np.isin(y, (-1, 1)).all()) else "numbers"
+
+
+def integrals_of(problem: Problem, loss: Loss, scramble: int) -> Any:
+    """The integrals of a problem, as exact as there are any."""
+    noise = _noise(problem)
+    if noise is not None and loss.name == "square":
+        return SquareLossIntegrals(problem, noise)
+    if problem.components == 1 and labels_of(problem) == "signs" and _sites_apart(problem):
+        return SignIntegrals(problem, loss)
+    return SampledIntegrals(problem, loss, scramble)
+
+
+def _noise(problem: Problem) -> Host | None:
+    """Variance of the noise of every component, where labels are the latents and noise."""
+    from smimbench_algorithms.least_squares import seen_by_labels
+
+    P, C = problem.components, problem.model.sites
+    z = monte_carlo_rng("convex losses: what labels are").standard_normal((4, P, C))
+    shown = np.asarray(predict(problem.channel, z))
+    if shown.shape != z.shape or not np.allclose(shown, z, rtol=0, atol=1e-12):
+        return None
+    seen = seen_by_labels(problem)
+    if isinstance(seen, str) or not seen.alike or len(seen.rows) != P * C:
+        return None
+    return np.asarray(seen.noise[0] * np.eye(P))
+
+
+def _sites_apart(problem: Problem) -> bool:
+    """Whether the posterior of one site does not depend on the labels of others."""
+    C = problem.model.sites
+    rng = monte_carlo_rng("convex losses: sites")
+    omega, y = rng.standard_normal((8, 1, C)), np.sign(rng.standard_normal((8, 1, C)))
+    other = y.copy()
+    other[:, :, 1:] *= -1
+    one, two = (np.asarray(problem.channel.posterior(labels, omega, np.eye(1)).mean)[:, :, 0] for labels in (y, other))
+    return bool(np.allclose(one, two, rtol=0, atol=1e-12))
+
+
+class RidgeShares(NamedTuple):
+    """What ridge regression makes of the signal and of noise, numbers between 0 and 1.
+
+    Attributes
+    ----------
+    seen, unseen : float
+        Share of the signal in the estimate, and what is missing to 1.
+    fitted : float
+        ``v / (1 + v)`` of the susceptibility v: how far a label pulls its latent.
+    kept : float
+        1 minus ``seen * fitted``: the error is ``(unseen^2 T + seen * fitted * noise) / kept``.
+    """
+
+    seen: float
+    unseen: float
+    fitted: float
+    kept: float
+
+
+def ridge_shares(ratio: float, penalty: float) -> RidgeShares:
+    """For ``ratio`` latents seen for each direction and any penalty >= 0: a quadratic equation has the susceptibility as root."""
+    b = (penalty + ratio - 1) / 2
+    root = float(np.hypot(b, np.sqrt(penalty)))
+    if b >= 0:  # both forms are without cancellation, each on its side
+        unseen, fitted, free = penalty / (b + root) if penalty else 0.0, 1 / (b + root + 1), (b + root) / (b + root + 1)
+    else:
+        unseen, fitted, free = root - b, (root - b) / (root - b + penalty), penalty / (root - b + penalty)
+    return RidgeShares(ratio * fitted, unseen, fitted, unseen * fitted + free)
+
+
+def ridge_overlaps(T: Host, noise: Host, ratio: float, penalty: float) -> Overlaps:
+    """Overlaps of ridge regression on labels ``z + noise``, ``noise`` its covariance (P, P), for any penalty >= 0.
+
+    Raises
+    ------
+    ValueError
+        Without a penalty, where there are just as many labels as directions: noise makes the error infinite.
+    """
+    seen, unseen, fitted, kept = ridge_shares(ratio, penalty)
+    wrong = unseen**2 * T + noise
+    if kept == 0 and np.abs(wrong).max() > 0:
+        raise ValueError(
+            "least squares without a penalty has an infinite error where there are just as many labels as directions "
+            "(alpha = 1 / sites) and noise; any penalty above 0 has a finite one"
+        )
+    spread = seen * fitted / kept * wrong if kept else 0 * wrong
+    return Overlaps(T, seen * T, seen**2 * T + spread)
+
+
+class SquareLossIntegrals:
+    """Square loss on labels ``z + noise``: closed form."""
+
+    def __init__(self, problem: Problem, noise: Host) -> None:
+        self.C, self.noise = problem.model.sites, noise
+
+    def fixed_point(self, alpha: float, penalty: float, T: Host) -> Host:
+        """V, m_hat and Q_hat (3, P, P): V and m_hat are numbers, and Q_hat is linear in noise and unseen signal."""
+        ratio = alpha * self.C
+        share = ridge_shares(ratio, penalty)
+        v = share.unseen / penalty
+        Q_hat = ratio / (1 + v) ** 2 / share.kept * (share.unseen**2 * T + self.noise)
+        one = np.eye(len(T))
+        return np.stack([v * one, ratio / (1 + v) * one, Q_hat])
+
+    def __call__(self, at: OrderParameters) -> Moments:
+        """The integrals at a point."""
+        T, M, Q, V = at[:4]
+        gain = np.asarray(np.linalg.inv(np.eye(len(V)) + V), dtype=float)
+        gap = T - M - M.T + Q + self.noise
+        square = gain @ gap @ gain.T
+        training, test = (float(self.C * np.trace(each) / 2) for each in (square, gap))
+        return Moments(self.C * gain, self.C * gain, self.C * square, self.C * gain @ (T - M), training, test)
+
+
+class SignIntegrals:
+    """Labels -1 and +1 that each depend on one latent: sum over the label, quadrature over omega."""
+
+    def __init__(self, problem: Problem, loss: Loss) -> None:
+        self.channel: Any = problem.channel
+        self.loss, self.C = loss, problem.model.sites
+        self.panel = np.polynomial.legendre.leggauss(NODES)
+
+    def _nodes(self, step: float, edges: list[float]) -> tuple[Host, Host]:
+        """Gauss-Legendre on panels that halve towards zero, down to the width of a step of the chance of a label there."""
+        halvings = int(np.ceil(np.log2(REACH / min(max(step, FINEST), REACH / 2))))
+        positive = sorted({0.0, *(REACH / 2.0**k for k in range(halvings + 1)), *(x for x in edges if 0 < x < REACH)})
+        ends = np.array([*(-x for x in positive[:0:-1]), *positive])
+        half, middle = np.diff(ends) / 2, (ends[1:] + ends[:-1]) / 2
+        x, w = self.panel
+        nodes, weights = middle[:, None] + half[:, None] * x, half[:, None] * w
+        return nodes.ravel(), (weights * np.exp(-(nodes**2) / 2) / np.sqrt(2 * np.pi)).ravel()
+
+    def __call__(self, at: OrderParameters) -> Moments:
+        """The integrals at a point."""
+        rest = at.rest
+        m, q, v, left = at.M[0, 0], at.Q[0, 0], at.V[0, 0], rest[0, 0]
+        size = np.sqrt(q)
+        # Where the curvature of the loss jumps as a function of omega: at the kink plus V times the slope there.
+        signs = np.array([1.0, -1.0])
+        kinks = [signs * k for k in self.loss.kinks]
+        edges = [float(x) for z in kinks for x in np.abs(z + v * self.loss.slope(signs, z)) / size]
+        nodes, weights = self._nodes(np.sqrt(left) / max(abs(m) / size, FINEST), edges)
+        omega, known = size * nodes, m / size * nodes
+        spread = np.repeat(known[:, None, None], self.C, axis=2)
+        plus, minus = (
+            np.asarray(self.channel.posterior(sign * np.ones_like(spread), spread, rest).mean)[:, 0, 0]
+            for sign in (1.0, -1.0)
+        )
+        # The two posterior means average to the prior mean; what of their difference from it is rounding is no chance.
+        blur = ROUNDING * np.abs(known)
+        above, below = (np.maximum(np.abs(mean - known) - blur, 0.0) for mean in (plus, minus))
+        told = above + below > TOLD * blur
+        # Where no label moves the mean any more, the chance of a label is what it was last.
+        shares = below[told] / (above + below)[told]
+        chance = np.interp(nodes, nodes[told], shares) if told.any() else np.full_like(nodes, 0.5)
+        total = np.zeros(6)
+        for y, mean, p in ((1.0, plus, chance), (-1.0, minus, 1 - chance)):
+            labels = np.full((len(omega), 1, 1), y)
+            h = proximal(self.loss, labels, omega[:, None, None], at.V)
+            g = pull(self.loss, labels, omega[:, None, None], h, at.V)[:, 0, 0]
+            h = h[:, 0, 0]
+            bend = self.loss.curvature(labels[:, 0, 0], h)
+            parts = bend / (1 + v * bend), g * (mean - known) / left, g * g, g * mean
+            losses = self.loss.value(y, h), self.loss.value(y, omega)
+            total += np.array([np.sum(weights * p * part) for part in (*parts, *losses)])
+        total *= self.C
+        V_hat, m_hat, Q_hat, along = (np.array([[value]]) for value in total[:4])
+        return Moments(V_hat, m_hat, Q_hat, along, float(total[4]), float(total[5]))
+
+
+class SampledIntegrals:
+    """Any other labels: randomised Sobol points for z* and for omega around its mean, labels drawn once.
+
+    Neither z* nor its labels move with the overlaps, so that the integrals are as smooth as the loss and a fixed point is found
+    to rounding: what is left is the spread between sets of points.
+    """
+
+    def __init__(self, problem: Problem, loss: Loss, scramble: int) -> None:
+        P, C = problem.components, problem.model.sites
+        self.loss, self.inverse = loss, np.linalg.inv(prior_moments(problem)[0])
+        points = whitened_points(2 * P * C, POINTS, "convex losses", scramble).reshape(-1, 2 * P, C)
+        self.z, self.other = symmetric_root(prior_moments(problem)[0]) @ points[:, :P], points[:, P:]
+        labels = problem.channel.forward(self.z, rng=monte_carlo_rng("convex losses: noise", scramble))
+        self.y = np.asarray(observable(problem.channel, labels), dtype=float)
+
+    def __call__(self, at: OrderParameters) -> Moments:
+        """The integrals at a point."""
+        omega = (at.M @ self.inverse) @ self.z + symmetric_root(at.blur) @ self.other
+        y, V = self.y, at.V
+        h = proximal(self.loss, y, omega, V)
+        g = pull(self.loss, y, omega, h, V)
+        n, P = len(y), len(V)
+        bend = self.loss.curvature(y, h)  # diagonal: dg/domega = -(V + bend^{-1})^{-1} = -(I + bend V)^{-1} bend
+        sites = np.moveaxis(bend, 1, 2).reshape(-1, P)
+        slope = np.linalg.solve(np.eye(P) + sites[:, :, None] * V, sites[:, :, None] * np.eye(P))
+        losses = (float(np.sum(self.loss.value(y, latents)) / n) for latents in (h, omega))
+        square, along = (np.einsum("npc,nqc->pq", g, other) / n for other in (g, self.z))
+        V_hat = slope.sum(axis=0) / n
+        # Stein's lemma: E g z*^T = -V_hat M + m_hat T.
+        return Moments(V_hat, (along + V_hat @ at.M) @ self.inverse, square, along, *losses)
