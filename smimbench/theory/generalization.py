@@ -7,6 +7,8 @@ its overlap matrices alone.
 * plug-in: ``y_hat = f(omega)``;
 * Bayes: ``y_hat = E_{z ~ N(omega, V)} f(z)``;
 * constant: ``y_hat = E f(z)``.
+
+Where f is known as a mean of draws of noisy labels alone, every square is a product of two independent ones.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.polynomial import Chebyshev
 
-from smimbench.derive.channel import predict
+from smimbench.derive.labels import predict_twice
 from smimbench.interfaces import Uncertain, member
 from smimbench.numerics.linalg import symmetric_root
 from smimbench.numerics.qmc import normal_points
@@ -159,13 +161,12 @@ def _errors_of_samples(problem: Problem, joint: Array, V: Array) -> dict[str, Un
         normal = normal_points(4 * P * C, POINTS, "generalization error", scramble).reshape(POINTS, 4 * P, C)
         both = mixing @ normal[:, : 2 * P]
         truth, omega = both[:, :P], both[:, P:]
-        y = predict(channel, truth)
-        first = predict(channel, omega + spread @ normal[:, 2 * P : 3 * P])
-        second = predict(channel, omega + spread @ normal[:, 3 * P :])
-        means.append(y.mean(axis=0))
-        squares.append(_square(y))
-        sums["plugin"].append(_square(y - predict(channel, omega)))
-        sums["bayes"].append(float(np.mean(np.sum(((y - first) * (y - second)).reshape(POINTS, -1), axis=1))))
+        latents = (truth, omega, omega + spread @ normal[:, 2 * P : 3 * P], omega + spread @ normal[:, 3 * P :])
+        y, plugin, first, second = (predict_twice(channel, z, scramble) for z in latents)
+        means.append((y[0] + y[1]).mean(axis=0) / 2)
+        squares.append(_product(*y))
+        sums["plugin"].append(_product(y[0] - plugin[0], y[1] - plugin[1]))
+        sums["bayes"].append(_product(y[0] - first[0], y[1] - second[1]))
     sums["constant"] = _variances(np.stack(means), np.array(squares))
     method = f"Monte Carlo ({SCRAMBLES} Sobol scrambles of {POINTS})"
     return {
@@ -174,9 +175,10 @@ def _errors_of_samples(problem: Problem, joint: Array, V: Array) -> dict[str, Un
     }
 
 
-def _square(difference: Array) -> float:
-    flat = np.asarray(difference, dtype=float).reshape(len(difference), -1)
-    return float(np.mean(np.sum(flat * flat, axis=1)))
+def _product(first: Array, second: Array) -> float:
+    """Mean inner product of two labels."""
+    one, two = (np.asarray(part, dtype=float).reshape(len(part), -1) for part in (first, second))
+    return float(np.mean(np.sum(one * two, axis=1)))
 
 
 def _variances(means: Array, squares: Array) -> list[float]:

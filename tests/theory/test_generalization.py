@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+from smimbench_channels.sequence.perceptron import Probit
 
 from smimbench import Problem
+from smimbench.derive.channel import complete_channel
 from smimbench.theory import generalization
 from smimbench.theory.cache import TheoryCache
 
@@ -39,3 +43,35 @@ def test_the_error_of_V_is_part_of_the_error_of_a_prediction():
         half = abs(float(np.asarray(high[kind].value)) - float(np.asarray(low[kind].value))) / 2
         assert point["generalization_error_error"][kind] == pytest.approx(half, rel=0.1)
         assert half > 1e-6
+
+
+class Bare:
+    """A channel with a posterior and nothing that predicts."""
+
+    capabilities = Probit.capabilities
+    symmetry, components = "none", 1
+
+    def __init__(self, inner):
+        self.inner, self.forward, self.posterior = inner, inner.forward, inner.posterior
+
+
+def completed(channel):
+    """As much of a problem as errors of prediction ask for."""
+    model = SimpleNamespace(sites=channel.tokens)
+    return SimpleNamespace(channel=complete_channel(Bare(channel), model), components=1, model=model)
+
+
+def one(value):
+    return np.array([[float(value)]])
+
+
+@pytest.mark.parametrize("Q", [0.04, 0.5, 0.95])
+def test_noise_of_labels_is_no_error_of_a_prediction(Q):
+    """A noisy channel that predicts by the mean of its labels: the noise that is left in the mean must not be squared."""
+    problem, channel = completed(Probit(noise=0.3)), Probit(noise=0.3)
+    found = generalization.generalization_error(problem, one(Q), one(1 - Q))
+    measured = generalization.measured_error(problem, one(1), one(Q), one(Q), one(1 - Q))
+    for kind, exact in channel.generalization_error(one(Q), one(1 - Q)).items():
+        assert found[kind].error < 0.01 * exact.value + 2e-4
+        for entry in (found[kind], measured[kind]):
+            assert abs(entry.value - exact.value) < 4 * entry.error
