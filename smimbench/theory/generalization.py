@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "curve_errors", "generalization_error", "measured_error"]
 
 KINDS = ("bayes", "plugin", "constant")
-SCRAMBLES = 8
+SCRAMBLES = 32
 """Independent scrambles, whose spread is the error; doubled, that spread is known 1.4 times better."""
-POINTS = 2**12
+POINTS = 2**11
 """Sobol points in each; doubled, errors of smooth labels nearly halve."""
 NEGLIGIBLE = 1e-8
 """Numerical errors of V below this do not show in a prediction; doubled, nor do they."""

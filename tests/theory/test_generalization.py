@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from smimbench_channels.sequence.perceptron import Probit
+from smimbench_channels.sequence.perceptron import Probit, Sign
 
 from smimbench import Problem
 from smimbench.derive.channel import complete_channel
@@ -75,3 +75,15 @@ def test_noise_of_labels_is_no_error_of_a_prediction(Q):
         assert found[kind].error < 0.01 * exact.value + 2e-4
         for entry in (found[kind], measured[kind]):
             assert abs(entry.value - exact.value) < 4 * entry.error
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 5])
+def test_errors_of_sampled_steps_are_honest(tokens):
+    """Signs are steps: a few scrambles say little of their spread."""
+    problem, channel, scores = completed(Sign(tokens=tokens)), Sign(tokens=tokens), []
+    for Q in np.random.default_rng(tokens).uniform(0.02, 0.98, 40):
+        found = generalization.generalization_error(problem, one(Q), one(1 - Q))
+        exact = channel.generalization_error(one(Q), one(1 - Q))
+        scores.append([(found[kind].value - exact[kind].value) / found[kind].error for kind in ("bayes", "plugin")])
+    assert (np.sqrt(np.mean(np.square(scores), axis=0)) < 1.3).all()
+    assert np.abs(scores).max() < 4
