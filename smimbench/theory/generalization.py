@@ -36,6 +36,10 @@ SCRAMBLES = 32
 """Independent scrambles, whose spread is the error; doubled, that spread is known 1.4 times better."""
 POINTS = 2**11
 """Sobol points in each; doubled, errors of smooth labels nearly halve."""
+ROUNDING = 1e-14
+"""Share of the error of the constant predictor by which rounding may take others below 0; doubled, nothing changes."""
+CHANCE = 4.0
+"""Stated errors by which chance may; doubled, nothing changes."""
 NEGLIGIBLE = 1e-8
 """Numerical errors of V below this do not show in a prediction; doubled, nor do they."""
 NODES = 25
@@ -60,7 +64,7 @@ def generalization_error(problem: Problem, Q: Array, V: Array) -> dict[str, Unce
     closed = member(problem.channel, "generalization_error")
     if closed is not None:
         found: dict[str, Uncertain] = closed(Q, V)
-        return {kind: _scalar(found[kind]) for kind in KINDS}
+        return _not_negative({kind: _scalar(found[kind]) for kind in KINDS})
     joint = np.block([[Q + V, Q], [Q, Q]])
     return _errors_of_samples(problem, joint, V)
 
@@ -151,6 +155,15 @@ def _scalar(found: Uncertain) -> Uncertain:
     return Uncertain(float(np.asarray(found.value)), float(np.asarray(found.error)), found.method)
 
 
+def _not_negative(found: dict[str, Uncertain]) -> dict[str, Uncertain]:
+    """Values that rounding or chance took below 0 are 0; one that is clearly negative is kept: it is wrong then."""
+    rounding = ROUNDING * max(abs(entry.value) for entry in found.values())
+    return {
+        kind: entry._replace(value=0.0) if -rounding - CHANCE * entry.error <= entry.value < 0 else entry
+        for kind, entry in found.items()
+    }
+
+
 def _errors_of_samples(problem: Problem, joint: Array, V: Array) -> dict[str, Uncertain]:
     channel: Any = problem.channel
     P, C = problem.components, problem.model.sites
@@ -169,10 +182,10 @@ def _errors_of_samples(problem: Problem, joint: Array, V: Array) -> dict[str, Un
         sums["bayes"].append(_product(y[0] - first[0], y[1] - second[1]))
     sums["constant"] = _variances(np.stack(means), np.array(squares))
     method = f"Monte Carlo ({SCRAMBLES} Sobol scrambles of {POINTS})"
-    return {
+    return _not_negative({
         kind: Uncertain(float(np.mean(v)), float(np.std(v, ddof=1) / np.sqrt(SCRAMBLES)), method)
         for kind, v in sums.items()
-    }
+    })  # fmt: skip
 
 
 def _product(first: Array, second: Array) -> float:

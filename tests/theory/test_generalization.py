@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from smimbench_channels.sequence.perceptron import Probit, Sign
 
-from smimbench import Problem
+from smimbench import Problem, Uncertain
 from smimbench.derive.channel import complete_channel
 from smimbench.theory import generalization
 from smimbench.theory.cache import TheoryCache
@@ -87,3 +87,18 @@ def test_errors_of_sampled_steps_are_honest(tokens):
         scores.append([(found[kind].value - exact[kind].value) / found[kind].error for kind in ("bayes", "plugin")])
     assert (np.sqrt(np.mean(np.square(scores), axis=0)) < 1.3).all()
     assert np.abs(scores).max() < 4
+
+
+def test_rounding_does_not_leave_errors_below_0():
+    """A closed form that ends at -4e-15 says 0; one that is clearly negative is wrong, and is not hidden."""
+
+    def problem(bayes):
+        found = {
+            "bayes": Uncertain(bayes, 0.0, "m"),
+            "plugin": Uncertain(0.1, 0.0, "m"),
+            "constant": Uncertain(0.5, 0.0, "m"),
+        }
+        return SimpleNamespace(channel=SimpleNamespace(generalization_error=lambda Q, V: found))
+
+    assert generalization.generalization_error(problem(-4e-15), one(1), one(0))["bayes"].value == 0
+    assert generalization.generalization_error(problem(-4e-3), one(1), one(0))["bayes"].value == -4e-3
