@@ -35,6 +35,18 @@ def predict(channel: Any, z: Array) -> Array:
     return observable(channel, channel.forward(z)) if direct is None else direct(z)
 
 
+def predict_twice(channel: Any, z: Array, *index: int) -> tuple[Array, Array]:
+    """Two predictions whose product has the mean of the squared prediction: independent means of draws, or one twice.
+
+    Equal ``index`` means equal draws of the noise, so that differences of predictions have little of it.
+    """
+    if getattr(channel, "draws_predictions", False):  # a derived channel alone
+        twice: tuple[Array, Array] = channel.predict_twice(z, *index)
+        return twice
+    once = predict(channel, z)
+    return once, once
+
+
 def gives_probabilities(problem: ProblemLike) -> bool:
     """Whether a label, as a user would measure it, is made of rows of probabilities."""
     rng = monte_carlo_rng("label of a few latents")

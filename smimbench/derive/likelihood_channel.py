@@ -159,6 +159,11 @@ class IntegratedChannel(DerivedChannel):
                 f"got {found[~np.isfinite(found)][0]}"
             )
 
+    @property
+    def draws_predictions(self) -> bool:
+        """Not where a label has few values: then a prediction is exact."""
+        return self.labels is None and super().draws_predictions
+
     def _predict_noiseless(self, z: Array) -> Array:
         """``E[y | z]``: exact where a label has few values, otherwise a mean over fixed draws of the noise."""
         labels = self.labels

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.derive.labels import predict
+from smimbench.derive.labels import predict_twice
 from smimbench.interfaces import Posterior, member
 from smimbench.numerics.linalg import inverse_root, spectral_function, symmetric_logarithm, symmetric_root
 from smimbench.numerics.seeds import monte_carlo_rng, words
@@ -444,13 +444,15 @@ class _PointByDraws:
         normal = self._rng("prediction").standard_normal((3, self.draws, P, C))
         omega = root_Q @ normal[0]
         truth, other, plugin = (
-            np.asarray(predict(self.problem.channel, z), dtype=float).reshape(self.draws, -1)
+            [np.asarray(y, dtype=float).reshape(self.draws, -1) for y in predict_twice(self.problem.channel, z)]
             for z in (omega + root_V @ normal[1], omega + root_V @ normal[2], omega)
         )
         losses = {
-            "bayes": ((truth - other) ** 2).sum(1) / 2,
-            "plugin": ((truth - plugin) ** 2).sum(1),
-            "constant": ((truth - truth.mean(0)) ** 2).sum(1) * self.draws / (self.draws - 1),
+            "bayes": ((truth[0] - other[0]) * (truth[1] - other[1])).sum(1) / 2,
+            "plugin": ((truth[0] - plugin[0]) * (truth[1] - plugin[1])).sum(1),
+            "constant": ((truth[0] - truth[0].mean(0)) * (truth[1] - truth[1].mean(0))).sum(1)
+            * self.draws
+            / (self.draws - 1),
         }
         errors = self.point.get("generalization_error_error") or {}
         return [

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from smimbench_algorithms.gamp import path as gamp_path
 from smimbench_algorithms.gamp.algorithm import Gamp
+from smimbench_algorithms.gamp.off_line import Standing, sampled_step
 
 import smimbench
 from smimbench.backend import get_backend
-from smimbench.interfaces import Conditions
+from smimbench.interfaces import Conditions, Overlaps
 from smimbench.theory.predictions import solve
 
 
@@ -76,3 +78,73 @@ def test_branches_go_by_the_start():
     asked = Conditions(points=points)
     assert Gamp().theory(matrix, 1.0, asked)["mse"] == 0.6
     assert Gamp().theory(matrix, 1.0, asked._replace(start="informed"))["mse"] == 0.1
+
+
+WISHART = smimbench.Problem(
+    {"name": "attention-indexed", "tokens": 2}, {"name": "softmax", "beta": 1.2}, {"name": "wishart", "rho": 0.4}
+)
+
+
+def test_matrices_start_and_end_where_theory_does():
+    """Norms of the teachers at hand are no part of the limit: not of a path from the prior mean, nor of an informed one."""
+    alpha, size, backend = 0.3, 60, get_backend()
+    instances = [WISHART.instance(alpha, size, run) for run in range(4)]
+    plain = tuple(one.overlaps(np.asarray(WISHART.prior.mean(1, size))) for one in instances)
+    found = np.ravel(path(WISHART, alpha, starts=plain, dimension=size, iterations=40)["mse"])
+    assert (np.diff(found) < 0).all()
+    assert 0 <= found[-1] < 1e-9
+    np.testing.assert_allclose(found, np.ravel(path(WISHART, alpha, iterations=40)["mse"]), rtol=1e-9, atol=1e-15)
+
+    drawn = [
+        WISHART.start(one, 4.0, np.random.default_rng(run), backend, informed=True) for run, one in enumerate(instances)
+    ]
+    starts = tuple(one.overlaps(np.asarray(start.estimate)) for one, start in zip(instances, drawn))
+    found = np.ravel(path(WISHART, alpha, start="informed", starts=starts, dimension=size, iterations=40)["mse"])
+    np.testing.assert_allclose(found[0], float(WISHART.prior.overlap(np.array([[4.0]])).V[0, 0]), rtol=0.1)
+    assert (np.diff(found) < 0).all()
+    assert 0 <= found[-1] < 1e-9
+
+
+def random_start(problem, overlap, dimension):
+    """A start of this overlap with itself, and with the signal of one standard deviation of chance."""
+    identity = np.eye(problem.components)
+    return Overlaps(identity, np.sqrt(overlap / dimension) * identity, overlap * identity)
+
+
+def test_a_random_start_ends_at_the_fixed_point():
+    """Far off the line, where the overlap is 30 times the one that is claimed; every set of points comes to the same end."""
+    start = random_start(SOFTMAX, 1e-6, 1000)
+    found = path(SOFTMAX, 0.7, starts=(start,), dimension=1000)
+    mse, error = np.ravel(found["mse"]), np.ravel(found["mse_error"])
+    assert mse[0] > 0.999
+    assert mse[-1] < 1e-7  # perfect recovery
+    assert (np.diff(mse) < 1e-12).all()
+    assert 1e-4 < error.max() < 0.05
+    assert error[-1] < 1e-7
+
+
+def test_on_the_line_sampled_steps_are_those_of_the_line():
+    """The difference of two equal points is no noise: a sampled step from the line goes where the line does."""
+    V = np.array([[0.4]])
+    line = Standing.on_the_line(np.array([[0.3]]))
+    Qhat = np.array([[1 / 0.3 - 1]])  # of a Gaussian signal with that error
+    for which in range(2):
+        found = sampled_step(SOFTMAX, 0.7, Standing.on_the_line(V), Qhat, line, which)
+        for one, other in zip(found, line):
+            np.testing.assert_allclose(one, other, atol=1e-12)
+
+
+def test_a_path_that_is_not_known_is_refused(monkeypatch):
+    monkeypatch.setattr(gamp_path, "LARGEST_ERROR", 1e-6)
+    asked = Conditions(trajectory=True, starts=(random_start(SOFTMAX, 1e-6, 1000),), dimension=1000, iterations=12)
+    found = Gamp(damping=0.0).theory(SOFTMAX, 0.7, asked)
+    assert "trajectory" not in found
+    assert "not known" in found["no_trajectory"]
+
+
+def test_a_path_that_rests_elsewhere_is_refused():
+    """A point that is not the one the recursion comes to."""
+    point = {"alpha": 0.5, "mse": 0.9, "mse_error": 0.0, "overlap": [[0.1]], "branch": "unique", "method": "m"}
+    found = Gamp(damping=0.0).theory(LINE, 0.5, Conditions(trajectory=True, points=(point,)))
+    assert "trajectory" not in found
+    assert "rests at" in found["no_trajectory"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.integrate import quad
 from scipy.optimize import brentq
-from scipy.special import log_ndtr
+from scipy.special import log_ndtr, ndtr
 from smimbench_channels.sequence.perceptron import Probit, Sign
 
 import smimbench
@@ -109,3 +109,39 @@ def test_bad_parameters_are_named(cls, key, value):
 def test_the_suite_can_be_read():
     suite = smimbench.load_suite(Path(__file__).resolve().parents[2] / "plugins/examples/smimbench-glm/perceptron.toml")
     assert [plan.problem.channel.name for plan in suite.plans] == ["sign", "probit"]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+@pytest.mark.parametrize(("Q", "V"), [(0.0, 1.0), (0.3, 0.7), (1.2, 1e-3)])
+def test_errors_of_prediction(noise, Q, V):
+    """Against the definition, with nodes: the mean label is ``2 Phi(z / sqrt(noise)) - 1``."""
+    found = _errors(noise, Q, V)
+    nodes = np.linspace(-9, 9, 18000)
+    weights = np.exp(-(nodes**2) / 2) / np.exp(-(nodes**2) / 2).sum()
+
+    def mean(z, spread):
+        return np.where(z >= 0, 1.0, -1.0) if spread == 0 else 2 * ndtr(z / spread) - 1
+
+    square = weights @ mean(math.sqrt(Q + V) * nodes, math.sqrt(noise)) ** 2
+    omega = math.sqrt(Q) * nodes
+    bayes, plugin = mean(omega, math.sqrt(V + noise)), mean(omega, math.sqrt(noise))
+    np.testing.assert_allclose(found["constant"], 2 * square, rtol=1e-9)
+    np.testing.assert_allclose(found["bayes"], 2 * (square - weights @ bayes**2), rtol=1e-6)
+    np.testing.assert_allclose(found["plugin"], 2 * (square + weights @ (plugin**2 - 2 * bayes * plugin)), rtol=1e-4)
+
+
+def test_errors_of_prediction_as_the_error_vanishes():
+    """What is left is the chance that two signs differ, or the slope of the mean label: no digit is lost."""
+    V = 1e-13
+    signs, slope = _errors(0.0, 1.0, V), V / (0.3 * math.sqrt(1 + 2 / 0.3))
+    np.testing.assert_allclose(signs["plugin"], 8 / math.pi * math.sqrt(V), rtol=1e-10)
+    np.testing.assert_allclose(signs["bayes"], 8 / math.pi * math.sqrt(V / 2), rtol=1e-10)
+    np.testing.assert_allclose(
+        [_errors(0.3, 1.0, V)[kind] for kind in ("bayes", "plugin")], 4 / math.pi * slope, rtol=1e-10
+    )
+
+
+def _errors(noise, Q, V):
+    channel = Probit(tokens=2, noise=noise) if noise else Sign(tokens=2)
+    found = channel.generalization_error(np.array([[Q]]), np.array([[V]]))
+    return {kind: float(entry.value) for kind, entry in found.items()}

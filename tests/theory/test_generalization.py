@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+from smimbench_channels.sequence.perceptron import Probit, Sign
 
-from smimbench import Problem
+from smimbench import Problem, Uncertain
+from smimbench.derive.channel import complete_channel
 from smimbench.theory import generalization
 from smimbench.theory.cache import TheoryCache
 
@@ -39,3 +43,62 @@ def test_the_error_of_V_is_part_of_the_error_of_a_prediction():
         half = abs(float(np.asarray(high[kind].value)) - float(np.asarray(low[kind].value))) / 2
         assert point["generalization_error_error"][kind] == pytest.approx(half, rel=0.1)
         assert half > 1e-6
+
+
+class Bare:
+    """A channel with a posterior and nothing that predicts."""
+
+    capabilities = Probit.capabilities
+    symmetry, components = "none", 1
+
+    def __init__(self, inner):
+        self.inner, self.forward, self.posterior = inner, inner.forward, inner.posterior
+
+
+def completed(channel):
+    """As much of a problem as errors of prediction ask for."""
+    model = SimpleNamespace(sites=channel.tokens)
+    return SimpleNamespace(channel=complete_channel(Bare(channel), model), components=1, model=model)
+
+
+def one(value):
+    return np.array([[float(value)]])
+
+
+@pytest.mark.parametrize("Q", [0.04, 0.5, 0.95])
+def test_noise_of_labels_is_no_error_of_a_prediction(Q):
+    """A noisy channel that predicts by the mean of its labels: the noise that is left in the mean must not be squared."""
+    problem, channel = completed(Probit(noise=0.3)), Probit(noise=0.3)
+    found = generalization.generalization_error(problem, one(Q), one(1 - Q))
+    measured = generalization.measured_error(problem, one(1), one(Q), one(Q), one(1 - Q))
+    for kind, exact in channel.generalization_error(one(Q), one(1 - Q)).items():
+        assert found[kind].error < 0.01 * exact.value + 2e-4
+        for entry in (found[kind], measured[kind]):
+            assert abs(entry.value - exact.value) < 4 * entry.error
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 5])
+def test_errors_of_sampled_steps_are_honest(tokens):
+    """Signs are steps: a few scrambles say little of their spread."""
+    problem, channel, scores = completed(Sign(tokens=tokens)), Sign(tokens=tokens), []
+    for Q in np.random.default_rng(tokens).uniform(0.02, 0.98, 40):
+        found = generalization.generalization_error(problem, one(Q), one(1 - Q))
+        exact = channel.generalization_error(one(Q), one(1 - Q))
+        scores.append([(found[kind].value - exact[kind].value) / found[kind].error for kind in ("bayes", "plugin")])
+    assert (np.sqrt(np.mean(np.square(scores), axis=0)) < 1.3).all()
+    assert np.abs(scores).max() < 4
+
+
+def test_rounding_does_not_leave_errors_below_0():
+    """A closed form that ends at -4e-15 says 0; one that is clearly negative is wrong, and is not hidden."""
+
+    def problem(bayes):
+        found = {
+            "bayes": Uncertain(bayes, 0.0, "m"),
+            "plugin": Uncertain(0.1, 0.0, "m"),
+            "constant": Uncertain(0.5, 0.0, "m"),
+        }
+        return SimpleNamespace(channel=SimpleNamespace(generalization_error=lambda Q, V: found))
+
+    assert generalization.generalization_error(problem(-4e-15), one(1), one(0))["bayes"].value == 0
+    assert generalization.generalization_error(problem(-4e-3), one(1), one(0))["bayes"].value == -4e-3

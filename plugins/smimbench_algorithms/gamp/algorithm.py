@@ -250,7 +250,8 @@ class Gamp:
         ``finite_size``: by metric the coefficient of 1/D of every component, where it is known in closed form.
 
         Damping mixes iterates and Onsager terms: its fixed points are the same, its way has no recursion. A start that another
-        algorithm computes depends on the data, which state evolution does not know. Points then say ``no_trajectory``.
+        algorithm computes depends on the data, which state evolution does not know. Points then say ``no_trajectory``, as they do
+        where the way is not known well enough, or ends elsewhere than at the fixed point.
         """
         point = fixed_point(problem, alpha, conditions)
         if (correction := first_correction(problem, alpha)) is not None:
@@ -267,7 +268,8 @@ class Gamp:
         if conditions.start == "uninformed" and problem.channel.symmetry != "none" and conditions.dimension is not None:
             overlap = 1e-3 / conditions.dimension if self.initial_overlap is None else self.initial_overlap
             claimed = overlap_at(problem, overlap / (1 - overlap) * np.eye(problem.components))[1]
-        return point | {"trajectory": trajectory(problem, alpha, conditions, claimed)}
+        found = trajectory(problem, alpha, conditions, claimed)
+        return point | {"no_trajectory" if isinstance(found, str) else "trajectory": found}
 
     def free_entropy(self, problem: Problem, data: Data, state: GampState) -> float | None:
         """Bethe (low rank) or RIE (extensive rank) free entropy of the data where the run stands; see smimbench.theory.bethe."""

@@ -1,15 +1,12 @@
 r"""What state evolution says of GAMP itself: the fixed point that its start leads to, and its trajectory step by step.
 
-Undamped, an iteration maps overlaps to overlaps exactly as D goes to infinity, also away from the Bayes-optimal line, where the
-error V that the algorithm claims is not the one that it makes. For low rank, with ``omega`` of covariance ``Q = W W^T / D`` and
-``M = W W*^T / D`` with ``z*``,
+Undamped, an iteration maps overlaps to overlaps exactly as D goes to infinity. Runs from the prior mean, or from an informed
+start, are on the Bayes-optimal line, where the error V that is claimed is the one that is made, and stay there:
 
-.. math::
+.. math:: \hat Q = \kappa \alpha\, I(Q, V), \qquad (Q, V) = \mathrm{overlap}(\hat Q),
 
-    \hat Q = \alpha \sum_c (V^{-1} - V^{-1} E[\mathrm{Cov}] V^{-1}), \qquad
-    \hat m = \alpha E \sum_c \frac{\partial g_c}{\partial z^*_c}, \qquad \hat\chi = \alpha E \sum_c g_c g_c^T,
-
-and the estimate is ``denoise(Qhat^{-1} (m W* + chi^{1/2} Z), Qhat)``. For extensive rank starts lie on the Bayes-optimal line.
+which is what the fixed points of theory are made of, so the path ends at one. A random start has an overlap by chance and is off
+the line; its way is sampled (``smimbench_algorithms.gamp.off_line``), several times, and their spread is the error.
 Damping of this kind (iterates and Onsager terms mixed) has no such recursion.
 """
 
@@ -20,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.interfaces import Overlaps
-from smimbench.numerics.linalg import symmetric_logarithm, symmetric_root
-from smimbench.numerics.qmc import normal_points, whitened_points
-from smimbench.numerics.seeds import monte_carlo_rng
+from smimbench.numerics.linalg import symmetric_logarithm, with_floor
 from smimbench.theory.information import information_at, offers_rough, overlap_at, prior_moments
 from smimbench.theory.limit import aligned, scores
 from smimbench.theory.predictions import competing, point_document
 from smimbench.theory.recursion import exponential
 from smimbench.theory.types import Host
+from smimbench_algorithms.gamp.off_line import SMALLEST_QHAT, Standing, sampled_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,20 +33,27 @@ if TYPE_CHECKING:
 
 __all__ = ["fixed_point", "information_on_the_way", "trajectory"]
 
-POINTS = 2**12
-"""Points of the integrals over latents. Doubled: about half the error, in twice the time."""
-
-ENTRIES = 2**13
-"""Entries of the signal that stand for all; exact for Gaussian priors. Doubled: 0.7 times the error for others."""
-
 LONGEST = 60
 """Iterations that are followed at most. Doubled: the way to a fixed point near a threshold is shown to its end."""
 
 STILL = 1e-9
-"""Change of all overlaps that ends it. Doubled: one iteration fewer."""
+"""Relative change of all overlaps and errors that ends it. Doubled: one iteration fewer."""
 
 ROUGHLY_STILL = 1e-5
 """The same where the information is sampled, with an error of 1e-3. Doubled: one iteration fewer."""
+
+KNOWN = 1e-13
+"""Error, as a share of the second moment, below which a signal counts as known. Doubled: one iteration fewer."""
+
+SETS = 4
+"""Sets of points with which a way off the line is sampled. Doubled: its error falls by 1.4 and is known as much better."""
+
+LARGEST_ERROR = 0.1
+"""Error of the path, as a share of the second moment, from which on it counts as unknown. Doubled: vaguer paths are shown."""
+
+ARRIVED = 0.01
+"""Distance to the fixed point, as a share of the second moment and beside the stated errors, at which a path has arrived.
+Doubled: a path that ends elsewhere is shown more often."""
 
 
 def fixed_point(problem: Problem, alpha: float, conditions: Conditions) -> dict[str, Any]:
@@ -65,87 +68,117 @@ def fixed_point(problem: Problem, alpha: float, conditions: Conditions) -> dict[
     return found | {"between_students": found["overlap"]}
 
 
-def trajectory(problem: Problem, alpha: float, conditions: Conditions, claimed: Host | None) -> dict[str, list[Any]]:
-    """``iteration``, ``mse`` and ``overlap`` of undamped iterations, from what the runs began with.
+def trajectory(
+    problem: Problem, alpha: float, conditions: Conditions, claimed: Host | None
+) -> dict[str, list[Any]] | str:
+    """``iteration``, ``mse``, ``mse_error`` and ``overlap`` of undamped iterations, from the limit of what the runs began with.
 
     Parameters
     ----------
     claimed : ndarray (P, P) or None
-        Error V that the start claims; None: what the overlap of the start with itself leaves of the second moment.
+        Error V that a random start claims; None: the start is on the Bayes-optimal line.
+
+    Returns
+    -------
+    dict or str
+        In words why there is none: the way is not known well enough, or it rests elsewhere than at the fixed point of theory.
+    """
+    start, steps = _start(problem, conditions, claimed), min(conditions.iterations or LONGEST, LONGEST)
+    end = fixed_point(problem, alpha, conditions)
+    information = information_on_the_way(
+        problem, start.own(problem), start.V, np.asarray(end["overlap"], dtype=float).reshape(start.V.shape)
+    )
+    second = np.diagonal(prior_moments(problem)[0])
+    paths: list[tuple[list[Overlaps], bool]] = []
+    for which in range(1 if start.on_line else SETS):
+        paths.append(_path(problem, alpha, start, steps, information, which))
+        mse, error, overlap = _summary(problem, [path for path, _ in paths])
+        # Two sets that are far apart will not be told from one another by more of them.
+        if not (error < LARGEST_ERROR * second * np.sqrt(SETS / len(paths))).all():
+            return "its way from a random start is not known: sampled with other points it is another one"
+    there, uncertain = (np.atleast_1d(end[name]) for name in ("mse", "mse_error"))
+    allowed = ARRIVED * second + 4 * (uncertain + error[-1])
+    if all(rests for _, rests in paths) and (np.abs(mse[-1] - there) > allowed).any():
+        return f"its way rests at the error {_listed(mse[-1])}, not at its fixed point, which has {_listed(there)}"
+    return {
+        "iteration": list(range(len(mse))),
+        "mse": mse.tolist(),
+        "mse_error": error.tolist(),
+        "overlap": overlap.tolist(),
+    }
+
+
+def _listed(values: Host) -> str:
+    return ", ".join(f"{value:.3g}" for value in values)
+
+
+def _summary(problem: Problem, paths: list[list[Overlaps]]) -> tuple[Host, Host, Host]:
+    """Mean error of paths, its standard error and the mean overlap (iterations, P), as the metrics of runs have them.
+
+    A path that has come to rest stays where it is. One path has no error; numbers that are not finite have an infinite one.
+    """
+    longest = max(map(len, paths))
+    found = []
+    for path in paths:
+        whole = [aligned(problem, one) for one in [*path, *path[-1:] * (longest - len(path))]]
+        found.append(scores(Overlaps(*(np.stack(parts) for parts in zip(*whole)))))
+    mse = np.stack([one["mse"] for one in found])
+    overlap = np.mean([one["squared_cosine" if problem.model.rank == "low" else "overlap"] for one in found], axis=0)
+    spread = np.std(mse, axis=0, ddof=1) / np.sqrt(len(mse)) if len(mse) > 1 else np.zeros_like(mse[0])
+    return mse.mean(axis=0), np.where(np.isfinite(mse).all(axis=0), spread, np.inf), overlap
+
+
+def _start(problem: Problem, conditions: Conditions, claimed: Host | None) -> Standing:
+    """What the runs began with, as D grows.
+
+    Their norms differ from the second moment by chance, and are not taken over: the recursion is one of the limit. Of an informed
+    start the overlap with itself says where on the line it is; of a random one the overlap with the signal is chance alone, but
+    grows from there, and is that of the runs.
     """
     second, known = prior_moments(problem)
-    start = Overlaps(second, known, known)
-    if conditions.starts:
-        moved = [aligned(problem, one) for one in conditions.starts]
-        start = Overlaps(*(np.mean([one[i] for one in moved], axis=0) for i in range(3)))
-    steps = min(conditions.iterations or LONGEST, LONGEST)
-    V = second - start.own if claimed is None else claimed
-    if problem.model.rank == "low":
-        path = _low_rank_trajectory(problem, alpha, start, V, steps)
-    else:
-        end = np.asarray(fixed_point(problem, alpha, conditions)["overlap"], dtype=float)
-        path = _extensive_trajectory(
-            problem, alpha, start, V, steps, information_on_the_way(problem, start.cross, V, end)
-        )
-    found = scores(Overlaps(*(np.stack(parts) for parts in zip(*(aligned(problem, one) for one in path)))))
-    key = "squared_cosine" if problem.model.rank == "low" else "overlap"
-    return {"iteration": list(range(len(path))), "mse": found["mse"].tolist(), "overlap": found[key].tolist()}
+    moved = [aligned(problem, one) for one in conditions.starts]
+    if claimed is None:
+        if not moved or conditions.start != "informed":
+            return Standing.on_the_line(second - known)
+        return Standing.on_the_line(second - np.mean([_rescaled(one, second) for one in moved], axis=0))
+    own = second - claimed
+    cross = np.mean([one.cross for one in moved], axis=0) if moved else own
+    if problem.channel.symmetry == "signs":
+        cross = np.diag(np.diagonal(cross))  # the rest has either sign, and no mean
+    return Standing(claimed, second - cross - cross.T + own, cross.T - own)
 
 
-def _low_rank_trajectory(problem: Problem, alpha: float, start: Overlaps, V: Host, steps: int) -> list[Overlaps]:
-    P, C = problem.components, problem.model.sites
-    points = whitened_points(2 * P * C, POINTS, "path of message passing: latents").reshape(-1, 2 * P, C)
-    one, two = points[:, :P], points[:, P:]
-    truth, cross, own = start
-    signal, noise = _entries(problem, truth)
-    path = [start]
-    channel: Any = problem.channel
-    for _ in range(steps):
-        root = symmetric_root(own)
-        mixing = cross.T @ np.linalg.pinv(root, rcond=1e-9)
-        rest = symmetric_root(truth - mixing @ mixing.T)
-        omega, z = root @ one, mixing @ one + rest @ two
-        labels = channel.forward(z, rng=monte_carlo_rng("path of message passing: noise"))
-        found = channel.posterior(labels, omega, V, rng=monte_carlo_rng("path of message passing: posterior"))
-        inverse = np.linalg.inv(V)
-        g = np.einsum("pq,nqc->npc", inverse, np.asarray(found.mean) - omega)
-        Qhat = alpha * C * (inverse - inverse @ np.asarray(found.covariance) @ inverse)
-        m = alpha * np.einsum("npc,nqc->pq", g, two) / len(g) @ np.linalg.pinv(rest, rcond=1e-9)
-        chi = alpha * np.einsum("npc,nqc->pq", g, g) / len(g)
-        R = np.linalg.solve(Qhat, m @ signal + symmetric_root(chi) @ noise)
-        denoised = problem.prior.denoise(R, Qhat)
-        estimate, V = np.asarray(denoised.estimate), np.asarray(denoised.V)
-        size = signal.shape[1]
-        new = Overlaps(truth, estimate @ signal.T / size, estimate @ estimate.T / size)
-        path.append(new)
-        if max(np.abs(new.cross - cross).max(), np.abs(new.own - own).max()) < STILL or not np.isfinite(V).all():
-            break
-        truth, cross, own = new
-    return path
+def _rescaled(start: Overlaps, second: Host) -> Host:
+    """Overlap of an estimate with itself, as if every component of its signal had just the second moment."""
+    factors = np.sqrt(np.diagonal(second) / np.diagonal(np.asarray(start.truth, dtype=float)))
+    found: Host = factors[:, None] * np.asarray(start.own, dtype=float) * factors
+    return found
 
 
-def _entries(problem: Problem, truth: Host) -> tuple[Host, Host]:
-    """Entries of a signal of this second moment and of white noise (P, n): exactly, and uncorrelated."""
-    P = problem.components
-    signal = np.asarray(problem.prior.sample(monte_carlo_rng("path of message passing: signal"), P, ENTRIES))
-    both = np.concatenate([signal, normal_points(P, ENTRIES, "path of message passing: entries").T])
-    moments = np.block([[truth, np.zeros((P, P))], [np.zeros((P, P)), np.eye(P)]])
-    both = np.linalg.cholesky(moments) @ np.linalg.solve(np.linalg.cholesky(both @ both.T / ENTRIES), both)
-    return both[:P], both[P:]
-
-
-def _extensive_trajectory(
-    problem: Problem, alpha: float, start: Overlaps, V: Host, steps: int, information: Callable[[Host, Host], Host]
-) -> list[Overlaps]:
-    truth, Q, _ = start
-    path = [start]
+def _path(
+    problem: Problem, alpha: float, at: Standing, steps: int, information: Callable[[Host, Host], Host], which: int
+) -> tuple[list[Overlaps], bool]:
+    """Overlaps before the first iteration and after each, and whether they have come to rest."""
+    second = prior_moments(problem)[0]
+    scale = problem.model.kappa * alpha
     still = ROUGHLY_STILL if offers_rough(problem) else STILL
+    path = [at.overlaps(problem)]
     for _ in range(steps):
-        before, (Q, V) = Q, overlap_at(problem, problem.model.kappa * alpha * information(Q, V))
-        path.append(Overlaps(truth, Q, Q))
-        if np.abs(Q - before).max() < still:
-            break
-    return path
+        before = at
+        Qhat = scale * information(second - at.V, at.V)
+        if not at.on_line:
+            Qhat = with_floor(Qhat, SMALLEST_QHAT)
+        line = Standing.on_the_line(overlap_at(problem, Qhat)[1])
+        at = line if at.on_line else sampled_step(problem, alpha, at, Qhat, line, which)
+        path.append(at.overlaps(problem))
+        if not np.isfinite(at.E).all():
+            return path, False
+        if (np.diagonal(at.E) < KNOWN * np.diagonal(second)).all():
+            return path, True
+        pairs = ((before.own(problem), at.own(problem)), (before.E, at.E), (before.V, at.V))
+        if all((np.abs(np.diagonal(b - a)) <= still * np.diagonal(b)).all() for a, b in pairs):
+            return path, True
+    return path, False
 
 
 def information_on_the_way(problem: Problem, Q: Host, V: Host, end: Host | None = None) -> Callable[[Host, Host], Host]:

@@ -92,6 +92,33 @@ class _SignChannel:
         value = 2 * np.sum(weights * law * _surprise(narrow * nodes), axis=-1) * self.tokens / square
         return Uncertain(value, 1e-12 * value, "quadrature")
 
+    def generalization_error(self, Q: Any, V: Any) -> dict[str, Uncertain]:
+        r"""Squared error of the predicted mean labels, summed over tokens; ``Q`` and ``V`` (..., 1, 1), results (...).
+
+        Mean labels f of latents of variances s, t and covariance c have
+        ``E[f f'] = (2 / pi) arcsin(c / sqrt((s + Delta) (t + Delta)))``. The errors are differences of such angles, none of
+        which loses digits as V vanishes.
+        """
+        q, v = (np.asarray(matrix, dtype=float)[..., 0, 0] for matrix in np.broadcast_arrays(Q, V))
+        own, all_ = q + self.noise, np.maximum(q + v + self.noise, 1e-300)
+        noise = np.where(own > 0, self.noise / np.where(own > 0, own, 1.0), 0.0)
+        known, lost = 1 - noise, v / all_  # without noise a sign is certain, even of nothing
+        known = np.where(own > 0, q / np.where(own > 0, own, 1.0), known)
+        a, b = (q + v) / all_, q / all_
+        # Squares of sine and cosine of the four angles: truth with itself, with a draw, with the estimate, estimate with itself.
+        truth, drawn = (a * a, self.noise / all_ * (1 + a)), (b * b, (self.noise / all_ + lost) * (1 + b))
+        cross, estimate = (known * b, lost + noise * (1 + known) * (1 - lost)), (known**2, noise * (1 + known))
+        values = {
+            "bayes": _difference(truth, drawn, lost * (a + b)),
+            "plugin": _difference(truth, cross, lost * (a * known + noise * (a + b)))
+            + _difference(estimate, cross, known**2 * lost),
+            "constant": np.arctan2(np.sqrt(truth[0]), np.sqrt(truth[1])),
+        }
+        factor = 2 * self.tokens / math.pi
+        return {
+            kind: Uncertain(factor * value, 1e-14 * factor * value, "closed form") for kind, value in values.items()
+        }
+
 
 @dataclass(frozen=True)
 class Sign(_SignChannel):
@@ -171,6 +198,13 @@ def hazard(u: Any, xp: Any) -> tuple[Any, Any]:
     inverse = 1 / (safe * safe)
     series = inverse * (1 - inverse * (6 - inverse * (50 - inverse * (518 - inverse * 6354))))
     return hazard, clip(xp.where(far, series, rest), 0.0, 1.0)
+
+
+def _difference(first: tuple[Any, Any], second: tuple[Any, Any], squares: Any) -> Any:
+    """Difference of two angles up to pi / 2 from the squares of sine and cosine of both, and the difference of squared sines."""
+    sine, cosine, other, along = (np.sqrt(part) for part in (*first, *second))
+    sum_ = np.maximum(sine * along + other * cosine, 1e-300)
+    return np.arctan2(squares / sum_, cosine * along + sine * other)
 
 
 def _surprise(u: Any) -> Any:
