@@ -96,7 +96,8 @@ NOT_MEMBERS = {
     "getloadavg", "pthread_sigmask", "uname", "O_CLOEXEC", "O_NONBLOCK",  # of the operating system
     "get", "tolist", "shape", "dtype", "ndim", "iloc", "__dlpack__",  # of arrays and frames
     "name", "version", "reference", "capabilities", "tokens", "contract_version",  # of every item, where it may be broken
-    "error",  # of a posterior that may be anything
+    "error", "value",  # of a posterior, or an information, that may be anything
+    "draws_predictions", "predict",  # of derived channels, and of what is inside them
     "__name__", "__annotations__", "__dataclass_fields__",  # of classes and functions
 }  # fmt: skip
 
