@@ -27,6 +27,7 @@ from smimbench.numerics.linalg import inverse_root, symmetric_root
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.numerics.telling import FEWEST_TELLING, telling
 from smimbench.problem.problem import ProblemError
+from smimbench.theory.generalization import KINDS, sampled_errors
 from smimbench.theory.information import prior_moments
 from smimbench.theory.inverse_map import inverse_map
 from smimbench.theory.sampling import POINTS, SCRAMBLES, sampled_moments
@@ -219,6 +220,8 @@ def _check_channel(problem: Problem, Q: Host, V: Host, point: int, seconds: floa
     _same_posterior_alone(problem, z[:FEW], omega, V, point)
     if offers(problem.channel, "information"):
         _check_information(problem, Q, V, spent / count)
+    if offers(problem.channel, "generalization_error"):
+        _check_predictions(problem, Q, V)
 
 
 def _share(problem: Problem, V: Host) -> float:
@@ -250,6 +253,28 @@ def _check_information(problem: Problem, Q: Host, V: Host, seconds: float) -> No
             f"information at V = {_share(problem, V):.1g} of the second moment is {value[a, b]:.4g}, where its posterior gives "
             f"{drawn.value[a, b]:.4g} +- {drawn.error[a, b]:.1g}",
         )  # fmt: skip
+
+
+def _check_predictions(problem: Problem, Q: Host, V: Host) -> None:
+    """Formulas for errors of prediction against random points."""
+    found = _of(problem, "channel", "generalization_error")(Q, V)
+    drawn = sampled_errors(problem, Q, V)
+    for kind in KINDS:
+        one = found.get(kind) if isinstance(found, dict) else None
+        value, error = getattr(one, "value", math.nan), getattr(one, "error", math.nan)
+        if np.size(value) != 1 or np.size(error) != 1 or not np.isfinite([float(value), float(error)]).all():
+            raise _fail(
+                problem,
+                "channel",
+                f"generalization_error must give a finite smimbench.Uncertain for {kind!r}, got {one!r}",
+            )
+        allowed = SCORES * (drawn[kind].error + float(error)) + FORMULA * abs(drawn["constant"].value)
+        if not abs(float(value) - drawn[kind].value) <= allowed + ROUNDING:
+            raise _fail(
+                problem, "channel",
+                f"generalization_error ({kind}) at V = {_share(problem, V):.1g} of the second moment is {float(value):.4g}, "
+                f"where draws give {drawn[kind].value:.4g} +- {drawn[kind].error:.1g}",
+            )  # fmt: skip
 
 
 def _checked_posterior(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Array
     from smimbench.problem.problem import Problem
 
-__all__ = ["KINDS", "curve_errors", "generalization_error", "measured_error"]
+__all__ = ["KINDS", "curve_errors", "generalization_error", "measured_error", "sampled_errors"]
 
 KINDS = ("bayes", "plugin", "constant")
 SCRAMBLES = 32
@@ -65,8 +65,12 @@ def generalization_error(problem: Problem, Q: Array, V: Array) -> dict[str, Unce
     if closed is not None:
         found: dict[str, Uncertain] = closed(Q, V)
         return _not_negative({kind: _scalar(found[kind]) for kind in KINDS})
-    joint = np.block([[Q + V, Q], [Q, Q]])
-    return _errors_of_samples(problem, joint, V)
+    return sampled_errors(problem, Q, V)
+
+
+def sampled_errors(problem: Problem, Q: Array, V: Array) -> dict[str, Uncertain]:
+    """``generalization_error`` from random points, whatever formulas the channel has."""
+    return _errors_of_samples(problem, np.block([[Q + V, Q], [Q, Q]]), V)
 
 
 def measured_error(problem: Problem, truth: Array, cross: Array, own: Array, V: Array | None) -> dict[str, Uncertain]:

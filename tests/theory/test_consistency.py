@@ -7,14 +7,18 @@ import itertools
 
 import numpy as np
 import pytest
+from smimbench_channels.attention.hardmax.channel import AttentionHardmax
+from smimbench_channels.attention.linear import AttentionLinear
 from smimbench_channels.attention.softmax.channel import AttentionSoftmax
+from smimbench_channels.sequence.hardmax.channel import SequenceHardmax
 from smimbench_channels.sequence.linear import SequenceLinear
+from smimbench_channels.sequence.perceptron import Probit, Sign
 from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
 from smimbench_priors.gaussian import Gaussian
 from smimbench_priors.wishart import Wishart
 
 from smimbench import Problem
-from smimbench.interfaces import Denoised, Overlap
+from smimbench.interfaces import Denoised, Overlap, Uncertain
 from smimbench.problem.problem import ProblemError
 from smimbench.registry.registry import Entry, get_registry
 from smimbench.theory import consistency
@@ -201,6 +205,26 @@ def test_a_wrong_formula_of_the_information_gives_no_curve(change, said):
         TheoryCache().points(problem, np.linspace(0.02, 0.6, 9))
 
 
+PREDICTIONS = {
+    "all alike": (lambda f: {kind: Uncertain(0.123, 0.0, "closed") for kind in f}, "where draws give"),
+    "plug-in too good": (lambda f: {**f, "plugin": f["plugin"]._replace(value=0.95 * f["plugin"].value)}, "plugin.*draws give"),
+    "one is missing": (lambda f: {kind: f[kind] for kind in ("bayes", "plugin")}, "for 'constant', got None"),
+    "a number": (lambda f: 0.3, "for 'bayes', got None"),
+    "not a number": (lambda f: {**f, "bayes": f["bayes"]._replace(value=float("nan"))}, "for 'bayes'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "said"), PREDICTIONS.values(), ids=PREDICTIONS)
+def test_a_wrong_formula_of_errors_of_prediction_gives_no_curve(change, said):
+    class Mutant(Probit):
+        def generalization_error(self, Q, V):
+            return change(super().generalization_error(Q, V))
+
+    problem = Problem(LOW, {"name": "probit", "noise": 0.2}, "gaussian", registry=Strangers(channel=Mutant))
+    with pytest.raises(ProblemError, match=f"channel 'probit': generalization_error .*{said}"):
+        TheoryCache().points(problem, [0.5])
+
+
 def test_a_right_formula_of_the_information_passes():
     problem = Problem(
         LOW, {"name": "linear", "noise": 0.2}, "gaussian", registry=Strangers(channel=information_of(lambda f, V: f))
@@ -281,7 +305,16 @@ def test_a_wrong_prior_gives_no_curve(base, model, change):
 
 @pytest.mark.parametrize(
     ("model", "channel", "prior"),
-    [(LOW, SequenceSoftmax, Gaussian), (LOW, SequenceLinear, Gaussian), (MATRICES, AttentionSoftmax, Wishart)],
+    [
+        (LOW, SequenceSoftmax, Gaussian),
+        (LOW, SequenceLinear, Gaussian),
+        (LOW, Probit, Gaussian),
+        (LOW, Sign, Gaussian),
+        (LOW, SequenceHardmax, Gaussian),
+        (MATRICES, AttentionSoftmax, Wishart),
+        (MATRICES, AttentionHardmax, Wishart),
+        (MATRICES, AttentionLinear, Wishart),
+    ],
 )
 def test_right_items_of_others_pass(model, channel, prior):
     require_consistent(problem_of(model, channel, prior))
@@ -331,6 +364,10 @@ def test_the_command_line_says_it_in_one_line(tmp_path, capsys):
 PLUGIN = """
 from smimbench import hookimpl
 from smimbench_channels.sequence.linear import SequenceLinear
+from smimbench_channels.sequence.hardmax.channel import SequenceHardmax
+from smimbench_channels.sequence.perceptron import Probit, Sign
+from smimbench_channels.attention.linear import AttentionLinear
+from smimbench_channels.attention.hardmax.channel import AttentionHardmax
 
 
 class Long(SequenceLinear):
