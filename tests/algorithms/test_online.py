@@ -218,6 +218,14 @@ def test_an_escape_is_followed_all_the_way_where_chance_is_small(monkeypatch):
     assert np.abs(mean / theory - 1).max() < 0.04
 
 
+@pytest.mark.parametrize("components", [1, 2])
+def test_noise_that_differs_by_rounding_is_one_noise(components):
+    for tokens in (1, 2, 3):
+        for noise in (0.0, 0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 0.9, 1.0, 2.0):
+            kind = sequence({"name": "linear", "noise": noise, "components": components}, tokens)
+            assert online.evaluations(kind, "squared") == 1, (tokens, noise)
+
+
 def test_where_there_is_no_theory_it_says_why():
     conditions = Conditions(dimension=100)
     assert "samples again" in Sgd(learning_rate=0.1).theory(SOFTMAX, 1.0, conditions)

@@ -81,6 +81,9 @@ SLOPES = 400
 LARGEST = 1e4
 """Self-overlap from which on a run counts as diverged. Doubled: diverging equations are followed a step longer."""
 
+ROUNDING = 1e-9
+"""Relative difference of the noise of two latents that counts as rounding. Doubled: the same answer for all that ships."""
+
 SMALLEST = 1e-10
 """Eigenvalue of a covariance, relative to the largest, below which a direction counts as absent. Doubled: nothing moves."""
 
@@ -215,7 +218,9 @@ def _noise_of_identity(problem: Problem) -> float | None:
     if not np.array_equal(np.asarray(predict(problem.channel, z)), z):
         return None
     seen = seen_by_labels(problem)
-    return None if isinstance(seen, str) or np.ptp(seen.noise) > 0 else float(seen.noise[0])
+    if isinstance(seen, str) or np.ptp(seen.noise) > ROUNDING * seen.noise.max():
+        return None
+    return float(seen.noise.mean())
 
 
 def _linear_fields(student: Host, mixing: Host, rest: Host, sites: int, noise: float) -> LocalFields:
