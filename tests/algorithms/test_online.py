@@ -218,6 +218,13 @@ def test_an_escape_is_followed_all_the_way_where_chance_is_small(monkeypatch):
     assert np.abs(mean / theory - 1).max() < 0.04
 
 
+def test_a_draw_with_long_memory_does_not_count_as_diverged():
+    """Velocities are ``1/(1 - m)`` times as large as gradients; the student hardly moves."""
+    rule, start = online.Rule(lambda step: 1e-7, 0.5, momentum=0.999), Overlaps(np.eye(1), 0.1 * np.eye(1), np.eye(1))
+    drawn = online_draws.draw_paths(LINE, "squared", rule, [start], [0, 600], 4, 250, 500)
+    assert drawn.own[:, -1].mean() == pytest.approx(1, abs=0.2)
+
+
 @pytest.mark.parametrize("components", [1, 2])
 def test_noise_that_differs_by_rounding_is_one_noise(components):
     for tokens in (1, 2, 3):
