@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from smimbench_algorithms.adam import Adam
 from smimbench_algorithms.averaged import Averaged
-from smimbench_algorithms.gradient import online, online_draws
+from smimbench_algorithms.gradient import online, online_draws, online_fields
 from smimbench_algorithms.gradient.loss import fitting_loss
 from smimbench_algorithms.sgd import Sgd
 
@@ -34,34 +34,13 @@ class Retrieval:
 def test_phase_retrieval_has_its_closed_form():
     """``g = 4 z (z^2 - z*^2)``: Isserlis' theorem gives all moments."""
     M, Q, T = 0.3, 0.8, 1.1
-    root, mixing = np.sqrt(Q), M / np.sqrt(Q)
-    rest = np.sqrt(T - mixing**2)
-    fields = online.local_fields(Retrieval(), "squared")
-    found = fields(*(np.full((2, 1, 1, 1), value) for value in (root, mixing, rest)), False)
-    on_student, on_rest, square = (part.ravel() for part in found)
-    np.testing.assert_allclose(on_student * root, 4 * (3 * Q**2 - Q * T - 2 * M**2), rtol=1e-10)
-    np.testing.assert_allclose(on_student * mixing + on_rest * rest, 12 * M * (Q - T), rtol=1e-10)
+    fields = online_fields.local_fields(Retrieval(), "squared", np.full((1, 1, 1), T))
+    found = fields(np.full((2, 1, 1, 1), M), np.full((2, 1, 1, 1), Q), None)
+    on_teacher, on_student, square = (part.ravel() for part in found)
+    np.testing.assert_allclose(on_teacher * M + on_student * Q, 4 * (3 * Q**2 - Q * T - 2 * M**2), rtol=1e-10)
+    np.testing.assert_allclose(on_teacher * T + on_student * M, 12 * M * (Q - T), rtol=1e-10)
     sixth, mixed = 15 * Q**3, 3 * Q**2 * T + 12 * Q * M**2
     np.testing.assert_allclose(square, 16 * (sixth - 2 * mixed + 3 * T**2 * Q + 12 * T * M**2), rtol=1e-10)
-
-
-@pytest.mark.parametrize("steps", [40, 3000])
-def test_linear_labels_have_their_closed_form(steps):
-    """``M`` relaxes like ``(1 - a)^s``, Q to the noise that batches leave: one by one, and by the integrator."""
-    eta, D, C, noise = 2 / steps, 400, 2, 0.3
-    algorithm = Sgd(learning_rate=eta, batch=80, steps=steps, online=True, weight_decay=0.2)
-    start = Overlaps(*(np.array([[value]]) for value in (1.1, 0.1, 0.9)))
-    point = algorithm.theory(LINE, 1.0, Conditions(dimension=D, starts=(start,)))
-    M, Q, T = 0.1, 0.9, 1.1
-    for _ in range(steps):
-        gap, keep = Q - 2 * M + T, 1 - eta * (2 * C + 0.2)
-        M, Q = (
-            keep * M + 2 * C * eta * T,
-            keep**2 * Q + 4 * C * eta * keep * M + (2 * C * eta) ** 2 * T + eta**2 * D / 80 * 4 * C * (gap + noise),
-        )
-    assert point["overlap"][0][0] == pytest.approx(M, rel=2e-3)
-    assert point["own_overlap"][0][0] == pytest.approx(Q, rel=2e-3)
-    assert point["trajectory"]["samples"][-1] == 80 * steps
 
 
 @pytest.mark.parametrize(
@@ -95,9 +74,7 @@ def test_steps_of_the_algorithm_move_overlaps_as_the_recursion_says(problem, par
         lambda step: algorithm.learning_rate, batch / D, algorithm.weight_decay, algorithm.momentum,
         algorithm.nesterov, algorithm.spherical,
     )  # fmt: skip
-    path = online.solve(
-        online.local_fields(problem, loss), rule, [start], [0, 1, 2, 3], online.evaluations(problem, loss)
-    )
+    path = online.solve(problem, loss, rule, [start], [0, 1, 2, 3])
     wanted = np.stack([path.cross[:, -1, 0], path.own[:, -1, 0]], axis=1)
     mean, error = np.mean(ends, axis=0), np.std(ends, axis=0) / np.sqrt(repeats)
     spread = wanted.std(axis=0) / 2
@@ -146,7 +123,7 @@ def test_draws_have_the_law_of_the_algorithm(problem, parameters):
 
 def test_draws_become_the_equations_as_the_dimension_grows():
     rule, start = online.Rule(lambda step: 0.2, 0.1), Overlaps(*(np.array([[value]]) for value in (1.0, 0.2, 0.9)))
-    solved = online.solve(online.local_fields(SOFTMAX, "squared"), rule, [start], [0, 20], online.SCRAMBLES)
+    solved = online.solve(SOFTMAX, "squared", rule, [start], [0, 20])
     drawn = online_draws.draw_paths(SOFTMAX, "squared", rule, [start], [0, 20], 16, 2000, 20_000)
     for name in ("cross", "own"):
         wanted, found = getattr(solved, name)[:, -1].ravel(), getattr(drawn, name)[:, -1].ravel()
@@ -216,6 +193,21 @@ def test_an_escape_is_followed_all_the_way_where_chance_is_small(monkeypatch):
     assert theory[0] == pytest.approx(mean[0])
     assert theory[-1] < 0.01 * theory[0]
     assert np.abs(mean / theory - 1).max() < 0.04
+
+
+def test_a_draw_with_long_memory_does_not_count_as_diverged():
+    """Velocities are ``1/(1 - m)`` times as large as gradients; the student hardly moves."""
+    rule, start = online.Rule(lambda step: 1e-7, 0.5, momentum=0.999), Overlaps(np.eye(1), 0.1 * np.eye(1), np.eye(1))
+    drawn = online_draws.draw_paths(LINE, "squared", rule, [start], [0, 600], 4, 250, 500)
+    assert drawn.own[:, -1].mean() == pytest.approx(1, abs=0.2)
+
+
+@pytest.mark.parametrize("components", [1, 2])
+def test_noise_that_differs_by_rounding_is_one_noise(components):
+    for tokens in (1, 2, 3):
+        for noise in (0.0, 0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 0.9, 1.0, 2.0):
+            kind = sequence({"name": "linear", "noise": noise, "components": components}, tokens)
+            assert online_fields.evaluations(kind, "squared") == 1, (tokens, noise)
 
 
 def test_where_there_is_no_theory_it_says_why():

@@ -117,7 +117,7 @@ def draw_paths(
             if step == wanted[-1]:
                 break
             frame = chain.step(frame, step, rng)
-            lost = ~(np.abs(frame).max(axis=(1, 2)) ** 2 <= LARGEST)
+            lost = ~(np.abs(frame[:, : 2 * P]).max(axis=(1, 2)) ** 2 <= LARGEST)
             if lost.any():
                 alive &= ~lost
                 frame[lost] = 0.0

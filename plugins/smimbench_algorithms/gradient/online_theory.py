@@ -11,8 +11,9 @@ from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.registry.adapters import sizes
 from smimbench.theory.limit import aligned, limit_point, scores
 from smimbench_algorithms.gradient.loss import fitting_loss
-from smimbench_algorithms.gradient.online import Diverges, Path, Rule, evaluations, local_fields, price, solve
+from smimbench_algorithms.gradient.online import Diverges, Path, Rule, TooLong, price, solve
 from smimbench_algorithms.gradient.online_draws import affordable, draw_paths
+from smimbench_algorithms.gradient.online_fields import NODES, evaluations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,13 +71,20 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
         if draws:
             path = draw_paths(problem, loss, rule, starts, wanted, draws, batch, D)
         else:
-            path = solve(local_fields(problem, loss), rule, starts, wanted, evaluations(problem, loss))
+            path = solve(problem, loss, rule, starts, wanted)
+    except TooLong:
+        return (
+            f"its {steps} steps take longer than a minute to solve one by one, and integration gains nothing: steps are "
+            "large, or their size jumps often; ask for fewer steps"
+        )
     except Diverges:
         return f"at learning rate {algorithm.learning_rate:g} its equations diverge: the steps are too long"
     ends = _overlaps_at_end(path)
     lost = 1 - sum(map(len, ends)) / path.cross[:, 0, :, 0, 0].size
-    method = _drawn(draws * len(starts), lost) if draws else _solved(problem, loss, steps, len(wanted), starts, D)
+    method = _drawn(draws * len(starts), lost) if draws else _solved(problem, path, starts, D)
     point = limit_point(problem, alpha, ends, method=method, branch="online descent")
+    if path.rougher is not None:
+        point |= _with_error_of_integration(problem, point, path.rougher)
     found = _online_trajectory(problem, path, batch)
     if conditions.trajectory and draws and price(problem, loss, steps, len(starts)) < BESIDE:
         found |= _without_noise(problem, loss, rule, starts, wanted)
@@ -99,16 +107,24 @@ def _drawn(count: int, lost: float) -> str:
     return method + (f"; {lost:.1%} of them diverge and are left out" if lost else "")
 
 
-def _solved(problem: Problem, loss: str, steps: int, moments: int, starts: Sequence[Overlaps], D: int) -> str:
+def _solved(problem: Problem, path: Path, starts: Sequence[Overlaps], D: int) -> str:
     """How the equations were solved, and what they cannot know."""
-    sets = evaluations(problem, loss)
-    one_field = problem.components * problem.model.sites == 1
-    how = "closed form" if sets == 1 else "quadrature" if one_field else "Monte Carlo"
-    few = "recursion" if steps == moments - 1 else "equations"
+    sets = len(path.cross)
+    how = "closed form" if sets == 1 else "quadrature" if sets == len(NODES) else "Monte Carlo"
+    steps = "recursion of online descent" if path.rougher is None else "equations of online descent, integrated"
     small = SMALL_OVERLAP / np.sqrt(D)
     if problem.channel.symmetry != "none" and max(np.abs(start.cross).max() for start in starts) < small:
         how += ", from overlaps of order 1/sqrt(D): when a run escapes from these is chance, too"
-    return f"{few} of online descent, {how}"
+    return f"{steps}, {how}"
+
+
+def _with_error_of_integration(problem: Problem, point: dict[str, Any], rougher: Path) -> dict[str, Any]:
+    """The errors of a point, with what a rougher integration changes."""
+    other = limit_point(problem, point["alpha"], _overlaps_at_end(rougher), method="", prediction=False)
+    return {
+        f"{name}_error": np.hypot(point[f"{name}_error"], np.subtract(point[name], other[name])).tolist()
+        for name in ("mse", "overlap", "cosine", "squared_cosine")
+    }
 
 
 def _without_noise(
@@ -116,8 +132,8 @@ def _without_noise(
 ) -> dict[str, Any]:
     """``mse_limit`` and ``overlap_limit``: the equations from the same starts, which is what D to infinity leaves."""
     try:
-        path = solve(local_fields(problem, loss), rule, starts, wanted, evaluations(problem, loss))
-    except Diverges:
+        path = solve(problem, loss, rule, starts, wanted)
+    except (Diverges, TooLong):
         return {}
     found = _online_trajectory(problem, path, 1)
     return {f"{name}_limit": found[name] for name in ("mse", "overlap")}
@@ -155,4 +171,8 @@ def _online_trajectory(problem: Problem, path: Path, batch: int) -> dict[str, An
         mean = np.nansum(each, axis=(0, 2)) / weight.sum(axis=0)
         error = means.std(axis=0, ddof=1) / np.sqrt(sets) if sets > 1 else np.zeros_like(mean)
         values[name], values[f"{name}_error"] = mean.tolist(), error.tolist()
+    if path.rougher is not None:
+        other = _online_trajectory(problem, path.rougher, batch)
+        for name in ("mse", "overlap"):
+            values[f"{name}_error"] = np.hypot(values[f"{name}_error"], np.subtract(values[name], other[name])).tolist()
     return {"iteration": path.steps.tolist(), "samples": (path.steps * batch).tolist(), **values}

@@ -1,0 +1,204 @@
+"""Online descent over many steps, and with noisy labels: against recursions and quadrature that are written down here."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.special import ndtr
+from smimbench_algorithms.gradient import online, online_fields, online_flow
+from smimbench_algorithms.sgd import Sgd
+
+import smimbench
+from smimbench.interfaces import Conditions, Overlaps
+
+D, SITES, NOISE = 500, 2, 0.3
+
+
+def problem(channel, tokens=SITES):
+    return smimbench.Problem({"name": "sequence-multi-index", "tokens": tokens}, channel, "gaussian")
+
+
+LINE, SOFTMAX = problem({"name": "linear", "noise": NOISE}), problem({"name": "softmax", "layers": 1})
+PROBIT = problem({"name": "probit", "noise": 0.5}, 1)
+
+
+def overlaps(T, M, Q):
+    return Overlaps(*(np.array([[value]]) for value in (T, M, Q)))
+
+
+def linear_recursion(algorithm, T, M, Q):
+    """Gram matrix of teacher, student and velocity, step by step: ``g = 2 (z - z* - noise)`` on every token."""
+    gram, m = np.array([[T, M, 0.0], [M, Q, 0.0], [0.0, 0.0, 0.0]]), algorithm.momentum
+    for step in range(algorithm.steps):
+        rate = (
+            algorithm.learning_rate
+            * {
+                "constant": 1.0,
+                "1/t": 1 / (1 + step / (algorithm.decay_steps or 1)),
+                "cosine": (1 + math.cos(math.pi * step / algorithm.steps)) / 2,
+                "step": (algorithm.decay_factor or 1) ** (step // (algorithm.decay_steps or 1)),
+            }[algorithm.schedule]
+        )
+        error = gram[0, 0] - 2 * gram[0, 1] + gram[1, 1]
+        noise = 4 * SITES * (error + NOISE) * D / algorithm.batch
+        gradient = np.array([-2 * SITES, 2 * SITES + algorithm.weight_decay, 0.0, 1.0])
+        velocity = np.array([0.0, 0.0, m, 0.0]) + gradient
+        along = gradient + m * velocity if algorithm.nesterov else velocity
+        new = np.stack([[1.0, 0.0, 0.0, 0.0], np.array([0.0, 1.0, 0.0, 0.0]) - rate * along, velocity])
+        gram = new[:, :3] @ gram @ new[:, :3].T + noise * np.outer(new[:, 3], new[:, 3])
+    return gram
+
+
+def linear_runs(count):
+    """Random parameters of all kinds, at rates that are stable."""
+    rng = np.random.default_rng(11)
+    for k in range(count):
+        momentum = [0.0, 0.5, 0.9, 0.97][k % 4]
+        schedule = [
+            {},
+            {"schedule": "1/t", "decay_steps": int(rng.integers(1, 60))},
+            {"schedule": "cosine"},
+            {
+                "schedule": "step",
+                "decay_steps": int(rng.integers(5, 900)),
+                "decay_factor": float(rng.uniform(0.3, 0.95)),
+            },
+        ][(k // 4) % 4]
+        yield Sgd(
+            online=True, steps=int(rng.integers(300, 5000)), batch=int(rng.integers(100, 600)), momentum=momentum,
+            learning_rate=float(10 ** rng.uniform(-3, -1.6)) * (1 - momentum), nesterov=bool(momentum and rng.random() < 0.5),
+            weight_decay=float(rng.choice([0.0, 0.4])), **schedule,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("algorithm", list(linear_runs(16)))
+def test_linear_labels_have_their_closed_form(algorithm):
+    """All steps are made one by one: momentum, schedules, 300 to 5000 of them."""
+    gram = linear_recursion(algorithm, 1.1, 0.1, 0.9)
+    point = algorithm.theory(LINE, 1.0, Conditions(dimension=D, starts=(overlaps(1.1, 0.1, 0.9),)))
+    assert point["overlap"][0][0] == pytest.approx(gram[0, 1], rel=1e-9)
+    assert point["own_overlap"][0][0] == pytest.approx(gram[1, 1], rel=1e-9)
+    assert point["mse"] == pytest.approx(gram[0, 0] - 2 * gram[0, 1] + gram[1, 1], rel=1e-9)
+    assert point["trajectory"]["samples"][-1] == algorithm.batch * algorithm.steps
+
+
+@pytest.mark.parametrize("algorithm", [each for each in linear_runs(40) if each.steps > 2500])
+def test_integration_agrees_with_the_steps_within_its_error(algorithm, monkeypatch):
+    gram = linear_recursion(algorithm, 1.1, 0.1, 0.9)
+    wanted = gram[0, 0] - 2 * gram[0, 1] + gram[1, 1]
+    monkeypatch.setattr(online, "LATENTS", 0.0)
+    point = algorithm.theory(LINE, 1.0, Conditions(dimension=D, starts=(overlaps(1.1, 0.1, 0.9),)))
+    if isinstance(point, str):  # a velocity of long memory, or many jumps
+        assert "one by one" in point
+        assert algorithm.momentum > 0.5 or algorithm.schedule == "step"
+        return
+    assert "integrated" in point["method"]
+    assert abs(point["mse"] - wanted) <= 2 * point["mse_error"] + 1e-9
+    assert point["mse_error"] < 1e-5
+    assert np.ravel(point["trajectory"]["mse_error"])[-1] == pytest.approx(
+        np.ravel(point["mse_error"])[0], rel=1e-6, abs=1e-14
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameters"),
+    [
+        (SOFTMAX, {"rate": lambda step: 0.002, "momentum": 0.5, "nesterov": True}),
+        (PROBIT, {"rate": lambda step: 0.002, "decay": 0.1}),
+        (PROBIT, {"rate": lambda step: 0.02 / (1 + step / 40), "momentum": 0.5}),
+        (PROBIT, {"rate": lambda step: 0.01 * 0.4 ** (step // 700), "breaks": (700,), "spherical": True}),
+    ],
+)
+def test_integration_of_sampled_fields_agrees_with_the_steps(kind, parameters, monkeypatch):
+    monkeypatch.setattr(online_fields, "POINTS", 128)
+    monkeypatch.setattr(online_fields, "NOISY_LABELS", 2**14)
+    rule, steps = online.Rule(fraction=0.5, **parameters), [0, 200, 800, 1400]
+    one_by_one = online.solve(kind, "squared", rule, [overlaps(1.0, 0.3, 1.0)], steps)
+    monkeypatch.setattr(online, "LATENTS", 0.0)
+    monkeypatch.setattr(online, "FEWEST_STEPS", 900)
+    found = online.solve(kind, "squared", rule, [overlaps(1.0, 0.3, 1.0)], steps)
+    assert one_by_one.rougher is None
+    errors = [each.truth - 2 * each.cross + each.own for each in (one_by_one, found, found.rougher)]
+    np.testing.assert_allclose(errors[1], errors[0], rtol=1e-3)
+    assert (np.abs(errors[1] - errors[0]) <= 4 * np.abs(errors[2] - errors[1]).max() + 1e-9).all()
+
+
+def test_a_small_error_is_no_noise_of_the_integrator(monkeypatch):
+    """Noiseless labels are learned exactly; what is left is small, positive, and known to its stated error."""
+    monkeypatch.setattr(online_fields, "POINTS", 128)
+    algorithm = Sgd(online=True, learning_rate=0.05, batch=1000, steps=1200, loss="squared")
+    conditions = Conditions(dimension=2000, starts=(overlaps(1.0, 0.3, 1.0),))
+    exact = algorithm.theory(SOFTMAX, 1.0, conditions)
+    monkeypatch.setattr(online, "LATENTS", 0.0)
+    monkeypatch.setattr(online, "FEWEST_STEPS", 800)
+    found = algorithm.theory(SOFTMAX, 1.0, conditions)
+    for point in (exact, found):
+        assert 0 <= point["mse"] < 1e-8
+        assert min(np.ravel(point["trajectory"]["mse"])) >= 0
+    assert "integrated" in found["method"]
+    assert abs(found["mse"] - exact["mse"]) <= 3 * found["mse_error"] + 1e-12
+
+
+def test_what_can_be_neither_iterated_nor_integrated_says_so(monkeypatch):
+    monkeypatch.setattr(online, "LATENTS", 0.0)
+    monkeypatch.setattr(online_flow, "FEWEST_STEPS", 100)
+    algorithm = Sgd(
+        online=True, learning_rate=0.01, batch=100, steps=2000, schedule="step", decay_steps=5, decay_factor=0.99
+    )
+    reason = algorithm.theory(LINE, 1.0, Conditions(dimension=D, starts=(overlaps(1.0, 0.1, 1.0),)))
+    assert "2000 steps" in reason
+    assert "one by one" in reason
+
+
+def test_a_long_memory_does_not_count_as_divergence():
+    """Velocities are ``1/(1 - m)`` times as large as gradients; the student stays small."""
+    algorithm = Sgd(online=True, learning_rate=1e-7, batch=250, steps=600, momentum=0.999)
+    gram = linear_recursion(algorithm, 1.0, 0.1, 1.0)
+    assert gram[2, 2] > online.LARGEST
+    point = algorithm.theory(LINE, 1.0, Conditions(dimension=D, starts=(overlaps(1.0, 0.1, 1.0),)))
+    assert point["own_overlap"][0][0] == pytest.approx(gram[1, 1], rel=1e-9)
+
+
+def probit_by_quadrature(noise, rate, fraction, steps, T, M, Q):
+    """One token, labels +-1 summed over, both fields on Gauss nodes."""
+    x, w = np.polynomial.hermite_e.hermegauss(80)
+    u, v = np.meshgrid(x, x, indexing="ij")
+    weight = np.outer(w, w) / w.sum() ** 2
+    for _ in range(steps):
+        z, truth = np.sqrt(Q) * u, M / np.sqrt(Q) * u + np.sqrt(T - M**2 / Q) * v
+        shown, mean = (2 * ndtr(field / np.sqrt(noise)) - 1 for field in (z, truth))
+        slope = 2 * np.exp(-(z**2) / 2 / noise) / np.sqrt(2 * np.pi * noise)
+        on_student, on_teacher = ((weight * 2 * (shown - mean) * slope * field).sum() for field in (z, truth))
+        square = (weight * 4 * slope**2 * (shown**2 - 2 * shown * mean + 1)).sum()
+        both = np.array([on_teacher, on_student])
+        drift = both @ np.linalg.solve([[T, M], [M, Q]], both)
+        M, Q = M - rate * on_teacher, Q - 2 * rate * on_student + rate**2 * (square / fraction + drift)
+    return M, Q
+
+
+@pytest.mark.parametrize(("rate", "fraction", "steps"), [(0.05, 1.0, 150), (0.01, 0.3, 400), (0.004, 0.2, 1100)])
+def test_noisy_labels_of_one_token_agree_with_quadrature(rate, fraction, steps):
+    T, M, Q = 1.0, 0.3, 1.0
+    cross, own = probit_by_quadrature(0.5, rate, fraction, steps, T, M, Q)
+    path = online.solve(PROBIT, "squared", online.Rule(lambda step: rate, fraction), [overlaps(T, M, Q)], [0, steps])
+    for wanted, found in ((cross, path.cross), (own, path.own), (T - 2 * cross + own, T - 2 * path.cross + path.own)):
+        each = found[:, -1].ravel()
+        error = each.std(ddof=1) / np.sqrt(len(each))
+        assert error < 3e-3
+        assert abs(each.mean() - wanted) < 4 * error + 1e-4
+
+
+@pytest.mark.parametrize(("rate", "stable"), [(0.05, True), (0.4, True), (0.497, False), (0.55, False)])
+def test_a_flow_does_not_pass_over_steps_that_overshoot(rate, stable):
+    """``1 - 4 rate`` times a deviation is left by a step; near and below -1 no flow does that."""
+    start = overlaps(1.0, 0.9, 1.0)
+    fields = online_fields.local_fields(LINE, "squared", start.truth[None])
+    recursion = online.Recursion(fields, online.Rule(lambda step: rate, 100.0), 1)
+    state = np.array([[1.0, 0.9], [0.9, 1.0]])[None, None]
+    flow = online_flow._Flow(recursion, state, 1000, False)
+    if stable:
+        return flow._check_stability(flow._packed(state), rate)
+    with pytest.raises(online.TooLong, match="overshoot"):
+        flow._check_stability(flow._packed(state), rate)
