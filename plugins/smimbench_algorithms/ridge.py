@@ -81,7 +81,7 @@ class Ridge(LinearRegression):
     regularisation: float | str = "theory"
 
     name = "ridge"
-    version = 1
+    version = 2
     reference = "Hoerl and Kennard (1970), Technometrics 12, 55"
     capabilities = Capabilities()
 

@@ -19,7 +19,7 @@ class _PredictionError:
     """What the three have in common: a Monte Carlo integral over fresh latents, made once per estimate."""
 
     kind: ClassVar[str]
-    version = 1
+    version = 2
     reference = "the definition; see smimbench.theory.generalization"
     capabilities = Capabilities()
     unit = "squared norm of the label, summed over its entries"

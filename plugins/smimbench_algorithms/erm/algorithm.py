@@ -73,7 +73,7 @@ class Erm:
     length: str | None = None
 
     name: ClassVar[str] = "erm"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     reference: ClassVar[str] = "arXiv:2006.06560"
     capabilities: ClassVar[Capabilities] = Capabilities()
 
