@@ -37,6 +37,16 @@ def test_one_step_and_done(kind):
     assert attempt.trajectory["samples"][-1] == 120
 
 
+@pytest.mark.parametrize("dimension", [60, 200])
+@pytest.mark.parametrize("kind", ["symmetric", "asymmetric"])
+def test_labels_that_say_nothing_of_second_moments_end_a_run_as_usual(kind, dimension):
+    """Signs: the matrix of labels is zero, which has no eigenvector to look for."""
+    problem = Problem({"name": "sequence-multi-index", "tokens": 1}, "sign", "gaussian")
+    attempt = run(problem, problem.instance(2.0, dimension), Spectral(kind=kind))
+    assert attempt.status.value == "ok"
+    assert attempt.metrics["mse"][0] == pytest.approx(1.0, abs=0.6)
+
+
 def test_missing_outlier_is_a_warning():
     warnings = []
     for replicate in range(4):

@@ -141,7 +141,9 @@ def test_one_that_dies_or_hangs_is_given_up_once(plugin, monkeypatch, mood, said
 
 def test_what_is_raised_there_is_raised_here(plugin):
     cache = GuardedTheory()
-    with pytest.raises(ProblemError, match=r"channel 'moody': information raised KeyError: '\[/no such key\]'; no theory"):
+    with pytest.raises(
+        ProblemError, match=r"channel 'moody': information raised KeyError: '\[/no such key\]'; no theory"
+    ):
         cache.points(problem_of("raise"), [0.5])
     assert cache._solver.alive
 

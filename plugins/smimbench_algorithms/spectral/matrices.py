@@ -21,6 +21,8 @@ __all__ = ["LinearisedMatrices", "label_matrices", "second_moment_root", "why_no
 RIGHTMOST = 8
 """Eigenvalues of K among which a real one is looked for. Doubled: found more often behind complex ones, at twice the products."""
 
+NOTHING = 1e-12
+"""Weights of labels that are rounding; doubled, nothing changes."""
 DENSE = 40
 """Size up to which T is made and decomposed: Lanczos' method wants a space that is much larger than its basis. Doubled: the
 same numbers, a little slower."""
@@ -73,6 +75,11 @@ class LinearisedMatrices:
         self.n, self.P, self.C = G.shape[:3]
         self.D = data.dimension
         self.removed: list[Array] = []
+
+    @property
+    def labels_say_anything(self) -> bool:
+        """Whether any label changes second moments. Signs do not, for one: K is zero then, and has no eigenvector to look for."""
+        return bool(self.xp.max(self.xp.abs(self.G)) > NOTHING)
 
     def weights(self, regularisation: float) -> Array:
         """``I - (I + G + epsilon I)^{-1}`` (n, kC, kC)."""
@@ -138,7 +145,7 @@ class LinearisedMatrices:
         G = self._flat()
         shape = (self.n, self.P, self.C)
         size = self.n * self.P * self.C
-        if size < 2 * RIGHTMOST + 4:
+        if size < 2 * RIGHTMOST + 4 or not self.labels_say_anything:
             return None
 
         parts = list(sample_chunks(self.model, self.inputs, self.P))
