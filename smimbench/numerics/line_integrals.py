@@ -22,7 +22,7 @@ from smimbench.numerics.masked import put_at_mask
 from smimbench.numerics.quadrature import gauss_lobatto
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
     from smimbench.interfaces import Array
@@ -91,6 +91,7 @@ def line_moments(
     reach: float = 38.0,
     rounds: int = 48,
     search: bool = True,
+    places: Sequence[float] = (),
 ) -> LineMoments:
     """Moments of ``phi(t) exp(log_weight(t))`` on every line.
 
@@ -111,6 +112,8 @@ def line_moments(
         At most so many rounds of a few splits each.
     search : bool
         Whether to go over lines with a fine comb where nothing but zeros was found.
+    places : sequence of float
+        Points of all lines close to which much may happen: ends of cells to begin with.
 
     Returns
     -------
@@ -118,6 +121,7 @@ def line_moments(
     """
     edges = np.array([e for e in _EDGES if e < reach] + [reach])
     edges = np.concatenate([-edges[:0:-1], edges])
+    edges = np.unique(np.concatenate([edges, [place for place in places if abs(place) < reach]]))
     numbers = xp.arange(count, device=device)
     engine = _LineIntegrator(log_weight, xp, device, tolerance)
     found = engine.integrate(numbers, edges, rounds)

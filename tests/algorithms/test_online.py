@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from smimbench_algorithms.adam import Adam
 from smimbench_algorithms.averaged import Averaged
-from smimbench_algorithms.gradient import online, online_draws, online_fields
+from smimbench_algorithms.gradient import online, online_draws, online_fields, online_recursion
 from smimbench_algorithms.gradient.loss import fitting_loss
 from smimbench_algorithms.sgd import Sgd
 
@@ -70,7 +70,7 @@ def test_steps_of_the_algorithm_move_overlaps_as_the_recursion_says(problem, par
         ends.append(np.stack(instance.overlaps(state.factor)[1:]))
     start = instance.overlaps(factor)
     loss = algorithm.loss or fitting_loss(problem)
-    rule = online.Rule(
+    rule = online_recursion.Rule(
         lambda step: algorithm.learning_rate, batch / D, algorithm.weight_decay, algorithm.momentum,
         algorithm.nesterov, algorithm.spherical,
     )  # fmt: skip
@@ -108,7 +108,7 @@ def test_draws_have_the_law_of_the_algorithm(problem, parameters):
         for _ in range(2):
             state, _ = algorithm.step(problem, data, state)
         ends.append(np.concatenate([part.ravel() for part in instance.overlaps(state.factor)[1:]]))
-    rule = online.Rule(
+    rule = online_recursion.Rule(
         lambda step: algorithm.learning_rate, batch / D, algorithm.weight_decay, algorithm.momentum,
         algorithm.nesterov, algorithm.spherical,
     )  # fmt: skip
@@ -122,7 +122,10 @@ def test_draws_have_the_law_of_the_algorithm(problem, parameters):
 
 
 def test_draws_become_the_equations_as_the_dimension_grows():
-    rule, start = online.Rule(lambda step: 0.2, 0.1), Overlaps(*(np.array([[value]]) for value in (1.0, 0.2, 0.9)))
+    rule, start = (
+        online_recursion.Rule(lambda step: 0.2, 0.1),
+        Overlaps(*(np.array([[value]]) for value in (1.0, 0.2, 0.9))),
+    )
     solved = online.solve(SOFTMAX, "squared", rule, [start], [0, 20])
     drawn = online_draws.draw_paths(SOFTMAX, "squared", rule, [start], [0, 20], 16, 2000, 20_000)
     for name in ("cross", "own"):
@@ -197,7 +200,10 @@ def test_an_escape_is_followed_all_the_way_where_chance_is_small(monkeypatch):
 
 def test_a_draw_with_long_memory_does_not_count_as_diverged():
     """Velocities are ``1/(1 - m)`` times as large as gradients; the student hardly moves."""
-    rule, start = online.Rule(lambda step: 1e-7, 0.5, momentum=0.999), Overlaps(np.eye(1), 0.1 * np.eye(1), np.eye(1))
+    rule, start = (
+        online_recursion.Rule(lambda step: 1e-7, 0.5, momentum=0.999),
+        Overlaps(np.eye(1), 0.1 * np.eye(1), np.eye(1)),
+    )
     drawn = online_draws.draw_paths(LINE, "squared", rule, [start], [0, 600], 4, 250, 500)
     assert drawn.own[:, -1].mean() == pytest.approx(1, abs=0.2)
 

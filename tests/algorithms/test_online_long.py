@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from scipy.special import ndtr
-from smimbench_algorithms.gradient import online, online_fields, online_flow
+from smimbench_algorithms.gradient import online, online_fields, online_flow, online_recursion
 from smimbench_algorithms.sgd import Sgd
 
 import smimbench
@@ -114,7 +114,7 @@ def test_integration_agrees_with_the_steps_within_its_error(algorithm, monkeypat
 def test_integration_of_sampled_fields_agrees_with_the_steps(kind, parameters, monkeypatch):
     monkeypatch.setattr(online_fields, "POINTS", 128)
     monkeypatch.setattr(online_fields, "NOISY_LABELS", 2**14)
-    rule, steps = online.Rule(fraction=0.5, **parameters), [0, 200, 800, 1400]
+    rule, steps = online_recursion.Rule(fraction=0.5, **parameters), [0, 200, 800, 1400]
     one_by_one = online.solve(kind, "squared", rule, [overlaps(1.0, 0.3, 1.0)], steps)
     monkeypatch.setattr(online, "LATENTS", 0.0)
     monkeypatch.setattr(online, "FEWEST_STEPS", 900)
@@ -156,7 +156,7 @@ def test_a_long_memory_does_not_count_as_divergence():
     """Velocities are ``1/(1 - m)`` times as large as gradients; the student stays small."""
     algorithm = Sgd(online=True, learning_rate=1e-7, batch=250, steps=600, momentum=0.999)
     gram = linear_recursion(algorithm, 1.0, 0.1, 1.0)
-    assert gram[2, 2] > online.LARGEST
+    assert gram[2, 2] > online_recursion.LARGEST
     point = algorithm.theory(LINE, 1.0, Conditions(dimension=D, starts=(overlaps(1.0, 0.1, 1.0),)))
     assert point["own_overlap"][0][0] == pytest.approx(gram[1, 1], rel=1e-9)
 
@@ -182,7 +182,9 @@ def probit_by_quadrature(noise, rate, fraction, steps, T, M, Q):
 def test_noisy_labels_of_one_token_agree_with_quadrature(rate, fraction, steps):
     T, M, Q = 1.0, 0.3, 1.0
     cross, own = probit_by_quadrature(0.5, rate, fraction, steps, T, M, Q)
-    path = online.solve(PROBIT, "squared", online.Rule(lambda step: rate, fraction), [overlaps(T, M, Q)], [0, steps])
+    path = online.solve(
+        PROBIT, "squared", online_recursion.Rule(lambda step: rate, fraction), [overlaps(T, M, Q)], [0, steps]
+    )
     for wanted, found in ((cross, path.cross), (own, path.own), (T - 2 * cross + own, T - 2 * path.cross + path.own)):
         each = found[:, -1].ravel()
         error = each.std(ddof=1) / np.sqrt(len(each))
@@ -195,10 +197,10 @@ def test_a_flow_does_not_pass_over_steps_that_overshoot(rate, stable):
     """``1 - 4 rate`` times a deviation is left by a step; near and below -1 no flow does that."""
     start = overlaps(1.0, 0.9, 1.0)
     fields = online_fields.local_fields(LINE, "squared", start.truth[None])
-    recursion = online.Recursion(fields, online.Rule(lambda step: rate, 100.0), 1)
+    recursion = online_recursion.Recursion(fields, online_recursion.Rule(lambda step: rate, 100.0), 1)
     state = np.array([[1.0, 0.9], [0.9, 1.0]])[None, None]
     flow = online_flow._Flow(recursion, state, 1000, False)
     if stable:
         return flow._check_stability(flow._packed(state), rate)
-    with pytest.raises(online.TooLong, match="overshoot"):
+    with pytest.raises(online_recursion.TooLong, match="overshoot"):
         flow._check_stability(flow._packed(state), rate)

@@ -29,27 +29,25 @@ tests/algorithms/test_online.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smimbench.theory.types import Host
 from smimbench_algorithms.gradient.online_fields import evaluations, latents_of_a_step, local_fields
+from smimbench_algorithms.gradient.online_flow import follow
+from smimbench_algorithms.gradient.online_recursion import FEWEST_STEPS, Path, Recursion, Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Sequence
 
     from smimbench.interfaces import Overlaps
     from smimbench.problem import Problem
 
-__all__ = ["Diverges", "Path", "Recursion", "Rule", "TooLong", "price", "solve"]
+__all__ = ["price", "solve"]
 
 LATENTS = 1e8
 """Latents up to which all steps are made one by one, 5 to 40 seconds. Doubled: longer runs are, in up to twice the time."""
-
-FEWEST_STEPS = 1000
-"""Steps that are made one by one whatever they cost. Doubled: large problems take up to twice as long."""
 
 FIRST_STEPS = 300
 """Steps of longer runs that are made one by one. Doubled: they take seconds longer; what is left of a rate that falls like 1/t is
@@ -57,56 +55,6 @@ smoother, and its sum known four times better."""
 
 OVERHEAD = 500
 """Latents that cost as much as what a step does besides. Doubled: long runs on few points are integrated earlier."""
-
-LARGEST = 1e4
-"""Self-overlap from which on a run counts as diverged. Doubled: diverging equations are followed a step longer."""
-
-
-class Diverges(ValueError):
-    """The overlaps grow without bound at this learning rate."""
-
-
-class TooLong(ValueError):
-    """There are more steps than can be made one by one, and integration gains nothing."""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How the student moves.
-
-    Attributes
-    ----------
-    rate : callable
-        Learning rate eta of step s (0, 1, ...).
-    decay, momentum : float
-        lambda and m.
-    nesterov, spherical : bool
-    fraction : float
-        ``b = B / D``.
-    breaks : tuple of int
-        Steps at which the learning rate jumps.
-    """
-
-    rate: Callable[[float], float]
-    fraction: float
-    decay: float = 0.0
-    momentum: float = 0.0
-    nesterov: bool = False
-    spherical: bool = False
-    breaks: tuple[int, ...] = ()
-
-
-class Path(NamedTuple):
-    """Overlaps at some steps: arrays (sets of points or draws, steps, starts, P, P).
-
-    ``rougher`` is the same by a rougher integration, where steps are not made one by one.
-    """
-
-    steps: np.ndarray[Any, Any]
-    truth: Host
-    cross: Host
-    own: Host
-    rougher: Path | None = None
 
 
 def price(problem: Problem, loss: str, steps: int, starts: int) -> float:
@@ -128,8 +76,6 @@ def solve(problem: Problem, loss: str, rule: Rule, starts: Sequence[Overlaps], w
     ------
     Diverges, TooLong
     """
-    from smimbench_algorithms.gradient.online_flow import follow
-
     truth, cross, own = (np.stack([np.asarray(start[i], dtype=float) for start in starts]) for i in range(3))
     P = truth.shape[-1]
     gram = np.block([[truth, _turned(cross)], [cross, own]])
@@ -148,57 +94,6 @@ def solve(problem: Problem, loss: str, rule: Rule, starts: Sequence[Overlaps], w
         for rough in (False, True)
     )
     return found._replace(own=_possible(found), rougher=rougher)
-
-
-class Recursion:
-    """The map of one step on Gram matrices (sets, starts, R, R) of teacher, student and, with momentum, velocity."""
-
-    def __init__(self, fields: Any, rule: Rule, components: int) -> None:
-        self.fields, self.rule, self.P = fields, rule, components
-
-    def after(self, gram: Host, rate: float, part: int | None = None) -> Host:
-        """The Gram matrix after one more step; with a part of the points only, where one is named."""
-        P, rule = self.P, self.rule
-        R = gram.shape[-1]
-        found = self.fields(gram[..., P : 2 * P, :P], gram[..., P : 2 * P, P : 2 * P], part)
-        # Rows: new vectors. Columns: the old ones. The gradient has noise besides, which is orthogonal to them.
-        new = np.broadcast_to(np.eye(R), gram.shape).copy()
-        gradient = np.zeros((*gram.shape[:-2], P, R))
-        gradient[..., :P] = found.on_teacher
-        gradient[..., P : 2 * P] = found.on_student + rule.decay * np.eye(P)
-        along, share = gradient, np.array([1.0])
-        if rule.momentum:
-            new[..., 2 * P :, 2 * P :] *= rule.momentum
-            new[..., 2 * P :, : 2 * P] = gradient[..., : 2 * P]
-            velocity = new[..., 2 * P :, :]
-            along = gradient + rule.momentum * velocity if rule.nesterov else velocity
-            share = np.array([1 + rule.momentum if rule.nesterov else 1.0, 1.0])
-        share[0] *= -rate
-        new[..., P : 2 * P, :] -= rate * along
-        after = new @ gram @ _turned(new)
-        after[..., P:, P:] += np.kron(np.outer(share, share), found.square / rule.fraction)
-        if rule.spherical:
-            scale = np.ones(after.shape[:-1])
-            scale[..., P : 2 * P] = 1 / np.sqrt(np.diagonal(after, axis1=-2, axis2=-1)[..., P : 2 * P])
-            after = scale[..., :, None] * after * scale[..., None, :]
-        return after
-
-    def iterate(self, state: Host, first: int, last: int, wanted: Collection[int]) -> tuple[Host, dict[int, Host]]:
-        """The state after step ``last``, and those after ``wanted`` steps on the way, both ends included.
-
-        Raises
-        ------
-        Diverges
-        """
-        kept = {first: state} if first in wanted else {}
-        for step in range(first, last):
-            state = self.after(state, self.rule.rate(step))
-            # NaN and infinity fail, too. Velocities are as much larger as they are slow to change.
-            if not np.abs(state[..., : 2 * self.P, : 2 * self.P]).max() <= LARGEST:
-                raise Diverges("overlaps grow without bound")
-            if step + 1 in wanted:
-                kept[step + 1] = state
-        return state, kept
 
 
 def _path(steps: np.ndarray[Any, Any], kept: dict[int, Host], P: int) -> Path:

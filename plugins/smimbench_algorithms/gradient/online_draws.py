@@ -29,7 +29,7 @@ import numpy as np
 from smimbench.derive.channel import observable, predict
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench_algorithms.gradient.loss import loss_of
-from smimbench_algorithms.gradient.online import LARGEST, Diverges, Path
+from smimbench_algorithms.gradient.online_recursion import LARGEST, Diverges, Path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Overlaps
     from smimbench.problem import Problem
     from smimbench.theory.types import Host
-    from smimbench_algorithms.gradient.online import Rule
+    from smimbench_algorithms.gradient.online_recursion import Rule
 
 __all__ = ["affordable", "draw_paths"]
 

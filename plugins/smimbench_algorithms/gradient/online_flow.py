@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.theory.types import Host
-from smimbench_algorithms.gradient.online import FEWEST_STEPS, LARGEST, Diverges, TooLong
 from smimbench_algorithms.gradient.online_fields import PARTS
+from smimbench_algorithms.gradient.online_recursion import FEWEST_STEPS, LARGEST, Diverges, TooLong
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from smimbench_algorithms.gradient.online import Recursion
+    from smimbench_algorithms.gradient.online_recursion import Recursion
 
 __all__ = ["follow"]
 

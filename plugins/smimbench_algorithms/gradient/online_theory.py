@@ -11,9 +11,10 @@ from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.registry.adapters import sizes
 from smimbench.theory.limit import aligned, limit_point, scores
 from smimbench_algorithms.gradient.loss import fitting_loss
-from smimbench_algorithms.gradient.online import Diverges, Path, Rule, TooLong, price, solve
+from smimbench_algorithms.gradient.online import price, solve
 from smimbench_algorithms.gradient.online_draws import affordable, draw_paths
 from smimbench_algorithms.gradient.online_fields import NODES, evaluations
+from smimbench_algorithms.gradient.online_recursion import Diverges, Path, Rule, TooLong
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
