@@ -27,8 +27,8 @@ class DerivedPrior:
     """
 
     matrix = False
-    overlap_error = 1e-3
-    """Relative error of V in ``overlap``, for the error of predictions."""
+    overlap_error: Any = 1e-3
+    """Relative error of V in ``overlap``, for the error of predictions: a number, or a function of Qhat."""
 
     def __init__(self, prior: Any, *first: str) -> None:
         self.prior = prior

@@ -28,7 +28,7 @@ from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.numerics.telling import FEWEST_TELLING, telling
 from smimbench.problem.problem import ProblemError
 from smimbench.theory.generalization import KINDS, sampled_errors
-from smimbench.theory.information import prior_moments
+from smimbench.theory.information import overlap_error_at, prior_moments
 from smimbench.theory.inverse_map import inverse_map
 from smimbench.theory.sampling import POINTS, SCRAMBLES, sampled_moments
 from smimbench.theory.types import NOTHING, Host
@@ -377,7 +377,7 @@ def _wrong_means(tests: list[tuple[str, Array, Array]], slack: float) -> dict[tu
 
 
 def _check_prior(problem: Problem, Qhat: Host, at: str, point: int, seconds: float = PRIOR_SECONDS) -> None:
-    model, prior, P = problem.model, problem.prior, problem.components
+    model, P = problem.model, problem.components
     second, bottom = prior_moments(problem)
     spread = np.diagonal(second - bottom)
     root = symmetric_root(np.linalg.inv(Qhat))
@@ -439,7 +439,7 @@ def _check_prior(problem: Problem, Qhat: Host, at: str, point: int, seconds: flo
     claimed = np.diagonal(_overlap_with_consistent_shape(problem, Qhat, second)) / spread
     value, sem = np.mean(stated, axis=0), np.std(stated, axis=0, ddof=1) / math.sqrt(DRAWS)
     allowance = RARE / (DRAWS * dimension) if vectors else FINITE_SIZE / dimension
-    slack = SCORES * sem + allowance + 3 * float(member(prior, "overlap_error", 0.0))
+    slack = SCORES * sem + allowance + 3 * overlap_error_at(problem, Qhat)
     if not (np.abs(value - claimed) <= slack).all():
         raise _fail(
             problem, "prior",

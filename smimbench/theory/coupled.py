@@ -20,7 +20,7 @@ from smimbench.numerics.linalg import spectral_function, symmetric_logarithm
 from smimbench.numerics.qmc import normal_points
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.theory.free_entropy import bayes_optimal_first, branches_meet, free_entropy_between
-from smimbench.theory.information import information_at, overlap_at, prior_moments
+from smimbench.theory.information import information_at, overlap_at, overlap_error_at, prior_moments
 from smimbench.theory.perfect_recovery import perfect_limit
 from smimbench.theory.recursion import UNFINISHED, FixedPoint, Recursion, at, exponential
 from smimbench.theory.sampling import SCRAMBLES
@@ -164,7 +164,7 @@ def _prediction(problem: Problem, alpha: float, found: FixedPoint, branch: str, 
     # The residual is one of log Qhat: what has hardly been learned cannot move V by more than that little.
     movable = np.minimum(np.diagonal(V), np.abs(np.diagonal(Q) - bottom))
     left = min(found.residual, 1.0)
-    error = response * found.relative + movable * left * 10
+    error = response * found.relative + movable * left * 10 + overlap_error_at(problem, found.qhat) * np.diagonal(V)
     ratio_error = np.full(len(V), alpha * (found.relative + left))
     return Prediction(alpha, Q, V, error + 1e-12, branch, found.method, alpha_error=ratio_error)
 

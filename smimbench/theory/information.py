@@ -22,6 +22,7 @@ __all__ = [
     "information_at",
     "offers_rough",
     "overlap_at",
+    "overlap_error_at",
     "prior_moments",
     "susceptibility_at",
 ]
@@ -104,6 +105,12 @@ def overlap_at(problem: Problem, qhat: Array) -> tuple[Host, Host]:
     """Q and V (..., P, P) of the prior at ``qhat`` (..., P, P)."""
     found = problem.prior.overlap(qhat)
     return np.asarray(found.Q), np.asarray(found.V)
+
+
+def overlap_error_at(problem: Problem, qhat: Array) -> float:
+    """Relative error of V that the prior states of its map at ``qhat`` (P, P): a number, or a function of it; else 0."""
+    stated = member(problem.prior, "overlap_error", 0.0)
+    return float(stated(np.asarray(qhat, dtype=float)) if callable(stated) else stated)
 
 
 def prior_moments(problem: Problem) -> tuple[Host, Host]:

@@ -19,7 +19,7 @@ from smimbench.numerics.memo import kept
 from smimbench.numerics.roots import bracketed_roots
 from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.free_entropy import bayes_optimal_first, transition
-from smimbench.theory.information import information_at, overlap_at, prior_moments
+from smimbench.theory.information import information_at, overlap_at, overlap_error_at, prior_moments
 from smimbench.theory.sequences import FAINTEST, interpolation_error, limit_of, resolved, turns
 from smimbench.theory.types import NOTHING, HardPhase, Prediction, Threshold
 
@@ -209,10 +209,7 @@ class ScalarCurve:
         Q, V, error, shift = (np.zeros_like(wanted) for _ in range(4))
         if finite.any():
             Q[finite], V[finite] = self._overlap(log_qhat[finite])
-            # Priors that the engine integrates or simulates say how well; closed forms have nothing to say.
-            derived = member(self.problem.prior, "overlap_error", 0.0)
-            error[finite], shift[finite] = self._errors(log_qhat[finite], V[finite])
-            error[finite] += derived * V[finite]
+            error[finite], shift[finite] = self._errors(log_qhat[finite], Q[finite], V[finite])
         found = []
         for i, alpha in enumerate(wanted):
             if finite[i]:
@@ -248,7 +245,7 @@ class ScalarCurve:
             return self._pack(alpha, Q, V, abs(Q - self.bottom) * relative, branch, relative)
         return self._pack(alpha, self.bottom, self.second - self.bottom, 0.0, branch)
 
-    def _errors(self, x: Array, V: Array) -> tuple[Array, Array]:
+    def _errors(self, x: Array, Q: Array, V: Array) -> tuple[Array, Array]:
         """Error of V at roots, and of log alpha there: the first is the second over the slope of the curve."""
         step = 0.5 / PER_DECADE if self.sampled else 1e-3
         points = x + step * np.array([-1.0, 1.0])[:, None]
@@ -262,8 +259,16 @@ class ScalarCurve:
         slope = (np.log(alpha[1]) - np.log(alpha[0])) / (2 * step)
         values = self._overlap(points.ravel())[1].reshape(points.shape)
         response = np.abs(values[1] - values[0]) / (2 * step)
+        # Priors that the engine integrates or simulates say how well they know V at a Qhat; closed forms have nothing to say.
+        # What that makes of the information is an error of alpha, too.
+        stated = np.array([overlap_error_at(self.problem, np.array([[qhat]])) for qhat in np.exp(x)])
+        if stated.any():
+            move = np.minimum(stated, 0.5) * V
+            here, there = self._information_at(Q, V).value, self._information_at(Q - move, V + move).value
+            with np.errstate(divide="ignore", invalid="ignore"):
+                relative = relative + np.nan_to_num(np.abs(there / here - 1))
         relative = relative + ROUNDING
-        return response * relative / np.maximum(np.abs(slope), 1e-12) + 1e-10 * V, relative
+        return response * relative / np.maximum(np.abs(slope), 1e-12) + (stated + 1e-10) * V, relative
 
     def _pack(self, alpha: float, Q: float, V: float, error: float, branch: str, shift: float = 0.0) -> Prediction:
         """``shift`` is the error of log alpha at this overlap."""

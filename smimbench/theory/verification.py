@@ -26,7 +26,7 @@ from smimbench.numerics.linalg import inverse_root, spectral_function, symmetric
 from smimbench.numerics.seeds import monte_carlo_rng, words
 from smimbench.numerics.telling import FEWEST_TELLING, telling
 from smimbench.theory.component_ratios import ComponentRatios
-from smimbench.theory.information import information_at, overlap_at, prior_moments
+from smimbench.theory.information import information_at, overlap_at, overlap_error_at, prior_moments
 from smimbench.theory.inverse_map import inverse_map
 from smimbench.theory.types import NOTHING, Host
 
@@ -420,7 +420,7 @@ class _PointByDraws:
             spreads = [2 * large.std(1, ddof=1), small.std(1, ddof=1)]
             sem = np.hypot(*spreads) / math.sqrt(MATRICES)
             sem = np.hypot(sem, large.mean(1) - small.mean(1))
-        slack = float(member(prior, "overlap_error", 0.0))
+        slack = overlap_error_at(self.problem, self.qhat)
         return [
             Check(
                 "signal",

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 from scipy import integrate, stats
+from scipy.optimize import brentq
 
 from smimbench.backend.arrays import to_host
 from smimbench.derive.density_prior import DensityPrior
@@ -16,6 +17,7 @@ from smimbench.derive.simulated_prior import SimulatedPrior
 from smimbench.derive.spectrum_prior import SpectrumPrior
 from smimbench.interfaces import Denoised, ParameterError
 from smimbench.problem.problem import Problem
+from smimbench.theory.scalar import ScalarCurve
 from tests.conftest import assert_placed
 
 LOW = Problem({"name": "sequence-multi-index", "tokens": 1}, "linear", "gaussian").model
@@ -110,6 +112,36 @@ def test_the_error_of_a_density_is_its_integral(log_density, variance):
         exact = error_by_quadrature(log_density, math.sqrt(variance), information)
         found = of_density(log_density).overlap(np.array([[information]]))
         assert found.V[0, 0] == pytest.approx(exact, rel=4e-3)
+
+
+@pytest.mark.parametrize(
+    ("share", "width", "place"), [(0.9, 0.01, 0.0), (0.5, 0.002, 0.0), (0.3, 0.01, 1.5), (0.1, 0.001, 0.0)]
+)
+@pytest.mark.parametrize("information", [0.6, 1.0, 1.7, 9.0, 250.0])
+def test_a_spike_that_is_narrower_than_the_noise_is_not_missed(share, width, place, information):
+    """A Gaussian and a narrow one: the posterior is a mixture of two, in closed form."""
+    weights, centres, widths = np.array([1 - share, share]), np.array([0.0, place]), np.array([1.0, width])
+
+    def log_density(w):
+        return np.logaddexp(*(
+            math.log(a / s) - (w - m) ** 2 / (2 * s * s) for a, m, s in zip(weights, centres, widths)
+        ))  # fmt: skip
+
+    prior = DensityPrior(Density(log_density))
+    mean = weights @ centres
+    unit = math.sqrt(weights @ (widths**2 + (centres - mean) ** 2))
+    m, v = centres / unit, (widths / unit) ** 2
+    total = v + 1 / information
+    r = np.concatenate([a + np.sqrt(t) * np.linspace(-10, 10, 40_001) for a, t in zip(m, total)])
+    r.sort()
+    logs = np.log(weights) - (r[:, None] - m) ** 2 / (2 * total) - np.log(2 * np.pi * total) / 2
+    law = np.exp(logs)
+    odds = law / law.sum(1, keepdims=True)
+    means = m + v / total * (r[:, None] - m)
+    variance = (odds * (v / information / total + means**2)).sum(1) - ((odds * means).sum(1)) ** 2
+    exact = np.trapezoid(law.sum(1) * variance, r)
+    (found,) = prior._exact_error(np.array([information]))
+    assert found == pytest.approx(exact, rel=2e-4)
 
 
 def test_a_uniform_law_is_denoised_within_its_box(rng):
@@ -255,6 +287,54 @@ def test_signs_by_their_sampler_and_denoiser():
             assert V < 1e-12
     two = prior.overlap(np.diag([0.5, 2.0])).V
     assert np.diag(two) == pytest.approx(found.V[2:4, 0, 0], rel=0.03)
+
+
+class Sparse:
+    """Entries 0 and +-1/sqrt(rho)."""
+
+    def __init__(self, rho):
+        self.values = np.array([-1.0, 0.0, 1.0]) / math.sqrt(rho)
+        self.weights = np.array([rho / 2, 1 - rho, rho / 2])
+
+    def sample(self, rng, components, dimension):
+        return rng.choice(self.values, size=(components, dimension), p=self.weights)
+
+    def posterior(self, r, q):
+        logs = np.log(self.weights) - q * (r[..., None] - self.values) ** 2 / 2
+        odds = np.exp(logs - logs.max(-1, keepdims=True))
+        odds /= odds.sum(-1, keepdims=True)
+        mean = odds @ self.values
+        return mean, odds @ self.values**2 - mean**2
+
+    def denoise(self, R, Qhat):
+        mean, variance = self.posterior(R, float(Qhat[0, 0]))
+        return Denoised(mean, np.array([[variance.mean()]]))
+
+    def error(self, q):
+        t, h = np.linspace(-12, 12, 4001, retstep=True)
+        weight = np.exp(-t * t / 2) * h / math.sqrt(2 * math.pi)
+        return sum(p * (weight @ self.posterior(w + t / math.sqrt(q), q)[1]) for p, w in zip(self.weights, self.values))
+
+
+@pytest.mark.parametrize("rho", [0.5, 0.2, 0.02])
+def test_the_error_of_a_simulated_map_is_what_its_simulations_show(rho):
+    law = Sparse(rho)
+    prior = SimulatedPrior(law, LOW)
+    for q in (0.01, 0.3, 1.0, 3.0, 8.0):
+        found = float(prior.overlap(np.array([[[q]]])).V[0, 0, 0])
+        stated = prior.overlap_error(np.array([[q]]))
+        assert abs(found / law.error(q) - 1) < 4 * stated + 1e-4
+        assert stated < 0.6
+    assert prior.overlap_error(np.array([[1.0]])) > 5e-4
+
+
+def test_a_simulated_error_reaches_the_points_of_theory():
+    problem = Problem({"name": "sequence-multi-index", "tokens": 1}, {"name": "linear", "noise": 0.1}, "gaussian")
+    problem.prior = SimulatedPrior(Sparse(0.2), LOW)
+    (found,) = ScalarCurve(problem).predict([0.4])
+    exact = brentq(lambda q: 0.4 / (0.1 + problem.prior.prior.error(q)) - q, 1e-3, 4.0)
+    assert abs(float(found.V[0, 0]) - problem.prior.prior.error(exact)) < 4 * float(found.error[0])
+    assert float(found.error[0]) > 2e-3 * float(found.V[0, 0])
 
 
 def test_a_matrix_by_its_sampler_and_denoiser():
