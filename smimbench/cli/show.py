@@ -93,7 +93,7 @@ def theory(
     suite = request.suite()
     if not suite.chosen_plans:
         raise click.UsageError("--only leaves no problem of this suite")
-    cache, wanted = request.theory(), alphas or None
+    cache, wanted = request.theory(), sorted(set(alphas)) or None
     if retry:
         cache.set_aside(plan.problem for plan in suite.chosen_plans)
     with stages(silent=request.quiet or request.as_json, kept=lambda: kept_of(suite, wanted, cache)) as on_stage:

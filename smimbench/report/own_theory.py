@@ -37,6 +37,9 @@ __all__ = ["add_own_theory", "draw_trajectories", "own_theory_tables"]
 PANELS = 9
 """Panels of the figure at the most; doubled, it has six rows and panels are still of the same size."""
 
+ALL_SAMPLES = "alpha counts the samples of all its steps, each of which is new"
+"""Beside algorithms that do not stand at the sample ratios of the suite."""
+
 PATHS = ("mse", "overlap")
 """What is drawn against the clock of the algorithm."""
 
@@ -66,6 +69,7 @@ def add_own_theory(
         entry: dict[str, Any] = {"algorithm": cell.algorithm_label, "alpha": ratio, "dimension": cell.dimension}
         entry["dimension_letter"] = letter(problem.model)
         entry["component_word"] = component_word(problem)
+        entry["fresh"] = draws_fresh(cell.algorithm)
         if isinstance(found, str):
             entry["no_theory"] = found
         else:
@@ -104,6 +108,7 @@ def own_theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableTyp
         others = [entry for entry in document.get("algorithms", ()) if "point" not in entry]
         # Long and mostly the same at all sample ratios: below the table, not in a column of it.
         notes = [
+            *_notes("{}", entries, lambda e: ALL_SAMPLES if e.get("fresh") else None),
             *_notes("obtained by {}", entries, lambda e: e["point"]["method"]),
             *_notes("no trajectory: {}", entries, lambda e: e["point"].get("no_trajectory")),
             *_notes("no theory of its own here: {}", others, lambda e: e["no_theory"]),
@@ -115,11 +120,16 @@ def own_theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableTyp
         # Curves one below the other. The sort keeps the order of what is equal.
         order = list(dict.fromkeys(entry["algorithm"] for entry in entries))
         entries.sort(key=lambda e: (order.index(e["algorithm"]), e["alpha"]))
-        rows = [row for entry in entries for row in _rows(entry)]
+        sized, size = _sized(entries), letter_of(entries)
+        rows = [
+            {**row, "size": str(row["dimension"]) if row["algorithm"] in sized else ""}
+            for entry in entries
+            for row in _rows(entry)
+        ]
         columns: list[Column] = [
             ("algorithm", "l", lambda r: r["algorithm"]),
             ("alpha", "r", lambda r: f"{r['alpha']:.5g}"),
-            *([(letter_of(entries), "r", lambda r: str(r["dimension"]))] if _depend_on_size(entries) else []),
+            *([(size, "r", lambda r: r["size"])] if sized else []),
             *component_column(rows),
             ("MSE", "r", lambda r: number(r["mse"], 5)),
             ("error", "r", lambda r: f"{r['error']:.0e}" if r["error"] else "0"),
@@ -129,9 +139,13 @@ def own_theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableTyp
     return tables
 
 
-def _depend_on_size(entries: Sequence[dict[str, Any]]) -> bool:
-    """Whether theory of an algorithm differs between dimensions."""
-    return len({(entry["algorithm"], entry["alpha"]) for entry in entries}) < len(entries)
+def _sized(entries: Sequence[dict[str, Any]]) -> set[str]:
+    """Algorithms whose theory differs between dimensions, or that stand at another sample ratio for each."""
+    found: dict[tuple[str, float], int] = {}
+    for entry in entries:
+        key = (entry["algorithm"], 0.0 if entry.get("fresh") else entry["alpha"])
+        found[key] = found.get(key, 0) + 1
+    return {name for (name, _), count in found.items() if count > 1}
 
 
 def _rows(entry: dict[str, Any]) -> list[dict[str, Any]]:
