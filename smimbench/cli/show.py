@@ -98,7 +98,7 @@ def theory(
         cache.set_aside(plan.problem for plan in suite.chosen_plans)
     with stages(silent=request.quiet or request.as_json, kept=lambda: kept_of(suite, wanted, cache)) as on_stage:
         document = theory_document(suite, wanted, cache, on_stage, thresholds=not no_thresholds, workers=workers)
-        add_own_theory(suite, document, cache, wanted)
+        add_own_theory(suite, document, cache, wanted, on_stage)
         if verify:
             verification.add_verification(suite, document, draws, on_stage)
     paths = _draw_theory(request, suite, wanted) if figure else []

@@ -18,7 +18,9 @@ from smimbench.report.labels import component_word, grouped, letter, letter_of
 from smimbench.report.rows import draws_fresh, own_point
 from smimbench.report.style import COLOURS, finish, literal, new_figure, panel_title, save_figure
 from smimbench.report.tables import component_column, make_table, number
+from smimbench.report.theory_document import Stage
 from smimbench.suite.cells import build_algorithm
+from smimbench.theory.cache import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,7 +47,11 @@ PATHS = ("mse", "overlap")
 
 
 def add_own_theory(
-    suite: Suite, documents: Sequence[dict[str, Any]], cache: TheoryCache, alphas: Sequence[float] | None = None
+    suite: Suite,
+    documents: Sequence[dict[str, Any]],
+    cache: TheoryCache,
+    alphas: Sequence[float] | None = None,
+    on_stage: Callable[[Stage], None] = lambda stage: None,
 ) -> None:
     """Add ``algorithms`` to every problem's document: ``algorithm``, ``dimension`` and ``point``, or ``no_theory`` in words.
 
@@ -60,9 +66,11 @@ def add_own_theory(
         document["algorithms"] = []
     problems = {plan.label: plan.problem for plan in suite.plans}
     seen: set[str] = set()
-    for cell in _cells_asked_for(suite, alphas):
-        if cell.problem_label not in by_label:
-            continue
+    cells = [cell for cell in _cells_asked_for(suite, alphas) if cell.problem_label in by_label]
+    for count, cell in enumerate(cells):
+        progress = Progress(count, len(cells))
+        on_stage(Stage(cell.problem_label, "the algorithms themselves", progress, cell.algorithm_label))
+        cache.watch = lambda progress: None  # its own stages are over
         problem = problems[cell.problem_label]
         ratio = _planned_ratio(problem, cell) if draws_fresh(cell.algorithm) else cell.alpha
         found = own_point(cache, problem, cell, ratio, trajectory=True)

@@ -25,7 +25,8 @@ class Stage(NamedTuple):
     problem : str
         Its label.
     what : str
-        ``"sample ratios"`` or ``"thresholds"``; ``"sample ratios and thresholds"`` in another process.
+        ``"sample ratios"`` or ``"thresholds"``; ``"sample ratios and thresholds"`` in another process; ``"the algorithms
+        themselves"``, noted by name.
     progress : Progress
     note : str
         More, in words.
