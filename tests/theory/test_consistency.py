@@ -260,8 +260,8 @@ def noisy(prior):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"factor": 1.05}, "is not the mean of the law|overlooks what the input tells"),
-        ({"factor": 0.96}, "is not the mean of the law|overlooks what the input tells"),
+        ({"factor": 1.12}, "is not the mean of the law|overlooks what the input tells"),
+        ({"factor": 0.88}, "is not the mean of the law|overlooks what the input tells"),
         ({"bias": 0.55}, "not the mean of the signal"),
         ({"hole": 1.1}, "V of the map overlap is not that of denoise|cannot be below 0"),
         ({"hole": 0.97}, "V of the map overlap is not that of denoise"),
