@@ -82,9 +82,8 @@ def perfect_limit(problem: Problem) -> Threshold | None:
     low, middle, high = (float(found[0].max()) for found in (below, balanced, above))
     bend = (high - middle) - (middle - low)
     limit = high - (high - middle) ** 2 / bend if abs(bend) > 1e-13 * high else high
-    if abs(limit - high) > abs(
-        high - middle
-    ):  # no geometric sequence: what is left is not known better than the last step
+    if abs(limit - high) > abs(high - middle):
+        # No geometric sequence: what is left is not known better than the last step.
         return Threshold(high, abs(high - middle) + high * noise)
     return Threshold(limit, abs(limit - high) + limit * noise)
 
@@ -108,11 +107,9 @@ def _limit_of_discrete_signals(problem: Problem) -> Threshold | None:
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
             low, high = (middle, high) if part(middle) > unknown else (low, middle)
-        Q, V = overlap_at(problem, np.exp(low) * np.eye(P))
+        information = diagonals(information_at(problem, *overlap_at(problem, np.exp(low) * np.eye(P))))[0]
         with np.errstate(divide="ignore", invalid="ignore"):
-            return float(
-                np.max(np.exp(low) / (float(problem.model.kappa) * diagonals(information_at(problem, Q, V))[0]))
-            )
+            return float(np.max(np.exp(low) / (float(problem.model.kappa) * information)))
 
     method = information_at(problem, *overlap_at(problem, np.eye(P))).method
     levels = SAMPLED_LITTLE if is_sampled(method) or method.startswith("nested") else LITTLE

@@ -18,9 +18,9 @@ from smimbench.interfaces import Uncertain, member, offers
 from smimbench.numerics.memo import kept
 from smimbench.numerics.roots import bracketed_roots
 from smimbench.theory.component_ratios import ComponentRatios
+from smimbench.theory.curve_values import FAINTEST, interpolation_error, limit_of, resolved, turns
 from smimbench.theory.free_entropy import bayes_optimal_first, transition
 from smimbench.theory.information import information_at, overlap_at, overlap_error_at, prior_moments
-from smimbench.theory.sequences import FAINTEST, interpolation_error, limit_of, resolved, turns
 from smimbench.theory.types import NOTHING, HardPhase, Prediction, Threshold
 
 if TYPE_CHECKING:

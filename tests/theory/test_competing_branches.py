@@ -13,10 +13,10 @@ from smimbench_channels.sequence.perceptron import Probit
 from smimbench_priors.gaussian import Gaussian
 
 from smimbench.interfaces import Overlap, Posterior, Uncertain
+from smimbench.theory.curve_values import resolved, turns
 from smimbench.theory.fixed_point_curve import fixed_point_curve
 from smimbench.theory.perfect_recovery import perfect_limit
 from smimbench.theory.predictions import competing
-from smimbench.theory.sequences import resolved, turns
 from smimbench.theory.thresholds import thresholds
 from smimbench.theory.types import Prediction, Threshold
 
