@@ -188,8 +188,8 @@ def _check_channel(problem: Problem, Q: Host, V: Host, point: int, seconds: floa
     P, C = problem.components, problem.model.sites
     count, spent = FEWEST, 0.0
 
-    def wrong(count: int, again: str = "") -> tuple[dict[tuple[str, int], str], list[Any]]:
-        """Tests that fail, by what is wrong and the component, in words."""
+    def wrong(count: int, again: str = "") -> tuple[dict[tuple[str, int], str], Array, Array]:
+        """Tests that fail, by what is wrong and the component, in words; the latents and their means."""
         normal = monte_carlo_rng(f"consistency: latents{again}", point).standard_normal((2, count, P, C))
         omega = symmetric_root(Q) @ normal[0]
         z = omega + symmetric_root(V) @ normal[1]
@@ -202,11 +202,11 @@ def _check_channel(problem: Problem, Q: Host, V: Host, point: int, seconds: floa
         ]
         if 0 < telling((shift * shift).sum((1, 2))) < FEWEST_TELLING:
             tests = []  # hardly any label says anything: chance decides
-        return _wrong_means(tests, slack), [z, omega, spent]
+        return _wrong_means(tests, slack), z, omega
 
     while True:
         begin = time.perf_counter()
-        found, (z, omega, _) = wrong(count)
+        found, z, omega = wrong(count)
         spent = time.perf_counter() - begin
         if count >= MOST or 4 * spent > seconds:
             break
@@ -214,7 +214,7 @@ def _check_channel(problem: Problem, Q: Host, V: Host, point: int, seconds: floa
     if found:
         again = wrong(min(MOST, 4 * count), ", again")[0]
         where = f"posterior at V = {_share(problem, V):.1g} of the second moment"
-        for key in found.keys() & again.keys():
+        for key in _in_both(found, again):
             of = f" of component {key[1] + 1}" if P > 1 else ""
             raise _fail(problem, "channel", f"{where}: {key[0].removesuffix('-').removesuffix('+')}{of}: {again[key]}")
     _same_posterior_alone(problem, z[:FEW], omega, V, point)
@@ -222,6 +222,11 @@ def _check_channel(problem: Problem, Q: Host, V: Host, point: int, seconds: floa
         _check_information(problem, Q, V, spent / count)
     if offers(problem.channel, "generalization_error"):
         _check_predictions(problem, Q, V)
+
+
+def _in_both(found: dict[Any, str], again: dict[Any, str]) -> list[Any]:
+    """What failed twice, in a fixed order, so that one item is always refused in the same words."""
+    return [key for key in found if key in again]
 
 
 def _share(problem: Problem, V: Host) -> float:
@@ -434,7 +439,7 @@ def _check_prior(problem: Problem, Qhat: Host, at: str, point: int, seconds: flo
         dimension = min(4 * dimension, MOST_PER_COMPONENT)
     if failed:
         again = wrong(min(4 * dimension, MOST_PER_COMPONENT) if vectors else dimension, ", again")[0]
-        for key in failed.keys() & again.keys():
+        for key in _in_both(failed, again):
             raise _fail(problem, "prior", again[key])
     claimed = np.diagonal(_overlap_with_consistent_shape(problem, Qhat, second)) / spread
     value, sem = np.mean(stated, axis=0), np.std(stated, axis=0, ddof=1) / math.sqrt(DRAWS)

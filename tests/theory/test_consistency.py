@@ -260,15 +260,16 @@ def noisy(prior):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"factor": 1.12}, "is not the mean of the law|overlooks what the input tells"),
-        ({"factor": 0.88}, "is not the mean of the law|overlooks what the input tells"),
+        ({"factor": 1.05}, "is not the mean of the law"),
+        ({"factor": 0.95}, "is not the mean of the law"),
         ({"bias": 0.55}, "not the mean of the signal"),
         ({"hole": 1.1}, "V of the map overlap is not that of denoise|cannot be below 0"),
         ({"hole": 0.97}, "V of the map overlap is not that of denoise"),
     ],
     ids=str,
 )
-def test_a_coin_that_is_misread_gives_no_curve(change, said):
+def test_a_coin_that_is_misread_gives_no_curve(change, said, monkeypatch):
+    monkeypatch.setattr(consistency, "PRIOR_SECONDS", 100.0)  # as many draws as the test may take, on any machine
     problem = noisy(type("Wrong", (Coin,), change))
     with pytest.raises(ProblemError, match=said):
         TheoryCache().points(problem, np.linspace(0.1, 3.0, 12))
