@@ -240,7 +240,7 @@ def _remarks(console: Console, rows: Sequence[dict[str, Any]], request: Request)
     if len(reasons) > 20:
         console.print(f"... and {len(reasons) - 20} more reasons (--json has all)", style="yellow")
     for algorithm, warning in sorted({(row["algorithm"], w) for row in rows for w in row["warnings"]}):
-        console.print(f"{algorithm}: warning: {warning}", style="yellow", soft_wrap=True, markup=False)
+        console.print(f"{algorithm}: note: {warning}", style="yellow", soft_wrap=True, markup=False)
     again = sorted({name for row in rows for name in row["status_counts"] if name in ("failed", "timeout")})
     if again:
         retry = " ".join(f"--retry {name}" for name in again)

@@ -181,7 +181,7 @@ def test_the_exit_code_tells_and_nothing_is_dropped(tmp_path, capsys, algorithm,
     assert out.count(algorithm) >= 4
     if status == "ok":
         assert "cells: 8 ok" in out
-        assert "talker: warning: by info" in out
+        assert "talker: note: by info" in out
     else:
         assert f"cells: 4 ok, 4 {status}" in out
     if status == "failed":
