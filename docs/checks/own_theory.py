@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -33,11 +33,16 @@ from smimbench.theory.own import own_theory
 METRICS = ("mse", "overlap")
 LOW, MIDDLE, LARGE = {60: 1600, 120: 800, 240: 400}, {120: 1600, 240: 800, 480: 400}, {250: 512, 500: 320, 1000: 192}
 MATRICES = {40: 64, 80: 32, 160: 16}
+TWICE = {40: 128, 80: 64, 160: 32}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One point of the table: ``start`` is the overlap with every direction of the teacher that runs of descent begin with."""
+    """One point of the table.
+
+    ``start`` is the overlap with every direction of the teacher that runs of descent begin with. Teachers are orthonormal
+    then, and so is what a student begins with beside them: all runs have one start, and theory is solved once.
+    """
 
     problem: tuple
     algorithm: dict
@@ -119,8 +124,12 @@ ROWS = {
     ],
     "sgd two layers": [Row(TWO, sgd(0.1, 1.0, 40, loss="squared"), 40.0, start=0.5)],
     "adam with decay, one token": [
-        Row(matrix(network(noise), 1, rho), adam(decay), alpha, MATRICES)
-        for noise, rho, alpha, decay in ((0.3, 0.3, 0.3, 0.6), (0.1, 0.1, 0.2, 0.4), (0.3, 0.5, 0.4, 1.0))
+        Row(matrix(network(noise), 1, rho), adam(decay), alpha, sizes)
+        for noise, rho, alpha, decay, sizes in (
+            (0.3, 0.3, 0.3, 0.6, MATRICES),
+            (0.1, 0.1, 0.2, 0.4, TWICE),
+            (0.3, 0.5, 0.4, 1.0, MATRICES),
+        )
     ],
     "adam with decay, two tokens": [
         Row(matrix(network(noise), 2, rho), adam(decay), alpha, MATRICES)
@@ -146,11 +155,11 @@ def generator(*path):
     return np.random.default_rng(path)
 
 
-def begun(overlap, signal, rng):
-    """A student with this overlap with every direction of the teacher, and the length of a draw."""
-    noise = rng.standard_normal(signal.shape)
-    noise -= (noise @ signal.T) @ np.linalg.solve(signal @ signal.T, signal)
-    return overlap * signal + np.sqrt(1 - overlap**2) * noise
+def begun(overlap, components, dimension, rng):
+    """Orthonormal directions of a teacher, and a student of their length with this overlap with each of them."""
+    directions = np.linalg.qr(rng.standard_normal((dimension, 2 * components)))[0].T * np.sqrt(dimension)
+    signal, noise = directions[:components], directions[components:]
+    return signal, overlap * signal + np.sqrt(1 - overlap**2) * noise
 
 
 def one_run(row, problem, size, run):
@@ -167,9 +176,10 @@ def one_run(row, problem, size, run):
         found["status"] = attempt.status.value
     else:
         rng = np.random.default_rng([size, run])
-        state, factor = algorithm.init(problem, data, rng), begun(row.start, instance.signal, rng)
-        if algorithm.spherical:
-            factor /= np.sqrt(np.mean(factor**2, axis=-1, keepdims=True))
+        signal, factor = begun(row.start, problem.components, size, rng)
+        instance = replace(instance, signal=signal)
+        data = instance.data(backend)
+        state = algorithm.init(problem, data, rng)
         state, start = state._replace(factor=factor, signal=factor), instance.overlaps(factor)
         for _ in range(algorithm.steps):
             state, _ = algorithm.step(problem, data, state)
@@ -213,13 +223,14 @@ def lines(name, row, path):
         runs = runs_of(path, size)
         if len(runs) < 8:
             return []
-        starts = tuple(Overlaps(*map(np.asarray, run["start"])) for run in runs) if online else ()
+        one = runs[:1] if row.start is not None else runs
+        starts = tuple(Overlaps(*map(np.asarray, run["start"])) for run in one) if online else ()
         if online or not wanted:
             point = own_theory(algorithm_of(row, size), problem, row.alpha, Conditions(dimension=size, starts=starts))
             wanted = {m: [np.atleast_1d(x) for x in find_metric(m).theory(problem, point)] for m in METRICS}
         for metric in METRICS:
             values = np.array([run[metric] for run in runs])
-            controls = np.array([run["teacher"] for run in runs])
+            controls = np.array([run["teacher"] if row.start is None else [] for run in runs])
             if online:  # theory knows these very teachers: what is left to chance is less, the mean is what it is
                 controls -= controls.mean(0)
             mean, error = corrected(values, controls)
