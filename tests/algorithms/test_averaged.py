@@ -11,7 +11,8 @@ from smimbench_algorithms.spectral.algorithm import Spectral
 
 from smimbench.backend.arrays import namespace, to_host
 from smimbench.backend.device import get_backend
-from smimbench.interfaces import Conditions, Overlaps, ParameterError
+from smimbench.interfaces import Conditions, Info, Overlaps, ParameterError
+from smimbench.numerics.size_laws import extrapolate
 from smimbench.problem.problem import Problem
 from smimbench.registry.parameters import build, parameters_of
 from smimbench.registry.registry import get_registry
@@ -223,7 +224,7 @@ def test_refusals_of_the_algorithm_count():
 class Draws:
     """Draws from the posterior of noisy linear labels, which is Gaussian: each independent of the others, given the data."""
 
-    name = "draws"
+    name, version, noise = "draws", 1, 0.3
 
     def theory(self, problem, alpha):
         point = solve(problem, [alpha])[0]
@@ -231,20 +232,61 @@ class Draws:
             problem, alpha, [[Overlaps(np.eye(1), point.Q, np.eye(1))]], method="posterior", branch="posterior"
         ) | {"between_students": point.Q.tolist()}
 
+    def init(self, problem, data, rng):
+        return rng
 
-@pytest.mark.parametrize("students", [1, 2, 7])
-def test_draws_from_the_posterior_average_to_one_plus_one_over_their_number(students):
-    problem = Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "linear", "noise": 0.3}, "gaussian")
+    def step(self, problem, data, rng):
+        """``W ~ N(C X^T y / noise, C)`` with ``C^-1 = 1 + X^T X / noise``, rows of X being inputs over the root of D."""
+        D = data.inputs.shape[-1]
+        X = data.inputs.reshape(-1, D) / np.sqrt(D)
+        root = np.linalg.cholesky(np.eye(D) + X.T @ X / self.noise)
+        mean = np.linalg.solve(root.T, np.linalg.solve(root, X.T @ data.labels.reshape(-1) / self.noise))
+        return (mean + np.linalg.solve(root.T, rng.standard_normal(D)))[None], Info(residual=0.0)
+
+    def estimate(self, draw):
+        return draw
+
+
+def averaged_draws(students):
     mean = Averaged(of={"name": "adam", "steps": 1}, students=students)
     object.__setattr__(mean, "_inner", Draws())
-    bayes = solve(problem, [0.6])[0].V[0, 0]
-    assert mean.theory(problem, 0.6, Conditions())["mse"] == pytest.approx((1 + 1 / students) * bayes, rel=1e-9)
-    # And so do draws: V^(1/2) times white noise around the posterior mean.
-    rng, D = np.random.default_rng(4), 20000
-    signal = rng.standard_normal(D)
-    estimate = (1 - bayes) * signal + np.sqrt((1 - bayes) * bayes) * rng.standard_normal(D)
-    drawn = estimate + np.sqrt(bayes) * rng.standard_normal((students, D)).mean(axis=0)
-    assert np.mean((drawn - signal) ** 2) == pytest.approx((1 + 1 / students) * bayes, rel=0.05)
+    return mean
+
+
+NOISY = Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "linear", "noise": 0.3}, "gaussian")
+
+
+@pytest.mark.parametrize("students", [1, 2, 7])
+def test_theory_of_draws_from_the_posterior_is_one_plus_one_over_their_number(students):
+    bayes = solve(NOISY, [0.6])[0].V[0, 0]
+    found = averaged_draws(students).theory(NOISY, 0.6, Conditions())["mse"]
+    assert found == pytest.approx((1 + 1 / students) * bayes, rel=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("alpha", "students"), [(0.3, 3), (0.4, 8), (0.6, 2), (0.6, 7), (1.2, 2), (1.2, 5)])
+def test_runs_of_draws_land_on_the_theory_of_their_mean(alpha, students):
+    """At three sizes, continued to infinite D, each known to 2% or better."""
+    algorithm, sizes = averaged_draws(students), {30: 1200, 60: 600, 120: 300}
+    wanted = algorithm.theory(NOISY, alpha, Conditions())
+    found = {"mse": [], "overlap": []}
+    for D, count in sizes.items():
+        metrics, teachers = {name: [] for name in found}, []
+        for seed in range(count):
+            instance = NOISY.instance(alpha, D, seed)
+            data, rng = instance.data(get_backend("numpy")), np.random.default_rng([D, seed])
+            state = algorithm.step(NOISY, data, algorithm.init(NOISY, data, rng))[0]
+            measured = instance.metrics(algorithm.estimate(state))
+            for name, values in metrics.items():
+                values.append(measured[name][0])
+            teachers.append(np.sum(instance.signal**2) / D - 1)  # of mean zero: what it explains is taken out
+        for name, values in metrics.items():
+            slope, mean = np.polyfit(teachers, values, 1)
+            found[name].append((mean, np.std(values - slope * np.array(teachers), ddof=2) / np.sqrt(count)))
+    for name, key in (("mse", "mse"), ("overlap", "squared_cosine")):
+        limit, theory = extrapolate(list(sizes), *np.transpose(found[name])), np.ravel(wanted[key])[0]
+        assert limit.error < 0.02 * theory
+        assert abs(limit.fit.limit - theory) < 3 * limit.error
 
 
 TWO = {"name": "sequence-multi-index", "tokens": 2}
