@@ -19,12 +19,12 @@ __all__ = [
     "Change",
     "against_theory",
     "change_between",
+    "half_interval",
     "mean_and_error",
     "mean_diagnostics",
     "mean_of",
     "ratio_to_bayes",
     "values_of",
-    "within",
 ]
 
 ZERO = 1e-3
@@ -118,13 +118,13 @@ def against_theory(values: np.ndarray[Any, Any], expected: float | None, error: 
     return {**found, "theory": expected, "theory_error": error, "difference": difference, "z": z}
 
 
-def within(difference: float, sem: float | None, n: int, error: float | None, level: float = 0.99) -> bool:
-    """Whether a difference from theory is within the interval of a mean over n runs and the error of theory."""
+def half_interval(sem: float | None, n: int, error: float | None, level: float = 0.99) -> float:
+    """How far a mean over n runs may be from theory of this error, by Student's t; infinite for a single run."""
     from scipy.special import stdtrit
 
     if sem is None or n < 2:
-        return False
-    return abs(difference) <= float(stdtrit(n - 1, (1 + level) / 2)) * math.hypot(sem, error or 0.0)
+        return math.inf
+    return float(stdtrit(n - 1, (1 + level) / 2)) * math.hypot(sem, error or 0.0)
 
 
 def ratio_to_bayes(values: np.ndarray[Any, Any], bayes: float | None, target: float) -> float | None:

@@ -28,6 +28,7 @@ from smimbench.report.style import (
     new_figure,
     panel_points,
     panel_title,
+    places_of,
     save_figure,
     shift_of,
     threshold_lines,
@@ -50,9 +51,13 @@ VISIBLE = 2e-3
 """Relative numerical error of theory from which on it is drawn as a band; doubled, errors up to a line's width go undrawn."""
 
 
-WIDE = 50.0
+WIDE = 20.0
 """Largest over least sample ratio from which on they are drawn by decades: what draws fresh samples stands far to the right.
 Doubled, the marks of all others are a strip at the left."""
+
+CLOSE = 0.06
+"""Distance of two marks at one sample ratio, as a share of all values of a panel, up to which they stand side by side. Doubled:
+more of them stand beside their sample ratio."""
 
 NARROW = 0.1
 """Width of an axis over its right end below which it has fewer ticks; doubled, axes of a decade are spared."""
@@ -141,8 +146,8 @@ def _caption(suite: Suite, metric: str, data: Sequence[dict[str, Any]], left_out
         parts.append(f"Marks: mean and standard error over {many} runs.")
     if any(entry.get("hollow") for entry in runs):
         parts.append("Hollow: some of these runs did not converge.")
-    if any(entry.get("beside") for entry in runs):
-        parts.append("Marks at the same sample ratio stand side by side.")
+    if any(entry["place"] for entry in runs):
+        parts.append("Marks that would meet stand side by side.")
     if "reference" in kinds:
         parts.append("Crosses: values of others.")
     if left_out:
@@ -265,14 +270,14 @@ def _suite_panel(
                  for a, v, e in zip(*line) if np.isfinite(v)]  # fmt: skip
     labels = list(dict.fromkeys(row["algorithm"] for row in measured))
     dimensions = sorted({row["dimension"] for row in measured})
-    for i, name in enumerate(labels):
+    places = _places(measured, logarithmic)
+    for name in labels:
         own = [row for row in measured if row["algorithm"] == name]
-        crowded = len(labels) > 1 and not _marks_apart(measured, logarithmic)
-        shifted = beside(axis, i, len(labels)) if crowded else axis.transData
-        _draw_runs(axis, own, look[name], name, floor, shifted, dimensions, letter(plan.problem.model))
-        for r in own:
+        where_to = [places[_mark(row)] for row in own]
+        _draw_runs(axis, own, where_to, look[name], name, floor, dimensions, letter(plan.problem.model))
+        for r, at in zip(own, where_to):
             where = {"what": "runs", "algorithm": name, "alpha": r["alpha"], "dimension": r["dimension"]}
-            found = {"value": r["mean"], "error": r["sem"], "n": r["n"], "hollow": _hollow(r), "beside": crowded}
+            found = {"value": r["mean"], "error": r["sem"], "n": r["n"], "hollow": _hollow(r), "place": at}
             data.append({**place, **where, **found})
         says = {
             r["alpha"]: (r["own_theory"], r["own_theory_error"] or 0.0)
@@ -322,8 +327,8 @@ def _suite_panel(
     seen = [row["alpha"] for row in measured]
     if seen and max(seen) > WIDE * min(seen):
         log_axis(axis, "x")
-    if len(labels) > 1 and not _marks_apart(measured, logarithmic):  # marks that are shifted stay inside
-        axis.margins(x=max(0.05, shift_of(len(labels)) / panel_points(axis)))
+    if any(places.values()):  # marks that are shifted stay inside
+        axis.margins(x=max(0.05, max(map(shift_of, places.values())) / panel_points(axis)))
     marks = threshold_marks(found)
     threshold_lines(axis, marks)
     data += [{**place, "what": "threshold", "algorithm": name, "alpha": at} for at, name in marks]
@@ -367,43 +372,48 @@ def _hollow(row: dict[str, Any]) -> bool:
     return bool(set(row["status_counts"]) - {"ok", "skipped"})
 
 
-def _marks_apart(rows: Sequence[dict[str, Any]], logarithmic: bool) -> bool:
-    """Whether marks of different algorithms at one sample ratio are far enough from each other to be told apart."""
+def _mark(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Which mark of its panel a row is."""
+    return row["algorithm"], row["backend"], row["alpha"], row["dimension"]
+
+
+def _places(rows: Sequence[dict[str, Any]], logarithmic: bool) -> dict[tuple[Any, ...], int]:
+    """The place of every mark beside its sample ratio; 0 for those that meet no other."""
     values = np.array([row["mean"] for row in rows])
     if logarithmic:
         values = np.log10(np.maximum(values, LEAST))
-    span = float(np.ptp(values)) if len(values) else 0.0
+    close = CLOSE * float(np.ptp(values)) if len(values) else 0.0
+    found = {}
     for alpha in {row["alpha"] for row in rows}:
-        there = sorted(values[[row["alpha"] == alpha for row in rows]])
-        if any(b - a <= 0.06 * span for a, b in itertools.pairwise(there)):
-            return False
-    return True
+        there = [k for k, row in enumerate(rows) if row["alpha"] == alpha]
+        for k, place in zip(there, places_of(values[there].tolist(), close)):
+            found[_mark(rows[k])] = place
+    return found
 
 
 def _draw_runs(
     axis: Any,
     rows: Sequence[dict[str, Any]],
+    places: Sequence[int],
     look: Look,
     name: str,
     floor: float,
-    where: Any,
     dimensions: Sequence[int],
     d: str,
 ) -> None:
     """Marks of one algorithm; larger ones for larger dimensions, hollow ones where a run has not ended as it should."""
-    for k, dimension in enumerate(dimensions):
-        for hollow in (False, True):
-            own = [row for row in rows if row["dimension"] == dimension and _hollow(row) is hollow]
-            if not own:
-                continue
-            size = 4.2 if len(dimensions) == 1 else 3.0 + 2.4 * k / (len(dimensions) - 1)
-            label = name + (f", {d} = {dimension}" if len(dimensions) > 1 else "")
-            label += " (not all converged)" if hollow else ""
-            axis.errorbar([r["alpha"] for r in own], [max(r["mean"], floor) if floor else r["mean"] for r in own],
-                          yerr=[r["sem"] or 0.0 for r in own], fmt=look.marker, color=look.colour, ms=size, capsize=1.8,
-                          lw=0.9, ls="none", mfc="white" if hollow else look.colour, mew=0.9, label=literal(label), zorder=3,
-                          transform=where)  # fmt: skip
-            # Marks that are shifted do not count in the limits by themselves.
-            ends = [(r["alpha"], max(r["mean"] + s * (r["sem"] or 0.0), floor)) for r in own for s in (-1, 1)]
-            axis.update_datalim(ends)
-            axis.autoscale_view()
+    kinds = sorted({(row["dimension"], _hollow(row), place) for row, place in zip(rows, places)})
+    for dimension, hollow, place in kinds:
+        own = [r for r, at in zip(rows, places) if (r["dimension"], _hollow(r), at) == (dimension, hollow, place)]
+        k = dimensions.index(dimension)
+        size = 4.2 if len(dimensions) == 1 else 3.0 + 2.4 * k / (len(dimensions) - 1)
+        label = name + (f", {d} = {dimension}" if len(dimensions) > 1 else "")
+        label += " (not all converged)" if hollow else ""
+        axis.errorbar([r["alpha"] for r in own], [max(r["mean"], floor) if floor else r["mean"] for r in own],
+                      yerr=[r["sem"] or 0.0 for r in own], fmt=look.marker, color=look.colour, ms=size, capsize=1.8,
+                      lw=0.9, ls="none", mfc="white" if hollow else look.colour, mew=0.9, label=literal(label), zorder=3,
+                      transform=beside(axis, place) if place else axis.transData)  # fmt: skip
+        # Marks that are shifted do not count in the limits by themselves.
+        ends = [(r["alpha"], max(r["mean"] + s * (r["sem"] or 0.0), floor)) for r in own for s in (-1, 1)]
+        axis.update_datalim(ends)
+        axis.autoscale_view()

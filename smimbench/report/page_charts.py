@@ -108,7 +108,8 @@ def _metric_chart(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dic
                 symbol = SYMBOLS.get(look.marker, "circle")
                 trace |= {"mode": "markers", "name": algorithm, "algorithm": algorithm, "colour": look.colour, "symbol": symbol,
                           "symbols": [symbol + ("-open" if h else "") for h in hollow],
-                          "error": [float(e["error"] or 0.0) for e in members]}  # fmt: skip
+                          "error": [float(e["error"] or 0.0) for e in members],
+                          "places": [int(e["place"]) for e in members]}  # fmt: skip
             elif what == "own theory":
                 trace |= {
                     "name": f"{algorithm}, its own theory",
@@ -127,12 +128,7 @@ def _metric_chart(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dic
         zero = about.direction == "lower" and any(value <= ZERO * suite.run.target for value in bayes)
         head = problem + (f", component {component}" if component else "")
         charts.append(
-            {
-                **_chart_frame(suite, problem, head, "sample ratio alpha", about.label),
-                "zero": zero,
-                "traces": traces,
-                "beside": any(e.get("beside") == "True" for e in own),
-            }
+            {**_chart_frame(suite, problem, head, "sample ratio alpha", about.label), "zero": zero, "traces": traces}
         )
         ends = [x for trace in traces for x in trace["x"]]
         charts[-1]["thresholds"] = [

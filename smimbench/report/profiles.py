@@ -11,6 +11,7 @@ import numpy as np
 
 from smimbench.report.aggregate import ZERO, change_between
 from smimbench.report.labels import grouped
+from smimbench.report.rows import draws_fresh
 from smimbench.report.runtime import EPSILONS
 from smimbench.report.tables import make_table, number
 
@@ -33,10 +34,14 @@ CUT = 4.0
 LEVEL = 0.95
 """Of the intervals of the summary; at 0.99 they are a third wider."""
 
+MORE = 1.5
+"""Samples seen, over those that were asked for, from which on an algorithm drew more; doubled, three times as many count as
+rounding to whole batches."""
+
 READING = (
     f"Higher is better. First three: share of (instance, nearness) reached, within {', '.join(f'{e:.0%}' for e in EPSILONS)} of "
     "Bayes; a curve is level once its runs have ended. Last: share of instances on which its error is at most x times the least "
-    f"of all; cut off at {CUT:g}."
+    f"of all; cut off at {CUT:g}. Without algorithms that draw samples of their own."
 )
 """How to read a profile."""
 
@@ -59,16 +64,20 @@ def hits(
     list of dict
         ``algorithm``; ``instance`` (problem, sample ratio, dimension, root seed and replicate); ``epsilon``; ``seconds``,
         ``iterations`` and ``samples`` at which every component was first within ``(1 + epsilon)`` of the Bayes-optimal
-        error (within the suite's target where that is 0), infinity where it never was.
+        error (within the suite's target where that is 0), infinity where it never was. Without algorithms that draw samples
+        of their own, see ``errors``.
     """
     problems = {plan.label: plan.problem for plan in suite.plans}
     found = []
     for cell, record in pairs:
         model = problems[cell.problem_label].model
         n = model.sample_count(cell.alpha, cell.dimension)
+        trajectory = None if record["status"] in ("failed", "diverged") else store.trajectory(record)
+        counts: Any = () if trajectory is None else trajectory.get("samples", ())
+        if draws_fresh(cell.algorithm) and not (len(counts) and counts[-1] <= MORE * n):
+            continue
         point = theorist.points(problems[cell.problem_label], [model.sample_ratio(n, cell.dimension)])[0][0]
         bayes = np.atleast_1d(np.asarray(point["mse"], dtype=float))
-        trajectory = None if record["status"] in ("failed", "diverged") else store.trajectory(record)
         lost = (record.get("timing") or {}).get("lost_seconds") or 0.0
         where = (cell.problem_label, cell.alpha, cell.dimension, f"{cell.seed}/{cell.replicate}")
         for epsilon in EPSILONS:
@@ -114,7 +123,7 @@ def errors(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[tuple[Any, ...],
 
 def _drew_more(row: Mapping[str, Any]) -> bool:
     """Whether a row stands at a sample ratio well above the one that was asked for: rounding to whole samples is less."""
-    return bool(row["alpha"] > 1.5 * row.get("nominal_alpha", row["alpha"]))
+    return bool(row["alpha"] > MORE * row.get("nominal_alpha", row["alpha"]))
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -43,6 +43,7 @@ __all__ = [
     "new_figure",
     "panel_points",
     "panel_title",
+    "places_of",
     "save_figure",
     "shift_of",
     "threshold_lines",
@@ -160,12 +161,22 @@ def new_figure(title: str, panels: int) -> tuple[Any, Any]:
 
 
 APART = 3.5
-"""Points between marks that stand side by side; doubled, nine of them are as wide as a panel."""
+"""Points between marks that stand side by side; doubled, five of them are as wide as half a panel."""
 
 
-def shift_of(count: int) -> float:
-    """How far the outermost of so many marks at one abscissa reaches to a side, in points."""
-    return (count / 2 + 0.5) * APART
+def places_of(values: Sequence[float], close: float) -> list[int]:
+    """Places of marks at one abscissa, 0 in the middle: those whose values are as close as this stand side by side."""
+    places: list[int] = []
+    outward = sorted(range(-len(values), len(values) + 1), key=lambda place: (abs(place), -place))
+    for k, value in enumerate(values):
+        taken = {place for place, other in zip(places, values[:k]) if abs(other - value) <= close}
+        places.append(next(place for place in outward if place not in taken))
+    return places
+
+
+def shift_of(place: int) -> float:
+    """How far a mark at this place reaches to a side, in points."""
+    return (abs(place) + 1) * APART
 
 
 def panel_points(axis: Any) -> float:
@@ -173,12 +184,11 @@ def panel_points(axis: Any) -> float:
     return float(0.75 * 72 * axis.figure.get_figwidth() / axis.get_subplotspec().get_gridspec().ncols)
 
 
-def beside(axis: Any, place: int, count: int) -> Any:
-    """The data coordinates moved sideways by some points, for the ``place``-th of ``count`` marks at one abscissa."""
+def beside(axis: Any, place: int) -> Any:
+    """The data coordinates moved sideways by some points, for a mark at this place; see ``places_of``."""
     from matplotlib.transforms import ScaledTranslation
 
-    shift = (place - (count - 1) / 2) * APART
-    return axis.transData + ScaledTranslation(shift / 72, 0, axis.figure.dpi_scale_trans)
+    return axis.transData + ScaledTranslation(place * APART / 72, 0, axis.figure.dpi_scale_trans)
 
 
 def threshold_lines(axis: Any, marks: Sequence[tuple[float, str]]) -> None:

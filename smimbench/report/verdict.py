@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.registry.metrics import find_metric
-from smimbench.report.aggregate import ZERO, change_between, mean_of, within
+from smimbench.report.aggregate import ZERO, change_between, half_interval, mean_of
 from smimbench.report.labels import grouped, letter_of, names_with_backend, place
 from smimbench.report.tables import make_table, number, seconds, statuses
 
@@ -34,6 +34,9 @@ OWN = {
 NEAR = 0.05
 """Relative distance from an algorithm's own theory that corrections of finite size may have. Doubled, more runs agree."""
 
+VAGUE = 0.2
+"""Relative width of the interval of runs to a side from which on they can say no, but not yes. Doubled, fewer runs say yes."""
+
 TIE = 0.95
 """Level of the interval of a paired difference within which two algorithms are not told apart; nearer to 1, more are tied."""
 NAMED = 2
@@ -53,9 +56,9 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         Each of the contenders has ``algorithm``; ``ratio_to_bayes``, the geometric mean over the sample ratios whose
         Bayes-optimal error is not 0 of the error (summed over components) over the Bayes-optimal one, with its standard error
         ``ratio_error``; ``where_zero``, the largest error where theory says 0; ``own_theory``, ``"yes"``, ``"no"``,
-        ``"unclear"`` (single runs) or None (it has none), with ``own_difference``, the relative distance that is largest;
-        ``points`` and ``missing``, sample ratios with and without an estimate; ``near_seconds``, the median time to within 5%
-        of Bayes (None: never at one of them); ``seconds`` and ``iterations`` per run; ``status_counts``.
+        ``"unclear"`` (single runs, or far apart) or None (it has none), with ``own_difference``, the relative distance that is
+        largest; ``points`` and ``missing``, sample ratios with and without an estimate; ``near_seconds``, the median time to
+        within 5% of Bayes (None: never at one of them); ``seconds`` and ``iterations`` per run; ``status_counts``.
     """
     return [_verdict(problem, members) for problem, members in grouped(rows, lambda r: r["problem"]).items()]
 
@@ -173,11 +176,11 @@ def _against_own_theory(rows: list[dict[str, Any]]) -> dict[str, Any]:
         expected, difference = row["own_theory"], row["mean"] - row["own_theory"]
         if expected:
             distances.append(difference / abs(expected))
-        small = abs(difference) <= (NEAR * abs(expected) if expected else row.get("target", 0.0))
-        if small or row["sem"] is not None:
-            agrees &= small or within(difference, row["sem"], row["n"], row.get("own_theory_error"))
-        else:
-            told = False  # one run has no standard error: by how much it may miss is not known
+        if abs(difference) <= (NEAR * abs(expected) if expected else row.get("target", 0.0)):
+            continue
+        half = half_interval(row["sem"], row["n"], row.get("own_theory_error"))
+        agrees &= abs(difference) <= half
+        told &= half <= VAGUE * abs(expected)
     largest = max(distances, key=abs, default=None)
     return {
         "own_theory": "no" if not agrees else "yes" if told else "unclear",
@@ -269,8 +272,9 @@ def _contender_table(verdict: dict[str, Any]) -> RenderableType:
     if any(one["where_zero"] is not None for one in contenders):
         notes.append("at 0: largest error where the Bayes-optimal one is 0")
     notes.append(
-        f"own theory: does it do what theory says of this very algorithm, within errors or {NEAR:.0%}; within 5% (of Bayes): "
-        "median time to get there (partly: not at all sample ratios), and the share of runs that did"
+        "own theory: does it do what theory says of this very algorithm, within the 99% interval of its runs or "
+        f"{NEAR:.0%} (unclear: that interval is wider than {VAGUE:.0%}); within 5% (of Bayes): median time to get there "
+        "(partly: not at all sample ratios), and the share of runs that did"
     )
     if verdict["tied"]:
         notes.append(f"tied with the first, by the {TIE:.0%} interval of paired runs: {', '.join(verdict['tied'])}")

@@ -15,7 +15,7 @@ import smimbench
 from smimbench.report import figures
 from smimbench.report.figures import Line, draw_suite, smooth, suite_figure
 from smimbench.report.rows import error_rows, suite_records
-from smimbench.report.style import COLOURS, KNOWN, floor_of, looks, new_figure, save_figure, threshold_lines
+from smimbench.report.style import COLOURS, KNOWN, floor_of, looks, new_figure, places_of, save_figure, threshold_lines
 from smimbench.report.theory_figure import draw_theory, varied
 from smimbench.report.time_figure import draw_seconds
 from smimbench.run.store import Store
@@ -69,6 +69,19 @@ def test_colours_can_be_told_apart_without_seeing_red_from_green():
     seen = np.stack([rgb @ [0.35, 0.6, 0.05], rgb[:, 2]], axis=1)
     distances = [math.dist(seen[i], seen[j]) for i in range(len(seen)) for j in range(i)]
     assert min(distances) > 0.08
+
+
+def test_only_marks_that_would_meet_stand_beside_their_sample_ratio():
+    """Ten marks far from each other hide nothing; of those that do, each has a place of its own, the middle ones first."""
+    assert places_of(np.linspace(0, 1, 11).tolist(), 0.06) == [0] * 11
+    assert sorted(places_of([0.5] * 5, 0.06)) == [-2, -1, 0, 1, 2]
+    rng = np.random.default_rng(5)
+    for count in range(1, 30):
+        values = rng.random(count)
+        places = places_of(values.tolist(), 0.06)
+        near = np.abs(values[:, None] - values) <= 0.06
+        assert not (near & (np.equal.outer(places, places)) & ~np.eye(count, dtype=bool)).any()
+        assert 2 * max(map(abs, places)) <= near.sum(axis=1).max()
 
 
 def test_smooth_theory_goes_through_its_points_and_overshoots_nowhere():

@@ -80,3 +80,14 @@ def test_hits_are_those_of_the_trajectories(tmp_path):
     rows = error_rows(pairs, suite, store, cache)
     paths = draw_profiles(suite, rows, pairs, cache, store, tmp_path / "figures")
     assert [p.name for p in paths] == [f"profiles.{kind}" for kind in ("png", "svg", "pdf", "csv")]
+
+
+def test_what_draws_samples_of_its_own_has_no_targets(tmp_path):
+    """It stands at another sample ratio, with another Bayes-optimal error, than the instance it would be compared on."""
+    online = '[[algorithms]]\nname = "sgd"\nlabel = "fresh"\nonline = true\nbatch = 10\nsteps = 30\n'
+    path = write_suite(tmp_path, SUITE + online)
+    smimbench.run(path, results=tmp_path / "r")
+    suite, store = load_suite(path), Store(tmp_path / "r" / "small")
+    pairs = suite_records(suite, store, ["numpy"])
+    assert "fresh" in {cell.algorithm_label for cell, _ in pairs}
+    assert "fresh" not in {entry["algorithm"] for entry in hits(suite, pairs, TheoryCache(), store)}

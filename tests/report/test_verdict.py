@@ -41,9 +41,10 @@ def test_what_is_off_its_theory_says_by_how_much():
 
 
 def test_few_runs_have_wide_intervals():
-    """20% off by 8 standard errors of two runs is no contradiction: Student's t with one degree is that wide."""
-    few, many = ({"n": n, "sem": 0.01, "own": 0.4} for n in (2, 64))
-    assert verdicts([at(0.1, 0.48, 0.4, **few)])[0]["contenders"][0]["own_theory"] == "yes"
+    """20% off by 8 standard errors of two runs is no contradiction, and no agreement: Student's t is that wide."""
+    few, some, many = ({"n": n, "sem": 0.01, "own": 0.4} for n in (2, 5, 64))
+    assert verdicts([at(0.1, 0.48, 0.4, **few)])[0]["contenders"][0]["own_theory"] == "unclear"
+    assert verdicts([at(0.1, 0.44, 0.4, **some)])[0]["contenders"][0]["own_theory"] == "yes"
     assert verdicts([at(0.1, 0.48, 0.4, **many)])[0]["contenders"][0]["own_theory"] == "no"
 
 
@@ -85,7 +86,7 @@ def test_who_was_seen_only_where_theory_is_zero_comes_after_those_with_a_ratio()
     )
     assert [(one["algorithm"], one["missing"]) for one in found["contenders"]] == [("gamp", 0), ("adam", 0), ("sgd", 0)]
     assert "gamp is best, 1.2" in verdict_line(found)
-    assert "without a ratio" in printed(contender_tables([found]))
+    assert "without a ratio" in " ".join(printed(contender_tables([found])).split())
 
 
 def test_who_was_run_at_fewer_sample_ratios_comes_last():

@@ -57,30 +57,30 @@
   const hidden = {}; // by group of charts, the names that its legend has put out
 
   // What has samples of its own stands far to the right of all others: from such a stretch on sample ratios are drawn by decades.
-  const WIDE = 50;
+  const WIDE = 20;
   const decades = (chart) => {
     const marks = positive(chart.traces.filter((t) => t.mode === "markers").flatMap((t) => t.x));
     return chart.xlog || (marks.length > 0 && Math.max(...marks) > WIDE * Math.min(...marks));
   };
-  // Marks of several algorithms at one sample ratio stand side by side where the figure has them so: the k-th of n is moved by
-  // a seventieth of the axis for each place, or less where the next sample ratio is near.
+  // Marks that would meet have places beside their sample ratio, each a seventieth of the axis wide, or less where the next sample
+  // ratio is near.
   const places = (chart, wide) => {
     const there = (x) => wide ? Math.log10(x) : x, back = (x) => wide ? Math.pow(10, x) : x;
-    const runs = chart.traces.filter((t) => t.error).map((t) => t.name);
-    const marks = [...new Set(chart.traces.filter((t) => t.error).flatMap((t) => t.x).map(there))].sort((a, b) => a - b);
+    const runs = chart.traces.filter((t) => t.error), farthest = Math.max(...runs.flatMap((t) => t.places.map(Math.abs)));
+    const marks = [...new Set(runs.flatMap((t) => t.x).map(there))].sort((a, b) => a - b);
     const ends = chart.traces.flatMap((t) => t.x).filter((x) => !wide || x > 0).map(there);
     const span = Math.max(...ends) - Math.min(...ends) || Math.abs(marks[0]) || 1;
-    const gap = Math.min(...marks.slice(1).map((x, i) => (x - marks[i]) / (runs.length + 1)), span / 70);
-    const side = gap * (runs.length + 1) / 2 + span / 30;
+    const gap = Math.min(...marks.slice(1).map((x, i) => (x - marks[i]) / (2 * farthest + 2)), span / 70);
+    const side = gap * (farthest + 1) + span / 30;
     return {
-      move: (t) => t.error ? t.x.map((x) => back(there(x) + gap * (runs.indexOf(t.name) - (runs.length - 1) / 2))) : t.x,
+      move: (t) => t.error ? t.x.map((x, i) => back(there(x) + gap * t.places[i])) : t.x,
       range: [Math.min(...ends, marks[0] - side), Math.max(...ends, marks[marks.length - 1] + side)],
     };
   };
   const draw = (chart, state) => {
     chart.stale = false;
     const logarithmic = chart.zero;
-    const wide = decades(chart), beside = chart.beside ? places(chart, wide) : null;
+    const wide = decades(chart), beside = chart.traces.some((t) => t.places && t.places.some(Boolean)) ? places(chart, wide) : null;
     const all = positive(chart.traces.flatMap((t) => t.y));
     const floor = logarithmic ? Math.pow(10, Math.floor(Math.log10(Math.min(...all, chart.target)) - 0.3)) : null;
     const lift = (v) => floor === null ? v : Math.max(v, floor);
