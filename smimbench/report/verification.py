@@ -66,17 +66,11 @@ def verification_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableT
         columns = [
             ("alpha", "r", lambda row: f"{row['alpha']:.5g}"),
             ("quantity", "l", _quantity),
-            ("printed", "r", lambda row: number(row["printed"], 5)),
+            ("printed", "r", lambda row: ("<= " if row["bound"] else "") + number(row["printed"], 5)),
             ("error", "r", lambda row: _error(row["error"])),
             ("drawn", "r", lambda row: number(row["drawn"], 5)),
             ("error", "r", lambda row: _error(row["standard_error"])),
-            (
-                "z",
-                "r",
-                lambda row: (
-                    "few" if row["z"] is None else f"{row['z']:+.2f}" + (" !" if abs(row["z"]) > LARGEST_Z else "")
-                ),
-            ),
+            ("z", "r", _z),
         ]
         # Bounds that hold and errors that are 0 in both say nothing of the spread.
         z = [row["z"] for row in rows if row["z"]] or [0.0]
@@ -87,8 +81,20 @@ def verification_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableT
         )
         if few := sum(row["z"] is None for row in rows):
             summary += f"; {few} not decided, because too few draws meet a jump of the labels: give more --draws"
+        if any(row["bound"] for row in rows):
+            summary += (
+                "; unlearned, perfect recovery: the rate at which a small overlap, or a small error, grows, at most 1"
+            )
         shown.append(make_table(document["problem"]["label"], columns, rows, summary))
     return shown
+
+
+def _z(row: dict[str, Any]) -> str:
+    if row["z"] is None:
+        return "few"
+    if row["bound"] and not row["z"]:
+        return "holds"
+    return f"{row['z']:+.2f}" + (" !" if abs(row["z"]) > LARGEST_Z else "")
 
 
 def _quantity(row: dict[str, Any]) -> str:

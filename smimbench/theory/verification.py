@@ -89,8 +89,8 @@ class Check:
 
     @property
     def decided(self) -> bool:
-        """Whether enough draws carry the mean; else its standard error means nothing, and neither does z."""
-        return self.telling >= FEWEST_TELLING
+        """Whether enough draws carry the mean, or none should; else its standard error means nothing, and neither does z."""
+        return self.telling >= FEWEST_TELLING or self.printed == self.error == self.drawn == 0.0
 
     @property
     def z(self) -> float:
@@ -110,6 +110,7 @@ class Check:
             "error": self.error,
             "drawn": self.drawn,
             "standard_error": self.standard_error,
+            "bound": self.bound,
             "z": self.z if self.decided else None,
         }
 
