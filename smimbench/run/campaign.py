@@ -16,7 +16,7 @@ from smimbench.backend import machine
 from smimbench.backend.device import get_backend
 from smimbench.backend.roofline import ceilings
 from smimbench.files import canonical_json, remove_leftovers
-from smimbench.problem.problem import without_code
+from smimbench.problem.problem import ProblemError, without_code
 from smimbench.registry.registry import Registry, get_registry
 from smimbench.run.cell import run_group
 from smimbench.run.claims import Claims
@@ -26,7 +26,8 @@ from smimbench.run.groups import grouped
 from smimbench.run.processes import Limits, in_processes
 from smimbench.run.settings import settings_folder
 from smimbench.run.shards import Shard, cells_of_shard
-from smimbench.run.store import Store
+from smimbench.run.store import Store, theory_folder
+from smimbench.run.theory_guard import GuardedTheory, strange
 from smimbench.suite.errors import SuiteError
 
 if TYPE_CHECKING:
@@ -74,7 +75,14 @@ class Campaign:
         return estimate_cost(self.missing, self.workers, self.store.load().values())
 
     def run(self, on_record: Callable[[dict[str, Any]], None] | None = None) -> list[dict[str, Any]]:
-        """Run what is missing; see ``run_cells``."""
+        """Run what is missing; see ``run_cells``.
+
+        Raises
+        ------
+        ProblemError
+            If no problem could be held against theory: an item of somebody else contradicts itself in all of them.
+        """
+        self._refuse_inconsistent_items()
         return run_cells(
             self.missing,
             self.store,
@@ -88,6 +96,27 @@ class Campaign:
             seeds_at_once=self.seeds_at_once,
             on_record=on_record,
         )
+
+    def _refuse_inconsistent_items(self) -> None:
+        """Before hours are spent: runs of an inconsistent posterior mean nothing, and their tables would be refused."""
+        labels = {cell.problem_label for cell in self.missing}
+        problems = [plan.problem for plan in self.suite.plans if plan.label in labels]
+        if not problems or not all(strange(*problem.spec.values()) for problem in problems):
+            return
+        cache, complaint = GuardedTheory(theory_folder(self.store)), None
+        for problem in problems:
+            try:
+                cache.begin(problem)
+            except ProblemError as error:
+                if error.key == "theory":  # its process ended: rows say so, the runs may be good
+                    return
+                complaint = complaint or error
+            except Exception:  # a plugin may raise anything; its rows say so
+                return
+            else:
+                return
+        if complaint is not None:
+            raise complaint
 
 
 def plan_campaign(

@@ -65,6 +65,13 @@ class GuardedTheory(TheoryCache):
         self._solver: _GuardedProcess | None = None
         self._given_up: dict[str, ProblemError] = {}
 
+    def begin(self, problem: Problem) -> None:
+        """See ``TheoryCache``."""
+        if strange(*problem.spec.values()):
+            self._ask("begin", problem)
+        else:
+            super().begin(problem)
+
     def points(self, problem: Problem, alphas: Sequence[float]) -> list[list[dict[str, Any]]]:
         """See ``TheoryCache``."""
         if strange(*problem.spec.values()):
@@ -266,6 +273,8 @@ def _answer_question(
     problem = problems[key]
     if problem.spec != spec:
         raise ProblemError("theory", "a package was changed since this began; run the same command again")
+    if what == "begin":
+        return cache.begin(problem)
     if what == "points":
         return cache.points(problem, *more)
     if what == "thresholds":

@@ -362,6 +362,20 @@ def test_the_command_line_says_it_in_one_line(tmp_path, capsys):
     assert "smimbench check long" in line
 
 
+def test_nothing_is_run_with_a_channel_that_contradicts_itself(tmp_path, capsys):
+    plugin = tmp_path / "long.py"
+    plugin.write_text(PLUGIN)
+    suite = write_suite(tmp_path, SUITE.replace('"linear"', '"long"'))
+    from smimbench.cli.main import main
+
+    with pytest.raises(SystemExit) as end:
+        main(["run", str(suite), "--plugins", str(plugin), "--results", str(tmp_path / "r"), "--workers", "1"])
+    said = capsys.readouterr()
+    assert (end.value.code, said.out) == (2, "")
+    assert "channel 'long'" in said.err.strip().splitlines()[-1]
+    assert {path.name for path in (tmp_path / "r" / "small").glob("*.json")} <= {"run.json"}
+
+
 PLUGIN = """
 from smimbench import hookimpl
 from smimbench_channels.sequence.linear import SequenceLinear
