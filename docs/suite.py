@@ -54,7 +54,7 @@ works for every list that the suite has. `--set` reaches into what was added, an
 
 The same from Python: `smimbench.load_suite("quickstart", ["grid.seed=7"], only=["algorithm=gamp"])`.
 
-`extends = "optimizers"`, above the first table, makes a suite of another one: {extends} Results hold the whole suite, and stay
+`extends = "optimizers"`, above the first table, makes a suite of another one, the {extends} Results hold the whole suite, and stay
 readable without the other one.
 
     extends = "optimizers"
@@ -73,8 +73,8 @@ left out, so that older records stay valid.
 
 def page() -> str:
     """The whole page as Markdown."""
-    extends = Document.model_fields["extends"].description
-    parts = [HEAD.format(tables=", ".join(f"`{name}`" for name in TABLES), extends=extends)]
+    extends = str(Document.model_fields["extends"].description)
+    parts = [HEAD.format(tables=", ".join(f"`{name}`" for name in TABLES), extends=extends[0].lower() + extends[1:])]
     for name, table in TABLES.items():
         parts.append(f"## {name}\n\n{_about(table)}\n" + (KEY if table is RunOptions else ""))
         parts.append(_keys(table))

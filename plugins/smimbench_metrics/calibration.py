@@ -21,8 +21,9 @@ SMALLEST = 1e-9
 
 
 class Calibration(PerComponent):
-    """Claimed over real squared error of each component, ``V_pp D / |S_p - S_hat_p|^2``: 1 for an honest account, below 1 for
-    one that is too sure of itself. Blank for algorithms that claim no error.
+    """Claimed over real squared error of each component, ``V_pp D / |S_p - S_hat_p|^2``.
+
+    1 for an honest account, below 1 for one that is too sure of itself. Blank for algorithms that claim no error.
     """
 
     name = "calibration"

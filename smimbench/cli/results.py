@@ -205,6 +205,9 @@ def present_document(document: dict[str, Any], request: Request, folder: Path, *
         console.print(document["title"], style="bold")
         if document.get("description"):
             console.print(document["description"])
+        if missing:
+            total = missing + sum(counts.values())
+            console.print(f"{total - missing} of {total} cells have been run: what follows may change", style="yellow")
         for verdict in document["verdicts"]:
             # Where a line is wider than the screen, what belongs to a problem still stands apart from the next.
             line = textwrap.fill(verdict_line(verdict), console.width, subsequent_indent="  ")

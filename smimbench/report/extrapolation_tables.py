@@ -99,7 +99,7 @@ def exponent_text(exponent: dict[str, float]) -> str:
 
 _FIELDS = (
     "problem", "algorithm", "backend", "alpha", "metric", "component", "n", "value", "error", "theory", "theory_error",
-    "difference", "z", "law", "coefficient", "own_coefficient", "chi2", "dof", "p_value",
+    "difference", "z", "own_theory", "own_z", "bayes", "law", "coefficient", "own_coefficient", "chi2", "dof", "p_value",
 )  # fmt: skip
 
 
