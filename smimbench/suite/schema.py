@@ -214,9 +214,7 @@ class RunOptions(Table):
     metrics: Annotated[
         ListOf[str],
         InKey(),
-        Field(
-            min_length=1, description="Metrics that are reported. Those that cost extra are part of a cell's identity."
-        ),
+        Field(description="Metrics that are reported. Those that cost extra are part of a cell's identity."),
     ] = ("mse", "overlap")
     start: Annotated[
         str,

@@ -45,6 +45,8 @@ class Rule:
     nesterov, spherical : bool
     fraction : float
         ``b = B / D``.
+    spread : float
+        ``1 / (B C)``, by which the square of the mean gradient of linear labels is larger in a batch; 0 in the limit.
     breaks : tuple of int
         Steps at which the learning rate jumps.
     """
@@ -56,6 +58,7 @@ class Rule:
     nesterov: bool = False
     spherical: bool = False
     breaks: tuple[int, ...] = ()
+    spread: float = 0.0
 
 
 class Path(NamedTuple):
@@ -86,7 +89,9 @@ class Recursion:
         new = np.broadcast_to(np.eye(R), gram.shape).copy()
         gradient = np.zeros((*gram.shape[:-2], P, R))
         gradient[..., :P] = found.on_teacher
-        gradient[..., P : 2 * P] = found.on_student + rule.decay * np.eye(P)
+        gradient[..., P : 2 * P] = found.on_student
+        noise = found.square / rule.fraction + rule.spread * (gradient @ gram @ _turned(gradient))
+        gradient[..., P : 2 * P] += rule.decay * np.eye(P)
         along, share = gradient, np.array([1.0])
         if rule.momentum:
             new[..., 2 * P :, 2 * P :] *= rule.momentum
@@ -97,7 +102,7 @@ class Recursion:
         share[0] *= -rate
         new[..., P : 2 * P, :] -= rate * along
         after = new @ gram @ _turned(new)
-        after[..., P:, P:] += np.kron(np.outer(share, share), found.square / rule.fraction)
+        after[..., P:, P:] += np.kron(np.outer(share, share), noise)
         if rule.spherical:
             scale = np.ones(after.shape[:-1])
             scale[..., P : 2 * P] = 1 / np.sqrt(np.diagonal(after, axis1=-2, axis2=-1)[..., P : 2 * P])

@@ -33,6 +33,12 @@ SMALL_OVERLAP = 5.0
 BESIDE = 4e7
 """Latents for which the limit is added to a trajectory that is drawn for one size. Doubled: it is there for larger problems."""
 
+RATIOS = 3.0
+"""Units of ``(1 - cosine^2) / D`` in which the cosine of mean overlaps may miss the mean cosine. Doubled, so is that error."""
+
+FEWER = 8
+"""Where means are closed, draws only say by how much the cosine may be off: one in so many does. Doubled: half the time."""
+
 MOMENTS = 120
 """Points of the trajectory. Doubled: a finer line."""
 
@@ -53,6 +59,9 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
     plan = algorithm.plan(sizes(1, problem.model.tokens, D))
     steps, batch = int(plan.steps), int(plan.batch)
     jumps = range(0, steps, algorithm.decay_steps) if algorithm.schedule == "step" else ()
+    loss = algorithm.loss or fitting_loss(problem)
+    # Linear labels: means of the overlaps follow closed equations at every D, and not only as D grows.
+    closed = evaluations(problem, loss) == 1 and not algorithm.spherical
     rule = Rule(
         rate=lambda step: algorithm._rate(step, steps),
         fraction=batch / D,
@@ -61,18 +70,16 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
         nesterov=algorithm.nesterov,
         spherical=algorithm.spherical,
         breaks=tuple(jumps),
+        spread=1 / (batch * problem.model.sites) if closed else 0.0,
     )
-    loss = algorithm.loss or fitting_loss(problem)
     starts = conditions.starts or _typical_starts(problem, D, algorithm.spherical)
     wanted = sorted({0, *np.unique(np.geomspace(1, steps, MOMENTS).round().astype(int)).tolist()})
-    # Where the equations are closed they are linear: noise of the overlaps does not change their means.
-    closed = evaluations(problem, loss) == 1
-    draws = 0 if closed else affordable(problem, steps, batch, len(starts), D)
+    draws = affordable(problem, steps, batch, len(starts) * (FEWER if closed else 1), D)
+    drawn = None
     try:
         if draws:
-            path = draw_paths(problem, loss, rule, starts, wanted, draws, batch, D)
-        else:
-            path = solve(problem, loss, rule, starts, wanted)
+            drawn = draw_paths(problem, loss, rule, starts, wanted, draws, batch, D)
+        path = solve(problem, loss, rule, starts, wanted) if closed or drawn is None else drawn
     except TooLong:
         return (
             f"its {steps} steps take longer than a minute to solve one by one, and integration gains nothing: steps are "
@@ -82,12 +89,20 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
         return f"at learning rate {algorithm.learning_rate:g} its equations diverge: the steps are too long"
     ends = _overlaps_at_end(path)
     lost = 1 - sum(map(len, ends)) / path.cross[:, 0, :, 0, 0].size
-    method = _drawn(draws * len(starts), lost) if draws else _solved(problem, path, starts, D)
+    method = _drawn(draws * len(starts), lost) if path is drawn else _solved(problem, path, starts, D)
     point = limit_point(problem, alpha, ends, method=method, branch="online descent")
     if path.rougher is not None:
         point |= _with_error_of_integration(problem, point, path.rougher)
     found = _online_trajectory(problem, path, batch)
-    if conditions.trajectory and draws and price(problem, loss, steps, len(starts)) < BESIDE:
+    if closed:
+        beside = (
+            None if drawn is None else limit_point(problem, alpha, _overlaps_at_end(drawn), method="", prediction=False)
+        )
+        for name in ("cosine", "squared_cosine"):
+            point[f"{name}_error"] = _error_of_ratio(name, point, beside, D)
+        course = None if drawn is None else _online_trajectory(problem, drawn, batch)
+        found["overlap_error"] = _error_of_ratio("overlap", found, course, D)
+    if conditions.trajectory and path is drawn and price(problem, loss, steps, len(starts)) < BESIDE:
         found |= _without_noise(problem, loss, rule, starts, wanted)
     return point | {"trajectory": found}
 
@@ -126,6 +141,14 @@ def _with_error_of_integration(problem: Problem, point: dict[str, Any], rougher:
         f"{name}_error": np.hypot(point[f"{name}_error"], np.subtract(point[name], other[name])).tolist()
         for name in ("mse", "overlap", "cosine", "squared_cosine")
     }
+
+
+def _error_of_ratio(name: str, means: dict[str, Any], drawn: dict[str, Any] | None, D: int) -> list[Any]:
+    """Error of a ratio of mean overlaps for the mean of the ratios: what draws say of it, or of which order in 1/D it is."""
+    value = np.asarray(means[name])
+    if drawn is None:
+        return list((RATIOS * (1 - value**2) / D).tolist())
+    return list(np.hypot(value - np.asarray(drawn[name]), np.asarray(drawn[f"{name}_error"])).tolist())
 
 
 def _without_noise(
