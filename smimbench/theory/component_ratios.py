@@ -23,6 +23,8 @@ __all__ = ["ComponentRatios"]
 
 ROOT = 0.02
 """Shift of the coordinate of sampled components, in log(1 + Qhat). At 0 errors of 4e-3 with 11 nodes of two layers, not 4e-4."""
+ROUNDING = 1e-11
+"""Relative error that rounding leaves in dQ/dQhat at the prior mean; doubled, thresholds state that much more."""
 LARGEST_CRITICAL = 1e8
 """Largest critical information that is looked for; doubled, one more step of the search."""
 
@@ -42,6 +44,8 @@ class ComponentRatios:
         Critical information: the largest Qhat at which the overlap still has its lowest value.
     response : ndarray (P,)
         dQ/dQhat at the lowest overlap.
+    response_error : ndarray (P,)
+        Its relative error.
     informative : set of int
         Components that have information at the prior mean.
     methods : dict
@@ -56,14 +60,15 @@ class ComponentRatios:
         self.bottom = np.diagonal(np.asarray(problem.prior.mean_overlap(P), dtype=float))
         self.methods: dict[str, None] = {}
         self.informative: set[int] = set()
-        self.critical, self.response = self._prior_at_bottom()
+        self.critical, self.response, self.response_error = self._prior_at_bottom()
 
     @property
     def sampled(self) -> bool:
         """Whether the information is a mean over random labels."""
         return any(is_sampled(method) for method in self.methods)
 
-    def _prior_at_bottom(self) -> tuple[Host, Host]:
+    def _prior_at_bottom(self) -> tuple[Host, Host, Host]:
+        """Critical information, response and its error."""
         P = self.problem.components
 
         def gain(qhat: float) -> Host:
@@ -72,9 +77,11 @@ class ComponentRatios:
             found: Host = np.maximum(self.second - self.bottom - V, 0.0)
             return found
 
-        # Richardson's extrapolation to second order
-        slopes = [gain(step) / step for step in (4e-4, 2e-4, 1e-4)]
-        response = (slopes[0] - 6 * slopes[1] + 8 * slopes[2]) / 3
+        # Richardson's extrapolation to second order; the third one says how well it does.
+        slopes = [gain(step) / step for step in (8e-4, 4e-4, 2e-4, 1e-4)]
+        before, response = ((one - 6 * two + 8 * three) / 3 for one, two, three in (slopes[:3], slopes[1:]))
+        next_order = np.abs(response - before) / 7
+        error = next_order / np.where(response > 0, response, 1.0) + ROUNDING
         critical = np.zeros(P)
         for a in np.flatnonzero(response == 0):
             low, high = 1e-5, 1.0
@@ -84,7 +91,7 @@ class ComponentRatios:
                 middle = (low + high) / 2
                 low, high = (low, middle) if gain(middle)[a] > 0 else (middle, high)
             critical[a] = high
-        return critical, response
+        return critical, response, error
 
     def qhat(self, x: Host, learned: Sequence[int]) -> Host:
         """Diagonal of Qhat (..., P) at coordinates x (..., P); 0 for components that are not learned."""

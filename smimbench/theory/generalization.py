@@ -4,7 +4,7 @@ The loss is ``|y - y_hat|^2`` summed over the entries of the noiseless observabl
 and of the estimate are jointly Gaussian, independent over sites, so no fresh inputs are needed: an estimate enters through
 its overlap matrices alone.
 
-* plug-in: ``y_hat = f(omega)``;
+* plug-in: ``y_hat = f(omega)``; where nothing is learned, its limit for an overlap that vanishes;
 * Bayes: ``y_hat = E_{z ~ N(omega, V)} f(z)``;
 * constant: ``y_hat = E f(z)``.
 
@@ -42,6 +42,9 @@ CHANCE = 4.0
 """Stated errors by which chance may; doubled, nothing changes."""
 NEGLIGIBLE = 1e-8
 """Numerical errors of V below this do not show in a prediction; doubled, nor do they."""
+FAINT = 1e-20
+"""Estimates of theory have at least this size: where nothing is learned the limit is meant, not a tie of labels that jump.
+Doubled, nothing changes."""
 NODES = 25
 """Chebyshev nodes along a curve; doubled, the error of interpolation is squared."""
 
@@ -70,7 +73,7 @@ def generalization_error(problem: Problem, Q: Array, V: Array) -> dict[str, Unce
 
 def sampled_errors(problem: Problem, Q: Array, V: Array) -> dict[str, Uncertain]:
     """``generalization_error`` from random points, whatever formulas the channel has."""
-    return _errors_of_samples(problem, np.block([[Q + V, Q], [Q, Q]]), V)
+    return _errors_of_samples(problem, np.block([[Q + V, Q], [Q, Q]]), V, FAINT)
 
 
 def measured_error(problem: Problem, truth: Array, cross: Array, own: Array, V: Array | None) -> dict[str, Uncertain]:
@@ -168,7 +171,7 @@ def _not_negative(found: dict[str, Uncertain]) -> dict[str, Uncertain]:
     }
 
 
-def _errors_of_samples(problem: Problem, joint: Array, V: Array) -> dict[str, Uncertain]:
+def _errors_of_samples(problem: Problem, joint: Array, V: Array, faint: float = 0.0) -> dict[str, Uncertain]:
     channel: Any = problem.channel
     P, C = problem.components, problem.model.sites
     mixing, spread = symmetric_root(joint), symmetric_root(V)
@@ -177,7 +180,7 @@ def _errors_of_samples(problem: Problem, joint: Array, V: Array) -> dict[str, Un
     for scramble in range(SCRAMBLES):
         normal = normal_points(4 * P * C, POINTS, "generalization error", scramble).reshape(POINTS, 4 * P, C)
         both = mixing @ normal[:, : 2 * P]
-        truth, omega = both[:, :P], both[:, P:]
+        truth, omega = both[:, :P], both[:, P:] + faint * normal[:, P : 2 * P]
         latents = (truth, omega, omega + spread @ normal[:, 2 * P : 3 * P], omega + spread @ normal[:, 3 * P :])
         y, plugin, first, second = (predict_twice(channel, z, scramble) for z in latents)
         means.append((y[0] + y[1]).mean(axis=0) / 2)

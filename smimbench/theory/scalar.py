@@ -54,10 +54,12 @@ HUGE = 1e300
 """In place of a sample ratio that is infinite, where extrema are looked for; any number that is hardly reached does."""
 TINIEST = 1e-300
 """Added to errors that may be 0 before their logarithm is taken; any number too small to be one does."""
-RESPONSE_ERROR = 1e-11
-"""Relative error of dQ/dQhat at the prior mean; doubled, thresholds state that much more."""
 ROUNDING = 1e-13
 """Relative error of a root of a closed form; doubled, so is the smallest error that is stated."""
+
+
+LAST_DIGITS = 4 * np.finfo(float).eps
+"""Rounding of a moment of the prior. Doubled: turns of the curve that are weaker by as much are not seen."""
 
 
 @dataclass
@@ -392,12 +394,20 @@ class ScalarCurve:
             value = start / (self.kappa * info.value)
             return Threshold(value, value * info.error / info.value)
         if self.bottom == 0 and offers(self.problem.channel, "susceptibility"):
-            log_ratio, error = ComponentRatios(self.problem).log_ratios(np.zeros(1), [])
+            ratios = ComponentRatios(self.problem)
+            log_ratio, error = ratios.log_ratios(np.zeros(1), [])
             value = float(np.exp(log_ratio[0]))
-            return Threshold(value, value * float(error[0] + RESPONSE_ERROR)) if np.isfinite(value) else None
+            return Threshold(value, value * float(error[0] + ratios.response_error[0])) if np.isfinite(value) else None
         if self.sampled:
             return Threshold(float(self.alpha[0]), float(self.alpha_error[0] + abs(self.alpha[1] - self.alpha[0])))
-        return limit_of([self.alpha_of(np.log(np.array([q])))[0][0] for q in (1e-4, 1e-5, 1e-6, 1e-7)])
+        faint = np.log([1e-4, 1e-5, 1e-6, 1e-7])
+        limit = limit_of([self.alpha_of(np.array([x]))[0][0] for x in faint])
+        return replace(limit, error=limit.error + limit.value * float(self._rounding(faint[-1])))
+
+    def _rounding(self, log_qhat: Array) -> Array:
+        """Relative error of small overlaps, and of an alpha that goes with them: they are differences of numbers of order 1."""
+        gained = np.maximum(self._overlap(log_qhat)[0] - self.bottom, np.finfo(float).tiny)
+        return LAST_DIGITS * self.second / gained
 
     def _critical_information(self) -> float:
         """Largest Qhat at which the overlap still has its lowest value."""
@@ -452,7 +462,7 @@ class ScalarCurve:
         """Local extrema of alpha(Qhat): (log Qhat, alpha, its error, ``"max"`` or ``"min"``); none where the branch is unique."""
         found = []
         finite = np.flatnonzero(np.isfinite(self.alpha))
-        noise = 3 * self.alpha_error[finite] + 1e-9 * self.alpha[finite]
+        noise = 3 * self.alpha_error[finite] + (1e-9 + self._rounding(self.nodes[finite])) * self.alpha[finite]
         for middle, kind in turns(self.alpha[finite], noise):
             i, j, k = finite[middle - 1 : middle + 2]
             a, b, c = self.alpha[i], self.alpha[j], self.alpha[k]

@@ -26,6 +26,7 @@ from smimbench.numerics.linalg import inverse_root, spectral_function, symmetric
 from smimbench.numerics.seeds import monte_carlo_rng, words
 from smimbench.numerics.telling import FEWEST_TELLING, telling
 from smimbench.theory.component_ratios import ComponentRatios
+from smimbench.theory.generalization import FAINT
 from smimbench.theory.information import information_at, overlap_at, overlap_error_at, prior_moments
 from smimbench.theory.inverse_map import inverse_map
 from smimbench.theory.types import NOTHING, Host
@@ -443,7 +444,7 @@ class _PointByDraws:
         P, C = self.problem.components, self.problem.model.sites
         root_Q, root_V = symmetric_root(self.Q), symmetric_root(self.V)
         normal = self._rng("prediction").standard_normal((3, self.draws, P, C))
-        omega = root_Q @ normal[0]
+        omega = root_Q @ normal[0] + FAINT * normal[0]
         truth, other, plugin = (
             [np.asarray(y, dtype=float).reshape(self.draws, -1) for y in predict_twice(self.problem.channel, z)]
             for z in (omega + root_V @ normal[1], omega + root_V @ normal[2], omega)

@@ -30,6 +30,17 @@ def test_the_constant_predictor_is_unbiased_and_its_error_is_honest(monkeypatch)
     assert 0.4 < np.std(scores) < 1.6
 
 
+@pytest.mark.parametrize(("tokens", "exact"), [(2, 1.5), (3, None)])
+def test_where_nothing_is_learned_the_prediction_is_the_limit_of_small_overlaps(tokens, exact):
+    """At omega = 0 all scores are equal, and a rule for ties would decide. Two tokens: rows that agree with 5/8 each."""
+    problem = Problem({"name": "sequence-multi-index", "tokens": tokens}, "hardmax", "gaussian")
+    found = [generalization.generalization_error(problem, np.array([[q]]), np.array([[1 - q]])) for q in (0.0, 1e-9)]
+    for kind in generalization.KINDS:
+        assert abs(found[0][kind].value - found[1][kind].value) < 4 * found[0][kind].error + 1e-9
+    if exact is not None:
+        assert abs(found[0]["plugin"].value - exact) < 4 * found[0]["plugin"].error
+
+
 @pytest.mark.slow
 def test_the_error_of_V_is_part_of_the_error_of_a_prediction():
     """Three tokens: V comes from a fit through sampled numbers, the prediction from a quadrature without error of its own."""

@@ -188,3 +188,19 @@ def test_too_many_components():
 def test_suites_can_be_read(name):
     suite = smimbench.load_suite(FOLDER / f"{name}.toml")
     assert len(suite.plans) == 1
+
+
+@pytest.mark.parametrize(("tokens", "rho"), [(2, 0.3913), (2, 0.2271), (3, 0.31), (4, 0.2687)])
+def test_rounding_of_small_overlaps_is_no_spinodal(tokens, rho):
+    """One layer of attention: weak recovery at 1/(M(M+1)), and counting makes the informed branch optimal from rho/M on.
+
+    An overlap of 1e-9 is 1 - V with seven digits, and the curve is flat there: it seemed to turn with each of them.
+    """
+    model = {"name": "sequence-multi-index", "tokens": tokens}
+    found = thresholds(smimbench.Problem(model, "softmax", {"name": "gauss-bernoulli", "rho": rho}))
+    weak = found["weak_recovery"]
+    assert abs(weak["value"] - 1 / (tokens * (tokens + 1))) <= 4 * weak["error"] < 1e-8
+    informed = found["perfect_recovery"]["informed"]
+    assert abs(informed["value"] - rho / tokens) <= 2 * informed["error"]
+    assert found["spinodal"] == informed
+    assert abs(found["information_theoretic"]["value"] - rho / tokens) <= 4 * found["information_theoretic"]["error"]
