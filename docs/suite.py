@@ -54,8 +54,8 @@ works for every list that the suite has. `--set` reaches into what was added, an
 
 The same from Python: `smimbench.load_suite("quickstart", ["grid.seed=7"], only=["algorithm=gamp"])`.
 
-`extends = "optimizers"`, above the first table, makes a suite of another one, the {extends} Results hold the whole suite, and stay
-readable without the other one.
+`extends = "optimizers"`, above the first table, makes a suite of another one, given by the {extends} Results hold
+the whole suite, and stay readable without the other one.
 
     extends = "optimizers"
 

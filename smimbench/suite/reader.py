@@ -410,6 +410,8 @@ class _Reader:
         """What the run options ask of each other, of the problems and of what is registered."""
         if run.tf32 and run.dtype != "float32":
             raise self.fail("run.tf32", 'needs run.dtype = "float32"')
+        if not run.metrics:
+            raise self.fail("run.metrics", "must not be empty")
         self._refuse_repeated("run.metrics", run.metrics)
         models = {plan.problem.model.name for _, plan in plans}
         for i, name in enumerate(run.metrics):

@@ -67,6 +67,7 @@ BAD = {
     "alpha negative": (changed("[0.1, 0.3]", "-1.0"), "grid.alpha", "must be > 0"),
     "alpha infinite": (changed("[0.1, 0.3]", "[inf]"), "grid.alpha[0]", "must be > 0 and finite"),
     "alpha nan": (changed("[0.1, 0.3]", "[nan]"), "grid.alpha[0]", "must be > 0"),
+    "no metric": (ATTENTION + "[run]\nmetrics = []\n", "run.metrics", "must not be empty"),
     "no alpha": (changed("[0.1, 0.3]", "[]"), "grid.alpha", "must not be empty"),
     "dimension too small": (changed("[30]", "[1]"), "grid.dimension[0]", "at least 2"),
     "no seeds": (changed("seeds     = 2", "seeds = 0"), "grid.seeds", "at least 1"),
