@@ -26,13 +26,17 @@ PAUSE = 10.0
 """Seconds between two lines about the same stage; doubled, logs are half as long."""
 
 
+BAR, COUNT, CLOCK = 16, 7, 7
+"""Widths of the bar, of ``12 / 120`` and of ``1:23:45`` in letters; doubled, words are cut on a terminal of 80."""
+
+
 class Interrupted(click.Abort):
     """Ctrl-C; the message says what is kept."""
 
 
 @contextlib.contextmanager
 def stages(*, silent: bool, kept: Callable[[], Kept]) -> Iterator[Callable[[Stage], None]]:
-    """Says on standard error what is being solved: a bar for each problem on a terminal, else a line now and then.
+    """Says on standard error what is being solved: a bar for all that is at work on a terminal, else a line now and then.
 
     Parameters
     ----------
@@ -77,23 +81,28 @@ def _where(stage: Stage) -> str:
 @contextlib.contextmanager
 def _progress_bars() -> Iterator[Callable[[Stage], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.table import Column
 
+    # On a narrow terminal words give way, and not the bar, the count and the time.
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(20),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[where]}", markup=False),
-        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=3)),
+        BarColumn(BAR, table_column=Column(min_width=BAR, no_wrap=True)),
+        MofNCompleteColumn(table_column=Column(min_width=COUNT, no_wrap=True)),
+        TimeElapsedColumn(table_column=Column(min_width=CLOCK, no_wrap=True)),
+        TextColumn(
+            "{task.fields[where]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=2)
+        ),
     )
-    with Progress(*columns, console=make_console(error=True), transient=True) as progress:
+    with Progress(*columns, console=make_console(error=True), transient=True, expand=True) as progress:
         tasks: dict[tuple[str, str], TaskID] = {}
 
         def say(stage: Stage) -> None:
             name = stage.problem, stage.what
             if name not in tasks:
-                tasks[name] = progress.add_task(f"{stage.problem}: {stage.what}", where="")
-            progress.update(tasks[name], completed=stage.progress.done, total=stage.progress.total, where=_where(stage))
+                tasks[name] = progress.add_task(f"{stage.problem}: {stage.what}", total=stage.progress.total, where="")
+            done, total = stage.progress.done, stage.progress.total
+            progress.update(tasks[name], completed=done, total=total, where=_where(stage), visible=done < total)
 
         yield say
 

@@ -58,7 +58,10 @@ def draw_extrapolation(suite: Suite, entries: Sequence[dict[str, Any]], folder: 
             _size_panel(axis, own, alphas, data)
         d = letter_of(members)
         note = f"Lines: fitted corrections, 1/{d} unless the panel says otherwise. "
-        note += "Diamonds: theory, of the algorithm if it has its own."
+        note += "Diamonds: theory, of the algorithm if it has its own. "
+        note += (
+            "Bars: standard errors, from the scatter of all sizes together where one power of the size describes it."
+        )
         finish(figure, axes, note)
         caption = (
             f"{suite.title}, {problem}: means over runs against 1/{d}, at the sample ratio of the largest {d}. {note}"

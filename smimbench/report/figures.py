@@ -287,7 +287,8 @@ def _suite_panel(
         theory = [(a, *says[a]) for a in sorted(says)]
         if theory and any(r["own_theory"] != r["bayes"] for r in own):
             known = Line(*(np.array(part, dtype=float) for part in zip(*theory)))
-            _draw_theory_line(axis, smooth(known, ()), f"{name}, its own theory", look[name].colour, "--", floor)
+            dashes = "--" if look[name].dashes == "-" else ":"  # of another label of the same algorithm
+            _draw_theory_line(axis, smooth(known, ()), f"{name}, its own theory", look[name].colour, dashes, floor)
             data += [
                 {**place, "what": "own theory", "algorithm": name, "alpha": a, "value": v, "error": e}
                 for a, v, e in theory
@@ -349,7 +350,7 @@ def _draw_theory_line(axis: Any, line: Line, name: str, colour: str, dashes: Any
     value = np.maximum(line.value, floor) if floor else line.value
     if len(line.alpha) < FEWEST:
         # A straight line would say something of the sample ratios between, and one point has no line.
-        bars = {"fmt": "_", "ms": 16, "mew": 1.5, "lw": 0.9, "capsize": 0}
+        bars = {"fmt": "_", "ms": 10 if dashes == ":" else 16, "mew": 1.5, "lw": 0.9, "capsize": 0}
         known = _uncertain(line).any()
         low = np.minimum(line.error, value - floor) if floor else line.error
         error = np.stack([low, line.error]) if known else None

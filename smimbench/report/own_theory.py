@@ -4,6 +4,7 @@ trajectory beside runs.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -67,9 +68,11 @@ def add_own_theory(
     problems = {plan.label: plan.problem for plan in suite.plans}
     seen: set[str] = set()
     cells = [cell for cell in _cells_asked_for(suite, alphas) if cell.problem_label in by_label]
-    for count, cell in enumerate(cells):
-        progress = Progress(count, len(cells))
-        on_stage(Stage(cell.problem_label, "the algorithms themselves", progress, cell.algorithm_label))
+    total, done = Counter(cell.problem_label for cell in cells), Counter[str]()
+    for cell in cells:
+        label = cell.problem_label
+        stage = Stage(label, "the algorithms themselves", Progress(done[label], total[label]), cell.algorithm_label)
+        on_stage(stage)
         cache.watch = lambda progress: None  # its own stages are over
         problem = problems[cell.problem_label]
         ratio = _planned_ratio(problem, cell) if draws_fresh(cell.algorithm) else cell.alpha
@@ -86,7 +89,9 @@ def add_own_theory(
         same = repr((cell.problem_label, {**entry, "dimension": None}))
         if same not in seen:
             seen.add(same)
-            by_label[cell.problem_label]["algorithms"].append(entry)
+            by_label[label]["algorithms"].append(entry)
+        done[label] += 1
+        on_stage(stage._replace(progress=Progress(done[label], total[label])))
 
 
 def _cells_asked_for(suite: Suite, alphas: Sequence[float] | None) -> list[Cell]:
@@ -194,11 +199,13 @@ def draw_trajectories(
     for (label, name, _, dimension), members in groups.items():
         cell, problem = members[0][0], problems[label]
         records = [record for _, record in members]
-        found = own_point(cache, problem, cell, _planned_ratio(problem, cell), records, trajectory=True)
+        ratio = _planned_ratio(problem, cell)
+        found = own_point(cache, problem, cell, ratio, records, trajectory=True)
         if isinstance(found, str) or "trajectory" not in found:
             continue
         runs = [run for record in records if (run := store.trajectory(record)) is not None and "mse" in run]
-        place = {"problem": label, "algorithm": name, "alpha": cell.alpha, "dimension": dimension}
+        alpha = ratio if draws_fresh(cell.algorithm) else cell.alpha  # as in tables
+        place = {"problem": label, "algorithm": name, "alpha": alpha, "dimension": dimension}
         panels.append((place, letter(problem.model), found["trajectory"], runs))
     if not panels:
         return []
@@ -246,5 +253,6 @@ def _trajectory_panel(
     at_ratio = f"α = {place['alpha']:.4g}, {d} = {place['dimension']}"
     panel_title(axis, f"{literal(place['problem'])}: {literal(place['algorithm'])}, {at_ratio}")
     axis.set_xlabel(f"samples / {d}" if counted else "iteration")
+    axis.set_ylabel(", ".join(find_metric(metric).label for metric in PATHS if metric in theory))
     axis.set_ylim(bottom=0.0)
     return data

@@ -49,6 +49,7 @@ def add_verification(
             place = {"alpha": point["alpha"], "branch": point["branch"]}
             checks = verify_point(plan.problem, point, draws, count)
             document["verification"] += [{**place, **check.document()} for check in checks]
+            on_stage(stage._replace(progress=Progress(k + 1, len(points))))
 
 
 def holds(documents: Sequence[dict[str, Any]]) -> bool:
