@@ -77,6 +77,7 @@
       range: [Math.min(...ends, marks[0] - side), Math.max(...ends, marks[marks.length - 1] + side)],
     };
   };
+  const BAR = "line-ew-open"; // theory at one or two sample ratios
   const draw = (chart, state) => {
     chart.stale = false;
     const logarithmic = chart.zero;
@@ -87,7 +88,7 @@
     const traces = chart.traces.filter((t) => (!t.algorithm || state.algorithms.has(t.algorithm)) && !hidden[chart.group].has(t.name)).map((t) => ({
       type: "scatter", name: literal(t.name), x: beside ? beside.move(t) : t.x, y: t.y.map(lift), text: t.text, hovertemplate: "%{text}<extra></extra>",
       mode: t.mode, line: {color: shade(t.colour), dash: t.dash, width: 2, shape: t.shape},
-      marker: {color: shade(t.colour), symbol: t.symbols || t.symbol, size: 8},
+      marker: {color: shade(t.colour), symbol: t.symbols || t.symbol, size: t.symbol === BAR ? 18 : 8, line: t.symbol === BAR ? {width: 2} : undefined},
       error_y: t.error ? {type: "data", array: t.error, color: shade(t.colour), thickness: 1.2, width: 3} : undefined,
     }));
     const shapes = chart.thresholds.map((t) => ({type: "line", x0: t.at, x1: t.at, y0: 0, y1: 1, yref: "paper", line: {color: "#888", dash: "dash", width: 1}}));
@@ -122,10 +123,10 @@
     const svg = document.createElementNS(SVG, "svg"), path = document.createElementNS(SVG, "path");
     const colour = trace.colour ? shade(trace.colour) : "currentColor", line = trace.mode === "lines", outline = OUTLINES[trace.symbol];
     for (const [key, value] of Object.entries({width: line ? 26 : 12, height: 12, "aria-hidden": "true"})) svg.setAttribute(key, value);
-    path.setAttribute("d", line ? "M0 6H26" : outline || "M2 2L10 10M10 2L2 10");
+    path.setAttribute("d", line ? "M0 6H26" : trace.symbol === BAR ? "M0 6H12" : outline || "M2 2L10 10M10 2L2 10");
     path.setAttribute("fill", !line && outline ? colour : "none");
     if (line || !outline) path.setAttribute("stroke", colour);
-    if (line) path.setAttribute("stroke-width", 2);
+    if (line || trace.symbol === BAR) path.setAttribute("stroke-width", 2);
     if (line && trace.dash) path.setAttribute("stroke-dasharray", DASHES[trace.dash] ?? trace.dash.replaceAll("px", "").replaceAll(",", " "));
     svg.append(path);
     return svg;
