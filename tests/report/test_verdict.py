@@ -46,6 +46,8 @@ def test_few_runs_have_wide_intervals():
     assert verdicts([at(0.1, 0.48, 0.4, **few)])[0]["contenders"][0]["own_theory"] == "unclear"
     assert verdicts([at(0.1, 0.44, 0.4, **some)])[0]["contenders"][0]["own_theory"] == "yes"
     assert verdicts([at(0.1, 0.48, 0.4, **many)])[0]["contenders"][0]["own_theory"] == "no"
+    # What is near elsewhere is as its theory says, unless a row contradicts it.
+    assert verdicts([at(0.1, 0.48, 0.4, **few), at(0.2, 0.41, 0.4, **few)])[0]["contenders"][0]["own_theory"] == "yes"
 
 
 def test_one_run_is_not_said_to_miss_its_theory():
