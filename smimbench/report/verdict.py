@@ -57,8 +57,9 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         Bayes-optimal error is not 0 of the error (summed over components) over the Bayes-optimal one, with its standard error
         ``ratio_error``; ``where_zero``, the largest error where theory says 0; ``own_theory``, ``"yes"``, ``"no"``,
         ``"unclear"`` (nowhere near it, by runs that are single or far apart) or None (it has none), with ``own_difference``,
-        the relative distance that is largest; ``points`` and ``missing``, sample ratios with and without an estimate; ``near_seconds``, the median time to
-        within 5% of Bayes (None: never at one of them); ``seconds`` and ``iterations`` per run; ``status_counts``.
+        the relative distance that is largest; ``points`` and ``missing``, sample ratios with and without an estimate;
+        ``near_seconds``, the median time to within 5% of Bayes (None: never at one of them); ``seconds`` and ``iterations``
+        per run; ``status_counts``.
     """
     return [_verdict(problem, members) for problem, members in grouped(rows, lambda r: r["problem"]).items()]
 
