@@ -112,8 +112,11 @@ def theory(
     if not request.quiet:
         console.print(suite.title, style="bold")
     tables = verification.verification_tables(document) if verify else []
-    for table in (*theory_tables(document), *own_theory_tables(document), *tables):
+    for table in theory_tables(document):
         console.print(table, crop=False)
+    for table in (*own_theory_tables(document), *tables):
+        console.print(table, crop=False)
+        console.print()
     for path in paths:
         if path.suffix == ".png":
             click.echo(f"figure:  {path} (and .svg, .pdf, .csv)")

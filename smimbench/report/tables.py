@@ -257,8 +257,11 @@ def signed(value: float | None, form: str, large: float, form_of_large: str) -> 
 
 
 def runtime_tables(rows: Sequence[dict[str, Any]], fingerprint: str, *, full: bool = True) -> list[RenderableType]:
-    """Runtime: one table per problem, slowest to reach theory first; times of other machines are named as such."""
-    groups = grouped(rows, lambda row: row["problem"])
+    """Runtime: one table per problem, slowest to reach theory first; times of other machines are named as such.
+
+    What an algorithm refuses has taken no time and has no row.
+    """
+    groups = grouped((row for row in rows if set(row["status_counts"]) != {"skipped"}), lambda row: row["problem"])
     return [_runtime_table(problem, members, fingerprint, full) for problem, members in groups.items()]
 
 
