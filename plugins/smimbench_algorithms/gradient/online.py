@@ -16,10 +16,11 @@ covariance, and G is ``A W + A* W*`` plus noise that is orthogonal to both (Stei
     M' - M = -\eta (E[g z^{*T}] + \lambda M), \qquad
     Q' - Q = -\eta (E[g z^T] + E[z g^T] + 2 \lambda Q) + \eta^2 \Big(\frac{D}{B} E[g g^T] + \text{drift}^2\Big)
 
-(without momentum; the sums over tokens are in the expectations). With momentum v joins W in the same way. With
-``B / D = b`` fixed this recursion is the limit; as b vanishes at fixed ``eta / b`` it becomes the differential equation in
-``t = samples / D`` of Saad and Solla, with ``gamma = eta / b`` and noise ``gamma^2 E[g g^T]``. Steps are made one by one where
-that takes seconds; of longer runs the first ones are, and the rest is integrated (``online_flow``).
+(without momentum; the sums over tokens are in the expectations). With momentum v joins W in the same way. For linear labels
+the means of the overlaps obey it at every D, with ``drift^2`` larger by the factor ``1 + 1 / (B C)``: C the tokens, Wick's
+theorem. With ``B / D = b`` fixed this recursion is the limit; as b vanishes at fixed ``eta / b`` it becomes the differential
+equation in ``t = samples / D`` of Saad and Solla, with ``gamma = eta / b`` and noise ``gamma^2 E[g g^T]``. Steps are made one
+by one where that takes seconds; of longer runs the first ones are, and the rest is integrated (``online_flow``).
 
 References
 ----------
