@@ -147,7 +147,7 @@ def _error_of_ratio(name: str, means: dict[str, Any], drawn: dict[str, Any] | No
     """Error of a ratio of mean overlaps for the mean of the ratios: what draws say of it, or of which order in 1/D it is."""
     value = np.asarray(means[name])
     if drawn is None:
-        return list((RATIOS * (1 - value**2) / D).tolist())
+        return list((RATIOS * (1 - (value**2 if name == "cosine" else value)) / D).tolist())
     return list(np.hypot(value - np.asarray(drawn[name]), np.asarray(drawn[f"{name}_error"])).tolist())
 
 
