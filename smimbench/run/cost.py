@@ -72,7 +72,6 @@ def estimate_cost(
     trials : bool
         False rests on the matrix products alone where there is no past run.
     """
-    host = _gemm_rate()
     seconds, peak, learned, tried = 0.0, 0, 0, 0
     registry = get_registry()
     known = _by_problem_and_algorithm(past)
@@ -81,7 +80,7 @@ def estimate_cost(
         if refusal(algorithm, problem):
             continue  # its cells are skipped
 
-        ceiling = functools.partial(_products, problem, algorithm, group[0], *_ceilings_of(group[0], host))
+        ceiling = functools.partial(_products, problem, algorithm, group[0], *_ceilings_of(group[0]))
 
         records = known.get(_identity(group[0]), [])
         ratios = [
@@ -150,7 +149,11 @@ def _products(
     n = model.sample_count(alpha, dimension)
     signal = int(np.prod(model.signal_shape(problem.components, dimension)))
     plan = plan_of(algorithm, sizes(n, model.tokens, dimension, alpha))
-    products = 4.0 * (plan.batch or n) * model.tokens * signal
+    one_pass = member(model, "cost")
+    if one_pass is not None:  # a model that knows may need fewer: a symmetric sum takes half
+        products = one_pass(plan.batch or n, dimension, problem.components).flops
+    else:
+        products = 4.0 * (plan.batch or n) * model.tokens * signal
     denoiser = member(model, "denoiser_flops")
     products += denoiser(dimension, problem.components) if denoiser is not None else 0.0
     read = _width(cell) * (plan.batch or n) * model.tokens * dimension / bandwidth
@@ -225,10 +228,10 @@ def _width(cell: Cell) -> int:
     return 8 if cell.run.dtype == "float64" else 4
 
 
-def _ceilings_of(cell: Cell, host: float) -> tuple[float, float]:
+def _ceilings_of(cell: Cell) -> tuple[float, float]:
     """Operations and bytes per second where a cell runs; of the host only its products, measured at the size of a cache."""
     if not get_backend(cell.backend).accelerated:
-        return host, math.inf
+        return _gemm_rate("float32" if cell.run.dtype == "float32" else "float64"), math.inf
     found = ceilings(cell.backend)
     products = found.get("tf32" if cell.run.tf32 else cell.run.dtype, found["float64"])
     return products, found["bandwidth"]
@@ -242,8 +245,10 @@ def _grouped(cells: Sequence[Cell]) -> Iterable[list[Cell]]:
     return groups.values()
 
 
-def _gemm_rate() -> float:
-    a = np.ones((256, 256))
+@functools.cache
+def _gemm_rate(dtype: str) -> float:
+    """Operations per second of matrix products on one core of the host."""
+    a = np.ones((256, 256), dtype=dtype)
     with machine.blas_threads(1):
         a @ a
         begin = time.perf_counter()
