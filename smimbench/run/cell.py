@@ -118,8 +118,9 @@ def run_cells_together(
             return _conclude_record(one, result)
 
         reports[k].keep(conclude)
-    total = (time.time() - started) / len(cells)
-    found = [report.finish(started, total) for report in reports]
+    own = [report.record.get("timing", {}).get("seconds") or 0.0 for report in reports]
+    shared = max(0.0, time.time() - started - sum(own)) / len(cells)  # drawing, metrics
+    found = [report.finish(started, shared + seconds) for report, seconds in zip(reports, own)]
     reports.clear()
     ready.clear()
     return [
