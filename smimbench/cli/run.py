@@ -20,7 +20,6 @@ from smimbench.cli.options import (
     Request,
     command,
     flag,
-    make_console,
     print_json,
     several,
 )
@@ -83,6 +82,7 @@ def run(
     SUITE is a path or the name of a shipped suite. Finished cells are kept under --results and never run twice; stop at any
     time and run the same command again to go on.
     """
+    from smimbench.cli.run_progress import watchers
     from smimbench.run.campaign import plan_campaign
     from smimbench.run.processes import Limits
 
@@ -98,7 +98,8 @@ def run(
     request.remark(campaign.remarks)
     if dry_run:
         return _dry_run(campaign, request.as_json)
-    _run_with_progress(campaign, silent=request.quiet or request.as_json)
+    with watchers(campaign, silent=request.quiet or request.as_json) as (on_record, on_look):
+        campaign.run(on_record, on_look)
     left = campaign.left() if budget is not None else 0
     if left:
         request.remark([f"the budget is spent: {left} cells are left; run the same command again to go on"])
@@ -167,44 +168,3 @@ def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def _run_with_progress(campaign: Campaign, *, silent: bool) -> int:
-    """Run what is missing; how many cells were run."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    from smimbench.report.labels import reason_of
-
-    console = make_console(error=True)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=silent or not console.is_terminal, transient=True) as progress:
-        task = progress.add_task(campaign.suite.name, total=len(campaign.missing))
-
-        said: set[str] = set()
-
-        def on_record(record: dict[str, Any]) -> None:
-            progress.advance(task)
-            line = f"{record['algorithm']} at alpha {record['cell']['alpha']:g}: {reason_of(record)}"
-            if record["status"] != "ok" and line not in said:
-                if record["status"] == "skipped":  # the same for every seed
-                    said.add(line)
-                progress.console.print(line, style="yellow", soft_wrap=True)
-
-        if campaign.missing and not silent and not console.is_terminal:
-            where = f"on {campaign.dask}" if campaign.dask else f"{campaign.workers} at a time"
-            click.echo(f"{campaign.suite.name}: running {len(campaign.missing)} cells, {where}", err=True)
-        return len(campaign.run(None if silent else on_record))

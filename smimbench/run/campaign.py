@@ -23,7 +23,7 @@ from smimbench.run.claims import Claims
 from smimbench.run.cost import Estimate, estimate_cost, memory_of_a_cell
 from smimbench.run.dask import DEVICES, on_dask
 from smimbench.run.groups import grouped
-from smimbench.run.processes import Limits, in_processes
+from smimbench.run.processes import Limits, Underway, in_processes
 from smimbench.run.settings import settings_folder
 from smimbench.run.shards import Shard, cells_of_shard
 from smimbench.run.store import Store, theory_folder
@@ -74,7 +74,11 @@ class Campaign:
         """Rough time and memory, from past runs of the suite and from trials of what was never run."""
         return estimate_cost(self.missing, self.workers, self.store.load().values())
 
-    def run(self, on_record: Callable[[dict[str, Any]], None] | None = None) -> list[dict[str, Any]]:
+    def run(
+        self,
+        on_record: Callable[[dict[str, Any]], None] | None = None,
+        on_look: Callable[[list[Underway]], None] | None = None,
+    ) -> list[dict[str, Any]]:
         """Run what is missing; see ``run_cells``.
 
         Raises
@@ -95,6 +99,7 @@ class Campaign:
             limits=self.limits,
             seeds_at_once=self.seeds_at_once,
             on_record=on_record,
+            on_look=on_look,
         )
 
     def _refuse_inconsistent_items(self) -> None:
@@ -267,6 +272,7 @@ def run_cells(
     limits: Limits | None = None,
     seeds_at_once: int | None = None,
     on_record: Callable[[dict[str, Any]], None] | None = None,
+    on_look: Callable[[list[Underway]], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Run cells and store each as it finishes.
 
@@ -286,6 +292,8 @@ def run_cells(
         results folder.
     on_record : callable
         Called with every record.
+    on_look : callable
+        Told several times a second what is being run in processes of this machine.
 
     Raises
     ------
@@ -308,7 +316,8 @@ def run_cells(
     else:
         claims = None if timing else Claims(store.folder)
         groups = grouped(cells, registry, 1 if timing else seeds_at_once)
-        source = in_processes(groups, max(1, workers), threads, registry, timing=timing, limits=limits, claims=claims)
+        how: dict[str, Any] = {"timing": timing, "limits": limits, "claims": claims, "on_look": on_look}
+        source = in_processes(groups, max(1, workers), threads, registry, **how)
     for record in source:
         store.write(record)
         if claims is not None:

@@ -30,6 +30,7 @@ from smimbench.derive.stopping import rule_of
 from smimbench.files import error_line, printable
 from smimbench.interfaces import member, offers
 from smimbench.registry.adapters import plan_of
+from smimbench.run import heartbeat
 from smimbench.run.clock import Clock, Passed, timed
 from smimbench.run.readings import Readings
 from smimbench.run.trajectory import Trajectory
@@ -215,6 +216,7 @@ class Run:
         self.warnings: list[str] = []
         self.status, self.reason = Status.NOT_CONVERGED, f"{self.last} iterations reached"
         self.iteration, self._broken = 0, False
+        heartbeat.made(0)
         self.error: BaseException | None = None
         self.together = 1
         self.resumed: str | None = None
@@ -241,6 +243,7 @@ class Run:
         """A step has been made: what it reported (on the host), the time it took, and its estimate where it is measured."""
         self.clock.add(passed)
         self.iteration += 1
+        heartbeat.made(self.iteration)
         settings, iteration, steps = self.settings, self.iteration, self.steps
         if info.warning is not None and (said := printable(info.warning, 2000)) not in ("", *self.warnings):
             self.warnings.append(said)

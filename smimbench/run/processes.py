@@ -20,7 +20,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
@@ -32,13 +32,13 @@ from smimbench.run.record import LONGEST, check_types
 from smimbench.run.worker import BOOT, HEAD, send
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from smimbench.registry.registry import Registry
     from smimbench.run.claims import Claims
     from smimbench.suite.cells import Cell
 
-__all__ = ["RESERVE", "Crew", "Limits", "end_group", "how_it_ended", "in_processes", "with_crew"]
+__all__ = ["RESERVE", "Crew", "Limits", "Underway", "end_group", "how_it_ended", "in_processes", "with_crew"]
 
 POLL = 0.1
 """Seconds between two looks at the processes; doubled, limits are kept that much less exactly."""
@@ -70,6 +70,14 @@ class Limits:
     seconds: float | None = None
     memory: int | None = None
     budget: float | None = None
+
+
+class Underway(NamedTuple):
+    """Cells that a process is running in one pass, for how many seconds, and how many iterations they have made."""
+
+    cells: tuple[Cell, ...]
+    seconds: float
+    iterations: int
 
 
 class Crew:
@@ -121,15 +129,17 @@ def in_processes(
     timing: bool = False,
     limits: Limits | None = None,
     claims: Claims | None = None,
+    on_look: Callable[[list[Underway]], None] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Run cells in so many processes at a time, those of a group in one pass; records come as they end.
 
     A group of several whose process is ended, or dies, is run again cell by cell: the others are not to suffer from one.
-    With ``claims`` those that another run has taken are left to it, and are taken over if it goes away.
+    With ``claims`` those that another run has taken are left to it, and are taken over if it goes away. ``on_look`` is told
+    several times a second what is being run.
     """
     crew = Crew(workers, threads, registry, timing=timing)
     try:
-        yield from with_crew(groups, crew, limits, claims)
+        yield from with_crew(groups, crew, limits, claims, on_look)
     finally:
         if claims is not None:
             claims.close()
@@ -137,7 +147,11 @@ def in_processes(
 
 
 def with_crew(
-    groups: Sequence[Sequence[Cell]], crew: Crew, limits: Limits | None = None, claims: Claims | None = None
+    groups: Sequence[Sequence[Cell]],
+    crew: Crew,
+    limits: Limits | None = None,
+    claims: Claims | None = None,
+    on_look: Callable[[list[Underway]], None] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Run cells in the processes of a crew that has nothing else to do, and that goes on to live."""
     limits = limits or Limits()
@@ -168,6 +182,8 @@ def with_crew(
             elif (record := worker.heard(message)) is not None:
                 yield record
         _watch_crew(crew.workers, limits)
+        if on_look is not None:
+            on_look([worker.underway() for worker in crew.workers if worker.cells and worker.verdict is None])
         if claims is not None:
             claims.touch()
 
@@ -196,7 +212,7 @@ class _WatchedProcess:
         self._begun = 0.0
         self._late = 0
         with tempfile.NamedTemporaryFile(prefix="smimbench-", delete=False) as file:
-            file.write(bytes(heartbeat.SIZE))
+            file.write(heartbeat.STILL)
         self._pulse = Path(file.name)
         self._output = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed in end()
         names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -238,6 +254,8 @@ class _WatchedProcess:
         self.cells, self.count = list(cells), len(cells)
         self.chance, self._begun, self._late = chance, time.monotonic(), 0
         self._output.truncate(0)
+        with open(self._pulse, "r+b") as file:  # it waits, and does not beat
+            file.write(heartbeat.STILL)
         self._tell(pickle.dumps(cells))
 
     def heard(self, message: bytes) -> dict[str, Any] | None:
@@ -276,6 +294,11 @@ class _WatchedProcess:
             sizes = f"{size / 2**30:.3g} GB, more than {limits.memory / 2**30:.3g}"
             return self.kill(Status.FAILED, f"the cell took {sizes}; ended from outside")
         return None
+
+    def underway(self) -> Underway:
+        """What it is doing."""
+        iterations = heartbeat.iterations_seen(self._pulse.read_bytes())
+        return Underway(tuple(self.cells), time.monotonic() - self._begun, iterations)
 
     def memory(self) -> int:
         """Bytes that it and what it started have in memory."""

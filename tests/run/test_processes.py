@@ -68,6 +68,22 @@ def test_a_step_that_never_returns_ends_at_the_time_limit(tmp_path, registry, na
     assert found["quiet"]["status"] == "ok"
 
 
+def test_what_is_being_run_is_seen_from_outside(tmp_path, registry):
+    cells = cells_of(tmp_path, registry, "sleeper", **{"run.timeout": 1.0})[:2]
+    seen = {cell.key: [] for cell in cells}
+
+    def look(underway):
+        for one in underway:
+            seen[one.cells[0].key].append(one.iterations)
+
+    records = run_cells(cells, Store(tmp_path / "results"), registry=registry, isolated=True, on_look=look)
+    made = {record["key"]: record["iterations"] for record in records}
+    for key, looks in seen.items():
+        assert len(looks) >= 5
+        assert looks == sorted(looks)  # the second begins again at 0, in the same process
+        assert looks[0] < made[key] / 2 < looks[-1] <= made[key]
+
+
 def test_limits_of_a_cell_hold_whatever_the_suite_says(tmp_path, registry):
     (endless, *_), (hoarder, *_) = (cells_of(tmp_path, registry, name) for name in ("endless", "hoarder"))
     how = {"registry": registry, "isolated": True}

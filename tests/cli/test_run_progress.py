@@ -1,0 +1,78 @@
+"""What a run says of itself while it runs."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from smimbench.cli import run_progress
+from smimbench.run.processes import Underway
+from smimbench.suite.reader import load_suite
+from tests.helpers import write_suite
+
+
+@dataclass
+class Terminal:
+    """A console of 80 columns that is taken for a terminal, and what it shows."""
+
+    stream: io.StringIO = field(default_factory=io.StringIO)
+
+    def console(self, **_: Any) -> Console:
+        return Console(file=self.stream, force_terminal=True, width=80, highlight=False, _environ={"TERM": "xterm"})
+
+    @property
+    def text(self) -> str:
+        return self.stream.getvalue()
+
+
+@pytest.fixture
+def cells(tmp_path):
+    return load_suite(write_suite(tmp_path)).cells()
+
+
+def campaign(cells: Any) -> Any:
+    return SimpleNamespace(missing=cells, dask=None, workers=2, suite=SimpleNamespace(name="small"))
+
+
+def test_a_log_is_told_of_a_long_cell_whenever_its_time_has_doubled(cells, capsys):
+    with run_progress.watchers(campaign(cells), silent=False) as watch:
+        for seconds in range(0, 1000):
+            watch.on_look([Underway((cells[0],), float(seconds), seconds // 10), Underway((cells[1],), 1.0, 3)])
+    first, *lines = capsys.readouterr().err.splitlines()
+    assert first == f"small: running {len(cells)} cells, 2 at a time"
+    assert [line.partition(":")[2].strip().partition(": ")[0] for line in lines] == [
+        f"running for {clock}" for clock in ("1:00", "2:00", "4:00", "8:00", "16:00")
+    ]
+    cell = cells[0]
+    assert f"alpha {cell.alpha:g}, D {cell.dimension}, seed {cell.replicate}: 12 iterations" in lines[1]
+
+
+def test_a_terminal_shows_what_a_long_cell_is_at_and_no_longer_than_it_runs(cells, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(run_progress, "make_console", terminal.console)
+    with run_progress.watchers(campaign(cells), silent=False) as watch:
+        watch.on_look([Underway(tuple(cells[:3]), 4.0, 1)])
+        watch.on_look([Underway(tuple(cells[:3]), 3725.0, 17)])
+        watch.on_look([Underway(tuple(cells[:3]), 3726.0, 18)])
+    assert "18 iterations, 1:02:06" in terminal.text
+    assert "and 2 more" in terminal.text
+    assert "1 iterations, 0:04" not in terminal.text
+    terminal.stream = io.StringIO()
+    with run_progress.watchers(campaign(cells), silent=False) as watch:
+        watch.on_look([Underway((cells[0],), 60.0, 0)])
+        watch.on_look([])
+        watch.on_record({"status": "diverged", "algorithm": "gamp", "cell": {"alpha": 0.5}, "reason": "too far"})
+    assert "gamp at alpha 0.5: diverged: too far" in terminal.text
+    assert "starting" not in terminal.text
+
+
+def test_silence_is_silent(cells, capsys):
+    with run_progress.watchers(campaign(cells), silent=True) as watch:
+        watch.on_look([Underway((cells[0],), 1e4, 7)])
+        watch.on_record({"status": "failed"})
+    assert capsys.readouterr() == ("", "")
