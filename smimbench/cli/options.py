@@ -83,9 +83,9 @@ def flag(text: str, *names: str) -> click.Option:
     return click.Option(names, is_flag=True, help=text)
 
 
-def several(text: str, metavar: str, *names: str) -> click.Option:
+def several(text: str, metavar: str, *names: str, kind: click.ParamType | None = None) -> click.Option:
     """An option that may be given often."""
-    return click.Option(names, multiple=True, metavar=metavar, help=text)
+    return click.Option(names, multiple=True, metavar=metavar, type=kind, help=text)
 
 
 def output_option(text: str, *, folder: bool = False, required: bool = True) -> click.Option:
@@ -144,7 +144,7 @@ _EVERY_COMMAND = (
     flag("No progress and no remarks.", "--quiet"),
     flag("Say on standard error what is loaded from where.", "--trace-plugins"),
     flag("Load only what ships with smimbench.", "--no-plugins"),
-    several("Load plugins from a file or folder.", "PATH", "--plugins"),
+    several("Load plugins from a file or folder.", "PATH", "--plugins", kind=click.Path(exists=True)),
 )
 _OF_A_SUITE = (
     several("Run or show a part: algorithm, alpha, dimension, seed, problem.", "KEY=VALUE", "--only"),

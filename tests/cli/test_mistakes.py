@@ -42,6 +42,14 @@ def test_no_text_of_the_first_page_is_cut(capsys, monkeypatch):
     assert "..." not in call(capsys, "--help")[1].partition("Commands:")[2]
 
 
+@pytest.mark.parametrize("what", [("run", "quickstart", "--dry-run"), ("show", "quickstart"), ("list",)])
+def test_a_plugin_that_is_not_there_is_asked_for_in_vain(capsys, what):
+    """A mistyped path would otherwise be a suite without the algorithm that it is about."""
+    code, out, err = call(capsys, *what, "--plugins", "nosuch.py")
+    assert (code, out) == (2, "")
+    assert err == "smimbench: Invalid value for '--plugins': Path 'nosuch.py' does not exist.\n"
+
+
 def test_each_settings_has_figures_and_a_run_file_of_its_own(ran):
     own = ran / "results" / "small"
     (other,) = (own / "settings").iterdir()
