@@ -6,6 +6,7 @@ import difflib
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from rich.padding import Padding
 from rich.text import Text
 
 from smimbench.interfaces import member
@@ -200,6 +201,6 @@ def print_plugins(console: Console, documents: list[dict[str, Any]]) -> None:
             soft_wrap=True,
         )
         if document["items"]:
-            console.print(f"    {', '.join(document['items'])}")
+            console.print(Padding(", ".join(document["items"]), (0, 0, 0, 4), expand=False))
         for problem in document["problems"]:
             console.print(f"    {problem}", style=style, soft_wrap=True)

@@ -468,6 +468,7 @@ def test_plugins_show_what_became_of_each(tmp_path, capsys):
     code, out, _ = call(capsys, "plugins")
     assert code == 0
     assert "loaded channels" in out
+    assert all(line.startswith(("loaded ", "    ")) for line in out.splitlines())  # what is wrapped is indented, too
     (tmp_path / "good.py").write_text(CHANNEL)
     (tmp_path / "bad.py").write_text("1 / 0")
     code, out, _ = call(capsys, "plugins", "--plugins", tmp_path, "--json")
