@@ -31,8 +31,8 @@ def size_caption(d: str) -> str:
     """How to read values at infinite dimension, which the model calls ``d``."""
     return (
         f"value: limit of the means for {d} to infinity, with lack of fit in its error; law: of the corrections, 1/{d} "
-        "unless its chi-square rejects it; exponent: the best single one, with its interval; z: distance from "
-        "theory in units of both errors"
+        "unless its chi-square rejects it; chi2: chi-square / degrees of freedom of the fit; exponent: the best single "
+        "one, with its interval; z: distance from theory in units of both errors"
     )
 
 
@@ -58,7 +58,7 @@ def _extrapolated_table(problem: str, metric: str, entries: list[dict[str, Any]]
         *(two_verdicts() if any(map(differs, entries)) else _one_verdict()),
         ("law", "l", law_text),
         *(_coefficients() if any(e.get("own_coefficient") is not None for e in entries) else ()),
-        ("chi2/dof", "r", lambda e: f"{e['chi2']:.1f}/{e['dof']}"),
+        ("chi2", "r", lambda e: f"{e['chi2']:.1f}/{e['dof']}"),
         ("exponent", "r", lambda e: exponent_text(e["exponent"])),
         ("status", "l", lambda e: statuses(e["status_counts"])),
     ]
