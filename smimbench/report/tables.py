@@ -69,11 +69,12 @@ def uncertain(value: float | None, error: float | None, exact: float = 1e-5) -> 
 
 
 def seconds(value: float | None) -> str:
-    """A duration with its unit."""
+    """A duration with its unit, to three digits."""
     if value is None:
         return ""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if value >= size:
+    # From 1000 seconds and 100 minutes on the next unit: 3.48e+03 s is hard to read.
+    for least, unit, size in ((6000.0, "h", 3600.0), (999.5, "min", 60.0), (1.0, "s", 1.0), (1e-3, "ms", 1e-3)):
+        if value >= least:
             return f"{value / size:.3g} {unit}"
     return f"{value / 1e-6:.3g} us"
 

@@ -124,6 +124,9 @@ def test_values_with_errors():
     assert uncertain(0.5, 0.01) == "0.5000±0.0100"
     assert uncertain(None, 0.1) == ""
     assert [seconds(v) for v in (None, 2.5, 0.0025, 2.5e-6)] == ["", "2.5 s", "2.5 ms", "2.5 us"]
+    assert [seconds(v) for v in (999, 999.6, 3483, 5999, 6000, 86400)] == [
+        "999 s", "16.7 min", "58 min", "100 min", "1.67 h", "24 h"
+    ]  # fmt: skip
 
 
 def test_the_status_line_counts_everything():
