@@ -83,7 +83,7 @@ def flag(text: str, *names: str) -> click.Option:
     return click.Option(names, is_flag=True, help=text)
 
 
-def several(text: str, metavar: str, *names: str, kind: click.ParamType | None = None) -> click.Option:
+def several(text: str, metavar: str, *names: str, kind: click.Path | None = None) -> click.Option:
     """An option that may be given often."""
     return click.Option(names, multiple=True, metavar=metavar, type=kind, help=text)
 

@@ -8,7 +8,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from smimbench_algorithms.gamp.algorithm import LARGEST_EXCESS, Gamp
-from smimbench_algorithms.gamp.damping import EXTENSIVE, LOW_RANK
+from smimbench_algorithms.gamp.damping import EXTENSIVE, LOW_RANK, follow, start, turn
 
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
@@ -387,6 +387,46 @@ def test_a_tiny_estimate_grows_undamped_whatever_it_turns():
         if float(info.residual) > LOW_RANK.small:
             break
         assert float(state.progress.weight) == 1.0
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_slow_steps_in_one_direction_end_in_a_leap_to_where_they_lead(dtype):
+    """Of two instances at once, one on a straight way that shrinks by 0.97 a step and one on a spiral: each leaps for itself."""
+    problem, rng = sequence(), np.random.default_rng(5)
+    end, away, aside = rng.standard_normal((3, 2, 1, 50))
+    angle = np.asarray([0.0, 0.3])[:, None, None]
+
+    def where(t):
+        return end + 0.97**t * (np.cos(t * angle) * away + np.sin(t * angle) * aside)
+
+    progress, error = start(problem, None, np.ones((2, 1, 1), dtype=dtype)), np.ones((2, 1), dtype=dtype)
+    x, leaps = where(0), []
+    for t in range(1, 20):
+        leaps.append(progress.leap)
+        change = (where(t) - where(t - 1)).astype(dtype)
+        x = x + (progress.weight * progress.leap)[:, None, None] * change
+        if progress.leap[0] > 1:
+            break
+        squared = np.diagonal(problem.model.inner(change, change), axis1=-2, axis2=-1)
+        turns = turn(problem, progress, change)
+        progress = follow(problem, progress, change, turns, squared, error, np.sqrt(squared[:, 0]))
+    assert len(leaps) == LOW_RANK.waits + 2  # two steps make a ratio
+    np.testing.assert_allclose(leaps[-1], [1 / 0.03, 1.0], rtol=1e-4)
+    np.testing.assert_allclose(x[0], end[0], atol=1e-3)
+    np.testing.assert_allclose(x[1], where(t)[1], atol=1e-3)
+    assert progress.leap.dtype == progress.weight.dtype == dtype
+
+
+def test_a_scale_that_labels_do_not_show_is_found_in_few_steps():
+    """Each step corrects it by the share V of what it is wrong by; it took hundreds, or ended at thrice the error."""
+    problem = sequence("hardmax")
+    for seed in range(2):
+        result = run(problem, 8.0, 200, seed)
+        assert result.attempt.status is Status.OK
+        assert result.attempt.iterations < 150
+        (held,), (claimed,) = result.attempt.final["held"], result.attempt.final["claimed"]
+        assert held == pytest.approx(claimed, abs=0.02)
+        assert min(result.attempt.trajectory["damping"][1:]) < -10  # it leaped
 
 
 def test_the_rule_of_the_restart():

@@ -76,7 +76,8 @@ class Gamp:
     ----------
     damping : float or None
         Weight ``1 - b`` of the old in every step, in [0, 1). Default: chosen from step to step, see
-        ``smimbench_algorithms.gamp.damping``.
+        ``smimbench_algorithms.gamp.damping``; where steps of low rank shrink slowly in one direction, the estimate leaps to where
+        they lead, and the damping of that step in the record is negative.
     initial_overlap : float or None
         Where the prior mean is a fixed point by symmetry (nothing would ever be learned from it), the run starts from
         the denoised noise around an independent draw of the prior, with this predicted overlap. Default: 1e-3 / D. A random
@@ -101,7 +102,7 @@ class Gamp:
     initial_overlap: float | None = None
 
     name: ClassVar[str] = "gamp"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     reference: ClassVar[str] = "arXiv:2502.00901, arXiv:2506.01582"
     bayes_optimal: ClassVar[bool] = True
     capabilities: ClassVar[Capabilities] = Capabilities()
@@ -197,7 +198,8 @@ class Gamp:
             progress = progress._replace(weight=first_weight(progress.weight, _diagonal(denoised_V), _diagonal(V)))
             mixed = Mixing(progress.weight)
         change = denoised.estimate - state.estimate
-        estimate = mixed(denoised.estimate, state.estimate)
+        ahead = mixed.weight * progress.leap
+        estimate = Mixing(ahead)(denoised.estimate, state.estimate)
         # The last wait of the iteration: from here on all is on the host.
         denoised_V, squared_step, self_overlap, *turns = read_together(
             denoised_V,
@@ -214,7 +216,7 @@ class Gamp:
         undamped_error = _diagonal(denoised_V) + SMALLEST_V
         residual = np.max(np.sqrt(squared_step / undamped_error), axis=-1)
         if self.damping is None:
-            progress = follow(problem, progress, change, turns, undamped_error, residual)
+            progress = follow(problem, progress, change, turns, squared_step, undamped_error, residual)
         second = np.asarray(np.diagonal(prior.second_moment(problem.components)), dtype=V.dtype)
         info = Info(
             residual=residual,
@@ -223,7 +225,7 @@ class Gamp:
             squared_step=squared_step,
             log_information_ratio=np.log(np.maximum(_diagonal(scale * squares / n), SMALLEST_QHAT) / _diagonal(latest)),
             integration_error=np.max(errors, axis=0),
-            damping=1 - np.asarray(mixed.weight, dtype=float)[()],
+            damping=1 - np.asarray(ahead, dtype=float)[()],
         )
         return GampState(estimate, V_new, g, state.rng, total, Qhat, onsager, progress), info
 

@@ -1,4 +1,9 @@
-"""How far GAMP goes in every step: one weight of the new for all that it iterates, chosen anew each time."""
+r"""How far GAMP goes in every step: one weight of the new for all that it iterates, chosen anew each time.
+
+Steps of low rank that follow one another in the same direction, each shorter by the same factor r, lead to a point that is known
+before they are made: the estimate leaps there, by ``1 / (1 - r)`` times its step (Aitken's extrapolation). Labels of ``hardmax``
+do not see the scale of a component; only the prior does, and it corrects a wrong scale by the share V of it in a step.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +49,16 @@ class Pace(NamedTuple):
     small : float
         A step of a smaller residual is not too large. Doubled: cycles twice as wide go on; at 0, what grows out of a
         tiny start is damped away.
+    slow : float
+        Steps are slow if each is longer than this, in units of the one before, and shorter than that one. Doubled (at most 1):
+        no leap is ever made.
+    aligned : float
+        Least cosine between a step and the one before. Nearer to 1: leaps wait until all but one mode have decayed; halved: they
+        amplify what is no slow mode.
+    waits : int
+        Slow, aligned steps before a leap; 0: none is made. Doubled: leaps come that many steps later.
+    leap : float
+        Longest leap, in units of the step. Doubled: modes that decay in hundreds of steps take one leap in place of two.
     """
 
     first: float
@@ -54,12 +69,18 @@ class Pace(NamedTuple):
     growth: float
     turn: float
     small: float
+    slow: float = 0.7
+    aligned: float = 0.99
+    waits: int = 0
+    leap: float = 100.0
 
 
 EXTENSIVE = Pace(first=0.5, most=0.7, least=0.02, slower=0.5, quicker=1.15, growth=1.3, turn=-math.inf, small=0.0)
 """For extensive rank, where the prior mean is a start: what is too large shows as a residual that grows."""
 
-LOW_RANK = Pace(first=1.0, most=1.0, least=0.1, slower=0.7, quicker=1.03, growth=math.inf, turn=-0.5, small=0.1)
+LOW_RANK = Pace(
+    first=1.0, most=1.0, least=0.1, slower=0.7, quicker=1.03, growth=math.inf, turn=-0.5, small=0.1, waits=4
+)
 """For low rank: a residual has to grow when a run leaves the prior mean, but what is too large turns back every step."""
 
 
@@ -74,6 +95,10 @@ class Progress(NamedTuple):
         Undamped change of the estimate in the last step.
     residual : NumPy number or None
         Its size, in units of the predicted error.
+    leap : NumPy number
+        How many times as far the estimate goes in the next step as all else does.
+    aligned : NumPy integer
+        How many slow steps in the same direction there were since the last leap.
 
     All of them may have an axis of instances in front.
     """
@@ -81,6 +106,8 @@ class Progress(NamedTuple):
     weight: Any
     change: Array | None = None
     residual: Any = None
+    leap: Any = np.float64(1.0)
+    aligned: Any = np.int64(0)
 
 
 def pace_of(problem: Problem) -> Pace:
@@ -121,7 +148,8 @@ class Mixing:
 def start(problem: Problem, damping: float | None, like: Host) -> Progress:
     """Before the first step: ``1 - damping``, or the first weight of the pace, for errors ``like`` (..., P, P)."""
     first = pace_of(problem).first if damping is None else 1 - damping
-    return Progress(np.full(like.shape[:-2], first, dtype=like.dtype)[()])
+    weight = np.full(like.shape[:-2], first, dtype=like.dtype)[()]
+    return Progress(weight, leap=np.ones_like(weight), aligned=np.zeros(like.shape[:-2], dtype=int)[()])
 
 
 def first_weight(weight: Any, error: Host, before: Host) -> Any:
@@ -141,9 +169,15 @@ def turn(problem: Problem, last: Progress, change: Array) -> tuple[Array, ...]:
 
 
 def follow(
-    problem: Problem, last: Progress, change: Array, turns: Sequence[Host], error: Host, residual: Any
+    problem: Problem,
+    last: Progress,
+    change: Array,
+    turns: Sequence[Host],
+    squared_step: Host,
+    error: Host,
+    residual: Any,
 ) -> Progress:
-    """The weight of the next step.
+    """The weight of the next step, and how far the estimate goes in it.
 
     Parameters
     ----------
@@ -152,21 +186,38 @@ def follow(
         Undamped change of the estimate in this step.
     turns : sequence of ndarray (..., P, P)
         What ``turn`` returned.
-    error : ndarray (..., P)
-        Predicted squared error of every component: what changes are measured by.
+    squared_step, error : ndarray (..., P)
+        Square of the change, and predicted squared error, of every component: what changes are measured by.
     residual : NumPy number
         Size of the change in units of the error.
     """
-    weight, before, old_residual = last
+    weight, before, old_residual, *_ = last
     if before is None:
-        return Progress(weight, change, residual)
+        return last._replace(change=change, residual=residual)
     pace = pace_of(problem)
+    leap, aligned = np.ones_like(weight), np.zeros_like(last.aligned)
     if turns:
-        along, square = (np.diagonal(overlap, axis1=-2, axis2=-1) / error for overlap in turns)
-        too_large = np.sum(along, axis=-1) < pace.turn * np.sum(square, axis=-1)
+        along, square = (np.sum(np.diagonal(overlap, axis1=-2, axis2=-1) / error, axis=-1) for overlap in turns)
+        too_large = along < pace.turn * square
+        leap, aligned = _leap(pace, last.aligned, along, square, np.sum(squared_step / error, axis=-1))
     else:
         too_large = residual > pace.growth * old_residual
     too_large = too_large & (residual > pace.small)
     shorter = np.maximum(weight * pace.slower, np.full_like(weight, pace.least))
     longer = np.minimum(weight * pace.quicker, np.full_like(weight, pace.most))
-    return Progress(np.where(too_large, shorter, longer)[()], change, residual)
+    return Progress(np.where(too_large, shorter, longer)[()], change, residual, leap, aligned)
+
+
+def _leap(pace: Pace, aligned: Any, along: Any, old_square: Any, square: Any) -> tuple[Any, Any]:
+    """How many times as far the estimate goes next, and the count of slow steps in the same direction.
+
+    From the product of a step with the one before, and the squares of that one and of the step.
+    """
+    ratio = along / np.maximum(old_square, np.finfo(old_square.dtype).tiny)  # a run that stands still has no length
+    parallel = along > pace.aligned * np.sqrt(old_square * square)
+    slow = parallel & (pace.slow < ratio) & (ratio < 1)
+    count = np.where(slow, aligned + 1, 0)
+    leaps = (count >= pace.waits) & (pace.waits > 0)
+    # Far below 1 the ratio may be anything where no leap is made.
+    length = np.minimum(1 / np.maximum(1 - ratio, 1 / pace.leap), pace.leap)
+    return np.where(leaps, length, np.ones_like(length))[()], np.where(leaps, 0, count)[()]
