@@ -58,7 +58,9 @@ def other_version_rows(suite: Suite, store: Store, backends: Sequence[str]) -> l
                 for k, value in enumerate(values):
                     component = k + 1 if len(values) > 1 else None
                     key = (*where, metric, component, tuple(sorted(versions.items())))
-                    groups.setdefault(key, []).append(float(value))
+                    group = groups.setdefault(key, [])
+                    if value is not None:  # as of a ratio where nothing was learned
+                        group.append(float(value))
             break
     names = ("problem", "algorithm", "backend", "alpha", "dimension", "metric", "component")
     letters = {plan.label: letter(plan.problem.model) for plan in suite.plans}

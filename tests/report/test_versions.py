@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from smimbench.run.store import Store
 from tests.helpers import CHANNEL, SUITE, call, write_suite
 
 TEXT = SUITE.replace('name = "linear", noise = 0.2', 'name = "twice"').replace("[0.5, 1.0]", "[1.0]")
@@ -61,6 +62,28 @@ def test_results_of_an_older_version_are_set_apart(tmp_path, capsys, arguments):
     assert new["n"] == 2
     assert not np.isclose(new["mean"], first["mean"])
     assert errors(json.loads(out), "other_versions") == [old]
+
+
+@pytest.mark.parametrize("missing", [1, 2])
+def test_a_value_that_was_not_to_be_had_counts_nowhere(tmp_path, capsys, arguments, monkeypatch, missing):
+    """As the Nishimori ratio of a component of which nothing was learned."""
+    assert call(capsys, "run", *arguments, "--workers", "1", "--no-figure")[0] == 0
+    change(tmp_path, VERSION, VERSION.replace("1", "2"))
+    load = Store.load
+
+    def with_gaps(self, **how):
+        records = load(self, **how)
+        for record in list(records.values())[:missing]:
+            record["metrics"]["mse"] = [None]
+        return records
+
+    monkeypatch.setattr(Store, "load", with_gaps)
+    (old,) = errors(json.loads(call(capsys, "show", *arguments, "--json")[1]), "other_versions")
+    assert old["n"] == 2 - missing
+    assert (old["mean"] is None) == (missing == 2)
+    code, out, _ = call(capsys, "show", *arguments)
+    assert code == 1
+    assert "MSE of other versions" in out
 
 
 def test_another_parameter_is_not_another_version(tmp_path, capsys, arguments):
