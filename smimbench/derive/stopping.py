@@ -58,8 +58,8 @@ class Stationarity:
     precision : float
         The floor for a run that has used all its iterations. Doubled: slower runs pass.
     swing : float
-        Largest difference of the two means over the long window, in units of the range there, for a run that has used all its
-        iterations to fluctuate about a mean. Doubled: a drift across as much as half of its fluctuation passes.
+        Largest difference of the means over the two halves of a window, in units of the range there, for a run that has used all
+        its iterations to fluctuate about a mean. Doubled: a drift across as much as half of its fluctuation passes.
     smallest_error : float
         Errors below this count as this, in units of an overlap: near perfect recovery rounding would decide. Doubled: the
         last digits before perfect recovery are waited for half as long.
@@ -180,29 +180,40 @@ class OverlapRule:
         """Why a run that has used all its iterations may count nevertheless, or None.
 
         Either its error is below ``precision`` and falls, or its overlaps stand still within their own fluctuation: over the
-        long window they range over less than the error (the self-overlap: or its finite-size fluctuation), and the difference
-        of the means over its halves is what may linger, or a small part, ``swing``, of that range.
+        long window, or over the second half of the run where that is longer and the fluctuation slow.
         """
         info, settings = self.latest, self.settings
         if info is None or info.squared_step is None or len(self.history) < settings.long_window:
             return None
-        predicted, own = (np.stack(rows) for rows in zip(*self.history[-settings.long_window :]))
+        predicted = np.stack([rows[0] for rows in self.history[-settings.long_window :]])
         half = settings.long_window // 2
         errors = self.second - predicted
         last = errors[-1]
         falls = (errors[half:].mean(0) < errors[:half].mean(0)).all()
         if falls and (last <= settings.precision * self.second).all():
             return f"the error falls, to {last.max():.1e} so far: below a precision of {settings.precision:g}"
-        if (info.squared_step > np.maximum(own[-1], self.fluctuation) / 2).any():
+        if (info.squared_step > np.maximum(self.history[-1][1], self.fluctuation) / 2).any():
             return None
+        if any(map(self._fluctuates, {settings.long_window, max(settings.long_window, len(self.history) // 2)})):
+            return "overlaps stand still within their own fluctuation"
+        return None
+
+    def _fluctuates(self, window: int) -> bool:
+        """Whether the overlaps go about a mean in the last so many iterations.
+
+        They range over less than the error (the self-overlap: or its finite-size fluctuation), and the difference of the means
+        over the two halves is what may linger, or a small part, ``swing``, of that range.
+        """
+        predicted, own = (np.stack(rows) for rows in zip(*self.history[-window:]))
+        half, last = window // 2, self.second - predicted[-1]
         still = True
         for rows, close, widest in (
             (predicted, self._close(last), last),
             (own, self.fluctuation / 8, np.maximum(last, self.fluctuation)),
         ):
             drift, width = np.abs(rows[:half].mean(0) - rows[half:].mean(0)), np.ptp(rows, axis=0)
-            still &= bool((drift <= np.maximum(close, settings.swing * width)).all() and (width <= widest).all())
-        return "overlaps stand still within their own fluctuation" if still else None
+            still &= bool((drift <= np.maximum(close, self.settings.swing * width)).all() and (width <= widest).all())
+        return still
 
     def _close(self, error: Any) -> Any:
         """Drift of the predicted overlap that counts as none where a residual lingers, (P,)."""

@@ -156,6 +156,18 @@ def test_a_fluctuation_about_a_mean_that_does_not_move_is_rest_after_a_longer_lo
     assert "mse_spread" not in still.attempt.final
 
 
+def test_a_slow_fluctuation_is_seen_over_the_second_half_of_the_run(problem, instance):
+    """Near a threshold overlaps swing over hundreds of iterations: within forty that is a drift."""
+
+    def swing(drift):
+        return Scripted(lambda i: claims(0.5 + drift * i + 0.05 * math.sin(i / 20), moved=0.1))
+
+    slow = go(problem, instance, swing(0.0), max_iterations=1000).attempt
+    assert (slow.status, slow.iterations) == (Status.OK, 1000)
+    assert "within their own fluctuation" in slow.reason
+    assert go(problem, instance, swing(2e-4), max_iterations=1000).attempt.status is Status.NOT_CONVERGED
+
+
 def test_an_error_that_falls_is_perfect_recovery_to_a_precision(problem, instance):
     second = float(problem.prior.second_moment(1)[0, 0])
 
