@@ -83,9 +83,9 @@ def flag(text: str, *names: str) -> click.Option:
     return click.Option(names, is_flag=True, help=text)
 
 
-def several(text: str, metavar: str, *names: str, kind: click.Path | None = None) -> click.Option:
+def several(text: str, metavar: str, *names: str) -> click.Option:
     """An option that may be given often."""
-    return click.Option(names, multiple=True, metavar=metavar, type=kind, help=text)
+    return click.Option(names, multiple=True, metavar=metavar, help=text)
 
 
 def output_option(text: str, *, folder: bool = False, required: bool = True) -> click.Option:
@@ -144,7 +144,7 @@ _EVERY_COMMAND = (
     flag("No progress and no remarks.", "--quiet"),
     flag("Say on standard error what is loaded from where.", "--trace-plugins"),
     flag("Load only what ships with smimbench.", "--no-plugins"),
-    several("Load plugins from a file or folder.", "PATH", "--plugins", kind=click.Path(exists=True)),
+    several("Load plugins from a file or folder.", "PATH", "--plugins"),
 )
 _OF_A_SUITE = (
     several("Run or show a part: algorithm, alpha, dimension, seed, problem.", "KEY=VALUE", "--only"),
@@ -272,6 +272,9 @@ def _spare_the_suite(name: str | None, output: Path | None) -> None:
 def _registry(paths: tuple[str, ...], no_plugins: bool, trace_plugins: bool) -> Registry:
     from smimbench.registry.registry import Registry, set_registry
 
+    for path in paths:
+        if not os.path.exists(path):
+            raise click.BadParameter(f"Path {path!r} does not exist.", param_hint="'--plugins'")
     wanted = [p for p in os.environ.get("SMIMBENCH_PLUGINS", "").split(os.pathsep) if p] + list(paths)
     trace = (lambda line: click.echo(line, err=True)) if trace_plugins else None
     third_party = not (no_plugins or os.environ.get("SMIMBENCH_NO_PLUGINS"))

@@ -125,6 +125,7 @@ class OverlapRule:
         symmetric = member(problem.channel, "symmetry", "none") != "none"
         bottom = np.diagonal(np.asarray(problem.prior.mean_overlap(problem.components)))
         self.chance = bottom + self.fluctuation if symmetric else np.full_like(self.second, -math.inf)
+        self.low_rank = problem.model.rank == "low"
         self.history: list[tuple[Any, Any]] = []
         self.latest: Info | None = None
 
@@ -180,7 +181,8 @@ class OverlapRule:
         """Why a run that has used all its iterations may count nevertheless, or None.
 
         Either its error is below ``precision`` and falls, or its overlaps stand still within their own fluctuation: over the
-        long window, or over the second half of the run where that is longer and the fluctuation slow.
+        long window, or for low rank over the second half of the run, where the fluctuation is slow. On matrices what swings
+        slowly is a claim that is many times too small, which another account of the noise mends.
         """
         info, settings = self.latest, self.settings
         if info is None or info.squared_step is None or len(self.history) < settings.long_window:
@@ -194,7 +196,8 @@ class OverlapRule:
             return f"the error falls, to {last.max():.1e} so far: below a precision of {settings.precision:g}"
         if (info.squared_step > np.maximum(self.history[-1][1], self.fluctuation) / 2).any():
             return None
-        if any(map(self._fluctuates, {settings.long_window, max(settings.long_window, len(self.history) // 2)})):
+        longest = len(self.history) // 2 if self.low_rank else 0
+        if any(map(self._fluctuates, {settings.long_window, max(settings.long_window, longest)})):
             return "overlaps stand still within their own fluctuation"
         return None
 
