@@ -199,7 +199,9 @@ class Gamp:
             mixed = Mixing(progress.weight)
         change = denoised.estimate - state.estimate
         ahead = mixed.weight * progress.leap
-        estimate = Mixing(ahead)(denoised.estimate, state.estimate)
+        # Without a leap the weights that a device has already.
+        forward = Mixing(ahead) if np.any(progress.leap > 1) else mixed
+        estimate = forward(denoised.estimate, state.estimate)
         # The last wait of the iteration: from here on all is on the host.
         denoised_V, squared_step, self_overlap, *turns = read_together(
             denoised_V,

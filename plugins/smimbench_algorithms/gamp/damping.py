@@ -91,23 +91,23 @@ class Progress(NamedTuple):
     ----------
     weight : NumPy number
         Weight of the new in the next step.
-    change : array (P, ...) or None
-        Undamped change of the estimate in the last step.
-    residual : NumPy number or None
-        Its size, in units of the predicted error.
     leap : NumPy number
         How many times as far the estimate goes in the next step as all else does.
     aligned : NumPy integer
         How many slow steps in the same direction there were since the last leap.
+    change : array (P, ...) or None
+        Undamped change of the estimate in the last step.
+    residual : NumPy number or None
+        Its size, in units of the predicted error.
 
     All of them may have an axis of instances in front.
     """
 
     weight: Any
+    leap: Any
+    aligned: Any
     change: Array | None = None
     residual: Any = None
-    leap: Any = np.float64(1.0)
-    aligned: Any = np.int64(0)
 
 
 def pace_of(problem: Problem) -> Pace:
@@ -149,7 +149,7 @@ def start(problem: Problem, damping: float | None, like: Host) -> Progress:
     """Before the first step: ``1 - damping``, or the first weight of the pace, for errors ``like`` (..., P, P)."""
     first = pace_of(problem).first if damping is None else 1 - damping
     weight = np.full(like.shape[:-2], first, dtype=like.dtype)[()]
-    return Progress(weight, leap=np.ones_like(weight), aligned=np.zeros(like.shape[:-2], dtype=int)[()])
+    return Progress(weight, np.ones_like(weight), np.zeros(like.shape[:-2], dtype=int)[()])
 
 
 def first_weight(weight: Any, error: Host, before: Host) -> Any:
@@ -191,8 +191,8 @@ def follow(
     residual : NumPy number
         Size of the change in units of the error.
     """
-    weight, before, old_residual, *_ = last
-    if before is None:
+    weight = last.weight
+    if last.change is None:
         return last._replace(change=change, residual=residual)
     pace = pace_of(problem)
     leap, aligned = np.ones_like(weight), np.zeros_like(last.aligned)
@@ -201,11 +201,11 @@ def follow(
         too_large = along < pace.turn * square
         leap, aligned = _leap(pace, last.aligned, along, square, np.sum(squared_step / error, axis=-1))
     else:
-        too_large = residual > pace.growth * old_residual
+        too_large = residual > pace.growth * last.residual
     too_large = too_large & (residual > pace.small)
     shorter = np.maximum(weight * pace.slower, np.full_like(weight, pace.least))
     longer = np.minimum(weight * pace.quicker, np.full_like(weight, pace.most))
-    return Progress(np.where(too_large, shorter, longer)[()], change, residual, leap, aligned)
+    return Progress(np.where(too_large, shorter, longer)[()], leap, aligned, change, residual)
 
 
 def _leap(pace: Pace, aligned: Any, along: Any, old_square: Any, square: Any) -> tuple[Any, Any]:
@@ -218,6 +218,5 @@ def _leap(pace: Pace, aligned: Any, along: Any, old_square: Any, square: Any) ->
     slow = parallel & (pace.slow < ratio) & (ratio < 1)
     count = np.where(slow, aligned + 1, 0)
     leaps = (count >= pace.waits) & (pace.waits > 0)
-    # Far below 1 the ratio may be anything where no leap is made.
-    length = np.minimum(1 / np.maximum(1 - ratio, 1 / pace.leap), pace.leap)
+    length = 1 / np.maximum(1 - ratio, 1 / pace.leap)
     return np.where(leaps, length, np.ones_like(length))[()], np.where(leaps, 0, count)[()]
