@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
 import re
 
@@ -146,15 +145,3 @@ def test_own_and_derived_are_told_apart():
     assert found["posterior"] == "own"
     assert found["information"] == found["symmetry"] == "derived"
     assert found["compiled"] == "none"
-
-
-def test_the_list_of_files_is_that_of_the_tree():
-    """Stale: run python docs/files.py."""
-    spec = importlib.util.spec_from_file_location("docs_files", DOCS / "files.py")
-    files = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(files)
-    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    assert files.with_list(page) == page
-    assert not [line for line in files.file_list().splitlines() if line.endswith("`: ")], (
-        "a file says nothing of itself"
-    )
