@@ -5,7 +5,7 @@ of fewer samples, within ``--limit`` seconds of processor time; and each of its 
 errors of plain draws from teacher and posterior, as in ``smimbench theory --verify``. Or it is one line that says what would be
 right. With ``--runs`` every algorithm runs at dimensions from 1 and sample ratios from 1e-4 to 1e4: each has to end with finite
 metrics, or skipped, diverged or refused in a line of smimbench's own. ``--skip FILE`` leaves out what has a row in a table that
-is there already. docs/stress.md has the tables of a whole run.
+is there already. results/checks/extremes.md has the tables of a whole run.
 """
 
 from __future__ import annotations

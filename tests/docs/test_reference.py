@@ -72,7 +72,7 @@ def test_links_lead_somewhere(page):
 
 def test_the_index_has_every_page():
     index = (DOCS / "README.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"\]\(([\w-]+\.md)\)", index)) == set(PAGES) - {"README.md"}
+    assert set(re.findall(r"\]\(([\w-]+\.md)(?:#[\w-]+)?\)", index)) == set(PAGES) - {"README.md"}
 
 
 def test_the_tutorials_use_the_checks_that_exist():

@@ -15,6 +15,7 @@ LEAST = {
     "writing-a-prior": (3, 2, 1),
     "writing-an-algorithm": (4, 3, 1),
     "writing-a-metric": (1, 2, 0),
+    "load-and-plot": (0, 1, 2),
 }
 """Files, commands and scripts that a page has at the least."""
 
