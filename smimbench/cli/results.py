@@ -29,9 +29,11 @@ __all__ = ["Results", "kept_document", "present", "present_document", "stored_re
 
 
 class Results:
-    """All that was run of a suite on some backends, with the theory beside it."""
+    """All that was run of a suite on some backends, with the theory beside it, as far as it is solved before a deadline."""
 
-    def __init__(self, suite: Suite, store: Store, backends: Sequence[str], request: Request) -> None:
+    def __init__(
+        self, suite: Suite, store: Store, backends: Sequence[str], request: Request, deadline: float | None = None
+    ) -> None:
         from smimbench.report.rows import suite_records
         from smimbench.run.settings import settings_folder
         from smimbench.run.store import theory_folder
@@ -40,7 +42,7 @@ class Results:
         self.suite, self.store, self.backends = suite, store, backends
         self.folder = settings_folder(suite, store)
         self.pairs = suite_records(suite, store, backends)
-        self.cache = GuardedTheory(theory_folder(store))
+        self.cache = GuardedTheory(theory_folder(store), deadline)
         self.cache.remark = lambda line: request.remark([line])
         self.counts = dict(Counter(record["status"] for _, record in self.pairs))
 

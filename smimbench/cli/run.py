@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,11 @@ if TYPE_CHECKING:
     ),
     click.Option(["--cell-time"], type=DURATION, help="End a cell from outside after so long (90s, 10m, 2h)."),
     click.Option(["--cell-memory"], type=SIZE, help="End a cell from outside that takes more (500MB, 4GB)."),
-    click.Option(["--budget"], type=DURATION, help="End the run after so long; what is not finished stays to be run."),
+    click.Option(
+        ["--budget"],
+        type=DURATION,
+        help="End the run, its theory included, after so long; what is not finished stays to be run.",
+    ),
     flag("Count cells, time and memory by past runs and short trials; run nothing.", "--dry-run"),
     flag("Tables only.", "--no-figure"),
     FULL,
@@ -98,6 +103,7 @@ def run(
     request.remark(campaign.remarks)
     if dry_run:
         return _dry_run(campaign, request.as_json)
+    deadline = None if budget is None else time.monotonic() + budget
     with watchers(campaign, silent=request.quiet or request.as_json) as (on_record, on_look):
         campaign.run(on_record, on_look)
     left = campaign.left() if budget is not None else 0
@@ -105,11 +111,13 @@ def run(
         request.remark([f"the budget is spent: {left} cells are left; run the same command again to go on"])
     if part is not None:
         return _shard_result(campaign, part, request)
-    results = Results(suite, store, backends, request)
+    results = Results(suite, store, backends, request, deadline)
     if "theory" in how["retry"]:
         results.cache.set_aside(plan.problem for plan in suite.plans)
     code = present(results, request, figure=not no_figure, full=full, keep=True)
-    return AGAIN if left else code
+    if results.cache.is_late and not left:
+        request.remark(["the budget is spent: theory is left; run the same command again to go on"])
+    return AGAIN if left or results.cache.is_late else code
 
 
 def _part_of_suite(text: str | None) -> Shard | None:

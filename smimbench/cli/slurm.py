@@ -45,6 +45,7 @@ def slurm(request: Request, minutes: int, cpus: int, max_array: int, backend: st
     array = plan_array(cells, seconds, minutes, cpus, max_array)
     again = [
         sys.executable,
+        "-P",
         "-m",
         "smimbench",
         "run",

@@ -45,14 +45,14 @@ def is_in_trajectory(metric: Any) -> bool:
 
 
 def names_in_key(names: Iterable[str], registry: Registry | None = None) -> tuple[str, ...]:
-    """Metrics that a cell has to measure beside those of every trajectory, sorted.
+    """Metrics that a cell has to measure beside those of every trajectory, and all of third parties, sorted.
 
     A version above 1 is written ``name@version``, one of another package ``name@version.code`` with a hash of its code.
     """
     found = []
     for name in dict.fromkeys(names):
         entry = (registry or get_registry()).get("metric", name)
-        if not is_in_trajectory(entry.item):
+        if not is_in_trajectory(entry.item) or entry.source is not None:
             version = "" if entry.item.version == 1 and entry.source is None else f"@{entry.item.version}"
             found.append(name + version + ("" if entry.source is None else f".{entry.source}"))
     return tuple(sorted(found))

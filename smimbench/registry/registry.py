@@ -102,13 +102,27 @@ class Registry:
         Files or folders of drop-in plugins.
     third_party : bool
         Whether to load installed third-party plugins and drop-ins; what ships with smimbench is always loaded.
+    only : iterable of str or None
+        Load the plugins of these distributions and what ships, and no code of any other; None: all.
     trace : callable or None
         Called with one line for every step of loading.
+
+    Attributes
+    ----------
+    foreign_path : set of str
+        Entries of ``sys.path`` that plugins have added.
     """
 
     def __init__(
-        self, paths: Iterable[str] = (), *, third_party: bool = True, trace: Callable[[str], None] | None = None
+        self,
+        paths: Iterable[str] = (),
+        *,
+        third_party: bool = True,
+        only: Iterable[str] | None = None,
+        trace: Callable[[str], None] | None = None,
     ) -> None:
+        self.foreign_path: set[str] = set()
+        self._only = None if only is None else frozenset(only)
         self.paths = tuple(paths) if third_party else ()
         self.third_party = third_party
         self.plugins: list[Plugin] = []
@@ -130,7 +144,8 @@ class Registry:
         points.sort(key=lambda triple: (triple[1] != BUILT_IN, triple[1], triple[0].name))
         seen: set[tuple[str, str]] = set()
         for point, distribution, version in points:
-            if (distribution, point.value) in seen or (distribution != BUILT_IN and not self.third_party):
+            wanted = distribution == BUILT_IN or (self.third_party and self._is_wanted(distribution))
+            if (distribution, point.value) in seen or not wanted:
                 continue
             seen.add((distribution, point.value))
             plugin = Plugin(point.name, distribution, version, point.value)
@@ -146,11 +161,21 @@ class Registry:
             return
         for file in files:
             stem = file.parent.name if file.name == "__init__.py" else file.stem
-            self._load(Plugin(stem, stem, "", str(file)), functools.partial(_import_file, file, stem))
+            if self._is_wanted(stem):
+                self._load(Plugin(stem, stem, "", str(file)), functools.partial(_import_file, file, stem))
+
+    @property
+    def has_third_party(self) -> bool:
+        """Whether code of third parties has been loaded here."""
+        return any(plugin.distribution != BUILT_IN for plugin in self.plugins)
+
+    def _is_wanted(self, distribution: str) -> bool:
+        return self._only is None or distribution in self._only
 
     def _load(self, plugin: Plugin, load: Callable[[], Any]) -> None:
         self._trace(f"loading {plugin.name} of {plugin.distribution} from {plugin.origin}")
         self.plugins.append(plugin)
+        environment, path = dict(os.environ), list(sys.path)
         try:
             module = load()
             unknown = _unknown_hooks(module)
@@ -168,6 +193,13 @@ class Registry:
             plugin.problems.append(line if isinstance(error, RegistryError) else f"{type(error).__name__}: {line}")
             self._entries = [entry for entry in self._entries if entry not in plugin.entries]
             plugin.entries.clear()
+        finally:
+            added = [entry for entry in sys.path if entry not in path]
+            self.foreign_path.update(added)
+            sys.path[:] = [*path, *added]
+            if self._only is None and plugin.distribution != BUILT_IN and dict(os.environ) != environment:
+                os.environ.clear()  # what it wants to find there is set again in processes of its own
+                os.environ.update(environment)
         for problem in plugin.problems:
             self._trace(f"  {problem}")
         for entry in plugin.entries:

@@ -188,6 +188,7 @@ def error_rows(
         len(unsolved) == len(problems)
         and (complaint := next(iter(unsolved.values())))
         and isinstance(complaint, ProblemError)
+        and complaint.key != "theory"  # its process ended, or had to: rows say so, the runs may be good
     ):
         raise complaint  # nothing else is hidden by it
     rows: list[dict[str, Any]] = []

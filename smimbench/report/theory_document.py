@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smimbench.registry.metrics import find_metric, theory_of
-from smimbench.run.theory_guard import strange
+from smimbench.run.theory_guard import is_third_party
 from smimbench.run.theory_processes import solve_in_processes
 from smimbench.theory.cache import Kept, Progress, TheoryCache
 
@@ -64,7 +64,7 @@ def theory_document(
     """
     cache = cache or TheoryCache()
     wanted = [(plan, _ratios(plan, alphas)) for plan in suite.chosen_plans]
-    ours = [(plan, ratios) for plan, ratios in wanted if not strange(*plan.problem.spec.values())]
+    ours = [(plan, ratios) for plan, ratios in wanted if not is_third_party(*plan.problem.spec.values())]
     if workers > 1 and ours:
 
         def heard(number: int, progress: Progress) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -27,7 +27,7 @@ from smimbench.run.processes import Limits, Underway, in_processes
 from smimbench.run.settings import settings_folder
 from smimbench.run.shards import Shard, cells_of_shard
 from smimbench.run.store import Store, theory_folder
-from smimbench.run.theory_guard import GuardedTheory, strange
+from smimbench.run.theory_guard import GuardedTheory, is_third_party
 from smimbench.suite.errors import SuiteError
 
 if TYPE_CHECKING:
@@ -86,7 +86,11 @@ class Campaign:
         ProblemError
             If no problem could be held against theory: an item of somebody else contradicts itself in all of them.
         """
-        self._refuse_inconsistent_items()
+        limits, begin = self.limits, time.monotonic()
+        budget = None if limits is None else limits.budget
+        self._refuse_inconsistent_items(None if budget is None else begin + budget)
+        if limits is not None and budget is not None:
+            limits = replace(limits, budget=max(0.0, begin + budget - time.monotonic()))
         return run_cells(
             self.missing,
             self.store,
@@ -96,19 +100,19 @@ class Campaign:
             registry=self.registry,
             dask=self.dask,
             isolated=self.isolated,
-            limits=self.limits,
+            limits=limits,
             seeds_at_once=self.seeds_at_once,
             on_record=on_record,
             on_look=on_look,
         )
 
-    def _refuse_inconsistent_items(self) -> None:
+    def _refuse_inconsistent_items(self, deadline: float | None) -> None:
         """Before hours are spent: runs of an inconsistent posterior mean nothing, and their tables would be refused."""
         labels = {cell.problem_label for cell in self.missing}
         problems = [plan.problem for plan in self.suite.plans if plan.label in labels]
-        if not problems or not all(strange(*problem.spec.values()) for problem in problems):
+        if not problems or not all(is_third_party(*problem.spec.values()) for problem in problems):
             return
-        cache, complaint = GuardedTheory(theory_folder(self.store)), None
+        cache, complaint = GuardedTheory(theory_folder(self.store), deadline), None
         for problem in problems:
             try:
                 cache.begin(problem)
@@ -279,7 +283,8 @@ def run_cells(
     Parameters
     ----------
     workers : int
-        Processes at a time; 1 runs in this process, unless ``isolated``. Timing mode is always serial.
+        Processes at a time; 1 runs in this process, unless ``isolated`` or plugins of third parties are loaded. Timing mode
+        is always serial.
     isolated : bool
         Run in a process of its own also what runs alone: nothing that a plugin does can then end this one.
     limits : Limits or None
@@ -310,7 +315,7 @@ def run_cells(
     claims: Claims | None = None
     if dask is not None:
         source = on_dask(cells, dask, threads, registry, limits)
-    elif workers <= 1 and not isolated and limits in (None, Limits()):
+    elif workers <= 1 and not isolated and limits in (None, Limits()) and not registry.has_third_party:
         groups = grouped(cells, registry, 1 if timing else seeds_at_once)
         source = (r for group in groups for r in run_group(group, timing=timing, threads=threads, registry=registry))
     else:

@@ -1,7 +1,7 @@
 """Cells on a Dask cluster; its workers need smimbench and the same plugins, not the results folder.
 
-Cells run in a process beside the Dask worker that is made anew for every run: code that was changed since the worker started is
-loaded as it is now, and a plugin that crashes takes no worker with it.
+Cells run in processes beside the Dask worker, one for each set of distributions, that are made anew for every run: code that
+was changed since the worker started is loaded as it is now, and a plugin that crashes takes no worker with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from smimbench.backend import machine
 from smimbench.backend.device import BackendError
 from smimbench.files import error_line
 from smimbench.run.cell import lost_record
-from smimbench.run.processes import Crew, Limits, with_crew
+from smimbench.run.processes import Limits, WorkerPool, with_pool
 from smimbench.run.record import check_types
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ CHANCES = 5
 """Times that a cell is sent again after the cluster lost it; Dask itself sends it to other workers before."""
 LOST = ("KilledWorker", "CancelledError", "FutureCancelledError", "TimeoutError")
 """Names of errors of a cell that went with its worker or its scheduler, and may be sent again."""
-SECOND_THOUGHTS = 1.0
+RETRY_DELAY = 1.0
 """Seconds until a cell that was lost is sent again, if the scheduler answers then; doubled, that much later."""
-REST = 20.0
+IDLE_TIMEOUT = 20.0
 """Seconds without a cell after which the process beside a Dask worker is ended; doubled, its memory is held that much longer."""
 DEVICES = ("cupy",)
 """Backends whose cells ask a worker for the resource ``GPU``."""
@@ -77,7 +77,7 @@ def on_dask(
             cell,
             threads,
             registry.paths,
-            registry.third_party,
+            cell.distributions(registry),
             machine.versions().get("smimbench"),
             limits,
             name,
@@ -96,7 +96,7 @@ def on_dask(
         again: list[tuple[Cell, int, BaseException]] = []
         since = 0.0
         while (running or again) and (end is None or time.monotonic() < end):
-            if again and time.monotonic() - since > SECOND_THOUGHTS:
+            if again and time.monotonic() - since > RETRY_DELAY:
                 if not watch.answers():
                     raise BackendError(f"dask: the scheduler at {address} is gone; what was finished is kept")
                 for cell, chance, why in again:
@@ -199,20 +199,25 @@ def _checked(record: Any, cell: Cell, threads: int) -> dict[str, Any]:
 
 
 def _work_anywhere(
-    cell: Cell, threads: int, paths: tuple[str, ...], third_party: bool, version: str | None, limits: Limits, run: str
+    cell: Cell,
+    threads: int,
+    paths: tuple[str, ...],
+    distributions: frozenset[str],
+    version: str | None,
+    limits: Limits,
+    run: str,
 ) -> dict[str, Any]:
     here = machine.versions().get("smimbench")
     if here != version:
         return lost_record(cell, threads, f"the worker has smimbench {here}, the client {version}; install the same")
-    sender: Any = SimpleNamespace(paths=paths, third_party=third_party)
     alone = Limits(limits.seconds, limits.memory)
-    crew = _RESTING.take(run) or Crew(1, threads, sender)
+    pool = _RESTING.take(run) or WorkerPool(1, threads, SimpleNamespace(paths=paths, foreign_path=set()))
     try:
-        (record,) = with_crew([(cell,)], crew, alone)
+        (record,) = with_pool([(cell,)], pool, alone, distributions=distributions)
     except BaseException:
-        crew.end()
+        pool.end()
         raise
-    _RESTING.put(run, crew)
+    _RESTING.put(run, pool)
     return record
 
 
@@ -221,22 +226,22 @@ class _Resting:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._crews: list[tuple[str, Crew, float]] = []
+        self._pools: list[tuple[str, WorkerPool, float]] = []
         self._watched = False
 
-    def take(self, run: str) -> Crew | None:
+    def take(self, run: str) -> WorkerPool | None:
         """One of this run, if there is one; those of other runs may have other code and are not touched."""
         with self._lock:
-            for i, (of, crew, _) in enumerate(self._crews):
+            for i, (of, pool, _) in enumerate(self._pools):
                 if of == run:
-                    del self._crews[i]
-                    return crew
+                    del self._pools[i]
+                    return pool
         return None
 
-    def put(self, run: str, crew: Crew) -> None:
+    def put(self, run: str, pool: WorkerPool) -> None:
         """Let it rest."""
         with self._lock:
-            self._crews.append((run, crew, time.monotonic()))
+            self._pools.append((run, pool, time.monotonic()))
             if not self._watched:
                 self._watched = True
                 threading.Thread(target=self._watch, daemon=True).start()
@@ -244,14 +249,14 @@ class _Resting:
     def _watch(self) -> None:
         """End those that rest long, until there are none."""
         while True:
-            time.sleep(REST / 4)
+            time.sleep(IDLE_TIMEOUT / 4)
             with self._lock:
-                late = [one for one in self._crews if time.monotonic() - one[2] >= REST]
-                self._crews = [one for one in self._crews if one not in late]
-                self._watched = bool(self._crews)
+                late = [one for one in self._pools if time.monotonic() - one[2] >= IDLE_TIMEOUT]
+                self._pools = [one for one in self._pools if one not in late]
+                self._watched = bool(self._pools)
                 again = self._watched
-            for _, crew, _ in late:
-                crew.end()
+            for _, pool, _ in late:
+                pool.end()
             if not again:
                 return
 

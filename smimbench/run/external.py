@@ -139,6 +139,8 @@ def read_estimate(path: Path, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     def fail(key: str, message: str) -> SuiteError:
         return SuiteError(str(path), key, message)
 
+    if not path.is_file():  # a pipe or a device may never end
+        raise fail("", "is no regular file; write the estimate to an .npz first" if path.exists() else "does not exist")
     try:
         with zipfile.ZipFile(path) as packed:
             names = [name.removesuffix(".npy") for name in packed.namelist()]

@@ -1,4 +1,4 @@
-"""A pool of spawned processes with the parent's plugins, and Ctrl-C while they work: for theory, whose code is our own."""
+"""A pool of spawned processes without plugins of third parties, and Ctrl-C while they work: for theory, whose code is our own."""
 
 from __future__ import annotations
 
@@ -59,20 +59,19 @@ class InterruptBetween:
 
 
 class Pool:
-    """Spawned processes with the parent's plugins, which end at once when they are left before their work is done."""
+    """Spawned processes with what ships and no other plugins, which end at once when they are left before their work is done."""
 
-    def __init__(self, workers: int, threads: int, registry: Registry) -> None:
+    def __init__(self, workers: int, threads: int) -> None:
         import multiprocessing
         from multiprocessing import resource_tracker
 
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
             os.environ.setdefault(name, str(threads))
+        os.environ.setdefault("PYTHONSAFEPATH", "1")  # nothing of the working folder is imported
         context = multiprocessing.get_context("spawn")  # fork with threaded BLAS or CUDA hangs
         resource_tracker.ensure_running()  # it would unblock Ctrl-C in the middle of the first submit
         self._end, self._leash = context.Pipe(duplex=False)
-        self._executor = ProcessPoolExecutor(
-            workers, mp_context=context, initializer=_begin, initargs=(registry.paths, registry.third_party, self._end)
-        )
+        self._executor = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(self._end,))
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
         """Hand out work; processes that this starts know no Ctrl-C from their first moment, it is the parent's business."""
@@ -95,11 +94,11 @@ class Pool:
         self._end.close()
 
 
-def _begin(paths: tuple[str, ...], third_party: bool, leash: Connection) -> None:
-    """First act of a worker: the same plugins as the parent's."""
+def _begin(leash: Connection) -> None:
+    """First act of a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, args=(leash,), daemon=True).start()
-    set_registry(Registry(paths, third_party=third_party))
+    set_registry(Registry(third_party=False))
 
 
 def _end_with_parent(leash: Connection) -> None:

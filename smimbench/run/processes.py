@@ -1,4 +1,4 @@
-"""Cells in a crew of processes that are watched from outside: one that dies is replaced, one that takes too long or too
+"""Cells in a pool of processes that are watched from outside: one that dies is replaced, one that takes too long or too
 much memory is ended.
 
 A cell whose process died gets a second chance in a new one; then it is a failed cell, with the signal for a reason.
@@ -11,11 +11,8 @@ import json
 import os
 import pickle
 import queue
-import signal
 import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -29,7 +26,7 @@ from smimbench.run import heartbeat
 from smimbench.run.cell import lost_record
 from smimbench.run.loop import Status
 from smimbench.run.record import LONGEST, check_types
-from smimbench.run.worker import BOOT, HEAD, send
+from smimbench.run.supervised import SupervisedProcess, how_it_ended, plugins_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +35,7 @@ if TYPE_CHECKING:
     from smimbench.run.claims import Claims
     from smimbench.suite.cells import Cell
 
-__all__ = ["RESERVE", "Crew", "Limits", "Underway", "end_group", "how_it_ended", "in_processes", "with_crew"]
+__all__ = ["RESERVE", "Limits", "Underway", "WorkerPool", "in_processes", "with_pool"]
 
 POLL = 0.1
 """Seconds between two looks at the processes; doubled, limits are kept that much less exactly."""
@@ -49,6 +46,8 @@ CHANCES = 2
 """Processes that a cell may lose; with more, a cell that crashes costs more before it is recorded as failed."""
 RESERVE = 0.03
 """Part of the memory of the machine that stays free; doubled, a process that takes it all is ended that much earlier."""
+SPARE = 4
+"""Processes that wait for cells of their distributions beside those at work; with more, memory is held for fewer starts."""
 LARGEST_OUTPUT = 1 << 24
 """Bytes that a cell may print before what came first is dropped."""
 
@@ -80,37 +79,42 @@ class Underway(NamedTuple):
     iterations: int
 
 
-class Crew:
-    """Processes that run cells, with the plugins of a registry; made as they are needed, ended together.
+class WorkerPool:
+    """Processes that run cells, made as they are needed, ended together.
+
+    A process runs cells of one set of distributions only: whatever the code of one has changed in it, cells of others never
+    see. Those that have nothing to do wait for more of the same.
 
     Parameters
     ----------
     most : int
-        Processes at a time.
+        Processes at work at a time.
     threads : int
         BLAS threads of each.
+    registry : Registry
+        Anything with its ``paths`` and ``foreign_path``.
     """
 
-    def __init__(self, most: int, threads: int, registry: Registry, *, timing: bool = False) -> None:
-        self.events: queue.Queue[tuple[_WatchedProcess, bytes | None]] = queue.Queue()
-        self.workers: list[_WatchedProcess] = []
+    def __init__(self, most: int, threads: int, registry: Any, *, timing: bool = False) -> None:
+        self.events: queue.Queue[tuple[_CellProcess, bytes | None]] = queue.Queue()
+        self.workers: list[_CellProcess] = []
         self.threads = threads
+        self.registry = registry
         self._most = most
-        self._setup = {
-            "paths": registry.paths,
-            "third_party": registry.third_party,
-            "threads": threads,
-            "timing": timing,
-        }
+        self._timing = timing
 
-    def idle(self) -> _WatchedProcess | None:
-        """A process with nothing to do, a new one if there are too few; None if all are busy."""
-        for worker in self.workers:
-            if not worker.cells and worker.verdict is None and worker.alive:
-                return worker
-        if len(self.workers) >= self._most:
+    def idle(self, distributions: frozenset[str]) -> _CellProcess | None:
+        """A process for cells of these distributions with nothing to do; None if as many as may be are at work."""
+        free = [worker for worker in self.workers if worker.is_idle]
+        if len(self.workers) - len(free) >= self._most:
             return None
-        self.workers.append(_WatchedProcess(self._setup, self.events))
+        for worker in free:
+            if worker.distributions == distributions:
+                return worker
+        for worker in free[: max(0, len(self.workers) - self._most - SPARE + 1)]:
+            worker.end()
+            self.workers.remove(worker)
+        self.workers.append(_CellProcess(self.registry, distributions, self.threads, self._timing, self.events))
         return self.workers[-1]
 
     def end(self) -> None:
@@ -137,73 +141,97 @@ def in_processes(
     With ``claims`` those that another run has taken are left to it, and are taken over if it goes away. ``on_look`` is told
     several times a second what is being run.
     """
-    crew = Crew(workers, threads, registry, timing=timing)
+    pool = WorkerPool(workers, threads, registry, timing=timing)
     try:
-        yield from with_crew(groups, crew, limits, claims, on_look)
+        yield from with_pool(groups, pool, limits, claims, on_look)
     finally:
         if claims is not None:
             claims.close()
-        crew.end()
+        pool.end()
 
 
-def with_crew(
+def with_pool(
     groups: Sequence[Sequence[Cell]],
-    crew: Crew,
+    pool: WorkerPool,
     limits: Limits | None = None,
     claims: Claims | None = None,
     on_look: Callable[[list[Underway]], None] | None = None,
+    *,
+    distributions: frozenset[str] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Run cells in the processes of a crew that has nothing else to do, and that goes on to live."""
+    """Run cells in the processes of a pool that has nothing else to do, and that goes on to live.
+
+    ``distributions``: of all of them, where no registry is at hand that could tell.
+    """
     limits = limits or Limits()
     end = None if limits.budget is None else time.monotonic() + limits.budget
-    waiting = deque((tuple(group), 1) for group in groups)
-    while waiting or any(worker.cells for worker in crew.workers):
+    keyed = [
+        (tuple(group), 1, group[0].distributions(pool.registry) if distributions is None else distributions)
+        for group in groups
+    ]
+    if len({code for _, _, code in keyed}) > SPARE:  # in the order of the suite nearly every cell would start a process
+        keyed.sort(key=lambda one: sorted(one[2]))
+    waiting = deque(keyed)
+    while waiting or any(worker.cells for worker in pool.workers):
         late = end is not None and time.monotonic() > end
         if late:
             return
         for _ in range(len(waiting)):
-            if (idle := crew.idle()) is None:
+            if (idle := pool.idle(waiting[0][2])) is None:
                 break
-            cells, chance = waiting.popleft()
+            cells, chance, code = waiting.popleft()
             ours = tuple(cell for cell in cells if claims is None or claims.take(cell.key))
             if ours:
                 idle.begin(ours, chance)
             for cell in cells:  # of another run, until that is done with it
                 if claims is not None and cell not in ours and not claims.is_done(cell.key):
-                    waiting.append(((cell,), chance))
+                    waiting.append(((cell,), chance, code))
         with contextlib.suppress(queue.Empty):
-            worker, message = crew.events.get(timeout=POLL)
+            worker, message = pool.events.get(timeout=POLL)
+            if worker not in pool.workers:  # its end was noticed before
+                continue
             if message is None:
-                crew.workers.remove(worker)
-                record, again = worker.buried(crew.threads)
-                waiting.extendleft(reversed(again))
+                pool.workers.remove(worker)
+                record, again = worker.on_exit(pool.threads)
+                waiting.extendleft((*one, worker.distributions) for one in reversed(again))
                 if record is not None:
                     yield record
-            elif (record := worker.heard(message)) is not None:
+            elif (record := worker.receive_record(message)) is not None:
                 yield record
-        _watch_crew(crew.workers, limits)
+        for worker in pool.workers:
+            if worker.silent:
+                pool.events.put((worker, None))
+        _watch_pool(pool.workers, limits)
         if on_look is not None:
-            on_look([worker.underway() for worker in crew.workers if worker.cells and worker.verdict is None])
+            on_look([worker.underway() for worker in pool.workers if worker.cells and worker.verdict is None])
         if claims is not None:
             claims.touch()
 
 
-def _watch_crew(crew: Sequence[_WatchedProcess], limits: Limits) -> None:
+def _watch_pool(workers: Sequence[_CellProcess], limits: Limits) -> None:
     """End what is beyond its limits; where memory runs out, the process that has most of it."""
-    busy = [worker for worker in crew if worker.cells and worker.verdict is None]
+    busy = [worker for worker in workers if worker.cells and worker.verdict is None]
     for worker in busy:
-        worker.judge(limits)
+        worker.enforce_limits(limits)
     memory = psutil.virtual_memory()
     if busy and memory.available < RESERVE * memory.total:
-        largest = max(busy, key=_WatchedProcess.memory)
+        largest = max(busy, key=_CellProcess.memory)
         if (size := largest.memory()) > memory.total // 10:
-            largest.kill(Status.FAILED, f"the machine ran out of memory while the cell took {size / 2**30:.1f} GB")
+            largest.stop(Status.FAILED, f"the machine ran out of memory while the cell took {size / 2**30:.1f} GB")
 
 
-class _WatchedProcess:
+class _CellProcess(SupervisedProcess):
     """One process, and what is known of it."""
 
-    def __init__(self, setup: dict[str, Any], events: queue.Queue[tuple[_WatchedProcess, bytes | None]]) -> None:
+    def __init__(
+        self,
+        registry: Any,
+        distributions: frozenset[str],
+        threads: int,
+        timing: bool,
+        events: queue.Queue[tuple[_CellProcess, bytes | None]],
+    ) -> None:
+        self.distributions = distributions
         self.cells: list[Cell] = []  # whose records are still to come
         self.count = 0  # of those that were begun together
         self.chance = 0
@@ -214,51 +242,30 @@ class _WatchedProcess:
         with tempfile.NamedTemporaryFile(prefix="smimbench-", delete=False) as file:
             file.write(heartbeat.STILL)
         self._pulse = Path(file.name)
-        self._output = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed in end()
-        names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-        usual = {name: str(setup["threads"]) for name in names}
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", BOOT, json.dumps(sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._output,
-            env=usual | dict(os.environ),
-            start_new_session=True,  # Ctrl-C reaches the parent alone, and what a plugin starts ends with it
+        setup = plugins_of(registry, distributions) | {
+            "threads": threads,
+            "timing": timing,
+            "heartbeat": str(self._pulse),
+        }
+        super().__init__(
+            "smimbench.run.worker", setup, threads, lambda message: events.put((self, message)), registry.foreign_path
         )
-        self._tell(json.dumps({**setup, "heartbeat": str(self._pulse)}).encode())
-        threading.Thread(target=self._listen, args=(events,), daemon=True).start()
 
     @property
-    def alive(self) -> bool:
-        """Whether the process is there; one that died while it had nothing to do says so by its pipe as well."""
-        return self._process.poll() is None
-
-    def _tell(self, message: bytes) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it is dead, which the other pipe says too
-            send(self._process.stdin, message)
-
-    def _listen(self, events: queue.Queue[tuple[_WatchedProcess, bytes | None]]) -> None:
-        stream = self._process.stdout
-        assert stream is not None
-        with contextlib.suppress(OSError, ValueError, MemoryError):
-            while len(head := stream.read(HEAD.size)) == HEAD.size:
-                (length,) = HEAD.unpack(head)
-                if length > 1 << 32 or len(message := stream.read(length)) < length:
-                    break
-                events.put((self, message))
-        events.put((self, None))
+    def is_idle(self) -> bool:
+        """Whether it can be handed a cell."""
+        return not self.cells and self.verdict is None and self.alive
 
     def begin(self, cells: tuple[Cell, ...], chance: int) -> None:
         """Hand it a cell, or several to be run in one pass."""
         self.cells, self.count = list(cells), len(cells)
         self.chance, self._begun, self._late = chance, time.monotonic(), 0
-        self._output.truncate(0)
+        self.output.truncate(0)
         with open(self._pulse, "r+b") as file:  # it waits, and does not beat
             file.write(heartbeat.STILL)
-        self._tell(pickle.dumps(cells))
+        self.tell(pickle.dumps(cells))
 
-    def heard(self, message: bytes) -> dict[str, Any] | None:
+    def receive_record(self, message: bytes) -> dict[str, Any] | None:
         """The record of a cell of its own, if that is what it said."""
         try:
             record: dict[str, Any] = json.loads(message)
@@ -270,29 +277,29 @@ class _WatchedProcess:
             if len(left) == len(self.cells):
                 raise ValueError("the record of another cell")
         except (ValueError, TypeError, RecursionError):
-            self.kill(Status.FAILED, "the worker process sent something that is no record of its cell")
+            self.stop(Status.FAILED, "the worker process sent something that is no record of its cell")
             return None
         self.cells = left
         printed = self._printed()
         return {**record, **({"output": printed} if printed else {})}
 
-    def judge(self, limits: Limits) -> None:
+    def enforce_limits(self, limits: Limits) -> None:
         """End it if its cell is beyond a limit; several share their time, so that each may take as much as alone."""
         timeout = self.cells[0].run.timeout
         took = time.monotonic() - self._begun
-        if os.fstat(self._output.fileno()).st_size > LARGEST_OUTPUT:
-            self._output.truncate(0)
+        if os.fstat(self.output.fileno()).st_size > LARGEST_OUTPUT:
+            self.output.truncate(0)
         if timeout is not None:
             late = heartbeat.clock_seen(self._pulse.read_bytes()) > timeout + max(LEAST_GRACE, GRACE * timeout)
             self._late = self._late + 1 if late else 0
             if self._late > 1:  # the two numbers of a heartbeat are not written at once: look twice
                 reason = f"{timeout:g} s reached in a step that did not return; ended from outside"
-                return self.kill(Status.TIMEOUT, reason)
+                return self.stop(Status.TIMEOUT, reason)
         if limits.seconds is not None and self.ready and took > limits.seconds * self.count:
-            return self.kill(Status.TIMEOUT, f"the cell took more than {limits.seconds:g} s; ended from outside")
+            return self.stop(Status.TIMEOUT, f"the cell took more than {limits.seconds:g} s; ended from outside")
         if limits.memory is not None and (size := self.memory()) > limits.memory:
             sizes = f"{size / 2**30:.3g} GB, more than {limits.memory / 2**30:.3g}"
-            return self.kill(Status.FAILED, f"the cell took {sizes}; ended from outside")
+            return self.stop(Status.FAILED, f"the cell took {sizes}; ended from outside")
         return None
 
     def underway(self) -> Underway:
@@ -300,30 +307,18 @@ class _WatchedProcess:
         iterations = heartbeat.iterations_seen(self._pulse.read_bytes())
         return Underway(tuple(self.cells), time.monotonic() - self._begun, iterations)
 
-    def memory(self) -> int:
-        """Bytes that it and what it started have in memory."""
-        total = 0
-        with contextlib.suppress(psutil.Error):
-            process = psutil.Process(self._process.pid)
-            for one in (process, *process.children(recursive=True)):
-                with contextlib.suppress(psutil.Error):
-                    total += one.memory_info().rss
-        return total
-
-    def kill(self, status: Status, reason: str) -> None:
+    def stop(self, status: Status, reason: str) -> None:
         """End it, and what it started; ``status`` and ``reason`` stand in the record of its cell."""
         self.verdict = self.verdict or (status, reason)
-        end_group(self._process.pid)
-        with contextlib.suppress(OSError):
-            self._process.kill()
+        self.kill()
 
-    def buried(self, threads: int) -> tuple[dict[str, Any] | None, list[tuple[tuple[Cell, ...], int]]]:
+    def on_exit(self, threads: int) -> tuple[dict[str, Any] | None, list[tuple[tuple[Cell, ...], int]]]:
         """It has ended: the record of its cell, or what is to be begun again: the cell, or each of several alone."""
         printed = self._printed()
         if self.verdict is None:
             with contextlib.suppress(subprocess.TimeoutExpired):  # it has closed its pipe and goes on without
-                self._process.wait(2)
-        died = how_it_ended(self._process.returncode)
+                self.process.wait(2)
+        died = how_it_ended(self.process.returncode)
         self.end()
         if not self.cells:
             return None, []
@@ -339,36 +334,10 @@ class _WatchedProcess:
 
     def _printed(self) -> str:
         """The end of what was printed since its cell began."""
-        self._output.seek(max(0, os.fstat(self._output.fileno()).st_size - LONGEST))
-        return printable(self._output.read(LONGEST).decode("utf-8", "replace")).strip()
+        self.output.seek(max(0, os.fstat(self.output.fileno()).st_size - LONGEST))
+        return printable(self.output.read(LONGEST).decode("utf-8", "replace")).strip()
 
     def end(self) -> None:
-        """Let go of it; nothing of it is kept."""
-        end_group(self._process.pid)  # what it started and left behind included
-        with contextlib.suppress(OSError):
-            self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._output):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+        """End it and let go of it; nothing of it is kept."""
+        super().end()
         self._pulse.unlink(missing_ok=True)
-
-
-def end_group(leader: int) -> None:
-    """End a process that leads a group, and what it started."""
-    with contextlib.suppress(OSError, AttributeError):  # there are groups on POSIX only
-        os.killpg(leader, signal.SIGKILL)
-
-
-def how_it_ended(code: int | None) -> str:
-    """How a process ended, in words."""
-    if code is None:
-        return "it closed its pipe"
-    if code >= 0:
-        return f"it left with exit code {code} before its cell was finished"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    return f"{name} (out of memory, or killed)" if name == "SIGKILL" else name

@@ -62,7 +62,7 @@ def script(array: Array, name: str, command: Sequence[str], results: str) -> str
 #SBATCH --output={shlex.quote(f"smimbench-{name}-%A_%a.log")}
 # {array.tasks} parts of about the same cost. Each stops before the wall time and goes on where it was; jobs that were killed
 # may be submitted again as they are: what is finished is never run twice. When all are done, on any machine:
-#   {shlex.join([*command[:3], "show", command[4], "--results", results])}
+#   {shlex.join([*command[:4], "show", command[5], "--results", results])}
 export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 {shlex.join(run)} --shard "$SLURM_ARRAY_TASK_ID/{array.tasks}"
 code=$?

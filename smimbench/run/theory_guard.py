@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import pickle
 import queue
 import subprocess
-import sys
-import tempfile
-import threading
 import time
 import weakref
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from smimbench.files import canonical_json, error_line, plain_value, printable
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.registry import Registry, get_registry, set_registry
-from smimbench.run.processes import RESERVE, end_group, how_it_ended
+from smimbench.run.processes import RESERVE
 from smimbench.run.record import LONGEST
-from smimbench.run.worker import HEAD, begin_worker, send
+from smimbench.run.supervised import SupervisedProcess, how_it_ended, plugins_of
+from smimbench.run.worker import begin_worker, send
 from smimbench.suite.cells import as_table, build_algorithm
 from smimbench.theory.cache import Progress, TheoryCache
 from smimbench.theory.own import own_theory
@@ -37,16 +34,17 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Conditions
 
-__all__ = ["PATIENCE", "GuardedTheory", "main", "strange"]
+__all__ = ["PATIENCE", "GuardedTheory", "is_third_party", "main"]
 
 PATIENCE = 900.0
 """Seconds without any new number after which theory is given up; doubled, one that never returns is noticed that much later."""
 POLL = 0.5
 """Seconds between two looks at the process; doubled, it is ended that much later."""
-BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from smimbench.run.theory_guard import main; main()"
+MOST_PROCESSES = 4
+"""Processes that wait for questions, each for one set of distributions; with more, memory is held for fewer starts."""
 
 
-def strange(*specs: Mapping[str, Any]) -> bool:
+def is_third_party(*specs: Mapping[str, Any]) -> bool:
     """Whether any of these items came with another package than smimbench."""
     return any("distribution" in spec for spec in specs)
 
@@ -54,27 +52,46 @@ def strange(*specs: Mapping[str, Any]) -> bool:
 class GuardedTheory(TheoryCache):
     """Answers of theory, as those of its parent class; what is not smimbench's own is solved in another process.
 
+    That process has the plugins of the distributions that the question needs, and of no other.
+
+    Parameters
+    ----------
+    deadline : float or None
+        Moment (``time.monotonic``) after which nothing more is solved; then everything is solved in another process, which
+        can be ended.
+
+    Attributes
+    ----------
+    is_late : bool
+        Whether something was not solved because of the deadline.
+
     Raises
     ------
     ProblemError
-        What the parent class raises; or that the process ended, or found no new number for ``PATIENCE`` seconds.
+        What the parent class raises; or that the process ended, found no new number for ``PATIENCE`` seconds, or that the
+        deadline is over.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, deadline: float | None = None) -> None:
         super().__init__(folder)
-        self._solver: _GuardedProcess | None = None
+        self.deadline = deadline
+        self.is_late = False
+        self._solvers: dict[frozenset[str], _TheoryProcess] = {}
         self._given_up: dict[str, ProblemError] = {}
+
+    def _is_solved_elsewhere(self, *specs: Mapping[str, Any]) -> bool:
+        return self.deadline is not None or is_third_party(*specs)
 
     def begin(self, problem: Problem) -> None:
         """See ``TheoryCache``."""
-        if strange(*problem.spec.values()):
+        if self._is_solved_elsewhere(*problem.spec.values()):
             self._ask("begin", problem)
         else:
             super().begin(problem)
 
     def points(self, problem: Problem, alphas: Sequence[float]) -> list[list[dict[str, Any]]]:
         """See ``TheoryCache``."""
-        if strange(*problem.spec.values()):
+        if self._is_solved_elsewhere(*problem.spec.values()):
             key = canonical_json(problem.spec)
             missing = [a for a in dict.fromkeys(map(float, alphas)) if self._recall("point", key, a) is None]
             if missing:
@@ -83,25 +100,27 @@ class GuardedTheory(TheoryCache):
         return super().points(problem, alphas)
 
     def read_off(self, problem: Problem, alphas: Sequence[float]) -> list[list[dict[str, Any]]] | None:
-        """See ``TheoryCache``; None for what is not smimbench's own, which is solved elsewhere."""
-        return None if strange(*problem.spec.values()) else super().read_off(problem, alphas)
+        """See ``TheoryCache``; None for what is solved elsewhere."""
+        return None if self._is_solved_elsewhere(*problem.spec.values()) else super().read_off(problem, alphas)
 
     def thresholds(self, problem: Problem) -> dict[str, Any]:
         """See ``TheoryCache``."""
         key = canonical_json(problem.spec)
-        if strange(*problem.spec.values()) and self._recall("thresholds", key, None) is None:
+        if self._is_solved_elsewhere(*problem.spec.values()) and self._recall("thresholds", key, None) is None:
             self._remember("thresholds", key, None, self._ask("thresholds", problem))
         return super().thresholds(problem)
 
     def thresholds_at_hand(self, problem: Problem) -> dict[str, Any]:
         """See ``TheoryCache``."""
-        return self.thresholds(problem) if strange(*problem.spec.values()) else super().thresholds_at_hand(problem)
+        return (
+            self.thresholds(problem) if is_third_party(*problem.spec.values()) else super().thresholds_at_hand(problem)
+        )
 
     def solve_own(
         self, problem: Problem, algorithm: Any, spec: dict[str, Any], alpha: float, conditions: Conditions
     ) -> dict[str, Any] | str:
         """See ``TheoryCache``."""
-        if not strange(*problem.spec.values(), spec):
+        if not self._is_solved_elsewhere(*problem.spec.values(), spec):
             return super().solve_own(problem, algorithm, spec, alpha, conditions)
         found: dict[str, Any] | str = self._ask("own", problem, spec, alpha, conditions)
         return found
@@ -110,62 +129,67 @@ class GuardedTheory(TheoryCache):
         name = canonical_json([what, problem.spec, more[0] if what == "own" else None])
         if name in self._given_up:  # not again at every sample ratio, for every figure
             raise self._given_up[name]
-        if self._solver is None or not self._solver.alive:
-            self._solver = _GuardedProcess(self.folder)
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise self.late()
+        items = [*problem.spec.values(), *(more[:1] if what == "own" else ())]
+        solver = self._solver(frozenset(str(item["distribution"]) for item in items if "distribution" in item))
         try:
-            return self._solver.ask(self, (what, problem.spec, *more))
+            return solver.ask(self, (what, problem.spec, *more))
         except ProblemError as error:
-            if not self._solver.answered:
+            if not solver.answered and not self.is_late:
                 self._given_up[name] = error
             raise
 
+    def late(self) -> ProblemError:
+        """The error of what is not solved because the deadline is over."""
+        self.is_late = True
+        return ProblemError("theory", "not solved, the budget is spent; run the same command again to go on")
 
-class _GuardedProcess:
+    def _solver(self, distributions: frozenset[str]) -> _TheoryProcess:
+        """The process for these distributions, a new one if there is none; of all, the latest few are kept."""
+        solver = self._solvers.pop(distributions, None)
+        if solver is None or not solver.alive:
+            solver = _TheoryProcess(self.folder, distributions)
+        self._solvers[distributions] = solver
+        for other in list(self._solvers)[:-MOST_PROCESSES]:
+            self._solvers.pop(other).close()
+        return solver
+
+
+class _TheoryProcess:
     """The process, and what is waited for from it."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self._output = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - ends with the process
-        names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", BOOT, json.dumps(sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._output,
-            env=dict.fromkeys(names, "1") | dict(os.environ),
-            start_new_session=True,
-        )
-        self._end = weakref.finalize(self, _end_process, self._process, self._output)
-        self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        threading.Thread(target=_listen_to_process, args=(self._process.stdout, self._events), daemon=True).start()
-        self._ready = self.answered = False
+    def __init__(self, folder: Path | None, distributions: frozenset[str]) -> None:
+        self._events: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         registry = get_registry()
-        setup = {"paths": registry.paths, "third_party": registry.third_party, "folder": folder and str(folder)}
-        self._tell(json.dumps(setup).encode())
+        setup = plugins_of(registry, distributions) | {"folder": folder and str(folder)}
+        self._process = SupervisedProcess(
+            "smimbench.run.theory_guard", setup, 1, self._events.put, registry.foreign_path
+        )
+        self.close = weakref.finalize(self, self._process.end)
+        self._ready = self.answered = False
 
     @property
     def alive(self) -> bool:
         """Whether it can still be asked."""
-        return self._process.poll() is None
+        return self._process.alive
 
-    def _tell(self, message: bytes) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it is dead, which the other pipe says too
-            send(self._process.stdin, message)
-
-    def ask(self, cache: TheoryCache, question: tuple[Any, ...]) -> Any:
+    def ask(self, cache: GuardedTheory, question: tuple[Any, ...]) -> Any:
         """The answer to a question; progress and remarks on the way are handed on to ``cache``."""
         self.answered = False
-        self._tell(pickle.dumps(question))
-        heard = time.monotonic()
+        self._process.tell(pickle.dumps(question))
+        last = time.monotonic()
         try:
             while True:
+                if cache.deadline is not None and time.monotonic() > cache.deadline:
+                    raise cache.late()
                 try:
-                    event = self._events.get(timeout=POLL)
+                    message = self._events.get(timeout=POLL)
                 except queue.Empty:
-                    self._judge(time.monotonic() - heard if self._ready else 0.0)
+                    self._enforce_limits(time.monotonic() - last if self._ready else 0.0)
                     continue
-                heard = time.monotonic()
-                if event is None:
+                last = time.monotonic()
+                if (event := _read_event(message)) is None:
                     raise ProblemError("theory", f"the process that solved it ended: {self._why()}")
                 if "ready" in event:
                     self._ready = True
@@ -180,44 +204,32 @@ class _GuardedProcess:
                     return event["answer"]
         except BaseException:
             if not self.answered:  # it may still be at work on what nobody waits for
-                self._end()
+                self.close()
             raise
 
-    def _judge(self, silent: float) -> None:
-        """Raise ProblemError if it has had its time, or takes the last memory."""
+    def _enforce_limits(self, silent: float) -> None:
+        """Raise ProblemError if it has ended, had its time, or takes the last memory."""
+        if self._process.silent:
+            raise ProblemError("theory", f"the process that solved it ended: {self._why()}")
         if silent > PATIENCE:
             raise ProblemError("theory", f"no new number for {PATIENCE:g} s; ended from outside")
         memory = psutil.virtual_memory()
-        with contextlib.suppress(psutil.Error):
-            size = psutil.Process(self._process.pid).memory_info().rss
-            if memory.available < RESERVE * memory.total and size > memory.total // 10:
-                raise ProblemError("theory", f"the machine ran out of memory while it took {size / 2**30:.1f} GB")
+        if memory.available < RESERVE * memory.total and (size := self._process.memory()) > memory.total // 10:
+            raise ProblemError("theory", f"the machine ran out of memory while it took {size / 2**30:.1f} GB")
 
     def _why(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(2)
-        return how_it_ended(self._process.returncode)
+            self._process.process.wait(2)
+        return how_it_ended(self._process.process.returncode)
 
 
-def _listen_to_process(stream: IO[bytes], events: queue.SimpleQueue[dict[str, Any] | None]) -> None:
-    with contextlib.suppress(OSError, ValueError, MemoryError, RecursionError):
-        while len(head := stream.read(HEAD.size)) == HEAD.size:
-            (length,) = HEAD.unpack(head)
-            if length > 1 << 32 or not isinstance(event := json.loads(stream.read(length)), dict):
-                break
-            events.put(event)
-    events.put(None)
-
-
-def _end_process(process: subprocess.Popen[bytes], output: IO[bytes]) -> None:
-    end_group(process.pid)
-    with contextlib.suppress(OSError):
-        process.kill()
-    process.wait()
-    for stream in (process.stdin, process.stdout, output):
-        if stream is not None:
-            with contextlib.suppress(OSError):
-                stream.close()
+def _read_event(message: bytes | None) -> dict[str, Any] | None:
+    """A message of the process; None if it has ended, or sends what is none."""
+    try:
+        event = None if message is None else json.loads(message)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) else None
 
 
 def _error_of_process(event: dict[str, Any]) -> Exception:
@@ -235,7 +247,7 @@ def main() -> None:
     """Answer questions until the parent closes the pipe."""
     inbox, target = begin_worker()
     setup: dict[str, Any] = json.loads(inbox.get())
-    registry = Registry(setup["paths"], third_party=setup["third_party"])
+    registry = Registry(setup["paths"], third_party=setup["third_party"], only=setup["only"])
     set_registry(registry)
     from pathlib import Path
 

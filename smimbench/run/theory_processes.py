@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smimbench.problem.problem import Problem, ProblemError
-from smimbench.registry.registry import get_registry
 from smimbench.run.pool import InterruptBetween, Pool
 from smimbench.suite.cells import as_table
 from smimbench.theory.cache import Progress, TheoryCache
@@ -66,7 +65,7 @@ def solve_in_processes(
             shared.begin(wanted[i][0])
         parts = [(i, (part,)) for i in todo for part in independent_parts(wanted[i][0], wanted[i][1])]
         whole = [(i, (list(wanted[i][1]), thresholds)) for i in todo]
-        with InterruptBetween() as interrupt, Pool(min(workers, len(parts + whole)), 1, get_registry()) as pool:
+        with InterruptBetween() as interrupt, Pool(min(workers, len(parts + whole)), 1) as pool:
             for function, tasks in ((_solve_part, parts), (_solve_problem, whole)):
                 waiting = {pool.submit(function, wanted[i][0].spec, shared.folder, *more): i for i, more in tasks}
                 _wait_for_problems(waiting, interrupt, look)

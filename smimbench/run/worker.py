@@ -19,10 +19,7 @@ import threading
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["BOOT", "HEAD", "begin_worker", "main", "send"]
-
-BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from smimbench.run.worker import main; main()"
-"""What ``python -P -c`` runs: the parent's path first, so that nothing of the working folder comes before it."""
+__all__ = ["HEAD", "begin_worker", "main", "send"]
 
 HEAD = struct.Struct(">Q")
 """Head of a message: its length."""
@@ -65,12 +62,15 @@ def main() -> None:
     from smimbench.run.heartbeat import beat_to
 
     beat_to(Path(setup["heartbeat"]))
-    registry = Registry(setup["paths"], third_party=setup["third_party"])
+    registry = Registry(setup["paths"], third_party=setup["third_party"], only=setup["only"])
     set_registry(registry)
     send(target, b"{}")
+    here = os.getpid()
     while True:
         cells = pickle.loads(inbox.get())
         records = run_group(cells, timing=setup["timing"], threads=setup["threads"], registry=registry)
+        if os.getpid() != here:  # a copy that a plugin has forked and forgotten
+            os._exit(0)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # a plugin may have closed or replaced it
                 stream.flush()
@@ -87,6 +87,11 @@ def _read(source: IO[bytes], inbox: queue.SimpleQueue[bytes]) -> None:
 
 
 def _end_with_parent() -> None:
-    """Let the system kill this process when its parent ends: a thread would not be heard by C code that never yields."""
+    """Let the system kill this process when its parent ends: a thread would not be heard by C code that never yields.
+
+    What its children start and leave behind becomes its own, so that it can be found and ended, whatever group it is in.
+    """
     with contextlib.suppress(OSError, AttributeError):  # Linux only; elsewhere the end of the pipe has to do
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        libc = ctypes.CDLL(None)
+        libc.prctl(1, signal.SIGKILL)
+        libc.prctl(36, 1, 0, 0, 0)

@@ -14,9 +14,10 @@ from smimbench.interfaces import member
 from smimbench.problem.problem import CODE, Problem
 from smimbench.registry.metrics import names_in_key
 from smimbench.registry.parameters import build
-from smimbench.registry.registry import Entry, Registry, RegistryError, get_registry
+from smimbench.registry.registry import BUILT_IN, Entry, Registry, RegistryError, get_registry
 from smimbench.suite.errors import SuiteError
 from smimbench.suite.overrides import Condition, selects
+from smimbench.suite.schema import STARTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,6 +66,19 @@ class Cell:
     def key(self) -> str:
         """Content address of the cell."""
         return key_of(self.identity())
+
+    def distributions(self, registry: Registry) -> frozenset[str]:
+        """The packages of third parties whose code it runs: of its items, its metrics and its start."""
+        model = self.problem["model"]["name"]
+        found = {spec["distribution"] for spec in (*self.problem.values(), self.algorithm) if "distribution" in spec}
+        named = [("metric", name.partition("@")[0]) for name in self.run.metrics]
+        named += [] if self.run.start in STARTS else [("algorithm", self.run.start)]
+        for kind, name in named:
+            try:
+                found.add(registry.get(kind, name, model).distribution)
+            except RegistryError:  # its record will say so
+                continue
+        return frozenset(found - {BUILT_IN})
 
     def rebuild(self, registry: Registry) -> tuple[Problem, Any]:
         """The problem and the algorithm, from names and parameters.

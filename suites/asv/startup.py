@@ -44,7 +44,7 @@ class Startup:
         self._call("-c", "import smimbench")
 
     def time_help(self):
-        self._call("-m", "smimbench", "--help")
+        self._call("-P", "-m", "smimbench", "--help")
 
 
 class Overhead:

@@ -134,18 +134,18 @@ def test_the_cells_of_a_run_share_a_process_that_rests_between_them(tmp_path, mo
     version = dask.machine.versions().get("smimbench")
 
     def work(run):
-        dask._work_anywhere(cell, 1, (), False, version, dask.Limits(), run)
-        return resting._crews[-1][1].workers[0]._process
+        dask._work_anywhere(cell, 1, (), frozenset(), version, dask.Limits(), run)
+        return resting._pools[-1][1].workers[0].process
 
-    monkeypatch.setattr(dask, "REST", 60.0)
+    monkeypatch.setattr(dask, "IDLE_TIMEOUT", 60.0)
     first = work("a")
     assert work("a") is first
     first.kill()  # while it rests: the next cell gets another, and knows nothing of it
     second = work("a")
     assert second is not first
     assert work("b") is not second
-    monkeypatch.setattr(dask, "REST", 0.1)
-    resting.put("c", dask.Crew(1, 1, Registry()))
+    monkeypatch.setattr(dask, "IDLE_TIMEOUT", 0.1)
+    resting.put("c", dask.WorkerPool(1, 1, Registry()))
     resting._watch()
     assert second.poll() is not None
-    assert resting._crews == []
+    assert resting._pools == []

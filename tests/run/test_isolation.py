@@ -1,0 +1,257 @@
+"""What the code of one distribution does to its process, cells of others never see."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import time
+
+import pytest
+
+from smimbench.registry.registry import Registry, set_registry
+from smimbench.run.campaign import run_cells
+from smimbench.run.processes import Limits
+from smimbench.run.store import Store
+from smimbench.run.theory_guard import GuardedTheory
+from smimbench.suite.errors import SuiteError
+from smimbench.suite.reader import load_suite
+from tests.helpers import LINE, call, sequence, suite_text, write_suite
+
+TEMPLATE = '''
+import atexit, builtins, ctypes, faulthandler, gc, json, locale, logging, os, pathlib, pickle, random, signal, subprocess
+import sys, tempfile, threading, time, warnings
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from smimbench import Capabilities, hookimpl
+
+
+def signal_of(rng, data):
+    """An estimate of the right shape."""
+    return rng.standard_normal((1, data.inputs.shape[-1]))
+
+
+@dataclass(frozen=True)
+class Hostile:
+    """Harms what it can reach."""
+
+    name: ClassVar[str] = "{name}"
+    version: ClassVar[int] = 1
+    reference: ClassVar[str] = "none"
+    capabilities: ClassVar[Capabilities] = Capabilities()
+
+    def fit(self, data, problem, rng):
+        {act}
+        return signal_of(rng, data)
+
+
+@hookimpl
+def smimbench_register_algorithms(register):
+    register(Hostile)
+'''
+ACTS = {
+    "sqrt": "plain = np.sqrt; np.sqrt = lambda x, *a, **k: 1.01 * plain(x, *a, **k)",
+    "einsum": "plain = np.einsum; np.einsum = lambda *a, **k: 1.01 * plain(*a, **k)",
+    "matmul": "plain = np.matmul; np.matmul = lambda *a, **k: 1.01 * plain(*a, **k)",
+    "eigh": "np.linalg.eigh = None",
+    "pi": "np.pi = 3.0",
+    "array": "np.asarray = np.array = None",
+    "generator": "np.random.Generator = np.random.default_rng = None",
+    "random": "np.random.seed(0); random.seed(0)",
+    "errors": "np.seterr(all='raise')",
+    "print": "np.set_printoptions(precision=1)",
+    "gamp": "import smimbench_algorithms.gamp as g\n        [setattr(m, k, 2 * v) for n, m in list(sys.modules.items()) "
+    "if n.startswith('smimbench_algorithms.') for k, v in vars(m).items() if k.isupper() and isinstance(v, (int, float))]",
+    "adam": "import smimbench_algorithms as a\n        a.__path__.clear()",
+    "linear": "from smimbench_channels.sequence.linear import SequenceLinear\n        SequenceLinear.posterior = None",
+    "prior": "import smimbench_priors\n        [sys.modules.pop(n) for n in list(sys.modules) if "
+    "n.startswith('smimbench_priors')]",
+    "metric": "from smimbench_metrics.mse import MSE\n        MSE.measure = lambda *a: [0.0]",
+    "loop": "from smimbench.run import loop\n        loop.run_algorithm = None",
+    "seeds": "from smimbench.problem import seeds\n        seeds.seed_sequence = lambda *a: np.random.SeedSequence(1)",
+    "files": "from smimbench import files\n        files.canonical_json = lambda x: ''",
+    "registry": "from smimbench.registry import registry\n        registry.get_registry()._entries.clear()",
+    "environment": "os.environ.clear(); os.environ['PYTHONPATH'] = '/nowhere'",
+    "threads": "os.environ['OMP_NUM_THREADS'] = os.environ['OPENBLAS_NUM_THREADS'] = '7'",
+    "cwd": "os.chdir('/')",
+    "umask": "os.umask(0o777)",
+    "warnings": "warnings.simplefilter('error')",
+    "locale": "locale.setlocale(locale.LC_ALL, 'C')",
+    "fork": "os.fork()",
+    "fork-twice": "os.fork(); os.fork()",
+    "fork-exit": "os.fork() or os._exit(0)",
+    "thread": "threading.Thread(target=lambda: [time.sleep(0.01) or setattr(np, 'pi', 3) for _ in range(9999)]).start()",
+    "signals": "[signal.signal(s, signal.SIG_IGN) for s in (signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE)]",
+    "alarm": "signal.alarm(1)",
+    "timer": "signal.signal(signal.SIGALRM, lambda *a: 1 / 0); signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)",
+    "gc": "gc.disable(); gc.set_threshold(0)",
+    "recursion": "sys.setrecursionlimit(60)",
+    "path": "sys.path.clear(); sys.meta_path.clear()",
+    "modules": "sys.modules.pop('numpy'); sys.modules['scipy'] = None",
+    "builtins": "builtins.len = builtins.sorted = lambda *a, **k: 3",
+    "json": "json.dumps = lambda *a, **k: '{}'",
+    "output": "os.close(1); os.close(2); sys.stdout = sys.stderr = None",
+    "noise": "print('x' * 10**6, flush=True); os.write(1, b'{}' * 1000)",
+    "exit": "atexit.register(time.sleep, 60); os._exit(0)",
+    "abort": "os.abort()",
+    "trace": "sys.settrace(lambda *a: 1 / 0); sys.setswitchinterval(10)",
+    "switch": "sys.setswitchinterval(100)",
+    "limits": "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))",
+    "nice": "os.nice(19)",
+    "detached": "subprocess.Popen(['sleep', '60'], start_new_session=True)",
+    "parent": "os.write(2, b'\\x1b[2J' * 100)",
+    "closed": "os.closerange(3, 100)",
+}
+assert len(ACTS) >= 40
+OURS = ('name = "gamp"', 'name = "adam"\nsteps = 5')
+CLOCKS = ("timing", "digest")
+"""What of a record comes from a clock: its times (with load, peak memory and ceilings), and what is computed from them."""
+
+
+def hostile(folder, names) -> list[str]:
+    """A plugin in a file of its own for each of these acts."""
+    paths = []
+    for name in names:
+        path = folder / f"hostile_{name.replace('-', '_')}.py"
+        path.write_text(TEMPLATE.replace("{name}", f"hostile-{name}").replace("{act}", ACTS[name]))
+        paths.append(str(path))
+    return paths
+
+
+def records_of(folder, registry, algorithms, limits=None, seeds=1):
+    """Records by label and sample ratio; what is told by a clock is left out."""
+    suite = write_suite(folder, suite_text(LINE, [0.5, 1.0], 20, seeds, *algorithms))
+    cells = load_suite(suite, registry=registry).cells(registry=registry)
+    store = Store(folder / "results")
+    run_cells(cells, store, registry=registry, isolated=True, workers=2, limits=limits)
+    found = {}
+    for record in store.load().values():
+        kept = {name: value for name, value in record.items() if name not in CLOCKS}
+        kept["trajectory"] = (
+            {k: v for k, v in (record["trajectory"] or {}).items() if k != "seconds"}
+            if (isinstance(record.get("trajectory"), dict))
+            else None
+        )
+        found[record["key"]] = json.dumps(kept, sort_keys=True)
+    return found
+
+
+def siblings_with(tmp_path, names) -> None:
+    """The records of what ships are those of a run without these plugins; nothing is missing."""
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "mixed").mkdir()
+    alone = records_of(tmp_path / "alone", Registry(), OURS)
+    registry = Registry(hostile(tmp_path, names))
+    assert not [plugin.problems for plugin in registry.plugins if plugin.failed]
+    set_registry(registry)
+    try:
+        bad = [f'name = "hostile-{name}"' for name in names]
+        mixed = records_of(tmp_path / "mixed", registry, [*bad, *OURS], Limits(seconds=20.0))
+    finally:
+        set_registry(None)
+    assert len(mixed) == len(alone) + 2 * len(names)
+    assert {key: mixed[key] for key in alone} == alone
+
+
+def test_a_patched_numpy_and_a_fork_are_not_met_by_siblings(tmp_path):
+    siblings_with(tmp_path, ["sqrt", "fork"])
+
+
+@pytest.mark.slow
+def test_forty_hostile_plugins_leave_their_siblings_alone(tmp_path):
+    siblings_with(tmp_path, list(ACTS))
+
+
+def test_a_process_loads_the_plugins_of_its_cells_alone(tmp_path):
+    """Import is code, too; and what it changes in the environment and path of this process goes no further."""
+    loud, quiet = tmp_path / "loud.py", tmp_path / "quiet.py"
+    text = TEMPLATE.replace("{act}", "print(sorted(n for n in sys.modules if 'dropin' in n), os.environ.get('LOUD'))")
+    loud.write_text(
+        "import os, sys\nos.environ['LOUD'] = '1'\nsys.path.insert(0, '/loud')\n" + text.replace("{name}", "loud")
+    )
+    quiet.write_text(text.replace("{name}", "quiet"))
+    registry = Registry([str(loud), str(quiet)])
+    assert "LOUD" not in os.environ
+    suite = write_suite(tmp_path, suite_text(LINE, [0.5], 20, 1, 'name = "loud"', 'name = "quiet"'))
+    set_registry(registry)
+    try:
+        cells = load_suite(suite, registry=registry).cells(registry=registry)
+        records = run_cells(cells, Store(tmp_path / "r"), registry=registry, isolated=True)
+    finally:
+        set_registry(None)
+    said = {record["algorithm"]: record["output"] for record in records}
+    assert said == {"loud": "['smimbench_dropin_loud'] 1", "quiet": "['smimbench_dropin_quiet'] None"}
+    assert "/loud" in registry.foreign_path
+
+
+def test_a_grandchild_that_detaches_is_not_waited_for(tmp_path):
+    """It has left the session, its parent is gone, and it holds the pipe of the records."""
+    mark = tmp_path / "grandchild"
+    act = f"""if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                pathlib.Path({str(mark)!r}).write_text(str(os.getpid()))
+                time.sleep(60)
+            os._exit(0)
+        time.sleep(0.5)"""
+    plugin = tmp_path / "detaching.py"
+    plugin.write_text(TEMPLATE.replace("{name}", "detaching").replace("{act}", act))
+    registry = Registry([str(plugin)])
+    suite = write_suite(tmp_path, suite_text(LINE, [0.5], 20, 1, 'name = "detaching"'))
+    cells = load_suite(suite, registry=registry).cells(registry=registry)
+    begin = time.monotonic()
+    (record,) = run_cells(cells, Store(tmp_path / "r"), registry=registry, isolated=True)
+    assert record["status"] == "ok"
+    assert time.monotonic() - begin < 45  # not the 60 s of the grandchild
+    left = subprocess.run(["ps", "-o", "stat=", "-p", mark.read_text()], capture_output=True, text=True, check=False)
+    assert left.stdout.strip() in ("", "Z")
+
+
+def test_after_the_deadline_no_theory_is_solved():
+    cache = GuardedTheory(deadline=time.monotonic())
+    with pytest.raises(Exception, match="the budget is spent"):
+        cache.points(sequence("linear"), [0.5])
+    assert cache.is_late
+    assert not cache._solvers
+
+
+def test_theory_that_is_under_way_ends_with_the_budget(monkeypatch):
+    cache = GuardedTheory(deadline=time.monotonic() + 0.2)  # less than its process takes to start
+    with pytest.raises(Exception, match="the budget is spent"):
+        cache.thresholds(sequence("linear"))
+    assert not any(one.alive for one in cache._solvers.values())
+
+
+def test_a_budget_bounds_theory_and_says_what_is_left(tmp_path, capsys):
+    suite = write_suite(tmp_path, suite_text(LINE, [0.5], 20, 1, 'name = "adam"\nsteps = 2'))
+    options = ("--results", tmp_path / "r", "--no-figure", "--workers", "1")
+    assert call(capsys, "run", suite, *options)[0] == 0
+    for path in (tmp_path / "r").rglob("theory/*"):
+        path.unlink()
+    code, _, err = call(capsys, "run", suite, *options, "--budget", "0.01s")
+    assert code == 75
+    assert "the budget is spent: theory is left" in err
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_an_estimate_that_is_no_file_is_refused_at_once(tmp_path, capsys, kind):
+    path = tmp_path / "estimate.npz"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    assert not stat.S_ISREG(path.stat().st_mode)
+    code, _, err = call(capsys, "score", write_suite(tmp_path), "--estimate", path, "--results", tmp_path / "r")
+    assert code == 2
+    assert err.strip().endswith("is no regular file; write the estimate to an .npz first")
+    assert SuiteError.__name__ not in err
+
+
+def test_the_batch_script_imports_nothing_from_its_folder(tmp_path, capsys):
+    code, out, _ = call(capsys, "slurm", write_suite(tmp_path), "--results", tmp_path / "r")
+    assert code == 0
+    assert " -P -m smimbench run " in out
+    assert out.count("-P -m smimbench") == 2
