@@ -13,7 +13,7 @@ import numpy as np
 from smimbench.registry.metrics import find_metric
 from smimbench.report.aggregate import ZERO, change_between, half_interval, mean_of
 from smimbench.report.labels import grouped, letter_of, names_with_backend, place
-from smimbench.report.tables import make_table, number, seconds, statuses
+from smimbench.report.tables import FEW, make_table, number, seconds, statuses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["OWN", "contender_tables", "near_words", "ratio_words", "tied_words", "verdict_line", "verdicts"]
 
 OWN = {
-    "yes": "as its own theory says",
-    "no": "not as its own theory says",
-    "unclear": "too few runs to hold against its own theory",
+    "yes": "matches its prediction",
+    "no": "does not match its prediction",
+    "unclear": "too few runs to compare with its prediction",
 }
 """In words, whether an algorithm does what theory says of it."""
 
@@ -35,7 +35,7 @@ NEAR = 0.05
 """Relative distance from an algorithm's own theory that corrections of finite size may have. Doubled, more runs agree."""
 
 VAGUE = 0.2
-"""Relative width of the interval of runs to a side from which on they can say no, but not yes. Doubled, fewer runs say yes."""
+"""Relative width of the interval of runs to a side above which they cannot say yes. Doubled, more runs say yes."""
 
 TIE = 0.95
 """Level of the interval of a paired difference within which two algorithms are not told apart; nearer to 1, more are tied."""
@@ -56,8 +56,8 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         Each of the contenders has ``algorithm``; ``ratio_to_bayes``, the geometric mean over the sample ratios whose
         Bayes-optimal error is not 0 of the error (summed over components) over the Bayes-optimal one, with its standard error
         ``ratio_error``; ``where_zero``, the largest error where theory says 0; ``own_theory``, ``"yes"``, ``"no"``,
-        ``"unclear"`` (nowhere near it, by runs that are single or far apart) or None (it has none), with ``own_difference``,
-        the relative distance that is largest; ``points`` and ``missing``, sample ratios with and without an estimate;
+        ``"unclear"`` (too few runs, or too far apart, at some sample ratio) or None (it has none), with ``own_difference``, the
+        relative distance that is largest; ``points`` and ``missing``, sample ratios with and without an estimate;
         ``near_seconds``, the median time to within 5% of Bayes (None: never at one of them); ``seconds`` and ``iterations``
         per run; ``status_counts``.
     """
@@ -167,26 +167,29 @@ def _contender(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _against_own_theory(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Whether it does what theory says of this very algorithm: within the interval of its runs, or within ``NEAR``."""
-    known = [row for row in rows if row.get("own_theory") is not None and row["mean"] is not None]
+    """Whether the runs match what theory says of this very algorithm, and by how much they miss it at most.
+
+    No, where one point is off by more than ``NEAR`` and than the 99% interval of its runs. Yes, only where none is and every
+    point could have been refused: at least ``FEW`` runs, and an interval of at most ``VAGUE``.
+    """
+    predicted = [row for row in rows if row.get("own_theory") is not None]
+    known = [row for row in predicted if row["mean"] is not None]
     reasons = sorted({row["no_theory"] for row in rows if row.get("no_theory")})
     if not known:
         return {"own_theory": None, "own_difference": None, "no_theory": reasons[0] if reasons else None}
-    distances, agrees, told = [], True, False
+    distances, refused, clear = [], False, len(known) == len(predicted)
     for row in known:
         expected, difference = row["own_theory"], row["mean"] - row["own_theory"]
         if expected:
             distances.append(difference / abs(expected))
-        if abs(difference) <= (NEAR * abs(expected) if expected else row.get("target", 0.0)):
-            told = True
-            continue
+        target = row.get("target", 0.0)
+        near, vague = (NEAR * abs(expected), VAGUE * abs(expected)) if expected else (target, target)
         half = half_interval(row["sem"], row["n"], row.get("own_theory_error"))
-        agrees &= abs(difference) <= half
-        told |= half <= VAGUE * abs(expected)
-    largest = max(distances, key=abs, default=None)
+        refused |= abs(difference) > max(half, near)
+        clear &= row["n"] >= FEW and half <= vague
     return {
-        "own_theory": "no" if not agrees else "yes" if told else "unclear",
-        "own_difference": largest,
+        "own_theory": "no" if refused else "yes" if clear else "unclear",
+        "own_difference": max(distances, key=abs, default=None),
         "no_theory": None,
     }
 
@@ -275,7 +278,7 @@ def _contender_table(verdict: dict[str, Any]) -> RenderableType:
         notes.append("at 0: largest error where the Bayes-optimal one is 0")
     notes.append(
         "own theory: does it do what theory says of this very algorithm, within the 99% interval of its runs or "
-        f"{NEAR:.0%} (unclear: everywhere further off, and that interval is wider than {VAGUE:.0%}); within 5% (of Bayes): "
+        f"{NEAR:.0%} (unclear: somewhere fewer than {FEW} runs, or that interval is wider than {VAGUE:.0%}); within 5% (of Bayes): "
         "median time to get there (partly: not at all sample ratios), and the share of runs that did"
     )
     if verdict["tied"]:
