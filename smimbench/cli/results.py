@@ -4,6 +4,7 @@ remarks, figures and exit code.
 
 from __future__ import annotations
 
+import hashlib
 import textwrap
 import time
 from collections import Counter
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from smimbench.cli.options import NOT_OK, OK, complain, make_console, print_json
-from smimbench.files import StoreError, error_line
+from smimbench.files import StoreError, canonical_json, error_line, read_json, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from smimbench.suite.cells import Suite
 
 __all__ = ["Results", "kept_document", "present", "present_document", "stored_results"]
+
+
+SAID = ".said"
+"""Beside records: what was last said of changed code, so that it is said once and not at every table."""
 
 
 class Results:
@@ -131,10 +136,28 @@ def stored_results(request: Request, backends: Sequence[str] = (), *, or_others:
     request.remark(store.complaints)
     results = Results(suite, store, backends or known or ["numpy"], request)
     cells = [cell for backend in results.backends for cell in suite.cells(backend, request.registry)]
-    request.remark(changed_code(cells, records))
+    request.remark(_not_said_before(suite, store, changed_code(cells, records)))
     if not results.pairs and not results.scored and not (or_others and results.others):
         raise click.UsageError(_nothing_of(request, suite, store, others=bool(results.others)))
     return results
+
+
+def _not_said_before(suite: Suite, store: Store, remarks: list[str]) -> list[str]:
+    """These remarks, or none where the same were made when these settings were last shown, of the same code."""
+    from smimbench.run.settings import options_of
+
+    mark, which = store.folder / SAID, options_of(suite)
+    specs = [*(plan.problem.spec for plan in suite.plans), *(table["spec"] for table in suite.algorithms)]
+    now = hashlib.sha256(canonical_json([remarks, specs]).encode()).hexdigest() if remarks else None
+    try:
+        before = read_json(mark) if mark.is_file() else {}
+        said = before if isinstance(before, dict) else {}
+        if said.get(which) != now:
+            write_atomically(mark, canonical_json({**said, which: now}).encode(), durable_name=False)
+            return remarks
+    except (OSError, ValueError):  # results that only others may write: said every time
+        return remarks
+    return []
 
 
 def _nothing_of(request: Request, suite: Suite, store: Store, *, others: bool) -> str:
@@ -239,13 +262,15 @@ def present_document(document: dict[str, Any], request: Request, folder: Path, *
 def _remarks(console: Console, rows: Sequence[dict[str, Any]], request: Request) -> None:
     from smimbench.report.labels import place
 
-    reasons = sorted({(row["algorithm"], row["alpha"], reason) for row in rows for reason in row["reasons"]})
-    for algorithm, alpha, reason in reasons[:20]:
-        console.print(f"{algorithm} at alpha {alpha:.4g}: {reason}", style="yellow", soft_wrap=True, markup=False)
+    reasons = _reasons(rows)
+    for line in reasons[:20]:
+        console.print(line, style="yellow", soft_wrap=True, markup=False)
     if len(reasons) > 20:
         console.print(f"... and {len(reasons) - 20} more reasons (--json has all)", style="yellow")
     for algorithm, warning in sorted({(row["algorithm"], w) for row in rows for w in row["warnings"]}):
         console.print(f"{algorithm}: note: {warning}", style="yellow", soft_wrap=True, markup=False)
+    for line in _moving(rows):
+        console.print(line, style="yellow", soft_wrap=True, markup=False)
     again = sorted({name for row in rows for name in row["status_counts"] if name in ("failed", "timeout")})
     if again:
         retry = " ".join(f"--retry {name}" for name in again)
@@ -253,6 +278,48 @@ def _remarks(console: Console, rows: Sequence[dict[str, Any]], request: Request)
     restarts = sum({place(row): row["restarts"] for row in rows}.values())
     if restarts:
         console.print(f"{restarts} runs were restarted once, more cautiously", style="yellow")
+
+
+_ENDED = {"failed": "failed", "diverged": "diverged", "not-converged": "did not converge", "timeout": "timed out"}
+
+
+def _reasons(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A line for every way in which cells of an algorithm did not end well, and how many cells ended so at all."""
+    from smimbench.report.labels import kind_of, place
+
+    cells: Counter[tuple[str, str]] = Counter()
+    first: dict[tuple[str, str], dict[str, tuple[float, str]]] = {}
+    for row in {place(row): row for row in sorted(rows, key=lambda r: r["alpha"])}.values():
+        for status, count in row["status_counts"].items():
+            cells[row["algorithm"], status] += count
+        for line in row["reasons"]:
+            status, _, reason = line.partition(": ")
+            kinds = first.setdefault((row["algorithm"], status), {})
+            kinds.setdefault(kind_of(line), (row["alpha"], reason))
+    lines = []
+    for (algorithm, status), kinds in sorted(first.items()):
+        count, ended = cells[algorithm, status], _ENDED.get(status, f"{'was' if count == 1 else 'were'} {status}")
+        (alpha, reason), *others = kinds.values()
+        lines.append(
+            f"{algorithm}: {count} cell{'' if count == 1 else 's'} {ended}, first at alpha {alpha:.4g}: {reason}"
+        )
+        lines += [f"{algorithm} at alpha {alpha:.4g}: {status}: {reason}" for alpha, reason in others]
+    return lines
+
+
+def _moving(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A line for every algorithm and problem whose error still moved at the last step, where it moved most."""
+    most: dict[tuple[str, str], tuple[float, float, float]] = {}
+    for row in rows:
+        if found := row.get("still_moving"):
+            one = (found["change"], found["lowest"], row["alpha"])
+            key = (row["problem"], row["algorithm"])
+            most[key] = max(most.get(key, one), one, key=lambda o: abs(o[0]))
+    return [
+        f"{problem}: {algorithm}: the error still moved at the last step, by {change:+.0%} from the second last 15% of the steps "
+        f"to the last at alpha {alpha:.4g}" + (f"; on the way it was {lowest:.2g} times the last" if change > 0 else "")
+        for (problem, algorithm), (change, lowest, alpha) in most.items()
+    ]
 
 
 def _draw_figures(results: Results, *, silent: bool) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from smimbench.cli.options import complain, make_console
-from smimbench.report.labels import reason_of
+from smimbench.report.labels import kind_of, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,15 +64,18 @@ def _made(underway: Underway) -> str:
 
 
 def _complaints(console: Console) -> Callable[[dict[str, Any]], None]:
-    """Prints how a cell ended that did not end well."""
-    said: set[str] = set()
+    """Prints how a cell ended that did not end well; what repeats, for its first cell only."""
+    said: set[tuple[str, str]] = set()
 
     def on_record(record: dict[str, Any]) -> None:
-        line = f"{record['algorithm']} at alpha {record['cell']['alpha']:g}: {reason_of(record)}"
-        if record["status"] != "ok" and line not in said:
-            if record["status"] == "skipped":  # the same for every seed
-                said.add(line)
-            console.print(line, style="yellow", soft_wrap=True)
+        if record["status"] == "ok":
+            return
+        reason = reason_of(record)
+        kind = (record["algorithm"], kind_of(reason))
+        if kind not in said:
+            said.add(kind)
+            line = f"{record['algorithm']} at alpha {record['cell']['alpha']:g}: {reason}"
+            console.print(line, style="yellow", soft_wrap=True, markup=False)
 
     return on_record
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from smimbench.files import canonical_json
@@ -15,6 +16,7 @@ __all__ = [
     "component_word",
     "distinguish",
     "grouped",
+    "kind_of",
     "letter",
     "letter_of",
     "names_with_backend",
@@ -43,6 +45,12 @@ def reason_of(record: Mapping[str, Any], near: str | None = None) -> str:
     where = f" ({record['where']})" if record.get("where") else ""
     there = f"; {near}" if near and record["status"] == "not-converged" else ""
     return f"{record['status']}: {record['reason']}{where}{there}"
+
+
+def kind_of(reason: str) -> str:
+    """What reasons that repeat have in common: the line of code that failed, else the text without its numbers."""
+    failed = re.fullmatch(r"failed: .*( \([^()]*, line \d+\))", reason, re.DOTALL)
+    return failed[1] if failed else re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", reason)
 
 
 def grouped(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:

@@ -14,6 +14,7 @@ from smimbench.cli import run_progress
 from smimbench.run.processes import Underway
 from smimbench.suite.reader import load_suite
 from tests.helpers import write_suite
+from tests.report.rows import row
 
 
 @dataclass
@@ -76,3 +77,32 @@ def test_silence_is_silent(cells, capsys):
         watch.on_look([Underway((cells[0],), 1e4, 7)])
         watch.on_record({"status": "failed"})
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_failure_that_repeats_is_said_once(cells, capsys):
+    """84 cells of one broken line are one line, whatever numbers their messages have; other failures are said, too."""
+
+    def failed(alpha, reason, where):
+        return {"status": "failed", "algorithm": "muon", "cell": {"alpha": alpha}, "reason": reason, "where": where}
+
+    with run_progress.watchers(campaign(cells), silent=False) as watch:
+        for seed in range(84):
+            watch.on_record(failed(0.1 * (seed % 3), f"ValueError: bad seed {seed} [x]", "muon.py, line 12"))
+        watch.on_record(failed(0.1, "ValueError: other", "muon.py, line 13"))
+        for step in range(5):
+            diverged = {"status": "diverged", "algorithm": "gd", "cell": {"alpha": 0.1}}
+            watch.on_record({**diverged, "reason": f"not finite at iteration {step}"})
+    lines = capsys.readouterr().err.splitlines()[1:]
+    assert [line.partition(" at")[0] for line in lines] == ["muon", "muon", "gd"]
+    assert lines[0] == "muon at alpha 0: failed: ValueError: bad seed 0 [x] (muon.py, line 12)"
+
+
+def test_the_table_counts_the_cells_of_a_failure():
+    from smimbench.cli.results import _reasons
+
+    rows = [
+        row(algorithm="muon", alpha=alpha, metric=metric, status_counts={"failed": 28},
+            reasons=[f"failed: ValueError: bad seed {seed} (muon.py, line 12)" for seed in range(28)])
+        for alpha in (0.3, 0.1, 0.2) for metric in ("mse", "overlap")
+    ]  # fmt: skip
+    assert _reasons(rows) == ["muon: 84 cells failed, first at alpha 0.1: ValueError: bad seed 0 (muon.py, line 12)"]

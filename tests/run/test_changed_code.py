@@ -60,6 +60,18 @@ def test_changed_code_is_said_and_not_mixed(tmp_path, capsys, arguments):
     ]
 
 
+def test_a_forgotten_bump_is_said_once_until_it_changes(tmp_path, capsys, arguments):
+    mine, given = arguments
+    assert call(capsys, "run", *given, "--workers", "1", "--no-figure")[0] == 0
+    for gain in ("2e-3", "3e-3"):
+        mine.write_text(HONEST.replace("self.gain * z", f"(self.gain + {gain}) * z"))
+        assert [call(capsys, "show", *given)[2].count(SAID) for _ in range(3)] == [1, 0, 0]
+    mine.write_text(HONEST)
+    assert SAID not in call(capsys, "show", *given)[2]
+    mine.write_text(HONEST.replace("self.gain * z", "(self.gain + 3e-3) * z"))
+    assert [call(capsys, "show", *given)[2].count(SAID) for _ in range(2)] == [1, 0]
+
+
 def test_retry_solves_theory_again(tmp_path, capsys, arguments):
     _, given = arguments
     run = ("run", *given, "--workers", "1", "--no-figure")
