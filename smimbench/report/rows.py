@@ -23,6 +23,7 @@ from smimbench.report.labels import component_word, distinguish, grouped, letter
 from smimbench.report.learning_order import learning_order
 from smimbench.report.near_threshold import near_threshold
 from smimbench.report.runtime import runtime
+from smimbench.report.still_moving import still_moving
 from smimbench.run.external import ELSEWHERE, kept_scores
 from smimbench.run.loop import Status
 from smimbench.run.store import Store
@@ -84,6 +85,7 @@ class _RunsOfRow:
             "theory_method": None,
             **runtime(records, [None for _ in records] if unsolved else trajectories, self.bayes, target),
             "half_overlap": None,
+            "still_moving": None if draws_fresh(self.algorithm) else still_moving(records, trajectories, target),
             "learning_order": order,
             "findings": mean_diagnostics(records, own),
             "nominal_alpha": self.nominal,

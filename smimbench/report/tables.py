@@ -79,11 +79,13 @@ def seconds(value: float | None) -> str:
     return f"{value / 1e-6:.3g} us"
 
 
-def statuses(counts: dict[str, int]) -> Text:
-    """All statuses of a row; anything but ok in colour."""
+def statuses(counts: dict[str, int], moving: int = 0) -> Text:
+    """All statuses of a row, anything but ok in colour, and how many of the runs still moved at their last step."""
     text = Text()
     for i, (name, count) in enumerate(sorted(counts.items(), key=lambda kv: kv[0] != "ok")):
         text.append(" " if i else "").append(f"{count} {SHORT[name]}", style="green" if name == "ok" else "bold red")
+    if moving:
+        text.append(f" {moving} moving", style="yellow")
     return text
 
 
@@ -235,7 +237,9 @@ def _error_table(problem: str, metric: str, rows: list[dict[str, Any]], full: bo
     ]
     if about.direction == "lower":
         columns.append(("/Bayes", "r", lambda r: shown(r["ratio_to_bayes"], ".3g")))
-    columns.append(("status", "l", lambda r: statuses(r["status_counts"])))
+    columns.append(
+        ("status", "l", lambda r: statuses(r["status_counts"], (r.get("still_moving") or {}).get("runs", 0)))
+    )
     lower = about.direction == "lower"
     notes = [f"worst first: failures, then the largest {'ratio to Bayes' if lower else 'distance from Bayes'}"]
     if any(row["n"] < FEW and (row["z"] is not None or row.get("own_z") is not None) for row in rows):

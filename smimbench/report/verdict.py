@@ -59,7 +59,7 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         ``"unclear"`` (too few runs, or too far apart, at some sample ratio) or None (it has none), with ``own_difference``, the
         relative distance that is largest; ``points`` and ``missing``, sample ratios with and without an estimate;
         ``near_seconds``, the median time to within 5% of Bayes (None: never at one of them); ``seconds`` and ``iterations``
-        per run; ``status_counts``.
+        per run; ``status_counts``; ``moving``, runs whose error still moved at their last step.
     """
     return [_verdict(problem, members) for problem, members in grouped(rows, lambda r: r["problem"]).items()]
 
@@ -163,6 +163,7 @@ def _contender(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "seconds": mean_of([row["seconds"] for row in firsts if row["seconds"] is not None]),
         "iterations": mean_of([row["iterations"] for row in firsts if row["iterations"] is not None]),
         "status_counts": dict(status),
+        "moving": sum((row.get("still_moving") or {}).get("runs", 0) for row in firsts),
     }
 
 
@@ -268,7 +269,7 @@ def _contender_table(verdict: dict[str, Any]) -> RenderableType:
         ("within 5%", "r", lambda c: seconds(c["near_seconds"]) or near_words(c)),
         ("reached", "r", lambda c: "" if c["near_fraction"] is None else f"{c['near_fraction']:.0%}"),
         ("a run", "r", lambda c: seconds(c["seconds"])),
-        ("status", "l", lambda c: statuses(c["status_counts"])),
+        ("status", "l", lambda c: statuses(c["status_counts"], c.get("moving", 0))),
     ]
     notes = [
         f"nearest to Bayes first; x Bayes: error ({find_metric(verdict['metric']).label}) over the Bayes-optimal one, geometric "
@@ -277,9 +278,9 @@ def _contender_table(verdict: dict[str, Any]) -> RenderableType:
     if any(one["where_zero"] is not None for one in contenders):
         notes.append("at 0: largest error where the Bayes-optimal one is 0")
     notes.append(
-        "own theory: does it do what theory says of this very algorithm, within the 99% interval of its runs or "
-        f"{NEAR:.0%} (unclear: somewhere fewer than {FEW} runs, or that interval is wider than {VAGUE:.0%}); within 5% (of Bayes): "
-        "median time to get there (partly: not at all sample ratios), and the share of runs that did"
+        "own theory: do its runs match what theory says of this very algorithm, within their 99% interval or "
+        f"{NEAR:.0%} (unclear: somewhere fewer than {FEW} runs, or that interval is wider than {VAGUE:.0%}); "
+        "within 5% (of Bayes): median time to get there (partly: not at all sample ratios), and the share of runs that did"
     )
     if verdict["tied"]:
         notes.append(f"tied with the first, by the {TIE:.0%} interval of paired runs: {', '.join(verdict['tied'])}")
