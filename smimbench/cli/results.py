@@ -39,14 +39,17 @@ class Results:
     def __init__(
         self, suite: Suite, store: Store, backends: Sequence[str], request: Request, deadline: float | None = None
     ) -> None:
-        from smimbench.report.rows import suite_records
+        from smimbench.report.rows import paired
         from smimbench.run.settings import settings_folder
         from smimbench.run.store import theory_folder
         from smimbench.run.theory_guard import GuardedTheory
 
-        self.suite, self.store, self.backends = suite, store, backends
+        self.suite, self.store, self.records = suite, store, store.load()
+        known = sorted({record["cell"]["backend"] for record in self.records.values()})
+        self.backends = backends or known or ["numpy"]
         self.folder = settings_folder(suite, store)
-        self.pairs = suite_records(suite, store, backends)
+        self.cells = [cell for backend in self.backends for cell in suite.cells(backend, request.registry)]
+        self.pairs = paired(self.cells, self.records)
         self.cache = GuardedTheory(theory_folder(store), deadline)
         self.cache.remark = lambda line: request.remark([line])
         self.counts = dict(Counter(record["status"] for _, record in self.pairs))
@@ -77,7 +80,7 @@ class Results:
         """Rows of what other versions of an item made."""
         from smimbench.report.versions import other_version_rows
 
-        return other_version_rows(self.suite, self.store, self.backends)
+        return other_version_rows(self.suite, self.cells, self.records)
 
     def missing(self, backends: Iterable[str]) -> int:
         """Cells on these backends that have no record."""
@@ -97,7 +100,7 @@ class Results:
             "rows": self.rows,
             "extrapolated": self.extrapolated,
             "status_counts": self.counts,
-            "missing": self.missing(self.backends),
+            "missing": len(self.cells) - len(self.pairs),
             "other_versions": self.others,
         }
 
@@ -131,12 +134,9 @@ def stored_results(request: Request, backends: Sequence[str] = (), *, or_others:
 
     suite = request.suite()
     store = request.store(suite)
-    records = store.load().values()
-    known = sorted({record["cell"]["backend"] for record in records})
+    results = Results(suite, store, backends, request)
     request.remark(store.complaints)
-    results = Results(suite, store, backends or known or ["numpy"], request)
-    cells = [cell for backend in results.backends for cell in suite.cells(backend, request.registry)]
-    request.remark(_not_said_before(suite, store, changed_code(cells, records)))
+    request.remark(_not_said_before(suite, store, changed_code(results.cells, results.records.values())))
     if not results.pairs and not results.scored and not (or_others and results.others):
         raise click.UsageError(_nothing_of(request, suite, store, others=bool(results.others)))
     return results

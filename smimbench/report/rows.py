@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from smimbench.suite.cells import Suite
     from smimbench.theory.cache import TheoryCache
 
-__all__ = ["Rows", "draws_fresh", "error_rows", "own_point", "rows_of_points", "scored_rows", "suite_records"]
+__all__ = ["Rows", "draws_fresh", "error_rows", "own_point", "paired", "rows_of_points", "scored_rows", "suite_records"]
 
 LOST = (Status.DIVERGED.value, Status.FAILED.value)
 """Runs that ended so have reached nothing on their way, whatever their trajectory says."""
@@ -145,18 +145,21 @@ class _RunsOfRow:
 
 
 def suite_records(suite: Suite, store: Store, backends: Sequence[str]) -> list[tuple[Cell, dict[str, Any]]]:
-    """Pairs of a cell of the suite and its record; errors from any machine, trusted times preferred."""
-    records = store.load()
+    """Pairs of a cell of the suite and its record, read from the store."""
+    return paired([cell for backend in backends for cell in suite.cells(backend)], store.load())
+
+
+def paired(cells: Sequence[Cell], records: Mapping[str, dict[str, Any]]) -> list[tuple[Cell, dict[str, Any]]]:
+    """Pairs of a cell and its record, by file stem; errors from any machine, trusted times preferred."""
     by_key: dict[str, dict[str, Any]] = {}
     for stem, record in records.items():
         key = stem.partition(".")[0]
         if key not in by_key or (record.get("timing") or {}).get("trusted"):
             by_key[key] = record
     found = {}
-    for backend in backends:
-        for cell in suite.cells(backend):
-            if cell.key in by_key:
-                found[cell.key, cell.problem_label, cell.algorithm_label] = (cell, by_key[cell.key])
+    for cell in cells:
+        if cell.key in by_key:
+            found[cell.key, cell.problem_label, cell.algorithm_label] = (cell, by_key[cell.key])
     return list(found.values())
 
 

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from smimbench.report.tables import Column
-    from smimbench.run.store import Store
-    from smimbench.suite.cells import Suite
+    from smimbench.suite.cells import Cell, Suite
 
 __all__ = ["other_version_rows", "other_version_tables"]
 
@@ -28,7 +27,9 @@ _PARTS = ("model", "channel", "prior", "algorithm")
 _LABELS = ("problem_label", "algorithm_label")
 
 
-def other_version_rows(suite: Suite, store: Store, backends: Sequence[str]) -> list[dict[str, Any]]:
+def other_version_rows(
+    suite: Suite, cells: Sequence[Cell], records: Mapping[str, dict[str, Any]]
+) -> list[dict[str, Any]]:
     """Means over cells that are in the suite but for the version of an item, or its code under the same version.
 
     Returns
@@ -38,9 +39,8 @@ def other_version_rows(suite: Suite, store: Store, backends: Sequence[str]) -> l
         ``dimension_letter``, ``n``, ``mean``, ``sem``, and ``versions``: a dict from the name of an item to
         ``[version then, version now]``.
     """
-    cells = [cell for backend in backends for cell in suite.cells(backend)]
     own = {cell.key for cell in cells}
-    others = [record for stem, record in store.load().items() if stem.partition(".")[0] not in own]
+    others = [record for stem, record in records.items() if stem.partition(".")[0] not in own]
     if not others:
         return []
     places: dict[tuple[Any, ...], list[tuple[Any, dict[str, Any]]]] = {}

@@ -72,7 +72,7 @@ class Campaign:
 
     def cost(self) -> Estimate:
         """Rough time and memory, from past runs of the suite and from trials of what was never run."""
-        return estimate_cost(self.missing, self.workers, self.store.load().values())
+        return estimate_cost(self.missing, self.workers, self.store.load().values() if self.missing else ())
 
     def run(
         self,
@@ -241,10 +241,13 @@ def missing_cells(cells: Sequence[Cell], records: dict[str, dict[str, Any]], *, 
 def changed_code(cells: Sequence[Cell], records: Iterable[dict[str, Any]]) -> list[str]:
     """A line for every item whose code is another one than when some records were made, though its version is not."""
     keys = {cell.key for cell in cells}
+    others = [record for record in records if record["key"] not in keys]
+    if not others:
+        return []
     now = {_without_code(cell.identity()): cell for cell in cells}
     found: Counter[str] = Counter()
-    for record in records:
-        cell = None if record["key"] in keys else now.get(_without_code(record["cell"]))
+    for record in others:
+        cell = now.get(_without_code(record["cell"]))
         if cell is None:
             continue
         here, there = ({**c["problem"], "algorithm": c["algorithm"]} for c in (cell.identity(), record["cell"]))

@@ -5,8 +5,8 @@ identity.
 from __future__ import annotations
 
 import hashlib
-import itertools
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from smimbench.files import canonical_json
@@ -62,7 +62,7 @@ class Cell:
         own = ("problem", "algorithm", "alpha", "dimension", "replicate", "seed", "backend")
         return {name: getattr(self, name) for name in own} | self.run.identity()
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Content address of the cell."""
         return key_of(self.identity())
@@ -159,6 +159,15 @@ class Suite:
         # An algorithm's name picks it as well as its label, unless another algorithm has that label.
         labels = {table["label"] for table in self.algorithms}
         words = {table["label"]: (table["label"], *({table["spec"]["name"]} - labels)) for table in self.algorithms}
+        only = self.only
+        replicates = [r for r in range(self.seeds) if selects(only, numbers={"seed": r})]
+        points = [
+            one
+            for one in points
+            if selects(only, problem=one[0].label) and selects(only, numbers={"dimension": one[1]})
+        ]
+        alphas = {alpha for plan in plans for alpha in plan.alphas if selects(only, numbers={"alpha": alpha})}
+        algorithms = [table for table in self.algorithms if selects(only, algorithm=words[table["label"]])]
         return [
             Cell(
                 problem=plan.problem.spec,
@@ -172,16 +181,12 @@ class Suite:
                 problem_label=plan.label,
                 algorithm_label=table["label"],
             )
-            for replicate in range(self.seeds)
+            for replicate in replicates
             for plan, dimension, seeds in points
             if replicate < seeds
-            for alpha, table in itertools.product(plan.alphas, self.algorithms)
-            if selects(
-                self.only,
-                problem=plan.label,
-                algorithm=words[table["label"]],
-                numbers={"alpha": alpha, "dimension": dimension, "seed": replicate},
-            )
+            for alpha in plan.alphas
+            if alpha in alphas
+            for table in algorithms
         ]
 
 

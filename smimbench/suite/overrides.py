@@ -145,7 +145,7 @@ def check_condition(condition: Condition, known: Mapping[str, Sequence[Any]]) ->
 def selects(
     only: Sequence[Condition],
     *,
-    problem: str,
+    problem: str | None = None,
     algorithm: Sequence[str] | None = None,
     numbers: Mapping[str, float] = MappingProxyType({}),
 ) -> bool:
@@ -153,8 +153,8 @@ def selects(
 
     Parameters
     ----------
-    problem : str
-        Its label; a condition asks for a part of it.
+    problem : str or None
+        Its label, of which a condition asks for a part; None leaves conditions on problems out.
     algorithm : sequence of str or None
         The words that pick the algorithm; None leaves conditions on algorithms out.
     numbers : mapping
@@ -165,7 +165,7 @@ def selects(
         if key == "algorithm":
             fits = algorithm is None or any(v in algorithm for v in values)
         elif key == "problem":
-            fits = any(v in problem for v in values)
+            fits = problem is None or any(v in problem for v in values)
         else:
             fits = key not in numbers or any(math.isclose(numbers[key], float(v), rel_tol=1e-12) for v in values)
         if not fits:

@@ -1,0 +1,28 @@
+"""What a command does once however many records there are."""
+
+from __future__ import annotations
+
+from smimbench.run.store import Store
+from smimbench.suite import cells as cells_module
+from smimbench.suite.reader import load_suite
+from tests.helpers import call
+from tests.report.many_records import write
+
+
+def test_show_reads_the_records_once_and_lists_the_cells_once(tmp_path, capsys, monkeypatch):
+    suite, loads, listed = write(tmp_path, 8, seeds=2), [], []
+    load, cells = Store.load, cells_module.Suite.cells
+    monkeypatch.setattr(Store, "load", lambda self, **how: loads.append(self.folder) or load(self, **how))
+    monkeypatch.setattr(cells_module.Suite, "cells", lambda self, *a, **k: listed.append(1) or cells(self, *a, **k))
+    code, out, err = call(capsys, "show", suite, "--results", tmp_path / "results", "--csv")
+    assert (code, err, out.count("\nline,")) == (0, "", 8)
+    assert (loads.count(tmp_path / "results" / "many"), len(listed)) == (1, 1)
+
+
+def test_only_looks_at_every_axis_and_not_at_every_cell(tmp_path, monkeypatch):
+    suite = load_suite(str(write(tmp_path, 400, seeds=10)), only=("alpha=0.3", "seed=3", "algorithm=adam"))
+    asked, selects = [], cells_module.selects
+    monkeypatch.setattr(cells_module, "selects", lambda *a, **k: asked.append(1) or selects(*a, **k))
+    (cell,) = suite.cells()
+    assert (cell.alpha, cell.replicate, cell.algorithm_label) == (0.3, 3, "adam")
+    assert len(asked) < 60  # 20 sample ratios, 10 seeds and what they are of, not 400 cells
