@@ -32,7 +32,7 @@ from smimbench.run import heartbeat
 from smimbench.run.both_starts import BESIDE_OVERLAP, compared_starts
 from smimbench.run.loop import LoopResult, LoopSettings, Status, run_algorithm
 from smimbench.run.record import LONGEST, check_types, plain
-from smimbench.run.together import pressed, run_together
+from smimbench.run.together import is_user_interrupt, run_together
 from smimbench.suite.cells import Cell
 from smimbench.suite.schema import STARTS
 
@@ -203,7 +203,7 @@ class _CellReport:
                 self.record.update(work())
             self.warnings += caught
         except BaseException as error:  # the algorithm or a plugin may raise anything
-            if pressed(error):
+            if is_user_interrupt(error):
                 raise
             _LATEST.clear()  # whoever raised may have written into it
             trace = printable("".join(traceback.format_exception(error)), LONGEST)

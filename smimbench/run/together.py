@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from smimbench.problem.problem import Problem
     from smimbench.run.loop import Attempt, LoopSettings
 
-__all__ = ["joined", "pressed", "run_together"]
+__all__ = ["is_user_interrupt", "joined", "run_together"]
 
 
-def pressed(error: BaseException) -> bool:
+def is_user_interrupt(error: BaseException) -> bool:
     """Whether it is the user's Ctrl-C; a worker has that ignored, so there it is a plugin's doing."""
     return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
 
@@ -123,7 +123,7 @@ def _attempts_together(arguments: Sequence[tuple[Any, ...]]) -> list[Attempt | B
 
 def _kept(error: BaseException) -> BaseException:
     """The error, unless it is to end everything."""
-    if pressed(error):
+    if is_user_interrupt(error):
         raise error
     return error
 
