@@ -27,7 +27,6 @@ def run(
     backend: str = "numpy",
     workers: int | None = 1,
     timing: bool = False,
-    seeds_at_once: int | None = None,
     overrides: Iterable[str] = (),
     only: Iterable[str] = (),
     progress: bool = False,
@@ -48,8 +47,6 @@ def run(
         that crashes takes with it.
     timing : bool
         Times that can be trusted: serial and warmed up.
-    seeds_at_once : int or None
-        Seeds of a point that are solved in one pass; None: on a device as many as fit, else 1.
     overrides : iterable of str
         ``"problem.prior.rho=0.2"``; only for a suite given by name or path.
     only : iterable of str
@@ -84,7 +81,7 @@ def run(
 
     suite = _suite(suite, overrides, only)
     store = Store(Path(results) / suite.name)
-    campaign = plan_campaign(suite, store, (backend,), workers=workers, timing=timing, seeds_at_once=seeds_at_once)
+    campaign = plan_campaign(suite, store, (backend,), workers=workers, timing=timing)
     for remark in campaign.remarks:
         warnings.warn(remark, stacklevel=2)
     with _bar(suite.name, len(campaign.missing), shown=progress) as advance:

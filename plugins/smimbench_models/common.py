@@ -29,7 +29,6 @@ class TokenModel:
     tokens: int
     version = 1
     capabilities = Capabilities()
-    batched = True  # ``forward`` and ``adjoint`` take several instances at once
     _host_chunk_bytes: int  # of a chunk of samples
     _axes: int | tuple[int, int]  # of a signal, behind that of the components
 

@@ -39,7 +39,6 @@ class Gaussian:
     version = 1
     reference = "arXiv:2502.00901"
     capabilities = Capabilities(models=("sequence-multi-index",))
-    batched = True  # ``denoise`` takes several instances at once
 
     def fluctuation(self, dimension: int) -> float:
         """Relative standard deviation of ``|w|^2 / D`` at finite size: ``sqrt(2 / D)``."""

@@ -21,16 +21,7 @@ if TYPE_CHECKING:
     from smimbench.backend.device import Backend
     from smimbench.interfaces import Array
 
-__all__ = [
-    "SHARE_OF_MEMORY",
-    "DrawnInputs",
-    "NarrowInputs",
-    "StreamedInputs",
-    "fits",
-    "instances_in_a_chunk",
-    "sample_chunks",
-    "take_samples",
-]
+__all__ = ["SHARE_OF_MEMORY", "DrawnInputs", "NarrowInputs", "StreamedInputs", "fits", "sample_chunks", "take_samples"]
 
 _WHOLE = "these inputs do not fit the device and are streamed: take slices of the samples, inputs[a:b, ...]"
 
@@ -193,14 +184,6 @@ def sample_chunks(model: Any, inputs: Array, components: int) -> Iterable[slice]
     streamed = isinstance(inputs, StreamedInputs)
     parts = _chunks(model, n, dimension, components, inputs.like if streamed else inputs, streamed)
     return inputs.whole_blocks(parts) if isinstance(inputs, DrawnInputs) else parts
-
-
-def instances_in_a_chunk(model: Any, n: int, dimension: int, components: int, like: Array, most: int) -> int:
-    """How many instances of ``n`` samples, at most ``most``, one chunk of the model takes where ``like`` lives; at least 1."""
-    for count in range(most, 1, -1):
-        if len(list(_chunks(model, count * n, dimension, components, like, True))) == 1:
-            return count
-    return 1
 
 
 def _chunks(model: Any, n: int, dimension: int, components: int, like: Array, streamed: bool) -> Iterable[slice]:

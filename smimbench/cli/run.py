@@ -38,12 +38,6 @@ if TYPE_CHECKING:
         ["--workers"], type=click.IntRange(1), default=None, help="Processes side by side [default: one per core]."
     ),
     click.Option(
-        ["--seeds-at-once"],
-        type=click.IntRange(1),
-        default=None,
-        help="Seeds of a point solved in one pass [default: on a device as many as fit, else 1].",
-    ),
-    click.Option(
         ["--shard"],
         metavar="K/N",
         help="Run the K-th of N parts of about the same cost [default: of a SLURM job array].",

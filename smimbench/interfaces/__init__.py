@@ -22,16 +22,7 @@ Methods that are marked *optional* may be missing. ``smimbench.interfaces.member
 All arrays follow the Python array API standard; an item works on the namespace and the device of its inputs.
 """
 
-from smimbench.interfaces.algorithm import (
-    STORED_NAMES,
-    Algorithm,
-    Batch,
-    Conditions,
-    Info,
-    Overlaps,
-    Plan,
-    StoppingRule,
-)
+from smimbench.interfaces.algorithm import STORED_NAMES, Algorithm, Conditions, Info, Overlaps, Plan, StoppingRule
 from smimbench.interfaces.basics import CONTRACT_VERSION, Array, Capabilities, Cost, ParameterError, Uncertain
 from smimbench.interfaces.channel import SYMMETRIES, Channel, Posterior
 from smimbench.interfaces.members import member, offers
@@ -47,7 +38,6 @@ __all__ = [
     "SYMMETRIES",
     "Algorithm",
     "Array",
-    "Batch",
     "Capabilities",
     "Channel",
     "Claims",

@@ -1,5 +1,5 @@
 """The contract of an algorithm: data to an estimate of the signal; its plan, what a step reports (``Info``), its
-stopping rule, several instances in a batch.
+stopping rule.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from smimbench.interfaces.basics import Array, Capabilities
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy as np
 
     from smimbench.interfaces.problem import Data, ProblemLike
 
-__all__ = ["STORED_NAMES", "Algorithm", "Batch", "Conditions", "Info", "Overlaps", "Plan", "StoppingRule"]
+__all__ = ["STORED_NAMES", "Algorithm", "Conditions", "Info", "Overlaps", "Plan", "StoppingRule"]
 
 
 class Plan(NamedTuple):
@@ -177,32 +175,6 @@ class StoppingRule(Protocol):
         ...
 
 
-class Batch(Protocol):
-    """Several instances of one size in one pass: all arrays have an axis of theirs in front, of length B.
-
-    Each goes its own way: nothing that one of them does, ending included, may change what becomes of another beyond rounding.
-    """
-
-    def join(self, states: Sequence[Any]) -> Any:
-        """One state from those of B instances, which the algorithm's ``init`` or ``split`` made, after equally many steps."""
-        ...
-
-    def split(self, state: Any) -> Sequence[Any]:
-        """The B states of the instances, as the algorithm's own methods take them."""
-        ...
-
-    def step(self, problem: ProblemLike, data: Data, state: Any) -> tuple[Any, Info]:
-        """One iteration of all, with inputs (B, n, T, D) and labels (B, n, ...).
-
-        An entry of ``Info`` is an array with the axis of the instances in front, or one number or text for all.
-        """
-        ...
-
-    def estimate(self, state: Any) -> Array:
-        """Their estimates, (B, P, D) or (B, P, D, D)."""
-        ...
-
-
 class Algorithm(Protocol):
     """Anything that maps data to an estimate of the signal.
 
@@ -247,9 +219,6 @@ class Algorithm(Protocol):
         That its error is the Bayes-optimal one as D grows: the published check of this name holds it to that.
     ``init_students(problem, data, rng, students) -> state``
         Several independent starts as one state with one more axis in front, which ``step`` and ``estimate`` keep.
-    ``batched(problem) -> Batch | None``
-        How several instances are stepped at once, or None where this problem does not allow it. The seeds of a point that are
-        small can then fill a device.
 
     ``data.inputs`` may be a stand-in that only gives slices of the samples (``smimbench.backend.streaming``): go through them
     with ``sample_chunks``. One iteration should not ask for a number on the host: what ``Info`` holds may be 0-d arrays, which

@@ -77,9 +77,6 @@ class Channel(Protocol):
         Posterior of one sample, compiled by Numba, for the models that have a compiled pass over their inputs (extra
         ``fast``): ``function(y, omega, constants, mean, covariance)`` takes the flattened label and omega (P, C), writes
         the mean (P, C) and adds the covariance, averaged over sites, to (P, P). ``constants`` is a vector of its choice.
-    ``batched`` (attribute, bool)
-        That all arrays of ``posterior`` may have an axis of instances in front, each with its own V: ``y`` (B, n, ...), ``omega``
-        (B, n, P, C), ``V`` (B, P, P).
     ``generalization_error(Q, V) -> dict of Uncertain``
         Closed forms for ``"bayes"``, ``"plugin"`` and ``"constant"``.
     """

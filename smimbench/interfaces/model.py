@@ -18,8 +18,7 @@ class Model(Protocol):
     """How the signal meets the inputs.
 
     Optional method ``denoiser_flops(dimension, components) -> float``: floating-point operations of one call of a typical
-    prior's ``denoise``, to price a run. Optional attribute ``batched``, true where ``forward``, ``adjoint`` and ``inner`` take
-    several instances: inputs (B, n, T, D) with a signal, or g, for each of them.
+    prior's ``denoise``, to price a run.
     Optional method ``forward_gram(inputs, factor) -> z, pull``: latents of the signal
     ``F F^T`` straight from F, and a function from g to the gradient of ``sum(g z)`` with respect to F; for priors that say
     with ``gram_scale(factor)`` what turns ``F F^T`` into their signal. ``tokens`` is T.

@@ -39,8 +39,7 @@ class Prior(Protocol):
     ``smimbench.derive.prior``.
 
     ``second_moment`` is E[S S^T]/D, ``(P, P)`` for ``components`` components, and ``mean_overlap`` the part of it that
-    the prior mean already holds (0, or rho). Both are host arrays. An optional attribute ``batched`` is true where ``denoise``
-    takes several instances: ``R`` (B, P, ...) and ``Qhat`` (B, P, P).
+    the prior mean already holds (0, or rho). Both are host arrays.
     """
 
     name: str

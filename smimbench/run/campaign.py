@@ -18,11 +18,10 @@ from smimbench.backend.roofline import ceilings
 from smimbench.files import canonical_json, remove_leftovers
 from smimbench.problem.problem import ProblemError, without_code
 from smimbench.registry.registry import Registry, get_registry
-from smimbench.run.cell import run_group
+from smimbench.run.cell import run_cell
 from smimbench.run.claims import Claims
 from smimbench.run.cost import Estimate, estimate_cost, memory_of_a_cell
 from smimbench.run.dask import DEVICES, on_dask
-from smimbench.run.groups import grouped
 from smimbench.run.processes import Limits, Underway, in_processes
 from smimbench.run.settings import settings_folder
 from smimbench.run.shards import Shard, cells_of_shard
@@ -64,7 +63,6 @@ class Campaign:
     remarks: tuple[str, ...]
     isolated: bool = False
     limits: Limits | None = None
-    seeds_at_once: int | None = None
 
     def left(self) -> int:
         """How many of its cells have no record by now."""
@@ -101,7 +99,6 @@ class Campaign:
             dask=self.dask,
             isolated=self.isolated,
             limits=limits,
-            seeds_at_once=self.seeds_at_once,
             on_record=on_record,
             on_look=on_look,
         )
@@ -140,7 +137,6 @@ def plan_campaign(
     retry: Sequence[str] = (),
     isolated: bool = False,
     limits: Limits | None = None,
-    seeds_at_once: int | None = None,
     shard: Shard | None = None,
     dry_run: bool = False,
     registry: Registry | None = None,
@@ -153,7 +149,7 @@ def plan_campaign(
         Processes side by side; None: one per core, fewer where the memory would not hold so many.
     retry : sequence of str
         Records with one of these states are moved out of the way, so that their cells run again.
-    isolated, limits, seeds_at_once
+    isolated, limits
         See ``run_cells``.
     shard : Shard or None
         Run this part of the cells only.
@@ -195,15 +191,12 @@ def plan_campaign(
         remarks.append(
             f"--workers {workers} is not used: --dask runs as many cells at a time as the scheduler has workers"
         )
-    if seeds_at_once is not None and seeds_at_once > 1 and (timing or dask):
-        why = "--timing measures every cell alone" if timing else "--dask sends every cell alone"
-        remarks.append(f"--seeds-at-once {seeds_at_once} is not used: {why}")
     alone = "--timing" if timing else f"--backend {device}" if device else None
     workers, said = _cells_at_a_time(missing, workers, alone)
     remarks += [] if dask else said
     if not dry_run:
         Store(settings_folder(suite, store)).write_shared(shared_document(suite))
-    how = (workers, timing, threads, dask, tuple(remarks), isolated, limits, seeds_at_once)
+    how = (workers, timing, threads, dask, tuple(remarks), isolated, limits)
     return Campaign(suite, store, registry, cells, missing, *how)
 
 
@@ -277,7 +270,6 @@ def run_cells(
     dask: str | None = None,
     isolated: bool = False,
     limits: Limits | None = None,
-    seeds_at_once: int | None = None,
     on_record: Callable[[dict[str, Any]], None] | None = None,
     on_look: Callable[[list[Underway]], None] | None = None,
 ) -> list[dict[str, Any]]:
@@ -292,9 +284,6 @@ def run_cells(
         Run in a process of its own also what runs alone: nothing that a plugin does can then end this one.
     limits : Limits or None
         What a cell, and all of them, may take; kept from outside, so for cells in processes of their own only.
-    seeds_at_once : int or None
-        Seeds of one point that are solved in one pass, at most (``smimbench.run.groups``); None: on a device as many as fit,
-        elsewhere one. In timing mode and on Dask one, always: a time that is trusted is that of one cell.
     dask : str or None
         Address of a Dask scheduler whose workers run the cells; they need smimbench and the same plugins, not the
         results folder.
@@ -319,13 +308,11 @@ def run_cells(
     if dask is not None:
         source = on_dask(cells, dask, threads, registry, limits)
     elif workers <= 1 and not isolated and limits in (None, Limits()) and not registry.has_third_party:
-        groups = grouped(cells, registry, 1 if timing else seeds_at_once)
-        source = (r for group in groups for r in run_group(group, timing=timing, threads=threads, registry=registry))
+        source = (run_cell(cell, timing=timing, threads=threads, registry=registry) for cell in cells)
     else:
         claims = None if timing else Claims(store.folder)
-        groups = grouped(cells, registry, 1 if timing else seeds_at_once)
         how: dict[str, Any] = {"timing": timing, "limits": limits, "claims": claims, "on_look": on_look}
-        source = in_processes(groups, max(1, workers), threads, registry, **how)
+        source = in_processes([(cell,) for cell in cells], max(1, workers), threads, registry, **how)
     for record in source:
         store.write(record)
         if claims is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import time
 import traceback
 import warnings
@@ -32,17 +33,16 @@ from smimbench.run import heartbeat
 from smimbench.run.both_starts import BESIDE_OVERLAP, compared_starts
 from smimbench.run.loop import LoopResult, LoopSettings, Status, run_algorithm
 from smimbench.run.record import LONGEST, check_types, plain
-from smimbench.run.together import is_user_interrupt, run_together
 from smimbench.suite.cells import Cell
 from smimbench.suite.schema import STARTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from smimbench.interfaces import Data, Start
     from smimbench.run.loop import Attempt
 
-__all__ = ["INFORMED_OVERLAP", "fit_for_store", "lost_record", "run_cell", "run_cells_together", "run_group"]
+__all__ = ["INFORMED_OVERLAP", "fit_for_store", "is_user_interrupt", "lost_record", "run_cell"]
 
 INFORMED_OVERLAP = 0.9
 """Overlap with the teacher of an informed start; nearer to 1 the informed branch is followed from further inside."""
@@ -79,56 +79,6 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1, registry: Re
     return report.finish(started, time.time() - started)
 
 
-def run_cells_together(
-    cells: Sequence[Cell], *, threads: int = 1, registry: Registry | None = None
-) -> list[dict[str, Any]]:
-    """Run cells that differ in their replicate alone in one pass, see ``smimbench.run.together``: a record for each of them.
-
-    The times in a record are the cell's share of those of the pass; ``timing.together`` says of how many it is one.
-    """
-    registry = registry or get_registry()
-    reports = [_CellReport(cell, threads, timing=False) for cell in cells]
-    started = time.time()
-    _forget_other_instances(*cells)
-    machine.reset_peak_memory()
-    ready: dict[int, _ReadyCell] = {}
-    alone = set()  # those for which the device had no room beside the others
-    for k, cell in enumerate(cells):
-
-        def prepare(k: int = k, cell: Cell = cell) -> dict[str, Any]:
-            try:
-                found = _prepare_cell(cell, registry, timing=False)
-            except Exception as error:
-                if _ran_out(cell, error):
-                    alone.add(k)
-                raise
-            if isinstance(found, dict):
-                return found
-            ready[k] = found
-            return {}
-
-        reports[k].keep(prepare)
-    for (k, one), result in zip(ready.items(), _run_together(reports, ready, threads)):
-
-        def conclude(k: int = k, one: _ReadyCell = one, result: Any = result) -> dict[str, Any]:
-            if isinstance(result, BaseException):
-                if one.backend.ran_out(result):
-                    alone.add(k)
-                raise result
-            return _conclude_record(one, result)
-
-        reports[k].keep(conclude)
-    own = [report.record.get("timing", {}).get("seconds") or 0.0 for report in reports]
-    shared = max(0.0, time.time() - started - sum(own)) / len(cells)  # drawing, metrics
-    found = [report.finish(started, shared + seconds) for report, seconds in zip(reports, own)]
-    reports.clear()
-    ready.clear()
-    return [
-        run_cell(cells[k], threads=threads, registry=registry) if k in alone else record
-        for k, record in enumerate(found)
-    ]
-
-
 def _ran_out(cell: Cell, error: BaseException) -> bool:
     """Whether the memory of the device of a cell did not suffice."""
     with contextlib.suppress(Exception):  # of a backend that is not there
@@ -160,31 +110,9 @@ def _with_smaller_chunks(cell: Cell, work: Callable[[], dict[str, Any]]) -> dict
     return record
 
 
-def _run_together(
-    reports: Sequence[_CellReport], ready: dict[int, _ReadyCell], threads: int
-) -> list[LoopResult | BaseException]:
-    """How the runs of those that are ready end; what is warned of meanwhile is kept with each of them."""
-    if not ready:
-        return []
-    runs = list(ready.values())
-    problem, algorithm, backend = runs[0].problem, runs[0].algorithm, runs[0].backend
-    with warnings.catch_warnings(record=True) as caught, machine.blas_threads(threads):
-        warnings.simplefilter("always")
-        each = ([getattr(one, name) for one in runs] for name in ("instance", "data", "make_rng", "settings"))
-        instances, data, make_rngs, settings = each
-        results = run_together(problem, instances, data, algorithm, make_rngs, settings, backend)
-    for k in ready:
-        reports[k].warnings += caught
-    return results
-
-
-def run_group(
-    cells: Sequence[Cell], *, timing: bool = False, threads: int = 1, registry: Registry | None = None
-) -> list[dict[str, Any]]:
-    """``run_cells_together`` for several cells, ``run_cell`` for one."""
-    if len(cells) > 1:
-        return run_cells_together(cells, threads=threads, registry=registry)
-    return [run_cell(cells[0], timing=timing, threads=threads, registry=registry)]
+def is_user_interrupt(error: BaseException) -> bool:
+    """Whether it is the user's Ctrl-C; a worker has that ignored, so there it is a plugin's doing."""
+    return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
 
 
 class _CellReport:
@@ -350,7 +278,6 @@ def _conclude_record(ready: _ReadyCell, result: LoopResult) -> dict[str, Any]:
             "cost": _cost_of_iteration(ready.algorithm, ready.problem, data),
             "device_seconds": attempt.device_seconds,
             "device_peak_memory": backend.peak_memory(),
-            **({"together": attempt.together} if attempt.together > 1 else {}),
             "first_iteration": durations[0] if durations else None,
             "per_iteration": float(np.median(durations[1:])) if len(durations) > 1 else None,
         },

@@ -123,7 +123,6 @@ class Attempt:
     broken_claim: bool = False
     start: dict[str, Any] = field(default_factory=dict)
     blank: dict[str, str] = field(default_factory=dict)
-    together: int = 1
     resumed: str | None = None
 
 
@@ -187,10 +186,6 @@ class Run:
         What the algorithm iterates.
     over : bool
         Whether it has ended.
-    error : Exception or None
-        What ended it, where an error did (``smimbench.run.together``).
-    together : int
-        Runs whose first step was made in one pass, this one included.
     resumed : str or None
         Why it goes on, or went on, as another version of the algorithm.
     """
@@ -217,8 +212,6 @@ class Run:
         self.status, self.reason = Status.NOT_CONVERGED, f"{self.last} iterations reached"
         self.iteration, self._broken = 0, False
         heartbeat.made(0)
-        self.error: BaseException | None = None
-        self.together = 1
         self.resumed: str | None = None
         self.state, passed = timed(lambda: algorithm.init(problem, data, rng), backend, self.clock.seconds)
         self.clock.add(passed)
@@ -323,7 +316,6 @@ class Run:
             broken_claim=self._broken,
             start={name: matrix.tolist() for name, matrix in self.start._asdict().items()},
             blank=course.broken,
-            together=self.together,
             resumed=self.resumed,
         )
 

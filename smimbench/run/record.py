@@ -70,13 +70,9 @@ class Identity(_Open):
 
 
 class Timing(_Open):
-    """Times in seconds, memory in bytes; comparable on one ``machine`` only, and there if ``trusted``.
-
-    ``together`` counts the cells that were solved in the pass of this one, itself included; the times are its even share.
-    """
+    """Times in seconds, memory in bytes; comparable on one ``machine`` only, and there if ``trusted``."""
 
     trusted: bool = False
-    together: int = 1
     machine: str
     seconds: float | int = 0
     lost_seconds: float | int = 0

@@ -73,7 +73,6 @@ def rerun(cells: Sequence[Cell], store: Store, registry: Registry, *, count: int
             old = records[new["key"]]
             timing = old.get("timing") or {}
             same = timing.get("machine") == machine.fingerprint() and old["versions"] == new["versions"]
-            same = same and timing.get("together", 1) == 1  # in a pass of several numbers are rounded in another way
             differing = list(_differences(_timeless(old), _timeless(new), 0.0 if same else ELSEWHERE))
             path = store.folder / f"{new['key']}.json"
             found.add([f"{path}: run again, {line}" for line in differing[:3]])

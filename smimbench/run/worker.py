@@ -58,7 +58,7 @@ def main() -> None:
     setup: dict[str, Any] = json.loads(inbox.get())
 
     from smimbench.registry.registry import Registry, set_registry
-    from smimbench.run.cell import run_group
+    from smimbench.run.cell import run_cell
     from smimbench.run.heartbeat import beat_to
 
     beat_to(Path(setup["heartbeat"]))
@@ -68,7 +68,9 @@ def main() -> None:
     here = os.getpid()
     while True:
         cells = pickle.loads(inbox.get())
-        records = run_group(cells, timing=setup["timing"], threads=setup["threads"], registry=registry)
+        records = [
+            run_cell(cell, timing=setup["timing"], threads=setup["threads"], registry=registry) for cell in cells
+        ]
         if os.getpid() != here:  # a copy that a plugin has forked and forgotten
             os._exit(0)
         for stream in (sys.stdout, sys.stderr):

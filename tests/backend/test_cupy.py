@@ -16,9 +16,7 @@ from smimbench.problem import instance as instance_module
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import get_registry
 from smimbench.run import cell as runner
-from smimbench.run.campaign import run_cells
 from smimbench.run.readings import Readings
-from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
 from tests.backend.test_philox import by_numpy
 from tests.helpers import ATTENTION, SUITE, write_suite
@@ -48,21 +46,6 @@ def test_gamp_gives_the_numbers_of_numpy(parts, alpha, dimension):
         found[name] = instance.metrics(gamp.estimate(state))["mse"]
         assert np.isfinite(to_host(gamp.estimate(state))).all()
     np.testing.assert_allclose(found["cupy"], found["numpy"], rtol=0, atol=1e-8)
-
-
-@pytest.mark.parametrize("text", [SUITE, ATTENTION])
-def test_seeds_in_one_pass_give_the_records_of_seeds_alone(tmp_path, text):
-    """By themselves, because they are small; as long as nobody switches it off."""
-    cells = load_suite(write_suite(tmp_path, text), ["grid.seeds=4"], ["algorithm=gamp"]).cells("cupy")
-    alone = run_cells(cells, Store(tmp_path / "alone"), seeds_at_once=1)
-    found = {record["key"]: record for record in run_cells(cells, Store(tmp_path / "together"))}
-    for one in alone:
-        other = found[one["key"]]
-        assert "together" not in one["timing"]
-        assert other["timing"]["together"] == 4
-        assert (one["status"], one["iterations"]) == (other["status"], other["iterations"])
-        for name, values in one["metrics"].items():
-            np.testing.assert_allclose(other["metrics"][name], values, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("text", [SUITE, ATTENTION])

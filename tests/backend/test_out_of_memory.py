@@ -61,8 +61,7 @@ def device(monkeypatch):
         return run
 
     monkeypatch.setattr(SequenceMultiIndex, "forward", limited)
-    for name in ("run_algorithm", "run_together"):
-        monkeypatch.setattr(runner, name, while_running(getattr(runner, name)))
+    monkeypatch.setattr(runner, "run_algorithm", while_running(runner.run_algorithm))
     return limit, lengths
 
 
@@ -89,21 +88,6 @@ def test_it_runs_again_with_the_next_smaller_chunk(device, tmp_path, algorithm):
     assert careful["timing"]["lost_seconds"] > plain["timing"]["lost_seconds"]
     np.testing.assert_allclose(careful["metrics"]["mse"], plain["metrics"]["mse"], rtol=1e-9)
     assert memory.caution() == 1.0
-
-
-def test_seeds_that_ran_out_together_run_alone(device, tmp_path):
-    limit, _ = device
-    text = SUITE.replace("[0.5, 1.0]", "[20.0]")
-    cells = load_suite(write_suite(tmp_path, text), [], ["algorithm=gamp"]).cells()
-    plain = runner.run_cells_together(cells)
-    limit.append(100)
-    careful = runner.run_cells_together(cells)
-    assert len(cells) == len(careful) == 2
-    for one, other, cell in zip(plain, careful, cells):
-        assert one["key"] == other["key"] == cell.key
-        assert (one["status"], "tries" in one["placement"]) == (other["status"], False)
-        assert other["placement"]["tries"] > 1
-        np.testing.assert_allclose(other["metrics"]["mse"], one["metrics"]["mse"], rtol=1e-9)
 
 
 def test_what_fits_nowhere_fails_in_words(device, tmp_path):

@@ -21,7 +21,6 @@ from smimbench_priors.wishart import eigenvalue_map
 from smimbench.backend import chunk_bytes, get_backend, memory
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import get_registry
-from smimbench.run.together import joined
 
 SCALE = float(os.environ.get("PROBE_SCALE", "1"))
 FOUND: dict[str, float] = {}
@@ -118,26 +117,14 @@ def iterations(parts: tuple[Any, ...], alpha: float, dimension: int, dtype: str 
         backend.release()
 
 
-def seeds(parts: tuple[Any, ...], alpha: float, dimension: int, count: int = 8) -> None:
-    """An iteration of one small instance, and one of several in one pass; of extensive rank their eigendecompositions, too."""
+def small(parts: tuple[Any, ...], alpha: float, dimension: int) -> None:
+    """An iteration of one small instance."""
     backend, problem = get_backend("cupy"), Problem(*parts)
     gamp = get_registry().get("algorithm", "gamp").item()
-    data = [problem.instance(alpha, dimension, k).data(backend) for k in range(count)]
-    starts = [gamp.init(problem, own, np.random.default_rng(k)) for k, own in enumerate(data)]
-    batch, both = gamp.batched(problem), joined(data)
-    name, one, all_of_them = f"{problem.label} D {dimension}", [starts[0]], [batch.join(starts)]
-    timed(f"iteration {name}, one seed s", lambda: one.append(gamp.step(problem, data[0], one.pop())[0]), 20)
-    timed(
-        f"iteration {name}, {count} seeds in one pass s",
-        lambda: all_of_them.append(batch.step(problem, both, all_of_them.pop())[0]),
-        20,
-    )
-    if problem.model.rank == "low":
-        return
-    stack = normal(count, dimension, dimension)
-    stack = stack + stack.swapaxes(1, 2)
-    timed(f"eigh of a stack of {count} of {dimension} s", lambda: cp.linalg.eigh(stack))
-    timed(f"the same of {dimension} one at a time s", lambda: [cp.linalg.eigh(stack[k]) for k in range(count)])
+    data = problem.instance(alpha, dimension).data(backend)
+    states = [gamp.init(problem, data, np.random.default_rng(0))]
+    name = f"iteration {problem.label} D {dimension} s"
+    timed(name, lambda: states.append(gamp.step(problem, data, states.pop())[0]), 20)
 
 
 def main() -> None:
@@ -150,9 +137,9 @@ def main() -> None:
         parts,
         chunk,
         narrow,
-        lambda: seeds((attention, "softmax", wishart), 0.2, max(8, int(100 * SCALE))),
-        lambda: seeds((attention, "softmax", wishart), 0.2, max(8, int(200 * SCALE))),
-        lambda: seeds((sequence, "softmax", "gaussian"), 1.2, max(8, int(1000 * SCALE))),
+        lambda: small((attention, "softmax", wishart), 0.2, max(8, int(100 * SCALE))),
+        lambda: small((attention, "softmax", wishart), 0.2, max(8, int(200 * SCALE))),
+        lambda: small((sequence, "softmax", "gaussian"), 1.2, max(8, int(1000 * SCALE))),
         lambda: iterations(two, 1.2, large),
         lambda: iterations(two, 1.2, large, "mixed"),
         lambda: iterations((attention, "softmax", wishart), 0.1, d),

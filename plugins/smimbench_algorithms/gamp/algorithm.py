@@ -16,7 +16,6 @@ from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.linalg import diagonal_at_least, with_floor
 from smimbench.theory.bethe import FixedPoint, free_entropy
 from smimbench.theory.information import overlap_at
-from smimbench_algorithms.gamp.batch import GampBatch
 from smimbench_algorithms.gamp.damping import Mixing, first_weight, follow, start, turn
 from smimbench_algorithms.gamp.finite_size import first_correction
 from smimbench_algorithms.gamp.one_pass import one_pass
@@ -230,11 +229,6 @@ class Gamp:
             damping=1 - np.asarray(ahead, dtype=float)[()],
         )
         return GampState(estimate, V_new, g, state.rng, total, Qhat, onsager, progress), info
-
-    def batched(self, problem: Problem) -> GampBatch | None:
-        """Several instances at once, where the model, the channel and the prior take them; the random numbers are their own."""
-        able = all(member(item, "batched", False) for item in (problem.model, problem.channel, problem.prior))
-        return GampBatch(self.step_of_instances) if able else None
 
     def stopping_rule(self, problem: Problem, dimension: int) -> StoppingRule:
         """Overlaps that stand still and agree: the algorithm keeps account of its own error, and is judged by it."""

@@ -60,7 +60,6 @@ class AttentionLinear(LinearChannel, AttentionChannel):
     noise_convention: str = "scaled"
 
     components = 1
-    batched = True  # ``posterior`` takes several instances at once
 
     def __post_init__(self) -> None:
         check_whole("tokens", self.tokens, 1)

@@ -49,7 +49,6 @@ class SequenceLinear(LinearChannel, SequenceChannel):
     noise: float = 0.0
 
     symmetry = "none"
-    batched = True  # ``posterior`` takes several instances at once
 
     def __post_init__(self) -> None:
         check_whole("tokens", self.tokens, 1)

@@ -37,7 +37,6 @@ class _SignChannel:
     capabilities = Capabilities(models=("sequence-multi-index",))
     symmetry = "none"
     components = 1
-    batched = True  # ``posterior`` takes several instances at once
 
     def __post_init__(self) -> None:
         check_whole("tokens", self.tokens, 1)

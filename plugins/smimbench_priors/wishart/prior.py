@@ -70,7 +70,6 @@ class Wishart:
     reference = "arXiv:2506.01582"
     capabilities = Capabilities(models=("attention-indexed",))
     example: ClassVar[dict[str, Any]] = {"rho": 0.5}
-    batched = True  # ``denoise`` takes several instances at once
 
     def __post_init__(self) -> None:
         rho: object = self.rho

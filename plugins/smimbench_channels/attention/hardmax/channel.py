@@ -93,11 +93,6 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
             if self.tokens == 2:
                 raise ParameterError("samples", "has no effect with two tokens and must be left out")
 
-    @property
-    def batched(self) -> bool:
-        """Whether ``posterior`` takes several instances at once: in closed form, for two tokens."""
-        return self.tokens == 2 and self.sweeps is None
-
     def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
         """Column of the largest entry of every row, integers (..., n, T), of latents ``z`` (..., n, 1, C).
 

@@ -92,11 +92,6 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         return TwoLayerAttention(beta=self.beta, skip=self.skip)
 
     @property
-    def batched(self) -> bool:
-        """Whether ``posterior`` takes several instances at once: with one layer."""
-        return self.layers == 1
-
-    @property
     def components(self) -> int:
         """One matrix a layer."""
         return self.layers

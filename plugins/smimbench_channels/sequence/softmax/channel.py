@@ -123,11 +123,6 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
                 raise ParameterError(key, message)
 
     @property
-    def batched(self) -> bool:
-        """Whether ``posterior`` takes several instances at once: with one layer."""
-        return self.layers == 1
-
-    @property
     def components(self) -> int:
         """L, one direction per layer."""
         return self.layers
