@@ -1,1 +1,25 @@
-"""What the engine adds to a plugin that gives less than the whole contract."""
+"""What the engine adds to an item that gives less than the whole contract, and what items may use of it.
+
+Plugins import the names of this page from here.
+"""
+
+from smimbench.derive.channel import complete_channel
+from smimbench.derive.labels import gives_probabilities, observable, predict
+from smimbench.derive.prior import complete_prior
+from smimbench.derive.sampled_information import LabelMeans, Labels, label_means, sampled_moments, without_overlap
+from smimbench.derive.stopping import OverlapRule, rule_of
+
+__all__ = [
+    "LabelMeans",
+    "Labels",
+    "OverlapRule",
+    "complete_channel",
+    "complete_prior",
+    "gives_probabilities",
+    "label_means",
+    "observable",
+    "predict",
+    "rule_of",
+    "sampled_moments",
+    "without_overlap",
+]

@@ -15,6 +15,7 @@ import numpy as np
 from smimbench.backend.arrays import namespace
 from smimbench.derive.integration.integrate import BLOCK, ONE_LINE, integrate
 from smimbench.derive.integration.samples import Accuracy, reflected
+from smimbench.derive.sampled_information import Labels, label_means
 from smimbench.interfaces import Uncertain
 from smimbench.numerics.linalg import inverse_root, symmetric_root
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments
@@ -71,8 +72,7 @@ class LikelihoodInformation:
         r"""``E sum_c g_c g_c^T`` (..., P, P) with ``omega ~ N(0, Q (x) I_C)``; leading axes are a batch.
 
         Quasi-random points in independent scrambles, whose spread is the error. A label with few values is summed over;
-        any other is drawn. Then g is noisy and its square would be biased: two independent estimates of g are multiplied,
-        and ``g (z - omega)^T V^{-1}``, which has the same mean (Nishimori) and is linear in g, is a control variate.
+        any other is drawn, for ``label_means``.
         """
         Q, V = (np.asarray(a, dtype=float) for a in (Q, V))
         Q, V = np.broadcast_arrays(Q, V)
@@ -151,11 +151,10 @@ class LikelihoodInformation:
         points, refinements = (points, REFINEMENTS) if self.components == 1 else (max(points, 128), 1)
         for refinement in range(refinements):
             if labels is None:
-                estimates = np.stack(self._over_samples(Q, V, points))
+                value, error = self._over_samples(Q, V, points)
             else:
                 estimates = np.stack([self._sum_over_labels(Q, V, labels, points, k) for k in range(SCRAMBLES)])
-            value = estimates.mean(0)
-            error = estimates.std(axis=0, ddof=1) / math.sqrt(SCRAMBLES)
+                value, error = estimates.mean(0), estimates.std(axis=0, ddof=1) / math.sqrt(SCRAMBLES)
             if np.trace(error) <= good * abs(np.trace(value)) or refinement == refinements - 1:
                 break
             points *= 4
@@ -232,12 +231,12 @@ class LikelihoodInformation:
             repeated = (np.broadcast_to(value, (len(z), *value.shape)) for value in labels)
             return np.stack([np.exp(np.asarray(self.channel.log_likelihood(y, z), dtype=float)) for y in repeated])
 
-    def _over_samples(self, Q: Array, V: Array, points: int) -> list[Array]:
-        """Estimates from labels that are drawn, one for each scramble."""
+    def _over_samples(self, Q: Array, V: Array, points: int) -> tuple[Array, Array]:
+        """Value and error from labels that are drawn: two independent halves of the points give two means of each."""
         P, C = self.components, self.sites
-        root_Q, root_V, inverse = symmetric_root(Q), symmetric_root(V), np.linalg.inv(V)
-        primary, control = [], []
-        for scramble in range(SCRAMBLES):
+        root_Q, root_V = symmetric_root(Q), symmetric_root(V)
+
+        def labels(scramble: int) -> Labels:
             normal = whitened_points(
                 2 * self.dimension, points, "likelihood information: pairs of latents", scramble, paired=False
             ).reshape(points, 2, P, C)
@@ -246,22 +245,10 @@ class LikelihoodInformation:
                 self.channel.forward(omega + shift, rng=monte_carlo_rng("likelihood information: labels", scramble))
             )
             found = integrate(self.channel, y, omega, V, Accuracy(10 * self.target, effort=1))
-            halves = [root_V @ m.reshape(points, P, C) for m in (found.half, found.other_half)]
-            g, other = (inverse @ m for m in halves)
-            square = (np.einsum("npc,nqc->pq", g, other) + np.einsum("npc,nqc->pq", other, g)) / (2 * points)
-            cross = np.einsum("npc,nqc->pq", (g + other) / 2, inverse @ shift) / points
-            primary.append(square)
-            control.append(square - (cross + cross.T) / 2)
-        a, b = np.stack(primary), np.stack(control)
-        estimates = []
-        for k in range(SCRAMBLES):
-            # The coefficient comes from the other scrambles, which keeps the estimate unbiased.
-            others = np.delete(np.arange(SCRAMBLES), k)
-            spread = b[others] - b[others].mean(0)
-            power = (spread**2).sum(0)
-            slope = (spread * (a[others] - a[others].mean(0))).sum(0) / np.where(power > 0, power, 1)
-            estimates.append(a[k] - slope * b[k])
-        return estimates
+            one, two = (half.reshape(points, P, C) for half in (found.half, found.other_half))
+            return Labels(normal[:, 0], normal[:, 1], (one, two))
+
+        return label_means(labels, Q, V, scrambles=SCRAMBLES)[:2]
 
 
 def _sum_of_squares(w: Array, u: Array, other_w: Array, other_u: Array) -> Array:

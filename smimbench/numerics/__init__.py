@@ -1,1 +1,55 @@
-"""Numerical methods that know nothing of attention: integrals, random points, linear algebra."""
+"""Numerical methods that know nothing of attention: integrals, random points, linear algebra, results kept.
+
+Plugins import the names of this page from here.
+"""
+
+from smimbench.numerics.bivariate_normal import log_cdf
+from smimbench.numerics.control_variates import controlled_mean
+from smimbench.numerics.linalg import (
+    diagonal_at_least,
+    inverse_root,
+    is_diagonal,
+    spectral_function,
+    symmetric,
+    symmetric_logarithm,
+    symmetric_root,
+    with_floor,
+)
+from smimbench.numerics.masked import places_at_mask, put_at_mask, spread_at_mask
+from smimbench.numerics.memo import Named, by_value
+from smimbench.numerics.qmc import normal_points, normal_scrambles, uniform_points, whitened_points
+from smimbench.numerics.quadrature import gauss_hermite, gauss_legendre, gaussian_trapezoid, half_plane_hermite
+from smimbench.numerics.seeds import monte_carlo_rng
+from smimbench.numerics.token_pairs import entry_sites, site_entries, site_pairs, site_scales, site_values
+
+__all__ = [
+    "Named",
+    "by_value",
+    "controlled_mean",
+    "diagonal_at_least",
+    "entry_sites",
+    "gauss_hermite",
+    "gauss_legendre",
+    "gaussian_trapezoid",
+    "half_plane_hermite",
+    "inverse_root",
+    "is_diagonal",
+    "log_cdf",
+    "monte_carlo_rng",
+    "normal_points",
+    "normal_scrambles",
+    "places_at_mask",
+    "put_at_mask",
+    "site_entries",
+    "site_pairs",
+    "site_scales",
+    "site_values",
+    "spectral_function",
+    "spread_at_mask",
+    "symmetric",
+    "symmetric_logarithm",
+    "symmetric_root",
+    "uniform_points",
+    "whitened_points",
+    "with_floor",
+]

@@ -1,5 +1,53 @@
 """State evolution, thresholds and prediction errors: pure mathematics, no clock, no printing, no files.
 
-Import from its modules, ``from smimbench.theory.predictions import solve``: the attribute ``smimbench.theory`` is the verb,
-``smimbench.theory(suite)``.
+Plugins import the names of this page from here, ``from smimbench.theory import limit_point``. The attribute
+``smimbench.theory`` is the verb, ``smimbench.theory(suite)``.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from smimbench.theory.generalization import measured_error
+    from smimbench.theory.information import information_at, offers_rough, overlap_at, prior_moments
+    from smimbench.theory.limit import aligned, limit_point, scores
+    from smimbench.theory.own import own_theory
+    from smimbench.theory.predictions import competing, point_document
+    from smimbench.theory.recursion import exponential
+    from smimbench.theory.types import Host, Prediction
+
+# Imported when first used: this folder is imported whenever smimbench is.
+_HOME = {
+    "measured_error": "generalization",
+    "own_theory": "own",
+    "exponential": "recursion",
+    **dict.fromkeys(("information_at", "offers_rough", "overlap_at", "prior_moments"), "information"),
+    **dict.fromkeys(("aligned", "limit_point", "scores"), "limit"),
+    **dict.fromkeys(("competing", "point_document"), "predictions"),
+    **dict.fromkeys(("Host", "Prediction"), "types"),
+}
+
+__all__ = [
+    "Host",
+    "Prediction",
+    "aligned",
+    "competing",
+    "exponential",
+    "information_at",
+    "limit_point",
+    "measured_error",
+    "offers_rough",
+    "overlap_at",
+    "own_theory",
+    "point_document",
+    "prior_moments",
+    "scores",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

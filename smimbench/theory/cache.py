@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["THEORY_VERSION", "Kept", "Progress", "TheoryCache"]
 
-THEORY_VERSION = 17
+THEORY_VERSION = 18
 """Raised when the numbers of the state-evolution solver itself change: remembered values of older ones are not used."""
 OWN_VERSION = 4
 """Raised when what theory says of shipped algorithms themselves changes, and their estimates do not: only these answers are then

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smimbench.derive.sampled_information import POINTS, SCRAMBLES, sampled_moments
 from smimbench.interfaces import Posterior, member, offers
 from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.linalg import inverse_root, symmetric_root
@@ -30,7 +31,6 @@ from smimbench.problem.problem import ProblemError
 from smimbench.theory.generalization import KINDS, sampled_errors
 from smimbench.theory.information import overlap_error_at, prior_moments
 from smimbench.theory.inverse_map import inverse_map
-from smimbench.theory.sampling import POINTS, SCRAMBLES, sampled_moments
 from smimbench.theory.types import NOTHING, Host
 
 if TYPE_CHECKING:

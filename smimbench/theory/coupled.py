@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from smimbench.derive.sampled_information import SCRAMBLES
 from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.control_variates import controlled_mean
 from smimbench.numerics.linalg import spectral_function, symmetric_logarithm
@@ -23,7 +24,6 @@ from smimbench.theory.free_entropy import bayes_optimal_first, branches_meet, fr
 from smimbench.theory.information import information_at, overlap_at, overlap_error_at, prior_moments
 from smimbench.theory.perfect_recovery import perfect_limit
 from smimbench.theory.recursion import UNFINISHED, FixedPoint, Recursion, at, exponential
-from smimbench.theory.sampling import SCRAMBLES
 from smimbench.theory.types import Host, Prediction
 
 if TYPE_CHECKING:

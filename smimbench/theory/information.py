@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smimbench.derive.sampled_information import sampled_moments
 from smimbench.interfaces import Uncertain, member, offers
 from smimbench.problem.problem import ProblemError
 from smimbench.theory.evaluations import Evaluations
-from smimbench.theory.sampling import sampled_moments
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Model

@@ -9,6 +9,7 @@ from smimbench_channels.sequence.softmax import one_layer as one_layer
 from smimbench_priors.gaussian import Gaussian
 from smimbench_priors.wishart import Wishart
 
+from smimbench.derive.sampled_information import sampled_moments
 from smimbench.interfaces import Posterior, Uncertain
 from smimbench.theory.continuation import Continuation
 from smimbench.theory.coupled import iterate, linear_response, sweep
@@ -17,7 +18,6 @@ from smimbench.theory.fixed_point_curve import FixedPointCurve
 from smimbench.theory.free_entropy import free_entropy_between
 from smimbench.theory.perfect_recovery import perfect_limit
 from smimbench.theory.predictions import competing
-from smimbench.theory.sampling import sampled_moments
 from smimbench.theory.scalar import ScalarCurve
 from smimbench.theory.thresholds import curve_thresholds, thresholds
 

@@ -8,9 +8,9 @@ from scipy import optimize
 from smimbench_phase_retrieval import ComplexModulus
 
 import smimbench
+from smimbench.derive.sampled_information import sampled_moments
 from smimbench.testing import parametrize_with_checks
 from smimbench.theory.predictions import competing
-from smimbench.theory.sampling import sampled_moments
 from smimbench.theory.thresholds import thresholds
 
 PROBLEM = smimbench.Problem({"name": "sequence-multi-index", "tokens": 2}, "complex-modulus", "gaussian")

@@ -1,0 +1,251 @@
+r"""Information and susceptibility as means over random labels: one engine for every posterior.
+
+Labels are drawn in independent scrambles of a Sobol sequence. In units of V (``h = V^{-1/2} (z - omega)``) the information is the
+mean of ``S = sum_c <h_c> <h_c>^T``. On the Nishimori line these have mean zero, whatever Q, and are used as control variates:
+
+* ``S - sym(sum_c <h_c> h_c^T)`` and ``S + sum_c Cov(h_c) - C I``: two other forms of the information;
+* ``sum_c omega_c <h_c>^T``, because E g = 0 at given omega;
+* ``sum_c h_c h_c^T - C I`` and ``sum_c omega_c omega_c^T - C Q``, the known second moments.
+
+For a component a without overlap ``I_aa = 0`` and ``I_ab = lambda_ab Q_ab`` to first order, with the susceptibility
+``lambda_ab = E sum_cd G_a,cd G_b,cd``, ``G_a = (E[z_a z_a^T | y, omega] - V_aa I) / V_aa^2``.
+
+The error comes from the spread of the scrambles, and the coefficients of the control variates of a scramble are fitted on the
+other ones: neither the mean nor its error is flattered by the fit. Where the posterior is itself sampled, the square of a mean
+comes from two independent runs: noise has mean zero in their product, but not in a square.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from smimbench.interfaces import Uncertain
+from smimbench.interfaces.checks import checked_posterior
+from smimbench.numerics.control_variates import controlled_mean
+from smimbench.numerics.linalg import symmetric, symmetric_root
+from smimbench.numerics.memo import by_value
+from smimbench.numerics.qmc import normal_points
+from smimbench.numerics.seeds import monte_carlo_rng
+from smimbench.numerics.telling import FEWEST_TELLING, telling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from smimbench.interfaces import Array
+
+__all__ = ["POINTS", "SCRAMBLES", "LabelMeans", "Labels", "label_means", "sampled_moments", "without_overlap"]
+
+Host = np.ndarray[Any, Any]
+
+SCRAMBLES = 16
+"""Independent scrambles, whose spread is the error; doubled, that spread is known 1.4 times better."""
+POINTS = 2**10
+"""Labels in each; doubled, errors fall by 1.4 to 2 and the cost doubles."""
+ROUNDED = 1e-6
+"""V, in units of the second moment, below which second moments are no control variates; doubled, errors there are a little larger
+for it."""
+
+
+class Labels(NamedTuple):
+    """One scramble of labels and their posterior; host arrays.
+
+    Posterior means and responses come twice: equal where the posterior is exact, independent where it is sampled.
+
+    Attributes
+    ----------
+    omega : ndarray (n, P, C)
+        Standard normal numbers: the means of the latents in units of ``Q^{1/2}``.
+    truth : ndarray (n, P, C)
+        h of the latents from which the labels were drawn, in units of ``V^{1/2}``.
+    means : two ndarrays (n, P, C)
+        ``<h>``.
+    second : ndarray (n, P, P) or None
+        ``sum_c <h_c h_c^T>``; None where it is sampled or rounded: a bias would spoil a control variate.
+    responses : two ndarrays (n, U, C, C), or None
+        ``<z_a z_a^T> / V_aa - I`` for the U components without overlap; None where they are not wanted.
+    """
+
+    omega: Host
+    truth: Host
+    means: tuple[Host, Host]
+    second: Host | None = None
+    responses: tuple[Host, Host] | None = None
+
+
+class LabelMeans(NamedTuple):
+    """Means over labels, host arrays (P, P).
+
+    Attributes
+    ----------
+    information, information_error : ndarray
+        ``E sum_c g_c g_c^T`` and its standard error.
+    susceptibility, susceptibility_error : ndarray
+        ``lambda`` of the components without overlap and its standard error; 0 elsewhere.
+    effective : ndarray
+        How many of the labels carry each entry of the information.
+    """
+
+    information: Host
+    information_error: Host
+    susceptibility: Host
+    susceptibility_error: Host
+    effective: Host
+
+
+def without_overlap(Q: Host) -> list[int]:
+    """Components without overlap: their posterior means are zero."""
+    return [a for a in range(len(Q)) if Q[a, a] == 0.0]
+
+
+def label_means(
+    labels: Callable[[int], Labels],
+    Q: Host,
+    V: Host,
+    *,
+    scrambles: int = SCRAMBLES,
+    faintest: float = 0.0,
+    collinear: float = 1e-9,
+) -> LabelMeans:
+    r"""Information ``E sum_c g_c g_c^T``, ``g = V^{-1/2} <h>``, and susceptibility, from labels and their posteriors.
+
+    Parameters
+    ----------
+    labels : callable
+        ``labels(k)``: the labels of scramble k and their posterior.
+    Q, V : ndarray (P, P)
+        Positive semidefinite overlap, positive definite error.
+    scrambles : int
+    faintest, collinear : float
+        As for ``smimbench.numerics.controlled_mean``.
+
+    References
+    ----------
+    Derived, checked by tests/derive/test_sampled_information.py.
+    """
+    P, free = len(Q), without_overlap(Q)
+    upper = np.triu_indices(P)
+    pairs = np.triu_indices(len(free))
+    # g = V^{-1/2} h is a linear map of the entries of S. It is applied to every label, so that the error is
+    # that of the result.
+    inverse = np.linalg.inv(symmetric_root(V))
+    basis = np.zeros((len(upper[0]), P, P))
+    for k, (a, b) in enumerate(zip(*upper)):
+        basis[k, a, b] = basis[k, b, a] = 1.0
+    change = (inverse @ basis @ inverse)[:, *upper]
+    count = len(upper[0])
+    samples, zeros = [], []
+    for scramble in range(scrambles):
+        drawn = labels(scramble)
+        columns = [symmetric(_outer(*drawn.means))[:, *upper] @ change]
+        if drawn.responses is not None:
+            columns.append(symmetric(np.einsum("nacd,nbcd->nab", *drawn.responses))[:, *pairs])
+        samples.append(np.concatenate(columns, axis=1))
+        zeros.append(_controls(drawn, V, free))
+    found = [np.zeros((P, P)) for _ in range(5)]
+    for k, row in enumerate(controlled_mean(samples, zeros, faintest=faintest, collinear=collinear)):
+        found[k][upper] = found[k].T[upper] = row[:count]
+        for a, b, entry in zip(*pairs, row[count:]):
+            i, j = free[a], free[b]
+            found[2 + k][i, j] = found[2 + k][j, i] = entry / (V[i, i] * V[j, j])
+    found[4][upper] = found[4].T[upper] = telling(np.concatenate([part[:, :count] for part in samples]))
+    return LabelMeans(*found)
+
+
+def _outer(a: Host, b: Host) -> Host:
+    """``sum_c a_c b_c^T`` (n, P, P)."""
+    # Matrices of a few entries: products of whole arrays take a third of the time of n small matrix products.
+    return np.asarray(sum(a[:, :, None, c] * b[:, None, :, c] for c in range(a.shape[-1])))
+
+
+def _controls(drawn: Labels, V: Host, free: list[int]) -> Host:
+    """Numbers with mean zero, (n, K)."""
+    one, two = drawn.means
+    n, P, C = one.shape
+    upper = np.triu_indices(P)
+    identity = C * np.eye(P)
+    mean = 0.5 * (one + two)
+    square = symmetric(_outer(one, two))
+    rows = [
+        (square - symmetric(_outer(mean, drawn.truth)))[:, *upper],
+        _outer(drawn.omega, mean).reshape(n, -1),
+        (_outer(drawn.truth, drawn.truth) - identity)[:, *upper],
+        (_outer(drawn.omega, drawn.omega) - identity)[:, *upper],
+    ]
+    if drawn.second is not None:
+        rows.append((drawn.second - identity)[:, *upper])
+    if free and drawn.responses is not None:
+        z = (symmetric_root(V) @ drawn.truth)[:, free]
+        spread = np.diagonal(V)[free][:, None, None]
+        surprise = z[..., :, None] * z[..., None, :] / spread - np.eye(C)
+        first, second = drawn.responses
+        rows.append((0.5 * (first + second) * surprise - first * second).sum((2, 3)))
+        rows.append((surprise**2).sum((2, 3)) - C * (C + 1))
+        if drawn.second is not None:
+            rows.append(np.trace(first, axis1=2, axis2=3))
+    return np.concatenate(rows, axis=1)
+
+
+@by_value(maxsize=256)
+def sampled_moments(channel: Any, sites: int, Q: Array, V: Array) -> tuple[Uncertain, Uncertain]:
+    """Information and susceptibility of one (Q, V) through the channel's posterior, by ``label_means``.
+
+    Parameters
+    ----------
+    sites : int
+        C.
+    Q, V : ndarray (P, P)
+
+    Returns
+    -------
+    information, susceptibility : Uncertain
+        (P, P) each. The error holds the bias that the reported error of the posterior can cause. The susceptibility of a
+        channel without second moments is 0 with an infinite error.
+    """
+    Q, V = np.asarray(Q, dtype=float), np.asarray(V, dtype=float)
+    P, free = len(Q), without_overlap(Q)
+    root_Q, root_V = symmetric_root(Q), symmetric_root(V)
+    white = np.linalg.inv(root_V)
+    # Second moments lose what they say of small V: as a control they would repeat others, but for rounding of nonzero mean.
+    exact = np.diagonal(V).min() > ROUNDED * np.diagonal(Q + V).max()
+    posterior_errors, has_moments = [0.0], True
+
+    def labels(scramble: int) -> Labels:
+        nonlocal has_moments
+        normal = normal_points(2 * P * sites, POINTS, "information: latents", scramble).reshape(POINTS, 2, P, sites)
+        omega = root_Q @ normal[:, 0]
+        rng = monte_carlo_rng("information: labels", scramble)
+        y = channel.forward(omega + root_V @ normal[:, 1], rng=rng)
+        found = checked_posterior(channel.posterior(y, omega, V, second_moment=True, rng=rng), omega)
+        posterior_errors.append(float(found.error))
+        mean = white @ (found.mean - omega)
+        if found.second_moment is None:  # a channel may do without, where signs are seen
+            has_moments = False
+            return Labels(normal[:, 0], normal[:, 1], (mean, mean))
+        full: Any = checked_posterior(found, omega, second_moment=True).second_moment
+        responses = np.zeros((POINTS, len(free), sites, sites))
+        for k, a in enumerate(free):
+            responses[:, k] = full[:, a, :, a, :] / V[a, a] - np.eye(sites)
+        second = None
+        if exact:
+            product = found.mean @ np.swapaxes(omega, 1, 2)
+            moment = np.einsum("npcqc->npq", full) - product - np.swapaxes(product, 1, 2) + _outer(omega, omega)
+            second = white @ moment @ white
+        return Labels(normal[:, 0], normal[:, 1], (mean, mean), second, (responses, responses))
+
+    found = label_means(labels, Q, V)
+    # An error of the posterior mean adds its square to the mean square.
+    bias = sites * max(posterior_errors) ** 2
+    # A mean that hardly any labels carry, or none, may have missed those that would: neither is its error known.
+    few = found.effective < FEWEST_TELLING
+    error = np.where(few, np.maximum(found.information_error, np.abs(found.information)), found.information_error)
+    size = np.abs(white)
+    scale = np.diagonal(V)
+    wanted = np.isin(np.arange(P), free)
+    response_error = found.susceptibility_error + sites * bias * np.outer(wanted / scale, wanted / scale)
+    method = f"Monte Carlo ({SCRAMBLES} Sobol scrambles of {POINTS} labels)"
+    return (
+        Uncertain(found.information, error + bias * (size @ np.ones((P, P)) @ size), method),
+        Uncertain(found.susceptibility, response_error if has_moments else np.full((P, P), np.inf), method),
+    )
