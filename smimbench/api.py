@@ -82,7 +82,7 @@ def run(
     suite = _suite(suite, overrides, only)
     store = Store(Path(results) / suite.name)
     campaign = plan_campaign(suite, store, (backend,), workers=workers, timing=timing)
-    for remark in campaign.remarks:
+    for remark in (*suite.remarks, *campaign.remarks):
         warnings.warn(remark, stacklevel=2)
     with _bar(suite.name, len(campaign.missing), shown=progress) as advance:
 

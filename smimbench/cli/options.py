@@ -172,7 +172,9 @@ class Request:
         known = len(self.registry.plugins)
         try:
             if (found := self.settings()) is None:
-                return load_suite(self.name, self.overrides, self.only, registry=self.registry)
+                suite = load_suite(self.name, self.overrides, self.only, registry=self.registry)
+                self.remark(suite.remarks)
+                return suite
             given, only = (
                 [*found.shared.get("overrides", []), *self.overrides],
                 self.only or found.shared.get("only", []),

@@ -15,9 +15,7 @@ from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.report.aggregate import ZERO
 from smimbench.report.labels import component_word, letter
 from smimbench.report.style import (
-    LEAST,
     Look,
-    beside,
     decades_to_zero,
     finish,
     floor_of,
@@ -26,11 +24,8 @@ from smimbench.report.style import (
     looks,
     looks_of,
     new_figure,
-    panel_points,
     panel_title,
-    places_of,
     save_figure,
-    shift_of,
     threshold_lines,
 )
 
@@ -54,10 +49,6 @@ VISIBLE = 2e-3
 WIDE = 20.0
 """Largest over least sample ratio from which on they are drawn by decades: what draws fresh samples stands far to the right.
 Doubled, the marks of all others are a strip at the left."""
-
-CLOSE = 0.06
-"""Distance of two marks at one sample ratio, as a share of all values of a panel, up to which they stand side by side. Doubled:
-more of them stand beside their sample ratio."""
 
 NARROW = 0.1
 """Width of an axis over its right end below which it has fewer ticks; doubled, axes of a decade are spared."""
@@ -130,7 +121,7 @@ def _components(plan: Any, metric: str) -> Sequence[int | None]:
 
 
 def _note(suite: Suite, metric: str) -> str:
-    sources = sorted({r.source for r in suite.run.reference if r.metric == metric})
+    sources = sorted({r.source for plan in suite.chosen_plans for r in plan.references if r.metric == metric})
     return f"Crosses are values of others: {'; '.join(sources)}" if sources else ""
 
 
@@ -146,8 +137,6 @@ def _caption(suite: Suite, metric: str, data: Sequence[dict[str, Any]], left_out
         parts.append(f"Marks: mean and standard error over {many} runs.")
     if any(entry.get("hollow") for entry in runs):
         parts.append("Hollow: some of these runs did not converge.")
-    if any(entry["place"] for entry in runs):
-        parts.append("Marks that would meet stand side by side.")
     if "reference" in kinds:
         parts.append("Crosses: values of others.")
     if left_out:
@@ -175,10 +164,14 @@ def is_cheap(problem: Problem) -> bool:
     return problem.components == 1 and offers(problem.channel, "information")
 
 
-def theory_lines(theorist: TheoryCache, plan: Any, metric: str, used: Sequence[float]) -> dict[int, Line]:
-    """Theory by component (from 0): on a fine grid, or smooth between the sample ratios that are used.
+UNINFORMED = "uninformed branch (reached by algorithms)"
 
-    A fine grid is for theory that costs next to nothing, or is read off a curve that thresholds have followed already.
+
+def theory_lines(theorist: TheoryCache, plan: Any, metric: str, used: Sequence[float]) -> dict[str, dict[int, Line]]:
+    """Theory by branch and component (from 0): on a fine grid, or smooth between the sample ratios that are used.
+
+    The branches are ``"Bayes-optimal"`` and, where it is another one, that of an uninformed start. A fine grid is for theory
+    that costs next to nothing, or is read off a curve that thresholds have followed already.
     """
     grid = np.asarray(sorted(used), dtype=float)
     low, high = grid[0], grid[-1]
@@ -186,7 +179,7 @@ def theory_lines(theorist: TheoryCache, plan: Any, metric: str, used: Sequence[f
     ends = (low / 1.3, high * 1.3) if high > WIDE * low else (max(low - margin, low / 2), high + margin)
     fine = np.unique([*_spread(*ends), *grid])
     found = theorist.thresholds_at_hand(plan.problem)
-    breaks = [mark for mark, _ in threshold_marks(found)]
+    breaks = [mark for mark, name in threshold_marks(found) if "recovery" in name]
     # A curve may fall steeply towards a threshold: points draw near it from both sides.
     steps = [s * 10.0**-k for k in (1.5, 2, 2.5, 3, 4) for s in (-1, 1)]
     near = [b * (1 + s) for b in breaks for s in steps if fine[0] < b * (1 + s) < fine[-1]]
@@ -199,16 +192,26 @@ def theory_lines(theorist: TheoryCache, plan: Any, metric: str, used: Sequence[f
     grid = dense if fine_grid else grid
     points = theorist.points(plan.problem, list(grid)) if read is None else read
     components = len(points[0][0]["overlap"])
-    known = [theory_of(about, plan.problem, p, components) for p, *_ in points]
-    lines = {}
-    for k in range(components if about.per_component else 1):
-        there = [i for i, (values, _) in enumerate(known) if values[k] is not None]
-        if there:
-            x = grid[there]
-            y = np.array([known[i][0][k] for i in there], dtype=float)
-            e = np.array([known[i][1][k] or 0.0 for i in there], dtype=float)
-            lines[k] = Line(x, y, e) if fine_grid else smooth(Line(x, y, e), breaks)
-    return lines
+    uninformed = [next((p for p in branches if p["branch"] == "uninformed"), branches[0]) for branches in points]
+    apart = np.array([one is not branches[0] for one, branches in zip(uninformed, points)])
+    apart[1:] |= apart[:-1].copy()  # with the point where they meet again
+    found_lines = {}
+    for name, chosen, shown in (
+        ("Bayes-optimal", [branches[0] for branches in points], np.ones(len(points), dtype=bool)),
+        (UNINFORMED, uninformed, apart),
+    ):
+        known = [theory_of(about, plan.problem, p, components) for p in chosen]
+        lines = {}
+        for k in range(components if about.per_component else 1):
+            there = [i for i, (values, _) in enumerate(known) if shown[i] and values[k] is not None]
+            if there:
+                x = grid[there]
+                y = np.array([known[i][0][k] for i in there], dtype=float)
+                e = np.array([known[i][1][k] or 0.0 for i in there], dtype=float)
+                lines[k] = Line(x, y, e) if fine_grid else smooth(Line(x, y, e), breaks)
+        if lines:
+            found_lines[name] = lines
+    return found_lines
 
 
 def _spread(low: float, high: float) -> Any:
@@ -242,13 +245,23 @@ def smooth(line: Line, breaks: Iterable[float]) -> Line:
     return Line(*(np.concatenate(part) for part in parts))
 
 
-def threshold_marks(found: dict[str, Any]) -> list[tuple[float, str]]:
-    """Sample ratios of the thresholds that theory knows, and what they are called."""
-    marks = []
-    for key, name in (("weak_recovery", "weak recovery"), ("perfect_recovery", "perfect recovery")):
-        entry = found.get(key)
-        if entry and entry.get("value") and entry["value"] > 0:
-            marks.append((float(entry["value"]), name))
+def threshold_marks(found: dict[str, Any], word: str = "component") -> list[tuple[float, str]]:
+    """Sample ratios of all thresholds that theory knows, and what they are called; each once, by its first name."""
+    perfect = found.get("perfect_recovery") or {}
+    if "informed" in perfect:
+        named = [(perfect["informed"], "perfect recovery (informed)"), (perfect, "perfect recovery (uninformed)")]
+    else:
+        named = [(perfect, "perfect recovery")]
+    marks: list[tuple[float, str]] = []
+    for entry, name in (
+        (found.get("weak_recovery"), "weak recovery"),
+        *named,
+        *((step, f"{word} {step['layer']} learned") for step in found.get("sequential") or ()),
+        *((found.get(key), key.replace("_", "-")) for key in ("information_theoretic", "algorithmic", "spinodal")),
+    ):
+        value = float((entry or {}).get("value") or 0.0)
+        if value > 0 and not any(abs(value - other) <= 1e-6 * value for other, _ in marks):
+            marks.append((value, name))
     return marks
 
 
@@ -258,7 +271,8 @@ def _suite_panel(
 ) -> None:  # fmt: skip
     used = sorted({row["alpha"] for row in rows} | set(plan.alphas))
     about = find_metric(metric, plan.problem.model.name)
-    line = theory_lines(theorist, plan, metric, used).get((component or 1) - 1)
+    branches = theory_lines(theorist, plan, metric, used)
+    line, uninformed = (branches.get(name, {}).get((component or 1) - 1) for name in ("Bayes-optimal", UNINFORMED))
     measured = [row for row in rows if row["mean"] is not None]
     zero = line is not None and bool((line.value <= ZERO * suite.run.target).any())
     logarithmic = about.direction == "lower" and zero
@@ -268,16 +282,18 @@ def _suite_panel(
         _draw_theory_line(axis, line, "Bayes-optimal", "black", "-", floor)
         data += [{**place, "what": "Bayes-optimal", "alpha": float(a), "value": float(v), "error": float(e)}
                  for a, v, e in zip(*line) if np.isfinite(v)]  # fmt: skip
+    if uninformed is not None:
+        _draw_theory_line(axis, uninformed, UNINFORMED, "black", "--", floor)
+        data += [{**place, "what": UNINFORMED, "alpha": float(a), "value": float(v), "error": float(e)}
+                 for a, v, e in zip(*uninformed) if np.isfinite(v)]  # fmt: skip
     labels = list(dict.fromkeys(row["algorithm"] for row in measured))
     dimensions = sorted({row["dimension"] for row in measured})
-    places = _places(measured, logarithmic)
     for name in labels:
         own = [row for row in measured if row["algorithm"] == name]
-        where_to = [places[_mark(row)] for row in own]
-        _draw_runs(axis, own, where_to, look[name], name, floor, dimensions, letter(plan.problem.model))
-        for r, at in zip(own, where_to):
+        _draw_runs(axis, own, look[name], name, floor, dimensions, letter(plan.problem.model))
+        for r in own:
             where = {"what": "runs", "algorithm": name, "alpha": r["alpha"], "dimension": r["dimension"]}
-            found = {"value": r["mean"], "error": r["sem"], "n": r["n"], "hollow": _hollow(r), "place": at}
+            found = {"value": r["mean"], "error": r["sem"], "n": r["n"], "hollow": _hollow(r)}
             data.append({**place, **where, **found})
         says = {
             r["alpha"]: (r["own_theory"], r["own_theory_error"] or 0.0)
@@ -293,9 +309,9 @@ def _suite_panel(
                 {**place, "what": "own theory", "algorithm": name, "alpha": a, "value": v, "error": e}
                 for a, v, e in theory
             ]
-    for j, reference in enumerate(suite.run.reference):
+    for j, reference in enumerate(plan.references):
         fits = reference.component is None or reference.component == (component or 1)
-        if reference.metric == metric and suite.plans[reference.problem - 1] is plan and fits:
+        if reference.metric == metric and fits:
             axis.errorbar(
                 reference.alpha,
                 reference.value,
@@ -323,19 +339,17 @@ def _suite_panel(
         axis.set_ylim(
             low, max(high, axis.dataLim.y1 + HEADROOM * (axis.dataLim.y1 - low))
         )  # or marks at the top are cut
-    if found.get("hard_phase"):
-        axis.axvspan(*found["hard_phase"], color="0.92", zorder=0, label="hard phase")
     seen = [row["alpha"] for row in measured]
     if seen and max(seen) > WIDE * min(seen):
         log_axis(axis, "x")
-    if any(places.values()):  # marks that are shifted stay inside
-        axis.margins(x=max(0.05, max(map(shift_of, places.values())) / panel_points(axis)))
-    marks = threshold_marks(found)
-    threshold_lines(axis, marks)
+    marks = threshold_marks(found, component_word(plan.problem))
+    levels = threshold_lines(axis, marks, found.get("hard_phase"))
     data += [{**place, "what": "threshold", "algorithm": name, "alpha": at} for at, name in marks]
     head = plan.label if component is None else f"{plan.label}, {component_word(plan.problem)} {component}"
     d = letter(plan.problem.model)
-    panel_title(axis, literal(head) + (f", {d} = {dimensions[0]}" if len(dimensions) == 1 else ""), above=14)
+    panel_title(
+        axis, literal(head) + (f", {d} = {dimensions[0]}" if len(dimensions) == 1 else ""), above=6 + 8 * levels
+    )
     if axis.get_xscale() == "linear":
         left, right = axis.get_xlim()
         close = right - left < NARROW * right  # sample ratios that differ in late digits have long labels
@@ -373,48 +387,17 @@ def _hollow(row: dict[str, Any]) -> bool:
     return bool(set(row["status_counts"]) - {"ok", "skipped"})
 
 
-def _mark(row: dict[str, Any]) -> tuple[Any, ...]:
-    """Which mark of its panel a row is."""
-    return row["algorithm"], row["backend"], row["alpha"], row["dimension"]
-
-
-def _places(rows: Sequence[dict[str, Any]], logarithmic: bool) -> dict[tuple[Any, ...], int]:
-    """The place of every mark beside its sample ratio; 0 for those that meet no other."""
-    values = np.array([row["mean"] for row in rows])
-    if logarithmic:
-        values = np.log10(np.maximum(values, LEAST))
-    close = CLOSE * float(np.ptp(values)) if len(values) else 0.0
-    found = {}
-    for alpha in {row["alpha"] for row in rows}:
-        there = [k for k, row in enumerate(rows) if row["alpha"] == alpha]
-        for k, place in zip(there, places_of(values[there].tolist(), close)):
-            found[_mark(rows[k])] = place
-    return found
-
-
 def _draw_runs(
-    axis: Any,
-    rows: Sequence[dict[str, Any]],
-    places: Sequence[int],
-    look: Look,
-    name: str,
-    floor: float,
-    dimensions: Sequence[int],
-    d: str,
+    axis: Any, rows: Sequence[dict[str, Any]], look: Look, name: str, floor: float, dimensions: Sequence[int], d: str
 ) -> None:
     """Marks of one algorithm; larger ones for larger dimensions, hollow ones where a run has not ended as it should."""
-    kinds = sorted({(row["dimension"], _hollow(row), place) for row, place in zip(rows, places)})
-    for dimension, hollow, place in kinds:
-        own = [r for r, at in zip(rows, places) if (r["dimension"], _hollow(r), at) == (dimension, hollow, place)]
+    for dimension, hollow in sorted({(row["dimension"], _hollow(row)) for row in rows}):
+        own = [r for r in rows if (r["dimension"], _hollow(r)) == (dimension, hollow)]
         k = dimensions.index(dimension)
         size = 4.2 if len(dimensions) == 1 else 3.0 + 2.4 * k / (len(dimensions) - 1)
         label = name + (f", {d} = {dimension}" if len(dimensions) > 1 else "")
         label += " (not all converged)" if hollow else ""
         axis.errorbar([r["alpha"] for r in own], [max(r["mean"], floor) if floor else r["mean"] for r in own],
                       yerr=[r["sem"] or 0.0 for r in own], fmt=look.marker, color=look.colour, ms=size, capsize=1.8,
-                      lw=0.9, ls="none", mfc="white" if hollow else look.colour, mew=0.9, label=literal(label), zorder=3,
-                      transform=beside(axis, place) if place else axis.transData)  # fmt: skip
-        # Marks that are shifted do not count in the limits by themselves.
-        ends = [(r["alpha"], max(r["mean"] + s * (r["sem"] or 0.0), floor)) for r in own for s in (-1, 1)]
-        axis.update_datalim(ends)
-        axis.autoscale_view()
+                      lw=0.9, ls="none", mfc="white" if hollow else look.colour, mew=0.9, label=literal(label),
+                      zorder=3 + 0.1 * (len(dimensions) - k))  # fmt: skip

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from smimbench.registry.metrics import find_metric, is_in_trajectory
 from smimbench.registry.registry import RegistryError
 from smimbench.report.aggregate import ZERO
-from smimbench.report.figures import FEWEST
+from smimbench.report.figures import FEWEST, UNINFORMED
 from smimbench.report.labels import grouped, letter
 from smimbench.report.profiles import CUT, READING
 from smimbench.report.style import COLOURS, Look, looks_of
@@ -82,7 +82,7 @@ def _figure_kind(name: str) -> tuple[Any, str, str]:
     return (
         _metric_chart,
         f"{about.label} against the sample ratio",
-        "Point at a mark for its numbers; the legend hides lines. Marks that would meet stand side by side.",
+        "Point at a mark for its numbers; the legend hides lines.",
     )
 
 
@@ -108,8 +108,7 @@ def _metric_chart(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dic
                 symbol = SYMBOLS.get(look.marker, "circle")
                 trace |= {"mode": "markers", "name": algorithm, "algorithm": algorithm, "colour": look.colour, "symbol": symbol,
                           "symbols": [symbol + ("-open" if h else "") for h in hollow],
-                          "error": [float(e["error"] or 0.0) for e in members],
-                          "places": [int(e["place"]) for e in members]}  # fmt: skip
+                          "error": [float(e["error"] or 0.0) for e in members]}  # fmt: skip
             elif what == "own theory":
                 trace |= {
                     "name": f"{algorithm}, its own theory",
@@ -120,7 +119,7 @@ def _metric_chart(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dic
             elif what == "reference":
                 trace |= {"mode": "markers", "name": algorithm, "colour": "#888888", "symbol": "x-thin-open"}
             else:
-                trace |= {"name": "Bayes-optimal"}
+                trace |= {"name": what, "dash": "dash" if what == UNINFORMED else "solid"}
             if what in ("own theory", "Bayes-optimal") and len(members) < FEWEST:
                 trace |= {"mode": "markers", "symbol": "line-ew-open"}
             traces.append(trace)

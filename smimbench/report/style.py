@@ -28,7 +28,6 @@ __all__ = [
     "SMALL",
     "TWO_COLUMNS",
     "Look",
-    "beside",
     "decades_to_zero",
     "finish",
     "floor_line",
@@ -43,9 +42,7 @@ __all__ = [
     "new_figure",
     "panel_points",
     "panel_title",
-    "places_of",
     "save_figure",
-    "shift_of",
     "threshold_lines",
 ]  # fmt: skip
 
@@ -160,39 +157,16 @@ def new_figure(title: str, panels: int) -> tuple[Any, Any]:
     return figure, axes[:panels]
 
 
-APART = 3.5
-"""Points between marks that stand side by side; doubled, five of them are as wide as half a panel."""
-
-
-def places_of(values: Sequence[float], close: float) -> list[int]:
-    """Places of marks at one abscissa, 0 in the middle: those whose values are as close as this stand side by side."""
-    places: list[int] = []
-    outward = sorted(range(-len(values), len(values) + 1), key=lambda place: (abs(place), -place))
-    for k, value in enumerate(values):
-        taken = {place for place, other in zip(places, values[:k]) if abs(other - value) <= close}
-        places.append(next(place for place in outward if place not in taken))
-    return places
-
-
-def shift_of(place: int) -> float:
-    """How far a mark at this place reaches to a side, in points."""
-    return (abs(place) + 1) * APART
-
-
 def panel_points(axis: Any) -> float:
     """Width of a panel without its labels, in points, before it is laid out."""
     return float(0.75 * 72 * axis.figure.get_figwidth() / axis.get_subplotspec().get_gridspec().ncols)
 
 
-def beside(axis: Any, place: int) -> Any:
-    """The data coordinates moved sideways by some points, for a mark at this place; see ``places_of``."""
-    from matplotlib.transforms import ScaledTranslation
+def threshold_lines(axis: Any, marks: Sequence[tuple[float, str]], hard: Sequence[float] | None = None) -> int:
+    """Upright lines with their names above the panel, where no data are, and the hard phase as a grey band.
 
-    return axis.transData + ScaledTranslation(place * APART / 72, 0, axis.figure.dpi_scale_trans)
-
-
-def threshold_lines(axis: Any, marks: Sequence[tuple[float, str]]) -> None:
-    """Upright lines with their names above the panel, where no data are; names that would meet stand higher."""
+    Names that would meet stand higher: the result is how many lines of them there are.
+    """
     low, high = axis.get_xlim()
     last: list[float] = []
     for value, name in sorted(marks):
@@ -200,12 +174,20 @@ def threshold_lines(axis: Any, marks: Sequence[tuple[float, str]]) -> None:
             continue
         axis.axvline(value, color="0.6", lw=0.8, ls="--", zorder=0)
         at = float(axis.transAxes.inverted().transform(axis.transData.transform((value, 0)))[0])
+        half = 7 * LETTER * len(name) / 2 / panel_points(axis)
         level = 0
-        while level < len(last) and at - last[level] < 0.2:
+        while level < len(last) and at - half < last[level]:
             level += 1
-        last[level : level + 1] = [at]
+        last[level : level + 1] = [at + half]
         axis.annotate(name, (at, 1.0), xycoords="axes fraction", xytext=(0, 2 + 8 * level), textcoords="offset points",
                       ha="center", va="bottom", annotation_clip=False, **SMALL)  # fmt: skip
+    if hard:
+        # A band that is narrower than a line would be a name in the legend without a mark.
+        ends = axis.transAxes.inverted().transform(axis.transData.transform([(end, 0) for end in hard]))[:, 0]
+        if (min(ends[1], 1.0) - max(ends[0], 0.0)) * panel_points(axis) > 4:
+            axis.axvspan(*hard, color="0.9", zorder=0, label="hard phase")
+    axis.set_xlim(low, high)
+    return max(1, len(last))
 
 
 def log_axis(axis: Any, which: str) -> None:

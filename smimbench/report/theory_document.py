@@ -85,18 +85,18 @@ def theory_document(
             document["thresholds"] = {k: v for k, v in found.items() if k != "hard_phase"}
             if found.get("hard_phase"):
                 document["hard_phase"] = found["hard_phase"]
-        published = _published_values(suite, plan, cache)
+        published = _published_values(plan, cache)
         if published:
             document["published"] = published
         documents.append(document)
     return documents
 
 
-def _published_values(suite: Suite, plan: ProblemPlan, cache: TheoryCache) -> list[dict[str, Any]]:
+def _published_values(plan: ProblemPlan, cache: TheoryCache) -> list[dict[str, Any]]:
     """Values of others that state how accurate they are, each beside its theory."""
     rows = []
-    for reference in suite.run.reference:
-        if reference.tolerance is None or suite.plans[reference.problem - 1] is not plan:
+    for reference in plan.references:
+        if reference.tolerance is None:
             continue
         metric = find_metric(reference.metric, plan.problem.model.name)
         for alpha, value, branches in zip(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.registry.metrics import find_metric
-from smimbench.report.figures import PANELS, VISIBLE, theory_lines, threshold_marks
+from smimbench.report.figures import PANELS, UNINFORMED, VISIBLE, theory_lines, threshold_marks
 from smimbench.report.labels import component_word
 from smimbench.report.style import (
     COLOURS,
@@ -65,25 +65,25 @@ def _theory_panel(
     alphas: Sequence[float],
     data: list[dict[str, Any]],
 ) -> None:
-    lines = theory_lines(theorist, plan, metric, alphas)
-    for k, line in lines.items():
+    branches, word = theory_lines(theorist, plan, metric, alphas), component_word(plan.problem)
+    for (what, lines), k in ((one, k) for one in branches.items() for k in one[1]):
+        line = lines[k]
         colour = "black" if len(lines) == 1 else COLOURS[k % len(COLOURS)]
-        name = line_name("Bayes-optimal", component_word(plan.problem), None if len(lines) == 1 else k)
-        axis.plot(line.alpha, line.value, color=colour, label=name)
+        name = line_name(what, word, None if len(lines) == 1 else k)
+        axis.plot(line.alpha, line.value, color=colour, ls="--" if what == UNINFORMED else "-", label=name)
         if (line.error > VISIBLE * np.maximum(np.abs(line.value), VISIBLE)).any():
             axis.fill_between(
                 line.alpha, line.value - line.error, line.value + line.error, color=colour, alpha=0.18, lw=0
             )
         data += [
-            {"problem": plan.label, "component": k + 1, "alpha": a, "value": v, "error": e} for a, v, e in zip(*line)
+            {"problem": plan.label, "component": k + 1, "branch": what, "alpha": a, "value": v, "error": e}
+            for a, v, e in zip(*line)
         ]
     found = theorist.thresholds(plan.problem)
-    if found.get("hard_phase"):
-        axis.axvspan(*found["hard_phase"], color="0.92", zorder=0, label="hard phase")
     axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
-    threshold_lines(axis, threshold_marks(found))
+    levels = threshold_lines(axis, threshold_marks(found, word), found.get("hard_phase"))
     axis.locator_params(axis="x", nbins=6)
-    panel_title(axis, literal(plan.label), above=14)
+    panel_title(axis, literal(plan.label), above=6 + 8 * levels)
     axis.set_xlabel("sample ratio α")
     axis.set_ylabel(find_metric(metric).label)
 
@@ -118,16 +118,17 @@ def draw_phases(suite: Suite, theorist: TheoryCache, folder: Path) -> list[Path]
         return []
     figure, (axis,) = new_figure(suite.title, 1)
     grid = np.linspace(low, high, 60)
-    error = np.array([_mean_error(theory_lines(theorist, plan, "mse", plan.alphas), grid) for plan in plans])
+    error = np.array(
+        [_mean_error(theory_lines(theorist, plan, "mse", plan.alphas)["Bayes-optimal"], grid) for plan in plans]
+    )
     image = axis.pcolormesh(grid, values, error, cmap="cividis", shading="nearest", vmin=0.0)
     figure.colorbar(image, ax=axis, label="Bayes-optimal MSE")
     data = [
         {"what": "MSE", name: v, "alpha": a, "value": e} for v, row in zip(values, error) for a, e in zip(grid, row)
     ]
-    for kind, dashes in (("weak recovery", "--"), ("perfect recovery", "-")):
-        marks = [
-            dict((word, at) for at, word in threshold_marks(theorist.thresholds(p.problem))).get(kind) for p in plans
-        ]
+    found_marks = [{word: at for at, word in threshold_marks(theorist.thresholds(p.problem))} for p in plans]
+    for kind in dict.fromkeys(word for marks_of_plan in found_marks for word in marks_of_plan):
+        marks, dashes = [one.get(kind) for one in found_marks], "-" if kind.startswith("perfect") else "--"
         line = [(at, value) for at, value in zip(marks, values) if at is not None]
         if line:
             axis.plot(*zip(*line), color="white", ls=dashes, lw=2.6)

@@ -22,14 +22,17 @@ from smimbench.suite.schema import STARTS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from smimbench.suite.schema import RunOptions
+    from smimbench.suite.schema import Reference, RunOptions
 
 __all__ = ["Cell", "ProblemPlan", "Suite", "as_table", "build_algorithm", "key_of"]
 
 
 @dataclass(frozen=True)
 class ProblemPlan:
-    """One problem of a suite with the grid it is run on; ``seeds`` are the replicates at each of its dimensions."""
+    """One problem of a suite with the grid it is run on; ``seeds`` are the replicates at each of its dimensions.
+
+    ``references`` are the published values of exactly this problem.
+    """
 
     problem: Problem
     tables: dict[str, dict[str, Any]]
@@ -37,6 +40,7 @@ class ProblemPlan:
     dimensions: tuple[int, ...]
     label: str
     seeds: tuple[int, ...]
+    references: tuple[Reference, ...] = ()
 
 
 @dataclass(frozen=True)

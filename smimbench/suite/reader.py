@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import pydantic
 
 from smimbench.files import canonical_json, error_line, printable
 from smimbench.interfaces import ParameterError, offers
-from smimbench.problem.problem import Problem, ProblemError, specification
+from smimbench.problem.problem import CODE, Problem, ProblemError, specification
 from smimbench.registry.metrics import find_metric
 from smimbench.registry.parameters import build, explain_validation, unknown_key
 from smimbench.registry.registry import Registry, RegistryError, get_registry
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from smimbench.suite.overrides import Condition
-    from smimbench.suite.schema import AlgorithmTable, ProblemTable, RunOptions
+    from smimbench.suite.schema import AlgorithmTable, ProblemTable, Reference, RunOptions
 
 __all__ = ["find_suite", "load_suite", "parse_suite", "shipped_suites"]
 
@@ -165,7 +166,6 @@ class _Reader:
         self.path, self.text, self.registry, self.stored = path, text, registry, stored
         self.file = str(path)
         self.remarks: list[str] = []
-        self.left_out = False
 
     def fail(self, key: str, message: str) -> SuiteError:
         return SuiteError(self.file, key, message)
@@ -188,6 +188,7 @@ class _Reader:
         self._refuse_same_cells(plans)
         algorithms = self._algorithms(read.algorithms, plans)
         self._check_run(read.run, plans)
+        plans = self._with_references(read.run, plans)
         known = {
             "algorithm": [word for table in algorithms for word in (table["label"], table["spec"]["name"])],
             "problem": [plan.label for _, plan in plans],
@@ -207,8 +208,7 @@ class _Reader:
             plans=tuple(plan for _, plan in plans),
             algorithms=algorithms,
             seed=read.grid.seed,
-            # References count the problems that are written.
-            run=read.run.model_copy(update={"reference": ()}) if self.left_out else read.run,
+            run=read.run,
             overrides=overrides,
             only=only,
             plugins=read.suite.plugins,
@@ -310,12 +310,10 @@ class _Reader:
         self, table: ProblemTable, key: str, largest: int
     ) -> Iterator[tuple[dict[str, dict[str, Any]], dict[str, Any]]]:
         """Every combination of the parameters that were given as lists."""
-        tables: dict[str, dict[str, Any]] = {}
+        tables = table.tables()
         axes: list[tuple[str, str, list[Any]]] = []
-        for kind in ("model", "channel", "prior"):
-            written = getattr(table, kind)
-            tables[kind] = {"name": written} if isinstance(written, str) else dict(written)
-            for name, value in tables[kind].items():
+        for kind, parameters in tables.items():
+            for name, value in parameters.items():
                 if isinstance(value, list):
                     if not value:
                         raise self.fail(f"{key}.{kind}.{name}", "must not be an empty list")
@@ -333,7 +331,6 @@ class _Reader:
         """Go on without what cannot be made, where results are stored; otherwise it is an error."""
         if not self.stored:
             raise error
-        self.left_out = True
         self.remarks.append(f"left out: {error}")
 
     def _problem(self, tables: dict[str, dict[str, Any]], key: str) -> Problem:
@@ -427,8 +424,29 @@ class _Reader:
                 )
             if len(reference.entry) == 1 or (reference.entry and reference.metric != "overlap"):
                 raise self.fail(f"{key}.entry", 'must be a row and a column, of metric = "overlap"')
-            if not 1 <= reference.problem <= len(plans):
-                raise self.fail(f"{key}.problem", f"must be between 1 and {len(plans)}, got {reference.problem}")
+
+    def _with_references(
+        self, run: RunOptions, plans: Sequence[tuple[str, ProblemPlan]]
+    ) -> list[tuple[str, ProblemPlan]]:
+        """The plans, each with the published values of exactly its problem; a remark names those of no problem here."""
+        owned: dict[str, list[Reference]] = {}
+        elsewhere: dict[str, list[str]] = {}
+        known = {plan.problem.identity for _, plan in plans}
+        for i, reference in enumerate(run.reference):
+            try:
+                problem = self._problem(reference.problem.tables(), f"run.reference[{i}].problem")
+            except SuiteError as error:
+                self._leave_out(error)
+                continue
+            if problem.identity in known:
+                owned.setdefault(problem.identity, []).append(reference)
+            else:
+                difference = min((_differences(problem, plan.problem) for _, plan in plans), key=len)
+                elsewhere.setdefault(", ".join(difference), []).append(repr(reference.label))
+        if elsewhere:
+            parts = [f"{', '.join(labels)} for {difference}" for difference, labels in elsewhere.items()]
+            self.remarks.append(f"published values of another problem are left out: {'; '.join(parts)}")
+        return [(key, replace(plan, references=tuple(owned.get(plan.problem.identity, ())))) for key, plan in plans]
 
     def _check_metric(self, key: str, name: str, models: set[str]) -> None:
         """Refuse a metric that is unknown or does not work for a model of the suite."""
@@ -461,3 +479,21 @@ def _value_at(document: Any, location: Sequence[int | str]) -> Any:
     for part in location:
         document = document[part]
     return document
+
+
+def _differences(wanted: Problem, here: Problem) -> list[str]:
+    """``prior.rho = 0.5, not 0.3``: every parameter in which a problem differs from the one that is here."""
+    one, other = (
+        {
+            f"{kind}.{key}": value
+            for kind, spec in problem.spec.items()
+            for key, value in spec.items()
+            if key not in CODE
+        }
+        for problem in (wanted, here)
+    )
+    return [
+        f"{key} = {one.get(key, 'unset')}, not {other.get(key, 'unset')}"
+        for key in {**one, **other}
+        if one.get(key) != other.get(key)
+    ]

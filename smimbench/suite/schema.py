@@ -129,15 +129,25 @@ class Grid(Axes):
     ] = 100_000
 
 
-class ProblemTable(Table):
+class Items(Table):
+    """Model, channel and prior, by name or as a table with parameters."""
+
+    model: Annotated[Item, Field(description="How the signal meets the inputs.")]
+    channel: Annotated[Item, Field(description="How the latents become the label.")]
+    prior: Annotated[Item, Field(description="The law of the signal.")]
+
+    def tables(self) -> dict[str, dict[str, Any]]:
+        """All three as tables."""
+        written = {"model": self.model, "channel": self.channel, "prior": self.prior}
+        return {kind: {"name": one} if isinstance(one, str) else dict(one) for kind, one in written.items()}
+
+
+class ProblemTable(Items):
     """``[problem]`` or ``[[problems]]``: model, channel and prior, by name or as a table with parameters.
 
     A parameter that is a list becomes a further axis of the grid. ``smimbench info NAME`` shows the parameters of an item.
     """
 
-    model: Annotated[Item, Field(description="How the signal meets the inputs.")]
-    channel: Annotated[Item, Field(description="How the latents become the label.")]
-    prior: Annotated[Item, Field(description="The law of the signal.")]
     label: Annotated[str, Field(description="Name in tables; default: made of the items.")] = ""
     grid: Annotated[Axes, Field(description="Sample ratios and dimensions of this problem.")] = Axes()
 
@@ -154,10 +164,17 @@ class AlgorithmTable(Table):
 
 
 class Reference(Table):
-    """``[[run.reference]]``: values of others, quoted with their source and drawn apart."""
+    """``[[run.reference]]``: published values, quoted with their source; shown only with the problem they were made for."""
 
     label: Annotated[str, Field(description="Name in figures.")]
     source: Annotated[str, Field(description="Where the values are published.")]
+    problem: Annotated[
+        Items,
+        Field(
+            description="`model`, `channel` and `prior` of the values, as in `[problem]`. They are left out where no problem of "
+            "the suite has exactly these parameters."
+        ),
+    ]
     alpha: Annotated[ListOf[float], Field(description="Sample ratios.")]
     value: Annotated[ListOf[float], Field(description="Values, one for each sample ratio.")]
     metric: Annotated[str, Field(description="Metric of the values.")] = "mse"
@@ -171,7 +188,6 @@ class Reference(Table):
             description="Row and column, counted from 1, of an entry of the overlap matrix, instead of a component.",
         ),
     ] = ()
-    problem: Annotated[int, Field(description="Problem that the values belong to, counted from 1.")] = 1
     branch: Annotated[
         Literal["optimal", "uninformed", "informed"],
         Field(

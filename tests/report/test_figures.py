@@ -6,6 +6,7 @@ import csv
 import itertools
 import math
 from collections import Counter
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ import smimbench
 from smimbench.report import figures
 from smimbench.report.figures import Line, draw_suite, smooth, suite_figure
 from smimbench.report.rows import error_rows, suite_records
-from smimbench.report.style import COLOURS, KNOWN, floor_of, looks, new_figure, places_of, save_figure, threshold_lines
+from smimbench.report.style import COLOURS, KNOWN, floor_of, looks, new_figure, save_figure, threshold_lines
 from smimbench.report.theory_figure import draw_theory, varied
 from smimbench.report.time_figure import draw_seconds
 from smimbench.run.store import Store
@@ -71,19 +72,6 @@ def test_colours_can_be_told_apart_without_seeing_red_from_green():
     assert min(distances) > 0.08
 
 
-def test_only_marks_that_would_meet_stand_beside_their_sample_ratio():
-    """Ten marks far from each other hide nothing; of those that do, each has a place of its own, the middle ones first."""
-    assert places_of(np.linspace(0, 1, 11).tolist(), 0.06) == [0] * 11
-    assert sorted(places_of([0.5] * 5, 0.06)) == [-2, -1, 0, 1, 2]
-    rng = np.random.default_rng(5)
-    for count in range(1, 30):
-        values = rng.random(count)
-        places = places_of(values.tolist(), 0.06)
-        near = np.abs(values[:, None] - values) <= 0.06
-        assert not (near & (np.equal.outer(places, places)) & ~np.eye(count, dtype=bool)).any()
-        assert 2 * max(map(abs, places)) <= near.sum(axis=1).max()
-
-
 def test_smooth_theory_goes_through_its_points_and_overshoots_nowhere():
     x = np.array([0.1, 0.2, 0.3, 0.5, 0.6, 0.9])
     y = np.array([1.0, 1.0, 0.8, 0.1, 0.0, 0.0])
@@ -110,8 +98,7 @@ def test_where_theory_reaches_zero_the_axis_is_logarithmic(results):
     assert error.axes[0].get_ylim()[0] < smallest
 
 
-def test_no_mark_is_cut_off(results):
-    """Marks that stand side by side are shifted, which must not take them out of the limits."""
+def test_every_mark_stands_at_its_sample_ratio_and_none_is_cut_off(results):
     _, rows, _, _, figures = results
     for axis, metric in ((figures[0].axes[0], "mse"), (figures[1].axes[0], "overlap")):
         low, high = axis.get_ylim()
@@ -120,6 +107,14 @@ def test_no_mark_is_cut_off(results):
             if one["metric"] == metric:
                 assert low < one["mean"] < high
                 assert left < one["alpha"] < right
+        marks = [line for line in axis.lines if line.get_linestyle() == "None" and line.get_marker() in "os"]
+        axis.figure.draw_without_rendering()
+        shown = {
+            round(float(x), 9)
+            for line in marks
+            for x in axis.transData.inverted().transform(line.get_transform().transform(line.get_xydata()))[:, 0]
+        }
+        assert shown == {round(one["alpha"], 9) for one in rows if one["metric"] == metric}
 
 
 def test_labels_and_legends_stand_outside_of_the_panel(results):
@@ -287,3 +282,63 @@ def test_bars_of_theory_have_their_errors(tmp_path):
     (container,) = axis.containers
     (segment,) = container[2][0].get_segments()
     assert segment[:, 1] == pytest.approx([0.7, 0.9])
+
+
+class Theory(TheoryCache):
+    """Two branches between 1 and 1.5, as of phase retrieval: from an uninformed start the error falls later."""
+
+    FOUND: ClassVar = {
+        "weak_recovery": {"value": 0.5},
+        "perfect_recovery": {"value": 1.5, "informed": {"value": 1.0}},
+        "sequential": [{"layer": 1, "value": 0.5}, {"layer": 2, "value": 0.8}],
+        "information_theoretic": {"value": 1.0},
+        "algorithmic": {"value": 1.5},
+        "spinodal": {"value": 0.9},
+        "hard_phase": [1.0, 1.5],
+    }
+
+    def thresholds(self, problem):
+        return self.FOUND
+
+    thresholds_at_hand = thresholds
+
+    def points(self, problem, alphas):
+        return [
+            [{"branch": name, "mse": [error], "mse_error": [0.0], "overlap": [[1 - error]]} for name, error in branches]
+            for branches in (
+                [("unique", 1 - alpha / 4)]
+                if alpha < 1
+                else [("informed", 0.0), ("uninformed", 1 - alpha / 4)]
+                if alpha < 1.5
+                else [("unique", 0.0)]
+                for alpha in alphas
+            )
+        ]
+
+
+def test_both_branches_are_drawn_and_every_threshold_has_its_name(tmp_path):
+    suite = load_suite(write_suite(tmp_path, SUITE.replace("[0.5, 1.0]", "[0.3, 1.0, 1.8]")))
+    found = suite_figure(suite, [], Theory(), "mse")
+    (axis,) = found.figure.axes
+    handles = dict(zip(*reversed(axis.get_legend_handles_labels())))
+    dashed = handles["uninformed branch (reached by algorithms)"]
+    assert dashed.get_linestyle() == "--"
+    assert dashed.get_xdata().min() == pytest.approx(1.0, rel=1e-3)
+    assert dashed.get_xdata().max() == pytest.approx(1.5, rel=1e-3)
+    assert dashed.get_ydata()[:-1] == pytest.approx(1 - dashed.get_xdata()[:-1] / 4)
+    drawn = {entry["what"] for entry in found.data}
+    assert {"Bayes-optimal", "uninformed branch (reached by algorithms)", "threshold"} <= drawn
+    names = {text.get_text() for text in axis.texts}
+    assert names >= {
+        "weak recovery", "component 2 learned", "perfect recovery (informed)", "perfect recovery (uninformed)", "spinodal"
+    }  # fmt: skip
+    assert "hard phase" in handles
+
+
+@pytest.mark.parametrize("hard", [[1.0, 1.0001], [5.0, 6.0]])
+def test_a_hard_phase_that_cannot_be_seen_has_no_place_in_the_legend(hard):
+    _, (axis,) = new_figure("", 1)
+    axis.plot([0, 2], [0, 1])
+    threshold_lines(axis, [], hard)
+    assert axis.get_legend_handles_labels()[1] == []
+    assert axis.get_xlim()[1] < 3

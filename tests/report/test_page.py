@@ -176,11 +176,11 @@ def test_on_paper_charts_are_light_and_as_wide_as_the_sheet(seen):
     assert widths != found["screen"][1:]
 
 
-def test_marks_at_one_sample_ratio_stand_side_by_side(seen):
+def test_marks_stand_at_their_sample_ratio(seen):
     adam, shorter, (low, high) = seen[0]["places"]
+    assert adam == shorter == sorted({round(x, 6) for x in adam})
     assert len(adam) == 3
-    assert all((high - low) / 200 < abs(a - b) < (high - low) / 20 for a, b in zip(adam, shorter, strict=True))
-    assert low < min(adam + shorter) < max(adam + shorter) < high
+    assert low < min(adam) < max(adam) < high
 
 
 def test_the_page_says_all_that_is_needed_to_do_it_again(page):
@@ -235,11 +235,5 @@ def test_what_stands_far_to_the_right_is_drawn_by_decades(tmp_path):
     near = [row(**about, algorithm=name, alpha=0.5) for name in names]
     (axis,) = suite_figure(suite, near, TheoryCache(), "mse").figure.axes
     assert axis.get_xscale() == "linear"
-    axis.figure.draw_without_rendering()
-    left, right = axis.bbox.intervalx
-    marks = [line for line in axis.lines if line.get_marker() not in ("None", "_", "|", None)]
-    places = [line.get_transform().transform(line.get_xydata())[0][0] for line in marks]
-    assert len(places) == 9
-    assert left < min(places) < max(places) < right  # side by side, none cut off
     (axis,) = suite_figure(suite, [*near, row(**about, algorithm="far", alpha=60.0)], TheoryCache(), "mse").figure.axes
     assert axis.get_xscale() == "log"

@@ -19,6 +19,14 @@ WISHART = 'prior   = { name = "wishart", rho = 0.5 }'
 SOFTMAX = 'channel = { name = "softmax", beta = 1.0 }'
 MODEL = 'model   = { name = "attention-indexed", tokens = 2 }'
 GAMP = '[[algorithms]]\nname = "gamp"'
+REFERENCE = f"""{ATTENTION}
+[[run.reference]]
+label = "published"
+source = "a paper"
+problem = {{ {MODEL}, {SOFTMAX}, prior = {{ name = "wishart", rho = 0.7 }} }}
+alpha = [1.0]
+value = [1.0]
+"""
 
 
 def changed(old: str, new: str) -> str:
@@ -128,21 +136,26 @@ BAD = {
         "with a method start (spectral), got 'adam'",
     ),
     "metric of a reference": (
-        ATTENTION + '[[run.reference]]\nlabel = "a"\nsource = "b"\nmetric = "mae"\nalpha = [1.0]\nvalue = [1.0]\n',
+        REFERENCE.replace("source", 'metric = "mae"\nsource'),
         "run.reference[0].metric",
         "did you mean 'mse'",
     ),
     "the same label twice": (ATTENTION + GAMP + "\ndamping = 0.5\n", "algorithms[1].label", "used twice"),
     "an empty axis": (changed("rho = 0.5", "rho = []"), "problem.prior.rho", "empty"),
     "reference without values": (
-        ATTENTION + '[[run.reference]]\nlabel = "a"\nsource = "b"\nalpha = [1.0]\nvalue = []\n',
+        REFERENCE.replace("value = [1.0]", "value = []"),
         "run.reference[0].value",
         "as many numbers as alpha (1)",
     ),
     "reference of no problem": (
-        ATTENTION + '[[run.reference]]\nlabel = "a"\nsource = "b"\nalpha = [1.0]\nvalue = [1.0]\nproblem = 2\n',
+        REFERENCE.replace("problem =", "# problem ="),
         "run.reference[0].problem",
-        "between 1 and 1",
+        "is missing",
+    ),
+    "reference of a problem that cannot be made": (
+        REFERENCE.replace("rho = 0.7", "rh = 0.7"),
+        "run.reference[0].problem.prior.rh",
+        "did you mean 'rho'",
     ),
     # size
     "a million cells": (changed("seeds     = 2", "seeds = 1_000_000"), "grid", "2,000,000 cells"),
@@ -586,3 +599,33 @@ regularisation = 0.5
     file.write_text(alone)
     with pytest.raises(SuiteError, match="works for attention-indexed, not for 'sequence-multi-index'"):
         load_suite(file)
+
+
+def test_published_values_go_with_the_problem_they_were_made_for(tmp_path):
+    file = write_suite(tmp_path, REFERENCE)
+    text = "published values of another problem are left out: 'published' for prior.rho = 0.7, not {}"
+    for overrides, counts, remarks in (
+        ((), [0], [text.format(0.5)]),
+        (("problem.prior.rho=0.7",), [1], []),
+        (("problem.prior.rho=[0.3, 0.7]",), [0, 1], []),
+        (("problem.prior.rho=0.7", "problem.channel.beta=1.0", "grid.alpha=[0.2]"), [1], []),
+        (
+            ("problem.prior.rho=0.7", "problem.model.tokens=3"),
+            [0],
+            [text.replace("prior.rho = 0.7", "model.tokens = 2").format(3)],
+        ),
+    ):
+        suite = load_suite(file, overrides)
+        assert ([len(plan.references) for plan in suite.plans], list(suite.remarks)) == (counts, remarks)
+
+
+@pytest.mark.parametrize(
+    ("name", "override"), [("aim-softmax", "problems[0].prior.rho=0.3"), ("aim-hardmax", "problem.prior.rho=0.3")]
+)
+def test_shipped_references_disappear_where_a_parameter_differs(tmp_path, capsys, name, override):
+    assert any(plan.references for plan in load_suite(name).plans)
+    suite = load_suite(name, [override])
+    assert not any(plan.references for plan in suite.plans)
+    assert len(suite.remarks) == 1
+    _, _, err = call(capsys, "show", name, "--set", override, "--results", tmp_path)
+    assert err.count("published values of another problem are left out") == 1

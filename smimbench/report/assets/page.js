@@ -62,31 +62,16 @@
     const marks = positive(chart.traces.filter((t) => t.mode === "markers").flatMap((t) => t.x));
     return chart.xlog || (marks.length > 0 && Math.max(...marks) > WIDE * Math.min(...marks));
   };
-  // Marks that would meet have places beside their sample ratio, each a seventieth of the axis wide, or less where the next sample
-  // ratio is near.
-  const places = (chart, wide) => {
-    const there = (x) => wide ? Math.log10(x) : x, back = (x) => wide ? Math.pow(10, x) : x;
-    const runs = chart.traces.filter((t) => t.error), farthest = Math.max(...runs.flatMap((t) => t.places.map(Math.abs)));
-    const marks = [...new Set(runs.flatMap((t) => t.x).map(there))].sort((a, b) => a - b);
-    const ends = chart.traces.flatMap((t) => t.x).filter((x) => !wide || x > 0).map(there);
-    const span = Math.max(...ends) - Math.min(...ends) || Math.abs(marks[0]) || 1;
-    const gap = Math.min(...marks.slice(1).map((x, i) => (x - marks[i]) / (2 * farthest + 2)), span / 70);
-    const side = gap * (farthest + 1) + span / 30;
-    return {
-      move: (t) => t.error ? t.x.map((x, i) => back(there(x) + gap * t.places[i])) : t.x,
-      range: [Math.min(...ends, marks[0] - side), Math.max(...ends, marks[marks.length - 1] + side)],
-    };
-  };
   const BAR = "line-ew-open"; // theory at one or two sample ratios
   const draw = (chart, state) => {
     chart.stale = false;
     const logarithmic = chart.zero;
-    const wide = decades(chart), beside = chart.traces.some((t) => t.places && t.places.some(Boolean)) ? places(chart, wide) : null;
+    const wide = decades(chart);
     const all = positive(chart.traces.flatMap((t) => t.y));
     const floor = logarithmic ? Math.pow(10, Math.floor(Math.log10(Math.min(...all, chart.target)) - 0.3)) : null;
     const lift = (v) => floor === null ? v : Math.max(v, floor);
     const traces = chart.traces.filter((t) => (!t.algorithm || state.algorithms.has(t.algorithm)) && !hidden[chart.group].has(t.name)).map((t) => ({
-      type: "scatter", name: literal(t.name), x: beside ? beside.move(t) : t.x, y: t.y.map(lift), text: t.text, hovertemplate: "%{text}<extra></extra>",
+      type: "scatter", name: literal(t.name), x: t.x, y: t.y.map(lift), text: t.text, hovertemplate: "%{text}<extra></extra>",
       mode: t.mode, line: {color: shade(t.colour), dash: t.dash, width: 2, shape: t.shape},
       marker: {color: shade(t.colour), symbol: t.symbols || t.symbol, size: t.symbol === BAR ? 18 : 8, line: t.symbol === BAR ? {width: 2} : undefined},
       error_y: t.error ? {type: "data", array: t.error, color: shade(t.colour), thickness: 1.2, width: 3} : undefined,
@@ -96,7 +81,7 @@
     if (floor !== null) notes.push({x: 1, xref: "paper", xanchor: "right", y: Math.log10(floor), yshift: 9, text: "lowest: 0", showarrow: false, font: {size: 10}});
     Plotly.react(chart.node, traces, {
       ...template(), ...(printing() ? {width: chart.node.clientWidth, height: chart.node.clientHeight} : {autosize: true}), title: {text: literal(chart.title), font: {size: 13}}, shapes, annotations: notes,
-      xaxis: axis({title: {text: literal(chart.xlabel)}, type: wide ? "log" : "linear", exponentformat: "power", range: beside ? beside.range : undefined}),
+      xaxis: axis({title: {text: literal(chart.xlabel)}, type: wide ? "log" : "linear", exponentformat: "power"}),
       yaxis: axis({title: {text: literal(chart.ylabel)}, type: logarithmic || chart.ylog ? "log" : "linear", exponentformat: "power",
                    rangemode: logarithmic || chart.ylog ? "normal" : "tozero"}),
     }, {responsive: true, displaylogo: false, displayModeBar: false});

@@ -24,7 +24,7 @@ def test_overlaps_of_a_committee_of_two_are_fixed_points():
     """``smimbench theory published.toml`` solves for them, which takes a minute; here one step must not move them."""
     suite = load_suite(SUITE)
     problem = suite.plans[1].problem
-    same, other = (r for r in suite.run.reference if r.entry)
+    same, other = (r for r in suite.plans[1].references if r.entry)
     for alpha, q, r in zip(same.alpha, same.value, other.value):
         Q = np.array([[q, r], [r, q]])
         information = information_at(problem, Q, np.eye(2) - Q)
