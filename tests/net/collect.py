@@ -1,102 +1,96 @@
-"""What must not change when the code is only moved: keys, theory, small runs, ids of checks, public names.
+"""What must not change when code is only moved: keys, theory, runs, records, tables, figures, ids of checks, public names.
 
-``python tests/net/collect.py FILE`` writes it; ``test_net.py`` compares with the file that is committed. Numbers agree to the
-last bit on one machine and to rounding on different ones.
+Is a change bit-identical? Collect in two trees on one machine and compare; this prints every difference and exits with 1:
+
+    OMP_NUM_THREADS=1 python tests/net/collect.py /tmp/before.json [--slow]     # in the tree before the change
+    OMP_NUM_THREADS=1 python tests/net/collect.py /tmp/after.json [--slow]      # in the tree after it
+    python tests/net/collect.py --compare /tmp/before.json /tmp/after.json
+
+Without ``--slow`` it takes about 30 s of one core and holds runs of every algorithm on both models and the theory that takes
+seconds; with it, eight minutes, the theory of every shipped suite and the figures of ``results/reference``.
+
+The tests compare with ``reference.json``, to rounding because processors differ. It is written anew by
+``python tests/net/collect.py --reference [--slow]`` when a number has to change, and the commit says why. What is collected is
+named by meaning, so that it survives renames: ``NAMES`` is the one place that knows what a column or key is called.
 """
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import hashlib
 import importlib
+import io
 import json
+import math
+import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import smimbench
+for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(threads, "1")
 
-THEORY = ("quickstart", "aim-softmax", "aim-hardmax", "aim-hardmax-small-width", "aim-linear", "spectral")
-"""Suites whose theory takes seconds."""
+HERE = Path(__file__).resolve().parent
+REFERENCE = HERE / "reference.json"
+PACKED = HERE.parents[1] / "results" / "reference"
 
-EXTENSIVE = """
-[problem]
-model   = { name = "attention-indexed", tokens = 2 }
-channel = { name = "%s" }
-prior   = { name = "wishart", rho = 0.5 }
-[grid]
-alpha     = [0.1, 0.3]
-dimension = [16]
-seeds     = 2
-[run]
-metrics = ["mse", "overlap", "generalization_error_plugin"]
-max_iterations = 40
-"""
+QUICK = (
+    "quickstart",
+    "aim-softmax",
+    "aim-hardmax",
+    "aim-hardmax-small-width",
+    "aim-linear",
+    "nuclear-norm",
+    "optimizers",
+    "published",
+)
+"""Suites whose theory, that of their algorithms included, takes a second or two."""
 
-LOW_RANK = """
-[problem]
-model   = { name = "sequence-multi-index", tokens = 2 }
-channel = { name = "%s" }
-prior   = { name = "gaussian" }
-[grid]
-alpha     = [0.8, 1.6]
-dimension = [40]
-seeds     = 2
-[run]
-metrics = ["mse", "overlap"]
-max_iterations = 40
-"""
+RUNS = ("extensive", "low-rank", "retries", "figures")
+"""Suites in ``suites/`` that are run; ``two-layers`` is slow."""
 
-ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "gamp": ("softmax", {}),
-    "adam": ("softmax", {"steps": 12}),
-    "adamw": ("softmax", {"steps": 12}),
-    "sgd": ("softmax", {"steps": 12, "learning_rate": 0.05}),
-    "averaged": ("softmax", {"of": {"name": "adam", "steps": 6}, "students": 3}),
-    "spectral": ("softmax", {}),
-    "ridge": ("linear", {}),
-    "nuclear": ("linear", {}),
+NAMES: dict[str, tuple[str, ...]] = {
+    "ratio": ("ratio_to_bayes", "ratio_to_optimal"),
+    "predicted": ("own_theory", "predicted"),
+    "optimal": ("bayes", "optimal"),
+    "near": ("near_fraction",),
 }
+"""Columns and keys that may be renamed: what they mean, and what they are or were called."""
 
 PUBLIC = ("smimbench", "smimbench.interfaces", "smimbench.testing", "smimbench.hookspecs")
 
 
-def collect() -> dict[str, Any]:
+def collect(slow: bool = False) -> dict[str, Any]:
     """Everything, as JSON."""
-    return {
-        "cells": cell_keys(),
-        "theory": {name: smimbench.theory(name) for name in THEORY},
-        "runs": small_runs(),
-        "checks": check_ids(),
-        "names": {name: sorted(importlib.import_module(name).__all__) for name in PUBLIC},
-    }
+    found: dict[str, Any] = {"cells": cell_keys(), "checks": check_ids(), "names": public_names(), "runs": {}}
+    for name in (*RUNS, "two-layers") if slow else RUNS:
+        found["runs"][name] = run_of(name)
+    found["theory"], found["figures"] = {}, {}
+    for name in _shipped() if slow else QUICK:
+        with tempfile.TemporaryDirectory() as folder:
+            found["theory"][name] = theory_of(name, Path(folder))
+            if slow:
+                found["figures"][name] = reference_figure(name, Path(folder))
+    return found
+
+
+def _shipped() -> list[str]:
+    from smimbench.suite.reader import shipped_suites
+
+    return sorted(shipped_suites())
 
 
 def cell_keys() -> dict[str, list[Any]]:
     """Number of cells of every shipped suite and a digest of their keys in order."""
-    from smimbench.suite.reader import shipped_suites
+    import smimbench
 
     found = {}
-    for name in shipped_suites():
+    for name in _shipped():
         keys = [cell.key for cell in smimbench.load_suite(name).cells()]
         found[name] = [len(keys), hashlib.sha256("\n".join(keys).encode()).hexdigest()]
-    return found
-
-
-def small_runs() -> dict[str, list[dict[str, Any]]]:
-    """Errors and overlaps of every algorithm on small cells of both models."""
-    found = {}
-    for model, text in (("extensive", EXTENSIVE), ("low-rank", LOW_RANK)):
-        for name, (channel, parameters) in ALGORITHMS.items():
-            if name == "nuclear" and model == "low-rank":
-                continue
-            settings = "".join(f"{key} = {_toml(value)}\n" for key, value in parameters.items())
-            with tempfile.TemporaryDirectory() as folder:
-                path = Path(folder) / "net.toml"
-                path.write_text(f'{text % channel}[[algorithms]]\nname = "{name}"\n{settings}')
-                rows = smimbench.run(path, results=folder)
-            kept = ("alpha", "metric", "component", "n", "mean", "sem", "theory", "status_counts", "iterations")
-            found[f"{model} {name}"] = [{key: row[key] for key in kept} for row in rows]
     return found
 
 
@@ -107,11 +101,222 @@ def check_ids() -> list[str]:
     return [check.id for check in all_checks()]
 
 
-def _toml(value: Any) -> str:
+def public_names() -> dict[str, list[str]]:
+    """What the public modules export."""
+    return {name: sorted(importlib.import_module(name).__all__) for name in PUBLIC}
+
+
+def theory_of(name: str, results: Path) -> list[dict[str, Any]]:
+    """What ``smimbench theory --json`` says of a suite: points, thresholds, published values, theory of its algorithms."""
+    found = []
+    for problem in _command("theory", name, "--results", str(results), "--quiet", "--json"):
+        found.append(
+            {
+                "points": [_point(point) for point in problem["points"]],
+                "thresholds": {
+                    name: value if name == "sequential" else value and [value["value"], value["error"]]
+                    for name, value in (problem["thresholds"] or {}).items()
+                    if name != "reasons"
+                },
+                "hard phase": problem.get("hard_phase"),
+                "published": [[p["alpha"], p["theory"], p["within"]] for p in problem.get("published", ())],
+                "algorithms": [
+                    [
+                        entry["algorithm"],
+                        entry["alpha"],
+                        entry["dimension"],
+                        *_known(entry.get("point"), "mse", "overlap"),
+                    ]
+                    for entry in problem["algorithms"]
+                ],
+            }
+        )
+    return found
+
+
+def _point(point: dict[str, Any]) -> list[Any]:
+    errors = point.get("generalization_error") or {}
+    return [
+        *_known(point, "alpha", "branch", "mse", "mse_error", "overlap", "free_entropy"),
+        *_known(errors, "bayes", "plugin", "constant"),
+    ]
+
+
+def run_of(name: str) -> dict[str, Any]:
+    """A suite of ``suites/`` as it is run by the command line: rows and verdicts, records, and the CSV of its figures."""
+    with tempfile.TemporaryDirectory() as folder:
+        drawn = () if name == "figures" else ("--no-figure",)
+        words = (str(HERE / "suites" / f"{name}.toml"), "--results", folder)
+        _command("run", *words, "--workers", "1", "--quiet", "--json", *drawn)
+        document = _command("show", *words, "--json")
+        place = Path(folder) / name
+        found = {"rows": _rows(document), "verdicts": _verdicts(document), "records": _records(place)}
+        if not drawn:
+            found["csv"] = _csv(place / "figures")
+    return found
+
+
+def _rows(document: dict[str, Any]) -> dict[str, list[Any]]:
+    """Rows by problem, algorithm, sample ratio, metric and component."""
+    found = {}
+    for row in document["rows"]:
+        place = f"{row['problem']}, {row['algorithm']}, {row['alpha']:.4g}, {row['metric']} {row['component'] or ''}"
+        numbers = _known(
+            row, "n", "mean", "sem", "theory", "theory_error", "z", "optimal", "predicted", "ratio", "iterations"
+        )
+        found[place.strip()] = [*numbers, row["restarts"], row["status_counts"]]
+    return found
+
+
+def _verdicts(document: dict[str, Any]) -> list[list[Any]]:
+    return [
+        [verdict["problem"], one["algorithm"], *_known(one, "ratio", "ratio_error", "points", "missing", "near")]
+        for verdict in document["verdicts"]
+        for one in verdict["contenders"]
+    ]
+
+
+def _records(folder: Path) -> dict[str, list[Any]]:
+    """Of every record the status, counts, and all numbers but clocks, sorted so that their keys may be renamed."""
+    found = {}
+    for path in folder.glob("*.json"):
+        record = json.loads(path.read_text())
+        if "cell" not in record:
+            continue
+        cell = record["cell"]
+        place = [record["problem"], record["algorithm"], cell["alpha"], cell["replicate"]]
+        parts = (record["metrics"], record.get("start"), record.get("final"), record.get("trajectory"))
+        numbers = [sorted(_leaves(part)) for part in parts]
+        counts = _known(record, "status", "iterations", "restarts", "samples", "sample_ratio")
+        found[", ".join(map(str, place))] = [*counts, *numbers]
+    return dict(sorted(found.items()))
+
+
+def _leaves(value: Any, key: str = "") -> Iterator[float]:
+    if "seconds" in key or value is None or isinstance(value, (bool, str)):
+        return
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + " }"
-    return json.dumps(value)
+        for name, inner in value.items():
+            yield from _leaves(inner, name)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _leaves(inner)
+    elif math.isfinite(value):
+        yield float(value)
+
+
+def _csv(folder: Path) -> dict[str, Any]:
+    """What is drawn against samples or the sample ratio, file by file; clocks differ."""
+    found = {}
+    for path in sorted(folder.glob("*.csv")):
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        if "seconds" not in path.name:
+            found[path.name] = drawn_of([row for row in rows if row.get("axis") != "seconds"])
+    return found
+
+
+def drawn_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Numbers of every kind of mark, in the order of first appearance, so that kinds may be renamed."""
+    kinds: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        own = kinds.setdefault(row.get("what") or "", {})
+        for name in ("alpha", "value", "error", "samples", "dimension", "n", "x", "share"):
+            if row.get(name) not in (None, ""):
+                own.setdefault(name, []).append(float(row[name]))
+    return list(kinds.values())
+
+
+def reference_figure(name: str, results: Path) -> list[dict[str, Any]]:
+    """What the figure of ``results/reference`` shows, drawn from the packed rows and the theory kept in ``results``."""
+    from smimbench import load_suite
+    from smimbench.report.figures import suite_figure
+    from smimbench.report.packed import read_packed
+    from smimbench.theory.cache import TheoryCache
+
+    document, shared = read_packed(PACKED / f"{name}.json")
+    suite = load_suite(name, shared["overrides"])
+    drawn = suite_figure(suite, document["rows"], TheoryCache(results / "theory"), suite.run.metrics[0])
+    assert drawn is not None
+    return drawn_of(drawn.data)
+
+
+def _known(entry: dict[str, Any] | None, *meanings: str) -> list[Any]:
+    """Entries by meaning; None where there is none."""
+    entry = entry or {}
+    return [next((entry[name] for name in NAMES.get(m, (m,)) if name in entry), None) for m in meanings]
+
+
+def _command(*words: str) -> Any:
+    """A command of ``smimbench`` in this process and the JSON document that it prints; cells may fail."""
+    from smimbench.cli.main import main
+
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        try:
+            main(words)
+        except SystemExit as ended:
+            if ended.code not in (None, 0, 1):
+                raise
+    return json.loads(printed.getvalue())
+
+
+def condensed(value: Any) -> Any:
+    """The same with long lists of numbers as their count, sum and sum of squares, on the scale of asinh."""
+    if isinstance(value, dict):
+        return {name: condensed(inner) for name, inner in value.items()}
+    if not isinstance(value, list):
+        return value
+    if len(value) > 8 and all(isinstance(x, float) for x in value):
+        scaled = [math.asinh(x) for x in value]
+        return {"count": len(value), "sum": math.fsum(scaled), "squares": math.fsum(x * x for x in scaled)}
+    return [condensed(inner) for inner in value]
+
+
+def differences(found: Any, wanted: Any, rounding: float, where: str = "") -> Iterator[str]:
+    """Where two collections differ by more than rounding, in words."""
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        for key in {**wanted, **found}:
+            if key in wanted and key in found:
+                yield from differences(found[key], wanted[key], rounding, f"{where}/{key}")
+            else:
+                yield f"{where}/{key}: {'missing' if key in wanted else 'new'}"
+    elif isinstance(wanted, list) and isinstance(found, list) and len(wanted) == len(found):
+        for i, (one, other) in enumerate(zip(found, wanted)):
+            yield from differences(one, other, rounding, f"{where}/{i}")
+    elif isinstance(wanted, float) and isinstance(found, (int, float)) and not isinstance(found, bool):
+        if not math.isclose(found, wanted, rel_tol=rounding, abs_tol=rounding):
+            yield f"{where}: {found!r}, not {wanted!r}"
+    elif found != wanted:
+        yield f"{where}: {str(found)[:80]}, not {str(wanted)[:80]}"
+
+
+def _lines(value: Any, depth: int = 3) -> str:
+    """JSON with a line for each entry of the outermost levels."""
+    if isinstance(value, dict) and value and depth:
+        inner = (f"{json.dumps(name)}: {_lines(one, depth - 1)}" for name, one in value.items())
+        return "{\n" + ",\n".join(inner) + "\n}"
+    return json.dumps(value, separators=(",", ":"))
+
+
+def main(words: list[str]) -> int:
+    """See the module's docstring."""
+    if words[:1] == ["--compare"]:
+        before, after = (json.loads(Path(path).read_text()) for path in words[1:3])
+        found = list(differences(after, before, 0.0))
+        print("\n".join(found) or "identical")
+        return int(bool(found))
+    whole = json.loads(json.dumps(collect("--slow" in words)))
+    if words[0] != "--reference":
+        Path(words[0]).write_text(_lines(whole) + "\n")
+        return 0
+    kept = json.loads(REFERENCE.read_text()) if REFERENCE.exists() else {}
+    new = condensed(whole)
+    for part in ("runs", "theory", "figures"):  # what is slow stays
+        new[part] = {**kept.get(part, {}), **new[part]}
+    REFERENCE.write_text(_lines(new) + "\n")
+    return 0
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(json.dumps(collect(), indent=1) + "\n")
+    sys.exit(main(sys.argv[1:]))
