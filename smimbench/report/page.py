@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from smimbench.files import printable
 from smimbench.report.extrapolation_tables import exponent_text, law_text, size_caption
 from smimbench.report.labels import letter_of, names_with_backend
 from smimbench.report.page_charts import COURSES, charts_of
@@ -57,7 +58,11 @@ def render_page(
     import jinja2
     from plotly.offline import get_plotlyjs
 
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    def clean(value: Any) -> Any:
+        """Text of others, without what turns its direction or steers what reads it."""
+        return type(value)(printable(value)) if isinstance(value, str) else value
+
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=clean)
     template = environment.from_string((ASSETS / "page.html.jinja").read_text(encoding="utf-8"))
     name, caption = names_with_backend(rows), size_caption(letter_of(rows))
     shown = [{**row, "shown": name(row), "bad": set(row["status_counts"]) - {"ok", "skipped"}} for row in rows]

@@ -5,11 +5,13 @@ figures, with all numbers to hover.
 from __future__ import annotations
 
 import csv
+import re
 from typing import TYPE_CHECKING, Any
 
 from smimbench.registry.metrics import find_metric, is_in_trajectory
 from smimbench.registry.registry import RegistryError
 from smimbench.report.aggregate import ZERO
+from smimbench.report.csv_text import flat
 from smimbench.report.figures import FEWEST, UNINFORMED
 from smimbench.report.labels import grouped, letter
 from smimbench.report.profiles import CUT, READING
@@ -49,7 +51,8 @@ def charts_of(suite: Suite, tables: Sequence[Path]) -> tuple[list[dict[str, str]
     groups, charts = [], []
     for path in tables:
         with path.open(encoding="utf-8", newline="") as file:
-            entries = list(csv.DictReader(file))
+            # A formula has an apostrophe in front, for spreadsheets only.
+            entries = [{k: re.sub("^'(?=[=+@-])", "", v) for k, v in one.items()} for one in csv.DictReader(file)]
         build, title, caption = _figure_kind(path.stem)
         if build is None or not entries:
             continue
@@ -86,9 +89,14 @@ def _figure_kind(name: str) -> tuple[Any, str, str]:
     )
 
 
+def _looks(suite: Suite) -> dict[str, Look]:
+    """Looks by label as a CSV has it."""
+    return {flat(label): look for label, look in looks_of(suite).items()}
+
+
 def _metric_chart(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dict[str, Any]]:
     charts = []
-    looks, about = looks_of(suite), find_metric(name)
+    looks, about = _looks(suite), find_metric(name)
     for (problem, component), own in grouped(entries, lambda e: (e["problem"], e["component"])).items():
         traces = []
         marks = [e for e in own if e["what"] == "threshold"]
@@ -149,7 +157,7 @@ def _learning_chart(suite: Suite, name: str, entries: Sequence[Entry]) -> list[d
 
 def _profile_chart(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dict[str, Any]]:
     charts = []
-    looks = looks_of(suite)
+    looks = _looks(suite)
     for axis, own in grouped(entries, lambda e: e["axis"]).items():
         last = axis == "error over the best"
         traces = []
@@ -195,8 +203,8 @@ def _charts_of_curves(
     suite: Suite, entries: Sequence[Entry], x: str, xlabel: str, ylabel: str, *, ylog: bool
 ) -> list[dict[str, Any]]:
     charts = []
-    looks = looks_of(suite)
-    letters = {plan.label: letter(plan.problem.model) for plan in suite.plans}
+    looks = _looks(suite)
+    letters = {flat(plan.label): letter(plan.problem.model) for plan in suite.plans}
     for (problem, alpha, dimension), own in grouped(
         entries, lambda e: (e["problem"], e["alpha"], e["dimension"])
     ).items():
@@ -226,7 +234,7 @@ def _owner(what: str, labels: Iterable[str]) -> str:
 def _trajectory_chart(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dict[str, Any]]:
     """One chart per problem, algorithm, sample ratio and dimension: error and overlap against the algorithm's own clock."""
     charts = []
-    letters = {plan.label: letter(plan.problem.model) for plan in suite.plans}
+    letters = {flat(plan.label): letter(plan.problem.model) for plan in suite.plans}
     for (problem, algorithm, alpha, dimension), own in grouped(
         entries, lambda e: (e["problem"], e["algorithm"], e["alpha"], e["dimension"])
     ).items():

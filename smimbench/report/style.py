@@ -4,15 +4,14 @@ their data.
 
 from __future__ import annotations
 
-import csv
 import functools
 import hashlib
-import io
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from smimbench.files import printable, write_atomically
+from smimbench.report.csv_text import csv_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -321,11 +320,7 @@ def save_figure(
     if data:
         paths.append(folder / f"{name}.csv")
         columns = list(dict.fromkeys(key for entry in data for key in entry))
-        buffer = io.StringIO()
-        writer = csv.DictWriter(buffer, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(data)
-        write_atomically(paths[-1], buffer.getvalue().encode(), durable_name=False)
+        write_atomically(paths[-1], csv_text(data, columns).encode(), durable_name=False)
     return paths
 
 

@@ -14,8 +14,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from smimbench.files import printable
 from smimbench.registry.metrics import find_metric
+from smimbench.report.csv_text import csv_text, flat
 from smimbench.report.labels import grouped, letter_of, names_with_backend, place
 
 if TYPE_CHECKING:
@@ -335,24 +335,14 @@ _FIELDS = (
 def as_csv(rows: Sequence[dict[str, Any]], extrapolated: Sequence[dict[str, Any]] = ()) -> str:
     """Rows as CSV, all digits; then, at dimension ``inf``, what is extrapolated from them, if anything is.
 
-    Text that a spreadsheet would take for a formula gets an apostrophe in front.
-
     The columns ``law``, ``chi2`` and ``dof`` stand there only then: they are blank for rows of a finite dimension.
     """
-    import csv
-    import io
-
     limits = [
         {**dict.fromkeys(_FIELDS), **entry, "dimension": "inf", "mean": entry["value"], "sem": entry["error"]}
         for entry in extrapolated
     ]
     fields = (*_FIELDS, "law", "chi2", "dof") if limits else _FIELDS
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(fields)
-    for row in (*rows, *limits):
-        writer.writerow([_counts(row[f]) if f == "status_counts" else _harmless(row.get(f)) for f in fields])
-    return buffer.getvalue()
+    return csv_text(({**row, "status_counts": _counts(row["status_counts"])} for row in (*rows, *limits)), fields)
 
 
 def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
@@ -369,18 +359,11 @@ def markdown_table(fields: Sequence[str], rows: Sequence[dict[str, Any]]) -> str
     return "\n".join(lines) + "\n"
 
 
-def _harmless(value: Any) -> Any:
-    """A value of a CSV file; a spreadsheet runs what begins like a formula."""
-    if not isinstance(value, str):
-        return value
-    text = " ".join(printable(value).split())
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
-
-
 def _literal(text: str) -> str:
     """Text that Markdown, and the HTML in it, show as it is."""
-    flat = " ".join(printable(text).split())
-    return re.sub(r"([\\`*\[\]|~!#])", r"\\\1", flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
+    return re.sub(
+        r"([\\`*\[\]|~!#])", r"\\\1", flat(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    )
 
 
 def _rounded(value: Any) -> str:
