@@ -78,7 +78,7 @@ class AttentionIndexed(TokenModel):
     -----
     Signals must be symmetric: only ``x_a^T S x_b`` with ``a <= b`` is evaluated. ``forward`` takes any number
     of leading axes in front of the signal's (P, d, d), ``adjoint`` the same in front of (n, P, C): several
-    students that see the same inputs. Several instances are inputs (B, n, T, d) with as many signals, or g.
+    students that see the same inputs.
     Cost: ``2 n T d^2`` floating-point operations a component for ``forward`` and, by symmetry, down to half of
     that for ``adjoint``. Beside its result a call holds a few megabytes (more from d = 500 on).
 
@@ -153,10 +153,7 @@ class AttentionIndexed(TokenModel):
 
         ``inputs`` (n, T, d) with iid N(0, 1) entries, not divided by anything; ``signal`` (..., P, d, d), symmetric, leading
         axes for several students. Returns (..., n, P, C); ValueError if the shapes do not fit the model or each other.
-        Inputs (B, n, T, d) are those of B instances, with a signal (B, P, d, d) for each: (B, n, P, C).
         """
-        if inputs.ndim == 4:
-            return self._forward_of_instances(inputs, signal)
         xp = namespace(inputs, signal)
         *lead, components, dimension, _ = signal.shape
         self._check_inputs(inputs, dimension)
@@ -182,32 +179,6 @@ class AttentionIndexed(TokenModel):
                     z[k, s, p, :] = (forms - traces[k, p, :]) * scale
         return xp.reshape(z, (*lead, n, components, self.sites))
 
-    def _forward_of_instances(self, inputs: Array, signal: Array) -> Array:
-        """Latents (B, n, P, C) of instances with inputs (B, n, T, d), each of its own signal (B, P, d, d).
-
-        On a device in as many calls as those of one instance; on the host, which gains nothing by that, one by one.
-        """
-        xp = namespace(inputs, signal)
-        count, components, dimension, _ = signal.shape
-        self._check_instances(inputs, signal)
-        if chunk_bytes(inputs) is None:
-            return xp.stack([self.forward(inputs[k, ...], signal[k, ...]) for k in range(count)])
-        dtype, device = xp.result_type(inputs, signal), array_api_compat.device(inputs)
-        pick, scale, on_diagonal = self._sites_of_forms(xp, dimension, dtype, device)
-        traces = xp.linalg.trace(signal)[:, None, :, None] * on_diagonal
-        rows, pairs = xp.reshape(inputs, (count, -1, dimension)), site_pairs(self.tokens)
-        forms = []
-        for p in range(components):
-            xs = xp.reshape(xp.matmul(rows, signal[:, p, :, :]), inputs.shape)
-            if self._apart(inputs):
-                form = _forms_apart(xp, xs, inputs, pairs)
-            else:
-                products = xp.matmul(xs, xp.matrix_transpose(inputs))
-                form = xp.take(xp.reshape(products, (*inputs.shape[:2], -1)), pick, axis=-1)
-            forms.append(form[:, :, None, :])
-        z = forms[0] if components == 1 else xp.concat(forms, axis=2)
-        return (z - traces) * scale
-
     def adjoint(self, inputs: Array, g: Array) -> Array:
         r"""Transpose of ``forward`` on symmetric matrices, times ``2/d``.
 
@@ -220,11 +191,8 @@ class AttentionIndexed(TokenModel):
         ``omega`` (in z).
 
         ``inputs`` (n, T, d), ``g`` (..., n, P, C), leading axes for several students. Returns (..., P, d, d), symmetric up to
-        rounding; ValueError if the shapes do not fit together. Inputs (B, n, T, d) are those of B instances, with ``g``
-        (B, n, P, C): (B, P, d, d).
+        rounding; ValueError if the shapes do not fit together.
         """
-        if inputs.ndim == 4:
-            return self._adjoint_of_instances(inputs, g)
         xp = namespace(inputs, g)
         *lead, n, components, sites = g.shape
         dimension = inputs.shape[-1]
@@ -269,28 +237,6 @@ class AttentionIndexed(TokenModel):
         for i in range(count):
             result[i, :, :] = one(*divmod(i, components))
         return xp.reshape(result, (*lead, components, dimension, dimension))
-
-    def _adjoint_of_instances(self, inputs: Array, g: Array) -> Array:
-        """``adjoint`` (B, P, d, d) of instances, inputs (B, n, T, d) and ``g`` (B, n, P, C), like ``_forward_of_instances``."""
-        xp = namespace(inputs, g)
-        count, n, components, _ = g.shape
-        dimension = inputs.shape[-1]
-        self._check_instances(inputs, g)
-        self._check_gradient(inputs[0, ...], g[0, ...])
-        if chunk_bytes(inputs) is None:
-            return xp.stack([self.adjoint(inputs[k, ...], g[k, ...]) for k in range(count)])
-        pick, factors = self._sites_of_entries(xp, xp.result_type(inputs, g), array_api_compat.device(inputs))
-        columns = xp.matrix_transpose(xp.reshape(inputs, (count, -1, dimension)))
-        found = []
-        for p in range(components):
-            weights = xp.take(g[:, :, p, :], pick, axis=-1) * (factors * (2 / dimension**1.5))
-            traces = xp.sum(weights[:, :, :: self.tokens + 1], axis=(-2, -1))
-            weights = xp.reshape(weights, (count, n, self.tokens, self.tokens))
-            gx = _mixed_apart(weights, inputs) if self._apart(inputs) else xp.matmul(weights, inputs)
-            flat = xp.reshape(xp.matmul(columns, xp.reshape(gx, (count, -1, dimension))), (count, -1))
-            flat[:, :: dimension + 1] = flat[:, :: dimension + 1] - traces[:, None]
-            found.append(xp.reshape(flat, (count, 1, dimension, dimension)))
-        return found[0] if components == 1 else xp.concat(found, axis=1)
 
     def forward_gram(self, inputs: Array, factor: Array) -> tuple[Array, Callable[[Array], Array]]:
         r"""Latents of the signal ``F F^T`` and the way back to F, without a (d, d) matrix.

@@ -126,12 +126,6 @@ class TokenModel:
         if inputs.ndim != 3 or tuple(inputs.shape[1:]) != (self.tokens, dimension):
             raise ValueError(f"inputs must have shape (n, {self.tokens}, {dimension}), got {tuple(inputs.shape)}")
 
-    def _check_instances(self, inputs: Array, other: Array) -> None:
-        """Raise ValueError unless ``inputs`` is (B, n, T, d), and ``other`` has the same first axis."""
-        self._check_inputs(inputs[0, ...], inputs.shape[-1])
-        if other.ndim < 1 or other.shape[0] != inputs.shape[0]:
-            raise ValueError(f"{inputs.shape[0]} instances need as many signals or g, got {tuple(other.shape)}")
-
     def _check_gradient(self, inputs: Array, g: Array) -> None:
         """Raise ValueError unless ``inputs`` is (n, T, d) and ``g`` (..., n, P, C)."""
         self._check_inputs(inputs, inputs.shape[-1])

@@ -53,9 +53,8 @@ class SequenceMultiIndex(TokenModel):
     -----
     Inputs are kept as drawn, so ``forward`` and ``adjoint`` both carry ``1/sqrt(D)``. ``forward`` takes any
     number of leading axes in front of the signal's (P, D), ``adjoint`` the same in front of (n, P, M):
-    several students that see the same inputs. Several instances are inputs (B, n, M, D) with as many signals, or g.
-    Both are limited by the reading of the inputs; a loop over
-    ``chunks`` reads them once for both.
+    several students that see the same inputs. Both are limited by the reading of the inputs; a loop over ``chunks``
+    reads them once for both.
 
     References
     ----------
@@ -102,11 +101,8 @@ class SequenceMultiIndex(TokenModel):
         """Latents ``z_pm = w_p . x_m / sqrt(D)``.
 
         ``inputs`` (n, M, D) with iid N(0, 1) entries, not divided by anything; ``signal`` (..., P, D), leading axes for
-        several students. Returns (..., n, P, M); ValueError if the shapes do not fit the model or each other. Inputs
-        (B, n, M, D) are those of B instances, with a signal (B, P, D) for each: (B, n, P, M).
+        several students. Returns (..., n, P, M); ValueError if the shapes do not fit the model or each other.
         """
-        if inputs.ndim == 4:
-            return self._forward_of_instances(inputs, signal)
         xp = namespace(inputs, signal)
         *lead, components, dimension = signal.shape
         self._check_inputs(inputs, dimension)
@@ -125,32 +121,12 @@ class SequenceMultiIndex(TokenModel):
         z[...] = xp.permute_dims(product, (2, 0, 3, 1))
         return xp.reshape(z, (*lead, n, components, self.tokens))
 
-    def _forward_of_instances(self, inputs: Array, signal: Array) -> Array:
-        """Latents (B, n, P, M) of instances with inputs (B, n, M, D), each of its own signal (B, P, D).
-
-        On a device in as many calls as those of one instance; on the host, which gains nothing by that, one by one.
-        """
-        xp = namespace(inputs, signal)
-        count, components, dimension = signal.shape
-        self._check_instances(inputs, signal)
-        self._check_inputs(inputs[0, ...], dimension)
-        if isinstance(inputs, np.ndarray):
-            return xp.stack([self.forward(inputs[k, ...], signal[k, ...]) for k in range(count)])
-        rows = signal * dimension**-0.5
-        product = xp.matmul(xp.reshape(inputs, (count, -1, dimension)), xp.matrix_transpose(rows))
-        product = xp.reshape(product, (count, -1, self.tokens, components))
-        if components == 1:
-            return xp.reshape(product, (count, -1, 1, self.tokens))
-        return xp.permute_dims(product, (0, 1, 3, 2))
-
     def adjoint(self, inputs: Array, g: Array) -> Array:
         """Transpose of ``forward``: ``sum_{mu, m} g_pm x_m / sqrt(D)``.
 
         ``inputs`` (n, M, D), ``g`` (..., n, P, M), leading axes for several students. Returns (..., P, D); ValueError if the
-        shapes do not fit together. Inputs (B, n, M, D) are those of B instances, with ``g`` (B, n, P, M): (B, P, D).
+        shapes do not fit together.
         """
-        if inputs.ndim == 4:
-            return self._adjoint_of_instances(inputs, g)
         xp = namespace(inputs, g)
         *lead, n, components, sites = g.shape
         dimension = inputs.shape[-1]
@@ -174,28 +150,6 @@ class SequenceMultiIndex(TokenModel):
             else:
                 total += product
         return xp.reshape(total * dimension**-0.5, (*lead, components, dimension))
-
-    def _adjoint_of_instances(self, inputs: Array, g: Array) -> Array:
-        """``adjoint`` (B, P, D) of instances with inputs (B, n, M, D) and ``g`` (B, n, P, M), like ``_forward_of_instances``."""
-        xp = namespace(inputs, g)
-        count, _, components, _ = g.shape
-        dimension = inputs.shape[-1]
-        self._check_instances(inputs, g)
-        self._check_gradient(inputs[0, ...], g[0, ...])
-        if isinstance(inputs, np.ndarray):
-            return xp.stack([self.adjoint(inputs[k, ...], g[k, ...]) for k in range(count)])
-        left = g if components == 1 else xp.permute_dims(g, (0, 2, 1, 3))
-        left = xp.reshape(left, (count, components, -1))
-        return xp.matmul(left, xp.reshape(inputs, (count, -1, dimension))) * dimension**-0.5
-
-    def one_pass(self, *arguments: Any) -> tuple[np.ndarray[Any, Any], ...]:
-        """Forward, posterior and adjoint of an iteration of GAMP in compiled code (extra ``fast``).
-
-        Arguments and results are those of ``smimbench_models.sequence_one_pass.one_pass``.
-        """
-        from smimbench_models.sequence_one_pass import one_pass
-
-        return one_pass(*arguments)
 
     def adjoint_scale(self, dimension: int) -> float:
         """1: ``adjoint`` is the transpose of ``forward``, in any ``dimension`` >= 1."""

@@ -65,8 +65,7 @@ class Gaussian:
 
         ``R`` (P, D) is the signal plus Gaussian noise of covariance ``Qhat^{-1}`` between components, independent between
         columns; ``Qhat`` (P, P) symmetric, positive semidefinite, diagonal entries may be infinite (that component is known).
-        ``estimate`` (P, D) and ``V`` (P, P) have the namespace, device and dtype of the inputs. All of them may have an axis
-        of instances in front.
+        ``estimate`` (P, D) and ``V`` (P, P) have the namespace, device and dtype of the inputs.
         """
         # On the host: each of the thirty operations on P x P numbers would be a launch of its own.
         Q, V = (send(matrix, R) for matrix in _gaussian_posterior(NUMPY, to_host(Qhat)))

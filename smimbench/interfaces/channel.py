@@ -73,10 +73,6 @@ class Channel(Protocol):
         give normalised probabilities: sums over labels are then exact.
     ``predict(z) -> array``
         ``E[observable(y) | z]`` of a noisy label.
-    ``compiled(V) -> (function, constants) or None``
-        Posterior of one sample, compiled by Numba, for the models that have a compiled pass over their inputs (extra
-        ``fast``): ``function(y, omega, constants, mean, covariance)`` takes the flattened label and omega (P, C), writes
-        the mean (P, C) and adds the covariance, averaged over sites, to (P, P). ``constants`` is a vector of its choice.
     ``generalization_error(Q, V) -> dict of Uncertain``
         Closed forms for ``"bayes"``, ``"plugin"`` and ``"constant"``.
     """

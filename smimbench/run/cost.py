@@ -149,9 +149,9 @@ def _products(
     n = model.sample_count(alpha, dimension)
     signal = int(np.prod(model.signal_shape(problem.components, dimension)))
     plan = plan_of(algorithm, sizes(n, model.tokens, dimension, alpha))
-    one_pass = member(model, "cost")
-    if one_pass is not None:  # a model that knows may need fewer: a symmetric sum takes half
-        products = one_pass(plan.batch or n, dimension, problem.components).flops
+    pass_cost = member(model, "cost")
+    if pass_cost is not None:  # a model that knows may need fewer: a symmetric sum takes half
+        products = pass_cost(plan.batch or n, dimension, problem.components).flops
     else:
         products = 4.0 * (plan.batch or n) * model.tokens * signal
     denoiser = member(model, "denoiser_flops")

@@ -144,4 +144,4 @@ def test_own_and_derived_are_told_apart():
     found = describe("channel", Bare)
     assert found["posterior"] == "own"
     assert found["information"] == found["symmetry"] == "derived"
-    assert found["compiled"] == "none"
+    assert found["log_partition"] == "none"

@@ -18,7 +18,6 @@ from smimbench.theory.bethe import FixedPoint, free_entropy
 from smimbench.theory.information import overlap_at
 from smimbench_algorithms.gamp.damping import Mixing, first_weight, follow, start, turn
 from smimbench_algorithms.gamp.finite_size import first_correction
-from smimbench_algorithms.gamp.one_pass import one_pass
 from smimbench_algorithms.gamp.path import fixed_point, trajectory
 from smimbench_algorithms.gamp.state import GampState, Pass
 
@@ -151,24 +150,8 @@ class Gamp:
         """One iteration."""
         inverse = np.linalg.inv(state.V)
         memory = _memory(state, inverse)
-        swift = one_pass(problem, data, state.estimate, state.V, memory)
-        if swift is not None:
-            return self.conclude(problem, data, state, inverse, Pass(*swift, [0.0]))
         found = _chunk_by_chunk(problem, data, state._replace(g=memory), inverse)
         return self.conclude(problem, data, state, inverse, found)
-
-    def step_of_instances(self, problem: Problem, data: Data, state: GampState) -> tuple[GampState, Info]:
-        """One iteration of several instances: all arrays have an axis of theirs in front; resident inputs, in one chunk."""
-        inverse = np.linalg.inv(state.V)
-        there = send(state.V, state.estimate)
-        omega = problem.model.forward(data.inputs, state.estimate)
-        memory = _memory(state, inverse)
-        if memory is not None:
-            omega = omega - _mixed(state.V, memory)
-        posterior = checked_posterior(problem.channel.posterior(data.labels, omega, there), omega)
-        g = _mixed(inverse, posterior.mean - omega)
-        total, covariance = problem.model.adjoint(data.inputs, g), posterior.covariance * data.inputs.shape[-3]
-        return self.conclude(problem, data, state, inverse, Pass(g, total, covariance, [posterior.error]))
 
     def conclude(
         self, problem: Problem, data: Data, state: GampState, inverse: Host, found: Pass

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Posterior, Uncertain
@@ -128,12 +126,6 @@ class SequenceLinear(LinearChannel, SequenceChannel):
         error = Uncertain(self.tokens * v, 0.0, "closed form")
         constant = Uncertain(self.tokens * (q + v), 0.0, "closed form")
         return {"bayes": error, "plugin": error, "constant": constant}
-
-    def compiled(self, V: Array) -> tuple[Any, np.ndarray[Any, Any]]:
-        """Posterior of one sample for the compiled pass over the inputs."""
-        from smimbench_channels.sequence.one_pass import linear
-
-        return linear, np.concatenate([np.ravel(matrix) for matrix in self._gain(V)])
 
     def _gain(self, V: Array) -> tuple[Array, Array]:
         """``V (V + noise I)^{-1}``, the weight of the label, and the covariance that remains."""

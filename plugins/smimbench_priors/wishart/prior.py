@@ -136,8 +136,7 @@ class Wishart:
         -------
         Denoised
             ``estimate`` (P, D, D) and diagonal ``V`` (P, P) with the namespace, device and dtype of R. The
-            estimate is NaN where R is not finite: to notice divergence is the caller's part. All of them may have an axis of
-            instances in front.
+            estimate is NaN where R is not finite: to notice divergence is the caller's part.
 
         Raises
         ------
@@ -153,40 +152,27 @@ class Wishart:
         return self._denoised(R, Qhat, continued_map)
 
     def _denoised(self, R: Array, Qhat: Array, shrink: Callable[[Array, float, float], Array]) -> Denoised:
-        *lead, components, dimension, _ = R.shape
-        if tuple(Qhat.shape) != (*lead, components, components):
-            raise ValueError(f"Qhat must have shape {(*lead, components, components)}, got {tuple(Qhat.shape)}")
+        components, dimension, _ = R.shape
+        if tuple(Qhat.shape) != (components, components):
+            raise ValueError(f"Qhat must have shape {(components, components)}, got {tuple(Qhat.shape)}")
         xp = namespace(R)
         place = {"dtype": R.dtype, "device": array_api_compat.device(R)}
         rho = self._width(dimension) / dimension
         finite = xp.isfinite(R)
-        whole = xp.all(finite, axis=(-3, -2, -1))
-        if on_device(R):  # eigh is kept from what it cannot take, so that it need not be asked for first
-            safe = xp.where(finite, R, xp.zeros_like(R))
-        elif whole.all():
-            safe = R
-        else:
-            safe = xp.where(whole[..., None, None, None], R, xp.zeros_like(R))
-        if lead:  # one call for all: CuPy hands a stack to a method that does its matrices side by side
-            pairs = [xp.linalg.eigh(safe)]
-        else:  # one at a time: that method is slow on a few large ones
-            pairs = [xp.linalg.eigh(safe[p, :, :]) for p in range(components)]
+        whole = xp.all(finite)
+        # eigh is kept from what it cannot take; a device is not asked first whether it must be.
+        safe = xp.where(finite, R, xp.zeros_like(R)) if on_device(R) or not whole else R
+        # One at a time: CuPy hands a stack to a method that is slow on a few large ones.
+        pairs = [xp.linalg.eigh(safe[p, :, :]) for p in range(components)]
         # The scalar equations are solved on the host, thousands of operations on few numbers. One transfer brings all.
         Qhat, whole, *spectra = read_together(Qhat, xp.astype(whole, R.dtype), *(values for values, _ in pairs))
         noise = _noise_of_components(Qhat)
-        V = send(np.eye(components) * mmse(noise, rho)[..., None, :], R)
-        shrunk = np.reshape(np.stack(spectra), (-1, dimension))
-        good = np.repeat(np.ravel(whole) != 0, components)
-        for k, delta in enumerate(np.ravel(noise)):
-            shrunk[k] = shrink(shrunk[k], float(delta), rho) if good[k] else math.nan
-        if not whole.any():
+        V = send(np.diag(mmse(noise, rho)), R)
+        if not whole:
             return Denoised(xp.full(R.shape, math.nan, **place), V)
-        if lead:
-            there = xp.asarray(np.reshape(shrunk, (*lead, components, 1, dimension)), **place)
-            _, vectors = pairs[0]
-            return Denoised(xp.matmul(vectors * there, xp.matrix_transpose(vectors)), V)
         estimate = []
-        for row, (_, vectors) in zip(shrunk, pairs):
+        for spectrum, delta, (_, vectors) in zip(spectra, noise, pairs):
+            row = np.asarray(shrink(spectrum, float(delta), rho), dtype=spectrum.dtype)
             scaled = vectors * xp.asarray(row, **place)[None, :]
             estimate.append(xp.matmul(scaled, xp.matrix_transpose(vectors)))
         return Denoised(estimate[0][None, :, :] if components == 1 else xp.stack(estimate), V)

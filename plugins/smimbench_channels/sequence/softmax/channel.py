@@ -20,7 +20,7 @@ import copy
 import math
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -171,14 +171,6 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         other = copy.copy(self)
         object.__setattr__(other, "_points_seed", (RESAMPLED + operator.index(index)) * SEEDS)
         return other
-
-    def compiled(self, V: Array) -> tuple[Any, np.ndarray] | None:
-        """Posterior of one sample for the compiled pass over the inputs: one layer only."""
-        if self.layers > 1:
-            return None
-        from smimbench_channels.sequence.one_pass import softmax_one_layer
-
-        return softmax_one_layer, np.asarray([V[0, 0]])
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
         """``log Z_out`` (n,): log-density of the label, in the coordinate ``u`` modulo sign.
