@@ -173,6 +173,9 @@ def theory(
     cache.remark = warnings.warn
     suite = _suite(suite, overrides)
     documents = theory_document(suite, alphas, cache, on_stage, thresholds=thresholds, workers=workers)
+    for document in documents:
+        if "unsolved" in document:
+            warnings.warn(f"{document['problem']['label']}: not solved: {document['unsolved']}", stacklevel=2)
     if verify:
         from smimbench.report.verification import add_verification
 

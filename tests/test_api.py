@@ -119,6 +119,9 @@ def test_the_optimiser_of_the_readme_joins_a_shipped_suite(tmp_path, monkeypatch
     rows = [row for row in json.loads(out)["rows"] if row["metric"] == "mse" and row["algorithm"] == "signed"]
     assert len(rows) == 1
     assert 0 < rows[0]["mean"] < 1.5  # it learns: the prior mean alone scores 1
+    records = [json.loads(path.read_text()) for path in (tmp_path / "results" / "quickstart").glob("*.json")]
+    (own,) = [one["cell"]["algorithm"] for one in records if one.get("algorithm") == "signed"]
+    assert own["learning_rate"] == 0.02  # the one that is written, not the default of its base
 
 
 def test_the_two_commands_are_one_line_each_and_use_what_the_project_offers():

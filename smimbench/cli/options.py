@@ -253,8 +253,7 @@ def command(
             with only_json() if given.get("as_json") else contextlib.nullcontext():
                 with contextlib.redirect_stdout(sys.stderr), steady_folder():
                     registry = _registry(plugins, no_plugins, trace_plugins)
-                if not given["quiet"]:
-                    complain_of(registry.plugins)
+                complain_of(registry.plugins)
                 if of_a_suite:  # first, so that --set can reach into what was added
                     given["overrides"] = (*(f"algorithms+={one}" for one in given.pop("add")), *given["overrides"])
                 common = {key: given.pop(key) for key in Request.__annotations__ if key in given}

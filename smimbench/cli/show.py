@@ -101,8 +101,11 @@ def theory(
         add_own_theory(suite, document, cache, wanted, on_stage)
         if verify:
             verification.add_verification(suite, document, draws, on_stage)
-    paths = _draw_theory(request, suite, wanted) if figure else []
-    code = OK if not verify or verification.holds(document) else NOT_OK
+    solved = not any("unsolved" in one for one in document)
+    paths = _draw_theory(request, suite, wanted) if figure and solved else []
+    if figure and not solved:
+        request.remark(["no figure, because a problem is not solved; --only problem=LABEL draws the others"])
+    code = OK if solved and (not verify or verification.holds(document)) else NOT_OK
     if request.as_json:
         print_json(document)
         return code

@@ -4,6 +4,7 @@ signature, unknown keys explained.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import inspect
@@ -35,6 +36,21 @@ def _signature(cls: Any) -> Mapping[str, inspect.Parameter]:
     wanted = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     found = inspect.signature(cls).parameters.values()
     return MappingProxyType({p.name: p for p in found if p.kind in wanted})
+
+
+def ignored_default(cls: Any) -> str | None:
+    """What is wrong with a subclass of a dataclass that gives a parameter another default without an annotation."""
+    for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
+        value = inspect.getattr_static(cls, field.name, field.default)
+        if value is field.default or inspect.ismemberdescriptor(value):
+            continue
+        kind = getattr(field.type, "__name__", field.type)
+        usual = "it has no default" if field.default is dataclasses.MISSING else f"its default stays {field.default!r}"
+        return (
+            f"{field.name} = {value!r} has no effect, {usual}: write {field.name}: {kind} = {value!r}, "
+            "and @dataclass(frozen=True) above the class"
+        )
+    return None
 
 
 def build(cls: Any, kind: str, params: Mapping[str, Any], provided: Mapping[str, Any] | None = None) -> Any:

@@ -13,6 +13,7 @@ import importlib.util
 import os
 import re
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +21,15 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from smimbench import hookspecs
+from smimbench.files import error_line
 from smimbench.interfaces import CONTRACT_VERSION, DIRECTIONS, Capabilities
 from smimbench.interfaces.members import OPTIONAL, REQUIRED, describe, has
 from smimbench.registry.adapters import algorithm_class
+from smimbench.registry.parameters import ignored_default
 from smimbench.registry.source import source_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 __all__ = ["KINDS", "Entry", "Plugin", "Registry", "RegistryError", "get_registry"]
 
@@ -177,7 +180,8 @@ class Registry:
         self.plugins.append(plugin)
         environment, path = dict(os.environ), list(sys.path)
         try:
-            module = load()
+            with _no_exit():
+                module = load()
             unknown = _unknown_hooks(module)
             if unknown:
                 raise RegistryError(unknown)
@@ -187,10 +191,12 @@ class Registry:
                 others = [m for m in self._manager.get_plugins() if m is not module]
                 subset = self._manager.subset_hook_caller(hook.name, others)
                 subset(register=lambda item, kind=kind: self._register(plugin, kind, item))
-        except (Exception, SystemExit) as error:  # a plugin may raise anything, and must harm nothing else
+        except BaseException as error:  # a plugin may raise anything, and must harm nothing else
+            if isinstance(error, KeyboardInterrupt):
+                raise
             plugin.failed = True
-            line = " ".join(str(error).split()) or "no message"
-            plugin.problems.append(line if isinstance(error, RegistryError) else f"{type(error).__name__}: {line}")
+            line = error_line(error)
+            plugin.problems.append(line.partition(": ")[2] if isinstance(error, RegistryError) else line)
             self._entries = [entry for entry in self._entries if entry not in plugin.entries]
             plugin.entries.clear()
         finally:
@@ -231,6 +237,8 @@ class Registry:
             raise RegistryError(
                 f"metric {item.name}: direction must be one of {', '.join(DIRECTIONS)}, got {item.direction!r}"
             )
+        if ignored := ignored_default(item):
+            raise RegistryError(f"{kind} {item.name}: {ignored}")
         source = None if plugin.distribution == BUILT_IN else source_of(item)
         entry = Entry(kind, item.name, item, plugin.distribution, source)
         for other in self._entries:
@@ -325,6 +333,23 @@ def set_registry(registry: Registry | None) -> None:
 
 
 _current: Registry | None = None
+
+
+@contextmanager
+def _no_exit() -> Iterator[None]:
+    """A module that ends the process while it is imported fails like any other; processes that it forks may end."""
+    leave, process, loading = os._exit, os.getpid(), True
+
+    def refuse(status: int = 0) -> None:
+        if loading and os.getpid() == process:
+            raise SystemExit(f"os._exit({status})")
+        leave(status)
+
+    os._exit = refuse  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        os._exit, loading = leave, False
 
 
 def _distribution(point: importlib.metadata.EntryPoint) -> tuple[str, str]:

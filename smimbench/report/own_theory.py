@@ -62,7 +62,7 @@ def add_own_theory(
     Sample ratios are those of the suite, or ``alphas`` in their place, not the nearest ones of whole samples. What depends on
     sizes is given for every dimension of the suite; algorithms that draw fresh samples stand at the sample ratio of all of them.
     """
-    by_label = {document["problem"]["label"]: document for document in documents}
+    by_label = {document["problem"]["label"]: document for document in documents if "unsolved" not in document}
     for document in documents:
         document["algorithms"] = []
     problems = {plan.label: plan.problem for plan in suite.plans}
@@ -96,7 +96,7 @@ def add_own_theory(
 
 def _cells_asked_for(suite: Suite, alphas: Sequence[float] | None) -> list[Cell]:
     """A cell for every algorithm, dimension and sample ratio."""
-    cells = [cell for cell in suite.cells() if not cell.replicate]
+    cells = [] if suite.theory_only else [cell for cell in suite.cells() if not cell.replicate]
     if alphas is None:
         return cells
     moved = [replace(cell, alpha=alpha) for cell in cells for alpha in alphas]

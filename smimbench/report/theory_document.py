@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from smimbench.files import error_line
+from smimbench.problem.problem import ProblemError
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.run.theory_guard import is_third_party
 from smimbench.run.theory_processes import solve_in_processes
@@ -47,7 +50,7 @@ def theory_document(
     thresholds: bool = True,
     workers: int = 1,
 ) -> list[dict[str, Any]]:
-    """One object per problem.
+    """One object per problem; one that cannot be solved says why under ``unsolved``, and the others stay.
 
     Parameters
     ----------
@@ -71,24 +74,27 @@ def theory_document(
             what = "sample ratios and thresholds" if thresholds else "sample ratios"
             on_stage(Stage(ours[number][0].label, what, progress))
 
-        solve_in_processes([(p.problem, ratios) for p, ratios in ours], cache, workers, heard, thresholds=thresholds)
+        with contextlib.suppress(ProblemError):  # reported below, with the problem that it belongs to
+            solve_in_processes(
+                [(p.problem, ratios) for p, ratios in ours], cache, workers, heard, thresholds=thresholds
+            )
     documents = []
     for plan, ratios in wanted:
-        branches = _watched(cache, plan, "sample ratios", on_stage).points(plan.problem, ratios)
-        document: dict[str, Any] = {
-            "problem": {"label": plan.label, **plan.problem.spec},
-            "points": [point for points in branches for point in points],
-            "thresholds": None,
-        }
-        if thresholds:
-            found = _watched(cache, plan, "thresholds", on_stage).thresholds(plan.problem)
-            document["thresholds"] = {k: v for k, v in found.items() if k != "hard_phase"}
-            if found.get("hard_phase"):
-                document["hard_phase"] = found["hard_phase"]
-        published = _published_values(plan, cache)
-        if published:
-            document["published"] = published
+        problem = {"label": plan.label, **plan.problem.spec}
+        document: dict[str, Any] = {"problem": problem, "points": [], "thresholds": None}
         documents.append(document)
+        try:
+            branches = _watched(cache, plan, "sample ratios", on_stage).points(plan.problem, ratios)
+            document["points"] = [point for points in branches for point in points]
+            if thresholds:
+                found = _watched(cache, plan, "thresholds", on_stage).thresholds(plan.problem)
+                document["thresholds"] = {k: v for k, v in found.items() if k != "hard_phase"}
+                if found.get("hard_phase"):
+                    document["hard_phase"] = found["hard_phase"]
+            if published := _published_values(plan, cache):
+                document["published"] = published
+        except (ProblemError, RuntimeError) as error:  # the second: of a plugin, in a process of its own
+            document["unsolved"] = str(error) if isinstance(error, ProblemError) else error_line(error)
     return documents
 
 

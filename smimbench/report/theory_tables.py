@@ -34,6 +34,11 @@ def theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableType]:
     shown: list[RenderableType] = []
     for document in documents:
         points = document["points"]
+        if "unsolved" in document:
+            reason = Text(f"not solved: {document['unsolved']}", style="bold red")
+            shown.append(Group(Text(document["problem"]["label"], style="bold"), reason, ""))
+        if not points:
+            continue
         several = isinstance(points[0]["mse"], list)
         # An error at a sample ratio is a sample ratio at an error: both are intervals where the curve is not exact.
         read = any(np.max(point.get("alpha_error", 0.0)) > EXACT * point["alpha"] for point in points)

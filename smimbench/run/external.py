@@ -72,7 +72,7 @@ def choose_points(suite: Suite, count: int = 1) -> list[Point]:
     Raises
     ------
     SuiteError
-        If there are fewer.
+        If there are fewer, or if every problem has a theory only.
     """
     found = list(itertools.islice(_points_of_problem(suite), count))
     if len(found) < count:
@@ -82,7 +82,7 @@ def choose_points(suite: Suite, count: int = 1) -> list[Point]:
 
 
 def _points_of_problem(suite: Suite) -> Iterator[Point]:
-    for plan in suite.plans:
+    for plan in suite.plans_with_data():
         sizes = dict(zip(plan.dimensions, plan.seeds))
         for dimension, alpha, seed in itertools.product(plan.dimensions, plan.alphas, range(max(plan.seeds))):
             if seed >= sizes[dimension]:

@@ -140,6 +140,24 @@ class Suite:
         return tuple(plan for plan in self.plans if selects(self.only, problem=plan.label))
 
     @property
+    def theory_only(self) -> str | None:
+        """Why nothing of it can be run, if every problem has a theory only."""
+        reasons = [member(plan.problem.prior, "theory_only") for plan in self.plans]
+        return str(reasons[0]) if all(reasons) else None
+
+    def plans_with_data(self) -> list[ProblemPlan]:
+        """The problems of which data can be drawn.
+
+        Raises
+        ------
+        SuiteError
+            If there are none.
+        """
+        if reason := self.theory_only:
+            raise SuiteError(self.file, "problem.prior", reason)
+        return [plan for plan in self.plans if not member(plan.problem.prior, "theory_only")]
+
+    @property
     def seeds(self) -> int:
         """Replicates of the point that has most."""
         return max(max(plan.seeds) for plan in self.plans)
@@ -153,10 +171,7 @@ class Suite:
             If every problem has a theory only.
         """
         registry = registry or get_registry()
-        reasons = [member(plan.problem.prior, "theory_only") for plan in self.plans]
-        if all(reasons):
-            raise SuiteError(self.file, "problem.prior", str(reasons[0]))
-        plans = [plan for plan, reason in zip(self.plans, reasons) if not reason]
+        plans = self.plans_with_data()
         points = [(plan, *one) for plan in plans for one in zip(plan.dimensions, plan.seeds)]
         # Metrics of the trajectory are always measured; only the others make another cell.
         run = self.run.of_cell(names_in_key(self.run.metrics, registry))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import json
 import math
 import re
 import tomllib
@@ -153,7 +154,7 @@ def _with_base(path: Path, document: dict[str, Any], seen: tuple[Path, ...] = ()
         base = find_suite(str(path.parent / name) if name.endswith(".toml") else name)
         text = base.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError, SuiteError) as error:
-        raise SuiteError(file, "extends", str(error)) from None
+        raise SuiteError(file, "extends", printable(error, 300)) from None
     if base.resolve() in seen:
         raise SuiteError(file, "extends", f"{name!r} leads back to itself")
     return merged(_with_base(base, _document(str(base), text), seen), document)
@@ -302,7 +303,8 @@ class _Reader:
         seen: dict[str, int] = {}
         for i, value in enumerate(values):
             number = isinstance(value, int) and not isinstance(value, bool)  # 1 and 1.0 are one value
-            first = seen.setdefault(canonical_json(float(value) if number else value), i)
+            text = json.dumps(float(value) if number else value, sort_keys=True, default=str)  # of TOML's dates, too
+            first = seen.setdefault(text, i)
             if first != i:
                 raise self.fail(f"{key}[{i}]", f"{value!r} stands there already, as {key}[{first}]; remove one")
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from smimbench.files import canonical_json
 from smimbench.interfaces import CONTRACT_VERSION, Capabilities, ParameterError, offers
-from smimbench.registry.parameters import ENGINE_FILLED, build, parameters_of, signature_of
+from smimbench.registry.parameters import ENGINE_FILLED, build, ignored_default, parameters_of, signature_of
 from smimbench.registry.registry import KINDS, get_registry
 from smimbench.testing.core import CheckFailed
 from smimbench.testing.publish import published
@@ -65,6 +65,8 @@ def _filled(item: Any, kind: str) -> dict[str, Any]:
 def parameters(context: CheckContext) -> None:
     """Plain JSON, and enough to make the same item again."""
     item, kind = context.item, context.kind
+    if ignored := ignored_default(type(item)):
+        raise CheckFailed(ignored)
     missing = [name for name in signature_of(type(item)) if not hasattr(item, name)]
     if missing:
         raise CheckFailed(f"takes the parameter {missing[0]!r} but has no attribute of that name")

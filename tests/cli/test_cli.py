@@ -185,7 +185,9 @@ def test_the_exit_code_tells_and_nothing_is_dropped(tmp_path, capsys, algorithm,
     else:
         assert f"cells: 4 ok, 4 {status}" in out
     if status == "failed":
-        assert "failed: ZeroDivisionError: nothing to divide by" in out
+        assert "raiser: 4 cells failed, first at alpha 0.5: ZeroDivisionError: nothing to divide by" in " ".join(
+            out.split()
+        )
         assert "Traceback" not in out + err
     document = one_document(call(capsys, "run", *arguments, "--json")[1])
     rows = [row for row in document["rows"] if row["algorithm"] == algorithm]
@@ -489,8 +491,62 @@ def test_a_broken_plugin_is_one_line_and_stops_nothing(tmp_path, capsys):
     assert code == 0
     assert "wishart" in out
     assert err == f"smimbench: plugin bad ({bad}) was not loaded: ZeroDivisionError: division by zero\n"
-    for option in ("--quiet", "--no-plugins"):
-        assert call(capsys, "list", "priors", "--plugins", bad, option)[::2] == (0, "")
+    assert call(capsys, "list", "priors", "--plugins", bad, "--quiet")[2] == err  # an error, not a remark
+    assert call(capsys, "list", "priors", "--plugins", bad, "--no-plugins")[::2] == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("class E(BaseException): pass\nraise E('\x1b[31mred')", "was not loaded: E: \ufffd[31mred"),
+        ("import os\nos._exit(0)", "was not loaded: SystemExit: os._exit(0)"),
+        ("from os import _exit\n_exit(3)", "was not loaded: SystemExit: os._exit(3)"),
+    ],
+)
+def test_a_plugin_that_ends_the_process_when_it_is_imported_is_one_line(tmp_path, text, said):
+    (tmp_path / "bad.py").write_text(text)
+    done = call_outside("list", "priors", "--plugins", tmp_path / "bad.py", "--quiet")
+    assert done.returncode == 0
+    assert "wishart" in done.stdout
+    assert done.stderr.count("\n") == 1
+    assert said in done.stderr
+
+
+TWICE = SUITE.partition("[problem]")[2].partition("[grid]")[0]
+
+
+def test_a_problem_that_cannot_be_solved_says_so_and_the_others_stay(tmp_path, capsys):
+    plugin = tmp_path / "bad.py"
+    plugin.write_text(
+        CHANNEL.replace("return smimbench.Posterior(y / self.gain, 0 * V)", "raise ZeroDivisionError('no')")
+    )
+    bad = TWICE.replace('"line"', '"bad"').replace('name = "linear", noise = 0.2', 'name = "twice"')
+    text = SUITE.replace("[problem]" + TWICE, f"[[problems]]{bad}\n[[problems]]{TWICE}")
+    options = (write_suite(tmp_path, text), "--plugins", plugin, "--results", tmp_path / "r")
+    code, out, err = call(capsys, "theory", *options, "--json")
+    found = {one["problem"]["label"]: one for one in one_document(out)}
+    assert code == 1, err
+    assert "ZeroDivisionError: no" in found["bad"]["unsolved"]
+    assert found["bad"]["points"] == []
+    assert len(found["line"]["points"]) == 2
+    assert "unsolved" not in found["line"]
+    code, out, _ = call(capsys, "theory", *options)
+    assert code == 1
+    assert "bad not solved: channel 'twice': posterior raised ZeroDivisionError: no" in " ".join(out.split())
+    assert "0.358258" in out
+
+
+def test_the_small_width_limit_has_a_theory_and_no_data(tmp_path, capsys):
+    suite = write_suite(tmp_path, ATTENTION.replace("rho = 0.5", "rho = 0.0"))
+    code, out, err = call(capsys, "theory", suite, "--json", "--results", tmp_path / "r")
+    assert code == 0, err
+    (document,) = one_document(out)
+    assert document["algorithms"] == []
+    assert len(document["points"]) == 2
+    for words in (("data", suite, "--output", tmp_path / "x.npz"), ("run", suite), ("show", suite)):
+        code, _, err = call(capsys, *words)
+        assert (code, err.count("\n")) == (2, 1)
+        assert "rho = 0 is the small-width limit, which only theory knows; to run, rho must be > 0" in err
 
 
 def test_loading_is_traced_on_standard_error(tmp_path, capsys):

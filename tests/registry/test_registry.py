@@ -291,3 +291,27 @@ def test_entries_have_a_summary_and_built_in_ones_come_first(tmp_path):
     assert entries[-1].summary == "Labels are the latents, doubled."
     assert [entry.distribution for entry in entries].index("mine") == len(entries) - 1
     assert all(entry.summary for entry in entries)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            "    learning_rate = 0.02\n",
+            "learning_rate = 0.02 has no effect, its default stays 0.1: write learning_rate: float",
+        ),
+        ("    steps: int = 3\n", "steps = 3 has no effect, its default stays None: write steps: "),
+        ("    name, learning_rate = 'mine', 0.02\n", "learning_rate = 0.02 has no effect"),
+    ],
+    ids=["no annotation", "no decorator", "with others"],
+)
+def test_a_default_that_the_dataclass_ignores_is_refused(tmp_path, body, said):
+    decorator = "" if "steps" in body else "@dataclass(frozen=True)\n"
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nimport smimbench\nfrom smimbench_algorithms.adam import Adam\n"
+        f"{decorator}class Mine(Adam):\n{body}"
+        "@smimbench.hookimpl\ndef smimbench_register_algorithms(register):\n    register(Mine)\n"
+    )
+    plugin = plugin_of(Registry([str(tmp_path / "mine.py")]), "mine")
+    assert plugin.failed
+    assert said in plugin.problems[0]

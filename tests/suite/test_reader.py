@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 
 import pytest
@@ -629,3 +630,26 @@ def test_shipped_references_disappear_where_a_parameter_differs(tmp_path, capsys
     assert len(suite.remarks) == 1
     _, _, err = call(capsys, "show", name, "--set", override, "--results", tmp_path)
     assert err.count("published values of another problem are left out") == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            'name = "sequence-multi-index"',
+            "name = [1979-05-27]",
+            "problem.model.name: must be a string, got datetime.date",
+        ),
+        ("tokens = 2", "tokens = [07:32:00, 07:32:00]", "stands there already, as problem.model.tokens[0]"),
+    ],
+)
+def test_dates_are_one_line(tmp_path, old, new, said):
+    with pytest.raises(SuiteError, match=re.escape(said)):
+        load_suite(write_suite(tmp_path, SUITE.replace(old, new)))
+
+
+def test_a_long_name_is_not_repeated_whole(tmp_path):
+    for text in (f'extends = "{"x" * 5000}"', f'extends = "{"x" * 5000}.toml"'):
+        with pytest.raises(SuiteError) as error:
+            load_suite(write_suite(tmp_path, text))
+        assert len(str(error.value)) < 700 + len(str(tmp_path))
