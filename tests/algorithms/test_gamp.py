@@ -8,7 +8,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from smimbench_algorithms.gamp.algorithm import LARGEST_EXCESS, Gamp
-from smimbench_algorithms.gamp.damping import EXTENSIVE, LOW_RANK, follow, start, turn
+from smimbench_algorithms.gamp.damping import EXTENSIVE, LOW_RANK, StepState, next_step, reversal_overlaps
 
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
@@ -90,9 +90,9 @@ def test_attention_steps_are_the_dense_iteration(damping, monkeypatch):
     dense = (math.sqrt(rho) * np.eye(d), 1.0, 1.0, None, None)
     exceeded = []
     for _ in range(4):
-        before = state.progress
+        before = state.step
         state, info = algorithm.step(problem, data, state)
-        weight = float((before or state.progress).weight)
+        weight = float((before or state.step).weight)
         assert damping is None or weight == pytest.approx(1 - damping)
         dense = dense_attention_step(instance.inputs, h_label, dense, weight, problem.prior)
         S, V, onsager, *_ = dense
@@ -364,13 +364,13 @@ def test_a_step_that_was_too_large_is_followed_by_a_shorter_one():
     state = algorithm.init(problem, data, np.random.default_rng(0))
     seen = []
     for _ in range(60):
-        before = state.progress
+        before = state.step
         state, info = algorithm.step(problem, data, state)
         assert before is None or info.damping == pytest.approx(1 - before.weight)
-        if before is not None and before.weight <= EXTENSIVE.most:
-            grown = state.progress.residual > EXTENSIVE.growth * before.residual
-            smaller = state.progress.weight < before.weight
-            assert bool(smaller) == bool(grown) or before.weight <= EXTENSIVE.least
+        if before is not None and before.weight <= EXTENSIVE.largest:
+            grown = state.step.residual > EXTENSIVE.growth * before.residual
+            smaller = state.step.weight < before.weight
+            assert bool(smaller) == bool(grown) or before.weight <= EXTENSIVE.smallest
             seen.append(bool(grown))
     assert any(seen)
     assert not all(seen)
@@ -384,37 +384,34 @@ def test_a_tiny_estimate_grows_undamped_whatever_it_turns():
     state = algorithm.init(problem, data, np.random.default_rng(1))
     for _ in range(40):
         state, info = algorithm.step(problem, data, state)
-        if float(info.residual) > LOW_RANK.small:
+        if float(info.residual) > LOW_RANK.negligible:
             break
-        assert float(state.progress.weight) == 1.0
+        assert float(state.step.weight) == 1.0
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_slow_steps_in_one_direction_end_in_a_leap_to_where_they_lead(dtype):
-    """Of two instances at once, one on a straight way that shrinks by 0.97 a step and one on a spiral: each leaps for itself."""
+@pytest.mark.parametrize("angle", [0.0, 0.3])
+def test_slow_aligned_steps_are_extrapolated(dtype, angle):
+    """On a straight line that shrinks by 0.97 per step; not on a spiral."""
     problem, rng = sequence(), np.random.default_rng(5)
-    end, away, aside = rng.standard_normal((3, 2, 1, 50))
-    angle = np.asarray([0.0, 0.3])[:, None, None]
+    end, away, aside = rng.standard_normal((3, 1, 50))
 
     def where(t):
         return end + 0.97**t * (np.cos(t * angle) * away + np.sin(t * angle) * aside)
 
-    progress, error = start(problem, None, np.ones((2, 1, 1), dtype=dtype)), np.ones((2, 1), dtype=dtype)
-    x, leaps = where(0), []
-    for t in range(1, 20):
-        leaps.append(progress.leap)
+    step, error = StepState(dtype(1)), np.ones(1, dtype=dtype)
+    x, factors = where(0), []
+    for t in range(1, LOW_RANK.patience + 3):  # two steps make a ratio
+        factors.append(step.extrapolation)
         change = (where(t) - where(t - 1)).astype(dtype)
-        x = x + (progress.weight * progress.leap)[:, None, None] * change
-        if progress.leap[0] > 1:
-            break
-        squared = np.diagonal(problem.model.inner(change, change), axis1=-2, axis2=-1)
-        turns = turn(problem, progress, change)
-        progress = follow(problem, progress, change, turns, squared, error, np.sqrt(squared[:, 0]))
-    assert len(leaps) == LOW_RANK.waits + 2  # two steps make a ratio
-    np.testing.assert_allclose(leaps[-1], [1 / 0.03, 1.0], rtol=1e-4)
-    np.testing.assert_allclose(x[0], end[0], atol=1e-3)
-    np.testing.assert_allclose(x[1], where(t)[1], atol=1e-3)
-    assert progress.leap.dtype == progress.weight.dtype == dtype
+        x = x + step.weight * step.extrapolation * change
+        squared = np.diagonal(problem.model.inner(change, change))
+        overlaps = reversal_overlaps(problem, step, change)
+        step = next_step(problem, step, change, overlaps, squared, error, np.sqrt(squared[0]))
+    assert factors[:-1] == [1.0] * (LOW_RANK.patience + 1)
+    np.testing.assert_allclose(factors[-1], 1.0 if angle else 1 / 0.03, rtol=1e-4)
+    np.testing.assert_allclose(x, where(t) if angle else end, atol=1e-3)
+    assert step.weight.dtype == dtype
 
 
 def test_a_scale_that_labels_do_not_show_is_found_in_few_steps():

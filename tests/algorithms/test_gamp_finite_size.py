@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from smimbench_algorithms.gamp.finite_size import first_correction
+from smimbench_algorithms.gamp.theory import first_correction
 
 import smimbench
 from smimbench.theory.predictions import solve

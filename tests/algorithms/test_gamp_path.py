@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from smimbench_algorithms.gamp import path as gamp_path
+from smimbench_algorithms.gamp import theory as gamp_theory
 from smimbench_algorithms.gamp.algorithm import Gamp
-from smimbench_algorithms.gamp.off_line import Standing, sampled_step
+from smimbench_algorithms.gamp.mismatched import ACCURACY, OrderParameters, sampled_step
 
 import smimbench
 from smimbench.backend import get_backend
@@ -126,16 +126,16 @@ def test_a_random_start_ends_at_the_fixed_point():
 def test_on_the_line_sampled_steps_are_those_of_the_line():
     """The difference of two equal points is no noise: a sampled step from the line goes where the line does."""
     V = np.array([[0.4]])
-    line = Standing.on_the_line(np.array([[0.3]]))
+    line = OrderParameters.bayes_optimal(np.array([[0.3]]))
     Qhat = np.array([[1 / 0.3 - 1]])  # of a Gaussian signal with that error
     for which in range(2):
-        found = sampled_step(SOFTMAX, 0.7, Standing.on_the_line(V), Qhat, line, which)
+        found = sampled_step(SOFTMAX, 0.7, OrderParameters.bayes_optimal(V), Qhat, line, which)
         for one, other in zip(found, line):
             np.testing.assert_allclose(one, other, atol=1e-12)
 
 
 def test_a_path_that_is_not_known_is_refused(monkeypatch):
-    monkeypatch.setattr(gamp_path, "LARGEST_ERROR", 1e-6)
+    monkeypatch.setattr(gamp_theory, "ACCURACY", ACCURACY._replace(unknown=1e-6))
     asked = Conditions(trajectory=True, starts=(random_start(SOFTMAX, 1e-6, 1000),), dimension=1000, iterations=12)
     found = Gamp(damping=0.0).theory(SOFTMAX, 0.7, asked)
     assert "trajectory" not in found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from smimbench_algorithms.gamp.path import information_on_the_way
+from smimbench_algorithms.gamp.theory import information_along
 
 from smimbench.interfaces import Uncertain
 from smimbench.numerics.linalg import symmetric_logarithm
@@ -115,13 +115,13 @@ def test_what_does_not_settle_is_said():
 
 
 @pytest.mark.parametrize("end", [True, False])
-def test_information_on_the_way_joins_the_accurate_ends(end):
+def test_information_along_joins_the_accurate_ends(end):
     channel = Rough(NOISES[1])
     problem = Problem(channel, 2, 2)
     Q = [share * np.array([[0.7, 0.1], [0.1, 0.9]]) for share in (0.0, 0.5, 1.0)]
     V = [np.eye(2) - q for q in Q]
     V[2] = np.diag(np.diagonal(V[2]))
-    way = information_on_the_way(problem, Q[0], V[0], Q[2] if end else None)
+    way = information_along(problem, Q[0], V[0], Q[2] if end else None)
     accurate = [information_at(problem, *pair).value for pair in zip(Q, V)]
     found = [way(*pair) for pair in zip(Q, V)]
     np.testing.assert_allclose(found[0], accurate[0], rtol=1e-12)
@@ -131,4 +131,4 @@ def test_information_on_the_way_joins_the_accurate_ends(end):
         np.testing.assert_allclose(found[2], accurate[2], rtol=1e-12)
         assert np.abs(found[1] - accurate[1]).max() < 0.1 * np.abs(rough - accurate[1]).max()
     plain = Problem(Mixed(NOISES[1]), 2, 2)
-    np.testing.assert_array_equal(information_on_the_way(plain, Q[0], V[0])(Q[1], V[1]), accurate[1])
+    np.testing.assert_array_equal(information_along(plain, Q[0], V[0])(Q[1], V[1]), accurate[1])

@@ -1,6 +1,4 @@
-"""The algorithm ``gamp``: generalised approximate message passing with matrix-valued variances, for both models, by
-chunks or in one pass.
-"""
+"""The algorithm ``gamp``: generalized approximate message passing with matrix-valued variances, for both models."""
 
 from __future__ import annotations
 
@@ -15,11 +13,9 @@ from smimbench.interfaces import Array, Capabilities, Info, ParameterError, memb
 from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.linalg import diagonal_at_least, with_floor
 from smimbench.theory.bethe import FixedPoint, free_entropy
-from smimbench.theory.information import overlap_at
-from smimbench_algorithms.gamp.damping import Mixing, first_weight, follow, start, turn
-from smimbench_algorithms.gamp.finite_size import first_correction
-from smimbench_algorithms.gamp.path import fixed_point, trajectory
-from smimbench_algorithms.gamp.state import GampState, Pass
+from smimbench_algorithms.gamp.damping import StepState, control_of, first_weight, mixed, next_step, reversal_overlaps
+from smimbench_algorithms.gamp.state import SMALLEST_QHAT, SMALLEST_V, GampState
+from smimbench_algorithms.gamp.theory import gamp_theory, random_start_error
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Conditions, Cost, Data, StoppingRule
@@ -27,16 +23,9 @@ if TYPE_CHECKING:
 
 Host = np.ndarray[Any, Any]
 
-SMALLEST_V = 1e-16
-"""Floor of the predicted error: at perfect recovery V would underflow and g be 0 / 0. Doubled: so is the last error."""
-
-SMALLEST_QHAT = 1e-12
-"""Floor of the information: sampling noise can make it negative. Doubled: nothing, short of an infinite error."""
-
 LARGEST_EXCESS = 1.3
-"""Ratio of the noise that ``g`` carries to the noise that is predicted, up to which it counts as chance (it is 1 in the
-limit). Doubled: at a few samples in a direction V falls far below the true error and the estimate runs away; at 1: estimates
-at small size are a percent worse. A run that does not come to rest is resumed with 1 in its place."""
+"""Noise of ``g`` over its predicted size (1 in the limit) up to which an excess counts as chance. Larger: with few samples per
+direction V falls far below the true error and the estimate runs away. At 1: estimates at small size are a percent worse."""
 
 
 @dataclass(frozen=True)
@@ -56,40 +45,34 @@ class Gamp:
     ``g g^T`` estimates the same number and serves as the check of self-consistency that is reported
     as log_information_ratio.
 
-    ``adjoint(X, g)`` carries noise with the covariance ``kappa alpha sum_c g_c g_c^T``, which in the limit is Qhat. Where a
-    few samples meet each direction it is larger; a denoiser that does not know this makes V fall below the true error, and
-    the estimate runs away. So for extensive rank an excess above ``LARGEST_EXCESS`` is added to the noise: the denoiser is
-    given ``Q = s Qhat s``, ``s^2 = LARGEST_EXCESS / excess``, and returns V; and the Onsager term, in the limit
-    ``E[d denoise / dR] Qhat^{-1} g``, takes ``V Q Qhat^{-1}`` in place of V.
+    ``adjoint(X, g)`` carries noise of covariance ``kappa alpha sum_c g_c g_c^T``, which equals Qhat in the limit. With few
+    samples per direction it is larger; a denoiser that ignores this makes V fall below the true error, and the estimate diverges.
+    For extensive rank, an excess above ``LARGEST_EXCESS`` is added to the noise: the denoiser gets ``Q = s Qhat s``,
+    ``s^2 = LARGEST_EXCESS / excess``, and the Onsager term, in the limit ``E[d denoise / dR] Qhat^{-1} g``, takes
+    ``V Q Qhat^{-1}`` in place of V.
 
-    A step of weight b takes ``b new + (1 - b) old`` of all of g, Qhat, the estimate and V. On an eigenmode where the data
-    have strength k and the denoiser slope s, such a step has the Jacobian ``[[1 - b (1 - s + b s k), b s], [-b k, 1]]``
-    (noiseless channel), with determinant ``1 - b (1 - s)``: it is stable if ``s < 1`` and ``b^2 s k + 2 b (1 - s) < 4``. So
-    any k, which is large if there are few samples in a direction, is mended by a small enough b; but a slope above 1 swings
-    for ever, whatever the damping. Hence ``denoise_continued``, where the prior offers it: a denoiser with no such slope
-    outside the bulk of its spectrum, where in the limit nothing lies. With g left undamped b would have to be smaller, and
-    modes that are stable decay slowly.
+    A step of weight b takes ``b new + (1 - b) old`` of all of g, Qhat, the estimate and V. On an eigenmode where the data have
+    strength k and the denoiser slope s, it has the Jacobian ``[[1 - b (1 - s + b s k), b s], [-b k, 1]]`` (noiseless channel),
+    with determinant ``1 - b (1 - s)``: it is stable if ``s < 1`` and ``b^2 s k + 2 b (1 - s) < 4``. So a small enough b
+    stabilizes any k, but no damping stabilizes a slope above 1. Hence ``denoise_continued``, where the prior offers it: its slope
+    stays below 1 outside the bulk of the spectrum, where in the limit there are no eigenvalues.
 
     Parameters
     ----------
     damping : float or None
-        Weight ``1 - b`` of the old in every step, in [0, 1). Default: chosen from step to step, see
-        ``smimbench_algorithms.gamp.damping``; where steps of low rank shrink slowly in one direction, the estimate leaps to where
-        they lead, and the damping of that step in the record is negative.
+        Weight ``1 - b`` of the old in every step, in [0, 1). Default: adaptive, see ``smimbench_algorithms.gamp.damping``;
+        an extrapolated step of low rank is recorded with a negative damping.
     initial_overlap : float or None
-        Where the prior mean is a fixed point by symmetry (nothing would ever be learned from it), the run starts from
-        the denoised noise around an independent draw of the prior, with this predicted overlap. Default: 1e-3 / D. A random
-        estimate of size q has an overlap m of order sqrt(q / D) with the teacher by chance, and while both are small
-        they grow by the same factor: q far below 1 / D makes m exceed what is predicted, so that the prediction stays
-        behind the truth; with q above 1 / D it would run ahead of it, and V collapse.
+        Where the prior mean is a fixed point by symmetry, the run starts from the denoised noisy copy of an independent draw of
+        the prior, with this predicted overlap. Default: 1e-3 / D. A random estimate of size q has a chance overlap of order
+        ``sqrt(q / D)`` with the teacher, and while both are small they grow by the same factor: with q far below 1 / D the
+        prediction stays behind the truth; with q above 1 / D it runs ahead of it, and V collapses.
 
     Notes
     -----
-    The engine restarts a run once that diverged or found no fixed point: one with a damping of its own is damped half way
-    to 1; otherwise low-rank models start from another random estimate. Attention-indexed ones, which have but one
-    start and chose their damping already, are resumed instead, and count all of the noise that ``g`` carries: where hardly more
-    samples are there than the signal has parameters, the V that is claimed is many times too small with
-    ``LARGEST_EXCESS``, and drifts on while the estimate goes about; with all of the noise it is near the true error.
+    The engine restarts a run once that diverged or found no fixed point: a fixed damping moves half way to 1; otherwise low-rank
+    models start from another random estimate. Attention-indexed models with adaptive damping have only one start; they resume
+    with ``LARGEST_EXCESS = 1``: with hardly more samples than parameters, V is otherwise underestimated many times and drifts.
 
     References
     ----------
@@ -121,8 +104,8 @@ class Gamp:
         return None if self.damping is None else replace(self, damping=0.5)
 
     def resumed(self, problem: Problem) -> Gamp | None:
-        """The version that goes on where one that chooses its damping has not come to rest: all noise is counted."""
-        return _AllNoise() if problem.model.rank == "extensive" and self.damping is None else None
+        """The version that continues where adaptive damping has not converged: all noise is counted."""
+        return _GampAllNoise() if problem.model.rank == "extensive" and self.damping is None else None
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> GampState:
         """Prior mean, or a small random start where the prior mean is a fixed point, or the start handed in."""
@@ -133,92 +116,86 @@ class Gamp:
             return GampState(estimate, to_host(V), None, rng)
         components, dimension = problem.components, data.dimension
         if problem.channel.symmetry == "none":
-            estimate = problem.prior.mean(components, dimension)
             V = problem.prior.second_moment(components) - problem.prior.mean_overlap(components)
-            estimate = xp.asarray(estimate, **place)
+            estimate = xp.asarray(problem.prior.mean(components, dimension), **place)
             return GampState(estimate, np.asarray(V, dtype=dtype_name(estimate)), None, rng)
-        overlap = 1e-3 / dimension if self.initial_overlap is None else self.initial_overlap
-        information = overlap / (1 - overlap)
+        information = self._initial_information(dimension)
         draw = problem.prior.sample(rng, components, dimension)
         noise = problem.model.draw_noise(rng, components, dimension)
         R = xp.asarray(draw + noise / np.sqrt(information), **place)
-        Qhat = xp.asarray(information * np.eye(components), **place)
-        denoised = problem.prior.denoise(R, Qhat)
+        denoised = problem.prior.denoise(R, xp.asarray(information * np.eye(components), **place))
         return GampState(denoised.estimate, to_host(denoised.V), None, rng)
+
+    def _initial_information(self, dimension: int) -> float:
+        """Information of a random start, from its predicted overlap."""
+        overlap = 1e-3 / dimension if self.initial_overlap is None else self.initial_overlap
+        return overlap / (1 - overlap)
 
     def step(self, problem: Problem, data: Data, state: GampState) -> tuple[GampState, Info]:
         """One iteration."""
         inverse = np.linalg.inv(state.V)
-        memory = _memory(state, inverse)
-        found = _chunk_by_chunk(problem, data, state._replace(g=memory), inverse)
-        return self.conclude(problem, data, state, inverse, found)
-
-    def conclude(
-        self, problem: Problem, data: Data, state: GampState, inverse: Host, found: Pass
-    ) -> tuple[GampState, Info]:
-        """The rest of an iteration, from what the samples say of the components; for one instance or several."""
+        memory = _onsager_memory(state, inverse)
+        g, total, covariance, integration_errors = _pass_by_chunks(problem, data, state, memory, inverse)
         model, prior = problem.model, problem.prior
-        n, V = data.inputs.shape[-3], state.V
-        g, total, covariance, errors = found
-        progress = start(problem, self.damping, V) if state.progress is None else state.progress
-        mixed = Mixing(progress.weight)
+        n, V = data.inputs.shape[0], state.V
+        last = state.step
+        if last is None:
+            last = StepState(V.dtype.type(control_of(problem).first if self.damping is None else 1 - self.damping))
         squares = noise = _products(g)
-        g, total = mixed(g, state.g), mixed(total, state.total)
+        g, total = mixed(last.weight, g, state.g), mixed(last.weight, total, state.total)
         if model.rank == "extensive":
             noise = _products(g)
-        covariance, squares, noise, *errors = read_together(covariance, squares, noise, *errors)
+        covariance, squares, noise, *errors = read_together(covariance, squares, noise, *integration_errors)
         scale = model.kappa * data.sample_ratio
         information = inverse - inverse @ (covariance / n @ inverse)
         latest = with_floor(scale * model.sites * information, SMALLEST_QHAT)
-        Qhat = mixed(latest, state.Qhat)
+        Qhat = mixed(last.weight, latest, state.Qhat)
         R = state.estimate + _solve_first(Qhat, total)
-        Q = _less_by_excess(Qhat, scale * noise / n, self.largest_excess) if model.rank == "extensive" else Qhat
+        Q = _reduced_by_excess(Qhat, scale * noise / n, self.largest_excess) if model.rank == "extensive" else Qhat
         denoised = member(prior, "denoise_continued", prior.denoise)(R, send(Q, R))
         denoised_V = denoised.V
-        if self.damping is None and state.progress is None:
+        if self.damping is None and state.step is None:
             denoised_V = to_host(denoised_V)
-            progress = progress._replace(weight=first_weight(progress.weight, _diagonal(denoised_V), _diagonal(V)))
-            mixed = Mixing(progress.weight)
+            last = last._replace(weight=first_weight(last.weight, np.diagonal(denoised_V), np.diagonal(V)))
         change = denoised.estimate - state.estimate
-        ahead = mixed.weight * progress.leap
-        # Without a leap the weights that a device has already.
-        forward = Mixing(ahead) if np.any(progress.leap > 1) else mixed
-        estimate = forward(denoised.estimate, state.estimate)
-        # The last wait of the iteration: from here on all is on the host.
-        denoised_V, squared_step, self_overlap, *turns = read_together(
+        forward = last.weight * last.extrapolation
+        estimate = mixed(forward, denoised.estimate, state.estimate)
+        # The last wait of the iteration: from here on everything is on the host.
+        denoised_V, squared_step, self_overlap, *overlaps = read_together(
             denoised_V,
             model.inner(change, change),
             model.inner(estimate, estimate),
-            *(turn(problem, progress, change) if self.damping is None else ()),
+            *(reversal_overlaps(problem, last, change) if self.damping is None else ()),
         )
-        V_new = diagonal_at_least(mixed(denoised_V, V), SMALLEST_V)
+        V_new = diagonal_at_least(mixed(last.weight, denoised_V, V), SMALLEST_V)
         onsager = None
         if model.rank == "extensive":
             onsager = denoised_V @ (Q @ np.linalg.inv(Qhat))
-            onsager = mixed(onsager, V if state.onsager is None else state.onsager)
-        squared_step = _diagonal(squared_step)
-        undamped_error = _diagonal(denoised_V) + SMALLEST_V
-        residual = np.max(np.sqrt(squared_step / undamped_error), axis=-1)
+            onsager = mixed(last.weight, onsager, V if state.onsager is None else state.onsager)
+        squared_step = np.diagonal(squared_step)
+        undamped_error = np.diagonal(denoised_V) + SMALLEST_V
+        residual = np.max(np.sqrt(squared_step / undamped_error))
         if self.damping is None:
-            progress = follow(problem, progress, change, turns, squared_step, undamped_error, residual)
+            last = next_step(problem, last, change, overlaps, squared_step, undamped_error, residual)
         second = np.asarray(np.diagonal(prior.second_moment(problem.components)), dtype=V.dtype)
+        found_information = np.maximum(np.diagonal(scale * squares / n), SMALLEST_QHAT)
         info = Info(
             residual=residual,
-            predicted_overlap=second - _diagonal(V_new),
-            self_overlap=_diagonal(self_overlap),
+            predicted_overlap=second - np.diagonal(V_new),
+            self_overlap=np.diagonal(self_overlap),
             squared_step=squared_step,
-            log_information_ratio=np.log(np.maximum(_diagonal(scale * squares / n), SMALLEST_QHAT) / _diagonal(latest)),
-            integration_error=np.max(errors, axis=0),
-            damping=1 - np.asarray(ahead, dtype=float)[()],
+            log_information_ratio=np.log(found_information / np.diagonal(latest)),
+            integration_error=np.max(errors),
+            damping=1 - float(forward),
         )
-        return GampState(estimate, V_new, g, state.rng, total, Qhat, onsager, progress), info
+        return GampState(estimate, V_new, g, state.rng, total, Qhat, onsager, last), info
 
     def stopping_rule(self, problem: Problem, dimension: int) -> StoppingRule:
-        """Overlaps that stand still and agree: the algorithm keeps account of its own error, and is judged by it."""
+        """Stop when the overlaps are stationary and consistent with the predicted error."""
         return OverlapRule(problem, dimension)
 
     def cost(self, problem: Problem, data: Data) -> Cost | None:
-        """One pass over the inputs, forward and adjoint; None for a model that does not say what that takes."""
+        """One pass over the inputs, forward and adjoint; None for a model without a cost."""
         return problem.pass_cost(data)
 
     def estimate(self, state: GampState) -> Array:
@@ -226,138 +203,111 @@ class Gamp:
         return state.estimate
 
     def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> dict[str, Any]:
-        """The fixed point of state evolution that its start leads to, and with ``damping = 0`` the way there.
+        """The fixed point of state evolution that its start leads to, and with ``damping = 0`` the trajectory.
 
-        ``finite_size``: by metric the coefficient of 1/D of every component, where it is known in closed form.
-
-        Damping mixes iterates and Onsager terms: its fixed points are the same, its way has no recursion. A start that another
-        algorithm computes depends on the data, which state evolution does not know. Points then say ``no_trajectory``, as they do
-        where the way is not known well enough, or ends elsewhere than at the fixed point.
+        ``finite_size``: by metric the coefficient of 1/D of every component, where it is known in closed form. Damping changes
+        no fixed point, but a damped trajectory has no closed recursion, nor has one from a start that depends on the data:
+        ``no_trajectory`` then says so, as it does where the trajectory is not known well enough or ends elsewhere.
         """
-        point = fixed_point(problem, alpha, conditions)
-        if (correction := first_correction(problem, alpha)) is not None:
-            point = point | {"finite_size": {"mse": correction}}
-        if not conditions.trajectory:
-            return point
-        if self.damping != 0:
-            return point | {
-                "no_trajectory": "it is damped, which moves no fixed point but has no recursion; give damping = 0"
-            }
-        if conditions.start not in ("uninformed", "informed"):
-            return point | {"no_trajectory": f"its start, {conditions.start!r}, depends on the data"}
-        claimed = None
+        V = None
         if conditions.start == "uninformed" and problem.channel.symmetry != "none" and conditions.dimension is not None:
-            overlap = 1e-3 / conditions.dimension if self.initial_overlap is None else self.initial_overlap
-            claimed = overlap_at(problem, overlap / (1 - overlap) * np.eye(problem.components))[1]
-        found = trajectory(problem, alpha, conditions, claimed)
-        return point | {"no_trajectory" if isinstance(found, str) else "trajectory": found}
+            V = random_start_error(problem, self._initial_information(conditions.dimension))
+        return gamp_theory(problem, alpha, conditions, V, damped=self.damping != 0)
 
     def free_entropy(self, problem: Problem, data: Data, state: GampState) -> float | None:
-        """Bethe (low rank) or RIE (extensive rank) free entropy of the data where the run stands; see smimbench.theory.bethe."""
+        """Bethe (low rank) or RIE (extensive rank) free entropy of the data at this state; see ``smimbench.theory.bethe``."""
         if state.g is None or state.total is None or state.Qhat is None:
             return None
         onsager = state.V if state.onsager is None else state.onsager
-        shift = -_mixed(onsager, state.g)
+        shift = -_times(onsager, state.g)
         return free_entropy(problem, data, FixedPoint(state.estimate, state.V, shift, state.Qhat, state.total))
 
     def variance(self, state: GampState) -> Array:
-        """Error V (P, P) that is predicted for it."""
+        """Predicted error V (P, P) of the estimate."""
         return state.V
 
 
-class _AllNoise(Gamp):
+class _GampAllNoise(Gamp):
     """GAMP that counts all of the noise that ``g`` carries."""
 
     largest_excess: ClassVar[float] = 1.0
 
     def resumed(self, problem: Problem) -> None:
-        """Nothing is more careful."""
+        """There is no further version."""
 
 
-def _diagonal(matrix: Host) -> Host:
-    """Diagonals (..., P) of matrices (..., P, P)."""
-    return np.diagonal(matrix, axis1=-2, axis2=-1)
-
-
-def _memory(state: GampState, inverse: Host) -> Array | None:
-    """What V is multiplied with in the Onsager term: the last g, or what takes its place beyond the limit."""
+def _onsager_memory(state: GampState, inverse: Host) -> Array | None:
+    """What V multiplies in the Onsager term: the previous g, rescaled where the noise exceeded its predicted size."""
     if state.g is None or state.onsager is None:
         return state.g
-    return _mixed(inverse @ state.onsager, state.g)
+    return _times(inverse @ state.onsager, state.g)
 
 
-def _less_by_excess(Qhat: Host, found: Host, largest: float) -> Host:
-    """Qhat (..., P, P) scaled down by how far the noise that was found (..., P, P) is above so many times what it predicts."""
-    excess = _diagonal(found) / (largest * _diagonal(Qhat))
+def _reduced_by_excess(Qhat: Host, found: Host, largest: float) -> Host:
+    """Qhat (P, P) scaled down where the noise found (P, P) exceeds ``largest`` times its predicted size."""
+    excess = np.diagonal(found) / (largest * np.diagonal(Qhat))
     scale = 1 / np.sqrt(np.maximum(excess, np.ones_like(excess)))
-    return np.asarray(Qhat * scale[..., :, None] * scale[..., None, :])
+    return np.asarray(Qhat * scale[:, None] * scale[None, :])
 
 
-def _chunk_by_chunk(problem: Problem, data: Data, state: GampState, inverse: Host) -> Pass:
-    """Forward, posterior and adjoint of one chunk before the next: the inputs are read once."""
+def _pass_by_chunks(
+    problem: Problem, data: Data, state: GampState, memory: Array | None, inverse: Host
+) -> tuple[Array, Array, Array, list[Any]]:
+    """Forward, posterior and adjoint of one chunk before the next, so that the inputs are read once.
+
+    New ``g`` (n, P, C), its adjoint (P, ...), the sum of the posterior covariances (P, P), integration errors of the chunks.
+    """
     model, channel = problem.model, problem.channel
-    xp = namespace(data.inputs)
-    there = send(state.V, state.estimate)
-    n = data.inputs.shape[0]
-    g = total = covariance = None
+    xp, n, V = namespace(data.inputs), data.inputs.shape[0], send(state.V, state.estimate)
+    g: Any = None
+    total: Any = None
+    covariance: Any = None
     errors = []
     for part in sample_chunks(model, data.inputs, problem.components):
         inputs = take_samples(model, data.inputs, part)
         omega = model.forward(inputs, state.estimate)
-        if state.g is not None:
-            omega = omega - _mixed(state.V, state.g[part, ...])
-        posterior = checked_posterior(channel.posterior(data.labels[part, ...], omega, there, rng=state.rng), omega)
-        new = _mixed(inverse, posterior.mean - omega)
+        if memory is not None:
+            omega = omega - _times(state.V, memory[part, ...])
+        posterior = checked_posterior(channel.posterior(data.labels[part, ...], omega, V, rng=state.rng), omega)
+        new = _times(inverse, posterior.mean - omega)
         pushed, spread = model.adjoint(inputs, new), posterior.covariance * (part.stop - part.start)
         errors.append(posterior.error)
         if part == slice(0, n):
-            return Pass(new, pushed, spread, errors)
+            return new, pushed, spread, errors
         if g is None:
             g = xp.empty((n, *new.shape[1:]), **beside(new))
             total, covariance = xp.zeros_like(pushed), xp.zeros_like(spread)
         g[part, ...] = new
         total += pushed
         covariance += spread
-    assert g is not None
-    assert total is not None
-    assert covariance is not None
-    return Pass(g, total, covariance, errors)
+    return g, total, covariance, errors
 
 
-def _mixed(matrix: Host, z: Array) -> Array:
-    """``sum_q matrix_pq z_qc`` of every sample: (..., P, P) on the host and (..., n, P, C) to (..., n, P, C).
+def _times(matrix: Host, z: Array) -> Array:
+    """``sum_q matrix_pq z_qc`` of every sample: (P, P) on the host and (n, P, C) to (n, P, C).
 
-    Written out, because a batch of products of tiny matrices costs more than the inputs take to read.
+    Written out, because a batch of products of tiny matrices costs more than reading the inputs.
     """
-    if matrix.ndim == 2 and matrix.shape[0] == 1:
+    if len(matrix) == 1:
         return z * float(matrix[0, 0])
-    factors = send(matrix, z)[..., None, :, :]
-    if matrix.shape[-1] == 1:
-        return factors * z
+    factors = send(matrix, z)[None, :, :]
     total = factors[..., :1] * z[..., :1, :]
-    for q in range(1, matrix.shape[-1]):
+    for q in range(1, len(matrix)):
         total += factors[..., q : q + 1] * z[..., q : q + 1, :]
     return total
 
 
 def _products(g: Array) -> Array:
-    """``sum_{mu, c} g_pc g_qc`` (..., P, P) of ``g`` (..., n, P, C)."""
+    """``sum_{mu, c} g_pc g_qc`` (P, P) of ``g`` (n, P, C)."""
     xp = namespace(g)
-    *lead, n, components, sites = g.shape
-    if components > 1:
-        g = xp.permute_dims(g, (*range(len(lead)), g.ndim - 2, g.ndim - 3, g.ndim - 1))
-    flat = xp.reshape(g, (*lead, components, n * sites))
+    components = g.shape[1]
+    flat = xp.reshape(xp.permute_dims(g, (1, 0, 2)) if components > 1 else g, (components, -1))
     return xp.matmul(flat, xp.matrix_transpose(flat))
 
 
 def _solve_first(matrix: Host, signal: Array) -> Array:
-    """``matrix^{-1}`` (..., P, P), on the host, applied to the components of a signal (..., P, D) or (..., P, D, D)."""
-    if matrix.ndim == 2 and matrix.shape[0] == 1:
+    """``matrix^{-1}`` (P, P), on the host, applied to the components of a signal (P, D) or (P, D, D)."""
+    if len(matrix) == 1:
         return signal / float(matrix[0, 0])
     xp = namespace(signal)
-    there = send(matrix, signal)
-    lead = signal.shape[: matrix.ndim - 1]
-    if matrix.shape[-1] == 1:
-        return signal / xp.reshape(there, (*lead, *(1 for _ in signal.shape[len(lead) :])))
-    flat = xp.reshape(signal, (*lead, -1))
-    return xp.reshape(xp.linalg.solve(there, flat), signal.shape)
+    return xp.reshape(xp.linalg.solve(send(matrix, signal), xp.reshape(signal, (len(matrix), -1))), signal.shape)

@@ -1,8 +1,8 @@
-r"""How far GAMP goes in every step: one weight of the new for all that it iterates, chosen anew each time.
+r"""Step sizes of GAMP: one weight of the new for everything that is iterated, chosen anew in every step.
 
-Steps of low rank that follow one another in the same direction, each shorter by the same factor r, lead to a point that is known
-before they are made: the estimate leaps there, by ``1 / (1 - r)`` times its step (Aitken's extrapolation). Labels of ``hardmax``
-do not see the scale of a component; only the prior does, and it corrects a wrong scale by the share V of it in a step.
+Low-rank steps that follow one another in the same direction, each shorter by the same factor r, converge to a known point:
+the estimate is extrapolated there, by ``1 / (1 - r)`` times its step (Aitken). This matters for labels such as ``hardmax`` that
+do not depend on the scale of a component: only the prior corrects a wrong scale, by a fraction V of the error per step.
 """
 
 from __future__ import annotations
@@ -12,211 +12,162 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench.backend import namespace, send
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smimbench.interfaces import Array
     from smimbench.problem import Problem
 
-__all__ = ["EXTENSIVE", "LOW_RANK", "Mixing", "Pace", "Progress", "pace_of"]
+__all__ = [
+    "EXTENSIVE",
+    "LOW_RANK",
+    "StepControl",
+    "StepState",
+    "control_of",
+    "first_weight",
+    "mixed",
+    "next_step",
+    "reversal_overlaps",
+]
 
 Host = np.ndarray[Any, Any]
 
 
-class Pace(NamedTuple):
-    """Weights of the new, between 0 and 1, and what makes them smaller.
+class StepControl(NamedTuple):
+    """How the weight of a step is chosen: it shrinks after a step that was too large and grows after any other.
 
     Attributes
     ----------
-    first : float
-        Smallest weight in the first step, see ``first_weight``. Doubled: few samples push the estimate far before the Onsager
-        term acts, and what that excites decays slowly.
-    most : float
-        Largest weight. Doubled (at most 1): the slow decline near perfect recovery starts to swing.
-    least : float
-        Smallest weight, so that a run never stops. Doubled: hard cases keep swinging; halved: they crawl.
-    slower : float
-        Factor of the weight after a step that was too large. Doubled (at most 1): nothing is ever damped.
-    quicker : float
-        Factor after any other step. Doubled: every few steps are too large.
+    first, largest, smallest : float
+        Weight of the first step (at least; see ``first_weight``), and bounds of all others. A larger first weight lets few
+        samples push the estimate too far before the Onsager term acts.
+    shrink, grow : float
+        Factors of the weight.
     growth : float
-        A step was too large if the residual grew by more than this factor. Doubled: noticed one or two steps later.
-    turn : float
-        A step was too large if its projection on the last one, in units of that, is below this. Doubled: only what grows
-        from step to step is damped.
-    small : float
-        A step of a smaller residual is not too large. Doubled: cycles twice as wide go on; at 0, what grows out of a
-        tiny start is damped away.
-    slow : float
-        Steps are slow if each is longer than this, in units of the one before, and shorter than that one. Doubled (at most 1):
-        no leap is ever made.
-    aligned : float
-        Least cosine between a step and the one before. Nearer to 1: leaps wait until all but one mode have decayed; halved: they
-        amplify what is no slow mode.
-    waits : int
-        Slow, aligned steps before a leap; 0: none is made. Doubled: leaps come that many steps later.
-    leap : float
-        Longest leap, in units of the step. Doubled: modes that decay in hundreds of steps take one leap in place of two.
+        A step was too large if the residual grew by more than this factor.
+    reversal : float
+        A step was too large if its projection on the previous step, in units of that step, is below this.
+    negligible : float
+        A step with a smaller residual is never too large; at 0, growth out of a tiny start would be damped away.
+    slow, aligned : float
+        Steps are extrapolated if each has at least ``slow`` times the length of the previous one and a cosine with it of at
+        least ``aligned``.
+    patience : int
+        Number of such steps before an extrapolation; 0: never.
+    longest : float
+        Longest extrapolation, in units of the step.
     """
 
     first: float
-    most: float
-    least: float
-    slower: float
-    quicker: float
-    growth: float
-    turn: float
-    small: float
+    largest: float
+    smallest: float
+    shrink: float
+    grow: float
+    growth: float = math.inf
+    reversal: float = -math.inf
+    negligible: float = 0.0
     slow: float = 0.7
     aligned: float = 0.99
-    waits: int = 0
-    leap: float = 100.0
+    patience: int = 0
+    longest: float = 100.0
 
 
-EXTENSIVE = Pace(first=0.5, most=0.7, least=0.02, slower=0.5, quicker=1.15, growth=1.3, turn=-math.inf, small=0.0)
-"""For extensive rank, where the prior mean is a start: what is too large shows as a residual that grows."""
+EXTENSIVE = StepControl(first=0.5, largest=0.7, smallest=0.02, shrink=0.5, grow=1.15, growth=1.3)
+"""Extensive rank starts at the prior mean: a step that is too large shows as a growing residual."""
 
-LOW_RANK = Pace(
-    first=1.0, most=1.0, least=0.1, slower=0.7, quicker=1.03, growth=math.inf, turn=-0.5, small=0.1, waits=4
+LOW_RANK = StepControl(
+    first=1.0, largest=1.0, smallest=0.1, shrink=0.7, grow=1.03, reversal=-0.5, negligible=0.1, patience=4
 )
-"""For low rank: a residual has to grow when a run leaves the prior mean, but what is too large turns back every step."""
+"""Low rank: the residual has to grow while a run leaves the prior mean, but steps that are too large reverse every time."""
 
 
-class Progress(NamedTuple):
-    """What the next weight is chosen from.
+class StepState(NamedTuple):
+    """What the next weight is computed from.
 
     Attributes
     ----------
-    weight : NumPy number
-        Weight of the new in the next step.
-    leap : NumPy number
-        How many times as far the estimate goes in the next step as all else does.
-    aligned : NumPy integer
-        How many slow steps in the same direction there were since the last leap.
+    weight, extrapolation : NumPy number
+        Weight of the new in the next step, and the factor by which the estimate moves further than everything else.
+    slow_steps : int
+        Slow, aligned steps since the last extrapolation.
     change : array (P, ...) or None
-        Undamped change of the estimate in the last step.
+        Undamped change of the estimate in the previous step.
     residual : NumPy number or None
-        Its size, in units of the predicted error.
-
-    All of them may have an axis of instances in front.
+        Its size in units of the predicted error.
     """
 
     weight: Any
-    leap: Any
-    aligned: Any
+    extrapolation: Any = 1.0
+    slow_steps: int = 0
     change: Array | None = None
     residual: Any = None
 
 
-def pace_of(problem: Problem) -> Pace:
-    """The pace for the model's rank."""
+def control_of(problem: Problem) -> StepControl:
+    """The step control for the model's rank."""
     return EXTENSIVE if problem.model.rank == "extensive" else LOW_RANK
 
 
-class Mixing:
-    """``weight new + (1 - weight) old``; the new where there is nothing old.
-
-    Parameters
-    ----------
-    weight : NumPy number or ndarray (B,)
-        One for all, or one for each of B instances, along the first axis of what is mixed.
-    """
-
-    def __init__(self, weight: Any) -> None:
-        self.weight = weight
-        self._sent: Array | None = None
-
-    def __call__(self, new: Array, old: Array | None) -> Array:
-        """On the host or on a device, which is sent the weights of its instances once."""
-        if old is None:
-            return new
-        if np.ndim(self.weight) == 0:
-            return float(self.weight) * new + float(1 - self.weight) * old
-        if isinstance(new, np.ndarray):
-            both: Any = np.stack([self.weight, 1 - self.weight])
-        else:
-            if self._sent is None:
-                self._sent = send(np.stack([self.weight, 1 - self.weight]), new)
-            both = self._sent
-        shape = (len(self.weight), *(1 for _ in new.shape[1:]))
-        share, rest = (namespace(new).reshape(both[k, :], shape) for k in (0, 1))
-        return share * new + rest * old
-
-
-def start(problem: Problem, damping: float | None, like: Host) -> Progress:
-    """Before the first step: ``1 - damping``, or the first weight of the pace, for errors ``like`` (..., P, P)."""
-    first = pace_of(problem).first if damping is None else 1 - damping
-    weight = np.full(like.shape[:-2], first, dtype=like.dtype)[()]
-    return Progress(weight, np.ones_like(weight), np.zeros(like.shape[:-2], dtype=int)[()])
+def mixed(weight: Any, new: Array, old: Array | None) -> Array:
+    """``weight new + (1 - weight) old``; the new where there is no old."""
+    return new if old is None else float(weight) * new + float(1 - weight) * old
 
 
 def first_weight(weight: Any, error: Host, before: Host) -> Any:
-    """Weight of the first step: at least the share of the error (..., P) that it is predicted to remove.
+    """Weight of the first step: at least the fraction of the error (P,) that the step is predicted to remove.
 
-    Where the labels tell nearly all at once, a V that is held back pulls the scale of an estimate of which the labels do not
-    show the scale (hardmax) far above that of the signal, from where it takes hundreds of steps back.
+    Where the labels determine nearly everything at once, damping V would push the scale of an estimate that the labels do not
+    fix (hardmax) far above that of the signal.
     """
-    return np.maximum(weight, 1 - np.max(error / before, axis=-1))
+    return np.maximum(weight, 1 - np.max(error / before))
 
 
-def turn(problem: Problem, last: Progress, change: Array) -> tuple[Array, ...]:
-    """What ``follow`` needs of this change (P, ...) and the last one, where they live: two overlaps (P, P), or nothing."""
-    if last.change is None or math.isfinite(pace_of(problem).growth):
+def reversal_overlaps(problem: Problem, last: StepState, change: Array) -> tuple[Array, ...]:
+    """Overlaps (P, P) of the previous change with this one and with itself, where the control needs them; else nothing."""
+    if last.change is None or math.isfinite(control_of(problem).growth):
         return ()
     return tuple(problem.model.inner(other, last.change) for other in (change, last.change))
 
 
-def follow(
+def next_step(
     problem: Problem,
-    last: Progress,
+    last: StepState,
     change: Array,
-    turns: Sequence[Host],
+    overlaps: Sequence[Host],
     squared_step: Host,
     error: Host,
     residual: Any,
-) -> Progress:
-    """The weight of the next step, and how far the estimate goes in it.
+) -> StepState:
+    """Weight and extrapolation of the next step.
 
     Parameters
     ----------
-    last : Progress
     change : array (P, ...)
         Undamped change of the estimate in this step.
-    turns : sequence of ndarray (..., P, P)
-        What ``turn`` returned.
-    squared_step, error : ndarray (..., P)
-        Square of the change, and predicted squared error, of every component: what changes are measured by.
+    overlaps : sequence of ndarray (P, P)
+        Result of ``reversal_overlaps``.
+    squared_step, error : ndarray (P,)
+        Squared change and predicted squared error of every component.
     residual : NumPy number
         Size of the change in units of the error.
     """
-    weight = last.weight
     if last.change is None:
         return last._replace(change=change, residual=residual)
-    pace = pace_of(problem)
-    leap, aligned = np.ones_like(weight), np.zeros_like(last.aligned)
-    if turns:
-        along, square = (np.sum(np.diagonal(overlap, axis1=-2, axis2=-1) / error, axis=-1) for overlap in turns)
-        too_large = along < pace.turn * square
-        leap, aligned = _leap(pace, last.aligned, along, square, np.sum(squared_step / error, axis=-1))
+    control = control_of(problem)
+    extrapolation, slow_steps = 1.0, 0
+    if overlaps:
+        along, old_square = (np.sum(np.diagonal(overlap) / error) for overlap in overlaps)
+        too_large = along < control.reversal * old_square
+        ratio = along / np.maximum(old_square, np.finfo(old_square.dtype).tiny)  # a run at rest has steps of length 0
+        parallel = along > control.aligned * np.sqrt(old_square * np.sum(squared_step / error))
+        if parallel and control.slow < ratio < 1:
+            slow_steps = last.slow_steps + 1
+        if slow_steps >= control.patience > 0:
+            extrapolation, slow_steps = 1 / np.maximum(1 - ratio, 1 / control.longest), 0
     else:
-        too_large = residual > pace.growth * last.residual
-    too_large = too_large & (residual > pace.small)
-    shorter = np.maximum(weight * pace.slower, np.full_like(weight, pace.least))
-    longer = np.minimum(weight * pace.quicker, np.full_like(weight, pace.most))
-    return Progress(np.where(too_large, shorter, longer)[()], leap, aligned, change, residual)
-
-
-def _leap(pace: Pace, aligned: Any, along: Any, old_square: Any, square: Any) -> tuple[Any, Any]:
-    """How many times as far the estimate goes next, and the count of slow steps in the same direction.
-
-    From the product of a step with the one before, and the squares of that one and of the step.
-    """
-    ratio = along / np.maximum(old_square, np.finfo(old_square.dtype).tiny)  # a run that stands still has no length
-    parallel = along > pace.aligned * np.sqrt(old_square * square)
-    slow = parallel & (pace.slow < ratio) & (ratio < 1)
-    count = np.where(slow, aligned + 1, 0)
-    leaps = (count >= pace.waits) & (pace.waits > 0)
-    length = 1 / np.maximum(1 - ratio, 1 / pace.leap)
-    return np.where(leaps, length, np.ones_like(length))[()], np.where(leaps, 0, count)[()]
+        too_large = residual > control.growth * last.residual
+    if too_large and residual > control.negligible:
+        weight = np.maximum(last.weight * control.shrink, control.smallest)
+    else:
+        weight = np.minimum(last.weight * control.grow, control.largest)
+    return StepState(weight, extrapolation, slow_steps, change, residual)

@@ -1,4 +1,4 @@
-"""What GAMP iterates, and what one pass over the inputs finds."""
+"""What GAMP iterates."""
 
 from __future__ import annotations
 
@@ -6,29 +6,33 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array
-    from smimbench_algorithms.gamp.damping import Progress
+    from smimbench_algorithms.gamp.damping import StepState
 
-__all__ = ["GampState", "Pass"]
+__all__ = ["SMALLEST_QHAT", "SMALLEST_V", "GampState"]
+
+SMALLEST_V = 1e-16
+"""Floor of the predicted error: at perfect recovery V would underflow and g be 0 / 0."""
+
+SMALLEST_QHAT = 1e-12
+"""Floor of the information, which sampling noise can make negative."""
 
 
 class GampState(NamedTuple):
-    """What is iterated.
+    """The state of a run.
 
     Attributes
     ----------
     estimate, V, g : array (P, ...), (P, P), (n, P, C) or None
-        All damped alike; g is None before the first step. Matrices between components (P, P) live on the host: a device
-        takes longer to be asked for four numbers than the host to compute them.
+        All damped alike; ``g`` is None before the first step. Matrices (P, P) stay on the host: transferring four
+        numbers to a device takes longer than computing them.
     rng : Generator
-        For sampling channels.
+        For channels that integrate by sampling.
     total, Qhat : array (P, ...), (P, P) or None
-        Adjoint of ``g`` and information, damped alike: the adjoint is linear, so that this takes no pass more.
+        Adjoint of ``g``, and the information, damped alike. The adjoint is linear, so mixing needs no further pass.
     onsager : array (P, P) or None
-        Matrix before ``g`` in the Onsager term: V, but where the noise exceeds what is predicted.
-    progress : Progress or None
-        What the weight of the next step is chosen from.
-
-    Of several instances (``smimbench_algorithms.gamp.batch``) every array has one more axis in front, and ``rng`` is a tuple.
+        Matrix in front of ``g`` in the Onsager term: V, except where the noise exceeds its predicted size.
+    step : StepState or None
+        What the size of the next step is computed from.
     """
 
     estimate: Array
@@ -38,23 +42,4 @@ class GampState(NamedTuple):
     total: Array | None = None
     Qhat: Array | None = None
     onsager: Array | None = None
-    progress: Progress | None = None
-
-
-class Pass(NamedTuple):
-    """What one pass over the inputs finds; of several instances with an axis of theirs in front.
-
-    Attributes
-    ----------
-    g, total : array (n, P, C), (P, ...)
-        New g and its adjoint.
-    covariance : array (P, P)
-        Sum over samples of the posterior covariance.
-    errors : list
-        Errors of the posterior integrals, one for each chunk.
-    """
-
-    g: Array
-    total: Array
-    covariance: Array
-    errors: list[Any]
+    step: StepState | None = None

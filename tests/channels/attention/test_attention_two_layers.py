@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from smimbench_algorithms.gamp.path import information_on_the_way
+from smimbench_algorithms.gamp.theory import information_along
 from smimbench_channels.attention.softmax.two_layers.channel import TwoLayerAttention
 
 from smimbench.backend.arrays import to_host
@@ -432,7 +432,7 @@ def test_theory_from_few_accurate_values(skip, alpha, share):
     assert UNFINISHED not in point.method
     # A trajectory's information joins the accurate one at both ends.
     bottom = prior_moments(problem)[1]
-    way = information_on_the_way(problem, bottom, prior_moments(problem)[0] - bottom, point.Q)
+    way = information_along(problem, bottom, prior_moments(problem)[0] - bottom, point.Q)
     between = (bottom + point.Q) / 2
     rest = np.diag(np.diagonal(prior_moments(problem)[0] - between))
     accurate = np.diagonal(information_at(problem, between, rest).value)
