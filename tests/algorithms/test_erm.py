@@ -10,8 +10,7 @@ from scipy.integrate import quad
 from scipy.optimize import minimize
 from smimbench_algorithms.averaged import Averaged
 from smimbench_algorithms.erm.algorithm import Erm
-from smimbench_algorithms.erm.best_penalty import best_penalty
-from smimbench_algorithms.erm.fixed_point import minimum
+from smimbench_algorithms.erm.fixed_point import ACCURACY, best_penalty, minimum
 from smimbench_algorithms.erm.losses import LOSSES, proximal
 from smimbench_algorithms.ridge import Ridge
 
@@ -131,8 +130,8 @@ def test_noiseless_signs_by_the_thousand(loss, alpha, scaled, rate):
 
 
 def test_a_best_penalty_that_is_not_found_is_said(monkeypatch):
-    monkeypatch.setattr("smimbench_algorithms.erm.fixed_point.ROUNDS", 1)
-    monkeypatch.setattr("smimbench_algorithms.erm.fixed_point.MOST", 1)
+    few = ACCURACY._replace(attempts=1, iterations=1)
+    monkeypatch.setattr("smimbench_algorithms.erm.fixed_point.ACCURACY", few)
     with pytest.raises(ValueError, match=r"the best penalty is not found at alpha = 7 .*give it as a number"):
         best_penalty(SIGN, 7.0, "logistic", "posterior")
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from smimbench_algorithms.erm.algorithm import Erm
-from smimbench_algorithms.erm.best_penalty import PENALTIES, best_penalty
-from smimbench_algorithms.erm.fixed_point import minima
+from smimbench_algorithms.erm.fixed_point import ACCURACY, PENALTIES, best_penalty, minima
 from smimbench_algorithms.erm.integrals import ridge_overlaps
 from smimbench_algorithms.ridge import Ridge
 
@@ -96,8 +95,8 @@ def test_sampled_labels_land_on_the_closed_form_within_the_stated_error(shape, t
 def test_what_an_iteration_leaves_is_stated(monkeypatch):
     """A fixed point that is let go early says how far it is from the end."""
     exact = minima(PROBIT, 1.3, "logistic", 0.0123)[0].overlaps
-    for name, value in (("CLOSE", 1e-3), ("STALLED", 1e-3)):
-        monkeypatch.setattr(f"smimbench_algorithms.erm.fixed_point.{name}", value)
+    early = ACCURACY._replace(close=1e-3, stalled=1e-3)
+    monkeypatch.setattr("smimbench_algorithms.erm.fixed_point.ACCURACY", early)
     rough = minima(PROBIT, 1.3, "logistic", 0.01230001)[0]
     for one, other, error in zip(rough.overlaps[1:], exact[1:], rough.uncertain[1:]):
         assert abs(one - other).item() > 1e-9

@@ -7,14 +7,19 @@ import pytest
 from scipy import stats
 from smimbench_algorithms.adam import Adam
 from smimbench_algorithms.averaged import Averaged
-from smimbench_algorithms.gradient import online, online_draws, online_fields, online_recursion
+from smimbench_algorithms.gradient import online, online_draws
 from smimbench_algorithms.gradient.loss import fitting_loss
+from smimbench_algorithms.gradient.online_theory import solve
 from smimbench_algorithms.sgd import Sgd
 
 import smimbench
 from smimbench.backend import get_backend
 from smimbench.interfaces import Conditions, Overlaps
 from tests.helpers import Square
+
+
+def accuracy(monkeypatch, **choices):
+    monkeypatch.setattr(online, "ACCURACY", online.ACCURACY._replace(**choices))
 
 
 def sequence(channel, tokens=2):
@@ -34,7 +39,7 @@ class Retrieval:
 def test_phase_retrieval_has_its_closed_form():
     """``g = 4 z (z^2 - z*^2)``: Isserlis' theorem gives all moments."""
     M, Q, T = 0.3, 0.8, 1.1
-    fields = online_fields.local_fields(Retrieval(), "squared", np.full((1, 1, 1), T))
+    fields = online.local_fields(Retrieval(), "squared", np.full((1, 1, 1), T))
     found = fields(np.full((2, 1, 1, 1), M), np.full((2, 1, 1, 1), Q), None)
     on_teacher, on_student, square = (part.ravel() for part in found)
     np.testing.assert_allclose(on_teacher * M + on_student * Q, 4 * (3 * Q**2 - Q * T - 2 * M**2), rtol=1e-10)
@@ -70,11 +75,11 @@ def test_steps_of_the_algorithm_move_overlaps_as_the_recursion_says(problem, par
         ends.append(np.stack(instance.overlaps(state.factor)[1:]))
     start = instance.overlaps(factor)
     loss = algorithm.loss or fitting_loss(problem)
-    rule = online_recursion.Rule(
+    rule = online.Rule(
         lambda step: algorithm.learning_rate, batch / D, algorithm.weight_decay, algorithm.momentum,
         algorithm.nesterov, algorithm.spherical,
     )  # fmt: skip
-    path = online.solve(problem, loss, rule, [start], [0, 1, 2, 3])
+    path = solve(problem, loss, rule, [start], [0, 1, 2, 3])
     wanted = np.stack([path.cross[:, -1, 0], path.own[:, -1, 0]], axis=1)
     mean, error = np.mean(ends, axis=0), np.std(ends, axis=0) / np.sqrt(repeats)
     spread = wanted.std(axis=0) / 2
@@ -108,7 +113,7 @@ def test_draws_have_the_law_of_the_algorithm(problem, parameters):
         for _ in range(2):
             state, _ = algorithm.step(problem, data, state)
         ends.append(np.concatenate([part.ravel() for part in instance.overlaps(state.factor)[1:]]))
-    rule = online_recursion.Rule(
+    rule = online.Rule(
         lambda step: algorithm.learning_rate, batch / D, algorithm.weight_decay, algorithm.momentum,
         algorithm.nesterov, algorithm.spherical,
     )  # fmt: skip
@@ -122,11 +127,8 @@ def test_draws_have_the_law_of_the_algorithm(problem, parameters):
 
 
 def test_draws_become_the_equations_as_the_dimension_grows():
-    rule, start = (
-        online_recursion.Rule(lambda step: 0.2, 0.1),
-        Overlaps(*(np.array([[value]]) for value in (1.0, 0.2, 0.9))),
-    )
-    solved = online.solve(SOFTMAX, "squared", rule, [start], [0, 20])
+    rule, start = (online.Rule(lambda step: 0.2, 0.1), Overlaps(*(np.array([[value]]) for value in (1.0, 0.2, 0.9))))
+    solved = solve(SOFTMAX, "squared", rule, [start], [0, 20])
     drawn = online_draws.draw_paths(SOFTMAX, "squared", rule, [start], [0, 20], 16, 2000, 20_000)
     for name in ("cross", "own"):
         wanted, found = getattr(solved, name)[:, -1].ravel(), getattr(drawn, name)[:, -1].ravel()
@@ -177,7 +179,7 @@ def test_runs_follow_their_trajectory():
 
 def test_an_escape_is_followed_all_the_way_where_chance_is_small(monkeypatch):
     """One softmax layer from an overlap of 0.3, large batches: within 4% from the start until 99% of the error is gone."""
-    monkeypatch.setattr(online_draws, "MOST_DRAWS", 64)
+    accuracy(monkeypatch, draws=(64, 64))
     D, steps, curves, starts = 200, 30, [], []
     algorithm = Sgd(learning_rate=0.2, batch=1200, steps=steps, online=True, loss="squared")
     for run in range(4):
@@ -200,10 +202,7 @@ def test_an_escape_is_followed_all_the_way_where_chance_is_small(monkeypatch):
 
 def test_a_draw_with_long_memory_does_not_count_as_diverged():
     """Velocities are ``1/(1 - m)`` times as large as gradients; the student hardly moves."""
-    rule, start = (
-        online_recursion.Rule(lambda step: 1e-7, 0.5, momentum=0.999),
-        Overlaps(np.eye(1), 0.1 * np.eye(1), np.eye(1)),
-    )
+    rule, start = (online.Rule(lambda step: 1e-7, 0.5, momentum=0.999), Overlaps(np.eye(1), 0.1 * np.eye(1), np.eye(1)))
     drawn = online_draws.draw_paths(LINE, "squared", rule, [start], [0, 600], 4, 250, 500)
     assert drawn.own[:, -1].mean() == pytest.approx(1, abs=0.2)
 
@@ -213,7 +212,7 @@ def test_noise_that_differs_by_rounding_is_one_noise(components):
     for tokens in (1, 2, 3):
         for noise in (0.0, 0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 0.9, 1.0, 2.0):
             kind = sequence({"name": "linear", "noise": noise, "components": components}, tokens)
-            assert online_fields.evaluations(kind, "squared") == 1, (tokens, noise)
+            assert online.evaluations(kind, "squared") == 1, (tokens, noise)
 
 
 def test_where_there_is_no_theory_it_says_why():

@@ -7,13 +7,18 @@ import math
 import numpy as np
 import pytest
 from scipy.special import ndtr
-from smimbench_algorithms.gradient import online, online_fields, online_flow, online_recursion
+from smimbench_algorithms.gradient import online, online_flow
+from smimbench_algorithms.gradient.online_theory import solve
 from smimbench_algorithms.sgd import Sgd
 
 import smimbench
 from smimbench.interfaces import Conditions, Overlaps
 
 D, SITES, NOISE = 500, 2, 0.3
+
+
+def accuracy(monkeypatch, **choices):
+    monkeypatch.setattr(online, "ACCURACY", online.ACCURACY._replace(**choices))
 
 
 def problem(channel, tokens=SITES):
@@ -104,7 +109,7 @@ def test_the_mean_of_linear_descent_is_exact_at_every_dimension():
     assert point["mse_error"] == 0.0
     assert abs(point["squared_cosine"][0] - cosine.mean()) < 3 * point["squared_cosine_error"][0] < 0.05
     # Without what the square of a mean has in a batch it would be off by more than chance.
-    limit = online.solve(LINE, "squared", online_recursion.Rule(lambda step: rate, batch / size, momentum=momentum),
+    limit = solve(LINE, "squared", online.Rule(lambda step: rate, batch / size, momentum=momentum),
                          [overlaps(1.0, 0.1, 0.9)], [0, 25])  # fmt: skip
     T, M, Q = (part[0, -1, 0, 0, 0] for part in (limit.truth, limit.cross, limit.own))
     assert abs(T - 2 * M + Q - mse.mean()) > 6 * mse.std() / np.sqrt(runs)
@@ -114,7 +119,7 @@ def test_the_mean_of_linear_descent_is_exact_at_every_dimension():
 def test_integration_agrees_with_the_steps_within_its_error(algorithm, monkeypatch):
     gram = linear_recursion(algorithm, 1.1, 0.1, 0.9)
     wanted = gram[0, 0] - 2 * gram[0, 1] + gram[1, 1]
-    monkeypatch.setattr(online, "LATENTS", 0.0)
+    accuracy(monkeypatch, latents=0.0)
     point = algorithm.theory(LINE, 1.0, Conditions(dimension=D, starts=(overlaps(1.1, 0.1, 0.9),)))
     if isinstance(point, str):  # a velocity of long memory, or many jumps
         assert "one by one" in point
@@ -138,13 +143,11 @@ def test_integration_agrees_with_the_steps_within_its_error(algorithm, monkeypat
     ],
 )
 def test_integration_of_sampled_fields_agrees_with_the_steps(kind, parameters, monkeypatch):
-    monkeypatch.setattr(online_fields, "POINTS", 128)
-    monkeypatch.setattr(online_fields, "NOISY_LABELS", 2**14)
-    rule, steps = online_recursion.Rule(fraction=0.5, **parameters), [0, 200, 800, 1400]
-    one_by_one = online.solve(kind, "squared", rule, [overlaps(1.0, 0.3, 1.0)], steps)
-    monkeypatch.setattr(online, "LATENTS", 0.0)
-    monkeypatch.setattr(online, "FEWEST_STEPS", 900)
-    found = online.solve(kind, "squared", rule, [overlaps(1.0, 0.3, 1.0)], steps)
+    accuracy(monkeypatch, points=128, label_draws=2**14)
+    rule, steps = online.Rule(fraction=0.5, **parameters), [0, 200, 800, 1400]
+    one_by_one = solve(kind, "squared", rule, [overlaps(1.0, 0.3, 1.0)], steps)
+    accuracy(monkeypatch, latents=0.0, fewest_steps=900)
+    found = solve(kind, "squared", rule, [overlaps(1.0, 0.3, 1.0)], steps)
     assert one_by_one.rougher is None
     errors = [each.truth - 2 * each.cross + each.own for each in (one_by_one, found, found.rougher)]
     np.testing.assert_allclose(errors[1], errors[0], rtol=1e-3)
@@ -153,12 +156,11 @@ def test_integration_of_sampled_fields_agrees_with_the_steps(kind, parameters, m
 
 def test_a_small_error_is_no_noise_of_the_integrator(monkeypatch):
     """Noiseless labels are learned exactly; what is left is small, positive, and known to its stated error."""
-    monkeypatch.setattr(online_fields, "POINTS", 128)
+    accuracy(monkeypatch, points=128)
     algorithm = Sgd(online=True, learning_rate=0.05, batch=1000, steps=1200, loss="squared")
     conditions = Conditions(dimension=2000, starts=(overlaps(1.0, 0.3, 1.0),))
     exact = algorithm.theory(SOFTMAX, 1.0, conditions)
-    monkeypatch.setattr(online, "LATENTS", 0.0)
-    monkeypatch.setattr(online, "FEWEST_STEPS", 800)
+    accuracy(monkeypatch, latents=0.0, fewest_steps=800)
     found = algorithm.theory(SOFTMAX, 1.0, conditions)
     for point in (exact, found):
         assert 0 <= point["mse"] < 1e-8
@@ -168,8 +170,7 @@ def test_a_small_error_is_no_noise_of_the_integrator(monkeypatch):
 
 
 def test_what_can_be_neither_iterated_nor_integrated_says_so(monkeypatch):
-    monkeypatch.setattr(online, "LATENTS", 0.0)
-    monkeypatch.setattr(online_flow, "FEWEST_STEPS", 100)
+    accuracy(monkeypatch, latents=0.0, fewest_steps=100)
     algorithm = Sgd(
         online=True, learning_rate=0.01, batch=100, steps=2000, schedule="step", decay_steps=5, decay_factor=0.99
     )
@@ -182,7 +183,7 @@ def test_a_long_memory_does_not_count_as_divergence():
     """Velocities are ``1/(1 - m)`` times as large as gradients; the student stays small."""
     algorithm = Sgd(online=True, learning_rate=1e-7, batch=250, steps=600, momentum=0.999)
     gram = linear_recursion(algorithm, 1.0, 0.1, 1.0)
-    assert gram[2, 2] > online_recursion.LARGEST
+    assert gram[2, 2] > online.LARGEST
     point = algorithm.theory(LINE, 1.0, Conditions(dimension=D, starts=(overlaps(1.0, 0.1, 1.0),)))
     assert point["own_overlap"][0][0] == pytest.approx(gram[1, 1], rel=1e-9)
 
@@ -208,9 +209,7 @@ def probit_by_quadrature(noise, rate, fraction, steps, T, M, Q):
 def test_noisy_labels_of_one_token_agree_with_quadrature(rate, fraction, steps):
     T, M, Q = 1.0, 0.3, 1.0
     cross, own = probit_by_quadrature(0.5, rate, fraction, steps, T, M, Q)
-    path = online.solve(
-        PROBIT, "squared", online_recursion.Rule(lambda step: rate, fraction), [overlaps(T, M, Q)], [0, steps]
-    )
+    path = solve(PROBIT, "squared", online.Rule(lambda step: rate, fraction), [overlaps(T, M, Q)], [0, steps])
     for wanted, found in ((cross, path.cross), (own, path.own), (T - 2 * cross + own, T - 2 * path.cross + path.own)):
         each = found[:, -1].ravel()
         error = each.std(ddof=1) / np.sqrt(len(each))
@@ -222,11 +221,11 @@ def test_noisy_labels_of_one_token_agree_with_quadrature(rate, fraction, steps):
 def test_a_flow_does_not_pass_over_steps_that_overshoot(rate, stable):
     """``1 - 4 rate`` times a deviation is left by a step; near and below -1 no flow does that."""
     start = overlaps(1.0, 0.9, 1.0)
-    fields = online_fields.local_fields(LINE, "squared", start.truth[None])
-    recursion = online_recursion.Recursion(fields, online_recursion.Rule(lambda step: rate, 100.0), 1)
+    fields = online.local_fields(LINE, "squared", start.truth[None])
+    recursion = online.Recursion(fields, online.Rule(lambda step: rate, 100.0), 1)
     state = np.array([[1.0, 0.9], [0.9, 1.0]])[None, None]
     flow = online_flow._Flow(recursion, state, 1000, False)
     if stable:
         return flow._check_stability(flow._packed(state), rate)
-    with pytest.raises(online_recursion.TooLong, match="overshoot"):
+    with pytest.raises(online.TooLong, match="overshoot"):
         flow._check_stability(flow._packed(state), rate)

@@ -33,7 +33,7 @@ from smimbench.numerics.memo import Named
 from smimbench.theory.information import prior_moments
 from smimbench.theory.types import Host
 from smimbench_algorithms.erm.integrals import (
-    SCRAMBLES,
+    ACCURACY,
     OrderParameters,
     SignIntegrals,
     SquareLossIntegrals,
@@ -47,35 +47,8 @@ if TYPE_CHECKING:
 
     from smimbench.problem import Problem
 
-__all__ = ["Minimum", "PenaltyPath", "best_length", "evaluations", "keyed", "minima", "minimum", "why_not"]
-
-MOST = 10
-"""Iterations before a root finder goes on from there. Doubled: it starts closer, later."""
-
-ROUNDS = 20
-"""How often that is tried. Doubled: fixed points at the edge of separability come closer."""
-
-EFFORT = 30
-"""Evaluations of a root finder for every unknown at the most; it takes four. Doubled: hopeless starts are given up later."""
-
-EASY = 1.0
-"""Smaller penalties are reached from this one, times the sample ratio where that is above 1. Doubled: one more step."""
-
-STRIDE = 10.0
-"""Factor of a step at the most. Doubled: fewer steps, from further away."""
-
-CLOSE = 1e-11
-"""Relative change at which the iteration ends. Doubled: one iteration fewer."""
-
-STALLED = 1e-8
-"""Relative change that is enough where a root finder brings no less: the rest is rounding. Doubled: so is that."""
-
-NUDGE = 1e-5
-"""Relative step of the derivative that tells how far the end of an iteration is from the fixed point. Doubled: that is known half
-as closely."""
-
-WEIGHT = 0.7
-"""Weight of the new in every iteration. At 1 some fixed points are circled; halved, twice the iterations."""
+PENALTIES = (1e-12, 1e12)
+"""Smallest and largest penalty: estimates beyond are as good as not penalized, or zero."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +86,8 @@ def why_not(problem: Problem, loss: Loss | None) -> str | None:
     if problem.model.rank != "low":
         return "erm is for signals of low rank; nuclear and ridge fit matrices"
     if problem.channel.symmetry != "none":
-        return f"labels of channel {problem.channel.name!r} do not see the sign of the signal: no loss is convex in the latents"
+        name = problem.channel.name
+        return f"labels of channel {name!r} do not depend on the sign of the signal: no loss is convex in the latents"
     kind = labels_of(problem)
     if kind is None:
         return f"labels of channel {problem.channel.name!r} are not one number for each latent"
@@ -135,7 +109,11 @@ def minimum(problem: Problem, alpha: float, loss: str, penalty: float, scramble:
 
 def evaluations(problem: Problem, loss: str) -> int:
     """Independent evaluations that ``minimum`` offers: one where integrals are deterministic."""
-    return 1 if isinstance(integrals_of(problem, LOSSES[loss], 0), (SquareLossIntegrals, SignIntegrals)) else SCRAMBLES
+    return (
+        1
+        if isinstance(integrals_of(problem, LOSSES[loss], 0), (SquareLossIntegrals, SignIntegrals))
+        else ACCURACY.scrambles
+    )
 
 
 def minima(problem: Problem, alpha: float, loss: str, penalty: float) -> list[Minimum]:
@@ -151,19 +129,18 @@ def keyed(problem: Problem) -> Named[Problem]:
 @functools.lru_cache(maxsize=256)
 def _fixed_point(named: Named[Problem], alpha: float, loss: str, penalty: float, scramble: int) -> Minimum:
     path = PenaltyPath(named.value, alpha, LOSSES[loss], scramble)
-    for step in _downwards(penalty, EASY * max(alpha, 1.0)):
-        here = path.settled(step)
+    easy = _easy(alpha)
+    count = max(0, int(np.ceil(np.log(easy / penalty) / np.log(10.0)))) if penalty < easy else 0
+    for step in np.geomspace(easy, penalty, count + 1) if count else [penalty]:
+        here = path.settled(float(step))
     at, off = order_parameters(here, path.T), path.uncertain(penalty, here)
     found = path.integrals(at)
     return Minimum(Overlaps(at.T, at.M, at.Q), at.V, float(found.training_loss), float(found.test_loss), penalty, off)
 
 
-def _downwards(penalty: float, easy: float) -> list[float]:
-    """From a penalty at which the iteration always settles to this one."""
-    if penalty >= easy:
-        return [penalty]
-    count = int(np.ceil(np.log(easy / penalty) / np.log(STRIDE)))
-    return [float(x) for x in np.geomspace(easy, penalty, count + 1)]
+def _easy(alpha: float) -> float:
+    """A penalty at which the iteration always converges; smaller ones are reached from there in steps of at most 10."""
+    return max(alpha, 1.0)
 
 
 def order_parameters(here: Host, T: Host) -> OrderParameters:
@@ -196,10 +173,10 @@ class PenaltyPath:
         here, gap = self._guess(penalty), np.inf
         if self.known:
             here, gap = self._root(penalty, here)
-        for attempt in range(ROUNDS):
-            if not gap <= CLOSE:
+        for attempt in range(ACCURACY.attempts):
+            if not gap <= ACCURACY.close:
                 here, gap = self._iterated(penalty, here)
-            if gap <= CLOSE or (attempt and gap <= STALLED):
+            if gap <= ACCURACY.close or (attempt and gap <= ACCURACY.stalled):
                 self.known.append((float(np.log(penalty)), here))
                 return here
             if not np.isfinite(here).all():
@@ -209,11 +186,11 @@ class PenaltyPath:
 
     def _iterated(self, penalty: float, here: Host) -> tuple[Host, float]:
         """Some iterations, and the last relative change."""
-        for _ in range(MOST):
+        for _ in range(ACCURACY.iterations):
             new = self._after(penalty, here)
             gap = float(np.max(np.abs(new - here).max(axis=(1, 2)) / np.abs(new).max(axis=(1, 2))))
-            here = WEIGHT * new + (1 - WEIGHT) * here
-            if not gap > CLOSE:
+            here = ACCURACY.weight * new + (1 - ACCURACY.weight) * here
+            if not gap > ACCURACY.close:
                 break
         return here, gap
 
@@ -255,7 +232,9 @@ class PenaltyPath:
         from scipy.optimize import root
 
         begin, point, gap = self._equations(penalty, here)
-        found = root(gap, begin, method="hybr", options={"xtol": CLOSE, "maxfev": EFFORT * len(begin)})
+        found = root(
+            gap, begin, method="hybr", options={"xtol": ACCURACY.close, "maxfev": ACCURACY.effort * len(begin)}
+        )
         left, before = (float(np.abs(gaps).max()) for gaps in (found.fun, gap(begin)))
         return (point(found.x), left) if left < before else (here, before)
 
@@ -265,7 +244,8 @@ class PenaltyPath:
             return Overlaps(*(np.zeros_like(self.T) for _ in range(3)))
         x, point, gap = self._equations(penalty, here)
         at = gap(x)
-        slopes = np.stack([(gap(x + NUDGE * one) - at) / NUDGE for one in np.eye(len(x))], axis=1)
+        nudge = 1e-5
+        slopes = np.stack([(gap(x + nudge * one) - at) / nudge for one in np.eye(len(x))], axis=1)
         step = np.linalg.lstsq(slopes, -at, rcond=None)[0]
         new, old = (order_parameters(point(where), self.T) for where in (x + step, x))
         return Overlaps(np.zeros_like(self.T), np.abs(new.M - old.M), np.abs(new.Q - old.Q))
@@ -281,3 +261,69 @@ class PenaltyPath:
             return near[0][1]
         (first, one), (second, two) = near
         return np.asarray(one * (two / one) ** ((x - first) / (second - first)))
+
+
+def best_penalty(problem: Problem, alpha: float, loss: str, length: str) -> float:
+    """The penalty of the smallest MSE in the limit, summed over components, of the estimate at its ``length``.
+
+    Parameters
+    ----------
+    length : {"posterior", "loss"}
+        Whether the estimate is given its best length, or has that of the minimiser.
+
+    Raises
+    ------
+    ValueError
+        If no fixed point is found.
+    """
+    return _best_of(keyed(problem), float(alpha), loss, length)
+
+
+@functools.lru_cache(maxsize=256)
+def _best_of(named: Named[Problem], alpha: float, loss: str, length: str) -> float:
+    from scipy.optimize import minimize_scalar
+
+    problem = named.value
+    paths = [PenaltyPath(problem, alpha, LOSSES[loss], k) for k in range(evaluations(problem, loss))]
+    prior = float(np.trace(paths[0].T))
+    known: dict[float, float] = {}
+
+    def gained(x: float) -> float:
+        """Error less that of an estimate of zero, at the logarithm of a penalty."""
+        found = [path.overlaps(float(np.exp(x))) for path in paths]
+        scale = best_length(found) if length == "posterior" else 1.0
+        M, Q = (np.mean([np.trace(each[k]) for each in found]) for k in (1, 2))
+        known[x] = float(scale * (scale * Q - 2 * M))
+        return known[x]
+
+    def tried(x: float) -> float:
+        try:
+            return gained(x)
+        except ValueError:  # where an overlap or an error is too close to its end for doubles
+            return np.inf
+
+    def behind(value: float) -> bool:
+        best = min(known.values())
+        return prior + value > 1.02 * (prior + best) or value > 0.98 * best
+
+    # From a penalty at which the iteration always settles down to where the minimum is behind; up, where it is there.
+    smallest, largest = np.log(PENALTIES)
+    start, distance = float(np.log(_easy(alpha))), float(np.log(10.0))
+    try:
+        gained(start)
+    except ValueError as why:
+        raise ValueError(f"the best penalty is not found at alpha = {alpha:g} ({why}); give it as a number") from None
+    x = start
+    while x > smallest:
+        x = max(x - distance, smallest)
+        if behind(tried(x)):
+            break
+    x = start
+    while x < largest and min(known, key=known.__getitem__) == x:
+        before, x = known[x], min(x + distance, largest)
+        if not tried(x) < before - 1e-12 * abs(before):
+            break
+    best = min(known, key=known.__getitem__)
+    bounds = max(best - distance, smallest), min(best + distance, largest)
+    minimize_scalar(tried, bounds=bounds, method="bounded", options={"xatol": 1e-5})
+    return float(np.exp(min(known, key=known.__getitem__)))

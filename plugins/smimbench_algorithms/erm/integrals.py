@@ -6,51 +6,54 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench.derive.channel import observable, predict
+from smimbench.derive.channel import observable
 from smimbench.interfaces import Overlaps
 from smimbench.numerics.linalg import symmetric_root
 from smimbench.numerics.qmc import whitened_points
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.theory.information import prior_moments
 from smimbench.theory.types import Host
-from smimbench_algorithms.erm.losses import Loss, proximal, pull
+from smimbench_algorithms.erm.losses import ROUNDING, Loss, proximal, pull
+from smimbench_algorithms.least_squares import noise_of_identity
 
 if TYPE_CHECKING:
     from smimbench.problem import Problem
 
-__all__ = [
-    "SCRAMBLES",
-    "Moments",
-    "OrderParameters",
-    "SignIntegrals",
-    "SquareLossIntegrals",
-    "integrals_of",
-    "labels_of",
-    "ridge_overlaps",
-]
 
-NODES = 20
-"""Gauss-Legendre nodes of every panel of the integral over omega where labels are signs. Doubled: errors, below 1e-10, vanish
-further."""
+class Accuracy(NamedTuple):
+    """Numerical choices of the limit of convex risk minimization.
 
-REACH = 9.0
-"""Standard deviations of omega up to which is integrated. Doubled: nothing is added, the weight beyond is 1e-19."""
+    Attributes
+    ----------
+    nodes, reach, finest : int, float, float
+        Where labels are signs: Gauss-Legendre nodes of every panel of the integral over omega, which goes up to ``reach``
+        standard deviations, and width of the innermost panel.
+    scrambles, points : int
+        For other labels: independent sets of random points, whose spread is the stated error, and their size.
+    iterations, attempts : int
+        Iterations before a root finder continues from there, and how often that is tried.
+    effort : int
+        Most evaluations of the root finder per unknown.
+    close, stalled : float
+        Relative change at which the fixed point is found; the second where a root finder achieves no less.
+    weight : float
+        Weight of the new in every iteration; at 1 some fixed points are circled.
+    """
 
-FINEST = 1e-12
-"""Width of the innermost panel at the least, in units of that of omega. Doubled: nothing changes above angles of that size."""
+    nodes: int = 20
+    reach: float = 9.0
+    finest: float = 1e-12
+    scrambles: int = 4
+    points: int = 2**12
+    iterations: int = 10
+    attempts: int = 20
+    effort: int = 30
+    close: float = 1e-11
+    stalled: float = 1e-8
+    weight: float = 0.7
 
-ROUNDING = 4 * float(np.finfo(float).eps)
-"""Relative difference of two posterior means that counts as rounding. Doubled: labels of a chance of 1e-15 are left out."""
 
-TOLD = 1e4
-"""Difference of two posterior means, in units of its rounding, that tells the chance of a label. Doubled: labels that are flipped
-at random have the chance of their last node a little sooner."""
-
-SCRAMBLES = 4
-"""Independent sets of random points for other labels; their spread is the stated error. Doubled: 0.7 times the error."""
-
-POINTS = 2**12
-"""Points of each set. Doubled: about half the error, in twice the time."""
+ACCURACY = Accuracy()
 
 
 class OrderParameters(NamedTuple):
@@ -99,27 +102,12 @@ def labels_of(problem: Problem) -> str | None:
 
 def integrals_of(problem: Problem, loss: Loss, scramble: int) -> Any:
     """The integrals of a problem, as exact as there are any."""
-    noise = _noise(problem)
-    if noise is not None and loss.name == "square":
-        return SquareLossIntegrals(problem, noise)
+    noise = noise_of_identity(problem) if loss.name == "square" else None
+    if noise is not None:
+        return SquareLossIntegrals(problem, np.asarray(noise[0] * np.eye(problem.components)))
     if problem.components == 1 and labels_of(problem) == "signs" and _sites_apart(problem):
         return SignIntegrals(problem, loss)
     return SampledIntegrals(problem, loss, scramble)
-
-
-def _noise(problem: Problem) -> Host | None:
-    """Variance of the noise of every component, where labels are the latents and noise."""
-    from smimbench_algorithms.least_squares import seen_by_labels
-
-    P, C = problem.components, problem.model.sites
-    z = monte_carlo_rng("convex losses: what labels are").standard_normal((4, P, C))
-    shown = np.asarray(predict(problem.channel, z))
-    if shown.shape != z.shape or not np.allclose(shown, z, rtol=0, atol=1e-12):
-        return None
-    seen = seen_by_labels(problem)
-    if isinstance(seen, str) or not seen.alike or len(seen.rows) != P * C:
-        return None
-    return np.asarray(seen.noise[0] * np.eye(P))
 
 
 def _sites_apart(problem: Problem) -> bool:
@@ -134,7 +122,7 @@ def _sites_apart(problem: Problem) -> bool:
 
 
 class RidgeShares(NamedTuple):
-    """What ridge regression makes of the signal and of noise, numbers between 0 and 1.
+    """Shares of the signal and of noise in ridge regression, numbers between 0 and 1.
 
     Attributes
     ----------
@@ -213,12 +201,13 @@ class SignIntegrals:
     def __init__(self, problem: Problem, loss: Loss) -> None:
         self.channel: Any = problem.channel
         self.loss, self.C = loss, problem.model.sites
-        self.panel = np.polynomial.legendre.leggauss(NODES)
+        self.panel = np.polynomial.legendre.leggauss(ACCURACY.nodes)
 
     def _nodes(self, step: float, edges: list[float]) -> tuple[Host, Host]:
         """Gauss-Legendre on panels that halve towards zero, down to the width of a step of the chance of a label there."""
-        halvings = int(np.ceil(np.log2(REACH / min(max(step, FINEST), REACH / 2))))
-        positive = sorted({0.0, *(REACH / 2.0**k for k in range(halvings + 1)), *(x for x in edges if 0 < x < REACH)})
+        reach = ACCURACY.reach
+        halvings = int(np.ceil(np.log2(reach / min(max(step, ACCURACY.finest), reach / 2))))
+        positive = sorted({0.0, *(reach / 2.0**k for k in range(halvings + 1)), *(x for x in edges if 0 < x < reach)})
         ends = np.array([*(-x for x in positive[:0:-1]), *positive])
         half, middle = np.diff(ends) / 2, (ends[1:] + ends[:-1]) / 2
         x, w = self.panel
@@ -230,24 +219,24 @@ class SignIntegrals:
         rest = at.rest
         m, q, v, left = at.M[0, 0], at.Q[0, 0], at.V[0, 0], rest[0, 0]
         size = np.sqrt(q)
-        # Where the curvature of the loss jumps as a function of omega: at the kink plus V times the slope there.
+        # The curvature of the loss as a function of omega jumps at the kink plus V times the slope there.
         signs = np.array([1.0, -1.0])
         kinks = [signs * k for k in self.loss.kinks]
         edges = [float(x) for z in kinks for x in np.abs(z + v * self.loss.slope(signs, z)) / size]
-        nodes, weights = self._nodes(np.sqrt(left) / max(abs(m) / size, FINEST), edges)
+        nodes, weights = self._nodes(np.sqrt(left) / max(abs(m) / size, ACCURACY.finest), edges)
         omega, known = size * nodes, m / size * nodes
         spread = np.repeat(known[:, None, None], self.C, axis=2)
         plus, minus = (
             np.asarray(self.channel.posterior(sign * np.ones_like(spread), spread, rest).mean)[:, 0, 0]
             for sign in (1.0, -1.0)
         )
-        # The two posterior means average to the prior mean; what of their difference from it is rounding is no chance.
+        # The two posterior means average to the prior mean; their distances from it, less rounding, give the chance of a label.
         blur = ROUNDING * np.abs(known)
         above, below = (np.maximum(np.abs(mean - known) - blur, 0.0) for mean in (plus, minus))
-        told = above + below > TOLD * blur
-        # Where no label moves the mean any more, the chance of a label is what it was last.
-        shares = below[told] / (above + below)[told]
-        chance = np.interp(nodes, nodes[told], shares) if told.any() else np.full_like(nodes, 0.5)
+        resolved = above + below > 1e4 * blur
+        # Where no label moves the mean any more, the chance of a label stays what it was.
+        shares = below[resolved] / (above + below)[resolved]
+        chance = np.interp(nodes, nodes[resolved], shares) if resolved.any() else np.full_like(nodes, 0.5)
         total = np.zeros(6)
         for y, mean, p in ((1.0, plus, chance), (-1.0, minus, 1 - chance)):
             labels = np.full((len(omega), 1, 1), y)
@@ -273,7 +262,7 @@ class SampledIntegrals:
     def __init__(self, problem: Problem, loss: Loss, scramble: int) -> None:
         P, C = problem.components, problem.model.sites
         self.loss, self.inverse = loss, np.linalg.inv(prior_moments(problem)[0])
-        points = whitened_points(2 * P * C, POINTS, "convex losses", scramble).reshape(-1, 2 * P, C)
+        points = whitened_points(2 * P * C, ACCURACY.points, "convex losses", scramble).reshape(-1, 2 * P, C)
         self.z, self.other = symmetric_root(prior_moments(problem)[0]) @ points[:, :P], points[:, P:]
         labels = problem.channel.forward(self.z, rng=monte_carlo_rng("convex losses: noise", scramble))
         self.y = np.asarray(observable(problem.channel, labels), dtype=float)

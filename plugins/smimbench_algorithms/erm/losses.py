@@ -14,16 +14,14 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array
 
-__all__ = ["LOSSES", "Loss", "proximal", "pull"]
-
-ROUNDS = 100
-"""Newton steps of a proximal operator at most; it takes ten. Doubled: nothing changes."""
+NEWTON_STEPS = 100
+"""Most steps of a proximal operator, which takes about ten."""
 
 EXACT = 1e-13
-"""Relative residual at which they end. Doubled: one step fewer for a few entries."""
+"""Relative residual at which they end."""
 
 ROUNDING = 4 * float(np.finfo(float).eps)
-"""Relative size below which a residual is rounding of its terms. Doubled: a few entries end a step earlier."""
+"""Relative size of a residual, or difference of two posterior means, that counts as rounding."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ def proximal(
     residual = z + loss.slope(labels, z) @ V.T - target
     size = np.abs(residual).max(axis=1)
     scale = 1 + np.abs(target).max(axis=1)
-    for _ in range(ROUNDS):
+    for _ in range(NEWTON_STEPS):
         active = size > EXACT * scale
         if not active.any():
             break
@@ -139,7 +137,7 @@ def _one_at_a_time(loss: Loss, y: np.ndarray[Any, Any], omega: np.ndarray[Any, A
     low, high = np.minimum(omega, far), np.maximum(omega, far)
     z = (low + high) / 2
     before, last = high - low, high - low
-    for _ in range(ROUNDS):
+    for _ in range(NEWTON_STEPS):
         pull, rise = v * loss.slope(y, z), v * loss.curvature(y, z)
         gap = z + pull - omega
         # What a rounding of z does to the residual.

@@ -28,8 +28,9 @@ import numpy as np
 
 from smimbench.derive.channel import observable, predict
 from smimbench.numerics.seeds import monte_carlo_rng
+from smimbench_algorithms.gradient import online
 from smimbench_algorithms.gradient.loss import loss_of
-from smimbench_algorithms.gradient.online_recursion import LARGEST, Diverges, Path
+from smimbench_algorithms.gradient.online import LARGEST, Diverges, Path, gram_of, turned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,35 +38,20 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Overlaps
     from smimbench.problem import Problem
     from smimbench.theory.types import Host
-    from smimbench_algorithms.gradient.online_recursion import Rule
+    from smimbench_algorithms.gradient.online import Rule
 
 __all__ = ["affordable", "draw_paths"]
 
-MOST_DRAWS = 256
-"""Draws of all starts together. Doubled: the mean is known 1.4 times better, in twice the time."""
-
-FEWEST = 64
-"""Draws of all starts together at the least, as the mean would be too unsure. Doubled: fewer problems are drawn for."""
-
-SETS = 4
-"""Draws of every start at the least: their spread is the stated error. Doubled: that error is better known."""
-
-LATENTS = 6e7
-"""Latents that may be drawn for one answer, some ten seconds. Doubled: runs of twice the length are drawn for."""
-
-OVERHEAD = 1000
-"""Latents that cost as much as what a step does besides. Doubled: long runs on small batches get fewer draws."""
-
-SMALLEST = 1e-12
-"""Pivot of a Gram matrix, relative to its diagonal, below which a direction counts as absent. Doubled: nothing moves."""
-
 
 def affordable(problem: Problem, steps: int, batch: int, starts: int, dimension: int) -> int:
-    """Draws of every start that are within ``LATENTS`` and ``MOST_DRAWS``; 0 where they are too few to tell their error."""
+    """Draws of every start that time allows; 0 where they are too few to tell their error."""
+    (fewest, most), sets = online.ACCURACY.draws, online.ACCURACY.sets
     a_draw = batch * problem.components * problem.model.sites
-    within = (LATENTS / steps - OVERHEAD) / (a_draw * starts)
-    draws = int(min(within, max(MOST_DRAWS // starts, SETS)))
-    enough = draws >= SETS and draws * starts >= FEWEST
+    within = (online.ACCURACY.draw_latents / steps - 1000) / (
+        a_draw * starts
+    )  # a step costs as much as 1000 latents besides
+    draws = int(min(within, max(most // starts, sets)))
+    enough = draws >= sets and draws * starts >= fewest
     return draws if enough and dimension > 4 * problem.components else 0
 
 
@@ -98,11 +84,8 @@ def draw_paths(
     Diverges
         If more than half of all draws do.
     """
-    truth, cross, own = (np.stack([np.asarray(start[i], dtype=float) for start in starts]) for i in range(3))
-    P, count = truth.shape[-1], len(starts)
-    R = P * (3 if rule.momentum else 2)
-    gram = np.zeros((count, R, R))
-    gram[:, : 2 * P, : 2 * P] = np.block([[truth, np.swapaxes(cross, -1, -2)], [cross, own]])
+    gram = gram_of(starts, rule.momentum)
+    P, (count, R) = problem.components, gram.shape[:2]
     chain = _OverlapChain(problem, loss, rule, batch, dimension)
     rng = monte_carlo_rng("online descent: draws", dimension, batch)
     frame = np.tile(_triangle(gram), (draws, 1, 1))
@@ -111,7 +94,7 @@ def draw_paths(
     with np.errstate(over="ignore", invalid="ignore"):
         for step in range(int(wanted[-1]) + 1):
             if step in marks:
-                found = frame @ np.swapaxes(frame, -1, -2)
+                found = frame @ turned(frame)
                 found[~alive] = np.nan
                 kept.append(found)
             if step == wanted[-1]:
@@ -123,14 +106,7 @@ def draw_paths(
                 frame[lost] = 0.0
                 if 2 * alive.sum() < len(alive):
                     raise Diverges("most draws grow without bound")
-    overlaps = np.stack(kept).reshape(len(kept), draws, count, R, R).swapaxes(0, 1)
-    blocks = slice(0, P), slice(P, 2 * P)
-    return Path(
-        np.asarray(wanted),
-        overlaps[..., blocks[0], blocks[0]],
-        overlaps[..., blocks[1], blocks[0]],
-        overlaps[..., blocks[1], blocks[1]],
-    )
+    return Path.of(wanted, np.stack(kept).reshape(len(kept), draws, count, R, R).swapaxes(0, 1), P)
 
 
 class _OverlapChain:
@@ -158,7 +134,7 @@ class _OverlapChain:
         new[:, student] = before[:, student] - rule.rate(step) * along
         if rule.spherical:
             new[:, student] /= np.sqrt(np.sum(new[:, student] ** 2, axis=-1, keepdims=True))
-        return _triangle(new @ np.swapaxes(new, -1, -2))
+        return _triangle(new @ turned(new))
 
     def _gradient(self, frame: Host, rng: np.random.Generator) -> tuple[Host, Host]:
         """The gradient of a batch in the frame (n, P, R), and orthogonal to it (n, P, P)."""
@@ -172,15 +148,10 @@ class _OverlapChain:
         labels = self.channel.forward(truth, rng=rng)
         cotangent = loss_of(np, self.loss, predict(self.channel, z), observable(self.channel, labels))[1]
         g = np.asarray(self.channel.vjp(z, cotangent)).reshape(n, B, P, C).swapaxes(1, 2).reshape(n, P, B * C)
-        inside = g @ np.swapaxes(u, -1, -2) / B
-        return inside, _triangle(g @ np.swapaxes(g, -1, -2)) @ self._wishart(n, self.dimension - R, rng) / B
-
-    def _wishart(self, n: int, freedom: int, rng: np.random.Generator) -> Host:
-        """Triangular roots (n, P, P) of Wishart matrices of unit covariance (Bartlett)."""
-        P = self.P
-        root = np.tril(rng.standard_normal((n, P, P)), -1)
-        root[:, range(P), range(P)] = np.sqrt(rng.chisquare(freedom - np.arange(P), (n, P)))
-        return np.asarray(root)
+        # Triangular roots of Wishart matrices of unit covariance (Bartlett).
+        wishart = np.tril(rng.standard_normal((n, P, P)), -1)
+        wishart[:, range(P), range(P)] = np.sqrt(rng.chisquare(self.dimension - R - np.arange(P), (n, P)))
+        return g @ turned(u) / B, _triangle(g @ turned(g)) @ wishart / B
 
 
 def _triangle(gram: Host) -> Host:
@@ -189,6 +160,6 @@ def _triangle(gram: Host) -> Host:
     for k in range(gram.shape[-1]):
         left = gram[..., k:, k] - np.einsum("...ij,...j->...i", root[..., k:, :k], root[..., k, :k])
         pivot = left[..., :1]
-        known = pivot > SMALLEST * np.maximum(gram[..., k, k, None], 1e-300)
+        known = pivot > 1e-12 * np.maximum(gram[..., k, k, None], 1e-300)
         root[..., k:, k] = np.where(known, left / np.sqrt(np.where(known, pivot, 1.0)), 0.0)
     return root

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,37 +11,31 @@ from smimbench.interfaces import Overlaps, offers
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.registry.adapters import sizes
 from smimbench.theory.limit import aligned, limit_point, scores
+from smimbench_algorithms.gradient import online
 from smimbench_algorithms.gradient.loss import fitting_loss
-from smimbench_algorithms.gradient.online import price, solve
+from smimbench_algorithms.gradient.online import (
+    Diverges,
+    Path,
+    Recursion,
+    Rule,
+    TooLong,
+    evaluations,
+    gram_of,
+    latents_of_a_step,
+    local_fields,
+    turned,
+)
 from smimbench_algorithms.gradient.online_draws import affordable, draw_paths
-from smimbench_algorithms.gradient.online_fields import NODES, evaluations
-from smimbench_algorithms.gradient.online_recursion import Diverges, Path, Rule, TooLong
+from smimbench_algorithms.gradient.online_flow import follow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smimbench.interfaces import Conditions
     from smimbench.problem import Problem
+    from smimbench.theory.types import Host
 
-__all__ = ["online_theory"]
-
-TYPICAL = 16
-"""Random starts where nothing has been run. Doubled: their mean is known 1.4 times better."""
-
-SMALL_OVERLAP = 5.0
-"""Overlaps below this over the root of D are what chance adds in the first steps. Doubled: the remark comes sooner."""
-
-BESIDE = 4e7
-"""Latents for which the limit is added to a trajectory that is drawn for one size. Doubled: it is there for larger problems."""
-
-RATIOS = 3.0
-"""Units of ``(1 - cosine^2) / D`` in which the cosine of mean overlaps may miss the mean cosine. Doubled, so is that error."""
-
-FEWER = 8
-"""Where means are closed, draws only say by how much the cosine may be off: one in so many does. Doubled: half the time."""
-
-MOMENTS = 120
-"""Points of the trajectory. Doubled: a finer line."""
+__all__ = ["online_theory", "solve"]
 
 
 def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Conditions) -> dict[str, Any] | str:
@@ -73,8 +68,8 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
         spread=1 / (batch * problem.model.sites) if closed else 0.0,
     )
     starts = conditions.starts or _typical_starts(problem, D, algorithm.spherical)
-    wanted = sorted({0, *np.unique(np.geomspace(1, steps, MOMENTS).round().astype(int)).tolist()})
-    draws = affordable(problem, steps, batch, len(starts) * (FEWER if closed else 1), D)
+    wanted = sorted({0, *np.unique(np.geomspace(1, steps, online.ACCURACY.moments).round().astype(int)).tolist()})
+    draws = affordable(problem, steps, batch, len(starts) * (8 if closed else 1), D)
     drawn = None
     try:
         if draws:
@@ -89,26 +84,36 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
         return f"at learning rate {algorithm.learning_rate:g} its equations diverge: the steps are too long"
     ends = _overlaps_at_end(path)
     lost = 1 - sum(map(len, ends)) / path.cross[:, 0, :, 0, 0].size
-    method = _drawn(draws * len(starts), lost) if path is drawn else _solved(problem, path, starts, D)
+    if path is drawn:
+        method = f"mean of {draws * len(starts)} draws of the overlaps at this dimension"
+        method += f"; {lost:.1%} of them diverge and are left out" if lost else ""
+    else:
+        method = _solved(problem, path, starts, D)
     point = limit_point(problem, alpha, ends, method=method, branch="online descent")
     if path.rougher is not None:
-        point |= _with_error_of_integration(problem, point, path.rougher)
+        rougher = limit_point(problem, alpha, _overlaps_at_end(path.rougher), method="", prediction=False)
+        for name in ("mse", "overlap", "cosine", "squared_cosine"):
+            point[f"{name}_error"] = np.hypot(point[f"{name}_error"], np.subtract(point[name], rougher[name])).tolist()
     found = _online_trajectory(problem, path, batch)
     if closed:
-        beside = (
-            None if drawn is None else limit_point(problem, alpha, _overlaps_at_end(drawn), method="", prediction=False)
-        )
+        # Means of overlaps are exact, those of their ratios are not: by how much, draws tell.
+        ratios = course = None
+        if drawn is not None:
+            ratios = limit_point(problem, alpha, _overlaps_at_end(drawn), method="", prediction=False)
+            course = _online_trajectory(problem, drawn, batch)
         for name in ("cosine", "squared_cosine"):
-            point[f"{name}_error"] = _error_of_ratio(name, point, beside, D)
-        course = None if drawn is None else _online_trajectory(problem, drawn, batch)
+            point[f"{name}_error"] = _error_of_ratio(name, point, ratios, D)
         found["overlap_error"] = _error_of_ratio("overlap", found, course, D)
-    if conditions.trajectory and path is drawn and price(problem, loss, steps, len(starts)) < BESIDE:
-        found |= _without_noise(problem, loss, rule, starts, wanted)
+    cheap = _price(problem, loss, steps, len(starts)) < online.ACCURACY.limit_latents
+    if conditions.trajectory and path is drawn and cheap:
+        with suppress(Diverges, TooLong):  # the limit of large D is shown where it is known
+            limit = _online_trajectory(problem, solve(problem, loss, rule, starts, wanted), 1)
+            found |= {f"{name}_limit": limit[name] for name in ("mse", "overlap")}
     return point | {"trajectory": found}
 
 
 def _overlaps_at_end(path: Path) -> list[list[Overlaps]]:
-    """Overlaps at the end: for every evaluation those of all starts, but for draws that have diverged."""
+    """Overlaps at the end: for every evaluation those of all starts, without draws that have diverged."""
     sets, _, starts = path.cross.shape[:3]
     found = [
         [Overlaps(path.truth[k, -1, i], path.cross[k, -1, i], path.own[k, -1, i]) for i in range(starts)]
@@ -118,49 +123,23 @@ def _overlaps_at_end(path: Path) -> list[list[Overlaps]]:
     return [each for each in finite if each]
 
 
-def _drawn(count: int, lost: float) -> str:
-    method = f"mean of {count} draws of the overlaps at this dimension"
-    return method + (f"; {lost:.1%} of them diverge and are left out" if lost else "")
-
-
 def _solved(problem: Problem, path: Path, starts: Sequence[Overlaps], D: int) -> str:
-    """How the equations were solved, and what they cannot know."""
+    """How the equations were solved, and that chance at the start is not in them."""
     sets = len(path.cross)
-    how = "closed form" if sets == 1 else "quadrature" if sets == len(NODES) else "Monte Carlo"
+    how = "closed form" if sets == 1 else "quadrature" if sets == len(online.ACCURACY.nodes) else "Monte Carlo"
     steps = "recursion of online descent" if path.rougher is None else "equations of online descent, integrated"
-    small = SMALL_OVERLAP / np.sqrt(D)
+    small = 5.0 / np.sqrt(D)
     if problem.channel.symmetry != "none" and max(np.abs(start.cross).max() for start in starts) < small:
         how += ", from overlaps of order 1/sqrt(D): when a run escapes from these is chance, too"
     return f"{steps}, {how}"
 
 
-def _with_error_of_integration(problem: Problem, point: dict[str, Any], rougher: Path) -> dict[str, Any]:
-    """The errors of a point, with what a rougher integration changes."""
-    other = limit_point(problem, point["alpha"], _overlaps_at_end(rougher), method="", prediction=False)
-    return {
-        f"{name}_error": np.hypot(point[f"{name}_error"], np.subtract(point[name], other[name])).tolist()
-        for name in ("mse", "overlap", "cosine", "squared_cosine")
-    }
-
-
 def _error_of_ratio(name: str, means: dict[str, Any], drawn: dict[str, Any] | None, D: int) -> list[Any]:
-    """Error of a ratio of mean overlaps for the mean of the ratios: what draws say of it, or of which order in 1/D it is."""
+    """Error of a ratio of mean overlaps as the mean of the ratios: from draws, or its order in 1/D."""
     value = np.asarray(means[name])
     if drawn is None:
-        return list((RATIOS * (1 - (value**2 if name == "cosine" else value)) / D).tolist())
+        return list((3.0 * (1 - (value**2 if name == "cosine" else value)) / D).tolist())
     return list(np.hypot(value - np.asarray(drawn[name]), np.asarray(drawn[f"{name}_error"])).tolist())
-
-
-def _without_noise(
-    problem: Problem, loss: str, rule: Rule, starts: Sequence[Overlaps], wanted: Sequence[int]
-) -> dict[str, Any]:
-    """``mse_limit`` and ``overlap_limit``: the equations from the same starts, which is what D to infinity leaves."""
-    try:
-        path = solve(problem, loss, rule, starts, wanted)
-    except (Diverges, TooLong):
-        return {}
-    found = _online_trajectory(problem, path, 1)
-    return {f"{name}_limit": found[name] for name in ("mse", "overlap")}
 
 
 def _typical_starts(problem: Problem, D: int, spherical: bool) -> list[Overlaps]:
@@ -169,7 +148,7 @@ def _typical_starts(problem: Problem, D: int, spherical: bool) -> list[Overlaps]
     prior: Any = problem.prior
     rng = monte_carlo_rng("online descent: typical starts", D)
     found = []
-    for _ in range(TYPICAL):
+    for _ in range(online.ACCURACY.starts):
         signal, factor = np.asarray(prior.sample(rng, P, D)), np.asarray(prior.draw_factor(rng, P, D, None))
         if spherical:
             factor = factor / np.sqrt(np.mean(factor**2, axis=-1, keepdims=True))
@@ -200,3 +179,45 @@ def _online_trajectory(problem: Problem, path: Path, batch: int) -> dict[str, An
         for name in ("mse", "overlap"):
             values[f"{name}_error"] = np.hypot(values[f"{name}_error"], np.subtract(values[name], other[name])).tolist()
     return {"iteration": path.steps.tolist(), "samples": (path.steps * batch).tolist(), **values}
+
+
+def _price(problem: Problem, loss: str, steps: int, starts: int) -> float:
+    """Latents that cost as much as making all steps one by one; a step costs as much as 500 latents besides."""
+    return steps * (starts * latents_of_a_step(problem, loss) + 500)
+
+
+def solve(problem: Problem, loss: str, rule: Rule, starts: Sequence[Overlaps], wanted: Sequence[int]) -> Path:
+    """Overlaps after some numbers of steps, which are made one by one where that takes seconds; of longer runs the first ones
+    are, and the rest is integrated.
+
+    Parameters
+    ----------
+    starts : sequence of Overlaps
+        With the teacher, at step 0, for every run.
+    wanted : sequence of int
+        Steps, ascending, the first one 0.
+
+    Raises
+    ------
+    Diverges, TooLong
+    """
+    P, gram = problem.components, gram_of(starts, rule.momentum)
+    recursion = Recursion(local_fields(problem, loss, gram[:, :P, :P]), rule, P)
+    state = np.broadcast_to(gram, (evaluations(problem, loss), *gram.shape)).copy()
+    steps = [int(step) for step in wanted]
+
+    def path(kept: dict[int, Host]) -> Path:
+        return Path.of(steps, np.stack([kept[step] for step in steps], axis=1), P)
+
+    allowed = int(online.ACCURACY.latents / _price(problem, loss, 1, len(starts)))
+    if steps[-1] <= max(allowed, online.ACCURACY.fewest_steps):
+        return path(recursion.iterate(state, 0, steps[-1], set(steps))[1])
+    begin = online.ACCURACY.first_steps
+    state, first = recursion.iterate(state, 0, begin, set(steps))
+    found, rougher = (path(first | follow(recursion, state, begin, steps, allowed, rough)) for rough in (False, True))
+    # Self-overlaps that vectors can have: what integration leaves below 0 besides the teacher is cut off.
+    mixing = found.cross @ np.linalg.pinv(found.truth, hermitian=True)
+    known = mixing @ turned(found.cross)
+    values, vectors = np.linalg.eigh(found.own - known)
+    own = np.asarray(known + (vectors * np.maximum(values, 0.0)[..., None, :]) @ turned(vectors))
+    return found._replace(own=own, rougher=rougher)
