@@ -95,7 +95,7 @@ def draw(name: str) -> list[str]:
     from smimbench.report.rows import suite_records
     from smimbench.report.style import save_figure
     from smimbench.run.store import Store, theory_folder
-    from smimbench.theory.cache import TheoryCache
+    from smimbench.run.theory_cache import TheoryCache
 
     suite = load_suite(name, SIZES[name])
     metric = suite.run.metrics[0]

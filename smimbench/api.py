@@ -167,7 +167,7 @@ def theory(
     from pathlib import Path
 
     from smimbench.report.theory_document import theory_document
-    from smimbench.theory.cache import TheoryCache
+    from smimbench.run.theory_cache import TheoryCache
 
     cache = TheoryCache(None if results is None else Path(results) / "theory")
     cache.remark = warnings.warn
@@ -245,7 +245,7 @@ def plot(
 
     from smimbench.report.figures import suite_figure
     from smimbench.run.store import Store, theory_folder
-    from smimbench.theory.cache import TheoryCache
+    from smimbench.run.theory_cache import TheoryCache
 
     suite = _suite(suite)
     if metric not in suite.run.metrics:

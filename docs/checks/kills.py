@@ -35,7 +35,7 @@ dimension = [12]
 seeds     = 25
 [[algorithms]]
 name  = "adam"
-steps = 320
+steps = 2400
 [[algorithms]]
 name  = "sgd"
 steps = 40

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from smimbench.registry.registry import Plugin, Registry
     from smimbench.run.settings import Settings
     from smimbench.run.store import Store
+    from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import Suite
-    from smimbench.theory.cache import TheoryCache
 
 OK, NOT_OK, BAD_INPUT, UNFORESEEN, AGAIN, INTERRUPTED = 0, 1, 2, 70, 75, 130
 """Exit codes: all cells ok; some are not; bad input; a mistake in smimbench or a plugin; the budget is spent; Ctrl-C."""
@@ -197,7 +197,7 @@ class Request:
         SuiteError
             If the folder holds none, or several.
         """
-        from smimbench.run.settings import settings_under
+        from smimbench.run.settings import settings_under, why_none
         from smimbench.suite.errors import SuiteError
         from smimbench.suite.reader import shipped_suites
 
@@ -210,7 +210,7 @@ class Request:
         if found:
             several = ", ".join(str(one.folder) for one in found)
             raise SuiteError(self.name, "", f"holds the results of several runs; name one of {several}")
-        raise SuiteError(self.name, "", "not a results folder (it has no readable run.json)")
+        raise SuiteError(self.name, "", why_none(folder))
 
     def store(self, suite: Suite) -> Store:
         """Records of a suite: in the folder of that name, or under ``--results``."""

@@ -235,7 +235,7 @@ def _rows_in(request: Request, folder: Path) -> list[dict[str, Any]]:
 def _compared_runs(path: Path, request: Request) -> list[_ComparedRun]:
     """What was run in a folder of results, or is in files of packed ones."""
     from smimbench.report.packed import packed_under, read_packed
-    from smimbench.run.settings import settings_under, words_of
+    from smimbench.run.settings import settings_under, why_none, words_of
 
     found = [
         _ComparedRun(one.suite, one.words, one.folder, partial(_rows_in, request, one.folder))
@@ -245,7 +245,7 @@ def _compared_runs(path: Path, request: Request) -> list[_ComparedRun]:
         document, shared = read_packed(file)
         found.append(_ComparedRun(document["suite"], words_of(shared), file, partial(list, document["rows"])))
     if not found:
-        raise click.UsageError(f"{path}: neither a results folder (it has no readable run.json) nor packed results")
+        raise click.UsageError(f"{path}: {why_none(path)}, and no packed results")
     return found
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from smimbench.report.theory_document import Stage
-    from smimbench.theory.cache import Kept
+    from smimbench.run.theory_cache import Kept
 
 __all__ = ["Interrupted", "stages"]
 

@@ -1,7 +1,8 @@
-"""``smimbench verify``: whether stored results and kept points of theory are what they say."""
+"""``smimbench verify``: whether stored results and stored theory are what they say."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -20,9 +21,7 @@ from smimbench.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from smimbench.run.store import Store
     from smimbench.run.verification import Verification
-    from smimbench.suite.cells import Suite
 
 __all__ = ["verify"]
 
@@ -38,60 +37,68 @@ __all__ = ["verify"]
 def verify(request: Request, cells: int, seed: int, no_theory: bool) -> int:
     """Check every byte of stored results, solve their theory again, and run a sample of cells again.
 
-    What does not agree is named, one line each; the exit code is then 1. Nothing is changed.
+    SUITE|DIR may be a packed file, too. What does not agree is named, one line each; the exit code is then 1. Nothing is written.
     """
-    from smimbench.run.external import scores_of
-    from smimbench.run.verification import files, rerun
-
-    suite = request.suite()
-    store = request.store(suite)
-    found = {"files": files(store)}
-    if (scores := files(scores_of(store))).checked or scores.wrong:
-        found["scores"] = scores
-    backends = sorted({record["cell"]["backend"] for record in store.load().values()})
-    known = [cell for backend in backends for cell in suite.cells(backend, request.registry)]
-    if not no_theory:
-        found["points of theory"] = _verified_theory(suite, store)
-    found["cells run again"] = rerun(known, store, request.registry, count=cells, seed=seed)
+    path = Path(request.name)
+    packed = path.suffix == ".json" and path.is_file()
+    check = _verified_pack if packed else _verified_folder
+    found = check(request, cells, seed, theory=not no_theory)
     wrong = [line for one in found.values() for line in one.wrong]
     if request.as_json:
-        print_json({"checked": {name: one.checked for name, one in found.items()}, "wrong": wrong})
+        remarks = {name: one.remarks for name, one in found.items() if one.remarks}
+        print_json({"checked": {name: one.checked for name, one in found.items()}, "wrong": wrong, "remarks": remarks})
     else:
         console = make_console()
         for line in wrong:
-            console.print(line, style="red", soft_wrap=True)
+            console.print(line, style="red", soft_wrap=True, markup=False)
         for name, one in found.items():
-            console.print(f"{one.checked} {name}: {f'{len(one.wrong)} do not agree' if one.wrong else 'all agree'}")
+            result = f"{len(one.wrong)} do not agree" if one.wrong else "all agree"
+            console.print("; ".join([f"{one.checked} {name}: {result}", *one.remarks]), soft_wrap=True, markup=False)
     return NOT_OK if wrong else OK
 
 
-def _verified_theory(suite: Suite, store: Store) -> Verification:
-    """Points of theory that are kept, against points that are solved now."""
+def _verified_folder(request: Request, cells: int, seed: int, *, theory: bool) -> dict[str, Verification]:
+    from smimbench.report.packed import packed_under, verified_files
+    from smimbench.report.stored_table import verified_tables
+    from smimbench.run.external import scores_of
     from smimbench.run.store import theory_folder
-    from smimbench.run.theory_guard import GuardedTheory
-    from smimbench.run.verification import Verification
+    from smimbench.run.verification import Verification, files, rerun, stored_theory
 
-    found = Verification()
-    kept, fresh = GuardedTheory(theory_folder(store)), GuardedTheory()
-    for plan in suite.plans:
-        ratios = [alpha for alpha in plan.alphas if kept.kept([(plan.problem, [alpha])]).points]
-        if not ratios:
-            continue
-        for alpha, old, new in zip(ratios, kept.points(plan.problem, ratios), fresh.points(plan.problem, ratios)):
-            lines = []
-            for name in ("mse", "overlap"):
-                before, after = _numbers(old[0][name]), _numbers(new[0][name])
-                error = max(_numbers(old[0]["mse_error"]) + _numbers(new[0]["mse_error"]))
-                apart = max((abs(a - b) for a, b in zip(before, after)), default=0.0)
-                if len(before) != len(after) or apart > 4 * error + 1e-9:
-                    lines.append(
-                        f"theory of {plan.label} at alpha {alpha:g}: {name} is {after}, the file says {before}"
-                    )
-            found.add(lines)
+    suite = request.suite()
+    store = request.store(suite)
+    records = store.load()
+    found = {"files": files(store)}
+    if (scores := files(scores_of(store))).checked or scores.wrong:
+        found["scores"] = scores
+    if (tables := verified_tables(store.folder)).checked:
+        found["tables"] = tables
+    if packs := packed_under(store.folder.parent):
+        found["packs"] = verified_files(packs)
+    backends = sorted({record["cell"]["backend"] for record in records.values()})
+    known = [cell for backend in backends for cell in suite.cells(backend, request.registry)]
+    keys = {cell.key for cell in known}
+    if unasked := sum(record["key"] not in keys for record in records.values()):
+        found["files"].remarks.append(f"{unasked} records that the suite does not ask for are in no table")
+    found |= stored_theory(suite, theory_folder(store), request.registry, solve=theory)
+    found["cells run again"] = rerun(known, store, request.registry, count=cells, seed=seed)
+    if not found["cells run again"].checked and cells and records:
+        found["cells run again"] = Verification(remarks=["no stored cell can be run again"])
     return found
 
 
-def _numbers(value: object) -> list[float]:
-    if isinstance(value, (list, tuple)):
-        return [number for one in value for number in _numbers(one)]
-    return [float(value)]  # type: ignore[arg-type]
+def _verified_pack(request: Request, cells: int, seed: int, *, theory: bool) -> dict[str, Verification]:
+    from smimbench.report.packed import read_packed, verified_files
+    from smimbench.report.packed_verification import verify_packed
+    from smimbench.suite.reader import parse_suite
+
+    if request.overrides or request.only:
+        raise click.UsageError(f"{request.name} is a finished table: --set, --add and --only cannot change it")
+    path = Path(request.name)
+    found = {"packs": verified_files([path])}
+    if found["packs"].wrong:
+        return found
+    document, shared = read_packed(path)
+    given = shared.get("overrides", []), shared.get("only", [])
+    suite = parse_suite(Path(f"{shared['suite']}.toml"), shared["text"], *given, registry=request.registry, stored=True)
+    how = {"cells": cells, "seed": seed}
+    return found | verify_packed(path, document["rows"], shared, suite, request.registry, theory=theory, **how)

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from smimbench.problem.problem import Problem
+    from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import Suite
-    from smimbench.theory.cache import TheoryCache
 
 __all__ = ["FEWEST", "Line", "draw_suite", "is_cheap", "smooth", "suite_figure", "theory_lines", "threshold_marks"]
 

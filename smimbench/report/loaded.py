@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from smimbench.report.notebook import table_html
 from smimbench.run.external import scores_of
-from smimbench.run.settings import settings_under
+from smimbench.run.settings import settings_under, why_none
 from smimbench.suite.errors import SuiteError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def load_folder(folder: Path) -> Loaded:
     """
     found = settings_under(folder)
     if not found:
-        raise SuiteError(str(folder), "", "not a results folder (it has no readable run.json)")
+        raise SuiteError(str(folder), "", why_none(folder))
     values: list[dict[str, Any]] = []
     steps: list[dict[str, Any]] = []
     stores = {one.store.folder: (one.suite, one.store) for one in found}.values()

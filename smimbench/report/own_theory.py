@@ -20,8 +20,8 @@ from smimbench.report.rows import draws_fresh, own_point
 from smimbench.report.style import COLOURS, finish, literal, new_figure, panel_title, save_figure
 from smimbench.report.tables import component_column, make_table, number
 from smimbench.report.theory_document import Stage
+from smimbench.run.theory_cache import Progress
 from smimbench.suite.cells import build_algorithm
-from smimbench.theory.cache import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from smimbench.problem.problem import Problem
     from smimbench.report.tables import Column
     from smimbench.run.store import Store
+    from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import Cell, Suite
-    from smimbench.theory.cache import TheoryCache
 
 __all__ = ["add_own_theory", "draw_trajectories", "own_theory_tables"]
 

@@ -5,21 +5,47 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from smimbench.files import error_line, write_atomically
-from smimbench.report.extrapolation import extrapolated_rows
+import pydantic
+
+from smimbench.files import error_line, printable, read_json, write_atomically
 from smimbench.report.labels import grouped, place
-from smimbench.report.stored_table import digest_of_table
-from smimbench.report.verdict import verdicts
+from smimbench.report.stored_table import checked_document
+from smimbench.run.record import SharedDocument, check_model, digest_of
+from smimbench.run.verification import Verification
 from smimbench.suite.errors import SuiteError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["packed_under", "read_packed", "write_packed"]
+__all__ = ["packed_under", "read_packed", "verified_files", "write_packed"]
 
 FORMAT = 1
 """Layout of the file; raised when older readers could not understand it."""
+
+
+class _Place(pydantic.BaseModel):
+    """Rows of one place: what they have in common, and the rest of each."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    common: dict[str, Any]
+    rows: list[dict[str, Any]]
+
+
+class _Body(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True)
+
+    identities: list[dict[str, Any]]
+    places: list[_Place]
+
+
+class _Packed(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    packed: int
+    run: SharedDocument
+    document: _Body
 
 
 def write_packed(path: Path, document: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
@@ -43,13 +69,22 @@ def write_packed(path: Path, document: Mapping[str, Any], shared: Mapping[str, A
     body["identities"] = [identity for _, identity in known.values()]
     body["places"] = [_pack(members) for members in grouped(rows, place).values()]
     whole = {"packed": FORMAT, "run": json.loads(json.dumps(shared, default=str)), "document": body}
-    lines = json.dumps({**whole, "digest": digest_of_table(whole)}, allow_nan=False, separators=(",", ":"))
-    # A line for each place: a change of one shows as a change of one.
-    write_atomically(path, (lines.replace('{"common":', '\n{"common":') + "\n").encode())
+    write_atomically(path, _text_of(whole).encode())
 
 
-def read_packed(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _text_of(whole: Mapping[str, Any]) -> str:
+    """The file, a line for each place: a change of one shows as a change of one."""
+    lines = json.dumps({**whole, "digest": digest_of(dict(whole))}, allow_nan=False, separators=(",", ":"))
+    return lines.replace('{"common":', '\n{"common":') + "\n"
+
+
+def read_packed(path: Path, *, exactly: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
     """The document and ``run.json`` of a file that ``write_packed`` has written.
+
+    Parameters
+    ----------
+    exactly : bool
+        Compare its text, too: another last digit may stand for the same number.
 
     Raises
     ------
@@ -57,24 +92,42 @@ def read_packed(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         If it is no such file, or was changed after it was written.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        found = read_json(path)
+    except (OSError, ValueError) as error:
         raise SuiteError(str(path), "", f"cannot be read as packed results: {error_line(error)}") from None
     if not isinstance(found, dict) or "packed" not in found:
         raise SuiteError(str(path), "", "no packed results; smimbench show SUITE --pack FILE writes some")
     if found["packed"] != FORMAT:
-        raise SuiteError(str(path), "packed", f"written in format {found['packed']!r}, this smimbench reads {FORMAT}")
-    digest = found.pop("digest", None)
-    if digest != digest_of_table(found):
-        raise SuiteError(str(path), "", "changed after it was written (digest does not match)")
-    document: dict[str, Any] = found["document"]
-    identities = document.pop("identities")
-    rows = [row for one in document.pop("places") for row in _unpack(one)]
-    document["rows"] = [{**row, "identity": identities[row["identity"]]} for row in rows]
-    # What follows from the rows is not read but found again: an older smimbench may have said less.
-    document["verdicts"] = verdicts(document["rows"])
-    document["extrapolated"] = extrapolated_rows(document["rows"], max((row["target"] for row in rows), default=0.0))
-    return document, found["run"]
+        version = printable(found["packed"], 40)
+        raise SuiteError(str(path), "packed", f"written in format {version}, this smimbench reads {FORMAT}")
+    try:
+        digest = found.pop("digest", None)
+        if digest != digest_of(found) or (exactly and path.read_bytes() != _text_of(found).encode()):
+            raise ValueError("changed after it was written (digest does not match)")
+        check_model(_Packed, found, "packed results of smimbench")
+        body = {key: value for key, value in found["document"].items() if key not in ("identities", "places")}
+        rows = [row for one in found["document"]["places"] for row in _unpack(one)]
+        identities = dict(enumerate(found["document"]["identities"]))
+        body["rows"] = [{**row, "identity": identities.get(_number(row.get("identity")))} for row in rows]
+        return checked_document(body), found["run"]
+    except (OSError, ValueError) as error:
+        raise SuiteError(str(path), "", str(error)) from None
+
+
+def verified_files(paths: Sequence[Path]) -> Verification:
+    """Whether these files are what was written, to the last byte."""
+    found = Verification()
+    for path in paths:
+        try:
+            read_packed(path, exactly=True)
+            found.add([])
+        except SuiteError as error:
+            found.add([str(error)])
+    return found
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else -1
 
 
 def packed_under(path: Path) -> list[Path]:

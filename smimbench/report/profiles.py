@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from smimbench.report.tables import Column
     from smimbench.run.store import Store
+    from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import Cell, Suite
-    from smimbench.theory.cache import TheoryCache
 
 __all__ = ["CUT", "LEVEL", "READING", "SUMMARY", "draw_profiles", "hits", "share_within", "summary", "summary_tables"]
 

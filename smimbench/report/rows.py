@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from smimbench.problem.problem import Problem
     from smimbench.run.external import Point
+    from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import Suite
-    from smimbench.theory.cache import TheoryCache
 
 __all__ = ["Rows", "draws_fresh", "error_rows", "own_point", "paired", "rows_of_points", "scored_rows", "suite_records"]
 

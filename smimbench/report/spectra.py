@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import Cell, Suite
-    from smimbench.theory.cache import TheoryCache
 
 __all__ = ["draw_spectra"]
 

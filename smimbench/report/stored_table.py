@@ -1,39 +1,249 @@
-"""The table of a finished run, kept beside its ``run.json``: it can be shown where the plugin that made it is missing."""
+"""A finished table as a document: its structure, and the copy beside ``run.json`` that can be shown where the plugin that made it
+is missing.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from smimbench.files import canonical_json, write_atomically
+import pydantic
+from pydantic import Field
+
+from smimbench.files import read_json, write_atomically
+from smimbench.report.runtime import EPSILONS
+from smimbench.run.record import Number, check_model, digest_of
+from smimbench.run.verification import Verification, complaints_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["digest_of_table", "keep_table", "kept_table"]
+__all__ = [
+    "TABLE",
+    "Document",
+    "Row",
+    "checked_document",
+    "keep_table",
+    "kept_table",
+    "read_table",
+    "table_text",
+    "verified_tables",
+]
 
-NAME = "table/rows.json"
+TABLE = "table/rows.json"
 """In a folder of its own: files beside ``run.json`` are records."""
+Text = Annotated[str, Field(max_length=100_000)]
+Texts = list[Text]
+
+
+class _Open(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True)
+
+
+class _Time(_Open):
+    seconds: Number
+    iterations: Number
+    fraction: Number
+
+
+class _Half(_Open):
+    target: Number
+    fraction: Number
+    iterations: Number
+    seconds: Number
+    samples: Number
+    epochs: Number
+
+
+class _Sequence(_Open):
+    layers: list[int]
+    runs: int
+
+
+class _Factor(_Open):
+    axis: Text
+    mean: Number
+    sem: Number
+    runs: int
+
+
+class _Order(_Open):
+    success: Number
+    sequences: list[_Sequence]
+    factor: _Factor | None
+
+
+class _Finding(_Open):
+    mean: Number
+    sem: Number
+    runs: int
+    found: int
+    theory: Number
+
+
+class _Item(_Open):
+    name: Text
+
+
+class _Problem(_Open):
+    model: _Item
+    channel: _Item
+    prior: _Item
+
+
+class Identity(_Open):
+    """What was run: problem and algorithm with their parameters."""
+
+    problem: _Problem
+    algorithm: _Item
+
+
+class Row(_Open):
+    """A row of the error table; see ``smimbench.report.rows.error_rows``."""
+
+    problem: Text
+    algorithm: Text
+    backend: Text
+    alpha: float
+    nominal_alpha: float
+    dimension: Annotated[int, Field(ge=1)]
+    dimension_letter: Text
+    metric: Text
+    component: Annotated[int, Field(ge=1)] | None
+    component_word: Text
+    n: Annotated[int, Field(ge=0)]
+    target: float
+    values: dict[str, float]
+    mean: Number
+    sem: Number
+    theory: Number
+    theory_error: Number
+    difference: Number
+    z: Number
+    own_theory: Number
+    own_theory_error: Number
+    own_z: Number
+    own_coefficient: Number
+    no_theory: Text | None
+    bayes: Number
+    bayes_error: Number
+    ratio_to_bayes: Number
+    blank: Texts
+    branch: Text | None
+    theory_method: Text | None
+    seconds: Number
+    cpu_seconds: Number
+    iterations: Number
+    first_iteration: Number
+    per_iteration: Number
+    peak_memory: int | None
+    ceiling_fraction: Number
+    ceiling: Text | None
+    device_seconds: Number
+    trusted: bool
+    machines: Texts
+    time_to_theory: dict[str, _Time]
+    half_overlap: _Half | None
+    learning_order: _Order | None
+    findings: dict[str, list[_Finding]]
+    restarts: int
+    status_counts: dict[str, int]
+    reasons: Texts
+    warnings: Texts
+    identity: Identity
+
+    @pydantic.field_validator("time_to_theory")
+    @classmethod
+    def _all_times(cls, found: dict[str, _Time]) -> dict[str, _Time]:
+        if not {f"{epsilon:g}" for epsilon in EPSILONS} <= found.keys():
+            raise ValueError(f"must have the times to {', '.join(f'{epsilon:g}' for epsilon in EPSILONS)}")
+        return found
+
+
+class OtherVersion(_Open):
+    """What another version of an item made."""
+
+    problem: Text
+    algorithm: Text
+    backend: Text
+    alpha: float
+    dimension: int
+    metric: Text
+
+
+class Document(_Open):
+    """What ``show --json`` prints, but for what follows from its rows."""
+
+    suite: Text
+    title: Text
+    description: Text
+    status_counts: dict[str, int]
+    missing: int
+    other_versions: list[OtherVersion]
+    rows: list[Row]
 
 
 def keep_table(folder: Path, document: dict[str, Any]) -> None:
     """Write the document that ``show --json`` prints, with a digest."""
     body = json.loads(json.dumps(document, default=str))
-    text = json.dumps({"digest": digest_of_table(body), "document": body}, indent=1, allow_nan=False)
-    write_atomically(folder / NAME, text.encode(), durable_name=False)
+    write_atomically(folder / TABLE, table_text(body).encode(), durable_name=False)
+
+
+def table_text(document: dict[str, Any]) -> str:
+    """A table as its file holds it, to the last byte."""
+    return json.dumps({"digest": digest_of(document), "document": document}, indent=1, allow_nan=False)
+
+
+def read_table(path: Path, *, whole: bool = True) -> dict[str, Any]:
+    """The document in a file, with what follows from its rows found again unless it is not ``whole``.
+
+    Raises
+    ------
+    OSError
+        If there is none.
+    ValueError
+        If it was changed after it was written, or has another structure.
+    """
+    found = read_json(path)
+    if not isinstance(found, dict) or not isinstance(found.get("document"), dict):
+        raise ValueError("not a table of smimbench")
+    document: dict[str, Any] = found["document"]
+    if found.get("digest") != digest_of(document):
+        raise ValueError("changed after it was written (digest does not match)")
+    found = checked_document(document)
+    return found if whole else document
+
+
+def checked_document(document: dict[str, Any]) -> dict[str, Any]:
+    """A document of the right structure, with what follows from its rows found again: an older smimbench may have said less.
+
+    Raises
+    ------
+    ValueError
+        If it has another structure.
+    """
+    from smimbench.report.extrapolation import extrapolated_rows
+    from smimbench.report.profiles import summary
+    from smimbench.report.verdict import verdicts
+
+    check_model(Document, document, "a table of smimbench")
+    rows = document["rows"]
+    target = max((row["target"] for row in rows), default=0.0)
+    follows = {"verdicts": verdicts(rows), "summary": summary(rows), "extrapolated": extrapolated_rows(rows, target)}
+    return {**document, **follows}
 
 
 def kept_table(folder: Path) -> dict[str, Any] | None:
-    """The document; None where there is none, or one that was changed after it was written."""
+    """The document beside a ``run.json``; None where there is none that can be trusted."""
     try:
-        found = json.loads((folder / NAME).read_text(encoding="utf-8"))
-        document: dict[str, Any] = found["document"]
-        return document if found["digest"] == digest_of_table(document) else None
-    except (OSError, ValueError, KeyError, TypeError):
+        return read_table(folder / TABLE)
+    except (OSError, ValueError):
         return None
 
 
-def digest_of_table(document: dict[str, Any]) -> str:
-    """SHA-256 of the canonical JSON of a table."""
-    return hashlib.sha256(canonical_json(document).encode()).hexdigest()
+def verified_tables(folder: Path) -> Verification:
+    """Whether the tables of a suite, under all its settings, are what was written, to the last byte."""
+    found = Verification()
+    for path in sorted({*folder.glob(TABLE), *folder.glob(f"settings/*/{TABLE}")}):
+        found.add(complaints_of(path, lambda path: table_text(read_table(path, whole=False))))
+    return found

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import ProblemPlan, Suite
-    from smimbench.theory.cache import TheoryCache
 
 __all__ = ["draw_phases", "draw_theory"]
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from smimbench.run.store import Store
+    from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import Cell, Suite
-    from smimbench.theory.cache import TheoryCache
 
 __all__ = ["draw_seconds"]
 

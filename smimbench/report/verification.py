@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from smimbench.report.tables import make_table, number
 from smimbench.report.theory_document import Stage
-from smimbench.theory.cache import Progress
+from smimbench.run.theory_cache import Progress
 from smimbench.theory.verification import DRAWS, verify_point
 
 if TYPE_CHECKING:

@@ -17,6 +17,8 @@ __all__ = [
     "FORMAT",
     "LONGEST",
     "Record",
+    "SharedDocument",
+    "check_model",
     "check_record",
     "check_types",
     "digest_of",
@@ -95,6 +97,22 @@ class LongTrajectory(pydantic.BaseModel):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
+class SharedDocument(_Open):
+    """What all cells of a run share, as ``run.json`` holds it: the text of the suite, options, versions and machine."""
+
+    suite: str
+    title: str = ""
+    text: str
+    overrides: list[str] = []
+    only: list[str] = []
+    run: dict[str, Any] = {}
+    versions: dict[str, str] = {}
+    machine: dict[str, Any] = {}
+    fingerprint: str = ""
+    git_commit: str | None = None
+    written: float | int = 0
+
+
 class Record(_Open):
     """One finished cell of a suite, as ``results/<suite>/<key>.json`` holds it; null stands for a number that is none."""
 
@@ -153,12 +171,19 @@ def check_record(record: Any) -> None:
 
 def check_types(record: dict[str, Any]) -> None:
     """Raise ValueError unless all fields have the types of a record; ``format`` and ``digest`` may still be missing."""
+    check_model(Record, {"format": FORMAT, "digest": "0" * 64, **record}, "a record of smimbench")
+
+
+def check_model(model: Any, value: Any, what: str) -> None:
+    """Raise ValueError, with the first wrong field, unless a value has the structure of a pydantic model or type."""
     try:
-        Record.model_validate({"format": FORMAT, "digest": "0" * 64, **record})
+        pydantic.TypeAdapter(model).validate_python(value, strict=True)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ValueError(f"not a record of smimbench: {where}: {first['msg']}, got {_short(first['input'])}") from None
+        where = "".join(f"{part}: " for part in (".".join(map(str, first["loc"])),) if part)
+        raise ValueError(f"not {what}: {where}{first['msg']}, got {_short(first['input'])}") from None
+    except RecursionError:
+        raise ValueError(f"not {what}: nested too deep") from None
 
 
 def _short(value: Any) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from smimbench.suite.cells import Suite
 
-__all__ = ["Settings", "options_of", "settings_folder", "settings_of_suite", "settings_under", "words_of"]
+__all__ = ["Settings", "options_of", "settings_folder", "settings_of_suite", "settings_under", "why_none", "words_of"]
 
 FOLDER = "settings"
 READABLE = 60
@@ -97,14 +97,20 @@ def settings_of_suite(folder: Path) -> list[Settings]:
 
 
 def _read_settings(folder: Path) -> Settings | None:
-    shared = Store(folder).read_shared()
-    options = [shared.get(name, []) for name in ("overrides", "only")]
-    texts = [
-        shared.get("text"),
-        shared.get("suite", ""),
-        *(one for own in options if isinstance(own, list) for one in own),
-    ]
-    if not all(isinstance(one, str) for one in texts) or not all(isinstance(own, list) for own in options):
-        return None  # torn, or not of our making
+    try:
+        shared = Store(folder).check_shared()
+    except (OSError, ValueError):
+        return None
     records = folder.parent.parent if folder.parent.name == FOLDER else folder
     return Settings(folder, Store(records), shared)
+
+
+def why_none(folder: Path) -> str:
+    """Why nothing that was run is found under a folder, in words."""
+    try:
+        Store(folder).check_shared()
+    except ValueError as error:
+        return f"run.json cannot be used: {error}"
+    except OSError:
+        pass
+    return "not a results folder (it has no readable run.json)"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import json
 import math
 import os
 import uuid
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.files import StoreError, read_json, sync_folder, write_atomically
-from smimbench.run.record import FORMAT, check_record, digest_of, plain, text_of
+from smimbench.run.record import FORMAT, SharedDocument, check_model, check_record, digest_of, plain, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -76,15 +75,39 @@ class Store:
 
     def write_shared(self, document: dict[str, Any]) -> None:
         """Write ``run.json``: what all cells share."""
-        write_atomically(self.folder / "run.json", (json.dumps(plain(document), indent=1) + "\n").encode())
+        found = plain(document)
+        write_atomically(self.folder / "run.json", text_of({**found, "digest": digest_of(found)}).encode())
 
     def read_shared(self) -> dict[str, Any]:
-        """Read ``run.json``; empty if there is none or it is torn."""
+        """Read ``run.json``; empty if there is none, or (with a complaint) if it cannot be trusted."""
         try:
-            found = read_json(self.folder / "run.json")
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+            return self.check_shared()
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            self.complaints.append(f"{self.folder / 'run.json'}: {error}; not used")
+        return {}
+
+    def check_shared(self) -> dict[str, Any]:
+        """Read ``run.json``.
+
+        Raises
+        ------
+        OSError
+            If there is none.
+        ValueError
+            If it was changed after it was written, or is something else.
+        """
+        found = read_json(self.folder / "run.json")
+        if not isinstance(found, dict) or "digest" not in found:
+            raise ValueError("not a run.json of smimbench")
+        if digest_of(found) != found["digest"]:
+            raise ValueError(
+                "changed after it was written (digest does not match); the same 'smimbench run' writes it again"
+            )
+        check_model(SharedDocument, found, "a run.json of smimbench")
+        del found["digest"]
+        return found
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -124,10 +147,19 @@ class Store:
         path = self.folder / str(found["file"]) if "file" in found else self.folder / f"{_file_stem(record)}.json"
         try:
             arrays = _unpacked_npz(path, found) if "file" in found else _from_lists(found)
-            if len({len(values) for values in arrays.values()}) != 1:
-                raise ValueError("has columns of different lengths")
+            if "iteration" not in arrays or not len(arrays["iteration"]):
+                raise ValueError("has no iterations")
             if any(values.ndim != (1 if name in SCALARS else 2) for name, values in arrays.items()):
                 raise ValueError("has a column of another form")
+            if len({len(values) for values in arrays.values()}) != 1:
+                raise ValueError("has columns of different lengths")
+            metrics = record["metrics"]
+            if any(
+                name in metrics and values.shape[1] != len(metrics[name])
+                for name, values in arrays.items()
+                if values.ndim > 1
+            ):
+                raise ValueError("has another number of components than its record")
             return arrays
         except FileNotFoundError:
             self.complaints.append(f"{path}: trajectory is missing")
@@ -195,7 +227,10 @@ def _unpacked_npz(path: Path, found: dict[str, Any]) -> dict[str, np.ndarray[Any
         if sum(part.file_size for part in packed.infolist()) > LARGEST:
             raise ValueError(f"is larger than {LARGEST >> 20} MB when unpacked")
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        return {key: arrays[key] for key in arrays.files}
+        found_arrays = {key: arrays[key] for key in arrays.files}
+    if any(array.dtype != np.float64 for array in found_arrays.values()):
+        raise ValueError("has a column that is not made of numbers")
+    return found_arrays
 
 
 def theory_folder(store: Store) -> Path:

@@ -23,9 +23,9 @@ from smimbench.registry.registry import Registry, get_registry, set_registry
 from smimbench.run.processes import RESERVE
 from smimbench.run.record import LONGEST
 from smimbench.run.supervised import SupervisedProcess, how_it_ended, plugins_of
+from smimbench.run.theory_cache import Progress, TheoryCache
 from smimbench.run.worker import begin_worker, send
 from smimbench.suite.cells import as_table, build_algorithm
-from smimbench.theory.cache import Progress, TheoryCache
 from smimbench.theory.own import own_theory
 
 if TYPE_CHECKING:
@@ -93,10 +93,10 @@ class GuardedTheory(TheoryCache):
         """See ``TheoryCache``."""
         if self._is_solved_elsewhere(*problem.spec.values()):
             key = canonical_json(problem.spec)
-            missing = [a for a in dict.fromkeys(map(float, alphas)) if self._recall("point", key, a) is None]
+            missing = [a for a in dict.fromkeys(map(float, alphas)) if self._recall("point", problem, key, a) is None]
             if missing:
                 for alpha, found in zip(missing, self._ask("points", problem, missing)):
-                    self._remember("point", key, alpha, found)
+                    self._remember("point", problem, key, alpha, found)
         return super().points(problem, alphas)
 
     def read_off(self, problem: Problem, alphas: Sequence[float]) -> list[list[dict[str, Any]]] | None:
@@ -106,8 +106,8 @@ class GuardedTheory(TheoryCache):
     def thresholds(self, problem: Problem) -> dict[str, Any]:
         """See ``TheoryCache``."""
         key = canonical_json(problem.spec)
-        if self._is_solved_elsewhere(*problem.spec.values()) and self._recall("thresholds", key, None) is None:
-            self._remember("thresholds", key, None, self._ask("thresholds", problem))
+        if self._is_solved_elsewhere(*problem.spec.values()) and self._recall("thresholds", problem, key, None) is None:
+            self._remember("thresholds", problem, key, None, self._ask("thresholds", problem))
         return super().thresholds(problem)
 
     def thresholds_at_hand(self, problem: Problem) -> dict[str, Any]:

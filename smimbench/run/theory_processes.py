@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.run.pool import InterruptBetween, Pool
+from smimbench.run.theory_cache import Progress, TheoryCache
 from smimbench.suite.cells import as_table
-from smimbench.theory.cache import Progress, TheoryCache
 from smimbench.theory.predictions import independent_parts, solve_part
 
 if TYPE_CHECKING:

@@ -1,7 +1,10 @@
-"""Whether stored results are what they say, for ``verify``: every byte of every file, and a rerun of a sample of cells."""
+"""Whether stored results are what they say, for ``verify``: every byte of every file, theory solved again, and a rerun of a
+sample of cells. Nothing is written.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import dataclass, field
@@ -10,18 +13,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.backend import machine
+from smimbench.files import canonical_json, error_line
+from smimbench.interfaces import Conditions, Overlaps
+from smimbench.run.answers import check_answer, document_digest, document_text, read_answer
 from smimbench.run.loop import Status
 from smimbench.run.processes import in_processes
-from smimbench.run.record import text_of
+from smimbench.run.record import digest_of, text_of
+from smimbench.run.store import Store
+from smimbench.run.theory_cache import THEORY_VERSION, answer_name, node_answer, nodes_name
+from smimbench.run.theory_guard import GuardedTheory
+from smimbench.suite.cells import build_algorithm
+from smimbench.theory.evaluations import Evaluations
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
+    from smimbench.problem.problem import Problem
     from smimbench.registry.registry import Registry
-    from smimbench.run.store import Store
-    from smimbench.suite.cells import Cell
+    from smimbench.suite.cells import Cell, Suite
 
-__all__ = ["Verification", "files", "rerun"]
+__all__ = ["ELSEWHERE", "Verification", "complaints_of", "differences", "files", "rerun", "stored_theory"]
+
+OTHER_TEXT = "its text is not what smimbench wrote, though its numbers are"
 
 REPEATABLE = (Status.OK.value, Status.NOT_CONVERGED.value, Status.DIVERGED.value, Status.SKIPPED.value)
 """Ends that do not depend on a clock, on memory or on what else a machine does."""
@@ -30,12 +44,18 @@ ELSEWHERE = 1e-5
 change of the sixth digit of a record from elsewhere goes unnoticed."""
 
 
+ROUNDED = 1e-9
+"""Relative difference of theory from this machine that is rounding, for points are solved in other batches. Doubled, a change
+of the ninth digit under a digest that fits goes unnoticed."""
+
+
 @dataclass
 class Verification:
     """What was looked at, and what does not agree, one line each."""
 
     checked: int = 0
     wrong: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
 
     def add(self, complaints: Sequence[str]) -> None:
         """One more thing that was looked at."""
@@ -44,7 +64,7 @@ class Verification:
 
 
 def files(store: Store) -> Verification:
-    """Every record and trajectory, to the last byte: a digit that was changed is named by its file."""
+    """Every record, trajectory and ``run.json``, to the last byte: a digit that was changed is named by its file."""
     found = Verification()
     records = store.load()
     found.checked += len(records)
@@ -52,12 +72,145 @@ def files(store: Store) -> Verification:
     for stem, record in records.items():
         path = store.folder / f"{stem}.json"
         if path.read_bytes() != text_of(record).encode():
-            found.wrong.append(f"{path}: its text is not what smimbench wrote, though its numbers are")
+            found.wrong.append(f"{path}: {OTHER_TEXT}")
         before = len(store.complaints)
         if "file" in (record.get("trajectory") or {}):
             store.trajectory(record)
             found.add(store.complaints[before:])
+    for path in sorted({*store.folder.glob("run.json"), *store.folder.glob("settings/*/run.json")}):
+        found.add(complaints_of(path, lambda path: text_of(_with_digest(Store(path.parent).check_shared()))))
     return found
+
+
+def _with_digest(document: dict[str, Any]) -> dict[str, Any]:
+    return {**document, "digest": digest_of(document)}
+
+
+def complaints_of(path: Path, text: Callable[[Path], str]) -> list[str]:
+    """What is wrong with a file of which ``text`` reads what it should hold to the last byte."""
+    try:
+        return [] if text(path).encode() == path.read_bytes() else [f"{path}: {OTHER_TEXT}"]
+    except (OSError, ValueError) as error:
+        return [f"{path}: {error}"]
+
+
+def stored_theory(suite: Suite, folder: Path, registry: Registry, *, solve: bool = True) -> dict[str, Verification]:
+    """Every stored answer of theory to the last byte, and what belongs to the suite solved again from nothing.
+
+    Answers are points, thresholds and those of algorithms, at the sample ratios that tables and figures have used; nodes are
+    what curves are made of. Those of other suites and of older versions are compared byte by byte only, and counted.
+    """
+    read, again, nodes = Verification(), Verification(), Verification()
+    problems = {canonical_json(plan.problem.spec): plan.problem for plan in suite.plans}
+    stored: dict[str, list[tuple[Path, dict[str, Any]]]] = {key: [] for key in problems}
+    others = old = 0
+    for path in sorted([*folder.glob("*-*.json"), *folder.glob("nodes/*/*.json")]):
+        kind = "nodes" if path.parent != folder else path.name.partition("-")[0]
+        try:
+            document = read_answer(path)
+            own = document["problem"]
+            key = canonical_json(own[0] if kind == "own" else own)
+            if not _is_named_by_its_question(path, kind, document):
+                old += 1
+                continue
+            components = problems[key].components if key in problems else None
+            check_answer(kind, document["answer"], components)
+            lines = complaints_of(path, lambda _, document=document: document_text(_sealed(document)))  # type: ignore[misc]
+        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+            lines = [f"{path}: {error}"]
+        else:
+            others += key not in problems
+            if key in problems and not lines:
+                stored[key].append((path, document))
+        read.add(lines)
+    read.remarks += [f"{others} of other suites"] * (others > 0) + [f"{old} of older versions, not read"] * (old > 0)
+    if solve:
+        for key, problem in problems.items():
+            _solve_again(problem, stored[key], registry, again, nodes)
+    return {"files of theory": read, "answers of theory solved again": again, "nodes of theory evaluated again": nodes}
+
+
+def _sealed(document: dict[str, Any]) -> dict[str, Any]:
+    return {**document, "digest": document_digest(document)}
+
+
+def _is_named_by_its_question(path: Path, kind: str, document: dict[str, Any]) -> bool:
+    """Whether an answer of this version has the name of its question; False for one of an older version.
+
+    Raises
+    ------
+    ValueError
+        If its name is that of another question.
+    """
+    key = canonical_json(document["problem"])
+    for version in range(THEORY_VERSION, 0, -1):
+        if kind == "nodes":
+            same = path.parent.name == nodes_name(key, version) and path.stem == document["node"]
+        else:
+            same = path.name == answer_name(kind, key, document["alpha"], version)
+        if same:
+            return version == THEORY_VERSION
+    raise ValueError("its name is not that of the question that it answers")
+
+
+def _solve_again(
+    problem: Problem,
+    stored: Sequence[tuple[Path, dict[str, Any]]],
+    registry: Registry,
+    again: Verification,
+    nodes: Verification,
+) -> None:
+    """Compare stored answers of a problem with answers that are found now, without a look at any file."""
+    fresh = GuardedTheory()
+    by_kind: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
+    for path, document in stored:
+        kind = "nodes" if "node" in document else path.name.partition("-")[0]
+        by_kind.setdefault(kind, []).append((path, document))
+    try:
+        alphas = sorted({float(document["alpha"]) for _, document in by_kind.get("point", ())})
+        points = dict(zip(alphas, fresh.points(problem, alphas)))
+        for path, document in by_kind.get("point", ()):
+            again.add(_unlike(path, document, points[document["alpha"]]))
+        for path, document in by_kind.get("thresholds", ()):
+            again.add(_unlike(path, document, fresh.thresholds(problem)))
+    except Exception as error:  # a plugin's theory may raise anything; what is stored of it is none the worse
+        again.remarks.append(f"{problem.spec['channel']['name']}: theory raised {error_line(error)}")
+        return
+    for path, document in by_kind.get("own", ()):
+        _, (spec, dimension, start, starts, iterations, _, trajectory), *_ = document["problem"]
+        overlaps = tuple(Overlaps(*one) for one in starts)
+        conditions = Conditions(dimension, start, overlaps, iterations, trajectory=trajectory)
+        try:
+            algorithm = build_algorithm(spec, problem, registry)
+            found = fresh.own(problem, algorithm, spec, document["alpha"], conditions)
+        except Exception as error:
+            again.remarks.append(f"{spec['name']}: its theory raised {error_line(error)}")
+            continue
+        again.add(_unlike(path, document, found))
+    known, missed = Evaluations.of(problem).known, 0
+    for path, document in by_kind.get("nodes", ()):
+        new = known.get(document["node"])
+        if new is None:
+            missed += 1
+            continue
+        nodes.add(_unlike(path, document, node_answer(new)))
+    if missed:
+        nodes.remarks.append(f"{missed} not needed for the stored answers: bytes only")
+
+
+def _unlike(path: Path, document: dict[str, Any], new: Any) -> list[str]:
+    """In what a stored answer differs from one that was found now, in words."""
+    new = json.loads(document_text(new))
+    here = document.get("machine") == machine.fingerprint() and document.get("versions") == machine.versions()
+    relative, absolute = ROUNDED, ROUNDED / 100
+    if not here:
+        stated = [
+            part.get("mse_error", 0.0) for part in (new if isinstance(new, list) else [new]) if isinstance(part, dict)
+        ]
+        relative = ELSEWHERE
+        absolute = 4 * float(np.max(np.concatenate([[0.0], *map(np.ravel, stated)]))) + 1e-9
+    differing = differences(document["answer"], new, relative, absolute=absolute)
+    return [f"{path}: solved again, {line}" for line in itertools.islice(differing, 3)]
 
 
 def rerun(cells: Sequence[Cell], store: Store, registry: Registry, *, count: int, seed: int) -> Verification:
@@ -73,7 +226,7 @@ def rerun(cells: Sequence[Cell], store: Store, registry: Registry, *, count: int
             old = records[new["key"]]
             timing = old.get("timing") or {}
             same = timing.get("machine") == machine.fingerprint() and old["versions"] == new["versions"]
-            differing = list(_differences(_timeless(old), _timeless(new), 0.0 if same else ELSEWHERE))
+            differing = list(differences(_timeless(old), _timeless(new), 0.0 if same else ELSEWHERE))
             path = store.folder / f"{new['key']}.json"
             found.add([f"{path}: run again, {line}" for line in differing[:3]])
     return found
@@ -85,16 +238,18 @@ def _timeless(record: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps({name: record.get(name) for name in names}))  # type: ignore[no-any-return]
 
 
-def _differences(old: Any, new: Any, tolerance: float, where: str = "") -> Iterator[str]:
-    """Where two documents differ, in words; numbers may differ by so much, relative."""
+def differences(old: Any, new: Any, tolerance: float, where: str = "", absolute: float = 0.0) -> Iterator[str]:
+    """Where two documents differ, in words; numbers may differ by so much, relative, or by ``absolute``."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted({*old, *new}):
-            yield from _differences(old.get(key), new.get(key), tolerance, f"{where}.{key}" if where else key)
+            at = f"{where}.{key}" if where else key
+            yield from differences(old.get(key), new.get(key), tolerance, at, absolute)
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for i, pair in enumerate(zip(old, new)):
-            yield from _differences(*pair, tolerance, f"{where}[{i}]")
+        for i, (one, other) in enumerate(zip(old, new)):
+            yield from differences(one, other, tolerance, f"{where}[{i}]", absolute)
     elif isinstance(old, float) and isinstance(new, float):
-        if not math.isclose(old, new, rel_tol=tolerance, abs_tol=tolerance):
-            yield f"{where} is {new!r}, the record says {old!r}"
+        same = math.isclose(old, new, rel_tol=tolerance, abs_tol=max(tolerance, absolute))
+        if not same and not (math.isnan(old) and math.isnan(new)):
+            yield f"{where} is {new!r}, stored is {old!r}"
     elif old != new:
-        yield f"{where} is {new!r}, the record says {old!r}"
+        yield f"{where} is {new!r}, stored is {old!r}"

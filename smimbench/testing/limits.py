@@ -12,9 +12,9 @@ from smimbench.interfaces import member
 from smimbench.numerics.size_laws import extrapolate, pooled_errors
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.run.loop import LoopSettings, Status, run_algorithm
+from smimbench.run.theory_cache import TheoryCache
 from smimbench.testing.core import CheckFailed, CheckSkipped
 from smimbench.testing.publish import judged, published
-from smimbench.theory.cache import TheoryCache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Evaluations", "is_sampled"]
 
-SLOW = 0.02
-"""Seconds from which on an evaluation is kept; doubled, fewer are, and an interrupted curve repeats a little more."""
-
 
 def is_sampled(method: str) -> bool:
     """Whether a value was obtained from random labels."""
@@ -34,20 +30,21 @@ class Evaluations:
     Attributes
     ----------
     known : dict
-        Slow evaluations by their key.
-    keep : callable or None
-        Told of every slow evaluation as it comes, with its key, so that it can be kept for another day.
+        Evaluations by their key.
+    evaluate : callable or None
+        Makes every new evaluation, given its key and the work to do, and says whether it is worth remembering; for callers
+        with a clock and a disk. None: all are remembered here.
     watch : callable
         Told of every new evaluation, and by those who follow a curve of the sample ratio that they have reached.
     count : int
-        Slow evaluations in use, new ones and kept ones.
+        Evaluations in use, new ones and remembered ones.
     sampled : bool
         Whether a single evaluation was sampled. Then a batch is evaluated, and kept, one by one.
     """
 
     def __init__(self) -> None:
         self.known: dict[str, Uncertain] = {}
-        self.keep: Callable[[str, Uncertain], None] | None = None
+        self.evaluate: Callable[[str, Callable[[], Uncertain]], tuple[Uncertain, bool]] | None = None
         self.watch: Callable[[float | None], None] = lambda alpha: None
         self.count = 0
         self.sampled = False
@@ -70,16 +67,15 @@ class Evaluations:
     def _single(self, kind: str, Q: Array, V: Array, evaluate: Callable[[Array, Array], Uncertain]) -> Uncertain:
         key = self.key(kind, Q, V)
         found = self.known.get(key)
-        if found is None:
-            begin = time.perf_counter()
-            found = evaluate(Q, V)
+        if found is None or np.shape(found.value) != Q.shape:  # a stored one may be anything
+            found, is_kept = (
+                (evaluate(Q, V), True) if self.evaluate is None else self.evaluate(key, lambda: evaluate(Q, V))
+            )
             if Q.ndim == 2:
                 self.sampled = self.sampled or is_sampled(found.method)
-            if time.perf_counter() - begin < SLOW:
+            if not is_kept:
                 return found
             self.known[key] = found
-            if self.keep is not None:
-                self.keep(key, found)
         elif Q.ndim == 2:
             self.sampled = self.sampled or is_sampled(found.method)
         self.count += 1

@@ -3,7 +3,7 @@
 import numpy as np
 
 from smimbench.backend.arrays import to_host
-from smimbench.theory.cache import TheoryCache
+from smimbench.run.theory_cache import TheoryCache
 
 from .cases import SEEDS, STEPS, Case, problems
 

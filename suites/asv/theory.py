@@ -3,7 +3,7 @@
 import numpy as np
 
 from smimbench.problem.problem import Problem
-from smimbench.theory.cache import TheoryCache
+from smimbench.run.theory_cache import TheoryCache
 
 from .cases import Case, Timed, problems
 

@@ -561,7 +561,7 @@ def test_a_mean_is_refused():
 
 def test_overlaps_of_longer_signals_stand_beside_squared_cosines():
     from smimbench.registry.metrics import find_metric, theory_of
-    from smimbench.theory.cache import TheoryCache
+    from smimbench.run.theory_cache import TheoryCache
     from tests.stretched import stretched
 
     with stretched({"name": "linear", "noise": 0.5}) as problem:

@@ -87,7 +87,7 @@ def test_compare_takes_what_the_option_results_wrote(ran, capsys):
     code, _, err = call(capsys, "compare", own, ran)
     assert code == 2
     assert err.count("\n") == 1
-    assert "neither a results folder" in err
+    assert "not a results folder (it has no readable run.json), and no packed results" in err
 
 
 def test_another_seed_is_no_worse(ran, capsys):

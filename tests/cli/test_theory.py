@@ -8,7 +8,8 @@ import pytest
 
 from smimbench.cli import theory_progress
 from smimbench.cli.main import main
-from smimbench.theory import cache, evaluations, information
+from smimbench.run import theory_cache as cache
+from smimbench.theory import information
 from tests.helpers import CHANNEL, SUITE, write_suite
 
 TWO = SUITE.replace('label   = "line"', 'label   = "two"').replace("noise = 0.2", "noise = 0.2, components = 2")
@@ -60,7 +61,7 @@ class Counted:
             return plain(channel, model, Q, V)
 
         monkeypatch.setattr(information, "channel_information", evaluate)
-        monkeypatch.setattr(evaluations, "SLOW", 0.0)
+        monkeypatch.setattr(cache, "SLOW", 0.0)
 
 
 @pytest.mark.parametrize("text", [TWO, SUITE], ids=["nodes one by one", "one curve"])

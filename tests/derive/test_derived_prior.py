@@ -396,7 +396,7 @@ def test_refusals(prior, model, message):
 
 def test_the_overlap_is_exact_where_little_is_known_and_no_warning_leaves_theory(recwarn):
     """Density of N(0, 9): Q = v^2 Qhat / (1 + v Qhat), the best linear estimate being the best."""
-    from smimbench.theory.cache import TheoryCache
+    from smimbench.run.theory_cache import TheoryCache
     from tests.stretched import stretched
 
     with stretched("softmax") as problem:

@@ -2,9 +2,10 @@
 
 A quarter each: suites put together by hypothesis from pieces that are nearly right, and shipped ones with a value changed;
 suites, records, kept theory, ``run.json`` and ``.npz`` files with bytes changed; records whose fields were changed and whose
-digest was made to fit; command lines. A case is a finding if anything but an error of smimbench's own comes out, if it takes
-more than ``SLOW`` seconds of the processor or ``STUCK`` on the wall, if what it prints holds a control character or a formula,
-or if a file appears outside the results folder. The process may take ``MEMORY`` bytes in all.
+digest was made to fit, and packs, answers of theory and trajectories of another structure; command lines. A case is a finding
+if anything but an error of smimbench's own comes out, if it takes more than ``SLOW`` seconds of the processor or ``STUCK`` on the
+wall, if what it prints holds a control character or a formula, or if a file appears outside the results folder. The process may
+take ``MEMORY`` bytes in all.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import contextlib
 import csv
 import functools
+import hashlib
 import io
 import json
 import os
@@ -40,13 +42,14 @@ from smimbench.cli.main import main  # noqa: E402
 from smimbench.files import StoreError  # noqa: E402
 from smimbench.report.rows import error_rows, suite_records  # noqa: E402
 from smimbench.report.tables import as_csv, as_markdown  # noqa: E402
+from smimbench.run.answers import document_digest  # noqa: E402
 from smimbench.run.campaign import plan_campaign  # noqa: E402
 from smimbench.run.external import read_estimate  # noqa: E402
 from smimbench.run.record import digest_of  # noqa: E402
 from smimbench.run.store import Store, theory_folder  # noqa: E402
+from smimbench.run.theory_cache import TheoryCache  # noqa: E402
 from smimbench.suite.errors import SuiteError  # noqa: E402
 from smimbench.suite.reader import parse_suite  # noqa: E402
-from smimbench.theory.cache import TheoryCache  # noqa: E402
 from tests.helpers import ATTENTION, SUITE  # noqa: E402
 
 SLOW, STUCK = 20.0, 600.0
@@ -182,6 +185,31 @@ def changed(value, dice: random.Random):
         i = dice.randrange(len(value))
         return [*value[:i], changed(value[i], dice), *value[i + 1 :]]
     return dice.choice([n for n in NASTY if n == n and n not in (float("inf"), 10**400)])
+
+
+def change_structure(file: Path, dice: random.Random) -> None:
+    """Another structure in a pack, an answer of theory or a trajectory, with the digest that belongs to it."""
+    if file.suffix == ".npz":
+        with np.load(file) as packed:
+            arrays = dict(packed)
+        name = dice.choice(list(arrays))
+        odd = [np.zeros(3), np.zeros((2, 2)), np.array(["a"]), np.array(1.0), np.zeros((len(arrays[name]), 5)), None]
+        found = dice.choice([*odd, arrays[name][:-1]])
+        arrays = {key: value for key, value in arrays.items() if key != name} | ({} if found is None else {name: found})
+        np.savez(file, **arrays)
+        for path in file.parent.glob("*.json"):
+            record = json.loads(path.read_text())
+            if (record.get("trajectory") or {}).get("file") == file.name:
+                record["trajectory"]["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+                path.write_text(json.dumps({**record, "digest": digest_of(record)}))
+        return
+    document = json.loads(file.read_text())
+    part = "answer" if "answer" in document else dice.choice(["document", "document", "document", "run"])
+    document[part] = changed(document[part], dice)
+    document.pop("digest")
+    with contextlib.suppress(ValueError, TypeError):
+        document["digest"] = document_digest(document)
+    file.write_text(json.dumps(document))
 
 
 def read_store(folder: Path, cache: TheoryCache | None = None) -> None:
@@ -336,6 +364,22 @@ def job(cases: int, number: int, folder: Path) -> tuple[Counter, list[str]]:
         file.write_text(json.dumps(document))
         note("records by fields", watched(read_store, file.parent, cache), document)
         file.write_bytes(before)
+    pack, trajectories = folder / "results" / "pack.json", [*stores[1].glob("*.npz")]
+    structured = [*sorted((folder / "results" / "theory").glob("*.json")), pack, *trajectories]
+    for _ in range(cases // 8):
+        file = dice.choice([pack, *trajectories, *structured])
+        kept = {path: path.read_bytes() for path in (*structured, *stores[1].glob("*.json"))}
+        change_structure(file, dice)
+        place = str(pack if file == pack else stores[file.suffix == ".npz"])
+        form = dice.choice([["--json"], ["--csv"], ["--markdown"], ["--full"]])
+        words = ["compare", place, place] if dice.random() < 0.2 else ["show", place, *form]
+        note(
+            "other structures under a digest that fits",
+            watched(run_line, words),
+            (file.name, file.read_bytes()[-3000:]),
+        )
+        for path, data in kept.items():
+            path.write_bytes(data)
     os.chdir(folder)
     while sum(done.values()) < cases:
         words = [dice.choice(COMMANDS), *(dice.choice(WORDS) for _ in range(dice.randrange(6)))]
@@ -356,11 +400,12 @@ def prepare(folder: Path) -> None:
     """Two suites that were run, one with a trajectory in a file of its own, so that there is something to change."""
     small = SUITE.replace("[0.5, 1.0]", "[0.5]")
     (folder / "small.toml").write_text(small)
-    (folder / "long.toml").write_text(small.partition("[[alg")[0] + '[[algorithms]]\nname = "adam"\nsteps = 320\n')
+    (folder / "long.toml").write_text(small.partition("[[alg")[0] + '[[algorithms]]\nname = "adam"\nsteps = 2400\n')
     here = os.getcwd()
     os.chdir(folder)
     for name in ("small", "long"):
         run_line(["run", f"{name}.toml", "--results", "results", "--no-figure", "--quiet"])
+    run_line(["show", "small.toml", "--results", "results", "--pack", "results/pack.json", "--json"])
     os.chdir(here)
 
 

@@ -229,10 +229,11 @@ def drawn_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def reference_figure(name: str, results: Path) -> list[dict[str, Any]]:
     """What the figure of ``results/reference`` shows, drawn from the packed rows and the theory kept in ``results``."""
+    from smimbench.theory.cache import TheoryCache
+
     from smimbench import load_suite
     from smimbench.report.figures import suite_figure
     from smimbench.report.packed import read_packed
-    from smimbench.theory.cache import TheoryCache
 
     document, shared = read_packed(PACKED / f"{name}.json")
     suite = load_suite(name, shared["overrides"])

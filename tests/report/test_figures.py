@@ -20,8 +20,8 @@ from smimbench.report.style import COLOURS, KNOWN, floor_of, looks, new_figure, 
 from smimbench.report.theory_figure import draw_theory, varied
 from smimbench.report.time_figure import draw_seconds
 from smimbench.run.store import Store
+from smimbench.run.theory_cache import TheoryCache
 from smimbench.suite.reader import load_suite
-from smimbench.theory.cache import TheoryCache
 from tests.helpers import ATTENTION, SUITE, call, write_suite
 from tests.report.rows import row
 

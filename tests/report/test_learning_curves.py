@@ -12,8 +12,8 @@ import smimbench
 from smimbench.report.learning_curves import _median_curve, chosen_panels, draw_learning_curves, left_out, spread
 from smimbench.report.rows import suite_records
 from smimbench.run.store import Store
+from smimbench.run.theory_cache import TheoryCache
 from smimbench.suite.reader import load_suite
-from smimbench.theory.cache import TheoryCache
 from tests.helpers import ATTENTION, LINE, suite_text, write_suite
 
 D = 30

@@ -11,8 +11,8 @@ from smimbench.problem.problem import Problem
 from smimbench.report.near_threshold import near_threshold
 from smimbench.report.rows import error_rows, suite_records
 from smimbench.run.store import Store
+from smimbench.run.theory_cache import TheoryCache
 from smimbench.suite.reader import load_suite
-from smimbench.theory.cache import TheoryCache
 from tests.helpers import write_suite
 
 TWO = {

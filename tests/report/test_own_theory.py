@@ -12,7 +12,7 @@ from smimbench.report.rows import suite_records
 from smimbench.report.theory_document import theory_document
 from smimbench.report.theory_tables import theory_tables
 from smimbench.run.store import Store
-from smimbench.theory.cache import TheoryCache
+from smimbench.run.theory_cache import TheoryCache
 from smimbench.theory.predictions import point_document, solve
 from tests.helpers import LINE, suite_text
 from tests.report.rows import printed

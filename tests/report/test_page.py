@@ -226,7 +226,7 @@ def test_what_stands_far_to_the_right_is_drawn_by_decades(tmp_path):
     """An online run has fifty times the samples of all others: those must not become a strip at the left."""
     from smimbench import load_suite
     from smimbench.report.figures import suite_figure
-    from smimbench.theory.cache import TheoryCache
+    from smimbench.run.theory_cache import TheoryCache
     from tests.report.rows import row
 
     suite = load_suite(write_suite(tmp_path))

@@ -12,8 +12,8 @@ from smimbench.report.comparison import compare_rows, exceeds
 from smimbench.report.labels import component_word, distinguish, without_versions
 from smimbench.report.rows import error_rows, suite_records
 from smimbench.run.store import Store
+from smimbench.run.theory_cache import TheoryCache
 from smimbench.suite.reader import load_suite
-from smimbench.theory.cache import TheoryCache
 from tests.helpers import SUITE, call, write_suite
 from tests.report.rows import row
 

@@ -11,8 +11,8 @@ import smimbench
 from smimbench.report.profiles import draw_profiles, hits, share_within, summary, summary_tables
 from smimbench.report.rows import error_rows, suite_records
 from smimbench.run.store import Store
+from smimbench.run.theory_cache import TheoryCache
 from smimbench.suite.reader import load_suite
-from smimbench.theory.cache import TheoryCache
 from tests.helpers import SUITE, write_suite
 from tests.report.rows import printed, row
 

@@ -12,8 +12,8 @@ import smimbench
 from smimbench.report.rows import suite_records
 from smimbench.report.spectra import draw_spectra
 from smimbench.run.store import Store
+from smimbench.run.theory_cache import TheoryCache
 from smimbench.suite.reader import load_suite
-from smimbench.theory.cache import TheoryCache
 from tests.helpers import SUITE, suite_text, write_suite
 
 PROBLEM = """label   = "pairs"

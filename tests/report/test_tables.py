@@ -12,8 +12,8 @@ from smimbench.report.runtime import first_hit
 from smimbench.report.tables import as_markdown, error_tables, number, runtime_tables, seconds, status_line, uncertain
 from smimbench.report.theory_tables import theory_tables
 from smimbench.run.store import Store
+from smimbench.run.theory_cache import TheoryCache
 from smimbench.suite.reader import load_suite
-from smimbench.theory.cache import TheoryCache
 from tests.helpers import ATTENTION, write_suite
 from tests.report.rows import printed, row
 

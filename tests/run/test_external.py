@@ -13,7 +13,7 @@ import pytest
 
 import smimbench
 from smimbench import load_suite
-from smimbench.theory.cache import TheoryCache
+from smimbench.run.theory_cache import TheoryCache
 from tests.helpers import SUITE, call, write_suite
 
 POINT = ("--only", "alpha=1.0", "--only", "seed=1")

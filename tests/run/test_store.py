@@ -41,7 +41,7 @@ def record(name: str = "a1b2", **more):
         "cell": cell(name),
         "status": "ok",
         "metrics": {"mse": [0.1 + 0.2, 1e-17]},
-        "trajectory": {"iteration": [0, 1], "mse": [[1.0], [0.3]], "residual": [math.inf, 0.5]},
+        "trajectory": {"iteration": [0, 1], "mse": [[1.0, 1.0], [0.3, 0.2]], "residual": [math.inf, 0.5]},
         "timing": {"trusted": False, "machine": "here", "seconds": 0.25},
     }
     return {**found, **more}
@@ -310,10 +310,12 @@ def test_what_is_shared_is_read_back_or_empty(tmp_path):
     store.write_shared({"suite": "x", "text": "ä", "timeout": None})
     assert store.read_shared() == {"suite": "x", "text": "ä", "timeout": None}
     assert store.load() == {}
-    (tmp_path / "run.json").write_text('{"suite": ')
-    assert store.read_shared() == {}
-    (tmp_path / "run.json").write_text("[]")
-    assert store.read_shared() == {}
+    text = (tmp_path / "run.json").read_text()
+    for spoiled in ('{"suite": ', "[]", text.replace('"x"', '"y"'), '{"suite": "x", "text": "no digest"}'):
+        (tmp_path / "run.json").write_text(spoiled)
+        store.complaints = []
+        assert store.read_shared() == {}
+        assert len(store.complaints) == 1
 
 
 # -- made up ------------------------------------------------------------------------------------------------------
@@ -366,6 +368,7 @@ def test_pipes_deep_and_huge_files_are_reported_at_once(tmp_path):
         "digits.json": "torn or not JSON; not used",
         "huge.json": "larger than 256 MB; not used",
         "pipe.json": "not an ordinary file; not used",
+        "run.json": "not an ordinary file; not used",
     }
 
 

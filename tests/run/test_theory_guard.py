@@ -10,8 +10,8 @@ import pytest
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.registry import Registry, set_registry
 from smimbench.run import theory_guard
+from smimbench.run.theory_cache import TheoryCache
 from smimbench.run.theory_guard import GuardedTheory
-from smimbench.theory.cache import TheoryCache
 from tests.helpers import SUITE, call, write_suite
 
 PLUGIN = '''

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
 import re
@@ -10,6 +11,7 @@ import sys
 
 import pytest
 
+from smimbench.run.answers import document_digest, document_text
 from smimbench.run.record import digest_of, text_of
 from smimbench.run.store import Store
 from tests.helpers import ROOT, SUITE, call, write_suite
@@ -32,30 +34,89 @@ def results(ran, tmp_path):
     return tmp_path / "results"
 
 
+@pytest.fixture
+def flips(monkeypatch):
+    """The job that changes digits, see docs/checks."""
+    from smimbench.run import theory_cache
+
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "checks"))
+    monkeypatch.setattr(theory_cache, "SLOW", theory_cache.SLOW)  # the job changes it
+    return importlib.import_module("flips")
+
+
 def test_sound_results_agree_to_the_last_bit(results, capsys):
+    before = {path: path.read_bytes() for path in results.rglob("*") if path.is_file()}
     code, out, err = call(capsys, "verify", results / "small", "--cells", "3", "--json")
     assert code == 0, out + err
     found = json.loads(out)
     assert found["wrong"] == []
-    assert found["checked"] == {"files": 8, "points of theory": 2, "cells run again": 3}
+    assert found["remarks"] == {}
+    assert found["checked"] == {
+        "files": 9,
+        "tables": 1,
+        "files of theory": 6,
+        "answers of theory solved again": 6,
+        "nodes of theory evaluated again": 0,
+        "cells run again": 3,
+    }
+    assert before == {path: path.read_bytes() for path in results.rglob("*") if path.is_file()}
 
 
-def test_every_digit_of_every_record_counts(results, capsys):
-    """Sixty digits, wherever they stand, each of them named by its file; and nothing else is."""
-    dice = random.Random(20261122)
-    paths = sorted(path for path in (results / "small").glob("*.json") if path.name != "run.json")
-    for _ in range(60):
-        path = dice.choice(paths)
-        text = path.read_text()
-        spot = dice.choice([match.start() for match in re.finditer("[0-9]", text)])
-        digit = dice.choice([d for d in "0123456789" if d != text[spot]])
-        path.write_text(text[:spot] + digit + text[spot + 1 :])
-        code, out, _ = call(capsys, "verify", results / "small", "--cells", "0", "--no-theory", "--json")
-        wrong = json.loads(out)["wrong"]
+def test_a_digit_changed_in_any_kind_of_file_is_named(tmp_path, flips):
+    folder = flips.prepare(tmp_path)
+    done, missed = flips.flips(folder, 18, random.Random(20261122))
+    assert missed == []
+    assert set(done) == {"record", "trajectory", "run", "rows", "pack", "point", "own", "thresholds", "node"}
+
+
+@pytest.mark.parametrize("kind", ["point", "own", "thresholds", "node", "record", "pack"])
+def test_a_changed_number_under_a_digest_that_fits_is_computed_again(tmp_path, flips, kind):
+    folder, dice = flips.prepare(tmp_path), random.Random(3)
+    files = sorted(
+        path for path in folder.parent.rglob("*.*") if path.is_file() and flips.kind_of(path, folder) == kind
+    )
+    said = [flips.flip(dice.choice(files), folder, dice, seal=True) for _ in range(6)]
+    assert said.count(None) > 0
+    assert set(said) <= {None, "skipped"}  # skipped: the digit was below rounding
+
+
+def test_half_of_the_mse_with_a_new_digest_is_found(results, capsys):
+    """At the sample ratios that tables use: those of the suite, rounded to whole samples."""
+    for path in sorted((results / "theory").glob("point-*.json")):
+        found = json.loads(path.read_text())
+        found["answer"][0]["mse"] /= 2
+        found["digest"] = document_digest({name: value for name, value in found.items() if name != "digest"})
+        path.write_text(document_text(found))
+        code, out, _ = call(capsys, "verify", results / "small", "--cells", "0", "--json")
         assert code == 1
-        assert len(wrong) == 1
-        assert path.name in wrong[0]
-        path.write_text(text)
+        assert any(path.name in line and "[0].mse is" in line for line in json.loads(out)["wrong"])
+
+
+def test_fewer_seeds_in_run_json_are_named(results, capsys):
+    path = results / "small" / "run.json"
+    path.write_text(path.read_text().replace("seeds     = 2", "seeds     = 1"))
+    for words in (("show",), ("verify",), ("verify", "--cells", "0")):
+        code, _, err = call(capsys, words[0], results / "small", *words[1:])
+        assert code == 2
+        assert "run.json cannot be used: changed after it was written" in err
+    document = json.loads(path.read_text())
+    path.write_text(text_of({**document, "digest": digest_of(document)}))  # as if the suite had always been this one
+    code, out, _ = call(capsys, "verify", results / "small", "--cells", "0")
+    assert code == 0
+    assert "4 records that the suite does not ask for are in no table" in " ".join(out.split())
+
+
+def test_a_spoiled_answer_of_theory_is_kept_aside_and_named(results, capsys):
+    path = sorted((results / "theory").glob("point-*.json"))[0]
+    spoiled = path.read_text().replace("0.", "1.", 1)
+    path.write_text(spoiled)
+    code, _, err = call(capsys, "show", results / "small")
+    assert code == 0
+    assert f"{path}: changed after it was written (digest does not match); not used, computed again" in " ".join(
+        err.split()
+    )
+    (aside,) = (results / "theory" / "set-aside").iterdir()
+    assert aside.read_text() == spoiled
 
 
 def test_numbers_that_were_made_up_are_found_by_running_the_cell_again(results, capsys):
@@ -67,21 +128,7 @@ def test_numbers_that_were_made_up_are_found_by_running_the_cell_again(results, 
     assert len(Store(results / "small").load()) == 8  # no file can tell
     code, out, _ = call(capsys, "verify", results / "small", "--cells", "8", "--no-theory")
     assert code == 1
-    assert re.search(rf"{path.name}: run again, metrics.mse\[0\] is .*, the record says", " ".join(out.split()))
-
-
-def test_theory_that_was_made_up_is_found(results, capsys):
-    from smimbench.theory.cache import _digest
-
-    path = sorted((results / "theory").glob("point-*.json"))[0]
-    found = json.loads(path.read_text())
-    found["answer"][0]["mse"] = 0.123
-    found["digest"] = _digest({name: value for name, value in found.items() if name != "digest"})
-    path.write_text(json.dumps(found))
-    code, out, _ = call(capsys, "verify", results / "small", "--cells", "0")
-    assert code == 1
-    assert "mse is" in out
-    assert "the file says [0.123]" in " ".join(out.split())
+    assert re.search(rf"{path.name}: run again, metrics.mse\[0\] is .*, stored is", " ".join(out.split()))
 
 
 def test_a_record_of_another_format_is_refused_by_name(results):

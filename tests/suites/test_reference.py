@@ -14,8 +14,8 @@ from smimbench.interfaces import offers
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.report.labels import grouped
 from smimbench.report.packed import read_packed
+from smimbench.run.theory_cache import TheoryCache
 from smimbench.suite.reader import shipped_suites
-from smimbench.theory.cache import TheoryCache
 from tests.helpers import ROOT, call
 
 FOLDER = ROOT / "results" / "reference"

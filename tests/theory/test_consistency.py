@@ -21,8 +21,8 @@ from smimbench import Problem
 from smimbench.interfaces import Denoised, Overlap, Uncertain
 from smimbench.problem.problem import ProblemError
 from smimbench.registry.registry import Entry, get_registry
+from smimbench.run.theory_cache import TheoryCache
 from smimbench.theory import consistency
-from smimbench.theory.cache import TheoryCache
 from smimbench.theory.consistency import require_consistent
 from tests.helpers import ROOT, SUITE, write_suite
 

@@ -10,8 +10,8 @@ from smimbench_channels.sequence.perceptron import Probit, Sign
 
 from smimbench import Problem, Uncertain
 from smimbench.derive.channel import complete_channel
+from smimbench.run.theory_cache import TheoryCache
 from smimbench.theory import generalization
-from smimbench.theory.cache import TheoryCache
 
 TWO_TOKENS = Problem({"name": "sequence-multi-index", "tokens": 2}, "hardmax", "gaussian")
 

@@ -12,7 +12,7 @@ from smimbench.interfaces import Posterior
 from smimbench.numerics.telling import telling
 from smimbench.problem.problem import Problem
 from smimbench.report import verification as verbs
-from smimbench.theory.cache import TheoryCache
+from smimbench.run.theory_cache import TheoryCache
 from smimbench.theory.information import prior_moments
 from smimbench.theory.verification import Check, _PointByDraws, verify_point
 from tests.helpers import ATTENTION as ATTENTION_SUITE

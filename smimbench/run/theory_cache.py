@@ -4,18 +4,21 @@ with the nodes that they came from; who waits is told of each node.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench.files import canonical_json, plain_value, read_json, write_atomically
+from smimbench.files import canonical_json, read_json
 from smimbench.interfaces import Uncertain
 from smimbench.problem.problem import without_code
+from smimbench.run.answers import check_answer, document_text, read_answer, write_answer
 from smimbench.theory.consistency import require_consistent, require_consistent_at
 from smimbench.theory.evaluations import Evaluations
 from smimbench.theory.fixed_point_curve import fixed_point_curve
@@ -30,13 +33,15 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Conditions
     from smimbench.problem.problem import Problem
 
-__all__ = ["THEORY_VERSION", "Kept", "Progress", "TheoryCache"]
+__all__ = ["THEORY_VERSION", "Kept", "Progress", "TheoryCache", "answer_name", "node_answer", "nodes_name"]
 
 THEORY_VERSION = 18
 """Raised when the numbers of the state-evolution solver itself change: remembered values of older ones are not used."""
 OWN_VERSION = 4
 """Raised when what theory says of shipped algorithms themselves changes, and their estimates do not: only these answers are then
 computed again."""
+SLOW = 0.02
+"""Seconds from which on a node is kept; doubled, fewer are, and an interrupted curve repeats a little more."""
 ASIDE = "set-aside"
 """Folder for answers that are to be computed again."""
 
@@ -71,7 +76,7 @@ class TheoryCache:
     watch : callable
         Told of every answer, and of every node on the way to it.
     remark : callable
-        Told in one line of answers that are not used because the code of an item has changed.
+        Told in one line of answers that are not used: the code of an item, or the file itself, has changed.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -85,7 +90,7 @@ class TheoryCache:
         """For every alpha the competing branches as JSON objects, the Bayes-optimal one first."""
         key = canonical_json(problem.spec)
         wanted = [float(a) for a in alphas]
-        missing = [a for a in dict.fromkeys(wanted) if self._recall("point", key, a) is None]
+        missing = [a for a in dict.fromkeys(wanted) if self._recall("point", problem, key, a) is None]
         done = len(set(wanted)) - len(missing)
         total = done + len(missing)
         self.watch(Progress(done, total))
@@ -99,7 +104,7 @@ class TheoryCache:
                 errors = iter(curve_errors(problem, *zip(*((p.Q, p.V, p.error) for p in flat))))
                 for alpha, branches in zip(part, solved):
                     points = [point_document(problem, p, next(errors)) for p in branches]
-                    self._remember("point", key, alpha, points)
+                    self._remember("point", problem, key, alpha, points)
                     done += 1
                     self.watch(Progress(done, total, Evaluations.of(problem).count, alpha))
         return [self._memory["point", key, alpha] for alpha in wanted]
@@ -123,12 +128,12 @@ class TheoryCache:
     def thresholds(self, problem: Problem) -> dict[str, Any]:
         """Thresholds as a JSON object."""
         key = canonical_json(problem.spec)
-        found: dict[str, Any] | None = self._recall("thresholds", key, None)
+        found: dict[str, Any] | None = self._recall("thresholds", problem, key, None)
         if found is None:
             self.begin(problem)
             with _nodes_of_theory_watched(problem, lambda nodes, alpha: self.watch(Progress(0, 1, nodes, alpha))):
                 found = thresholds(problem)
-            self._remember("thresholds", key, None, found)
+            self._remember("thresholds", problem, key, None, found)
         self.watch(Progress(1, 1, Evaluations.of(problem).count))
         return found
 
@@ -147,11 +152,11 @@ class TheoryCache:
         """
         asked = [spec, *(np.asarray(starts).tolist() if i == 2 else starts for i, starts in enumerate(conditions))]
         key = canonical_json([problem.spec, asked, OWN_VERSION])
-        found: dict[str, Any] | str | None = self._recall("own", key, float(alpha))
+        found: dict[str, Any] | str | None = self._recall("own", problem, key, float(alpha))
         if found is None:
             points = tuple(self.points(problem, [alpha])[0])
             found = self.solve_own(problem, algorithm, spec, float(alpha), conditions._replace(points=points))
-            self._remember("own", key, float(alpha), found)
+            self._remember("own", problem, key, float(alpha), found)
         return found
 
     def solve_own(
@@ -169,17 +174,16 @@ class TheoryCache:
             key = canonical_json(problem.spec)
             points += sum(self._is_kept("point", key, float(alpha)) for alpha in alphas)
             found += self._is_kept("thresholds", key, None)
-            folder = self._nodes(key)
-            nodes += len(list(folder.glob("*.json"))) if folder is not None else 0
+            nodes += len(list(self.nodes_folder(key).glob("*.json"))) if self.folder is not None else 0
         return Kept(points, found, nodes)
 
     def adopt(self, other: TheoryCache, problem: Problem, alphas: Sequence[float], *, thresholds: bool) -> None:
         """Take over answers that another cache has."""
         key = canonical_json(problem.spec)
         for kind, alpha in [*(("point", float(a)) for a in alphas), *([("thresholds", None)] if thresholds else [])]:
-            answer = other._recall(kind, key, alpha)
-            if answer is not None and self._recall(kind, key, alpha) is None:
-                self._remember(kind, key, alpha, answer)
+            answer = other._recall(kind, problem, key, alpha)
+            if answer is not None and self._recall(kind, problem, key, alpha) is None:
+                self._remember(kind, problem, key, alpha, answer)
 
     def set_aside(self, problems: Iterable[Problem]) -> int:
         """Move answers and nodes of these problems out of the way, so that they are computed again; how many files."""
@@ -189,14 +193,17 @@ class TheoryCache:
             if self.folder is None:
                 continue
             files = [path for path in self.folder.glob("*-*.json") if _problem_of(path) == json.loads(key)]
-            nodes = self._nodes(key)
-            files += [nodes] if nodes is not None and nodes.is_dir() else []
+            files += [nodes] if (nodes := self.nodes_folder(key)).is_dir() else []
             for path in files:
                 moved += len(list(path.iterdir())) if path.is_dir() else 1
-                target = self.folder / ASIDE / f"{path.stem}.{uuid.uuid4().hex[:8]}{path.suffix}"
-                target.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(path, target)
+                self._move_aside(path)
         return moved
+
+    def _move_aside(self, path: Path) -> None:
+        assert self.folder is not None
+        target = self.folder / ASIDE / f"{path.stem}.{uuid.uuid4().hex[:8]}{path.suffix}"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(path, target)
 
     # -- files ----------------------------------------------------------------------------------------------------------
 
@@ -213,8 +220,8 @@ class TheoryCache:
             require_consistent(problem)
             self._consistent.add(key)
             self._compare_code(problem)
-        if Evaluations.of(problem).keep is None:
-            self._keep_nodes(problem, key)
+        if self.folder is not None and Evaluations.of(problem).evaluate is None:
+            self._keep_nodes(problem, self.nodes_folder(key))
 
     def _compare_code(self, problem: Problem) -> None:
         """Say which kept answers are of this problem, but for the code of its items."""
@@ -235,48 +242,66 @@ class TheoryCache:
                     "kept: they are not used; raise its version when its numbers change"
                 )
 
-    def _keep_nodes(self, problem: Problem, key: str) -> None:
-        folder, evaluations = self._nodes(key), Evaluations.of(problem)
-        if folder is None:
-            return
+    def _keep_nodes(self, problem: Problem, folder: Path) -> None:
+        evaluations, spec = Evaluations.of(problem), problem.spec
         for path in folder.glob("*.json"):
-            found = _read_answer(path, {"problem": problem.spec, "node": path.stem})
-            if found is not None:
-                value, error = (np.array(found[name], dtype=float) for name in ("value", "error"))
-                evaluations.known[path.stem] = Uncertain(value, error, found["method"])
+            answer = self._sound_answer("nodes", path, {"problem": spec, "node": path.stem}, problem.components)
+            if answer is not None:
+                value, error = (np.array(answer[name], dtype=float) for name in ("value", "error"))
+                evaluations.known[path.stem] = Uncertain(value, error, answer["method"])
 
-        def keep(name: str, found: Uncertain) -> None:
-            value, error = (np.asarray(part, dtype=float).tolist() for part in (found.value, found.error))
-            about = {"problem": problem.spec, "node": name}
-            _write_answer(folder / f"{name}.json", about, {"value": value, "error": error, "method": found.method})
+        def evaluate(name: str, work: Callable[[], Uncertain]) -> tuple[Uncertain, bool]:
+            begin = time.perf_counter()
+            found = work()
+            if time.perf_counter() - begin < SLOW:
+                return found, False
+            write_answer(folder / f"{name}.json", {"problem": spec, "node": name}, node_answer(found))
+            return found, True
 
-        evaluations.keep = keep
+        evaluations.evaluate = evaluate
 
-    def _nodes(self, key: str) -> Path | None:
-        return None if self.folder is None else self.folder / "nodes" / _file_name(THEORY_VERSION, key)
+    def nodes_folder(self, key: str) -> Path:
+        """Where the nodes of a problem are kept, whose specification as canonical JSON is ``key``."""
+        assert self.folder is not None
+        return self.folder / "nodes" / nodes_name(key)
 
     def _file(self, kind: str, key: str, alpha: float | None) -> Path | None:
-        return (
-            None if self.folder is None else self.folder / f"{kind}-{_file_name(THEORY_VERSION, kind, key, alpha)}.json"
-        )
+        return None if self.folder is None else self.folder / answer_name(kind, key, alpha)
 
     def _is_kept(self, kind: str, key: str, alpha: float | None) -> bool:
         file = self._file(kind, key, alpha)
         return (kind, key, alpha) in self._memory or (file is not None and file.exists())
 
-    def _recall(self, kind: str, key: str, alpha: float | None) -> Any:
+    def _recall(self, kind: str, problem: Problem, key: str, alpha: float | None) -> Any:
         file = self._file(kind, key, alpha)
         if (kind, key, alpha) not in self._memory and file is not None:
-            found = _read_answer(file, {"problem": json.loads(key), "alpha": alpha})
+            question = {"problem": json.loads(key), "alpha": alpha}
+            found = self._sound_answer(kind, file, question, problem.components)
             if found is not None:
                 self._memory[kind, key, alpha] = found
         return self._memory.get((kind, key, alpha))
 
-    def _remember(self, kind: str, key: str, alpha: float | None, answer: Any) -> None:
+    def _sound_answer(self, kind: str, file: Path, question: dict[str, Any], components: int) -> Any:
+        """The answer in a file; one that cannot be trusted is moved aside with a remark, and computed again."""
+        try:
+            answer = read_answer(file, question)["answer"]
+            check_answer(kind, answer, components)
+            return answer
+        except OSError:
+            return None
+        except ValueError as error:
+            self.remark(f"{file}: {error}; not used, computed again")
+            with contextlib.suppress(OSError):  # a folder that cannot be written to
+                self._move_aside(file)
+            return None
+
+    def _remember(self, kind: str, problem: Problem, key: str, alpha: float | None, answer: Any) -> None:
+        answer = json.loads(document_text(answer))
+        check_answer(kind, answer, problem.components)  # what would not be read again must not be written
         self._memory[kind, key, alpha] = answer
         file = self._file(kind, key, alpha)
         if file is not None:
-            _write_answer(file, {"problem": json.loads(key), "alpha": alpha}, answer)
+            write_answer(file, {"problem": json.loads(key), "alpha": alpha}, answer)
 
 
 class _nodes_of_theory_watched:
@@ -297,35 +322,29 @@ class _nodes_of_theory_watched:
         self._evaluations.watch = lambda alpha: None
 
 
+def answer_name(kind: str, key: str, alpha: float | None, version: int = THEORY_VERSION) -> str:
+    """Name of the file of an answer: ``kind`` and a digest of its question, whose problem as canonical JSON is ``key``."""
+    return f"{kind}-{_file_name(version, kind, key, alpha)}.json"
+
+
+def node_answer(found: Uncertain) -> dict[str, Any]:
+    """A node as its file holds it."""
+    value, error = (np.asarray(part, dtype=float).tolist() for part in (found.value, found.error))
+    return {"value": value, "error": error, "method": found.method}
+
+
+def nodes_name(key: str, version: int = THEORY_VERSION) -> str:
+    """Name of the folder of the nodes of a problem."""
+    return _file_name(version, key)
+
+
 def _file_name(*parts: Any) -> str:
     return hashlib.sha256(canonical_json(list(parts)).encode()).hexdigest()[:24]
-
-
-def _write_answer(file: Path, about: dict[str, Any], answer: Any) -> None:
-    found = {**about, "answer": answer}
-    write_atomically(file, json.dumps({**found, "digest": _digest(found)}, default=plain_value).encode())
-
-
-def _read_answer(file: Path, about: dict[str, Any]) -> Any:
-    """The answer in a file, if it is one to this question; None if not, or torn: it is computed again and written over."""
-    try:
-        found = read_json(file)
-        digest = found.pop("digest")
-        sound = digest == _digest(found) and digest == _digest({**about, "answer": found["answer"]})
-        return found["answer"] if sound else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
 
 
 def _problem_of(file: Path) -> Any:
     try:
         found = read_json(file)["problem"]
-        return found[0] if isinstance(found, list) else found  # what belongs to an algorithm names it, too
-    except (OSError, ValueError, KeyError, TypeError):
+        return found[0] if isinstance(found, list) else found  # an answer for an algorithm names it, too
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None
-
-
-def _digest(document: Any) -> str:
-    return hashlib.sha256(
-        json.dumps(document, sort_keys=True, separators=(",", ":"), default=plain_value).encode()
-    ).hexdigest()

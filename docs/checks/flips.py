@@ -1,0 +1,208 @@
+"""Single digits changed in a results folder: ``python docs/checks/flips.py --flips 500``.
+
+Each flip changes one digit of one file (records, trajectories, ``run.json``, tables, packs, and the points, thresholds, nodes and
+predictions of theory). ``verify`` has to name the file, and must not write anything. Every second flip of a file whose numbers
+can be computed again is given a new digest that fits, and changes a number by more than 1e-8 of it (what is less is rounding), so
+that only computing it again can tell. ``tests/run/test_verification.py`` does a few of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import io
+import json
+import math
+import random
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "plugins")]
+
+from smimbench.cli.main import main as smimbench  # noqa: E402
+from smimbench.report.packed import _text_of  # noqa: E402
+from smimbench.run import theory_cache  # noqa: E402
+from smimbench.run.answers import document_digest, document_text  # noqa: E402
+from smimbench.run.record import digest_of, text_of  # noqa: E402
+
+TEXT = """
+[problem]
+model   = { name = "sequence-multi-index", tokens = 2 }
+channel = { name = "linear", noise = 0.2 }
+prior   = { name = "gaussian" }
+[grid]
+alpha     = [0.5, 1.0]
+dimension = [12]
+seeds     = 2
+[[algorithms]]
+name  = "gamp"
+[[algorithms]]
+name  = "ridge"
+[[algorithms]]
+name  = "adam"
+steps = 2400
+"""
+DIGIT = re.compile(rb"[0-9]")
+
+
+def command(*words: object) -> tuple[int, str]:
+    """Exit code and output of a command."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            smimbench([str(word) for word in words])
+        except SystemExit as ended:
+            return int(ended.code or 0), out.getvalue()
+    return 0, out.getvalue()
+
+
+def prepare(folder: Path) -> Path:
+    """A suite that was run, with its theory, a pack and nodes; the folder of its results."""
+    (folder / "flips.toml").write_text(TEXT)
+    results = ("--results", folder / "results")
+    theory_cache.SLOW = 0.0  # every node is kept
+    command("run", folder / "flips.toml", *results, "--workers", "1", "--no-figure", "--quiet")
+    command("theory", folder / "flips.toml", *results, "--quiet")
+    command("show", folder / "flips.toml", *results, "--pack", folder / "results" / "pack.json", "--quiet")
+    return folder / "results" / "flips"
+
+
+def kind_of(path: Path, folder: Path) -> str:
+    """What a file is."""
+    if path.suffix == ".npz":
+        return "trajectory"
+    if path.name in ("run.json", "rows.json", "pack.json"):
+        return path.stem
+    if path.parent == folder:
+        return "record"
+    return "node" if path.parent.parent.name == "nodes" else path.name.partition("-")[0]
+
+
+def flipped(data: bytes, dice: random.Random) -> bytes:
+    """The same with one digit changed (of an ``.npz``: one byte)."""
+    places = [match.start() for match in DIGIT.finditer(data)]
+    place = dice.choice(places)
+    digit = dice.choice([d for d in b"0123456789" if d != data[place]])
+    return data[:place] + bytes([digit]) + data[place + 1 :]
+
+
+def resealed(kind: str, data: bytes, dice: random.Random) -> bytes | None:
+    """One digit of one number changed that can be computed again, under a digest that fits; None where there is none."""
+    document = json.loads(data)
+    del document["digest"]
+    if kind == "record":
+        numbers = [(document["metrics"], name) for name in document["metrics"]]
+    elif kind in ("point", "own", "thresholds", "node"):
+        numbers = [(document, "answer")]
+    elif kind == "pack":
+        rows = [row for place in document["document"]["places"] for row in (place["common"], *place["rows"])]
+        wanted = ("values", "mean", "sem", "theory", "difference", "z", "bayes", "ratio_to_bayes")
+        numbers = [(row, name) for row in rows for name in wanted if row.get(name)]
+    else:
+        return None
+    holder, name = dice.choice(numbers)
+    before = json.dumps(holder[name])
+    places = [m.start(1) for m in re.finditer(r"[-\d.][\d.]*?(\d)(?=[\d.]*(?:e-?\d+)?[\],}]|$)", before)]
+    if not places:
+        return None
+    place = dice.choice(places)
+    digit = dice.choice([d for d in "0123456789" if d != before[place]])
+    with contextlib.suppress(ValueError):
+        after = json.loads(before[:place] + digit + before[place + 1 :])
+        if not is_rounding(holder[name], after):
+            holder[name] = after
+            if kind == "record":
+                return text_of({**document, "digest": digest_of(document)}).encode()
+            if kind == "pack":
+                return _text_of(document).encode()
+            return document_text({**document, "digest": document_digest(document)}).encode()
+    return None
+
+
+def is_rounding(old: object, new: object) -> bool:
+    """Whether no number differs by more than another computation would."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return old.keys() == new.keys() and all(is_rounding(old[key], new[key]) for key in old)
+    if isinstance(old, list) and isinstance(new, list):
+        return len(old) == len(new) and all(map(is_rounding, old, new))
+    if isinstance(old, float) and isinstance(new, float):
+        return math.isclose(old, new, rel_tol=1e-8, abs_tol=1e-10)
+    return old == new
+
+
+def state_of(results: Path) -> dict[str, str]:
+    """The bytes of all files, in short."""
+    return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(results.rglob("*")) if p.is_file()}
+
+
+def flip(path: Path, folder: Path, dice: random.Random, *, seal: bool) -> str | None:
+    """Change a digit and verify; what went wrong, or None. The file is put back."""
+    before, kind = path.read_bytes(), kind_of(path, folder)
+    data = resealed(kind, before, dice) if seal else flipped(before, dice)
+    if data is None:
+        return "skipped"
+    path.write_bytes(data)
+    state = state_of(folder.parent)
+    place = path if kind == "pack" and seal else folder
+    cells = 99 if seal and kind in ("record", "pack") else 0
+    options = () if seal and kind != "record" else ("--no-theory",)
+    code, out = command("verify", place, "--results", folder.parent, "--cells", cells, "--json", *options)
+    after = state_of(folder.parent)
+    path.write_bytes(before)
+    if after != state:
+        return f"{path.name}: verify wrote something"
+    try:
+        named = any(path.name in line for line in json.loads(out)["wrong"])
+    except ValueError:
+        named = False
+    if kind == "run" and code == 2:  # the folder is refused for it
+        named = True
+    at = next((i for i, (a, b) in enumerate(zip(before, data)) if a != b), 0)
+    where = f"{before[max(0, at - 30) : at + 10]!r} to {data[max(0, at - 30) : at + 10]!r}"
+    return None if named and code else f"{path.name} ({kind}{', new digest' if seal else ''}): {where} not named"
+
+
+def flips(folder: Path, count: int, dice: random.Random) -> tuple[Counter, list[str]]:
+    """So many flips, over all kinds of files; how many of each kind, and what was not named."""
+    files = [p for p in sorted(folder.parent.rglob("*")) if p.is_file() and p.suffix in (".json", ".npz")]
+    kinds: dict[str, list[Path]] = {}
+    for path in files:
+        kinds.setdefault(kind_of(path, folder), []).append(path)
+    done: Counter = Counter()
+    missed = []
+    while sum(done.values()) < count:
+        for kind, paths in kinds.items():
+            seal = done[kind] % 2 == 1 and kind not in ("trajectory", "run", "rows")
+            said = flip(dice.choice(paths), folder, dice, seal=seal)
+            if said == "skipped":
+                said = flip(dice.choice(paths), folder, dice, seal=False)
+            done[kind] += 1
+            if said:
+                missed.append(said)
+                print(said, flush=True)
+    return done, missed
+
+
+def main() -> int:
+    """All flips; 1 if one was not named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--flips", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args()
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = prepare(Path(temporary))
+        done, missed = flips(folder, chosen.flips, random.Random(chosen.seed))
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(done.items()))
+    print(f"{sum(done.values())} flips ({kinds}) in {time.monotonic() - begin:.0f} s: {len(missed)} not named")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""Whether packed results are what they say: statistics from the values, theory solved again, and a sample of cells run again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.backend import machine
+from smimbench.files import error_line
+from smimbench.registry.metrics import find_metric, theory_of
+from smimbench.report.aggregate import against_theory, ratio_to_bayes
+from smimbench.run.processes import in_processes
+from smimbench.run.theory_guard import GuardedTheory
+from smimbench.run.verification import ELSEWHERE, Verification, differences
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from smimbench.registry.registry import Registry
+    from smimbench.suite.cells import Suite
+
+__all__ = ["verify_packed"]
+
+Row = dict[str, Any]
+
+
+def verify_packed(
+    path: Path,
+    rows: Sequence[Row],
+    shared: Mapping[str, Any],
+    suite: Suite,
+    registry: Registry,
+    *,
+    cells: int,
+    seed: int,
+    theory: bool,
+) -> dict[str, Verification]:
+    """Check rows of a file whose digest is sound, against the suite that its ``run.json`` describes."""
+    here = shared["fingerprint"] == machine.fingerprint() and shared["versions"] == machine.versions()
+    tolerance = 0.0 if here else ELSEWHERE
+    found = {"rows": _statistics(path, rows)}
+    if theory:
+        found["rows of theory solved again"] = _theory(path, rows, suite, tolerance)
+    found["cells run again"] = _rerun(path, rows, suite, registry, tolerance, cells, seed)
+    return found
+
+
+def _statistics(path: Path, rows: Sequence[Row]) -> Verification:
+    """What follows from the values of the runs and from theory, for every row."""
+    found = Verification()
+    for row in rows:
+        values = np.array(list(row["values"].values()))
+        own = row["own_theory"] is not None
+        expected = (row["own_theory"], row["own_theory_error"]) if own else (row["bayes"], row["bayes_error"])
+        new = {"n": len(values), **against_theory(values, *expected)}
+        new["own_z"] = new["z"] if own else None
+        if row["ratio_to_bayes"] is not None:
+            new["ratio_to_bayes"] = ratio_to_bayes(values, row["bayes"], row["target"])
+        # Sums of another machine may round in another way.
+        found.add(_lines(path, row, differences({key: row[key] for key in new}, new, 1e-12)))
+    return found
+
+
+def _theory(path: Path, rows: Sequence[Row], suite: Suite, tolerance: float) -> Verification:
+    """Bayes-optimal values of every row."""
+    found, fresh = Verification(), GuardedTheory()
+    problems = {plan.label: plan.problem for plan in suite.plans}
+    unknown = 0
+    for label in dict.fromkeys(row["problem"] for row in rows):
+        members = [row for row in rows if row["problem"] == label]
+        problem = problems.get(label)
+        if problem is None:
+            unknown += len(members)
+            continue
+        alphas = sorted({row["alpha"] for row in members})
+        try:
+            points = {alpha: branches[0] for alpha, branches in zip(alphas, fresh.points(problem, alphas))}
+        except Exception as error:  # a plugin's theory may raise anything
+            found.remarks.append(f"{label}: theory raised {error_line(error)}")
+            continue
+        for row in members:
+            metric = find_metric(row["metric"], problem.model.name)
+            values, errors = theory_of(metric, problem, points[row["alpha"]], problem.components)
+            k = (row["component"] or 1) - 1
+            slack = 0.0 if tolerance == 0 else 4 * (row["bayes_error"] or 0.0) + 1e-9
+            new = {"bayes": values[k]} if slack else {"bayes": values[k], "bayes_error": errors[k]}
+            found.add(_lines(path, row, differences({n: row[n] for n in new}, new, tolerance, absolute=slack)))
+    if unknown:
+        found.remarks.append(f"{unknown} rows of problems that the suite does not have")
+    if own := sum(row["own_theory"] is not None and row["own_theory"] != row["bayes"] for row in rows):
+        found.remarks.append(
+            f"{own} predictions of algorithms not solved again: a pack does not hold the starts of the runs"
+        )
+    return found
+
+
+def _rerun(
+    path: Path, rows: Sequence[Row], suite: Suite, registry: Registry, tolerance: float, count: int, seed: int
+) -> Verification:
+    """So many of the packed cells, drawn at random, run again."""
+    found = Verification()
+    by_place: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        place = (row["problem"], row["algorithm"], row["backend"], row["nominal_alpha"], row["dimension"])
+        by_place.setdefault(place, []).append(row)
+    known = []
+    for backend in sorted({row["backend"] for row in rows} & {"numpy"}):
+        for cell in suite.cells(backend, registry):
+            where = (cell.problem_label, cell.algorithm_label, cell.backend, cell.alpha, cell.dimension)
+            if f"{cell.seed}/{cell.replicate}" in next((row["values"] for row in by_place.get(where, ())), {}):
+                known.append((cell, by_place[where]))
+    chosen = [known[i] for i in np.random.default_rng(seed).permutation(len(known))[:count]]
+    places = {cell.key: members for cell, members in chosen}
+    for record in in_processes([(cell,) for cell, _ in chosen], 1, 1, registry) if chosen else ():
+        lines: list[str] = []
+        for row in places[record["key"]]:
+            name = f"{record['cell']['seed']}/{record['cell']['replicate']}"
+            new = record["metrics"].get(row["metric"], [])
+            k = (row["component"] or 1) - 1
+            value = new[k] if k < len(new) else None
+            lines += _lines(path, row, differences({name: row["values"].get(name)}, {name: value}, tolerance))
+        found.add(lines)
+    return found
+
+
+def _lines(path: Path, row: Row, differing: Any) -> list[str]:
+    where = f"{row['problem']} {row['algorithm']} at alpha {row['alpha']:.5g}, D = {row['dimension']}, {row['metric']}"
+    return [f"{path}: {where}: {line}" for line in list(differing)[:3]]
