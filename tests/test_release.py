@@ -32,13 +32,13 @@ def test_one_list_of_requirements_everywhere():
     run, _, optional = recipe.partition("  run:\n")[2].partition("  run_constraints:\n")
     written = {line.strip()[2:].replace(" ", "") for line in run.splitlines() if line.strip().startswith("- ")}
     assert written == wanted | {f"python{PROJECT['requires-python']}"}
-    extras = {one for name in ("plot", "report", "dask", "fast") for one in PROJECT["optional-dependencies"][name]}
+    extras = {one for name in ("plot", "report", "dask") for one in PROJECT["optional-dependencies"][name]}
     for one in extras:
         package, version = re.match(r"([\w-]+)>=(.+)", one).groups()
         assert re.search(rf"- {package}(-base)? >={re.escape(version)}\n", optional), one
 
 
-@pytest.mark.parametrize("extra", [None, "plot", "report", "dask", "fast", "cuda12", "cuda13", "torch"])
+@pytest.mark.parametrize("extra", [None, "plot", "report", "dask", "cuda12", "cuda13", "torch"])
 def test_every_licence_is_listed(extra):
     page = (ROOT / "docs" / "release.md").read_text()
     for one in PROJECT["dependencies"] if extra is None else PROJECT["optional-dependencies"][extra]:

@@ -3,7 +3,7 @@
 At each printed overlap latents, truth and label are drawn independently, with pseudo-random numbers, without control variates,
 weights or interpolation; the channel's posterior says what the information is there, and one Newton step in the logarithms of
 the effective signal-to-noise ratios says where the fixed point is. Its slope is that of a sixteenth of the same draws. Eight
-million draws of a point are about a minute of one core with ``fast``.
+million draws of a point are about a minute of one core.
 
     python docs/checks/two_layer_curve.py [draws] [part/parts]
 

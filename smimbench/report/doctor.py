@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["diagnose", "print_diagnosis"]
 
-_EXTRAS = {"matplotlib": ("plot", "figures need it"), "numba": ("fast", "integrals are faster with it")}
+_EXTRAS = {"matplotlib": ("plot", "figures need it")}
 
 
 def diagnose(registry: Registry, *, ceilings: bool = False) -> dict[str, Any]:

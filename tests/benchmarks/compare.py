@@ -6,7 +6,7 @@
 What ``pytest-benchmark compare --benchmark-compare-fail=min:15%`` does with seconds of one machine, this does with ratios,
 so that a baseline measured on one machine holds on the next. How much faster than a skinny product a square one is, is a
 property of the processor, though: ratios are kept by its name, and one that is not known is compared with the largest ratio of
-all that are. Ratios with and without the extra ``fast`` are kept apart. Of several runs the best of each benchmark counts.
+all that are. Of several runs the best of each benchmark counts.
 Exit code 1 if any benchmark is slower by more than the limit, 2 if there is nothing to compare.
 """
 
@@ -17,7 +17,6 @@ import json
 import sys
 from pathlib import Path
 
-WITHOUT_FAST = " without fast"
 BASELINE = Path(__file__).with_name("baseline.json")
 FAIL_OVER = 15.0
 
@@ -35,7 +34,6 @@ def ratios(*documents: dict) -> dict[str, float]:
         value = info.get("ratio")
         if value is not None:
             name = entry["fullname"].replace("\\", "/").rsplit("/", 1)[-1]
-            name += "" if info.get("fast", True) else WITHOUT_FAST
             found[name] = min(float(value), found.get(name, float("inf")))
     return found
 
@@ -66,8 +64,7 @@ def table(now: dict[str, float], baseline: dict[str, float], fail_over: float) -
         mark = "SLOWER" if worse(now[name], baseline[name], fail_over) else ""
         lines.append(f"{change:+7.1f}%  {baseline[name]:10.4g} -> {now[name]:10.4g}  {name}  {mark}".rstrip())
     lines += [f"    new              -> {now[name]:10.4g}  {name}" for name in sorted(now.keys() - baseline.keys())]
-    kinds = {name.endswith(WITHOUT_FAST) for name in now}
-    missing = [name for name in sorted(baseline.keys() - now.keys()) if name.endswith(WITHOUT_FAST) in kinds]
+    missing = sorted(baseline.keys() - now.keys())
     lines += [f"    not run                        {name}" for name in missing]
     return lines, any(line.endswith("SLOWER") for line in lines)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import time
 from typing import NamedTuple
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-NUMBA = importlib.util.find_spec("numba") is not None
 JUDGED = not os.environ.get("SMIMBENCH_NO_TIME_LIMITS")
 # Where nothing is judged it is enough that everything runs; a size that is asked for is measured all the same.
 SMOKE = not JUDGED and "SMIMBENCH_BENCH_NUMBERS" not in os.environ
@@ -92,7 +90,7 @@ def ratio(benchmark, calibration):
         with threadpool_limits(limits=1):
             benchmark(work)
             pair = best_pair(work, getattr(calibration, by))
-        benchmark.extra_info.update(calibration=by, ratio=pair.ratio, fast=NUMBA)
+        benchmark.extra_info.update(calibration=by, ratio=pair.ratio)
         return pair.ratio
 
     return measure

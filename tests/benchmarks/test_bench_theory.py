@@ -1,7 +1,7 @@
 """Whole curves of theory, from nothing, as ratios to a million exponentials.
 
 They take minutes, so that they run only where ``SMIMBENCH_BENCH_CURVES=1`` says so. Each is a process of its own, for nothing
-may be remembered; its CPU seconds hold the start of Python, and with ``fast`` the loading of compiled code, but no compiling
+may be remembered; its CPU seconds hold the start of Python, the loading of compiled code, but no compiling
 where that has been done before.
 
     SMIMBENCH_BENCH_CURVES=1 python -m pytest -o addopts=--import-mode=importlib tests/benchmarks/test_bench_theory.py
@@ -16,7 +16,7 @@ import sys
 
 import pytest
 
-from tests.benchmarks.conftest import NUMBA, best_pair
+from tests.benchmarks.conftest import best_pair
 
 pytestmark = [
     pytest.mark.benchmark(group="curves of theory"),
@@ -65,5 +65,5 @@ def test_curve(benchmark, calibration, tmp_path, name):
     seconds = benchmark.pedantic(run, rounds=1)
     second = best_pair(calibration.exp, calibration.exp)
     unit = (first.seconds + second.seconds) / 2
-    benchmark.extra_info.update(calibration="exp", cpu_seconds=seconds, unit=unit, ratio=seconds / unit, fast=NUMBA)
+    benchmark.extra_info.update(calibration="exp", cpu_seconds=seconds, unit=unit, ratio=seconds / unit)
     assert seconds > 0

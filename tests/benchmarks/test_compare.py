@@ -66,20 +66,6 @@ def test_new_and_missing_benchmarks_are_named_and_nothing_to_compare_is_an_error
     assert compare.main([str(run(tmp_path)), "--baseline", before]) == 2
 
 
-def test_what_the_compiled_kernels_reach_is_not_asked_of_numpy(tmp_path, capsys):
-    folder = tmp_path / "baseline"
-    folder.mkdir()
-    before = folder / "baseline.json"
-    slow = {"test_x.py::a": 1.0, "test_x.py::gone": 1.0, "test_x.py::a without fast": 4.0}
-    before.write_text(json.dumps({"here": slow}))
-    plain = run(tmp_path, "plain.json", {"fast": False}, a=4.1)
-    assert compare.main([str(plain), "--baseline", str(before)]) == 0
-    assert "not run" not in capsys.readouterr().out
-    assert compare.main([str(run(tmp_path, info={"fast": True}, a=4.1)), "--baseline", str(before)]) == 1
-    assert compare.main([str(plain), "--baseline", str(before), "--update"]) == 0
-    assert json.loads(before.read_text()) == {"here": slow | {"test_x.py::a without fast": 4.1}}
-
-
 def test_another_processor_has_ratios_of_its_own(tmp_path, capsys):
     before = baseline(tmp_path, a=1.0)
     other = run(tmp_path, "other.json", cpu="there", a=2.0)

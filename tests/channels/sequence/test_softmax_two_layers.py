@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
@@ -300,51 +298,3 @@ def test_indefinite_covariance_is_refused(rng):
     z = rng.standard_normal((2, 2, 2))
     with pytest.raises(ValueError, match="positive definite"):
         channel.posterior(channel.forward(z), z, np.array([[1.0, 2.0], [2.0, 1.0]]))
-
-
-@pytest.mark.parametrize("skip", [0.0, 1.0, 3.0])
-def test_compiled_twin_agrees(monkeypatch, skip):
-    pytest.importorskip("numba")
-    from smimbench_channels.sequence.softmax.two_layers import posterior as two_layers
-
-    rng = np.random.default_rng(2)
-    for v11, v22, correlation in ((1.0, 0.2, 0.0), (0.5, 2e-3, 0.5), (1e-4, 1e-6, -0.3), (1e-6, 1e-8, 0.0)):
-        V = covariance(v11, v22, correlation)
-        omega, z = draw(rng, 150, V, skip)
-        omega[:3] += 30.0 * np.sqrt(v22)  # some are far off
-        channel = SequenceSoftmax(tokens=2, layers=2, skip=skip)
-        y = channel.forward(z)
-        results = []
-        for use in (True, False):
-            monkeypatch.setattr(two_layers, "use_compiled", use)
-            posterior = channel.posterior(y, omega, V, second_moment=True)
-            results.append((posterior, channel.log_partition(y, omega, V)))
-        (one, log_one), (two, log_two) = results
-        scale = np.sqrt(np.diag(V))[:, None]
-        difference = np.abs(one.mean - two.mean) / scale
-        # without skip u - u' is divided by a small number, and far samples by a small sum of weights
-        assert difference[3:].max() < (1e-9 if skip == 0.0 else 1e-11)
-        assert difference.max() < 1e-6
-        np.testing.assert_allclose(one.second_moment, two.second_moment, rtol=1e-8, atol=1e-9)
-        np.testing.assert_allclose(one.covariance, two.covariance, rtol=1e-6, atol=1e-9 * v11)
-        np.testing.assert_allclose(log_one, log_two, rtol=1e-8, atol=1e-9)
-        assert one.error == pytest.approx(two.error, rel=1e-6)
-
-
-def test_works_without_numba(monkeypatch, rng):
-    from smimbench_channels.sequence.softmax.two_layers import posterior as two_layers
-
-    V = covariance(0.5, 0.1, 0.0)
-    channel = SequenceSoftmax(tokens=2, layers=2)
-    omega, z = draw(rng, 20, V, 1.0)
-    expected = channel.posterior(channel.forward(z), omega, V)
-    monkeypatch.setitem(
-        sys.modules, "smimbench_channels.sequence.softmax.two_layers.compiled", None
-    )  # what a failed import looks like
-    two_layers.compiled_version.cache_clear()
-    try:
-        assert two_layers.compiled_version(False) is None
-        result = channel.posterior(channel.forward(z), omega, V)
-    finally:
-        two_layers.compiled_version.cache_clear()
-    np.testing.assert_allclose(result.mean, expected.mean, rtol=1e-10, atol=1e-12)

@@ -5,7 +5,6 @@ grid of nodes, and their accuracy.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -13,14 +12,12 @@ from typing import Any
 import numpy as np
 
 from smimbench.numerics.qmc import normal_points
-from smimbench_channels.batches import blocks as blocks_of
+from smimbench_channels.sequence.softmax.last_layer.spreading import spread
 
 __all__ = ["ACCURACY", "Accuracy", "Host", "Tables", "make_tables", "mixing", "node_count"]
 
 Host = np.ndarray[Any, np.dtype[np.float64]]
 
-CHUNK = 2**13
-"""Prior points spread over a table at once. Doubled: twice the memory, the same result."""
 NODE_STEPS = 2
 """Sizes of tables between one and twice as many nodes. Doubled: smaller tables, and more of them along a curve."""
 
@@ -190,14 +187,6 @@ def _two_token_grid(skip: float, fine: int) -> tuple[Host, Host]:
     return points[kept], weight[kept] / weight[kept].sum()
 
 
-def _lagrange(position: Host, count: int) -> tuple[np.ndarray[Any, Any], list[Host]]:
-    """First of the four nodes around each position, and the weights of cubic interpolation."""
-    start = np.clip(np.floor(position).astype(np.int64) - 1, 0, count - 4)
-    t = position - start
-    a, b, c = t - 1, t - 2, t - 3
-    return start, [-a * b * c / 6, t * b * c / 2, -t * a * c / 2, t * a * b / 6]
-
-
 def _add_prior_points(
     sums: np.ndarray[Any, Any], z: Host, weight: Host, unknown: Host, skip: float, step: float
 ) -> float:
@@ -218,32 +207,8 @@ def _add_prior_points(
         e, f, g = p * p - 1, q * q - 1, p * q
         # A layer that the label hardly depends on must not seem to have moments because the points are few.
         moments += [jacobian * (m - weight @ m) for m in (e, f, g, e * e + f * f + 2 * g * g)]
-    spread = compiled_version() or _spread_over_table
     sums += spread(count, positions[0], positions[1], np.stack(moments))
     return float(weight[clipped].sum())
-
-
-@lru_cache
-def compiled_version() -> Callable[[int, Host, Host, Host], Host] | None:
-    """``_spread_over_table`` compiled, where Numba is installed."""
-    try:
-        from smimbench_channels.sequence.softmax.last_layer.compiled import spread
-    except ImportError:
-        return None
-    return spread
-
-
-def _spread_over_table(count: int, x: Host, y: Host, moments: Host) -> Host:
-    """Table (N, m N) of ``moments`` (m, n) that stand at the positions x and y (n,), in units of the nodes."""
-    (i, wx), (j, wy) = (_lagrange(position, count) for position in (x, y))
-    table = np.zeros((len(moments), count * count))
-    for part in blocks_of(len(x), CHUNK):
-        around = [(k, m) for k in range(4) for m in range(4)]
-        index = np.concatenate([(i[part] + k) * count + j[part] + m for k, m in around])
-        share = np.stack([wx[k][part] * wy[m][part] for k, m in around])
-        for target, moment in zip(table, moments):
-            target += np.bincount(index, (share * moment[part]).ravel(), minlength=count * count)
-    return table.reshape(-1, count, count).transpose(1, 0, 2).reshape(count, -1)
 
 
 def _exchanged(sums: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:

@@ -1,1 +1,1 @@
-"""Two layers of two tokens: adaptive quadrature. ``posterior`` chooses among ``quadrature``, ``compiled`` and ``cuda``."""
+"""Two layers of two tokens: adaptive quadrature. ``kernel`` integrates a sample, on the host and on a ``device``."""

@@ -1,17 +1,13 @@
-"""Posterior of two-layer, two-token attention: blocks of samples, boxes that were too small, and the version of the
-quadrature (array, compiled, CUDA) that serves.
+"""Posterior of two-layer, two-token attention: the box of latents that the quadrature integrates, and boxes that were too small.
 
-``quadrature`` works on arrays of any namespace; ``compiled`` (NumPy arrays, with Numba) and ``cuda`` (CuPy arrays) do the same
-in a fraction of the time. A box around the mean of the latents is integrated; samples whose label lies far from what their
-mean and variance lead to expect are done again in a larger one.
+A box around the mean of the latents is integrated; samples whose label lies far from what their mean and variance lead to
+expect are done again in a larger one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import array_api_compat
@@ -19,16 +15,12 @@ import numpy as np
 
 from smimbench.backend import clip, namespace, read_together, to_host
 from smimbench.interfaces import Array
-from smimbench_channels.batches import array_like, blocks, joined, put_tuple
+from smimbench_channels.batches import array_like, joined, put_tuple
 from smimbench_channels.sequence.softmax.deep import importance
 from smimbench_channels.sequence.softmax.moments import Moments
-from smimbench_channels.sequence.softmax.two_layers import quadrature
-from smimbench_channels.sequence.softmax.two_layers.pieces import Rule
+from smimbench_channels.sequence.softmax.two_layers.rule import Rule
 
 __all__ = ["integrate"]
-
-use_compiled = True
-"""Use the compiled versions: of NumPy arrays where Numba can be imported, of CuPy arrays. Results agree to rounding."""
 
 FIRST_POINTS, COARSE_POINTS = 12, 8
 """Columns of a piece, and points of a column, to begin with. Doubled: twice the time, up to half the error."""
@@ -44,15 +36,6 @@ FAR_POINTS = 2048
 """Points of importance sampling for samples beyond ``DEEPEST``. Doubled: twice the time, ``1 / sqrt(2)`` of their error."""
 HOST_SAMPLES = 256
 """Samples up to which that is done on the host. Doubled (not measured): a device waits where its 10^4 launches were quicker."""
-BLOCK_SAMPLES = 1024
-"""Samples of a block on the host. Doubled: twice the memory, beyond the cache; the same result."""
-COMPILED_BLOCK_SAMPLES = 1 << 13
-"""The same for the compiled version, which computes with one sample at a time. Doubled: twice the memory, the same result."""
-DEVICE_BLOCK_SAMPLES = 1 << 15
-"""The same on a device, for the version that works on arrays. Doubled: twice the memory, the same result."""
-
-BlockSums = Callable[[Array, Array, Rule, Array, Array], tuple[Array, Array]]
-
 # Where the entries of the second moment stand among the sums: all of them, or traces over tokens.
 FULL = ((0, 1, 2, 3), (1, 4, 5, 6), (2, 5, 7, 8), (3, 6, 8, 9))
 TRACES = ((0, 1), (1, 2))
@@ -92,37 +75,22 @@ def _integrate_box(
     xp: Any, u: Array, omega: Array, rule: Rule, half_square: Array, depth: Array
 ) -> tuple[Moments, Array]:
     """Integrate where ``|z - omega|^2 / V < 2 half_square``, relative to ``exp(-depth)``; and the energy."""
-    parts, energies = [], []
-    for rows, sums, error, energy in _blocks_of_sums(xp, u, omega, rule, half_square, depth):
-        # what lies outside of the box
-        outside = xp.exp(clip(energy - half_square[rows], -700.0, 0.0))
-        parts.append(_posterior_of_sums(sums, -depth[rows], error + outside, rule))
-        energies.append(energy)
-    return joined(parts), _in_one(xp, energies)
+    sums, error = box_sums(u, omega, rule, xp.sqrt(2.0 * half_square), -depth)
+    energy = _energy(sums, rule)
+    outside = xp.exp(clip(energy - half_square, -700.0, 0.0))
+    return _posterior_of_sums(sums, -depth, error + outside, rule), energy
 
 
-def _energies(xp: Any, u: Array, omega: Array, rule: Rule, half_square: Array, depth: Array) -> Array:
-    """The energy alone."""
-    return _in_one(xp, [energy for *_, energy in _blocks_of_sums(xp, u, omega, rule, half_square, depth)])
+def box_sums(u: Array, omega: Array, rule: Rule, reach: Array, level: Array) -> tuple[Array, Array]:
+    """``kernel.host_sums`` for arrays of any namespace: CuPy arrays stay on their device, others go by the host."""
+    if array_api_compat.is_cupy_array(u):
+        from smimbench_channels.sequence.softmax.two_layers.device import device_sums
 
+        return device_sums(u, omega, rule, reach, level)
+    from smimbench_channels.sequence.softmax.two_layers.kernel import host_sums
 
-def _in_one(xp: Any, parts: list[Array]) -> Array:
-    return parts[0] if len(parts) == 1 else xp.concat(parts)
-
-
-def _blocks_of_sums(
-    xp: Any, u: Array, omega: Array, rule: Rule, half_square: Array, depth: Array
-) -> Iterator[tuple[slice, Array, Array, Array]]:
-    """Samples, their sums, the errors of these, and their energies, block by block."""
-    integrate_block = _version_for(u)
-    on_host, compiled = isinstance(u, np.ndarray), integrate_block is not quadrature.block_sums
-    block = (COMPILED_BLOCK_SAMPLES if compiled else BLOCK_SAMPLES) if on_host else DEVICE_BLOCK_SAMPLES
-    if array_api_compat.is_cupy_array(u) and compiled:
-        block = max(1, u.shape[0])  # one kernel, which keeps what it computes with in registers
-    for rows in blocks(u.shape[0], block):
-        reach = xp.sqrt(2.0 * half_square[rows])
-        sums, error = integrate_block(u[rows, ...], omega[rows, ...], rule, reach, -depth[rows])
-        yield rows, sums, error, _energy(sums, rule)
+    sums, error = host_sums(to_host(u), to_host(omega), rule, to_host(reach), to_host(level))
+    return array_like(sums, u), array_like(error, u)
 
 
 def _integrate_far_labels(xp: Any, u: Array, omega: Array, rule: Rule, half_square: float, energy: Array) -> Moments:
@@ -148,7 +116,7 @@ def _integrate_far_labels(xp: Any, u: Array, omega: Array, rule: Rule, half_squa
         hot = replace(rule, accuracy=1e-2, full=False, rounds=5, V=(v11, v12, v22))
         part_u, part_omega = some(lost)
         zero = xp.zeros_like(part_u[:, 0])
-        found = to_host(_energies(xp, part_u, part_omega, hot, zero + half_square, zero))
+        found = to_host(_integrate_box(xp, part_u, part_omega, hot, zero + half_square, zero)[1])
         energies[lost] = np.where(found < SPARE, 16.0 * found, math.inf)
     near = energies < DEEPEST
     parts: list[Moments] = []
@@ -167,28 +135,6 @@ def _integrate_far_labels(xp: Any, u: Array, omega: Array, rule: Rule, half_squa
         return parts[0]
     order = array_like(np.argsort(np.concatenate([np.flatnonzero(near), np.flatnonzero(~near)])), u, xp.int64)
     return Moments(*(xp.take(values, order, axis=0) for values in joined(parts)))
-
-
-@lru_cache
-def compiled_version(device: bool) -> BlockSums | None:
-    """The compiled version for CuPy arrays (``device``) or NumPy arrays; None where Numba is missing."""
-    if device:
-        from smimbench_channels.sequence.softmax.two_layers.cuda import block_sums
-
-        return block_sums
-    try:
-        from smimbench_channels.sequence.softmax.two_layers.compiled import block_sums as on_host
-    except ImportError:
-        return None
-    return on_host
-
-
-def _version_for(u: Array) -> BlockSums:
-    """The fastest version for arrays like ``u``."""
-    on_device = array_api_compat.is_cupy_array(u)
-    if use_compiled and (on_device or isinstance(u, np.ndarray)):
-        return compiled_version(on_device) or quadrature.block_sums
-    return quadrature.block_sums
 
 
 def _energy(sums: Array, rule: Rule) -> Array:

@@ -1,4 +1,4 @@
-"""Points spread over a table, compiled, where Numba is installed: ``tables._spread_over_table``, point by point."""
+"""Points spread over a table, by cubic interpolation; compiled."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ _kernel = compiled(_add)
 
 
 def spread(count: int, x: Host, y: Host, moments: Host) -> Host:
-    """``tables._spread_over_table``, the same to rounding."""
+    """Table (N, m N) of ``moments`` (m, n) that stand at the positions x and y (n,), in units of the nodes.
+
+    Each point is shared out over the four nodes around it in x times the four in y, with the weights of Lagrange's formula.
+    """
     table = np.zeros((count, len(moments), count))
     _kernel(*(np.require(array, np.float64, ["C", "W"]) for array in (x, y, moments.T)), table)
     return table.reshape(count, -1)

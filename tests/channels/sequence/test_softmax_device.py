@@ -1,0 +1,96 @@
+"""The kernel of two layers as a device runs it: in plain Python, in Numba's simulator, and on a device where there is one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
+from smimbench_channels.sequence.softmax.network import output_of_label
+from smimbench_channels.sequence.softmax.two_layers import posterior as two_layers
+from smimbench_channels.sequence.softmax.two_layers.kernel import TABLE, host_sums, kernel
+from smimbench_channels.sequence.softmax.two_layers.rule import Rule
+
+CASES = [
+    (0.0, (0.3, 0.05, 0.2)),
+    (0.5, (1e-3, 0.0, 1e-2)),
+    (1.0, (0.9, 0.1, 0.6)),
+    (1.0, (1e-6, 0.0, 1e-7)),
+    (3.0, (0.5, 0.4, 0.5)),
+]
+POINTS = {False: 12, True: 20}  # two of the largest pieces do not fit into one table of the host
+
+
+def samples(skip, V, count, seed=0):
+    """Labels of the model given means, and those means."""
+    rng = np.random.default_rng(seed)
+    V = np.array([[V[0], V[1]], [V[1], V[2]]])
+    omega = rng.standard_normal((count, 2, 2)) * np.sqrt(np.maximum(1.2 - np.diagonal(V), 0.1))[:, None]
+    z = omega + np.linalg.cholesky(V) @ rng.standard_normal((count, 2, 2))
+    return SequenceSoftmax(tokens=2, layers=2, skip=skip).forward(z), omega, V
+
+
+def block(skip, V, full, count):
+    """Arguments of ``host_sums``."""
+    y, omega, _ = samples(skip, V, count)
+    u = output_of_label(y)
+    return u, omega, Rule(V, skip, 1e-6, full, POINTS[full]), np.full(count, 6.0), np.zeros(count)
+
+
+def assert_same(found, expected):
+    (sums, error), (other, other_error) = found, expected
+    np.testing.assert_allclose(sums / other[0], other / other[0], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(error, other_error, rtol=1e-6)
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize(("skip", "V"), CASES)
+def test_one_column_at_a_time_in_plain_python(skip, V, full):
+    def plain(function):
+        return function
+
+    integrate = kernel(plain, plain, 1, 1)
+    u, omega, rule, reach, level = block(skip, V, full, 2)
+    sums, error = np.empty((rule.moments, 2)), np.empty(2)
+    scratch = np.zeros(TABLE), np.empty((8, 4)), np.empty((8, 16)), np.empty((4, 4))
+    for row in range(2):
+        sample = u[row], omega[row], reach[row], level[row]
+        error[row] = integrate(sample, rule.arguments, scratch, sums[:, row])
+    assert_same((sums, error), host_sums(u, omega, rule, reach, level))
+
+
+@pytest.mark.slow
+def test_simulated_device():
+    script = """
+from tests.channels.sequence.test_softmax_device import CASES, assert_same, block, host_sums
+from smimbench_channels.sequence.softmax.two_layers.device import device_sums
+for skip, V in CASES:
+    for full in (False, True):
+        arguments = block(skip, V, full, 3)
+        assert_same(device_sums(*arguments), host_sums(*arguments))
+"""
+    environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize(("skip", "V"), CASES)
+def test_the_kernel_agrees_on_the_device(skip, V, full):
+    cupy = pytest.importorskip("cupy")
+    if not cupy.is_available():
+        pytest.skip("no CUDA device")
+    y, omega, V = samples(skip, V, 1003)
+    u = output_of_label(y)
+    expected = two_layers.integrate(u, omega, V, skip, 1e-6, full)
+    found = two_layers.integrate(cupy.asarray(u), cupy.asarray(omega), V, skip, 1e-6, full)
+    assert all(isinstance(a, cupy.ndarray) for a in found)
+    shift, scale = cupy.asnumpy(found.shift), np.sqrt(np.diagonal(V))
+    np.testing.assert_allclose(cupy.asnumpy(found.log_partition), expected.log_partition, rtol=0, atol=1e-9)
+    # decisions on the edge may fall either way: then the two differ by the accuracy that was asked for
+    assert np.quantile(np.abs(shift - expected.shift) / scale[:, None], 0.98) < 1e-10
+    assert np.abs(shift - expected.shift).max() < 1e-5 * scale.max()
