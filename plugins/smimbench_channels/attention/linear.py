@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from smimbench.backend import namespace
 from smimbench.interfaces import ParameterError, Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents, check_number, check_whole
-from smimbench.numerics.token_pairs import site_values
+from smimbench.numerics import site_values
 from smimbench_channels.bases import AttentionChannel, LinearChannel
 from smimbench_channels.batches import array_like, identity_like, uncentred
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smimbench.numerics.quadrature import gauss_hermite, half_plane_hermite
+from smimbench.numerics import gauss_hermite, half_plane_hermite
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array

@@ -11,7 +11,7 @@ import numpy as np
 from smimbench.backend import namespace
 from smimbench.interfaces import Array, ParameterError, Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents, check_whole
-from smimbench.numerics.seeds import monte_carlo_rng
+from smimbench.numerics import monte_carlo_rng
 from smimbench_channels.attention.hardmax import two_tokens as pair
 from smimbench_channels.attention.hardmax.agreement import diagonal_wins, disagreement
 from smimbench_channels.attention.hardmax.many_tokens.curve import EXACT, SCRAMBLES, information_curve

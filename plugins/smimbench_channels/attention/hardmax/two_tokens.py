@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.backend import namespace
-from smimbench.numerics.bivariate_normal import log_cdf
-from smimbench.numerics.quadrature import gauss_legendre, half_plane_hermite
+from smimbench.numerics import gauss_legendre, half_plane_hermite, log_cdf
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array

@@ -14,7 +14,7 @@ import numpy as np
 from smimbench.backend import namespace
 from smimbench.interfaces import ParameterError, Posterior, Uncertain
 from smimbench.interfaces.checks import LARGEST, check_latents, check_number, check_whole
-from smimbench.numerics.token_pairs import site_entries, site_pairs, site_scales, site_values
+from smimbench.numerics import site_entries, site_pairs, site_scales, site_values
 from smimbench_channels.attention.softmax.prediction import COARSE, FINE, two_token_errors
 from smimbench_channels.attention.softmax.two_layers.channel import STEEPEST, TwoLayerAttention
 from smimbench_channels.bases import AttentionChannel, SoftmaxChannel, log_softmax, softmax_vjp

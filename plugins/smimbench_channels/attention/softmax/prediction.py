@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from smimbench.numerics.quadrature import gauss_legendre
+from smimbench.numerics import gauss_legendre
 
 __all__ = ["COARSE", "FINE", "two_token_errors"]
 

@@ -14,10 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smimbench.numerics.qmc import normal_scrambles
-from smimbench.numerics.quadrature import gauss_legendre
-from smimbench.numerics.seeds import monte_carlo_rng
-from smimbench.numerics.token_pairs import entry_sites, site_scales
+from smimbench.numerics import entry_sites, gauss_legendre, monte_carlo_rng, normal_scrambles, site_scales
 from smimbench_channels.attention.hardmax.many_tokens.exact import row_posterior
 from smimbench_channels.attention.hardmax.many_tokens.gibbs import chain_moments
 from smimbench_channels.attention.hardmax.many_tokens.patterns import label_classes

@@ -19,8 +19,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend import clip, namespace, special
-from smimbench.numerics.quadrature import gauss_legendre
-from smimbench.numerics.token_pairs import site_scales
+from smimbench.numerics import gauss_legendre, site_scales
 from smimbench_channels.attention.hardmax.many_tokens.patterns import Pattern, patterns
 
 if TYPE_CHECKING:

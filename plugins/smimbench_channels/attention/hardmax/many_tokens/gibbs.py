@@ -12,8 +12,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend import clip, namespace, special
-from smimbench.numerics.masked import spread_at_mask
-from smimbench.numerics.token_pairs import entry_sites, site_pairs, site_scales
+from smimbench.numerics import entry_sites, site_pairs, site_scales, spread_at_mask
 
 if TYPE_CHECKING:
     from types import ModuleType

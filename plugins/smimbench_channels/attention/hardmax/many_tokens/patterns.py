@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from smimbench.numerics.token_pairs import site_pairs
+from smimbench.numerics import site_pairs
 
 __all__ = ["Pattern", "Patterns", "label_classes", "patterns"]
 

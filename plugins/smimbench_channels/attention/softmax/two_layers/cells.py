@@ -13,7 +13,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend import clip
-from smimbench.numerics.quadrature import gauss_legendre
+from smimbench.numerics import gauss_legendre
 from smimbench_channels.attention.softmax.two_layers.bound import ends, least_of, most_of, upper_bound
 from smimbench_channels.attention.softmax.two_layers.gaussian import nearly_gaussian
 from smimbench_channels.attention.softmax.two_layers.peak import samples_of

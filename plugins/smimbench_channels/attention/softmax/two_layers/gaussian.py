@@ -10,7 +10,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend import clip
-from smimbench.numerics.quadrature import gauss_hermite
+from smimbench.numerics import gauss_hermite
 from smimbench_channels.attention.softmax.two_layers.peak import explaining, likeliest
 from smimbench_channels.attention.softmax.two_layers.weight import TINY, Samples, Sums, Weight, logistic, moments, ridge
 

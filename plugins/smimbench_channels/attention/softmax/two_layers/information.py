@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.backend import namespace
-from smimbench.numerics.linalg import symmetric_root
-from smimbench.numerics.qmc import normal_scrambles
+from smimbench.numerics import normal_scrambles, symmetric_root
 from smimbench_channels.attention.softmax.two_layers.cells import integrals
 from smimbench_channels.attention.softmax.two_layers.gaussian import gaussian_rule, peak_frame
 from smimbench_channels.attention.softmax.two_layers.peak import likeliest, samples_of
