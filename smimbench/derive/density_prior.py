@@ -9,8 +9,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend.arrays import NUMPY, beside, clip, namespace, to_host
-from smimbench.derive.derived_prior import DerivedLaw, Host
-from smimbench.derive.error_curve import below_linear, error_curve
+from smimbench.derive.derived_prior import DerivedLaw, Host, below_linear, error_curve
 from smimbench.derive.likelihood_channel import IntegratedChannel
 from smimbench.interfaces import Denoised, ParameterError
 from smimbench.numerics.linalg import inverse_root, is_diagonal, spectral_function
@@ -25,22 +24,6 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Array
 
 __all__ = ["DensityPrior"]
-
-REACH = 38.0
-"""Largest t in ``w = sinh(t)``, about 1.6e16; doubled, scales up to 5e32 are searched."""
-FINE = 40_001
-"""Points of the distribution function; doubled, samples follow the law a quarter as far off."""
-DEPTH = 60.0
-"""Parts of the law below ``exp(-DEPTH)`` of its maximum are not sampled; doubled, the grid is wider and coarser."""
-SHARES, NARROW = 64, 0.02
-"""Shares of equal probability into which a law is cut, and their width, in units of the law's, below which rules are told where
-they lie: a density above 0.8, higher than that of usual laws. Doubled: narrower shares count; more laws have such shares."""
-ENTRIES = 4096
-"""Entries that are integrated at once; doubled, twice the memory."""
-ACCURACY = 1e-6
-"""Error of posterior means, in units of their noise or their law, whichever is narrower; doubled, a tenth less time."""
-COLUMNS = 4096
-"""Columns in which the error for a ``Qhat`` that is not diagonal is measured; doubled, its error falls by 1.4."""
 
 
 class DensityPrior(DerivedLaw):
@@ -81,21 +64,21 @@ class DensityPrior(DerivedLaw):
             raise ParameterError("log_density", f"must belong to a law with a positive variance, got {variance:g}")
         self._scale(centre, variance)
         self._grid = self._cumulative()
-        # Where a share of the law lies within a small part of its width, rules have to be told.
+        # Where 1/64 of the law lies within a fiftieth of its width, rules have to be told.
         points, cumulative = self._grid
-        steps = np.interp(np.linspace(0, 1, SHARES + 1)[1:-1], cumulative, points)
+        steps = np.interp(np.linspace(0, 1, 65)[1:-1], cumulative, points)
         self._finest = float(np.diff(steps).min())
-        fine = np.diff(steps) < NARROW * math.sqrt(self.variance)
+        fine = np.diff(steps) < 0.02 * math.sqrt(self.variance)
         self._places = np.unique(np.concatenate([steps[:-1][fine], steps[1:][fine]])).tolist()
 
     def _moment(self, factor: Callable[[Host], Host]) -> float:
-        """Logarithm of the integral of ``exp(factor(w))`` over the law, in ``w = sinh(t)``, which reaches any scale."""
+        """Logarithm of the integral of ``exp(factor(w))`` over the law, in ``w = sinh(t)``: scales up to 1e16 are reached."""
 
         def log_weight(t: Array, lines: Array) -> Array:
             w = np.sinh(t)
             return self._raw(w) + factor(w) + np.log(np.cosh(t)) + t * t / 2
 
-        found = line_moments(log_weight, 1, NUMPY, None, tolerance=1e-8, reach=REACH, rounds=400)
+        found = line_moments(log_weight, 1, NUMPY, None, tolerance=1e-8, reach=38.0, rounds=400)
         return float(found.log_norm[0])
 
     def _raw(self, w: Host) -> Host:
@@ -117,12 +100,13 @@ class DensityPrior(DerivedLaw):
 
     def _cumulative(self) -> tuple[Host, Host]:
         """Points and distribution function, fine enough to draw from and to make a rule of."""
-        t = np.linspace(-REACH, REACH, FINE)
+        low, high = -38.0, 38.0
         for _ in range(3):  # zoom to where the mass is
+            t = np.linspace(low, high, 40_001)
             mass = self._raw(np.sinh(t)) + np.log(np.cosh(t))
-            inside = np.flatnonzero(mass > mass.max() - DEPTH)
-            first, last = max(inside[0] - 1, 0), min(inside[-1] + 1, len(t) - 1)
-            t = np.linspace(t[first], t[last], FINE)
+            inside = np.flatnonzero(mass > mass.max() - 60)
+            low, high = t[max(inside[0] - 1, 0)], t[min(inside[-1] + 1, len(t) - 1)]
+        t = np.linspace(low, high, 40_001)
         mass = self._raw(np.sinh(t)) + np.log(np.cosh(t))
         height = np.exp(mass - mass.max())
         cumulative = np.concatenate([[0.0], np.cumsum((height[1:] + height[:-1]) / 2)])
@@ -164,12 +148,12 @@ class DensityPrior(DerivedLaw):
 
         def moments(entries: Host) -> Host:
             here = xp.asarray(entries, dtype=xp.float64, device=array_api_compat.device(r))
-            found = self._entries(here, xp.full_like(here, information), narrow=information >= 1, tolerance=ACCURACY)
+            found = self._entries(here, xp.full_like(here, information), narrow=information >= 1, tolerance=1e-6)
             return np.stack([to_host(part) for part in found[:2]], axis=1)
 
         # Both are smooth in r, and entries are many.
         unit = math.sqrt(min(self.variance, 1 / information))
-        found = values_by_panels(moments, to_host(r), ACCURACY * np.array([unit, unit * unit]))
+        found = values_by_panels(moments, to_host(r), 1e-6 * np.array([unit, unit * unit]))
         mean, variance = (xp.asarray(found[:, k], **beside(r)) for k in range(2))
         return mean, xp.maximum(variance, xp.zeros_like(variance))
 
@@ -230,7 +214,7 @@ class DensityPrior(DerivedLaw):
         if is_diagonal(Qhat):
             return np.diag(self._scalar_error(diagonal))
         rng = monte_carlo_rng("density prior")
-        W = self.sample(rng, len(Qhat), COLUMNS)
+        W = self.sample(rng, len(Qhat), 4096)
         noise = inverse_root(Qhat, 1e-9) @ rng.standard_normal(W.shape)
         found: Host = np.asarray(self._denoise_jointly(W + noise, Qhat).V)
         return found
@@ -249,7 +233,7 @@ class DensityPrior(DerivedLaw):
             log_error = np.empty_like(r)
             for narrow in (False, True):
                 (rows,) = np.nonzero((known >= 1) == narrow)
-                for part in np.array_split(rows, len(rows) // ENTRIES + 1) if len(rows) else []:
+                for part in np.array_split(rows, len(rows) // 4096 + 1) if len(rows) else []:
                     _, variance, log_density = self._entries(r[part], known[part], narrow=narrow, tolerance=1e-4)
                     log_error[part] = log_density + np.log(variance)
             return (log_error.reshape(t.shape) + np.log(scale[lines])[:, None]) + t * t / 2

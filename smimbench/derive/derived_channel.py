@@ -17,13 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DerivedChannel"]
 
-NOISE_DRAWS = 64
-"""Draws of the noise whose mean is the prediction; doubled, its error falls by 1.4 and it costs twice as much."""
-
-FEW_DRAWS = 8
-"""Draws of each of two independent means, whose product needs no small noise, only many latents; doubled, errors of prediction
-are at most 1.4 times smaller and cost twice as much."""
-
 
 class DerivedChannel:
     """A channel with what can be derived from its ``forward``; everything else is the channel's own."""
@@ -78,11 +71,12 @@ class DerivedChannel:
 
         Equal ``index`` takes equal draws, others independent ones.
         """
-        return self._mean_of_draws(z, FEW_DRAWS, 0, *index), self._mean_of_draws(z, FEW_DRAWS, 1, *index)
+        # A product of two means needs no small noise, only many latents.
+        return self._mean_of_draws(z, 8, 0, *index), self._mean_of_draws(z, 8, 1, *index)
 
     def _predict_noiseless(self, z: Array) -> Array:
-        """``E[y | z]`` as a mean over fixed draws of the noise; give the channel a ``predict`` for the exact one."""
-        return self._mean_of_draws(z, NOISE_DRAWS)
+        """``E[y | z]`` as a mean over 64 fixed draws of the noise; give the channel a ``predict`` for the exact one."""
+        return self._mean_of_draws(z, 64)
 
     def _mean_of_draws(self, z: Array, count: int, *index: int) -> Array:
         total: Any = 0.0

@@ -1,4 +1,4 @@
-"""What every derived prior shares: its own methods first, the map of overlaps, moments, and a factor for gradient methods."""
+"""What derived priors share: the map of overlaps, moments, a factor for gradient methods, and a curve of their error."""
 
 from __future__ import annotations
 
@@ -12,11 +12,17 @@ from smimbench.interfaces import Overlap, ParameterError, offers
 from smimbench.numerics.linalg import symmetric
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from smimbench.interfaces import Array
 
-__all__ = ["DerivedLaw", "DerivedPrior", "Host"]
+__all__ = ["LOWEST", "DerivedLaw", "DerivedPrior", "Host", "below_linear", "error_curve"]
 
 Host = np.ndarray[Any, np.dtype[np.float64]]
+
+LOWEST, HIGHEST = 1e-9, 1e16
+"""Qhat below which nothing is known, and up to which curves are computed; ten times the one, or a tenth of the other, leaves
+out a decade."""
 
 
 class DerivedPrior:
@@ -104,3 +110,57 @@ class DerivedLaw(DerivedPrior):
     def second_moment(self, components: int) -> Host:
         """``mean_overlap`` plus the variance on the diagonal (P, P), host."""
         return self.mean_overlap(components) + self.variance * np.eye(components)
+
+
+def error_curve(
+    exact: Callable[[Any], Any], variance: float, *, together: bool = False, finest: int = 16, steady: float = 1e-7
+) -> Callable[[Host], Host]:
+    """``V(information)`` for any information, from values on a logarithmic grid.
+
+    Interpolated is ``log(V (1/variance + information))``, which tends to constants at both ends: it is how much better than
+    the best linear estimate the estimate is. ``together``: ``exact`` takes the whole grid at once. ``finest``: values
+    per decade where most happens. ``steady``: relative change from one value to the next at which the rest is left out.
+    """
+    from scipy.interpolate import PchipInterpolator
+
+    # Between a tenth of the prior's precision and a thousand times that a signal with structure is found out.
+    centre = math.log10(1 / variance)
+    ends = math.log10(LOWEST), centre - 1, centre + 3, math.log10(HIGHEST)
+    rates = (2, finest, 2)
+    parts = [
+        np.linspace(low, high, round((high - low) * rate) + 1)[:-1] for low, high, rate in zip(ends, ends[1:], rates)
+    ]
+    x = np.append(np.concatenate(parts), ends[-1]) * math.log(10)
+    count, grid = len(x), np.exp(x)
+    if together:
+        gain = np.log(np.clip(exact(grid), 1e-300, variance) * (1 / variance + grid))
+    else:
+        gain = np.zeros(count)
+        still = 0
+        for i, information in enumerate(grid):
+            # Far out at the upper end nothing changes any more.
+            if still == 3:
+                gain[i] = gain[i - 1]
+                continue
+            value = min(max(exact(information), 1e-300), variance)
+            gain[i] = math.log(value * (1 / variance + information))
+            still = still + 1 if i and information * variance > 100 and abs(gain[i] - gain[i - 1]) < steady else 0
+    interpolant = PchipInterpolator(x, gain)
+
+    def error(information: Host) -> Host:
+        information = np.asarray(information, dtype=np.float64)
+        inside = np.clip(information, LOWEST, HIGHEST)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = np.exp(interpolant(np.log(inside))) / (1 / variance + information)
+        return np.where(np.isnan(information), np.nan, np.where(information <= 0, variance, found))
+
+    return error
+
+
+def below_linear(error: Host, information: Host, variance: float) -> Host:
+    """The error of the best estimate, which is at most that of the best linear one, and equal to it where little is known.
+
+    There the overlap is the small difference of two large numbers, and rounding could even make it negative.
+    """
+    linear = variance / (1 + variance * information)
+    return np.where(variance * information < 1e-6, linear, np.minimum(error, linear))

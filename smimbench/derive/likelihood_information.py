@@ -30,12 +30,6 @@ __all__ = ["LikelihoodInformation"]
 
 SCRAMBLES = 8
 """Independent scrambles, whose spread is the error; doubled, it costs twice as much and is known 1.4 times better."""
-GOOD, GOOD_DRAWN = 1e-3, 1.5e-2
-"""Relative errors with which sums over labels, and drawn labels, are content; doubled, fewer curves are refined."""
-REFINEMENTS = 2
-"""Most attempts, each with four times the points; doubled, a noisy curve costs up to 16 times as much."""
-SLOPE_POINTS = 512
-"""Labels per scramble at zero overlap; doubled, the error of the slope falls by 1.4."""
 THINNEST = 1e-3
 """V/Q below which sums over labels follow a power law, because few labels are in doubt; doubled, earlier."""
 FAINT = 0.02
@@ -132,7 +126,7 @@ class LikelihoodInformation:
         def sample() -> Uncertain:
             C, estimates = self.sites, []
             for scramble in range(SCRAMBLES):
-                u = whitened_points(self.dimension, SLOPE_POINTS, "slope: latents", scramble, paired=False)
+                u = whitened_points(self.dimension, 512, "slope: latents", scramble, paired=False)
                 z = math.sqrt(V) * u.reshape(-1, 1, C)
                 y = np.asarray(self.channel.forward(z, rng=monte_carlo_rng("slope: labels", scramble)))
                 found = integrate(self.channel, y, np.zeros_like(z), np.array([[V]]), Accuracy(self.target, effort=1))
@@ -146,16 +140,17 @@ class LikelihoodInformation:
     def _information(self, Q: Array, V: Array) -> Uncertain:
         """The best of the two samplers, with more points until the error is small or enough is enough."""
         labels = self.labels
-        points, good = (256, GOOD_DRAWN) if labels is None else (64, GOOD)
+        points, good = (256, 1.5e-2) if labels is None else (64, 1e-3)
         # Several components are found by iterating: a number of points that changed on the way would never settle.
-        points, refinements = (points, REFINEMENTS) if self.components == 1 else (max(points, 128), 1)
-        for refinement in range(refinements):
+        attempts = 2 if self.components == 1 else 1
+        points = points if attempts == 2 else max(points, 128)
+        for attempt in range(attempts):
             if labels is None:
                 value, error = self._over_samples(Q, V, points)
             else:
                 estimates = np.stack([self._sum_over_labels(Q, V, labels, points, k) for k in range(SCRAMBLES)])
                 value, error = estimates.mean(0), estimates.std(axis=0, ddof=1) / math.sqrt(SCRAMBLES)
-            if np.trace(error) <= good * abs(np.trace(value)) or refinement == refinements - 1:
+            if np.trace(error) <= good * abs(np.trace(value)) or attempt == attempts - 1:
                 break
             points *= 4
         what = "labels added up" if labels is not None else "posterior integrated from the likelihood"

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.derive.derived_prior import DerivedPrior, Host
-from smimbench.derive.error_curve import error_curve
+from smimbench.derive.derived_prior import DerivedPrior, Host, error_curve
 from smimbench.interfaces import offers
 from smimbench.numerics.linalg import inverse_root
 from smimbench.numerics.memo import kept
@@ -20,16 +19,6 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Model
 
 __all__ = ["SimulatedPrior"]
-
-COLUMNS = 1 << 14, 8
-"""Dimension and number of simulated low-rank signals; with either doubled, errors fall by 1.4."""
-MATRICES = 300, 2
-"""The same for matrices: with twice the dimension errors halve, at eight times the cost."""
-STUDENT = 1.3
-"""By how much the spread of eight simulations is widened, so that four of its errors are as rare as four known ones, about.
-Doubled: errors twice as large as they are."""
-FINITE_SIZE = 3e-3
-"""Relative error of simulations of matrices of that dimension; doubled, so are the errors of theory made of them."""
 
 
 class SimulatedPrior(DerivedPrior):
@@ -52,7 +41,8 @@ class SimulatedPrior(DerivedPrior):
         self.model = model
         self.matrix = model.rank == "extensive"
         self._simulates = not offers(prior, "overlap")
-        self._size = MATRICES if self.matrix else COLUMNS
+        # Dimension and number of simulated signals: errors of a matrix fall with its dimension.
+        self._size = (300, 2) if self.matrix else (1 << 14, 8)
 
     def mean(self, components: int, dimension: int) -> Host:
         """What ``denoise`` makes of nothing."""
@@ -88,7 +78,7 @@ class SimulatedPrior(DerivedPrior):
         if not self._simulates:
             return 0.0
         if self.matrix:
-            return FINITE_SIZE
+            return 3e-3  # of that dimension
         if len(Qhat) > 1:
             return float(np.max(_relative_error(self._simulated(Qhat))))
         _, at, errors = self._curve()
@@ -149,6 +139,7 @@ class SimulatedPrior(DerivedPrior):
 def _relative_error(draws: Host) -> Host:
     """Standard error of the diagonal of a mean over draws (draws, P, P), relative to it (P,)."""
     each = np.diagonal(draws, axis1=1, axis2=2)
-    sem = STUDENT * each.std(axis=0, ddof=1) / math.sqrt(len(each))
+    # Wider by 1.3, so that four of the errors of eight simulations are as rare as four known ones.
+    sem = 1.3 * each.std(axis=0, ddof=1) / math.sqrt(len(each))
     mean: Host = each.mean(axis=0)
     return np.where(mean > 0, sem / np.where(mean > 0, mean, 1.0), 1.0)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.backend.arrays import beside, namespace, to_host
-from smimbench.derive.derived_prior import DerivedLaw, Host
-from smimbench.derive.error_curve import LOWEST, below_linear, error_curve
+from smimbench.derive.derived_prior import LOWEST, DerivedLaw, Host, below_linear, error_curve
 from smimbench.interfaces import Denoised, ParameterError, offers
 from smimbench.numerics.free_convolution import FreeConvolution
 from smimbench.numerics.linalg import is_diagonal, symmetric
@@ -24,10 +23,6 @@ __all__ = ["SpectrumPrior"]
 
 FEW = 64
 """So many eigenvalues are samples of a law, fewer are the law itself."""
-GROUPS = 512
-"""Atoms by which samples of a law are replaced; doubled, the law is finer and costs twice as much."""
-PANELS = 24
-"""Panels towards either end of the law, each half as wide; doubled, tails are resolved down to ``2^-48``."""
 
 
 class SpectrumPrior(DerivedLaw):
@@ -64,7 +59,7 @@ class SpectrumPrior(DerivedLaw):
                 raise ParameterError(
                     "quantile", "must return finite numbers that do not decrease, one for each probability"
                 )
-        elif offers(prior, "eigenvalues"):
+        else:
             found = prior.eigenvalues() if callable(prior.eigenvalues) else prior.eigenvalues
             atoms = np.sort(np.asarray(to_host(found), dtype=np.float64).ravel())
             if atoms.size < 2 or not np.isfinite(atoms).all():
@@ -76,8 +71,6 @@ class SpectrumPrior(DerivedLaw):
                 weights = counts / counts.sum()
             else:
                 atoms, weights = _thinned(atoms)
-        else:
-            raise ParameterError("name", f"prior {prior.name!r} gives no denoise, log_density, quantile or eigenvalues")
         centre = float(weights @ atoms)
         variance = float(weights @ (atoms - centre) ** 2)
         if not variance > 0:
@@ -170,8 +163,8 @@ def _noise_of(Qhat: Host) -> Host:
 def _probability_rule(order: int) -> tuple[Host, Host]:
     """Nodes and weights on (0, 1) for functions of a probability, which may grow towards the ends."""
     nodes, weights = gauss_legendre(order)
-    # Panels shrink towards both ends, so that the tails of an unbounded law are resolved.
-    edges = 0.5 * np.concatenate([[0.0], 2.0 ** -np.arange(PANELS - 1, -1, -1.0)])
+    # Panels halve towards both ends, down to 2^-24, so that the tails of an unbounded law are resolved.
+    edges = 0.5 * np.concatenate([[0.0], 2.0 ** -np.arange(23, -1, -1.0)])
     left, right = edges[:-1], edges[1:]
     split = np.concatenate([np.linspace(a, b, 5)[:-1] if b > 0.06 else [a] for a, b in zip(left, right)] + [[0.5]])
     left, right = split[:-1], split[1:]
@@ -181,7 +174,7 @@ def _probability_rule(order: int) -> tuple[Host, Host]:
 
 
 def _thinned(atoms: Host) -> tuple[Host, Host]:
-    """Sorted samples as at most ``GROUPS`` groups of neighbours, with their means and weights."""
-    groups = np.array_split(atoms, min(len(atoms), GROUPS))
+    """Sorted samples as at most 512 groups of neighbours, with their means and weights."""
+    groups = np.array_split(atoms, min(len(atoms), 512))
     weights = np.array([len(group) for group in groups], dtype=float)
     return np.array([group.mean() for group in groups]), weights / weights.sum()

@@ -25,42 +25,28 @@ __all__ = ["Accuracy", "Fits", "Gaussian", "Moments", "Samples", "effective_coun
 class Accuracy:
     """How hard an integral over the posterior is tried.
 
-    Parameters
-    ----------
-    target : float
-        Error of the posterior mean to aim at: root mean square over samples, relative to ``sqrt(diag V)``.
-    effort : int
-        Largest factor by which points are added where the target is missed; 1 adds none.
-    points : int
-        Quasi-random points per sample and replicate; doubled, the cost doubles and errors fall by 1.4 to 2.
-    lines : int
-        Parallel lines per sample and replicate, in up to three dimensions; doubled, as ``points``.
-    replicates : int
-        Independent copies whose spread is the error; doubled, the cost doubles and the error is known 1.4 times better.
-    enough : float
-        Fraction of effective points at which the prior's points will do; doubled, more samples get a fit of their own.
-    thin : float
-        Fraction of effective points below which lines replace points; doubled, more samples are integrated along lines.
-    trusted : float
-        Number of effective points from which the spread of the replicates is the error; doubled, errors are more careful.
-    fitted : float
-        Fraction of effective points at which a fit has arrived; doubled, fits take more rounds and are tighter.
-    inflation : float
-        Factor of a fit's covariance, at least 1; doubled, tails are safer and more points are wasted.
-    rounds : int
-        Most rounds of a fit; doubled, labels that are twice as improbable are found.
+    ``target`` is the error of the posterior mean to aim at: root mean square over samples, relative to ``sqrt(diag V)``;
+    ``effort`` the largest factor by which points are added where the target is missed, 1 adds none.
     """
 
     target: float
     effort: int = 16
+    # Quasi-random points, and parallel lines, per sample and replicate. Doubled: twice the cost, errors fall by 1.4 to 2.
     points: int = 256
     lines: int = 16
+    # Independent copies whose spread is the error. Doubled: twice the cost, the error is known 1.4 times better.
     replicates: int = 4
+    # Fraction of effective points at which the prior's points will do. Doubled: more samples get a fit of their own.
     enough: float = 0.1
+    # Fraction of effective points below which lines replace points. Doubled: more samples are integrated along lines.
     thin: float = 0.03
+    # Effective points from which the spread of the replicates is the error. Doubled: errors are more careful.
     trusted: float = 20.0
+    # Fraction of effective points at which a fit has arrived. Doubled: fits take more rounds and are tighter.
     fitted: float = 0.15
+    # Factor of a fit's covariance. Doubled: tails are safer and more points are wasted.
     inflation: float = 1.3
+    # Most rounds of a fit. Doubled: labels that are twice as improbable are found.
     rounds: int = 40
 
 
