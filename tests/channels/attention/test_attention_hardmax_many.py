@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from scipy import stats
 from smimbench_channels.attention.hardmax.channel import AttentionHardmax
-from smimbench_channels.attention.hardmax.many_tokens.curve import information_curve, small_error_constant
-from smimbench_channels.attention.hardmax.many_tokens.exact import row_posterior
-from smimbench_channels.attention.hardmax.many_tokens.gibbs import chain_moments, feasible_start, truncated_normal
-from smimbench_channels.attention.hardmax.many_tokens.patterns import label_classes
+from smimbench_channels.attention.hardmax.curve import information_curve, small_error_constant
+from smimbench_channels.attention.hardmax.exact import label_classes, row_posterior
+from smimbench_channels.attention.hardmax.gibbs import chain_moments, feasible_start, truncated_normal
 
 from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError

@@ -14,9 +14,9 @@ from smimbench.interfaces.checks import check_latents, check_whole
 from smimbench.numerics import monte_carlo_rng
 from smimbench_channels.attention.hardmax import two_tokens as pair
 from smimbench_channels.attention.hardmax.agreement import diagonal_wins, disagreement
-from smimbench_channels.attention.hardmax.many_tokens.curve import EXACT, SCRAMBLES, information_curve
-from smimbench_channels.attention.hardmax.many_tokens.exact import row_posterior
-from smimbench_channels.attention.hardmax.many_tokens.rows import exact_moments, gibbs_moments
+from smimbench_channels.attention.hardmax.curve import EXACT, SCRAMBLES, information_curve
+from smimbench_channels.attention.hardmax.exact import row_posterior
+from smimbench_channels.attention.hardmax.gibbs import exact_moments, gibbs_moments
 from smimbench_channels.bases import AttentionChannel, HardmaxChannel
 from smimbench_channels.batches import on_host, shifted_second_moment, uncentred, uncertain_like
 

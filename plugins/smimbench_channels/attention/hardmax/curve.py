@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smimbench.numerics import entry_sites, gauss_legendre, monte_carlo_rng, normal_scrambles, site_scales
-from smimbench_channels.attention.hardmax.many_tokens.exact import row_posterior
-from smimbench_channels.attention.hardmax.many_tokens.gibbs import chain_moments
-from smimbench_channels.attention.hardmax.many_tokens.patterns import label_classes
+from smimbench_channels.attention.hardmax.exact import label_classes, row_posterior
+from smimbench_channels.attention.hardmax.gibbs import chain_moments
 from smimbench_channels.batches import blocks
 from smimbench_channels.chebyshev import Polynomials, fitted, lobatto_points
 

@@ -1,1 +1,0 @@
-"""Three tokens or more."""

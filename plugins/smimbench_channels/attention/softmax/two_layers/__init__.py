@@ -1,1 +1,0 @@
-"""Two layers of softmax attention between two tokens."""
