@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["AttentionHardmax"]
 
-# Gibbs sweeps of the posterior of more than five tokens. Doubled: half the variance of the mean, twice the time.
-SWEEPS = 64
-
 
 @dataclass(frozen=True)
 class AttentionHardmax(HardmaxChannel, AttentionChannel):
@@ -132,7 +129,7 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
         flat, variance = xp.astype(omega[:, 0, :], xp.float64), xp.astype(V[0, 0], xp.float64)
         rng = monte_carlo_rng("attention hardmax: posterior") if rng is None else rng
         integrate = exact_moments if self.sweeps is None and self.tokens <= EXACT else gibbs_moments
-        sweeps = self.sweeps or SWEEPS
+        sweeps = self.sweeps or 64
         found = integrate(y, flat, variance, self.tokens, sweeps=sweeps, rng=rng, outer=second_moment)
         shift = xp.sqrt(variance) * found.first
         second = None

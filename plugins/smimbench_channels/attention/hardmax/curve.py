@@ -21,8 +21,6 @@ from smimbench_channels.batches import blocks
 from smimbench_channels.chebyshev import Polynomials, fitted, lobatto_points
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from smimbench.interfaces import Array
 
 __all__ = ["information_curve", "small_error_constant"]
@@ -36,13 +34,6 @@ NODES = 7
 SCRAMBLES = 16
 # Most tokens whose posterior is integrated; the patterns and their cost grow threefold with each. Doubled: never done.
 EXACT = 5
-# Relative error that the degree leaves; ten times what is found for two and three tokens. Doubled: a wider error bar.
-TRUNCATION = 1e-4
-# Sweeps of the Gibbs chains that start at the true latents, dropped and averaged. Doubled: twice the time; a little less noise,
-# most of which comes from the labels.
-GIBBS_BURN_IN, GIBBS_SWEEPS = 8, 8
-# Entries of a matrix in one block of Gibbs chains. Doubled: twice the memory.
-GIBBS_BLOCK = 1 << 17
 
 
 def small_error_constant(tokens: int) -> float:
@@ -96,7 +87,8 @@ def _polynomials(tokens: int, samples: int) -> Polynomials:
             values[k] = s[k] * _sampled_information(tokens, s[k] ** 2, samples, k)
     spread = values.std(axis=1, ddof=1) / math.sqrt(SCRAMBLES)
     spread[certain] = 1e-3 * spread[spread > 0].min()  # these points are as good as exact
-    return fitted(s, values, spread, DEGREE, TRUNCATION)
+    # The relative error that the degree leaves: ten times what is found for two and three tokens.
+    return fitted(s, values, spread, DEGREE, 1e-4)
 
 
 def _without_overlap(tokens: int) -> float:
@@ -144,20 +136,11 @@ def _sampled_information(tokens: int, x: float, samples: int, stream: int) -> Ar
 
 def _gibbs_squares(y: Array, omega: Array, z: Array, x: float, T: int, rng: np.random.Generator) -> Array:
     """``V sum_c g_c^2`` without bias: the product of two chains that start from the true latents."""
-    block = max(1, GIBBS_BLOCK // (2 * T * T))
     result = []
-    for part in blocks(len(y), block):
+    for part in blocks(len(y), max(1, (1 << 17) // (2 * T * T))):
         found = chain_moments(
-            y[part],
-            omega[part],
-            np.asarray(x),
-            T,
-            sweeps=GIBBS_SWEEPS,
-            burn_in=GIBBS_BURN_IN,
-            chains=2,
-            rng=rng,
-            start=z[part],
-        )
+            y[part], omega[part], np.asarray(x), T, sweeps=8, burn_in=8, chains=2, rng=rng, start=z[part]
+        )  # fmt: skip
         result.append(np.sum(found.first[0] * found.first[1], axis=1))
     return np.concatenate(result)
 
@@ -183,13 +166,11 @@ def _tie_mean(tokens: int, x: float) -> float:
     k, wk = gauss_legendre(96, 0.0, 20.0)  # distance
     t, wt = gauss_legendre(96, -9.0, 9.0)
     wt = wt * np.exp(-(t**2) / 2) / math.sqrt(2 * math.pi)
-    rest_off: Callable[[Array], Array] = lambda low: ndtr(low) ** (tokens - 2)  # noqa: E731
-    rest_mixed: Callable[[Array], Array] = lambda low: ndtr(low) ** (tokens - 3) * ndtr(low / math.sqrt(2))  # noqa: E731
     total = 0.0
-    for upper, lower, count, rest in (
-        (2.0, 1.0, tokens - 1, rest_off),
-        (1.0, 2.0, tokens - 1, rest_off),
-        (1.0, 1.0, (tokens - 1) * (tokens - 2), rest_mixed),
+    for upper, lower, count in (
+        (2.0, 1.0, tokens - 1),
+        (1.0, 2.0, tokens - 1),
+        (1.0, 1.0, (tokens - 1) * (tokens - 2)),
     ):
         if count:
             width = upper + lower
@@ -197,5 +178,9 @@ def _tie_mean(tokens: int, x: float) -> float:
             density = np.exp(-(gap**2) / (2 * q * width)) * math.sqrt(x / (2 * math.pi * q))
             # the lower of the two given the gap
             low = -gap[:, None] * lower / width + math.sqrt(q * upper * lower / width) * t
-            total += count * float(np.sum(wk * density * _tie(k) * (rest(low / math.sqrt(q)) @ wt)))
+            low = low / math.sqrt(q)
+            below = ndtr(low) ** (tokens - 2)
+            if upper == lower:  # the diagonal is among the rest
+                below = ndtr(low) ** (tokens - 3) * ndtr(low / math.sqrt(2))
+            total += count * float(np.sum(wk * density * _tie(k) * (below @ wt)))
     return total

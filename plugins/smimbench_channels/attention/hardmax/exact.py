@@ -124,16 +124,11 @@ def _pattern(choice: tuple[int, ...]) -> Pattern:
     return Pattern(units, edges, free, between, tuple(steps))
 
 
-DENSITY = 1 / math.sqrt(2 * math.pi)
 # Half-width of the window around every row's largest entry, in its standard deviations: 7 leave errors of 5e-6. Doubled: the
 # same nodes are twice as far apart, and the posterior means of unlikely labels at small V are wrong by up to 5% of a width.
 REACH = 7.0
 # Gauss-Legendre nodes of a window. Doubled: at small V errors of 1e-6 in place of 2e-5, at up to twice the time.
 NODES = 28
-# Elements of an intermediate array on a host, where some dozens should stay in the cache, and on a device. Doubled: twice the
-# memory.
-BLOCK, BLOCK_DEVICE = 1 << 14, 1 << 21
-_TINY = 1e-300  # smallest divisor
 
 
 class RowPosterior(NamedTuple):
@@ -167,7 +162,8 @@ def row_posterior(
         raise ValueError("labels contradict each other: the row maxima of a symmetric matrix form no ring")
     scale = xp.asarray(site_scales(tokens), dtype=xp.float64, device=device)
     mean = omega * (scale[None, :] / xp.sqrt(V))
-    size = BLOCK if array_api_compat.is_numpy_namespace(xp) else BLOCK_DEVICE
+    # On a host some dozens of intermediate arrays stay in the cache.
+    size = 1 << (14 if array_api_compat.is_numpy_namespace(xp) else 21)
     found: list[tuple[Array, ...]] = []
     for k, pattern in enumerate(table.members):
         where = xp.nonzero(kind == k)[0]
@@ -212,14 +208,6 @@ def _maxima_panels(xp: ModuleType, centre: Array, width: Array) -> tuple[Array, 
     return left, right - left
 
 
-def _product(factors: list[Array]) -> Array:
-    return reduce(operator.mul, factors)
-
-
-def _total(terms: list[Array]) -> Array:
-    return reduce(operator.add, terms)
-
-
 def _posterior_of_pattern(
     xp: ModuleType, pattern: Pattern, mean: Array, tokens: int, nodes: int, reach: float
 ) -> RowPosterior:
@@ -235,7 +223,7 @@ def _posterior_of_pattern(
     m = xp.reshape(left[:, :, None] + length[:, :, None] * x, (n, K * nodes))
     weight = xp.reshape(length[:, :, None] * w, (n, K * nodes))
     t = [(m - mean[:, c, None]) / scales[c] for c in range(len(scales))]
-    phi = [DENSITY * xp.exp(-u * u / 2) for u in t]
+    phi = [1 / math.sqrt(2 * math.pi) * xp.exp(-u * u / 2) for u in t]
     cdf = {c: special(xp).ndtr(t[c]) for c in range(len(scales)) if c not in edges}
 
     def cumulate(f: Array, matrix: Array, *, upwards: bool) -> tuple[Array, Array]:
@@ -249,7 +237,7 @@ def _posterior_of_pattern(
         return xp.reshape(inner[:, :, :-1] + before[:, :, None], (n, K * nodes)), total
 
     base = [
-        _product([phi[pattern.edges[u]] / scales[pattern.edges[u]], *(cdf[c] for c in pattern.free[u])])
+        reduce(operator.mul, [phi[pattern.edges[u]] / scales[pattern.edges[u]], *(cdf[c] for c in pattern.free[u])])
         for u in range(K)
     ]
     factors: dict[tuple[int, int], Array] = {}
@@ -261,7 +249,7 @@ def _posterior_of_pattern(
         if (u, placed) not in factors:
             w = placed.bit_length() - 1
             rest = factor(u, placed ^ (1 << w))
-            factors[u, placed] = _product([rest, *(cdf[c] for c in pattern.between[u, w])])
+            factors[u, placed] = reduce(operator.mul, [rest, *(cdf[c] for c in pattern.between[u, w])])
         return factors[u, placed]
 
     one = xp.ones_like(m)
@@ -269,19 +257,17 @@ def _posterior_of_pattern(
     terms: dict[int, list[Array]] = {}
     for placed, u in pattern.steps:
         if placed not in above_of:
-            above_of[placed], _ = cumulate(_total(terms[placed]), above, upwards=False)
-        product_ = factor(u, placed) * above_of[placed]
-        terms.setdefault(placed | 1 << u, []).append(product_)
+            above_of[placed], _ = cumulate(reduce(operator.add, terms[placed]), above, upwards=False)
+        terms.setdefault(placed | 1 << u, []).append(factor(u, placed) * above_of[placed])
     full = (1 << K) - 1
     below_of: dict[int, Array] = {full: one}
-    partition = xp.ones_like(mean[:, 0])
     terms = {}
     of_unit: list[Any] = [0.0] * K
     of_pair: dict[tuple[int, int], Any] = {}
     for placed, u in reversed(pattern.steps):
         target = placed | 1 << u
         if target not in below_of:
-            below_of[target], _ = cumulate(_total(terms[target]), below, upwards=True)
+            below_of[target], _ = cumulate(reduce(operator.add, terms[target]), below, upwards=True)
         term = factor(u, placed) * below_of[target]
         terms.setdefault(placed, []).append(term)
         density = term * above_of[placed]
@@ -290,7 +276,7 @@ def _posterior_of_pattern(
             if placed >> w & 1:
                 key = (min(u, w), max(u, w))
                 of_pair[key] = of_pair.get(key, 0.0) + density
-    _, partition = cumulate(_total(terms[0]), below, upwards=True)
+    _, partition = cumulate(reduce(operator.add, terms[0]), below, upwards=True)
 
     first: list[Any] = [None] * len(scales)
     second: list[Any] = [None] * len(scales)
@@ -301,20 +287,20 @@ def _posterior_of_pattern(
             value = density * t[c]
             square = value * t[c]
         else:
-            value = -density * (phi[c] / clip(cdf[c], _TINY, None))
+            value = -density * (phi[c] / clip(cdf[c], 1e-300, None))
             square = density + value * t[c]
         first[c] = xp.sum(value, axis=1) / norm
         second[c] = xp.sum(square, axis=1) / norm
 
     for u in range(K):
         density = of_unit[u] * weight
-        norm = clip(xp.sum(density, axis=1), _TINY, None)
+        norm = clip(xp.sum(density, axis=1), 1e-300, None)
         for c in (pattern.edges[u], *pattern.free[u]):
             put(c, density, norm)
     for (u, w), density in of_pair.items():
         density = density * weight
-        norm = clip(xp.sum(density, axis=1), _TINY, None)
+        norm = clip(xp.sum(density, axis=1), 1e-300, None)
         for c in set(pattern.between[u, w]) & set(pattern.between[w, u]):
             put(c, density, norm)
-    log_partition = xp.log(clip(partition, _TINY, None))
+    log_partition = xp.log(clip(partition, 1e-300, None))
     return RowPosterior(log_partition, xp.stack(first, axis=1), xp.stack(second, axis=1))

@@ -30,7 +30,6 @@ __all__ = [
     "truncated_normal",
 ]
 
-_DENSITY = 1 / math.sqrt(2 * math.pi)
 # Limits of the arithmetic, no tuning: probabilities below Phi(-30) are formed relative to the density, and 40 standard
 # deviations away a density is 0 in double precision.
 _FAR, _NOTHING = -30.0, 40.0
@@ -57,8 +56,8 @@ def truncated_normal(low: Array, high: Array, uniform: Array) -> tuple[Array, Ar
     a = xp.maximum(a, clip(b, None, 0.0) - _NOTHING)
     inside = clip(b, _FAR, _NOTHING)
     p_a, p_b = special(xp).ndtr(xp.minimum(a, inside)), special(xp).ndtr(inside)
-    phi_a = _DENSITY * xp.exp(-a * a / 2)
-    phi_b = _DENSITY * xp.exp(-inside * inside / 2)
+    density = 1 / math.sqrt(2 * math.pi)
+    phi_a, phi_b = density * xp.exp(-a * a / 2), density * xp.exp(-inside * inside / 2)
     far = b < _FAR
     # an interval too narrow for its probability has its moments from its ends, by the clips below
     mass = clip(p_b - p_a, 1e-300, None)
@@ -66,14 +65,10 @@ def truncated_normal(low: Array, high: Array, uniform: Array) -> tuple[Array, Ar
     mean = (phi_a - phi_b) / mass
     second = 1 + (a * phi_a - inside * phi_b) / mass
     if bool(xp.any(far)):
-        where = xp.nonzero(far)[0] if far.ndim == 1 else None
-        if where is None:
-            shape = far.shape
-            found = truncated_normal(*(xp.reshape(v, (-1,)) for v in (a, b, uniform)))
-            tail = [xp.reshape(v, shape) for v in found]
-        else:
-            some = _truncated_tail(xp, *(xp.take(v, where) for v in (a, b, uniform)))
-            tail = [spread_at_mask(v, far) for v in some]
+        flat = xp.reshape(far, (-1,))
+        where = xp.nonzero(flat)[0]
+        some = _truncated_tail(xp, *(xp.take(xp.reshape(v, (-1,)), where) for v in (a, b, uniform)))
+        tail = [xp.reshape(spread_at_mask(v, flat), far.shape) for v in some]
         draw, mean, second = (xp.where(far, t, c) for t, c in zip(tail, (draw, mean, second), strict=True))
     draw, mean = clip(draw, a, b), clip(mean, a, b)
     second = xp.maximum(second, mean * mean)
@@ -262,22 +257,6 @@ def chain_moments(
     return ChainMoments(shaped(first), shaped(second), averaged)
 
 
-# Log-probability of a label below which the windows of the exact integration may miss the posterior. Doubled (1e-16): some
-# posteriors are missed.
-UNLIKELY = math.log(1e-8)
-# Error of the exact integration that is reported, in prior widths. Doubled: a wider error bar.
-EXACT_ERROR = 1e-5
-# Least error reported for unlikely labels: entries that are pressed together hardly move in a chain, and two such chains look
-# alike. Doubled: a wider error bar.
-FROZEN_ERROR = 0.1
-# Independent chains, whose difference is the error. `gibbs_moments` needs two.
-CHAINS = 2
-# Entries of a matrix in one block of chains on a host, and how many times as many on a device. Doubled: twice the memory.
-BLOCK, DEVICE_BLOCKS = 1 << 17, 64
-# Step of the derivative with respect to omega, in prior widths. Doubled: an error 16 times as large, of order 4.
-STEP = 0.05
-
-
 class Moments(NamedTuple):
     """Posterior of the latents in units of the prior."""
 
@@ -295,15 +274,17 @@ def exact_moments(
     found = row_posterior(y, omega, V, tokens)
     covariance = _response(xp, y, omega, V, tokens, found.second - found.first**2) if outer else None
     square = None if covariance is None else covariance + found.first[:, :, None] * found.first[:, None, :]
-    error = xp.full_like(found.first[:, 0], EXACT_ERROR**2)
+    error = xp.full_like(found.first[:, 0], 1e-5**2)  # of the integration, in prior widths
     result = Moments(found.first, found.second - found.first**2, square, error)
-    unlikely = ~(found.log_partition > UNLIKELY)
+    # The windows of the integration may miss the posterior of a label that is less likely.
+    unlikely = ~(found.log_partition > math.log(1e-8))
     if not bool(xp.any(unlikely)):
         return result
     where = xp.nonzero(unlikely)[0]
     some_y, some_omega = xp.take(y, where, axis=0), xp.take(omega, where, axis=0)
     some = gibbs_moments(some_y, some_omega, V, tokens, sweeps=sweeps, rng=rng, outer=outer)
-    some = some._replace(square_error=clip(some.square_error, FROZEN_ERROR**2, None))
+    # Entries that are pressed together hardly move in a chain, and two such chains look alike.
+    some = some._replace(square_error=clip(some.square_error, 0.1**2, None))
     return put_tuple(result, unlikely, some)
 
 
@@ -311,14 +292,14 @@ def _response(xp: Any, y: Array, omega: Array, V: Array, tokens: int, variance: 
     """Covariance between sites, (n, C, C), as the response of the mean to ``omega``: ``1 + d first / d omega``."""
     sites = omega.shape[1]
     eye = identity_like(sites, omega)
-    root = xp.sqrt(V)
+    step, root = 0.05, xp.sqrt(V)  # in prior widths; the error is of order 4
     rows = []
     for c in range(sites):
         slope: Any = 0.0
         for steps, weight in ((1, 2 / 3), (2, -1 / 12)):
             for sign in (1, -1):
-                moved = omega + (sign * steps * STEP) * root * eye[c, :][None, :]
-                slope = slope + (sign * weight / STEP) * row_posterior(y, moved, V, tokens).first
+                moved = omega + (sign * steps * step) * root * eye[c, :][None, :]
+                slope = slope + (sign * weight / step) * row_posterior(y, moved, V, tokens).first
         rows.append(slope)
     response = xp.stack(rows, axis=1)
     response = (response + xp.matrix_transpose(response)) / 2 + eye[None, :, :]
@@ -328,25 +309,16 @@ def _response(xp: Any, y: Array, omega: Array, V: Array, tokens: int, variance: 
 def gibbs_moments(
     y: Array, omega: Array, V: Array, tokens: int, *, sweeps: int, rng: np.random.Generator, outer: bool
 ) -> Moments:
-    """From independent chains, started at a matrix that obeys the label near ``omega`` (n, C)."""
+    """From two independent chains, whose difference is the error; they start near ``omega`` (n, C), at a matrix of this label."""
     xp = namespace(y, omega, V)
     check_labels(y, tokens)
-    size = max(1, BLOCK // (CHAINS * tokens**2))
-    if not array_api_compat.is_numpy_namespace(xp):
-        size *= DEVICE_BLOCKS
+    size = max(1, (1 << 17) // (2 * tokens**2)) * (1 if array_api_compat.is_numpy_namespace(xp) else 64)
     parts = []
     for rows in blocks(y.shape[0], size):
+        burn_in = max(16, sweeps // 4)
         chains = chain_moments(
-            y[rows, :],
-            omega[rows, :],
-            V,
-            tokens,
-            sweeps=sweeps,
-            burn_in=max(16, sweeps // 4),
-            chains=CHAINS,
-            rng=rng,
-            outer=outer,
-        )
+            y[rows, :], omega[rows, :], V, tokens, sweeps=sweeps, burn_in=burn_in, chains=2, rng=rng, outer=outer
+        )  # fmt: skip
         one, two = chains.first[0, ...], chains.first[1, ...]
         first = (one + two) / 2
         second = (chains.second[0, ...] + chains.second[1, ...]) / 2

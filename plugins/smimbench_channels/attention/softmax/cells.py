@@ -13,6 +13,7 @@ from smimbench.backend import clip
 from smimbench.numerics import gauss_legendre
 from smimbench_channels.attention.softmax.gaussian import nearly_gaussian, samples_of
 from smimbench_channels.attention.softmax.weight import (
+    ACCURACY,
     FAR,
     ROOT2,
     TINY,
@@ -33,21 +34,18 @@ if TYPE_CHECKING:
 
 __all__ = ["ends", "integrals", "least_of", "most_of", "upper_bound"]
 
-# Where a cell is looked at along each axis: both ends, and two points inside.
-_PROBES = (-1.0, -0.4, 0.4, 1.0)
-
 
 def integrals(
     xp: ModuleType, weight: Weight, margins: Array, centre: Array, *, variation: float | None = None, quick: bool = True
 ) -> Sums:
     """Integrals over (a_1, b_1) of samples with these margins (n, 2) and prior means (n, 4).
 
-    ``variation`` is the largest of the log-weight in a cell; default: that of ``weight.accuracy``. ``quick`` says whether the
+    ``variation`` is the largest of the log-weight in a cell; default: that of ``ACCURACY``. ``quick`` says whether the
     Gaussian rule may be tried.
     """
-    accuracy = weight.accuracy
-    variation = accuracy.variation if variation is None else variation
-    size = accuracy.block if array_api_compat.is_numpy_namespace(xp) else accuracy.block_device
+    variation = ACCURACY.variation if variation is None else variation
+    # On a host some dozens of cells of each sample stay in the cache.
+    size = 128 if array_api_compat.is_numpy_namespace(xp) else 1 << 14
     n = margins.shape[0]
     if n == 0:
         place = {"dtype": xp.float64, "device": array_api_compat.device(margins)}
@@ -63,7 +61,8 @@ def _integrals_of_block(
     xp: ModuleType, weight: Weight, margins: Array, centre: Array, variation: float, *, quick: bool
 ) -> Sums:
     samples = samples_of(xp, weight, margins, centre)
-    if not quick or weight.beta**2 * weight.first > weight.accuracy.quick_width:
+    # Where the first layer is wide, the Gauss-Hermite rule, which is blind to second peaks, seldom passes.
+    if not quick or weight.beta**2 * weight.first > 0.2:
         return _adaptive_integrals(xp, weight, samples, variation)
     found, good = nearly_gaussian(xp, weight, samples)
     where = xp.nonzero(~good)[0]
@@ -79,22 +78,21 @@ def _adaptive_integrals(xp: ModuleType, weight: Weight, samples: Samples, variat
     A cell is a rectangle ``(centre, centre, half-width, half-width)``; all samples are refined at once, and the cells
     (N, 4) are sorted by the sample that owns them.
     """
-    accuracy = weight.accuracy
     n, device = samples.t.shape[0], array_api_compat.device(samples.t)
     place = {"dtype": xp.float64, "device": device}
     cells = _root_cells(xp, weight, samples)
-    owner = xp.repeat(xp.arange(n, device=device), accuracy.root_cells**2)
-    probe = xp.asarray(_PROBES, **place)
-    x, rule = (xp.asarray(v, **place) for v in gauss_legendre(accuracy.nodes))
+    owner = xp.repeat(xp.arange(n, device=device), ACCURACY.root_cells**2)
+    probe = xp.asarray((-1.0, -0.4, 0.4, 1.0), **place)
+    x, rule = (xp.asarray(v, **place) for v in gauss_legendre(ACCURACY.nodes))
     top = xp.full((n,), -math.inf, **place)
     sums, rough = xp.zeros((n, 15), **place), xp.zeros((n,), **place)
-    for depth in range(accuracy.deepest):
+    for depth in range(80):  # a cell of relative size 2^-40 holds nothing
         own = samples.taken(xp, owner)
         # no more than exp(-negligible) of what has been found, or of a peak a sixteenth as wide as a cell
         area = xp.log(4 * cells[:, 2] * cells[:, 3])
         found = top + xp.log(clip(sums[:, 0], TINY, None))
         least = xp.maximum(xp.take(found, owner) - area, xp.take(top, owner) - math.log(256.0))
-        least = least - accuracy.negligible
+        least = least - ACCURACY.negligible
         bound, swing = upper_bound(xp, weight, least, own, cells)
         where = xp.nonzero(bound > least)[0]
         if where.shape[0] == 0:
@@ -108,19 +106,19 @@ def _adaptive_integrals(xp: ModuleType, weight: Weight, samples: Samples, variat
         found = top + xp.log(clip(sums[:, 0], TINY, None))
         # what may be in the cell decides how well it must be known, not what a few probes have seen
         bound = xp.take(bound, where)
-        short = clip(xp.take(found, owner) - bound - area, 0.0, accuracy.negligible)
-        limit = variation * (1 + accuracy.allowance * short)
+        short = clip(xp.take(found, owner) - bound - area, 0.0, ACCURACY.negligible)
+        limit = variation * (1 + ACCURACY.allowance * short)
         across = [xp.max(xp.max(table, axis=k) - xp.min(table, axis=k), axis=1) for k in (1, 2)]
         across = [xp.maximum(a, xp.take(b, where)) for a, b in zip(across, swing, strict=True)]
         # a peak between the probes does not show in their variation, but in what the bound allows
-        hidden = bound - highest - accuracy.looseness
+        hidden = bound - highest - ACCURACY.looseness
         widest = xp.maximum(across[0], across[1])
-        split = (widest > limit) | (hidden > clip(limit, accuracy.variation, None))
-        crowded = _count(xp, owner, n) > accuracy.crowded
+        split = (widest > limit) | (hidden > clip(limit, ACCURACY.variation, None))
+        start, end = _limits(xp, owner, n)
+        crowded = end - start > 2048  # cells of a sample at one depth: given up, as not integrated
         rough = xp.where(crowded, 1.0, rough)
         split = split & ~xp.take(crowded, owner)
-        if depth == accuracy.deepest - 1:
-            split = split & False
+        split = split & (depth < 79)
         leaf = xp.nonzero(~split)[0]
         if leaf.shape[0] > 0:
             leaf_cells, leaf_owner = xp.take(cells, leaf, axis=0), xp.take(owner, leaf)
@@ -140,13 +138,14 @@ def _adaptive_integrals(xp: ModuleType, weight: Weight, samples: Samples, variat
         cells = _halved_cells(xp, xp.take(cells, where, axis=0), first)
         owner = xp.repeat(xp.take(owner, where), 2)
     result = weight.normalised(xp, sums, top)
-    outside = xp.max(xp.abs(result.mean[:, :2]), axis=1) > accuracy.reach - accuracy.near_edge
+    # a mean so near the edge of the square counts as not integrated
+    outside = xp.max(xp.abs(result.mean[:, :2]), axis=1) > ACCURACY.reach - 1.5
     return result._replace(rough=xp.where(outside, 1.0, rough))
 
 
 def _root_cells(xp: ModuleType, weight: Weight, samples: Samples) -> Array:
     """Cells (n root_cells^2, 4) that cover the prior."""
-    reach, count = weight.accuracy.reach, weight.accuracy.root_cells
+    reach, count = ACCURACY.reach, ACCURACY.root_cells
     unit_t, unit_v = weight.units
     edges = ends(xp, samples.v - reach * unit_v, samples.v + reach * unit_v)
     bends = [ridge(xp, samples.ridge, v) for v in edges]
@@ -204,12 +203,6 @@ def _segments(xp: ModuleType, owner: Array, n: int) -> tuple[Array, Array]:
     steps = xp.arange(most, dtype=start.dtype, device=array_api_compat.device(owner))
     position = start[:, None] + steps[None, :]
     return clip(position, None, owner.shape[0] - 1), position < end[:, None]
-
-
-def _count(xp: ModuleType, owner: Array, n: int) -> Array:
-    """How many elements every owner (sorted) has, (n,)."""
-    start, end = _limits(xp, owner, n)
-    return end - start
 
 
 def _limits(xp: ModuleType, owner: Array, n: int) -> tuple[Array, Array]:

@@ -12,6 +12,7 @@ import numpy as np
 from smimbench.backend import clip
 from smimbench.numerics import gauss_hermite
 from smimbench_channels.attention.softmax.weight import (
+    ACCURACY,
     ROOT2,
     ROOT8,
     TINY,
@@ -48,24 +49,23 @@ def nearly_gaussian(xp: ModuleType, weight: Weight, samples: Samples) -> tuple[S
 
     Those where two searches for the likeliest point agree and two orders of the rule too.
     """
-    accuracy = weight.accuracy
     starts = [(samples.t, samples.v), explaining(xp, weight, samples)]
     one, two = (likeliest(xp, weight, samples, *start) for start in starts)
     frame = peak_frame(xp, one[0], one[1], one[3])
     same = xp.abs(one[0] - two[0]) < 0.1 * frame.tt
     same = same & (xp.abs(one[1] - two[1]) < 0.1 * xp.sqrt(frame.vt**2 + frame.vv**2))
-    same = same & (one[2] < accuracy.unlikely)
-    _, frame = gaussian_rule(xp, weight, samples, frame, accuracy.quick_nodes[0])
-    rough, frame = gaussian_rule(xp, weight, samples, frame, accuracy.quick_nodes[1])
-    fine, _ = gaussian_rule(xp, weight, samples, frame, accuracy.quick_nodes[2])
+    same = same & (one[2] < 40)  # a label that the prior hardly allows is no case for this rule
+    _, frame = gaussian_rule(xp, weight, samples, frame, ACCURACY.quick_nodes[0])
+    rough, frame = gaussian_rule(xp, weight, samples, frame, ACCURACY.quick_nodes[1])
+    fine, _ = gaussian_rule(xp, weight, samples, frame, ACCURACY.quick_nodes[2])
     gap = xp.max(xp.abs(fine.mean - rough.mean), axis=1)
     wide = xp.max(xp.max(xp.abs(fine.square - rough.square), axis=2), axis=1)
-    good = same & (xp.maximum(gap, wide) < accuracy.quick_tolerance)
+    good = same & (xp.maximum(gap, wide) < ACCURACY.quick_tolerance)
     if weight.skip < 1:
         # a_2 does not tell s from -s: there may be a second peak on the other side of s = 0
         unit_t, unit_v = weight.units
         crossing = ridge(xp, xp.full_like(samples.t, weight.crossing), samples.v)
-        good = good & (xp.abs(samples.t - crossing) > accuracy.reach * (unit_t + unit_v / 2))
+        good = good & (xp.abs(samples.t - crossing) > ACCURACY.reach * (unit_t + unit_v / 2))
     return fine, good
 
 
@@ -117,15 +117,12 @@ def _hermite(count: int) -> tuple[Any, Any, Any]:
     return a.ravel(), b.ravel(), (np.log(2 * math.pi * np.outer(w, w)) + (a * a + b * b) / 2).ravel()
 
 
-_SMALL = 1e-30  # stands for a prior mean of 0 where it divides
-
-
 def samples_of(xp: ModuleType, weight: Weight, margins: Array, centre: Array, *, align: bool = True) -> Samples:
     """``Samples`` of margins (n, 2) and prior means (n, 4), with the ridge through the likeliest point if aligned."""
     t, v = centre[:, 0] * (ROOT2 * weight.beta), centre[:, 1] * (2 * weight.beta)
     samples = Samples(t, v, centre[:, 2], centre[:, 3], (margins[:, 0] + margins[:, 1]) / ROOT8, margins[:, 0], t)
     # where s may vanish the weight is narrow on either side, and smooth along that line
-    if not align or weight.skip < 1 or weight.second > weight.accuracy.aligned * weight.first:
+    if not align or weight.skip < 1 or weight.second > 0.1 * weight.first:
         return samples._replace(ridge=xp.full_like(t, weight.crossing))
     t, v, _, _ = likeliest(xp, weight, samples, *explaining(xp, weight, samples))
     return samples._replace(ridge=depth_of_ridge(xp, t, v))
@@ -134,10 +131,10 @@ def samples_of(xp: ModuleType, weight: Weight, margins: Array, centre: Array, *,
 def explaining(xp: ModuleType, weight: Weight, samples: Samples) -> tuple[Array, Array]:
     """(t, v) at which the label would put a_2 and b_2 at their prior means, as nearly as p and r in (0, 1) allow."""
     c = weight.skip
-    a2 = xp.where(xp.abs(samples.a2) < _SMALL, _SMALL, samples.a2)
+    a2 = xp.where(xp.abs(samples.a2) < 1e-30, 1e-30, samples.a2)
     ratio = samples.slope / a2
     plain = xp.tanh(samples.t / 2) + c  # what s would be at v = 0
-    s = xp.where(ratio > 0, xp.sqrt(clip(ratio, _SMALL, None)), plain)
+    s = xp.where(ratio > 0, xp.sqrt(clip(ratio, 1e-30, None)), plain)
     both = clip(s + (1 - c), 0.01, 1.99)
     s = away(xp, both - (1 - c))
     p = ((samples.margin / s - (1 + c) * samples.b2) / (ROOT2 * a2) + (1 - c)) / 2
@@ -153,7 +150,7 @@ def likeliest(
     """Levenberg-Marquardt from (t, v): the point found, its cost and its normal equations."""
     damping = xp.ones_like(t)
     cost, normal = _normal_equations(xp, weight, samples, t, v)
-    for _ in range(weight.accuracy.marquardt_steps):
+    for _ in range(12):
         tt, tv, vv, rt, rv = normal
         tt, vv = tt * (1 + damping), vv * (1 + damping)
         determinant = tt * vv - tv * tv

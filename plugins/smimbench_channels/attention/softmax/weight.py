@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 __all__ = [
     "ACCURACY",
     "DIRECTIONS",
-    "Accuracy",
     "Samples",
     "Sums",
     "Weight",
@@ -61,7 +60,7 @@ _PAIRS = tuple((i, j) for i in range(4) for j in range(i, 4))
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Tuning numbers of the integrals over ``(a_1, b_1)``, each with what it does and what happens when it is doubled.
+    """Tuning numbers of the integrals over ``(a_1, b_1)``, each with what happens when it is doubled.
 
     Lengths and errors are in prior widths, weights in natural logarithms. As it is, posterior means are off by 3e-5 (root mean
     square over samples at beta = 1, c = 1, where all of this was measured).
@@ -69,10 +68,6 @@ class Accuracy:
 
     # Half-width of the square that is integrated over. Doubled: the first cells are twice as wide, errors up to 1e-4.
     reach: float = 7.5
-    # A mean closer than this to the edge of the square counts as not integrated. Doubled: means beyond 4.5 widths do too.
-    near_edge: float = 1.5
-    # Cells of a sample at one depth from which on it is given up, as not integrated. Doubled: twice the memory for the few.
-    crowded: int = 1 << 11
     # Cells along each axis before any is halved. Doubled: the same errors, four times the first work.
     root_cells: int = 4
     # Gauss-Legendre nodes of a cell along each axis. Doubled: errors of 3e-8, twice the time.
@@ -81,44 +76,22 @@ class Accuracy:
     variation: float = 6.0
     # The same for the integrals that the error estimate compares with. Doubled: too close to ``variation`` to tell.
     fine_variation: float = 2.0
+    # The same for the exact integrals in ``information``. Doubled: single samples are wrong by more than 1e-2.
+    crude_variation: float = 8.0
     # Relative increase of ``variation`` per unit by which a cell's log-share falls short. Doubled: errors 6e-5, 85% of the time.
     allowance: float = 0.3
     # Cells that can hold no more than exp(-negligible) of the total are left out. Doubled: the same errors, 1.7 times the time.
     negligible: float = 16.0
     # Excess of a cell's bound over its probes from which it is halved. Doubled: 90% of the time; a narrow peak may be missed.
     looseness: float = 2.0
-    # Halvings after which a cell is used as it is. Doubled: no change, cells of relative size 2^-40 hold nothing.
-    deepest: int = 80
-    # ``V_22 / V_11`` below which cells follow the ridge of the weight; above, it is broad. Doubled: no change.
-    aligned: float = 0.1
-    # Steps of the search for the likeliest point. Doubled: the same errors, the search takes twice as long.
-    marquardt_steps: int = 12
-    # Largest ``beta^2 V_11`` where the Gauss-Hermite rule, blind to second peaks, is tried. Doubled: more trials that fail.
-    quick_width: float = 0.2
-    # Nodes along each axis of three such rules, in ever better frames. Doubled: errors of 2e-6 there, four times the work.
+    # Nodes along each axis of three Gauss-Hermite rules, in ever better frames. Doubled: errors of 2e-6, four times the work.
     quick_nodes: tuple[int, int, int] = (12, 16, 20)
     # Largest difference of the last two rules, in mean and square, that passes. Doubled: twice the errors where it serves.
     quick_tolerance: float = 5e-4
-    # Largest -2 log-weight of the likeliest point for the quick rule. Doubled: it gets labels that the prior hardly allows.
-    unlikely: float = 40.0
-    # One sample in so many, and no fewer than ``probes``, is integrated twice for the error. Doubled: half the cost, more noise.
-    probed: int = 64
-    probes: int = 16
-    # Samples integrated at once, on a host (some dozens of cells each stay in the cache) and a device. Doubled: twice the memory.
-    block: int = 128
-    block_device: int = 1 << 14
     # Scrambles of the Sobol points of ``information``, whose spread is the error. Doubled: known to 1/8 in place of 1/5.
     scrambles: int = 16
     # One in so many samples of ``information`` is integrated exactly. Doubled: half the time, errors up to sqrt(2) larger.
     correction_share: int = 32
-    # Nodes along each axis of the two rules of the control variate. Doubled: four times its cost.
-    crude_nodes: tuple[int, int] = (8, 10)
-    # ``variation`` of the exact integrals in ``information``. Doubled: single samples are wrong by more than 1e-2.
-    crude_variation: float = 8.0
-    # Samples at once for the control variate. Doubled: twice the memory.
-    crude_block: int = 512
-    # Beyond this many prior widths a crude mean is taken for lost and cut. Doubled: rare outliers widen the error.
-    crude_limit: float = 4.0
 
 
 ACCURACY = Accuracy()
@@ -162,7 +135,6 @@ class Weight:
     first: float  # V_11
     second: float  # V_22 given the first layer
     response: float  # V_12 / V_11: how far the second layer's mean moves with the first layer
-    accuracy: Accuracy = ACCURACY
 
     @property
     def units(self) -> tuple[float, float]:
