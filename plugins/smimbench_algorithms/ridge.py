@@ -23,13 +23,7 @@ if TYPE_CHECKING:
     from smimbench.problem import Problem
 
 CANDIDATES = tuple(float(10.0**k) for k in np.arange(-4, 2.01, 0.5))
-"""Values of lambda to choose from. Twice as many: a closer choice, twice the time."""
-
-VALIDATION_STEPS = 200
-"""Steps of conjugate gradients for the candidates, at most. Doubled: small lambda are solved for more closely."""
-
-VALIDATION_TOLERANCE = 1e-3
-"""Relative residual at which they end. Doubled: they end a step or two earlier."""
+"""Values of lambda to choose from."""
 
 
 class RidgeState(NamedTuple):
@@ -214,9 +208,9 @@ def _validated(problem: Problem, data: Data, linear: Linear) -> float:
     """The candidate with the smallest error on held-out samples; all are solved together."""
     fit, rest = LinearRegression.held_out(problem, data, linear)
     state = _begin_ridge(problem, fit, np.array(CANDIDATES)[:, None])
-    for _ in range(VALIDATION_STEPS):
+    for _ in range(200):
         state, relative = _conjugate_gradient_step(state)
-        if float(namespace(relative).max(relative)) < VALIDATION_TOLERANCE:
+        if float(namespace(relative).max(relative)) < 1e-3:
             break
     _, errors = rest.normal(state.base + state.deviation, targets=True)
     return CANDIDATES[int(np.argmin(to_host(errors)))]

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from scipy.optimize import brentq
 from smimbench_algorithms.least_squares import seen_by_labels
 from smimbench_algorithms.nuclear.algorithm import Nuclear
 from smimbench_algorithms.nuclear.limit import (
     Observations,
     best_penalty,
     fixed_point,
-    interpolation,
     no_theory,
     observations,
     perfect_recovery,
@@ -165,14 +165,17 @@ def test_perfect_recovery_at_the_ends():
         assert perfect_recovery(Wishart(small), 1, 2.0, positive) * 2 / small == pytest.approx(6, rel=0.01)
 
 
-def test_interpolation_of_noise():
-    """Pure noise: positive matrices meet labels up to a quarter of d^2, as ellipsoids meet points (arXiv:2310.01169)."""
-    assert interpolation(Wishart(0.5), 1, 2.0, 1e7, True) == pytest.approx(0.25, rel=1e-3)
-    assert interpolation(Wishart(0.5), 1, 2.0, 0.3, False) == 0.5
-    assert interpolation(Wishart(0.5), 1, 2.0, 0.0, True) is None
-    alpha = interpolation(Wishart(0.5), 3, 2.0, 0.3, True)
+def test_a_vanishing_penalty_meets_noisy_labels_up_to_a_sample_ratio():
+    """Three observations of noise 0.3 a sample: the ratio solves ``kappa alpha K = D(Delta, 0)``, ``Delta D = E + nu``."""
+    prior, noise = Wishart(0.5), 0.3
+
+    def excess(log_noise):
+        found = shrunk(prior, math.exp(log_noise), 0.0, True)
+        return math.exp(log_noise) * found.freedom - found.error - noise
+
+    alpha = shrunk(prior, math.exp(brentq(excess, -3, 3)), 0.0, True).freedom / 6
     for factor, left in ((0.97, False), (1.03, True)):
-        found = fixed_point(Wishart(0.5), Observations(np.ones(3), np.full(3, 0.3), 2 * alpha * factor), 0.0, True)
+        found = fixed_point(prior, Observations(np.ones(3), np.full(3, noise), 2 * alpha * factor), 0.0, True)
         assert (found.fit > 1e-6) == left
         assert (found.threshold == 0) == left
 

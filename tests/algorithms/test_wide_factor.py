@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from smimbench_algorithms.adam import Adam, AdamW
 from smimbench_algorithms.nuclear.algorithm import Nuclear
-from smimbench_algorithms.nuclear.wide_factor import label_observations
+from smimbench_algorithms.nuclear.limit import label_observations
 from smimbench_algorithms.sgd import Sgd
 
 from smimbench.backend.device import get_backend

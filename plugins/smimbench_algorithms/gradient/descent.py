@@ -13,7 +13,7 @@ from smimbench.derive.channel import gives_probabilities, observable
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError, Plan, offers
 from smimbench.numerics.linalg import symmetric
 from smimbench_algorithms.gradient.loss import LOSSES, fitting_loss, loss_gradient, surrogate
-from smimbench_algorithms.nuclear.wide_factor import wide_factor_point
+from smimbench_algorithms.nuclear.limit import wide_factor_point
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Conditions, Cost, Data

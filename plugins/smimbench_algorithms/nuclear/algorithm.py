@@ -26,18 +26,7 @@ if TYPE_CHECKING:
     from smimbench.problem import Problem
 
 FRACTIONS = tuple(float(10.0**k) for k in np.arange(-0.5, -3.26, -0.25))
-"""Candidates for tau, in units of the one at which the estimate vanishes. Twice as many: a closer choice, twice the time."""
-
-VALIDATION_STEPS = 60
-"""Proximal steps for each candidate, at most. Doubled: small tau are fitted more closely before they are compared."""
-
-VALIDATION_TOLERANCE = 1e-4
-"""Residual at which the fit of a candidate ends. Doubled: it ends a step or two earlier."""
-
-
-ROUNDING = 8
-"""Rounding of the duality gap in units of the type's own and of the loss without an estimate. Doubled: runs in single precision
-may end with twice the gap, those in double precision do not notice."""
+"""Candidates for tau, in units of the one at which the estimate vanishes."""
 
 
 class NuclearState(NamedTuple):
@@ -208,7 +197,7 @@ class Nuclear(LinearRegression):
             norm = float(xp.sum(xp.abs(xp.linalg.eigvalsh(symmetric(estimate)))))
         primal = loss + state.threshold * norm
         gap = (1 - s) ** 2 * loss + state.threshold * norm - s * float(xp.sum(slope * estimate))
-        rounding = ROUNDING * float(xp.finfo(estimate.dtype).eps) * (state.origin[1] + state.threshold * norm)
+        rounding = 8 * float(xp.finfo(estimate.dtype).eps) * (state.origin[1] + state.threshold * norm)
         return (gap / primal, rounding / primal) if primal > 0 else (0.0, 0.0)
 
     def _shrink(self, matrix: Array, threshold: float) -> Array:
@@ -231,9 +220,9 @@ class Nuclear(LinearRegression):
         estimate = start
         for fraction in FRACTIONS:
             state = _begin_nuclear(estimate, fit, lipschitz, largest * fraction)
-            for _ in range(VALIDATION_STEPS):
+            for _ in range(60):
                 state, residual = self._proximal(state)
-                if float(residual) < VALIDATION_TOLERANCE:
+                if float(residual) < 1e-4:
                     break
             estimate = state.estimate
             error = float(rest.normal(estimate, targets=True)[1])

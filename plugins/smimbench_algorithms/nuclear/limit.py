@@ -29,8 +29,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smimbench.derive.channel import predict
 from smimbench.interfaces import Overlaps, member, offers
+from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.theory.limit import limit_point
+from smimbench_algorithms.least_squares import SAME, seen_by_labels
 from smimbench_algorithms.nuclear.shrinkage import Shrunk, null_eigenvalues, shrunk, shrunk_spectrum, spectral_end
 
 if TYPE_CHECKING:
@@ -38,25 +41,12 @@ if TYPE_CHECKING:
     from smimbench.theory.types import Host
     from smimbench_algorithms.least_squares import Linear
 
-__all__ = [
-    "FixedPoint",
-    "Observations",
-    "best_penalty",
-    "fixed_point",
-    "interpolation",
-    "minimum_point",
-    "no_theory",
-    "observations",
-    "perfect_recovery",
-    "vanishing_penalty",
-]
-
 RECOVERED = 1e-13
-"""Delta, in units of the second moment, below which the error of a problem without noise or penalty is 0; doubled, no change."""
+"""Delta, in units of the second moment, below which the error of a problem without noise or penalty is 0."""
 
 SMALLEST = 1e-4
-"""Least penalty that ``best_penalty`` looks at, in units of the one at which the estimate vanishes. Where a vanishing penalty is
-best the error is then about 0.3% above its least value; doubled, twice as much, and runs converge in half of the time."""
+"""Least penalty of ``best_penalty``, in units of the one at which the estimate vanishes: where a vanishing penalty is best the
+error is about 0.3% above its least value."""
 
 
 @dataclass(frozen=True)
@@ -305,33 +295,6 @@ def perfect_recovery(prior: Any, observations: int, kappa: float, positive: bool
     return float(min(found.fun, dimension(0.0)) / (kappa * observations))
 
 
-def interpolation(prior: Any, observations: int, kappa: float, noise: float, positive: bool) -> float | None:
-    r"""Sample ratio below which a vanishing penalty leaves no loss: labels of this noise are met by every matrix of a set.
-
-    There the threshold theta is 0 and ``kappa alpha K = D(Delta, 0)``, with ``Delta D = E + nu``. Among matrices of both signs it
-    is the dense count of equations, ``kappa alpha K = 1``; positive ones among pure noise: 1/2 (arXiv:2310.01169). None
-    without noise: then the signal itself meets all labels.
-    """
-    from scipy.optimize import brentq
-
-    if not noise > 0:
-        return None
-
-    def excess(log_noise: float) -> float:
-        found = shrunk(prior, math.exp(log_noise), 0.0, positive)
-        return math.exp(log_noise) * found.freedom - found.error - noise
-
-    if not positive:
-        return 1 / (kappa * observations)
-    low = high = math.log(noise)
-    while excess(low) > 0:
-        low -= 1.0
-    while excess(high) < 0:
-        high += 1.0
-    at = brentq(excess, low, high, xtol=1e-12)
-    return shrunk(prior, math.exp(at), 0.0, positive).freedom / (kappa * observations)
-
-
 def _spectral_tail(scale: float, t: float, nodes: Host, weights: Host) -> float:
     """``int sigma(dx) (scale x - t)_+^2``: with x = 2 cos(angle) the integrand is smooth up to its end."""
     if t >= 2 * scale:
@@ -340,3 +303,65 @@ def _spectral_tail(scale: float, t: float, nodes: Host, weights: Host) -> float:
     angle = end / 2 * (nodes + 1)
     values = (2 * scale * np.cos(angle) - t) ** 2 * np.sin(angle) ** 2 * 2 / math.pi
     return float(end / 2 * (weights @ values))
+
+
+# -- descent on a wide factor with weight decay has the same minimum ----------------------------------------------------
+
+
+def label_observations(problem: Problem, alpha: float) -> Observations | str:
+    """Observations with the weights that the squared error of the label gives them, or why it is not of that kind.
+
+    The label has to be linear in the latents, one entry for each: ``y_c = b_c z_c + noise``; the weight is ``b_c^2``.
+    """
+    seen = seen_by_labels(problem)
+    if isinstance(seen, str):
+        return f"the squared error of the label is not convex in the signal: {seen}"
+    sites = problem.model.sites
+    z = np.concatenate([np.eye(sites), monte_carlo_rng("labels of single latents").standard_normal((1, sites))])[
+        :, None, :
+    ]
+    y = np.asarray(predict(problem.channel, z), dtype=float).reshape(sites + 1, -1)
+    noise = seen.rows.T @ np.diag(seen.noise) @ seen.rows
+    diagonal = y.shape[1] == sites and all(np.allclose(m, np.diag(np.diag(m)), atol=SAME) for m in (y[:-1], noise))
+    if not diagonal or len(seen.rows) < sites or not np.allclose(y[-1], z[-1, 0] @ y[:-1], atol=SAME):
+        return "the label is not a latent in every entry"
+    return Observations(np.diag(y[:-1]) ** 2, np.diag(noise), problem.model.kappa * alpha)
+
+
+def wide_factor_point(
+    problem: Problem, alpha: float, decay: float, dimension: int | None, width: int | None
+) -> dict[str, Any] | str:
+    r"""The minimum of ``(1/D) [sum_mu |y - y_hat|^2 + (decay/2) |W|^2]`` in the limit, or in words why there is no theory of it.
+
+    For ``S = s W W^T`` the squared norm of the factor is a trace, ``|W|^2 = tr(S) / s``: with a loss that is convex in S and a
+    factor at least as wide as the rank of the minimum, every local minimum in W is the minimum over matrices ``S >= 0`` with the
+    penalty ``tau tr S`` (Burer and Monteiro, Math. Program. 103, 2005).
+
+    Parameters
+    ----------
+    decay : float
+        lambda > 0; ``tau = lambda / (2 D s)`` for ``S = s W W^T``.
+    dimension, width : int or None
+        D, and columns of W; a width of None is that of the prior's own factors.
+    """
+    if why := no_theory(problem):
+        return why
+    scale = member(problem.prior, "gram_scale")
+    if scale is None:
+        return f"prior {problem.prior.name!r} does not make its signals of W W^T"
+    if dimension is None:
+        return "the width of the factor over D decides, and D is not known"
+    seen = label_observations(problem, alpha)
+    if isinstance(seen, str):
+        return seen
+    prior: Any = problem.prior
+    factor = prior.draw_factor(monte_carlo_rng("shape of a factor"), 1, dimension, width)
+    columns = factor.shape[-1]
+    found = fixed_point(prior, seen, decay / (2 * dimension * scale(factor)), positive=True)
+    if found.estimate.rank > columns / dimension:
+        return (
+            f"a factor of {columns} columns is narrower than the minimum is of rank "
+            f"({found.estimate.rank * dimension:.0f} of D = {dimension}), and can end in others"
+        )
+    point = minimum_point(problem, alpha, found, positive=True)
+    return point | {"method": "minimum over a wide factor, if the steps are enough to reach it; state evolution"}

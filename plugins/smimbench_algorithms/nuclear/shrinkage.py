@@ -28,20 +28,9 @@ if TYPE_CHECKING:
 
     from smimbench.theory.types import Host
 
-__all__ = ["Shrunk", "null_eigenvalues", "shrink", "shrunk", "shrunk_spectrum", "spectral_end"]
-
-BINS = 60
-"""Bins of a spectrum; doubled, each is half as wide."""
-
-LEAST = 1e-9
-"""Part of the eigenvalues that is disregarded beyond the end of a spectrum; doubled, the end moves by 1e-6 of its width."""
-
-SMALL_NOISE = 1e-18
-"""Delta at which eigenvalues of S that are zero are counted; doubled, those below 4e-9 count as well."""
-
 
 class Shrunk(NamedTuple):
-    """What the denoiser does in the limit.
+    """The denoiser in the limit.
 
     Attributes
     ----------
@@ -90,12 +79,12 @@ def shrunk_spectrum(
 ) -> dict[str, Any]:
     """Spectrum of f(R): ``mass`` between neighbouring ``edges`` (ascending) without that of the zeros, and the ``zeros``.
 
-    Without edges: ``BINS`` of them, from one end of the law to the other.
+    Without edges: 60 bins, from one end of the law to the other.
     """
     if edges is None:
         top = spectral_end(prior, noise, 1) - threshold
         bottom = 0.0 if positive else -(spectral_end(prior, noise, -1) - threshold)
-        ends = np.linspace(min(bottom, 0.0), max(top, 1e-3), BINS + 1)
+        ends = np.linspace(min(bottom, 0.0), max(top, 1e-3), 61)
     else:
         ends = np.asarray(edges, dtype=float)
 
@@ -112,12 +101,12 @@ def shrunk_spectrum(
 
 
 def spectral_end(prior: Any, noise: float, sign: int) -> float:
-    """Largest ``sign x`` among the eigenvalues x of ``S + sqrt(noise) Z``, but for a part ``LEAST`` of them."""
+    """Largest ``sign x`` among the eigenvalues x of ``S + sqrt(noise) Z``, except for a fraction 1e-9."""
     from scipy.optimize import brentq
 
     def beyond(end: float) -> float:
         found = prior.spectral_means(lambda x, *_: (sign * x > end)[None, :].astype(float), noise, (sign * end,))
-        return float(found.value[0]) - LEAST
+        return float(found.value[0]) - 1e-9
 
     high = 2 * math.sqrt(noise)
     while beyond(high) > 0:
@@ -129,10 +118,11 @@ def spectral_end(prior: Any, noise: float, sign: int) -> float:
 
 
 def null_eigenvalues(prior: Any) -> float:
-    """Part of the eigenvalues of S that are zero."""
-    size = 3 * math.sqrt(SMALL_NOISE)
+    """Fraction of the eigenvalues of S that are zero: those within a tiny noise."""
+    noise = 1e-18
+    size = 3 * math.sqrt(noise)
 
     def function(x: Host, mean: Host, variance: Host) -> Host:
         return (np.abs(x) < size)[None, :].astype(float)
 
-    return float(prior.spectral_means(function, SMALL_NOISE, (-size, size)).value[0])
+    return float(prior.spectral_means(function, noise, (-size, size)).value[0])

@@ -15,8 +15,7 @@ from smimbench.theory.predictions import point_document
 from smimbench.theory.types import Prediction
 from smimbench_algorithms.spectral.eigenvectors import spectral_estimate
 from smimbench_algorithms.spectral.first_order import ORIGINS, first_order, first_order_theory
-from smimbench_algorithms.spectral.limit import KINDS, REGULARISATION, spectral_theory
-from smimbench_algorithms.spectral.matrices import why_not
+from smimbench_algorithms.spectral.limit import KINDS, REGULARISATION, spectral_theory, why_not
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Cost, Data

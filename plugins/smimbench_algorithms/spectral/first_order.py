@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["ORIGINS", "first_order", "first_order_theory"]
 
 ORIGINS = ("prior-mean", "zero")
-UNINFORMED = 1e-9
-"""Information below this share of the prior's own is none; doubled, the prior mean moves by twice as little there."""
 
 
 def _origin(problem: Problem, origin: str) -> tuple[Host, Host]:
@@ -74,8 +72,8 @@ def first_order(
     information = inverse - xp.matmul(inverse, xp.matmul(covariance / n, inverse))
     Qhat = model.kappa * data.sample_ratio * model.sites * (information + xp.matrix_transpose(information)) / 2
     values, vectors = xp.linalg.eigh(Qhat)
-    least = UNINFORMED * float(xp.max(xp.abs(inverse)))
-    if float(xp.min(values)) < least:  # a sample or two whose labels say nothing: there the prior mean is left as it is
+    least = 1e-9 * float(xp.max(xp.abs(inverse)))
+    if float(xp.min(values)) < least:  # a sample or two without information: the prior mean hardly moves
         Qhat = xp.matmul(vectors * xp.clip(values, least, None), xp.matrix_transpose(vectors))
     step = xp.reshape(xp.linalg.solve(Qhat, xp.reshape(total, (P, -1))), total.shape)
     denoised: Denoised = member(problem.prior, "denoise_continued", problem.prior.denoise)(base + step, Qhat)

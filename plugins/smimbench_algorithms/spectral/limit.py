@@ -40,18 +40,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smimbench.backend import beside, namespace
 from smimbench.files import canonical_json
-from smimbench.numerics.linalg import spectral_function
+from smimbench.interfaces.checks import checked_posterior
+from smimbench.numerics.linalg import spectral_function, symmetric_root
 from smimbench.numerics.memo import Named
 from smimbench.numerics.qmc import normal_points
 from smimbench.numerics.seeds import monte_carlo_rng
+from smimbench.theory.information import prior_moments
 from smimbench.theory.types import Host
-from smimbench_algorithms.spectral.matrices import label_matrices, second_moment_root, why_not
 
 if TYPE_CHECKING:
+    from smimbench.interfaces import Array
     from smimbench.problem import Problem
-
-__all__ = ["KINDS", "REGULARISATION", "Mode", "SpectralTheory", "direction_mode", "joint_mode", "spectral_theory"]
 
 KINDS = ("symmetric", "asymmetric")
 REGULARISATION = 1e-2
@@ -59,21 +60,51 @@ REGULARISATION = 1e-2
 condition number that 1e-4 would have."""
 
 SCRAMBLES = 8
-"""Independent sets of labels that expectations are averaged over; their spread is the error. Doubled: 0.7 times the error."""
+"""Independent sets of labels; their spread is the error. Doubled: 0.7 times the error."""
 
 POINTS = 2**11
 """Labels of a set. Doubled: about half the error, in twice the time."""
 
-COMMUTING = 1e-2
-"""Part of the squared weights off the diagonal up to which directions count as problems of their own. Doubled: so do pairs of
-components that know a little of each other."""
+
+def why_not(problem: Problem) -> str | None:
+    """Why the matrices of linearised message passing do not fit a low-rank problem, or None."""
+    second, known = prior_moments(problem)
+    if np.abs(known).max() > 1e-9 * np.abs(second).max():
+        return "the low-rank matrices are linearised around zero, and this prior has a mean that is not zero; use gamp"
+    return None
+
+
+def second_moment_root(problem: Problem) -> Host:
+    """Symmetric root of the prior's second moment (P, P)."""
+    found = np.asarray(symmetric_root(prior_moments(problem)[0]))
+    return np.eye(len(found)) if np.allclose(found, np.eye(len(found)), rtol=0, atol=1e-12) else found
+
+
+def label_matrices(
+    channel: Any, labels: Array, root: Host, C: int, *, rng: np.random.Generator, like: Array | None = None
+) -> Array:
+    """``G`` (n, P, C, P, C) of labels, computed where the labels (or ``like``) live, for components of unit second moment."""
+    like = labels if like is None else like
+    xp = namespace(like)
+    place = beside(like)
+    P = len(root)
+    omega = xp.zeros((labels.shape[0], P, C), **place)
+    V = xp.asarray(root @ root, **place)
+    found = channel.posterior(labels, omega, V, second_moment=True, rng=rng)
+    moment = checked_posterior(found, omega).second_moment
+    if moment is None:
+        raise ValueError(f"channel {channel.name!r} gives no second moment of its posterior")
+    if not np.array_equal(root, np.eye(P)):
+        inverse = xp.asarray(np.kron(np.linalg.inv(root), np.eye(C)), **place)
+        flat = xp.reshape(moment, (-1, P * C, P * C))
+        moment = xp.reshape(xp.matmul(xp.matmul(inverse, flat), inverse), moment.shape)
+    return moment - xp.reshape(xp.eye(P * C, **place), (1, P, C, P, C))
 
 
 @dataclass(frozen=True)
 class Mode:
-    """One eigenvector ``U`` (P, D), of unit norm, in the limit: ``U sqrt(D) = A W + noise``.
-
-    The components of W are those whose second moments are 1: ``M^(-1/2)`` times the signal, M its second moment.
+    """One eigenvector ``U`` (P, D), of unit norm, in the limit: ``U sqrt(D) = A W + noise``, where W is ``M^(-1/2)`` times the
+    signal, M its second moment.
 
     Attributes
     ----------
@@ -97,18 +128,18 @@ class Mode:
 
     @property
     def found(self) -> bool:
-        """Whether the eigenvector knows anything of the signal."""
+        """Whether the eigenvector is correlated with the signal."""
         return bool(np.isfinite(self.eigenvalue))
 
     @property
     def scale(self) -> float:
-        """Norm per ``sqrt(D)`` that gives the estimate its smallest squared error, ``tr A``."""
+        """Norm per ``sqrt(D)`` of the estimate with the smallest squared error, ``tr A``."""
         return max(float(np.trace(self.A)), 0.0)
 
 
 @dataclass(frozen=True)
 class SpectralTheory:
-    """What the spectral estimate achieves as D goes to infinity.
+    """Overlaps and errors of the spectral estimate as D goes to infinity.
 
     Attributes
     ----------
@@ -212,7 +243,7 @@ def _common_basis(keyed: Named[Problem]) -> Host | None:
     for basis in candidates:
         turned = basis @ blocks @ basis.T
         off = (turned**2).sum() - (np.diagonal(turned, axis1=1, axis2=2) ** 2).sum()
-        if off <= COMMUTING * energy:
+        if off <= 1e-2 * energy:
             return np.asarray(basis)
     return None
 
@@ -292,8 +323,7 @@ def joint_mode(G: Host, alpha: float, kind: str, regularisation: float) -> Mode:
     size = P * C
     flat = G.reshape(n, size, size)
     identity = np.eye(size)
-    kernel = _SitePairing(n, P, C)
-    strength = alpha * float(np.linalg.eigvalsh(kernel.map(flat, flat))[-1])
+    strength = alpha * float(np.linalg.eigvalsh(_site_map(flat, flat, P))[-1])
     nothing = Mode(np.nan, None, np.zeros((P, P)), np.eye(P) / P, strength)
     if strength <= 1:
         return nothing
@@ -305,17 +335,17 @@ def joint_mode(G: Host, alpha: float, kind: str, regularisation: float) -> Mode:
         def resolvent(X: Host) -> Host:
             return np.asarray(np.linalg.solve(identity - T @ np.kron(X, np.eye(C)), T))
 
-        found = _joint_outlier(flat, alpha, kernel, resolvent)
+        found = _joint_outlier(flat, alpha, P, resolvent)
         if found is None:
             return nothing
         X, eigenvalue = found
         J = resolvent(X)
-    mapped = np.kron(np.linalg.inv(X), np.eye(P)) - alpha * kernel.map(J, flat)
+    mapped = np.kron(np.linalg.inv(X), np.eye(P)) - alpha * _site_map(J, flat, P)
     A = np.linalg.eigh((mapped + mapped.T) / 2)[1][:, 0].reshape(P, P)
     A = A * np.sign(np.trace(A) or 1.0)
-    spread = alpha * kernel.trace(J @ np.kron(A, np.eye(C)) @ (identity + flat) @ np.kron(A.T, np.eye(C)) @ J)
+    spread = alpha * _site_trace(J @ np.kron(A, np.eye(C)) @ (identity + flat) @ np.kron(A.T, np.eye(C)) @ J, P)
     both = np.kron(X, X)
-    noise = np.linalg.solve(np.eye(P * P) - alpha * both @ kernel.map(J, J), both @ spread.reshape(-1)).reshape(P, P)
+    noise = np.linalg.solve(np.eye(P * P) - alpha * both @ _site_map(J, J, P), both @ spread.reshape(-1)).reshape(P, P)
     gram = A @ A.T + noise
     norm = float(np.trace(gram))
     if np.linalg.eigvalsh((noise + noise.T) / 2)[0] < 0:  # a solution inside the bulk
@@ -323,7 +353,7 @@ def joint_mode(G: Host, alpha: float, kind: str, regularisation: float) -> Mode:
     return Mode(float(eigenvalue), None, A / np.sqrt(norm), gram / norm, strength)
 
 
-def _joint_outlier(flat: Host, alpha: float, kernel: _SitePairing, resolvent: Any) -> tuple[Host, float] | None:
+def _joint_outlier(flat: Host, alpha: float, P: int, resolvent: Any) -> tuple[Host, float] | None:
     """``X`` and the outlier, by Newton's method from the known solution without epsilon, or None.
 
     Without epsilon ``lambda = 1`` and ``X = I - Q``, where ``Q (I - Q)^{-1} = alpha E sum_mm' J_mm' Q G_m'm`` with
@@ -331,11 +361,11 @@ def _joint_outlier(flat: Host, alpha: float, kernel: _SitePairing, resolvent: An
     """
     from scipy.optimize import root
 
-    P, C = kernel.P, kernel.C
+    C = flat.shape[-1] // P
     Q = 0.9 * np.eye(P)
     for _ in range(1000):
         J = flat @ np.linalg.inv(np.eye(P * C) + np.kron(Q, np.eye(C)) @ flat)
-        Qhat = (alpha * kernel.map(J, flat) @ Q.reshape(-1)).reshape(P, P)
+        Qhat = (alpha * _site_map(J, flat, P) @ Q.reshape(-1)).reshape(P, P)
         new = spectral_function(Qhat, lambda values: np.clip(values, 0, None) / (1 + np.clip(values, 0, None)))
         step, Q = np.abs(new - Q).max(), new
         if step < 1e-7:
@@ -353,8 +383,8 @@ def _joint_outlier(flat: Host, alpha: float, kernel: _SitePairing, resolvent: An
         X, eigenvalue = unpack(unknown)
         J = resolvent(X)
         inverse = np.linalg.inv(X)
-        first = inverse - eigenvalue * np.eye(P) + alpha * kernel.trace(J)
-        mapped = np.kron(inverse, np.eye(P)) - alpha * kernel.map(J, flat)
+        first = inverse - eigenvalue * np.eye(P) + alpha * _site_trace(J, P)
+        mapped = np.kron(inverse, np.eye(P)) - alpha * _site_map(J, flat, P)
         return np.append(first[upper], np.linalg.eigvalsh((mapped + mapped.T) / 2)[0])
 
     found = root(residual, np.append((np.eye(P) - Q)[upper], 1.0), tol=1e-9)
@@ -364,22 +394,17 @@ def _joint_outlier(flat: Host, alpha: float, kernel: _SitePairing, resolvent: An
     return X, eigenvalue
 
 
-class _SitePairing:
-    """Sums over sites of products of matrices on components times sites."""
+def _site_trace(J: Host, P: int) -> Host:
+    """``E sum_m J_mm`` (P, P) of matrices on components times sites."""
+    C = J.shape[-1] // P
+    found: Host = np.einsum("npmqm->pq", J.reshape(-1, P, C, P, C)) / len(J)
+    return found
 
-    def __init__(self, n: int, P: int, C: int) -> None:
-        self.n, self.P, self.C = n, P, C
 
-    def trace(self, J: Host) -> Host:
-        """``E sum_m J_mm`` (P, P)."""
-        found: Host = np.einsum("npmqm->pq", J.reshape(self.n, self.P, self.C, self.P, self.C)) / self.n
-        return found
-
-    def map(self, J: Host, K: Host) -> Host:
-        """Matrix (P^2, P^2) of ``A -> E sum_mm' J_mm' A K_m'm``."""
-        P, C = self.P, self.C
-        shape = (self.n, P, C, P, C)
-        left = J.reshape(shape).transpose(1, 3, 0, 2, 4).reshape(P * P, -1)
-        right = K.reshape(shape).transpose(1, 3, 0, 4, 2).reshape(P * P, -1)
-        product = (left @ right.T / self.n).reshape(P, P, P, P)  # p r s q
-        return product.transpose(0, 3, 1, 2).reshape(P * P, P * P)
+def _site_map(J: Host, K: Host, P: int) -> Host:
+    """Matrix (P^2, P^2) of ``A -> E sum_mm' J_mm' A K_m'm``."""
+    C = J.shape[-1] // P
+    left = J.reshape(-1, P, C, P, C).transpose(1, 3, 0, 2, 4).reshape(P * P, -1)
+    right = K.reshape(-1, P, C, P, C).transpose(1, 3, 0, 4, 2).reshape(P * P, -1)
+    product = (left @ right.T / len(J)).reshape(P, P, P, P)  # p r s q
+    return product.transpose(0, 3, 1, 2).reshape(P * P, P * P)
