@@ -44,7 +44,7 @@ class Results:
         from smimbench.run.store import theory_folder
         from smimbench.run.theory_guard import GuardedTheory
 
-        self.suite, self.store, self.records = suite, store, store.load()
+        self.suite, self.store, self.records = suite, store, store.load(compact=True)
         known = sorted({record["cell"]["backend"] for record in self.records.values()})
         self.backends = backends or known or ["numpy"]
         self.folder = settings_folder(suite, store)

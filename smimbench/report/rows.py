@@ -146,7 +146,7 @@ class _RunsOfRow:
 
 def suite_records(suite: Suite, store: Store, backends: Sequence[str]) -> list[tuple[Cell, dict[str, Any]]]:
     """Pairs of a cell of the suite and its record, read from the store."""
-    return paired([cell for backend in backends for cell in suite.cells(backend)], store.load())
+    return paired([cell for backend in backends for cell in suite.cells(backend)], store.load(compact=True))
 
 
 def paired(cells: Sequence[Cell], records: Mapping[str, dict[str, Any]]) -> list[tuple[Cell, dict[str, Any]]]:

@@ -208,9 +208,12 @@ def _grid_point(cell: Mapping[str, Any]) -> tuple[float, int]:
 def memory_of_a_cell(cells: Sequence[Cell]) -> int:
     """Bytes that the largest of the cells takes, its process included."""
     registry = get_registry()
-    return max(
-        (_memory_of_run(group[0].rebuild(registry)[0], cell) for group in _grouped(cells) for cell in group), default=0
-    )
+    largest = 0
+    for group in _grouped(cells):
+        problem, _ = group[0].rebuild(registry)
+        points = {(cell.alpha, cell.dimension): cell for cell in group}
+        largest = max(largest, *(_memory_of_run(problem, cell) for cell in points.values()))
+    return largest
 
 
 def _memory_of_run(problem: Problem, cell: Cell) -> int:

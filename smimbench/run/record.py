@@ -33,7 +33,7 @@ FORMAT = 1
 LONGEST = 10_000
 """Characters of one text that a plugin hands in; doubled, records get longer and lose nothing that anybody reads."""
 
-Number = float | int | None
+Number = float | None
 Numbers = list[Number]
 Text = Annotated[str, Field(max_length=2 * LONGEST + 1000)]
 
@@ -76,16 +76,16 @@ class Timing(_Open):
 
     trusted: bool = False
     machine: str
-    seconds: float | int = 0
-    lost_seconds: float | int = 0
-    cpu_seconds: float | int = 0
-    total_seconds: float | int = 0
+    seconds: float = 0
+    lost_seconds: float = 0
+    cpu_seconds: float = 0
+    total_seconds: float = 0
     device_seconds: Number = None
     first_iteration: Number = None
     per_iteration: Number = None
     peak_memory: int | None = None
-    cost: dict[str, float | int] | None = None
-    ceilings: dict[str, float | int] | None = None
+    cost: dict[str, float] | None = None
+    ceilings: dict[str, float] | None = None
 
 
 class LongTrajectory(pydantic.BaseModel):
@@ -124,14 +124,15 @@ class Record(_Open):
     status: Literal["ok", "not-converged", "diverged", "timeout", "failed", "skipped"]
     reason: Text = ""
     metrics: Annotated[dict[str, Numbers], Field(description="Of the final estimate: a number per component, or one.")]
-    blank: dict[str, Text] = {}
-    sample_ratio: float | int = 0
+    blank: Annotated[dict[str, Text], Field(default_factory=dict)]
+    sample_ratio: float = 0
     samples: int = 0
     iterations: int = 0
     restarts: int = 0
     start: Annotated[
-        dict[str, list[Numbers]], Field(description="Overlap matrices of the first estimate: truth, cross, own.")
-    ] = {}
+        dict[str, list[Numbers]],
+        Field(default_factory=dict, description="Overlap matrices of the first estimate: truth, cross, own."),
+    ]
     restart_reason: Text | None = None
     informed: Annotated[
         dict[str, Any] | None,
@@ -140,18 +141,22 @@ class Record(_Open):
         ),
     ] = None
     final: Annotated[
-        dict[str, Numbers | Number | Text | bool], Field(description="What the last step reported, and findings.")
-    ] = {}
-    warnings: list[Text] = []
+        dict[str, Numbers | Number | Text | bool],
+        Field(default_factory=dict, description="What the last step reported, and findings."),
+    ]
+    warnings: Annotated[list[Text], Field(default_factory=list)]
     traceback: Text | None = None
     output: Annotated[Text | None, Field(description="The end of what was printed while the cell ran.")] = None
     trajectory: Annotated[
-        LongTrajectory | dict[str, list[Number] | list[Numbers]] | None,
-        Field(description="By measured iteration: seconds, metrics per component, residual, samples seen, damping."),
+        LongTrajectory | dict[str, Annotated[list[Number] | list[Numbers], Field(union_mode="left_to_right")]] | None,
+        Field(
+            union_mode="left_to_right",
+            description="By measured iteration: seconds, metrics per component, residual, samples seen, damping.",
+        ),
     ] = None
     timing: Timing
-    machine: dict[str, Any] = {}
-    versions: dict[str, str] = {}
+    machine: Annotated[dict[str, Any], Field(default_factory=dict)]
+    versions: Annotated[dict[str, str], Field(default_factory=dict)]
     digest: Annotated[
         str, Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the canonical JSON of all other fields.")
     ]

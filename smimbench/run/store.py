@@ -8,9 +8,9 @@ and it appears whole or not at all.
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import io
-import math
 import os
 import uuid
 import zipfile
@@ -58,7 +58,7 @@ class Store:
         name = _file_stem(record)
         trajectory = record.get("trajectory")
         if trajectory and len(trajectory["iteration"]) > LONG:
-            arrays = {key: np.asarray(_from_plain(values), dtype=float) for key, values in trajectory.items()}
+            arrays = {key: np.asarray(values, dtype=float) for key, values in trajectory.items()}
             data = _npz(arrays)
             file = f"{name}.npz"
             write_atomically(self.folder / file, data)
@@ -111,25 +111,36 @@ class Store:
 
     # -- reading ------------------------------------------------------------------------------------------------
 
-    def load(self, *, set_aside: bool = False) -> dict[str, dict[str, Any]]:
+    def load(self, *, set_aside: bool = False, compact: bool = False) -> dict[str, dict[str, Any]]:
         """All records that can be trusted, by file stem.
 
         Parameters
         ----------
         set_aside : bool
             Move files that cannot be trusted into ``set-aside/``; otherwise they are only reported. Never deleted.
+        compact : bool
+            In a third of the memory: what records have in common is kept once, trajectories are arrays.
         """
         self.complaints = []
         records: dict[str, dict[str, Any]] = {}
+        known: dict[str, Any] = {}
         if not self.folder.is_dir():
             return records
-        for path in sorted(self.folder.glob("*.json")):
-            if path.name == "run.json":
-                continue
-            try:
-                records[path.stem] = self._read(path)
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                self._complain(path, str(error) or type(error).__name__, set_aside)
+        collecting = gc.isenabled()
+        gc.disable()  # nothing here is a cycle, and to look for one among all records again and again takes half of the time
+        try:
+            for name in sorted(os.listdir(self.folder)):
+                if not name.endswith(".json") or name == "run.json":
+                    continue
+                path = self.folder / name
+                try:
+                    record = self._read(path)
+                    records[path.stem] = _compacted(record, known) if compact else record
+                except (OSError, ValueError, KeyError, TypeError) as error:
+                    self._complain(path, str(error) or type(error).__name__, set_aside)
+        finally:
+            if collecting:
+                gc.enable()
         return records
 
     def _read(self, path: Path) -> dict[str, Any]:
@@ -205,15 +216,25 @@ def _npz(arrays: dict[str, np.ndarray[Any, Any]]) -> bytes:
     return buffer.getvalue()
 
 
-def _from_plain(value: Any) -> Any:
-    """The inverse for arrays: null is not-a-number."""
-    if isinstance(value, list):
-        return [_from_plain(v) for v in value]
-    return math.nan if value is None else value
+def _compacted(record: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+    """A record for ``load(compact=True)``; ``known`` is what earlier ones have in common with it."""
+
+    def shared(table: dict[str, Any]) -> dict[str, Any]:
+        return {known.setdefault(key, key): value for key, value in table.items()}
+
+    found = shared(record) | {name: shared(record[name]) for name in ("cell", "metrics", "timing")}
+    for key in ("problem", "algorithm"):
+        found["cell"][key] = known.setdefault(repr(found["cell"][key]), found["cell"][key])
+        found[key] = known.setdefault(str(record.get(key)), record.get(key))
+    if (trajectory := record.get("trajectory")) and "file" not in trajectory:
+        with contextlib.suppress(ValueError):  # rows of different lengths: ``trajectory`` says so
+            found["trajectory"] = {known.setdefault(k, k): v for k, v in _from_lists(trajectory).items()}
+    return found
 
 
 def _from_lists(found: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
-    return {key: np.asarray(_from_plain(values), dtype=float) for key, values in found.items()}
+    """Columns as arrays; null is not-a-number."""
+    return {key: np.asarray(values, dtype=float) for key, values in found.items()}
 
 
 def _unpacked_npz(path: Path, found: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
+import numpy as np
+
+from smimbench.run.cost import memory_of_a_cell
 from smimbench.run.store import Store
 from smimbench.suite import cells as cells_module
 from smimbench.suite.reader import load_suite
@@ -26,3 +31,29 @@ def test_only_looks_at_every_axis_and_not_at_every_cell(tmp_path, monkeypatch):
     (cell,) = suite.cells()
     assert (cell.alpha, cell.replicate, cell.algorithm_label) == (0.3, 3, "adam")
     assert len(asked) < 60  # 20 sample ratios, 10 seeds and what they are of, not 400 cells
+
+
+def test_compact_records_say_the_same_in_a_third_of_the_memory(tmp_path):
+    write(tmp_path, 200, seeds=10)
+    store, sizes, loaded = Store(tmp_path / "results" / "many"), [], []
+    for compact in (False, True):
+        tracemalloc.start()
+        loaded.append(store.load(compact=compact))
+        sizes.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+    plain, compact = loaded
+    assert sizes[1] < 0.45 * sizes[0]
+    assert list(plain) == list(compact)
+    for key, record in plain.items():
+        other = compact[key]
+        for name, values in store.trajectory(record).items():
+            assert np.array_equal(values, store.trajectory(other)[name], equal_nan=True)
+        assert {**record, "trajectory": None} == {**other, "trajectory": None}
+
+
+def test_the_memory_of_cells_is_found_without_making_each_of_them(tmp_path, monkeypatch):
+    suite, made = load_suite(str(write(tmp_path, 400, seeds=10))), []
+    rebuild = cells_module.Cell.rebuild
+    monkeypatch.setattr(cells_module.Cell, "rebuild", lambda self, registry: made.append(1) or rebuild(self, registry))
+    assert memory_of_a_cell(suite.cells()) > 0
+    assert len(made) == len(suite.algorithms)
