@@ -89,11 +89,16 @@ def check(
         return OK
     if not names:
         raise click.UsageError("say what to check: NAME, as in 'smimbench list'; --list shows the checks")
-    documents = terminal.check_documents(names, only=chosen, seed=seed, parameters=terminal.read_parameters(settings))
+    documents = terminal.run_checks(
+        names,
+        only=chosen,
+        seed=seed,
+        parameters=terminal.read_parameters(settings),
+        console=None if request.as_json else make_console(),
+        quiet=request.quiet,
+    )
     if request.as_json:
         print_json(documents)
-    else:
-        terminal.print_checks(make_console(), documents, quiet=request.quiet)
     return NOT_OK if any(document["failed"] for document in documents) else OK
 
 

@@ -50,6 +50,12 @@ class DensityPrior(DerivedLaw):
         def log_size(w: Host) -> Host:
             return np.log(np.abs(w) + 1e-300)
 
+        t = np.linspace(-38.0, 38.0, 4001)
+        weight = self._raw(np.sinh(t)) + np.log(np.cosh(t)) + 2 * log_size(np.sinh(t))  # of the second moment
+        if max(weight[0], weight[-1]) > max(weight.max() - 1, IMPOSSIBLE / 2):  # or the integrals below never end
+            raise ParameterError(
+                "log_density", "must belong to a law with a finite variance; it does not fall far from 0"
+            )
         total = self._moment(np.zeros_like)
         positive = self._moment(lambda w: np.where(w > 0, log_size(w), IMPOSSIBLE))
         negative = self._moment(lambda w: np.where(w < 0, log_size(w), IMPOSSIBLE))

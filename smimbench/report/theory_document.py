@@ -50,7 +50,7 @@ def theory_document(
     thresholds: bool = True,
     workers: int = 1,
 ) -> list[dict[str, Any]]:
-    """One object per problem; one that cannot be solved says why under ``unsolved``, and the others stay.
+    """One object per problem; one of several that cannot be solved says why under ``unsolved``.
 
     Parameters
     ----------
@@ -94,6 +94,8 @@ def theory_document(
             if published := _published_values(plan, cache):
                 document["published"] = published
         except (ProblemError, RuntimeError) as error:  # the second: of a plugin, in a process of its own
+            if len(wanted) == 1:
+                raise
             document["unsolved"] = str(error) if isinstance(error, ProblemError) else error_line(error)
     return documents
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from smimbench.testing.catalogue import all_checks, contexts
+from smimbench.testing.catalogue import all_checks, contexts, refuse_unknown
 from smimbench.testing.context import CheckContext
 from smimbench.testing.core import FALSE_ALARM, Check, CheckError, CheckFailed, CheckSkipped, Outcome, run_check
 
@@ -155,12 +155,7 @@ def check(
     """
     found = contexts(item, seed=seed, parameters=parameters)
     wanted = None if only is None else set(only)
-    if wanted is not None:
-        known = {one.id for context in found for one in all_checks(context.kind)}
-        if wanted - known:
-            raise CheckError(
-                f"no check is called {', '.join(sorted(wanted - known))}; choose from {', '.join(sorted(known))}"
-            )
+    refuse_unknown(wanted or (), found)
     outcomes = []
     for context in found:
         for one in all_checks(context.kind):

@@ -126,7 +126,8 @@ once_per_model = partial(published, ("algorithm",), cases=first_settings)
 
 
 @algorithm_check(
-    "The estimate is no signal: it has another shape or holds numbers that are none, at the start or after some steps."
+    "The estimate is no signal: it has another shape or holds numbers that are none, at the start or after some steps.",
+    required=True,
 )
 def shapes(context: CheckContext, setting: Setting) -> None:
     """Estimates finite and signal-shaped from the start on; reports as the loop reads them."""
@@ -242,6 +243,23 @@ def _shifted_generators(context: CheckContext) -> Iterator[None]:
 
     with mock.patch.object(np.random, "default_rng", shifted):
         yield
+
+
+@once_per_model("It moves away from the signal: its error grows to twice that of an estimate that knows nothing.")
+def learns(context: CheckContext, setting: Setting) -> None:
+    """With plenty of samples, the error after some steps against those of the start and of the prior mean."""
+    problem, algorithm = setting.problem, context.item
+    alpha, D = (4.0, 20) if problem.model.rank == "low" else (1.5, 12)
+    instance = problem.instance(alpha, D, 1, seed=context.seed)
+    here = replace(setting, instance=instance)
+    begin = to_host(algorithm.estimate(algorithm.init(problem, here.data(), context.rng(35))))
+    end = here.run(35, most=LONGEST)
+    before, after = (float(np.mean(instance.metrics(np.asarray(one, dtype=float))["mse"])) for one in (begin, end))
+    if not after <= 2 * max(1.0, before):
+        raise CheckFailed(
+            f"its error is {before:.3g} at the start and {after:.3g} after {here.planned(here.data(), LONGEST)} steps; the prior "
+            f"mean has 1 ({setting.name}, alpha = {alpha:g}, D = {D}): a step in the wrong direction, or a rate that is too large"
+        )
 
 
 @once_per_model(

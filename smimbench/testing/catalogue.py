@@ -17,14 +17,25 @@ from smimbench.testing.core import Check, CheckError
 from smimbench.testing.publish import PUBLISHED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-__all__ = ["all_checks", "contexts"]
+__all__ = ["all_checks", "contexts", "refuse_unknown"]
+
+GENERAL = ("declaration", "parameters", "bad_parameters")
+"""Checks that come first, because nothing that an item computes can spoil them."""
 
 
 def all_checks(kind: str | None = None) -> tuple[Check, ...]:
     """Every published check of a kind (None: of all), in the order in which they are run."""
-    return tuple(check for check in PUBLISHED.values() if kind in (None, check.kind))
+    found = [check for check in PUBLISHED.values() if kind in (None, check.kind)]
+    return tuple(sorted(found, key=lambda check: 2 - 2 * (check.id in GENERAL) - check.required))
+
+
+def refuse_unknown(ids: Iterable[str], found: Iterable[CheckContext]) -> None:
+    """Raise CheckError for an id of no check of these items."""
+    known = {one.id for context in found for one in all_checks(context.kind)}
+    if odd := sorted(set(ids) - known):
+        raise CheckError(f"no check is called {', '.join(odd)}; choose from {', '.join(sorted(known))}")
 
 
 def contexts(item: Any, *, seed: int = 0, parameters: Mapping[str, Any] | None = None) -> list[CheckContext]:

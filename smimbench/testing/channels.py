@@ -15,6 +15,7 @@ from smimbench.interfaces.checks import checked_posterior
 from smimbench.testing.arrays import expect_array, expect_pure, expect_refused, private_randomness
 from smimbench.testing.core import CheckFailed
 from smimbench.testing.publish import NUMPY_ONLY, WIDENED, each_model, elsewhere, in_single_precision, published
+from smimbench.theory.consistency import require_likelihood
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,9 +48,22 @@ def latents(
 
 @published(
     ("channel",),
+    "log_likelihood is not that of the labels that forward draws: a wrong sign, a wrong variance of the noise, a missing factor. "
+    "Integrals of it need not end. 'smimbench run' makes the same test.",
+    cases=each_model,
+    required=True,
+)
+def likelihood(context: CheckContext, model: Any) -> None:
+    """``E p(y | z') / p(y | z) = 1`` over labels y of z, whatever its normalization in y."""
+    context.consistent(model, require_likelihood)
+
+
+@published(
+    ("channel",),
     "forward or posterior returns arrays of another shape or type than the contract says, or cannot take a "
     "single sample.",
-    cases=lambda context: ((model, context.completed(model, any_form=True)) for model in context.models),
+    cases=_cases,
+    required=True,
 )
 def shapes(context: CheckContext, model: Any, channel: Any) -> None:
     """Labels (n, ...), mean (n, P, C), covariance (P, P), second moment (n, P, C, P, C)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -12,18 +12,17 @@ import numpy as np
 from smimbench.derive.channel import complete_channel
 from smimbench.derive.prior import complete_prior
 from smimbench.interfaces import ParameterError, member
-from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.memo import kept
 from smimbench.numerics.seeds import monte_carlo_rng
+from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.adapters import algorithm_class
 from smimbench.registry.parameters import ENGINE_FILLED, build, parameters_of, signature_of
 from smimbench.registry.registry import BUILT_IN, KINDS, Entry, get_registry
 from smimbench.testing.core import CheckError, CheckFailed, CheckSkipped, capabilities_of
+from smimbench.theory.consistency import require_consistent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from smimbench.problem.problem import Problem
+    from collections.abc import Callable, Iterator, Mapping
 
 TOKENS = (2, 1, 3, 4)
 """Numbers of tokens that are tried, in this order, until an item takes one."""
@@ -36,6 +35,8 @@ class CheckContext:
     kind: str
     item: Any
     seed: int = 0
+    broken: list[str] = field(default_factory=list)
+    """Required checks that failed."""
 
     @property
     def label(self) -> str:
@@ -82,33 +83,15 @@ class CheckContext:
                 return model
         return None
 
-    def completed(self, model: Any, *, any_form: bool = False) -> Any:
-        """The item as the engine uses it with a model: with all that is derived, once.
-
-        Raises
-        ------
-        CheckSkipped
-            Unless ``any_form``, if a channel's posterior has no right form: one check says so, others could only stumble.
-        """
+    def completed(self, model: Any) -> Any:
+        """The item as the engine uses it with a model: with all that is derived, once."""
         complete = {"channel": complete_channel, "prior": complete_prior}.get(self.kind)
         if complete is None:
             return self.item
-        item = kept(self, "completed", lambda: complete(self.item, model), id(model))
-        if self.kind == "channel" and not any_form and kept(self, "form", lambda: self._form(item, model), id(model)):
-            raise CheckSkipped("its posterior has no right form: shapes says what is wrong")
-        return item
-
-    def _form(self, channel: Any, model: Any) -> str:
-        """What is wrong with the form of a posterior, in words."""
-        P = int(channel.components)
-        z = self.rng(7).standard_normal((3, P, model.sites))
-        y = np.asarray(channel.forward(z, rng=self.rng(8)))
-        found = channel.posterior(y, 0.5 * z, 0.5 * np.eye(P), rng=self.rng(9))
         try:
-            checked_posterior(found, z)
-        except ValueError as error:
-            return str(error)
-        return ""
+            return kept(self, "completed", lambda: complete(self.item, model), id(model))
+        except ParameterError as error:
+            raise CheckFailed(str(error)) from None
 
     def problems(self, model: Any = None) -> Iterator[Problem]:
         """Problems in which the item takes part: one for every other part that ships and fits."""
@@ -116,6 +99,18 @@ class CheckContext:
             for channel in [self.item] if self.kind == "channel" else shipped("channel", one):
                 for prior in [self.item] if self.kind == "prior" else shipped("prior", one)[:1]:
                     yield assembled(one, channel, prior)
+
+    def consistent(self, model: Any, test: Callable[..., None] = require_consistent, **options: Any) -> None:
+        """Put the item to a test that theory makes of it before it is used.
+
+        Raises
+        ------
+        CheckFailed
+        """
+        try:
+            test(self.problem(model), **options)
+        except ProblemError as error:
+            raise CheckFailed(error.message.partition("; no theory is made")[0]) from None
 
     def problem(self, model: Any) -> Problem:
         """The first of them."""
@@ -126,8 +121,6 @@ class CheckContext:
 
 def assembled(model: Any, channel: Any, prior: Any) -> Problem:
     """A problem of instances, made the way a suite makes it: from names and parameters."""
-    from smimbench.problem.problem import Problem
-
     parts = {"model": model, "channel": channel, "prior": prior}
     tables = {kind: {"name": item.name, **parameters_of(kind, item)} for kind, item in parts.items()}
     return Problem(**tables, registry=OverlayRegistry(parts))  # type: ignore[arg-type]

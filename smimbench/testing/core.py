@@ -1,22 +1,32 @@
-"""What a published check is, and what becomes of it."""
+"""What a published check is, how long it may take, and what becomes of it."""
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 import traceback
 import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smimbench.files import printable
 from smimbench.interfaces import Capabilities
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 FALSE_ALARM = 1e-4
 """Promised probability that a right item fails one statistical check with a seed of one's own."""
+
+NOT_RUN = "not run, because"
+"""How the message begins of a check that needs another one."""
+
+TIME_LIMIT = 120.0
+"""Seconds that a check may take, where signals can end it; doubled, an item that never returns is noticed that much later."""
 
 
 class CheckFailed(AssertionError):
@@ -29,6 +39,10 @@ class CheckSkipped(Exception):
 
 class CheckError(LookupError):
     """What was asked to be checked is not an item, or cannot be made; the message says what would be right."""
+
+
+class _TimeIsUp(BaseException):
+    """Not an Exception: code that catches all of those must not go on."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +59,8 @@ class Check:
         What a failure means, in a sentence.
     false_alarm : float
         Upper bound of the probability that a right item fails with a seed of your own; 0 where nothing is left to chance.
+    required : bool
+        Whether checks after it would only stumble over the same mistake: they are skipped if it fails.
     """
 
     id: str
@@ -52,6 +68,7 @@ class Check:
     meaning: str
     false_alarm: float
     function: Callable[[Any], None] = field(repr=False, compare=False)
+    required: bool = False
 
     def __call__(self, context: Any) -> None:
         """Run it.
@@ -63,18 +80,52 @@ class Check:
         CheckSkipped
             With the reason.
         """
+        if context.broken and self.id not in context.broken:
+            raise CheckSkipped(f"{NOT_RUN} {context.broken[0]} failed")
+        try:
+            self._run(context)
+        except CheckFailed:
+            if self.required:
+                context.broken.append(self.id)
+            raise
+
+    def _run(self, context: Any) -> None:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             try:
-                self.function(context)
+                with _time_limit(TIME_LIMIT):
+                    self.function(context)
             except (CheckFailed, CheckSkipped):
                 raise
+            except _TimeIsUp:
+                raise CheckFailed(f"took longer than {TIME_LIMIT:g} s") from None
             except (Exception, SystemExit) as error:  # the item's own: it may raise anything
                 where = traceback.extract_tb(error.__traceback__)[-1]
-                line = " ".join(str(error).split()) or "no message"
+                line = " ".join(printable(error, 2000).split()) or "no message"
                 raise CheckFailed(
                     f"raised {type(error).__name__}: {line} ({where.name}, {where.filename}:{where.lineno})"
                 ) from error
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise after so many seconds, and every second after that; only in the main thread, where there are signals."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
+        yield
+        return
+
+    def ring(number: int, frame: Any) -> None:
+        raise _TimeIsUp
+
+    begin, handler = time.monotonic(), signal.signal(signal.SIGALRM, ring)
+    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        if left:  # of whoever watches us
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - begin), 1e-3), interval)
 
 
 @dataclass(frozen=True)

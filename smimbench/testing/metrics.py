@@ -65,7 +65,9 @@ def _claim(instance: Instance) -> Array:
     return CLAIMED * np.eye(instance.problem.components)
 
 
-@metric_check("It does not return what tables expect: one finite number, or one per component, that JSON can hold.")
+@metric_check(
+    "It does not return what tables expect: one finite number, or one per component, that JSON can hold.", required=True
+)
 def values(context: CheckContext, instance: Instance) -> None:
     """Length, type and range of the values, with and without a claimed error."""
     metric = context.item

@@ -44,7 +44,7 @@ def drawn(context: CheckContext, model: Any, n: int, P: int, D: int, seed: int) 
     return X, S, context.rng(seed + 2).standard_normal((n, P, model.sites))
 
 
-@model_check("A method returns arrays of another shape than the contract says.")
+@model_check("A method returns arrays of another shape than the contract says.", required=True)
 def shapes(context: CheckContext, model: Any) -> None:
     """Latents (n, P, C), signals, overlaps (P, P), errors (P,)."""
     for P, n, D in ((1, 5, 7), (2, 1, 6)):

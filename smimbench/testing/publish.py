@@ -29,6 +29,7 @@ def published(
     *,
     cases: Callable[[Any], Iterable[tuple[Any, ...]]] = lambda context: [()],
     around: Callable[[Any, Callable[..., None]], None] = lambda context, run: run(),
+    required: bool = False,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Publish a function as a check, with its name as the id.
 
@@ -43,6 +44,8 @@ def published(
     around : callable
         ``around(context, run)`` calls ``run(*more)``, which goes through the cases; ``more`` are further arguments of the
         function: see ``judged``, ``elsewhere`` and ``in_single_precision``.
+    required : bool
+        Whether the checks after it are skipped if it fails.
     """
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -57,7 +60,8 @@ def published(
         id = function.__name__.rstrip("_")
         for kind in kinds:
             assert (kind, id) not in PUBLISHED, f"{kind} {id} is published twice"
-            PUBLISHED[kind, id] = Check(id, kind, meaning, FALSE_ALARM if around is judged else 0.0, check)
+            rate = FALSE_ALARM if around is judged else 0.0
+            PUBLISHED[kind, id] = Check(id, kind, meaning, rate, check, required)
         return function
 
     return decorate

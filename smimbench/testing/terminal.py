@@ -1,23 +1,27 @@
-"""The checks of an item as a table and as JSON."""
+"""The checks of an item, printed as they end, and as JSON."""
 
 from __future__ import annotations
 
 import tomllib
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from smimbench.registry.parameters import parameters_of
 from smimbench.report.tables import titled
 from smimbench.testing import check
-from smimbench.testing.catalogue import all_checks, contexts
-from smimbench.testing.core import CheckError
+from smimbench.testing.catalogue import all_checks, contexts, refuse_unknown
+from smimbench.testing.core import NOT_RUN, CheckError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from rich.console import Console
 
-__all__ = ["check_documents", "list_documents", "print_checks", "print_list", "read_parameters"]
+    from smimbench.testing.context import CheckContext
+    from smimbench.testing.core import Outcome
+
+__all__ = ["list_documents", "print_list", "read_parameters", "run_checks"]
 
 STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
 
@@ -42,10 +46,16 @@ def read_parameters(settings: Iterable[str]) -> dict[str, Any]:
     return found
 
 
-def check_documents(
-    names: Sequence[str], *, only: Sequence[str] = (), seed: int = 0, parameters: Mapping[str, Any] | None = None
+def run_checks(
+    names: Sequence[str],
+    *,
+    only: Sequence[str] = (),
+    seed: int = 0,
+    parameters: Mapping[str, Any] | None = None,
+    console: Console | None = None,
+    quiet: bool = False,
 ) -> list[dict[str, Any]]:
-    """One object per item with all its outcomes.
+    """One object per item with all its outcomes; each is printed as it comes where there is a console.
 
     Raises
     ------
@@ -53,50 +63,61 @@ def check_documents(
         Unknown name, a parameter that is missing or wrong, an unknown check.
     """
     documents = []
-    for name in names:
-        for context in contexts(name, seed=seed, parameters=parameters):
-            outcomes = check(context, only=only or None)
-            counts = {status: sum(o.status == status for o in outcomes) for status in STYLES}
-            documents.append(
-                {
-                    "kind": context.kind,
-                    "name": context.item.name,
-                    "version": context.item.version,
-                    "models": list(context.model_names) if context.kind != "model" else [],
-                    "parameters": parameters_of(context.kind, context.item),
-                    "seed": seed,
-                    **counts,
-                    "checks": [asdict(outcome) for outcome in outcomes],
-                }
-            )
+    found = [one for name in names for one in contexts(name, seed=seed, parameters=parameters)]
+    refuse_unknown(only, found)
+    for context in found:
+        document: dict[str, Any] = {
+            "kind": context.kind,
+            "name": context.item.name,
+            "version": context.item.version,
+            "models": list(context.model_names) if context.kind != "model" else [],
+            "parameters": parameters_of(context.kind, context.item),
+            "seed": seed,
+        }
+        if console is not None:
+            _print_title(console, document)
+        on_outcome = partial(_print_outcome, console, quiet) if console is not None else None
+        outcomes = check(context, only=only or None, on_outcome=on_outcome)
+        document |= {status: sum(o.status == status for o in outcomes) for status in STYLES}
+        document["checks"] = [asdict(outcome) for outcome in outcomes]
+        documents.append(document)
+        if console is not None:
+            _print_counts(console, document, quiet)
     return documents
 
 
-def print_checks(console: Console, documents: Sequence[Mapping[str, Any]], *, quiet: bool = False) -> None:
-    """A table for every item: what passed, what failed and what that means, what was skipped and why."""
+def _print_title(console: Console, document: Mapping[str, Any]) -> None:
+    inner = ", ".join(f"{k} = {v}" for k, v in document["parameters"].items())
+    models = f" for {', '.join(document['models'])}" if document["models"] else ""
+    console.print(f"{document['kind']} {document['name']}({inner}){models}", style="bold")
+
+
+def _print_outcome(console: Console, quiet: bool, context: CheckContext, outcome: Outcome) -> None:
+    """Status, check and message on a line; what the check means where it failed."""
     from rich.table import Table
     from rich.text import Text
 
-    for document in documents:
-        inner = ", ".join(f"{k} = {v}" for k, v in document["parameters"].items())
-        models = f" for {', '.join(document['models'])}" if document["models"] else ""
-        title = f"{document['kind']} {document['name']}({inner}){models}"
-        table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-        table.add_column(no_wrap=True)
-        table.add_column(no_wrap=True)
-        table.add_column(ratio=1, overflow="fold")
-        for outcome in document["checks"]:
-            status = outcome["status"]
-            if quiet and status != "failed":
-                continue
-            text = Text(outcome["message"])
-            if status == "failed":
-                text.append(f"\n{outcome['meaning']}", style="dim")
-            table.add_row(Text(status, style=STYLES[status]), outcome["check"], text)
-        console.print(titled(table, title), crop=False)
-        failed, style = document["failed"], "bold red" if document["failed"] else "green"
-        console.print(f"{document['passed']} passed, {failed} failed, {document['skipped']} skipped", style=style)
-        console.print()
+    if outcome.message.startswith(NOT_RUN) or (quiet and outcome.status != "failed"):
+        return
+    line = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    line.add_column(no_wrap=True, width=7)
+    line.add_column(no_wrap=True, width=15)
+    line.add_column(ratio=1, overflow="fold")
+    text = Text(outcome.message)
+    if outcome.status == "failed":
+        text.append(f"\n{outcome.meaning}", style="dim")
+    line.add_row(Text(outcome.status, style=STYLES[outcome.status]), outcome.check, text)
+    console.print(line, crop=False)
+
+
+def _print_counts(console: Console, document: Mapping[str, Any], quiet: bool) -> None:
+    """How many checks ended how, after a line for all that were not run."""
+    left = [one for one in document["checks"] if one["message"].startswith(NOT_RUN)]
+    if left and not quiet:
+        console.print(f"{left[0]['message']}: {', '.join(one['check'] for one in left)}", style=STYLES["skipped"])
+    failed, style = document["failed"], "bold red" if document["failed"] else "green"
+    console.print(f"{document['passed']} passed, {failed} failed, {document['skipped']} skipped", style=style)
+    console.print()
 
 
 def list_documents() -> list[dict[str, Any]]:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Array
     from smimbench.problem.problem import Problem
 
-__all__ = ["require_consistent", "require_consistent_at"]
+__all__ = ["require_consistent", "require_consistent_at", "require_likelihood"]
 
 KNOWN = (0.3, 0.8, 0.999)
 """Parts of the second moment that are known where channels are tested: little, much, and nearly all. Any such numbers do."""
@@ -47,6 +47,8 @@ INFORMATION = (0.5, 5.0, 500.0)
 """Qhat, in units of the prior's inverse variance, at which priors are tested: little, much, nearly all. Any such numbers do."""
 MOST_STATED = 0.1
 """Largest error that a posterior may state of its mean, in units of V; doubled, what is 10% off passes if it says so."""
+RATIOS = 1 << 16
+"""Labels with which a likelihood is tested; doubled, errors 1.4 times smaller are found."""
 FEW, AGREEMENT = 8, 1e-6
 """Samples that are asked again without the others, and how far their means may be off then, in units of V. Doubled: no change."""
 SECONDS = 0.25
@@ -96,8 +98,13 @@ FINITE_SIZE = 3.0
 """Allowance for matrices of finite size, in units of 1 / D; doubled, an error of 2% passes instead of 1%."""
 
 
-def require_consistent(problem: Problem) -> None:
-    """Test the channel and the prior of a problem, as far as they are not smimbench's own.
+def require_consistent(problem: Problem, kinds: Sequence[str] | None = None) -> None:
+    """Test the channel and the prior of a problem.
+
+    Parameters
+    ----------
+    kinds : sequence of str or None
+        ``"channel"``, ``"prior"`` or both; None: those that are not smimbench's own.
 
     Raises
     ------
@@ -105,7 +112,9 @@ def require_consistent(problem: Problem) -> None:
         In one line: which item, which test, what was found.
     """
     P = problem.components
-    if _is_foreign(problem, "prior"):
+    if kinds is None:
+        kinds = [kind for kind in ("prior", "channel") if _is_foreign(problem, kind)]
+    if "prior" in kinds:
         dimension = PER_COMPONENT if problem.model.rank == "low" else MATRIX
         signal = _of(problem, "prior", "sample")(monte_carlo_rng("consistency: signal, form"), P, dimension)
         _denoised(problem, np.asarray(signal, dtype=float), np.eye(P))  # moments may be derived from it
@@ -113,7 +122,8 @@ def require_consistent(problem: Problem) -> None:
         spread = spread - np.asarray(_of(problem, "prior", "mean_overlap")(P), dtype=float)
         for point, ratio in enumerate(INFORMATION):
             _check_prior(problem, ratio * np.linalg.inv(spread), f"{ratio:g} / variance", point)
-    if _is_foreign(problem, "channel"):
+    if "channel" in kinds:
+        require_likelihood(problem)
         second = np.asarray(problem.prior.second_moment(P), dtype=float)
         for point, known in enumerate(KNOWN):
             _check_channel(problem, known * second, (1 - known) * second, point)
@@ -182,6 +192,61 @@ def _fail(problem: Problem, kind: str, what: str) -> ProblemError:
 
 
 # -- channels -------------------------------------------------------------------------------------------------------
+
+
+def require_likelihood(problem: Problem) -> None:
+    r"""Test whether ``log_likelihood`` is that of the labels that ``forward`` draws, before anything is integrated.
+
+    For any latents ``z`` and ``z'``, whatever the normalisation in y,
+
+    .. math:: E_{y \sim p(y | z)} [p(y | z') / p(y | z)] = 1,
+
+    or less where some labels are impossible.
+
+    Raises
+    ------
+    ProblemError
+    """
+    if not offers(problem.channel, "log_likelihood"):
+        return
+    shape = (RATIOS, problem.components, problem.model.sites)
+    second = np.asarray(problem.prior.second_moment(problem.components), dtype=float)
+    again = ""
+    for again in ("", ", again"):
+        rng = monte_carlo_rng(f"consistency: likelihood{again}")
+        z = symmetric_root(second) @ rng.standard_normal(shape)
+        direction = symmetric_root(second) @ rng.choice([-1.0, 1.0], shape)
+        y = _of(problem, "channel", "forward")(z, rng=monte_carlo_rng(f"consistency: labels of the likelihood{again}"))
+
+        def log_likelihood(latents: Array, y: Array = y) -> Array:
+            with np.errstate(all="ignore"):
+                found = np.asarray(_of(problem, "channel", "log_likelihood")(y, latents), dtype=float)
+            if found.shape != (RATIOS,) or np.isnan(found).any() or (found == math.inf).any():
+                got = "nan or inf" if found.shape == (RATIOS,) else f"shape {found.shape}"
+                raise _fail(
+                    problem, "channel", f"log_likelihood must return numbers of shape ({RATIOS},), or -inf, got {got}"
+                )
+            return found
+
+        here, step = log_likelihood(z), 0.1
+        possible = np.isfinite(here)
+        if not possible.all():
+            raise _fail(problem, "channel", "log_likelihood is -inf for the latents from which forward made the label")
+        for _ in range(5):  # until ratios differ, but not so much that a few of them are the mean
+            change = log_likelihood(z + step * direction) - here
+            spread = float(np.std(change[np.isfinite(change)])) if np.isfinite(change).any() else math.inf
+            step = min(step / max(spread, 0.1), 1.0)
+        change = log_likelihood(z + step * direction) - here
+        ratio = np.exp(np.minimum(change, 700))
+        mean, sem = float(ratio.mean()), float(ratio.std(ddof=1)) / math.sqrt(RATIOS)
+        low = 1 - SUSPECT * sem - ROUNDING if np.isfinite(change).all() else 0.0
+        if low <= mean <= 1 + SUSPECT * sem + ROUNDING or telling(ratio) < FEWEST_TELLING:
+            return
+    raise _fail(
+        problem, "channel",
+        f"log_likelihood is not that of forward: the mean of p(y | z') / p(y | z) over labels y of z is {mean:.4g} +- {sem:.1g}, "
+        "should be 1 (a wrong sign, or another noise?)",
+    )  # fmt: skip
 
 
 def _check_channel(problem: Problem, Q: Host, V: Host, point: int, seconds: float = SECONDS) -> None:

@@ -95,10 +95,10 @@ def cell_keys() -> dict[str, list[Any]]:
 
 
 def check_ids() -> list[str]:
-    """Ids of all published checks."""
+    """Kinds and ids of all published checks."""
     from smimbench.testing.catalogue import all_checks
 
-    return [check.id for check in all_checks()]
+    return sorted(f"{check.kind} {check.id}" for check in all_checks())
 
 
 def public_names() -> dict[str, list[str]]:
