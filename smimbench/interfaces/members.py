@@ -105,7 +105,6 @@ OPTIONAL = (
     Optional("algorithm", "theory", "its rows are compared with the Bayes-optimal value only"),
     Optional("algorithm", "variance", "no Bayes predictor of the label"),
     Optional("algorithm", "cost", "no share of the machine's speed in the runtime table"),
-    Optional("algorithm", "free_entropy", "with `start = \"both\"` it is not run once more near the teacher"),
     Optional("algorithm", "findings", "nothing beside the errors is kept"),
     Optional("algorithm", "bayes_optimal", "no check holds it to the Bayes-optimal error at infinite size"),
     Optional("algorithm", "init_students", "`averaged` runs one student after the other"),

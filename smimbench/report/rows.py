@@ -18,7 +18,6 @@ from smimbench.registry.adapters import plan_of, sizes
 from smimbench.registry.metrics import find_metric, theory_of, trajectory_metrics
 from smimbench.registry.registry import RegistryError, get_registry
 from smimbench.report.aggregate import against_theory, mean_diagnostics, ratio_to_bayes, values_of
-from smimbench.report.both_starts import above_informed
 from smimbench.report.labels import component_word, distinguish, grouped, letter, reason_of, without_versions
 from smimbench.report.learning_order import learning_order
 from smimbench.report.near_threshold import near_threshold
@@ -78,7 +77,6 @@ class _RunsOfRow:
         trajectories = [None if r["status"] in LOST else store.trajectory(r) for r in records]
         unsolved = self.bayes.get("unsolved")
         layers, order = ([], None) if unsolved else _learning_order_of_row(self, trajectories)
-        informed, above = above_informed(records)
         own, reason = ({}, self.own) if isinstance(self.own, str) else (self.own, None)
         shared = {
             "branch": None,
@@ -93,9 +91,8 @@ class _RunsOfRow:
             "status_counts": dict(Counter(r["status"] for r in records)),
             "reasons": sorted({reason_of(r, self.near) for r in records if r["status"] != Status.OK.value}),
             "warnings": sorted(
-                {w for r in records for w in r.get("warnings", [])} | {line for line in (unsolved, above) if line}
+                {w for r in records for w in r.get("warnings", [])} | ({unsolved} if unsolved else set())
             ),
-            "informed": informed,
             "identity": {
                 "problem": without_versions(self.problem.spec),
                 "algorithm": without_versions(self.algorithm) or {"name": self.place["algorithm"]},
@@ -333,7 +330,7 @@ def own_point(
     known = [Overlaps(*(start[name] for name in Overlaps._fields)) for start in starts if start]
     conditions = Conditions(
         dimension=cell.dimension,
-        start="uninformed" if cell.run.start == "both" else cell.run.start,
+        start=cell.run.start,
         starts=tuple(start for start in known if _are_matrices(start, problem.components)),
         iterations=cell.run.max_iterations,
         trajectory=trajectory,

@@ -22,7 +22,7 @@ from smimbench.backend.memory import cautious
 from smimbench.backend.roofline import remembered
 from smimbench.backend.streaming import DrawnInputs, NarrowInputs, StreamedInputs
 from smimbench.files import canonical_json, error_line, printable
-from smimbench.interfaces import member, offers
+from smimbench.interfaces import member
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem
 from smimbench.problem.seeds import seed_sequence
@@ -30,7 +30,6 @@ from smimbench.registry.adapters import refusal
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import Registry, get_registry
 from smimbench.run import heartbeat
-from smimbench.run.both_starts import BESIDE_OVERLAP, compared_starts
 from smimbench.run.loop import LoopResult, LoopSettings, Status, run_algorithm
 from smimbench.run.record import LONGEST, check_types, plain
 from smimbench.suite.cells import Cell
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from smimbench.interfaces import Data, Start
-    from smimbench.run.loop import Attempt
 
 __all__ = ["INFORMED_OVERLAP", "fit_for_store", "is_user_interrupt", "lost_record", "run_cell"]
 
@@ -230,8 +228,7 @@ def _prepare_cell(cell: Cell, registry: Registry, timing: bool) -> _ReadyCell | 
     head_start = stop().seconds if computed else 0.0
     backend.release()
     data = instance.data(backend, start)
-    both = cell.run.start == "both" and offers(algorithm, "free_entropy")
-    settings = LoopSettings(cell.run.tolerance, cell.run.max_iterations, cell.run.timeout, head_start, both)
+    settings = LoopSettings(cell.run.tolerance, cell.run.max_iterations, cell.run.timeout, head_start)
     ready = _ReadyCell(cell, problem, instance, sound, data, algorithm, settings, backend)
     if timing:
         algorithm.step(problem, data, algorithm.init(problem, data, ready.make_rng(0)))
@@ -249,7 +246,6 @@ def _conclude_record(ready: _ReadyCell, result: LoopResult) -> dict[str, Any]:
         blank |= unmeasured
         attempt.warnings += remarks
     durations = attempt.iteration_seconds
-    informed = _with_informed_start(ready, attempt) if ready.settings.free_entropy else None
     if instance.checksum() != ready.sound:
         raise RuntimeError("wrote into the data that all algorithms share, so what it found counts for nothing")
     return {
@@ -267,7 +263,6 @@ def _conclude_record(ready: _ReadyCell, result: LoopResult) -> dict[str, Any]:
         "restarts": result.restarts,
         "restart_reason": result.restart_reason,
         "start": attempt.start,
-        **({"informed": informed} if informed else {}),
         "final": attempt.final,
         "warnings": attempt.warnings,
         "trajectory": attempt.trajectory,
@@ -282,18 +277,6 @@ def _conclude_record(ready: _ReadyCell, result: LoopResult) -> dict[str, Any]:
             "per_iteration": float(np.median(durations[1:])) if len(durations) > 1 else None,
         },
     }
-
-
-def _with_informed_start(ready: _ReadyCell, attempt: Attempt) -> dict[str, Any]:
-    """The same once more from near the teacher, and how the two compare."""
-    start = _informed_start(ready.cell, ready.problem, ready.instance, ready.backend, BESIDE_OVERLAP)
-    near = ready.instance.data(ready.backend, start)
-    settings = ready.settings
-    other = run_algorithm(
-        ready.problem, ready.instance, near, ready.algorithm, ready.make_rng, settings, ready.backend
-    ).attempt
-    attempt.final["free_entropy_informed"] = other.final.get("free_entropy", [None])
-    return compared_starts(ready.problem, ready.instance, attempt, other)
 
 
 def _placement(inputs: Any) -> str:
@@ -341,21 +324,16 @@ def _start_of_run(
     cell: Cell, problem: Problem, instance: Instance, backend: Backend, registry: Registry
 ) -> Start | None:
     """Where the algorithm begins: nothing (its own choice), a noisy teacher, or what another algorithm finds."""
-    if cell.run.start in ("uninformed", "both"):
+    if cell.run.start == "uninformed":
         return None
-    if cell.run.start == "informed":
-        return _informed_start(cell, problem, instance, backend, INFORMED_OVERLAP)
     rng = np.random.default_rng(_seed(cell, problem, "initialisation", "start"))
+    if cell.run.start == "informed":
+        # In units of the noise: information q / (1 - q) gives a Gaussian prior the overlap q.
+        information = INFORMED_OVERLAP / (1 - INFORMED_OVERLAP)
+        return problem.start(instance, information, rng, backend, informed=True)
     entry = registry.get("algorithm", cell.run.start, problem.model.name)
     found: Start = build(entry.item, "algorithm", {}).start(problem, instance.data(backend), rng)
     return found
-
-
-def _informed_start(cell: Cell, problem: Problem, instance: Instance, backend: Backend, overlap: float) -> Start:
-    """A start near the teacher that holds as much as it claims."""
-    rng = np.random.default_rng(_seed(cell, problem, "initialisation", "start"))
-    # In units of the noise: information q / (1 - q) gives a Gaussian prior the overlap q.
-    return problem.start(instance, overlap / (1 - overlap), rng, backend, informed=True)
 
 
 def _seed(cell: Cell, problem: Problem, stream: str, *extra: str) -> np.random.SeedSequence:

@@ -92,15 +92,12 @@ class LoopSettings:
         Seconds on the algorithm's clock, metrics not counted.
     head_start : float
         Seconds that the start handed in has cost; the clock begins with them.
-    free_entropy : bool
-        Whether the free entropy of the last state is asked for, of algorithms that know it; the clock is paused.
     """
 
     tolerance: float = 1e-4
     max_iterations: int = 300
     timeout: float | None = None
     head_start: float = 0.0
-    free_entropy: bool = False
 
 
 @dataclass
@@ -296,9 +293,6 @@ class Run:
                 self.status, self.reason = Status.OK, f"{settled}, after {self.last} iterations"
                 spread = course.spread()
         found, remarks = _findings(algorithm, self.state)
-        if self.settings.free_entropy and self.status is not Status.DIVERGED:
-            entropy, said_of_it = _free_entropy(self.problem, self.data, algorithm, self.state)
-            found, remarks = found | entropy, remarks + said_of_it
         return Attempt(
             status=self.status,
             reason=self.reason,
@@ -341,17 +335,6 @@ def _findings(algorithm: Any, state: Any) -> tuple[dict[str, list[float | None]]
         except Exception:
             remarks.append(f"its finding {printable(name, 100)!r} is not kept: it must be a list of numbers")
     return kept, remarks
-
-
-def _free_entropy(
-    problem: Problem, data: Data, algorithm: Any, state: Any
-) -> tuple[dict[str, list[float | None]], list[str]]:
-    """Free entropy of the data at the last state, and why it cannot be had."""
-    try:
-        value = algorithm.free_entropy(problem, data, state)
-        return ({} if value is None or not math.isfinite(value) else {"free_entropy": [float(value)]}), []
-    except Exception as error:  # a plugin may lack what it takes; the run is none the worse
-        return {}, [f"its free entropy cannot be had: {error_line(error)}"]
 
 
 def _is_logged(iteration: int, last: int) -> bool:

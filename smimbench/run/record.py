@@ -134,12 +134,6 @@ class Record(_Open):
         Field(default_factory=dict, description="Overlap matrices of the first estimate: truth, cross, own."),
     ]
     restart_reason: Text | None = None
-    informed: Annotated[
-        dict[str, Any] | None,
-        Field(
-            description='With `start = "both"`: how the run from near the teacher ended; `ahead`, whether below this one.'
-        ),
-    ] = None
     final: Annotated[
         dict[str, Numbers | Number | Text | bool],
         Field(default_factory=dict, description="What the last step reported, and findings."),

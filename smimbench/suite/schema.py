@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-STARTS = ("uninformed", "informed", "both")
+STARTS = ("uninformed", "informed")
 """Starts that the engine makes; every other one is the name of an algorithm."""
 
 
@@ -236,9 +236,8 @@ class RunOptions(Table):
         str,
         InKey(),
         Field(
-            description="Where algorithms begin: `uninformed` (their own choice), `informed` (near the teacher), `both` (as "
-            "`uninformed`, and those that know their free entropy once more near the teacher, to compare), or the name of an "
-            "algorithm with a method `start`, as `spectral`; its time is then counted."
+            description="Where algorithms begin: `uninformed` (their own choice), `informed` (near the teacher), or the name of "
+            "an algorithm with a method `start`, as `spectral`; its time is then counted."
         ),
     ] = "uninformed"
     target: Annotated[float, Field(gt=0, description="Absolute error that counts as reached where theory says 0.")] = (

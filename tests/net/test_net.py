@@ -1,6 +1,4 @@
-"""Moving code changes nothing: see ``collect.py``; the slow part is in ``tests/suites/test_net.py``. A number that has to
-change is written anew, and the commit says why.
-"""
+"""Moving code changes nothing: see ``collect.py``. A number that has to change is written anew, and the commit says why."""
 
 from __future__ import annotations
 
@@ -17,26 +15,38 @@ ROUNDING = 1e-7
 """Relative; processors add up matrix products in different orders, and iterations carry that on."""
 
 
-def assert_same(found: Any, wanted: Any) -> None:
+def _assert_same(found: Any, wanted: Any) -> None:
     found = collect.condensed(json.loads(json.dumps(found)))
     assert not list(collect.differences(found, wanted, ROUNDING))
 
 
 def test_keys_of_cells() -> None:
-    assert_same(collect.cell_keys(), REFERENCE["cells"])
+    _assert_same(collect.cell_keys(), REFERENCE["cells"])
 
 
 @pytest.mark.parametrize("name", collect.QUICK)
 def test_theory(name: str, tmp_path: Path) -> None:
-    assert_same(collect.theory_of(name, tmp_path), REFERENCE["theory"][name])
+    _assert_same(collect.theory_of(name, tmp_path), REFERENCE["theory"][name])
 
 
 @pytest.mark.parametrize("name", collect.RUNS)
 def test_runs(name: str) -> None:
-    assert_same(collect.run_of(name), REFERENCE["runs"][name])
+    _assert_same(collect.run_of(name), REFERENCE["runs"][name])
 
 
 def test_names_and_checks() -> None:
     assert collect.check_ids() == REFERENCE["checks"]
     for module, names in collect.public_names().items():
         assert set(REFERENCE["names"][module]) <= set(names), module
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(REFERENCE["cells"]))
+def test_theory_and_figure_of_every_suite(name: str, tmp_path: Path) -> None:
+    _assert_same(collect.theory_of(name, tmp_path), REFERENCE["theory"][name])
+    _assert_same(collect.reference_figure(name, tmp_path), REFERENCE["figures"][name])
+
+
+@pytest.mark.slow
+def test_runs_of_two_layers() -> None:
+    _assert_same(collect.run_of("two-layers"), REFERENCE["runs"]["two-layers"])

@@ -12,7 +12,6 @@ from smimbench.derive.stopping import OverlapRule
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError, member
 from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.linalg import diagonal_at_least, with_floor
-from smimbench.theory.bethe import FixedPoint, free_entropy
 from smimbench_algorithms.gamp.damping import StepState, control_of, first_weight, mixed, next_step, reversal_overlaps
 from smimbench_algorithms.gamp.state import SMALLEST_QHAT, SMALLEST_V, GampState
 from smimbench_algorithms.gamp.theory import gamp_theory, random_start_error
@@ -213,14 +212,6 @@ class Gamp:
         if conditions.start == "uninformed" and problem.channel.symmetry != "none" and conditions.dimension is not None:
             V = random_start_error(problem, self._initial_information(conditions.dimension))
         return gamp_theory(problem, alpha, conditions, V, damped=self.damping != 0)
-
-    def free_entropy(self, problem: Problem, data: Data, state: GampState) -> float | None:
-        """Bethe (low rank) or RIE (extensive rank) free entropy of the data at this state; see ``smimbench.theory.bethe``."""
-        if state.g is None or state.total is None or state.Qhat is None:
-            return None
-        onsager = state.V if state.onsager is None else state.onsager
-        shift = -_times(onsager, state.g)
-        return free_entropy(problem, data, FixedPoint(state.estimate, state.V, shift, state.Qhat, state.total))
 
     def variance(self, state: GampState) -> Array:
         """Predicted error V (P, P) of the estimate."""
