@@ -30,7 +30,7 @@ def near_threshold(found: Mapping[str, Any], alpha: float, count: int, word: str
     Parameters
     ----------
     found : dict
-        Thresholds as ``smimbench.theory.thresholds`` gives them.
+        Thresholds as ``smimbench.theory.predictions.thresholds`` gives them.
     alpha : float
         Sample ratio that was really used.
     count : int

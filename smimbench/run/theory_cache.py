@@ -24,8 +24,7 @@ from smimbench.theory.evaluations import Evaluations
 from smimbench.theory.fixed_point_curve import fixed_point_curve
 from smimbench.theory.generalization import curve_errors
 from smimbench.theory.own import own_theory
-from smimbench.theory.predictions import batches, competing, point_document
-from smimbench.theory.thresholds import thresholds
+from smimbench.theory.predictions import competing, curve_of, point_document, thresholds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -97,7 +96,7 @@ class TheoryCache:
         if missing:
             self.begin(problem)
         with _nodes_of_theory_watched(problem, lambda nodes, alpha: self.watch(Progress(done, total, nodes, alpha))):
-            for part in batches(problem, missing):
+            for part in curve_of(problem).batches(missing):
                 solved = competing(problem, part)
                 flat = [p for branches in solved for p in branches]
                 require_consistent_at(problem, [(p.Q, p.V) for p in flat])

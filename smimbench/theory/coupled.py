@@ -20,68 +20,106 @@ from smimbench.numerics.control_variates import controlled_mean
 from smimbench.numerics.linalg import spectral_function, symmetric_logarithm
 from smimbench.numerics.qmc import normal_points
 from smimbench.numerics.seeds import monte_carlo_rng
-from smimbench.theory.free_entropy import bayes_optimal_first, branches_meet, free_entropy_between
+from smimbench.theory.curve import HELD, NEVER, Curve, bayes_optimal_first, threshold_document
+from smimbench.theory.free_entropy import free_entropy_between
 from smimbench.theory.information import information_at, overlap_at, overlap_error_at, prior_moments
 from smimbench.theory.perfect_recovery import perfect_limit
 from smimbench.theory.recursion import UNFINISHED, FixedPoint, Recursion, at, exponential
-from smimbench.theory.types import Host, Prediction
+from smimbench.theory.types import NOTHING, HardPhase, Host, Prediction, Threshold
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smimbench.problem.problem import Problem
 
-__all__ = ["competing", "iterate", "linear_response", "sweep"]
+__all__ = ["CoupledCurve", "linear_response", "sweep"]
 
-SEED_OVERLAP = 1e-6
-"""Qhat that is added to leave an unstable fixed point; doubled, thresholds are seen that much earlier."""
-SAMPLED_SEED = 1e-2
-"""The same where the information is sampled: below it is mostly noise."""
 INFORMED = 1e8
 """Qhat at which the informed branch starts; doubled, the start is twice as close to the signal."""
-NEARLY_PERFECT = 1e2
-"""The same where an error of zero is unstable; doubled, branches with half the error are found, and some iterations more."""
-FASTEST = 1e3
-"""Largest growth of Qhat that is followed towards perfect recovery; discrete signals have none. Doubled, nothing changes."""
 NEARLY_KNOWN = 1e-6
 """Error below which perfect recovery is asked for; doubled, the walk to it ends a few steps earlier."""
-SHIFT = 0.01
-"""Relative distance of the second sample ratio that shows the response; doubled, it is known better, and less locally."""
-ROUGH_SHIFT = 0.05
-"""The same where it is found with rough values, which may jump by 1e-3."""
 WALK = 0.2
 """Shortest step in log Qhat on the way to perfect recovery; doubled, half the steps, and minima of the growth are seen later."""
-CLOSE = 0.1
-"""How near the growth must be to that of the linearisation, relatively; doubled, the walk ends a little earlier."""
+PROBES = (0.5, 0.8, 0.97)
+"""Shares of the perfect-recovery threshold at which a hard phase is looked for; more find shorter ones."""
 
 
-def iterate(
-    problem: Problem, alpha: float, branch: str = "uninformed", *, tolerance: float = 1e-9, max_iterations: int = 2000
-) -> Prediction:
-    """Iterate ``Qhat = kappa alpha I(Q)``, ``Q = overlap(Qhat)`` to its fixed point, without tricks.
+class CoupledCurve(Curve):
+    """Fixed points of components that mix, each found from that of a neighbouring sample ratio."""
 
-    The uninformed branch starts at the prior mean plus a small overlap (so that an unstable fixed point is left), the
-    informed one from a nearly perfect estimate. The error combines the last step, extrapolated with the observed rate of
-    convergence, and the numerical error of the information.
-    """
-    P = problem.components
-    start = SEED_OVERLAP if branch == "uninformed" else INFORMED
-    Q, V = overlap_at(problem, start * np.eye(P))
-    previous, rate = None, 0.0
-    step = np.inf
-    for _ in range(max_iterations):
-        info = information_at(problem, Q, V)
-        old, (Q, V) = Q, overlap_at(problem, problem.model.kappa * alpha * info.value)
-        step = float(np.abs(Q - old).max())
-        if previous:
-            rate = min(step / previous, 0.999)
-        previous = step
-        if step <= tolerance:
-            break
-    relative = float(np.max(np.abs(info.error) / np.maximum(np.abs(info.value), 1e-300)))
-    error = (step * rate + np.diagonal(V) * min(relative, 1.0)) / (1 - rate)
-    method = info.method if step <= tolerance else f"{info.method}, {max_iterations} {UNFINISHED}"
-    return Prediction(float(alpha), Q, V, np.asarray(error), branch, method)
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+    def predict(self, alphas: Sequence[float], branch: str = "uninformed") -> list[Prediction]:
+        """The fixed point of one branch at every sample ratio."""
+        return [solved.prediction for solved in sweep(self.problem, alphas, branch)]
+
+    def folds(self) -> bool:
+        """Not known before both branches are."""
+        return True
+
+    def free_entropy(self, point: Prediction) -> tuple[float, float]:
+        """Differences only, see ``competing``."""
+        raise NotImplementedError
+
+    def competing(self, alphas: Sequence[float]) -> list[list[Prediction]]:
+        """The fixed points of both sweeps for every sample ratio, the Bayes-optimal one first."""
+        if not alphas:
+            return []
+        lower = sweep(self.problem, alphas, "uninformed")
+        upper = sweep(self.problem, alphas, "informed", lower)
+        result = []
+        for (low, low_point), (high, high_point) in zip(lower, upper):
+            if UNFINISHED in high.method and UNFINISHED not in low.method:
+                # What was not reached in so many steps is no fixed point.
+                result.append([replace(low, branch="unique", method=f"{low.method}, no other branch was found")])
+            elif self.meet(low, high):
+                result.append([replace(low, branch="unique")])
+            elif not high.V.any():
+                result.append([replace(high, free_entropy=float("inf")), replace(low, free_entropy=0.0)])
+            else:
+                lead, _ = free_entropy_between(self.problem, low.alpha, low_point.qhat, high_point.qhat)
+                result.append(bayes_optimal_first([replace(low, free_entropy=0.0), replace(high, free_entropy=lead)]))
+        return result
+
+    def thresholds(self) -> dict[str, Any]:
+        """Critical sample ratios, see ``threshold_document``; a hard phase is looked for at a few of them."""
+        problem, P = self.problem, self.problem.components
+        bottom = prior_moments(problem)[1]
+        Q, V = overlap_at(problem, np.zeros((P, P)))
+        value, error, _ = information_at(problem, Q, V)
+        perfect = perfect_limit(problem)
+        weak: Threshold | None = None
+        reasons = {"weak_recovery": HELD if bottom.any() else NEVER}
+        if bool((np.diagonal(value) > NOTHING + 3 * np.max(error)).any()):
+            weak = Threshold(0.0, 0.0) if not bottom.any() else None
+        elif not bottom.any():
+            weak = self._spectral_threshold(Q, V)
+        hard: HardPhase | None = None
+        reasons["sequential"] = "components mix: they are not learned one after the other"
+        if perfect is not None and perfect.value > 0:
+            probes = [share * perfect.value for share in PROBES]
+            ahead = [len(found) > 1 and found[0].branch == "informed" for found in self.competing(probes)]
+            if any(ahead):
+                first = ahead.index(True)
+                start = Threshold(probes[first], probes[first] - (probes[first - 1] if first else 0.0))
+                hard = HardPhase(start, start, perfect)
+            looked = ", ".join(f"{probe:.4g}" for probe in probes)
+            for name in ("spinodal", "information_theoretic", "algorithmic"):
+                reasons[name] = f"not seen at alpha = {looked}, where components that mix are asked"
+        return threshold_document(weak, perfect, [], hard, reasons)
+
+    def _spectral_threshold(self, Q: Host, V: Host) -> Threshold | None:
+        r"""Where the prior mean becomes unstable: the map ``dQ -> E \sum_{cc'} G_cc' dQ G_cc'^T`` has the eigenvalue 1."""
+        value, error = linear_response(self.problem, Q, V)
+        P, kappa = len(Q), float(self.problem.model.kappa)
+        eigenvalues, vectors = np.linalg.eig(value.reshape(P * P, P * P))
+        leading = int(np.argmax(eigenvalues.real))
+        rate = kappa * float(eigenvalues[leading].real)
+        if not rate > 0:
+            return None
+        weights = np.abs(vectors[:, leading])
+        return Threshold(1 / rate, kappa * float(weights @ error.reshape(P * P, P * P) @ weights) / rate**2)
 
 
 class Solved(NamedTuple):
@@ -110,7 +148,7 @@ def sweep(
     perfect = perfect_limit(problem)
     start, offset = None if upwards else INFORMED * np.eye(P), None
     solved: dict[int, Solved] = {}
-    seed = SEED_OVERLAP
+    seed = 1e-6  # leaves an unstable fixed point
     bottom = np.diagonal(prior_moments(problem)[1])
     for k in order:
         alpha = float(alphas[k])
@@ -122,11 +160,11 @@ def sweep(
         if start is None:
             information = information_at(problem, *overlap_at(problem, np.zeros((P, P))))
             start = kappa * alpha * information.value
-            seed = SAMPLED_SEED if "Monte Carlo" in information.method else SEED_OVERLAP
+            seed = 1e-2 if "Monte Carlo" in information.method else seed  # less would be lost in noise
         start = start + seed * np.eye(P)
         if not upwards and (perfect is None or alpha < perfect.value):
             # An error of zero is unstable here: it grows by the same factor a step, from where that is soon seen.
-            start = np.asarray(spectral_function(start, lambda values: np.minimum(values, NEARLY_PERFECT)))
+            start = np.asarray(spectral_function(start, lambda values: np.minimum(values, 1e2)))
         there = None if other_branch is None else other_branch[k]
         target = None if there is None or UNFINISHED in there.prediction.method else there.found
         found = recursion.fixed_point(start, target=target, offset=offset if target is None else target.offset)
@@ -141,7 +179,7 @@ def sweep(
                 start = solved[k].found.qhat
                 continue
             if nearly or UNFINISHED in found.method:
-                start = _walk_up(problem, alpha, start, alpha / max(perfect.value, alpha / FASTEST))
+                start = _walk_up(problem, alpha, start, alpha / max(perfect.value, alpha / 1e3))
                 if start is None:
                     solved[k] = _perfect(problem, alpha, branch)
                     start = solved[k].found.qhat
@@ -154,7 +192,7 @@ def sweep(
 
 def _prediction(problem: Problem, alpha: float, found: FixedPoint, branch: str, bottom: Host) -> Prediction:
     """What a fixed point says, and how well: by the response to alpha, from a second fixed point close by."""
-    size = SHIFT if found.offset is None else ROUGH_SHIFT
+    size = 0.01 if found.offset is None else 0.05  # rough values may jump by 1e-3
     shift = size if branch == "uninformed" else -size
     # A residual far below the shift is enough.
     beside = Recursion(problem, alpha * (1 - shift)).nearby(found, 0.05 * size)
@@ -203,34 +241,12 @@ def _walk_up(problem: Problem, alpha: float, start: Host, growth: float) -> Host
             if found.fun <= 0:
                 return exponential(first)
         fastest = float(np.linalg.eigvalsh(step)[-1])
-        linear = max(abs(slowest / np.log(growth) - 1), abs(fastest / np.log(growth) - 1)) < CLOSE
+        linear = max(abs(slowest / np.log(growth) - 1), abs(fastest / np.log(growth) - 1)) < 0.1
         known = np.diagonal(overlap_at(problem, exponential(x))[1]).max() < NEARLY_KNOWN
         if (linear and known) or np.diagonal(x).min() > 2 * np.log(INFORMED):
             return None
         x = x + step * max(1.0, WALK / fastest)
         step = step_at(x)
-
-
-def competing(problem: Problem, alphas: Sequence[float]) -> list[list[Prediction]]:
-    """The fixed points of both sweeps for every sample ratio, the Bayes-optimal one first."""
-    if not alphas:
-        return []
-    lower = sweep(problem, alphas, "uninformed")
-    upper = sweep(problem, alphas, "informed", lower)
-    result = []
-    for (low, low_point), (high, high_point) in zip(lower, upper):
-        if UNFINISHED in high.method and UNFINISHED not in low.method:
-            # What was not reached in so many steps is no fixed point.
-            result.append([replace(low, branch="unique", method=f"{low.method}, no other branch was found")])
-            continue
-        if branches_meet(problem, low, high):
-            result.append([replace(low, branch="unique")])
-        elif not high.V.any():
-            result.append([replace(high, free_entropy=float("inf")), replace(low, free_entropy=0.0)])
-        else:
-            lead, _ = free_entropy_between(problem, low.alpha, low_point.qhat, high_point.qhat)
-            result.append(bayes_optimal_first([replace(low, free_entropy=0.0), replace(high, free_entropy=lead)]))
-    return result
 
 
 def _perfect(problem: Problem, alpha: float, branch: str) -> Solved:

@@ -10,9 +10,10 @@ import numpy as np
 
 from smimbench.numerics.memo import kept
 from smimbench.theory.continuation import Continuation
+from smimbench.theory.curve import HELD, NEVER, Curve, threshold_document
 from smimbench.theory.decoupling import components_decouple
-from smimbench.theory.free_entropy import bayes_optimal_first, branches_meet, free_entropy_along
-from smimbench.theory.types import Bifurcation, Host, Prediction, Threshold
+from smimbench.theory.free_entropy import free_entropy_along
+from smimbench.theory.types import Bifurcation, HardPhase, Host, Prediction, Threshold
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +27,7 @@ DENSE = 16
 """Points read between two nodes; doubled, branches that are shorter by half are found."""
 
 
-class FixedPointCurve:
+class FixedPointCurve(Curve):
     """The curve of fixed points that starts at the prior mean, for components that decouple.
 
     Parameters
@@ -74,8 +75,15 @@ class FixedPointCurve:
         first, second, third = (np.concatenate([part[k] for part in parts]) for k in range(3))
         return first, second, third
 
-    def predict(self, alpha: float, branch: str = "uninformed") -> Prediction:
-        """The fixed point of one branch; the informed one asks for the whole curve."""
+    def predict(self, alphas: Sequence[float], branch: str = "uninformed") -> list[Prediction]:
+        """The fixed point of one branch at every sample ratio; the informed one asks for the whole curve."""
+        return [self._predict(float(alpha), branch) for alpha in alphas]
+
+    def batches(self, alphas: Sequence[float]) -> list[list[float]]:
+        """One at a time: each is read off."""
+        return [[alpha] for alpha in alphas]
+
+    def _predict(self, alpha: float, branch: str) -> Prediction:
         self.continuation.follow(until=alpha if branch == "uninformed" else None)
         P = self.problem.components
         number, s, log_alpha = self._dense()
@@ -210,29 +218,17 @@ class FixedPointCurve:
         error = 3 * float(np.hypot(x_error, self.perfect.error / self.perfect.value))
         return highest - float(np.log(self.perfect.value)) > 1e-6 + error
 
-    def competing(self, alphas: Sequence[float]) -> list[list[Prediction]]:
-        """All branches for every sample ratio, the Bayes-optimal one first."""
-        # Two branches need a place where alpha falls along the curve, so the whole of it is asked for.
-        if not self.folds():
-            return [[replace(self.predict(alpha), branch="unique")] for alpha in alphas]
-        result = []
-        for alpha in alphas:
-            low, high = self.predict(alpha, "uninformed"), self.predict(alpha, "informed")
-            # An error that is not zero is not perfect recovery, however uncertain it is.
-            if low.V.any() == high.V.any() and branches_meet(self.problem, low, high):
-                result.append([replace(low, branch="unique")])
-            else:
-                pair = [replace(p, free_entropy=self.free_entropy(p)[0]) for p in (low, high)]
-                result.append(bayes_optimal_first(pair))
-        return result
+    def compete(self, low: Prediction, high: Prediction) -> bool:
+        """Whether two branches are two points: an error that is not zero is no perfect recovery, however uncertain it is."""
+        return low.V.any() != high.V.any() or super().compete(low, high)
 
-    def error_at(self, alpha: float) -> float:
-        """Numerical error of alpha where the curve comes nearest to it."""
+    def _threshold(self, alpha: float) -> Threshold:
+        """A sample ratio, with its error where the curve comes nearest to it."""
         nodes = [(n, stage.moving) for stage in self.continuation.stages if len(stage.nodes) > 1 for n in stage.nodes]
         if not nodes:
-            return 0.0
+            return Threshold(alpha, 0.0)
         node, moving = min(nodes, key=lambda pair: abs(pair[0].log_alpha - np.log(alpha)))
-        return float(alpha * np.sqrt((node.total_error[moving] ** 2).mean()))
+        return Threshold(alpha, float(alpha * np.sqrt((node.total_error[moving] ** 2).mean())))
 
     def path(self) -> tuple[Host, Host, Host, Host]:
         """The curve for integrals along it: Qhat (n, P), V (n, P), log alpha (n,) and its error (n,)."""
@@ -268,14 +264,37 @@ class FixedPointCurve:
             free_entropy_along(path[0], path[1], path[2] + error[:count], prediction.alpha, spread) - value
         )
 
-    def weak_recovery(self) -> Threshold | None:
-        """Where the first component leaves its lowest overlap; None where it starts above it or never leaves."""
-        if not self.bifurcations:
+    def thresholds(self) -> dict[str, Any]:
+        """All critical sample ratios, see ``threshold_document``."""
+        self.continuation.follow_bifurcations()
+        hard = self._hard_phase()
+        found, bottom = self.bifurcations, self.ratios.bottom
+        sequence = [b for b in found if b.alpha > 0 or bottom[b.component] == 0]
+        sequential = [{"layer": b.component + 1, "value": b.alpha, "error": b.error} for b in sequence]
+        weak = Threshold(found[0].alpha, found[0].error) if found and found[0] in sequence else None
+        held = weak is None and bool(found)
+        reasons = {"weak_recovery": HELD if held else NEVER}
+        missing = self.problem.components - len(found)
+        if missing:
+            reasons["sequential"] = (
+                f"{missing} of {self.problem.components} components are not learned before the curve ends"
+            )
+        return threshold_document(weak, self.perfect, sequential, hard, reasons)
+
+    def _hard_phase(self) -> HardPhase | None:
+        """Where the Bayes-optimal fixed point is better than what the uninformed branch reaches."""
+        if not self.folds():
             return None
-        first = self.bifurcations[0]
-        if first.alpha == 0 and self.ratios.bottom[first.component] > 0:
-            return None
-        return Threshold(first.alpha, first.error)
+        log_alpha = self.path()[2]
+        highest = np.maximum.accumulate(log_alpha)
+        # Where alpha has fallen the curve has been there before; beyond the largest of these it is alone again.
+        fallen = log_alpha < highest
+        fallen = fallen if fallen.any() else log_alpha == highest[-1]
+        low, top = (self._threshold(float(np.exp(v))) for v in (log_alpha[fallen].min(), highest[fallen].max()))
+        if self.perfect is not None and self.perfect.value < low.value:
+            low = self.perfect
+        optimal = self.transition(low, top.value)
+        return None if optimal is None else HardPhase(low, optimal, top)
 
 
 def fixed_point_curve(problem: Problem) -> FixedPointCurve | None:

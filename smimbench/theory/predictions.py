@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.theory import coupled
+from smimbench.numerics.memo import kept
+from smimbench.theory.coupled import CoupledCurve, sweep
 from smimbench.theory.fixed_point_curve import fixed_point_curve
 from smimbench.theory.information import information_at, overlap_at, prior_moments
 from smimbench.theory.scalar import ScalarCurve
@@ -16,12 +17,20 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Uncertain
     from smimbench.problem.problem import Problem
+    from smimbench.theory.curve import Curve
     from smimbench.theory.types import Prediction
 
-__all__ = ["batches", "competing", "independent_parts", "point_document", "solve", "solve_part"]
+__all__ = ["competing", "curve_of", "independent_parts", "point_document", "solve", "solve_part", "thresholds"]
 
 TOGETHER = 4
 """Nodes of a sampled curve in one part for another process; doubled, processes idle longer at the end."""
+
+
+def curve_of(problem: Problem) -> Curve:
+    """The curve of fixed points of a problem, made once in the problem's life by whichever solver fits its components."""
+    if problem.components == 1:
+        return ScalarCurve.of(problem)
+    return fixed_point_curve(problem) or kept(problem, "coupled_curve", lambda: CoupledCurve(problem))
 
 
 def solve(problem: Problem, alphas: Sequence[float], branch: str = "uninformed") -> list[Prediction]:
@@ -34,33 +43,17 @@ def solve(problem: Problem, alphas: Sequence[float], branch: str = "uninformed")
     """
     if branch not in ("uninformed", "informed"):
         raise ValueError(f"branch must be 'uninformed' or 'informed', got {branch!r}")
-    if problem.components == 1:
-        return ScalarCurve.of(problem).predict(alphas, branch)
-    return [coupled.iterate(problem, float(alpha), branch) for alpha in alphas]
+    return curve_of(problem).predict([float(alpha) for alpha in alphas], branch)
 
 
 def competing(problem: Problem, alphas: Sequence[float]) -> list[list[Prediction]]:
-    """All relevant fixed points for every sample ratio, the Bayes-optimal one first.
-
-    One prediction with branch ``"unique"`` where the uninformed and the informed branch meet; otherwise both, each with its
-    free entropy (larger is better; infinite for perfect recovery).
-    """
-    wanted = [float(alpha) for alpha in alphas]
-    if problem.components == 1:
-        return ScalarCurve.of(problem).competing(wanted)
-    curve = fixed_point_curve(problem)
-    return coupled.competing(problem, wanted) if curve is None else curve.competing(wanted)
+    """All relevant fixed points for every sample ratio, the Bayes-optimal one first; see ``Curve.competing``."""
+    return curve_of(problem).competing([float(alpha) for alpha in alphas])
 
 
-def batches(problem: Problem, alphas: Sequence[float]) -> list[list[float]]:
-    """Sample ratios that are solved together; each batch can be kept before the next begins.
-
-    One at a time where a curve is known, from which each is read off; all at once where they help each other: a curve of one
-    component is evaluated as a whole, and without a curve each fixed point begins at its neighbour's.
-    """
-    wanted = [float(alpha) for alpha in alphas]
-    apart = problem.components > 1 and fixed_point_curve(problem) is not None
-    return [[alpha] for alpha in wanted] if apart else [wanted] if wanted else []
+def thresholds(problem: Problem) -> dict[str, Any]:
+    """All thresholds of a problem as plain data; see ``smimbench.theory.curve.threshold_document``."""
+    return curve_of(problem).thresholds()
 
 
 def independent_parts(problem: Problem, alphas: Sequence[float]) -> list[tuple[str, list[float]]]:
@@ -83,7 +76,7 @@ def solve_part(problem: Problem, part: tuple[str, Sequence[float]]) -> None:
     if kind == "nodes":
         information_at(problem, *overlap_at(problem, np.exp(np.asarray(values))[:, None, None]))
     else:
-        coupled.sweep(problem, values, kind)
+        sweep(problem, values, kind)
 
 
 def point_document(

@@ -8,7 +8,7 @@ uninformed one (from the prior mean upwards) ends at the first Qhat whose alpha 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,8 @@ from smimbench.interfaces import Uncertain, member, offers
 from smimbench.numerics.memo import kept
 from smimbench.numerics.roots import bracketed_roots
 from smimbench.theory.component_ratios import ComponentRatios
+from smimbench.theory.curve import HELD, NEVER, Curve, threshold_document
 from smimbench.theory.curve_values import FAINTEST, interpolation_error, limit_of, resolved, turns
-from smimbench.theory.free_entropy import bayes_optimal_first, transition
 from smimbench.theory.information import information_at, overlap_at, overlap_error_at, prior_moments
 from smimbench.theory.types import NOTHING, HardPhase, Prediction, Threshold
 
@@ -31,39 +31,18 @@ if TYPE_CHECKING:
 
 __all__ = ["ScalarCurve"]
 
-LOWEST, HIGHEST = 1e-9, 1e15
-"""Range of Qhat of a curve in closed form; doubled, its ends reach that much further before they are extrapolated."""
-SAMPLED_LOWEST, SAMPLED_HIGHEST = 1e-4, 1e8
-"""The same for sampled information."""
-PER_DECADE, SAMPLED_PER_DECADE = 8, 4
-"""Nodes of the curve per factor 10 of Qhat; doubled, turning points closer to one another are told apart."""
-FREE_ENTROPY_NODES = 2001
-"""Points of the integrals of free-entropy differences; odd. Doubled, their error is a sixteenth."""
-SAMPLED_FAINTEST = 1e-11
-"""The last of these for sampled information: a posterior mean is given beside its omega, from which it no longer differs below
-that. Doubled, curves end a little earlier."""
 UNSURE = 0.5
 """Relative error of sampled information with which a curve ends; doubled, it ends later, at values that may be wrong."""
-INTERPOLATION, REFINEMENTS = 1e-3, 3
-"""Relative error of alpha between the nodes of a sampled curve that is aimed at, where chance leaves less, and how many times the
-distance of nodes is halved for it. Doubled: half as sure; an eighth of the distance."""
+INTERPOLATION = 1e-3
+"""Relative error of alpha that is aimed at between nodes of a sampled curve, where chance leaves less; doubled, half as sure."""
 LATE, RISING = 3.0, 1.02
 """Whether the error falls to 0 at a finite alpha: by how much alpha may rise along the last factor of Qhat. The first doubled,
 earlier values count; the second, slower rises are taken for noise."""
-HUGE = 1e300
-"""In place of a sample ratio that is infinite, where extrema are looked for; any number that is hardly reached does."""
-TINIEST = 1e-300
-"""Added to errors that may be 0 before their logarithm is taken; any number too small to be one does."""
 ROUNDING = 1e-13
 """Relative error of a root of a closed form; doubled, so is the smallest error that is stated."""
 
 
-LAST_DIGITS = 4 * np.finfo(float).eps
-"""Rounding of a moment of the prior. Doubled: turns of the curve that are weaker by as much are not seen."""
-
-
-@dataclass
-class ScalarCurve:
+class ScalarCurve(Curve):
     """The parametric curve alpha(Qhat) of a problem with one component.
 
     Attributes
@@ -71,15 +50,13 @@ class ScalarCurve:
     log_qhat : ndarray
         Nodes to begin with, which are evaluated when they are needed.
     nodes, alpha, alpha_error : ndarray (G,)
-        log Qhat, the sample ratio and its error at all nodes.
+        log Qhat, the sample ratio and its error (interpolation included) at all nodes.
     """
 
-    problem: Problem
-    log_qhat: np.ndarray[Any, Any] = field(init=False)
-
-    def __post_init__(self) -> None:
-        if self.problem.components != 1:
-            raise ValueError(f"a scalar curve needs one component, this problem has {self.problem.components}")
+    def __init__(self, problem: Problem) -> None:
+        if problem.components != 1:
+            raise ValueError(f"a scalar curve needs one component, this problem has {problem.components}")
+        self.problem = problem
         self.kappa = float(self.problem.model.kappa)
         self.second, self.bottom = (float(moment[0, 0]) for moment in prior_moments(self.problem))
         self.unknown = self.second - self.bottom  # what the prior mean leaves; a wide Wishart matrix is nearly its mean
@@ -87,19 +64,17 @@ class ScalarCurve:
         self.method = probe.method
         # A fit through sampled values is smooth, and evaluated where it is asked.
         self.sampled = probe.method.startswith(("Monte Carlo", "nested"))
-        # Sampling costs thousands of times more than a formula, and its curve is interpolated anyway.
-        low, high, per_decade = (
-            (SAMPLED_LOWEST, SAMPLED_HIGHEST, SAMPLED_PER_DECADE) if self.sampled else (LOWEST, HIGHEST, PER_DECADE)
-        )
-        count = round(np.log10(high / low) * per_decade) + 1
+        # Sampling costs thousands of times more than a formula, and its curve is interpolated anyway. It ends where a posterior
+        # mean no longer differs from its omega.
+        low, high, self.per_decade, faintest = (1e-4, 1e8, 4, 1e-11) if self.sampled else (1e-9, 1e15, 8, FAINTEST)
+        count = round(np.log10(high / low) * self.per_decade) + 1
         self.log_qhat = np.linspace(np.log(low), np.log(high), count)
-        faintest = SAMPLED_FAINTEST if self.sampled else FAINTEST
         end = resolved(self._overlap(self.log_qhat)[1], self.log_qhat, self.unknown, faintest)
         beyond, self.log_qhat = self.log_qhat[end : end + 1], self.log_qhat[:end]
         if self.sampled and len(beyond) and self._overlap(beyond)[1][0] < faintest * self.unknown:
             # The error of a discrete signal falls by many orders of magnitude from one node to the next.
             last = bracketed_roots(
-                lambda x, _: np.log(np.maximum(self._overlap(x)[1], TINIEST) / (faintest * self.unknown)),
+                lambda x, _: np.log(np.maximum(self._overlap(x)[1], 1e-300) / (faintest * self.unknown)),
                 self.log_qhat[-1:], beyond,
             )  # fmt: skip
             self.log_qhat = np.append(self.log_qhat, last)
@@ -119,7 +94,7 @@ class ScalarCurve:
         sure = np.flatnonzero(np.isfinite(alpha) & (error < UNSURE * alpha))
         end = int(sure[-1]) + 1 if len(sure) else len(nodes)
         nodes, alpha, error = nodes[:end], alpha[:end], error[:end]
-        for _ in range(REFINEMENTS):
+        for _ in range(3):
             doubt = interpolation_error(nodes, alpha)
             poor = doubt > np.maximum(INTERPOLATION, error / np.where(np.isfinite(alpha), alpha, 1.0))
             gaps = np.flatnonzero(poor[:-1] | poor[1:])
@@ -134,20 +109,9 @@ class ScalarCurve:
         unknown = np.where(np.isfinite(alpha), alpha, 0.0) * interpolation_error(nodes, alpha)
         return nodes, alpha, np.hypot(error, unknown)
 
-    @property
-    def nodes(self) -> np.ndarray[Any, Any]:
-        """Log Qhat of the nodes (G,)."""
-        return self._evaluated[0]
-
-    @property
-    def alpha(self) -> np.ndarray[Any, Any]:
-        """Sample ratio at the nodes (G,)."""
-        return self._evaluated[1]
-
-    @property
-    def alpha_error(self) -> np.ndarray[Any, Any]:
-        """Its numerical error (G,), that of interpolation between the nodes included."""
-        return self._evaluated[2]
+    nodes = property(lambda self: self._evaluated[0])
+    alpha = property(lambda self: self._evaluated[1])
+    alpha_error = property(lambda self: self._evaluated[2])
 
     def _overlap(self, log_qhat: Array) -> tuple[Array, Array]:
         Q, V = overlap_at(self.problem, np.exp(np.asarray(log_qhat, dtype=float))[..., None, None])
@@ -249,7 +213,7 @@ class ScalarCurve:
 
     def _errors(self, x: Array, Q: Array, V: Array) -> tuple[Array, Array]:
         """Error of V at roots, and of log alpha there: the first is the second over the slope of the curve."""
-        step = 0.5 / PER_DECADE if self.sampled else 1e-3
+        step = 0.5 / 8 if self.sampled else 1e-3
         points = x + step * np.array([-1.0, 1.0])[:, None]
         if self.sampled:
             grid = np.isfinite(self.alpha)
@@ -277,28 +241,15 @@ class ScalarCurve:
         matrices, errors = (np.array([[Q]]), np.array([[V]])), (np.array([error]), np.array([alpha * shift]))
         return Prediction(float(alpha), *matrices, errors[0], branch, self.method, alpha_error=errors[1])
 
-    def competing(self, alphas: Sequence[float]) -> list[list[Prediction]]:
-        """All relevant branches for every alpha, Bayes-optimal one first.
+    def folds(self) -> bool:
+        """Whether alpha falls somewhere along the curve."""
+        return bool(self.turning_points())
 
-        One prediction with branch ``"unique"`` where the two branches meet; otherwise both, each with its free entropy
-        (larger is better; infinite for perfect recovery of continuous signals from noiseless labels).
-        """
-        if not self.turning_points():
-            return [[replace(p, branch="unique")] for p in self.predict(alphas)]
-        result = []
-        for low, high in zip(self.predict(alphas, "uninformed"), self.predict(alphas, "informed")):
-            if self._meet(low, high):
-                result.append([replace(low, branch="unique")])
-                continue
-            pair = [replace(p, free_entropy=self._free_entropy(p)[0]) for p in (low, high)]
-            result.append(bayes_optimal_first(pair))
-        return result
-
-    def _meet(self, low: Prediction, high: Prediction) -> bool:
-        """Whether two branches are one."""
+    def meet(self, low: Prediction, high: Prediction) -> bool:
+        """Whether two predictions are the same fixed point within their errors."""
         return bool(abs(low.V[0, 0] - high.V[0, 0]) <= 1e-6 * self.unknown + low.error[0] + high.error[0])
 
-    def _free_entropy(self, point: Prediction) -> tuple[float, float]:
+    def free_entropy(self, point: Prediction) -> tuple[float, float]:
         r"""``(1/2) \int (kappa alpha I(Q) - Qhat(Q)) dQ`` from the prior mean to the point, and its numerical error.
 
         The rule of equal areas: the gradient of the replica-symmetric potential with respect to Q vanishes at fixed points, so
@@ -310,9 +261,9 @@ class ScalarCurve:
             return float("inf"), 0.0
         log_V, fine, coarse, noise = self._potential
         x = float(np.interp(-np.log(max(V, np.exp(log_V[-1]))), -log_V, fine[0].x))
-        told, paid = (float(f(x)) for f in fine)
+        labels, prior = (float(f(x)) for f in fine)
         value, other = (0.5 * (point.alpha * float(f[0](x)) - float(f[1](x))) for f in (fine, coarse))
-        rounding = 1e-12 * (point.alpha * abs(told) + abs(paid))
+        rounding = 1e-12 * (point.alpha * abs(labels) + abs(prior))
         return value, abs(value - other) / 8 + 0.5 * point.alpha * float(noise(x)) + rounding
 
     @cached_property
@@ -323,11 +274,11 @@ class ScalarCurve:
         """
         from scipy.interpolate import CubicSpline
 
-        x = np.linspace(self.nodes[0], self.nodes[-1], FREE_ENTROPY_NODES)
+        x = np.linspace(self.nodes[0], self.nodes[-1], 2001)  # odd
         log_V = np.minimum.accumulate(np.log(self._overlap(x)[1]))
         alpha = self._alpha(x)
         relative = np.interp(x, self.nodes, self.alpha_error / np.where(np.isfinite(self.alpha), self.alpha, 1.0))
-        paid = -np.exp(x + log_V) * CubicSpline(x, log_V)(x, 1)
+        prior_term = -np.exp(x + log_V) * CubicSpline(x, log_V)(x, 1)
 
         def integral(values: Array, every: int = 1) -> Any:
             # From Q at the bottom to the first node both integrands are proportional to the square of Qhat.
@@ -335,8 +286,13 @@ class ScalarCurve:
             found.c[-1] += values[0] / 2
             return found
 
-        fine = integral(paid / alpha), integral(paid)
-        return log_V, fine, (integral(paid / alpha, 2), integral(paid, 2)), integral(paid / alpha * relative)
+        fine = integral(prior_term / alpha), integral(prior_term)
+        return (
+            log_V,
+            fine,
+            (integral(prior_term / alpha, 2), integral(prior_term, 2)),
+            integral(prior_term / alpha * relative),
+        )
 
     def _alpha(self, log_qhat: Array) -> Array:
         """alpha(Qhat); between the nodes of a sampled curve interpolated."""
@@ -368,15 +324,15 @@ class ScalarCurve:
         if low is None:
             return None
 
-        def lead(alpha: float) -> tuple[float, float]:
-            pair = [self.predict([alpha], branch)[0] for branch in ("uninformed", "informed")]
-            if self._meet(*pair):
-                return 0.0, 0.0
-            (stuck, one), (free, two) = (self._free_entropy(point) for point in pair)
-            return free - stuck, one + two
-
-        optimal = transition(lead, low, top.value)
+        optimal = self.transition(low, top.value)
         return None if optimal is None else HardPhase(low, optimal, top)
+
+    def thresholds(self) -> dict[str, Any]:
+        """All critical sample ratios, see ``threshold_document``."""
+        weak = self.weak_limit()
+        sequential = [{"layer": 1, **weak.document()}] if weak else []
+        reasons = {"weak_recovery": HELD if self.bottom > 0 else NEVER}
+        return threshold_document(weak, self.perfect_limit(), sequential, self.hard_phase(), reasons)
 
     # -- limits and turning points ------------------------------------------------------------------------------
 
@@ -407,7 +363,7 @@ class ScalarCurve:
     def _rounding(self, log_qhat: Array) -> Array:
         """Relative error of small overlaps, and of an alpha that goes with them: they are differences of numbers of order 1."""
         gained = np.maximum(self._overlap(log_qhat)[0] - self.bottom, np.finfo(float).tiny)
-        return LAST_DIGITS * self.second / gained
+        return 4 * np.finfo(float).eps * self.second / gained
 
     def _critical_information(self) -> float:
         """Largest Qhat at which the overlap still has its lowest value."""
@@ -477,7 +433,7 @@ class ScalarCurve:
 
                 sign = -1.0 if kind == "max" else 1.0
                 best = minimize_scalar(
-                    lambda x, sign=sign: sign * min(self.alpha_of(np.array([x]))[0][0], HUGE),
+                    lambda x, sign=sign: sign * min(self.alpha_of(np.array([x]))[0][0], 1e300),
                     bounds=(self.nodes[i], self.nodes[k]),
                     method="bounded",
                     options={"xatol": 1e-9},

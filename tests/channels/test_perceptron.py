@@ -14,8 +14,7 @@ from smimbench_channels.sequence.perceptron import Probit, Sign
 
 import smimbench
 from smimbench.testing import parametrize_with_checks
-from smimbench.theory.predictions import solve
-from smimbench.theory.thresholds import thresholds
+from smimbench.theory.predictions import solve, thresholds
 
 MODEL = {"name": "sequence-multi-index", "tokens": 1}
 

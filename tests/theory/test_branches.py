@@ -12,14 +12,14 @@ from smimbench_priors.wishart import Wishart
 from smimbench.derive.sampled_information import sampled_moments
 from smimbench.interfaces import Posterior, Uncertain
 from smimbench.theory.continuation import Continuation
-from smimbench.theory.coupled import iterate, linear_response, sweep
+from smimbench.theory.coupled import linear_response, sweep
 from smimbench.theory.decoupling import components_decouple
 from smimbench.theory.fixed_point_curve import FixedPointCurve
 from smimbench.theory.free_entropy import free_entropy_between
+from smimbench.theory.information import information_at, overlap_at
 from smimbench.theory.perfect_recovery import perfect_limit
-from smimbench.theory.predictions import competing
+from smimbench.theory.predictions import competing, thresholds
 from smimbench.theory.scalar import ScalarCurve
-from smimbench.theory.thresholds import curve_thresholds, thresholds
 
 
 class Model:
@@ -113,7 +113,7 @@ def test_a_jump_is_reported_with_its_hard_phase(others):
     # alpha climbs to 1.21 and falls to 1: between the two, recovery is possible but not from the prior mean.
     problem = apart(hill, *others)
     curve = FixedPointCurve(problem)
-    found = curve_thresholds(curve)
+    found = curve.thresholds()
     assert {s["layer"]: s["value"] for s in found["sequential"]}[1] == pytest.approx(0.5, rel=1e-6)
     assert found["hard_phase"] == pytest.approx([1.0, PEAK], abs=1e-4)
     assert found["perfect_recovery"]["value"] == pytest.approx(PEAK, abs=1e-4)
@@ -240,8 +240,7 @@ def test_linear_labels_with_closed_form(noise):
         np.testing.assert_allclose(found[0].V, V, rtol=2e-4, atol=1e-6)
         np.testing.assert_allclose(found[0].Q, np.eye(2) - V, rtol=1e-3, atol=1e-5)
         assert np.all(np.abs(np.diagonal(found[0].V - V)) < 5 * found[0].error + 1e-7)
-        plain = iterate(problem, alpha)
-        np.testing.assert_allclose(plain.V, V, atol=1e-7)
+        np.testing.assert_allclose(iterate(problem, alpha, 1e-6), V, atol=1e-7)
     found = thresholds(problem)
     assert found["weak_recovery"]["value"] == 0.0
     assert found["perfect_recovery"] is None
@@ -401,10 +400,21 @@ def test_free_entropy_between_two_overlaps_does_not_depend_on_the_way():
     assert error == 0.0
 
 
+def iterate(problem, alpha, start):
+    """V of the fixed point of ``Qhat = kappa alpha I(Q)``, ``Q = overlap(Qhat)``, without tricks."""
+    Q, V = overlap_at(problem, start * np.eye(problem.components))
+    for _ in range(2000):
+        before = Q
+        Q, V = overlap_at(problem, problem.model.kappa * alpha * information_at(problem, Q, V).value)
+        if np.abs(Q - before).max() <= 1e-9:
+            break
+    return V
+
+
 def test_sweeps_agree_with_plain_iteration():
     problem = Problem(Mixed(NOISES[1]), 2, 2)
-    for branch in ("uninformed", "informed"):
+    for branch, start in (("uninformed", 1e-6), ("informed", 1e8)):
         for prediction, found in sweep(problem, [0.6, 0.2], branch):
-            plain = iterate(problem, prediction.alpha, branch)
-            np.testing.assert_allclose(prediction.V, plain.V, atol=1e-7)
-            np.testing.assert_allclose(np.linalg.inv(np.eye(2) + found.qhat), plain.V, atol=1e-6)
+            plain = iterate(problem, prediction.alpha, start)
+            np.testing.assert_allclose(prediction.V, plain, atol=1e-7)
+            np.testing.assert_allclose(np.linalg.inv(np.eye(2) + found.qhat), plain, atol=1e-6)

@@ -16,8 +16,7 @@ from smimbench.interfaces import Overlap, Posterior, Uncertain
 from smimbench.theory.curve_values import resolved, turns
 from smimbench.theory.fixed_point_curve import fixed_point_curve
 from smimbench.theory.perfect_recovery import perfect_limit
-from smimbench.theory.predictions import competing
-from smimbench.theory.thresholds import thresholds
+from smimbench.theory.predictions import competing, thresholds
 from smimbench.theory.types import Prediction, Threshold
 
 
@@ -265,7 +264,7 @@ def test_an_error_that_is_not_zero_is_not_perfect_recovery(monkeypatch):
     monkeypatch.setattr(curve, "free_entropy", lambda p: (0.0 if p.V.any() else float("inf"), 0.0))
     low = Prediction(1.0, 0.95 * np.eye(2), 0.05 * np.eye(2), np.full(2, 0.04), "uninformed", "")
     high = Prediction(1.0, np.eye(2), np.zeros((2, 2)), np.zeros(2), "informed", "")
-    monkeypatch.setattr(curve, "predict", lambda alpha, branch: low if branch == "uninformed" else high)
+    monkeypatch.setattr(curve, "predict", lambda alphas, branch="": [high if branch == "informed" else low])
     assert [p.branch for p in curve.competing([1.0])[0]] == ["informed", "uninformed"]
     high = replace(low, V=0.04 * np.eye(2))
     assert [p.branch for p in curve.competing([1.0])[0]] == ["unique"]

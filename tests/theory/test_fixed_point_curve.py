@@ -68,9 +68,9 @@ def plain_ratios(problem, Q, V, draws, rng, chunk=10_000):
 
 def compare(curve, alpha, draws, rng):
     """Sample ratio by plain draws less that of the curve, of each learned component, and their combined error."""
-    found = curve.predict(alpha)
+    found = curve.predict([alpha])[0]
     shift = 3e-3
-    above, below = curve.predict(alpha * (1 + shift)), curve.predict(alpha * (1 - shift))
+    above, below = curve.predict([alpha * (1 + shift)])[0], curve.predict([alpha * (1 - shift)])[0]
     learned = np.flatnonzero(np.diagonal(found.Q) > 0)
     response = np.diagonal(below.V - above.V)[learned] / (2 * shift * alpha)
     value, error = plain_ratios(curve.problem, found.Q, found.V, draws, rng)
@@ -160,8 +160,8 @@ def on_interacting_curve(channel=None):
     curve = FixedPointCurve(Bare(channel or Interacting(), 2, 1))
     shift = 1e-3
     for alpha in np.linspace(0.652, 0.686, 12):
-        found = curve.predict(alpha)
-        above, below = curve.predict(alpha * (1 + shift)), curve.predict(alpha * (1 - shift))
+        found = curve.predict([alpha])[0]
+        above, below = curve.predict([alpha * (1 + shift)])[0], curve.predict([alpha * (1 - shift)])[0]
         response = np.diagonal(below.V - above.V) / (2 * shift)
         yield np.log(Interacting.ratios(np.diagonal(found.Q)) / alpha), found.error / response
 

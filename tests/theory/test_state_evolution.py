@@ -17,9 +17,8 @@ from scipy.stats import chi
 from smimbench.interfaces import Uncertain
 from smimbench.problem.problem import Problem
 from smimbench.theory.information import channel_information
-from smimbench.theory.predictions import solve
+from smimbench.theory.predictions import solve, thresholds
 from smimbench.theory.scalar import ScalarCurve
-from smimbench.theory.thresholds import thresholds
 
 
 def attention(tokens=2, rho=0.5, channel="softmax", **parameters) -> Problem:

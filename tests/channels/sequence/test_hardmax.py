@@ -14,7 +14,7 @@ from smimbench_channels.sequence.hardmax.information import information_estimate
 from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError
 from smimbench.problem.problem import Problem
-from smimbench.theory.thresholds import thresholds
+from smimbench.theory.predictions import thresholds
 from tests.conftest import assert_placed
 
 

@@ -11,7 +11,7 @@ from smimbench_channels.sequence.hardmax.channel import SequenceHardmax
 from smimbench_channels.sequence.hardmax.information import information_estimates, small_error_limit
 
 from smimbench.problem.problem import Problem
-from smimbench.theory.thresholds import thresholds
+from smimbench.theory.predictions import thresholds
 
 
 def exact(s):

@@ -7,7 +7,7 @@ import pytest
 from scipy import integrate, optimize, stats
 
 import smimbench
-from smimbench.theory.thresholds import thresholds
+from smimbench.theory.predictions import thresholds
 
 pytest.importorskip("smimbench_sparse", reason="needs the priors of smimbench-sparse")
 

@@ -13,7 +13,7 @@ from smimbench_glm import Relu
 
 import smimbench
 from smimbench.testing import parametrize_with_checks
-from smimbench.theory.thresholds import thresholds
+from smimbench.theory.predictions import thresholds
 
 
 @parametrize_with_checks([Relu(), Relu(tokens=3)])

@@ -10,8 +10,7 @@ from smimbench_phase_retrieval import ComplexModulus
 import smimbench
 from smimbench.derive.sampled_information import sampled_moments
 from smimbench.testing import parametrize_with_checks
-from smimbench.theory.predictions import competing
-from smimbench.theory.thresholds import thresholds
+from smimbench.theory.predictions import competing, thresholds
 
 PROBLEM = smimbench.Problem({"name": "sequence-multi-index", "tokens": 2}, "complex-modulus", "gaussian")
 

@@ -15,8 +15,7 @@ from smimbench.backend import get_backend
 from smimbench.registry import get_registry
 from smimbench.run.loop import LoopSettings, run_algorithm
 from smimbench.testing import parametrize_with_checks
-from smimbench.theory.predictions import solve
-from smimbench.theory.thresholds import thresholds
+from smimbench.theory.predictions import solve, thresholds
 
 PROBLEM = smimbench.Problem({"name": "sequence-multi-index", "tokens": 1}, "modulus", "gaussian")
 FOLDER = Path(__file__).resolve().parent.parent

@@ -17,8 +17,7 @@ import smimbench
 from smimbench.derive.simulated_prior import SimulatedPrior
 from smimbench.registry import get_registry
 from smimbench.testing import parametrize_with_checks
-from smimbench.theory.predictions import solve
-from smimbench.theory.thresholds import thresholds
+from smimbench.theory.predictions import solve, thresholds
 
 MODEL = {"name": "sequence-multi-index", "tokens": 1}
 FOLDER = Path(__file__).resolve().parent.parent

@@ -1,0 +1,167 @@
+r"""A curve of fixed points over the sample ratio: what all solvers share. Branches that compete, where one overtakes the
+other, and thresholds as plain data.
+
+Which of several fixed points is Bayes-optimal follows from the replica-symmetric free entropy. Its gradient is
+
+.. math:: \frac{\partial \phi}{\partial Q} = \tfrac12 (\kappa \alpha I(Q) - \hat Q(Q)),
+
+with ``Qhat(Q)`` the inverse of the prior's map: differences are integrals along any path between two overlaps (the rule of
+equal areas), and need no normaliser of the channel. The larger one wins.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.theory.information import prior_moments
+from smimbench.theory.types import HardPhase, Prediction, Threshold
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from smimbench.problem.problem import Problem
+
+__all__ = ["Curve", "bayes_optimal_first", "threshold_document"]
+
+HELD = "learned from alpha = 0 on, for the prior mean already has an overlap"
+NEVER = "labels say nothing of a signal without an overlap, at any alpha"
+NOISY = "labels are noisy or rounded: equations run out as the error falls"
+
+
+class Curve(ABC):
+    """The fixed points of a problem, by sample ratio."""
+
+    problem: Problem
+
+    @abstractmethod
+    def predict(self, alphas: Sequence[float], branch: str = "uninformed") -> list[Prediction]:
+        """The fixed point of one branch at every sample ratio."""
+
+    @abstractmethod
+    def folds(self) -> bool:
+        """Whether alpha falls somewhere along the curve, so that branches compete."""
+
+    @abstractmethod
+    def free_entropy(self, point: Prediction) -> tuple[float, float]:
+        """Free entropy of a point of the curve, less that of the prior mean, and its error; infinite for perfect recovery."""
+
+    @abstractmethod
+    def thresholds(self) -> dict[str, Any]:
+        """All critical sample ratios, see ``threshold_document``."""
+
+    def meet(self, low: Prediction, high: Prediction) -> bool:
+        """Whether two predictions are the same fixed point within their errors."""
+        scale = float(np.max(np.diagonal(prior_moments(self.problem)[0])))
+        apart = np.abs(np.diagonal(low.V) - np.diagonal(high.V))
+        return bool(np.all(apart <= 1e-6 * scale + 2 * (low.error + high.error)))
+
+    def compete(self, low: Prediction, high: Prediction) -> bool:
+        """Whether two branches are two points."""
+        return not self.meet(low, high)
+
+    def competing(self, alphas: Sequence[float]) -> list[list[Prediction]]:
+        """All relevant fixed points at every sample ratio, the Bayes-optimal one first.
+
+        One prediction with branch ``"unique"`` where the two branches meet; otherwise both, each with its free entropy
+        (larger is better; infinite for perfect recovery of continuous signals from noiseless labels).
+        """
+        if not self.folds():
+            return [[replace(p, branch="unique")] for p in self.predict(alphas)]
+        result = []
+        for low, high in zip(self.predict(alphas), self.predict(alphas, "informed")):
+            if self.compete(low, high):
+                result.append(
+                    bayes_optimal_first([replace(p, free_entropy=self.free_entropy(p)[0]) for p in (low, high)])
+                )
+            else:
+                result.append([replace(low, branch="unique")])
+        return result
+
+    def batches(self, alphas: Sequence[float]) -> list[list[float]]:
+        """Sample ratios that are solved together, because they help each other."""
+        return [list(alphas)] if alphas else []
+
+    def _lead(self, alpha: float) -> tuple[float, float]:
+        """Free entropy of the informed branch less that of the uninformed one, and its error; 0 where they meet."""
+        low, high = (self.predict([alpha], branch)[0] for branch in ("uninformed", "informed"))
+        if self.meet(low, high):
+            return 0.0, 0.0
+        (stuck, one), (free, two) = self.free_entropy(low), self.free_entropy(high)
+        return free - stuck, one + two
+
+    def transition(self, low: Threshold, top: float) -> Threshold | None:
+        """Where the informed branch becomes the Bayes-optimal one; None where it never does.
+
+        Parameters
+        ----------
+        low : Threshold
+            Where the informed branch begins. It is returned where that branch is ahead from there on.
+        top : float
+            Where the uninformed branch ends.
+        """
+        span = top - low.value
+        if self._lead(low.value + 1e-6 * span)[0] > 0:
+            return low
+        inside = np.linspace(low.value, top, 33)[1:-1]  # shorter leads are not seen
+        ahead = np.array([self._lead(alpha)[0] for alpha in inside]) > 0
+        if not ahead.any():
+            return None
+        first = int(np.argmax(ahead))
+        behind, good = (float(inside[first - 1]) if first else low.value), float(inside[first])
+        for _ in range(40):
+            middle = (behind + good) / 2
+            behind, good = (behind, middle) if self._lead(middle)[0] > 0 else (middle, good)
+        step = 1e-4 * span
+        rise = (self._lead(good + step)[0] - self._lead(good - step)[0]) / (2 * step)
+        error = self._lead(good)[1] / rise if np.isfinite(rise) and rise > 0 else 0.0
+        return Threshold(good, float(error) + good - behind + 1e-12 * good)
+
+
+def bayes_optimal_first(pair: list[Prediction]) -> list[Prediction]:
+    """Competing predictions, the one with the largest free entropy first."""
+    return sorted(pair, key=lambda p: -p.free_entropy if p.free_entropy is not None else 0.0)
+
+
+def threshold_document(
+    weak: Threshold | None,
+    perfect: Threshold | None,
+    sequential: list[dict[str, Any]],
+    hard: HardPhase | None,
+    reasons: dict[str, str],
+) -> dict[str, Any]:
+    """Thresholds as plain data.
+
+    Parameters
+    ----------
+    perfect : Threshold or None
+        Where V = 0 becomes stable; with a hard phase the uninformed branch may get there later.
+    reasons : dict
+        Why a threshold does not exist, by name; what is left out is said in general words.
+
+    Returns
+    -------
+    dict
+        ``weak_recovery``, ``perfect_recovery``, ``spinodal`` (the informed branch begins), ``information_theoretic`` (it becomes
+        the Bayes-optimal one), ``algorithmic`` (the uninformed branch ends): ``{"value", "error"}`` or None; ``sequential``: a
+        list of ``{"layer", "value", "error"}`` in the order learned (layers count from 1); ``hard_phase``: ``[from, to]`` or
+        None; ``reasons``: for each that is None, or empty, why.
+    """
+    recovery: dict[str, Any] | None = perfect.document() if perfect else None
+    if hard and perfect and hard.algorithmic.value > perfect.value:
+        recovery = {**hard.algorithmic.document(), "branch": "uninformed", "informed": recovery}
+    names = ("spinodal", "information_theoretic", "algorithmic")
+    found: dict[str, Any] = {
+        "weak_recovery": weak.document() if weak else None,
+        "perfect_recovery": recovery,
+        "sequential": sequential,
+        **{name: getattr(hard, name).document() if hard else None for name in names},
+        "hard_phase": [hard.information_theoretic.value, hard.algorithmic.value] if hard else None,
+    }
+    every = {"sequential": reasons["weak_recovery"], **dict.fromkeys(names, "there is one branch only"), **reasons}
+    every.setdefault("perfect_recovery", NOISY)
+    found["reasons"] = {name: every[name] for name in (*every, "weak_recovery") if not found[name]}
+    return found
