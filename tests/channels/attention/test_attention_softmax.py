@@ -12,7 +12,6 @@ import pytest
 from smimbench_channels.attention.softmax.channel import AttentionSoftmax
 
 from smimbench.backend.arrays import to_host
-from smimbench.interfaces import ParameterError
 from tests.conftest import assert_placed
 
 
@@ -102,48 +101,11 @@ def test_small_V_keeps_its_digits(rng, T, beta):
     np.testing.assert_allclose((mean - omega)[:, 0], (z - omega)[:, 0] - missing[:, None] * u, atol=1e-7 * 1e-6)
 
 
-@pytest.mark.parametrize(("T", "q", "V"), [(2, 0.8, 0.7), (4, 1.4, 0.05)])
-def test_nishimori_and_information(rng, T, q, V):
-    channel = AttentionSoftmax(T, beta=1.7)
-    omega, z = draw(rng, 40_000, T, q, V)
-    found = channel.posterior(channel.forward(z), omega, np.array([[V]]))
-    g = (found.mean - omega) / V
-    claimed = channel.information(np.array([[q]]), np.array([[V]]))
-    assert claimed.value.shape == (1, 1)
-    assert (claimed.error, claimed.method) == (0.0, "closed form")
-    power = np.sum(g**2, axis=(1, 2))
-    error = 4 * power.std() / math.sqrt(len(power))
-    assert power.mean() == pytest.approx(float(claimed.value[0, 0]), abs=error)
-    assert np.sum(g * (z - omega)) / len(g) / V == pytest.approx(power.mean(), abs=2 * error)
-    assert np.abs(g.mean(axis=0)).max() < 4 / math.sqrt(V * len(g))
-    curvature = channel.sites * (1 / V - float(found.covariance[0, 0]) / V**2)
-    assert curvature == pytest.approx(float(claimed.value[0, 0]), rel=1e-12)
-
-
 def test_information_of_a_batch(backend):
     V = np.array([1.0, 1e-12, 3.0]).reshape(3, 1, 1)
     found = AttentionSoftmax(3).information(backend.asarray(np.ones((2, 1, 1, 1))), backend.asarray(V))
     assert_placed(found.value, backend, (2, 3, 1, 1))
     np.testing.assert_allclose(to_host(found.value), np.broadcast_to(5 / V, (2, 3, 1, 1)))
-
-
-@pytest.mark.parametrize(("T", "beta"), [(2, 1.0), (3, 3.0)])
-def test_vjp_against_finite_differences(backend, rng, T, beta):
-    channel = AttentionSoftmax(T, beta=beta)
-    _, z = draw(rng, 4, T)
-    G = rng.standard_normal((4, T, T))
-    found = channel.vjp(backend.asarray(z), backend.asarray(G))
-    assert_placed(found, backend, z.shape)
-
-    def loss(z):
-        p = np.exp(beta * matrix_of(z, T))
-        return np.sum(G * p / p.sum(-1, keepdims=True))
-
-    step = 1e-5
-    for index in np.ndindex(z.shape):
-        e = np.zeros_like(z)
-        e[index] = step
-        assert to_host(found)[index] == pytest.approx((loss(z + e) - loss(z - e)) / (2 * step), abs=1e-8)
 
 
 def test_several_students_share_a_call(backend, rng):
@@ -155,29 +117,6 @@ def test_several_students_share_a_call(backend, rng):
     for k in range(3):
         np.testing.assert_allclose(to_host(y)[k], channel.forward(z[k]), rtol=1e-13)
         np.testing.assert_allclose(to_host(back)[k], channel.vjp(z[k], G[k]), rtol=1e-12, atol=1e-15)
-
-
-def test_probabilities(backend, rng):
-    channel = AttentionSoftmax(4, beta=5.0)
-    p = channel.observable(channel.forward(backend.asarray(draw(rng, 9, 4)[1])))
-    assert_placed(p, backend, (9, 4, 4))
-    np.testing.assert_allclose(np.sum(to_host(p), axis=-1), 1, rtol=1e-14)
-
-
-@pytest.mark.parametrize("T", [2, 3])
-def test_gradient_of_the_log_partition_is_g(backend, rng, T):
-    channel, V = AttentionSoftmax(T, beta=1.3), np.array([[0.6]])
-    omega, z = draw(rng, 3, T)
-    y = channel.forward(z)
-    value = channel.log_partition(backend.asarray(y), backend.asarray(omega), backend.asarray(V))
-    assert_placed(value, backend, (3,))
-    g = (channel.posterior(y, omega, V).mean - omega) / V
-    step = 1e-5
-    for c in range(channel.sites):
-        e = np.zeros_like(omega)
-        e[:, 0, c] = step
-        slope = (channel.log_partition(y, omega + e, V) - channel.log_partition(y, omega - e, V)) / (2 * step)
-        np.testing.assert_allclose(slope, g[:, 0, c], atol=1e-8)
 
 
 def test_the_log_partition_is_normalised():
@@ -227,28 +166,6 @@ def test_generalization_error_against_a_dense_grid(backend, q, V, beta):
         assert float(found[key].error) < 1e-7 * exact
 
 
-def test_generalization_error_is_that_of_predictions(rng):
-    """Monte Carlo with matrices, all four entries; the Bayes error by a second posterior sample."""
-    q, V, beta = 0.9, 0.6, 2.5
-    omega, z = draw(rng, 200_000, 2, q, V)
-    other = omega + rng.standard_normal(z.shape) * math.sqrt(V)
-
-    def attention(z):
-        p = np.exp(beta * matrix_of(z, 2))
-        return p / p.sum(-1, keepdims=True)
-
-    y = attention(z)
-    found = AttentionSoftmax(2, beta=beta).generalization_error(np.array([[q]]), np.array([[V]]))
-    samples = {
-        "bayes": (y - attention(other)) ** 2 / 2,
-        "plugin": (y - attention(omega)) ** 2,
-        "constant": (y - 0.5) ** 2,
-    }
-    for key, values in samples.items():
-        sums = values.sum(axis=(1, 2))
-        assert float(found[key].value) == pytest.approx(sums.mean(), abs=4 * sums.std() / math.sqrt(len(sums)))
-
-
 @pytest.mark.parametrize(("q", "V"), [(0.5, 1.0), (1.49, 0.01), (0.02, 1.48)])
 def test_generalization_error_at_large_beta_is_that_of_the_argmax(q, V):
     """Angles between omega and z; the correction is of relative order 1/beta."""
@@ -271,53 +188,3 @@ def test_generalization_error_at_small_V_is_linear_in_it():
         np.testing.assert_allclose(found[key].value / batch[:, 0, 0], first_order, rtol=1e-5)
     perfect = AttentionSoftmax(2).generalization_error(np.array([[1.5]]), np.array([[0.0]]))
     assert float(perfect["bayes"].value) == float(perfect["plugin"].value) == 0
-
-
-def test_generalization_error_is_offered_for_two_tokens_only():
-    assert hasattr(AttentionSoftmax(2), "generalization_error")
-    assert not hasattr(AttentionSoftmax(3), "generalization_error")
-
-
-def test_float32(rng):
-    channel = AttentionSoftmax(3, beta=2.0)
-    omega, z = draw(rng, 30, 3)
-    V = np.array([[0.5]])
-    narrow = [a.astype("f4") for a in (z, omega, V)]
-    y = channel.forward(narrow[0])
-    found = channel.posterior(y, narrow[1], narrow[2], second_moment=True)
-    G = rng.standard_normal((30, 3, 3))
-    results = [y, found.mean, found.covariance, found.second_moment, channel.log_partition(y, *narrow[1:])]
-    results += [channel.vjp(narrow[0], G.astype("f4")), channel.information(narrow[2], narrow[2]).value]
-    assert {r.dtype for r in results} == {np.dtype("f4")}
-    exact = channel.posterior(channel.forward(z), omega, V, second_moment=True)
-    np.testing.assert_allclose(found.mean, exact.mean, atol=1e-5)
-    np.testing.assert_allclose(found.second_moment, exact.second_moment, atol=1e-4)
-    np.testing.assert_allclose(results[5], channel.vjp(z, G), atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"tokens": 1}, r"^tokens: must be an integer >= 2, got 1$"),
-        ({"tokens": True}, r"^tokens: must be an integer >= 2"),
-        ({"tokens": 2, "layers": 0}, r"^layers: must be an integer >= 1"),
-        ({"tokens": 2, "layers": 3}, r"^layers: must be 1"),
-        ({"tokens": 2, "beta": 0}, r"^beta: must be a finite number > 0, got 0$"),
-        ({"tokens": 2, "beta": -1.0}, r"^beta: "),
-        ({"tokens": 2, "beta": math.nan}, r"^beta: "),
-        ({"tokens": 2, "beta": "1"}, r"^beta: "),
-        ({"tokens": 2, "skip": 0.5}, r"^skip: has no effect with layers = 1"),
-        ({"tokens": 2, "skip": -1.0}, r"^skip: must be a finite number >= 0"),
-    ],
-)
-def test_bad_parameters(parameters, message):
-    with pytest.raises(ParameterError, match=message):
-        AttentionSoftmax(**parameters)
-
-
-def test_bad_shapes(rng):
-    channel = AttentionSoftmax(3)
-    with pytest.raises(ValueError, match=r"latents must have shape \(..., n, 1, 6\), got \(4, 1, 3\)"):
-        channel.forward(np.ones((4, 1, 3)))
-    with pytest.raises(ValueError, match="latents must have shape"):
-        channel.posterior(np.zeros((4, 3, 3)), np.ones((4, 2, 6)), np.eye(1))
