@@ -12,7 +12,7 @@ import array_api_compat
 from smimbench.backend import namespace
 from smimbench.interfaces import Capabilities, ParameterError
 from smimbench.interfaces.checks import check_latents, check_whole
-from smimbench.numerics.token_pairs import entry_sites, site_scales
+from smimbench.numerics import entry_sites, site_scales
 from smimbench_channels.batches import array_like
 
 if TYPE_CHECKING:

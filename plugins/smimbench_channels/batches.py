@@ -9,7 +9,7 @@ import numpy as np
 
 from smimbench.backend import namespace, to_host
 from smimbench.interfaces import Uncertain
-from smimbench.numerics.masked import places_at_mask, put_at_mask
+from smimbench.numerics import places_at_mask, put_at_mask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits
 
 from smimbench import Problem
 from smimbench.backend import get_backend
-from smimbench.derive.channel import observable
+from smimbench.derive import observable
 
 
 class Plain:

@@ -20,7 +20,7 @@ import numpy as np
 from smimbench.backend import clip, namespace, special
 from smimbench.interfaces import Capabilities, Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents, check_number, check_whole
-from smimbench.numerics.quadrature import gauss_legendre
+from smimbench.numerics import gauss_legendre
 from smimbench_channels.batches import identity_like, uncentred
 
 __all__ = ["Probit", "Sign", "hazard"]

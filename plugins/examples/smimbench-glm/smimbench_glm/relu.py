@@ -22,7 +22,7 @@ from smimbench_channels.sequence.perceptron import hazard
 from smimbench import Capabilities, Posterior, Uncertain
 from smimbench.backend import namespace, special
 from smimbench.interfaces.checks import check_latents, check_whole
-from smimbench.numerics.quadrature import gauss_legendre
+from smimbench.numerics import gauss_legendre
 
 __all__ = ["Relu"]
 

@@ -15,7 +15,7 @@ import numpy as np
 from smimbench import Capabilities, ParameterError, Posterior, Uncertain
 from smimbench.backend import clip, namespace, special
 from smimbench.interfaces.checks import check_latents
-from smimbench.numerics.quadrature import gauss_legendre
+from smimbench.numerics import gauss_legendre
 
 __all__ = ["ComplexModulus"]
 

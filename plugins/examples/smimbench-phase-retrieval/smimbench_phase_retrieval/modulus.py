@@ -12,7 +12,7 @@ import numpy as np
 from smimbench import Posterior, Uncertain
 from smimbench.backend import clip, namespace
 from smimbench.interfaces.checks import check_latents, check_whole
-from smimbench.numerics.quadrature import gauss_legendre
+from smimbench.numerics import gauss_legendre
 from smimbench_phase_retrieval.projection import SizeOfProjection
 
 __all__ = ["Modulus"]

@@ -24,8 +24,7 @@ import numpy as np
 
 from smimbench import Capabilities, Denoised, Overlap, ParameterError
 from smimbench.backend import namespace, to_host
-from smimbench.numerics.linalg import inverse_root
-from smimbench.numerics.qmc import normal_points
+from smimbench.numerics import inverse_root, normal_points
 
 __all__ = ["GaussBernoulli", "Rademacher"]
 

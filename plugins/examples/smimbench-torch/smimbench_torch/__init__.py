@@ -15,7 +15,7 @@ import numpy as np
 
 from smimbench import Capabilities, Info, ParameterError, hookimpl
 from smimbench.backend import to_host
-from smimbench.derive.channel import gives_probabilities, observable, predict
+from smimbench.derive import gives_probabilities, observable, predict
 from smimbench.interfaces import Plan
 from smimbench_torch.source import optimizers_in_source
 

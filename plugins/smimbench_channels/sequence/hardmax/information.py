@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from smimbench.numerics.qmc import normal_points
-from smimbench.numerics.quadrature import gauss_legendre
+from smimbench.numerics import gauss_legendre, normal_points
 from smimbench_channels.chebyshev import Polynomials, fitted, lobatto_points
 from smimbench_channels.sequence.hardmax import two_tokens
 from smimbench_channels.sequence.hardmax.posterior import posterior_moments

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import array_api_compat
 
 from smimbench.backend import clip, namespace, special
-from smimbench.numerics.quadrature import gauss_legendre
+from smimbench.numerics import gauss_legendre
 from smimbench_channels.batches import array_like, blocks, identity_like, joined, put_tuple
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from smimbench.numerics.bivariate_normal import log_cdf
-from smimbench.numerics.quadrature import gauss_legendre
+from smimbench.numerics import gauss_legendre, log_cdf
 from smimbench_channels.chebyshev import Polynomials, lobatto_points
 
 __all__ = ["scaled_information", "susceptibility"]

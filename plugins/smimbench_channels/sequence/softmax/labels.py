@@ -25,10 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.linalg import helmert
 
-from smimbench.numerics.control_variates import controlled_mean
-from smimbench.numerics.linalg import is_diagonal, symmetric, symmetric_root
-from smimbench.numerics.memo import by_value
-from smimbench.numerics.qmc import normal_points
+from smimbench.numerics import by_value, controlled_mean, is_diagonal, normal_points, symmetric, symmetric_root
 from smimbench_channels.sequence.softmax.deep.small_matrices import output_gap
 from smimbench_channels.sequence.softmax.network import Network, output
 from smimbench_channels.sequence.softmax.posterior import SEEDS, integrate, is_exact

@@ -12,7 +12,7 @@ import numpy as np
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Array, Posterior, Uncertain
-from smimbench.numerics.quadrature import gaussian_trapezoid
+from smimbench.numerics import gaussian_trapezoid
 from smimbench_channels.batches import array_like, blocks
 
 __all__ = ["information", "log_partition", "posterior", "susceptibility"]

@@ -29,7 +29,7 @@ import numpy as np
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Array
-from smimbench.numerics.masked import put_at_mask, spread_at_mask
+from smimbench.numerics import put_at_mask, spread_at_mask
 from smimbench_channels.batches import blocks, joined, put_tuple
 from smimbench_channels.sequence.softmax.deep.integrand import Law, make_law
 from smimbench_channels.sequence.softmax.deep.proposal import Gaussians, Proposal, Sizes, draw_mixture

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smimbench.interfaces import Array
-from smimbench.numerics.linalg import is_diagonal
+from smimbench.numerics import is_diagonal
 from smimbench_channels.sequence.softmax.deep.small_matrices import (
     Vectors,
     apply,

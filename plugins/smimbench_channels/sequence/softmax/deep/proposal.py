@@ -11,7 +11,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench.interfaces import Array
-from smimbench.numerics.qmc import normal_points, uniform_points
+from smimbench.numerics import normal_points, uniform_points
 from smimbench_channels.sequence.softmax.deep.integrand import SINGULAR, TINY, Law, Points, log_integrand
 from smimbench_channels.sequence.softmax.deep.small_matrices import (
     Vectors,

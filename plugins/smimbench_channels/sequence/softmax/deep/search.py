@@ -12,7 +12,7 @@ import numpy as np
 
 from smimbench.backend import clip
 from smimbench.interfaces import Array
-from smimbench.numerics.qmc import uniform_points
+from smimbench.numerics import uniform_points
 from smimbench_channels.batches import array_like, identity_like
 from smimbench_channels.sequence.softmax import network
 from smimbench_channels.sequence.softmax.deep.integrand import Law, Points

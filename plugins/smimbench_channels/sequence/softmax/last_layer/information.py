@@ -30,9 +30,7 @@ import numpy as np
 
 from smimbench.backend import to_host
 from smimbench.interfaces import Array, Uncertain
-from smimbench.numerics.control_variates import controlled_mean
-from smimbench.numerics.linalg import is_diagonal
-from smimbench.numerics.qmc import normal_points
+from smimbench.numerics import controlled_mean, is_diagonal, normal_points
 from smimbench_channels.batches import joined, on_host, uncertain_like
 from smimbench_channels.sequence.softmax.last_layer.posterior import KnownLayer, Moments, compress, posterior_moments
 from smimbench_channels.sequence.softmax.last_layer.tables import (

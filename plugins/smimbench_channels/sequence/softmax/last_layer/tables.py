@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from smimbench.numerics.qmc import normal_points
+from smimbench.numerics import normal_points
 from smimbench_channels.sequence.softmax.last_layer.spreading import spread
 
 __all__ = ["ACCURACY", "Accuracy", "Host", "Tables", "make_tables", "mixing", "node_count"]
