@@ -294,6 +294,7 @@ def test_equations_of_one_layer_are_the_limit_of_its_information():
     assert not offers(problem.channel, "rough_labels")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("skip", "alpha", "share"), [(1.0, 0.1, 0.1), (0.5, 0.05, 1.0)])
 def test_theory_from_few_accurate_values(skip, alpha, share):
     """What rough values lead to is a fixed point of the accurate recursion: the residual is below the stated error.
