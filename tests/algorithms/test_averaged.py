@@ -11,7 +11,7 @@ from smimbench_algorithms.spectral.algorithm import Spectral
 
 from smimbench.backend.arrays import namespace, to_host
 from smimbench.backend.device import get_backend
-from smimbench.interfaces import Conditions, Info, Overlaps, ParameterError
+from smimbench.interfaces import Conditions, Info, Overlaps
 from smimbench.numerics.size_laws import extrapolate
 from smimbench.problem.problem import Problem
 from smimbench.registry.parameters import build, parameters_of
@@ -194,31 +194,6 @@ def test_cell_knows_the_version_and_all_parameters_of_the_algorithm():
     # A stored spec builds the same algorithm again.
     again = Averaged(**spec)
     assert parameters_of("algorithm", again) == spec
-
-
-@pytest.mark.parametrize(
-    ("key", "table"),
-    [
-        ("of.name", {}),
-        ("of.name", {"name": "unheard-of"}),
-        ("of.name", {"name": "averaged", "of": {"name": "adam"}}),
-        ("of.learning_rate", {"name": "adam", "learning_rate": -1.0}),
-        ("of.momentum", {"name": "adam", "momentum": 0.5}),
-    ],
-)
-def test_what_cannot_be_averaged_is_refused(key, table):
-    with pytest.raises(ParameterError) as error:
-        Averaged(of=table)
-    assert error.value.key == key
-
-
-def test_refusals_of_the_algorithm_count():
-    assert "does not work for model" in Averaged(of="nuclear").refuses(layers())
-    assert "probabilities" in Averaged(of={"name": "adam", "loss": "cross-entropy"}).refuses(
-        Problem({"name": "attention-indexed", "tokens": 2}, "linear", WISHART)
-    )
-    with pytest.raises(ParameterError):
-        Averaged(of={"name": "adam"}, students=0)
 
 
 class Draws:

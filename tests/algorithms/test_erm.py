@@ -189,20 +189,3 @@ def test_students_of_a_convex_problem_agree():
     one = Erm(penalty=0.1).theory(LINE, 0.6, Conditions())
     mean = Averaged(of={"name": "erm", "penalty": 0.1}, students=5).theory(LINE, 0.6, Conditions())
     assert mean["mse"] == pytest.approx(one["mse"], rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("problem", "algorithm", "words"),
-    [
-        (sequence({"name": "softmax", "layers": 1}, 2), Erm(), "sign of the signal"),
-        (LINE, Erm("logistic"), "needs labels -1 and"),
-    ],
-)
-def test_what_is_not_convex_is_refused(problem, algorithm, words):
-    assert words in algorithm.refuses(problem)
-
-
-@pytest.mark.parametrize("parameters", [{"penalty": 0.0}, {"penalty": "best"}, {"loss": "hinge"}, {"length": "long"}])
-def test_bad_parameters_are_named(parameters):
-    with pytest.raises(smimbench.ParameterError, match=next(iter(parameters))):
-        Erm(**parameters)

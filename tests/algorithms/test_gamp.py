@@ -10,9 +10,7 @@ import pytest
 from smimbench_algorithms.gamp.algorithm import LARGEST_EXCESS, Gamp
 from smimbench_algorithms.gamp.damping import EXTENSIVE, LOW_RANK, StepState, next_step, reversal_overlaps
 
-from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
-from smimbench.interfaces import ParameterError
 from smimbench.run.loop import LoopSettings, Status, run_algorithm
 from smimbench.theory.predictions import solve
 from tests.helpers import attention, sequence
@@ -465,34 +463,7 @@ def test_where_the_prior_mean_is_blind_the_start_is_random_and_small():
     assert 0 < np.mean(blind.estimate**2) < 1 / 500
 
 
-@pytest.mark.parametrize(
-    ("parameters", "key"),
-    [({"damping": 1.0}, "damping"), ({"damping": -0.1}, "damping"), ({"initial_overlap": 0.0}, "initial_overlap"),
-     ({"initial_overlap": 1.0}, "initial_overlap")],
-)  # fmt: skip
-def test_senseless_parameters_are_refused(parameters, key):
-    with pytest.raises(ParameterError) as caught:
-        Gamp(**parameters)
-    assert caught.value.key == key
-
-
 # -- precision, memory --------------------------------------------------------------------------------------------
-
-
-def test_single_precision_gives_single_precision_and_nearly_the_same():
-    problem = attention("linear", noise=0.3)
-    found = {}
-    for dtype in ("float64", "float32"):
-        backend = get_backend("numpy", dtype)
-        data = problem.instance(0.2, 50, dtype=dtype).data(backend)
-        algorithm = Gamp()
-        state = algorithm.init(problem, data, np.random.default_rng(0))
-        for _ in range(6):
-            state, _ = algorithm.step(problem, data, state)
-        assert algorithm.estimate(state).dtype == dtype
-        assert state.V.dtype == dtype
-        found[dtype] = np.asarray(algorithm.estimate(state), dtype=float)
-    np.testing.assert_allclose(found["float32"], found["float64"], atol=2e-3)
 
 
 def test_a_step_needs_little_more_than_the_inputs():
@@ -510,25 +481,3 @@ def test_a_step_needs_little_more_than_the_inputs():
         tracemalloc.stop()
     assert data.inputs.nbytes > 15e6
     assert peak < 0.3 * data.inputs.nbytes
-
-
-# -- every namespace ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "problem", [attention(), attention("linear", noise=0.1), sequence(), sequence("linear", components=2)], ids=str
-)
-def test_every_namespace_takes_the_same_steps(backend, problem):
-    instance = problem.instance(0.6, 12)
-    found = []
-    for place in (get_backend("numpy"), backend):
-        data = instance.data(place)
-        algorithm = Gamp()
-        state = algorithm.init(problem, data, np.random.default_rng(0))
-        for _ in range(3):
-            state, info = algorithm.step(problem, data, state)
-        found.append(
-            [to_host(v) for v in (algorithm.estimate(state), state.V, info.claimed, info.held, info.moved, info.strain)]
-        )
-    for ours, theirs in zip(*found):
-        np.testing.assert_allclose(theirs, ours, rtol=1e-9, atol=1e-11)

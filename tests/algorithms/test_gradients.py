@@ -14,7 +14,7 @@ from smimbench_algorithms.sgd import Sgd
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
 from smimbench.derive.channel import gives_probabilities, observable
-from smimbench.interfaces import ParameterError, Start
+from smimbench.interfaces import Start
 from smimbench.problem.problem import Problem
 from smimbench.run.loop import LoopSettings, Status, run_algorithm
 
@@ -82,27 +82,6 @@ def test_loss_is_the_squared_distance_of_the_outputs(rng):
         expected += ((attention(u) - np.exp(y)) ** 2).sum()
     found = loss_gradient(problem, data.inputs, targets_of(problem, data), factor)
     assert float(found.loss) == pytest.approx(expected, rel=1e-12)
-
-
-def test_attention_gradient_has_the_formula_of_the_matrix_model(rng):
-    """dA = beta P (G - sum G P), dW from (dA + dA^T) Z and the trace term; per sample, with loops."""
-    problem = make("attention softmax")
-    _, data = small(problem)
-    d, beta = data.dimension, 1.7
-    W = problem.prior.draw_factor(rng, 1, d)[0].T  # (r, d)
-    r = W.shape[0]
-    gradient = np.zeros_like(W)
-    for x, y in zip(data.inputs, data.labels):
-        Z = x @ W.T / math.sqrt(d)
-        S = W.T @ W / math.sqrt(r * d)
-        A = (x @ S @ x.T - np.eye(2) * np.trace(S)) / math.sqrt(d)
-        P = np.exp(beta * A)
-        P /= P.sum(1, keepdims=True)
-        G = 2 * (P - np.exp(y))
-        dA = beta * P * (G - (G * P).sum(1, keepdims=True))
-        gradient += ((dA + dA.T) @ Z).T @ x / (math.sqrt(r) * math.sqrt(d)) - 2 * np.trace(dA) * W / (math.sqrt(r) * d)
-    found = loss_gradient(problem, data.inputs, targets_of(problem, data), W.T[None])
-    assert np.allclose(found.gradient[0], gradient.T, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["two layers", "attention softmax", "attention linear", "sequence linear"])
@@ -188,19 +167,6 @@ def full_gradient(problem, data, factor, loss=None):
     rows = "softmax" in problem.channel.name or "hardmax" in problem.channel.name
     loss = loss or ("cross-entropy" if rows else "squared")
     return loss_gradient(problem, data.inputs, targets_of(problem, data), factor, loss=loss).gradient
-
-
-def test_adam_follows_the_textbook():
-    problem = make("attention softmax")
-    _, data = small(problem)
-    states = walk(Adam(learning_rate=0.05, beta1=0.8, beta2=0.95, epsilon=1e-3), problem, data, 4)
-    W, m, v = states[0].factor, 0.0, 0.0
-    for t in range(1, 5):
-        g = full_gradient(problem, data, W) / data.dimension
-        m, v = 0.8 * m + 0.2 * g, 0.95 * v + 0.05 * g**2
-        W = W - 0.05 * (m / (1 - 0.8**t)) / (np.sqrt(v / (1 - 0.95**t)) + 1e-3)
-        assert np.allclose(states[t].factor, W, rtol=1e-12, atol=1e-14)
-    assert np.allclose(states[-1].signal, problem.prior.compose(W))
 
 
 def test_adamw_shrinks_apart_from_the_gradient():
@@ -345,17 +311,6 @@ def test_width_of_the_student():
     assert np.linalg.matrix_rank(state.signal[0]) == 3
 
 
-@pytest.mark.parametrize("rule", [Sgd(learning_rate=0.05, batch=7, epochs=1, momentum=0.5), Adam(batch=7, epochs=1)])
-@pytest.mark.parametrize("name", ["two layers", "attention softmax"])
-def test_every_backend_takes_the_same_steps(rule, name, backend):
-    problem = make(name)
-    instance, data = small(problem, backend)
-    state = walk(rule, problem, data, 3)[-1]
-    reference = walk(rule, problem, small(problem)[1], 3)[-1]
-    assert np.allclose(to_host(rule.estimate(state)), reference.signal, rtol=1e-9, atol=1e-11)
-    assert instance.metrics(rule.estimate(state))["mse"][0] > 0
-
-
 @pytest.mark.parametrize("name", ["two layers", "attention softmax"])
 def test_inputs_may_be_streamed(name, rng):
     problem = make(name)
@@ -364,13 +319,6 @@ def test_inputs_may_be_streamed(name, rng):
     assert np.allclose(walk(Adam(), problem, streamed, 2)[-1].signal, walk(Adam(), problem, data, 2)[-1].signal)
     with pytest.raises(ValueError, match="fit the device"):
         walk(Sgd(batch=3, epochs=1), problem, streamed, 1)
-
-
-def test_single_precision_stays_single():
-    problem = make("attention softmax")
-    data = problem.instance(0.2, 8, dtype="float32").data(get_backend("numpy", "float32"))
-    for rule in (Adam(), Sgd(momentum=0.5, weight_decay=0.1, spherical=True)):
-        assert walk(rule, problem, data, 2)[-1].signal.dtype == np.float32
 
 
 def test_adam_learns_with_every_loss_and_recovers_the_signal():
@@ -388,51 +336,6 @@ def test_adam_learns_with_every_loss_and_recovers_the_signal():
 
 
 # -- what is refused ----------------------------------------------------------------------------------------------------
-
-
-def test_problems_that_gradients_cannot_learn():
-    attention = make("attention softmax")
-    assert "width" in Adam(width=3).refuses(make("two layers"))
-    assert "surrogate_beta" in Adam(surrogate_beta=(1.0, 2.0)).refuses(attention)
-    assert "probabilities" in Adam(loss="cross-entropy").refuses(make("attention linear"))
-    assert Adam(loss="cross-entropy").refuses(attention) is None
-
-    class Steps:
-        name = "steps"
-        symmetry = "none"
-        components = 1
-
-    blunt = make("attention softmax")
-    blunt.channel = Steps()
-    assert "no derivative" in Sgd().refuses(blunt)
-
-
-@pytest.mark.parametrize(
-    ("cls", "key", "parameters"),
-    [
-        (Adam, "learning_rate", {"learning_rate": 0.0}),
-        (Adam, "beta2", {"beta2": 1.0}),
-        (Adam, "epsilon", {"epsilon": -1.0}),
-        (Adam, "steps", {"steps": 0}),
-        (Adam, "epochs", {"steps": 3, "epochs": 2}),
-        (Adam, "batch", {"online": True}),
-        (Adam, "epochs", {"online": True, "batch": 3, "epochs": 2}),
-        (Adam, "loss", {"loss": "hinge"}),
-        (Sgd, "schedule", {"schedule": "linear"}),
-        (Sgd, "decay_steps", {"schedule": "step", "decay_factor": 0.5}),
-        (Sgd, "decay_factor", {"schedule": "1/t", "decay_steps": 3, "decay_factor": 0.5}),
-        (Sgd, "decay_factor", {"schedule": "step", "decay_steps": 3, "decay_factor": 1.5}),
-        (Sgd, "momentum", {"momentum": 1.0}),
-        (Sgd, "nesterov", {"nesterov": True}),
-        (Sgd, "weight_decay", {"weight_decay": -0.1}),
-        (AdamW, "weight_decay", {"weight_decay": -0.1}),
-        (Sgd, "surrogate_beta", {"surrogate_beta": (3.0, 1.0)}),
-    ],
-)
-def test_parameters_that_make_no_sense(cls, key, parameters):
-    with pytest.raises(ParameterError) as error:
-        cls(**parameters)
-    assert error.value.key == key
 
 
 @pytest.mark.parametrize("students", [None, 3])

@@ -8,9 +8,7 @@ from smimbench_algorithms.least_squares import LeastSquares, seen_by_labels
 from smimbench_algorithms.nuclear.algorithm import Nuclear
 from smimbench_algorithms.ridge import Ridge
 
-from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
-from smimbench.interfaces import ParameterError
 from smimbench.problem.problem import Problem
 from tests.helpers import run_once
 
@@ -99,14 +97,6 @@ def test_validation_is_as_good_as_the_best_of_a_grid():
     assert any("chosen by validation" in warning for warning in chosen.warnings)
 
 
-def test_every_backend_gives_the_same_matrix(backend):
-    problem = attention({"name": "linear", "noise": 0.3})
-    instance = problem.instance(0.3, 10)
-    found = solve(problem, instance, Nuclear(0.3), backend, tolerance=1e-7)
-    reference = solve(problem, instance, Nuclear(0.3), tolerance=1e-7)
-    assert np.allclose(to_host(found.estimate), reference.estimate, atol=1e-5)
-
-
 @pytest.mark.parametrize(("noise", "tau"), [(0.3, 0.3), (0.0, 0.02)])
 def test_single_precision_ends_where_its_rounding_does(noise, tau):
     """The certificate cannot be finer than its numbers: what may be rounding does not keep a run from ending."""
@@ -117,13 +107,3 @@ def test_single_precision_ends_where_its_rounding_does(noise, tau):
     assert coarse.status.value == "ok"
     assert coarse.iterations < 1.5 * fine.iterations
     assert coarse.metrics["mse"][0] == pytest.approx(fine.metrics["mse"][0], rel=1e-3)
-
-
-def test_refusals_and_parameters():
-    assert "not linear" in Nuclear().refuses(attention("hardmax"))
-    assert Nuclear().refuses(attention("softmax")) is None
-    assert Nuclear.capabilities.models == ("attention-indexed",)
-    for value in (0.0, "theory"):
-        with pytest.raises(ParameterError) as error:
-            Nuclear(value)
-        assert error.value.key == "regularisation"

@@ -14,7 +14,6 @@ from smimbench_algorithms.nuclear.limit import (
     Observations,
     best_penalty,
     fixed_point,
-    no_theory,
     observations,
     perfect_recovery,
     vanishing_penalty,
@@ -279,14 +278,6 @@ def test_best_penalty_is_used_and_said():
     assert run.final["regularisation"][0] == pytest.approx(best_penalty(problem.prior, seen, True)[0])
     assert any("best by theory" in warning for warning in run.warnings)
     assert Nuclear("optimal").theory(problem, 0.3)["mse"] < Nuclear(1.0).theory(problem, 0.3)["mse"]
-
-
-def test_where_there_is_no_theory():
-    assert "validation" in Nuclear().theory(attention(linear(0.3)), 0.3)
-    assert no_theory(attention(linear(0.3))) is None
-    limit_of_small_width = attention(linear(0.3), rho=0.0)
-    assert "small-width" in no_theory(limit_of_small_width)
-    assert "small-width" in Nuclear("optimal").refuses(limit_of_small_width)
 
 
 def test_priors_given_by_a_spectrum_have_the_theory_too():

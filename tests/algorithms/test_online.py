@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy import stats
-from smimbench_algorithms.adam import Adam
-from smimbench_algorithms.averaged import Averaged
 from smimbench_algorithms.gradient import online, online_draws
 from smimbench_algorithms.gradient.loss import fitting_loss
 from smimbench_algorithms.gradient.online_theory import solve
@@ -213,15 +211,3 @@ def test_noise_that_differs_by_rounding_is_one_noise(components):
         for noise in (0.0, 0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 0.9, 1.0, 2.0):
             kind = sequence({"name": "linear", "noise": noise, "components": components}, tokens)
             assert online.evaluations(kind, "squared") == 1, (tokens, noise)
-
-
-def test_where_there_is_no_theory_it_says_why():
-    conditions = Conditions(dimension=100)
-    assert "samples again" in Sgd(learning_rate=0.1).theory(SOFTMAX, 1.0, conditions)
-    assert isinstance(Adam(learning_rate=0.1).theory(SOFTMAX, 1.0, conditions), str)
-    online_run = Sgd(learning_rate=0.1, batch=4, steps=5, online=True)
-    assert "dimension" in online_run.theory(LINE, 1.0, Conditions())
-    assert "diverge" in Sgd(learning_rate=9.0, batch=4, steps=50, online=True).theory(LINE, 1.0, conditions)
-    assert "annealed softmax" in online_run.theory(sequence("hardmax"), 1.0, conditions)
-    mean = Averaged(of={"name": "sgd", "learning_rate": 0.1, "batch": 4, "steps": 5, "online": True}, students=3)
-    assert "two of its students" in mean.theory(LINE, 1.0, conditions)

@@ -170,20 +170,6 @@ def test_validation_chooses_what_theory_would():
     assert chosen.metrics["mse"][0] < poor.metrics["mse"][0]
 
 
-@pytest.mark.parametrize("channel", ["softmax", {"name": "softmax", "layers": 2}])
-def test_labels_that_are_not_linear_are_refused(channel):
-    assert "not linear" in Ridge().refuses(sequence(channel))
-    assert "not linear" in Ridge().refuses(attention("hardmax"))
-    assert Ridge().refuses(attention("softmax")) is None
-
-
-@pytest.mark.parametrize("value", [-1.0, "guess"])
-def test_parameters_that_make_no_sense(value):
-    with pytest.raises(ParameterError) as error:
-        Ridge(value)
-    assert error.value.key == "regularisation"
-
-
 @pytest.mark.parametrize("tokens", [1, 2, 4])
 def test_least_squares_without_a_penalty(tokens):
     """``Delta / (r - 1)`` with more labels than directions, ``1 - r + Delta r / (1 - r)`` with fewer, ``r = alpha T``."""

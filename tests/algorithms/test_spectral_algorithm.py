@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 from smimbench_algorithms.gamp.algorithm import Gamp
 from smimbench_algorithms.spectral.algorithm import Spectral
-from smimbench_algorithms.spectral.first_order import first_order_theory
 from smimbench_algorithms.spectral.limit import spectral_theory
 
 from smimbench.backend.device import get_backend
-from smimbench.interfaces import ParameterError
 from smimbench.problem.problem import Problem
 from smimbench.run.loop import LoopSettings, run_algorithm
 
@@ -45,13 +43,6 @@ def test_labels_that_say_nothing_of_second_moments_end_a_run_as_usual(kind, dime
     attempt = run(problem, problem.instance(2.0, dimension), Spectral(kind=kind))
     assert attempt.status.value == "ok"
     assert attempt.metrics["mse"][0] == pytest.approx(1.0, abs=0.6)
-
-
-def test_missing_outlier_is_a_warning():
-    warnings = []
-    for replicate in range(4):
-        warnings += run(LOW, LOW.instance(0.05, 100, replicate), Spectral(kind="asymmetric")).warnings
-    assert any("no real outlier" in warning for warning in warnings)
 
 
 def test_eigenvalues_are_kept_beside_their_theory():
@@ -90,17 +81,6 @@ def test_more_regularisation_costs_overlap():
     assert Spectral(kind="asymmetric").theory(LOW, 0.6)["overlap"][0][0] < found[0]
 
 
-@pytest.mark.parametrize("origin", ["prior-mean", "zero"])
-def test_extensive_rank_takes_one_denoised_step(origin):
-    # Labels without noise have large corrections to the first step at this size; those of hardmax are small.
-    problem = Problem({"name": "attention-indexed", "tokens": 2}, "hardmax", {"name": "wishart", "rho": 0.5})
-    point = Spectral(origin=origin).theory(problem, 0.4)
-    _, V, _, _ = first_order_theory(problem, 0.4, origin)
-    assert point["mse"] == V[0, 0]
-    errors = [run(problem, problem.instance(0.4, 80, r), Spectral(origin=origin)).metrics["mse"][0] for r in range(4)]
-    assert np.mean(errors) == pytest.approx(point["mse"], rel=0.12)
-
-
 def test_gamp_goes_on_from_it():
     instance = LOW.instance(0.9, 400)
     data = instance.data(get_backend())
@@ -110,26 +90,3 @@ def test_gamp_goes_on_from_it():
     assert further.status.value == "ok"
     assert further.metrics["mse"][0] < alone.metrics["mse"][0]
     assert further.metrics["overlap"][0] > 0.9
-
-
-def test_parameters_of_the_other_model_are_refused():
-    assert "origin" in Spectral(origin="zero").refuses(LOW)
-    assert "kind" in Spectral(kind="symmetric").refuses(EXTENSIVE)
-    assert "regularisation" in Spectral(regularisation=0.1).refuses(EXTENSIVE)
-    assert Spectral().refuses(LOW) is None
-    assert Spectral().refuses(EXTENSIVE) is None
-
-
-@pytest.mark.parametrize(
-    ("key", "parameters"),
-    [
-        ("kind", {"kind": "skew"}),
-        ("origin", {"origin": "one"}),
-        ("regularisation", {"regularisation": 0.0}),
-        ("regularisation", {"kind": "asymmetric", "regularisation": 0.1}),
-    ],
-)
-def test_parameters_that_make_no_sense(key, parameters):
-    with pytest.raises(ParameterError) as error:
-        Spectral(**parameters)
-    assert error.value.key == key

@@ -14,7 +14,6 @@ from smimbench_algorithms.spectral.eigenvectors import RIGHTMOST, spectral_estim
 from smimbench_algorithms.spectral.first_order import first_order, first_order_theory
 from smimbench_algorithms.spectral.limit import direction_mode, joint_mode, spectral_theory
 
-from smimbench.backend.arrays import to_host
 from smimbench.backend.device import Backend, get_backend
 from smimbench.derive.channel import complete_channel
 from smimbench.interfaces import Capabilities, Data, Posterior
@@ -282,17 +281,6 @@ def test_largest_real_eigenvalue_is_that_of_the_dense_asymmetric_matrix():
     assert compared >= 2
 
 
-def test_a_missing_outlier_is_said():
-    problem = softmax()
-    remarks = []
-    for replicate in range(4):
-        _, data = data_of(problem, 0.05, 120, replicate)
-        found = spectral_estimate(problem, data, np.random.default_rng(0), "asymmetric")
-        remarks += found.remarks
-        assert np.isfinite(found.estimate).all()
-    assert any("no real outlier" in remark for remark in remarks)
-
-
 @pytest.mark.parametrize("kind", ["symmetric", "asymmetric"])
 def test_runs_follow_theory(kind):
     problem = softmax()
@@ -389,39 +377,6 @@ def test_sign_is_right_where_labels_tell_it():
         )
 
 
-def test_every_backend_gives_the_same_estimate(backend):
-    problem = softmax()
-    instance, data = data_of(problem, 0.9, 60, backend=backend)
-    reference = spectral_estimate(problem, data_of(problem, 0.9, 60)[1], np.random.default_rng(0))
-    for kind in ("symmetric", "asymmetric"):
-        found = spectral_estimate(problem, data, np.random.default_rng(0), kind)
-        assert found.estimate.shape == (1, 60)
-        assert found.estimate.dtype == data.inputs.dtype
-        assert instance.metrics(found.estimate)["overlap"][0] > 0.2
-        if kind == "symmetric":
-            assert np.allclose(np.abs(to_host(found.estimate)), np.abs(reference.estimate), atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["symmetric", "asymmetric"])
-def test_inputs_may_be_streamed(kind):
-    problem = softmax()
-    instance = problem.instance(0.9, 60)
-    found = [
-        spectral_estimate(problem, instance.data(get_backend(), stream=stream), np.random.default_rng(0), kind)
-        for stream in (True, False)
-    ]
-    assert np.allclose(found[0].estimate, found[1].estimate)
-
-
-def test_single_precision():
-    problem = softmax()
-    instance = problem.instance(0.9, 80, dtype="float32")
-    found = spectral_estimate(problem, instance.data(get_backend("numpy", "float32")), np.random.default_rng(0))
-    double = spectral_estimate(problem, data_of(problem, 0.9, 80)[1], np.random.default_rng(0))
-    assert found.estimate.dtype == np.float32
-    assert np.allclose(np.abs(found.estimate), np.abs(double.estimate), atol=1e-2)
-
-
 def test_start_claims_what_it_holds():
     problem = softmax()
     instance, data = data_of(problem, 0.9, 500)
@@ -435,16 +390,6 @@ def test_start_claims_what_it_holds():
     start = Spectral().start(attention, data, np.random.default_rng(0))
     error = instance.metrics(start.estimate)["mse"][0]
     assert error == pytest.approx(float(start.V[0, 0]), rel=0.15)
-
-
-def test_kinds_and_models_that_do_not_fit():
-    attention = Problem({"name": "attention-indexed", "tokens": 2}, "softmax", {"name": "wishart", "rho": 0.5})
-    with pytest.raises(ValueError, match="low rank"):
-        spectral_theory(attention, 0.1)
-    with pytest.raises(ValueError, match="symmetric, asymmetric"):
-        spectral_theory(softmax(), 0.1, "skew")
-    with pytest.raises(ValueError, match="prior-mean, zero"):
-        first_order_theory(attention, 0.1, "one")
 
 
 @pytest.mark.parametrize("origin", ["prior-mean", "zero"])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from smimbench_algorithms.adam import Adam, AdamW
+from smimbench_algorithms.adam import Adam
 from smimbench_algorithms.nuclear.algorithm import Nuclear
 from smimbench_algorithms.nuclear.limit import label_observations
 from smimbench_algorithms.sgd import Sgd
 
 from smimbench.backend.device import get_backend
-from smimbench.interfaces import Conditions, ParameterError
+from smimbench.interfaces import Conditions
 from smimbench.problem.problem import Problem
 from tests.helpers import run_once
 
@@ -72,31 +72,7 @@ def test_penalty_is_in_the_gradient(rng):
     assert np.allclose((first[1].memory[0] - first[0].memory[0]) / 0.1, 3.0 / 24 * start)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "channel", "conditions", "reason"),
-    [
-        (Adam(), noisy(), AT, "every step depends"),
-        (AdamW(weight_decay=1.0), noisy(), AT, "every step depends"),
-        (Adam(weight_decay=1.0, batch=5), noisy(), AT, "every step depends"),
-        (Adam(weight_decay=1.0), noisy(), Conditions(), "D is not known"),
-        (Adam(weight_decay=0.01, width=5), noisy(), AT, "narrower than the minimum"),
-        (Adam(weight_decay=1.0), "softmax", AT, "not the squared error"),
-        (Adam(weight_decay=1.0, loss="squared"), "softmax", AT, "latent in every entry"),
-    ],
-)
-def test_where_there_is_no_theory(algorithm, channel, conditions, reason):
-    found = algorithm.theory(problem_of(channel), 0.4, conditions)
-    assert isinstance(found, str)
-    assert reason in found
-
-
 def test_no_spectrum_without_decay():
     problem = problem_of(noisy())
     run = run_once(problem, problem.instance(0.2, 10), Adam(steps=3))
     assert "spectrum" not in run.final
-
-
-def test_bad_penalty():
-    for algorithm in (Adam, AdamW):
-        with pytest.raises(ParameterError, match=r"^weight_decay: must be a finite number >= 0, got -1"):
-            algorithm(weight_decay=-1.0)
