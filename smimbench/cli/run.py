@@ -81,7 +81,7 @@ def run(
     SUITE is a path or the name of a shipped suite. Finished cells are kept under --results and never run twice; stop at any
     time and run the same command again to go on.
     """
-    from smimbench.cli.run_progress import watchers
+    from smimbench.cli.progress import run_progress
     from smimbench.run.campaign import plan_campaign
     from smimbench.run.processes import Limits
 
@@ -98,7 +98,7 @@ def run(
     if dry_run:
         return _dry_run(campaign, request.as_json)
     deadline = None if budget is None else time.monotonic() + budget
-    with watchers(campaign, silent=request.quiet or request.as_json) as (on_record, on_look):
+    with run_progress(campaign, silent=request.quiet or request.as_json) as (on_record, on_look):
         campaign.run(on_record, on_look)
     left = campaign.left() if budget is not None else 0
     if left:

@@ -82,7 +82,7 @@ def theory(
     Every answer, and every costly node on the way to it, is kept in the folder theory under --results, for run, show and report
     too: stop at any time and run the same command again to go on.
     """
-    from smimbench.cli.theory_progress import stages
+    from smimbench.cli.progress import theory_progress
     from smimbench.report import verification
     from smimbench.report.own_theory import add_own_theory, own_theory_tables
     from smimbench.report.theory_document import kept_of, theory_document
@@ -96,7 +96,9 @@ def theory(
     cache, wanted = request.theory(), sorted(set(alphas)) or None
     if retry:
         cache.set_aside(plan.problem for plan in suite.chosen_plans)
-    with stages(silent=request.quiet or request.as_json, kept=lambda: kept_of(suite, wanted, cache)) as on_stage:
+    with theory_progress(
+        silent=request.quiet or request.as_json, kept=lambda: kept_of(suite, wanted, cache)
+    ) as on_stage:
         document = theory_document(suite, wanted, cache, on_stage, thresholds=not no_thresholds, workers=workers)
         add_own_theory(suite, document, cache, wanted, on_stage)
         if verify:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from smimbench.cli import theory_progress
+from smimbench.cli import progress
 from smimbench.cli.main import main
 from smimbench.run import theory_cache as cache
 from smimbench.theory import information
@@ -135,7 +135,7 @@ def test_other_processes_give_the_same_numbers(tmp_path, capsys):
 
 def test_late_stages_are_said_where_there_is_no_terminal(tmp_path, capsys, monkeypatch):
     write_suite(tmp_path, SUITE)
-    monkeypatch.setattr(theory_progress, "PATIENCE", -1.0)
+    monkeypatch.setattr(progress, "PATIENCE", -1.0)
     assert theory(tmp_path) == 0
     said = capsys.readouterr().err.splitlines()
     assert len(said) >= 2

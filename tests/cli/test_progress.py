@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from smimbench.cli import run_progress
+from smimbench.cli import progress
 from smimbench.run.processes import Underway
 from smimbench.suite.reader import load_suite
 from tests.helpers import write_suite
@@ -41,7 +41,7 @@ def campaign(cells: Any) -> Any:
 
 
 def test_a_log_is_told_of_a_long_cell_whenever_its_time_has_doubled(cells, capsys):
-    with run_progress.watchers(campaign(cells), silent=False) as watch:
+    with progress.run_progress(campaign(cells), silent=False) as watch:
         for seconds in range(0, 1000):
             watch.on_look([Underway((cells[0],), float(seconds), seconds // 10), Underway((cells[1],), 1.0, 3)])
     first, *lines = capsys.readouterr().err.splitlines()
@@ -55,8 +55,8 @@ def test_a_log_is_told_of_a_long_cell_whenever_its_time_has_doubled(cells, capsy
 
 def test_a_terminal_shows_what_a_long_cell_is_at_and_no_longer_than_it_runs(cells, monkeypatch):
     terminal = Terminal()
-    monkeypatch.setattr(run_progress, "make_console", terminal.console)
-    with run_progress.watchers(campaign(cells), silent=False) as watch:
+    monkeypatch.setattr(progress, "make_console", terminal.console)
+    with progress.run_progress(campaign(cells), silent=False) as watch:
         watch.on_look([Underway(tuple(cells[:3]), 4.0, 1)])
         watch.on_look([Underway(tuple(cells[:3]), 3725.0, 17)])
         watch.on_look([Underway(tuple(cells[:3]), 3726.0, 18)])
@@ -64,7 +64,7 @@ def test_a_terminal_shows_what_a_long_cell_is_at_and_no_longer_than_it_runs(cell
     assert "and 2 more" in terminal.text
     assert "1 iterations, 0:04" not in terminal.text
     terminal.stream = io.StringIO()
-    with run_progress.watchers(campaign(cells), silent=False) as watch:
+    with progress.run_progress(campaign(cells), silent=False) as watch:
         watch.on_look([Underway((cells[0],), 60.0, 0)])
         watch.on_look([])
         watch.on_record({"status": "diverged", "algorithm": "gamp", "cell": {"alpha": 0.5}, "reason": "too far"})
@@ -73,7 +73,7 @@ def test_a_terminal_shows_what_a_long_cell_is_at_and_no_longer_than_it_runs(cell
 
 
 def test_silence_is_silent(cells, capsys):
-    with run_progress.watchers(campaign(cells), silent=True) as watch:
+    with progress.run_progress(campaign(cells), silent=True) as watch:
         watch.on_look([Underway((cells[0],), 1e4, 7)])
         watch.on_record({"status": "failed"})
     assert capsys.readouterr() == ("", "")
@@ -85,7 +85,7 @@ def test_a_failure_that_repeats_is_said_once(cells, capsys):
     def failed(alpha, reason, where):
         return {"status": "failed", "algorithm": "muon", "cell": {"alpha": alpha}, "reason": reason, "where": where}
 
-    with run_progress.watchers(campaign(cells), silent=False) as watch:
+    with progress.run_progress(campaign(cells), silent=False) as watch:
         for seed in range(84):
             watch.on_record(failed(0.1 * (seed % 3), f"ValueError: bad seed {seed} [x]", "muon.py, line 12"))
         watch.on_record(failed(0.1, "ValueError: other", "muon.py, line 13"))
