@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from smimbench.report.theory_document import Stage
     from smimbench.run.campaign import Campaign
-    from smimbench.run.processes import Underway
+    from smimbench.run.executor import Underway
     from smimbench.run.theory_cache import Kept
 
 __all__ = ["Interrupted", "RunProgress", "run_progress", "theory_progress"]
@@ -90,7 +90,7 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunProgress]:
         bars, done, name, total = _Bars(console), [0], campaign.suite.name, len(campaign.missing)
 
         def on_look(underway: list[Underway]) -> None:
-            slow = {one.cells[0].key: one for one in underway if one.seconds > LONG_CELL}
+            slow = {one.task.arguments[0].key: one for one in underway if one.seconds > LONG_CELL}
             bars.keep_only({name, *slow})
             for key, one in slow.items():
                 bars.show(key, _cell_name(one), count=f"{_iterations(one)}, {_clock(one.seconds)}")
@@ -112,7 +112,7 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunProgress]:
 
         def say(underway: list[Underway]) -> None:
             for one in underway:  # after a minute, and whenever the time has doubled
-                key = one.cells[0].key
+                key = one.task.arguments[0].key
                 if one.seconds >= due.setdefault(key, 60.0):
                     due[key] = 2 * one.seconds
                     complain(f"running for {_clock(one.seconds)}: {_cell_name(one)}: {_iterations(one)}")
@@ -201,10 +201,9 @@ def _count(number: int, what: str) -> str:
 
 
 def _cell_name(underway: Underway) -> str:
-    """Of the first cell, and how many seeds share its pass."""
-    cell, more = underway.cells[0], len(underway.cells) - 1
-    seed = f"seed {cell.replicate}" + (f" and {more} more" if more else "")
-    return f"{cell.algorithm_label}, {cell.problem_label}, alpha {cell.alpha:g}, D {cell.dimension}, {seed}"
+    (cell,) = underway.task.arguments
+    where = f"alpha {cell.alpha:g}, D {cell.dimension}, seed {cell.replicate}"
+    return f"{cell.algorithm_label}, {cell.problem_label}, {where}"
 
 
 def _iterations(underway: Underway) -> str:

@@ -83,7 +83,7 @@ def run(
     """
     from smimbench.cli.progress import run_progress
     from smimbench.run.campaign import plan_campaign
-    from smimbench.run.processes import Limits
+    from smimbench.run.executor import Limits
 
     if how["dask"] and how["timing"]:
         raise click.UsageError("--timing measures this machine; it cannot be combined with --dask")

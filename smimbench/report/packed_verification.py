@@ -113,7 +113,7 @@ def _rerun(
                 known.append((cell, by_place[where]))
     chosen = [known[i] for i in np.random.default_rng(seed).permutation(len(known))[:count]]
     places = {cell.key: members for cell, members in chosen}
-    for record in in_processes([(cell,) for cell, _ in chosen], 1, 1, registry) if chosen else ():
+    for record in in_processes([cell for cell, _ in chosen], 1, 1, registry) if chosen else ():
         lines: list[str] = []
         for row in places[record["key"]]:
             name = f"{record['cell']['seed']}/{record['cell']['replicate']}"

@@ -9,8 +9,7 @@ from smimbench.files import error_line
 from smimbench.problem.problem import ProblemError
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.run.theory_cache import Kept, Progress, TheoryCache
-from smimbench.run.theory_guard import is_third_party
-from smimbench.run.theory_processes import solve_in_processes
+from smimbench.run.theory_guard import is_third_party, solve_in_processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

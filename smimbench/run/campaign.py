@@ -22,7 +22,8 @@ from smimbench.run.cell import run_cell
 from smimbench.run.claims import Claims
 from smimbench.run.cost import Estimate, estimate_cost, memory_of_a_cell
 from smimbench.run.dask import DEVICES, on_dask
-from smimbench.run.processes import Limits, Underway, in_processes
+from smimbench.run.executor import Limits, Underway
+from smimbench.run.processes import in_processes
 from smimbench.run.settings import settings_folder
 from smimbench.run.shards import Shard, cells_of_shard
 from smimbench.run.store import Store, theory_folder
@@ -311,8 +312,13 @@ def run_cells(
         source = (run_cell(cell, timing=timing, threads=threads, registry=registry) for cell in cells)
     else:
         claims = None if timing else Claims(store.folder)
-        how: dict[str, Any] = {"timing": timing, "limits": limits, "claims": claims, "on_look": on_look}
-        source = in_processes([(cell,) for cell in cells], max(1, workers), threads, registry, **how)
+        how: dict[str, Any] = {
+            "timing": timing,
+            "limits": limits,
+            "claims": claims,
+            "on_look": on_look or (lambda underway: None),
+        }
+        source = in_processes(cells, max(1, workers), threads, registry, **how)
     for record in source:
         store.write(record)
         if claims is not None:

@@ -19,7 +19,8 @@ from smimbench.interfaces import member
 from smimbench.registry.adapters import plan_of, refusal, sizes
 from smimbench.registry.registry import get_registry
 from smimbench.run.cell import run_cell
-from smimbench.run.processes import Limits, in_processes
+from smimbench.run.executor import Limits
+from smimbench.run.processes import in_processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -170,7 +171,7 @@ def _try_iterations(cell: Cell, products: Callable[[float, int], _Products], reg
     trial = dataclasses.replace(cell, dimension=dimension, run=smaller)
     items = (cell.algorithm, *cell.problem.values())
     if any("distribution" in item for item in items):  # code of others, which need not come back
-        found = list(in_processes([(trial,)], 1, 1, registry, limits=Limits(seconds=LONGEST_TRIAL)))
+        found = list(in_processes([trial], 1, 1, registry, limits=Limits(seconds=LONGEST_TRIAL)))
         record = found[-1]
     else:
         run_cell(trial, registry=registry)  # what is compiled or tabulated once is no part of an iteration

@@ -19,8 +19,8 @@ from smimbench.backend import machine
 from smimbench.backend.device import BackendError
 from smimbench.files import error_line
 from smimbench.run.cell import lost_record
-from smimbench.run.processes import Limits, WorkerPool, with_pool
-from smimbench.run.record import check_types
+from smimbench.run.executor import Executor, Limits
+from smimbench.run.processes import cell_task, check_record_of, record_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -63,10 +63,9 @@ def on_dask(
         if name.partition(".")[0] == "distributed":  # what goes wrong is said here, in one line
             logging.getLogger(name).setLevel(logging.CRITICAL)
     limits = limits or Limits()
-    try:
-        client = Client(address, timeout=10)
-    except Exception as error:  # distributed raises OSError, TimeoutError and others of its own here
-        raise BackendError(f"dask: no scheduler answers at {address} ({error_line(error)})") from None
+    client, error = _asked(Client, address, timeout=10)
+    if error is not None:
+        raise BackendError(f"dask: no scheduler answers at {address} ({error_line(error)})")
     done: queue.Queue[Any] = queue.Queue()
     name = uuid.uuid4().hex  # of this run
     running: dict[Any, tuple[Cell, int]] = {}
@@ -124,27 +123,28 @@ def on_dask(
                 again.append((cell, chance, why))
     finally:
         for future in running:
-            _quietly(future.cancel)
-        _quietly(client.close, timeout=2)
+            _asked(future.cancel)
+        _asked(client.close, timeout=2)  # the results are in: a cluster that is gone already is no failure
+
+
+def _asked(function: Any, *arguments: Any, **how: Any) -> tuple[Any, BaseException | None]:
+    """What a function of Dask returns, or what it raised: Dask has errors of its own for each way to lose a cluster."""
+    try:
+        return function(*arguments, **how), None
+    except (Exception, asyncio.CancelledError) as error:
+        return None, error
 
 
 def _outcome(future: Any) -> tuple[Any, BaseException]:
     """What a worker sent, or None and why there is nothing."""
     if future.status == "finished":
-        try:  # its worker may have died since, with what it held
-            return future.result(timeout=PATIENCE / 4), RuntimeError()
-        except (Exception, asyncio.CancelledError) as error:  # Dask has errors of its own for each way to lose it
-            return None, error if type(error).__name__ in LOST else TimeoutError(error_line(error))
+        found, error = _asked(future.result, timeout=PATIENCE / 4)  # its worker may have died since, with what it held
+        return found, RuntimeError() if error is None else error if type(error).__name__ in LOST else TimeoutError(
+            error_line(error)
+        )
     if future.status == "error":
         return None, future.exception()
     return None, TimeoutError(f"it is {future.status}")
-
-
-def _quietly(function: Any, **how: Any) -> None:
-    try:
-        function(**how)
-    except Exception:  # the results are in: a cluster that is gone already is no failure
-        logging.getLogger(__name__).debug("while a cluster is left", exc_info=True)
 
 
 class _Watch:
@@ -162,13 +162,10 @@ class _Watch:
         """The workers that the scheduler knows; None if it does not answer."""
         if self._client.status != "running":
             return None
-        try:
-            found: dict[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
-        except TypeError:  # older versions give all of them
-            found = self._client.scheduler_info()["workers"]
-        except Exception:  # whatever it is, the scheduler does not answer
-            return None
-        return found
+        found, error = _asked(self._client.scheduler_info, n_workers=-1)
+        if isinstance(error, TypeError):  # older versions give all of them
+            found, error = _asked(self._client.scheduler_info)
+        return None if error is not None else found["workers"]
 
     def look(self, devices: set[bool]) -> None:
         """Raise BackendError if the scheduler, all workers, or all with a GPU where one is needed, are away for long."""
@@ -189,13 +186,12 @@ class _Watch:
 def _checked(record: Any, cell: Cell, threads: int) -> dict[str, Any]:
     """What a worker sent, if it is a record of the cell."""
     try:
-        check_types(record)
-        if record["key"] == cell.key:
-            return dict(record)
-        reason = "the worker sent the record of another cell"
+        check_record_of(cell, record)
+        return dict(record)
     except (ValueError, TypeError, KeyError) as error:
-        reason = f"the worker sent something that is no record: {error_line(error)}"
-    return lost_record(cell, threads, reason)
+        return lost_record(
+            cell, threads, f"the worker sent something that is no record of its cell: {error_line(error)}"
+        )
 
 
 def _work_anywhere(
@@ -210,15 +206,12 @@ def _work_anywhere(
     here = machine.versions().get("smimbench")
     if here != version:
         return lost_record(cell, threads, f"the worker has smimbench {here}, the client {version}; install the same")
-    alone = Limits(limits.seconds, limits.memory)
-    pool = _RESTING.take(run) or WorkerPool(1, threads, SimpleNamespace(paths=paths, foreign_path=set()))
-    try:
-        (record,) = with_pool([(cell,)], pool, alone, distributions=distributions)
-    except BaseException:
-        pool.end()
-        raise
-    _RESTING.put(run, pool)
-    return record
+    executor = _RESTING.take(run) or Executor(
+        1, threads, SimpleNamespace(paths=paths, foreign_path=set()), timing=False
+    )
+    (ended,) = executor.run([cell_task(cell, distributions)], Limits(limits.seconds, limits.memory))
+    _RESTING.put(run, executor)
+    return record_of(ended, threads)
 
 
 class _Resting:
@@ -226,22 +219,22 @@ class _Resting:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pools: list[tuple[str, WorkerPool, float]] = []
+        self._executors: list[tuple[str, Executor, float]] = []
         self._watched = False
 
-    def take(self, run: str) -> WorkerPool | None:
+    def take(self, run: str) -> Executor | None:
         """One of this run, if there is one; those of other runs may have other code and are not touched."""
         with self._lock:
-            for i, (of, pool, _) in enumerate(self._pools):
+            for i, (of, executor, _) in enumerate(self._executors):
                 if of == run:
-                    del self._pools[i]
-                    return pool
+                    del self._executors[i]
+                    return executor
         return None
 
-    def put(self, run: str, pool: WorkerPool) -> None:
+    def put(self, run: str, executor: Executor) -> None:
         """Let it rest."""
         with self._lock:
-            self._pools.append((run, pool, time.monotonic()))
+            self._executors.append((run, executor, time.monotonic()))
             if not self._watched:
                 self._watched = True
                 threading.Thread(target=self._watch, daemon=True).start()
@@ -251,12 +244,12 @@ class _Resting:
         while True:
             time.sleep(IDLE_TIMEOUT / 4)
             with self._lock:
-                late = [one for one in self._pools if time.monotonic() - one[2] >= IDLE_TIMEOUT]
-                self._pools = [one for one in self._pools if one not in late]
-                self._watched = bool(self._pools)
+                late = [one for one in self._executors if time.monotonic() - one[2] >= IDLE_TIMEOUT]
+                self._executors = [one for one in self._executors if one not in late]
+                self._watched = bool(self._executors)
                 again = self._watched
-            for _, pool, _ in late:
-                pool.end()
+            for _, executor, _ in late:
+                executor.end()
             if not again:
                 return
 

@@ -27,7 +27,7 @@ from smimbench.theory.own import own_theory
 from smimbench.theory.predictions import competing, curve_of, point_document, thresholds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from smimbench.interfaces import Conditions
     from smimbench.problem.problem import Problem
@@ -90,23 +90,28 @@ class TheoryCache:
         key = canonical_json(problem.spec)
         wanted = [float(a) for a in alphas]
         missing = [a for a in dict.fromkeys(wanted) if self._recall("point", problem, key, a) is None]
-        done = len(set(wanted)) - len(missing)
-        total = done + len(missing)
+        done, total = len(set(wanted)) - len(missing), len(set(wanted))
         self.watch(Progress(done, total))
         if missing:
-            self.begin(problem)
-        with _nodes_of_theory_watched(problem, lambda nodes, alpha: self.watch(Progress(done, total, nodes, alpha))):
-            for part in curve_of(problem).batches(missing):
-                solved = competing(problem, part)
-                flat = [p for branches in solved for p in branches]
-                require_consistent_at(problem, [(p.Q, p.V) for p in flat])
-                errors = iter(curve_errors(problem, *zip(*((p.Q, p.V, p.error) for p in flat))))
-                for alpha, branches in zip(part, solved):
-                    points = [point_document(problem, p, next(errors)) for p in branches]
+            with _nodes_of_theory_watched(
+                problem, lambda nodes, alpha: self.watch(Progress(done, total, nodes, alpha))
+            ):
+                for alpha, points in self.solve_points(problem, missing):
                     self._remember("point", problem, key, alpha, points)
                     done += 1
                     self.watch(Progress(done, total, Evaluations.of(problem).count, alpha))
         return [self._memory["point", key, alpha] for alpha in wanted]
+
+    def solve_points(self, problem: Problem, alphas: Sequence[float]) -> Iterator[tuple[float, list[dict[str, Any]]]]:
+        """Sample ratios with their branches, solved now."""
+        self.begin(problem)
+        for part in curve_of(problem).batches(alphas):
+            solved = competing(problem, part)
+            flat = [p for branches in solved for p in branches]
+            require_consistent_at(problem, [(p.Q, p.V) for p in flat])
+            errors = iter(curve_errors(problem, *zip(*((p.Q, p.V, p.error) for p in flat))))
+            for alpha, branches in zip(part, solved):
+                yield alpha, [point_document(problem, p, next(errors)) for p in branches]
 
     def read_off(self, problem: Problem, alphas: Sequence[float]) -> list[list[dict[str, Any]]] | None:
         """As ``points``, but without errors of prediction, where fixed points are read off a curve that thresholds have followed.
@@ -129,12 +134,16 @@ class TheoryCache:
         key = canonical_json(problem.spec)
         found: dict[str, Any] | None = self._recall("thresholds", problem, key, None)
         if found is None:
-            self.begin(problem)
             with _nodes_of_theory_watched(problem, lambda nodes, alpha: self.watch(Progress(0, 1, nodes, alpha))):
-                found = thresholds(problem)
+                found = self.solve_thresholds(problem)
             self._remember("thresholds", problem, key, None, found)
         self.watch(Progress(1, 1, Evaluations.of(problem).count))
         return found
+
+    def solve_thresholds(self, problem: Problem) -> dict[str, Any]:
+        """Thresholds, solved now."""
+        self.begin(problem)
+        return thresholds(problem)
 
     def thresholds_at_hand(self, problem: Problem) -> dict[str, Any]:
         """Thresholds for a figure; empty where components mix, which takes minutes, and nobody has asked for them yet."""

@@ -1,47 +1,36 @@
-"""Theory of plugins' items in a process of its own, asked through a pipe and watched from outside.
+"""Theory in supervised processes: what needs a plugin, what has a deadline, and problems or nodes side by side.
 
 A posterior that aborts, an algorithm's theory that never returns or takes all memory: its rows say so, the others stay. What
-ships with smimbench is solved where it is asked for.
+ships with smimbench is solved where it is asked for. The processes share nothing but the folder of answers and nodes; what they
+leave there is read as if this process had solved it, so that the numbers are the same to the last bit.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import pickle
-import queue
-import subprocess
+import tempfile
 import time
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
-from smimbench.files import canonical_json, error_line, plain_value, printable
-from smimbench.problem.problem import Problem, ProblemError
-from smimbench.registry.registry import Registry, get_registry, set_registry
-from smimbench.run.processes import RESERVE
+from smimbench.files import canonical_json, printable
+from smimbench.problem.problem import ProblemError
+from smimbench.registry.registry import get_registry
+from smimbench.run.executor import Ended, Executor, Task
 from smimbench.run.record import LONGEST
-from smimbench.run.supervised import SupervisedProcess, how_it_ended, plugins_of
 from smimbench.run.theory_cache import Progress, TheoryCache
-from smimbench.run.worker import begin_worker, send
-from smimbench.suite.cells import as_table, build_algorithm
-from smimbench.theory.own import own_theory
+from smimbench.theory.predictions import independent_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from smimbench.interfaces import Conditions
+    from smimbench.problem.problem import Problem
 
-__all__ = ["PATIENCE", "GuardedTheory", "is_third_party", "main"]
+__all__ = ["PATIENCE", "GuardedTheory", "is_third_party", "solve_in_processes"]
 
 PATIENCE = 900.0
 """Seconds without any new number after which theory is given up; doubled, one that never returns is noticed that much later."""
-POLL = 0.5
-"""Seconds between two looks at the process; doubled, it is ended that much later."""
-MOST_PROCESSES = 4
-"""Processes that wait for questions, each for one set of distributions; with more, memory is held for fewer starts."""
 
 
 def is_third_party(*specs: Mapping[str, Any]) -> bool:
@@ -76,7 +65,7 @@ class GuardedTheory(TheoryCache):
         super().__init__(folder)
         self.deadline = deadline
         self.is_late = False
-        self._solvers: dict[frozenset[str], _TheoryProcess] = {}
+        self._executor: Executor | None = None
         self._given_up: dict[str, ProblemError] = {}
 
     def _is_solved_elsewhere(self, *specs: Mapping[str, Any]) -> bool:
@@ -89,32 +78,29 @@ class GuardedTheory(TheoryCache):
         else:
             super().begin(problem)
 
-    def points(self, problem: Problem, alphas: Sequence[float]) -> list[list[dict[str, Any]]]:
-        """See ``TheoryCache``."""
-        if self._is_solved_elsewhere(*problem.spec.values()):
-            key = canonical_json(problem.spec)
-            missing = [a for a in dict.fromkeys(map(float, alphas)) if self._recall("point", problem, key, a) is None]
-            if missing:
-                for alpha, found in zip(missing, self._ask("points", problem, missing)):
-                    self._remember("point", problem, key, alpha, found)
-        return super().points(problem, alphas)
-
     def read_off(self, problem: Problem, alphas: Sequence[float]) -> list[list[dict[str, Any]]] | None:
         """See ``TheoryCache``; None for what is solved elsewhere."""
         return None if self._is_solved_elsewhere(*problem.spec.values()) else super().read_off(problem, alphas)
-
-    def thresholds(self, problem: Problem) -> dict[str, Any]:
-        """See ``TheoryCache``."""
-        key = canonical_json(problem.spec)
-        if self._is_solved_elsewhere(*problem.spec.values()) and self._recall("thresholds", problem, key, None) is None:
-            self._remember("thresholds", problem, key, None, self._ask("thresholds", problem))
-        return super().thresholds(problem)
 
     def thresholds_at_hand(self, problem: Problem) -> dict[str, Any]:
         """See ``TheoryCache``."""
         return (
             self.thresholds(problem) if is_third_party(*problem.spec.values()) else super().thresholds_at_hand(problem)
         )
+
+    def solve_points(self, problem: Problem, alphas: Sequence[float]) -> Iterator[tuple[float, list[dict[str, Any]]]]:
+        """See ``TheoryCache``."""
+        if self._is_solved_elsewhere(*problem.spec.values()):
+            yield from zip(alphas, self._ask("points", problem, list(alphas)))
+        else:
+            yield from super().solve_points(problem, alphas)
+
+    def solve_thresholds(self, problem: Problem) -> dict[str, Any]:
+        """See ``TheoryCache``."""
+        if not self._is_solved_elsewhere(*problem.spec.values()):
+            return super().solve_thresholds(problem)
+        found: dict[str, Any] = self._ask("thresholds", problem)
+        return found
 
     def solve_own(
         self, problem: Problem, algorithm: Any, spec: dict[str, Any], alpha: float, conditions: Conditions
@@ -129,167 +115,104 @@ class GuardedTheory(TheoryCache):
         name = canonical_json([what, problem.spec, more[0] if what == "own" else None])
         if name in self._given_up:  # not again at every sample ratio, for every figure
             raise self._given_up[name]
-        if self.deadline is not None and time.monotonic() > self.deadline:
-            raise self.late()
+        if self._executor is None:
+            folder = self.folder and str(self.folder)
+            self._executor = Executor(1, 1, get_registry(), folder=folder)
+            weakref.finalize(self, self._executor.end)
         items = [*problem.spec.values(), *(more[:1] if what == "own" else ())]
-        solver = self._solver(frozenset(str(item["distribution"]) for item in items if "distribution" in item))
-        try:
-            return solver.ask(self, (what, problem.spec, *more))
-        except ProblemError as error:
-            if not solver.answered and not self.is_late:
-                self._given_up[name] = error
-            raise
-
-    def late(self) -> ProblemError:
-        """The error of what is not solved because the deadline is over."""
+        distributions = frozenset(str(item["distribution"]) for item in items if "distribution" in item)
+        task = Task("theory", (what, problem.spec, *more), distributions, on_event=self._hear, patience=PATIENCE)
+        if self.deadline is None or time.monotonic() < self.deadline:
+            for ended in self._executor.run([task], end=self.deadline):
+                if ended.event is None:
+                    self._given_up[name] = ProblemError("theory", _why(ended))
+                return _answer_of(ended)
         self.is_late = True
-        return ProblemError("theory", "not solved, the budget is spent; run the same command again to go on")
+        raise ProblemError("theory", "not solved, the budget is spent; run the same command again to go on")
 
-    def _solver(self, distributions: frozenset[str]) -> _TheoryProcess:
-        """The process for these distributions, a new one if there is none; of all, the latest few are kept."""
-        solver = self._solvers.pop(distributions, None)
-        if solver is None or not solver.alive:
-            solver = _TheoryProcess(self.folder, distributions)
-        self._solvers[distributions] = solver
-        for other in list(self._solvers)[:-MOST_PROCESSES]:
-            self._solvers.pop(other).close()
-        return solver
+    def _hear(self, event: dict[str, Any]) -> None:
+        if "progress" in event:
+            self.watch(Progress(*event["progress"]))
+        else:
+            self.remark(printable(event["remark"], LONGEST))
 
 
-class _TheoryProcess:
-    """The process, and what is waited for from it."""
+def _why(ended: Ended) -> str:
+    return ended.reason if ended.status else f"the process that solved it ended: {ended.reason}"
 
-    def __init__(self, folder: Path | None, distributions: frozenset[str]) -> None:
-        self._events: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        registry = get_registry()
-        setup = plugins_of(registry, distributions) | {"folder": folder and str(folder)}
-        self._process = SupervisedProcess(
-            "smimbench.run.theory_guard", setup, 1, self._events.put, registry.foreign_path
-        )
-        self.close = weakref.finalize(self, self._process.end)
-        self._ready = self.answered = False
 
-    @property
-    def alive(self) -> bool:
-        """Whether it can still be asked."""
-        return self._process.alive
+def _answer_of(ended: Ended) -> Any:
+    """The answer of a process, or what it raised, under the same name."""
+    if ended.event is None:
+        raise ProblemError("theory", _why(ended))
+    if "answer" in ended.event:
+        return ended.event["answer"]
+    name, key, message = (printable(ended.event.get(part, ""), LONGEST) for part in ("error", "key", "message"))
+    if name == ProblemError.__name__ and key:
+        raise ProblemError(key, message.removeprefix(f"{key}: "))
+    raise type(name, (RuntimeError,), {})(message)
 
-    def ask(self, cache: GuardedTheory, question: tuple[Any, ...]) -> Any:
-        """The answer to a question; progress and remarks on the way are handed on to ``cache``."""
-        self.answered = False
-        self._process.tell(pickle.dumps(question))
-        last = time.monotonic()
+
+def solve_in_processes(
+    wanted: Sequence[tuple[Problem, Sequence[float]]],
+    cache: TheoryCache,
+    workers: int,
+    on_progress: Callable[[int, Progress], None] = lambda number, progress: None,
+    *,
+    thresholds: bool = True,
+) -> None:
+    """Solve problems with their sample ratios side by side, and leave the answers in the cache.
+
+    Parameters
+    ----------
+    wanted : sequence of (Problem, sequence of float)
+    on_progress : callable
+        Called with the number of a problem (from 0) and how far it is.
+
+    Raises
+    ------
+    ProblemError
+        What a process raised; or that one died.
+    """
+
+    def progress(store: TheoryCache, i: int) -> Progress:
+        problem, ratios = wanted[i]
+        found = store.kept([(problem, ratios)])
+        done = found.points + (found.thresholds if thresholds else 0)
+        return Progress(done, len(ratios) + thresholds, found.nodes)
+
+    todo = [i for i in range(len(wanted)) if (now := progress(cache, i)).done < now.total]
+    if not todo:
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        shared = TheoryCache(cache.folder or Path(temporary))
+        executor = Executor(workers, 1, get_registry(), folder=str(shared.folder))
+        looked = time.monotonic()
+
+        def look(alive: list[int]) -> None:
+            nonlocal looked
+            looked = time.monotonic()
+            for i in sorted(set(alive)):
+                on_progress(i, progress(shared, i))
+
         try:
-            while True:
-                if cache.deadline is not None and time.monotonic() > cache.deadline:
-                    raise cache.late()
-                try:
-                    message = self._events.get(timeout=POLL)
-                except queue.Empty:
-                    self._enforce_limits(time.monotonic() - last if self._ready else 0.0)
-                    continue
-                last = time.monotonic()
-                if (event := _read_event(message)) is None:
-                    raise ProblemError("theory", f"the process that solved it ended: {self._why()}")
-                if "ready" in event:
-                    self._ready = True
-                elif "progress" in event:
-                    cache.watch(Progress(*event["progress"]))
-                elif "remark" in event:
-                    cache.remark(printable(event["remark"], LONGEST))
-                else:
-                    self.answered = True
-                    if "error" in event:
-                        raise _error_of_process(event)
-                    return event["answer"]
-        except BaseException:
-            if not self.answered:  # it may still be at work on what nobody waits for
-                self.close()
-            raise
+            for i in todo:
+                shared.begin(wanted[i][0])
+            parts = [(i, ("part", part)) for i in todo for part in independent_parts(*wanted[i])]
+            whole = [(i, ("whole", list(wanted[i][1]), thresholds)) for i in todo]
+            for stage in (parts, whole):
+                waiting = {}
+                for i, (what, *more) in stage:
+                    waiting[Task("theory", (what, wanted[i][0].spec, *more), frozenset())] = i
 
-    def _enforce_limits(self, silent: float) -> None:
-        """Raise ProblemError if it has ended, had its time, or takes the last memory."""
-        if self._process.silent:
-            raise ProblemError("theory", f"the process that solved it ended: {self._why()}")
-        if silent > PATIENCE:
-            raise ProblemError("theory", f"no new number for {PATIENCE:g} s; ended from outside")
-        memory = psutil.virtual_memory()
-        if memory.available < RESERVE * memory.total and (size := self._process.memory()) > memory.total // 10:
-            raise ProblemError("theory", f"the machine ran out of memory while it took {size / 2**30:.1f} GB")
+                def see(_: object, waiting: dict[Task, int] = waiting) -> None:
+                    if time.monotonic() - looked > 1:
+                        look(list(waiting.values()))
 
-    def _why(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.process.wait(2)
-        return how_it_ended(self._process.process.returncode)
-
-
-def _read_event(message: bytes | None) -> dict[str, Any] | None:
-    """A message of the process; None if it has ended, or sends what is none."""
-    try:
-        event = None if message is None else json.loads(message)
-    except (ValueError, RecursionError):
-        return None
-    return event if isinstance(event, dict) else None
-
-
-def _error_of_process(event: dict[str, Any]) -> Exception:
-    """What the process raised, under the same name."""
-    if event["error"] == ProblemError.__name__ and event.get("key"):
-        return ProblemError(str(event["key"]), str(event["message"]))
-    found: Exception = type(str(event["error"]), (RuntimeError,), {})(str(event["message"]))
-    return found
-
-
-# -- in the process ---------------------------------------------------------------------------------------------------
-
-
-def main() -> None:
-    """Answer questions until the parent closes the pipe."""
-    inbox, target = begin_worker()
-    setup: dict[str, Any] = json.loads(inbox.get())
-    registry = Registry(setup["paths"], third_party=setup["third_party"], only=setup["only"])
-    set_registry(registry)
-    from pathlib import Path
-
-    cache = TheoryCache(setup["folder"] and Path(setup["folder"]))
-
-    def tell(**event: Any) -> None:
-        send(target, json.dumps(event, default=plain_value).encode())
-
-    cache.watch = lambda progress: tell(progress=list(progress))
-    cache.remark = lambda line: tell(remark=line)
-    problems: dict[str, Problem] = {}
-    tell(ready=True)
-    while True:
-        question = pickle.loads(inbox.get())
-        try:
-            found = json.dumps(
-                {"answer": _answer_question(cache, registry, problems, *question)}, default=plain_value
-            ).encode()
-        except BaseException as error:  # a plugin may raise anything
-            name, _, message = error_line(error).partition(": ")
-            if isinstance(error, ProblemError):
-                tell(error=name, key=error.key, message=printable(error.message, LONGEST))
-            else:
-                tell(error=name, message=message)
-            continue
-        send(target, found)
-
-
-def _answer_question(
-    cache: TheoryCache, registry: Registry, problems: dict[str, Problem], what: str, spec: dict[str, Any], *more: Any
-) -> Any:
-    key = canonical_json(spec)
-    if key not in problems:
-        problems[key] = Problem(*(as_table(spec[kind]) for kind in ("model", "channel", "prior")))
-    problem = problems[key]
-    if problem.spec != spec:
-        raise ProblemError("theory", "a package was changed since this began; run the same command again")
-    if what == "begin":
-        return cache.begin(problem)
-    if what == "points":
-        return cache.points(problem, *more)
-    if what == "thresholds":
-        return cache.thresholds(problem)
-    algorithm, alpha, conditions = more
-    return own_theory(build_algorithm(algorithm, problem, registry), problem, alpha, conditions)
+                for ended in executor.run(list(waiting), on_look=see):
+                    _answer_of(ended)
+                    look([waiting.pop(ended.task)])
+        finally:
+            executor.end()
+        for i in todo:  # into memory, for a folder that will be gone
+            cache.adopt(shared, *wanted[i], thresholds=thresholds)

@@ -222,7 +222,7 @@ def rerun(cells: Sequence[Cell], store: Store, registry: Registry, *, count: int
     threads = {cell.key: int(records[cell.key]["timing"].get("threads") or 1) for cell in known}
     for number in sorted(set(threads.values())):
         part = [known[i] for i in chosen if threads[known[i].key] == number]
-        for new in in_processes([(cell,) for cell in part], 1, number, registry) if part else ():
+        for new in in_processes(part, 1, number, registry) if part else ():
             old = records[new["key"]]
             timing = old.get("timing") or {}
             same = timing.get("machine") == machine.fingerprint() and old["versions"] == new["versions"]

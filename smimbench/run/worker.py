@@ -1,11 +1,10 @@
-"""A process that runs cells for its parent: cells come in on one pipe, records go out on another, whatever a plugin does.
+"""A process that works for its parent: tasks come in on one pipe, answers go out on another, whatever a plugin does.
 
 What is printed goes to a file that the parent keeps. The process ends with its parent, also if that was killed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import faulthandler
 import json
@@ -17,9 +16,12 @@ import struct
 import sys
 import threading
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-__all__ = ["HEAD", "begin_worker", "main", "send"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["HEAD", "main", "send"]
 
 HEAD = struct.Struct(">Q")
 """Head of a message: its length."""
@@ -31,61 +33,70 @@ def send(stream: IO[bytes], data: bytes) -> None:
     stream.flush()
 
 
-def _receive(stream: IO[bytes]) -> bytes:
-    head = stream.read(HEAD.size)
-    if len(head) < HEAD.size:
-        raise EOFError
-    return stream.read(*HEAD.unpack(head))
+def main() -> None:
+    """Do tasks until the parent closes the pipe: the boundary at which errors of plugins become answers."""
+    inbox, target = _begin()
+    setup: dict[str, Any] = json.loads(inbox.get())
+
+    from smimbench.files import error_line, plain_value
+    from smimbench.registry.registry import Registry, set_registry
+    from smimbench.run.heartbeat import beat_to
+
+    beat_to(Path(setup["heartbeat"]))
+    registry = Registry(setup["paths"], third_party=setup["third_party"], only=setup["only"])
+    set_registry(registry)
+
+    def tell(**event: Any) -> None:
+        send(target, json.dumps(event, default=plain_value).encode())
+
+    def cell(one: Any) -> dict[str, Any]:
+        from smimbench.run.cell import run_cell
+
+        return run_cell(one, timing=setup["timing"], threads=setup["threads"], registry=registry)
+
+    tell(ready=True)
+    here = os.getpid()
+    work: dict[str, Callable[..., Any]] = {"cell": cell}
+    while True:
+        kind, *arguments = pickle.loads(inbox.get())
+        if kind == "theory" and kind not in work:
+            from smimbench.run.theory_solver import Solver
+
+            work[kind] = Solver(registry, setup["folder"], tell).answer
+        try:
+            message = json.dumps({"answer": work[kind](*arguments)}, default=plain_value).encode()
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None and not stream.closed:  # a plugin may have done either
+                    stream.flush()
+        except BaseException as error:  # a plugin may raise anything
+            name, _, said = error_line(error).partition(": ")
+            message = json.dumps({"error": name, "key": str(getattr(error, "key", "")), "message": said}).encode()
+        if os.getpid() != here:  # a copy that a plugin has forked and forgotten
+            os._exit(0)
+        send(target, message)
 
 
-def begin_worker() -> tuple[queue.SimpleQueue[bytes], IO[bytes]]:
-    """First act of a process: what comes in, and where answers go; what is printed goes where the parent keeps it."""
+def _begin() -> tuple[queue.SimpleQueue[bytes], IO[bytes]]:
+    """What comes in, and where answers go; what is printed goes where the parent keeps it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     _end_with_parent()
     source, target = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    os.dup2(2, 1)  # what plugins print must not look like a record
+    os.dup2(2, 1)  # what plugins print must not look like an answer
     faulthandler.enable()
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(source, inbox), daemon=True).start()
     return inbox, target
 
 
-def main() -> None:
-    """Run cells until the parent closes the pipe."""
-    inbox, target = begin_worker()
-    setup: dict[str, Any] = json.loads(inbox.get())
-
-    from smimbench.registry.registry import Registry, set_registry
-    from smimbench.run.cell import run_cell
-    from smimbench.run.heartbeat import beat_to
-
-    beat_to(Path(setup["heartbeat"]))
-    registry = Registry(setup["paths"], third_party=setup["third_party"], only=setup["only"])
-    set_registry(registry)
-    send(target, b"{}")
-    here = os.getpid()
-    while True:
-        cells = pickle.loads(inbox.get())
-        records = [
-            run_cell(cell, timing=setup["timing"], threads=setup["threads"], registry=registry) for cell in cells
-        ]
-        if os.getpid() != here:  # a copy that a plugin has forked and forgotten
-            os._exit(0)
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # a plugin may have closed or replaced it
-                stream.flush()
-        for record in records:
-            send(target, json.dumps(record, allow_nan=False).encode())
-
-
 def _read(source: IO[bytes], inbox: queue.SimpleQueue[bytes]) -> None:
     """Hand messages on; the end of the pipe is the end of the parent, or of its interest."""
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            inbox.put(_receive(source))
-    os._exit(1)
+    try:
+        while len(head := source.read(HEAD.size)) == HEAD.size:
+            inbox.put(source.read(*HEAD.unpack(head)))
+    finally:
+        os._exit(1)
 
 
 def _end_with_parent() -> None:
@@ -93,7 +104,7 @@ def _end_with_parent() -> None:
 
     What its children start and leave behind becomes its own, so that it can be found and ended, whatever group it is in.
     """
-    with contextlib.suppress(OSError, AttributeError):  # Linux only; elsewhere the end of the pipe has to do
+    if sys.platform == "linux":  # elsewhere the end of the pipe has to do
         libc = ctypes.CDLL(None)
         libc.prctl(1, signal.SIGKILL)
         libc.prctl(36, 1, 0, 0, 0)

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from smimbench.cli import progress
-from smimbench.run.processes import Underway
+from smimbench.run.executor import Task, Underway
 from smimbench.suite.reader import load_suite
 from tests.helpers import write_suite
 from tests.report.rows import row
@@ -36,6 +36,10 @@ def cells(tmp_path):
     return load_suite(write_suite(tmp_path)).cells()
 
 
+def underway(cell, seconds: float, iterations: int) -> Underway:
+    return Underway(Task("cell", (cell,), frozenset()), seconds, iterations)
+
+
 def campaign(cells: Any) -> Any:
     return SimpleNamespace(missing=cells, dask=None, workers=2, suite=SimpleNamespace(name="small"))
 
@@ -43,7 +47,7 @@ def campaign(cells: Any) -> Any:
 def test_a_log_is_told_of_a_long_cell_whenever_its_time_has_doubled(cells, capsys):
     with progress.run_progress(campaign(cells), silent=False) as watch:
         for seconds in range(0, 1000):
-            watch.on_look([Underway((cells[0],), float(seconds), seconds // 10), Underway((cells[1],), 1.0, 3)])
+            watch.on_look([underway(cells[0], float(seconds), seconds // 10), underway(cells[1], 1.0, 3)])
     first, *lines = capsys.readouterr().err.splitlines()
     assert first == f"small: running {len(cells)} cells, 2 at a time"
     assert [line.partition(":")[2].strip().partition(": ")[0] for line in lines] == [
@@ -57,15 +61,14 @@ def test_a_terminal_shows_what_a_long_cell_is_at_and_no_longer_than_it_runs(cell
     terminal = Terminal()
     monkeypatch.setattr(progress, "make_console", terminal.console)
     with progress.run_progress(campaign(cells), silent=False) as watch:
-        watch.on_look([Underway(tuple(cells[:3]), 4.0, 1)])
-        watch.on_look([Underway(tuple(cells[:3]), 3725.0, 17)])
-        watch.on_look([Underway(tuple(cells[:3]), 3726.0, 18)])
+        watch.on_look([underway(cells[0], 4.0, 1)])
+        watch.on_look([underway(cells[0], 3725.0, 17)])
+        watch.on_look([underway(cells[0], 3726.0, 18)])
     assert "18 iterations, 1:02:06" in terminal.text
-    assert "and 2 more" in terminal.text
     assert "1 iterations, 0:04" not in terminal.text
     terminal.stream = io.StringIO()
     with progress.run_progress(campaign(cells), silent=False) as watch:
-        watch.on_look([Underway((cells[0],), 60.0, 0)])
+        watch.on_look([underway(cells[0], 60.0, 0)])
         watch.on_look([])
         watch.on_record({"status": "diverged", "algorithm": "gamp", "cell": {"alpha": 0.5}, "reason": "too far"})
     assert "gamp at alpha 0.5: diverged: too far" in terminal.text
@@ -74,7 +77,7 @@ def test_a_terminal_shows_what_a_long_cell_is_at_and_no_longer_than_it_runs(cell
 
 def test_silence_is_silent(cells, capsys):
     with progress.run_progress(campaign(cells), silent=True) as watch:
-        watch.on_look([Underway((cells[0],), 1e4, 7)])
+        watch.on_look([underway(cells[0], 1e4, 7)])
         watch.on_record({"status": "failed"})
     assert capsys.readouterr() == ("", "")
 

@@ -135,7 +135,7 @@ def test_the_cells_of_a_run_share_a_process_that_rests_between_them(tmp_path, mo
 
     def work(run):
         dask._work_anywhere(cell, 1, (), frozenset(), version, dask.Limits(), run)
-        return resting._pools[-1][1].workers[0].process
+        return resting._executors[-1][1].workers[0].process
 
     monkeypatch.setattr(dask, "IDLE_TIMEOUT", 60.0)
     first = work("a")
@@ -145,7 +145,7 @@ def test_the_cells_of_a_run_share_a_process_that_rests_between_them(tmp_path, mo
     assert second is not first
     assert work("b") is not second
     monkeypatch.setattr(dask, "IDLE_TIMEOUT", 0.1)
-    resting.put("c", dask.WorkerPool(1, 1, Registry()))
+    resting.put("c", dask.Executor(1, 1, Registry()))
     resting._watch()
     assert second.poll() is not None
-    assert resting._pools == []
+    assert resting._executors == []

@@ -12,7 +12,7 @@ import pytest
 
 from smimbench.registry.registry import Registry, set_registry
 from smimbench.run.campaign import run_cells
-from smimbench.run.processes import Limits
+from smimbench.run.executor import Limits
 from smimbench.run.store import Store
 from smimbench.run.theory_guard import GuardedTheory
 from smimbench.suite.errors import SuiteError
@@ -219,14 +219,14 @@ def test_after_the_deadline_no_theory_is_solved():
     with pytest.raises(Exception, match="the budget is spent"):
         cache.points(sequence("linear"), [0.5])
     assert cache.is_late
-    assert not cache._solvers
+    assert not cache._executor.workers
 
 
 def test_theory_that_is_under_way_ends_with_the_budget(monkeypatch):
     cache = GuardedTheory(deadline=time.monotonic() + 0.2)  # less than its process takes to start
     with pytest.raises(Exception, match="the budget is spent"):
         cache.thresholds(sequence("linear"))
-    assert not any(one.alive for one in cache._solvers.values())
+    assert not cache._executor.workers
 
 
 def test_a_budget_bounds_theory_and_says_what_is_left(tmp_path, capsys):

@@ -10,7 +10,7 @@ import pytest
 
 from smimbench.registry.registry import Registry, set_registry
 from smimbench.run.campaign import run_cells
-from smimbench.run.processes import Limits
+from smimbench.run.executor import Limits
 from smimbench.run.store import Store
 from tests.helpers import ROOT, SUITE, call_outside, write_suite
 from tests.run.test_campaign import cells_of, numbers
@@ -30,7 +30,7 @@ ENDS = {
     "aborter": "the worker process died 2 times: SIGABRT",
     "faulter": "the worker process died 2 times: SIGSEGV",
     "killer": "the worker process died 2 times: SIGKILL (out of memory, or killed)",
-    "exiter": "the worker process died 2 times: it left with exit code 0 before its cell was finished",
+    "exiter": "the worker process died 2 times: it left with exit code 0 before it was finished",
     "interrupter": "KeyboardInterrupt: no message",
     "leaver": "SystemExit: 7",
 }
@@ -74,7 +74,7 @@ def test_what_is_being_run_is_seen_from_outside(tmp_path, registry):
 
     def look(underway):
         for one in underway:
-            seen[one.cells[0].key].append(one.iterations)
+            seen[one.task.arguments[0].key].append(one.iterations)
 
     records = run_cells(cells, Store(tmp_path / "results"), registry=registry, isolated=True, on_look=look)
     made = {record["key"]: record["iterations"] for record in records}

@@ -111,12 +111,12 @@ def test_the_numbers_are_those_of_this_process(plugin, tmp_path):
     assert there.points(problem, ratios) == json.loads(json.dumps(here.points(problem, ratios)))
     assert there.thresholds(problem) == json.loads(json.dumps(here.thresholds(problem)))
     assert [one for one in seen if one.done == 2]
-    assert there._solvers
+    assert there._executor.workers
     # A printed line is no answer; what is kept needs no process.
     assert GuardedTheory().points(problem_of("print"), [0.5])[0][0]["mse"] == here.points(problem, [0.5])[0][0]["mse"]
     again = GuardedTheory(tmp_path / "theory")
     assert again.points(problem, ratios) == there.points(problem, ratios)
-    assert not again._solvers
+    assert again._executor is None
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_one_that_dies_or_hangs_is_given_up_once(plugin, monkeypatch, mood, said
     with pytest.raises(ProblemError, match=said):
         cache.points(problem_of(mood), [0.7])
     assert time.monotonic() - begin < 0.5  # not tried again
-    assert not any(one.alive for one in cache._solvers.values())
+    assert not cache._executor.workers
 
 
 def test_what_is_raised_there_is_raised_here(plugin):
@@ -145,7 +145,7 @@ def test_what_is_raised_there_is_raised_here(plugin):
         ProblemError, match=r"channel 'moody': information raised KeyError: '\[/no such key\]'; no theory"
     ):
         cache.points(problem_of("raise"), [0.5])
-    assert all(one.alive for one in cache._solvers.values())
+    assert all(one.is_idle for one in cache._executor.workers)
 
 
 def test_what_ships_is_solved_here(plugin):
@@ -153,7 +153,7 @@ def test_what_ships_is_solved_here(plugin):
     cache.points(
         Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "linear"}, {"name": "gaussian"}), [0.5]
     )
-    assert not cache._solvers
+    assert cache._executor is None
 
 
 def test_the_rows_of_all_others_stay(plugin, tmp_path, capsys, monkeypatch):

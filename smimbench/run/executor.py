@@ -1,0 +1,427 @@
+"""Work in processes that are supervised from outside: started with the plugins that it needs, watched, and ended with all that
+they have started.
+
+A process that dies is replaced; one that takes too long, too much memory, or says nothing for too long is killed. What it prints
+is kept. A process serves one set of distributions only: whatever their code has changed in it, work of others never sees.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import psutil
+
+from smimbench.files import printable
+from smimbench.run import heartbeat
+from smimbench.run.loop import Status
+from smimbench.run.record import LONGEST
+from smimbench.run.worker import HEAD, send
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+__all__ = ["Ended", "Executor", "Limits", "Task", "Underway"]
+
+POLL = 0.1
+"""Seconds between two looks at the processes; doubled, limits are kept that much less exactly."""
+RESERVE = 0.03
+"""Part of the memory of the machine that stays free; doubled, a process that takes it all is ended that much earlier."""
+SPARE = 4
+"""Processes that wait for work of their distributions besides those at work; with more, memory is held for fewer starts."""
+LARGEST_OUTPUT = 1 << 24
+"""Bytes that may be printed before what came first is dropped."""
+LAST_WORDS = 0.5
+"""Seconds in which what a process wrote before it ended is still read; doubled, its end is noticed that much later."""
+BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from smimbench.run.worker import main; main()"
+"""What ``python -P -c`` runs: the parent's path first, so that nothing of the working folder comes before it."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a cell, and all cells together, may take.
+
+    Attributes
+    ----------
+    seconds : float or None
+        Of a cell on the wall, from its first moment to its record; ``run.timeout`` counts the algorithm's clock only.
+    memory : int or None
+        Bytes of the process of a cell.
+    budget : float or None
+        Seconds of the whole run: no cell goes on beyond them. What is not finished stays missing.
+    """
+
+    seconds: float | None = None
+    memory: int | None = None
+    budget: float | None = None
+
+
+@dataclass(eq=False)
+class Task:
+    """Work for a process.
+
+    Attributes
+    ----------
+    kind : str
+        ``"cell"`` or ``"theory"``, see ``smimbench.run.worker``.
+    arguments : tuple
+        What can be pickled.
+    distributions : frozenset of str
+        Packages of third parties whose code it needs.
+    accept : callable
+        Called with the answer; raises ValueError if it is none.
+    on_event : callable
+        Called with what the process reports on the way.
+    chances : int
+        Processes that it may lose before it is given up.
+    timeout : float or None
+        Seconds on the algorithm's clock; a step that does not return may take half as long again, at least 1 s.
+    patience : float or None
+        Seconds without any message.
+    """
+
+    kind: str
+    arguments: tuple[Any, ...]
+    distributions: frozenset[str]
+    accept: Callable[[Any], None] = lambda answer: None
+    on_event: Callable[[dict[str, Any]], None] = lambda event: None
+    chances: int = 1
+    timeout: float | None = None
+    patience: float | None = None
+    lost: int = field(default=0, init=False)
+
+
+class Ended(NamedTuple):
+    """How a task ended: with an event (answer or error), or with a reason why there is none, and a status if it was stopped."""
+
+    task: Task
+    output: str
+    event: dict[str, Any] | None = None
+    reason: str = ""
+    status: Status | None = None
+
+
+class Underway(NamedTuple):
+    """A task at work, for how many seconds, and how many iterations it has made."""
+
+    task: Task
+    seconds: float
+    iterations: int
+
+
+class Executor:
+    """Processes, started as they are needed and ended together.
+
+    Parameters
+    ----------
+    most : int
+        Processes at work at a time.
+    threads : int
+        BLAS threads of each.
+    registry : Registry
+        Anything with its ``paths`` and ``foreign_path``.
+    setup : dict
+        What else the processes are told when they start.
+    """
+
+    def __init__(self, most: int, threads: int, registry: Any, **setup: Any) -> None:
+        self.workers: list[_Worker] = []
+        self._most, self._threads, self._registry, self._setup = most, threads, registry, setup
+        self._events: queue.Queue[tuple[_Worker, bytes | None]] = queue.Queue()
+
+    def run(
+        self,
+        tasks: Iterable[Task],
+        limits: Limits | None = None,
+        *,
+        end: float | None = None,
+        may_begin: Callable[[Task], bool | None] = lambda task: True,
+        on_look: Callable[[list[Underway]], None] = lambda underway: None,
+    ) -> Iterator[Ended]:
+        """Do tasks, in their order as far as processes are free; yields each as it ends.
+
+        Parameters
+        ----------
+        end : float or None
+            Moment (``time.monotonic``) after which nothing goes on; what is not done by then is not yielded.
+        may_begin : callable
+            Whether a task is to be begun now; False drops it, None puts it off.
+        on_look : callable
+            Told several times a second what is at work.
+        """
+        limits = limits or Limits()
+        waiting = deque(tasks)
+        if len({task.distributions for task in waiting}) > SPARE:  # else nearly every one would start a process
+            waiting = deque(sorted(waiting, key=lambda task: sorted(task.distributions)))
+        try:
+            while waiting or any(worker.task for worker in self.workers):
+                if end is not None and time.monotonic() > end:
+                    return
+                for _ in range(len(waiting)):
+                    if (worker := self._idle(waiting[0].distributions)) is None:
+                        break
+                    task = waiting.popleft()
+                    decided = may_begin(task)
+                    if decided:
+                        worker.begin(task)
+                    elif decided is None:
+                        waiting.append(task)
+                try:
+                    worker, message = self._events.get(timeout=POLL)
+                except queue.Empty:
+                    pass
+                else:
+                    found = None
+                    if worker in self.workers:  # else its end was noticed before
+                        found = worker.receive(message) if message is not None else self._ended(worker)
+                    if isinstance(found, Task):
+                        waiting.appendleft(found)
+                    elif found is not None:
+                        yield found
+                self._watch(limits)
+                on_look([worker.underway() for worker in self.workers if worker.task and worker.verdict is None])
+        finally:
+            for worker in [worker for worker in self.workers if worker.task]:  # nobody waits for it any more
+                worker.end()
+                self.workers.remove(worker)
+
+    def end(self) -> None:
+        """End all processes, whatever they do."""
+        for worker in self.workers:
+            worker.end()
+        self.workers.clear()
+
+    def _idle(self, distributions: frozenset[str]) -> _Worker | None:
+        """A process for these distributions with nothing to do; None if as many as may be are at work."""
+        free = [worker for worker in self.workers if worker.is_idle]
+        if len(self.workers) - len(free) >= self._most:
+            return None
+        for worker in free:
+            if worker.distributions == distributions:
+                return worker
+        for worker in free[: max(0, len(self.workers) - self._most - SPARE + 1)]:
+            worker.end()
+            self.workers.remove(worker)
+        self.workers.append(_Worker(self._registry, distributions, self._threads, self._setup, self._events))
+        return self.workers[-1]
+
+    def _ended(self, worker: _Worker) -> Ended | Task | None:
+        self.workers.remove(worker)
+        return worker.on_exit()
+
+    def _watch(self, limits: Limits) -> None:
+        """End what is beyond its limits; where memory runs out, the process that has most of it."""
+        for worker in self.workers:
+            if worker.is_silent:
+                self._events.put((worker, None))
+        busy = [worker for worker in self.workers if worker.task and worker.verdict is None]
+        for worker in busy:
+            worker.enforce_limits(limits)
+        memory = psutil.virtual_memory()
+        if busy and memory.available < RESERVE * memory.total:
+            largest = max(busy, key=_Worker.memory)
+            if (size := largest.memory()) > memory.total // 10:
+                largest.stop(Status.FAILED, f"the machine ran out of memory while it took {size / 2**30:.1f} GB")
+
+
+class _Worker:
+    """One process, and what is known of it."""
+
+    def __init__(
+        self,
+        registry: Any,
+        distributions: frozenset[str],
+        threads: int,
+        setup: dict[str, Any],
+        events: queue.Queue[tuple[_Worker, bytes | None]],
+    ) -> None:
+        self.distributions = distributions
+        self.task: Task | None = None
+        self.verdict: tuple[Status, str] | None = None
+        self._ready, self._late = False, 0
+        self._begun = self._heard = time.monotonic()
+        self._died: float | None = None
+        with tempfile.NamedTemporaryFile(prefix="smimbench-", delete=False) as file:
+            file.write(heartbeat.STILL)
+        self._pulse = Path(file.name)
+        self._output = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed in end()
+        names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        path = [entry for entry in sys.path if entry not in registry.foreign_path]
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", BOOT, json.dumps(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._output,
+            env=dict.fromkeys(names, str(threads)) | dict(os.environ),
+            start_new_session=True,  # Ctrl-C reaches the parent alone, and what a plugin starts ends with it
+        )
+        plugins = {"paths": registry.paths, "third_party": bool(distributions), "only": sorted(distributions)}
+        self._tell(json.dumps({**plugins, **setup, "threads": threads, "heartbeat": str(self._pulse)}).encode())
+        threading.Thread(target=self._listen, args=(events,), daemon=True).start()
+
+    def _tell(self, message: bytes) -> None:
+        _unless(OSError, send, self.process.stdin, message)  # if it is dead, the other pipe says so too
+
+    def _listen(self, events: queue.Queue[tuple[_Worker, bytes | None]]) -> None:
+        stream: Any = self.process.stdout
+        with stream:
+            try:
+                while len(head := stream.read(HEAD.size)) == HEAD.size:
+                    (length,) = HEAD.unpack(head)
+                    if length > 1 << 32 or len(message := stream.read(length)) < length:
+                        break
+                    events.put((self, message))
+            finally:
+                events.put((self, None))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it can be given a task."""
+        return self.task is None and self.verdict is None and self.process.poll() is None
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it has ended and all that it wrote is read, also if somebody else holds its pipe open."""
+        if self.process.poll() is not None:
+            self._died = self._died or time.monotonic()
+        return self._died is not None and time.monotonic() - self._died > LAST_WORDS
+
+    def begin(self, task: Task) -> None:
+        """Give it a task."""
+        self.task, self._late = task, 0
+        self._begun = self._heard = time.monotonic()
+        self._output.truncate(0)
+        with open(self._pulse, "r+b") as file:  # it waits, and does not beat
+            file.write(heartbeat.STILL)
+        self._tell(pickle.dumps((task.kind, *task.arguments)))
+
+    def receive(self, message: bytes) -> Ended | None:
+        """How its task ended, if that is what it said."""
+        self._heard = time.monotonic()
+        try:
+            event = json.loads(message)
+            if event == {"ready": True} and not self._ready:
+                self._ready, self._begun = True, time.monotonic()
+                return None
+            if self.task is None or not isinstance(event, dict):
+                raise ValueError("nothing was asked")
+            if not event.keys() & {"answer", "error"}:
+                self.task.on_event(event)
+                return None
+            if "answer" in event:
+                self.task.accept(event["answer"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            self.stop(Status.FAILED, "the worker process sent something that is no answer to its task")
+            return None
+        task, self.task = self.task, None
+        return Ended(task, self._printed(), event)
+
+    def enforce_limits(self, limits: Limits) -> None:
+        """End it if its task is beyond a limit."""
+        task, now = self.task, time.monotonic()
+        assert task is not None
+        if os.fstat(self._output.fileno()).st_size > LARGEST_OUTPUT:
+            self._output.truncate(0)
+        if task.timeout is not None:
+            late = heartbeat.clock_seen(self._pulse.read_bytes()) > task.timeout + max(1.0, 0.5 * task.timeout)
+            self._late = self._late + 1 if late else 0
+            if self._late > 1:  # the two numbers of a heartbeat are not written at once: look twice
+                reason = f"{task.timeout:g} s reached in a step that did not return; ended from outside"
+                self.stop(Status.TIMEOUT, reason)
+        if limits.seconds is not None and self._ready and now - self._begun > limits.seconds:
+            self.stop(Status.TIMEOUT, f"the cell took more than {limits.seconds:g} s; ended from outside")
+        if task.patience is not None and self._ready and now - self._heard > task.patience:
+            self.stop(Status.TIMEOUT, f"no new number for {task.patience:g} s; ended from outside")
+        if limits.memory is not None and (size := self.memory()) > limits.memory:
+            sizes = f"{size / 2**30:.3g} GB, more than {limits.memory / 2**30:.3g}"
+            self.stop(Status.FAILED, f"the cell took {sizes}; ended from outside")
+
+    def underway(self) -> Underway:
+        """What it is doing."""
+        assert self.task is not None
+        iterations = heartbeat.iterations_seen(self._pulse.read_bytes())
+        return Underway(self.task, time.monotonic() - self._begun, iterations)
+
+    def stop(self, status: Status, reason: str) -> None:
+        """End it, and what it started; ``status`` and ``reason`` are how its task ended."""
+        self.verdict = self.verdict or (status, reason)
+        self._kill()
+
+    def on_exit(self) -> Ended | Task | None:
+        """It has ended: how its task did, or the task, to be begun again."""
+        printed = self._printed()
+        end = time.monotonic() + 2  # it may have closed its pipe and go on without
+        while self.verdict is None and self.process.poll() is None and time.monotonic() < end:
+            time.sleep(0.02)
+        died = how_it_ended(self.process.returncode)
+        self.end()
+        task, self.task = self.task, None
+        if task is None:
+            return None
+        if self.verdict is not None:
+            return Ended(task, printed, None, self.verdict[1], self.verdict[0])
+        task.lost += 1
+        return task if task.lost < task.chances else Ended(task, printed, None, died)
+
+    def _printed(self) -> str:
+        """The end of what was printed since its task began."""
+        self._output.seek(max(0, os.fstat(self._output.fileno()).st_size - LONGEST))
+        return printable(self._output.read(LONGEST).decode("utf-8", "replace")).strip()
+
+    def memory(self) -> int:
+        """Bytes that it and what it started have in memory."""
+        known = [_unless(psutil.Error, one.memory_info) for one in self._family()]
+        return sum(one.rss for one in known if one is not None)
+
+    def _family(self) -> list[psutil.Process]:
+        """It and what it started, also what has left its group: that is a child of it still, see ``begin_worker``."""
+        leader = None if self.process.poll() is not None else _unless(psutil.Error, psutil.Process, self.process.pid)
+        return [] if leader is None else [leader, *(_unless(psutil.Error, leader.children, True) or ())]
+
+    def _kill(self) -> None:
+        family = self._family()
+        if hasattr(os, "killpg"):  # there are groups on POSIX only
+            _unless(OSError, os.killpg, self.process.pid, signal.SIGKILL)
+        for one in family:
+            _unless(psutil.Error, one.kill)
+
+    def end(self) -> None:
+        """End it and let go of it. The pipe of its answers belongs to the thread that reads it: somebody may hold it open."""
+        self._kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self._output):
+            _unless(OSError, stream.close)  # type: ignore[union-attr]
+        self._pulse.unlink(missing_ok=True)
+
+
+def _unless(errors: type[Exception], work: Callable[..., Any], *arguments: Any) -> Any:
+    """What ``work`` returns; None if it raises one of these errors, as for a process that is gone."""
+    try:
+        return work(*arguments)
+    except errors:
+        return None
+
+
+def how_it_ended(code: int | None) -> str:
+    """How a process ended, in words."""
+    if code is None:
+        return "it closed its pipe"
+    if code >= 0:
+        return f"it left with exit code {code} before it was finished"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"{name} (out of memory, or killed)" if name == "SIGKILL" else name
