@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from smimbench.backend import namespace, on_device
-from smimbench.derive.stopping import rule_of
+from smimbench.derive import rule_of
 from smimbench.interfaces import Array, Capabilities, Cost, Info, Overlaps, ParameterError, Plan, offers
 from smimbench.registry import RegistryError, build, get_registry, parameters_of, plan_of
-from smimbench.theory.information import prior_moments
-from smimbench.theory.limit import limit_point
-from smimbench.theory.own import own_theory
+from smimbench.theory import limit_point, own_theory, prior_moments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

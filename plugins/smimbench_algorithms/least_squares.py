@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.backend import beside, namespace, sample_chunks
-from smimbench.derive.channel import predict
-from smimbench.interfaces.checks import checked_posterior
-from smimbench.numerics.seeds import monte_carlo_rng
+from smimbench.derive import predict
+from smimbench.interfaces import checked_posterior
+from smimbench.numerics import monte_carlo_rng
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Cost, Data

@@ -11,10 +11,7 @@ import numpy as np
 
 from smimbench.backend import beside, namespace, to_host
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError
-from smimbench.theory.information import information_at, prior_moments
-from smimbench.theory.limit import limit_point
-from smimbench.theory.predictions import point_document
-from smimbench.theory.types import Prediction
+from smimbench.theory import Prediction, information_at, limit_point, point_document, prior_moments
 from smimbench_algorithms.erm.integrals import ridge_overlaps
 from smimbench_algorithms.least_squares import SAME, LeastSquares, Linear, LinearRegression
 

@@ -25,6 +25,7 @@ All arrays follow the Python array API standard; an item works on the namespace 
 from smimbench.interfaces.algorithm import STORED_NAMES, Algorithm, Conditions, Info, Overlaps, Plan, StoppingRule
 from smimbench.interfaces.basics import CONTRACT_VERSION, Array, Capabilities, Cost, ParameterError, Uncertain
 from smimbench.interfaces.channel import SYMMETRIES, Channel, Posterior
+from smimbench.interfaces.checks import checked_posterior
 from smimbench.interfaces.members import member, offers
 from smimbench.interfaces.metric import DIRECTIONS, Claims, Metric, NotMeasured
 from smimbench.interfaces.model import Model
@@ -59,6 +60,7 @@ __all__ = [
     "Start",
     "StoppingRule",
     "Uncertain",
+    "checked_posterior",
     "member",
     "offers",
 ]

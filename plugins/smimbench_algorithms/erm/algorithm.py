@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from smimbench.backend import beside, namespace, sample_chunks, to_host
-from smimbench.derive.channel import observable
+from smimbench.derive import observable
 from smimbench.interfaces import Array, Capabilities, Info, Overlaps, ParameterError
-from smimbench.theory.limit import limit_point
+from smimbench.theory import limit_point
 from smimbench_algorithms.erm.fixed_point import PENALTIES, best_length, best_penalty, minima, why_not
 from smimbench_algorithms.erm.integrals import labels_of
 from smimbench_algorithms.erm.losses import LOSSES, Loss

@@ -29,9 +29,8 @@ import numpy as np
 
 from smimbench.files import canonical_json
 from smimbench.interfaces import Overlaps
-from smimbench.numerics.memo import Named
-from smimbench.theory.information import prior_moments
-from smimbench.theory.types import Host
+from smimbench.numerics import Named
+from smimbench.theory import Host, prior_moments
 from smimbench_algorithms.erm.integrals import (
     ACCURACY,
     OrderParameters,

@@ -6,13 +6,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench.derive.channel import observable
+from smimbench.derive import observable
 from smimbench.interfaces import Overlaps
-from smimbench.numerics.linalg import symmetric_root
-from smimbench.numerics.qmc import whitened_points
-from smimbench.numerics.seeds import monte_carlo_rng
-from smimbench.theory.information import prior_moments
-from smimbench.theory.types import Host
+from smimbench.numerics import monte_carlo_rng, symmetric_root, whitened_points
+from smimbench.theory import Host, prior_moments
 from smimbench_algorithms.erm.losses import ROUNDING, Loss, proximal, pull
 from smimbench_algorithms.least_squares import noise_of_identity
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from smimbench.backend import beside, dtype_name, namespace, read_together, sample_chunks, send, take_samples, to_host
-from smimbench.derive.stopping import OverlapRule
-from smimbench.interfaces import Array, Capabilities, Info, ParameterError, member
-from smimbench.interfaces.checks import checked_posterior
-from smimbench.numerics.linalg import diagonal_at_least, with_floor
+from smimbench.derive import OverlapRule
+from smimbench.interfaces import Array, Capabilities, Info, ParameterError, checked_posterior, member
+from smimbench.numerics import diagonal_at_least, with_floor
 from smimbench_algorithms.gamp.damping import StepState, control_of, first_weight, mixed, next_step, reversal_overlaps
 from smimbench_algorithms.gamp.state import SMALLEST_QHAT, SMALLEST_V, GampState
 from smimbench_algorithms.gamp.theory import gamp_theory, random_start_error

@@ -22,15 +22,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.interfaces import Overlaps
-from smimbench.numerics.linalg import inverse_root, symmetric, symmetric_root, with_floor
-from smimbench.numerics.qmc import normal_points, whitened_points
-from smimbench.numerics.seeds import monte_carlo_rng
-from smimbench.theory.information import prior_moments
+from smimbench.numerics import (
+    inverse_root,
+    monte_carlo_rng,
+    normal_points,
+    symmetric,
+    symmetric_root,
+    whitened_points,
+    with_floor,
+)
+from smimbench.theory import prior_moments
 from smimbench_algorithms.gamp.state import SMALLEST_QHAT, SMALLEST_V
 
 if TYPE_CHECKING:
     from smimbench.problem import Problem
-    from smimbench.theory.types import Host
+    from smimbench.theory import Host
 
 __all__ = ["ACCURACY", "Accuracy", "OrderParameters", "sampled_step"]
 

@@ -17,11 +17,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.interfaces import Overlaps
-from smimbench.numerics.linalg import symmetric_logarithm, with_floor
-from smimbench.theory.information import information_at, offers_rough, overlap_at, prior_moments
-from smimbench.theory.limit import aligned, scores
-from smimbench.theory.predictions import competing, point_document
-from smimbench.theory.recursion import exponential
+from smimbench.numerics import symmetric_logarithm, with_floor
+from smimbench.theory import (
+    aligned,
+    competing,
+    exponential,
+    information_at,
+    offers_rough,
+    overlap_at,
+    point_document,
+    prior_moments,
+    scores,
+)
 from smimbench_algorithms.gamp.mismatched import ACCURACY, OrderParameters, sampled_step
 from smimbench_algorithms.gamp.state import SMALLEST_QHAT
 
@@ -30,7 +37,7 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Conditions
     from smimbench.problem import Problem
-    from smimbench.theory.types import Host
+    from smimbench.theory import Host
 
 __all__ = ["first_correction", "gamp_theory", "information_along", "random_start_error"]
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.backend import NarrowInputs, StreamedInputs, beside, namespace, to_host
-from smimbench.derive.channel import gives_probabilities, observable
+from smimbench.derive import gives_probabilities, observable
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError, Plan, offers
-from smimbench.numerics.linalg import symmetric
+from smimbench.numerics import symmetric
 from smimbench_algorithms.gradient.loss import LOSSES, fitting_loss, loss_gradient, surrogate
 from smimbench_algorithms.nuclear.limit import wide_factor_point
 

@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smimbench.backend import namespace, sample_chunks
-from smimbench.derive.channel import gives_probabilities, predict
+from smimbench.derive import gives_probabilities, predict
 from smimbench.interfaces import offers
 from smimbench.registry import RegistryError, build, get_registry
 

@@ -43,12 +43,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench.derive.channel import observable, predict
-from smimbench.numerics.linalg import symmetric_root
-from smimbench.numerics.qmc import normal_points
-from smimbench.numerics.quadrature import gauss_hermite
-from smimbench.numerics.seeds import monte_carlo_rng
-from smimbench.theory.types import Host
+from smimbench.derive import observable, predict
+from smimbench.numerics import gauss_hermite, monte_carlo_rng, normal_points, symmetric_root
+from smimbench.theory import Host
 from smimbench_algorithms.gradient.loss import loss_of
 from smimbench_algorithms.least_squares import noise_of_identity
 

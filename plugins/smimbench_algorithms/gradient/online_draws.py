@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.derive.channel import observable, predict
-from smimbench.numerics.seeds import monte_carlo_rng
+from smimbench.derive import observable, predict
+from smimbench.numerics import monte_carlo_rng
 from smimbench_algorithms.gradient import online
 from smimbench_algorithms.gradient.loss import loss_of
 from smimbench_algorithms.gradient.online import LARGEST, Diverges, Path, gram_of, turned
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Overlaps
     from smimbench.problem import Problem
-    from smimbench.theory.types import Host
+    from smimbench.theory import Host
     from smimbench_algorithms.gradient.online import Rule
 
 __all__ = ["affordable", "draw_paths"]

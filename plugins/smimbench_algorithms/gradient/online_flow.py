@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.theory.types import Host
+from smimbench.theory import Host
 from smimbench_algorithms.gradient import online
 from smimbench_algorithms.gradient.online import LARGEST, Diverges, TooLong
 

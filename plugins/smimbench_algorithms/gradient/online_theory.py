@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.interfaces import Overlaps, offers
-from smimbench.numerics.seeds import monte_carlo_rng
-from smimbench.registry.adapters import sizes
-from smimbench.theory.limit import aligned, limit_point, scores
+from smimbench.numerics import monte_carlo_rng
+from smimbench.theory import aligned, limit_point, scores
 from smimbench_algorithms.gradient import online
 from smimbench_algorithms.gradient.loss import fitting_loss
 from smimbench_algorithms.gradient.online import (
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Conditions
     from smimbench.problem import Problem
-    from smimbench.theory.types import Host
+    from smimbench.theory import Host
 
 __all__ = ["online_theory", "solve"]
 
@@ -51,8 +50,7 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
         return f"the factor of prior {prior.name!r} is not the signal"
     if D is None:
         return "its steps are counted in samples / D: it needs the dimension of the runs"
-    plan = algorithm.plan(sizes(1, problem.model.tokens, D))
-    steps, batch = int(plan.steps), int(plan.batch)
+    steps, batch = int(algorithm.steps), int(algorithm.batch)
     jumps = range(0, steps, algorithm.decay_steps) if algorithm.schedule == "step" else ()
     loss = algorithm.loss or fitting_loss(problem)
     # Linear labels: means of the overlaps follow closed equations at every D, and not only as D grows.

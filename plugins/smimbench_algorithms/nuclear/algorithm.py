@@ -10,7 +10,7 @@ import numpy as np
 
 from smimbench.backend import beside, clip, namespace, to_host
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError
-from smimbench.numerics.linalg import spectral_function, symmetric
+from smimbench.numerics import spectral_function, symmetric
 from smimbench_algorithms.least_squares import LeastSquares, Linear, LinearRegression
 from smimbench_algorithms.nuclear.limit import (
     best_penalty,

@@ -29,16 +29,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.derive.channel import predict
+from smimbench.derive import predict
 from smimbench.interfaces import Overlaps, member, offers
-from smimbench.numerics.seeds import monte_carlo_rng
-from smimbench.theory.limit import limit_point
+from smimbench.numerics import monte_carlo_rng
+from smimbench.theory import limit_point
 from smimbench_algorithms.least_squares import SAME, seen_by_labels
 from smimbench_algorithms.nuclear.shrinkage import Shrunk, null_eigenvalues, shrunk, shrunk_spectrum, spectral_end
 
 if TYPE_CHECKING:
     from smimbench.problem import Problem
-    from smimbench.theory.types import Host
+    from smimbench.theory import Host
     from smimbench_algorithms.least_squares import Linear
 
 RECOVERED = 1e-13

@@ -26,7 +26,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smimbench.theory.types import Host
+    from smimbench.theory import Host
 
 
 class Shrunk(NamedTuple):

@@ -11,8 +11,7 @@ import numpy as np
 
 from smimbench.backend import beside, namespace
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError, Start
-from smimbench.theory.predictions import point_document
-from smimbench.theory.types import Prediction
+from smimbench.theory import Prediction, point_document
 from smimbench_algorithms.spectral.eigenvectors import spectral_estimate
 from smimbench_algorithms.spectral.first_order import ORIGINS, first_order, first_order_theory
 from smimbench_algorithms.spectral.limit import KINDS, REGULARISATION, spectral_theory, why_not

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.backend import beside, namespace, sample_chunks, to_host
-from smimbench.interfaces.checks import checked_posterior
-from smimbench.numerics.linalg import with_floor
+from smimbench.interfaces import checked_posterior
+from smimbench.numerics import with_floor
 from smimbench_algorithms.spectral.limit import (
     REGULARISATION,
     Mode,
@@ -22,7 +22,7 @@ from smimbench_algorithms.spectral.limit import (
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Data
     from smimbench.problem import Problem
-    from smimbench.theory.types import Host
+    from smimbench.theory import Host
 
 
 SMALLEST_V = 1e-3

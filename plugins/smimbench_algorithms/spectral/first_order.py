@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smimbench.backend import beside, namespace, sample_chunks
-from smimbench.interfaces import member
-from smimbench.interfaces.checks import checked_posterior
-from smimbench.theory.information import information_at, overlap_at, prior_moments
+from smimbench.interfaces import checked_posterior, member
+from smimbench.theory import information_at, overlap_at, prior_moments
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Data, Denoised
     from smimbench.problem import Problem
-    from smimbench.theory.types import Host
+    from smimbench.theory import Host
 
 __all__ = ["ORIGINS", "first_order", "first_order_theory"]
 

@@ -42,13 +42,9 @@ import numpy as np
 
 from smimbench.backend import beside, namespace
 from smimbench.files import canonical_json
-from smimbench.interfaces.checks import checked_posterior
-from smimbench.numerics.linalg import spectral_function, symmetric_root
-from smimbench.numerics.memo import Named
-from smimbench.numerics.qmc import normal_points
-from smimbench.numerics.seeds import monte_carlo_rng
-from smimbench.theory.information import prior_moments
-from smimbench.theory.types import Host
+from smimbench.interfaces import checked_posterior
+from smimbench.numerics import Named, monte_carlo_rng, normal_points, spectral_function, symmetric_root
+from smimbench.theory import Host, prior_moments
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array
