@@ -23,10 +23,6 @@ __all__ = ["ComponentRatios"]
 
 ROOT = 0.02
 """Shift of the coordinate of sampled components, in log(1 + Qhat). At 0 errors of 4e-3 with 11 nodes of two layers, not 4e-4."""
-ROUNDING = 1e-11
-"""Relative error that rounding leaves in dQ/dQhat at the prior mean; doubled, thresholds state that much more."""
-LARGEST_CRITICAL = 1e8
-"""Largest critical information that is looked for; doubled, one more step of the search."""
 
 
 class ComponentRatios:
@@ -81,11 +77,11 @@ class ComponentRatios:
         slopes = [gain(step) / step for step in (8e-4, 4e-4, 2e-4, 1e-4)]
         before, response = ((one - 6 * two + 8 * three) / 3 for one, two, three in (slopes[:3], slopes[1:]))
         next_order = np.abs(response - before) / 7
-        error = next_order / np.where(response > 0, response, 1.0) + ROUNDING
+        error = next_order / np.where(response > 0, response, 1.0) + 1e-11
         critical = np.zeros(P)
         for a in np.flatnonzero(response == 0):
             low, high = 1e-5, 1.0
-            while gain(high)[a] == 0 and high < LARGEST_CRITICAL:
+            while gain(high)[a] == 0 and high < 1e8:
                 low, high = high, 4 * high
             while high - low > 1e-14 * high:
                 middle = (low + high) / 2

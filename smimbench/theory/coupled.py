@@ -24,7 +24,7 @@ from smimbench.theory.curve import HELD, NEVER, Curve, bayes_optimal_first, thre
 from smimbench.theory.free_entropy import free_entropy_between
 from smimbench.theory.information import information_at, overlap_at, overlap_error_at, prior_moments
 from smimbench.theory.perfect_recovery import perfect_limit
-from smimbench.theory.recursion import UNFINISHED, FixedPoint, Recursion, at, exponential
+from smimbench.theory.recursion import UNFINISHED, FixedPoint, Recursion, exponential, is_same_fixed_point
 from smimbench.theory.types import NOTHING, HardPhase, Host, Prediction, Threshold
 
 if TYPE_CHECKING:
@@ -168,7 +168,11 @@ def sweep(
         there = None if other_branch is None else other_branch[k]
         target = None if there is None or UNFINISHED in there.prediction.method else there.found
         found = recursion.fixed_point(start, target=target, offset=offset if target is None else target.offset)
-        if there is not None and target is not None and at(target, symmetric_logarithm(found.qhat), found.relative):
+        if (
+            there is not None
+            and target is not None
+            and is_same_fixed_point(target, symmetric_logarithm(found.qhat), found.relative)
+        ):
             start = target.qhat
             solved[k] = Solved(replace(there.prediction, branch=branch), target)
             continue

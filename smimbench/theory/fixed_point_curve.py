@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FixedPointCurve", "fixed_point_curve"]
 
-DENSE = 16
-"""Points read between two nodes; doubled, branches that are shorter by half are found."""
-
 
 class FixedPointCurve(Curve):
     """The curve of fixed points that starts at the prior mean, for components that decouple.
@@ -68,7 +65,7 @@ class FixedPointCurve(Curve):
             if len(stage.nodes) < 2:
                 continue
             s, _, _ = stage.arrays()
-            fine = np.unique(np.concatenate([np.linspace(a, b, DENSE + 1) for a, b in itertools.pairwise(s)]))
+            fine = np.unique(np.concatenate([np.linspace(a, b, 17) for a, b in itertools.pairwise(s)]))
             parts.append((np.full(len(fine), number), fine, stage.interpolants()[0](fine)[:, -1]))
         if not parts:
             return np.zeros(0), np.zeros(0), np.zeros(0)

@@ -36,15 +36,8 @@ SCRAMBLES = 32
 """Independent scrambles, whose spread is the error; doubled, that spread is known 1.4 times better."""
 POINTS = 2**11
 """Sobol points in each; doubled, errors of smooth labels nearly halve."""
-ROUNDING = 1e-14
-"""Share of the error of the constant predictor by which rounding may take others below 0; doubled, nothing changes."""
-CHANCE = 4.0
-"""Stated errors by which chance may; doubled, nothing changes."""
-NEGLIGIBLE = 1e-8
-"""Numerical errors of V below this do not show in a prediction; doubled, nor do they."""
 FAINT = 1e-20
-"""Estimates of theory have at least this size: where nothing is learned the limit is meant, not a tie of labels that jump.
-Doubled, nothing changes."""
+"""Estimates of theory have at least this size: where nothing is learned the limit is meant, not a tie of labels that jump."""
 NODES = 25
 """Chebyshev nodes along a curve; doubled, the error of interpolation is squared."""
 
@@ -106,7 +99,7 @@ def curve_errors(
     found = _errors_along_curve(problem, Q, V) if interpolated else [dict(entry) for entry in at_points]
     for i, error in enumerate(() if uncertain is None else uncertain):
         move = np.diag(np.minimum(np.broadcast_to(error, len(V[i])), np.maximum(np.diagonal(Q[i]), 0.0)))
-        if move.max() > NEGLIGIBLE:
+        if move.max() > 1e-8:  # less does not show
             there = generalization_error(problem, Q[i] - move, V[i] + move)
             here = at_points[i] if at_points else generalization_error(problem, Q[i], V[i])
             for kind, entry in found[i].items():
@@ -164,9 +157,9 @@ def _scalar(found: Uncertain) -> Uncertain:
 
 def _not_negative(found: dict[str, Uncertain]) -> dict[str, Uncertain]:
     """Values that rounding or chance took below 0 are 0; one that is clearly negative is kept: it is wrong then."""
-    rounding = ROUNDING * max(abs(entry.value) for entry in found.values())
+    rounding = 1e-14 * max(abs(entry.value) for entry in found.values())
     return {
-        kind: entry._replace(value=0.0) if -rounding - CHANCE * entry.error <= entry.value < 0 else entry
+        kind: entry._replace(value=0.0) if -rounding - 4 * entry.error <= entry.value < 0 else entry
         for kind, entry in found.items()
     }
 

@@ -22,8 +22,6 @@ __all__ = ["aligned", "limit_point", "scores"]
 
 PREDICTIONS = 32
 """Overlaps for which errors of prediction are sampled. Doubled: their mean is known 1.4 times better, in twice the time."""
-ROUNDING = 1e-14
-"""Share of its terms by which a difference in float64 may be off; doubled, nothing changes."""
 
 
 def aligned(problem: Problem, overlaps: Overlaps) -> Overlaps:
@@ -65,7 +63,7 @@ def scores(overlaps: Overlaps) -> dict[str, Host]:
     mse = T - 2 * M + Q
     # At perfect recovery the three cancel, and rounding must not leave an error below 0. One that is clearly negative is kept:
     # the overlaps are wrong then.
-    mse = np.where(mse > -ROUNDING * (np.abs(T) + np.abs(Q)), np.maximum(mse, 0.0), mse)
+    mse = np.where(mse > -1e-14 * (np.abs(T) + np.abs(Q)), np.maximum(mse, 0.0), mse)
     return {"mse": mse, "squared_cosine": cosine**2, "cosine": cosine, "overlap": M}
 
 

@@ -17,14 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["perfect_limit"]
 
-LITTLE, SAMPLED_LITTLE = (1e-4, 1e-9), (1e-2, 1e-5)
-"""Unknown parts of a discrete signal between which the sample ratio must fall; the second pair for sampled information, which few
-labels carry below. Doubled, the same, but for noise between these levels, which is not seen."""
-BISECTIONS = 60
-"""Halvings of the interval of log Qhat; doubled, nothing changes."""
-BALANCING = 40
-"""Most steps that balance the errors of the components; doubled, slower balances converge."""
-
 
 def perfect_limit(problem: Problem) -> Threshold | None:
     r"""Above which sample ratio an error of zero is stable; None where errors never vanish.
@@ -65,7 +57,7 @@ def perfect_limit(problem: Problem) -> Threshold | None:
         return (unknowns / (kappa * shares), float(np.max(error / value)), float(np.trace(V @ information.value)))
 
     rates = np.zeros(P)
-    for _ in range(BALANCING):
+    for _ in range(40):
         balanced = measure(1e5)
         if balanced is None:
             return None
@@ -104,7 +96,7 @@ def _limit_of_discrete_signals(problem: Problem) -> Threshold | None:
 
     def ratio(unknown: float) -> float:
         low, high = 0.0, np.log(1e9)
-        for _ in range(BISECTIONS):
+        for _ in range(60):
             middle = (low + high) / 2
             low, high = (middle, high) if part(middle) > unknown else (low, middle)
         information = diagonals(information_at(problem, *overlap_at(problem, np.exp(low) * np.eye(P))))[0]
@@ -112,6 +104,7 @@ def _limit_of_discrete_signals(problem: Problem) -> Threshold | None:
             return float(np.max(np.exp(low) / (float(problem.model.kappa) * information)))
 
     method = information_at(problem, *overlap_at(problem, np.eye(P))).method
-    levels = SAMPLED_LITTLE if is_sampled(method) or method.startswith("nested") else LITTLE
+    # Unknown parts between which the sample ratio must fall; few labels carry sampled information below.
+    levels = (1e-2, 1e-5) if is_sampled(method) or method.startswith("nested") else (1e-4, 1e-9)
     late, later = (ratio(unknown) for unknown in levels)
     return Threshold(0.0, 0.0) if later < late else None

@@ -22,37 +22,18 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Uncertain
     from smimbench.problem.problem import Problem
 
-__all__ = ["SAME", "UNFINISHED", "FixedPoint", "Recursion", "at", "exponential"]
+__all__ = ["UNFINISHED", "FixedPoint", "Recursion", "exponential", "is_same_fixed_point"]
 
-MEMORY = 3
-"""Steps that Anderson's acceleration remembers; doubled, it is faster on smooth maps and less robust on sampled ones."""
-LONGEST_STEP = 3.0
-"""Longest accelerated step in log Qhat; doubled, bad extrapolations go twice as far."""
-SAME = 0.3
-"""Distance in log Qhat, in errors of the information, within which two fixed points are one. Doubled: an iteration fewer."""
 UNFINISHED = "iterations were not enough"
+NO_MORE_INFORMATION = "hardly any label tells more"
 MOST_ITERATIONS = 60
 """Accelerated iterations per sample ratio; doubled, fewer points end with "were not enough"."""
 SOLVED = 0.02
 """Residual that is left, in errors of the information; doubled, an iteration fewer, and twice its part in the stated error."""
-UNSURE, NEARLY = 0.5, 1e-3
-"""Relative error of sampled information with which iterations end where less than the second of the signal is unknown: hardly any
-label says anything then. Doubled: they end later, at values that may be wrong; the same."""
-VANISHED = 1e-200
-"""Unknown part of a component that labels cannot be asked about in double precision. Doubled: nothing changes."""
-UNTOLD = "hardly any label tells more"
-"""What is said there."""
-BEYOND = 1e14
-"""Qhat from which on the signal counts as known; doubled, one iteration more."""
+KNOWN = np.log(1e14)
+"""Log Qhat from which on the signal counts as known; doubled, one iteration more."""
 MOST_CORRECTIONS = 6
 """Accurate values that a fixed point may take on the way of rough ones; doubled, no change where differences vary slowly."""
-PATIENCE = 12
-"""Rough iterations after which a residual below the error of the information is enough: sampled values may jump. Doubled: more
-iterations there."""
-STEADIEST = 0.1
-"""Least factor by which a correction is believed to shrink what is left; doubled, some points take one correction more."""
-CLEAR = 5.0
-"""Growth in errors of a rough value from which on its sign needs no accurate one; doubled, walks take more accurate values."""
 
 
 class FixedPoint(NamedTuple):
@@ -107,7 +88,7 @@ class Recursion:
         """Image less log Qhat; a rough one where all of its eigenvalues are clearly positive."""
         if self.has_rough:
             image, information = self.image(log, rough=True)
-            if float(np.linalg.eigvalsh(image - log)[0]) > CLEAR * _relative(information):
+            if float(np.linalg.eigvalsh(image - log)[0]) > 5 * _relative(information):
                 return image - log
         return self.image(log)[0] - log
 
@@ -156,17 +137,17 @@ class Recursion:
             found = self._iterated(self._mapped(offset, relative), qhat, enough, target, rough=True)
             found = found._replace(offset=offset)
             log = symmetric_logarithm(found.qhat)
-            if UNFINISHED in found.method or (target is not None and at(target, log, found.relative)):
+            if UNFINISHED in found.method or (target is not None and is_same_fixed_point(target, log, found.relative)):
                 return found
             image, information = self.image(log)
             relative, residual = _relative(information), float(np.abs(image - log).max())
             found = found._replace(relative=relative, residual=residual, method=information.method)
-            if np.diagonal(log).min() > np.log(BEYOND):
+            if np.diagonal(log).min() > KNOWN:
                 return found
             if best is None or residual < best.residual:
                 best = found
             offset, qhat = image - self.image(log, rough=True)[0], found.qhat
-            left = residual * max(STEADIEST, min(residual / before, 1.0))
+            left = residual * max(0.1, min(residual / before, 1.0))
             if min(left, residual) <= max(enough, SOLVED * relative):
                 last = self._iterated(self._mapped(offset, relative), qhat, enough, None, rough=True)
                 return FixedPoint(last.qhat, relative, max(left, last.residual), information.method, offset)
@@ -194,24 +175,25 @@ class Recursion:
         method = ""
         for count in range(MOST_ITERATIONS):
             unknown = np.diagonal(overlap_at(self.problem, exponential(x))[1]) / self.second
-            if not (unknown > VANISHED).all():
-                relative, residual, method = 1.0, 1.0, method or UNTOLD
+            if not (unknown > 1e-200).all():
+                relative, residual, method = 1.0, 1.0, method or NO_MORE_INFORMATION
                 break
             image, relative, method = mapped(x)
-            if not relative < UNSURE and (unknown < NEARLY).all():
-                relative, residual, method = 1.0, 1.0, f"{method}, {UNTOLD}"
+            if not relative < 0.5 and (unknown < 1e-3).all():
+                relative, residual, method = 1.0, 1.0, f"{method}, {NO_MORE_INFORMATION}"
                 break
             step = image - x
             residual = float(np.abs(step).max())
-            arrived = target is not None and at(target, image, relative)
-            least = relative if rough and count >= PATIENCE else SOLVED * relative
-            if arrived or residual <= max(enough, least) or np.diagonal(x).min() > np.log(BEYOND):
+            arrived = target is not None and is_same_fixed_point(target, image, relative)
+            # Sampled values may jump: after a while a residual below their error is enough.
+            least = relative if rough and count >= 12 else SOLVED * relative
+            if arrived or residual <= max(enough, least) or np.diagonal(x).min() > KNOWN:
                 x = image
                 break
             if residual > 2 * best:
                 points, steps = [], []  # the history misleads
             best = min(best, residual)
-            points, steps = [*points[-MEMORY:], x], [*steps[-MEMORY:], step]
+            points, steps = [*points[-3:], x], [*steps[-3:], step]
             x = image
             if len(steps) > 1:
                 changes = np.stack([(b - a)[upper] for a, b in itertools.pairwise(steps)], axis=-1)
@@ -223,7 +205,7 @@ class Recursion:
                     points, steps = [], []
                     continue
                 longest = float(np.abs(move).max())
-                move = move * min(1.0, LONGEST_STEP / longest) if longest > 0 else move
+                move = move * min(1.0, 3.0 / longest) if longest > 0 else move
                 x = points[-1].copy()
                 x[upper] += move
                 x.T[upper] = x[upper]
@@ -237,6 +219,6 @@ def _relative(information: Any) -> float:
     return float(np.max(error / np.maximum(value, 1e-300)))
 
 
-def at(target: FixedPoint, log: Host, relative: float) -> bool:
+def is_same_fixed_point(target: FixedPoint, log: Host, relative: float) -> bool:
     """Whether log Qhat (P, P) is that of a fixed point, within the ``relative`` error of the information."""
-    return float(np.abs(log - symmetric_logarithm(target.qhat)).max()) < SAME * relative
+    return float(np.abs(log - symmetric_logarithm(target.qhat)).max()) < 0.3 * relative

@@ -32,7 +32,7 @@ from smimbench.theory.inverse_map import inverse_map
 from smimbench.theory.types import NOTHING, Host
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from smimbench.problem.problem import Problem
 
@@ -40,23 +40,17 @@ __all__ = ["DRAWS", "Check", "verify_information", "verify_point"]
 
 DRAWS = 20_000
 """Draws of a point; doubled, errors 1.4 times smaller are found and it takes twice as long."""
-CHUNK = 5_000
-"""Draws that are held at once; doubled, twice the memory."""
-SHARING = 1_000
-"""Draws that share the points of a sampled posterior, and with them an error of 1 to 2% of their mean; doubled, what the mean of
-all draws keeps of it is 1.4 times as large."""
-RESPONSE = 4
-"""The derivative by Qhat uses this fraction of the draws; doubled, it is 1.4 times noisier and half as dear."""
+CHUNK, SHARING = 5_000, 1_000
+"""Draws that are held at once, and that share the points of a sampled posterior, with an error of 1 to 2% of their mean. Doubled:
+twice the memory; what the mean of all draws keeps of that error is 1.4 times as large."""
 STEP = 0.05
-"""Half the step in log Qhat of that derivative; doubled, its bias is four times as large and its noise half."""
+"""Half the step in log Qhat of a derivative; doubled, its bias is four times as large and its noise half."""
 SMALL = 1e-6
 """Share of the second moment that is unknown where the stability of perfect recovery is tested; doubled, so is the bias."""
 MATRICES, DIMENSION = 12, 60
 """Signals of extensive rank that are drawn, at this dimension and twice that; doubled, it takes 2 or 8 times as long."""
 FEWEST_DRAWS = 100
 """Fewer draws have no standard error that could be believed."""
-ROUNDING = 1e-9
-"""Relative differences that are rounding; doubled, a bias of that size is not seen."""
 
 
 @dataclass(frozen=True)
@@ -99,21 +93,16 @@ class Check:
         if not self.decided:
             return 0.0
         gap = self.drawn - self.printed
-        width = math.hypot(self.error, self.standard_error, ROUNDING * max(abs(self.printed), 1e-3))
+        width = math.hypot(self.error, self.standard_error, 1e-9 * max(abs(self.printed), 1e-3))
         return 0.0 if self.bound and gap < 0 else gap / width
 
     def document(self) -> dict[str, Any]:
         """As plain data; components count from 1."""
-        return {
-            "quantity": self.quantity,
-            "component": None if self.component is None else self.component + 1,
-            "printed": self.printed,
-            "error": self.error,
-            "drawn": self.drawn,
-            "standard_error": self.standard_error,
-            "bound": self.bound,
-            "z": self.z if self.decided else None,
+        named = {
+            name: getattr(self, name) for name in ("quantity", "printed", "error", "drawn", "standard_error", "bound")
         }
+        component = None if self.component is None else self.component + 1
+        return {**named, "component": component, "z": self.z if self.decided else None}
 
 
 def verify_point(
@@ -215,35 +204,39 @@ class _PointByDraws:
 
     # -- draws of the channel -----------------------------------------------------------------------------------------
 
-    def _draw(self, Q: Host, V: Host, draws: int) -> tuple[Host, Host, float]:
-        """``sum_c g g^T`` and ``sum_c (g h^T + h g^T) / 2`` (n, P, P) of every draw, and the stated error of the first mean."""
-        P, C = self.problem.components, self.problem.model.sites
+    def _chunks(self, Q: Host, V: Host, draws: int) -> Iterator[tuple[int, Host, Host, Any]]:
+        """By chunk: its number, means of the latents, the latents less their means, their labels."""
+        shape = (self.problem.components, self.problem.model.sites)
         channel: Any = self.problem.channel
-        root_Q, root_V, inverse = symmetric_root(Q), symmetric_root(V), np.linalg.inv(V)
-        own, cross, stated = [], [], 0.0
+        root_Q, root_V = symmetric_root(Q), symmetric_root(V)
         for chunk, start in enumerate(range(0, draws, CHUNK)):
             n = min(CHUNK, draws - start)
-            normal = self._rng("latents", chunk).standard_normal((2, n, P, C))
+            normal = self._rng("latents", chunk).standard_normal((2, n, *shape))
             omega, shift = root_Q @ normal[0], root_V @ normal[1]
-            y = channel.forward(omega + shift, rng=self._rng("labels", chunk))
+            yield chunk, omega, shift, channel.forward(omega + shift, rng=self._rng("labels", chunk))
+            self.on_draws(n)
+
+    def _draw(self, Q: Host, V: Host, draws: int) -> tuple[Host, Host, float]:
+        """``sum_c g g^T`` and ``sum_c (g h^T + h g^T) / 2`` (n, P, P) of every draw, and the stated error of the first mean."""
+        inverse = np.linalg.inv(V)
+        own, cross, stated = [], [], 0.0
+        for chunk, omega, shift, y in self._chunks(Q, V, draws):
             found = self._posterior(y, omega, V, chunk)
             g, h = inverse @ (np.asarray(found.mean) - omega), inverse @ shift
             own.append(g @ np.swapaxes(g, 1, 2))
             mixed = g @ np.swapaxes(h, 1, 2)
             cross.append((mixed + np.swapaxes(mixed, 1, 2)) / 2)
             stated = max(stated, float(found.error))
-            self.on_draws(n)
         # An error of the posterior mean adds its square to the mean square.
-        return np.concatenate(own), np.concatenate(cross), C * stated**2
+        return np.concatenate(own), np.concatenate(cross), self.problem.model.sites * stated**2
 
     def _fixed_point(self) -> list[Check]:
         own, cross, bias = self._draw(self.Q, self.V, self.draws)
-        errors = np.broadcast_to(np.asarray(self.point.get("alpha_error", 0.0), dtype=float), len(self.V))
         found = []
         for name, samples, stated in (("posterior", own, bias), ("teacher", cross, 0.0)):
             mean, sem = samples.mean(0), samples.std(0, ddof=1) / math.sqrt(len(samples))
             for a, b in self._pairs():
-                scale, relative = self.kappa * self.alpha, float(errors[[a, b]].max()) / self.alpha
+                scale, relative = self.kappa * self.alpha, max(self._error("alpha", c) for c in (a, b)) / self.alpha
                 spread = scale * math.hypot(sem[a, b], stated / math.sqrt(self.V[a, a] * self.V[b, b]))
                 error = relative * math.sqrt(self.qhat[a, a] * self.qhat[b, b])
                 quantity, component = (f"Qhat ({name})", a) if a == b else (f"Qhat {a + 1}{b + 1} ({name})", None)
@@ -262,72 +255,65 @@ class _PointByDraws:
         """Error of the fixed point at the printed sample ratio: a Newton step in the entries of log Qhat."""
         if min(telling(own[:, a, a]) for a in self.learned) < FEWEST_TELLING:
             return []  # a step from means that are not known leads nowhere; that they are not, their own rows say
-        pairs, kept = self._pairs(), np.ix_(self.learned, self.learned)
-        scale = self.kappa * self.alpha
+        pairs, learned, kept = self._pairs(), self.learned, np.ix_(self.learned, self.learned)
+        rows, columns = np.array([[learned.index(a) for a in pair] for pair in pairs]).T
+        units = np.eye(len(pairs))
         log = symmetric_logarithm(self.qhat[kept])
-        position = {a: i for i, a in enumerate(self.learned)}
 
         def entries(matrix: Host) -> Host:
-            return np.array([matrix[position[a], position[b]] for a, b in pairs])
+            return np.asarray(matrix[rows, columns])
 
-        def widened(matrix: Host) -> Host:
-            full = np.zeros_like(self.qhat)
-            full[kept] = matrix
-            return full
+        def filled(values: Any) -> Host:
+            """The symmetric matrix with these entries."""
+            matrix = np.zeros_like(log)
+            matrix[rows, columns] = matrix[columns, rows] = values
+            return matrix
 
-        def moved(step: Any) -> tuple[Host, Host, Host]:
-            """Qhat, Q and V after a step of the entries of log Qhat."""
-            matrix = log.copy()
-            for (a, b), change in zip(pairs, step):
-                matrix[position[a], position[b]] += change
-                if a != b:
-                    matrix[position[b], position[a]] += change
-            qhat = widened(np.asarray(spectral_function(matrix, np.exp)))
-            return qhat, *overlap_at(self.problem, qhat)
+        def moved(step: Any) -> tuple[Host, Host]:
+            """Q and V after a step of the entries of log Qhat."""
+            qhat = np.zeros_like(self.qhat)
+            qhat[kept] = spectral_function(log + filled(step), np.exp)
+            return overlap_at(self.problem, qhat)
 
         # Only the diagonal is asked where labels do not see signs: sampled entries beside it are noise.
-        mask = np.ones_like(log) if len(pairs) > len(self.learned) else np.eye(len(log))
-        part = own[::RESPONSE]
-        enough = min(telling(part[:, a, a]) for a in self.learned) >= FEWEST_TELLING
+        mask = np.ones_like(log) if len(pairs) > len(learned) else np.eye(len(log))
+        part = own[::4]  # the derivative may be noisier
+        enough = min(telling(part[:, a, a]) for a in learned) >= FEWEST_TELLING
         count = max(len(part) if enough else len(own), FEWEST_DRAWS)
-        jacobian = np.zeros((len(pairs), len(pairs)))
-        for k in range(len(pairs)):
-            ends = []
-            for sign in (1.0, -1.0):
-                _, Q, V = moved(sign * STEP * np.eye(len(pairs))[k])
-                ends.append(entries(symmetric_logarithm(mask * self._draw(Q, V, count)[0].mean(0)[kept])))
-            jacobian[:, k] = (ends[0] - ends[1]) / (2 * STEP)
-        jacobian -= np.eye(len(pairs))
+        jacobian = np.zeros_like(units)
+        for k, unit in enumerate(units):
+            one, two = (
+                entries(symmetric_logarithm(mask * self._draw(*moved(sign * STEP * unit), count)[0].mean(0)[kept]))
+                for sign in (1.0, -1.0)
+            )
+            jacobian[:, k] = (one - two) / (2 * STEP)
+        jacobian -= units
         mean = mask * own.mean(0)[kept]
-        residual = entries(symmetric_logarithm(scale * mean)) - entries(log)
+        residual = entries(symmetric_logarithm(self.kappa * self.alpha * mean)) - entries(log)
         # How the residual follows the entries of the information, to first order.
         samples = np.stack([own[:, a, b] for a, b in pairs], axis=1)
         covariance = np.atleast_2d(np.cov(samples, rowvar=False)) / len(own)
-        derivative = np.zeros_like(jacobian)
-        for k, (a, b) in enumerate(pairs):
-            size = 1e-4 * math.sqrt(mean[position[a], position[a]] * mean[position[b], position[b]])
-            change = np.zeros_like(mean)
-            change[position[a], position[b]] = change[position[b], position[a]] = size
-            derivative[:, k] = entries(symmetric_logarithm(mean + change) - symmetric_logarithm(mean - change)) / (
-                2 * size
-            )
+        derivative = np.zeros_like(units)
+        for k, unit in enumerate(units):
+            size = 1e-4 * math.sqrt(mean[rows[k], rows[k]] * mean[columns[k], columns[k]])
+            change = filled(size * unit)
+            gap = symmetric_logarithm(mean + change) - symmetric_logarithm(mean - change)
+            derivative[:, k] = entries(gap) / (2 * size)
         step = -np.linalg.lstsq(jacobian, residual, rcond=None)[0]
         response = np.linalg.lstsq(jacobian, derivative, rcond=None)[0]
-        spread = response @ covariance @ response.T
         slopes = np.stack(
-            [
-                np.diagonal(moved(1e-4 * unit)[2] - moved(-1e-4 * unit)[2]) / 2e-4
-                for unit in np.eye(len(pairs), dtype=np.float64)
-            ],
-            axis=1,
-        )  # fmt: skip
-        longest = float(np.abs(step).max())
-        drawn = np.diagonal(self.V) + slopes @ step if longest > 1 else np.diagonal(moved(step)[2])
-        sem = np.sqrt(np.einsum("ak,kl,al->a", slopes, spread, slopes))
-        errors = np.broadcast_to(np.asarray(self.point["mse_error"], dtype=float), len(self.V))
+            [np.diagonal(moved(1e-4 * unit)[1] - moved(-1e-4 * unit)[1]) / 2e-4 for unit in units], axis=1
+        )
+        long = float(np.abs(step).max()) > 1
+        drawn = np.diagonal(self.V) + slopes @ step if long else np.diagonal(moved(step)[1])
+        sem = np.sqrt(np.einsum("ak,kl,al->a", slopes, response @ covariance @ response.T, slopes))
         return [
-            Check("MSE", a, float(self.mse[a]), float(errors[a]), float(drawn[a]), float(sem[a])) for a in self.learned
+            Check("MSE", a, float(self.mse[a]), self._error("mse", a), float(drawn[a]), float(sem[a])) for a in learned
         ]
+
+    def _error(self, name: str, a: int) -> float:
+        """Error of a printed number of a component; 0 where none is printed."""
+        return float(np.broadcast_to(np.asarray(self.point.get(f"{name}_error", 0.0), dtype=float), len(self.V))[a])
 
     def _unlearned(self) -> list[Check]:
         """Whether components at their lowest overlap stay there at this sample ratio."""
@@ -349,29 +335,17 @@ class _PointByDraws:
             for a, samples in zip(waiting, growth.T):
                 scale = self.kappa * self.alpha * ratios.response[a]
                 sem = samples.std(ddof=1) / math.sqrt(len(samples))
-                error = (
-                    float(np.broadcast_to(np.asarray(self.point.get("alpha_error", 0.0)), len(self.V))[a]) / self.alpha
-                )
-                found.append(
-                    Check("unlearned", a, 1.0, error, float(scale * samples.mean()), float(scale * sem), bound=True)
-                )
+                error, drawn = self._error("alpha", a) / self.alpha, float(scale * samples.mean())
+                found.append(Check("unlearned", a, 1.0, error, drawn, float(scale * sem), bound=True))
         return found
 
     def _growth(self, waiting: list[int]) -> Host:
         """``sum_cc' G_cc'^2`` (n, len(waiting)) of every draw: the rate at which a small overlap makes information."""
-        P, C = self.problem.components, self.problem.model.sites
-        channel: Any = self.problem.channel
-        root_Q, root_V = symmetric_root(self.Q), symmetric_root(self.V)
         rows = []
-        for chunk, start in enumerate(range(0, self.draws, CHUNK)):
-            n = min(CHUNK, self.draws - start)
-            normal = self._rng("latents", chunk).standard_normal((2, n, P, C))
-            omega = root_Q @ normal[0]
-            y = channel.forward(omega + root_V @ normal[1], rng=self._rng("labels", chunk))
+        for chunk, omega, _, y in self._chunks(self.Q, self.V, self.draws):
             moment = np.asarray(self._posterior(y, omega, self.V, chunk, second_moment=True).second_moment)
-            G = [moment[:, a, :, a, :] / self.V[a, a] - np.eye(C) for a in waiting]
+            G = [moment[:, a, :, a, :] / self.V[a, a] - np.eye(omega.shape[2]) for a in waiting]
             rows.append(np.stack([(g * g).sum((1, 2)) / self.V[a, a] ** 2 for g, a in zip(G, waiting)], axis=1))
-            self.on_draws(n)
         return np.concatenate(rows)
 
     def _perfect(self) -> list[Check]:
@@ -425,16 +399,11 @@ class _PointByDraws:
         slack = overlap_error_at(self.problem, self.qhat)
         return [
             Check(
-                "signal",
-                a,
-                float(self.mse[a]),
-                slack * float(self.mse[a]),
-                float(drawn[a]),
-                float(sem[a]),
+                "signal", a, float(self.mse[a]), slack * float(self.mse[a]), float(drawn[a]), float(sem[a]),
                 telling=float(carried[a]),
             )
             for a in self.learned
-        ]
+        ]  # fmt: skip
 
     def _predictions(self) -> list[Check]:
         """Errors of prediction, from two draws of the posterior: the truth is one of them."""
