@@ -108,7 +108,7 @@ class TheoryCache:
         for part in curve_of(problem).batches(alphas):
             solved = competing(problem, part)
             flat = [p for branches in solved for p in branches]
-            require_consistent_at(problem, [(p.Q, p.V) for p in flat])
+            require_consistent_at(problem, [(p.Q, p.V) for p in flat], clock=time.perf_counter)
             errors = iter(curve_errors(problem, *zip(*((p.Q, p.V, p.error) for p in flat))))
             for alpha, branches in zip(part, solved):
                 yield alpha, [point_document(problem, p, next(errors)) for p in branches]
@@ -225,7 +225,7 @@ class TheoryCache:
         """
         key = canonical_json(problem.spec)
         if key not in self._consistent:
-            require_consistent(problem)
+            require_consistent(problem, clock=time.perf_counter)
             self._consistent.add(key)
             self._compare_code(problem)
         if self.folder is not None and Evaluations.of(problem).evaluate is None:
