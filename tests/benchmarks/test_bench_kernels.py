@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from smimbench_channels.sequence.softmax import labels as over_labels
+from smimbench_channels.sequence.softmax import information as over_labels
 from smimbench_channels.sequence.softmax.last_layer import information as last_layer
 from smimbench_channels.sequence.softmax.network import Network
 

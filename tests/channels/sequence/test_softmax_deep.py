@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
 from smimbench_channels.sequence.softmax.deep import importance
-from smimbench_channels.sequence.softmax.deep.small_matrices import output_gap
+from smimbench_channels.sequence.softmax.deep.integrand import output_gap
 from smimbench_channels.sequence.softmax.last_layer import information as last_layer
 from smimbench_channels.sequence.softmax.last_layer import tables
 from smimbench_channels.sequence.softmax.two_layers import posterior as two_layers

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from smimbench_channels.sequence.softmax import labels as over_labels
+from smimbench_channels.sequence.softmax import information as over_labels
 from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
 from smimbench_channels.sequence.softmax.network import Network
 
 from smimbench.backend.arrays import to_host
+from smimbench.derive.sampled_information import _controls, without_overlap
 from tests.conftest import assert_placed
 
 
@@ -24,7 +25,7 @@ def test_control_variates_have_mean_zero(layers, tokens, q):
     network = Network(layers, tokens, 1.0)
     labels = 64 if layers == tokens == 2 else 16
     zeros = np.stack(
-        [over_labels.controls(over_labels.draw(network, Q, V, labels, k), Q, V).mean(0) for k in range(16)]
+        [_controls(over_labels._draw(network, Q, V, labels, k), V, without_overlap(Q)).mean(0) for k in range(16)]
     )
     spread = zeros.std(0, ddof=1) / np.sqrt(16)
     used = spread > 1e-6  # products with the mean of an unknown layer vanish
@@ -52,7 +53,7 @@ def test_scrambles_of_sampled_posteriors_share_no_points(monkeypatch):
 
     monkeypatch.setattr(over_labels, "integrate", watched)
     Q, V = diagonal(0.3, 0.5, 0.8)
-    first = [over_labels.draw(Network(3, 2, 1.0), Q, V, 16, scramble).shifts for scramble in range(4)]
+    first = [over_labels._draw(Network(3, 2, 1.0), Q, V, 16, scramble).means for scramble in range(4)]
     assert len(seeds) == 8
     assert min(abs(a - b) for k, a in enumerate(seeds) for b in seeds[:k]) >= over_labels.SEEDS
     assert all(np.any(one != two) for one, two in first)

@@ -6,11 +6,10 @@ Which file serves which case:
 ``network``            forward pass, its derivative, and ``u`` from the label; any number of layers and tokens
 ``one_layer``          closed forms of one layer
 ``posterior``          chooses among the two integrators of a label's posterior for two layers or more:
-``two_layers/``        two layers of two tokens: adaptive quadrature, for any array, compiled, and for CUDA
+``two_layers/``        two layers of two tokens: adaptive quadrature, on the host and on a device
 ``deep/``              up to four layers of two tokens, and two layers of three: importance sampling
-``information``        chooses how the information and the susceptibility are found:
-``last_layer/``        two tokens where the last layer, and at most one before it, has an overlap: tables
-``labels``             anything else: means over random labels
+``last_layer/``        information of two tokens where the last layer, and at most one before it, has an overlap: tables
+``information``        chooses how it is found; where there is no table, means over random labels
 =====================  ==========================================================================================
 """
 

@@ -1,4 +1,8 @@
-"""The integrand of deep attention: the joint log-density of layers and label at given ``u``, for both signs of u."""
+"""The integrand of deep attention: the joint log-density of layers and label at given ``u``, for both signs of u.
+
+Vectors of many samples are kept as nested lists [layer][token] of arrays (samples, points), matrices as [row][column]: an order
+of magnitude faster than stacks of small matrices. Up to four layers have two tokens, two layers three.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +11,149 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from smimbench.backend import clip, namespace
 from smimbench.interfaces import Array
 from smimbench.numerics import is_diagonal
-from smimbench_channels.sequence.softmax.deep.small_matrices import (
-    Vectors,
-    apply,
-    attention,
-    attention_product,
-    combine,
-    mix_one_more,
-    mixing,
-    solve,
-    squares,
-)
 
-__all__ = ["SINGULAR", "TINY", "Law", "Points", "log_integrand", "make_law"]
+__all__ = [
+    "SINGULAR",
+    "TINY",
+    "Law",
+    "Points",
+    "Vectors",
+    "combine",
+    "determinant_of",
+    "log_integrand",
+    "make_law",
+    "mixed",
+    "mixing",
+    "output_gap",
+    "solve",
+    "squares",
+    "unmixed",
+]
 
-TINY = 1e-300
-"""Added where a logarithm could be taken of 0. Doubled: nothing, but where every digit is lost anyway."""
+Vectors = list[list[Array]]
+Matrix = list[list[Array]]
 
-SINGULAR = 1e-70
-"""Determinants below this count as this: large numbers without weight, but never infinite. Doubled: nothing."""
+TINY = 1e-300  # added where a logarithm could be taken of 0
+SINGULAR = 1e-70  # determinants below this count as this: large numbers without weight, but never infinite
+
+
+class Mixing(NamedTuple):
+    """``B / (1 + c)^K`` of two tokens: its rows add up to 1, so that three numbers say it with all digits.
+
+    ``one`` and ``two`` are the off-diagonal entries, ``gap`` is ``h_1 - h_2`` of the last layer in it, and ``slopes`` is
+    ``p (1 - p) q (1 - q)`` of its attention.
+    """
+
+    one: Array
+    two: Array
+    determinant: Array
+    layers: int
+    gap: Array
+    slopes: Array
+
+
+def mixing(xp: Any, w: Vectors, skip: float, like: Array) -> Mixing:
+    """The product of the attention matrices of the layers ``w``, each of two tokens; of no layer, in the shape of ``like``."""
+    zero = xp.zeros_like(like)
+    found = Mixing(zero, zero, zero + 1.0, 0, zero, zero)
+    for z in w:
+        found = mix_one_more(xp, found, z, skip)
+    return found
+
+
+def mix_one_more(xp: Any, before: Mixing, z: list[Array], skip: float) -> Mixing:
+    """``A(B z) B`` for the latents ``z`` of one more layer."""
+    a, _ = mixed(before, z, skip)
+    d = (1.0 + skip) ** before.layers * before.determinant * (z[0] - z[1])
+    first = xp.exp(clip(-a * d, -300.0, 300.0))
+    second = xp.exp(clip((a - d) * d, -300.0, 300.0))
+    p, q = 1.0 / (1.0 + first), 1.0 / (1.0 + second)
+    leave, enter = first * p, second * q
+    # p + q - 1 = p q (1 - exp(-d^2)), without cancellation where the tokens are alike
+    # 1 - one - two is the determinant
+    one = before.one + leave * before.determinant / (1.0 + skip)
+    two = before.two + enter * before.determinant / (1.0 + skip)
+    determinant = before.determinant * (skip - xp.expm1(-d * d) * p * q) / (1.0 + skip)
+    return Mixing(one, two, determinant, before.layers + 1, d, p * leave * q * enter)
+
+
+def mixed(B: Mixing, z: list[Array], skip: float) -> list[Array]:
+    """``B z``."""
+    scale, difference = (1.0 + skip) ** B.layers, z[0] - z[1]
+    return [scale * (z[0] - B.one * difference), scale * (z[1] + B.two * difference)]
+
+
+def unmixed(xp: Any, B: Mixing, u: list[Array], difference: Array, skip: float) -> list[Array]:
+    """``B^{-1} u``, exact where B is nearly singular: nothing is subtracted but ``difference``, which is ``u_1 - u_2``."""
+    scale = (1.0 + skip) ** -B.layers
+    step = scale * difference / xp.maximum(B.determinant, SINGULAR + 0.0 * B.determinant)
+    return [scale * u[0] + B.one * step, scale * u[1] - B.two * step]
+
+
+def output_gap(z: Array, skip: float) -> Array:
+    """``u_1 - u_2`` (n,) of two tokens, with all its digits however much alike attention makes them; z (n, L, 2)."""
+    before = z.shape[1] - 1
+    last = z[:, before, 0] - z[:, before, 1]
+    w = [[z[:, layer, m] for m in range(2)] for layer in range(before)]
+    return (1.0 + skip) ** before * mixing(namespace(z), w, skip, last).determinant * last
+
+
+def attention(xp: Any, v: list[Array], skip: float) -> Matrix:
+    """``A(v) = c I + S(v)`` of three tokens."""
+    rows = []
+    for m in range(3):
+        weights = [xp.exp(clip(v[m] * (v[k] - v[m]), -300.0, 300.0)) for k in range(3)]
+        scale = 1.0 / sum(weights[1:], weights[0])
+        rows.append([weight * scale for weight in weights])
+        rows[m][m] = rows[m][m] + skip
+    return rows
+
+
+def determinant_of(A: Matrix) -> Array:
+    """Determinant of matrices of three rows."""
+    return (
+        A[0][0] * (A[1][1] * A[2][2] - A[1][2] * A[2][1])
+        - A[0][1] * (A[1][0] * A[2][2] - A[1][2] * A[2][0])
+        + A[0][2] * (A[1][0] * A[2][1] - A[1][1] * A[2][0])
+    )
+
+
+def solve(xp: Any, A: Matrix, determinant: Array, v: list[Array]) -> list[Array]:
+    """``A^{-1} v`` by cofactors. Singular matrices give large numbers (no weight), but never infinite ones."""
+    inverse = 1.0 / xp.where(xp.abs(determinant) < SINGULAR, SINGULAR, determinant)
+    if len(v) == 2:
+        return [(A[1][1] * v[0] - A[0][1] * v[1]) * inverse, (A[0][0] * v[1] - A[1][0] * v[0]) * inverse]
+    result = []
+    for k in range(3):
+        i, j = (k + 1) % 3, (k + 2) % 3
+        # row k of the adjugate: cofactors of column k
+        terms = [
+            (A[(m + 1) % 3][i] * A[(m + 2) % 3][j] - A[(m + 1) % 3][j] * A[(m + 2) % 3][i]) * v[m] for m in range(3)
+        ]
+        result.append((terms[0] + terms[1] + terms[2]) * inverse)
+    return result
+
+
+def combine(rows: np.ndarray[Any, Any], vectors: Vectors) -> Vectors:
+    """``sum_k rows[l, k] vectors[k]`` for every l; terms whose coefficient is 0 cost nothing."""
+    result = []
+    for row in rows:
+        terms = [(float(r), vector) for r, vector in zip(row, vectors) if r != 0.0]
+        if not terms:
+            result.append([0.0 * x for x in vectors[0]])
+            continue
+        (r, vector), *others = terms
+        result.append([sum((s * v[m] for s, v in others), r * vector[m]) for m in range(len(vector))])
+    return result
+
+
+def squares(vectors: Vectors) -> Array:
+    """Sum of the squares of all entries."""
+    flat = [x for row in vectors for x in row]
+    return sum((x * x for x in flat[1:]), flat[0] * flat[0])
 
 
 class Law(NamedTuple):
@@ -88,49 +214,35 @@ def log_integrand(xp: Any, law: Law, u: list[Array], omega: Vectors, xi: Vectors
     before, skip = law.layers - 1, law.skip
     dw = combine(law.root, xi)
     w = [[o + x for o, x in zip(mean, shift)] for mean, shift in zip(omega, dw)]
-    side = mixed = jacobian = None
     if law.tokens == 2:
         inner = mixing(xp, w[:-1], skip, w[-1][0])
         outer = mix_one_more(xp, inner, w[-1], skip)
-        determinant, side, mixed = outer.determinant, outer.gap, inner.determinant
-        scale = (1.0 + skip) ** -before
-        # B^{-1} u, exact where B is nearly singular: no difference but that of u itself
-        step = scale * u[2] / xp.maximum(determinant, SINGULAR + 0.0 * determinant)
-        last = [scale * u[0] + outer.one * step, scale * u[1] - outer.two * step]
+        determinant, side = outer.determinant, outer.gap
+        last = unmixed(xp, outer, u[:2], u[2], skip)
         # |det d(A^{-1} u)/dh| = 2 d^2 p (1-p) q (1-q) (v_1 - v_2)^2 / det A,  v = A^{-1} u, v_1 - v_2 = det B_{L-2} (z_1 - z_2)_L
-        gap = (1.0 + skip) ** (before - 1) * mixed * step
+        step = (1.0 + skip) ** -before * u[2] / xp.maximum(determinant, SINGULAR + 0.0 * determinant)
+        gap = (1.0 + skip) ** (before - 1) * inner.determinant * step
         product = outer.slopes * (side * gap) ** 2 * 2.0 / (1.0 + skip) ** 2
-        tiny = TINY + 0.0 * product
-        jacobian = (
-            xp.log(xp.maximum(product, tiny)) + xp.log(xp.maximum(mixed, tiny)) - xp.log(xp.maximum(determinant, tiny))
-        )
+        jacobian = _log(xp, product) + _log(xp, inner.determinant) - _log(xp, determinant)
     else:
-        B, determinant = attention_product(xp, w, skip, before - 1)
-        h = w[-1] if B is None else apply(B, w[-1])
-        A, factor = attention(xp, h, skip)
-        last = solve(xp, A, factor, u)
-        last = last if B is None else solve(xp, B, determinant, last)
-        determinant = factor if determinant is None else determinant * factor
+        A = attention(xp, w[-1], skip)
+        determinant = determinant_of(A)
+        last = solve(xp, A, determinant, u)
     center = combine(law.slopes[None, :], dw)[0]
     energy = 0.5 * squares(xi)
     logs = []
     for sign in (1.0, -1.0):
         residual = [sign * z - o - x for z, o, x in zip(last, omega[before], center)]
         logs.append(-energy - (0.5 / law.noise) * squares([residual]))
-    size = xp.log(xp.maximum(xp.abs(determinant), TINY + 0.0 * determinant))
+    size = _log(xp, xp.abs(determinant))
     if law.tokens == 2:
         size = size + 2.0 * before * math.log1p(skip)
     log_plus, log_minus = logs[0] - size, logs[1] - size
     total = xp.maximum(log_plus, log_minus) + xp.log1p(xp.exp(-xp.abs(log_plus - log_minus)))
-    none = size  # three tokens have no use for the rest
-    return Points(
-        xi,
-        dw,
-        last,
-        log_plus,
-        log_minus,
-        total,
-        none if jacobian is None else jacobian,
-        none if side is None else side,
-        none if mixed is None else mixed,
-    )
+    if law.tokens == 3:  # which have no use for the rest
+        return Points(xi, dw, last, log_plus, log_minus, total, size, size, size)
+    return Points(xi, dw, last, log_plus, log_minus, total, jacobian, side, inner.determinant)
+
+
+def _log(xp: Any, x: Array) -> Array:
+    return xp.log(xp.maximum(x, TINY + 0.0 * x))

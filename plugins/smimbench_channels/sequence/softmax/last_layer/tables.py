@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from smimbench.numerics import normal_points
+from smimbench_channels.sequence.softmax.deep.integrand import mixing as mixing_of_layers
 from smimbench_channels.sequence.softmax.last_layer.spreading import spread
 
 __all__ = ["ACCURACY", "Accuracy", "Host", "Tables", "make_tables", "mixing", "node_count"]
@@ -91,22 +92,8 @@ ACCURACY = Accuracy()
 
 def mixing(z: Host, skip: float) -> tuple[Host, Host, Host]:
     """``b_01``, ``b_10`` and the determinant of ``B / (1 + c)^K`` for the K layers ``z`` (n, K, 2)."""
-    from scipy.special import expit
-
-    one, two, determinant = np.zeros(len(z)), np.zeros(len(z)), np.ones(len(z))
-    for layer in range(z.shape[1]):
-        first, second = z[:, layer, 0], z[:, layer, 1]
-        scale = (1.0 + skip) ** layer
-        a = scale * (first + one * (second - first))
-        d = scale * determinant * (first - second)
-        b = a - d
-        stay, leave = a * d, -b * d
-        # p + q - 1 = p q (1 - exp(-d^2)) keeps its digits where both tokens are nearly alike
-        factor = skip - expit(stay) * expit(leave) * np.expm1(-d * d)
-        p, q = expit(-stay) / (1.0 + skip), expit(-leave) / (1.0 + skip)
-        one, two = one + p * (1.0 - one - two), two + q * (1.0 - one - two)
-        determinant = determinant * factor / (1.0 + skip)
-    return one, two, determinant
+    found = mixing_of_layers(np, [list(layer) for layer in z.transpose(1, 2, 0)], skip, z[:, 0, 0])
+    return found.one, found.two, found.determinant
 
 
 @dataclass(frozen=True)
