@@ -1,4 +1,4 @@
-"""How often two noisy copies of a row of indices have their largest entry in the same place."""
+"""Probability that two noisy copies of a row of indices have their largest entry in the same place."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def _from_hermite(ratio: Array, count: int) -> Array:
             r = sign * CORRELATION
             even, odd = math.sqrt((1 + r) / 2) * u, math.sqrt((1 - r) / 2) * v
             h, k = root * (even + odd), root * (even - odd)
-            # the gain falls with Phi2, and far out is dear to compute
+            # the gain falls with Phi2, and far out is expensive to compute
             low = np.minimum(np.minimum(h, k), 0.0)
             matters = weight * np.exp(-low * low / 2) > 1e-17
             gain = np.zeros_like(h)

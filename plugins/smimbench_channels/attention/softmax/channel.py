@@ -85,7 +85,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
 
     @property
     def _deep(self) -> TwoLayerAttention:
-        """The channel of two layers, which has mathematics of its own."""
+        """The channel of two layers, which is a separate problem."""
         return TwoLayerAttention(beta=self.beta, skip=self.skip)
 
     @property
@@ -238,7 +238,7 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         return namespace(like).asarray(positions, device=array_api_compat.device(like))
 
     def _off_line(self, y: Array, omega: Array) -> tuple[Array, Array]:
-        """The free direction u (C,), and ``z0 - omega`` without its part along u: what the label adds."""
+        """The free direction u (C,), and ``z0 - omega`` without its part along u: the information in the label."""
         xp = namespace(y, omega)
         T, pairs = self.tokens, site_pairs(self.tokens)
         flat = xp.reshape(y, (*y.shape[:-2], T * T))

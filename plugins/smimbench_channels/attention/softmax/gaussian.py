@@ -111,7 +111,7 @@ def _frame(xp: ModuleType, t: Array, v: Array, tt: Array, tv: Array, vv: Array) 
 
 @cache
 def _hermite(count: int) -> tuple[Any, Any, Any]:
-    """Points of a product rule for a function of two variables itself, and the logarithm of the weights."""
+    """Nodes of a product rule in two variables without the Gaussian weight, and the logarithm of its weights."""
     x, w = gauss_hermite(count)
     a, b = np.meshgrid(x, x, indexing="ij")
     return a.ravel(), b.ravel(), (np.log(2 * math.pi * np.outer(w, w)) + (a * a + b * b) / 2).ravel()

@@ -1,5 +1,5 @@
-r"""The weight over the first layer's indices that a label of two-layer attention leaves: its logarithm, its moments,
-its ridge, and the accuracy of all integrals of it.
+r"""The weight that a label of two-layer attention puts on the first layer's indices: its logarithm, moments and ridge, and
+the accuracy of its integrals.
 
 Only two combinations of the three indices of a layer matter. With ``h = (h_11, h_12, h_22)`` let
 
@@ -210,7 +210,7 @@ def logistic(xp: ModuleType, u: Array) -> Array:
 
 
 def away(xp: ModuleType, s: Array) -> Array:
-    """The same number, but not 0."""
+    """``s``, kept away from 0."""
     return xp.where(xp.abs(s) < TINY, TINY, s)
 
 
