@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from smimbench.backend.arrays import to_host
+from smimbench.backend import to_host
 from smimbench.interfaces import Capabilities
 
 if TYPE_CHECKING:

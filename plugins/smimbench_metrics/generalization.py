@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from smimbench.interfaces import Capabilities
-from smimbench.theory.generalization import measured_error
+from smimbench.theory import measured_error
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Claims, Uncertain

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.interfaces import NotMeasured
-from smimbench.theory.information import prior_moments
+from smimbench.theory import prior_moments
 from smimbench_metrics.component import PerComponent
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import array_api_compat
 
 from smimbench.backend import chunk_bytes, namespace
 from smimbench.interfaces import Cost
-from smimbench.numerics.token_pairs import entry_sites, site_entries, site_pairs, site_values
+from smimbench.numerics import entry_sites, site_entries, site_pairs, site_values
 from smimbench_models.common import TokenModel, slices
 
 if TYPE_CHECKING:
