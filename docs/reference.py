@@ -130,11 +130,11 @@ def page(name: str, document: dict[str, Any], shared: dict[str, Any], figures: l
         {
             "problem": verdict["problem"],
             "algorithm": one["algorithm"],
-            "x Bayes": ratio_words(one),
-            "at Bayes 0": one["where_zero"],
-            "own theory": one["own_theory"] or "none",
-            "within 5%": "" if one["near_fraction"] is None else f"{one['near_fraction']:.0%}",
-            "a run (s)": one["seconds"],
+            "error / optimal": ratio_words(one),
+            "at 0": one["where_zero"],
+            "as predicted": one["own_theory"] or "none",
+            "runs at 5%": "" if one["near_fraction"] is None else f"{one['near_fraction']:.0%}",
+            "per run (s)": one["seconds"],
             "status": one["status_counts"],
         }
         for verdict in document["verdicts"]

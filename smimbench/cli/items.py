@@ -36,6 +36,15 @@ def list_items(request: Request, kind: str | None) -> int:
     return OK
 
 
+@command(click.Argument(["topic"], type=click.Choice(["columns"])), JSON, name="help", of_a_suite=False)
+def explain(request: Request, topic: str) -> int:
+    """What the columns of the tables mean."""
+    from smimbench.report.columns import COLUMNS, print_columns
+
+    request.answer(COLUMNS, print_columns)
+    return OK
+
+
 @command(click.Argument(["name"]), JSON, of_a_suite=False)
 def info(request: Request) -> int:
     """Everything about one item or suite: parameters, defaults, source, equation."""

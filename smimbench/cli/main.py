@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from smimbench.cli.external import data, score
-from smimbench.cli.items import check, doctor, info, list_items, new, plugins
+from smimbench.cli.items import check, doctor, explain, info, list_items, new, plugins
 from smimbench.cli.options import BAD_INPUT, INTERRUPTED, OK, UNFORESEEN, complain
 from smimbench.cli.run import run
 from smimbench.cli.show import compare, report, show, theory
@@ -129,6 +129,7 @@ for _command in (
     score,
     list_items,
     info,
+    explain,
     plugins,
     check,
     new,

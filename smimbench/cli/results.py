@@ -261,6 +261,7 @@ def present_document(document: dict[str, Any], request: Request, folder: Path, *
 
 def _remarks(console: Console, rows: Sequence[dict[str, Any]], request: Request) -> None:
     from smimbench.report.labels import place
+    from smimbench.report.tables import missing_values
 
     reasons = _reasons(rows)
     for line in reasons[:20]:
@@ -269,12 +270,14 @@ def _remarks(console: Console, rows: Sequence[dict[str, Any]], request: Request)
         console.print(f"... and {len(reasons) - 20} more reasons (--json has all)", style="yellow")
     for algorithm, warning in sorted({(row["algorithm"], w) for row in rows for w in row["warnings"]}):
         console.print(f"{algorithm}: note: {warning}", style="yellow", soft_wrap=True, markup=False)
+    for line in missing_values(rows):
+        console.print(line, style="yellow", markup=False)
     for line in _moving(rows):
         console.print(line, style="yellow", soft_wrap=True, markup=False)
     again = sorted({name for row in rows for name in row["status_counts"] if name in ("failed", "timeout")})
     if again:
         retry = " ".join(f"--retry {name}" for name in again)
-        console.print(f"once that is mended: smimbench run {request.name} {retry}", style="yellow", soft_wrap=True)
+        console.print(f"once that is fixed: smimbench run {request.name} {retry}", style="yellow", soft_wrap=True)
     restarts = sum({place(row): row["restarts"] for row in rows}.values())
     if restarts:
         console.print(f"{restarts} runs were restarted once, more cautiously", style="yellow")

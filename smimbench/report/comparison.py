@@ -7,11 +7,22 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from rich.text import Text
+
 from smimbench.files import canonical_json
 from smimbench.registry.metrics import find_metric, is_worse
 from smimbench.report.aggregate import change_between
 from smimbench.report.labels import distinguish, grouped, names_with_backend
-from smimbench.report.tables import component_column, differs, dimension_column, make_table, marked_z, number, seconds
+from smimbench.report.tables import (
+    component_column,
+    differs,
+    dimension_column,
+    make_table,
+    marked_z,
+    missing_values,
+    number,
+    seconds,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -136,21 +147,17 @@ def comparison_table(entries: Sequence[dict[str, Any]]) -> list[RenderableType]:
             *([("per iter.", "r", _time)] if any(map(_time, members)) else []),
             ("verdict", "l", lambda e: e["verdict"]),
         ]
-        note = f"worst first; change with its {LEVEL:.1%} interval: what it does not reach is no noise"
-        if any(map(differs, members)):
-            note += "; own: what theory says of this very algorithm, z: standard errors from it, after"
-        none = dict.fromkeys((e["algorithm"], e["no_theory"]) for e in members if e["no_theory"])
-        note += "".join(f"; {name} has no theory of its own here: {reason}" for name, reason in none)
+        note = f"worst first; change with its {LEVEL:.1%} interval"
         tables.append(make_table(f"{problem}: {find_metric(metric).label}", columns, members, note))
-    return tables
+    return [*tables, *(Text(line, style="dim") for line in missing_values(entries))]
 
 
 def _two_verdicts() -> list[Column]:
     """Does it do what its own theory says, and what is the best that is possible? z before is in the JSON: 80 columns."""
     return [
-        ("own", "r", lambda e: number(e["own_theory"])),
+        ("predicted", "r", lambda e: number(e["own_theory"])),
         ("z", "r", lambda e: marked_z(e["after_own_z"], e["after_n"])),
-        ("Bayes", "r", lambda e: number(e["bayes"])),
+        ("optimal", "r", lambda e: number(e["bayes"])),
     ]
 
 

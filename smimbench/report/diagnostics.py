@@ -34,7 +34,4 @@ def _diagnostic_table(problem: str, name: str, rows: list[dict[str, Any]]) -> Re
         ("theory", "r", lambda e: number(e["theory"]) or "none"),
         ("found", "r", lambda e: f"{e['found']}/{e['runs']}"),
     ]
-    note = "mean over the runs that found a value, and how many did; theory none: there is no such value in the limit of large D"
-    if name.endswith("_spread"):
-        note = "standard deviation over the last iterations of runs that stood still within their fluctuation, and how many did"
-    return make_table(f"{problem}: {name.replace('_', ' ')}", columns, entries, note)
+    return make_table(f"{problem}: {name.replace('_', ' ')}", columns, entries)

@@ -24,16 +24,7 @@ if TYPE_CHECKING:
 
     from smimbench.report.tables import Column
 
-__all__ = ["exponent_text", "extrapolated_tables", "law_text", "size_caption", "size_markdown"]
-
-
-def size_caption(d: str) -> str:
-    """How to read values at infinite dimension, which the model calls ``d``."""
-    return (
-        f"value: limit of the means for {d} to infinity, with lack of fit in its error; law: of the corrections, 1/{d} "
-        "unless its chi-square rejects it; chi2: chi-square / degrees of freedom of the fit; exponent: the best single "
-        "one, with its interval; z: distance from theory in units of both errors"
-    )
+__all__ = ["exponent_text", "extrapolated_tables", "law_text", "size_markdown"]
 
 
 def law_text(entry: dict[str, Any]) -> str:
@@ -65,12 +56,12 @@ def _extrapolated_table(problem: str, metric: str, entries: list[dict[str, Any]]
     ordered = sorted(entries, key=lambda e: -abs(e["z"] or 0.0))
     d = letter_of(entries)
     title = f"{problem}: {find_metric(metric).label} at infinite {d}"
-    return make_table(title, columns, ordered, size_caption(d))
+    return make_table(title, columns, ordered, "largest |z| first")
 
 
 def _one_verdict() -> list[Column]:
     return [
-        ("theory ± err", "r", lambda e: uncertain(e["theory"], e["theory_error"])),
+        ("optimal", "r", lambda e: uncertain(e["theory"], e["theory_error"])),
         ("z", "r", lambda e: signed(e["z"], ".1f", 1000, ".0e")),
     ]
 

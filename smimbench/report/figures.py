@@ -146,12 +146,12 @@ def _caption(suite: Suite, metric: str, data: Sequence[dict[str, Any]], left_out
 
 def _theory_words(data: Sequence[dict[str, Any]]) -> list[str]:
     """Which line is which theory; where there are too few points for a line, that bars stand for it."""
-    theory = [entry for entry in data if entry["what"] in ("Bayes-optimal", "own theory")]
+    theory = [entry for entry in data if entry["what"] in ("Bayes-optimal", "predicted")]
     counts = Counter((e["what"], e["problem"], e["component"], e.get("algorithm")) for e in theory)
     words = []
     for what, line, whose in (
         ("Bayes-optimal", "Solid line", "Bayes-optimal"),
-        ("own theory", "Dashed lines", "theory of the algorithm itself"),
+        ("predicted", "Dashed lines", "prediction for the algorithm"),
     ):
         drawn = {count >= FEWEST for key, count in counts.items() if key[0] == what}
         looks = [name for name, kind in ((line, True), ("Horizontal bars", False)) if kind in drawn]
@@ -304,9 +304,9 @@ def _suite_panel(
         if theory and any(r["own_theory"] != r["bayes"] for r in own):
             known = Line(*(np.array(part, dtype=float) for part in zip(*theory)))
             dashes = "--" if look[name].dashes == "-" else ":"  # of another label of the same algorithm
-            _draw_theory_line(axis, smooth(known, ()), f"{name}, its own theory", look[name].colour, dashes, floor)
+            _draw_theory_line(axis, smooth(known, ()), f"{name}, predicted", look[name].colour, dashes, floor)
             data += [
-                {**place, "what": "own theory", "algorithm": name, "alpha": a, "value": v, "error": e}
+                {**place, "what": "predicted", "algorithm": name, "alpha": a, "value": v, "error": e}
                 for a, v, e in theory
             ]
     for j, reference in enumerate(plan.references):

@@ -50,24 +50,19 @@ def _leaderboard_pair(problem: str, rows: list[dict[str, Any]]) -> list[Renderab
         algorithm,
         *component_column(rows),
         ("MSE ± s.e.m.", "r", lambda r: uncertain(r["mean"], r["sem"], 0.0)),
-        ("/Bayes", "r", lambda r: number(r["ratio_to_bayes"], 2)),
+        ("error / optimal", "r", lambda r: number(r["ratio_to_bayes"], 2)),
         *((_head(e), "r", lambda r, e=e: seconds(r["time_to_theory"][e]["seconds"]) or "never") for e in NEARNESS),
         ("status", "l", lambda r: statuses(r["status_counts"])),
     ]
-    note = (
-        "smallest error first; /Bayes: error over the Bayes-optimal one; to 50%: median time to an error at most 50% above it "
-        "(below run.target where it is 0); runs that never get there count as infinity"
-    )
     iterations: list[Column] = [
         *point,
         algorithm,
         *((_head(e), "r", lambda r, e=e: _steps(r["time_to_theory"][e])) for e in NEARNESS),
         ("made", "r", lambda r: number(r["iterations"], 0)),
     ]
-    caption = "median number of iterations to come as near, and the share of runs that got there; made: mean number of iterations"
     return [
-        make_table(f"{problem}: all algorithms", errors, rows, note),
-        make_table(f"{problem}: iterations to come near theory", iterations, rows, caption),
+        make_table(f"{problem}: all algorithms", errors, rows, "smallest error first"),
+        make_table(f"{problem}: iterations to come near theory", iterations, rows),
     ]
 
 

@@ -156,12 +156,8 @@ def _order_table(problem: str, members: list[list[dict[str, Any]]]) -> Renderabl
         ("last / first", "r", lambda r: _last_over_first(r["learning_order"]["factor"])),
         ("all", "r", lambda r: shown(r["learning_order"]["success"], ".0%")),
     ]
-    note = (
-        f"median {unit} until a {word} has half of its Bayes-optimal overlap (- where that is 0); order in which they got there "
-        f"(number of runs); last / first: ratio of these times (geometric mean ± s.e.m.); all: share of runs that learned all"
-    )
     rows = [{**layers[0], "layers": layers} for layers in members]
-    return make_table(f"{problem}: order of learning", columns, rows, note)
+    return make_table(f"{problem}: order of learning", columns, rows, f"median {unit} to half of the optimal overlap")
 
 
 def _half(half: dict[str, Any], unit: str) -> str:

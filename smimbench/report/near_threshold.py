@@ -51,5 +51,5 @@ def near_threshold(found: Mapping[str, Any], alpha: float, count: int, word: str
         return None
     return (
         f"alpha {alpha:.3g} is within 1/sqrt({count}) = {100 / math.sqrt(count):.2g}% of the {name} at {value:.3g}: "
-        "a larger dimension mends it"
+        "increase D"
     )

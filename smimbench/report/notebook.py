@@ -26,11 +26,11 @@ _COLUMNS: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
     ("n", lambda r: str(r["n"])),
     ("mean", lambda r: number(r["mean"])),
     ("s.e.m.", lambda r: number(r["sem"])),
-    ("own theory", lambda r: number(r["own_theory"])),
+    ("predicted", lambda r: number(r["own_theory"])),
     ("z", lambda r: marked_z(r["own_z"], r["n"])),
-    ("Bayes", lambda r: number(r["bayes"])),
-    ("× Bayes", lambda r: number(r["ratio_to_bayes"], 2)),
-    ("a run", lambda r: seconds(r["seconds"])),
+    ("optimal", lambda r: number(r["bayes"])),
+    ("error / optimal", lambda r: number(r["ratio_to_bayes"], 2)),
+    ("per run", lambda r: seconds(r["seconds"])),
     ("status", lambda r: ", ".join(f"{count} {name}" for name, count in r["status_counts"].items())),
 )
 

@@ -232,11 +232,11 @@ def _trajectory_panel(
         for component in range(values.shape[1]):
             colour = COLOURS[(index * values.shape[1] + component) % len(COLOURS)]
             name = find_metric(metric).label + (f" {component + 1}" if values.shape[1] > 1 else "")
-            curves = {"own theory": (at, values[:, component])}
+            curves = {"predicted": (at, values[:, component])}
             axis.plot(at, values[:, component], "--", color=colour, lw=1.6, label=literal(f"{name}, theory"))
             if f"{metric}_limit" in theory:
                 limit = np.asarray(theory[f"{metric}_limit"], dtype=float).reshape(len(at), -1)[:, component]
-                curves["own theory as D grows"] = (at, limit)
+                curves["predicted as D grows"] = (at, limit)
                 axis.plot(at, limit, ":", color=colour, lw=1.2)
             read = []
             for run in runs:

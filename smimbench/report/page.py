@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smimbench.files import printable
-from smimbench.report.extrapolation_tables import exponent_text, law_text, size_caption
+from smimbench.report.columns import COLUMNS
+from smimbench.report.extrapolation_tables import exponent_text, law_text
 from smimbench.report.labels import letter_of, names_with_backend
 from smimbench.report.page_charts import COURSES, charts_of
-from smimbench.report.profiles import LEVEL, SUMMARY, summary
-from smimbench.report.tables import as_csv, number, seconds
+from smimbench.report.profiles import LEVEL, summary
+from smimbench.report.tables import as_csv, missing_values, number, seconds
 from smimbench.report.verdict import OWN, near_words, ratio_words, tied_words, verdict_line, verdicts
 
 if TYPE_CHECKING:
@@ -64,12 +65,9 @@ def render_page(
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=clean)
     template = environment.from_string((ASSETS / "page.html.jinja").read_text(encoding="utf-8"))
-    name, caption = names_with_backend(rows), size_caption(letter_of(rows))
+    name = names_with_backend(rows)
     shown = [{**row, "shown": name(row), "bad": set(row["status_counts"]) - {"ok", "skipped"}} for row in rows]
     trusted = all(row["trusted"] for row in rows)
-    note = "Within 5% of Bayes: median time to get there at all sample ratios; runs that never do count as infinity."
-    if not trusted:
-        note += " Times are untrusted: cells may have run side by side."
     groups, charts = charts_of(suite, [path for path in figures if path.suffix == ".csv"])
     data = {"charts": charts, "csv": as_csv(rows, extrapolated)}
     svgs = [path for path in figures if path.suffix == ".svg" and path.stem not in COURSES]
@@ -86,7 +84,6 @@ def render_page(
         rows=shown,
         components=any(row["component"] for row in rows),
         extrapolated=extrapolated,
-        extrapolated_note=caption[0].upper() + caption[1:] + ".",
         letter=letter_of(rows),
         law=law_text,
         exponent=exponent_text,
@@ -99,10 +96,11 @@ def render_page(
                 for r in rows
                 for line in (*r["reasons"], *r["warnings"])
             }
-        ),
-        timing_note=note,
+        )
+        + missing_values(rows),
+        timing_note="" if trusted else "Times are untrusted: cells may have run side by side.",
+        columns=COLUMNS,
         summary=summary(rows) if len({row["problem"] for row in rows}) > 1 else [],
-        summary_note=SUMMARY[0].upper() + SUMMARY[1:] + ".",
         level=f"{LEVEL:.0%}",
         made=_when(shared),
         about=_made_with(suite, rows, shared),
@@ -118,7 +116,7 @@ def render_page(
 
 def _shown(verdict: dict[str, Any]) -> dict[str, Any]:
     best = verdict["contenders"][0] if verdict["contenders"] and verdict["contenders"][0]["points"] else None
-    own = "" if best is None else OWN.get(best["own_theory"], "no theory of its own")
+    own = "" if best is None else OWN.get(best["own_theory"], "no prediction")
     if best and best["own_theory"] == "no" and best["own_difference"] is not None:
         own += f" ({best['own_difference']:+.0%})"
     return {

@@ -117,9 +117,9 @@ def _metric_chart(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dic
                 trace |= {"mode": "markers", "name": algorithm, "algorithm": algorithm, "colour": look.colour, "symbol": symbol,
                           "symbols": [symbol + ("-open" if h else "") for h in hollow],
                           "error": [float(e["error"] or 0.0) for e in members]}  # fmt: skip
-            elif what == "own theory":
+            elif what == "predicted":
                 trace |= {
-                    "name": f"{algorithm}, its own theory",
+                    "name": f"{algorithm}, predicted",
                     "algorithm": algorithm,
                     "colour": look.colour,
                     "dash": "dash",
@@ -128,7 +128,7 @@ def _metric_chart(suite: Suite, name: str, entries: Sequence[Entry]) -> list[dic
                 trace |= {"mode": "markers", "name": algorithm, "colour": "#888888", "symbol": "x-thin-open"}
             else:
                 trace |= {"name": what, "dash": "dash" if what == UNINFORMED else "solid"}
-            if what in ("own theory", "Bayes-optimal") and len(members) < FEWEST:
+            if what in ("predicted", "Bayes-optimal") and len(members) < FEWEST:
                 trace |= {"mode": "markers", "symbol": "line-ew-open"}
             traces.append(trace)
         bayes = [float(e["value"]) for e in own if e["what"] == "Bayes-optimal"]
@@ -247,7 +247,7 @@ def _trajectory_chart(suite: Suite, name: str, entries: Sequence[Entry]) -> list
         for (metric, component, what), members in curves.items():
             label = find_metric(metric).label + (f" {component}" if component else "")
             words = [_words_of_trace(f"{label}, {what}", e, {clock: xlabel, "value": label}) for e in members]
-            dash = {"own theory": "dash", "own theory as D grows": "dot"}.get(what, "solid")
+            dash = {"predicted": "dash", "predicted as D grows": "dot"}.get(what, "solid")
             trace = {"name": f"{label}, {what}", "algorithm": algorithm, "dash": dash}
             traces.append({**_trace(members, clock, words), **trace, "colour": colours[metric, component]})
         head = f"{problem}: {algorithm}, alpha = {float(alpha):.4g}, {d} = {dimension}"

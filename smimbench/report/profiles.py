@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import Cell, Suite
 
-__all__ = ["CUT", "LEVEL", "READING", "SUMMARY", "draw_profiles", "hits", "share_within", "summary", "summary_tables"]
+__all__ = ["CUT", "LEVEL", "READING", "draw_profiles", "hits", "share_within", "summary", "summary_tables"]
 
 CUT = 4.0
 """Where the performance profile ends: what is further from the best is no contender. Doubled, its interesting part shrinks."""
@@ -40,16 +40,10 @@ rounding to whole batches."""
 
 READING = (
     f"Higher is better. First three: share of (instance, nearness) reached, within {', '.join(f'{e:.0%}' for e in EPSILONS)} of "
-    "Bayes; a curve is level once its runs have ended. Last: share of instances on which its error is at most x times the least "
-    f"of all; cut off at {CUT:g}. Without algorithms that draw samples of their own."
+    "optimal; a curve is level once its runs have ended. Last: share of instances on which its error is at most x times the "
+    f"least of all; cut off at {CUT:g}. Without algorithms that draw samples of their own."
 )
 """How to read a profile."""
-
-SUMMARY = (
-    "geometric means over all instances whose Bayes-optimal error is not 0; x best: error over that of the first algorithm, "
-    "paired by instance; instances: those with an estimate; without algorithms that draw samples of their own"
-)
-"""What the summary says."""
 
 AXES = (("seconds", "seconds"), ("iterations", "iterations"), ("samples", "samples processed"))
 
@@ -184,11 +178,11 @@ def summary_tables(entries: Sequence[dict[str, Any]]) -> list[RenderableType]:
     columns: list[Column] = [
         ("algorithm", "l", lambda e: e["algorithm"]),
         ("instances", "r", lambda e: f"{e['instances']}/{e['all']}"),
-        ("x Bayes", "r", lambda e: number(e["ratio_to_bayes"], 3)),
-        ("x best", "r", lambda e: number(e["to_best"], 3)),
+        ("error / optimal", "r", lambda e: number(e["ratio_to_bayes"], 3)),
+        ("error / best", "r", lambda e: number(e["to_best"], 3)),
         (f"{LEVEL:.0%} interval", "r", _interval_of_mean),
     ]
-    return [make_table("all problems together", columns, entries, SUMMARY)]
+    return [make_table("all problems together", columns, entries)]
 
 
 def _interval_of_mean(entry: Mapping[str, Any]) -> str:

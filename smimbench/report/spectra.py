@@ -117,10 +117,10 @@ def _spectrum_panel(
         middle = (edges[1:] + edges[:-1]) / 2
         axis.plot(middle, density, color="black", lw=1.4, label=f"theory, zero: {expected['zeros']:.1%}")
         data += [
-            {**about, "what": "own theory", "from": a, "to": b, "density": h}
+            {**about, "what": "predicted", "from": a, "to": b, "density": h}
             for a, b, h in zip(edges[:-1], edges[1:], density)
         ]
-        data.append({**about, "what": "own theory", "from": 0, "to": 0, "share": expected["zeros"]})
+        data.append({**about, "what": "predicted", "from": 0, "to": 0, "share": expected["zeros"]})
     at = f"α = {cell.alpha:.4g}, {letter(problem.model)} = {cell.dimension}"
     panel_title(axis, f"{literal(cell.problem_label)}, {literal(cell.algorithm_label)}, {at}")
     axis.set_xlabel("eigenvalue")

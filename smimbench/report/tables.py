@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -32,6 +33,7 @@ __all__ = [
     "make_table",
     "markdown_table",
     "marked_z",
+    "missing_values",
     "number",
     "runtime_tables",
     "signed",
@@ -118,7 +120,10 @@ def titled(table: Table, title: str, caption: str = "") -> RenderableType:
     """A finished table under a title that may be wider than the table."""
     for column in table.columns:
         if column.no_wrap:  # half a number is a wrong number: rather a table wider than the screen
-            column.min_width = max(cell_len(str(cell)) for cell in (column.header, *column.cells))
+            head = str(column.header)
+            widest = max((cell_len(str(cell)) for cell in column.cells), default=0)
+            column.header = textwrap.fill(head, max(widest, len(head) // 2, 1), break_long_words=False)
+            column.min_width = max(widest, *map(cell_len, column.header.split("\n")))
         else:  # words of an ordinary length stay whole, too
             words = (word for cell in (column.header, *column.cells) for word in str(cell).split())
             column.min_width = min(max(map(cell_len, words), default=0), _WORD)
@@ -182,18 +187,18 @@ def differs(row: dict[str, Any]) -> bool:
 def _one_verdict() -> list[Column]:
     """Theory of the best that is possible, which is that of the algorithm too."""
     return [
-        ("theory ± err", "r", lambda r: uncertain(r["theory"], r["theory_error"])),
+        ("optimal", "r", lambda r: uncertain(r["theory"], r["theory_error"])),
         ("diff", "r", lambda r: signed(r["difference"], ".4f", 1e4, ".1e")),
         ("z", "r", lambda r: _shown_z(r, "z")),
     ]
 
 
 def two_verdicts() -> list[Column]:
-    """Does it do what its own theory says (z), and what is the best that is possible?"""
+    """What is predicted for the algorithm, how far its runs are from that, and what is optimal."""
     return [
-        ("own theory", "r", lambda r: uncertain(r.get("own_theory"), r.get("own_theory_error"))),
+        ("predicted", "r", lambda r: uncertain(r.get("own_theory"), r.get("own_theory_error"))),
         ("z", "r", lambda r: _shown_z(r, "own_z")),
-        ("Bayes", "r", lambda r: uncertain(r["bayes"], None)),
+        ("optimal", "r", lambda r: uncertain(r["bayes"], None)),
     ]
 
 
@@ -236,22 +241,11 @@ def _error_table(problem: str, metric: str, rows: list[dict[str, Any]], full: bo
         *(two_verdicts() if any(map(differs, rows)) else _one_verdict()),
     ]
     if about.direction == "lower":
-        columns.append(("/Bayes", "r", lambda r: shown(r["ratio_to_bayes"], ".3g")))
+        columns.append(("error / optimal", "r", lambda r: shown(r["ratio_to_bayes"], ".3g")))
     columns.append(
         ("status", "l", lambda r: statuses(r["status_counts"], (r.get("still_moving") or {}).get("runs", 0)))
     )
-    lower = about.direction == "lower"
-    notes = [f"worst first: failures, then the largest {'ratio to Bayes' if lower else 'distance from Bayes'}"]
-    if any(row["n"] < FEW and (row["z"] is not None or row.get("own_z") is not None) for row in rows):
-        notes.append(f"z?: fewer than {FEW} runs, too few to tell their standard error")
-    if any(row["sem"] is None and row["n"] for row in rows):
-        notes.append("one run only: no standard error")
-    if any(row["theory"] == 0 for row in rows):
-        notes.append("ratio and z are blank where theory is 0")
-    none = dict.fromkeys((row["algorithm"], row["no_theory"]) for row in rows if row.get("no_theory"))
-    notes += [f"{name} has no theory of its own here: {reason}" for name, reason in none]
-    blank = dict.fromkeys((row["algorithm"], why) for row in rows for why in row.get("blank", ()))
-    notes += [f"{name} is blank: {reason}" for name, reason in blank]
+    notes = ["worst first"]
     shown_rows = _cut(sorted(rows, key=_worst), full, notes)
     return make_table(head, columns, shown_rows, "; ".join(notes))
 
@@ -259,6 +253,17 @@ def _error_table(problem: str, metric: str, rows: list[dict[str, Any]], full: bo
 def signed(value: float | None, form: str, large: float, form_of_large: str) -> str:
     """A number with its sign, in another format from ``large`` on; blank for none."""
     return "" if value is None else format(value, "+" + (form if abs(value) < large else form_of_large))
+
+
+def missing_values(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A line for every algorithm without a prediction, or with a blank metric, that says why."""
+    lines = dict.fromkeys(
+        f"{row['algorithm']}: no prediction: {row['no_theory']}" for row in rows if row.get("no_theory")
+    )
+    lines |= dict.fromkeys(
+        f"{row['algorithm']}: {row['metric']} is blank: {why}" for row in rows for why in row.get("blank", ())
+    )
+    return list(lines)
 
 
 def runtime_tables(rows: Sequence[dict[str, Any]], fingerprint: str, *, full: bool = True) -> list[RenderableType]:
@@ -275,27 +280,19 @@ def _runtime_table(problem: str, rows: list[dict[str, Any]], fingerprint: str, f
     peaks = any(row.get("ceiling_fraction") is not None for row in members)
     columns: list[Column] = [
         *place_columns(rows),
-        ("within 5%", "r", lambda r: seconds(_near(r)["seconds"]) or "never"),
-        ("reached", "r", lambda r: shown(_near(r)["fraction"], ".0%")),
+        ("time to 5%", "r", lambda r: seconds(_near(r)["seconds"]) or "never"),
+        ("runs at 5%", "r", lambda r: shown(_near(r)["fraction"], ".0%")),
         ("iter.", "r", lambda r: number(r["iterations"], 0)),
         ("first", "r", lambda r: seconds(r["first_iteration"])),
         ("per iter.", "r", lambda r: seconds(r["per_iteration"])),
         *([("of peak", "r", _of_peak)] if peaks else []),
         ("memory", "r", lambda r: "" if r["peak_memory"] is None else f"{r['peak_memory'] / 2**20:.0f} MB"),
     ]
-    notes = [
-        "within 5%: median time to an error at most 5% above theory (below run.target where theory is 0); runs that never get "
-        "there count as infinity; reached: share of runs that do"
-    ]
+    notes = ["slowest first"]
     if not all(row["trusted"] for row in members):
-        notes.append("times are untrusted: cells may have run side by side (use --timing)")
-    foreign = sorted({m for row in members for m in row["machines"] if m != fingerprint})
-    if foreign:
-        notes.append(f"some times come from another machine ({', '.join(foreign)}) and are not comparable")
-    if peaks:
-        notes.append(
-            "of peak: share of this machine's rate of matrix products (x) or of reading memory (r), whichever is the limit here"
-        )
+        notes.append("untrusted: cells may have run side by side (--timing)")
+    if foreign := sorted({m for row in members for m in row["machines"] if m != fingerprint}):
+        notes.append(f"some of another machine ({', '.join(foreign)})")
 
     def slowest(row: dict[str, Any]) -> tuple[float, ...]:
         reached = _near(row)["seconds"]

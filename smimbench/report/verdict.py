@@ -212,21 +212,19 @@ def _verdict_rank(one: dict[str, Any]) -> tuple[float, ...]:
 def verdict_line(verdict: dict[str, Any]) -> str:
     """One line: the best algorithm, its ratio to Bayes, whether it does what its own theory says, seconds."""
     if verdict["metric"] is None:
-        return f"{verdict['problem']}: no ratio to Bayes, because no metric of this suite is an error"
+        return f"{verdict['problem']}: no verdict, because no metric of this suite is an error"
     best = verdict["contenders"][0]
     if not best["points"]:
         return f"{verdict['problem']}: no algorithm has made an estimate"
     parts = [f"{verdict['problem']}: {best['algorithm']}{' is best' if len(verdict['contenders']) > 1 else ''}"]
     if best["ratio_to_bayes"] is not None:
-        parts.append(f"{ratio_words(best)} x Bayes")
+        parts.append(f"{ratio_words(best)} times the optimal error")
     if best["where_zero"] is not None and (best["ratio_to_bayes"] is None or not best["zero_reached"]):
-        parts.append(f"{'0' if best['zero_reached'] else number(best['where_zero'])} where Bayes is 0")
+        parts.append(f"{'0' if best['zero_reached'] else number(best['where_zero'])} where the optimal error is 0")
     difference = "" if best["own_difference"] is None else f" ({best['own_difference']:+.0%})"
-    parts.append(
-        OWN.get(best["own_theory"], "no theory of its own") + (difference if best["own_theory"] == "no" else "")
-    )
+    parts.append(OWN.get(best["own_theory"], "no prediction") + (difference if best["own_theory"] == "no" else ""))
     if best["seconds"] is not None:
-        parts.append(f"{seconds(best['seconds'])} a run")
+        parts.append(f"{seconds(best['seconds'])} per run")
     if verdict["tied"]:
         parts.append(f"tied with {tied_words(verdict)}")
     return ", ".join(parts)
@@ -261,36 +259,19 @@ def contender_tables(found: Sequence[dict[str, Any]]) -> list[RenderableType]:
 
 def _contender_table(verdict: dict[str, Any]) -> RenderableType:
     contenders = verdict["contenders"]
-    columns: list[Column] = [("algorithm", "l", lambda c: c["algorithm"]), ("x Bayes", "r", ratio_words)]
+    columns: list[Column] = [("algorithm", "l", lambda c: c["algorithm"]), ("error / optimal", "r", ratio_words)]
     if any(one["where_zero"] is not None for one in contenders):
         columns.append(("at 0", "r", lambda c: number(c["where_zero"], 3) if not c["zero_reached"] else "0"))
     columns += [
-        ("own theory", "l", _own_words),
-        ("within 5%", "r", lambda c: seconds(c["near_seconds"]) or near_words(c)),
-        ("reached", "r", lambda c: "" if c["near_fraction"] is None else f"{c['near_fraction']:.0%}"),
-        ("a run", "r", lambda c: seconds(c["seconds"])),
+        ("as predicted", "l", _own_words),
+        ("time to 5%", "r", lambda c: seconds(c["near_seconds"]) or near_words(c)),
+        ("runs at 5%", "r", lambda c: "" if c["near_fraction"] is None else f"{c['near_fraction']:.0%}"),
+        ("per run", "r", lambda c: seconds(c["seconds"])),
         ("status", "l", lambda c: statuses(c["status_counts"], c.get("moving", 0))),
     ]
-    notes = [
-        f"nearest to Bayes first; x Bayes: error ({find_metric(verdict['metric']).label}) over the Bayes-optimal one, geometric "
-        "mean over the sample ratios where that is not 0"
-    ]
-    if any(one["where_zero"] is not None for one in contenders):
-        notes.append("at 0: largest error where the Bayes-optimal one is 0")
-    notes.append(
-        "own theory: do its runs match what theory says of this very algorithm, within their 99% interval or "
-        f"{NEAR:.0%} (unclear: somewhere fewer than {FEW} runs, or that interval is wider than {VAGUE:.0%}); "
-        "within 5% (of Bayes): median time to get there (partly: not at all sample ratios), and the share of runs that did"
-    )
+    notes = ["best first"]
     if verdict["tied"]:
-        notes.append(f"tied with the first, by the {TIE:.0%} interval of paired runs: {', '.join(verdict['tied'])}")
-    ratios = [one["ratio_to_bayes"] for one in contenders if one["points"]]
-    if None in ratios and any(ratio is not None for ratio in ratios):
-        notes.append(
-            "without a ratio: seen only where the Bayes-optimal error is 0, as an online run with all its samples"
-        )
-    if any(one["missing"] for one in contenders):
-        notes.append("without an estimate at some sample ratio: last")
+        notes.append(f"tied with the first ({TIE:.0%} interval): {tied_words(verdict)}")
     head = f"{verdict['problem']}: all algorithms, {letter_of([verdict])} = {verdict['dimension']}"
     return make_table(head, columns, contenders, "; ".join(notes))
 

@@ -135,5 +135,5 @@ def other_version_tables(rows: Sequence[Mapping[str, Any]]) -> list[RenderableTy
         ("mean ± s.e.m.", "r", lambda r: uncertain(r["mean"], r["sem"])),
         ("made by", "l", made),
     ]
-    caption = "not counted anywhere else; 'smimbench run' makes them anew with the version at hand"
+    caption = "not counted above; 'smimbench run' runs them again with the installed version"
     return [make_table("MSE of other versions", columns, errors, caption)]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 
 from smimbench.cli.main import cli
-from tests.helpers import call
+from smimbench.report.columns import columns_page
+from tests.helpers import ROOT, call
 
 
 @pytest.fixture(autouse=True)
@@ -24,3 +28,15 @@ def test_help(capsys, snapshot, name):
     code, out, err = call(capsys, name, "--help")
     assert (code, err) == (0, "")
     assert out == snapshot
+
+
+def test_every_column_of_the_tables_is_explained_and_the_page_says_the_same(capsys):
+    code, out, err = call(capsys, "help", "columns", "--json")
+    assert (code, err) == (0, "")
+    known = {head for columns in json.loads(out).values() for name in columns for head in name.split(", ")}
+    heads = set()
+    for path in (ROOT / "smimbench" / "report").glob("*.py"):
+        heads |= set(re.findall(r'\("([^"{]+)", "[lr]", ', path.read_text(encoding="utf-8")))
+    own = {"problem", "column", "meaning", "name ", "what it is", "for", "title", "takes", "quantity", "MSE", "overlap"}
+    assert heads - own - known == set()
+    assert (ROOT / "docs" / "columns.md").read_text(encoding="utf-8") == columns_page()

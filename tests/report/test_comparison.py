@@ -67,9 +67,9 @@ def test_both_verdicts_stand_beside_a_change():
     assert (found["before_own_z"], found["after_own_z"], found["after_ratio_to_bayes"]) == (-2.0, 0.4, 2.24)
     assert found["verdict"] == "nearer to theory"
     text = " ".join(printed(comparison_table(list(entries.values()))).split())
-    assert "own z Bayes" in text
+    assert "predicted z optimal" in text
     assert "1.1000 +0.4 0.5000" in text
-    assert "adam has no theory of its own here: it has none" in text
+    assert "adam: no prediction: it has none" in text
 
 
 @pytest.fixture(scope="module")

@@ -266,14 +266,14 @@ def test_theory_at_one_or_two_points_has_no_line(tmp_path, monkeypatch, alphas, 
     found = suite_figure(suite, rows, TheoryCache(), "mse")
     (axis,) = found.figure.axes
     labels = axis.get_legend_handles_labels()[1]
-    assert {"Bayes-optimal", "gamp, its own theory"} <= set(labels)
+    assert {"Bayes-optimal", "gamp, predicted"} <= set(labels)
     lines = [line for line in axis.lines if line.get_linestyle() in ("-", "--") and len(line.get_xdata()) > 1]
     marks = [list(line.get_xdata()) for line in axis.lines if line.get_marker() == "_" and line.get_markersize() > 10]
     assert bool(lines) is not bars
     assert marks == ([alphas, alphas] if bars else [])
     assert ("Horizontal bars: Bayes-optimal." in found.caption) is bars
     assert ("Solid line: Bayes-optimal." in found.caption) is not bars
-    assert ("Dashed lines: theory of the algorithm itself." in found.caption) is not bars
+    assert ("Dashed lines: prediction for the algorithm." in found.caption) is not bars
 
 
 def test_bars_of_theory_have_their_errors(tmp_path):

@@ -74,7 +74,7 @@ def test_it_appears_in_rows_tables_figures_and_comparison(tmp_path, share, capsy
         assert row["ratio_to_bayes"] is None
     _, text, _ = call(capsys, "show", suite, "--results", out, *options)
     assert "line: found share against theory" in text
-    assert "/Bayes" not in text.split("line: found share against theory")[1].split("line:")[0]
+    assert "error /" not in text.split("line: found share against theory")[1].split("line:")[0]
     (folder,) = (out / "small" / "settings").iterdir()
     assert "found share" in (folder / "figures" / "share.svg").read_text()
     code, text, _ = call(capsys, "compare", out / "small", out / "small", "--plugins", share)
@@ -96,7 +96,7 @@ def test_a_reason_stands_where_there_is_no_value(tmp_path, share, capsys):
     assert rows["adam"]["mean"] is None
     assert rows["adam"]["blank"] == ["the estimate is 0"]
     _, text, _ = call(capsys, "show", suite, *options[:-1])
-    assert "adam is blank: the estimate is 0" in " ".join(text.split())
+    assert "adam: share is blank: the estimate is 0" in " ".join(text.split())
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,7 @@ TWO = {
 
 def test_the_nearest_threshold_is_named_within_one_over_root_d():
     said = near_threshold(TWO, 0.17, 100, "layer")
-    assert said == (
-        "alpha 0.17 is within 1/sqrt(100) = 10% of the threshold of layer 2 at 0.167: a larger dimension mends it"
-    )
+    assert said == ("alpha 0.17 is within 1/sqrt(100) = 10% of the threshold of layer 2 at 0.167: increase D")
     assert "layer 1 at 0.8" in near_threshold(TWO, 0.75, 100, "layer")
     assert "perfect-recovery threshold at 1.5" in near_threshold(TWO, 1.4, 100, "layer")
 
@@ -74,7 +72,7 @@ def test_the_rows_of_a_suite_say_it(tmp_path):
     near, far = (next(row["reasons"] for row in rows if (row["alpha"] > 1) == above) for above in (False, True))
     (said,), (other,) = near, far
     assert said.startswith("not-converged: 5 iterations reached; alpha ")
-    assert f"threshold of layer 1 at {weak:.3g}: a larger dimension mends it" in said
+    assert f"threshold of layer 1 at {weak:.3g}: increase D" in said
     assert "threshold" not in other
 
 
@@ -102,5 +100,5 @@ def test_with_extensive_rank_the_samples_are_counted(tmp_path):
     path = write_suite(tmp_path, ATTENTION)
     rows = smimbench.run(path, results=tmp_path / "results")
     (near,), (far,) = (row["reasons"] for row in rows if row["metric"] == "mse")
-    assert "within 1/sqrt(125) = 8.9% of the perfect-recovery threshold at 0.0475: a larger dimension mends it" in near
+    assert "within 1/sqrt(125) = 8.9% of the perfect-recovery threshold at 0.0475: increase D" in near
     assert "threshold" not in far

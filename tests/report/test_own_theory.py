@@ -135,9 +135,9 @@ def test_trajectories_are_drawn(results):
     for chart in charts:
         curves = {trace["name"]: trace for trace in chart["traces"]}
         assert [name for name, trace in curves.items() if trace["dash"] == "dash"] == [
-            "MSE, own theory", "overlap, own theory",
+            "MSE, predicted", "overlap, predicted",
         ]  # fmt: skip
-        theory, runs = curves["MSE, own theory"], curves["MSE, mean of runs"]
+        theory, runs = curves["MSE, predicted"], curves["MSE, mean of runs"]
         assert runs["y"][0] == pytest.approx(theory["y"][0], rel=0.2)
 
 
@@ -147,10 +147,10 @@ def test_own_theory_of_one_sample_ratio_can_be_seen(results):
     suite, rows, _, folder = results
     paths = draw_suite(suite, rows, TheoryCache(), folder / "figures")
     charts = charts_of(suite, [path for path in paths if path.name == "mse.csv"])[1]
-    (trace,) = [t for t in charts[0]["traces"] if t["name"] == "erm, its own theory"]
+    (trace,) = [t for t in charts[0]["traces"] if t["name"] == "erm, predicted"]
     (row,) = [row for row in rows if row["algorithm"] == "erm" and row["metric"] == "mse"]
     assert (trace["mode"], trace["symbol"]) == ("markers", "line-ew-open")
     assert trace["y"] == [pytest.approx(row["own_theory"], rel=1e-5)]
     figure = suite_figure(suite, rows, TheoryCache(), "mse").figure
-    (bar,) = [one for one in figure.axes[0].containers if one.get_label() == "erm, its own theory"]
+    (bar,) = [one for one in figure.axes[0].containers if one.get_label() == "erm, predicted"]
     assert bar.lines[0].get_marker() == "_"

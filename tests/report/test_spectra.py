@@ -37,7 +37,7 @@ def test_bars_and_line_say_the_same(tmp_path, monkeypatch):
     assert [path.name for path in paths] == [f"spectrum.{kind}" for kind in ("png", "svg", "pdf", "csv")]
     with paths[-1].open(encoding="utf-8", newline="") as file:
         told = [one for one in csv.DictReader(file) if one["algorithm"] == "nuclear"]
-    for what in ("runs", "own theory"):  # the bars and what is zero are all eigenvalues
+    for what in ("runs", "predicted"):  # the bars and what is zero are all eigenvalues
         own = [one for one in told if one["what"] == what]
         bars = sum((float(one["to"]) - float(one["from"])) * float(one["density"]) for one in own if one["density"])
         (zero,) = [float(one["share"]) for one in own if one["share"]]
