@@ -38,7 +38,7 @@ def test_phase_retrieval_has_its_closed_form():
     """``g = 4 z (z^2 - z*^2)``: Isserlis' theorem gives all moments."""
     M, Q, T = 0.3, 0.8, 1.1
     fields = online.local_fields(Retrieval(), "squared", np.full((1, 1, 1), T))
-    found = fields(np.full((2, 1, 1, 1), M), np.full((2, 1, 1, 1), Q), None)
+    found = fields(np.full((2, 1, 1, 1), M), np.full((2, 1, 1, 1), Q))
     on_teacher, on_student, square = (part.ravel() for part in found)
     np.testing.assert_allclose(on_teacher * M + on_student * Q, 4 * (3 * Q**2 - Q * T - 2 * M**2), rtol=1e-10)
     np.testing.assert_allclose(on_teacher * T + on_student * M, 12 * M * (Q - T), rtol=1e-10)

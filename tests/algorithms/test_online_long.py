@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from scipy.special import ndtr
-from smimbench_algorithms.gradient import online, online_flow
+from smimbench_algorithms.gradient import online
 from smimbench_algorithms.gradient.online_theory import solve
 from smimbench_algorithms.sgd import Sgd
 
@@ -115,68 +115,18 @@ def test_the_mean_of_linear_descent_is_exact_at_every_dimension():
     assert abs(T - 2 * M + Q - mse.mean()) > 6 * mse.std() / np.sqrt(runs)
 
 
-@pytest.mark.parametrize("algorithm", [each for each in linear_runs(40) if each.steps > 2500])
-def test_integration_agrees_with_the_steps_within_its_error(algorithm, monkeypatch):
-    gram = linear_recursion(algorithm, 1.1, 0.1, 0.9)
-    wanted = gram[0, 0] - 2 * gram[0, 1] + gram[1, 1]
-    accuracy(monkeypatch, latents=0.0)
-    point = algorithm.theory(LINE, 1.0, Conditions(dimension=D, starts=(overlaps(1.1, 0.1, 0.9),)))
-    if isinstance(point, str):  # a velocity of long memory, or many jumps
-        assert "one by one" in point
-        assert algorithm.momentum > 0.5 or algorithm.schedule == "step"
-        return
-    assert "integrated" in point["method"]
-    assert abs(point["mse"] - wanted) <= 2 * point["mse_error"] + 1e-9
-    assert point["mse_error"] < 1e-5
-    assert np.ravel(point["trajectory"]["mse_error"])[-1] == pytest.approx(
-        np.ravel(point["mse_error"])[0], rel=1e-6, abs=1e-14
-    )
-
-
-@pytest.mark.parametrize(
-    ("kind", "parameters"),
-    [
-        (SOFTMAX, {"rate": lambda step: 0.002, "momentum": 0.5, "nesterov": True}),
-        (PROBIT, {"rate": lambda step: 0.002, "decay": 0.1}),
-        (PROBIT, {"rate": lambda step: 0.02 / (1 + step / 40), "momentum": 0.5}),
-        (PROBIT, {"rate": lambda step: 0.01 * 0.4 ** (step // 700), "breaks": (700,), "spherical": True}),
-    ],
-)
-def test_integration_of_sampled_fields_agrees_with_the_steps(kind, parameters, monkeypatch):
-    accuracy(monkeypatch, points=128, label_draws=2**14)
-    rule, steps = online.Rule(fraction=0.5, **parameters), [0, 200, 800, 1400]
-    one_by_one = solve(kind, "squared", rule, [overlaps(1.0, 0.3, 1.0)], steps)
-    accuracy(monkeypatch, latents=0.0, fewest_steps=900)
-    found = solve(kind, "squared", rule, [overlaps(1.0, 0.3, 1.0)], steps)
-    assert one_by_one.rougher is None
-    errors = [each.truth - 2 * each.cross + each.own for each in (one_by_one, found, found.rougher)]
-    np.testing.assert_allclose(errors[1], errors[0], rtol=1e-3)
-    assert (np.abs(errors[1] - errors[0]) <= 4 * np.abs(errors[2] - errors[1]).max() + 1e-9).all()
-
-
-def test_a_small_error_is_no_noise_of_the_integrator(monkeypatch):
-    """Noiseless labels are learned exactly; what is left is small, positive, and known to its stated error."""
-    accuracy(monkeypatch, points=128)
-    algorithm = Sgd(online=True, learning_rate=0.05, batch=1000, steps=1200, loss="squared")
+def test_long_runs_get_fewer_points_and_a_larger_error(monkeypatch):
+    """Noiseless labels from a large overlap, 1200 steps: the rough answer is within a few of its stated errors."""
+    algorithm = Sgd(online=True, learning_rate=0.01, batch=1000, steps=1200, loss="squared")
     conditions = Conditions(dimension=2000, starts=(overlaps(1.0, 0.3, 1.0),))
     exact = algorithm.theory(SOFTMAX, 1.0, conditions)
-    accuracy(monkeypatch, latents=0.0, fewest_steps=800)
-    found = algorithm.theory(SOFTMAX, 1.0, conditions)
-    for point in (exact, found):
-        assert 0 <= point["mse"] < 1e-8
-        assert min(np.ravel(point["trajectory"]["mse"])) >= 0
-    assert "integrated" in found["method"]
-    assert abs(found["mse"] - exact["mse"]) <= 3 * found["mse_error"] + 1e-12
-
-
-def test_what_can_be_neither_iterated_nor_integrated_says_so(monkeypatch):
-    accuracy(monkeypatch, latents=0.0, fewest_steps=100)
-    algorithm = Sgd(
-        online=True, learning_rate=0.01, batch=100, steps=2000, schedule="step", decay_steps=5, decay_factor=0.99
-    )
-    reason = algorithm.theory(LINE, 1.0, Conditions(dimension=D, starts=(overlaps(1.0, 0.1, 1.0),)))
-    assert "2000 steps" in reason
-    assert "one by one" in reason
+    accuracy(monkeypatch, latents=2.5e6)  # instead of 1.7e7
+    rough = algorithm.theory(SOFTMAX, 1.0, conditions)
+    assert 0 <= exact["mse_error"] < rough["mse_error"]
+    assert abs(rough["mse"] - exact["mse"]) <= 5 * rough["mse_error"]
+    accuracy(monkeypatch, latents=1e5)
+    reason = algorithm.theory(SOFTMAX, 1.0, conditions)
+    assert "1200 steps take longer than a minute" in reason
 
 
 def test_a_long_memory_does_not_count_as_divergence():
@@ -215,17 +165,3 @@ def test_noisy_labels_of_one_token_agree_with_quadrature(rate, fraction, steps):
         error = each.std(ddof=1) / np.sqrt(len(each))
         assert error < 3e-3
         assert abs(each.mean() - wanted) < 4 * error + 1e-4
-
-
-@pytest.mark.parametrize(("rate", "stable"), [(0.05, True), (0.4, True), (0.497, False), (0.55, False)])
-def test_a_flow_does_not_pass_over_steps_that_overshoot(rate, stable):
-    """``1 - 4 rate`` times a deviation is left by a step; near and below -1 no flow does that."""
-    start = overlaps(1.0, 0.9, 1.0)
-    fields = online.local_fields(LINE, "squared", start.truth[None])
-    recursion = online.Recursion(fields, online.Rule(lambda step: rate, 100.0), 1)
-    state = np.array([[1.0, 0.9], [0.9, 1.0]])[None, None]
-    flow = online_flow._Flow(recursion, state, 1000, False)
-    if stable:
-        return flow._check_stability(flow._packed(state), rate)
-    with pytest.raises(online.TooLong, match="overshoot"):
-        flow._check_stability(flow._packed(state), rate)

@@ -50,7 +50,7 @@ from smimbench_algorithms.gradient.loss import loss_of
 from smimbench_algorithms.least_squares import noise_of_identity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
     from smimbench.interfaces import Overlaps
     from smimbench.problem import Problem
@@ -72,14 +72,12 @@ class Accuracy(NamedTuple):
         Nodes per direction of two Gauss rules for a single latent without noise; their difference is the error.
     label_draws, fewest_label_draws : int
         Labels of each set over which noise is averaged, of all points together, and of each point at least.
-    parts : int
-        The points are split into so many parts, one of which is enough for small terms.
     widening : float
         Variance of the points, which are weighted back to 1: gradients have heavy tails.
     latents : float
-        Most latents, some 5 to 40 seconds, for making all steps one by one; longer runs are integrated.
-    fewest_steps, first_steps : int
-        Steps that are made one by one in any case; and before an integration.
+        Most latents for all steps, some 5 to 40 seconds; longer runs get fewer points.
+    fewest_steps, fewest_points : int
+        Steps that get all points in any case, and points of each set per latent at least.
     draws : tuple of int
         Least and most draws at finite D, of all starts together.
     sets : int
@@ -90,8 +88,6 @@ class Accuracy(NamedTuple):
         Latents for which the limit of large D is added to a trajectory that is drawn for one D.
     starts, moments : int
         Random starts where nothing has been run, and points of a trajectory.
-    terms, tolerance : tuple
-        Terms of the series and relative error of a step of the integrator: for the value, and rougher for the error.
     """
 
     scrambles: int = 4
@@ -100,19 +96,16 @@ class Accuracy(NamedTuple):
     nodes: tuple[int, int] = (40, 56)
     label_draws: int = 2**22
     fewest_label_draws: int = 16
-    parts: int = 4
     widening: float = 1.3
     latents: float = 1e8
     fewest_steps: int = 1000
-    first_steps: int = 300
+    fewest_points: int = 64
     draws: tuple[int, int] = (64, 256)
     sets: int = 4
     draw_latents: float = 6e7
     limit_latents: float = 4e7
     starts: int = 16
     moments: int = 120
-    terms: tuple[int, int] = (3, 2)
-    tolerance: tuple[float, float] = (1e-8, 1e-6)
 
 
 ACCURACY = Accuracy()
@@ -123,7 +116,7 @@ class Diverges(ValueError):
 
 
 class TooLong(ValueError):
-    """There are more steps than can be made one by one, and integration gains nothing."""
+    """There are more steps than can be made in a minute."""
 
 
 @dataclass(frozen=True)
@@ -139,8 +132,6 @@ class Rule:
     decay, momentum : float
         lambda and m.
     nesterov, spherical : bool
-    breaks : tuple of int
-        Steps at which the learning rate jumps.
     spread : float
         ``1 / (B C)``, by which the square of the mean gradient of linear labels is larger in a batch; 0 in the limit.
     """
@@ -151,21 +142,16 @@ class Rule:
     momentum: float = 0.0
     nesterov: bool = False
     spherical: bool = False
-    breaks: tuple[int, ...] = ()
     spread: float = 0.0
 
 
 class Path(NamedTuple):
-    """Overlaps at some steps: arrays (sets of points or draws, steps, starts, P, P).
-
-    ``rougher`` is the same by a rougher integration, where steps are not made one by one.
-    """
+    """Overlaps at some steps: arrays (sets of points or draws, steps, starts, P, P)."""
 
     steps: np.ndarray[Any, Any]
     truth: Host
     cross: Host
     own: Host
-    rougher: Path | None = None
 
     @classmethod
     def of(cls, steps: Sequence[int], gram: Host, P: int) -> Path:
@@ -189,11 +175,11 @@ class Recursion:
     def __init__(self, fields: Any, rule: Rule, components: int) -> None:
         self.fields, self.rule, self.P = fields, rule, components
 
-    def after(self, gram: Host, rate: float, part: int | None = None) -> Host:
-        """The Gram matrix after one more step; from one part of the points only, where that is given."""
+    def after(self, gram: Host, rate: float) -> Host:
+        """The Gram matrix after one more step."""
         P, rule = self.P, self.rule
         R = gram.shape[-1]
-        found = self.fields(gram[..., P : 2 * P, :P], gram[..., P : 2 * P, P : 2 * P], part)
+        found = self.fields(gram[..., P : 2 * P, :P], gram[..., P : 2 * P, P : 2 * P])
         # Rows: new vectors. Columns: the old ones. The gradient also has noise, which is orthogonal to them.
         new = np.broadcast_to(np.eye(R), gram.shape).copy()
         gradient = np.zeros((*gram.shape[:-2], P, R))
@@ -218,22 +204,22 @@ class Recursion:
             after = scale[..., :, None] * after * scale[..., None, :]
         return after
 
-    def iterate(self, state: Host, first: int, last: int, wanted: Collection[int]) -> tuple[Host, dict[int, Host]]:
-        """The state after step ``last``, and those after ``wanted`` steps on the way, both ends included.
+    def iterate(self, state: Host, wanted: Sequence[int]) -> Host:
+        """The states (sets, steps, starts, R, R) after ``wanted`` steps, ascending, the first one 0.
 
         Raises
         ------
         Diverges
         """
-        kept = {first: state} if first in wanted else {}
-        for step in range(first, last):
+        kept, marks = [state], set(wanted)
+        for step in range(wanted[-1]):
             state = self.after(state, self.rule.rate(step))
             # NaN and infinity fail, too. Velocities are as much larger as they are slow to change.
             if not np.abs(state[..., : 2 * self.P, : 2 * self.P]).max() <= LARGEST:
                 raise Diverges("overlaps grow without bound")
-            if step + 1 in wanted:
-                kept[step + 1] = state
-        return state, kept
+            if step + 1 in marks:
+                kept.append(state)
+        return np.stack(kept, axis=1)
 
 
 # -- averages over the local fields --------------------------------------------------------------------------------------
@@ -257,27 +243,31 @@ class _Points(NamedTuple):
     copies: int
 
 
-def local_fields(problem: Problem, loss: str, truth: Host) -> Callable[[Host, Host, int | None], LocalFields]:
+def local_fields(
+    problem: Problem, loss: str, truth: Host, points: int | None = None
+) -> Callable[[Host, Host], LocalFields]:
     """What a batch does to a student in the mean, for teachers of given overlaps.
 
     Parameters
     ----------
     truth : array (starts, P, P)
         ``T`` of every start.
+    points : int, optional
+        Points of each set per latent; default: ``ACCURACY.points``.
 
     Returns
     -------
     callable
-        ``fields(cross, own, part)`` of ``M`` and ``Q`` (sets, starts, P, P), with one entry of the first axis for each of the
-        ``evaluations``. ``part``: None, or which of the ``ACCURACY.parts`` parts of the points is used.
+        ``fields(cross, own)`` of ``M`` and ``Q`` (sets, starts, P, P), with one entry of the first axis for each of the
+        ``evaluations``.
     """
     noise = noise_of_identity(problem) if loss == "squared" else None
     if noise is None:
-        return _SampledFields(problem, loss, truth)
+        return _SampledFields(problem, loss, truth, points or ACCURACY.points)
     sites, one = problem.model.sites, np.eye(truth.shape[-1])
     rest, toward = truth + float(noise.mean()) * one, 2.0 * sites * one
 
-    def fields(cross: Host, own: Host, part: int | None) -> LocalFields:
+    def fields(cross: Host, own: Host) -> LocalFields:
         """``g = 2 (z - z* - noise)``."""
         return LocalFields(-toward, toward, 4 * sites * (own - cross - turned(cross) + rest))
 
@@ -288,43 +278,38 @@ def evaluations(problem: Problem, loss: str) -> int:
     """Number of independent evaluations of the expectations: one where they are closed."""
     if loss == "squared" and noise_of_identity(problem) is not None:
         return 1
-    return len(_counts(problem))
+    return len(_counts(problem, ACCURACY.points))
 
 
 def latents_of_a_step(problem: Problem, loss: str) -> float:
     """Latents of one evaluation of the fields for one start: 0 where they are closed."""
     if evaluations(problem, loss) == 1:
         return 0.0
-    return float(problem.components * problem.model.sites * sum(_counts(problem)))
+    return float(problem.components * problem.model.sites * sum(_counts(problem, ACCURACY.points)))
 
 
 class _SampledFields:
     """Weighted sums over points; see ``local_fields``."""
 
-    def __init__(self, problem: Problem, loss: str, truth: Host) -> None:
+    def __init__(self, problem: Problem, loss: str, truth: Host, points: int) -> None:
         self.channel: Any = problem.channel
         self.loss, self.P, self.C = loss, problem.components, problem.model.sites
         self.root, self.inverse = _root(truth)
-        self.sets = _points_of_fields(problem)
+        self.sets = _points_of_fields(problem, points)
         self.labels = [self._labels(points, index) for index, points in enumerate(self.sets)]
 
-    def __call__(self, cross: Host, own: Host, part: int | None) -> LocalFields:
+    def __call__(self, cross: Host, own: Host) -> LocalFields:
         mixing = cross @ self.inverse
         student, free = _root(own - mixing @ turned(mixing))
         both = np.concatenate([mixing, student], axis=-1)
-        found = [self._averages(one, index, part) for index, one in enumerate(both)]
+        found = [self._averages(one, index) for index, one in enumerate(both)]
         along, square = (np.stack(parts) for parts in zip(*found))
         on_student = along[..., self.P :] @ free
         return LocalFields((along[..., : self.P] - on_student @ mixing) @ self.inverse, on_student, square)
 
-    def _averages(self, both: Host, index: int, part: int | None) -> tuple[Host, Host]:
+    def _averages(self, both: Host, index: int) -> tuple[Host, Host]:
         """``E sum_c g_c u_c^T`` (starts, P, 2 P) and ``E sum_c g_c g_c^T`` of one set of points."""
-        points, (mean, noise) = self.sets[index], self.labels[index]
-        copies, count = points.copies, mean.shape[1]
-        kept = slice(0, count)
-        if part is not None and copies > 1:
-            kept = slice(part * (count // ACCURACY.parts), (part + 1) * (count // ACCURACY.parts))
-        fields, weights = (np.concatenate([half[kept] for half in np.split(array, copies)]) for array in points[:2])
+        (fields, weights, copies), (mean, noise) = self.sets[index], self.labels[index]
         weights = weights / weights.sum()
         starts, P, C = len(both), self.P, self.C
         u = fields.transpose(1, 0, 2).reshape(2 * P, -1)
@@ -339,12 +324,12 @@ class _SampledFields:
             g = np.asarray(self.channel.vjp(z, cotangent))
             return g.reshape(starts, -1, P, C).swapaxes(1, 2).reshape(starts, P, -1)
 
-        label = np.concatenate([mean[:, kept]] * copies, axis=1)
+        label = np.concatenate([mean] * copies, axis=1)
         cotangent = gradient(label)
         g, weight = rows(cotangent), np.repeat(weights, C)
         square = (g * weight) @ turned(g)
         if noise is not None:
-            moved = gradient(label + np.concatenate([noise[:, kept]] * copies, axis=1))
+            moved = gradient(label + np.concatenate([noise] * copies, axis=1))
             added = rows(moved - cotangent)
             square = square + (added * weight) @ turned(added)
         return g @ (u * weight).T, square
@@ -393,19 +378,19 @@ def _noisy(channel: Any, P: int, C: int) -> bool:
     return not np.array_equal(one, two)
 
 
-def _counts(problem: Problem) -> list[int]:
-    """Number of points of every set."""
+def _counts(problem: Problem, points: int) -> list[int]:
+    """Number of points of every set, for so many per latent."""
     size = problem.components * problem.model.sites
     if size > 1:
-        return [ACCURACY.points * size] * ACCURACY.scrambles
+        return [points * size] * ACCURACY.scrambles
     if _noisy(problem.channel, 1, 1):
-        return [ACCURACY.one_field * ACCURACY.points] * ACCURACY.scrambles
+        return [ACCURACY.one_field * points] * ACCURACY.scrambles
     return [count**2 for count in ACCURACY.nodes]
 
 
-def _points_of_fields(problem: Problem) -> list[_Points]:
+def _points_of_fields(problem: Problem, points: int) -> list[_Points]:
     P, C = problem.components, problem.model.sites
-    counts, found = _counts(problem), []
+    counts, found = _counts(problem, points), []
     if counts == [count**2 for count in ACCURACY.nodes]:
         for count in ACCURACY.nodes:
             x, w = gauss_hermite(count)
@@ -416,9 +401,9 @@ def _points_of_fields(problem: Problem) -> list[_Points]:
     mirror = np.concatenate([np.ones(P), -np.ones(P)])[:, None]
     for scramble, count in enumerate(counts):
         base = normal_points(2 * P * C, count // 2, "online descent", scramble).reshape(-1, 2 * P, C)
-        points = np.sqrt(ACCURACY.widening) * np.concatenate([base, base * mirror])
-        weights = np.exp(np.sum(points**2, axis=(1, 2)) * (1 / ACCURACY.widening - 1) / 2)
-        found.append(_Points(points, weights / weights.sum(), 2))
+        fields = np.sqrt(ACCURACY.widening) * np.concatenate([base, base * mirror])
+        weights = np.exp(np.sum(fields**2, axis=(1, 2)) * (1 / ACCURACY.widening - 1) / 2)
+        found.append(_Points(fields, weights / weights.sum(), 2))
     return found
 
 

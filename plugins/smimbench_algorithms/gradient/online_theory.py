@@ -22,17 +22,14 @@ from smimbench_algorithms.gradient.online import (
     gram_of,
     latents_of_a_step,
     local_fields,
-    turned,
 )
 from smimbench_algorithms.gradient.online_draws import affordable, draw_paths
-from smimbench_algorithms.gradient.online_flow import follow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smimbench.interfaces import Conditions
     from smimbench.problem import Problem
-    from smimbench.theory import Host
 
 __all__ = ["online_theory", "solve"]
 
@@ -51,7 +48,6 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
     if D is None:
         return "its steps are counted in samples / D: it needs the dimension of the runs"
     steps, batch = int(algorithm.steps), int(algorithm.batch)
-    jumps = range(0, steps, algorithm.decay_steps) if algorithm.schedule == "step" else ()
     loss = algorithm.loss or fitting_loss(problem)
     # Linear labels: means of the overlaps follow closed equations at every D, and not only as D grows.
     closed = evaluations(problem, loss) == 1 and not algorithm.spherical
@@ -62,7 +58,6 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
         momentum=algorithm.momentum,
         nesterov=algorithm.nesterov,
         spherical=algorithm.spherical,
-        breaks=tuple(jumps),
         spread=1 / (batch * problem.model.sites) if closed else 0.0,
     )
     starts = conditions.starts or _typical_starts(problem, D, algorithm.spherical)
@@ -74,10 +69,7 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
             drawn = draw_paths(problem, loss, rule, starts, wanted, draws, batch, D)
         path = solve(problem, loss, rule, starts, wanted) if closed or drawn is None else drawn
     except TooLong:
-        return (
-            f"its {steps} steps take longer than a minute to solve one by one, and integration gains nothing: steps are "
-            "large, or their size jumps often; ask for fewer steps"
-        )
+        return f"its {steps} steps take longer than a minute to solve; ask for fewer steps, or smaller batches"
     except Diverges:
         return f"at learning rate {algorithm.learning_rate:g} its equations diverge: the steps are too long"
     ends = _overlaps_at_end(path)
@@ -88,10 +80,6 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
     else:
         method = _solved(problem, path, starts, D)
     point = limit_point(problem, alpha, ends, method=method, branch="online descent")
-    if path.rougher is not None:
-        rougher = limit_point(problem, alpha, _overlaps_at_end(path.rougher), method="", prediction=False)
-        for name in ("mse", "overlap", "cosine", "squared_cosine"):
-            point[f"{name}_error"] = np.hypot(point[f"{name}_error"], np.subtract(point[name], rougher[name])).tolist()
     found = _online_trajectory(problem, path, batch)
     if closed:
         # Means of overlaps are exact, those of their ratios are not: by how much, draws tell.
@@ -125,11 +113,10 @@ def _solved(problem: Problem, path: Path, starts: Sequence[Overlaps], D: int) ->
     """How the equations were solved, and that chance at the start is not in them."""
     sets = len(path.cross)
     how = "closed form" if sets == 1 else "quadrature" if sets == len(online.ACCURACY.nodes) else "Monte Carlo"
-    steps = "recursion of online descent" if path.rougher is None else "equations of online descent, integrated"
     small = 5.0 / np.sqrt(D)
     if problem.channel.symmetry != "none" and max(np.abs(start.cross).max() for start in starts) < small:
         how += ", from overlaps of order 1/sqrt(D): when a run escapes from these is chance, too"
-    return f"{steps}, {how}"
+    return f"recursion of online descent, {how}"
 
 
 def _error_of_ratio(name: str, means: dict[str, Any], drawn: dict[str, Any] | None, D: int) -> list[Any]:
@@ -172,10 +159,6 @@ def _online_trajectory(problem: Problem, path: Path, batch: int) -> dict[str, An
         mean = np.nansum(each, axis=(0, 2)) / weight.sum(axis=0)
         error = means.std(axis=0, ddof=1) / np.sqrt(sets) if sets > 1 else np.zeros_like(mean)
         values[name], values[f"{name}_error"] = mean.tolist(), error.tolist()
-    if path.rougher is not None:
-        other = _online_trajectory(problem, path.rougher, batch)
-        for name in ("mse", "overlap"):
-            values[f"{name}_error"] = np.hypot(values[f"{name}_error"], np.subtract(values[name], other[name])).tolist()
     return {"iteration": path.steps.tolist(), "samples": (path.steps * batch).tolist(), **values}
 
 
@@ -185,8 +168,7 @@ def _price(problem: Problem, loss: str, steps: int, starts: int) -> float:
 
 
 def solve(problem: Problem, loss: str, rule: Rule, starts: Sequence[Overlaps], wanted: Sequence[int]) -> Path:
-    """Overlaps after some numbers of steps, which are made one by one where that takes seconds; of longer runs the first ones
-    are, and the rest is integrated.
+    """Overlaps after some numbers of steps, from fewer points where there are many steps.
 
     Parameters
     ----------
@@ -199,23 +181,13 @@ def solve(problem: Problem, loss: str, rule: Rule, starts: Sequence[Overlaps], w
     ------
     Diverges, TooLong
     """
+    accuracy, steps = online.ACCURACY, int(wanted[-1])
+    points = accuracy.points
+    if steps > accuracy.fewest_steps:
+        points = min(points, int(points * accuracy.latents / _price(problem, loss, steps, len(starts))))
+    if points < accuracy.fewest_points:
+        raise TooLong(f"{steps} steps")
     P, gram = problem.components, gram_of(starts, rule.momentum)
-    recursion = Recursion(local_fields(problem, loss, gram[:, :P, :P]), rule, P)
+    recursion = Recursion(local_fields(problem, loss, gram[:, :P, :P], points), rule, P)
     state = np.broadcast_to(gram, (evaluations(problem, loss), *gram.shape)).copy()
-    steps = [int(step) for step in wanted]
-
-    def path(kept: dict[int, Host]) -> Path:
-        return Path.of(steps, np.stack([kept[step] for step in steps], axis=1), P)
-
-    allowed = int(online.ACCURACY.latents / _price(problem, loss, 1, len(starts)))
-    if steps[-1] <= max(allowed, online.ACCURACY.fewest_steps):
-        return path(recursion.iterate(state, 0, steps[-1], set(steps))[1])
-    begin = online.ACCURACY.first_steps
-    state, first = recursion.iterate(state, 0, begin, set(steps))
-    found, rougher = (path(first | follow(recursion, state, begin, steps, allowed, rough)) for rough in (False, True))
-    # Self-overlaps that vectors can have: what integration leaves below 0 besides the teacher is cut off.
-    mixing = found.cross @ np.linalg.pinv(found.truth, hermitian=True)
-    known = mixing @ turned(found.cross)
-    values, vectors = np.linalg.eigh(found.own - known)
-    own = np.asarray(known + (vectors * np.maximum(values, 0.0)[..., None, :]) @ turned(vectors))
-    return found._replace(own=own, rougher=rougher)
+    return Path.of(wanted, recursion.iterate(state, [int(step) for step in wanted]), P)
