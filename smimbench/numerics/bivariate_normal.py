@@ -23,8 +23,6 @@ LARGEST_CORRELATION = 0.9
 """Correlations for which the number of nodes is right; nearer to 1 the integrand is too narrow."""
 _TAIL = 1e-7
 """Probability below which sums of products have lost too many digits; doubled, the dearer rule serves more points."""
-_TAIL_NODES = 64
-"""Nodes of the rule for the tail; doubled, it costs twice as much and gains nothing beyond rounding."""
 _TAIL_DECAY = 40.0
 """The integral over the tail stops where its integrand has fallen by ``exp(-40)``; doubled, nodes are sparser."""
 _LARGEST = 1e100
@@ -162,7 +160,8 @@ def _log_cdf_tail(xp: ModuleType, h: Array, k: Array, r: float, rho: Any, hessia
     s = math.sqrt(1 - r * r)
     swap = k < h
     h, k = xp.where(swap, k, h), xp.where(swap, h, k)
-    x, w = (xp.asarray(v, dtype=xp.float64, device=device)[:, None] for v in gauss_legendre(_TAIL_NODES, 0.0, 1.0))
+    # nodes of the rule for the tail
+    x, w = (xp.asarray(v, dtype=xp.float64, device=device)[:, None] for v in gauss_legendre(64, 0.0, 1.0))
     t0 = (k - rho * h) / s
     scaled0, hazard0 = _half_mills(xp, t0)
     slope = h + rho / s * hazard0

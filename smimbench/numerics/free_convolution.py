@@ -46,10 +46,6 @@ Law = Literal["exact", "quantiles", "samples"]
 
 _CHUNK = 1 << 17
 """Products of atoms and points that are held at once; doubled, twice the memory."""
-_GROUPS = 8
-"""Parts of the samples that are left out in turn for the error of a law; doubled, the error costs twice as much."""
-_MOST_PANELS = 20_000
-"""Panels at which an integral is given up; doubled, laws of twice as many narrow bulks are resolved."""
 
 
 class FreeConvolution:
@@ -291,7 +287,8 @@ class FreeConvolution:
         error = 3 * abs(self._halved()._mmse(noise, rtol)[0] - value)
         if self.law == "samples":
             atoms, weights = self._drawn
-            groups = min(_GROUPS, atoms.size)
+            # parts of the samples that are left out in turn for the error of a law
+            groups = min(8, atoms.size)
             if groups == 1:
                 return math.inf
             label = monte_carlo_rng("free convolution: groups of atoms").permutation(atoms.size) % groups
@@ -335,7 +332,8 @@ class FreeConvolution:
         values, errors = evaluate(panels)
         for _ in range(40):
             tolerance = rtol * np.abs(values).sum(-1)
-            if (errors.sum(-1) <= tolerance).all() or len(panels) > _MOST_PANELS:
+            # panels at which an integral is given up
+            if (errors.sum(-1) <= tolerance).all() or len(panels) > 20_000:
                 break
             bad = (errors > tolerance[:, None] / (2 * len(panels))).any(0)
             centre = panels[bad, 2:].mean(1)

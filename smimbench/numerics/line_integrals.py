@@ -40,24 +40,12 @@ _NODES = 5
 """Nodes of a cell; doubled, smooth integrands need fewer rounds, and every cell costs twice as much."""
 _DEPTH = 60.0
 """Cells below ``exp(-_DEPTH)`` of the highest one are dropped; doubled, more cells are kept that carry nothing."""
-_ROUGH = 8.0
-"""Change of the logarithm within a cell from which a peak may hide between its nodes; doubled, more peaks are missed."""
-_JUMP = 0.7
-"""Share of one gap in a cell's change from which it is a jump; it cannot be doubled: at 1 no jump is found."""
-_STEP_RATIO = 5.0
-"""Safety of the error of a cell; doubled, cells are split at a quarter of the decay of their coefficients."""
-_LEVER = 0.1
-"""Weight of the error of the norm beside that of the mean; doubled, the norm is twice as good where lines are narrow."""
-_BISECTIONS = 13
-"""Steps towards a jump; each halves the part of a cell in which it may be, doubled it is 1e-8 of the cell."""
 _SPLITS = 2
 """Cells that a line splits in a round; doubled, half the rounds with up to twice the work."""
 _EDGES = (0.0, 1.2, 2.5, 4.0, 6.5, 10.5, 17.0, 26.0, 38.0)
 """Ends of the first cells; twice as many make easy lines dearer and hard ones cheaper."""
 _COMB = np.linspace(-8.0, 8.0, 1025)
 """Ends of the cells of the fine comb; with twice as many, supports half as narrow are found."""
-_COMB_KEPT = 12
-"""Cells of the comb that are kept at least; doubled, twice the memory."""
 _COMB_LINES = 256
 """Lines that are combed at once; doubled, twice the memory."""
 
@@ -185,7 +173,8 @@ class _LineIntegrator:
         if shape[1] > len(_COMB) // 2:
             # Every tooth that met something stays: dropping one would lose its share of the norm without a trace.
             met = cells.top > clip(xp.max(cells.top, axis=1, keepdims=True) - _DEPTH, _DEAD, None)
-            kept = max(_COMB_KEPT, int(xp.max(xp.sum(xp.astype(met, xp.int64), axis=1))))
+            # cells of the comb that are kept at least
+            kept = max(12, int(xp.max(xp.sum(xp.astype(met, xp.int64), axis=1))))
             order = xp.argsort(cells.top, axis=1, descending=True)[:, :kept]
             cells = _Cells(*(xp.take_along_axis(a, order, axis=1) for a in cells))
         results: list[tuple[Array, LineMoments]] = []
@@ -236,10 +225,12 @@ class _LineIntegrator:
         # Legendre coefficients of a resolved integrand fall geometrically, and the rule is exact up to degree 2 m - 3.
         # Those of a step do not: high / low is at least 1/4 wherever it is.
         ratio = high / clip(low, _TINY, None)
-        error = clip(high * clip((_STEP_RATIO * ratio) ** 2, None, 1.5), _TINY, None)
+        # safety of the error of a cell
+        error = clip(high * clip((5.0 * ratio) ** 2, None, 1.5), _TINY, None)
         nothing = xp.full_like(top, IMPOSSIBLE)
         log_error = xp.where(alive, top + xp.log(clip(2 * half * error, _TINY, None)), nothing)
-        rough = alive & (top - reduce(xp.minimum, values) > _ROUGH)
+        # change of the logarithm within a cell from which a peak may hide between its nodes
+        rough = alive & (top - reduce(xp.minimum, values) > 8.0)
         inner, left, right = (xp.where(rough, a, nothing) for a in self.bounds(values, half))
         ends = values[0], values[-1]
         return _Cells(
@@ -302,7 +293,8 @@ class _LineIntegrator:
         square = xp.sum(spread * factor, axis=-1) / safe + mean * mean
         log_norm = top + xp.log(safe)
         # The norm matters too, even where the integrand is so narrow that any norm gives the right mean.
-        lever = (xp.abs(offset) + cells.half + _LEVER) * cells.live
+        # weight of the error of the norm beside that of the mean
+        lever = (xp.abs(offset) + cells.half + 0.1) * cells.live
         errors = xp.exp(clip(cells.log_error - log_norm[:, None], -700.0, 300.0)) * lever
         error = xp.sum(errors, axis=-1)
         potential = xp.where(cells.left_end >= cells.before, cells.left, nothing)
@@ -355,7 +347,8 @@ class _LineIntegrator:
         values = [xp.maximum(v, top - _DEPTH) for v in values]
         steps = [xp.abs(b - a) for a, b in pairwise(values)]
         largest = reduce(xp.maximum, steps)
-        jump = (largest > _JUMP * (top - reduce(xp.minimum, values))) & (largest > 0.1) & (top > _DEAD)
+        # a gap with this share of the change of its cell holds a jump
+        jump = (largest > 0.7 * (top - reduce(xp.minimum, values))) & (largest > 0.1) & (top > _DEAD)
         any_jump = xp.any(jump, axis=1)
         rows = xp.nonzero(any_jump)[0]
         if not rows.shape[0]:
@@ -369,7 +362,8 @@ class _LineIntegrator:
         low, high, one, other = (xp.take(a, rows, axis=0) for a in (low, high, one, other))
         level, rising = (one + other) / 2, other > one
         some = xp.take(lines, rows)
-        for _ in range(_BISECTIONS):
+        # each step halves the part of a cell in which the jump may be
+        for _ in range(13):
             centre = (low + high) / 2
             right = (self.integrand(centre, some) > level) == rising
             low, high = xp.where(right, low, centre), xp.where(right, centre, high)

@@ -16,12 +16,6 @@ Host = np.ndarray[Any, np.dtype[np.float64]]
 
 NODES = 16
 """Nodes of a panel. Doubled: half as many panels, and twice the work where one of them has to be halved."""
-FIRST_PANELS = 8
-"""Panels to begin with. Doubled: easy functions take twice as many evaluations."""
-RESOLVED = 1e-12
-"""Narrowest panel, relative to where it is. Doubled: the same; at 1e-16 halves of a panel would be equal to it."""
-LAST = 3
-"""Coefficients that must be small, the last ones. Doubled: fewer functions with gaps in their series are taken too early."""
 
 
 def values_by_panels(function: Callable[[Host], Host], x: Host, tolerance: Host) -> Host:
@@ -48,21 +42,24 @@ def values_by_panels(function: Callable[[Host], Host], x: Host, tolerance: Host)
     nodes = chebyshev.chebpts1(NODES)
     to_coefficients = np.linalg.inv(chebyshev.chebvander(nodes, NODES - 1))
     alone = np.ones(len(x), dtype=bool)
-    edges = np.linspace(points[0], points[-1], FIRST_PANELS + 1) if len(x) else np.zeros(1)
+    # panels to begin with
+    edges = np.linspace(points[0], points[-1], 8 + 1) if len(x) else np.zeros(1)
     panels = np.stack([edges[:-1], edges[1:]], axis=1)
     while len(panels):
         first = np.searchsorted(points, panels[:, 0], side="left")
         # The last point of all lies at the end of the last panel, that of another one belongs to the next.
         last = np.where(panels[:, 1] >= points[-1], len(x), np.searchsorted(points, panels[:, 1], side="left"))
         # Points that are equal, or as good as equal, are left to the function, however many.
-        many = (last - first > NODES) & (np.diff(panels, axis=1)[:, 0] > RESOLVED * np.abs(panels).max(axis=1))
+        # narrowest panel, relative to where it is
+        many = (last - first > NODES) & (np.diff(panels, axis=1)[:, 0] > 1e-12 * np.abs(panels).max(axis=1))
         panels, first, last = panels[many], first[many], last[many]
         if not len(panels):
             break
         middle, half = panels.mean(axis=1), np.diff(panels, axis=1)[:, 0] / 2
         values = function((middle[:, None] + half[:, None] * nodes).ravel()).reshape(len(panels), NODES, -1)
         coefficients = np.einsum("ij,pjk->pik", to_coefficients, values)
-        good = (np.abs(coefficients[:, -LAST:]) <= tolerance).all(axis=(1, 2))
+        # coefficients that must be small, the last ones
+        good = (np.abs(coefficients[:, -3:]) <= tolerance).all(axis=(1, 2))
         for p in np.flatnonzero(good):
             inside = slice(first[p], last[p])
             found[inside] = chebyshev.chebval((points[inside] - middle[p]) / half[p], coefficients[p]).T

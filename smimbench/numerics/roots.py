@@ -17,9 +17,6 @@ __all__ = ["bracketed_roots"]
 
 Host = np.ndarray[Any, Any]
 
-_MOST_STEPS = 200
-"""Bisection needs at most 60; doubled, nothing happens."""
-
 
 def bracketed_roots(
     function: Callable[[Host, Host], Host],
@@ -64,7 +61,8 @@ def bracketed_roots(
     going = ~ended & (np.sign(fa) * np.sign(fb) < 0)
     index, a, b, fa, fb = (v[going] for v in (index, a, b, fa, fb))
     t = np.full(a.shape, 0.5)
-    for _ in range(_MOST_STEPS):
+    # bisection needs at most 60
+    for _ in range(200):
         if not index.size:
             break
         x = a + t * (b - a)

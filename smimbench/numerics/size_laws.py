@@ -36,18 +36,9 @@ LAWS: tuple[tuple[float, ...], ...] = (FIRST_LAW, (1.0, 2.0), (2.0,), (0.5,), (0
 """Powers of 1/D beside the limit: regular corrections of first and second order, of second order alone, of fluctuations of
 order D^-1/2, and these with the first order."""
 
-REJECTED = 0.01
-"""Probability of a larger chi-square below which a law is rejected. Doubled: one row in fifty changes its law by chance."""
 
 EXPONENTS = np.geomspace(0.25, 4.0, 1601)
 """Exponents a of ``limit + b / D^a`` among which the best is looked for. With twice as many it is found to a thousandth."""
-
-ROUNDS = 50
-"""Steps of the fit of a power law to standard deviations at the most; it takes about ten. Doubled: the same."""
-
-UNEQUAL = 1e-3
-"""Probability of more scatter about a power law of the standard deviation, below which every size keeps its own. Doubled:
-pooling is given up by chance in one row of five hundred."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +153,8 @@ def extrapolate(sizes: Any, values: Any, errors: Any, dof: float = math.inf) -> 
         raise ValueError(f"standard errors must be > 0 and finite, got {e.tolist()}")
     first = fit_law(D, y, e, FIRST_LAW, dof)
     exponent = _exponent(D, y, e, first)
-    if first.p_value >= REJECTED:
+    # probability of a larger chi-square below which a law is rejected
+    if first.p_value >= 0.01:
         return Extrapolation(first, first.error, first, exponent, dof)
     fits = [fit_law(D, y, e, law, dof) for law in LAWS if len(law) + 1 < len(D)]
     criteria = np.array([fit.chi2 + 2 * len(fit.law) for fit in fits])
@@ -248,7 +240,8 @@ def pooled_errors(sizes: Any, deviations: Any, counts: Any) -> tuple[Host, float
     ratio = (s[known] / model[known]) ** 2
     bartlett = float(np.sum(free[known] * (ratio - 1 - np.log(ratio)) / (1 + 1 / (3 * free[known]))))
     spare = int(known.sum()) - len(found)
-    if spare and chdtrc(spare, bartlett) < UNEQUAL:
+    # probability of more scatter about a power law of the standard deviation, below which every size keeps its own
+    if spare and chdtrc(spare, bartlett) < 1e-3:
         return own, float(free.sum())
     return model / np.sqrt(n), float(free.sum() - len(found) + 1)
 
@@ -258,7 +251,8 @@ def _variance_law(powers: Host, variances: Host, free: Host) -> Host:
     root = np.sqrt(free)
     found: Host = np.zeros(powers.shape[1])
     found[0] = math.log(np.average(variances, weights=free))
-    for _ in range(ROUNDS):
+    # steps of the fit of a power law to standard deviations at the most; it takes about ten
+    for _ in range(50):
         logs = powers @ found
         # A single variance far above the rest would throw the first steps off.
         gap = np.clip(variances / np.exp(logs) - 1, -1.0, 3.0)

@@ -38,12 +38,6 @@ REACH = 7.5
 """Longest way from the mode to an end, in standard deviations; leaves out 1e-13. Doubled: coarser nodes, errors of 1e-5."""
 DEPTH = 30.0
 """Fall of the logarithm of the integrand from the mode to the ends; leaves out 1e-13. Doubled: coarser nodes, errors of 3e-9."""
-MODE_STEPS = 16
-"""Newton steps (safeguarded by bisection) to the mode. Doubled: twice the time of that search; means change by 1e-13."""
-EDGE_STEPS = 5
-"""Newton steps to the upper end. Doubled: twice the time of that search, the same end."""
-ELEMENTS = 1 << 20
-"""Numbers in the largest temporary array. Doubled: twice the memory, the same result."""
 
 _LOG_DENSITY = -0.5 * math.log(2 * math.pi)
 
@@ -60,7 +54,8 @@ class Moments(NamedTuple):
 def posterior_moments(y: Array, a: Array, full: bool) -> Moments:
     """Moments of ``z ~ N(a, I)`` given labels ``y`` (n, M); ``a`` (n, M), ``outer`` only if ``full``."""
     xp = namespace(a)
-    block = max(1, ELEMENTS // (4 * NODES * a.shape[1]))
+    # numbers in the largest temporary array
+    block = max(1, (1 << 20) // (4 * NODES * a.shape[1]))
     return joined([_block_moments(xp, y[rows, :], a[rows, :], full) for rows in blocks(a.shape[0], block)])
 
 
@@ -155,7 +150,8 @@ def _leader_interval(xp: ModuleType, a: Array, member: Array, followers: Array, 
     most = xp.max(xp.where(member, xp.maximum(a, zero), zero), axis=-1)
     left, right = floor, most - top + 10.0
     mode = xp.maximum(xp.zeros_like(top), floor + 1e-3)
-    for _ in range(MODE_STEPS):
+    # Newton steps (safeguarded by bisection) to the mode
+    for _ in range(16):
         _, slope, bend = height(mode)
         left, right = xp.where(slope > 0, mode, left), xp.where(slope > 0, right, mode)
         trial = mode - slope / bend
@@ -163,7 +159,8 @@ def _leader_interval(xp: ModuleType, a: Array, member: Array, followers: Array, 
     best = height(mode)[0]
     # from outside, Newton's steps towards a given height of a concave function never pass it
     end = mode + REACH
-    for _ in range(EDGE_STEPS):
+    # Newton steps to the upper end
+    for _ in range(5):
         value, slope, _ = height(end)
         step = (best - DEPTH - value) / xp.minimum(slope, xp.full_like(slope, -1e-300))
         end = xp.where(value < best - DEPTH, xp.maximum(end + step, mode), end)

@@ -25,12 +25,8 @@ __all__ = ["scaled_information", "susceptibility"]
 
 Host = np.ndarray[Any, np.dtype[np.float64]]
 
-NODES = 12
-"""Nodes of a panel. Doubled: four times the time; the information changes by 1e-11."""
 DEGREE = 32
 """Degree of the polynomial in ``s = sqrt(V / (Q + V))``. Doubled: twice the time; its error falls from 5e-10 to rounding."""
-FIT_ERROR = 2e-9
-"""Error of the polynomial relative to its value, as reported. Doubled: so is what is reported."""
 FAR = 9.0
 """Distance from both boundaries, in units of sqrt(V), beyond which labels are certain to 1e-18. Doubled: no change."""
 
@@ -46,7 +42,8 @@ def scaled_information(limit: float) -> Polynomials:
     s = lobatto_points(DEGREE + 1)
     values = [limit, *(_two_token_information(float(x)) * x / (1 - x * x) / x**2 for x in s[1:-1]), susceptibility()]
     coefficients = np.polynomial.chebyshev.chebfit(2 * s - 1, np.array(values), DEGREE)
-    return Polynomials(coefficients[:, None], FIT_ERROR)
+    # error of the polynomial relative to its value, as reported
+    return Polynomials(coefficients[:, None], 2e-9)
 
 
 def _two_token_information(s: float) -> float:
@@ -73,7 +70,8 @@ def _omega_panels(width: float) -> tuple[Host, Host]:
     edges = [0.0, min(1.0, width)]
     while edges[-1] < FAR * width:
         edges.append(2 * edges[-1])
-    x, w = gauss_legendre(NODES, 0.0, 1.0)
+    # nodes of a panel
+    x, w = gauss_legendre(12, 0.0, 1.0)
     lengths = np.diff(edges)[:, None]
     return (np.array(edges)[:-1, None] + lengths * x).ravel(), (lengths * w).ravel()
 

@@ -37,13 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = ["SequenceSoftmax"]
 
-MOST_LOST = 1e-2
-"""Share of labels that may have lost their digits; doubled, twice as many pass, and wrong posteriors by as much."""
-RESAMPLED = 1000
-"""First set of points of ``resampled``; those before are for means over labels. Doubled: other points."""
-FEW_LOST = 3
-"""Labels that may have lost their digits in the smallest batches; doubled, no refusal of twice as small ones."""
-
 
 @dataclass(frozen=True)
 class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
@@ -168,7 +161,8 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         if self.layers == 1 or is_exact(self._network):
             return self
         other = copy.copy(self)
-        object.__setattr__(other, "_points_seed", (RESAMPLED + operator.index(index)) * SEEDS)
+        # first set of points of ``resampled``; those before are for means over labels
+        object.__setattr__(other, "_points_seed", (1000 + operator.index(index)) * SEEDS)
         return other
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
@@ -209,7 +203,9 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         if self.layers < 3:
             return
         lost = int(namespace(y).sum(namespace(y).astype(network.digits_lost(y), y.dtype)))
-        if lost > MOST_LOST * y.shape[0] + FEW_LOST:
+        # share of labels that may have lost their digits
+        # labels that may have lost their digits in the smallest batches
+        if lost > 1e-2 * y.shape[0] + 3:
             raise ParameterError(
                 "skip",
                 f"must be larger with {self.layers} layers, got {self.skip}: {lost} of {y.shape[0]} labels are so close to 1/2 "

@@ -31,8 +31,6 @@ Host = np.ndarray[Any, Any]
 
 SCRAMBLES = 16
 """Independent sets of labels. Doubled: half as many labels in each, a better known standard error."""
-SAMPLED_LABELS = 2**12
-"""Labels of all scrambles where the posterior is sampled. Doubled: twice the time, a smaller error."""
 FEWEST_LABELS, MOST_LABELS = 2**12, 2**17
 """The same where the posterior is exact: how many say how many it takes, and the most that are taken. Doubled: half of the
 unevenness of that choice; twice the time where an overlap is small, and an error there that is 1.6 times smaller."""
@@ -135,7 +133,8 @@ def default_labels(network: Network, Q: Host, V: Host) -> int:
     known is much the same for all labels. The first ``FEWEST_LABELS`` of the labels say which it is.
     """
     if not is_exact(network):
-        return SAMPLED_LABELS
+        # labels of all scrambles where the posterior is sampled
+        return 2**12
     first = averages(network, Q, V, FEWEST_LABELS)
     relative = [0.0]
     for value, error in (first[:2], first[2:4]):

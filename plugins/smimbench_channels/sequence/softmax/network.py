@@ -18,9 +18,6 @@ from smimbench_channels.batches import identity_like
 
 __all__ = ["Network", "attention", "attention_product", "log_attention", "output", "output_of_label", "output_vjp"]
 
-LOST = 10.0
-"""Rounding errors that ``(u_1 - u_2)^2`` must exceed to count as known. Doubled: labels must say it to five percent."""
-
 
 class Network(NamedTuple):
     """Number of layers L and tokens M, and the skip strength c."""
@@ -113,7 +110,8 @@ def digits_lost(y: Array) -> Array:
     """Which labels (n, 2, 2) of two tokens are too close to 1/2 for double precision to say ``u_1 - u_2`` to some percent."""
     xp = namespace(y)
     scaled = y[:, :, 0] - y[:, :, 1]
-    rounding = LOST * xp.finfo(y.dtype).eps * xp.max(xp.max(xp.abs(y), axis=-1), axis=-1)
+    # rounding errors that ``(u_1 - u_2)^2`` must exceed to count as known
+    rounding = 10.0 * xp.finfo(y.dtype).eps * xp.max(xp.max(xp.abs(y), axis=-1), axis=-1)
     return scaled[:, 0] - scaled[:, 1] < rounding
 
 

@@ -47,14 +47,6 @@ def log_partition(u: Array, omega: Array, V: Array) -> Array:
     return -0.5 * xp.sum(nearest * nearest, axis=-1) / v + xp.log1p(xp.exp(-2.0 * xp.abs(t))) - constant
 
 
-LOG_RADIUS_STEP = 0.08
-"""Spacing in log rho for few tokens (it falls as M^{-1/2}). Doubled: half the time; the change is what is reported as error."""
-NORMAL_POINTS = 257
-"""Points in x. Halved: half the time; the change is a part of the reported error."""
-BATCH = 32
-"""Overlaps handled at once. Doubled: twice the memory, the same result."""
-
-
 def _log_radius_rule(tokens: int, step: float) -> tuple[np.ndarray, np.ndarray]:
     # Trapezoid in log rho for E[rho^2 f(rho)], rho ~ chi_M. The law of rho weighted by rho^2 is chi_{M+2},
     # so the weights are normalised to M = E rho^2. Both tails decay, hence spectral accuracy.
@@ -90,9 +82,11 @@ def information(Q: Array, V: Array, tokens: int) -> Uncertain:
     tau, k = q + v, q / v
 
     move = partial(array_like, like=Q, dtype=xp.float64)
-    step = min(LOG_RADIUS_STEP, 0.35 / math.sqrt(tokens))
+    # spacing in log rho for few tokens (it falls as M^{-1/2})
+    step = min(0.08, 0.35 / math.sqrt(tokens))
     rho, fine_rho = _log_radius_rule(tokens, step)
-    x, fine_x = gaussian_trapezoid(NORMAL_POINTS)
+    # points in x
+    x, fine_x = gaussian_trapezoid(257)
     rules = []
     for stride in (1, 2):
         coarse_rho, coarse_x = np.zeros_like(fine_rho), np.zeros_like(fine_x)
@@ -101,7 +95,8 @@ def information(Q: Array, V: Array, tokens: int) -> Uncertain:
     rho, x = move(rho), move(x)
 
     results: list[list[Array]] = [[], []]
-    for block in blocks(q.shape[0], BATCH):
+    # overlaps handled at once
+    for block in blocks(q.shape[0], 32):
         y = xp.sqrt(k[block])[:, None, None] * rho[None, :, None]
         t = y * (y + x[None, None, :])
         small = k[block] <= 1.0

@@ -41,17 +41,9 @@ SCRAMBLES = 8
 """Independent sets of points; their spread is the error. Doubled: half as many points in each, up to twice the error."""
 PILOT = 256
 """Points of the first look, from each kind of prior. Doubled: a third more time, the same error."""
-EXTRA_STAGES = 2
-"""How often samples with few effective points are done again. Doubled: more time, for the worst samples only."""
-FIRST_LOOK = 1e-3
-"""From this target on, an eighth of the points is tried first. Doubled: targets below twice this take all points at once."""
 DARKEST = 100.0
 """Points below ``exp(-DARKEST)`` of the heaviest one weigh nothing. Doubled: the same result, a tenth slower: arithmetic near the
 smallest numbers of floating point is slow."""
-ELEMENTS = 1 << 15
-"""Points of all samples of a block, on the host. Doubled: twice the memory, beyond the cache; the same result."""
-DEVICE_ELEMENTS = 1 << 22
-"""The same on a device, where few large operations are faster. Doubled: twice the memory, the same result."""
 FEW = 40.0
 """Effective points below which an estimate is made again, its bias uncorrected. Doubled: more are done again at small V."""
 
@@ -82,10 +74,13 @@ def integrate(
     n, tokens = u.shape
     law = make_law(V, tokens, skip)
     sizes = [_sizes(law, points)]
-    if accuracy >= FIRST_LOOK:
+    # from this target on, an eighth of the points is tried first
+    if accuracy >= 1e-3:
         sizes.insert(0, _sizes(law, points // 8))
     host = isinstance(u, np.ndarray)
-    block = max(1, (ELEMENTS if host else DEVICE_ELEMENTS) // sum(sizes[-1]))
+    # points of all samples of a block, on the host
+    # the same on a device, where few large operations are faster
+    block = max(1, ((1 << 15) if host else (1 << 22)) // sum(sizes[-1]))
     if tokens == 2:
         gap = u[:, 0] - u[:, 1] if gap is None else gap
         u = xp.concat([u, gap[:, None]], axis=1)
@@ -132,7 +127,8 @@ def _importance_block(
     moments, effective = _moments_of_sums(xp, law, V, result, full), result.effective
     # Then with all points where accuracy asks for it, and again from what the mixture found where few
     # points count.
-    for stage in range(len(sizes) - 1 + EXTRA_STAGES):
+    # how often samples with few effective points are done again
+    for stage in range(len(sizes) - 1 + 2):
         growing = stage < len(sizes) - 1
         chosen = moments.error > accuracy if growing else effective < FEW
         index = xp.nonzero(chosen)[0]

@@ -42,10 +42,6 @@ FARTHEST = 1e3
 """Differences of tokens beyond which no solution is looked for. Doubled: nothing, the law of a signal is far smaller."""
 SPREAD = 1.3
 """Width of the Gaussians over what the curvature at their centers says. Doubled: 1 to 3 times the error, safer tails."""
-CENTERS = 8
-"""Gaussians of a sample. Doubled: a third more time, the same error unless a posterior has many modes."""
-STEPS = 4
-"""Gauss-Newton steps from a point that did well. Doubled: up to a third more time, the same error."""
 LEAST_ODDS = 0.04
 """Smallest chance of each of the four branches. Doubled: the same error; it is for branches that the first look missed."""
 
@@ -301,7 +297,8 @@ def _choose_centers(xp: Any, law: Law, points: Points, log_weight: Array, seed: 
     noise = array_like(noise, log_weight)
     # Drawn without replacement with the square roots of the weights as odds: bold, but not blind to small
     # modes.
-    order = xp.argsort(-(0.5 * log_weight + noise), axis=1, stable=True)[:, :CENTERS]
+    # Gaussians of a sample
+    order = xp.argsort(-(0.5 * log_weight + noise), axis=1, stable=True)[:, :8]
 
     def pick(values: Array) -> Array:
         return xp.take_along_axis(values, order, axis=1)
@@ -382,7 +379,8 @@ def _approach_maximum(xp: Any, law: Law, u: Array, omega: Array, centers: Array,
     """Centers after a few Gauss-Newton steps, shortened where they do not improve, and the curvature there."""
     value, gradient, curvature = _posterior_curvature(xp, law, u, omega, centers, sign)
     length = xp.ones_like(value)
-    for _ in range(STEPS):
+    # Gauss-Newton steps from a point that did well
+    for _ in range(4):
         step = xp.linalg.solve(curvature, gradient[..., None])[..., 0]
         trial = centers - length[..., None] * step
         trial_value, trial_gradient, trial_curvature = _posterior_curvature(xp, law, u, omega, trial, sign)

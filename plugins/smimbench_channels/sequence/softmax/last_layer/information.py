@@ -46,14 +46,8 @@ from smimbench_channels.sequence.softmax.last_layer.tables import (
 
 __all__ = ["ACCURACY", "Accuracy", "information", "supports", "susceptibility"]
 
-NARROWEST = 0.25
-"""Smallest error over variance of a known layer before the last. Doubled: labels are sampled where tables would do."""
-COARSEST = 2
-"""Largest spacing of the nodes in units of the wanted one. Doubled: errors of 1e-2 and more instead of sampled labels."""
 CHUNK = 512
 """Labels handled at once. Doubled: twice the memory, beyond the cache, the same result."""
-MODE_LABELS = 512
-"""Labels whose weights on the outer grid decide on its modes. Doubled: modes that are missed are rarer; little time."""
 
 
 def supports(Q: Array, V: Array, skip: float = 1.0) -> bool:
@@ -68,10 +62,12 @@ def supports(Q: Array, V: Array, skip: float = 1.0) -> bool:
     q, v = np.diagonal(q), np.diagonal(v)
     known = np.flatnonzero(q[:-1])
     step = ACCURACY.wanted_step(bool(q[-1] == 0), len(known) > 0)
-    if nodes_needed(skip, len(q), v[-1] / (q[-1] + v[-1]), step, ACCURACY) > COARSEST * ACCURACY.most_nodes:
+    # largest spacing of the nodes in units of the wanted one
+    if nodes_needed(skip, len(q), v[-1] / (q[-1] + v[-1]), step, ACCURACY) > 2 * ACCURACY.most_nodes:
         return False
     if len(known) == 1 and len(q) > 2:
-        return bool(v[known[0]] >= NARROWEST * (q + v)[known[0]])
+        # smallest error over variance of a known layer before the last
+        return bool(v[known[0]] >= 0.25 * (q + v)[known[0]])
     return len(known) == 0
 
 
@@ -173,7 +169,8 @@ def evaluate(
         clipped = max(clipped, tables.clipped)
         labels = _draw_labels(case, scramble)
         if known is not None and copy not in compressed:
-            means = labels.omega_known[:MODE_LABELS]
+            # labels whose weights on the outer grid decide on its modes
+            means = labels.omega_known[:512]
             compressed[copy] = compress(tables, means, v[known], accuracy.negligible)
         wanted, zeros = _averaged_columns(
             case, labels, _posterior_of_labels(case, tables, labels, compressed.get(copy))

@@ -24,18 +24,10 @@ __all__ = ["integrate"]
 
 FIRST_POINTS, COARSE_POINTS = 12, 8
 """Columns of a piece, and points of a column, to begin with. Doubled: twice the time, up to half the error."""
-COARSE = 1e-3
-"""Accuracy from which ``COARSE_POINTS`` do. Doubled: accuracies between take 1.7 times as long."""
 SPARE = 6.5
 """Energy ``|z - omega|^2 / 2 V`` of the box beyond log(1 / accuracy). Doubled: errors of 1e-10, not 5e-8, where V <= 0.01."""
-TOLERATED = 2.5
-"""Posterior energy beyond ``SPARE`` from which a sample is done again. Doubled: tails are cut where labels lie far away."""
 DEEPEST = 250.0
 """Energy up to which the larger box is tried, not sampling. Doubled: boxes with many columns where labels lie very far away."""
-FAR_POINTS = 2048
-"""Points of importance sampling for samples beyond ``DEEPEST``. Doubled: twice the time, ``1 / sqrt(2)`` of their error."""
-HOST_SAMPLES = 256
-"""Samples up to which that is done on the host. Doubled (not measured): a device waits where its 10^4 launches were quicker."""
 # Where the entries of the second moment stand among the sums: all of them, or traces over tokens.
 FULL = ((0, 1, 2, 3), (1, 4, 5, 6), (2, 5, 7, 8), (3, 6, 8, 9))
 TRACES = ((0, 1), (1, 2))
@@ -51,13 +43,15 @@ def integrate(
     v11, v12, v22 = float(V[0, 0]), 0.5 * float(V[0, 1] + V[1, 0]), float(V[1, 1])
     # Correlated layers have a narrower conditional law than the box around them.
     crowding = min(8.0, 1.0 / math.sqrt(1.0 - v12 * v12 / (v11 * v22)))
-    points = COARSE_POINTS if accuracy >= COARSE else FIRST_POINTS
+    # accuracy from which ``COARSE_POINTS`` do
+    points = COARSE_POINTS if accuracy >= 1e-3 else FIRST_POINTS
     rule = Rule((v11, v12, v22), skip, accuracy, full, _even(points * crowding))
     xp = namespace(u, omega)
     half_square = math.log(1.0 / accuracy) + SPARE
     depth = xp.zeros_like(u[:, 0])
     moments, energy = _integrate_box(xp, u, omega, rule, depth + half_square, depth)
-    poor = energy > SPARE + TOLERATED
+    # posterior energy beyond ``SPARE`` from which a sample is done again
+    poor = energy > SPARE + 2.5
     index = xp.nonzero(poor)[0]
     if index.shape[0] == 0:
         return moments
@@ -107,7 +101,8 @@ def _integrate_far_labels(xp: Any, u: Array, omega: Array, rule: Rule, half_squa
 
     cut = half_square - SPARE
     # They are few: what becomes of which is decided on the host, with one transfer.
-    few = energy.shape[0] <= HOST_SAMPLES
+    # samples up to which that is done on the host
+    few = energy.shape[0] <= 256
     energies, *on_host = read_together(energy, *((u, omega) if few else ()))
     energies = np.array(energies)
     lost = energies > half_square - 4.0
@@ -129,7 +124,8 @@ def _integrate_far_labels(xp: Any, u: Array, omega: Array, rule: Rule, half_squa
         v11, v12, v22 = rule.V
         V = np.asarray([[v11, v12], [v12, v22]])
         far_u, far_omega = (array[~near, ...] for array in on_host) if on_host else some(~near)
-        sampled = importance.integrate(far_u, far_omega, V, rule.skip, 0.1, FAR_POINTS, rule.full)
+        # points of importance sampling for samples beyond ``DEEPEST``
+        sampled = importance.integrate(far_u, far_omega, V, rule.skip, 0.1, 2048, rule.full)
         parts.append(Moments(*(array_like(values, u) for values in sampled)) if on_host else sampled)
     if len(parts) == 1:
         return parts[0]
