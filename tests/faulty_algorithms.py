@@ -13,9 +13,10 @@ from typing import ClassVar
 import numpy as np
 
 from smimbench import Capabilities, Info, hookimpl
+from smimbench.interfaces import Algorithm
 
 
-class Quiet:
+class Quiet(Algorithm):
     """Learns nothing, in three steps."""
 
     version: ClassVar[int] = 1

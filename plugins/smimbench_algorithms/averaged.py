@@ -9,7 +9,7 @@ import numpy as np
 
 from smimbench.backend import namespace, on_device
 from smimbench.derive import rule_of
-from smimbench.interfaces import Array, Capabilities, Cost, Info, Overlaps, ParameterError, Plan, offers
+from smimbench.interfaces import Algorithm, Array, Capabilities, Cost, Info, Overlaps, ParameterError, Plan
 from smimbench.registry import RegistryError, build, get_registry, parameters_of, plan_of
 from smimbench.theory import limit_point, own_theory, prior_moments
 
@@ -34,7 +34,7 @@ class AveragedState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Averaged:
+class Averaged(Algorithm):
     r"""Average of independent runs of another algorithm on the same data.
 
     K students start independently. The mean of their signals is taken, ``S = (1/K) sum_a S_a`` with
@@ -96,20 +96,16 @@ class Averaged:
 
     @property
     def _batched(self) -> bool:
-        return offers(self._inner, "init_students")
+        return self._inner.init_students is not None
 
     def _ask(self, name: str, *arguments: Any) -> Any:
         """What an optional method of the algorithm says; None where it has none."""
-        return getattr(self._inner, name)(*arguments) if offers(self._inner, name) else None
+        return getattr(self._inner, name)(*arguments)
 
     def plan(self, data: Data) -> Plan:
         """What the algorithm plans, for every student."""
         inner = plan_of(self._inner, data)
         return inner._replace(students=inner.students * self.students)
-
-    def steps_for(self, data: Data) -> int | None:
-        """Steps of the algorithm on this data."""
-        return self.plan(data).steps
 
     def stopping_rule(self, problem: Problem, dimension: int) -> StoppingRule:
         """That of the algorithm, or the engine's own."""

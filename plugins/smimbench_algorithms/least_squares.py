@@ -8,7 +8,7 @@ import numpy as np
 
 from smimbench.backend import beside, namespace, sample_chunks
 from smimbench.derive import predict
-from smimbench.interfaces import checked_posterior
+from smimbench.interfaces import Algorithm, checked_posterior
 from smimbench.numerics import monte_carlo_rng
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def noise_of_identity(problem: Problem) -> np.ndarray[Any, Any] | None:
     return None if isinstance(seen, str) or not seen.alike or len(seen.rows) != z[0].size else seen.noise
 
 
-class LinearRegression:
+class LinearRegression(Algorithm):
     """An algorithm for labels that are linear in the signal."""
 
     chosen = "; regularisation chosen by validation on a fifth of the samples"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import array_api_compat
 
 from smimbench.backend import namespace
-from smimbench.interfaces import Capabilities, ParameterError
+from smimbench.interfaces import Capabilities, Channel, ParameterError
 from smimbench.interfaces.checks import check_latents, check_whole
 from smimbench.numerics import entry_sites, site_scales
 from smimbench_channels.batches import array_like
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-class SequenceChannel:
+class SequenceChannel(Channel):
     """Of sequence multi-index models: a site for every token."""
 
     tokens: int
@@ -39,7 +39,7 @@ class SequenceChannel:
     capabilities = Capabilities(models=("sequence-multi-index",))
 
 
-class AttentionChannel:
+class AttentionChannel(Channel):
     """Of attention-indexed models: a site for every unordered pair of tokens."""
 
     tokens: int
@@ -65,7 +65,7 @@ class AttentionChannel:
         return xp.reshape(h, (*z.shape[:-2], self.tokens, self.tokens))
 
 
-class SoftmaxChannel:
+class SoftmaxChannel(Channel):
     """Labels are logarithms of probabilities."""
 
     name = "softmax"
@@ -88,7 +88,7 @@ def softmax_vjp(p: Array, cotangent: Array, beta: float) -> Array:
     return beta * p * (cotangent - namespace(p).sum(cotangent * p, axis=-1, keepdims=True))
 
 
-class HardmaxChannel:
+class HardmaxChannel(Channel):
     """Labels (n, T) name the column of the largest entry of every row."""
 
     tokens: int
@@ -109,7 +109,7 @@ class HardmaxChannel:
         return xp.astype(y[..., None] == columns, xp.float64)
 
 
-class LinearChannel:
+class LinearChannel(Channel):
     """Labels are the latents, up to known scales, with Gaussian noise or without."""
 
     noise: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from smimbench.backend import to_host
-from smimbench.interfaces import Capabilities
+from smimbench.interfaces import Capabilities, Metric
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Claims
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["PerComponent"]
 
 
-class PerComponent:
+class PerComponent(Metric):
     """One number per component; larger ones are better where a metric does not say otherwise."""
 
     version = 1

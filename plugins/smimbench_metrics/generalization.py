@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from smimbench.interfaces import Capabilities
+from smimbench.interfaces import Capabilities, Metric
 from smimbench.theory import measured_error
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ __all__ = ["BayesError", "ConstantError", "PluginError"]
 MEMORY = "generalization errors"
 
 
-class _PredictionError:
+class _PredictionError(Metric):
     """What the three have in common: a Monte Carlo integral over fresh latents, made once per estimate."""
 
     kind: ClassVar[str]

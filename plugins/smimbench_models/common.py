@@ -11,7 +11,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend import chunk_bytes, namespace, to_host
-from smimbench.interfaces import SYMMETRIES, Capabilities, ParameterError
+from smimbench.interfaces import SYMMETRIES, Capabilities, Model, ParameterError
 from smimbench.interfaces.checks import MOST_TOKENS, check_whole
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _POSTERIOR_NUMBERS = 64
 DRAW_BYTES = 1 << 21
 
 
-class TokenModel:
+class TokenModel(Model):
     """A model of tokens with iid N(0, 1) entries; subclasses say what a signal is and what the latents are."""
 
     tokens: int

@@ -9,7 +9,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend import NUMPY, namespace, send, to_host
-from smimbench.interfaces import Array, Capabilities, Denoised, Overlap, ParameterError
+from smimbench.interfaces import Array, Capabilities, Denoised, Overlap, ParameterError, Prior
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -18,7 +18,7 @@ __all__ = ["Gaussian"]
 
 
 @dataclass(frozen=True)
-class Gaussian:
+class Gaussian(Prior):
     r"""Signal ``W`` (P, D) with iid N(0, 1) entries.
 
     The posterior given ``R = W + Qhat^{-1/2} Z`` is Gaussian in every column,

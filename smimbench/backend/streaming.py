@@ -12,7 +12,6 @@ import numpy as np
 
 from smimbench.backend.arrays import namespace, to_host
 from smimbench.backend.memory import caution
-from smimbench.interfaces import offers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -159,11 +158,7 @@ def take_samples(model: Any, inputs: Array, part: slice) -> Array:
 
     A model with ``narrow_inputs`` reads what is stored in float32 as it is, where that is faster: on a device.
     """
-    if (
-        isinstance(inputs, NarrowInputs)
-        and not isinstance(inputs.stored, np.ndarray)
-        and offers(model, "narrow_inputs")
-    ):
+    if isinstance(inputs, NarrowInputs) and not isinstance(inputs.stored, np.ndarray) and model.narrow_inputs:
         return inputs.stored[part, ...]
     return inputs[part, ...]
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from smimbench.derive.derived_channel import DerivedChannel
 from smimbench.derive.labels import gives_probabilities, observable, predict
 from smimbench.derive.likelihood_channel import IntegratedChannel
-from smimbench.interfaces import offers
+from smimbench.interfaces import Channel
+from smimbench.interfaces.item import gives, with_defaults
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Model
@@ -36,13 +37,14 @@ def complete_channel(channel: Any, model: Model) -> Any:
         If it gives a likelihood only, in more latent dimensions than can be integrated; or one that does not fit the labels
         of ``forward``; or if the label is a noiseless continuous function of the latents, which has no likelihood.
     """
-    if not offers(channel, "posterior"):
+    with_defaults(Channel, type(channel))
+    if not gives(Channel, type(channel), "posterior"):
         integrated = IntegratedChannel(channel, model.sites)
         integrated.check()
         return integrated
     derived = DerivedChannel(channel, model.sites)
-    if not (offers(channel, "symmetry") and offers(channel, "components")):
+    if channel.symmetry is None or not gives(Channel, type(channel), "components"):
         return derived
-    adds_prediction = not offers(channel, "predict") and derived.noisy
-    adds_derivative = not offers(channel, "vjp") and derived.smooth
+    adds_prediction = channel.predict is None and derived.noisy
+    adds_derivative = channel.vjp is None and derived.smooth
     return derived if adds_prediction or adds_derivative else channel

@@ -11,7 +11,7 @@ import numpy as np
 from smimbench.backend.arrays import NUMPY, beside, clip, namespace, to_host
 from smimbench.derive.derived_prior import DerivedLaw, Host, below_linear, error_curve
 from smimbench.derive.likelihood_channel import IntegratedChannel
-from smimbench.interfaces import Denoised, ParameterError
+from smimbench.interfaces import Channel, Denoised, ParameterError
 from smimbench.numerics.linalg import inverse_root, is_diagonal, spectral_function
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments
 from smimbench.numerics.memo import kept
@@ -250,7 +250,7 @@ class DensityPrior(DerivedLaw):
         return error
 
 
-class _Columns:
+class _Columns(Channel):
     """A column of the signal as the latents of a channel whose likelihood is the prior's density."""
 
     name = "prior"

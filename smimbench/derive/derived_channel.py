@@ -9,7 +9,6 @@ import numpy as np
 
 from smimbench.backend.arrays import beside, namespace
 from smimbench.derive.labels import is_noisy, is_smooth, observable, probe, symmetry_of_labels
-from smimbench.interfaces import member
 from smimbench.numerics.seeds import monte_carlo_rng
 
 if TYPE_CHECKING:
@@ -24,12 +23,12 @@ class DerivedChannel:
     def __init__(self, channel: Any, sites: int) -> None:
         self.channel = channel
         self.sites = int(sites)
-        self.components = int(member(channel, "components", 1))
+        self.components = int(channel.components)
 
     def __getattr__(self, name: str) -> Any:
         if name in ("channel", "sites") or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(name)
-        if not hasattr(self.channel, name):
+        if getattr(self.channel, name, None) is None:
             if name == "predict" and self.noisy:
                 return self._predict_noiseless
             if name == "vjp" and self.smooth:
@@ -56,7 +55,7 @@ class DerivedChannel:
         return symmetry_of_labels(self.channel, self.sites)
 
     def _predict(self, z: Array) -> Array:
-        direct = member(self.channel, "predict")
+        direct = self.channel.predict
         if direct is not None:
             return direct(z)
         return self._predict_noiseless(z) if self.noisy else observable(self.channel, self.channel.forward(z))
@@ -64,7 +63,7 @@ class DerivedChannel:
     @property
     def draws_predictions(self) -> bool:
         """Whether a prediction is a mean of draws of the noise, whose square is biased by its variance."""
-        return not hasattr(self.channel, "predict") and self.noisy
+        return self.channel.predict is None and self.noisy
 
     def predict_twice(self, z: Array, *index: int) -> tuple[Array, Array]:
         """Two predictions with independent draws of the noise: their product is unbiased.

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.backend.arrays import beside, namespace, to_host
-from smimbench.interfaces import Overlap, ParameterError, offers
+from smimbench.interfaces import Overlap, ParameterError, Prior
+from smimbench.interfaces.item import gives
 from smimbench.numerics.linalg import symmetric
 
 if TYPE_CHECKING:
@@ -39,9 +40,9 @@ class DerivedPrior:
     def __init__(self, prior: Any, *first: str) -> None:
         self.prior = prior
         # Its own factor goes together: drawing one is of no use without what makes a signal of it.
-        factor = ("draw_factor",) if offers(prior, "compose") else ()
+        factor = ("draw_factor",) if prior.compose is not None else ()
         for name in (*first, *factor, "compose", "pullback"):
-            if hasattr(prior, name):
+            if gives(Prior, type(prior), name):
                 setattr(self, name, getattr(prior, name))
 
     def __getattr__(self, name: str) -> Any:
@@ -98,7 +99,7 @@ class DerivedLaw(DerivedPrior):
 
     def _scale(self, mean: float, variance: float) -> None:
         """Choose the unit; a mean that is small beside the width is rounding and counts as zero."""
-        self.unit = 1.0 if offers(self.prior, "sample") else math.sqrt(variance)
+        self.unit = 1.0 if gives(Prior, type(self.prior), "sample") else math.sqrt(variance)
         # A prior mean of any size would change what can be learned.
         mean = 0.0 if abs(mean) < 1e-6 * math.sqrt(variance + mean * mean) else mean
         self.centre, self.variance = mean / self.unit, variance / self.unit**2

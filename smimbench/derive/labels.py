@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.interfaces import member, offers
 from smimbench.numerics.seeds import monte_carlo_rng
 
 if TYPE_CHECKING:
@@ -20,13 +19,13 @@ if TYPE_CHECKING:
 
 def observable(channel: Any, y: Array) -> Array:
     """Labels as a user would measure them: probabilities instead of log-probabilities, say."""
-    convert = member(channel, "observable")
+    convert = channel.observable
     return y if convert is None else convert(y)
 
 
 def predict(channel: Any, z: Array) -> Array:
     """Noiseless observable output of given latents; the plug-in prediction when ``z`` is an estimate."""
-    direct = member(channel, "predict")
+    direct = channel.predict
     return observable(channel, channel.forward(z)) if direct is None else direct(z)
 
 
@@ -48,7 +47,7 @@ def gives_probabilities(problem: ProblemLike) -> bool:
     z = rng.standard_normal((4, problem.components, problem.model.sites))
     channel: Any = problem.channel
     y = channel.forward(z, rng=rng)
-    if not offers(channel, "observable"):
+    if channel.observable is None:
         return False
     p = np.asarray(channel.observable(y))
     return bool(p.ndim >= 2 and (p >= 0).all() and np.allclose(p.sum(axis=-1), 1.0))
@@ -56,7 +55,7 @@ def gives_probabilities(problem: ProblemLike) -> bool:
 
 def probe(channel: Any, sites: int, count: int) -> Array:
     """A few fixed latents (count, P, C) on which a channel is tried out."""
-    shape = (count, int(member(channel, "components", 1)), sites)
+    shape = (count, int(channel.components), sites)
     return monte_carlo_rng("symmetry: latents").standard_normal(shape)
 
 
@@ -116,7 +115,7 @@ def few_labels(channel: Any, sites: int) -> np.ndarray[Any, Any] | None:
 def symmetry_of_labels(channel: Any, sites: int) -> str:
     """The largest group of transformations of the latents, among those the engine knows, that no label sees."""
     rng = monte_carlo_rng("likelihood: which kind of label")
-    P = int(member(channel, "components", 1))
+    P = int(channel.components)
     unseen = partial(_unseen, channel, sites)
     cycle, swap = np.roll(np.eye(P), 1, axis=0), np.eye(P)
     swap[:2] = swap[:2][::-1]
@@ -136,7 +135,7 @@ def _unseen(channel: Any, sites: int, transformation: Array) -> bool:
     """Whether labels are as likely under transformed latents as under the latents themselves."""
     z = probe(channel, sites, 64)
     turned = transformation @ z
-    if offers(channel, "log_likelihood"):
+    if channel.log_likelihood is not None:
         y = np.asarray(channel.forward(z, rng=monte_carlo_rng("symmetry: labels")))
         with np.errstate(all="ignore"):
             one, two = (np.asarray(channel.log_likelihood(y, at), dtype=float) for at in (z, turned))

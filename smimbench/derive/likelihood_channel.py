@@ -14,7 +14,7 @@ from smimbench.derive.integration.integrate import integrate
 from smimbench.derive.integration.samples import Accuracy
 from smimbench.derive.labels import few_labels, is_exact, observable, probe
 from smimbench.derive.likelihood_information import LikelihoodInformation
-from smimbench.interfaces import ParameterError, Posterior, member, offers
+from smimbench.interfaces import ParameterError, Posterior
 from smimbench.numerics.linalg import symmetric, symmetric_root
 from smimbench.numerics.seeds import monte_carlo_rng
 
@@ -72,7 +72,7 @@ class IntegratedChannel(DerivedChannel):
                 f"channel {getattr(channel, 'name', '?')!r} gives a log_likelihood only, which can be integrated in up to "
                 f"{LARGEST_DIMENSION} latent dimensions; {self.components} components * {self.sites} sites need a posterior",
             )
-        self.accuracy = float(member(channel, "accuracy", ACCURACY))
+        self.accuracy = ACCURACY
 
     def posterior(
         self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
@@ -111,7 +111,7 @@ class IntegratedChannel(DerivedChannel):
 
     def information(self, Q: Array, V: Array) -> Uncertain:
         """The channel's own, or ``E sum_c g_c g_c^T`` (..., P, P) from its likelihood; leading axes are a batch."""
-        if offers(self.channel, "information"):
+        if self.channel.information is not None:
             found: Uncertain = self.channel.information(Q, V)
             return found
         return self._information(Q, V)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from smimbench.derive.density_prior import DensityPrior
 from smimbench.derive.simulated_prior import SimulatedPrior
 from smimbench.derive.spectrum_prior import SpectrumPrior
-from smimbench.interfaces import ParameterError, offers
+from smimbench.interfaces import ParameterError, Prior
+from smimbench.interfaces.item import gives, with_defaults
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Model
@@ -31,16 +32,17 @@ def complete_prior(prior: Any, model: Model) -> Any:
     ParameterError
         If it gives neither ``denoise`` nor a law that the engine can use with this model.
     """
+    with_defaults(Prior, type(prior))
     needed = ("sample", "mean", "second_moment", "mean_overlap", "denoise", "overlap")
-    if all(hasattr(prior, name) for name in needed):
+    if all(gives(Prior, type(prior), name) for name in needed):
         return prior
     who = f"prior {getattr(prior, 'name', type(prior).__name__)!r}"
-    if offers(prior, "denoise"):
-        if not offers(prior, "sample"):
+    if gives(Prior, type(prior), "denoise"):
+        if not gives(Prior, type(prior), "sample"):
             raise ParameterError("name", f"{who} gives denoise but no sample; both are needed")
         return SimulatedPrior(prior, model)
     matrix = model.rank == "extensive"
-    density, spectrum = (offers(prior, "log_density"), offers(prior, "quantile") or offers(prior, "eigenvalues"))
+    density, spectrum = prior.log_density is not None, prior.quantile is not None or prior.eigenvalues is not None
     if not density and not spectrum:
         raise ParameterError(
             "name", f"{who} gives neither denoise nor log_density, quantile or eigenvalues; one of them is needed"

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.derive.derived_prior import DerivedPrior, Host, error_curve
-from smimbench.interfaces import offers
 from smimbench.numerics.linalg import inverse_root
 from smimbench.numerics.memo import kept
 from smimbench.numerics.seeds import monte_carlo_rng
@@ -40,7 +39,7 @@ class SimulatedPrior(DerivedPrior):
         super().__init__(prior, "mean", "second_moment", "mean_overlap", "overlap")
         self.model = model
         self.matrix = model.rank == "extensive"
-        self._simulates = not offers(prior, "overlap")
+        self._simulates = prior.overlap is None
         # Dimension and number of simulated signals: errors of a matrix fall with its dimension.
         self._size = (300, 2) if self.matrix else (1 << 14, 8)
 

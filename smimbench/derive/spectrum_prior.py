@@ -8,7 +8,7 @@ import numpy as np
 
 from smimbench.backend.arrays import beside, namespace, to_host
 from smimbench.derive.derived_prior import LOWEST, DerivedLaw, Host, below_linear, error_curve
-from smimbench.interfaces import Denoised, ParameterError, offers
+from smimbench.interfaces import Denoised, ParameterError
 from smimbench.numerics.free_convolution import FreeConvolution
 from smimbench.numerics.linalg import is_diagonal, symmetric
 from smimbench.numerics.memo import kept
@@ -52,7 +52,7 @@ class SpectrumPrior(DerivedLaw):
     def __init__(self, prior: Any) -> None:
         super().__init__(prior)
         discrete = False
-        if offers(self.prior, "quantile"):
+        if self.prior.quantile is not None:
             u, weights = _probability_rule(4)
             atoms = np.asarray(to_host(prior.quantile(u)), dtype=np.float64)
             if atoms.shape != u.shape or not np.isfinite(atoms).all() or (np.diff(atoms) < 0).any():
@@ -81,7 +81,7 @@ class SpectrumPrior(DerivedLaw):
     def spectrum(self, dimension: int) -> Host:
         """Eigenvalues of every signal of this dimension, ascending."""
         u = (np.arange(dimension) + 0.5) / dimension
-        if offers(self.prior, "quantile"):
+        if self.prior.quantile is not None:
             found = np.asarray(to_host(self.prior.quantile(u)), dtype=np.float64)
         elif self._samples.size < FEW:
             found = self._samples[(u * self._samples.size).astype(int)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.interfaces import member
+from smimbench.interfaces import StoppingRule
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Info, ProblemLike, StoppingRule
@@ -51,11 +51,11 @@ class Stationarity:
 
 def rule_of(algorithm: Any, problem: ProblemLike, dimension: int) -> StoppingRule:
     """The stopping rule that an algorithm brings, or an ``OverlapRule``."""
-    rule: StoppingRule = member(algorithm, "stopping_rule", OverlapRule)(problem, dimension)
+    rule: StoppingRule = (algorithm.stopping_rule or OverlapRule)(problem, dimension)
     return rule
 
 
-class OverlapRule:
+class OverlapRule(StoppingRule):
     """A run ends when its residual is below the tolerance, or when its overlaps are stationary.
 
     Overlaps are stationary when, over ``window`` iterations, the predicted one changes by less than ``still`` of the error and
@@ -86,10 +86,10 @@ class OverlapRule:
     def __init__(self, problem: ProblemLike, dimension: int, settings: Stationarity = Stationarity()) -> None:
         self.settings = settings
         self.second = np.diagonal(np.asarray(problem.prior.second_moment(problem.components)))
-        size = member(problem.prior, "fluctuation")
+        size = problem.prior.fluctuation
         self.relative = float(size(dimension)) if size is not None else math.sqrt(2 / dimension)
         self.fluctuation = self.relative * self.second
-        symmetric = member(problem.channel, "symmetry", "none") != "none"
+        symmetric = problem.channel.symmetry not in (None, "none")
         bottom = np.diagonal(np.asarray(problem.prior.mean_overlap(problem.components)))
         self.chance = bottom + self.fluctuation if symmetric else np.full_like(self.second, -math.inf)
         self.low_rank = problem.model.rank == "low"

@@ -15,25 +15,22 @@ Shapes and letters used everywhere:
 ``z``        latents, ``(n, P, C)``; given an estimate, ``z ~ N(omega, V (x) I_C)``, ``V`` of shape ``(P, P)``
 ===========  ==========================================================================================
 
-An optional class attribute ``contract`` is the ``CONTRACT_VERSION`` that an item was written for; an item of a newer one
-is refused. Without it, it is taken to be of the present one.
-
-Methods that are marked *optional* may be missing. ``smimbench.interfaces.members`` lists them all, with what happens then.
+What an item may leave out is an attribute of its base class with a default; docs/hooks.md lists them all. A class that does
+not inherit from the base class is given the same defaults when it is registered.
 All arrays follow the Python array API standard; an item works on the namespace and the device of its inputs.
 """
 
 from smimbench.interfaces.algorithm import STORED_NAMES, Algorithm, Conditions, Info, Overlaps, Plan, StoppingRule
-from smimbench.interfaces.basics import CONTRACT_VERSION, Array, Capabilities, Cost, ParameterError, Uncertain
+from smimbench.interfaces.basics import Array, Capabilities, Cost, ParameterError, Uncertain
 from smimbench.interfaces.channel import SYMMETRIES, Channel, Posterior
 from smimbench.interfaces.checks import checked_posterior
-from smimbench.interfaces.members import member, offers
+from smimbench.interfaces.item import Item
 from smimbench.interfaces.metric import DIRECTIONS, Claims, Metric, NotMeasured
 from smimbench.interfaces.model import Model
 from smimbench.interfaces.prior import Denoised, Overlap, Prior
 from smimbench.interfaces.problem import Data, ProblemLike, Start
 
 __all__ = [
-    "CONTRACT_VERSION",
     "DIRECTIONS",
     "STORED_NAMES",
     "SYMMETRIES",
@@ -47,6 +44,7 @@ __all__ = [
     "Data",
     "Denoised",
     "Info",
+    "Item",
     "Metric",
     "Model",
     "NotMeasured",
@@ -61,6 +59,4 @@ __all__ = [
     "StoppingRule",
     "Uncertain",
     "checked_posterior",
-    "member",
-    "offers",
 ]

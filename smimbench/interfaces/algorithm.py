@@ -5,14 +5,17 @@ stopping rule.
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from smimbench.interfaces.basics import Array, Capabilities
+from smimbench.interfaces.basics import Array, Cost
+from smimbench.interfaces.item import Item
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
 
-    from smimbench.interfaces.problem import Data, ProblemLike
+    from smimbench.interfaces.problem import Data, Start
 
 __all__ = ["STORED_NAMES", "Algorithm", "Conditions", "Info", "Overlaps", "Plan", "StoppingRule"]
 
@@ -156,88 +159,113 @@ class Info(_Reported):
     strain = property(attrgetter("log_information_ratio"), doc="Former name of ``log_information_ratio``.")
 
 
-class StoppingRule(Protocol):
-    """When a run may end, and whether its end can be trusted; an algorithm may bring one with ``stopping_rule``.
-
-    A rule may besides have ``settled() -> str | None``: why a run that has used all its iterations is ``ok`` nevertheless.
-    """
+class StoppingRule:
+    """When a run may end, and whether its end can be trusted; an algorithm may bring one with ``stopping_rule``."""
 
     def watch(self, info: Info) -> None:
         """Take what a step reported. Numbers are on the host: ``residual`` a float, the rest float64 arrays or None."""
-        ...
+        raise NotImplementedError
 
     def ending(self, tolerance: float) -> str | None:
         """Why the run may end here, in words, or None. Not asked where the algorithm plans a number of steps."""
-        ...
+        raise NotImplementedError
 
     def complaint(self) -> str | None:
         """Why an end here cannot be trusted, in words, or None: the run is then ``not-converged``."""
-        ...
+        raise NotImplementedError
+
+    def settled(self) -> str | None:
+        """Why a run that has used all its iterations is ``ok`` nevertheless. Without it: it is not converged."""
+        return None
 
 
-class Algorithm(Protocol):
+class Algorithm(Item):
     """Anything that maps data to an estimate of the signal.
 
     In place of the three methods one is enough, ``fit(data) -> estimate``, of a class or alone: a function
     ``fit(data, *, parameter=value)`` can be registered as it is. It may name ``problem`` and ``rng`` as arguments; see
     ``smimbench.registry.adapters``.
 
-    The loop, the clock, the time limit, divergence and the trajectory belong to the engine. Optional methods (without
-    them: ``smimbench.interfaces.members``):
-
-    ``plan(data) -> Plan``
-        What it means to do: steps, batch, students, whether it draws fresh samples. Only the shapes of ``data`` may be asked:
-        before a run it is a stand-in. An attribute ``steps`` or a method ``steps_for(data) -> int`` is enough to say the
-        number of steps.
-    ``stopping_rule(problem, dimension) -> StoppingRule``
-        A rule of its own for when to end, made anew for every run.
-    ``start(problem, data, rng) -> Start``
-        An estimate with its error for other algorithms to begin from: it can be named as ``start`` in the table ``[run]``.
-    ``restarted(problem) -> Algorithm | None``
-        The version for the engine's one restart after a run that diverged or found no fixed point.
-    ``resumed(problem) -> Algorithm | None``
-        The version that goes on, from the state it takes over, where a run has used all its iterations and not come to rest. It
-        has as many again, and there is no restart after it.
-    ``refuses(problem) -> str | None``
-        Why a problem cannot be solved, in words; its cells end as ``skipped`` with that reason.
-    ``theory(problem, alpha) -> dict | str`` or ``theory(problem, alpha, conditions) -> dict | str``
-        What theory says of this algorithm, whether that is optimal or not: a point as in the JSON of ``smimbench theory``
-        (``smimbench.theory.limit.limit_point`` makes it from overlaps), or in words why there is no theory. ``conditions`` is
-        a ``Conditions``. An entry ``trajectory`` has lists by name, as the trajectories of runs have them: the clock
-        (``iteration``, or ``samples`` for those that count them), and values of ``mse`` and ``overlap`` per component, or of
-        other metrics; ``no_trajectory`` says in words why there is none. An entry ``between_students`` (P, P) is the overlap
-        of two runs on the same data that differ in their random numbers only; the theory of averages rests on it.
-    ``variance(state) -> array (P, P)``
-        The error V that it predicts for its estimate: with it the engine evaluates the Bayes predictor of the label.
-    ``cost(problem, data) -> Cost``
-        What one iteration has to do: with it the runtime table shows which part of the machine's speed is reached.
-    ``findings(state) -> dict``
-        Lists of numbers by name (None for one that was not found) that are kept with the record and shown as means, beside
-        the entry of the same name of ``theory``. ``spectrum``, the eigenvalues of the estimate, is drawn as a histogram instead,
-        beside ``spectrum`` of ``theory``, a dict: ``edges`` of bins, ``mass`` in each and that of ``zeros``.
-    ``bayes_optimal`` (attribute, bool)
-        That its error is the Bayes-optimal one as D grows: the published check of this name holds it to that.
-    ``init_students(problem, data, rng, students) -> state``
-        Several independent starts as one state with one more axis in front, which ``step`` and ``estimate`` keep.
-
-    ``data.inputs`` may be a stand-in that only gives slices of the samples (``smimbench.backend.streaming``): go through them
-    with ``sample_chunks``. One iteration should not ask for a number on the host: what ``Info`` holds may be 0-d arrays, which
-    the engine reads together.
+    The loop, the clock, the time limit, divergence and the trajectory belong to the engine. ``data.inputs`` may be a stand-in
+    that only gives slices of the samples (``smimbench.backend.streaming``): go through them with ``sample_chunks``. One
+    iteration should not ask for a number on the host: what ``Info`` holds may be 0-d arrays, which the engine reads together.
     """
 
-    name: str
-    version: int
-    reference: str
-    capabilities: Capabilities
+    _alternatives = (("init", "step", "estimate"), ("fit",))
 
-    def init(self, problem: ProblemLike, data: Data, rng: np.random.Generator) -> Any:
+    def init(self, problem: Any, data: Data, rng: np.random.Generator) -> Any:
         """First state. ``rng`` is a host generator of its own for every run."""
-        ...
+        raise NotImplementedError
 
-    def step(self, problem: ProblemLike, data: Data, state: Any) -> tuple[Any, Info]:
+    def step(self, problem: Any, data: Data, state: Any) -> tuple[Any, Info]:
         """One iteration: a new state and what to report."""
-        ...
+        raise NotImplementedError
 
     def estimate(self, state: Any) -> Array:
         """Signal-shaped estimate held by a state."""
-        ...
+        raise NotImplementedError
+
+    def plan(self, data: Data) -> Plan:
+        """What it means to do: steps, batch, students, whether it draws fresh samples. Only the shapes of ``data`` may be asked:
+        before a run it is a stand-in. Without it: as many steps as its parameter `steps` says, or until the stopping rule
+        decides, each on all samples, one estimate, nothing drawn.
+        """
+        return Plan(steps=getattr(self, "steps", None))
+
+    stopping_rule: Callable[[Any, int], StoppingRule] | None = None
+    """``stopping_rule(problem, dimension)``: a rule of its own for when to end, made anew for every run. Derived: the residual,
+    and the overlaps that `Info` reports: they must stand still and agree."""
+
+    start: Callable[[Any, Data, np.random.Generator], Start] | None = None
+    """``start(problem, data, rng)``: an estimate with its error for other algorithms to begin from. Without it: it cannot be
+    named as `start` in the table `[run]`."""
+
+    def restarted(self, problem: Any) -> Any:
+        """The version for the engine's one restart after a run that diverged or found no fixed point. Without it: no second
+        attempt after divergence.
+        """
+        return None
+
+    def resumed(self, problem: Any) -> Any:
+        """The version that goes on, from the state it takes over, where a run has used all its iterations and not come to rest.
+        It has as many again, and there is no restart after it. Without it: a run that has not come to rest does not go on.
+        """
+        return None
+
+    def refuses(self, problem: Any) -> str | None:
+        """Why a problem cannot be solved, in words; its cells end as ``skipped`` with that reason. Without it: every problem
+        that its capabilities allow is tried.
+        """
+        return None
+
+    theory: Callable[..., dict[str, Any] | str] | None = None
+    """``theory(problem, alpha, conditions)``: what theory says of this algorithm, whether that is optimal or not: a point as in
+    the JSON of ``smimbench theory`` (``smimbench.theory.limit.limit_point`` makes it from overlaps), or in words why there is no
+    theory. ``conditions`` is a ``Conditions`` and may be left out. An entry ``trajectory`` has lists by name, as the
+    trajectories of runs have them: the clock (``iteration``, or ``samples`` for those that count them), and values of ``mse``
+    and ``overlap`` per component, or of other metrics; ``no_trajectory`` says in words why there is none. An entry
+    ``between_students`` (P, P) is the overlap of two runs on the same data that differ in their random numbers only; the theory
+    of averages rests on it. Without it: its rows are compared with the Bayes-optimal value only."""
+
+    variance: Callable[[Any], Array] | None = None
+    """``variance(state)``: the error V (P, P) that it predicts for its estimate. Without it: no Bayes predictor of the label."""
+
+    def cost(self, problem: Any, data: Data) -> Cost | None:
+        """What one iteration has to do. Without it: no share of the machine's speed in the runtime table."""
+        return None
+
+    def findings(self, state: Any) -> dict[str, Any]:
+        """Lists of numbers by name (None for one that was not found) that are kept with the record and shown as means, beside
+        the entry of the same name of ``theory``. ``spectrum``, the eigenvalues of the estimate, is drawn as a histogram instead,
+        beside ``spectrum`` of ``theory``, a dict: ``edges`` of bins, ``mass`` in each and that of ``zeros``. Without it: nothing
+        beside the errors is kept.
+        """
+        return {}
+
+    bayes_optimal: ClassVar[bool] = False
+    """Whether its error is the Bayes-optimal one as D grows. Without it: no check holds it to the Bayes-optimal error at infinite
+    size."""
+
+    init_students: Callable[[Any, Data, np.random.Generator, int], Any] | None = None
+    """``init_students(problem, data, rng, students)``: several independent starts as one state with one more axis in front, which
+    ``step`` and ``estimate`` keep. Without it: `averaged` runs one student after the other."""

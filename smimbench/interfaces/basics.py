@@ -5,13 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ["CONTRACT_VERSION", "Array", "Capabilities", "Cost", "ParameterError", "Uncertain"]
+__all__ = ["Array", "Capabilities", "Cost", "ParameterError", "Uncertain"]
 
 Array: TypeAlias = Any
-
-
-CONTRACT_VERSION = 1
-"""Version of the contracts on this page. It is raised when an item written for an older one could break."""
 
 
 class ParameterError(ValueError):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from smimbench.interfaces.basics import Array, Capabilities
+from smimbench.interfaces.basics import Array, Uncertain
+from smimbench.interfaces.item import Item
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
 
 __all__ = ["SYMMETRIES", "Channel", "Posterior"]
@@ -44,56 +47,78 @@ class Posterior(NamedTuple):
     error: float = 0.0
 
 
-class Channel(Protocol):
+class Channel(Item):
     """How the latents become the label, y = g(z), and what a label says about them.
 
-    A dataclass field named ``tokens`` is filled in from the model. ``symmetry``, one of ``SYMMETRIES``, names the
-    transformations of the signal that no label can see: ``"signs"`` of each component apart, a ``"common-sign"`` of all at
-    once, as of a product.
-
-    Optional methods (what the engine does without them: ``smimbench.interfaces.members``):
-
-    ``information(Q, V) -> Uncertain``
-        ``E sum_c g_c g_c^T`` (..., P, P) with ``omega ~ N(0, Q (x) I_C)``; leading axes are a batch.
-    ``susceptibility(Q, V) -> Uncertain``
-        How the information of components without overlap (``Q_aa = 0``) starts where no label sees their sign: ``I_ab =
-        lambda_ab Q_ab`` to first order, ``lambda_ab = E sum_cc' G_a,cc' G_b,cc'`` (..., P, P) with ``G_a,cc' =
-        (E[z_ac z_ac' | y, omega] - V_aa delta_cc') / V_aa^2``. Entries of other components are 0.
-    ``equations`` (attribute, float)
-        Number of independent equations that a noiseless label states about its latents, the limit of ``tr(V I)`` as V
-        vanishes, where all components share them. Noisy labels have none.
-    ``vjp(z, cotangent) -> array (n, P, C)``
-        Gradient of ``sum(cotangent * observable(forward(z)))`` with respect to ``z``.
-    ``observable(y) -> array``
-        The label as a user would measure it (probabilities).
-    ``log_likelihood(y, z) -> array (n,)``
-        In place of ``posterior``: ``log p(y | z)`` up to a function of y, ``-inf`` where y is impossible. The engine
-        integrates, in up to 12 latent dimensions, to about 1e-2 of the width of the posterior. A label that is a continuous
-        function of the latents without noise has no likelihood and needs ``posterior``. Channels with few labels should
-        give normalised probabilities: sums over labels are then exact.
-    ``predict(z) -> array``
-        ``E[observable(y) | z]`` of a noisy label.
-    ``generalization_error(Q, V) -> dict of Uncertain``
-        Closed forms for ``"bayes"``, ``"plugin"`` and ``"constant"``.
+    A channel has ``forward`` and either ``posterior`` or ``log_likelihood``. A dataclass field named ``tokens`` is filled in
+    from the model; a parameter ``layers`` makes tables call its components layers.
     """
 
-    name: str
-    version: int
-    reference: str
-    capabilities: Capabilities
-    symmetry: str
-
-    @property
-    def components(self) -> int:
-        """P, the number of directions or layers."""
-        ...
+    _required = ("forward",)
+    _alternatives = (("posterior",), ("log_likelihood",))
 
     def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
         """Labels of the latents ``z`` (n, P, C). ``rng`` is required by noisy channels only."""
-        ...
+        raise NotImplementedError
 
     def posterior(
         self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: np.random.Generator | None = None
     ) -> Posterior:
-        """Posterior of z ~ N(omega, V (x) I_C) given y. ``rng`` is used by channels that integrate by sampling."""
-        ...
+        """Posterior of z ~ N(omega, V (x) I_C) given y. ``rng`` is used by channels that integrate by sampling. Derived:
+        integrated from `log_likelihood`.
+        """
+        raise NotImplementedError
+
+    log_likelihood: Callable[[Array, Array], Array] | None = None
+    """``log_likelihood(y, z)``: ``log p(y | z)`` (n,) up to a function of y, ``-inf`` where y is impossible, in place of
+    ``posterior``: the engine integrates, in up to 12 latent dimensions, to about 1e-2 of the width of the posterior. A label
+    that is a continuous function of the latents without noise has no likelihood. Channels with few labels should give
+    normalized probabilities: sums over labels are then exact. Without it: there must be a posterior."""
+
+    components: Any = 1
+    """P, the number of directions or layers. Derived: 1."""
+
+    symmetry: Any = None
+    """The transformations of the signal that no label can see, one of ``SYMMETRIES``: ``"signs"`` of each component separately,
+    a ``"common-sign"`` of all at once, as of a product. Derived: found by trying; state it."""
+
+    information: Callable[[Array, Array], Uncertain] | None = None
+    """``information(Q, V)``: ``E sum_c g_c g_c^T`` (..., P, P) with ``omega ~ N(0, Q (x) I_C)``; leading axes are a batch.
+    Derived: sampled with the posterior, or nested quadrature of the likelihood."""
+
+    susceptibility: Callable[[Array, Array], Uncertain] | None = None
+    """``susceptibility(Q, V)``: how the information of components without overlap (``Q_aa = 0``) starts where no label sees
+    their sign: ``I_ab = lambda_ab Q_ab`` to first order, ``lambda_ab = E sum_cc' G_a,cc' G_b,cc'`` (..., P, P) with
+    ``G_a,cc' = (E[z_ac z_ac' | y, omega] - V_aa delta_cc') / V_aa^2``. Entries of other components are 0. Derived: sampled from
+    second moments; needed only where no label sees a sign."""
+
+    rough_labels: Callable[[Array, Array], int] | None = None
+    """``rough_labels(Q, V)``: so many labels are enough for differences: ``information(Q, V, labels=...)`` takes them, and the
+    channel's own ``susceptibility``. Without it: slopes of sampled information are secants, fixed points take accurate values
+    alone."""
+
+    resampled: Callable[[int], Any] | None = None
+    """``resampled(index)``: the channel, whose sampled posterior takes other points for every index. Without it: draws of
+    ``theory --verify`` share the points of a sampled posterior, and their error."""
+
+    equations: Any = None
+    """Number of independent equations that a noiseless label states about its latents, the limit of ``tr(V I)`` as V vanishes,
+    where all components share them. Noisy labels have none. Derived: the limit is looked at numerically."""
+
+    vjp: Callable[[Array, Array], Array] | None = None
+    """``vjp(z, cotangent)``: gradient (n, P, C) of ``sum(cotangent * observable(forward(z)))`` with respect to ``z``. Derived:
+    finite differences where the label is smooth; gradient methods refuse otherwise."""
+
+    predict: Callable[[Array], Array] | None = None
+    """``predict(z)``: ``E[observable(y) | z]`` of a noisy label. Derived: the noiseless label, or the mean of draws of a noisy
+    one."""
+
+    observable: Callable[[Array], Array] | None = None
+    """``observable(y)``: the label as a user would measure it (probabilities). Derived: the label itself."""
+
+    log_partition: Callable[[Array, Array, Array], Array] | None = None
+    """``log_partition(y, omega, V)``: logarithm (n,) of the probability of y, up to a function of y. Without it: the check
+    `gradient` is skipped."""
+
+    generalization_error: Callable[[Array, Array], dict[str, Uncertain]] | None = None
+    """``generalization_error(Q, V)``: closed forms for ``"bayes"``, ``"plugin"`` and ``"constant"``. Derived: sampled."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from smimbench.interfaces.basics import Array, Capabilities
+from smimbench.interfaces.basics import Array
+from smimbench.interfaces.item import Item
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["DIRECTIONS", "Claims", "Metric", "NotMeasured"]
 
@@ -45,32 +49,23 @@ class Claims:
     memory: dict[str, Any] = field(default_factory=dict)
 
 
-class Metric(Protocol):
+class Metric(Item):
     """A number, or one number per component, that says how good an estimate is.
 
-    ``label`` names it in tables and figures, ``unit`` says in a few words what a value of 1 means. ``direction`` is one of
-    ``DIRECTIONS``. A metric is measured once, on the final estimate and outside the clock, in the cells of suites that list it
+    A metric is measured once, on the final estimate and outside the clock, in the cells of suites that list it
     in ``run.metrics``; its name is part of the key of these cells.
-
-    Optional members:
-
-    ``in_trajectory`` (attribute, bool)
-        Measured at every recorded iteration of every run, whether a suite lists it or not, and then no part of a key. It has
-        to be cheap and to work on the device of the estimate.
-    ``theory(problem, point) -> (values, errors)``
-        What theory says of it: two lists as long as that of ``measure``, None where theory says nothing. ``point`` is a
-        point of the JSON of ``smimbench theory``: ``overlap`` is Q (P, P), ``V = second_moment - Q``. Algorithms with a
-        theory of their own give points of the same form.
     """
 
-    name: str
-    version: int
-    reference: str
-    capabilities: Capabilities
-    label: str
-    unit: str
-    direction: str
-    per_component: bool
+    _required = ("label", "unit", "direction", "per_component", "measure")
+
+    label: ClassVar[str]
+    """Its name in tables and figures."""
+    unit: ClassVar[str]
+    """What a value of 1 means, in a few words."""
+    direction: ClassVar[str]
+    """``lower``, ``higher`` or ``one`` (closer to 1) is better."""
+    per_component: ClassVar[bool]
+    """Whether ``measure`` returns one number for every component."""
 
     def measure(self, instance: Any, estimate: Array, claims: Claims) -> list[float]:
         """Its values: P of them if ``per_component``, otherwise one; NaN for a component that has none.
@@ -88,4 +83,14 @@ class Metric(Protocol):
         NotMeasured
             If there is no value; the message says why.
         """
-        ...
+        raise NotImplementedError
+
+    in_trajectory: ClassVar[bool] = False
+    """Measured at every recorded iteration of every run, whether a suite lists it or not, and then no part of a key. It has to
+    be cheap and to work on the device of the estimate. Without it: measured once, on the final estimate, in the cells of suites
+    that list it."""
+
+    theory: Callable[[Any, dict[str, Any]], tuple[list[Any], list[Any]]] | None = None
+    """``theory(problem, point)``: its predicted values and their errors, two lists as long as that of ``measure``, None where
+    theory says nothing. ``point`` is a point of the JSON of ``smimbench theory``: ``overlap`` is Q (P, P), ``V = second_moment -
+    Q``. Without it: rows and figures show no theory for it."""

@@ -2,105 +2,123 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from smimbench.interfaces.basics import Array, Capabilities
+from smimbench.interfaces.basics import Array, Cost
+from smimbench.interfaces.item import Item
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     import numpy as np
 
 __all__ = ["Model"]
 
 
-class Model(Protocol):
-    """How the signal meets the inputs.
+class Model(Item):
+    """How the signal meets the inputs."""
 
-    Optional method ``denoiser_flops(dimension, components) -> float``: floating-point operations of one call of a typical
-    prior's ``denoise``, to price a run.
-    Optional method ``forward_gram(inputs, factor) -> z, pull``: latents of the signal
-    ``F F^T`` straight from F, and a function from g to the gradient of ``sum(g z)`` with respect to F; for priors that say
-    with ``gram_scale(factor)`` what turns ``F F^T`` into their signal. ``tokens`` is T.
-    """
+    _required = (
+        "rank",
+        "sample_count",
+        "sample_ratio",
+        "signal_shape",
+        "draw_inputs",
+        "draw_noise",
+        "forward",
+        "adjoint",
+        "sites",
+        "adjoint_scale",
+        "inner",
+        "chunks",
+        "align",
+        "squared_error",
+        "overlap",
+    )
 
-    name: str
-    version: int
-    reference: str
-    capabilities: Capabilities
     tokens: int
-
-    @property
-    def rank(self) -> Literal["low", "extensive"]:
-        """``"low"`` (P vectors, ``n = alpha D``) or ``"extensive"`` (P matrices D x D, ``n = alpha D^2``); ask for this, not
-        for ``kappa``.
-        """
-        ...
-
-    @property
-    def kappa(self) -> float:
-        """Factor of ``Qhat = kappa alpha E sum_c g_c g_c^T``: 1 (low rank) or 2 (extensive rank)."""
-        ...
+    """T, the tokens of a sample."""
+    kappa: ClassVar[float]
+    """Factor of ``Qhat = kappa alpha E sum_c g_c g_c^T``: 1 (low rank) or 2 (extensive rank)."""
+    rank: ClassVar[Literal["low", "extensive"]]
+    """``"low"`` (P vectors, ``n = alpha D``) or ``"extensive"`` (P matrices D x D, ``n = alpha D^2``); ask for this, not for
+    ``kappa``."""
 
     @property
     def sites(self) -> int:
         """C, the number of latents per component."""
-        ...
+        raise NotImplementedError
 
     def sample_count(self, alpha: float, dimension: int) -> int:
         """Number of samples n closest to the sample ratio, at least 1."""
-        ...
+        raise NotImplementedError
 
     def sample_ratio(self, n: int, dimension: int) -> float:
         """The inverse of ``sample_count``: n / D or n / D^2."""
-        ...
+        raise NotImplementedError
 
     def signal_shape(self, components: int, dimension: int) -> tuple[int, ...]:
         """Shape of a signal: (P, D) or (P, D, D)."""
-        ...
+        raise NotImplementedError
 
     def draw_inputs(self, rng: np.random.Generator, out: Array) -> None:
         """Fill the host array ``out`` (n, T, D) with iid N(0, 1) numbers, in place."""
-        ...
+        raise NotImplementedError
 
     def draw_noise(self, rng: np.random.Generator, components: int, dimension: int) -> Array:
         """The unit noise Z of the effective channel ``R = S + Qhat^(-1/2) Z``, signal-shaped, on the host."""
-        ...
+        raise NotImplementedError
 
     def forward(self, inputs: Array, signal: Array) -> Array:
         """Latents z (n, P, C) of the signal. Matrix products only."""
-        ...
+        raise NotImplementedError
 
     def adjoint(self, inputs: Array, g: Array) -> Array:
         """Signal-shaped sum over samples, so normalised that ``R = W_hat + Qhat^{-1} adjoint(g)``."""
-        ...
+        raise NotImplementedError
 
     def adjoint_scale(self, dimension: int) -> float:
         """``adjoint`` divided by the transpose of ``forward``: 1 (low rank) or kappa / D (extensive rank)."""
-        ...
+        raise NotImplementedError
 
     def inner(self, first: Array, second: Array) -> Array:
         """Overlap matrix (P, P) of two signals: ``A B^T / D`` or ``tr(A_p B_q) / D``."""
-        ...
+        raise NotImplementedError
 
     def chunks(self, n: int, dimension: int, components: int) -> Iterable[slice]:
         """Slices of the samples whose inputs and intermediate results fit the cache.
 
         Optional keyword arguments, given by the engine to models that name them: ``itemsize``, the bytes of a number,
         ``like``, an array on the device that will do the work, and ``streamed``, whether the inputs of a slice are moved
-        there when it is asked for. A method ``cost(n, dimension, components, itemsize) ->
-        Cost`` (optional) says what one ``forward`` and one ``adjoint`` in a single pass over the inputs have to do.
+        there when it is asked for.
         """
-        ...
+        raise NotImplementedError
 
     def align(self, signal: Array, estimate: Array, symmetry: str) -> Array:
         """The estimate after the symmetry operation that brings it closest to the signal."""
-        ...
+        raise NotImplementedError
 
     def squared_error(self, signal: Array, estimate: Array) -> Array:
         """Squared error (P,) of every component, 1 for the prior mean in the limit."""
-        ...
+        raise NotImplementedError
 
     def overlap(self, signal: Array, estimate: Array) -> Array:
         """What the metric ``overlap`` reports (P,): the squared cosine (low rank), or tr(S_hat S) / D."""
-        ...
+        raise NotImplementedError
+
+    cost: Callable[..., Cost] | None = None
+    """``cost(n, dimension, components, itemsize)``: what one ``forward`` and one ``adjoint`` in a single pass over the inputs do.
+    Without it: the runtime table says nothing of the machine's speed."""
+
+    forward_gram: Callable[[Array, Array], tuple[Array, Callable[[Array], Array]]] | None = None
+    """``forward_gram(inputs, factor)``: latents of the signal ``F F^T`` straight from F, and a function from g to the gradient of
+    ``sum(g z)`` with respect to F; for priors with a ``gram_scale``. Without it: latents are made from the signal, not from its
+    factor."""
+
+    narrow_inputs: ClassVar[bool] = False
+    """Whether products in float64 take inputs of float32 as they are. Without it: inputs stored in float32 are widened on a
+    device before they are multiplied."""
+
+    denoiser_flops: Callable[[int, int], float] | None = None
+    """``denoiser_flops(dimension, components)``: floating-point operations of one call of a typical prior's ``denoise``. Without
+    it: a run is priced without its denoiser."""

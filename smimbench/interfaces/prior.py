@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from smimbench.interfaces.basics import Array, Capabilities
+from smimbench.interfaces.basics import Array, Uncertain
+from smimbench.interfaces.item import DERIVED, Item
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
 
 __all__ = ["Denoised", "Overlap", "Prior"]
@@ -29,44 +32,82 @@ class Denoised(NamedTuple):
     V: Array
 
 
-class Prior(Protocol):
+class Prior(Item):
     """The law of the signal.
 
-    Less is enough: ``sample`` and ``denoise`` (moments and ``overlap`` are then simulated); or, for low rank,
-    ``log_density(w)`` of iid entries, elementwise and not necessarily normalised; or, for extensive rank, the law of the
-    eigenvalues as ``quantile(u)`` (inverse distribution function on (0, 1)) or ``eigenvalues`` (samples). Laws given by a
-    density or by eigenvalues are scaled to unit variance unless there is a ``sample`` too. See
-    ``smimbench.derive.prior``.
-
-    ``second_moment`` is E[S S^T]/D, ``(P, P)`` for ``components`` components, and ``mean_overlap`` the part of it that
-    the prior mean already holds (0, or rho). Both are host arrays.
+    A prior has ``sample`` and ``denoise``, or gives the law of one number: ``log_density`` of iid entries for low rank,
+    ``quantile`` or ``eigenvalues`` of a rotationally invariant matrix for extensive rank. Laws are scaled to unit variance
+    unless there is a ``sample`` too. See ``smimbench.derive.prior``.
     """
 
-    name: str
-    version: int
-    reference: str
-    capabilities: Capabilities
+    _alternatives = (("sample", "denoise"), ("log_density",), ("quantile",), ("eigenvalues",))
 
     def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Array:
-        """Draw a signal on the host."""
-        ...
-
-    def mean(self, components: int, dimension: int) -> Array:
-        """Prior mean, signal-shaped, on the host."""
-        ...
-
-    def second_moment(self, components: int) -> Array:
-        """E[S S^T] / D, (P, P), on the host."""
-        ...
-
-    def mean_overlap(self, components: int) -> Array:
-        """The part of ``second_moment`` that the prior mean holds, (P, P), on the host."""
-        ...
+        """Draw a signal on the host. Derived: drawn from the density or the spectrum, scaled to unit variance."""
+        raise NotImplementedError
 
     def denoise(self, R: Array, Qhat: Array) -> Denoised:
-        """Posterior mean of the signal given ``R = S + Qhat^{-1/2} Z`` and its error V."""
-        ...
+        """Posterior mean of the signal given ``R = S + Qhat^{-1/2} Z``, and its error V. Derived: integrated from the density,
+        or free convolution of the spectrum.
+        """
+        raise NotImplementedError
 
-    def overlap(self, Qhat: Array) -> Overlap:
-        """The state-evolution map of ``denoise``; ``Qhat`` (..., P, P), leading axes are a batch."""
-        ...
+    log_density: Callable[[Array], Array] | None = None
+    """``log_density(w)``: logarithm of the density of an entry, elementwise, not necessarily normalized (low rank). Without it:
+    not needed where there are `sample` and `denoise`."""
+
+    quantile: Callable[[Array], Array] | None = None
+    """``quantile(u)``: inverse distribution function of an eigenvalue, u in (0, 1) (extensive rank). Without it: not needed
+    where there are `sample` and `denoise`."""
+
+    eigenvalues: Any = None
+    """Samples of an eigenvalue (extensive rank). Without it: not needed where there are `sample` and `denoise`."""
+
+    mean: Callable[[int, int], Array] = DERIVED
+    """``mean(components, dimension)``: prior mean, signal-shaped, on the host. Derived: from the law, or what `denoise` makes of
+    nothing."""
+
+    second_moment: Callable[[int], Array] = DERIVED
+    """``second_moment(components)``: ``E[S S^T] / D``, (P, P), on the host. Derived: from the law, or simulated."""
+
+    mean_overlap: Callable[[int], Array] = DERIVED
+    """``mean_overlap(components)``: the part of ``second_moment`` that the prior mean holds (0, or rho), (P, P), on the host.
+    Derived: from the law, or simulated."""
+
+    overlap: Callable[[Array], Overlap] = DERIVED
+    """``overlap(Qhat)``: the state-evolution map of ``denoise``; ``Qhat`` (..., P, P), leading axes are a batch. Derived:
+    integrated from the same, or simulated with `sample` and `denoise`."""
+
+    overlap_error: Any = 0.0
+    """Relative error of the V of that map, or a method that gives it for a ``Qhat`` (P, P). Without it: the map `overlap` is
+    taken to be exact."""
+
+    denoise_continued: Callable[[Array, Array], Denoised] | None = None
+    """``denoise_continued(R, Qhat)``: the same as ``denoise`` in the limit, with no slope above 1 at finite size. Without it: an
+    iteration at finite size applies `denoise`."""
+
+    draw_factor: Callable[..., Array] | None = None
+    """``draw_factor(rng, components, dimension, width)``: a random point of what gradient methods move in. Without it: gradient
+    methods move in the signal itself."""
+
+    compose: Callable[[Array], Array] | None = None
+    """``compose(factor)``: the signal of a factor. Without it: gradient methods move in the signal itself."""
+
+    pullback: Callable[[Array, Array], Array] | None = None
+    """``pullback(factor, gradient)``: gradient with respect to the factor. Without it: gradient methods move in the signal
+    itself."""
+
+    gram_scale: Callable[[Array], float] | None = None
+    """``gram_scale(factor)``: what turns ``F F^T`` into the signal. Without it: latents are made from the signal, not from its
+    factor."""
+
+    spectral_means: Callable[..., Uncertain] | None = None
+    """``spectral_means(function, noise, breaks)``: means over the eigenvalues of ``S + sqrt(noise) Z``. Without it: no theory for
+    `nuclear`."""
+
+    fluctuation: Callable[[int], float] | None = None
+    """``fluctuation(dimension)``: relative standard deviation of a self-overlap. Without it: self-overlaps are taken to
+    fluctuate by sqrt(2 / D)."""
+
+    theory_only: Any = None
+    """Why it cannot be drawn, in words. Without it: it can be run as well."""

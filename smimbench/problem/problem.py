@@ -12,7 +12,7 @@ from smimbench.backend.streaming import StreamedInputs
 from smimbench.derive.channel import complete_channel
 from smimbench.derive.prior import complete_prior
 from smimbench.files import canonical_json, error_line
-from smimbench.interfaces import Channel, Cost, Data, Model, ParameterError, Prior, Start, member
+from smimbench.interfaces import Channel, Cost, Data, Model, ParameterError, Prior, Start
 from smimbench.problem.instance import Instance, draw_on, stored_types
 from smimbench.problem.seeds import seed_sequence
 from smimbench.registry.parameters import build, parameters_of, signature_of
@@ -235,7 +235,7 @@ class Problem:
 
     def pass_cost(self, data: Data, samples: int | None = None) -> Cost | None:
         """What one pass over so many samples (default: all) takes, forward and adjoint; None if the model does not say."""
-        ask = member(self.model, "cost")
+        ask = self.model.cost
         if ask is None:
             return None
         n, _, dimension = data.inputs.shape

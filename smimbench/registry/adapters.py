@@ -12,7 +12,8 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend.arrays import namespace
-from smimbench.interfaces import Capabilities, Data, Info, Plan, member, offers
+from smimbench.interfaces import Algorithm, Capabilities, Data, Info, Plan
+from smimbench.interfaces.item import gives
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +33,7 @@ class FittedState(NamedTuple):
     rng: np.random.Generator
 
 
-class Fitted:
+class Fitted(Algorithm):
     """The loop's methods for a class that has a method ``fit(data)``; one step makes the whole fit.
 
     ``fit`` may name ``problem`` and ``rng`` (a host generator of the run's own) as further arguments. It returns the
@@ -74,15 +75,9 @@ class Fitted:
 
 
 def plan_of(algorithm: Any, data: Data) -> Plan:
-    """What an algorithm plans to do on data of this size.
-
-    Without a method ``plan``, only the number of steps is known: that of ``steps_for(data)``, or the attribute ``steps``.
-    """
-    if offers(algorithm, "plan"):
-        plan: Plan = algorithm.plan(data)
-        return plan
-    counted = offers(algorithm, "steps_for")
-    return Plan(steps=algorithm.steps_for(data) if counted else member(algorithm, "steps"))
+    """What an algorithm plans to do on data of this size."""
+    plan: Plan = algorithm.plan(data)
+    return plan
 
 
 def refusal(algorithm: Any, problem: ProblemLike) -> str | None:
@@ -90,8 +85,7 @@ def refusal(algorithm: Any, problem: ProblemLike) -> str | None:
     models, model = getattr(algorithm, "capabilities", Capabilities()).models, problem.model.name
     if "*" not in models and model not in models:
         return f"algorithm {algorithm.name!r} works for {', '.join(models)}, not for {model!r}"
-    refuses = member(algorithm, "refuses")
-    reason = refuses(problem) if refuses else None
+    reason = algorithm.refuses(problem)
     return str(reason) if reason else None
 
 
@@ -128,7 +122,7 @@ def algorithm_class(item: Any) -> Any:
         If a parameter of a function is not one that can be written in a suite: keyword-only or with a default.
     """
     if isinstance(item, type):
-        if not offers(item, "fit") or any(offers(item, name) for name in ("init", "step")):
+        if not hasattr(item, "fit") or any(gives(Algorithm, item, name) for name in ("init", "step")):
             return item
         named = {key: getattr(item, key) for key in ("__doc__", "__module__", "__qualname__")}
         return type(item.__name__, (item, Fitted), named)
@@ -178,7 +172,4 @@ def _class_of(function: Callable[..., Array]) -> type[Any]:
         "capabilities": getattr(function, "capabilities", Capabilities()),
         "fit": fit,
     }
-    for key in ("contract", "contract_version"):
-        if hasattr(function, key):
-            body[key] = getattr(function, key)
     return type(function.__name__, (Fitted,), body)

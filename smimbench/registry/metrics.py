@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from smimbench.interfaces import member
 from smimbench.registry.registry import get_registry
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def trajectory_metrics(model: str | None = None) -> dict[str, Metric]:
 
 def is_in_trajectory(metric: Any) -> bool:
     """Whether a metric is measured at every recorded iteration."""
-    return bool(member(metric, "in_trajectory", False))
+    return bool(metric.in_trajectory)
 
 
 def names_in_key(names: Iterable[str], registry: Registry | None = None) -> tuple[str, ...]:
@@ -69,9 +68,8 @@ def theory_of(
     metric: Metric, problem: Any, point: dict[str, Any], components: int
 ) -> tuple[list[float | None], list[float | None]]:
     """Theory's values of a metric and their errors, one per component or one; None where it says nothing."""
-    ask = member(metric, "theory")
-    if ask is None:
+    if metric.theory is None:
         blank: list[float | None] = [None] * (components if metric.per_component else 1)
         return blank, blank
-    values, errors = ask(problem, point)
+    values, errors = metric.theory(problem, point)
     return list(values), list(errors)

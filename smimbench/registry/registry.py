@@ -22,8 +22,8 @@ import pluggy
 
 from smimbench import hookspecs
 from smimbench.files import error_line
-from smimbench.interfaces import CONTRACT_VERSION, DIRECTIONS, Capabilities
-from smimbench.interfaces.members import OPTIONAL, REQUIRED, describe, has
+from smimbench.interfaces import DIRECTIONS, Algorithm, Capabilities, Channel, Item, Metric, Model, Prior
+from smimbench.interfaces.item import describe, gives, missing_members, with_defaults
 from smimbench.registry.adapters import algorithm_class
 from smimbench.registry.parameters import ignored_default
 from smimbench.registry.source import source_of
@@ -35,7 +35,14 @@ __all__ = ["KINDS", "Entry", "Plugin", "Registry", "RegistryError", "get_registr
 
 GROUP = "smimbench"
 BUILT_IN = "smimbench"
-KINDS = ("model", "channel", "prior", "metric", "algorithm")
+BASES: dict[str, type[Item]] = {
+    "model": Model,
+    "channel": Channel,
+    "prior": Prior,
+    "metric": Metric,
+    "algorithm": Algorithm,
+}
+KINDS = tuple(BASES)
 
 
 class RegistryError(LookupError):
@@ -65,11 +72,12 @@ class Entry:
     @property
     def derived(self) -> tuple[str, ...]:
         """What the item leaves to the engine, and how the engine does it."""
-        found = describe(self.kind, self.item)
+        base = BASES[self.kind]
+        parts = {name: text.partition("Derived: ")[2] for name, text in describe(base).items()}
         return tuple(
-            f"{entry.name}: {entry.without}".replace("`", "")
-            for entry in OPTIONAL
-            if entry.kind == self.kind and found[entry.name] == "derived"
+            f"{name}: {how}".replace("`", "").removesuffix(".")
+            for name, how in parts.items()
+            if how and not gives(base, self.item, name)
         )
 
     @property
@@ -216,15 +224,13 @@ class Registry:
             item = algorithm_class(item)
         if not isinstance(item, type):
             raise RegistryError(f"{kind} {item!r} is not a class; register the class, not an instance")
-        # First of all: what a newer contract calls things is not ours to judge.
-        _check_contract(kind, item)
-        missing = [name for name in ("name", "version", "reference", "capabilities") if not has(item, name)]
-        always, choices = REQUIRED[kind]
-        missing += [name for name in always if not has(item, name)]
+        base = BASES[kind]
+        missing, choices = missing_members(base, item)
         if missing:
             raise RegistryError(f"{kind} {item.__name__} lacks {', '.join(missing)}")
-        if choices and not any(all(has(item, name) for name in choice) for choice in choices):
-            raise RegistryError(f"{kind} {item.__name__} {_what_is_needed(item, choices)}")
+        if choices:
+            raise RegistryError(f"{kind} {item.__name__} {_what_is_needed(base, item, choices)}")
+        item = with_defaults(base, item)
         if not isinstance(item.name, str) or not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", item.name):
             raise RegistryError(
                 f"{kind} {item.__name__}: name must be lower-case letters, digits, '.', '_' or '-', got {item.name!r}"
@@ -390,11 +396,11 @@ def _unknown_hooks(module: Any) -> str | None:
     return None
 
 
-def _what_is_needed(item: type[Any], choices: tuple[tuple[str, ...], ...]) -> str:
+def _what_is_needed(base: type[Item], item: type[Any], choices: tuple[tuple[str, ...], ...]) -> str:
     """Which methods are missing: those of the choice that was begun, or all choices."""
-    begun = [choice for choice in choices if any(has(item, name) for name in choice)]
+    begun = [choice for choice in choices if any(gives(base, item, name) for name in choice)]
     if begun:
-        lacking = ", ".join(name for name in begun[0] if not has(item, name))
+        lacking = ", ".join(name for name in begun[0] if not gives(base, item, name))
         others = [" and ".join(choice) for choice in choices if choice is not begun[0]]
         return f"lacks {lacking} (or give {_needed_methods_in_words(others)} instead)"
     return f"needs {_needed_methods_in_words([', '.join(choice) for choice in choices])}"
@@ -403,18 +409,6 @@ def _what_is_needed(item: type[Any], choices: tuple[tuple[str, ...], ...]) -> st
 def _needed_methods_in_words(words: list[str]) -> str:
     article = len(words) == 2 and all("," not in word for word in words)
     return "a " + " or a ".join(words) if article else ", or ".join(words)
-
-
-def _check_contract(kind: str, item: type[Any]) -> None:
-    contract = getattr(item, "contract", getattr(item, "contract_version", CONTRACT_VERSION))
-    name = getattr(item, "name", item.__name__)
-    if isinstance(contract, bool) or not isinstance(contract, int):
-        raise RegistryError(f"{kind} {name}: contract must be an integer, got {contract!r}")
-    if contract > CONTRACT_VERSION:
-        raise RegistryError(
-            f"{kind} {name} is written for contract {contract}, this smimbench speaks {CONTRACT_VERSION}; "
-            f"upgrade smimbench"
-        )
 
 
 def _overlap(first: tuple[str, ...], second: tuple[str, ...]) -> bool:

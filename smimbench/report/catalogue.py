@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from rich.padding import Padding
 from rich.text import Text
 
-from smimbench.interfaces import member
 from smimbench.registry.parameters import ENGINE_FILLED, signature_of
 from smimbench.registry.registry import KINDS, RegistryError
 from smimbench.report.prose import readable_prose, wrapped
@@ -108,7 +107,7 @@ def _own_theory(entry: Entry) -> dict[str, str]:
     """What an algorithm says of its own theory, and of where it has none."""
     if entry.kind != "algorithm":
         return {}
-    ask = member(entry.item, "theory")
+    ask = entry.item.theory
     return {"theory": (inspect.getdoc(ask) or "see its documentation") if ask else f"None: {BRINGS_NONE}."}
 
 

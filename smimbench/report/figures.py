@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench.interfaces import offers
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.report.aggregate import ZERO
 from smimbench.report.labels import component_word, letter
@@ -161,7 +160,7 @@ def _theory_words(data: Sequence[dict[str, Any]]) -> list[str]:
 
 def is_cheap(problem: Problem) -> bool:
     """Whether theory on a fine grid costs next to nothing."""
-    return problem.components == 1 and offers(problem.channel, "information")
+    return problem.components == 1 and problem.channel.information is not None
 
 
 UNINFORMED = "uninformed branch (reached by algorithms)"

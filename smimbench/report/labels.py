@@ -6,7 +6,6 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from smimbench.files import canonical_json
-from smimbench.interfaces import offers
 from smimbench.run.external import ELSEWHERE
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ def names_with_backend(rows: Sequence[Mapping[str, Any]]) -> Callable[[Mapping[s
 
 def component_word(problem: Any) -> str:
     """``"layer"`` where the channel has layers, otherwise ``"component"``."""
-    return "layer" if offers(problem.channel, "layers") else "component"
+    return "layer" if "layers" in problem.spec["channel"] else "component"
 
 
 def letter(model: Any) -> str:

@@ -22,7 +22,6 @@ from smimbench.backend.memory import cautious
 from smimbench.backend.roofline import remembered
 from smimbench.backend.streaming import DrawnInputs, NarrowInputs, StreamedInputs
 from smimbench.files import canonical_json, error_line, printable
-from smimbench.interfaces import member
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem
 from smimbench.problem.seeds import seed_sequence
@@ -289,8 +288,7 @@ def _placement(inputs: Any) -> str:
 
 def _cost_of_iteration(algorithm: Any, problem: Problem, data: Data) -> dict[str, float] | None:
     """What an iteration has to do, for algorithms that say so."""
-    ask = member(algorithm, "cost")
-    found = ask(problem, data) if ask is not None else None
+    found = algorithm.cost(problem, data)
     return None if found is None else {"flops": float(found.flops), "bytes": float(found.bytes)}
 
 

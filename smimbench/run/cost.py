@@ -15,7 +15,6 @@ from smimbench.backend import machine
 from smimbench.backend.device import get_backend
 from smimbench.backend.roofline import ceilings
 from smimbench.files import canonical_json
-from smimbench.interfaces import member
 from smimbench.registry.adapters import plan_of, refusal, sizes
 from smimbench.registry.registry import get_registry
 from smimbench.run.cell import run_cell
@@ -150,12 +149,12 @@ def _products(
     n = model.sample_count(alpha, dimension)
     signal = int(np.prod(model.signal_shape(problem.components, dimension)))
     plan = plan_of(algorithm, sizes(n, model.tokens, dimension, alpha))
-    pass_cost = member(model, "cost")
+    pass_cost = model.cost
     if pass_cost is not None:  # a model that knows may need fewer: a symmetric sum takes half
         products = pass_cost(plan.batch or n, dimension, problem.components).flops
     else:
         products = 4.0 * (plan.batch or n) * model.tokens * signal
-    denoiser = member(model, "denoiser_flops")
+    denoiser = model.denoiser_flops
     products += denoiser(dimension, problem.components) if denoiser is not None else 0.0
     read = _width(cell) * (plan.batch or n) * model.tokens * dimension / bandwidth
     one = max(plan.students * products / rate, read) + OVERHEAD

@@ -28,7 +28,6 @@ import numpy as np
 
 from smimbench.derive.stopping import rule_of
 from smimbench.files import error_line, printable
-from smimbench.interfaces import member, offers
 from smimbench.registry.adapters import plan_of
 from smimbench.run import heartbeat
 from smimbench.run.clock import Clock, Passed, timed
@@ -160,7 +159,7 @@ def restarted(problem: Problem, algorithm: Any, attempt: Attempt) -> Any:
     """The version of the algorithm to start anew with, where an attempt asks for it and there is one."""
     if attempt.resumed or attempt.status not in (Status.DIVERGED, Status.NOT_CONVERGED):
         return None
-    return algorithm.restarted(problem) if offers(algorithm, "restarted") else None
+    return algorithm.restarted(problem)
 
 
 def without_restart(attempt: Attempt) -> LoopResult:
@@ -262,12 +261,12 @@ class Run:
 
     def _settled(self) -> str | None:
         """Why it may count though nothing ended it, or None."""
-        settled: str | None = None if self.rule.complaint() else member(self.rule, "settled", lambda: None)()
+        settled: str | None = None if self.rule.complaint() else self.rule.settled()
         return settled
 
     def _resume(self) -> None:
         """Go on for as many iterations again where the algorithm has a version for that, once."""
-        if self.resumed is not None or not offers(self.algorithm, "resumed"):
+        if self.resumed is not None:
             return
         version = self.algorithm.resumed(self.problem)
         if version is not None:
@@ -306,7 +305,7 @@ class Run:
             final={**self.readings.final(), **spread, **found},
             warnings=self.warnings + self.readings.warnings() + remarks,
             estimate=algorithm.estimate(self.state),
-            V=algorithm.variance(self.state) if offers(algorithm, "variance") else None,
+            V=algorithm.variance(self.state) if algorithm.variance is not None else None,
             broken_claim=self._broken,
             start={name: matrix.tolist() for name, matrix in self.start._asdict().items()},
             blank=course.broken,
@@ -321,8 +320,6 @@ def _attempt(*arguments: Any) -> Attempt:
 
 def _findings(algorithm: Any, state: Any) -> tuple[dict[str, list[float | None]], list[str]]:
     """What an algorithm found beside its estimate, and what of it cannot be kept: a plugin may hand in anything."""
-    if not offers(algorithm, "findings"):
-        return {}, []
     try:
         given = dict(algorithm.findings(state))
     except Exception as error:  # a plugin's remark that fails must not cost the run that it remarks on

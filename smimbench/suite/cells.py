@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from smimbench.files import canonical_json
-from smimbench.interfaces import member
 from smimbench.problem.problem import CODE, Problem
 from smimbench.registry.metrics import names_in_key
 from smimbench.registry.parameters import build
@@ -142,7 +141,7 @@ class Suite:
     @property
     def theory_only(self) -> str | None:
         """Why nothing of it can be run, if every problem has a theory only."""
-        reasons = [member(plan.problem.prior, "theory_only") for plan in self.plans]
+        reasons = [plan.problem.prior.theory_only for plan in self.plans]
         return str(reasons[0]) if all(reasons) else None
 
     def plans_with_data(self) -> list[ProblemPlan]:
@@ -155,7 +154,7 @@ class Suite:
         """
         if reason := self.theory_only:
             raise SuiteError(self.file, "problem.prior", reason)
-        return [plan for plan in self.plans if not member(plan.problem.prior, "theory_only")]
+        return [plan for plan in self.plans if not plan.problem.prior.theory_only]
 
     @property
     def seeds(self) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pydantic
 
 from smimbench.files import canonical_json, error_line, printable
-from smimbench.interfaces import ParameterError, offers
+from smimbench.interfaces import ParameterError
 from smimbench.problem.problem import CODE, Problem, ProblemError, specification
 from smimbench.registry.metrics import find_metric
 from smimbench.registry.parameters import build, explain_validation, unknown_key
@@ -462,9 +462,9 @@ class _Reader:
         """The engine's own words, or an algorithm that has a method ``start`` and fits every model."""
         if start in STARTS:
             return
-        names = sorted({e.name for e in self.registry.entries("algorithm") if offers(e.item, "start")})
+        names = sorted({e.name for e in self.registry.entries("algorithm") if e.item.start is not None})
         try:
-            if all(offers(self.registry.get("algorithm", start, model).item, "start") for model in models):
+            if all(self.registry.get("algorithm", start, model).item.start is not None for model in models):
                 return
         except RegistryError as error:
             if start in names:  # it exists, but not for every model

@@ -22,7 +22,7 @@ import numpy as np
 
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
-from smimbench.interfaces import STORED_NAMES, Conditions, Info, Overlaps, member, offers
+from smimbench.interfaces import STORED_NAMES, Conditions, Info, Overlaps
 from smimbench.problem.instance import Instance
 from smimbench.registry.adapters import plan_of
 from smimbench.registry.parameters import parameters_of
@@ -103,10 +103,9 @@ def settings(context: CheckContext) -> tuple[tuple[Setting], ...]:
         If it refuses all.
     """
     found, reasons = [], []
-    refuses = member(context.item, "refuses")
     for model in context.models:
         for problem in context.problems(model):
-            if reason := refuses and refuses(problem):
+            if reason := context.item.refuses(problem):
                 reasons.append(f"{problem.label}: {reason}")
             else:
                 found.append((Setting(context, problem, problem.instance(*_size(model), seed=context.seed)),))
@@ -150,7 +149,7 @@ def shapes(context: CheckContext, setting: Setting) -> None:
             value = getattr(info, name)
             if value is not None and np.shape(to_host(value)) != (P,):
                 raise CheckFailed(f"Info.{name} must have shape ({P},), got {np.shape(to_host(value))}")
-    if offers(algorithm, "variance"):
+    if algorithm.variance is not None:
         expect_array("variance", algorithm.variance(state), (P, P), "float64", data.inputs)
 
 
@@ -430,7 +429,7 @@ def lands_on_theory(context: CheckContext, setting: Setting) -> None:
     low_rank = problem.model.rank == "low"
     alpha, sizes = (0.7, (60, 120)) if low_rank else (0.25, (20, 40))
     backend = get_backend("numpy")
-    if not offers(algorithm, "theory"):
+    if algorithm.theory is None:
         raise CheckSkipped("it has no theory of its own")
     asked = own_theory(algorithm, problem, alpha, Conditions(dimension=sizes[1]))
     if isinstance(asked, str):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import types
 from typing import TYPE_CHECKING, Any
 
-from smimbench.interfaces import offers
+from smimbench.interfaces import Algorithm
+from smimbench.interfaces.item import gives
 from smimbench.registry.adapters import algorithm_class
 from smimbench.registry.parameters import parameters_of, signature_of
 from smimbench.registry.registry import Entry, get_registry
@@ -61,7 +62,7 @@ def contexts(item: Any, *, seed: int = 0, parameters: Mapping[str, Any] | None =
         return [CheckContext(kind, instantiate(item, kind, parameters), seed)]
     if parameters:
         raise CheckError("parameters go with a class or a name; make the instance with them instead")
-    if kind == "algorithm" and not offers(item, "step"):
+    if kind == "algorithm" and not gives(Algorithm, type(item), "step"):
         item = instantiate(type(item), kind, parameters_of(kind, item))
     return [CheckContext(kind, item, seed)]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.derive.channel import predict
-from smimbench.interfaces import SYMMETRIES, member, offers
+from smimbench.interfaces import SYMMETRIES
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.testing.arrays import expect_array
 from smimbench.testing.channels import channel_check, latents
@@ -66,7 +66,7 @@ def sampled(context: CheckContext, model: Any, point: int) -> Sampled:
 )
 def symmetry(context: CheckContext, model: Any, channel: Any) -> None:
     """Labels do not change under the stated transformations, and do under sign changes if none are stated."""
-    own = member(context.item, "symmetry")
+    own = context.item.symmetry
     if own is not None and own not in SYMMETRIES:
         raise CheckFailed(f"symmetry must be one of {', '.join(SYMMETRIES)}, or left out to be found, got {own!r}")
     stated = channel.symmetry
@@ -103,7 +103,7 @@ def symmetry(context: CheckContext, model: Any, channel: Any) -> None:
 
 
 def _log_partitions(context: CheckContext) -> Iterator[tuple[Any, tuple[float, float]]]:
-    if not offers(context.item, "log_partition"):
+    if context.item.log_partition is None:
         raise CheckSkipped("it has no log_partition")
     yield from product(context.models, POINTS)
 
@@ -180,7 +180,7 @@ def _importance_weights(context: CheckContext, channel: Any, z: Array, y: Array,
     if np.asarray(y).dtype.kind in "iub" or _few_values(channel, z[:200]):
         drawn = np.asarray(channel.forward(z, rng=rng)).reshape(len(z), -1)
         return np.all(drawn == np.reshape(y, (1, -1)), axis=1).astype(float)
-    if offers(context.item, "log_likelihood"):
+    if context.item.log_likelihood is not None:
         repeated = np.broadcast_to(y, (len(z), *np.shape(y)))
         logs = np.asarray(context.item.log_likelihood(repeated, z), dtype=float)
         return np.asarray(np.exp(logs - logs.max()))
@@ -216,7 +216,7 @@ def _test_importance_weighted_posterior(
 )
 def information(context: CheckContext, model: Any, channel: Any, test: MeanTest) -> None:
     """``information(Q, V)`` against ``E sum_c g_c g_c^T`` with the channel's own posterior and labels."""
-    if not offers(channel, "information"):
+    if channel.information is None:
         raise CheckSkipped("it has no information: the engine takes it from the posterior itself")
     for point, (_, v) in enumerate(POINTS):
         s = sampled(context, model, point)
@@ -237,7 +237,7 @@ def information(context: CheckContext, model: Any, channel: Any, test: MeanTest)
 @channel_check("The derivative of the label that gradient methods use is wrong.")
 def vjp(context: CheckContext, model: Any, channel: Any) -> None:
     """``vjp(z, cotangent)`` against differences of the noiseless observable label along random directions."""
-    if not offers(channel, "vjp"):
+    if channel.vjp is None:
         raise CheckSkipped("it has no vjp, and its labels have no derivative to take")
     _, _, _, z, _ = latents(channel, model, 40, 0.5, 0.6, context.rng(111))
     direction = context.rng(112).standard_normal(z.shape)

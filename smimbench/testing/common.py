@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.files import canonical_json
-from smimbench.interfaces import CONTRACT_VERSION, Capabilities, ParameterError, offers
+from smimbench.interfaces import Capabilities, ParameterError
 from smimbench.registry.parameters import ENGINE_FILLED, build, ignored_default, parameters_of, signature_of
 from smimbench.registry.registry import KINDS, get_registry
 from smimbench.testing.core import CheckFailed
@@ -27,7 +27,7 @@ DTYPES = ("float64", "float32")
     "was not made for.",
 )
 def declaration(context: CheckContext) -> None:
-    """Name, version, reference, capabilities, contract."""
+    """Name, version, reference, capabilities."""
     item = context.item
     for name in ("name", "version", "reference", "capabilities"):
         if not hasattr(item, name):
@@ -40,9 +40,6 @@ def declaration(context: CheckContext) -> None:
         raise CheckFailed(f"reference must say where the equations are from, got {item.reference!r}")
     if not isinstance(item.capabilities, Capabilities):
         raise CheckFailed(f"capabilities must be a smimbench.Capabilities, got {type(item.capabilities).__name__}")
-    contract = getattr(item, "contract_version", CONTRACT_VERSION)
-    if contract > CONTRACT_VERSION:
-        raise CheckFailed(f"is written for contract {contract}, this smimbench speaks {CONTRACT_VERSION}")
     known = {entry.name for entry in get_registry().entries("model")}
     odd = [m for m in item.capabilities.models if m != "*" and m not in known]
     if context.kind != "model" and odd:
@@ -125,7 +122,7 @@ def _expect_usable(context: CheckContext, kind: str, item: Any, how: str) -> Non
         if kind == "channel":
             z = context.rng(1).standard_normal((50, int(item.components), context.models[0].sites))
             drawn = np.asarray(item.forward(z, rng=context.rng(2)))
-        elif offers(item, "sample"):
+        elif hasattr(item, "sample"):
             drawn = np.asarray(item.sample(context.rng(3), 1, 12))
         else:
             return

@@ -11,7 +11,7 @@ import numpy as np
 
 from smimbench.derive.channel import complete_channel
 from smimbench.derive.prior import complete_prior
-from smimbench.interfaces import ParameterError, member
+from smimbench.interfaces import ParameterError
 from smimbench.numerics.memo import kept
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.problem.problem import Problem, ProblemError
@@ -148,7 +148,7 @@ def _made(entry: Entry, provided: Mapping[str, Any]) -> Any:
     """An instance with the parameters that its class suggests for checks (``example``), or None if it needs others."""
     usual = {k: v for k, v in provided.items() if k in signature_of(entry.item)}
     try:
-        return entry.item(**{**member(entry.item, "example", {}), **usual})
+        return entry.item(**{**entry.item.example, **usual})
     except (ParameterError, TypeError):
         return None
 
@@ -201,7 +201,7 @@ def instantiate(cls: type[Any], kind: str, parameters: Mapping[str, Any] | None 
         If a parameter is missing or wrong.
     """
     cls = algorithm_class(cls) if kind == "algorithm" else cls
-    given = {**member(cls, "example", {}), **(parameters or {})}
+    given = {**cls.example, **(parameters or {})}
     required = [n for n, p in signature_of(cls).items() if p.default is p.empty and n not in given and n != "tokens"]
     name = getattr(cls, "name", cls.__name__)
     if required:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smimbench.backend.device import get_backend
-from smimbench.interfaces import member
 from smimbench.numerics.size_laws import extrapolate, pooled_errors
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.run.loop import LoopSettings, Status, run_algorithm
@@ -36,12 +35,11 @@ METRICS = ("mse", "nishimori")
 
 def _problems(context: CheckContext) -> Iterator[tuple[Problem]]:
     """One problem for every model."""
-    if not member(context.item, "bayes_optimal", False):
+    if not context.item.bayes_optimal:
         raise CheckSkipped("it does not claim to be Bayes-optimal (bayes_optimal = True)")
-    refuses = member(context.item, "refuses")
     tried = 0
     for model in context.models:
-        taken = [p for p in context.problems(model) if not (refuses and refuses(p)) and model.rank in PLACES]
+        taken = [p for p in context.problems(model) if not context.item.refuses(p) and model.rank in PLACES]
         for problem in sorted(taken, key=lambda p: p.channel.name != PLACES[model.rank][0])[:1]:
             tried += 1
             yield (problem,)

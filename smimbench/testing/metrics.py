@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.interfaces import DIRECTIONS, NotMeasured, offers
+from smimbench.interfaces import DIRECTIONS, NotMeasured
 from smimbench.registry.metrics import is_worse, theory_of
 from smimbench.testing.core import CheckFailed, CheckSkipped
 from smimbench.testing.publish import published
@@ -156,7 +156,7 @@ def truth(context: CheckContext, best: float, blind: float) -> None:
 @metric_check("What it says of theory does not fit what it measures: a table would compare different things, or break.")
 def theory(context: CheckContext, instance: Instance) -> None:
     """As many predicted values and errors as measured ones, none of them infinite."""
-    if not offers(context.item, "theory"):
+    if context.item.theory is None:
         raise CheckSkipped("it has no theory")
     problem = instance.problem
     P = problem.components

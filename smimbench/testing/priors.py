@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.backend.arrays import to_host
-from smimbench.interfaces import offers
+from smimbench.interfaces import Prior
+from smimbench.interfaces.item import gives
 from smimbench.testing.arrays import expect_array, expect_pure, expect_refused, private_randomness
 from smimbench.testing.core import CheckFailed, CheckSkipped
 from smimbench.testing.publish import (
@@ -47,7 +48,7 @@ def _sizes(context: CheckContext, model: Any, *, denoised: bool = True) -> tuple
     """
     if model.rank == "extensive":
         return 64, DRAWS
-    return (250, 8) if denoised and not offers(context.item, "denoise") else (4000, DRAWS)
+    return (250, 8) if denoised and not gives(Prior, type(context.item), "denoise") else (4000, DRAWS)
 
 
 def _cases(context: CheckContext) -> Iterator[tuple[Any, Any, int]]:
@@ -199,7 +200,7 @@ def namespace(context: CheckContext, model: Any, prior: Any, P: int, backend: Ba
 @published(("prior",), "Arguments that do not fit together end in numbers that mean nothing.", cases=each_model)
 def bad_input(context: CheckContext, model: Any) -> None:
     """An information matrix of another size is refused."""
-    if not offers(context.item, "denoise"):
+    if not gives(Prior, type(context.item), "denoise"):
         raise CheckSkipped("its denoiser is derived by the engine")
     prior = context.completed(model)
     R, _ = observation(context, model, prior, 2, 51)

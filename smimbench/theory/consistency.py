@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.derive.sampled_information import POINTS, SCRAMBLES, sampled_moments
-from smimbench.interfaces import Posterior, member, offers
+from smimbench.interfaces import Posterior
 from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.linalg import inverse_root, symmetric_root
 from smimbench.numerics.seeds import monte_carlo_rng
@@ -141,7 +141,7 @@ def require_likelihood(problem: Problem) -> None:
     ------
     ProblemError
     """
-    if not offers(problem.channel, "log_likelihood"):
+    if problem.channel.log_likelihood is None:
         return
     item = _Item(problem, "channel")
     shape = (RATIOS, problem.components, problem.model.sites)
@@ -180,7 +180,7 @@ def require_likelihood(problem: Problem) -> None:
 
 
 def _is_third_party(problem: Problem, kind: str) -> bool:
-    theory_only = kind == "prior" and member(problem.prior, "theory_only")
+    theory_only = kind == "prior" and problem.prior.theory_only
     return bool(problem.spec[kind].get("distribution")) and not theory_only
 
 
@@ -240,9 +240,9 @@ class _ChannelTest(_Item):
             count = min(MOST, 4 * count)
         self.fail_twice(found, lambda: self._wrong(Q, V, point, min(MOST, 4 * count), ", again")[0])
         self._same_alone(z[:8], omega, V, point)
-        if offers(self.item, "information"):
+        if self.item.information is not None:
             self._check_information(Q, V, spent / count)
-        if offers(self.item, "generalization_error"):
+        if self.item.generalization_error is not None:
             self._check_predictions(Q, V)
 
     def _at(self, V: Host) -> str:
@@ -287,7 +287,7 @@ class _ChannelTest(_Item):
         y = self.ask("forward")(z, rng=monte_carlo_rng(f"consistency: labels{again}", point))
         if np.shape(y)[:1] != (n,):
             raise self.fail(f"forward must return one label per sample, ({n}, ...), got shape {np.shape(y)}")
-        sampled = not (offers(self.item, "information") and offers(self.item, "susceptibility"))
+        sampled = self.item.information is None or self.item.susceptibility is None
         rng = monte_carlo_rng("consistency: posterior", point)
         found = self.ask("posterior")(y, omega, V, second_moment=sampled, rng=rng)
         second = found.second_moment if sampled and isinstance(found, Posterior) else None

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smimbench.interfaces import offers
 from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.corrector import Corrector
 from smimbench.theory.curve_stages import Accuracy, Node, Stage, change, finite_gaps, polynomial, root_of_gaps
@@ -408,7 +407,7 @@ class Continuation:
             self.finished = True
             return
         done = [a for a in stage.moving if qhat[a] > self.accuracy.highest]
-        together = len(stage.learned) == P and offers(self.problem.channel, "equations")
+        together = len(stage.learned) == P and self.problem.channel.equations is not None
         if done and together and self.perfect is not None and bool((self.ratios.second * 1e-2 > V).all()):
             # Components that share their equations reach the end together, whatever the ratio of their errors.
             self.finished = True

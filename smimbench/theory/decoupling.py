@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smimbench.interfaces import offers
 from smimbench.theory.information import diagonals, information_at, overlap_at, prior_moments
 from smimbench.theory.types import NOTHING
 
@@ -29,7 +28,7 @@ def components_decouple(problem: Problem) -> bool:
     bottom = prior_moments(problem)[1]
     if np.any(bottom != np.diag(np.diagonal(bottom))):
         return False
-    if P > 1 and not offers(problem.channel, "susceptibility") and _teach_each_other(problem):
+    if P > 1 and problem.channel.susceptibility is None and _teach_each_other(problem):
         return False
     if problem.channel.symmetry in ("signs", "signed-permutations"):
         return True

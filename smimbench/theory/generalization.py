@@ -19,7 +19,7 @@ import numpy as np
 from numpy.polynomial import Chebyshev
 
 from smimbench.derive.labels import predict_twice
-from smimbench.interfaces import Uncertain, member
+from smimbench.interfaces import Uncertain
 from smimbench.numerics.linalg import symmetric_root
 from smimbench.numerics.qmc import normal_points
 
@@ -57,7 +57,7 @@ def generalization_error(problem: Problem, Q: Array, V: Array) -> dict[str, Unce
         error over scrambles. The Bayes error is ``E |f(z) - f(z')|^2 / 2`` with two independent draws from the posterior,
         which is unbiased; averaging draws into a predictor first would add its variance.
     """
-    closed = member(problem.channel, "generalization_error")
+    closed = problem.channel.generalization_error
     if closed is not None:
         found: dict[str, Uncertain] = closed(Q, V)
         return _not_negative({kind: _scalar(found[kind]) for kind in KINDS})

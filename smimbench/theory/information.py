@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.derive.sampled_information import sampled_moments
-from smimbench.interfaces import Uncertain, member, offers
+from smimbench.interfaces import Uncertain
 from smimbench.problem.problem import ProblemError
 from smimbench.theory.evaluations import Evaluations
 
@@ -41,7 +41,7 @@ def channel_information(channel: Any, model: Model, Q: Array, V: Array) -> Uncer
     Uncertain
         ``value`` (..., P, P), ``error`` broadcastable to it.
     """
-    if offers(channel, "information"):
+    if channel.information is not None:
         found: Uncertain = channel.information(Q, V)
         return found
     shape = Q.shape
@@ -54,7 +54,7 @@ def channel_information(channel: Any, model: Model, Q: Array, V: Array) -> Uncer
 
 def offers_rough(problem: Problem) -> bool:
     """Whether the channel says how many labels are enough for differences."""
-    return offers(problem.channel, "rough_labels")
+    return problem.channel.rough_labels is not None
 
 
 def information_at(problem: Problem, Q: Array, V: Array, *, rough: bool = False) -> Uncertain:
@@ -78,7 +78,7 @@ def information_at(problem: Problem, Q: Array, V: Array, *, rough: bool = False)
 def susceptibility_at(problem: Problem, Q: Array, V: Array, *, rough: bool = False) -> Uncertain:
     """How the information of components without overlap begins (P, P): the channel's own (``rough`` as above), or sampled."""
     channel: Any = problem.channel
-    own = member(channel, "susceptibility")
+    own = channel.susceptibility
     if rough and own is not None:
         return Evaluations.of(problem).at(
             "rough susceptibility", Q, V, lambda q, v: channel.susceptibility(q, v, labels=channel.rough_labels(q, v))
@@ -109,7 +109,7 @@ def overlap_at(problem: Problem, qhat: Array) -> tuple[Host, Host]:
 
 def overlap_error_at(problem: Problem, qhat: Array) -> float:
     """Relative error of V that the prior states of its map at ``qhat`` (P, P): a number, or a function of it; else 0."""
-    stated = member(problem.prior, "overlap_error", 0.0)
+    stated = problem.prior.overlap_error
     return float(stated(np.asarray(qhat, dtype=float)) if callable(stated) else stated)
 
 

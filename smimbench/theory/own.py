@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.interfaces import member
 from smimbench.registry.adapters import refusal
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def own_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Condi
     """
     if reason := refusal(algorithm, problem):
         return reason
-    ask = member(algorithm, "theory")
+    ask = algorithm.theory
     if ask is None:
         return BRINGS_NONE
     wants_all = len(inspect.signature(ask).parameters) > 2

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smimbench.interfaces import member
 from smimbench.theory.evaluations import is_sampled
 from smimbench.theory.information import diagonals, information_at, overlap_at, prior_moments
 from smimbench.theory.types import Threshold
@@ -40,7 +39,7 @@ def perfect_limit(problem: Problem) -> Threshold | None:
     if not unknowns.any():
         return _limit_of_discrete_signals(problem)
     drift = min(1e-2, abs(float(at(np.full(P, 1e7))[2].sum() / unknowns.sum()) - 1))
-    equations = member(problem.channel, "equations")
+    equations = problem.channel.equations
     if equations is not None:
         value = float(unknowns.sum()) / (kappa * float(equations))
         return Threshold(value, value * drift)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.interfaces import Uncertain, member, offers
+from smimbench.interfaces import Uncertain
 from smimbench.numerics.memo import kept
 from smimbench.numerics.roots import bracketed_roots
 from smimbench.theory.component_ratios import ComponentRatios
@@ -349,7 +349,7 @@ class ScalarCurve(Curve):
         if start > 0:  # the overlap stays at its lowest value up to a finite Qhat (small-width limit)
             value = start / (self.kappa * info.value)
             return Threshold(value, value * info.error / info.value)
-        if self.bottom == 0 and offers(self.problem.channel, "susceptibility"):
+        if self.bottom == 0 and self.problem.channel.susceptibility is not None:
             ratios = ComponentRatios(self.problem)
             log_ratio, error = ratios.log_ratios(np.zeros(1), [])
             value = float(np.exp(log_ratio[0]))
@@ -407,7 +407,7 @@ class ScalarCurve(Curve):
     @cached_property
     def equations(self) -> float:
         """Number of equations that a label states about its latents: the limit of V I; 0 of noisy and of rounded labels."""
-        known = member(self.problem.channel, "equations")
+        known = self.problem.channel.equations
         if known is not None:
             return float(known)
         V = self.second * np.array([1e-6, 1e-8])

@@ -11,7 +11,7 @@ from smimbench_algorithms.spectral.algorithm import Spectral
 
 from smimbench.backend.arrays import namespace, to_host
 from smimbench.backend.device import get_backend
-from smimbench.interfaces import Conditions, Info, Overlaps
+from smimbench.interfaces import Algorithm, Conditions, Info, Overlaps
 from smimbench.numerics.size_laws import extrapolate
 from smimbench.problem.problem import Problem
 from smimbench.registry.parameters import build, parameters_of
@@ -56,8 +56,8 @@ def test_average_is_the_mean_of_the_students_run_alone(problem, alpha, table, si
     data = instance.data(backend)
     together = Averaged(of=table, students=3)
     state = together.init(problem, data, np.random.default_rng(4))
-    steps = together.steps_for(data)
-    assert steps == single.steps_for(data)
+    steps = together.plan(data).steps
+    assert steps == single.plan(data).steps
     draws = np.random.default_rng(4)
     factors = [problem.prior.draw_factor(draws, 1, 12, None) for _ in range(3)]
     rest = draws.bit_generator.state
@@ -196,7 +196,7 @@ def test_cell_knows_the_version_and_all_parameters_of_the_algorithm():
     assert parameters_of("algorithm", again) == spec
 
 
-class Draws:
+class Draws(Algorithm):
     """Draws from the posterior of noisy linear labels, which is Gaussian: each independent of the others, given the data."""
 
     name, version, noise = "draws", 1, 0.3

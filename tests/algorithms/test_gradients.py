@@ -210,7 +210,7 @@ def test_an_epoch_sees_every_sample_once_and_its_mean_step_is_the_full_gradient(
     instance = problem.instance(2.0, 10)  # 20 samples
     data = instance.data(get_backend())
     rule = Sgd(learning_rate=1e-9, batch=5, epochs=3)
-    assert rule.steps_for(data) == 12
+    assert rule.plan(data).steps == 12
     states = walk(rule, problem, data, 8)
     full = full_gradient(problem, data, states[0].factor) / data.sample_ratio
     for epoch in (0, 1):
@@ -230,8 +230,8 @@ def test_the_last_batch_of_an_epoch_may_be_short():
     data = problem.instance(1.7, 10).data(get_backend())  # 17 samples
     states = walk(Adam(batch=5, epochs=2), problem, data, 8)
     assert [b.samples - a.samples for a, b in itertools.pairwise(states)] == [5, 5, 5, 2] * 2
-    assert Adam(batch=5, epochs=2).steps_for(data) == 8
-    assert Adam(batch=500, epochs=2).steps_for(data) == 2
+    assert Adam(batch=5, epochs=2).plan(data).steps == 8
+    assert Adam(batch=500, epochs=2).plan(data).steps == 2
 
 
 def test_minibatch_adam_uses_an_unbiased_gradient():

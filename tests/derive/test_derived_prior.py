@@ -15,7 +15,7 @@ from smimbench.derive.density_prior import DensityPrior
 from smimbench.derive.prior import complete_prior
 from smimbench.derive.simulated_prior import SimulatedPrior
 from smimbench.derive.spectrum_prior import SpectrumPrior
-from smimbench.interfaces import Denoised, ParameterError
+from smimbench.interfaces import Denoised, ParameterError, Prior
 from smimbench.problem.problem import Problem
 from smimbench.theory.scalar import ScalarCurve
 from tests.conftest import assert_placed
@@ -25,7 +25,7 @@ EXTENSIVE = Problem({"name": "attention-indexed", "tokens": 2}, "softmax", {"nam
 INFORMATION = np.array([1e-4, 0.03, 0.5, 2.0, 30.0, 1e4])
 
 
-class Density:
+class Density(Prior):
     """A density that is given by its name."""
 
     name = "density"
@@ -185,7 +185,7 @@ def test_a_density_on_every_namespace(backend):
 # -- spectra ----------------------------------------------------------------------------------------------------------
 
 
-class Spectrum:
+class Spectrum(Prior):
     name = "spectrum"
 
 
@@ -247,7 +247,7 @@ def test_a_few_eigenvalues_are_the_law_itself(rng, information):
 # -- simulations ------------------------------------------------------------------------------------------------------
 
 
-class Signs:
+class Signs(Prior):
     name = "signs"
 
     def sample(self, rng, components, dimension):
@@ -258,7 +258,7 @@ class Signs:
         return Denoised(estimate, np.diag(1 - (estimate**2).mean(1)))
 
 
-class Matrix:
+class Matrix(Prior):
     """A Gaussian symmetric matrix by its sampler and its linear denoiser."""
 
     name = "matrix"
@@ -289,7 +289,7 @@ def test_signs_by_their_sampler_and_denoiser():
     assert np.diag(two) == pytest.approx(found.V[2:4, 0, 0], rel=0.03)
 
 
-class Sparse:
+class Sparse(Prior):
     """Entries 0 and +-1/sqrt(rho)."""
 
     def __init__(self, rho):
@@ -367,7 +367,7 @@ def test_what_is_complete_is_left_alone():
         assert complete_prior(problem.prior, problem.model) is problem.prior
 
 
-class Nothing:
+class Nothing(Prior):
     name = "nothing"
 
 

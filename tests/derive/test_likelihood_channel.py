@@ -13,7 +13,7 @@ from scipy.special import log_ndtr, ndtr
 from smimbench.backend.arrays import namespace, to_host
 from smimbench.derive.channel import complete_channel, predict
 from smimbench.derive.likelihood_channel import LARGEST_DIMENSION, IntegratedChannel
-from smimbench.interfaces import Capabilities, ParameterError
+from smimbench.interfaces import Capabilities, Channel, ParameterError
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import Entry, Registry
 from smimbench.theory.generalization import generalization_error
@@ -21,7 +21,7 @@ from smimbench.theory.scalar import ScalarCurve
 from tests.conftest import assert_placed
 
 
-class Sign:
+class Sign(Channel):
     """Signs of all latents of the first component."""
 
     name = "own-sign"
@@ -37,7 +37,7 @@ class Sign:
         return xp.where(right, zero, zero - math.inf)
 
 
-class Probit:
+class Probit(Channel):
     """Sign of one noisy latent, as a floating-point number."""
 
     name = "own-probit"
@@ -52,7 +52,7 @@ class Probit:
         return log_ndtr(y * z[:, 0, 0] / self.noise)
 
 
-class Sum:
+class Sum(Channel):
     """A weighted sum of all latents with Gaussian noise; the posterior is Gaussian."""
 
     name = "sum"
@@ -80,7 +80,7 @@ class Modulus(Probit):
         return -0.5 * ((y - np.abs(z[:, 0, 0])) / self.noise) ** 2
 
 
-class Hardmax:
+class Hardmax(Channel):
     """Two tokens of attention-indexed hardmax from the definition of the label alone."""
 
     name, symmetry, components = "mine", "none", 1
@@ -295,7 +295,7 @@ def test_a_gradient_by_differences_and_predictions_without_noise(rng):
     z, cotangent = rng.standard_normal((30, 2, 2)), rng.standard_normal(30)
     gradient = total.vjp(z, cotangent)
     assert np.abs(gradient - cotangent[:, None, None] * total.channel.weights).max() < 1e-6
-    assert not hasattr(IntegratedChannel(Sign(), 2), "vjp")
+    assert IntegratedChannel(Sign(), 2).vjp is None
 
 
 class Own(Probit):

@@ -7,13 +7,13 @@ import json
 import numpy as np
 import pytest
 
-from smimbench.interfaces import CONTRACT_VERSION, Data, Plan
+from smimbench.interfaces import Algorithm, Data, Plan
 from smimbench.problem.problem import Problem
 from smimbench.registry.adapters import algorithm_class, plan_of, sizes
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import Registry, get_registry, set_registry
 from smimbench.suite.cells import build_algorithm
-from tests.helpers import CHANNEL, call
+from tests.helpers import call
 
 LITTLE = '''
 import numpy as np
@@ -226,12 +226,6 @@ def smimbench_register_{kind}s(register):
         ("channel", "posterior = 1", "channel Mine lacks forward"),
         ("channel", "forward = 1", "channel Mine needs a posterior or a log_likelihood"),
         ("model", "forward = 1", "model Mine lacks rank, sample_count"),
-        (
-            "prior",
-            f"contract = {CONTRACT_VERSION + 1}",
-            f"prior mine is written for contract {CONTRACT_VERSION + 1}, this smimbench speaks {CONTRACT_VERSION}",
-        ),
-        ("algorithm", "contract = 'new'", "contract must be an integer, got 'new'"),
     ],
 )
 def test_an_item_that_lacks_something_is_refused_in_one_line(tmp_path, kind, body, message):
@@ -243,26 +237,14 @@ def test_an_item_that_lacks_something_is_refused_in_one_line(tmp_path, kind, bod
     assert "\n" not in plugin.problems[0]
 
 
-def test_an_item_of_this_contract_is_welcome(tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text(CHANNEL.replace("    symmetry", f"    contract = {CONTRACT_VERSION}\n    symmetry"))
-    (plugin,) = [p for p in Registry([str(file)]).plugins if p.origin == str(file)]
-    assert not plugin.failed
-
-
 # -- plans --------------------------------------------------------------------------------------------------------
 
 
-class Steps:
+class Steps(Algorithm):
     steps = 7
 
 
-class Counted(Steps):
-    def steps_for(self, data):
-        return 2 * data.inputs.shape[0]
-
-
-class Planned(Counted):
+class Planned(Steps):
     def plan(self, data):
         return Plan(steps=3, batch=data.dimension, students=2, draws_fresh=True)
 
@@ -270,9 +252,8 @@ class Planned(Counted):
 @pytest.mark.parametrize(
     ("algorithm", "plan"),
     [
-        (object(), Plan()),
+        (Algorithm(), Plan()),
         (Steps(), Plan(steps=7)),
-        (Counted(), Plan(steps=10)),
         (Planned(), Plan(steps=3, batch=4, students=2, draws_fresh=True)),
     ],
 )

@@ -8,7 +8,6 @@ import os
 import pytest
 
 from smimbench import hookspecs
-from smimbench.interfaces import CONTRACT_VERSION
 from smimbench.registry.registry import BUILT_IN, KINDS, Registry, RegistryError, get_registry, set_registry
 from tests.helpers import CHANNEL, importable, install_package
 
@@ -110,10 +109,6 @@ BROKEN = {
     ),
     "unmarked": (CHANNEL.replace("@hookimpl", ""), "not marked with @smimbench.hookimpl"),
     "no_hook": ("x = 1", "no hook found; implement one of smimbench_register_"),
-    "newer": (
-        CHANNEL.replace("    symmetry", f"    contract_version: ClassVar[int] = {CONTRACT_VERSION + 1}\n    symmetry"),
-        f"written for contract {CONTRACT_VERSION + 1}, this smimbench speaks {CONTRACT_VERSION}",
-    ),
     "wrong_argument": (CHANNEL.replace("(register):", "(registry):"), "registry"),
     "instance": (CHANNEL.replace("register(Twice)", "register(Twice())"), "not a class"),
     "no_reference": (CHANNEL.replace('    reference: ClassVar[str] = "none"\n', ""), "channel Twice lacks reference"),

@@ -9,7 +9,7 @@ import pytest
 
 from smimbench.backend.device import Backend, get_backend
 from smimbench.derive.stopping import OverlapRule, Stationarity
-from smimbench.interfaces import Info
+from smimbench.interfaces import Algorithm, Info, StoppingRule
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem
 from smimbench.run.loop import LoopSettings, Status, run_algorithm
@@ -28,7 +28,7 @@ def instance(problem) -> Instance:
     return problem.instance(1.0, D)
 
 
-class Scripted:
+class Scripted(Algorithm):
     """An algorithm that reports what ``script(iteration)`` says and holds ``hold(iteration)`` times the first draw."""
 
     def __init__(self, script, hold=lambda i: 1.0, *, steps=None, cautious=None, cost=0.0, clock=None, shape=(1, D)):
@@ -236,7 +236,7 @@ def test_an_estimate_of_the_wrong_shape_is_an_error(problem, instance):
         go(problem, instance, Scripted(lambda i: Info(residual=1.0), shape=(D, 1)))
 
 
-class Third:
+class Third(StoppingRule):
     """Ends at the third step, and trusts an end where the residual is below one."""
 
     def __init__(self, problem, dimension):

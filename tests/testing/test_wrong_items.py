@@ -18,6 +18,7 @@ from smimbench_priors.gaussian import Gaussian
 from smimbench_priors.wishart import Wishart
 
 from smimbench import Capabilities, Denoised, Info, Uncertain
+from smimbench.interfaces import Algorithm, Channel, Prior
 from smimbench.problem.instance import Instance
 from smimbench.testing import check
 from tests.channels.attention.test_attention_hardmax import ratio_posterior
@@ -123,7 +124,7 @@ def test_wrong_symmetry():
 
 
 @dataclass(frozen=True)
-class WorkedOver:
+class WorkedOver(Channel):
     """Labels by the engine's likelihood; one class for all that a channel can do wrong besides its mathematics."""
 
     noise: float = 0.3
@@ -225,7 +226,7 @@ def test_wrong_state_evolution():
     assert "V of the map overlap is not that of denoise" in found["nishimori"]
 
 
-class Growing:
+class Growing(Prior):
     """A density that grows with distance: a wrong sign."""
 
     name, version, reference, capabilities = "growing", 1, "none", LOW
@@ -290,7 +291,7 @@ def test_wrong_models():
 
 
 @dataclass(frozen=True)
-class Plain:
+class Plain(Algorithm):
     """A correct algorithm that knows little: the direction in which labels pull, from a random start."""
 
     name: ClassVar[str] = "plain"

@@ -10,7 +10,7 @@ from smimbench_priors.gaussian import Gaussian
 from smimbench_priors.wishart import Wishart
 
 from smimbench.derive.sampled_information import sampled_moments
-from smimbench.interfaces import Posterior, Uncertain
+from smimbench.interfaces import Channel, Posterior, Uncertain
 from smimbench.theory.continuation import Continuation
 from smimbench.theory.coupled import linear_response, sweep
 from smimbench.theory.decoupling import components_decouple
@@ -35,7 +35,7 @@ class Problem:
         self.model, self.prior = Model(sites, kappa), prior or Gaussian()
 
 
-class Apart:
+class Apart(Channel):
     """Independent components; of component a the sample ratio is given as a function of its overlap, ``ratios[a](q)``.
 
     ``I = q / (v ratio(q))``: weak recovery at ``ratio(0)``, ``V = 0`` stable from ``ratio(1)`` on.
@@ -193,7 +193,7 @@ def test_one_component_agrees_with_the_scalar_solver():
         assert many[0].Q[0, 0] == pytest.approx(one.Q[0, 0], abs=2e-5)
 
 
-class Mixed:
+class Mixed(Channel):
     """Linear labels ``z + noise`` with correlated noise: ``I = C (V + N)^{-1}``."""
 
     symmetry = "none"
@@ -267,7 +267,7 @@ def test_coupled_noiseless_labels_count_their_equations():
     assert perfect_limit(problem).value == pytest.approx(2 / 3, rel=1e-6)
 
 
-class Noiseless:
+class Noiseless(Channel):
     """``I_aa = equations_a / V_aa``: the one-layer softmax of matrices is of this kind."""
 
     symmetry = "none"
@@ -299,7 +299,7 @@ def test_matrices_of_small_width_leave_the_prior_mean_at_a_finite_information():
 # -- channels without formulas ----------------------------------------------------------------------------------------
 
 
-class Sampled:
+class Sampled(Channel):
     """Two independent directions, each seen on two sites up to its sign, with a posterior in place of formulas."""
 
     symmetry = "signs"

@@ -12,7 +12,7 @@ from smimbench_channels.sequence.linear import SequenceLinear
 from smimbench_channels.sequence.perceptron import Probit
 from smimbench_priors.gaussian import Gaussian
 
-from smimbench.interfaces import Overlap, Posterior, Uncertain
+from smimbench.interfaces import Channel, Overlap, Posterior, Prior, Uncertain
 from smimbench.theory.curve_values import resolved, turns
 from smimbench.theory.fixed_point_curve import fixed_point_curve
 from smimbench.theory.perfect_recovery import perfect_limit
@@ -20,7 +20,7 @@ from smimbench.theory.predictions import competing, thresholds
 from smimbench.theory.types import Prediction, Threshold
 
 
-class LowRank:
+class LowRank(Prior):
     """A prior of one component with mean 0 and variance 1, given by its error; like many it stops at some information."""
 
     most = 1e12
@@ -65,7 +65,7 @@ class Binary(LowRank):
         return float(np.sum(np.exp(-x * x / 2) * 4 * decay / (1 + decay) ** 2) * h / math.sqrt(2 * math.pi))
 
 
-class Together:
+class Together(Prior):
     """Independent components with the same prior."""
 
     def __init__(self, prior):
@@ -83,7 +83,7 @@ class Together:
         return Overlap(np.eye(V.shape[-1]) - V, V)
 
 
-class Modulus:
+class Modulus(Channel):
     """``y = |z|``: equations that hold only half of the truth."""
 
     components, symmetry = 1, "signs"
@@ -106,7 +106,7 @@ class Modulus:
         return Uncertain(np.where(u[..., 0] > 1, 1 - missing, inside) / np.maximum(V, 1e-300), 0.0, "quadrature")
 
 
-class Sign:
+class Sign(Channel):
     """``y = sign(z)``: no equation, however many labels."""
 
     components, symmetry = 1, "none"
@@ -199,7 +199,7 @@ def test_what_is_not_resolved_is_no_part_of_a_curve():
     assert 26 <= log_qhat[kept - 1] <= 27.5
 
 
-class ComplexModulus:
+class ComplexModulus(Channel):
     """``y = |(z_11 - z_22) + i (z_12 + z_21)|``: phase retrieval of a complex signal, without formulas for the information."""
 
     components, symmetry = 2, "rotations"
@@ -292,7 +292,7 @@ def test_noise_however_little_leaves_no_perfect_recovery(channel, noise):
     assert best.V[0, 0] > 0
 
 
-class Sampled:
+class Sampled(Channel):
     """A channel that gives its posterior only."""
 
     components, symmetry = 1, "none"

@@ -65,11 +65,6 @@ def channel_with(base, change):
             found = super().posterior(y, omega, V, second_moment=second_moment, rng=rng)
             return change(found, y, omega, V)
 
-        def __getattribute__(self, name):
-            if name in ("information", "susceptibility"):  # the mutant has no formulas of its own
-                raise AttributeError(name)
-            return super().__getattribute__(name)
-
     return Mutant
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from smimbench_priors.gaussian import Gaussian
 
-from smimbench.interfaces import Posterior, Uncertain
+from smimbench.interfaces import Channel, Posterior, Uncertain
 from smimbench.problem.problem import Problem
 from smimbench.theory import corrector
 from smimbench.theory.fixed_point_curve import FixedPointCurve
 
 
-class Ellipse:
+class Ellipse(Channel):
     """``y_c = z_1c^2 + z_2c^2 / 2``: two components that change each other's information, with a posterior in place of formulas.
 
     The label leaves the angle; its posterior is proportional to the Gaussian density along the ellipse.
@@ -91,7 +91,7 @@ def test_a_channel_that_gives_a_posterior_alone(rng):
         assert (error < 0.03 * alpha).all()
 
 
-class FewerLabels:
+class FewerLabels(Channel):
     """Two layers of softmax attention whose information is a mean over fewer labels than it ships with."""
 
     symmetry = "signs"
@@ -116,7 +116,7 @@ def test_two_layers_between_their_second_threshold_and_perfect_recovery(rng):
         assert (error < 0.012 * alpha).all()
 
 
-class Interacting:
+class Interacting(Channel):
     """Two components with known ``alpha_a(Q)``, of which each depends on both overlaps; its noise is claimed, not there."""
 
     symmetry = "signs"
@@ -181,7 +181,7 @@ def test_corrections_that_are_left_out_are_in_the_stated_error(monkeypatch):
     assert (np.abs(deviations) < 2 * stated).all()
 
 
-class Shifted:
+class Shifted(Channel):
     """Three components with known ``alpha_a(Q)``, each wrong by a factor that is within its stated error."""
 
     symmetry = "signs"

@@ -10,6 +10,7 @@ from smimbench_channels.sequence.perceptron import Probit, Sign
 
 from smimbench import Problem, Uncertain
 from smimbench.derive.channel import complete_channel
+from smimbench.interfaces import Channel
 from smimbench.run.theory_cache import TheoryCache
 from smimbench.theory import generalization
 
@@ -56,7 +57,7 @@ def test_the_error_of_V_is_part_of_the_error_of_a_prediction():
         assert half > 1e-6
 
 
-class Bare:
+class Bare(Channel):
     """A channel with a posterior and nothing that predicts."""
 
     capabilities = Probit.capabilities

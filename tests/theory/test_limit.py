@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import smimbench
-from smimbench.interfaces import Conditions, Overlaps
+from smimbench.interfaces import Algorithm, Conditions, Overlaps
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.theory.limit import aligned, limit_point, scores
 from smimbench.theory.own import BRINGS_NONE, own_theory
@@ -63,7 +63,7 @@ def test_symmetry_is_removed():
     np.testing.assert_array_equal(aligned(LINEAR, Overlaps(np.eye(2), cross, np.eye(2))).cross, cross)
 
 
-class Claims:
+class Claims(Algorithm):
     name = "claims"
 
     def __init__(self, answer):

@@ -14,7 +14,7 @@ import pytest
 from scipy import integrate, optimize
 from scipy.stats import chi
 
-from smimbench.interfaces import Uncertain
+from smimbench.interfaces import Channel, Uncertain
 from smimbench.problem.problem import Problem
 from smimbench.theory.information import channel_information
 from smimbench.theory.predictions import solve, thresholds
@@ -249,7 +249,7 @@ def test_the_fixed_point_iteration_agrees():
 # -- the fallback: channels without a closed form -----------------------------------------------------------------
 
 
-class Bare:
+class Bare(Channel):
     """A channel stripped of everything but forward and posterior."""
 
     def __init__(self, channel):
@@ -322,7 +322,7 @@ def test_a_curve_that_was_sampled_says_so_and_holds_its_error():
 # -- two branches -------------------------------------------------------------------------------------------------
 
 
-class Modulus:
+class Modulus(Channel):
     """``y = |z|`` with one token: real phase retrieval, the textbook case of a hard phase."""
 
     name = "modulus"
@@ -385,7 +385,7 @@ def test_inside_the_hard_phase_both_branches_are_there_and_the_informed_one_is_o
     assert float(after[0].mse[0]) < 1e-6
 
 
-class Cubic:
+class Cubic(Channel):
     """Not a channel but an information with a closed-form potential: ``I(Q) = a + b Q^2``, so that alpha(Q) is S-shaped."""
 
     components = 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from smimbench.cli.main import main
-from smimbench.interfaces import Posterior
+from smimbench.interfaces import Channel, Posterior
 from smimbench.numerics.telling import telling
 from smimbench.problem.problem import Problem
 from smimbench.report import verification as verbs
@@ -172,7 +172,7 @@ def test_what_enough_draws_carry_is_decided_for_the_error_as_well(alpha):
     assert abs(rows["MSE"].z) < 4
 
 
-class Shared:
+class Shared(Channel):
     """Labels with noise, whose posterior mean has an error that all samples of a set of points share."""
 
     symmetry, components, tokens = "none", 1, 1

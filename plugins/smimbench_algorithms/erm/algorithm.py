@@ -9,7 +9,7 @@ import numpy as np
 
 from smimbench.backend import beside, namespace, sample_chunks, to_host
 from smimbench.derive import observable
-from smimbench.interfaces import Array, Capabilities, Info, Overlaps, ParameterError
+from smimbench.interfaces import Algorithm, Array, Capabilities, Info, Overlaps, ParameterError
 from smimbench.theory import limit_point
 from smimbench_algorithms.erm.fixed_point import PENALTIES, best_length, best_penalty, minima, why_not
 from smimbench_algorithms.erm.integrals import labels_of
@@ -40,7 +40,7 @@ class ErmState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Erm:
+class Erm(Algorithm):
     r"""Empirical risk minimisation with a loss that is convex in the latents.
 
     .. math:: \min_W \; \sum_\mu \sum_{pc} l(y_{\mu pc}, z_{\mu pc}) + \frac{\lambda}{2} |W|^2, \qquad

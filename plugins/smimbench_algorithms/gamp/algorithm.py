@@ -9,7 +9,7 @@ import numpy as np
 
 from smimbench.backend import beside, dtype_name, namespace, read_together, sample_chunks, send, take_samples, to_host
 from smimbench.derive import OverlapRule
-from smimbench.interfaces import Array, Capabilities, Info, ParameterError, checked_posterior, member
+from smimbench.interfaces import Algorithm, Array, Capabilities, Info, ParameterError, checked_posterior
 from smimbench.numerics import diagonal_at_least, with_floor
 from smimbench_algorithms.gamp.damping import StepState, control_of, first_weight, mixed, next_step, reversal_overlaps
 from smimbench_algorithms.gamp.state import SMALLEST_QHAT, SMALLEST_V, GampState
@@ -27,7 +27,7 @@ direction V falls far below the true error and the estimate runs away. At 1: est
 
 
 @dataclass(frozen=True)
-class Gamp:
+class Gamp(Algorithm):
     r"""Bayes-optimal GAMP.
 
     .. math::
@@ -150,7 +150,7 @@ class Gamp:
         Qhat = mixed(last.weight, latest, state.Qhat)
         R = state.estimate + _solve_first(Qhat, total)
         Q = _reduced_by_excess(Qhat, scale * noise / n, self.largest_excess) if model.rank == "extensive" else Qhat
-        denoised = member(prior, "denoise_continued", prior.denoise)(R, send(Q, R))
+        denoised = (prior.denoise_continued or prior.denoise)(R, send(Q, R))
         denoised_V = denoised.V
         if self.damping is None and state.step is None:
             denoised_V = to_host(denoised_V)

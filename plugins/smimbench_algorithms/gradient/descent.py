@@ -10,7 +10,7 @@ import numpy as np
 
 from smimbench.backend import NarrowInputs, StreamedInputs, beside, namespace, to_host
 from smimbench.derive import gives_probabilities, observable
-from smimbench.interfaces import Array, Capabilities, Info, ParameterError, Plan, offers
+from smimbench.interfaces import Algorithm, Array, Capabilities, Info, ParameterError, Plan
 from smimbench.numerics import symmetric
 from smimbench_algorithms.gradient.loss import LOSSES, fitting_loss, loss_gradient, surrogate
 from smimbench_algorithms.nuclear.limit import wide_factor_point
@@ -48,7 +48,7 @@ class DescentState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Descent:
+class Descent(Algorithm):
     """Base of the gradient methods; see its subclasses for the parameters' meaning.
 
     A method of one's own is a subclass with a rule for its step, ``move``, and where that remembers something ``first_memory``.
@@ -110,12 +110,12 @@ class Descent:
 
     def refuses(self, problem: Problem) -> str | None:
         """Why this problem cannot be learned by gradients, or None."""
-        differentiable = offers(problem.channel, "vjp")
+        differentiable = problem.channel.vjp is not None
         if not differentiable and surrogate(problem, 1.0) is None:
             return f"channel {problem.channel.name!r} has no derivative"
         if differentiable and self.surrogate_beta is not None:
             return "surrogate_beta applies to channels without a derivative only; remove it"
-        if not offers(problem.prior, "compose"):
+        if problem.prior.compose is None:
             return f"prior {problem.prior.name!r} has no factor to descend on"
         if self.width is not None and problem.model.rank == "low":
             return "width applies to attention-indexed models only; remove it"
@@ -145,10 +145,6 @@ class Descent:
         steps = int(self.epochs or 0) * math.ceil(n / size) if self.steps is None else self.steps
         return Plan(steps=steps, batch=size, draws_fresh=self.online)
 
-    def steps_for(self, data: Data) -> int:
-        """Number of steps of a run on this data."""
-        return int(self.plan(data).steps or 0)
-
     def init(self, problem: Problem, data: Data, rng: np.random.Generator, students: int | None = None) -> DescentState:
         """Iid N(0, 1) factor; with ``students`` as many, on one leading axis."""
         if self.online and data.fresh is None:
@@ -162,7 +158,7 @@ class Descent:
             factor = _on_sphere(factor, axes)
         targets = xp.astype(observable(problem.channel, data.labels), data.inputs.dtype)
         norm = None
-        if not offers(problem.channel, "vjp"):
+        if problem.channel.vjp is None:
             second = np.diagonal(prior.second_moment(problem.components))
             spread = math.prod(problem.model.signal_shape(1, data.dimension)) / data.dimension
             norm = xp.reshape(xp.asarray(second / spread, **place), (-1, *[1] * len(axes)))
@@ -171,7 +167,7 @@ class Descent:
             signal=prior.compose(factor),
             memory=self.first_memory(factor),
             done=0,
-            total=self.steps_for(data),
+            total=int(self.plan(data).steps or 0),
             samples=0,
             targets=targets,
             order=np.empty(0, dtype=np.int64),
@@ -305,7 +301,7 @@ class Descent:
         notes = []
         if self.online:
             notes = ["online: every step drew fresh samples; the row stands at the sample ratio of all of them"]
-        if offers(problem.channel, "vjp"):
+        if problem.channel.vjp is not None:
             return problem.channel, notes
         low, high = self.surrogate_beta or SURROGATE_BETA
         beta = low * (high / low) ** (state.done / max(state.total - 1, 1))

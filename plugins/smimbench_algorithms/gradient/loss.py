@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smimbench.backend import namespace, sample_chunks
 from smimbench.derive import gives_probabilities, predict
-from smimbench.interfaces import offers
+from smimbench.interfaces import Channel
 from smimbench.registry import RegistryError, build, get_registry
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _passes(problem: Problem, dimension: int, factor: Array, signal: Array, stud
     model: Any = problem.model
     prior: Any = problem.prior
     count = students * problem.components
-    if offers(model, "forward_gram") and offers(prior, "gram_scale") and factor.shape[-1] <= NARROW * dimension:
+    if model.forward_gram is not None and prior.gram_scale is not None and factor.shape[-1] <= NARROW * dimension:
         root = math.sqrt(prior.gram_scale(factor))
         scaled = root * factor
         held = count * math.ceil(factor.shape[-1] * model.tokens / (2 * model.sites))
@@ -148,7 +148,7 @@ def loss_of(xp: Any, name: str, output: Array, target: Array) -> tuple[Array, Ar
 # -- what cannot be differentiated ---------------------------------------------------------------------------------------
 
 
-class _Tempered:
+class _Tempered(Channel):
     """A softmax channel whose latents are multiplied by a factor: its temperature."""
 
     def __init__(self, channel: Any, factor: float) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.interfaces import Overlaps, offers
+from smimbench.interfaces import Overlaps
 from smimbench.numerics import monte_carlo_rng
 from smimbench.theory import aligned, limit_point, scores
 from smimbench_algorithms.gradient import online
@@ -39,7 +39,7 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
     D = conditions.dimension
     if problem.model.rank != "low":
         return "online descent on matrices of extensive rank has no closed equations here"
-    if not offers(problem.channel, "vjp"):
+    if problem.channel.vjp is None:
         return "hardmax is replaced by an annealed softmax, whose equations are not those of the labels"
     probe = np.arange(2.0 * problem.components).reshape(problem.components, 2)
     prior: Any = problem.prior

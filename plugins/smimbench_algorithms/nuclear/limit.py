@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.derive import predict
-from smimbench.interfaces import Overlaps, member, offers
+from smimbench.interfaces import Overlaps
 from smimbench.numerics import monte_carlo_rng
 from smimbench.theory import limit_point
 from smimbench_algorithms.least_squares import SAME, seen_by_labels
@@ -115,9 +115,9 @@ def no_theory(problem: Problem) -> str | None:
     """Why there is no theory of nuclear-norm regression for this problem, or None."""
     if problem.model.rank == "low" or problem.components != 1:
         return "it is for attention-indexed models of one component"
-    if not offers(problem.prior, "spectral_means"):
+    if problem.prior.spectral_means is None:
         return f"prior {problem.prior.name!r} does not tell the eigenvalues of its matrices under noise"
-    why: str | None = member(problem.prior, "theory_only")
+    why: str | None = problem.prior.theory_only
     return why
 
 
@@ -346,7 +346,7 @@ def wide_factor_point(
     """
     if why := no_theory(problem):
         return why
-    scale = member(problem.prior, "gram_scale")
+    scale = problem.prior.gram_scale
     if scale is None:
         return f"prior {problem.prior.name!r} does not make its signals of W W^T"
     if dimension is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.backend import beside, namespace
-from smimbench.interfaces import Array, Capabilities, Info, ParameterError, Start
+from smimbench.interfaces import Algorithm, Array, Capabilities, Info, ParameterError, Start
 from smimbench.theory import Prediction, point_document
 from smimbench_algorithms.spectral.eigenvectors import spectral_estimate
 from smimbench_algorithms.spectral.first_order import ORIGINS, first_order, first_order_theory
@@ -30,7 +30,7 @@ class SpectralState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Spectral:
+class Spectral(Algorithm):
     r"""Leading eigenvectors of linearised message passing, or its first step.
 
     Low rank: the leading eigenvector (one per component) of

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smimbench.backend import beside, namespace, sample_chunks
-from smimbench.interfaces import checked_posterior, member
+from smimbench.interfaces import checked_posterior
 from smimbench.theory import information_at, overlap_at, prior_moments
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def first_order(
     if float(xp.min(values)) < least:  # a sample or two without information: the prior mean hardly moves
         Qhat = xp.matmul(vectors * xp.clip(values, least, None), xp.matrix_transpose(vectors))
     step = xp.reshape(xp.linalg.solve(Qhat, xp.reshape(total, (P, -1))), total.shape)
-    denoised: Denoised = member(problem.prior, "denoise_continued", problem.prior.denoise)(base + step, Qhat)
+    denoised: Denoised = (problem.prior.denoise_continued or problem.prior.denoise)(base + step, Qhat)
     return denoised
 
 

@@ -18,7 +18,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend import clip, namespace, special
-from smimbench.interfaces import Capabilities, Posterior, Uncertain
+from smimbench.interfaces import Capabilities, Channel, Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents, check_number, check_whole
 from smimbench.numerics import gauss_legendre
 from smimbench_channels.batches import identity_like, uncentred
@@ -26,7 +26,7 @@ from smimbench_channels.batches import identity_like, uncentred
 __all__ = ["Probit", "Sign", "hazard"]
 
 
-class _SignChannel:
+class _SignChannel(Channel):
     """What both channels share; ``noise`` is the variance Delta."""
 
     tokens: int

@@ -11,7 +11,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend import namespace, on_device, read_together, send, to_host
-from smimbench.interfaces import Array, Capabilities, Denoised, Overlap, ParameterError, Uncertain
+from smimbench.interfaces import Array, Capabilities, Denoised, Overlap, ParameterError, Prior, Uncertain
 from smimbench.interfaces.checks import check_number
 from smimbench_priors.wishart.spectral_law import Host, continued_map, eigenvalue_map, mmse, observed_law
 
@@ -30,7 +30,7 @@ MOST_NUMBERS = 1 << 28
 
 
 @dataclass(frozen=True)
-class Wishart:
+class Wishart(Prior):
     r"""Signal of P independent matrices ``S = W W^T / sqrt(r D)``, ``W`` (D, r) with iid N(0, 1) entries.
 
     ``r = round(rho D)``, at least 1. In the limit of large D: ``tr S / D = sqrt(rho)`` and

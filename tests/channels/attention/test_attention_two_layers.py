@@ -10,7 +10,6 @@ from smimbench_algorithms.gamp.theory import information_along
 from smimbench_channels.attention.softmax.two_layers import TwoLayerAttention
 
 from smimbench.backend.arrays import to_host
-from smimbench.interfaces import offers
 from smimbench.problem.problem import Problem
 from smimbench.theory.coupled import sweep
 from smimbench.theory.information import information_at, overlap_at, prior_moments
@@ -291,7 +290,7 @@ def test_equations_of_one_layer_are_the_limit_of_its_information():
     assert problem.channel.equations == pytest.approx(
         float(V[0, 0] * problem.channel.information(1.5 - V, V).value[0, 0])
     )
-    assert not offers(problem.channel, "rough_labels")
+    assert problem.channel.rough_labels is None
 
 
 @pytest.mark.slow

@@ -100,8 +100,8 @@ class _TorchAlgorithm:
         scores = self.loss == "cross-entropy" and not gives_probabilities(problem)
         reasons = {
             "SparseAdam wants sparse gradients, and those of a dense signal are not": sparse,
-            f"channel {channel.name!r} has no derivative": not hasattr(channel, "vjp"),
-            f"prior {prior.name!r} has no factor to descend on": not hasattr(prior, "compose"),
+            f"channel {channel.name!r} has no derivative": channel.vjp is None,
+            f"prior {prior.name!r} has no factor to descend on": prior.compose is None,
             "width applies to attention-indexed models only; remove it": self.width is not None
             and problem.model.kappa == 1,
             f"cross-entropy needs labels that are probabilities, those of channel {channel.name!r} are not": scores,
@@ -188,7 +188,7 @@ def _latents(problem: Any, inputs: torch.Tensor, state: TorchState) -> torch.Ten
     """Latents of the student, by the model's own forward map on tensors."""
     model, prior = problem.model, problem.prior
     factor = state.factor()
-    if hasattr(model, "forward_gram") and hasattr(prior, "gram_scale"):
+    if model.forward_gram is not None and prior.gram_scale is not None:
         return model.forward_gram(inputs, math.sqrt(prior.gram_scale(factor)) * factor)[0]
     return model.forward(inputs, prior.compose(factor))
 

@@ -98,13 +98,13 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
         return namespace(z).argmax(self._matrix(z), axis=-1)
 
     @property
-    def log_partition(self) -> Callable[[Array, Array, Array], Array]:
-        """``log P(y | omega, V)`` (n,) as a function of (y, omega, V); an attribute of up to 5 tokens only.
+    def log_partition(self) -> Callable[[Array, Array, Array], Array] | None:  # type: ignore[override]
+        """``log P(y | omega, V)`` (n,) as a function of (y, omega, V); None for more than 5 tokens.
 
         Labels less likely than 1e-8 may be given too little with three tokens or more.
         """
         if self.tokens > EXACT:
-            raise AttributeError(f"log_partition is integrated for up to {EXACT} tokens only")
+            return None
         return pair.log_partition if self.tokens == 2 else self._log_partition
 
     def _log_partition(self, y: Array, omega: Array, V: Array) -> Array:

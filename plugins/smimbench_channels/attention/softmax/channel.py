@@ -181,11 +181,9 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         return Uncertain((self.sites - 1) / V, 0.0, "closed form")
 
     @property
-    def rough_labels(self) -> Callable[[Array, Array], int]:
-        """Labels that are enough for differences of a sampled information; an attribute of two layers only."""
-        if self.layers == 1:
-            raise AttributeError("the information of one layer is known in closed form")
-        return lambda Q, V: ROUGH
+    def rough_labels(self) -> Callable[[Array, Array], int] | None:  # type: ignore[override]
+        """Labels that are enough for differences of a sampled information; None for one layer."""
+        return None if self.layers == 1 else lambda Q, V: ROUGH
 
     @property
     def equations(self) -> float:
@@ -196,15 +194,9 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         return float(self.sites - 1) if self.layers == 1 else 2.0
 
     @property
-    def generalization_error(self) -> Callable[[Array, Array], dict[str, Uncertain]]:
-        """Errors of the prediction of a new label; an attribute of channels with two tokens only.
-
-        For more tokens the integral has too many dimensions for nodes; AttributeError sends the engine to its
-        generic estimate.
-        """
-        if self.tokens != 2 or self.layers != 1:
-            raise AttributeError("generalization_error is integrated for two tokens and one layer only")
-        return self._two_token_error
+    def generalization_error(self) -> Callable[[Array, Array], dict[str, Uncertain]] | None:  # type: ignore[override]
+        """Errors of the prediction of a new label; None for more than two tokens or one layer: too many dimensions for nodes."""
+        return self._two_token_error if self.tokens == 2 and self.layers == 1 else None
 
     def _two_token_error(self, Q: Array, V: Array) -> dict[str, Uncertain]:
         r"""Squared error of the predicted probabilities, summed over the four entries of y.

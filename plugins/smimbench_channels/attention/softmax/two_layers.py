@@ -77,7 +77,7 @@ class TwoLayerAttention(SoftmaxChannel):
         check_number("skip", self.skip, positive=False)
         check_whole("samples", self.samples, 1024, 1 << 24)
 
-    def forward(self, z: Array) -> Array:
+    def forward(self, z: Array, *, rng: object = None) -> Array:
         """Log-probabilities (..., n, 2, 2) of the latents (..., n, 2, 3)."""
         check_latents(z, 2, 3)
         xp = namespace(z)

@@ -1,0 +1,91 @@
+"""What all items have in common, and what an item may leave out: the attributes of its base class that have a default."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from typing import Any, ClassVar, TypeVar
+
+from smimbench.interfaces.basics import Capabilities
+
+__all__ = ["DERIVED", "Item", "describe", "gives", "missing_members", "optional_members", "with_defaults"]
+
+Class = TypeVar("Class", bound=type[Any])
+DERIVED: Any = None
+"""Default of what the engine works out where an item leaves it out."""
+DECLARED = ("name", "version", "reference", "capabilities")
+
+
+class Item:
+    """Base class of models, channels, priors, metrics and algorithms.
+
+    Parameters are the fields of a dataclass. Bad values raise ``smimbench.ParameterError(key, "must be ..., got ...")``.
+    """
+
+    _required: ClassVar[tuple[str, ...]] = ()
+    _alternatives: ClassVar[tuple[tuple[str, ...], ...]] = ()
+
+    name: ClassVar[str]
+    """Lower-case letters, digits, ``.``, ``_`` and ``-``."""
+    version: ClassVar[int]
+    """Integer, raised when the numbers change; part of the key of a result. ``smimbench show`` sets results of another version
+    apart. So it does, and says so, where the code of an item (its files and what they import from beside them, without comments)
+    changed under the same version."""
+    reference: ClassVar[str]
+    """Where the equations are from."""
+    capabilities: ClassVar[Capabilities]
+    """``smimbench.Capabilities(models, backends, dtypes)``: what it can be combined with."""
+
+    example: ClassVar[dict[str, Any]] = {}
+    """Parameters for the published checks. Without it: the checks make it with its defaults."""
+
+
+def has(item: Any, name: str) -> bool:
+    """Whether an item, or a class, has a method, an attribute or a field of that name."""
+    # A field of a dataclass without a default is no attribute of the class.
+    return hasattr(item, name) or name in getattr(item, "__dataclass_fields__", {})
+
+
+def gives(base: type[Item], cls: Any, name: str) -> bool:
+    """Whether a class has a member of its own, not just what its base class has in its place."""
+    inherited = getattr(cls, name, cls) is getattr(base, name, base)
+    return has(cls, name) and (not inherited or name in getattr(cls, "__dataclass_fields__", {}))
+
+
+def missing_members(base: type[Item], cls: Any) -> tuple[list[str], tuple[tuple[str, ...], ...]]:
+    """What a class lacks: members that all have, and the sets of methods of which it has none whole."""
+    lacking = [name for name in (*DECLARED, *base._required) if not gives(base, cls, name)]
+    choices = base._alternatives
+    return lacking, () if any(all(gives(base, cls, name) for name in choice) for choice in choices) else choices
+
+
+def optional_members(base: type[Item]) -> tuple[str, ...]:
+    """Names of the attributes of a base class that have a default."""
+    needed = {*base._required, *(base._alternatives[0] if base._alternatives else ())}
+    return tuple(name for name in vars(base) if not name.startswith("_") and name not in needed)
+
+
+def with_defaults(base: type[Item], cls: Class) -> Class:
+    """A class, with the defaults of the base class for what it leaves out if it does not inherit from that."""
+    if not issubclass(cls, base):
+        for owner in (Item, base):
+            for name in optional_members(owner):
+                if not has(cls, name):
+                    setattr(cls, name, vars(owner)[name])
+    return cls
+
+
+def describe(base: type[Item]) -> dict[str, str]:
+    """Documentation of the members of a base class, from its source; that of a method begins with how it is called."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+    body = tree.body if isinstance(tree, ast.ClassDef) else []
+    text: dict[str, str] = {}
+    for node, after in zip(body, [*body[1:], ast.Pass()]):
+        if isinstance(node, ast.FunctionDef):
+            call = ", ".join(argument.arg for argument in node.args.args[1:])
+            words = (ast.get_docstring(node) or "").split("\n\nParameters\n")[0]
+            text[node.name] = f"``{node.name}({call})``: {words}"
+        elif isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            text[ast.unparse(node.target)] = inspect.cleandoc(str(after.value.value))
+    return {name: " ".join(words.split()) for name, words in text.items()}
