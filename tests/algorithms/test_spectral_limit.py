@@ -281,21 +281,6 @@ def test_largest_real_eigenvalue_is_that_of_the_dense_asymmetric_matrix():
     assert compared >= 2
 
 
-@pytest.mark.parametrize("kind", ["symmetric", "asymmetric"])
-def test_runs_follow_theory(kind):
-    problem = softmax()
-    found = spectral_theory(problem, 0.6, kind)
-    runs = []
-    for replicate in range(8):
-        instance, data = data_of(problem, 0.6, 500, replicate)
-        estimate = spectral_estimate(problem, data, np.random.default_rng(0), kind).estimate
-        metrics = instance.metrics(estimate)
-        runs.append([metrics["overlap"][0], metrics["mse"][0]])
-    mean, sem = np.mean(runs, axis=0), np.std(runs, axis=0, ddof=1) / np.sqrt(len(runs))
-    assert abs(mean[0] - found.overlap[0, 0]) < 3 * sem[0] + 0.02
-    assert abs(mean[1] - found.mse[0]) < 3 * sem[1] + 0.02
-
-
 def test_overlap_vanishes_with_dimension_below_the_transition():
     problem = softmax()
     means = []
@@ -320,14 +305,6 @@ def test_the_last_layer_emerges_first():
     assert found.modes[0].strength > 1 > found.modes[1].strength
     # No layer can emerge before a sign-free label of M tokens lets it: 1/(M (M + 1)) = 1/6.
     assert found.modes[0].strength / 0.4 < 6
-    runs = []
-    for replicate in range(6):
-        instance, data = data_of(problem, 0.4, 400, replicate)
-        estimate = spectral_estimate(problem, data, np.random.default_rng(0)).estimate
-        runs.append(instance.metrics(estimate)["overlap"])
-    mean, sem = np.mean(runs, axis=0), np.std(runs, axis=0, ddof=1) / np.sqrt(len(runs))
-    assert abs(mean[1] - found.overlap[1, 1]) < 3 * sem[1] + 0.02
-    assert mean[0] < 0.05
 
 
 def test_directions_that_do_not_separate_are_found_together():
@@ -342,15 +319,6 @@ def test_directions_that_do_not_separate_are_found_together():
         assert mode.direction is None
         assert mode.strength == pytest.approx(alpha * 3 / 1.5**2, rel=0.03)
         assert np.trace(mode.gram) == pytest.approx(1)
-        runs = []
-        for replicate in range(6):
-            instance, data = data_of(problem, alpha, 400, replicate)
-            estimate = spectral_estimate(problem, data, np.random.default_rng(0), kind).estimate
-            metrics = instance.metrics(estimate)
-            runs.append([*metrics["overlap"], *metrics["mse"]])
-        mean, sem = np.mean(runs, axis=0), np.std(runs, axis=0, ddof=1) / np.sqrt(len(runs))
-        expected = np.concatenate([np.diagonal(found.overlap), found.mse])
-        assert (np.abs(mean - expected) < 3.5 * sem + 0.02).all()
 
 
 def test_joint_theory_agrees_with_the_scalar_one():
@@ -392,21 +360,14 @@ def test_start_claims_what_it_holds():
     assert error == pytest.approx(float(start.V[0, 0]), rel=0.15)
 
 
-@pytest.mark.parametrize("origin", ["prior-mean", "zero"])
-def test_first_order_estimate_follows_its_theory(origin):
+def test_first_order_theory_has_a_closed_form():
+    """``(4 / 3V)(1 / pi P+ + 1 / 2 pi P-)`` is the information of hardmax at zero; Q0 = 1.5."""
     problem = Problem({"name": "attention-indexed", "tokens": 2}, {"name": "hardmax"}, {"name": "wishart", "rho": 0.5})
-    Q, V, error, _ = first_order_theory(problem, 0.5, origin)
-    # (4 / 3V)(1 / pi P+ + 1 / 2 pi P-) is the information at zero; Q0 = 1.5.
-    if origin == "zero":
-        plus, minus = (0.25 + s * np.arcsin(1 / 3) / (2 * np.pi) for s in (1, -1))
-        information = (4 / (3 * 1.5)) * (1 / (np.pi * plus) + 1 / (2 * np.pi * minus)) / 2
-        expected = problem.prior.overlap(np.array([[2 * 0.5 * information]])).V[0, 0]
-        assert V[0, 0] == pytest.approx(expected, rel=1e-6)
-    runs = []
-    for replicate in range(4):
-        instance, data = data_of(problem, 0.5, 100, replicate)
-        runs.append(instance.metrics(first_order(problem, data, origin).estimate)["mse"][0])
-    assert np.mean(runs) == pytest.approx(V[0, 0], rel=0.06)
+    Q, V, error, _ = first_order_theory(problem, 0.5, "zero")
+    plus, minus = (0.25 + s * np.arcsin(1 / 3) / (2 * np.pi) for s in (1, -1))
+    information = (4 / (3 * 1.5)) * (1 / (np.pi * plus) + 1 / (2 * np.pi * minus)) / 2
+    expected = problem.prior.overlap(np.array([[2 * 0.5 * information]])).V[0, 0]
+    assert V[0, 0] == pytest.approx(expected, rel=1e-6)
     assert Q[0, 0] == pytest.approx(1.5 - V[0, 0])
     assert error[0] < 1e-6
 
