@@ -8,11 +8,11 @@ import sys
 
 import numpy as np
 import pytest
-from smimbench_channels.sequence.softmax.channel import SequenceSoftmax
-from smimbench_channels.sequence.softmax.network import output_of_label
 from smimbench_channels.sequence.softmax.two_layers import posterior as two_layers
 from smimbench_channels.sequence.softmax.two_layers.kernel import TABLE, host_sums, kernel
 from smimbench_channels.sequence.softmax.two_layers.rule import Rule
+
+from tests.channels.sequence.deep_attention import draw, outputs
 
 CASES = [
     (0.0, (0.3, 0.05, 0.2)),
@@ -24,20 +24,10 @@ CASES = [
 POINTS = {False: 12, True: 20}  # two of the largest pieces do not fit into one table of the host
 
 
-def samples(skip, V, count, seed=0):
-    """Labels of the model given means, and those means."""
-    rng = np.random.default_rng(seed)
-    V = np.array([[V[0], V[1]], [V[1], V[2]]])
-    omega = rng.standard_normal((count, 2, 2)) * np.sqrt(np.maximum(1.2 - np.diagonal(V), 0.1))[:, None]
-    z = omega + np.linalg.cholesky(V) @ rng.standard_normal((count, 2, 2))
-    return SequenceSoftmax(tokens=2, layers=2, skip=skip).forward(z), omega, V
-
-
 def block(skip, V, full, count):
     """Arguments of ``host_sums``."""
-    y, omega, _ = samples(skip, V, count)
-    u = output_of_label(y)
-    return u, omega, Rule(V, skip, 1e-6, full, POINTS[full]), np.full(count, 6.0), np.zeros(count)
+    omega, z = draw(np.random.default_rng(0), count, np.array([V[:2], V[1:]]))
+    return outputs(z, skip), omega, Rule(V, skip, 1e-6, full, POINTS[full]), np.full(count, 6.0), np.zeros(count)
 
 
 def assert_same(found, expected):
@@ -84,8 +74,9 @@ def test_the_kernel_agrees_on_the_device(skip, V, full):
     cupy = pytest.importorskip("cupy")
     if not cupy.is_available():
         pytest.skip("no CUDA device")
-    y, omega, V = samples(skip, V, 1003)
-    u = output_of_label(y)
+    V = np.array([V[:2], V[1:]])
+    omega, z = draw(np.random.default_rng(0), 1003, V)
+    u = outputs(z, skip)
     expected = two_layers.integrate(u, omega, V, skip, 1e-6, full)
     found = two_layers.integrate(cupy.asarray(u), cupy.asarray(omega), V, skip, 1e-6, full)
     assert all(isinstance(a, cupy.ndarray) for a in found)

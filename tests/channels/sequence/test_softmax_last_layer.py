@@ -16,23 +16,13 @@ from smimbench_channels.sequence.softmax.last_layer.tables import ACCURACY, Accu
 from smimbench.backend.arrays import to_host
 from smimbench.problem.problem import Problem
 from smimbench.theory.verification import verify_information
+from tests.channels.sequence.deep_attention import product
 from tests.conftest import assert_placed
-
-
-def mixing(z, skip):
-    """The product of the attention matrices of the layers ``z`` (n, K, 2), straight from the definition."""
-    B = np.broadcast_to(np.eye(2), (len(z), 2, 2))
-    for layer in range(z.shape[1]):
-        h = np.einsum("nij,nj->ni", B, z[:, layer])
-        weights = np.exp(h[:, :, None] * h[:, None, :])
-        A = skip * np.eye(2) + weights / weights.sum(-1, keepdims=True)
-        B = A @ B
-    return B
 
 
 def brute_force(z, weight, u, omega, v, skip):
     """E[z_l z_l^T | u] of every layer by summing over points ``z`` of the layers before the last; both signs of u."""
-    B = mixing(z, skip)
+    B = product(z, skip)
     inverse, determinant = np.linalg.inv(B), np.abs(np.linalg.det(B))
     last = inverse @ u
     moments, total = np.zeros((z.shape[1] + 1, 2, 2)), 0.0
@@ -69,7 +59,7 @@ def labels(rng, layers, q, skip, n):
     omega = np.sqrt(q) * rng.standard_normal((n, 2))
     z = rng.standard_normal((n, layers, 2))
     z[:, -1] = omega + np.sqrt(1 - q) * z[:, -1]
-    u = np.einsum("nij,nj->ni", mixing(z[:, :-1], skip), z[:, -1])
+    u = np.einsum("nij,nj->ni", product(z[:, :-1], skip), z[:, -1])
     return omega, u
 
 
@@ -116,7 +106,7 @@ def test_variances_other_than_one(rng):
     # z_1 = sqrt(v) zeta: the same label, described in other units.
     skip, v = 1.3, np.array([0.4, 0.2])
     z = np.sqrt(v)[:, None] * rng.standard_normal((5, 2, 2))
-    u = np.einsum("nij,nj->ni", mixing(z[:, :1], skip), z[:, 1])
+    u = np.einsum("nij,nj->ni", product(z[:, :1], skip), z[:, 1])
     axis = np.sqrt(v[0]) * np.linspace(-6.0, 6.0, 321)
     grid = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 1, 2)
     weight = np.exp(-0.5 * (grid**2).sum((1, 2)) / v[0])
@@ -171,11 +161,11 @@ def importance(q, skip, n, points, seed):
     for k in range(n):
         omega = np.sqrt(q)[:, None] * rng.standard_normal((layers, 2))
         z = omega + np.sqrt(v)[:, None] * rng.standard_normal((layers, 2))
-        u = mixing(z[None, :-1], skip)[0] @ z[-1]
+        u = product(z[None, :-1], skip)[0] @ z[-1]
         means, seconds = [], []
         for _ in range(2):
             draws = omega[:-1] + np.sqrt(v[:-1])[:, None] * rng.standard_normal((points, layers - 1, 2))
-            B = mixing(draws, skip)
+            B = product(draws, skip)
             last = np.linalg.inv(B) @ u
             plus, minus = (
                 np.exp(-((s * last - omega[-1]) ** 2).sum(-1) / (2 * v[-1])) / np.linalg.det(B) for s in (1, -1)
