@@ -10,7 +10,7 @@ import stat
 import time
 import uuid
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,9 +26,12 @@ __all__ = [
     "remove_leftovers",
     "steady_folder",
     "sync_folder",
+    "unless",
     "write_atomically",
 ]
 
+
+T = TypeVar("T")
 
 LEFTOVER = 3600.0
 """Seconds after which a temporary file has no writer any more; doubled, what a killed run left lies there that much longer."""
@@ -157,14 +160,19 @@ def remove_leftovers(folder: Path) -> int:
     """
     removed = 0
     for path in folder.rglob(".*.tmp"):
-        with contextlib.suppress(OSError):
-            if (
-                re.fullmatch(r"\..+\.\d+\.[0-9a-f]{8}\.tmp", path.name)
-                and time.time() - path.stat().st_mtime > LEFTOVER
-            ):
-                path.unlink()
-                removed += 1
+        about = unless(OSError, path.stat) if re.fullmatch(r"\..+\.\d+\.[0-9a-f]{8}\.tmp", path.name) else None
+        if about is not None and time.time() - about.st_mtime > LEFTOVER:
+            unless(OSError, path.unlink)
+            removed += not path.exists()
     return removed
+
+
+def unless(errors: type[Exception], work: Callable[..., T], *arguments: Any) -> T | None:
+    """What ``work`` returns; None if it raises one of these errors, as for a file or a process that is gone by now."""
+    try:
+        return work(*arguments)
+    except errors:
+        return None
 
 
 @contextlib.contextmanager

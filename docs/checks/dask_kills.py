@@ -28,21 +28,21 @@ from smimbench.suite.reader import load_suite  # noqa: E402
 
 TEXT = """
 [problem]
-model   = { name = "sequence-multi-index", tokens = 2 }
-channel = { name = "linear", noise = 0.2 }
-prior   = { name = "gaussian" }
+model   = {{ name = "sequence-multi-index", tokens = 2 }}
+channel = {{ name = "linear", noise = 0.2 }}
+prior   = {{ name = "gaussian" }}
 [grid]
 alpha     = [0.5, 1.0]
 dimension = [12]
-seeds     = 250
+seeds     = {seeds}
 [[algorithms]]
 name  = "sgd"
 steps = 40
 [[algorithms]]
 name  = "gamp"
 """
-CLIENT, SCHEDULER = (250, 500), (700,)
-"""Cells that are there when the client and the scheduler are killed."""
+CLIENT, SCHEDULER = (0.25, 0.5), (0.7,)
+"""Parts of the cells that are there when the client and the scheduler are killed."""
 ERRORS = ("metrics", "status", "reason", "iterations", "restarts", "start", "final")
 QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
 
@@ -84,7 +84,9 @@ def main() -> int:
     """The whole check; 1 if a cell is missing or unlike the serial run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pause", type=float, default=5.0, help="Seconds between two kills of a worker.")
-    pause = parser.parse_args().pause
+    parser.add_argument("--seeds", type=int, default=250, help="A quarter of the number of cells.")
+    chosen = parser.parse_args()
+    pause = chosen.pause
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -93,7 +95,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         file = folder / "fire.toml"
-        file.write_text(TEXT)
+        file.write_text(TEXT.format(seeds=chosen.seeds))
         cells = load_suite(file).cells()
         begin = time.monotonic()
         calm = Store(folder / "calm")
@@ -110,8 +112,8 @@ def main() -> int:
         run = ("run", str(file), "--dask", address, "--results", str(folder / "rough"), "--quiet", "--no-figure")
         client = Service("-m", "smimbench", *run, **place)
         store, turns = Store(folder / "rough" / "fire"), itertools.cycle(workers)
-        moments = sorted([(count, client) for count in CLIENT] + [(count, scheduler) for count in SCHEDULER],
-                         key=lambda moment: moment[0])  # fmt: skip
+        shots = [(part, client) for part in CLIENT] + [(part, scheduler) for part in SCHEDULER]
+        moments = sorted(((part * len(cells), service) for part, service in shots), key=lambda moment: moment[0])
         shot = time.monotonic()
         try:
             while not client.ended():

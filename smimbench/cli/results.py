@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from smimbench.cli.options import NOT_OK, OK, complain, make_console, print_json
-from smimbench.files import StoreError, canonical_json, error_line, read_json, write_atomically
+from smimbench.files import canonical_json, error_line, read_json, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -326,14 +326,14 @@ def _moving(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _draw_figures(results: Results, *, silent: bool) -> None:
+    from smimbench.run.theory_cache import THEORY_ERRORS
+
     try:
         paths = results.figures()
     except ImportError:
         complain("no figure: matplotlib is missing; pip install 'smimbench[plot]'")
         return
-    except StoreError:
-        raise
-    except Exception as error:  # theory on a finer grid may ask a plugin more than the tables did
+    except THEORY_ERRORS as error:  # a finer grid may ask a plugin more than the tables did
         complain(f"no figure: {error_line(error)}")
         return
     for path in () if silent else paths:

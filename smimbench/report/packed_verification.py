@@ -11,6 +11,7 @@ from smimbench.files import error_line
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.report.aggregate import against_theory, ratio_to_bayes
 from smimbench.run.processes import in_processes
+from smimbench.run.theory_cache import THEORY_ERRORS
 from smimbench.run.theory_guard import GuardedTheory
 from smimbench.run.verification import ELSEWHERE, Verification, differences
 
@@ -77,7 +78,7 @@ def _theory(path: Path, rows: Sequence[Row], suite: Suite, tolerance: float) -> 
         alphas = sorted({row["alpha"] for row in members})
         try:
             points = {alpha: branches[0] for alpha, branches in zip(alphas, fresh.points(problem, alphas))}
-        except Exception as error:  # a plugin's theory may raise anything
+        except THEORY_ERRORS as error:
             found.remarks.append(f"{label}: theory raised {error_line(error)}")
             continue
         for row in members:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.files import canonical_json, error_line, steady_folder
+from smimbench.files import canonical_json, error_line
 from smimbench.interfaces import Conditions, Overlaps, ParameterError
 from smimbench.problem.problem import ProblemError
 from smimbench.registry.adapters import plan_of, sizes
@@ -26,6 +26,7 @@ from smimbench.report.still_moving import still_moving
 from smimbench.run.external import ELSEWHERE, kept_scores
 from smimbench.run.loop import Status
 from smimbench.run.store import Store
+from smimbench.run.theory_cache import THEORY_ERRORS
 from smimbench.suite.cells import Cell, build_algorithm
 from smimbench.theory.own import BRINGS_NONE
 
@@ -217,9 +218,8 @@ def error_rows(
 def _solve(theorist: TheoryCache, problem: Problem, ratios: Sequence[float]) -> dict[str, Exception]:
     """Solve the theory of a problem; what a plugin of it raises hides that theory, and no row."""
     try:
-        with steady_folder():
-            theorist.points(problem, ratios)
-    except Exception as error:  # a plugin's theory may raise anything; its rows say so, the others stay
+        theorist.points(problem, ratios)
+    except THEORY_ERRORS as error:  # its rows say so, the others stay
         return {canonical_json(problem.spec): error}
     return {}
 
@@ -232,9 +232,8 @@ def _near(
     if not stuck:
         return None
     try:
-        with steady_folder():
-            found = theorist.thresholds(problem)
-    except Exception:  # of a plugin; the reason of the run stands without
+        found = theorist.thresholds(problem)
+    except THEORY_ERRORS:  # the reason of the run stands without
         return None
     low = problem.model.rank == "low"
     count = dimension if low else problem.model.sample_count(ratio, dimension)
@@ -336,9 +335,8 @@ def own_point(
         trajectory=trajectory,
     )
     try:
-        with steady_folder():
-            return theorist.own(problem, algorithm, cell.algorithm, ratio, conditions)
-    except Exception as error:  # a plugin may raise anything; the rows of all others are none of its business
+        return theorist.own(problem, algorithm, cell.algorithm, ratio, conditions)
+    except THEORY_ERRORS as error:  # the rows of all others are none of its business
         return f"its theory raised {error_line(error)}"
 
 

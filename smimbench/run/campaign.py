@@ -27,6 +27,7 @@ from smimbench.run.processes import in_processes
 from smimbench.run.settings import settings_folder
 from smimbench.run.shards import Shard, cells_of_shard
 from smimbench.run.store import Store, theory_folder
+from smimbench.run.theory_cache import TheoryError
 from smimbench.run.theory_guard import GuardedTheory, is_third_party
 from smimbench.suite.errors import SuiteError
 
@@ -118,7 +119,7 @@ class Campaign:
                 if error.key == "theory":  # its process ended: rows say so, the runs may be good
                     return
                 complaint = complaint or error
-            except Exception:  # a plugin may raise anything; its rows say so
+            except TheoryError:  # its rows say so
                 return
             else:
                 return

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.backend import machine
-from smimbench.backend.device import Backend, get_backend
+from smimbench.backend.device import Backend, BackendError, get_backend
 from smimbench.backend.memory import cautious
 from smimbench.backend.roofline import remembered
 from smimbench.backend.streaming import DrawnInputs, NarrowInputs, StreamedInputs
@@ -35,11 +35,9 @@ from smimbench.suite.cells import Cell
 from smimbench.suite.schema import STARTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from smimbench.interfaces import Data, Start
 
-__all__ = ["INFORMED_OVERLAP", "fit_for_store", "is_user_interrupt", "lost_record", "run_cell"]
+__all__ = ["INFORMED_OVERLAP", "is_user_interrupt", "lost_record", "run_cell"]
 
 INFORMED_OVERLAP = 0.9
 """Overlap with the teacher of an informed start; nearer to 1 the informed branch is followed from further inside."""
@@ -60,51 +58,43 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1, registry: Re
         BLAS threads.
     """
     registry = registry or get_registry()
-    report = _CellReport(cell, threads, timing)
-    started = time.time()
+    started, tries, lost = time.time(), 0, 0.0
     _forget_other_instances(cell)
     machine.reset_peak_memory()
-
-    def work() -> dict[str, Any]:
-        ready = _prepare_cell(cell, registry, timing)
-        if isinstance(ready, dict):
-            return ready
-        common = (ready.problem, ready.instance, ready.data, ready.algorithm)
-        return _conclude_record(ready, run_algorithm(*common, ready.make_rng, ready.settings, ready.backend))
-
-    report.keep(lambda: _with_smaller_chunks(cell, work))
-    return report.finish(started, time.time() - started)
+    while True:
+        # Whatever a try holds has to be gone before the next: nothing of an error may outlive its clause.
+        try:
+            with warnings.catch_warnings(record=True) as caught, machine.blas_threads(threads), cautious(0.5**tries):
+                warnings.simplefilter("always")
+                found = _run_prepared(_prepare_cell(cell, registry, timing))
+            if tries and "placement" in found:
+                found["placement"]["tries"] = tries + 1
+                said = f"the device ran out of memory: run again with chunks of 1/{2**tries} of their usual size"
+                found["warnings"] = [*found["warnings"], said]
+                found["timing"]["lost_seconds"] += lost
+            raised = [f"{w.category.__name__}: {' '.join(printable(w.message, 2000).split())}" for w in caught]
+            found["warnings"] = _different([*found.get("warnings", []), *raised])
+            return _whole_record(cell, found, threads, started, timing=timing)
+        except BaseException as error:  # the algorithm or a plugin may raise anything
+            if is_user_interrupt(error):
+                raise
+            tries += 1
+            trace = printable("".join(traceback.format_exception(error)), LONGEST)
+            failure = {"reason": error_line(error), "where": _where(error), "traceback": trace}
+            again = tries < MOST_TRIES and _ran_out(cell, error)
+        _LATEST.clear()  # whoever raised may have written into it
+        if not again:
+            return _whole_record(cell, {"status": Status.FAILED.value, **failure}, threads, started, timing=timing)
+        gc.collect()
+        get_backend(cell.backend, cell.run.dtype, tf32=cell.run.tf32).release()
+        lost = time.time() - started
 
 
 def _ran_out(cell: Cell, error: BaseException) -> bool:
     """Whether the memory of the device of a cell did not suffice."""
-    with contextlib.suppress(Exception):  # of a backend that is not there
-        return get_backend(cell.backend, cell.run.dtype, tf32=cell.run.tf32).ran_out(error)
-    return False
-
-
-def _with_smaller_chunks(cell: Cell, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What ``work`` returns; where the device runs out of memory, it is done anew with chunks half as large, and says so."""
-    begun, lost = time.perf_counter(), 0.0
-    for tries in range(MOST_TRIES):
-        # Whatever a try holds has to be gone before the next: nothing of an error may outlive its clause.
-        try:
-            with cautious(0.5**tries):
-                record = work()
-            break
-        except Exception as error:
-            if tries + 1 == MOST_TRIES or not _ran_out(cell, error):
-                raise
-        _LATEST.clear()
-        gc.collect()
-        get_backend(cell.backend, cell.run.dtype, tf32=cell.run.tf32).release()
-        lost = time.perf_counter() - begun
-    if tries and "placement" in record:
-        record["placement"]["tries"] = tries + 1
-        said = f"the device ran out of memory: run again with chunks of 1/{2**tries} of their usual size"
-        record["warnings"] = [*record["warnings"], said]
-        record["timing"]["lost_seconds"] += lost
-    return record
+    if isinstance(error, BackendError):  # it is not there
+        return False
+    return get_backend(cell.backend, cell.run.dtype, tf32=cell.run.tf32).ran_out(error)
 
 
 def is_user_interrupt(error: BaseException) -> bool:
@@ -112,63 +102,32 @@ def is_user_interrupt(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
 
 
-class _CellReport:
-    """The record of a cell while it is run, with all that is raised or warned of on the way."""
+def _whole_record(cell: Cell, found: dict[str, Any], threads: int, started: float, *, timing: bool) -> dict[str, Any]:
+    """What was found, with what all records begin and end with, as plain values.
 
-    def __init__(self, cell: Cell, threads: int, timing: bool) -> None:
-        self.cell, self.threads, self.timing = cell, threads, timing
-        self.record = _beginning(cell)
-        self.warnings: list[warnings.WarningMessage] = []
-
-    def keep(self, work: Callable[[], dict[str, Any]]) -> None:
-        """Take up what ``work`` returns and warns of; what it raises ends this cell, and siblings go on."""
-        try:
-            with warnings.catch_warnings(record=True) as caught, machine.blas_threads(self.threads):
-                warnings.simplefilter("always")
-                self.record.update(work())
-            self.warnings += caught
-        except BaseException as error:  # the algorithm or a plugin may raise anything
-            if is_user_interrupt(error):
-                raise
-            _LATEST.clear()  # whoever raised may have written into it
-            trace = printable("".join(traceback.format_exception(error)), LONGEST)
-            self.record.update(
-                status=Status.FAILED.value, reason=error_line(error), where=_where(error), traceback=trace
-            )
-
-    def finish(self, started: float, seconds: float) -> dict[str, Any]:
-        """The record, with what all of them end with; ``seconds`` is all that it took."""
-        cell, record = self.cell, self.record
-        if record.get("status") != Status.FAILED.value:
-            raised = [f"{w.category.__name__}: {' '.join(printable(w.message, 2000).split())}" for w in self.warnings]
-            record["warnings"] = _different([*record.get("warnings", []), *raised])
-        record.setdefault("metrics", {})
-        record["timing"] = {
-            **record.get("timing", {}),
-            "trusted": self.timing and "timing" in record,
-            "machine": machine.fingerprint(),
-            "threads": self.threads,
-            "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-            "ceilings": remembered(cell.backend, self.threads) if "timing" in record else None,
-            "peak_memory": machine.peak_memory(),
-            "started": started,
-            "total_seconds": seconds,
-        }
-        return fit_for_store(record | {"machine": machine.machine_info(), "versions": machine.versions()})
-
-
-def fit_for_store(record: dict[str, Any]) -> dict[str, Any]:
-    """The record as plain values, or a failed one in its place if a plugin has put into it what a record cannot hold."""
-    try:
-        found: dict[str, Any] = plain(record)
-        check_types(found)
-        found["cell"] = record["cell"]
-    except (ValueError, RecursionError) as error:
-        kept = {name: record[name] for name in ("key", "cell", "problem", "algorithm", "machine", "versions")}
-        timing = {name: record["timing"][name] for name in ("machine", "threads")}
-        reason = f"reported what a record cannot hold: {error_line(error)}"
-        found = plain({**kept, "status": Status.FAILED.value, "reason": reason, "metrics": {}, "timing": timing})
-    return found
+    Raises
+    ------
+    ValueError
+        If a plugin has put into it what a record cannot hold.
+    """
+    timed = "timing" in found
+    ends = {
+        **found.get("timing", {}),
+        "trusted": timing and timed,
+        "machine": machine.fingerprint(),
+        "threads": threads,
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "ceilings": remembered(cell.backend, threads) if timed else None,
+        "peak_memory": machine.peak_memory(),
+        "started": started,
+        "total_seconds": time.time() - started,
+    }
+    record = {**_beginning(cell), **found}
+    record.setdefault("metrics", {})
+    record |= {"timing": ends, "machine": machine.machine_info(), "versions": machine.versions()}
+    whole: dict[str, Any] = plain(record)
+    check_types(whole)
+    return whole | {"cell": record["cell"]}
 
 
 def _different(lines: list[str]) -> list[str]:
@@ -232,6 +191,14 @@ def _prepare_cell(cell: Cell, registry: Registry, timing: bool) -> _ReadyCell | 
     if timing:
         algorithm.step(problem, data, algorithm.init(problem, data, ready.make_rng(0)))
     return ready
+
+
+def _run_prepared(ready: _ReadyCell | dict[str, Any]) -> dict[str, Any]:
+    """What a record says of a run, or of a cell that is refused."""
+    if isinstance(ready, dict):
+        return ready
+    common = (ready.problem, ready.instance, ready.data, ready.algorithm)
+    return _conclude_record(ready, run_algorithm(*common, ready.make_rng, ready.settings, ready.backend))
 
 
 def _conclude_record(ready: _ReadyCell, result: LoopResult) -> dict[str, Any]:

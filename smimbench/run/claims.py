@@ -8,10 +8,11 @@ runs that both compute a cell write the same record.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from pathlib import Path
+
+from smimbench.files import unless
 
 __all__ = ["STALE", "Claims"]
 
@@ -47,9 +48,9 @@ class Claims:
         path = self.folder / key
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > STALE:
-                    path.unlink()
+            about = unless(FileNotFoundError, path.stat)
+            if about is not None and time.time() - about.st_mtime > STALE:
+                path.unlink(missing_ok=True)
             handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         except FileExistsError:
             return False
@@ -68,19 +69,16 @@ class Claims:
         if time.monotonic() - self._touched > STALE / 6:
             self._touched = time.monotonic()
             for key in self._own:
-                with contextlib.suppress(OSError):
-                    os.utime(self.folder / key)
+                unless(OSError, os.utime, self.folder / key)
 
     def release(self, key: str) -> None:
         """Give a cell back: it is done, or it will not be run."""
         if key in self._own:
             self._own.discard(key)
-            with contextlib.suppress(OSError):
-                (self.folder / key).unlink()
+            unless(OSError, (self.folder / key).unlink)
 
     def close(self) -> None:
         """Give all of them back, and the folder if it is empty."""
         for key in list(self._own):
             self.release(key)
-        with contextlib.suppress(OSError):
-            self.folder.rmdir()
+        unless(OSError, self.folder.rmdir)

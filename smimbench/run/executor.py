@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
-from smimbench.files import printable
+from smimbench.files import printable, unless
 from smimbench.run import heartbeat
 from smimbench.run.loop import Status
 from smimbench.run.record import LONGEST
@@ -272,7 +272,7 @@ class _Worker:
         threading.Thread(target=self._listen, args=(events,), daemon=True).start()
 
     def _tell(self, message: bytes) -> None:
-        _unless(OSError, send, self.process.stdin, message)  # if it is dead, the other pipe says so too
+        unless(OSError, send, self.process.stdin, message)  # if it is dead, the other pipe says so too
 
     def _listen(self, events: queue.Queue[tuple[_Worker, bytes | None]]) -> None:
         stream: Any = self.process.stdout
@@ -382,36 +382,28 @@ class _Worker:
 
     def memory(self) -> int:
         """Bytes that it and what it started have in memory."""
-        known = [_unless(psutil.Error, one.memory_info) for one in self._family()]
+        known = [unless(psutil.Error, one.memory_info) for one in self._family()]
         return sum(one.rss for one in known if one is not None)
 
     def _family(self) -> list[psutil.Process]:
         """It and what it started, also what has left its group: that is a child of it still, see ``begin_worker``."""
-        leader = None if self.process.poll() is not None else _unless(psutil.Error, psutil.Process, self.process.pid)
-        return [] if leader is None else [leader, *(_unless(psutil.Error, leader.children, True) or ())]
+        leader = None if self.process.poll() is not None else unless(psutil.Error, psutil.Process, self.process.pid)
+        return [] if leader is None else [leader, *(unless(psutil.Error, leader.children, True) or ())]
 
     def _kill(self) -> None:
         family = self._family()
         if hasattr(os, "killpg"):  # there are groups on POSIX only
-            _unless(OSError, os.killpg, self.process.pid, signal.SIGKILL)
+            unless(OSError, os.killpg, self.process.pid, signal.SIGKILL)
         for one in family:
-            _unless(psutil.Error, one.kill)
+            unless(psutil.Error, one.kill)
 
     def end(self) -> None:
         """End it and let go of it. The pipe of its answers belongs to the thread that reads it: somebody may hold it open."""
         self._kill()
         self.process.wait()
         for stream in (self.process.stdin, self._output):
-            _unless(OSError, stream.close)  # type: ignore[union-attr]
+            unless(OSError, stream.close)  # type: ignore[union-attr]
         self._pulse.unlink(missing_ok=True)
-
-
-def _unless(errors: type[Exception], work: Callable[..., Any], *arguments: Any) -> Any:
-    """What ``work`` returns; None if it raises one of these errors, as for a process that is gone."""
-    try:
-        return work(*arguments)
-    except errors:
-        return None
 
 
 def how_it_ended(code: int | None) -> str:

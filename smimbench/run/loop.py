@@ -329,7 +329,7 @@ def _findings(algorithm: Any, state: Any) -> tuple[dict[str, list[float | None]]
     for name, values in given.items():
         try:
             kept[printable(name)] = [None if value is None else float(value) for value in values]
-        except Exception:
+        except (TypeError, ValueError, OverflowError):
             remarks.append(f"its finding {printable(name, 100)!r} is not kept: it must be a list of numbers")
     return kept, remarks
 

@@ -224,9 +224,6 @@ def plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(v, depth + 1) for v in value]
     if hasattr(value, "tolist") and not isinstance(value, type):
-        try:
-            found = value.tolist()
-        except Exception:  # a plugin's own class
-            return printable(value, LONGEST)
+        found = value.tolist()
         return printable(value, LONGEST) if hasattr(found, "tolist") else plain(found, depth + 1)
     return printable(value, LONGEST)

@@ -7,7 +7,6 @@ and it appears whole or not at all.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import hashlib
 import io
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.files import StoreError, read_json, sync_folder, write_atomically
+from smimbench.files import StoreError, read_json, sync_folder, unless, write_atomically
 from smimbench.run.record import FORMAT, SharedDocument, check_model, check_record, digest_of, plain, text_of
 
 if TYPE_CHECKING:
@@ -196,8 +195,7 @@ class Store:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for old, new in ((path.with_suffix(".npz"), target.with_suffix(".npz")), (path, target)):
-                with contextlib.suppress(FileNotFoundError):  # another run has moved it already
-                    os.replace(old, new)
+                unless(FileNotFoundError, os.replace, old, new)  # another run has moved it already
         except OSError as error:
             raise StoreError(f"cannot move {path} to {folder}: {error.strerror or error}") from error
         return target
@@ -227,8 +225,9 @@ def _compacted(record: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
         found["cell"][key] = known.setdefault(repr(found["cell"][key]), found["cell"][key])
         found[key] = known.setdefault(str(record.get(key)), record.get(key))
     if (trajectory := record.get("trajectory")) and "file" not in trajectory:
-        with contextlib.suppress(ValueError):  # rows of different lengths: ``trajectory`` says so
-            found["trajectory"] = {known.setdefault(k, k): v for k, v in _from_lists(trajectory).items()}
+        arrays = unless(ValueError, _from_lists, trajectory)  # rows of different lengths: ``trajectory`` says so
+        if arrays is not None:
+            found["trajectory"] = {known.setdefault(k, k): v for k, v in arrays.items()}
     return found
 
 

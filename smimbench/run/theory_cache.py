@@ -4,20 +4,20 @@ with the nodes that they came from; who waits is told of each node.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import hashlib
 import json
 import os
 import time
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
-from smimbench.files import canonical_json, read_json
+from smimbench.files import StoreError, canonical_json, error_line, read_json, steady_folder
 from smimbench.interfaces import Uncertain
-from smimbench.problem.problem import without_code
+from smimbench.problem.problem import ProblemError, without_code
 from smimbench.run.answers import check_answer, document_text, read_answer, write_answer
 from smimbench.theory.consistency import require_consistent, require_consistent_at
 from smimbench.theory.evaluations import Evaluations
@@ -32,7 +32,20 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Conditions
     from smimbench.problem.problem import Problem
 
-__all__ = ["THEORY_VERSION", "Kept", "Progress", "TheoryCache", "answer_name", "node_answer", "nodes_name"]
+__all__ = [
+    "THEORY_ERRORS",
+    "THEORY_VERSION",
+    "Kept",
+    "Progress",
+    "TheoryCache",
+    "TheoryError",
+    "answer_name",
+    "node_answer",
+    "nodes_name",
+]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 THEORY_VERSION = 18
 """Raised when the numbers of the state-evolution solver itself change: remembered values of older ones are not used."""
@@ -43,6 +56,37 @@ SLOW = 0.02
 """Seconds from which on a node is kept; doubled, fewer are, and an interrupted curve repeats a little more."""
 ASIDE = "set-aside"
 """Folder for answers that are to be computed again."""
+
+
+class TheoryError(RuntimeError):
+    """What code of a plugin raised while theory was solved: under the name of its own type, with its message."""
+
+    @staticmethod
+    def named(name: str, message: str) -> TheoryError:
+        """The error of this name."""
+        found: TheoryError = type(name, (TheoryError,), {})(message)
+        return found
+
+
+THEORY_ERRORS = (ProblemError, TheoryError)
+"""All that solving theory raises, but for a folder that cannot be written to."""
+
+
+def _boundary(method: Callable[P, T]) -> Callable[P, T]:
+    """A method that raises ``THEORY_ERRORS`` only, whatever a plugin does, and leaves the working folder as it was."""
+
+    @functools.wraps(method)
+    def guarded(*arguments: P.args, **how: P.kwargs) -> T:
+        try:
+            with steady_folder():
+                return method(*arguments, **how)
+        except (*THEORY_ERRORS, StoreError):
+            raise
+        except Exception as error:  # a plugin may raise anything
+            name, _, message = error_line(error).partition(": ")
+            raise TheoryError.named(name, message) from error
+
+    return guarded
 
 
 class Progress(NamedTuple):
@@ -85,6 +129,7 @@ class TheoryCache:
         self._memory: dict[tuple[str, str, float | None], Any] = {}
         self._consistent: set[str] = set()
 
+    @_boundary
     def points(self, problem: Problem, alphas: Sequence[float]) -> list[list[dict[str, Any]]]:
         """For every alpha the competing branches as JSON objects, the Bayes-optimal one first."""
         key = canonical_json(problem.spec)
@@ -113,6 +158,7 @@ class TheoryCache:
             for alpha, branches in zip(part, solved):
                 yield alpha, [point_document(problem, p, next(errors)) for p in branches]
 
+    @_boundary
     def read_off(self, problem: Problem, alphas: Sequence[float]) -> list[list[dict[str, Any]]] | None:
         """As ``points``, but without errors of prediction, where fixed points are read off a curve that thresholds have followed.
 
@@ -129,6 +175,7 @@ class TheoryCache:
             self._memory["reading", key, alpha] = [point_document(problem, p) for p in branches]
         return [self._memory["reading", key, alpha] for alpha in wanted]
 
+    @_boundary
     def thresholds(self, problem: Problem) -> dict[str, Any]:
         """Thresholds as a JSON object."""
         key = canonical_json(problem.spec)
@@ -151,6 +198,7 @@ class TheoryCache:
         kept = self._is_kept("thresholds", canonical_json(problem.spec), None)
         return self.thresholds(problem) if kept or not mixed else {}
 
+    @_boundary
     def own(
         self, problem: Problem, algorithm: Any, spec: dict[str, Any], alpha: float, conditions: Conditions
     ) -> dict[str, Any] | str:
@@ -210,11 +258,15 @@ class TheoryCache:
     def _move_aside(self, path: Path) -> None:
         assert self.folder is not None
         target = self.folder / ASIDE / f"{path.stem}.{uuid.uuid4().hex[:8]}{path.suffix}"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(path, target)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(path, target)
+        except OSError as error:
+            raise StoreError(f"cannot move {path} to {target.parent}: {error.strerror or error}") from error
 
     # -- files ----------------------------------------------------------------------------------------------------------
 
+    @_boundary
     def begin(self, problem: Problem) -> None:
         """Test the items of others once, before anything is computed with them; then go on from the nodes that are kept.
 
@@ -299,8 +351,7 @@ class TheoryCache:
             return None
         except ValueError as error:
             self.remark(f"{file}: {error}; not used, computed again")
-            with contextlib.suppress(OSError):  # a folder that cannot be written to
-                self._move_aside(file)
+            self._move_aside(file)
             return None
 
     def _remember(self, kind: str, problem: Problem, key: str, alpha: float | None, answer: Any) -> None:

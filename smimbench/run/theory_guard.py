@@ -18,7 +18,7 @@ from smimbench.problem.problem import ProblemError
 from smimbench.registry.registry import get_registry
 from smimbench.run.executor import Ended, Executor, Task
 from smimbench.run.record import LONGEST
-from smimbench.run.theory_cache import Progress, TheoryCache
+from smimbench.run.theory_cache import Progress, TheoryCache, TheoryError
 from smimbench.theory.predictions import independent_parts
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _answer_of(ended: Ended) -> Any:
     name, key, message = (printable(ended.event.get(part, ""), LONGEST) for part in ("error", "key", "message"))
     if name == ProblemError.__name__ and key:
         raise ProblemError(key, message.removeprefix(f"{key}: "))
-    raise type(name, (RuntimeError,), {})(message)
+    raise TheoryError.named(name, message)
 
 
 def solve_in_processes(

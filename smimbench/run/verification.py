@@ -14,13 +14,14 @@ import numpy as np
 
 from smimbench.backend import machine
 from smimbench.files import canonical_json, error_line
-from smimbench.interfaces import Conditions, Overlaps
+from smimbench.interfaces import Conditions, Overlaps, ParameterError
+from smimbench.registry.registry import RegistryError
 from smimbench.run.answers import check_answer, document_digest, document_text, read_answer
 from smimbench.run.loop import Status
 from smimbench.run.processes import in_processes
 from smimbench.run.record import digest_of, text_of
 from smimbench.run.store import Store
-from smimbench.run.theory_cache import THEORY_VERSION, answer_name, node_answer, nodes_name
+from smimbench.run.theory_cache import THEORY_ERRORS, THEORY_VERSION, answer_name, node_answer, nodes_name
 from smimbench.run.theory_guard import GuardedTheory
 from smimbench.suite.cells import build_algorithm
 from smimbench.theory.evaluations import Evaluations
@@ -173,7 +174,7 @@ def _solve_again(
             again.add(_unlike(path, document, points[document["alpha"]]))
         for path, document in by_kind.get("thresholds", ()):
             again.add(_unlike(path, document, fresh.thresholds(problem)))
-    except Exception as error:  # a plugin's theory may raise anything; what is stored of it is none the worse
+    except THEORY_ERRORS as error:  # what is stored of it is none the worse
         again.remarks.append(f"{problem.spec['channel']['name']}: theory raised {error_line(error)}")
         return
     for path, document in by_kind.get("own", ()):
@@ -183,7 +184,7 @@ def _solve_again(
         try:
             algorithm = build_algorithm(spec, problem, registry)
             found = fresh.own(problem, algorithm, spec, document["alpha"], conditions)
-        except Exception as error:
+        except (*THEORY_ERRORS, RegistryError, ParameterError) as error:
             again.remarks.append(f"{spec['name']}: its theory raised {error_line(error)}")
             continue
         again.add(_unlike(path, document, found))
