@@ -140,13 +140,12 @@ class AttentionIndexed(TokenModel):
         return self.tokens <= _FEW_TOKENS and chunk_bytes(like) is not None
 
     def cost(self, n: int, dimension: int, components: int, itemsize: int = 8) -> Cost:
-        """A product of (n T, d) with (d, d) a component, half of another (it is symmetric), and one reading of the inputs."""
+        """A product of (n T, d) with (d, d) a component, half of another (it is symmetric), and one reading of the inputs; ``10
+        d^3`` for the eigenvectors and eigenvalues of a component, and the product that puts it together.
+        """
         numbers = n * self.tokens * dimension
-        return Cost(3.0 * numbers * dimension * components, float(itemsize * numbers))
-
-    def denoiser_flops(self, dimension: int, components: int) -> float:
-        """``10 d^3`` a component: eigenvectors and eigenvalues of a symmetric matrix, and the product that puts it together."""
-        return 10.0 * dimension**3 * components
+        flops = 3.0 * numbers * dimension * components
+        return Cost(flops, float(itemsize * numbers), 10.0 * dimension**3 * components)
 
     def forward(self, inputs: Array, signal: Array) -> Array:
         r"""Latents ``z_ab = (x_a^T S_p x_b - delta_ab tr S_p) / sqrt(d (1 + delta_ab))``.

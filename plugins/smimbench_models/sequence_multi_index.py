@@ -10,7 +10,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend import namespace
-from smimbench.interfaces import Cost
+from smimbench.interfaces import Capabilities, Cost
 from smimbench_models import sequence_mixed
 from smimbench_models.common import TokenModel
 
@@ -78,7 +78,7 @@ class SequenceMultiIndex(TokenModel):
     # twice. Halved: the calls of Python begin to count.
     _host_chunk_bytes = 6 << 20
     _axes = -1
-    narrow_inputs = True  # products in float64 with inputs of float32 as they are, on a GPU
+    capabilities = Capabilities(dtypes=("float64", "float32", "mixed"))
 
     def signal_shape(self, components: int, dimension: int) -> tuple[int, ...]:
         """``(P, D)``."""
@@ -89,13 +89,9 @@ class SequenceMultiIndex(TokenModel):
         return rng.standard_normal((components, dimension))
 
     def cost(self, n: int, dimension: int, components: int, itemsize: int = 8) -> Cost:
-        """Two products of (n M, D) with (D, P), and one reading of the inputs."""
+        """Two products of (n M, D) with (D, P), one reading of the inputs, and a (P, P) matrix on every column of the signal."""
         numbers = n * self.tokens * dimension
-        return Cost(4.0 * numbers * components, float(itemsize * numbers))
-
-    def denoiser_flops(self, dimension: int, components: int) -> float:
-        """``2 D P^2``: one (P, P) matrix applied to every column of the signal."""
-        return 2.0 * dimension * components**2
+        return Cost(4.0 * numbers * components, float(itemsize * numbers), 2.0 * dimension * components**2)
 
     def forward(self, inputs: Array, signal: Array) -> Array:
         """Latents ``z_pm = w_p . x_m / sqrt(D)``.

@@ -156,9 +156,13 @@ class NarrowInputs(StreamedInputs):
 def take_samples(model: Any, inputs: Array, part: slice) -> Array:
     """The inputs of some samples, for the model's ``forward`` and ``adjoint``.
 
-    A model with ``narrow_inputs`` reads what is stored in float32 as it is, where that is faster: on a device.
+    A model with the data type ``mixed`` reads what is stored in float32 as it is, where that is faster: on a device.
     """
-    if isinstance(inputs, NarrowInputs) and not isinstance(inputs.stored, np.ndarray) and model.narrow_inputs:
+    if (
+        isinstance(inputs, NarrowInputs)
+        and not isinstance(inputs.stored, np.ndarray)
+        and "mixed" in model.capabilities.dtypes
+    ):
         return inputs.stored[part, ...]
     return inputs[part, ...]
 

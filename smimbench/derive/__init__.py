@@ -5,7 +5,7 @@ Plugins import the names of this page from here.
 
 from smimbench.derive.channel import complete_channel
 from smimbench.derive.labels import gives_probabilities, observable, predict
-from smimbench.derive.prior import complete_prior
+from smimbench.derive.prior import complete_prior, why_theory_only
 from smimbench.derive.sampled_information import LabelMeans, Labels, label_means, sampled_moments, without_overlap
 from smimbench.derive.stopping import OverlapRule, rule_of
 
@@ -21,5 +21,6 @@ __all__ = [
     "predict",
     "rule_of",
     "sampled_moments",
+    "why_theory_only",
     "without_overlap",
 ]

@@ -21,7 +21,7 @@ from smimbench.interfaces.item import gives, with_defaults
 if TYPE_CHECKING:
     from smimbench.interfaces import Model
 
-__all__ = ["complete_prior"]
+__all__ = ["complete_prior", "why_theory_only"]
 
 
 def complete_prior(prior: Any, model: Model) -> Any:
@@ -52,3 +52,12 @@ def complete_prior(prior: Any, model: Model) -> Any:
     if not matrix and not density:
         raise ParameterError("name", f"{who} gives a spectrum, which is for matrices of extensive rank")
     return SpectrumPrior(prior) if matrix else DensityPrior(prior)
+
+
+def why_theory_only(prior: Any, components: int) -> str | None:
+    """Why no signal of a prior can be drawn, as of a limit that only theory knows: what ``mean`` raises; None if one can."""
+    try:
+        prior.mean(components, 8)
+    except ParameterError as error:
+        return error.message
+    return None

@@ -22,7 +22,7 @@ All arrays follow the Python array API standard; an item works on the namespace 
 
 from smimbench.interfaces.algorithm import STORED_NAMES, Algorithm, Conditions, Info, Overlaps, Plan, StoppingRule
 from smimbench.interfaces.basics import Array, Capabilities, Cost, ParameterError, Uncertain
-from smimbench.interfaces.channel import SYMMETRIES, Channel, Posterior
+from smimbench.interfaces.channel import SYMMETRIES, Channel, Posterior, Sampling
 from smimbench.interfaces.checks import checked_posterior
 from smimbench.interfaces.item import Item
 from smimbench.interfaces.metric import DIRECTIONS, Claims, Metric, NotMeasured
@@ -55,6 +55,7 @@ __all__ = [
     "Posterior",
     "Prior",
     "ProblemLike",
+    "Sampling",
     "Start",
     "StoppingRule",
     "Uncertain",

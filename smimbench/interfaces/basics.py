@@ -38,7 +38,8 @@ class Capabilities:
     backends : tuple of str
         Names of array namespaces it runs on; ``("*",)`` stands for every array API namespace.
     dtypes : tuple of str
-        Real data types it is accurate in.
+        Real data types it is accurate in. ``"mixed"`` says of a model that its products in float64 take inputs of float32 as
+        they are; other models are given them widened.
     """
 
     models: tuple[str, ...] = ("*",)
@@ -68,7 +69,10 @@ class Cost(NamedTuple):
         Floating-point operations of its matrix products, a multiplication and an addition counted as two.
     bytes : float
         Bytes that have to come from memory: what does not fit a cache, counted once for every time it is needed.
+    denoiser : float
+        Floating-point operations of one denoising step of a typical prior, to price a run.
     """
 
     flops: float
     bytes: float
+    denoiser: float = 0.0

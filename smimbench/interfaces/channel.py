@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-__all__ = ["SYMMETRIES", "Channel", "Posterior"]
+__all__ = ["SYMMETRIES", "Channel", "Posterior", "Sampling"]
 
 SYMMETRIES = (
     "none",
@@ -45,6 +45,22 @@ class Posterior(NamedTuple):
     covariance: Array
     second_moment: Array | None = None
     error: float = 0.0
+
+
+class Sampling(NamedTuple):
+    """How a channel samples its information and its posterior.
+
+    Attributes
+    ----------
+    rough_labels : callable or None
+        ``rough_labels(Q, V)``: so many labels are enough for differences: ``information(Q, V, labels=...)`` takes them, and the
+        channel's own ``susceptibility``.
+    resampled : callable or None
+        ``resampled(index)``: the channel, whose sampled posterior takes other points for every index.
+    """
+
+    rough_labels: Callable[[Array, Array], int] | None = None
+    resampled: Callable[[int], Any] | None = None
 
 
 class Channel(Item):
@@ -92,14 +108,10 @@ class Channel(Item):
     ``G_a,cc' = (E[z_ac z_ac' | y, omega] - V_aa delta_cc') / V_aa^2``. Entries of other components are 0. Derived: sampled from
     second moments; needed only where no label sees a sign."""
 
-    rough_labels: Callable[[Array, Array], int] | None = None
-    """``rough_labels(Q, V)``: so many labels are enough for differences: ``information(Q, V, labels=...)`` takes them, and the
-    channel's own ``susceptibility``. Without it: slopes of sampled information are secants, fixed points take accurate values
-    alone."""
-
-    resampled: Callable[[int], Any] | None = None
-    """``resampled(index)``: the channel, whose sampled posterior takes other points for every index. Without it: draws of
-    ``theory --verify`` share the points of a sampled posterior, and their error."""
+    sampling: Sampling | None = None
+    """What the engine may use of an information or a posterior that the channel samples. Without it: slopes of sampled
+    information are secants, fixed points take accurate values alone, and draws of ``theory --verify`` share the points of a
+    sampled posterior, and their error."""
 
     equations: Any = None
     """Number of independent equations that a noiseless label states about its latents, the limit of ``tr(V I)`` as V vanishes,

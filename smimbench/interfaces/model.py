@@ -107,18 +107,10 @@ class Model(Item):
         raise NotImplementedError
 
     cost: Callable[..., Cost] | None = None
-    """``cost(n, dimension, components, itemsize)``: what one ``forward`` and one ``adjoint`` in a single pass over the inputs do.
-    Without it: the runtime table says nothing of the machine's speed."""
+    """``cost(n, dimension, components, itemsize)``: what a ``forward`` and one ``adjoint`` in one pass over the inputs do, and a
+    typical prior's ``denoise``. Without it: the runtime table says nothing of the machine's speed."""
 
     forward_gram: Callable[[Array, Array], tuple[Array, Callable[[Array], Array]]] | None = None
     """``forward_gram(inputs, factor)``: latents of the signal ``F F^T`` straight from F, and a function from g to the gradient of
     ``sum(g z)`` with respect to F; for priors with a ``gram_scale``. Without it: latents are made from the signal, not from its
     factor."""
-
-    narrow_inputs: ClassVar[bool] = False
-    """Whether products in float64 take inputs of float32 as they are. Without it: inputs stored in float32 are widened on a
-    device before they are multiplied."""
-
-    denoiser_flops: Callable[[int, int], float] | None = None
-    """``denoiser_flops(dimension, components)``: floating-point operations of one call of a typical prior's ``denoise``. Without
-    it: a run is priced without its denoiser."""

@@ -78,10 +78,6 @@ class Prior(Item):
     """``overlap(Qhat)``: the state-evolution map of ``denoise``; ``Qhat`` (..., P, P), leading axes are a batch. Derived:
     integrated from the same, or simulated with `sample` and `denoise`."""
 
-    overlap_error: Any = 0.0
-    """Relative error of the V of that map, or a method that gives it for a ``Qhat`` (P, P). Without it: the map `overlap` is
-    taken to be exact."""
-
     denoise_continued: Callable[[Array, Array], Denoised] | None = None
     """``denoise_continued(R, Qhat)``: the same as ``denoise`` in the limit, with no slope above 1 at finite size. Without it: an
     iteration at finite size applies `denoise`."""
@@ -108,6 +104,3 @@ class Prior(Item):
     fluctuation: Callable[[int], float] | None = None
     """``fluctuation(dimension)``: relative standard deviation of a self-overlap. Without it: self-overlaps are taken to
     fluctuate by sqrt(2 / D)."""
-
-    theory_only: Any = None
-    """Why it cannot be drawn, in words. Without it: it can be run as well."""

@@ -151,11 +151,10 @@ def _products(
     plan = plan_of(algorithm, sizes(n, model.tokens, dimension, alpha))
     pass_cost = model.cost
     if pass_cost is not None:  # a model that knows may need fewer: a symmetric sum takes half
-        products = pass_cost(plan.batch or n, dimension, problem.components).flops
+        cost = pass_cost(plan.batch or n, dimension, problem.components)
+        products = cost.flops + cost.denoiser
     else:
         products = 4.0 * (plan.batch or n) * model.tokens * signal
-    denoiser = model.denoiser_flops
-    products += denoiser(dimension, problem.components) if denoiser is not None else 0.0
     read = _width(cell) * (plan.batch or n) * model.tokens * dimension / bandwidth
     one = max(plan.students * products / rate, read) + OVERHEAD
     return _Products(one, plan.steps or USUAL, plan.batch or n, not plan.steps)

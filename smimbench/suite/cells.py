@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from smimbench.derive.prior import why_theory_only
 from smimbench.files import canonical_json
 from smimbench.problem.problem import CODE, Problem
 from smimbench.registry.metrics import names_in_key
@@ -141,7 +142,7 @@ class Suite:
     @property
     def theory_only(self) -> str | None:
         """Why nothing of it can be run, if every problem has a theory only."""
-        reasons = [plan.problem.prior.theory_only for plan in self.plans]
+        reasons = [why_theory_only(plan.problem.prior, plan.problem.components) for plan in self.plans]
         return str(reasons[0]) if all(reasons) else None
 
     def plans_with_data(self) -> list[ProblemPlan]:
@@ -154,7 +155,7 @@ class Suite:
         """
         if reason := self.theory_only:
             raise SuiteError(self.file, "problem.prior", reason)
-        return [plan for plan in self.plans if not plan.problem.prior.theory_only]
+        return [p for p in self.plans if not why_theory_only(p.problem.prior, p.problem.components)]
 
     @property
     def seeds(self) -> int:

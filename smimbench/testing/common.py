@@ -18,7 +18,7 @@ from smimbench.testing.publish import published
 if TYPE_CHECKING:
     from smimbench.testing.context import CheckContext
 
-DTYPES = ("float64", "float32")
+DTYPES = ("float64", "float32", "mixed")
 
 
 @published(

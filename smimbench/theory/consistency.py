@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smimbench.derive.prior import why_theory_only
 from smimbench.derive.sampled_information import POINTS, SCRAMBLES, sampled_moments
 from smimbench.interfaces import Posterior
 from smimbench.interfaces.checks import checked_posterior
@@ -180,7 +181,7 @@ def require_likelihood(problem: Problem) -> None:
 
 
 def _is_third_party(problem: Problem, kind: str) -> bool:
-    theory_only = kind == "prior" and problem.prior.theory_only
+    theory_only = kind == "prior" and why_theory_only(problem.prior, problem.components)
     return bool(problem.spec[kind].get("distribution")) and not theory_only
 
 

@@ -54,18 +54,22 @@ def channel_information(channel: Any, model: Model, Q: Array, V: Array) -> Uncer
 
 def offers_rough(problem: Problem) -> bool:
     """Whether the channel says how many labels are enough for differences."""
-    return problem.channel.rough_labels is not None
+    sampling = problem.channel.sampling
+    return sampling is not None and sampling.rough_labels is not None
 
 
 def information_at(problem: Problem, Q: Array, V: Array, *, rough: bool = False) -> Uncertain:
     """``channel_information`` of a problem; value and error are float arrays of one shape.
 
-    ``rough``: from the channel's ``rough_labels`` labels, which only differences should be taken of.
+    ``rough``: from as many labels as the channel's ``sampling`` says, which only differences should be taken of.
     """
     channel: Any = problem.channel
     if rough:
         found = Evaluations.of(problem).at(
-            "rough information", Q, V, lambda q, v: channel.information(q, v, labels=channel.rough_labels(q, v))
+            "rough information",
+            Q,
+            V,
+            lambda q, v: channel.information(q, v, labels=channel.sampling.rough_labels(q, v)),
         )
     else:
         found = Evaluations.of(problem).at(
@@ -81,7 +85,10 @@ def susceptibility_at(problem: Problem, Q: Array, V: Array, *, rough: bool = Fal
     own = channel.susceptibility
     if rough and own is not None:
         return Evaluations.of(problem).at(
-            "rough susceptibility", Q, V, lambda q, v: channel.susceptibility(q, v, labels=channel.rough_labels(q, v))
+            "rough susceptibility",
+            Q,
+            V,
+            lambda q, v: channel.susceptibility(q, v, labels=channel.sampling.rough_labels(q, v)),
         )
 
     def evaluate(q: Array, v: Array) -> Uncertain:
@@ -109,7 +116,7 @@ def overlap_at(problem: Problem, qhat: Array) -> tuple[Host, Host]:
 
 def overlap_error_at(problem: Problem, qhat: Array) -> float:
     """Relative error of V that the prior states of its map at ``qhat`` (P, P): a number, or a function of it; else 0."""
-    stated = problem.prior.overlap_error
+    stated = getattr(problem.prior, "overlap_error", 0.0)  # of derived priors
     return float(stated(np.asarray(qhat, dtype=float)) if callable(stated) else stated)
 
 

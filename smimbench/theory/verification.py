@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.derive.labels import predict_twice
+from smimbench.derive.prior import why_theory_only
 from smimbench.interfaces import Posterior
 from smimbench.numerics.linalg import inverse_root, spectral_function, symmetric_logarithm, symmetric_root
 from smimbench.numerics.seeds import monte_carlo_rng, words
@@ -175,7 +176,7 @@ class _PointByDraws:
     def _posterior(self, y: Any, omega: Host, V: Host, chunk: int, *, second_moment: bool = False) -> Posterior:
         """Posterior of the latents of a chunk; points that it samples are new ones for every thousand draws."""
         channel, rng = self.problem.channel, self._rng("posterior", chunk)
-        resampled = channel.resampled
+        resampled = None if channel.sampling is None else channel.sampling.resampled
         if resampled is None:
             return channel.posterior(y, omega, V, second_moment=second_moment, rng=rng)
         parts = []
@@ -369,7 +370,7 @@ class _PointByDraws:
     def _signal(self) -> list[Check]:
         """Error of the denoised signal at the printed Qhat."""
         prior, model, P = self.problem.prior, self.problem.model, self.problem.components
-        if prior.theory_only:
+        if why_theory_only(prior, P):
             return []
         low = model.rank == "low"
         root = inverse_root(self.qhat, 1e-12)

@@ -536,7 +536,7 @@ def test_the_small_width_limit_has_a_theory_and_no_data(tmp_path, capsys):
     for words in (("data", suite, "--output", tmp_path / "x.npz"), ("run", suite), ("show", suite)):
         code, _, err = call(capsys, *words)
         assert (code, err.count("\n")) == (2, 1)
-        assert "rho = 0 is the small-width limit, which only theory knows; to run, rho must be > 0" in err
+        assert "must be > 0 to run; rho = 0 is the small-width limit, which only theory knows" in err
 
 
 def test_loading_is_traced_on_standard_error(tmp_path, capsys):

@@ -20,6 +20,6 @@ def test_rank_is_that_of_signal_and_sample_ratio(model, rank, power):
 
 @pytest.mark.parametrize(("model", "rank", "power"), MODELS)
 def test_denoising_costs_more_than_reading_the_signal(model, rank, power):
-    small, large = (model.denoiser_flops(D, 1) for D in (100, 200))
+    small, large = (model.cost(1, D, 1).denoiser for D in (100, 200))
     assert large / small == 2 ** (1 if rank == "low" else 3)
-    assert model.denoiser_flops(100, 2) > small > 100**power
+    assert model.cost(1, 100, 2).denoiser > small > 100**power

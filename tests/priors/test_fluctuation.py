@@ -5,6 +5,8 @@ import pytest
 from smimbench_priors.gaussian import Gaussian
 from smimbench_priors.wishart import Wishart
 
+from smimbench.derive.prior import why_theory_only
+
 
 @pytest.mark.parametrize(
     ("prior", "dimension"), [(Wishart(0.5), 20), (Wishart(2.0), 16), (Wishart(0.05), 40), (Gaussian(), 50)]
@@ -16,5 +18,5 @@ def test_relative_standard_deviation(prior, dimension, rng):
 
 
 def test_small_width_limit_cannot_be_drawn():
-    assert Wishart(0.5).theory_only is None
-    assert "rho must be > 0" in Wishart(0.0).theory_only
+    assert why_theory_only(Wishart(0.5), 1) is None
+    assert "must be > 0 to run" in why_theory_only(Wishart(0.0), 1)

@@ -94,7 +94,7 @@ def test_cost_is_what_the_model_says_at_the_rate_of_the_precision(tmp_path, regi
     problem, _ = cells_of(tmp_path, registry, "gamp", text=ATTENTION)[0].rebuild(registry)
     alpha = cells_of(tmp_path, registry, "gamp", text=ATTENTION)[0].alpha
     flops = problem.model.cost(problem.model.sample_count(alpha, 300), 300, 1).flops
-    flops += problem.model.denoiser_flops(300, 1)
+    flops += problem.model.cost(1, 300, 1).denoiser
     assert seconds("float64") == pytest.approx(cost.USUAL * flops / 1e8, rel=1e-3)
     assert seconds("mixed") == pytest.approx(seconds("float64"))
     assert seconds("float32") == pytest.approx(seconds("float64") / 2, rel=1e-3)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from smimbench_priors.gaussian import Gaussian
 
-from smimbench.interfaces import Channel, Posterior, Uncertain
+from smimbench.interfaces import Channel, Posterior, Sampling, Uncertain
 from smimbench.problem.problem import Problem
 from smimbench.theory import corrector
 from smimbench.theory.fixed_point_curve import FixedPointCurve
@@ -142,7 +142,11 @@ class Rough(Interacting):
     def __init__(self):
         self.full = 0
 
-    def rough_labels(self, Q, V):
+    @property
+    def sampling(self):
+        return Sampling(rough_labels=self._rough_labels)
+
+    def _rough_labels(self, Q, V):
         return 10
 
     def information(self, Q, V, labels=None):

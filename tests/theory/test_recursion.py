@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from smimbench_algorithms.gamp.theory import information_along
 
-from smimbench.interfaces import Uncertain
+from smimbench.interfaces import Sampling, Uncertain
 from smimbench.numerics.linalg import symmetric_logarithm
 from smimbench.theory.coupled import sweep
 from smimbench.theory.information import information_at, overlap_at
@@ -26,7 +26,11 @@ class Rough(Mixed):
         self.bias, self.error = bias, error
         self.asked = {False: 0, True: 0}
 
-    def rough_labels(self, Q, V):
+    @property
+    def sampling(self):
+        return Sampling(rough_labels=self._rough_labels)
+
+    def _rough_labels(self, Q, V):
         return 16
 
     def information(self, Q, V, *, labels=None):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from smimbench.cli.main import main
-from smimbench.interfaces import Channel, Posterior
+from smimbench.interfaces import Channel, Posterior, Sampling
 from smimbench.numerics.telling import telling
 from smimbench.problem.problem import Problem
 from smimbench.report import verification as verbs
@@ -60,7 +60,7 @@ def test_a_posterior_that_is_not_the_teachers_is_found():
 
     right = problem.channel
 
-    class Shorter:
+    class Shorter(Channel):
         """A posterior mean that is 20% too short."""
 
         symmetry, components, forward = right.symmetry, 1, staticmethod(right.forward)
@@ -183,7 +183,11 @@ class Shared(Channel):
     def forward(self, z, *, rng=None):
         return z[:, 0] + np.sqrt(0.5) * rng.standard_normal(z[:, 0].shape)
 
-    def resampled(self, index):
+    @property
+    def sampling(self):
+        return Sampling(resampled=self._resampled)
+
+    def _resampled(self, index):
         return Shared(self.spread * np.random.default_rng(index).standard_normal(), self.spread)
 
     def posterior(self, y, omega, V, *, second_moment=False, rng=None):

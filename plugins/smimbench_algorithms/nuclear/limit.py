@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.derive import predict
+from smimbench.derive import predict, why_theory_only
 from smimbench.interfaces import Overlaps
 from smimbench.numerics import monte_carlo_rng
 from smimbench.theory import limit_point
@@ -117,8 +117,7 @@ def no_theory(problem: Problem) -> str | None:
         return "it is for attention-indexed models of one component"
     if problem.prior.spectral_means is None:
         return f"prior {problem.prior.name!r} does not tell the eigenvalues of its matrices under noise"
-    why: str | None = problem.prior.theory_only
-    return why
+    return why_theory_only(problem.prior, 1)
 
 
 def minimum_point(problem: Problem, alpha: float, found: FixedPoint, positive: bool) -> dict[str, Any]:

@@ -82,15 +82,8 @@ class Wishart(Prior):
 
     def _width(self, dimension: int) -> int:
         if self.rho == 0:
-            raise ParameterError("rho", "must be > 0 to draw or denoise signals; 0 is a limit of theory only")
+            raise ParameterError("rho", "must be > 0 to run; rho = 0 is the small-width limit, which only theory knows")
         return max(1, round(self.rho * dimension))
-
-    @property
-    def theory_only(self) -> str | None:
-        """Why nothing can be drawn, or None."""
-        if self.rho > 0:
-            return None
-        return "rho = 0 is the small-width limit, which only theory knows; to run, rho must be > 0"
 
     def fluctuation(self, dimension: int) -> float:
         r"""Relative standard deviation of ``|S|_F^2 / D`` at finite size, exact.

@@ -290,7 +290,7 @@ def test_equations_of_one_layer_are_the_limit_of_its_information():
     assert problem.channel.equations == pytest.approx(
         float(V[0, 0] * problem.channel.information(1.5 - V, V).value[0, 0])
     )
-    assert problem.channel.rough_labels is None
+    assert problem.channel.sampling is None
 
 
 @pytest.mark.slow

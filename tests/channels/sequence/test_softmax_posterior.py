@@ -394,12 +394,12 @@ def test_resampled_posteriors_have_points_of_their_own():
     omega = 0.7 * rng.standard_normal((200, 3, 2))
     V = 0.5 * np.eye(3)
     y = channel.forward(omega + np.sqrt(0.5) * rng.standard_normal(omega.shape))
-    means = [other.posterior(y, omega, V).mean for other in (channel, *map(channel.resampled, (0, 1, 1, 7)))]
+    means = [other.posterior(y, omega, V).mean for other in (channel, *map(channel.sampling.resampled, (0, 1, 1, 7)))]
     np.testing.assert_array_equal(means[2], means[3])
-    exact = np.mean([channel.resampled(k).posterior(y, omega, V).mean for k in range(20, 44)], axis=0)
+    exact = np.mean([channel.sampling.resampled(k).posterior(y, omega, V).mean for k in range(20, 44)], axis=0)
     first, second = means[1] - exact, means[2] - exact
     assert 0 < np.sqrt(np.mean(first**2)) < 0.1
     assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.25
-    assert channel == channel.resampled(3)
+    assert channel == channel.sampling.resampled(3)
     for closed in (SequenceSoftmax(tokens=3), SequenceSoftmax(tokens=2, layers=2)):
-        assert closed.resampled(3) is closed
+        assert closed.sampling.resampled(3) is closed

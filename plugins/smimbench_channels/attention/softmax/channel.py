@@ -10,7 +10,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend import namespace
-from smimbench.interfaces import ParameterError, Posterior, Uncertain
+from smimbench.interfaces import ParameterError, Posterior, Sampling, Uncertain
 from smimbench.interfaces.checks import LARGEST, check_latents, check_number, check_whole
 from smimbench.numerics import gauss_legendre, site_entries, site_pairs, site_scales, site_values
 from smimbench_channels.attention.softmax.two_layers import STEEPEST, TwoLayerAttention
@@ -181,9 +181,9 @@ class AttentionSoftmax(SoftmaxChannel, AttentionChannel):
         return Uncertain((self.sites - 1) / V, 0.0, "closed form")
 
     @property
-    def rough_labels(self) -> Callable[[Array, Array], int] | None:  # type: ignore[override]
+    def sampling(self) -> Sampling | None:  # type: ignore[override]
         """Labels that are enough for differences of a sampled information; None for one layer."""
-        return None if self.layers == 1 else lambda Q, V: ROUGH
+        return None if self.layers == 1 else Sampling(lambda Q, V: ROUGH)
 
     @property
     def equations(self) -> float:

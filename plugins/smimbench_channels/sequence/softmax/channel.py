@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smimbench.backend import namespace, read_together
-from smimbench.interfaces import Array, ParameterError, Posterior, Uncertain
+from smimbench.interfaces import Array, ParameterError, Posterior, Sampling, Uncertain
 from smimbench.interfaces.checks import check_latents
 from smimbench_channels.bases import SequenceChannel, SoftmaxChannel
 from smimbench_channels.sequence.softmax import information, network, one_layer
@@ -153,7 +153,12 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
             return one_layer.posterior(network.output_of_label(y), omega, V, second_moment)
         return self._moments(y, omega, V, second_moment).posterior(omega, second_moment)
 
-    def resampled(self, index: int) -> SequenceSoftmax:
+    @property
+    def sampling(self) -> Sampling:  # type: ignore[override]
+        """Labels that are enough for differences, and posteriors on other points."""
+        return Sampling(self._rough_labels, self._resampled)
+
+    def _resampled(self, index: int) -> SequenceSoftmax:
         """The same channel, whose sampled posterior uses other points for every ``index``; itself where nothing is sampled.
 
         Points are shared by all samples of a call, and so is their error. Means over calls with several indices lose it.
@@ -239,7 +244,7 @@ class SequenceSoftmax(SoftmaxChannel, SequenceChannel):
         """
         return information.susceptibility(self._network, Q, V, labels)
 
-    def rough_labels(self, Q: Array, V: Array) -> int:
+    def _rough_labels(self, Q: Array, V: Array) -> int:
         """Labels that are enough for differences of the information around one (Q, V), which share their labels."""
         return information.rough_labels(self._network, Q, V)
 
