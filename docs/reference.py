@@ -91,7 +91,8 @@ def smimbench(*words: str) -> None:
 def draw(name: str) -> list[str]:
     """The figure of the first metric, and profiles where there are enough algorithms; names of the files."""
     from smimbench import load_suite, plot, show
-    from smimbench.report.profiles import draw_profiles
+    from smimbench.report.charts import save
+    from smimbench.report.profiles import profile_chart
     from smimbench.report.rows import suite_records
     from smimbench.report.style import save_figure
     from smimbench.run.store import Store, theory_folder
@@ -103,8 +104,7 @@ def draw(name: str) -> list[str]:
     if len(suite.algorithms) >= PROFILED:
         store = Store(WORK / name)
         pairs, cache = suite_records(suite, store, ("numpy",)), TheoryCache(theory_folder(store))
-        made = draw_profiles(suite, show(suite, results=WORK), pairs, cache, store, WORK / "drawn" / name)
-        paths += made
+        paths += save(profile_chart(suite, show(suite, results=WORK), pairs, cache, store), WORK / "drawn" / name)
     found = []
     for path in paths:
         if path.suffix == ".svg":

@@ -243,7 +243,8 @@ def plot(
     """
     from pathlib import Path
 
-    from smimbench.report.figures import suite_figure
+    from smimbench.report.charts import draw
+    from smimbench.report.figures import metric_chart
     from smimbench.run.store import Store, theory_folder
     from smimbench.run.theory_cache import TheoryCache
 
@@ -251,10 +252,10 @@ def plot(
     if metric not in suite.run.metrics:
         raise ValueError(f"{suite.name} does not report {metric!r}; choose from {', '.join(suite.run.metrics)}")
     cache = TheoryCache(theory_folder(Store(Path(results) / suite.name)))
-    found = suite_figure(suite, show(suite, results=results, backends=backends), cache, metric)
+    found = metric_chart(suite, show(suite, results=results, backends=backends), cache, metric)
     if found is None:
         raise ValueError(f"{suite.name} has no problem to draw")
-    figure: Figure = found.figure
+    figure: Figure = draw(found)
     return figure
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from smimbench.cli.options import Request
+    from smimbench.report.charts import Chart
     from smimbench.run.store import Store
     from smimbench.suite.cells import Suite
 
@@ -104,28 +105,34 @@ class Results:
             "other_versions": self.others,
         }
 
+    @cached_property
+    def charts(self) -> list[Chart]:
+        """All figures, as data."""
+        from smimbench.report.figures import metric_chart
+        from smimbench.report.finite_size import size_charts
+        from smimbench.report.learning_curves import learning_chart, seconds_chart, trajectory_chart
+        from smimbench.report.profiles import profile_chart
+        from smimbench.report.spectra import spectrum_chart
+        from smimbench.report.theory_figure import phase_chart
+
+        suite, pairs, cache, store = self.suite, self.pairs, self.cache, self.store
+        found = [
+            *(metric_chart(suite, self.rows, cache, metric) for metric in suite.run.metrics),
+            learning_chart(suite, pairs, cache, store),
+            seconds_chart(suite, pairs, cache, store),
+            profile_chart(suite, self.rows, pairs, cache, store),
+            phase_chart(suite, cache),
+            trajectory_chart(suite, pairs, cache, store),
+            spectrum_chart(suite, pairs, cache),
+            *size_charts(suite, self.extrapolated),
+        ]
+        return [chart for chart in found if chart is not None]
+
     def figures(self, folder: Path | None = None) -> list[Path]:
         """Draw everything, beside the results where no folder is named; ImportError without matplotlib."""
-        from smimbench.report.extrapolation_figure import draw_extrapolation
-        from smimbench.report.figures import draw_suite
-        from smimbench.report.learning_curves import draw_learning_curves
-        from smimbench.report.own_theory import draw_trajectories
-        from smimbench.report.profiles import draw_profiles
-        from smimbench.report.spectra import draw_spectra
-        from smimbench.report.theory_figure import draw_phases
-        from smimbench.report.time_figure import draw_seconds
+        from smimbench.report.charts import save
 
-        folder = folder or self.folder / "figures"
-        return [
-            *draw_suite(self.suite, self.rows, self.cache, folder),
-            *draw_learning_curves(self.suite, self.pairs, self.cache, self.store, folder),
-            *draw_seconds(self.suite, self.pairs, self.cache, self.store, folder),
-            *draw_profiles(self.suite, self.rows, self.pairs, self.cache, self.store, folder),
-            *draw_phases(self.suite, self.cache, folder),
-            *draw_trajectories(self.suite, self.pairs, self.cache, self.store, folder),
-            *draw_spectra(self.suite, self.pairs, self.cache, folder),
-            *draw_extrapolation(self.suite, self.extrapolated, folder),
-        ]
+        return [path for chart in self.charts for path in save(chart, folder or self.folder / "figures")]
 
 
 def stored_results(request: Request, backends: Sequence[str] = (), *, or_others: bool = False) -> Results:
@@ -214,7 +221,7 @@ def present_document(document: dict[str, Any], request: Request, folder: Path, *
     """What ``show`` prints of a document, and the exit code."""
     from smimbench.backend import machine
     from smimbench.report.diagnostics import diagnostic_tables
-    from smimbench.report.extrapolation_tables import extrapolated_tables
+    from smimbench.report.finite_size import extrapolated_tables
     from smimbench.report.leaderboard import leaderboard_tables
     from smimbench.report.learning_order import learning_tables
     from smimbench.report.profiles import summary_tables

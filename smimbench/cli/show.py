@@ -129,11 +129,13 @@ def theory(
 
 
 def _draw_theory(request: Request, suite: Suite, alphas: Sequence[float] | None) -> list[Path]:
-    from smimbench.report.theory_figure import draw_theory
+    from smimbench.report.charts import save
+    from smimbench.report.theory_figure import theory_charts
     from smimbench.run.settings import settings_folder
 
     try:
-        return draw_theory(suite, request.theory(), settings_folder(suite, request.store(suite)) / "figures", alphas)
+        folder = settings_folder(suite, request.store(suite)) / "figures"
+        return [path for chart in theory_charts(suite, request.theory(), alphas) for path in save(chart, folder)]
     except ImportError:
         raise click.UsageError("a figure needs matplotlib; pip install 'smimbench[plot]'") from None
 
@@ -158,7 +160,7 @@ def show(
 ) -> int:
     """The verdict, then error-against-theory and runtime tables of what has been run."""
     from smimbench.report import tables
-    from smimbench.report.extrapolation_tables import size_markdown
+    from smimbench.report.finite_size import size_markdown
     from smimbench.report.packed import write_packed
 
     if request.as_json + as_csv + markdown > 1:
@@ -212,9 +214,11 @@ def report(request: Request, output: Path) -> int:
     results = stored_results(request)
     missing = results.missing({cell.backend for cell, _ in results.pairs})
     with tempfile.TemporaryDirectory() as folder:
-        drawn = results.figures(Path(folder))
         shared = Store(results.folder).read_shared()
-        page = render_page(results.suite, results.rows, results.extrapolated, results.counts, missing, shared, drawn)
+        page = render_page(
+            results.suite, results.rows, results.extrapolated, results.counts, missing, shared, results.charts,
+            results.figures(Path(folder)),
+        )  # fmt: skip
     write_atomically(output, page.encode())
     if not request.quiet:
         click.echo(f"wrote {output} ({output.stat().st_size / 1024:.0f} kB)")

@@ -1,64 +1,40 @@
-"""Figures of a suite, a panel per problem and component: theory as a line (of one algorithm: dashed) or bars, runs as
-marks, thresholds, values of others, the caption.
+"""The figure of a metric, a panel per problem and component: theory as a line (of one algorithm: dashed) or bars, runs as
+marks, thresholds, published values.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.report.aggregate import ZERO
+from smimbench.report.charts import Chart, Panel, Series, table
 from smimbench.report.labels import component_word, letter
-from smimbench.report.style import (
-    Look,
-    decades_to_zero,
-    finish,
-    floor_of,
-    literal,
-    log_axis,
-    looks,
-    looks_of,
-    new_figure,
-    panel_title,
-    save_figure,
-    threshold_lines,
-)
+from smimbench.report.style import Look, floor_of, looks, looks_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
     from smimbench.problem.problem import Problem
     from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import Suite
 
-__all__ = ["FEWEST", "Line", "draw_suite", "is_cheap", "smooth", "suite_figure", "theory_lines", "threshold_marks"]
+__all__ = ["FEWEST", "PANELS", "UNINFORMED", "Line", "is_cheap", "metric_chart", "smooth", "theory_lines", "theory_series",
+           "threshold_marks"]  # fmt: skip
 
 POINTS = 120
 """Points of a theory line; doubled, theory takes twice as long and the line looks the same."""
-
-VISIBLE = 2e-3
-"""Relative numerical error of theory from which on it is drawn as a band; doubled, errors up to a line's width go undrawn."""
-
 
 WIDE = 20.0
 """Largest over least sample ratio from which on they are drawn by decades: what draws fresh samples stands far to the right.
 Doubled, the marks of all others are a strip at the left."""
 
-NARROW = 0.1
-"""Width of an axis over its right end below which it has fewer ticks; doubled, axes of a decade are spared."""
-
-HEADROOM = 0.06
-"""Free height above the highest mark, as a share of a panel; doubled, panels look half empty."""
-
 FEWEST = 3
 """Points of theory from which on a line is drawn through them; doubled, coarse grids are drawn as bars."""
 
-CROSSES = "x+1234"
 PANELS = 12
 """Panels of a figure at the most; doubled, it is two pages high."""
 
@@ -71,47 +47,31 @@ class Line(NamedTuple):
     error: Any
 
 
-def draw_suite(suite: Suite, rows: Sequence[dict[str, Any]], theorist: TheoryCache, folder: Path) -> list[Path]:
-    """Draw one panel per problem and component for every metric; write PNG, SVG, PDF and CSV.
-
-    Raises
-    ------
-    ImportError
-        If matplotlib is missing (extra ``plot``).
-    """
-    paths = []
-    for metric in suite.run.metrics:
-        found = suite_figure(suite, rows, theorist, metric)
-        if found is not None:
-            paths += save_figure(found.figure, folder, metric, found.data, found.caption)
-    return paths
-
-
-class Drawn(NamedTuple):
-    """A figure, what is drawn in it, and what its caption says."""
-
-    figure: Any
-    data: list[dict[str, Any]]
-    caption: str
-
-
-def suite_figure(suite: Suite, rows: Sequence[dict[str, Any]], theorist: TheoryCache, metric: str) -> Drawn | None:
-    """The figure of one metric, one panel per problem and component; None where ``--only`` leaves no problem."""
+def metric_chart(suite: Suite, rows: Sequence[dict[str, Any]], theorist: TheoryCache, metric: str) -> Chart | None:
+    """The figure of one metric; None where ``--only`` leaves no problem."""
     look = looks_of(suite)
     for row in rows:  # labels that were told apart by their parameters
         look |= looks({row["algorithm"]: row["identity"]["algorithm"]["name"]}) if row["algorithm"] not in look else {}
     members = [row for row in rows if row["metric"] == metric]
-    panels = [(p, c) for p in suite.chosen_plans for c in _components(p, metric)]
-    if not panels:
+    places = [(p, c) for p in suite.chosen_plans for c in _components(p, metric)]
+    if not places:
         return None
-    chosen = panels[:PANELS]
-    figure, axes = new_figure(suite.title, len(chosen))
-    data: list[dict[str, Any]] = []
-    for axis, (plan, component) in zip(axes, chosen):
-        own = [row for row in members if row["problem"] == plan.label and row["component"] == component]
-        _suite_panel(axis, suite, plan, metric, component, own, theorist, look, data)
-    finish(figure, axes, _note(suite, metric))
-    return Drawn(figure, data, _caption(suite, metric, data, len(panels) - len(chosen)))
+    panels = [
+        _metric_panel(suite, plan, metric, component, own, theorist, look)
+        for plan, component in places[:PANELS]
+        for own in [[row for row in members if row["problem"] == plan.label and row["component"] == component]]
+    ]
+    sources = sorted({r.source for plan in suite.chosen_plans for r in plan.references if r.metric == metric})
+    label = find_metric(metric).label
+    return Chart(
+        metric,
+        suite.title,
+        panels,
+        _caption(f"{suite.title}: {label} against the sample ratio.", panels, len(places) - len(panels)),
+        f"Crosses: published values: {'; '.join(sources)}" if sources else "",
+        f"{label} against the sample ratio",
+        "Point at a mark for its numbers; the legend hides lines.",
+    )
 
 
 def _components(plan: Any, metric: str) -> Sequence[int | None]:
@@ -119,43 +79,29 @@ def _components(plan: Any, metric: str) -> Sequence[int | None]:
     return range(1, plan.problem.components + 1) if several else (None,)
 
 
-def _note(suite: Suite, metric: str) -> str:
-    sources = sorted({r.source for plan in suite.chosen_plans for r in plan.references if r.metric == metric})
-    return f"Crosses are values of others: {'; '.join(sources)}" if sources else ""
-
-
-def _caption(suite: Suite, metric: str, data: Sequence[dict[str, Any]], left_out: int) -> str:
+def _caption(head: str, panels: Sequence[Panel], left_out: int) -> str:
     """What is in the figure, said of what is really in it."""
-    kinds = {entry["what"] for entry in data}
-    parts = [f"{suite.title}: {find_metric(metric).label} against the sample ratio."]
-    parts += _theory_words(data)
+    data = Chart("", "", list(panels), "").rows
+    parts = [head]
+    for what, line, whose in (
+        ("Bayes-optimal", "Solid line", "Bayes-optimal"),
+        ("predicted", "Dashed lines", "prediction for the algorithm"),
+    ):
+        kinds = {s.kind for panel in panels for s in panel.series if s.rows and s.rows[0]["what"] == what}
+        shown = [name for name, kind in ((line, "line"), ("Horizontal bars", "marks")) if kind in kinds]
+        parts += [f"{' and '.join(shown).capitalize()}: {whose}."] if shown else []
     runs = [entry for entry in data if entry["what"] == "runs"]
     if runs:
         counts = sorted({entry["n"] for entry in runs})
         many = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         parts.append(f"Marks: mean and standard error over {many} runs.")
-    if any(entry.get("hollow") for entry in runs):
+    if any(entry["hollow"] for entry in runs):
         parts.append("Hollow: some of these runs did not converge.")
-    if "reference" in kinds:
-        parts.append("Crosses: values of others.")
+    if any(entry["what"] == "reference" for entry in data):
+        parts.append("Crosses: published values.")
     if left_out:
         parts.append(f"{left_out} further panels are left out.")
     return " ".join(parts)
-
-
-def _theory_words(data: Sequence[dict[str, Any]]) -> list[str]:
-    """Which line is which theory; where there are too few points for a line, that bars stand for it."""
-    theory = [entry for entry in data if entry["what"] in ("Bayes-optimal", "predicted")]
-    counts = Counter((e["what"], e["problem"], e["component"], e.get("algorithm")) for e in theory)
-    words = []
-    for what, line, whose in (
-        ("Bayes-optimal", "Solid line", "Bayes-optimal"),
-        ("predicted", "Dashed lines", "prediction for the algorithm"),
-    ):
-        drawn = {count >= FEWEST for key, count in counts.items() if key[0] == what}
-        looks = [name for name, kind in ((line, True), ("Horizontal bars", False)) if kind in drawn]
-        words += [f"{' and '.join(looks).capitalize()}: {whose}."] if looks else []
-    return words
 
 
 def is_cheap(problem: Problem) -> bool:
@@ -264,139 +210,128 @@ def threshold_marks(found: dict[str, Any], word: str = "component") -> list[tupl
     return marks
 
 
-def _suite_panel(
-    axis: Any, suite: Suite, plan: Any, metric: str, component: int | None, rows: list[dict[str, Any]], theorist: TheoryCache,
-    look: dict[str, Look], data: list[dict[str, Any]],
-) -> None:  # fmt: skip
-    used = sorted({row["alpha"] for row in rows} | set(plan.alphas))
-    about = find_metric(metric, plan.problem.model.name)
-    branches = theory_lines(theorist, plan, metric, used)
-    line, uninformed = (branches.get(name, {}).get((component or 1) - 1) for name in ("Bayes-optimal", UNINFORMED))
-    measured = [row for row in rows if row["mean"] is not None]
-    zero = line is not None and bool((line.value <= ZERO * suite.run.target).any())
-    logarithmic = about.direction == "lower" and zero
-    floor = floor_of([row["mean"] for row in measured], suite.run.target) if logarithmic else 0.0
-    place = {"problem": plan.label, "component": component}
-    if line is not None:
-        _draw_theory_line(axis, line, "Bayes-optimal", "black", "-", floor)
-        data += [{**place, "what": "Bayes-optimal", "alpha": float(a), "value": float(v), "error": float(e)}
-                 for a, v, e in zip(*line) if np.isfinite(v)]  # fmt: skip
-    if uninformed is not None:
-        _draw_theory_line(axis, uninformed, UNINFORMED, "black", "--", floor)
-        data += [{**place, "what": UNINFORMED, "alpha": float(a), "value": float(v), "error": float(e)}
-                 for a, v, e in zip(*uninformed) if np.isfinite(v)]  # fmt: skip
-    labels = list(dict.fromkeys(row["algorithm"] for row in measured))
-    dimensions = sorted({row["dimension"] for row in measured})
-    for name in labels:
-        own = [row for row in measured if row["algorithm"] == name]
-        _draw_runs(axis, own, look[name], name, floor, dimensions, letter(plan.problem.model))
-        for r in own:
-            where = {"what": "runs", "algorithm": name, "alpha": r["alpha"], "dimension": r["dimension"]}
-            found = {"value": r["mean"], "error": r["sem"], "n": r["n"], "hollow": _hollow(r)}
-            data.append({**place, **where, **found})
-        says = {
-            r["alpha"]: (r["own_theory"], r["own_theory_error"] or 0.0)
-            for r in sorted(own, key=lambda r: r["dimension"])  # at one sample ratio the largest dimension is shown
-            if r["own_theory"] is not None
-        }
-        theory = [(a, *says[a]) for a in sorted(says)]
-        if theory and any(r["own_theory"] != r["bayes"] for r in own):
-            known = Line(*(np.array(part, dtype=float) for part in zip(*theory)))
-            dashes = "--" if look[name].dashes == "-" else ":"  # of another label of the same algorithm
-            _draw_theory_line(axis, smooth(known, ()), f"{name}, predicted", look[name].colour, dashes, floor)
-            data += [
-                {**place, "what": "predicted", "algorithm": name, "alpha": a, "value": v, "error": e}
-                for a, v, e in theory
-            ]
-    for j, reference in enumerate(plan.references):
-        fits = reference.component is None or reference.component == (component or 1)
-        if reference.metric == metric and fits:
-            axis.errorbar(
-                reference.alpha,
-                reference.value,
-                yerr=reference.tolerance,
-                fmt=CROSSES[j % len(CROSSES)],
-                ls="none",
-                lw=0.8,
-                capsize=2,
-                color="0.45",
-                ms=5,
-                zorder=1,
-                label=literal(reference.label),
-            )
-            data += [{**place, "what": "reference", "algorithm": reference.label, "alpha": a, "value": v}
-                     for a, v in zip(reference.alpha, reference.value)]  # fmt: skip
-    found = theorist.thresholds_at_hand(plan.problem)
-    if logarithmic:
-        # Up to the target at least: where all errors are far below it, an axis of one decade would have no tick but 0.
-        highest = [row["mean"] + (row["sem"] or 0.0) for row in measured] + ([np.nanmax(line.value)] if line else [])
-        top = 2.0 * max([*highest, suite.run.target / 2.0])
-        decades_to_zero(axis, floor, top)
-    else:
-        low, high = axis.get_ylim()
-        low = min(0.0, low)
-        axis.set_ylim(
-            low, max(high, axis.dataLim.y1 + HEADROOM * (axis.dataLim.y1 - low))
-        )  # or marks at the top are cut
-    seen = [row["alpha"] for row in measured]
-    if seen and max(seen) > WIDE * min(seen):
-        log_axis(axis, "x")
-    marks = threshold_marks(found, component_word(plan.problem))
-    levels = threshold_lines(axis, marks, found.get("hard_phase"))
-    data += [{**place, "what": "threshold", "algorithm": name, "alpha": at} for at, name in marks]
-    head = plan.label if component is None else f"{plan.label}, {component_word(plan.problem)} {component}"
-    d = letter(plan.problem.model)
-    panel_title(
-        axis, literal(head) + (f", {d} = {dimensions[0]}" if len(dimensions) == 1 else ""), above=6 + 8 * levels
-    )
-    if axis.get_xscale() == "linear":
-        left, right = axis.get_xlim()
-        close = right - left < NARROW * right  # sample ratios that differ in late digits have long labels
-        axis.locator_params(axis="x", nbins=3 if close else 6)
-    if line is None and not measured:
-        axis.text(0.5, 0.5, "no value", transform=axis.transAxes, ha="center", va="center", fontsize=8, color="0.4")
-    axis.set_xlabel("sample ratio α")
-    axis.set_ylabel(about.label)
-
-
-def _draw_theory_line(axis: Any, line: Line, name: str, colour: str, dashes: Any, floor: float) -> None:
-    value = np.maximum(line.value, floor) if floor else line.value
+def theory_series(
+    line: Line, name: str, color: str, dashes: Any, rows: list[dict[str, Any]], algorithm: str = ""
+) -> Series:
+    """A line with a band where its numerical error can be seen; horizontal bars where there are too few points for one."""
+    visible = (line.error > 2e-3 * np.maximum(np.abs(line.value), 2e-3)).any()
     if len(line.alpha) < FEWEST:
         # A straight line would say something of the sample ratios between, and one point has no line.
-        bars = {"fmt": "_", "ms": 10 if dashes == ":" else 16, "mew": 1.5, "lw": 0.9, "capsize": 0}
-        known = _uncertain(line).any()
-        low = np.minimum(line.error, value - floor) if floor else line.error
-        error = np.stack([low, line.error]) if known else None
-        axis.errorbar(line.alpha, value, yerr=error, color=colour, label=literal(name), zorder=2, **bars)
-        return
-    axis.plot(line.alpha, value, color=colour, ls=dashes, lw=1.3, label=literal(name), zorder=2)
-    if _uncertain(line).any():
-        low, high = line.value - line.error, line.value + line.error
-        axis.fill_between(
-            line.alpha, *(np.maximum(v, floor) if floor else v for v in (low, high)), color=colour, alpha=0.18, lw=0
-        )
+        bars = {
+            "fmt": "_",
+            "ms": 10 if dashes == ":" else 16,
+            "mew": 1.5,
+            "lw": 0.9,
+            "capsize": 0,
+            "color": color,
+            "zorder": 2,
+        }
+        return Series(name, *line[:2], bars, rows, "marks", line.error if visible else None, algorithm=algorithm)
+    band = (line.value - line.error, line.value + line.error) if visible else None
+    style = {"color": color, "ls": dashes, "lw": 1.3, "zorder": 2}
+    return Series(name, *line[:2], style, rows, band=band, algorithm=algorithm)
 
 
-def _uncertain(line: Line) -> Any:
-    """Where the numerical error of theory can be seen."""
-    return line.error > VISIBLE * np.maximum(np.abs(line.value), VISIBLE)
+def _metric_panel(
+    suite: Suite, plan: Any, metric: str, component: int | None, rows: list[dict[str, Any]], theorist: TheoryCache,
+    look: dict[str, Look],
+) -> Panel:  # fmt: skip
+    used = sorted({row["alpha"] for row in rows} | set(plan.alphas))
+    about, d = find_metric(metric, plan.problem.model.name), letter(plan.problem.model)
+    place = {"problem": plan.label, "component": component}
+    k = (component or 1) - 1
+    lines = {what: found[k] for what, found in theory_lines(theorist, plan, metric, used).items() if k in found}
+    series = [
+        theory_series(line, what, "black", "--" if what == UNINFORMED else "-", [
+            row for row in table({**place, "what": what}, alpha=line.alpha.tolist(), value=line.value.tolist(),
+                                 error=line.error.tolist()) if np.isfinite(row["value"])
+        ])
+        for what, line in lines.items()
+    ]  # fmt: skip
+    measured = [row for row in rows if row["mean"] is not None]
+    dimensions = sorted({row["dimension"] for row in measured})
+    for name in dict.fromkeys(row["algorithm"] for row in measured):
+        own = [row for row in measured if row["algorithm"] == name]
+        series += [*_runs(own, look[name], name, place, dimensions, d), *_predicted(own, look[name], name, place)]
+    for j, reference in enumerate(plan.references):
+        if reference.metric == metric and reference.component in (None, component or 1):
+            style = {
+                "fmt": "x+1234"[j % 6],
+                "ls": "none",
+                "lw": 0.8,
+                "capsize": 2,
+                "color": "0.45",
+                "ms": 5,
+                "zorder": 1,
+            }
+            points = table({**place, "what": "reference", "algorithm": reference.label}, alpha=reference.alpha,
+                           value=reference.value)  # fmt: skip
+            error = None if reference.tolerance is None else np.full(len(reference.alpha), reference.tolerance)
+            series.append(Series(reference.label, reference.alpha, reference.value, style, points, "marks", error))
+    found = theorist.thresholds_at_hand(plan.problem)
+    word = component_word(plan.problem)
+    marks = threshold_marks(found, word)
+    head = plan.label if component is None else f"{plan.label}, {word} {component}"
+    seen = [row["alpha"] for row in measured]
+    panel = Panel(
+        head + (f", {d} = {dimensions[0]}" if len(dimensions) == 1 else ""),
+        "sample ratio α",
+        about.label,
+        series,
+        plan.label,
+        xlog=bool(seen) and max(seen) > WIDE * min(seen),
+        headroom=0.06,
+        ticks=6,
+        thresholds=marks,
+        hard=found.get("hard_phase"),
+        extra=table({**place, "what": "threshold"}, algorithm=[n for _, n in marks], alpha=[at for at, _ in marks]),
+    )
+    line = lines.get("Bayes-optimal")
+    if about.direction == "lower" and line is not None and (line.value <= ZERO * suite.run.target).any():
+        # Up to the target at least: where all errors are far below it, an axis of one decade would have no tick but 0.
+        highest = [row["mean"] + (row["sem"] or 0.0) for row in measured] + [float(np.nanmax(line.value))]
+        panel.zero, panel.headroom = floor_of([row["mean"] for row in measured], suite.run.target), 0.0
+        panel.top = 2.0 * max([*highest, suite.run.target / 2.0])
+    return panel
 
 
-def _hollow(row: dict[str, Any]) -> bool:
-    return bool(set(row["status_counts"]) - {"ok", "skipped"})
-
-
-def _draw_runs(
-    axis: Any, rows: Sequence[dict[str, Any]], look: Look, name: str, floor: float, dimensions: Sequence[int], d: str
-) -> None:
+def _runs(
+    rows: Sequence[dict[str, Any]], look: Look, name: str, place: dict[str, Any], dimensions: Sequence[int], d: str
+) -> list[Series]:
     """Marks of one algorithm; larger ones for larger dimensions, hollow ones where a run has not ended as it should."""
-    for dimension, hollow in sorted({(row["dimension"], _hollow(row)) for row in rows}):
-        own = [r for r in rows if (r["dimension"], _hollow(r)) == (dimension, hollow)]
+    hollow = [bool(set(row["status_counts"]) - {"ok", "skipped"}) for row in rows]
+    found, several = [], len(dimensions) > 1
+    points = [
+        {**place, "what": "runs", "algorithm": name, "alpha": r["alpha"], "dimension": r["dimension"], "value": r["mean"],
+         "error": r["sem"], "n": r["n"], "hollow": h}
+        for r, h in zip(rows, hollow)
+    ]  # fmt: skip
+    for dimension, empty in sorted({(row["dimension"], h) for row, h in zip(rows, hollow)}):
+        own = [r for r, h in zip(rows, hollow) if (r["dimension"], h) == (dimension, empty)]
         k = dimensions.index(dimension)
-        size = 4.2 if len(dimensions) == 1 else 3.0 + 2.4 * k / (len(dimensions) - 1)
-        label = name + (f", {d} = {dimension}" if len(dimensions) > 1 else "")
-        label += " (not all converged)" if hollow else ""
-        axis.errorbar([r["alpha"] for r in own], [max(r["mean"], floor) if floor else r["mean"] for r in own],
-                      yerr=[r["sem"] or 0.0 for r in own], fmt=look.marker, color=look.colour, ms=size, capsize=1.8,
-                      lw=0.9, ls="none", mfc="white" if hollow else look.colour, mew=0.9, label=literal(label),
-                      zorder=3 + 0.1 * (len(dimensions) - k))  # fmt: skip
+        style = {"fmt": look.marker, "color": look.colour, "ms": 3.0 + 2.4 * k / (len(dimensions) - 1) if several else 4.2,
+                 "capsize": 1.8, "lw": 0.9, "ls": "none", "mfc": "white" if empty else look.colour, "mew": 0.9,
+                 "zorder": 3 + 0.1 * (len(dimensions) - k)}  # fmt: skip
+        label = name + (f", {d} = {dimension}" if several else "") + (" (not all converged)" if empty else "")
+        x, y, error = (np.array([r[key] or 0.0 for r in own], dtype=float) for key in ("alpha", "mean", "sem"))
+        found.append(Series(label, x, y, style, points, "marks", error, algorithm=name, runs=[r["n"] for r in own]))
+        points = []
+    return found
+
+
+def _predicted(rows: Sequence[dict[str, Any]], look: Look, name: str, place: dict[str, Any]) -> list[Series]:
+    """What theory predicts for the algorithm, where that is not the Bayes-optimal value."""
+    says = {
+        r["alpha"]: (r["own_theory"], r["own_theory_error"] or 0.0)
+        for r in sorted(rows, key=lambda r: r["dimension"])  # at one sample ratio the largest dimension is shown
+        if r["own_theory"] is not None
+    }
+    if not says or all(r["own_theory"] == r["bayes"] for r in rows):
+        return []
+    known = [(a, *says[a]) for a in sorted(says)]
+    line = Line(*(np.array(part, dtype=float) for part in zip(*known)))
+    points = table(
+        {**place, "what": "predicted", "algorithm": name}, **dict(zip(("alpha", "value", "error"), zip(*known)))
+    )
+    dashes = "--" if look.dashes == "-" else ":"  # of another label of the same algorithm
+    return [theory_series(smooth(line, ()), f"{name}, predicted", look.colour, dashes, points, name)]

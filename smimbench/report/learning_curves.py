@@ -1,4 +1,6 @@
-"""Figures of learning curves: error or overlap against the samples processed, beside what that many samples could give."""
+"""Figures of what runs do on their way: error against the samples processed, against seconds, and against the clock of the
+algorithm beside the trajectory that theory has of it.
+"""
 
 from __future__ import annotations
 
@@ -8,75 +10,40 @@ import numpy as np
 
 from smimbench.registry.metrics import find_metric, is_in_trajectory, theory_of
 from smimbench.report.aggregate import ZERO
-from smimbench.report.figures import is_cheap
+from smimbench.report.charts import Chart, Panel, Series, table
+from smimbench.report.figures import PANELS, is_cheap
 from smimbench.report.labels import component_word, grouped, letter
-from smimbench.report.rows import draws_fresh
-from smimbench.report.style import (
-    COLOURS,
-    decades_to_zero,
-    finish,
-    floor_of,
-    line_name,
-    literal,
-    log_axis,
-    looks_of,
-    new_figure,
-    panel_title,
-    save_figure,
-)
+from smimbench.report.rows import draws_fresh, own_point, planned_ratio
+from smimbench.report.style import COLOURS, FLOOR, Look, floor_of, line_name, looks_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
-    from pathlib import Path
 
     from smimbench.run.store import Store
     from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import Cell, Suite
 
-__all__ = ["PANELS", "chosen_panels", "draw_learning_curves", "left_out", "spread"]
-
-PANELS = 12
-"""Panels of the figure at the most; doubled, it has eight rows and panels are still of the same size."""
+__all__ = ["chosen_panels", "learning_chart", "left_out", "seconds_chart", "spread", "trajectory_chart"]
 
 POINTS = 40
 """Points of the Bayes-optimal line; doubled, theory takes twice as long and the line looks the same."""
-
-ROOM = 3.0
-"""Height of a panel in units of the largest error at the start: what is above it has diverged. Doubled, curves are flatter."""
 
 Pair = tuple["Cell", dict[str, Any]]
 Place = tuple[str, float, int]
 """Label of a problem, sample ratio, dimension."""
 
 
-def draw_learning_curves(
-    suite: Suite, pairs: Sequence[Pair], theorist: TheoryCache, store: Store, folder: Path
-) -> list[Path]:
-    """Draw one panel per problem and sample ratio of what algorithms that count their samples learned, sample by sample.
+def learning_chart(suite: Suite, pairs: Sequence[Pair], theorist: TheoryCache, store: Store) -> Chart | None:
+    """One panel per problem and sample ratio of what algorithms that count their samples learned, sample by sample.
 
     A sample that is processed again counts again. Thin lines are runs, thick ones their median. The Bayes-optimal line is
     the best that is possible with as many samples, up to all of a run's data; from there on it is flat, since repeated
     samples bring nothing new. Where an algorithm draws fresh ones (``online``), a second line goes on. Where theory is
-    dear, the line is that of all samples.
-
-    Parameters
-    ----------
-    pairs : sequence of (Cell, dict)
-        Cells and their records.
-
-    Returns
-    -------
-    list of Path
-        PNG and SVG; empty where no algorithm counts samples (message passing and one-step methods do not).
-
-    Raises
-    ------
-    ImportError
-        If matplotlib is missing (extra ``plot``).
+    costly, the line is that of all samples. None where no algorithm counts samples (message passing does not).
     """
     metric = next((name for name in suite.run.metrics if is_in_trajectory(find_metric(name))), None)
     if metric is None:
-        return []
+        return None
     panels: dict[Place, dict[str, list[Any]]] = {}
     whole: list[tuple[Any, str, Any]] = []
     for cell, record in pairs:
@@ -90,23 +57,19 @@ def draw_learning_curves(
         if place in panels:
             panels[place].setdefault(label, []).append(run)
     if not panels:
-        return []
+        return None
     chosen = chosen_panels(suite, panels)
-    figure, axes = new_figure(suite.title, len(chosen))
-    data: list[dict[str, Any]] = []
-    marked = [
-        _learning_panel(axis, suite, place, metric, panels[place], theorist, data) for axis, place in zip(axes, chosen)
-    ]
+    drawn = [_learning_panel(suite, place, metric, panels[place], theorist) for place in chosen]
     note = "A sample that is processed again counts again"
     names = sorted({label for place, label, _ in whole if place in chosen})
     note += f"; an iteration of {', '.join(names)} counts all samples." if names else "."
-    if any(marked):
+    if any(panel.upright is not None for panel in drawn):
         note += " Upright line: every sample of the data set once."
     note += left_out(chosen, panels)
-    finish(figure, axes, note)
-    label = find_metric(metric).label
-    caption = f"{suite.title}: {label} against the samples processed. Thin lines: runs; thick: their median. {note}"
-    return save_figure(figure, folder, "learning", data, caption)
+    caption = f"{suite.title}: {find_metric(metric).label} against the samples processed. "
+    caption += f"Thin lines: runs; thick: their median. {note}"
+    reading = "Median over runs; a sample that is processed again counts again."
+    return Chart("learning", suite.title, drawn, caption, note, "Error against samples processed", reading, many=True)
 
 
 def _counted_curve(trajectory: dict[str, Any] | None, metric: str) -> tuple[Any, Any] | None:
@@ -149,32 +112,36 @@ def spread(places: list[Any], most: int) -> list[Any]:
     return [places[int(i)] for i in np.unique(np.linspace(0, len(places) - 1, most).round())]
 
 
-def _learning_panel(
-    axis: Any,
-    suite: Suite,
-    place: Place,
-    metric: str,
-    algorithms: dict[str, list[Any]],
-    theorist: TheoryCache,
-    data: list[dict[str, Any]],
-) -> bool:
-    """Draw one panel; whether it shows where the data set has been gone through once."""
+def _place_title(suite: Suite, place: Place) -> tuple[Any, str, dict[str, Any]]:
+    """The problem of a panel, its title, and its columns in the CSV."""
     label, alpha, dimension = place
     problem = next(plan.problem for plan in suite.plans if plan.label == label)
+    title = f"{label}, α = {alpha:.4g}, {letter(problem.model)} = {dimension}"
+    return problem, title, {"problem": label, "alpha": alpha, "dimension": dimension}
+
+
+def _end_marker(look: Look) -> dict[str, Any]:
+    """The marker of an algorithm at the end of its curve: in grey, colours do not tell two of them apart."""
+    return {"marker": look.marker, "markevery": [-1], "ms": 4.5, "zorder": 3}
+
+
+def _learning_panel(
+    suite: Suite, place: Place, metric: str, algorithms: dict[str, list[Any]], theorist: TheoryCache
+) -> Panel:
+    problem, title, at = _place_title(suite, place)
+    _, alpha, dimension = place
     curve = is_cheap(problem)
     runs = [run for members in algorithms.values() for run in members]
     components = runs[0][2].shape[1]
-    first = min(run[1][0] for run in runs)
-    last = max(run[1][-1] for run in runs)
+    first, last = min(run[1][0] for run in runs), max(run[1][-1] for run in runs)
     held = float(runs[0][0].get("samples", problem.model.sample_count(alpha, dimension)))
     fresh = max((run[1][-1] for run in runs if draws_fresh(run[0]["cell"]["algorithm"])), default=0.0)
-    about, word = find_metric(metric), component_word(problem)
-    single = components == 1
+    about, word, single = find_metric(metric), component_word(problem), components == 1
     # Without a curve (costly theory) the line is that of the whole data set, and says so.
-    name = "Bayes-optimal" if curve or first >= held else "Bayes-optimal, whole data set"
-    lines = [(first, held, name, "--")]
+    lines = [(first, held, "Bayes-optimal" if curve or first >= held else "Bayes-optimal, whole data set", "--")]
     if curve and fresh > held:
         lines.append((max(first, held), fresh, "Bayes-optimal, fresh samples", ":"))
+    series: list[Series] = []
     reaches_zero = False
     for start, stop, name, dashes in lines:
         seen = np.geomspace(start, stop, POINTS) if curve and start < stop else np.array([stop])
@@ -187,48 +154,32 @@ def _learning_panel(
                 continue
             reaches_zero = reaches_zero or values[-1] <= ZERO * suite.run.target
             several = len(seen) > 1
-            axis.plot(
-                [*(seen if several else [first]), max(last, stop)],
-                [*(values if several else values[-1:]), values[-1]],
-                color="black" if single else COLOURS[component],
-                lw=1.4,
-                ls=dashes,
-                label=line_name(name, word, None if single else component),
-                zorder=2,
-            )
-            at = {"problem": label, "alpha": alpha, "dimension": dimension}
-            at["what"] = line_name(name, word, None if single else component)
-            data += [{**at, "samples": x, "value": y} for x, y in zip(*axis.lines[-1].get_data())]
+            x = [*(seen if several else [first]), max(last, stop)]
+            y = [*(values if several else values[-1:]), values[-1]]
+            title_of_line = line_name(name, word, None if single else component)
+            style = {"color": "black" if single else COLOURS[component], "lw": 1.4, "ls": dashes, "zorder": 2}
+            rows = table({**at, "what": title_of_line}, samples=x, value=y)
+            series.append(Series(title_of_line, x, y, style, rows))
     looks = looks_of(suite)
     for i, (algorithm, members) in enumerate(algorithms.items()):
         for component in range(components):
-            colour = looks[algorithm].colour if single else COLOURS[component % len(COLOURS)]
-            style: Any = "-" if single else ("-", "-.", ":", (0, (5, 1)))[i % 4]
-            for _, samples, values in members:
-                axis.plot(samples, values[:, component], color=colour, lw=0.6, alpha=0.3, ls=style, zorder=1)
+            style = {"color": looks[algorithm].colour if single else COLOURS[component % len(COLOURS)]}
+            style |= {"ls": "-" if single else ("-", "-.", ":", (0, (5, 1)))[i % 4]}
+            thin = {**style, "lw": 0.6, "alpha": 0.3, "zorder": 1}
+            series += [Series("", samples, values[:, component], thin) for _, samples, values in members]
             name = line_name(algorithm, word, None if single else component)
-            median = _median_curve(members, component)
-            if len(median[0]):
-                # In grey, colours do not tell two algorithms apart.
-                end = {"marker": looks[algorithm].marker, "markevery": [-1], "ms": 4.5}
-                axis.plot(*median, color=colour, lw=1.8, ls=style, label=name, zorder=3, **end)
-                at = {"problem": label, "alpha": alpha, "dimension": dimension, "what": name}
-                data += [{**at, "samples": x, "value": y} for x, y in zip(*median)]
-    once = bool(first < held < last)
-    if once:
-        axis.axvline(held, color="0.6", lw=0.9, zorder=0)
-    log_axis(axis, "x")
-    panel_title(axis, f"{literal(label)}, α = {alpha:.4g}, {letter(problem.model)} = {dimension}")
-    axis.set_xlabel("samples processed")
-    axis.set_ylabel(about.label)
-    axis.set_ylim(bottom=0.0)
+            x, y = _median_curve(members, component)
+            if len(x):
+                rows = table({**at, "what": name}, samples=x, value=y)
+                style |= {"lw": 1.8, **_end_marker(looks[algorithm])}
+                series.append(Series(name, x, y, style, rows, algorithm=algorithm))
+    panel = Panel(title, "samples processed", about.label, series, place[0], xlog=True, ylim=(0.0, None))
+    panel.upright = held if first < held < last else None
     if about.direction == "lower":  # a run that diverges leaves the panel, not the others on its floor
-        top = min(float(axis.get_ylim()[1]), ROOM * max(run[2][0].max() for run in runs))
-        axis.set_ylim(top=top)
+        panel.cap = 3.0 * max(run[2][0].max() for run in runs)
         if reaches_zero:
-            floor = floor_of([float(value) for run in runs for value in run[2].ravel()], suite.run.target)
-            decades_to_zero(axis, floor, top)
-    return once
+            panel.zero = floor_of([float(value) for run in runs for value in run[2].ravel()], suite.run.target)
+    return panel
 
 
 def _median_curve(members: Iterable[tuple[Any, Any, Any]], component: int) -> tuple[Any, Any]:
@@ -240,3 +191,145 @@ def _median_curve(members: Iterable[tuple[Any, Any, Any]], component: int) -> tu
     grid = grid[(grid >= start) & (grid <= end)]
     read = [values[np.searchsorted(samples, grid, side="right") - 1] for samples, values in curves]
     return grid, np.median(read, axis=0)
+
+
+# -- against seconds ------------------------------------------------------------------------------------------------------
+
+
+def seconds_chart(suite: Suite, pairs: Sequence[Pair], theorist: TheoryCache, store: Store) -> Chart | None:
+    """One panel per problem, sample ratio and dimension with the squared error, summed over components, against seconds.
+
+    Lines are medians over the runs, each of which keeps its last error when it has ended; a mark is where the last one ended,
+    a band the range from quartile to quartile. None where a single algorithm was run.
+    """
+    runs: list[tuple[Any, ...]] = []
+    for cell, record in pairs:
+        trajectory = store.trajectory(record)
+        if trajectory is None or "mse" not in trajectory:
+            continue
+        lost = (record.get("timing") or {}).get("lost_seconds") or 0.0
+        seconds = np.asarray(trajectory["seconds"], dtype=float) + lost
+        error = np.asarray(trajectory["mse"]).sum(axis=1)
+        there = np.isfinite(error) & (seconds > 0)
+        if there.any():
+            place = (cell.problem_label, cell.alpha, cell.dimension)
+            runs.append((place, cell.algorithm_label, seconds[there], error[there], record))
+    panels = {place: grouped(own, lambda run: run[1]) for place, own in grouped(runs, lambda run: run[0]).items()}
+    panels = {place: own for place, own in panels.items() if len(own) > 1}
+    if not panels:
+        return None
+    chosen = chosen_panels(suite, panels)
+    trusted = all((run[4].get("timing") or {}).get("trusted") for run in runs)
+    note = "" if trusted else "Times are untrusted: cells may have run side by side."
+    note = (note + left_out(chosen, panels)).strip()
+    caption = (
+        f"{suite.title}: squared error against seconds. Lines: median over runs; bands: quartiles; marks: the end. "
+    )
+    drawn = [_seconds_panel(suite, place, panels[place], theorist) for place in chosen]
+    return Chart(
+        "seconds", suite.title, drawn, caption + note, note, "Error against seconds", "Median over runs.", many=True
+    )
+
+
+def _seconds_panel(suite: Suite, place: Place, algorithms: dict[str, list[Any]], theorist: TheoryCache) -> Panel:
+    problem, title, at = _place_title(suite, place)
+    ratio = problem.model.sample_ratio(problem.model.sample_count(*place[1:]), place[2])
+    bayes = float(np.sum(theorist.points(problem, [ratio])[0][0]["mse"]))
+    looks, series = looks_of(suite), []
+    lowest = [float(run[3].min()) for members in algorithms.values() for run in members]
+    highest = max(float(run[3][0]) for members in algorithms.values() for run in members)
+    floor = floor_of([*lowest, bayes], suite.run.target)
+    ends = [time for members in algorithms.values() for run in members for time in (run[2][0], run[2][-1])]
+    for name, members in algorithms.items():
+        first, last = max(run[2][0] for run in members), max(run[2][-1] for run in members)
+        grid = np.geomspace(first, last, 200) if last > first else np.array([last])
+        read = [run[3][np.searchsorted(run[2], grid, side="right") - 1] for run in members]
+        low, middle, high = (np.maximum(part, floor) for part in np.quantile(read, [0.25, 0.5, 0.75], axis=0))
+        look = looks[name]
+        style = {"color": look.colour, "ls": look.dashes, **_end_marker(look)}
+        rows = table({**at, "what": name}, seconds=grid, value=middle, quartile_1=low, quartile_3=high)
+        series.append(Series(name, grid, middle, style, rows, band=(low, high), algorithm=name))
+    panel = Panel(title, "seconds", "MSE", series, place[0], xlog=True, ylog=True, top=3 * highest)
+    if bayes > floor:
+        rows = [{**at, "what": "Bayes-optimal", "value": bayes}]
+        style = {"color": "black", "lw": 1.2, "zorder": 2}
+        series.append(Series("Bayes-optimal", [min(ends), max(ends)], [bayes, bayes], style, rows))
+        panel.ylim = (min(bayes, *lowest) / 1.5, 3 * highest)
+    else:
+        series.append(Series("Bayes-optimal: 0", [], [], {"color": FLOOR, "lw": 2.5}))
+        panel.zero = floor
+    return panel
+
+
+# -- beside the trajectory of theory --------------------------------------------------------------------------------------
+
+
+def trajectory_chart(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache, store: Store) -> Chart | None:
+    """Runs against their own clock, beside the trajectory that theory predicts: thin lines runs, dashed theory.
+
+    One panel for every problem, algorithm, sample ratio and dimension whose theory has a trajectory: error and overlap of every
+    component against iterations, or against samples / D where samples are counted. None where no theory has a trajectory.
+    """
+    problems = {plan.label: plan.problem for plan in suite.plans}
+    panels = []
+    for (label, name, _, dimension), members in grouped(
+        pairs, lambda pair: (pair[0].problem_label, pair[0].algorithm_label, pair[0].alpha, pair[0].dimension)
+    ).items():
+        cell, problem = members[0][0], problems[label]
+        records = [record for _, record in members]
+        ratio = planned_ratio(problem, cell)
+        found = own_point(cache, problem, cell, ratio, records, trajectory=True)
+        if isinstance(found, str) or "trajectory" not in found:
+            continue
+        runs = [run for record in records if (run := store.trajectory(record)) is not None and "mse" in run]
+        alpha = ratio if draws_fresh(cell.algorithm) else cell.alpha  # as in tables
+        place = {"problem": label, "algorithm": name, "alpha": alpha, "dimension": dimension}
+        panels.append((place, letter(problem.model), found["trajectory"], runs))
+    if not panels:
+        return None
+    chosen = panels[:9]
+    caption = "Thin lines: runs; dashed: the predicted trajectory; against the clock of the algorithm."
+    if any("mse_limit" in theory for _, _, theory, _ in panels):
+        caption += " Dotted: theory as the dimension grows, from the same starts."
+    if len(panels) > len(chosen):
+        caption += f" {len(chosen)} of {len(panels)} combinations of problem, algorithm, sample ratio and dimension."
+    return Chart(
+        "trajectories", suite.title, [_trajectory_panel(*panel) for panel in chosen], caption, caption,
+        "Runs and their predicted trajectory", "Solid: mean of the runs; dashed: predicted from their starts.", many=True,
+    )  # fmt: skip
+
+
+def _trajectory_panel(place: dict[str, Any], d: str, theory: dict[str, Any], runs: Sequence[dict[str, Any]]) -> Panel:
+    """One panel; the page has the mean of all runs in place of each."""
+    counted = "samples" in theory
+    clock, scale = ("samples", place["dimension"]) if counted else ("iteration", 1)
+    at, series = np.asarray(theory[clock]) / scale, []
+    paths = [name for name in ("mse", "overlap") if name in theory]
+    for index, metric in enumerate(paths):
+        values = np.asarray(theory[metric], dtype=float).reshape(len(theory[clock]), -1)
+        for component in range(values.shape[1]):
+            color = COLOURS[(index * values.shape[1] + component) % len(COLOURS)]
+            name = find_metric(metric).label + (f" {component + 1}" if values.shape[1] > 1 else "")
+            about = {**place, "metric": metric, "component": component + 1 if values.shape[1] > 1 else None}
+            curves = [("predicted", at, values[:, component], {"ls": "--", "lw": 1.6})]
+            if f"{metric}_limit" in theory:
+                limit = np.asarray(theory[f"{metric}_limit"], dtype=float).reshape(len(at), -1)[:, component]
+                curves.append(("predicted as D grows", at, limit, {"ls": ":", "lw": 1.2}))
+            read = []
+            for run in runs:
+                # Before the first step nothing has been counted.
+                ticks = np.where(run["iteration"] == 0, 0.0, run[clock]) / scale
+                own = np.asarray(run[metric], dtype=float)[:, component]
+                series.append(Series("", ticks, own, {"color": color, "lw": 0.6, "alpha": 0.35}))
+                read.append(np.interp(at, ticks, own, right=np.nan))
+            if read:
+                seen = np.isfinite(read).all(axis=0)
+                curves.append(("mean of runs", at[seen], np.mean(read, axis=0)[seen], {}))
+            for what, x, y, style in curves:
+                rows = table({**about, "what": what}, **{clock: x.tolist(), "value": y.tolist()})
+                series.append(Series(f"{name}, {what}", x, y, {"color": color, **style}, rows,
+                                     algorithm=place["algorithm"], hidden=what == "mean of runs"))  # fmt: skip
+    title = f"{place['problem']}: {place['algorithm']}, α = {place['alpha']:.4g}, {d} = {place['dimension']}"
+    ylabel = ", ".join(find_metric(metric).label for metric in paths)
+    xlabel = f"samples / {d}" if counted else "iteration"
+    return Panel(title, xlabel, ylabel, series, place["problem"], ylim=(0.0, None))

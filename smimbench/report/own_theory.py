@@ -1,6 +1,4 @@
-"""What theory says of the algorithms of a suite themselves: their points, a table of them, and figures of their
-trajectory beside runs.
-"""
+"""What theory predicts for the algorithms of a suite: their points, and a table of them."""
 
 from __future__ import annotations
 
@@ -12,39 +10,26 @@ import numpy as np
 from rich.console import Group
 from rich.text import Text
 
-from smimbench.registry.adapters import plan_of, sizes
 from smimbench.registry.metrics import find_metric, theory_of
-from smimbench.registry.registry import get_registry
-from smimbench.report.labels import component_word, grouped, letter, letter_of
-from smimbench.report.rows import draws_fresh, own_point
-from smimbench.report.style import COLOURS, finish, literal, new_figure, panel_title, save_figure
+from smimbench.report.labels import component_word, letter, letter_of
+from smimbench.report.rows import draws_fresh, own_point, planned_ratio
 from smimbench.report.tables import component_column, make_table, number
 from smimbench.report.theory_document import Stage
 from smimbench.run.theory_cache import Progress
-from smimbench.suite.cells import build_algorithm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from rich.console import RenderableType
 
-    from smimbench.problem.problem import Problem
     from smimbench.report.tables import Column
-    from smimbench.run.store import Store
     from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import Cell, Suite
 
-__all__ = ["add_own_theory", "draw_trajectories", "own_theory_tables"]
-
-PANELS = 9
-"""Panels of the figure at the most; doubled, it has six rows and panels are still of the same size."""
+__all__ = ["add_own_theory", "own_theory_tables"]
 
 ALL_SAMPLES = "alpha counts the samples of all its steps, each of which is new"
 """Beside algorithms that do not stand at the sample ratios of the suite."""
-
-PATHS = ("mse", "overlap")
-"""What is drawn against the clock of the algorithm."""
 
 
 def add_own_theory(
@@ -75,7 +60,7 @@ def add_own_theory(
         on_stage(stage)
         cache.watch = lambda progress: None  # its own stages are over
         problem = problems[cell.problem_label]
-        ratio = _planned_ratio(problem, cell) if draws_fresh(cell.algorithm) else cell.alpha
+        ratio = planned_ratio(problem, cell) if draws_fresh(cell.algorithm) else cell.alpha
         found = own_point(cache, problem, cell, ratio, trajectory=True)
         entry: dict[str, Any] = {"algorithm": cell.algorithm_label, "alpha": ratio, "dimension": cell.dimension}
         entry["dimension_letter"] = letter(problem.model)
@@ -101,16 +86,6 @@ def _cells_asked_for(suite: Suite, alphas: Sequence[float] | None) -> list[Cell]
         return cells
     moved = [replace(cell, alpha=alpha) for cell in cells for alpha in alphas]
     return list({cell.key: cell for cell in moved}.values())
-
-
-def _planned_ratio(problem: Problem, cell: Cell) -> float:
-    model = problem.model
-    n = model.sample_count(cell.alpha, cell.dimension)
-    if draws_fresh(cell.algorithm):
-        algorithm = build_algorithm(cell.algorithm, problem, get_registry())
-        plan = plan_of(algorithm, sizes(n, model.tokens, cell.dimension))
-        n = int(plan.steps or 0) * int(plan.batch or n) or n
-    return float(model.sample_ratio(n, cell.dimension))
 
 
 def own_theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableType]:
@@ -176,83 +151,3 @@ def _notes(text: str, entries: Sequence[dict[str, Any]], said: Callable[[dict[st
         if found := said(entry):
             names.setdefault(found, {})[entry["algorithm"]] = None
     return [f"{'; '.join(those)}: {text.format(found)}" for found, those in names.items()]
-
-
-def draw_trajectories(
-    suite: Suite, pairs: Sequence[tuple[Cell, dict[str, Any]]], cache: TheoryCache, store: Store, folder: Path
-) -> list[Path]:
-    """Runs against their own clock, beside the trajectory that theory has of them: thin lines runs, dashed theory.
-
-    One panel for every problem, algorithm, sample ratio and dimension whose theory has a trajectory: error and overlap of every
-    component against iterations, or against samples / D where samples are counted.
-
-    Returns
-    -------
-    list of Path
-        PNG, SVG and PDF; empty where no theory has a trajectory.
-    """
-    problems = {plan.label: plan.problem for plan in suite.plans}
-    panels = []
-    groups = grouped(
-        pairs, lambda pair: (pair[0].problem_label, pair[0].algorithm_label, pair[0].alpha, pair[0].dimension)
-    )
-    for (label, name, _, dimension), members in groups.items():
-        cell, problem = members[0][0], problems[label]
-        records = [record for _, record in members]
-        ratio = _planned_ratio(problem, cell)
-        found = own_point(cache, problem, cell, ratio, records, trajectory=True)
-        if isinstance(found, str) or "trajectory" not in found:
-            continue
-        runs = [run for record in records if (run := store.trajectory(record)) is not None and "mse" in run]
-        alpha = ratio if draws_fresh(cell.algorithm) else cell.alpha  # as in tables
-        place = {"problem": label, "algorithm": name, "alpha": alpha, "dimension": dimension}
-        panels.append((place, letter(problem.model), found["trajectory"], runs))
-    if not panels:
-        return []
-    figure, axes = new_figure(suite.title, min(len(panels), PANELS))
-    data = [entry for axis, panel in zip(axes, panels) for entry in _trajectory_panel(axis, *panel)]
-    caption = "Runs as thin lines, the trajectory that theory has of them dashed; against the clock of the algorithm."
-    if any("mse_limit" in theory for _, _, theory, _ in panels):
-        caption += " Dotted: theory as the dimension grows, from the same starts."
-    if len(panels) > len(axes):
-        caption += f" {len(axes)} of {len(panels)} combinations of problem, algorithm, sample ratio and dimension."
-    finish(figure, axes, caption)
-    return save_figure(figure, folder, "trajectories", data, caption)
-
-
-def _trajectory_panel(
-    axis: Any, place: dict[str, Any], d: str, theory: dict[str, Any], runs: Sequence[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Draw one panel; its curves as they are for the page, with the mean of all runs in place of each."""
-    counted = "samples" in theory
-    clock, scale = ("samples", place["dimension"]) if counted else ("iteration", 1)
-    at, data = np.asarray(theory[clock]) / scale, []
-    for index, metric in enumerate(name for name in PATHS if name in theory):
-        values = np.asarray(theory[metric], dtype=float).reshape(len(theory[clock]), -1)
-        for component in range(values.shape[1]):
-            colour = COLOURS[(index * values.shape[1] + component) % len(COLOURS)]
-            name = find_metric(metric).label + (f" {component + 1}" if values.shape[1] > 1 else "")
-            curves = {"predicted": (at, values[:, component])}
-            axis.plot(at, values[:, component], "--", color=colour, lw=1.6, label=literal(f"{name}, theory"))
-            if f"{metric}_limit" in theory:
-                limit = np.asarray(theory[f"{metric}_limit"], dtype=float).reshape(len(at), -1)[:, component]
-                curves["predicted as D grows"] = (at, limit)
-                axis.plot(at, limit, ":", color=colour, lw=1.2)
-            read = []
-            for run in runs:
-                # Before the first step nothing has been counted.
-                ticks = np.where(run["iteration"] == 0, 0.0, run[clock]) / scale
-                axis.plot(ticks, np.asarray(run[metric])[:, component], color=colour, lw=0.6, alpha=0.35)
-                read.append(np.interp(at, ticks, np.asarray(run[metric], dtype=float)[:, component], right=np.nan))
-            if read:
-                seen = np.isfinite(read).all(axis=0)
-                curves["mean of runs"] = (at[seen], np.mean(read, axis=0)[seen])
-            about = {**place, "metric": metric, "component": component + 1 if values.shape[1] > 1 else None}
-            for what, curve in curves.items():
-                data += [{**about, "what": what, clock: float(x), "value": float(y)} for x, y in zip(*curve)]
-    at_ratio = f"α = {place['alpha']:.4g}, {d} = {place['dimension']}"
-    panel_title(axis, f"{literal(place['problem'])}: {literal(place['algorithm'])}, {at_ratio}")
-    axis.set_xlabel(f"samples / {d}" if counted else "iteration")
-    axis.set_ylabel(", ".join(find_metric(metric).label for metric in PATHS if metric in theory))
-    axis.set_ylim(bottom=0.0)
-    return data

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smimbench.files import printable
+from smimbench.report.charts import page_charts
 from smimbench.report.columns import COLUMNS
-from smimbench.report.extrapolation_tables import exponent_text, law_text
+from smimbench.report.finite_size import exponent_text, law_text
 from smimbench.report.labels import letter_of, names_with_backend
-from smimbench.report.page_charts import COURSES, charts_of
 from smimbench.report.profiles import LEVEL, summary
 from smimbench.report.tables import as_csv, missing_values, number, seconds
 from smimbench.report.verdict import OWN, near_words, ratio_words, tied_words, verdict_line, verdicts
@@ -25,6 +25,7 @@ from smimbench.report.verdict import OWN, near_words, ratio_words, tied_words, v
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from smimbench.report.charts import Chart
     from smimbench.suite.cells import Suite
 
 __all__ = ["NEEDS", "render_page"]
@@ -42,14 +43,17 @@ def render_page(
     counts: dict[str, int],
     missing: int,
     shared: dict[str, Any],
+    drawn: Sequence[Chart],
     figures: Sequence[Path],
 ) -> str:
     """The page as text.
 
     Parameters
     ----------
+    drawn : sequence of Chart
+        All figures.
     figures : sequence of Path
-        Of figures as they were saved: SVG to be shown, CSV to be drawn as charts.
+        Their files, of which those in SVG are shown.
 
     Raises
     ------
@@ -68,9 +72,11 @@ def render_page(
     name = names_with_backend(rows)
     shown = [{**row, "shown": name(row), "bad": set(row["status_counts"]) - {"ok", "skipped"}} for row in rows]
     trusted = all(row["trusted"] for row in rows)
-    groups, charts = charts_of(suite, [path for path in figures if path.suffix == ".csv"])
+    groups, charts = page_charts(drawn, suite.run.target)
+    # Figures with hundreds of curves are charts only, or the page would be ten times as large.
+    left_out = {chart.name for chart in drawn if chart.many and chart.name != "profiles"}
     data = {"charts": charts, "csv": as_csv(rows, extrapolated)}
-    svgs = [path for path in figures if path.suffix == ".svg" and path.stem not in COURSES]
+    svgs = [path for path in figures if path.suffix == ".svg" and path.stem not in left_out]
     return template.render(
         suite=suite,
         css=(ASSETS / "page.css").read_text(encoding="utf-8"),

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.report.aggregate import ZERO, change_between
+from smimbench.report.charts import Chart, Panel, Series, table
 from smimbench.report.labels import grouped
 from smimbench.report.rows import draws_fresh
 from smimbench.report.runtime import EPSILONS
+from smimbench.report.style import Look, looks_of
 from smimbench.report.tables import make_table, number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from rich.console import RenderableType
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import Cell, Suite
 
-__all__ = ["CUT", "LEVEL", "READING", "draw_profiles", "hits", "share_within", "summary", "summary_tables"]
+__all__ = ["CUT", "LEVEL", "READING", "hits", "profile_chart", "share_within", "summary", "summary_tables"]
 
 CUT = 4.0
 """Where the performance profile ends: what is further from the best is no contender. Doubled, its interesting part shrinks."""
@@ -189,77 +190,51 @@ def _interval_of_mean(entry: Mapping[str, Any]) -> str:
     return "" if entry["interval"] is None else " to ".join(number(value, 3) for value in entry["interval"])
 
 
-def _end_marker(look: Any) -> dict[str, Any]:
-    """The marker of an algorithm at the end of its curve: in grey, colours do not tell two of them apart."""
-    return {"marker": look.marker, "markevery": [-1], "ms": 4.5, "clip_on": False}
-
-
-def draw_profiles(
+def profile_chart(
     suite: Suite,
     rows: Sequence[Mapping[str, Any]],
     pairs: Sequence[tuple[Cell, dict[str, Any]]],
     theorist: TheoryCache,
     store: Store,
-    folder: Path,
-) -> list[Path]:
-    """Draw shares of targets reached against seconds, iterations and samples, and how near to the best error each comes.
-
-    Raises
-    ------
-    ImportError
-        If matplotlib is missing (extra ``plot``).
-    """
-    from smimbench.report.style import finish, literal, log_axis, looks_of, new_figure, save_figure
-
+) -> Chart | None:
+    """Shares of targets reached against seconds, iterations and samples, and how near to the best error each comes."""
     entries = hits(suite, pairs, theorist, store)
     known = errors(rows)
     if len({e["algorithm"] for e in entries}) < 2:
-        return []
-    figure, axes = new_figure(suite.title, 4)
-    looks, data = looks_of(suite), []
-    for axis, (key, label) in zip(axes, AXES):
+        return None
+    looks, panels = looks_of(suite), []
+    for key, label in AXES:
         curves = share_within(entries, key)
         last = max((x[-1] for x, _ in curves.values() if len(x)), default=1.0)
         # What is near from the start stands at the left end.
         least = min((x[x > 0].min(initial=last) for x, _ in curves.values()), default=last) / 1.5
+        series = []
         for name, (x, y) in curves.items():
-            look = looks[name]
             steps = np.maximum(np.concatenate([x[:1], x, [last]]), least) if len(x) else np.array([last])
             heights = np.concatenate([[0.0], y, y[-1:]]) if len(x) else np.array([0.0])
-            axis.step(
-                steps,
-                heights,
-                where="post",
-                color=look.colour,
-                ls=look.dashes,
-                label=literal(name),
-                **_end_marker(look),
-            )
-            data += [{"axis": key, "algorithm": name, "x": a, "share": b} for a, b in zip(x, y)]
-        axis.set_ylim(0, 1.02)
-        log_axis(axis, "x")
-        axis.set_xlabel(label)
-        axis.set_ylabel("share of targets reached")
+            points = table({"axis": key, "algorithm": name}, x=x, share=y)
+            series.append(Series(name, steps, heights, _steps(looks[name]), points, algorithm=name))
+        panels.append(Panel("", label, "share of targets reached", series, xlog=True, ylim=(0, 1.02)))
     places = sorted({place for own in known.values() for place in own}, key=str)
     best = {place: min(own[place][0] for own in known.values() if place in own) for place in places}
+    series = []
     for name, own in known.items():
-        ratios = np.sort(
-            [own[place][0] / best[place] if place in own and best[place] > 0 else math.inf for place in places]
-        )
-        inside = ratios[ratios <= CUT]
+        ratios = np.sort([own[p][0] / best[p] if p in own and best[p] > 0 else math.inf for p in places])
         if name not in looks:
             continue
-        look = looks[name]
+        inside = ratios[ratios <= CUT]
         heights = np.searchsorted(ratios, inside, side="right") / len(places)
         top = heights[-1:] if len(heights) else np.zeros(1)
-        axes[3].step([1.0, *inside, CUT], [(ratios <= 1).mean(), *heights, *top], where="post", color=look.colour, ls=look.dashes,
-                     label=literal(name), **_end_marker(look))  # fmt: skip
-        data += [
-            {"axis": "error over the best", "algorithm": name, "x": a, "share": b} for a, b in zip(inside, heights)
-        ]
-    axes[3].set_xlim(1, CUT)
-    axes[3].set_ylim(0, 1.02)
-    axes[3].set_xlabel("error over that of the best algorithm")
-    axes[3].set_ylabel("share of instances")
-    finish(figure, axes, READING)
-    return save_figure(figure, folder, "profiles", data, f"{suite.title}: profiles over all problems. {READING}")
+        points = table({"axis": "error over the best", "algorithm": name}, x=inside, share=heights)
+        x, y = np.array([1.0, *inside, CUT]), np.array([(ratios <= 1).mean(), *heights, *top])
+        series.append(Series(name, x, y, _steps(looks[name]), points, algorithm=name))
+    panels.append(Panel("", "error over that of the best algorithm", "share of instances", series,
+                        xlim=(1, CUT), ylim=(0, 1.02)))  # fmt: skip
+    return Chart("profiles", suite.title, panels, f"{suite.title}: profiles over all problems. {READING}", READING,
+                 "Profiles over all problems", READING, many=True)  # fmt: skip
+
+
+def _steps(look: Look) -> dict[str, Any]:
+    """Steps with the marker of an algorithm at their end: in grey, colors do not tell two of them apart."""
+    return {"color": look.colour, "ls": look.dashes, "drawstyle": "steps-post", "marker": look.marker, "markevery": [-1],
+            "ms": 4.5, "clip_on": False}  # fmt: skip

@@ -38,7 +38,17 @@ if TYPE_CHECKING:
     from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import Suite
 
-__all__ = ["Rows", "draws_fresh", "error_rows", "own_point", "paired", "rows_of_points", "scored_rows", "suite_records"]
+__all__ = [
+    "Rows",
+    "draws_fresh",
+    "error_rows",
+    "own_point",
+    "paired",
+    "planned_ratio",
+    "rows_of_points",
+    "scored_rows",
+    "suite_records",
+]
 
 LOST = (Status.DIVERGED.value, Status.FAILED.value)
 """Runs that ended so have reached nothing on their way, whatever their trajectory says."""
@@ -291,6 +301,17 @@ def draws_fresh(algorithm: Mapping[str, Any]) -> bool:
     except (RegistryError, ParameterError):
         return False
     return plan_of(item, sizes(1, 1, 1)).draws_fresh
+
+
+def planned_ratio(problem: Problem, cell: Cell) -> float:
+    """Sample ratio that the algorithm of a cell will see: of the data set, or of all fresh samples of its steps."""
+    model = problem.model
+    n = model.sample_count(cell.alpha, cell.dimension)
+    if draws_fresh(cell.algorithm):
+        algorithm = build_algorithm(cell.algorithm, problem, get_registry())
+        plan = plan_of(algorithm, sizes(n, model.tokens, cell.dimension))
+        n = int(plan.steps or 0) * int(plan.batch or n) or n
+    return float(model.sample_ratio(n, cell.dimension))
 
 
 def _ratio_of_runs(problem: Problem, members: Sequence[tuple[Cell, dict[str, Any]]], store: Store) -> float:

@@ -232,14 +232,14 @@ def reference_figure(name: str, results: Path) -> list[dict[str, Any]]:
     from smimbench.theory.cache import TheoryCache
 
     from smimbench import load_suite
-    from smimbench.report.figures import suite_figure
+    from smimbench.report.figures import metric_chart
     from smimbench.report.packed import read_packed
 
     document, shared = read_packed(PACKED / f"{name}.json")
     suite = load_suite(name, shared["overrides"])
-    drawn = suite_figure(suite, document["rows"], TheoryCache(results / "theory"), suite.run.metrics[0])
+    drawn = metric_chart(suite, document["rows"], TheoryCache(results / "theory"), suite.run.metrics[0])
     assert drawn is not None
-    return drawn_of(drawn.data)
+    return drawn_of(drawn.rows)
 
 
 def _known(entry: dict[str, Any] | None, *meanings: str) -> list[Any]:

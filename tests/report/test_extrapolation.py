@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from smimbench.report.charts import save
 from smimbench.report.extrapolation import extrapolated_rows
-from smimbench.report.extrapolation_figure import draw_extrapolation
-from smimbench.report.extrapolation_tables import exponent_text, extrapolated_tables, size_markdown
+from smimbench.report.finite_size import exponent_text, extrapolated_tables, size_charts, size_markdown
 from smimbench.report.tables import as_csv, error_tables
 from tests.report.rows import printed, row
 
@@ -142,7 +142,7 @@ def drawn_csv(path):
 
 def test_what_is_drawn_lies_beside_the_figure(tmp_path):
     entries = extrapolated_rows(rows(component_word="component", dimension_letter="d"))
-    paths = draw_extrapolation(SimpleNamespace(title="Sizes"), entries, tmp_path)
+    paths = save(size_charts(SimpleNamespace(title="Sizes"), entries)[0], tmp_path)
     assert [path.name for path in paths] == [f"finite-size.{kind}" for kind in ("png", "svg", "pdf", "csv")]
     found = drawn_csv(paths[-1])
     assert [float(one["value"]) for one in found if one["what"] == "runs"] == [0.4 + 2.0 / D for D in SIZES]
@@ -155,7 +155,7 @@ def test_what_is_drawn_lies_beside_the_figure(tmp_path):
 def test_a_dimension_is_called_as_its_model_calls_it(tmp_path):
     for letter, other in (("d", "D"), ("D", "d")):
         entries = extrapolated_rows(rows(component_word="component", dimension_letter=letter))
-        svg = draw_extrapolation(SimpleNamespace(title="Sizes"), entries, tmp_path)[1].read_text(encoding="utf-8")
+        svg = save(size_charts(SimpleNamespace(title="Sizes"), entries)[0], tmp_path)[1].read_text(encoding="utf-8")
         assert f"1 / {letter}<" in svg
         assert f"1 / {other}<" not in svg
         text = printed([*extrapolated_tables(entries), *error_tables(rows(dimension_letter=letter)[:1])], 100)

@@ -14,11 +14,12 @@ from matplotlib.figure import Figure
 
 import smimbench
 from smimbench.report import figures
-from smimbench.report.figures import Line, draw_suite, smooth, suite_figure
+from smimbench.report.charts import Chart, Panel, draw, save
+from smimbench.report.figures import Line, metric_chart, smooth, theory_series
+from smimbench.report.learning_curves import seconds_chart
 from smimbench.report.rows import error_rows, suite_records
 from smimbench.report.style import COLOURS, KNOWN, floor_of, looks, new_figure, save_figure, threshold_lines
-from smimbench.report.theory_figure import draw_theory, varied
-from smimbench.report.time_figure import draw_seconds
+from smimbench.report.theory_figure import theory_charts, varied
 from smimbench.run.store import Store
 from smimbench.run.theory_cache import TheoryCache
 from smimbench.suite.reader import load_suite
@@ -42,11 +43,11 @@ def results(tmp_path_factory):
     suite, store, cache = load_suite(path), Store(folder / "results" / "small"), TheoryCache()
     pairs = suite_records(suite, store, ["numpy"])
     rows = error_rows(pairs, suite, store, cache)
-    made, save = [], Figure.savefig
+    made, savefig = [], Figure.savefig
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", lambda self, *a, **k: (made.append(self), save(self, *a, **k)))
-        paths = draw_suite(suite, rows, cache, folder / "figures")
-        paths += draw_seconds(suite, pairs, cache, store, folder / "figures")
+        patch.setattr(Figure, "savefig", lambda self, *a, **k: (made.append(self), savefig(self, *a, **k)))
+        paths = [p for m in suite.run.metrics for p in save(metric_chart(suite, rows, cache, m), folder / "figures")]
+        paths += save(seconds_chart(suite, pairs, cache, store), folder / "figures")
     return suite, rows, folder / "figures", paths, made[::3]
 
 
@@ -135,7 +136,7 @@ def test_marks_of_one_height_are_not_cut(tmp_path):
     suite = load_suite(write_suite(tmp_path))
     about = {"problem": "line", "own_theory": None, "identity": {"algorithm": {"name": "gamp"}}}
     rows = [row(**about, alpha=alpha, mean=0.9, sem=0.0) for alpha in (0.5, 1.0)]
-    (axis,) = suite_figure(suite, rows, TheoryCache(), "mse").figure.axes
+    (axis,) = draw(metric_chart(suite, rows, TheoryCache(), "mse")).axes
     axis.figure.draw_without_rendering()
     (mark,) = [line for line in axis.lines if line.get_marker() == "o"]
     height = axis.transData.transform((1.0, 0.9))[1] + mark.get_markersize() / 72 * axis.figure.dpi / 2
@@ -145,7 +146,7 @@ def test_marks_of_one_height_are_not_cut(tmp_path):
 def test_labels_of_ticks_do_not_meet(tmp_path):
     """Sample ratios that differ in their third digit have labels that are long."""
     text = SUITE.replace("[0.5, 1.0]", "[0.0992, 0.1]").replace("noise = 0.2", "noise = [0.2, 0.3, 0.4]")
-    (axis, *_) = suite_figure(load_suite(write_suite(tmp_path, text)), [], TheoryCache(), "mse").figure.axes
+    (axis, *_) = draw(metric_chart(load_suite(write_suite(tmp_path, text)), [], TheoryCache(), "mse")).axes
     axis.figure.draw_without_rendering()
     labels = [tick.label1.get_window_extent() for tick in axis.xaxis.get_major_ticks() if tick.label1.get_text()]
     shown = [box for box in labels if axis.bbox.x0 <= (box.x0 + box.x1) / 2 <= axis.bbox.x1]
@@ -156,8 +157,8 @@ def test_labels_of_ticks_do_not_meet(tmp_path):
 def test_a_dear_problem_leaves_the_line_of_another_smooth(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "is_cheap", lambda problem: problem.channel.noise > 0.25)
     suite = load_suite(write_suite(tmp_path, SUITE.replace("noise = 0.2", "noise = [0.2, 0.3]")))
-    found = suite_figure(suite, [], TheoryCache(), "mse")
-    points = Counter(entry["problem"] for entry in found.data if entry["what"] == "Bayes-optimal")
+    found = metric_chart(suite, [], TheoryCache(), "mse")
+    points = Counter(entry["problem"] for entry in found.rows if entry["what"] == "Bayes-optimal")
     assert sorted(points.values()) == [2, max(points.values())]
     assert max(points.values()) >= 100
 
@@ -168,7 +169,7 @@ def test_a_followed_curve_is_drawn_densely(tmp_path):
     suite = load_suite(write_suite(tmp_path, text))
     cache = TheoryCache()
     for metric, dense in (("overlap", True), ("generalization_error_bayes", False)):
-        found = suite_figure(suite, [], cache, metric).data
+        found = metric_chart(suite, [], cache, metric).rows
         lines = {}
         for entry in found:
             lines.setdefault(entry["component"], {})[entry["alpha"]] = entry["value"]
@@ -243,14 +244,14 @@ def test_theory_alone_is_drawn_with_a_phase_diagram(tmp_path, capsys):
     plans = load_suite(suite).plans
     assert varied(plans) == ("prior.rho", [0.2, 0.5, 1.0])
     assert varied(plans[:2]) is None
-    assert draw_theory(load_suite(suite), TheoryCache(), tmp_path / "again")
+    assert len(theory_charts(load_suite(suite), TheoryCache())) == 3
 
 
 def test_an_axis_whose_errors_all_are_tiny_has_ticks(tmp_path):
     text = SUITE.replace("noise = 0.2", "noise = 0.0").replace("[0.5, 1.0]", "[3.0]")
     suite = load_suite(write_suite(tmp_path, text))
     about = {"problem": "line", "own_theory": None, "identity": {"algorithm": {"name": "gamp"}}, "bayes": 0.0}
-    (axis,) = suite_figure(suite, [row(**about, alpha=3.0, mean=2e-9, sem=0.0)], TheoryCache(), "mse").figure.axes
+    (axis,) = draw(metric_chart(suite, [row(**about, alpha=3.0, mean=2e-9, sem=0.0)], TheoryCache(), "mse")).axes
     assert axis.get_yscale() == "log"
     low, high = axis.get_ylim()
     assert len([tick for tick in axis.get_yticks() if low < tick < high]) >= 2
@@ -263,8 +264,8 @@ def test_theory_at_one_or_two_points_has_no_line(tmp_path, monkeypatch, alphas, 
     own = {"own_theory": 0.7, "own_theory_error": 0.01, "bayes": 0.6, "identity": {"algorithm": {"name": "gamp"}}}
     rows = [row(**own, problem="line", alpha=alpha, mean=0.7, sem=0.01) for alpha in alphas]
     suite = load_suite(write_suite(tmp_path, SUITE.replace("[0.5, 1.0]", str(alphas))))
-    found = suite_figure(suite, rows, TheoryCache(), "mse")
-    (axis,) = found.figure.axes
+    found = metric_chart(suite, rows, TheoryCache(), "mse")
+    (axis,) = draw(found).axes
     labels = axis.get_legend_handles_labels()[1]
     assert {"Bayes-optimal", "gamp, predicted"} <= set(labels)
     lines = [line for line in axis.lines if line.get_linestyle() in ("-", "--") and len(line.get_xdata()) > 1]
@@ -276,9 +277,9 @@ def test_theory_at_one_or_two_points_has_no_line(tmp_path, monkeypatch, alphas, 
     assert ("Dashed lines: prediction for the algorithm." in found.caption) is not bars
 
 
-def test_bars_of_theory_have_their_errors(tmp_path):
-    _, (axis,) = new_figure("", 1)
-    figures._draw_theory_line(axis, Line(np.array([0.5]), np.array([0.8]), np.array([0.1])), "t", "black", "-", 0.0)
+def test_bars_of_theory_have_their_errors():
+    bar = theory_series(Line(np.array([0.5]), np.array([0.8]), np.array([0.1])), "t", "black", "-", [])
+    (axis,) = draw(Chart("x", "", [Panel("", "", "", [bar])], "")).axes
     (container,) = axis.containers
     (segment,) = container[2][0].get_segments()
     assert segment[:, 1] == pytest.approx([0.7, 0.9])
@@ -318,15 +319,15 @@ class Theory(TheoryCache):
 
 def test_both_branches_are_drawn_and_every_threshold_has_its_name(tmp_path):
     suite = load_suite(write_suite(tmp_path, SUITE.replace("[0.5, 1.0]", "[0.3, 1.0, 1.8]")))
-    found = suite_figure(suite, [], Theory(), "mse")
-    (axis,) = found.figure.axes
+    found = metric_chart(suite, [], Theory(), "mse")
+    (axis,) = draw(found).axes
     handles = dict(zip(*reversed(axis.get_legend_handles_labels())))
     dashed = handles["uninformed branch (reached by algorithms)"]
     assert dashed.get_linestyle() == "--"
     assert dashed.get_xdata().min() == pytest.approx(1.0, rel=1e-3)
     assert dashed.get_xdata().max() == pytest.approx(1.5, rel=1e-3)
     assert dashed.get_ydata()[:-1] == pytest.approx(1 - dashed.get_xdata()[:-1] / 4)
-    drawn = {entry["what"] for entry in found.data}
+    drawn = {entry["what"] for entry in found.rows}
     assert {"Bayes-optimal", "uninformed branch (reached by algorithms)", "threshold"} <= drawn
     names = {text.get_text() for text in axis.texts}
     assert names >= {

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 import smimbench
-from smimbench.report.figures import draw_suite, suite_figure
-from smimbench.report.own_theory import add_own_theory, draw_trajectories, own_theory_tables
-from smimbench.report.page_charts import charts_of
+from smimbench.report.charts import draw, page_charts, save
+from smimbench.report.figures import metric_chart
+from smimbench.report.learning_curves import trajectory_chart
+from smimbench.report.own_theory import add_own_theory, own_theory_tables
 from smimbench.report.rows import suite_records
 from smimbench.report.theory_document import theory_document
 from smimbench.report.theory_tables import theory_tables
@@ -125,15 +126,16 @@ def test_trajectories_are_drawn(results):
     pytest.importorskip("matplotlib")
     suite, _, store, folder = results
     pairs = suite_records(suite, store, ["numpy"])
-    paths = draw_trajectories(suite, pairs, TheoryCache(), store, folder / "figures")
+    chart = trajectory_chart(suite, pairs, TheoryCache(), store)
+    paths = save(chart, folder / "figures")
     assert [path.suffix for path in paths] == [".png", ".svg", ".pdf", ".csv"]
     text = paths[1].read_text()
     assert text.count("stroke-dasharray") >= 4  # error and overlap of message passing and of the stream
-    groups, charts = charts_of(suite, paths[-1:])
+    groups, charts = page_charts([chart], 1e-3)
     assert [group["name"] for group in groups] == ["trajectories"]
     assert [chart["xlabel"] for chart in charts] == ["iteration", "samples / D"]
-    for chart in charts:
-        curves = {trace["name"]: trace for trace in chart["traces"]}
+    for shown in charts:
+        curves = {trace["name"]: trace for trace in shown["traces"]}
         assert [name for name, trace in curves.items() if trace["dash"] == "dash"] == [
             "MSE, predicted", "overlap, predicted",
         ]  # fmt: skip
@@ -144,13 +146,13 @@ def test_trajectories_are_drawn(results):
 def test_own_theory_of_one_sample_ratio_can_be_seen(results):
     """A dashed line through one point has no length: a mark stands for it, in the figure as in the page's chart."""
     pytest.importorskip("matplotlib")
-    suite, rows, _, folder = results
-    paths = draw_suite(suite, rows, TheoryCache(), folder / "figures")
-    charts = charts_of(suite, [path for path in paths if path.name == "mse.csv"])[1]
+    suite, rows, *_ = results
+    chart = metric_chart(suite, rows, TheoryCache(), "mse")
+    charts = page_charts([chart], 1e-3)[1]
     (trace,) = [t for t in charts[0]["traces"] if t["name"] == "erm, predicted"]
     (row,) = [row for row in rows if row["algorithm"] == "erm" and row["metric"] == "mse"]
     assert (trace["mode"], trace["symbol"]) == ("markers", "line-ew-open")
     assert trace["y"] == [pytest.approx(row["own_theory"], rel=1e-5)]
-    figure = suite_figure(suite, rows, TheoryCache(), "mse").figure
+    figure = draw(chart)
     (bar,) = [one for one in figure.axes[0].containers if one.get_label() == "erm, predicted"]
     assert bar.lines[0].get_marker() == "_"

@@ -198,34 +198,11 @@ def test_the_verdict_comes_first(page, capsys):
     assert "gamp is best" in call(capsys, "show", page.parent / "small.toml", "--results", results)[1]
 
 
-def test_a_label_with_a_comma_keeps_its_colour(tmp_path):
-    """Curves are named by their algorithm and what more there is to say; a label may have a comma itself."""
-    from smimbench import load_suite
-    from smimbench.report.page_charts import charts_of
-    from smimbench.report.style import looks_of
-
-    suite = load_suite(write_suite(tmp_path, TEXT.replace('"adam"\nsteps = 20', '"adam"\nlabel = "gamp, not"')))
-    lines = [
-        f"{LABEL},0.1,30,{what},{x},0.5"
-        for what in ('"gamp, not"', '"gamp, theory"', "gamp", "Bayes-optimal")
-        for x in (1, 9)
-    ]
-    (tmp_path / "learning.csv").write_text("\n".join(["problem,alpha,dimension,what,samples,value", *lines]))
-    _, (chart,) = charts_of(suite, [tmp_path / "learning.csv"])
-    found = {trace["name"]: (trace.get("algorithm"), trace.get("colour")) for trace in chart["traces"]}
-    looks = looks_of(suite)
-    assert found == {
-        "gamp, not": ("gamp, not", looks["gamp, not"].colour),
-        "gamp, theory": ("gamp", looks["gamp"].colour),
-        "gamp": ("gamp", looks["gamp"].colour),
-        "Bayes-optimal": (None, None),
-    }
-
-
 def test_what_stands_far_to_the_right_is_drawn_by_decades(tmp_path):
     """An online run has fifty times the samples of all others: those must not become a strip at the left."""
     from smimbench import load_suite
-    from smimbench.report.figures import suite_figure
+    from smimbench.report.charts import draw
+    from smimbench.report.figures import metric_chart
     from smimbench.run.theory_cache import TheoryCache
     from tests.report.rows import row
 
@@ -233,7 +210,7 @@ def test_what_stands_far_to_the_right_is_drawn_by_decades(tmp_path):
     about = {"problem": "line", "n": 2, "own_theory": None, "identity": {"algorithm": {"name": "adam"}}}
     names = [f"a{i}" for i in range(9)]
     near = [row(**about, algorithm=name, alpha=0.5) for name in names]
-    (axis,) = suite_figure(suite, near, TheoryCache(), "mse").figure.axes
+    (axis,) = draw(metric_chart(suite, near, TheoryCache(), "mse")).axes
     assert axis.get_xscale() == "linear"
-    (axis,) = suite_figure(suite, [*near, row(**about, algorithm="far", alpha=60.0)], TheoryCache(), "mse").figure.axes
+    (axis,) = draw(metric_chart(suite, [*near, row(**about, algorithm="far", alpha=60.0)], TheoryCache(), "mse")).axes
     assert axis.get_xscale() == "log"

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import smimbench
-from smimbench.report.profiles import draw_profiles, hits, share_within, summary, summary_tables
+from smimbench.report.charts import save
+from smimbench.report.profiles import hits, profile_chart, share_within, summary, summary_tables
 from smimbench.report.rows import error_rows, suite_records
 from smimbench.run.store import Store
 from smimbench.run.theory_cache import TheoryCache
@@ -78,7 +79,7 @@ def test_hits_are_those_of_the_trajectories(tmp_path):
             store.trajectory(record)["iteration"][np.argmax(reached)] if reached.any() else math.inf
         )
     rows = error_rows(pairs, suite, store, cache)
-    paths = draw_profiles(suite, rows, pairs, cache, store, tmp_path / "figures")
+    paths = save(profile_chart(suite, rows, pairs, cache, store), tmp_path / "figures")
     assert [p.name for p in paths] == [f"profiles.{kind}" for kind in ("png", "svg", "pdf", "csv")]
 
 

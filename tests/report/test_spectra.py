@@ -9,8 +9,9 @@ import pytest
 from matplotlib.figure import Figure
 
 import smimbench
+from smimbench.report.charts import save
 from smimbench.report.rows import suite_records
-from smimbench.report.spectra import draw_spectra
+from smimbench.report.spectra import spectrum_chart
 from smimbench.run.store import Store
 from smimbench.run.theory_cache import TheoryCache
 from smimbench.suite.reader import load_suite
@@ -26,7 +27,7 @@ def draw(tmp_path, text):
     path = write_suite(tmp_path, text)
     smimbench.run(path, results=tmp_path / "results")
     suite, store = load_suite(path), Store(tmp_path / "results" / "small")
-    return draw_spectra(suite, suite_records(suite, store, ["numpy"]), TheoryCache(), tmp_path / "figures")
+    return save(spectrum_chart(suite, suite_records(suite, store, ["numpy"]), TheoryCache()), tmp_path / "figures")
 
 
 def test_bars_and_line_say_the_same(tmp_path, monkeypatch):

@@ -1,0 +1,273 @@
+"""Figures as data: panels of series, from which the drawing, its CSV and the chart of the page are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from smimbench.report.style import (
+    decades_to_zero,
+    finish,
+    literal,
+    log_axis,
+    new_figure,
+    panel_title,
+    save_figure,
+    threshold_lines,
+)
+from smimbench.report.tables import number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+__all__ = ["Chart", "Panel", "Series", "draw", "page_charts", "save", "table"]
+
+MOST = 80
+"""Points of a curve on the page; doubled, the page grows by a tenth and looks the same."""
+
+SYMBOLS = dict(zip("osD^vPX*<>hp", ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star",
+                                     "triangle-left", "triangle-right", "hexagon", "pentagon")))  # fmt: skip
+"""Plotly's names of the markers of figures."""
+
+
+def table(about: Mapping[str, Any], **columns: Iterable[Any]) -> list[dict[str, Any]]:
+    """Rows of a CSV: what they have in common, and columns."""
+    return [{**about, **dict(zip(columns, values))} for values in zip(*columns.values())]
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line, marks with error bars, or bars.
+
+    ``style`` is that of Matplotlib, ``rows`` what the CSV holds, ``algorithm`` whose it is. Without a name it is in no legend and
+    not on the page; ``hidden`` keeps it out of the drawing. Of ``bars``, ``x`` are the edges.
+    """
+
+    name: str
+    x: Any
+    y: Any
+    style: Mapping[str, Any]
+    rows: Sequence[dict[str, Any]] = ()
+    kind: str = "line"
+    error: Any = None
+    band: tuple[Any, Any] | None = None
+    algorithm: str = ""
+    runs: Sequence[int] = ()
+    hidden: bool = False
+
+
+@dataclass
+class Panel:
+    """Series on two axes.
+
+    ``zero``: where the error axis, then logarithmic, ends at its zero, with ``top`` as its other end. ``ylim``: ends of the other
+    axes; ``cap``: at most so high; ``headroom``: room above the highest mark. ``extra`` are rows of the CSV without a series.
+    """
+
+    title: str
+    xlabel: str
+    ylabel: str
+    series: list[Series]
+    problem: str | None = None
+    xlog: bool = False
+    ylog: bool = False
+    zero: float | None = None
+    top: float = 1.0
+    ylim: tuple[float | None, float | None] | None = None
+    xlim: tuple[float | None, float | None] | None = None
+    cap: float | None = None
+    headroom: float = 0.0
+    ticks: int | None = None
+    upright: float | None = None
+    thresholds: Sequence[tuple[float, str]] | None = None
+    hard: Sequence[float] | None = None
+    image: tuple[Any, Any, Any, str] | None = None
+    extra: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class Chart:
+    """A figure; with a ``heading`` also charts on the page, which then thins its curves where there are ``many``."""
+
+    name: str
+    title: str
+    panels: list[Panel]
+    caption: str
+    note: str = ""
+    heading: str = ""
+    reading: str = ""
+    many: bool = False
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """What the CSV holds."""
+        return [row for p in self.panels for rows in (*(s.rows for s in p.series), p.extra) for row in rows]
+
+
+# -- the drawing ----------------------------------------------------------------------------------------------------------
+
+
+def draw(chart: Chart) -> Any:
+    """The figure in Matplotlib.
+
+    Raises
+    ------
+    ImportError
+        If matplotlib is missing (extra ``plot``).
+    """
+    figure, axes = new_figure(chart.title, len(chart.panels))
+    for axis, panel in zip(axes, chart.panels):
+        _draw_panel(axis, panel)
+    finish(figure, axes, chart.note)
+    return figure
+
+
+def save(chart: Chart | None, folder: Path) -> list[Path]:
+    """Write a chart as PNG, SVG, PDF and CSV; nothing where there is none."""
+    return [] if chart is None else save_figure(draw(chart), folder, chart.name, chart.rows, chart.caption)
+
+
+def _draw_panel(axis: Any, panel: Panel) -> None:
+    if panel.image is not None:
+        x, y, values, label = panel.image
+        image = axis.pcolormesh(x, y, values, cmap="cividis", shading="nearest", vmin=0.0)
+        axis.figure.colorbar(image, ax=axis, label=label)
+        axis.grid(visible=False)
+    for series in panel.series:
+        if not series.hidden:
+            _draw_series(axis, series, panel.zero)
+    if panel.upright is not None:
+        axis.axvline(panel.upright, color="0.6", lw=0.9, zorder=0)
+    if panel.ylim is not None:
+        axis.set_ylim(*panel.ylim)
+    if panel.headroom:  # or marks at the top are cut
+        low, high = axis.get_ylim()
+        low = min(0.0, low)
+        axis.set_ylim(low, max(high, axis.dataLim.y1 + panel.headroom * (axis.dataLim.y1 - low)))
+    top = panel.top
+    if panel.cap is not None:
+        top = min(float(axis.get_ylim()[1]), panel.cap)
+        axis.set_ylim(top=top)
+    if panel.zero is not None:
+        decades_to_zero(axis, panel.zero, top)
+    elif panel.ylog:
+        log_axis(axis, "y")
+    if panel.xlim is not None:
+        axis.set_xlim(*panel.xlim)
+    if panel.xlog:
+        log_axis(axis, "x")
+    elif panel.ticks:
+        left, right = axis.get_xlim()
+        close = right - left < 0.1 * right  # sample ratios that differ in late digits have long labels
+        axis.locator_params(axis="x", nbins=3 if close else panel.ticks)
+    above = 6
+    if panel.thresholds is not None:
+        above += 8 * threshold_lines(axis, panel.thresholds, panel.hard)
+    panel_title(axis, literal(panel.title), above=above)
+    if not panel.series and panel.image is None:
+        axis.text(0.5, 0.5, "no value", transform=axis.transAxes, ha="center", va="center", fontsize=8, color="0.4")
+    axis.set_xlabel(panel.xlabel)
+    axis.set_ylabel(panel.ylabel)
+
+
+def _draw_series(axis: Any, series: Series, zero: float | None) -> None:
+    label = literal(series.name) if series.name else "_"
+
+    def lift(values: Any) -> Any:
+        return values if zero is None else np.maximum(values, zero)
+
+    if series.kind == "bars":
+        axis.bar(series.x[:-1], series.y, np.diff(series.x), align="edge", label=label, **series.style)
+    elif series.kind == "marks":
+        error = series.error
+        if error is not None and zero is not None and np.ndim(error) == 1:
+            below = np.minimum(error, lift(series.y) - zero) if series.style["fmt"] == "_" else error
+            error = np.stack([below, error])
+        axis.errorbar(series.x, lift(series.y), yerr=error, label=label, **series.style)
+    else:
+        axis.plot(series.x, lift(series.y), label=label, **series.style)
+        if series.band is not None:
+            axis.fill_between(series.x, *map(lift, series.band), color=series.style["color"], alpha=0.18, lw=0)
+
+
+# -- the page -------------------------------------------------------------------------------------------------------------
+
+
+def page_charts(charts: Sequence[Chart], target: float) -> tuple[list[dict[str, str]], list[dict[str, Any]]]:
+    """Groups (name, title, caption) and charts for the page's script, one chart per panel.
+
+    Parameters
+    ----------
+    target : float
+        Absolute error that counts as reached where theory says 0.
+    """
+    shown = [chart for chart in charts if chart.heading]
+    groups = [{"name": one.name, "title": one.heading, "caption": one.reading} for one in shown]
+    found = [{"group": one.name, "target": target, **_page_panel(p, one.many)} for one in shown for p in one.panels]
+    return groups, found
+
+
+def _page_panel(panel: Panel, many: bool) -> dict[str, Any]:
+    traces = [_trace(series, panel, many) for series in panel.series if series.name]
+    ends = [x for trace in traces for x in trace["x"]] or [0.0]
+    return {
+        "problem": panel.problem,
+        "title": panel.title.replace("α", "alpha"),
+        "xlabel": panel.xlabel.replace("α", "alpha"),
+        "ylabel": panel.ylabel,
+        "zero": panel.zero is not None,
+        "xlog": panel.xlog,
+        "ylog": panel.ylog,
+        "traces": traces,
+        "thresholds": [{"at": at, "name": name} for at, name in panel.thresholds or () if min(ends) < at < max(ends)],
+    }
+
+
+def _trace(series: Series, panel: Panel, many: bool) -> dict[str, Any]:
+    known = np.isfinite(np.asarray(series.y, dtype=float)).nonzero()[0]
+    if many and len(known) > MOST:
+        known = known[np.unique(np.linspace(0, len(known) - 1, MOST).round().astype(int))]
+    x, y = ([_short(values[i]) for i in known] for values in (series.x, series.y))
+    columns = {panel.xlabel.replace("α", "alpha"): x, panel.ylabel or series.name: y}
+    if series.error is not None and np.ndim(series.error) == 1:
+        columns["±"] = [_short(series.error[i]) for i in known]
+    if len(series.runs):
+        columns["runs"] = [series.runs[i] for i in known]
+    texts = [_hover(series.name, dict(zip(columns, values))) for values in zip(*columns.values())]
+    style, marks = series.style, series.kind == "marks"
+    color = style["color"]
+    trace: dict[str, Any] = {"name": series.name, "algorithm": series.algorithm, "x": x, "y": y, "text": texts}
+    trace |= {"mode": "markers" if marks else "lines"}
+    trace |= {"colour": color if isinstance(color, str) and color.startswith("#") else None}
+    if not marks:
+        trace["dash"] = _dash(style.get("ls", "-"))
+        trace |= {"shape": "hv"} if "drawstyle" in style else {}
+    elif style["fmt"] == "_":
+        trace["symbol"] = "line-ew-open"
+    elif style["fmt"] in SYMBOLS:
+        trace["symbol"] = SYMBOLS[style["fmt"]]
+        trace["symbols"] = [SYMBOLS[style["fmt"]] + ("-open" if style.get("mfc") == "white" else "")] * len(x)
+        trace["error"] = columns.get("±", [0.0] * len(x))
+    else:
+        trace |= {"symbol": "x-thin-open", "colour": "#888888"}
+    return trace
+
+
+def _dash(dashes: Any) -> str:
+    """Plotly's word for the dashes of a figure."""
+    if isinstance(dashes, str):
+        return {"-": "solid", "--": "dash", "-.": "dashdot"}.get(dashes, "dot")
+    return ",".join(f"{2 * length}px" for length in dashes[1])
+
+
+def _short(value: Any) -> float:
+    """As many digits as a screen has."""
+    return float(f"{float(value):.6g}")
+
+
+def _hover(head: str, values: Mapping[str, float]) -> str:
+    lines = [head, *(f"{label}: {number(value, 5)}" for label, value in values.items())]
+    return "<br>".join(line.replace("&", "&amp;").replace("<", "&lt;").replace("$", "&#36;") for line in lines)
