@@ -23,12 +23,11 @@ import numpy as np
 
 from smimbench.interfaces import Uncertain
 from smimbench.interfaces.checks import checked_posterior
-from smimbench.numerics.control_variates import controlled_mean
 from smimbench.numerics.linalg import symmetric, symmetric_root
 from smimbench.numerics.memo import by_value
 from smimbench.numerics.qmc import normal_points
 from smimbench.numerics.seeds import monte_carlo_rng
-from smimbench.numerics.telling import FEWEST_TELLING, telling
+from smimbench.numerics.statistics import FEWEST_EFFECTIVE, controlled_mean, effective_sample_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,7 +148,7 @@ def label_means(
         for a, b, entry in zip(*pairs, row[count:]):
             i, j = free[a], free[b]
             found[2 + k][i, j] = found[2 + k][j, i] = entry / (V[i, i] * V[j, j])
-    found[4][upper] = found[4].T[upper] = telling(np.concatenate([part[:, :count] for part in samples]))
+    found[4][upper] = found[4].T[upper] = effective_sample_size(np.concatenate([part[:, :count] for part in samples]))
     return LabelMeans(*found)
 
 
@@ -238,7 +237,7 @@ def sampled_moments(channel: Any, sites: int, Q: Array, V: Array) -> tuple[Uncer
     # An error of the posterior mean adds its square to the mean square.
     bias = sites * max(posterior_errors) ** 2
     # A mean that hardly any labels carry, or none, may have missed those that would: neither is its error known.
-    few = found.effective < FEWEST_TELLING
+    few = found.effective < FEWEST_EFFECTIVE
     error = np.where(few, np.maximum(found.information_error, np.abs(found.information)), found.information_error)
     size = np.abs(white)
     scale = np.diagonal(V)

@@ -4,7 +4,6 @@ Plugins import the names of this page from here.
 """
 
 from smimbench.numerics.bivariate_normal import log_cdf
-from smimbench.numerics.control_variates import controlled_mean
 from smimbench.numerics.linalg import (
     diagonal_at_least,
     inverse_root,
@@ -20,6 +19,7 @@ from smimbench.numerics.memo import Named, by_value
 from smimbench.numerics.qmc import normal_points, normal_scrambles, uniform_points, whitened_points
 from smimbench.numerics.quadrature import gauss_hermite, gauss_legendre, gaussian_trapezoid, half_plane_hermite
 from smimbench.numerics.seeds import monte_carlo_rng
+from smimbench.numerics.statistics import controlled_mean
 from smimbench.numerics.token_pairs import entry_sites, site_entries, site_pairs, site_scales, site_values
 
 __all__ = [

@@ -25,7 +25,7 @@ from smimbench.interfaces import Posterior
 from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.linalg import inverse_root, symmetric_root
 from smimbench.numerics.seeds import monte_carlo_rng
-from smimbench.numerics.telling import FEWEST_TELLING, telling
+from smimbench.numerics.statistics import FEWEST_EFFECTIVE, effective_sample_size
 from smimbench.problem.problem import ProblemError
 from smimbench.theory.generalization import KINDS, sampled_errors
 from smimbench.theory.information import overlap_error_at, prior_moments
@@ -172,7 +172,7 @@ def require_likelihood(problem: Problem) -> None:
         ratio = np.exp(np.minimum(change, 700))
         mean, sem = float(ratio.mean()), float(ratio.std(ddof=1)) / math.sqrt(RATIOS)
         low = 1 - SUSPECT * sem - ROUNDING if np.isfinite(change).all() else 0.0
-        if low <= mean <= 1 + SUSPECT * sem + ROUNDING or telling(ratio) < FEWEST_TELLING:
+        if low <= mean <= 1 + SUSPECT * sem + ROUNDING or effective_sample_size(ratio) < FEWEST_EFFECTIVE:
             return
     raise item.fail(
         f"log_likelihood is not that of forward: the mean of p(y | z') / p(y | z) over labels y of z is {mean:.4g} +- {sem:.1g}, "
@@ -263,7 +263,7 @@ class _ChannelTest(_Item):
             ("its covariance is not that of its own errors", (error * error).mean(-1), claimed),
             *((f"its {what} overlooks what the label tells", rows, zero) for what, rows in blind.items()),
         ]
-        if 0 < telling((shift * shift).sum((1, 2))) < FEWEST_TELLING:
+        if 0 < effective_sample_size((shift * shift).sum((1, 2))) < FEWEST_EFFECTIVE:
             tests = []  # hardly any label says anything: chance decides
         found = {}
         for what, samples, target in tests:

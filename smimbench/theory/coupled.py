@@ -16,10 +16,10 @@ import numpy as np
 
 from smimbench.derive.sampled_information import SCRAMBLES
 from smimbench.interfaces.checks import checked_posterior
-from smimbench.numerics.control_variates import controlled_mean
 from smimbench.numerics.linalg import spectral_function, symmetric_logarithm
 from smimbench.numerics.qmc import normal_points
 from smimbench.numerics.seeds import monte_carlo_rng
+from smimbench.numerics.statistics import controlled_mean
 from smimbench.theory.curve import HELD, NEVER, Curve, bayes_optimal_first, threshold_document
 from smimbench.theory.free_entropy import free_entropy_between
 from smimbench.theory.information import information_at, overlap_at, overlap_error_at, prior_moments

@@ -25,7 +25,7 @@ from smimbench.derive.prior import why_theory_only
 from smimbench.interfaces import Posterior
 from smimbench.numerics.linalg import inverse_root, spectral_function, symmetric_logarithm, symmetric_root
 from smimbench.numerics.seeds import monte_carlo_rng, words
-from smimbench.numerics.telling import FEWEST_TELLING, telling
+from smimbench.numerics.statistics import FEWEST_EFFECTIVE, effective_sample_size
 from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.generalization import FAINT
 from smimbench.theory.information import information_at, overlap_at, overlap_error_at, prior_moments
@@ -70,7 +70,7 @@ class Check:
     printed, error, drawn, standard_error : float
     bound : bool
         Whether the printed number is an upper bound.
-    telling : float
+    effective : float
         How many draws carry the mean, ``(sum |x|)^2 / sum x^2``.
     """
 
@@ -81,12 +81,12 @@ class Check:
     drawn: float
     standard_error: float
     bound: bool = False
-    telling: float = math.inf
+    effective: float = math.inf
 
     @property
     def decided(self) -> bool:
         """Whether enough draws carry the mean, or none should; else its standard error means nothing, and neither does z."""
-        return self.telling >= FEWEST_TELLING or self.printed == self.error == self.drawn == 0.0
+        return self.effective >= FEWEST_EFFECTIVE or self.printed == self.error == self.drawn == 0.0
 
     @property
     def z(self) -> float:
@@ -149,7 +149,17 @@ def verify_information(problem: Problem, Q: Host, V: Host, draws: int = DRAWS) -
             one = samples[:, a, a]
             sem = math.hypot(one.std(ddof=1) / math.sqrt(draws), stated / V[a, a])
             value, error = float(printed.value[a, a]), float(printed.error[a, a])
-            found.append(Check(f"information ({name})", a, value, error, float(one.mean()), sem, telling=telling(one)))
+            found.append(
+                Check(
+                    f"information ({name})",
+                    a,
+                    value,
+                    error,
+                    float(one.mean()),
+                    sem,
+                    effective=effective_sample_size(one),
+                )
+            )
     return found
 
 
@@ -241,8 +251,10 @@ class _PointByDraws:
                 spread = scale * math.hypot(sem[a, b], stated / math.sqrt(self.V[a, a] * self.V[b, b]))
                 error = relative * math.sqrt(self.qhat[a, a] * self.qhat[b, b])
                 quantity, component = (f"Qhat ({name})", a) if a == b else (f"Qhat {a + 1}{b + 1} ({name})", None)
-                drawn, carried = scale * float(mean[a, b]), min(telling(samples[:, c, c]) for c in (a, b))
-                found.append(Check(quantity, component, self.qhat[a, b], error, drawn, float(spread), telling=carried))
+                drawn, carried = scale * float(mean[a, b]), min(effective_sample_size(samples[:, c, c]) for c in (a, b))
+                found.append(
+                    Check(quantity, component, self.qhat[a, b], error, drawn, float(spread), effective=carried)
+                )
         return found + self._errors(own)
 
     def _pairs(self) -> list[tuple[int, int]]:
@@ -254,7 +266,7 @@ class _PointByDraws:
 
     def _errors(self, own: Host) -> list[Check]:
         """Error of the fixed point at the printed sample ratio: a Newton step in the entries of log Qhat."""
-        if min(telling(own[:, a, a]) for a in self.learned) < FEWEST_TELLING:
+        if min(effective_sample_size(own[:, a, a]) for a in self.learned) < FEWEST_EFFECTIVE:
             return []  # a step from means that are not known leads nowhere; that they are not, their own rows say
         pairs, learned, kept = self._pairs(), self.learned, np.ix_(self.learned, self.learned)
         rows, columns = np.array([[learned.index(a) for a in pair] for pair in pairs]).T
@@ -279,7 +291,7 @@ class _PointByDraws:
         # Only the diagonal is asked where labels do not see signs: sampled entries beside it are noise.
         mask = np.ones_like(log) if len(pairs) > len(learned) else np.eye(len(log))
         part = own[::4]  # the derivative may be noisier
-        enough = min(telling(part[:, a, a]) for a in learned) >= FEWEST_TELLING
+        enough = min(effective_sample_size(part[:, a, a]) for a in learned) >= FEWEST_EFFECTIVE
         count = max(len(part) if enough else len(own), FEWEST_DRAWS)
         jacobian = np.zeros_like(units)
         for k, unit in enumerate(units):
@@ -329,8 +341,8 @@ class _PointByDraws:
             for a in (a for a in rest if a not in waiting):
                 scale = self.kappa * self.alpha / ratios.critical[a]
                 sem = math.hypot(own[:, a, a].std() / math.sqrt(len(own)), bias / self.V[a, a])
-                drawn, carried = float(scale * own[:, a, a].mean()), telling(own[:, a, a])
-                found.append(Check("unlearned", a, 1.0, 0.0, drawn, scale * sem, bound=True, telling=carried))
+                drawn, carried = float(scale * own[:, a, a].mean()), effective_sample_size(own[:, a, a])
+                found.append(Check("unlearned", a, 1.0, 0.0, drawn, scale * sem, bound=True, effective=carried))
         if waiting and self.problem.channel.symmetry in ("signs", "signed-permutations"):
             growth = self._growth(waiting)
             for a, samples in zip(waiting, growth.T):
@@ -363,7 +375,9 @@ class _PointByDraws:
         slack = scale * bias * float(np.trace(np.linalg.inv(qhat) @ np.linalg.inv(V))) / len(V)
         # Written as a rate at which the error grows, so that the bound is an upper one like others.
         spread = float(math.hypot(sem, slack) / drawn**2)
-        return [Check("perfect recovery", None, 1.0, 0.0, float(1 / drawn), spread, True, telling(samples))]
+        return [
+            Check("perfect recovery", None, 1.0, 0.0, float(1 / drawn), spread, True, effective_sample_size(samples))
+        ]
 
     # -- draws of the signal, and of fresh labels ---------------------------------------------------------------------
 
@@ -386,7 +400,7 @@ class _PointByDraws:
         carried: Host = np.full(P, math.inf)
         if low:
             columns = squares(self.draws, 0)
-            carried = telling(columns.T)
+            carried = effective_sample_size(columns.T)
             drawn, sem = columns.mean(1), columns.std(1, ddof=1) / math.sqrt(self.draws)
         else:
             # Matrices of finite size: what their size does is taken to fall as its inverse, and counted as an error.
@@ -401,7 +415,7 @@ class _PointByDraws:
         return [
             Check(
                 "signal", a, float(self.mse[a]), slack * float(self.mse[a]), float(drawn[a]), float(sem[a]),
-                telling=float(carried[a]),
+                effective=float(carried[a]),
             )
             for a in self.learned
         ]  # fmt: skip
@@ -431,7 +445,7 @@ class _PointByDraws:
             Check(
                 f"generalization {kind}", None, float(printed[kind]), float(errors.get(kind, 0.0)),
                 float(loss.mean()), math.hypot(loss.std(ddof=1) / math.sqrt(self.draws), 2 * loss.mean() / self.draws),
-                telling=telling(loss),
+                effective=effective_sample_size(loss),
             )  # of balanced labels the first term vanishes, and what is left is of second order
             for kind, loss in losses.items()
             if kind in printed

@@ -9,7 +9,7 @@ import pytest
 
 from smimbench.cli.main import main
 from smimbench.interfaces import Channel, Posterior, Sampling
-from smimbench.numerics.telling import telling
+from smimbench.numerics.statistics import effective_sample_size
 from smimbench.problem.problem import Problem
 from smimbench.report import verification as verbs
 from smimbench.run.theory_cache import TheoryCache
@@ -159,8 +159,8 @@ def test_a_mean_that_few_draws_carry_decides_nothing(tmp_path, capsys):
 def test_draws_that_carry_a_mean_are_counted(k):
     samples = np.zeros(1000)
     samples[:k] = -3e-200
-    assert telling(samples) == pytest.approx(k, rel=1e-12)
-    assert telling(np.zeros(10)) == 0
+    assert effective_sample_size(samples) == pytest.approx(k, rel=1e-12)
+    assert effective_sample_size(np.zeros(10)) == 0
 
 
 @pytest.mark.parametrize("alpha", [3.0, 10.0])

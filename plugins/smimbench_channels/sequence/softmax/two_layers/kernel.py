@@ -113,7 +113,7 @@ def _gap(x: Any, y: Any, c: Any) -> Any:
 def _point(column: Any, kE: Any, k_E: Any, place: Any, constants: Any) -> Any:
     # Weight, z_1 - omega_1 and z_2 - omega_2. kE and k_E are k E and k / E: the fractions for x and y are divided by E.
     k2, rest, slope, first, second, start, step, half = column
-    b, c, prior, likelihood, level = constants
+    b, c, prior, likelihood, level, _, _ = constants
     N = 1.0 + k2 + (kE + k_E)
     inverse = 1.0 / (c * N + rest)
     kinv = slope * inverse
@@ -303,13 +303,9 @@ def kernel(jit: Compiler, inline: Compiler, width: int, stride: int) -> Callable
         t[i], t[i + stride], t[i + 2 * stride], t[i + 3 * stride], t[i + 4 * stride] = s
 
     @jit
-    def sum_columns(t: Any, size: Any, count: Any, offset: Any, sample: Any, rule: Any) -> None:
+    def sum_columns(t: Any, size: Any, count: Any, offset: Any, constants: Any, full: Any) -> None:
         # the points of all columns, into the rows from NEXT on
-        _, omega, _, level = sample
-        problem, _, full = rule
-        v11, _, b, noise, c = problem[:5]
-        constants = b, c, -0.5 / v11, -0.5 / noise, level
-        middle, gap = 0.5 * (omega[0, 0] + omega[0, 1]), omega[0, 0] - omega[0, 1]
+        middle, gap = constants[5], constants[6]
         number = 15 if full else 8
         many = padded(size)
         for j in range(size, many):
@@ -353,7 +349,7 @@ def kernel(jit: Compiler, inline: Compiler, width: int, stride: int) -> Callable
                 t[NEXT + moment * stride + j] *= t[STEP + j] * t[WEIGHT + j]
 
     @jit
-    def refine_columns(t: Any, size: Any, sample: Any, rule: Any, partition: Any, sums: Any) -> None:
+    def refine_columns(t: Any, size: Any, constants: Any, rule: Any, partition: Any, sums: Any) -> None:
         # From the sums of columns (NEXT) on, double their points until halves agree; add each to its piece once it is done.
         problem, limits, full = rule
         points, rounds, accuracy, negligible, share = limits
@@ -361,7 +357,7 @@ def kernel(jit: Compiler, inline: Compiler, width: int, stride: int) -> Callable
         count = points
         for round_ in range(rounds + 1):
             if round_ > 0:
-                sum_columns(t, size, count, 0.5, sample, rule)
+                sum_columns(t, size, count, 0.5, constants, full)
                 count *= 2
             found = SUMS if round_ > 0 else NEXT
             active = 0
@@ -400,6 +396,10 @@ def kernel(jit: Compiler, inline: Compiler, width: int, stride: int) -> Callable
         problem, limits, full = rule
         points, rounds, accuracy, negligible, _ = limits
         number = 15 if full else 8
+        _, omega, _, level = sample
+        v11, _, b, noise, c = problem[:5]
+        middle, gap = 0.5 * (omega[0, 0] + omega[0, 1]), omega[0, 0] - omega[0, 1]
+        constants = b, c, -0.5 / v11, -0.5 / noise, level, middle, gap
         many = find_pieces(sample, problem, pieces)
         sums[:] = 0.0
         for piece in range(many):
@@ -423,9 +423,9 @@ def kernel(jit: Compiler, inline: Compiler, width: int, stride: int) -> Callable
                     if last == 0 or round_ > 0 or planned > width:
                         columns = begin, min(begin + width, planned), count
                         size = make_columns(t, columns, 0.5 if round_ > 0 else 0.0, sample, rule, pieces, state)
-                        sum_columns(t, size, points, 0.0, sample, rule)
+                        sum_columns(t, size, points, 0.0, constants, full)
                     if last == 1:
-                        refine_columns(t, size, sample, rule, partition, sums)
+                        refine_columns(t, size, constants, rule, partition, sums)
                     else:
                         for j in range(size):
                             partition += t[NEXT + j]

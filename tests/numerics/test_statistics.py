@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from smimbench.numerics.control_variates import controlled_mean
+from smimbench.numerics.statistics import controlled_mean
 
 
 def test_the_error_of_a_controlled_mean_is_honest():
