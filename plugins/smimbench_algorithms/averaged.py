@@ -98,10 +98,6 @@ class Averaged(Algorithm):
     def _batched(self) -> bool:
         return self._inner.init_students is not None
 
-    def _ask(self, name: str, *arguments: Any) -> Any:
-        """What an optional method of the algorithm says; None where it has none."""
-        return getattr(self._inner, name)(*arguments)
-
     def plan(self, data: Data) -> Plan:
         """What the algorithm plans, for every student."""
         inner = plan_of(self._inner, data)
@@ -115,12 +111,12 @@ class Averaged(Algorithm):
         """What the algorithm itself refuses, or was not made for."""
         if not self._entry.fits(problem.model.name):
             return f"{self._entry.name} does not work for model {problem.model.name!r}"
-        reason: str | None = self._ask("refuses", problem)
+        reason: str | None = self._inner.refuses(problem)
         return reason
 
-    def restarted(self, problem: Problem) -> Averaged | None:
+    def retry(self, problem: Problem, outcome: str) -> Averaged | None:
         """Students of the version that the algorithm offers for a second start."""
-        cautious = self._ask("restarted", problem)
+        cautious = None if outcome == "unsettled" else self._inner.retry(problem, outcome)
         if cautious is None:
             return None
         return replace(self, of={"name": self._entry.name, **parameters_of("algorithm", cautious)})
@@ -176,7 +172,7 @@ class Averaged(Algorithm):
 
     def cost(self, problem: Problem, data: Data) -> Cost | None:
         """Products for every student; a batch of students reads the inputs once."""
-        one = self._ask("cost", problem, data)
+        one = self._inner.cost(problem, data)
         if one is None:
             return None
         return Cost(one.flops * self.students, one.bytes * (1 if self._batched else self.students))

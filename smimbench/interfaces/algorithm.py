@@ -220,15 +220,10 @@ class Algorithm(Item):
     """``start(problem, data, rng)``: an estimate with its error for other algorithms to begin from. Without it: it cannot be
     named as `start` in the table `[run]`."""
 
-    def restarted(self, problem: Any) -> Any:
-        """The version for the engine's one restart after a run that diverged or found no fixed point. Without it: no second
-        attempt after divergence.
-        """
-        return None
-
-    def resumed(self, problem: Any) -> Any:
-        """The version that goes on, from the state it takes over, where a run has used all its iterations and not come to rest.
-        It has as many again, and there is no restart after it. Without it: a run that has not come to rest does not go on.
+    def retry(self, problem: Any, outcome: str) -> Any:
+        """The version of itself for the engine's one more attempt, or None. ``outcome`` is ``"diverged"`` or ``"not-converged"``
+        after a run that ended so: the version starts anew; or ``"unsettled"`` where all iterations were used and the run has not
+        come to rest: the version goes on from its state for as many again. Without it: there is no second attempt.
         """
         return None
 

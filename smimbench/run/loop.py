@@ -13,8 +13,8 @@ How a run ends
 * ``timeout``: the time limit was reached first.
 
 A run that ends ``diverged`` or ``not-converged`` is started once more, with another stream of random numbers, if the
-algorithm offers a version of itself for that (``restarted``); the record says so. Or it offers a version that goes on where the
-first stopped (``resumed``), for as many iterations again.
+algorithm offers a version of itself for that (``retry``); the record says so. Or it offers a version that goes on where the first
+stopped, for as many iterations again.
 """
 
 from __future__ import annotations
@@ -42,16 +42,7 @@ if TYPE_CHECKING:
     from smimbench.problem.instance import Instance
     from smimbench.problem.problem import Problem
 
-__all__ = [
-    "LoopResult",
-    "LoopSettings",
-    "Run",
-    "Status",
-    "after_restart",
-    "restarted",
-    "run_algorithm",
-    "without_restart",
-]
+__all__ = ["LoopResult", "LoopSettings", "Run", "Status", "run_algorithm"]
 
 
 class Status(enum.Enum):
@@ -148,27 +139,13 @@ def run_algorithm(
     make_rng : callable
         Gives the generator of attempt 0, 1, ...: every start has a stream of its own.
     """
-    attempt = _attempt(problem, instance, data, algorithm, make_rng(0), settings, backend)
-    cautious = restarted(problem, algorithm, attempt)
-    if cautious is None:
-        return without_restart(attempt)
-    return after_restart(attempt, _attempt(problem, instance, data, cautious, make_rng(1), settings, backend))
-
-
-def restarted(problem: Problem, algorithm: Any, attempt: Attempt) -> Any:
-    """The version of the algorithm to start anew with, where an attempt asks for it and there is one."""
-    if attempt.resumed or attempt.status not in (Status.DIVERGED, Status.NOT_CONVERGED):
-        return None
-    return algorithm.restarted(problem)
-
-
-def without_restart(attempt: Attempt) -> LoopResult:
-    """What counts where there is but one attempt; one that was resumed had its second chance, and lost no time."""
-    return LoopResult(attempt, int(attempt.resumed is not None), attempt.resumed, 0.0)
-
-
-def after_restart(first: Attempt, second: Attempt) -> LoopResult:
-    """What counts after a restart: the second attempt, with what was said in the first."""
+    first = Run(problem, instance, data, algorithm, make_rng(0), settings, backend).drive()
+    version = None
+    if not first.resumed and first.status in (Status.DIVERGED, Status.NOT_CONVERGED):
+        version = algorithm.retry(problem, first.status.value)
+    if version is None:  # a run that was resumed had its second chance, and lost no time
+        return LoopResult(first, int(first.resumed is not None), first.resumed, 0.0)
+    second = Run(problem, instance, data, version, make_rng(1), settings, backend).drive()
     second.warnings = first.warnings + [w for w in second.warnings if w not in first.warnings]
     return LoopResult(second, 1, f"{first.status.value}: {first.reason}", first.seconds)
 
@@ -268,7 +245,7 @@ class Run:
         """Go on for as many iterations again where the algorithm has a version for that, once."""
         if self.resumed is not None:
             return
-        version = self.algorithm.resumed(self.problem)
+        version = self.algorithm.retry(self.problem, "unsettled")
         if version is not None:
             self.algorithm, self.over = version, False
             self.resumed = f"{self.status.value}: {self.reason}, then resumed"
@@ -311,11 +288,6 @@ class Run:
             blank=course.broken,
             resumed=self.resumed,
         )
-
-
-def _attempt(*arguments: Any) -> Attempt:
-    """One run from its start to its end; the arguments are those of ``Run``."""
-    return Run(*arguments).drive()
 
 
 def _findings(algorithm: Any, state: Any) -> tuple[dict[str, list[float | None]], list[str]]:

@@ -154,10 +154,10 @@ def test_students_without_batching_end_where_one_does():
 
 def test_a_second_start_is_that_of_the_algorithm():
     problem = attention()
-    cautious = Averaged(of={"name": "gamp", "damping": 0.2}, students=2).restarted(problem)
+    cautious = Averaged(of={"name": "gamp", "damping": 0.2}, students=2).retry(problem, "diverged")
     assert cautious.students == 2
     assert cautious.of["damping"] == 0.6
-    assert Averaged(of="adam").restarted(problem) is None
+    assert Averaged(of="adam").retry(problem, "diverged") is None
 
 
 def test_averaging_removes_spread():

@@ -277,8 +277,8 @@ def test_continuing_from_inside_a_bulk_is_no_worse_than_taking_outliers_for_spik
 class Once(Gamp):
     """It does not go on after its iterations."""
 
-    def resumed(self, problem):
-        return None
+    def retry(self, problem, outcome):
+        return None if outcome == "unsettled" else super().retry(problem, outcome)
 
 
 def test_a_run_that_does_not_come_to_rest_counts_all_noise_and_does():
@@ -382,18 +382,18 @@ def test_a_scale_that_labels_do_not_show_is_found_in_few_steps():
 
 def test_the_rule_of_the_restart():
     attention_problem, sequence_problem = attention(), sequence()
-    assert Gamp().restarted(attention_problem) is None
-    assert Gamp(damping=0.0).restarted(attention_problem).damping == 0.5
-    assert Gamp(damping=0.5).restarted(attention_problem).damping == 0.75
-    assert Gamp(damping=0.5).restarted(sequence_problem).damping == 0.75
-    assert Gamp().restarted(sequence_problem) == Gamp()
+    assert Gamp().retry(attention_problem, "diverged") is None
+    assert Gamp(damping=0.0).retry(attention_problem, "diverged").damping == 0.5
+    assert Gamp(damping=0.5).retry(attention_problem, "diverged").damping == 0.75
+    assert Gamp(damping=0.5).retry(sequence_problem, "diverged").damping == 0.75
+    assert Gamp().retry(sequence_problem, "diverged") == Gamp()
 
 
 def test_the_rule_of_going_on():
-    wary = Gamp().resumed(attention())
-    assert (wary.largest_excess, wary.resumed(attention())) == (1.0, None)
-    assert Gamp(damping=0.5).resumed(attention()) is None
-    assert Gamp().resumed(sequence()) is None
+    wary = Gamp().retry(attention(), "unsettled")
+    assert (wary.largest_excess, wary.retry(attention(), "unsettled")) == (1.0, None)
+    assert Gamp(damping=0.5).retry(attention(), "unsettled") is None
+    assert Gamp().retry(sequence(), "unsettled") is None
 
 
 def test_an_informed_start_is_taken_and_stays(rng):

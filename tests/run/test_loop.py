@@ -53,8 +53,10 @@ class Scripted(Algorithm):
     def estimate(self, state):
         return np.full(self.shape, self.hold(state))
 
-    def restarted(self, problem):
+    def retry(self, problem, outcome):
         assert problem.components == 1
+        if outcome == "unsettled":
+            return None
         self.offers += 1
         return self.cautious
 
@@ -357,7 +359,9 @@ class Resumable(Scripted):
 
     version = None
 
-    def resumed(self, problem):
+    def retry(self, problem, outcome):
+        if outcome != "unsettled":
+            return super().retry(problem, outcome)
         self.offers += 1
         return self.version
 

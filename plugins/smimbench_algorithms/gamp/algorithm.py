@@ -93,17 +93,17 @@ class Gamp(Algorithm):
         if self.initial_overlap is not None and not 0 < self.initial_overlap < 1:
             raise ParameterError("initial_overlap", f"must be in (0, 1), got {self.initial_overlap}")
 
-    def restarted(self, problem: Problem) -> Gamp | None:
-        """The version for the engine's one restart: damped half way to 1, another random start, or none."""
+    def retry(self, problem: Problem, outcome: str) -> Gamp | None:
+        """A restart: damped half way to 1, another random start, or none. Where adaptive damping has not converged it goes on
+        with all noise counted.
+        """
+        if outcome == "unsettled":
+            return _GampAllNoise() if problem.model.rank == "extensive" and self.damping is None else None
         if self.damping:
             return replace(self, damping=(1 + self.damping) / 2)
         if problem.model.rank == "low":
             return self
         return None if self.damping is None else replace(self, damping=0.5)
-
-    def resumed(self, problem: Problem) -> Gamp | None:
-        """The version that continues where adaptive damping has not converged: all noise is counted."""
-        return _GampAllNoise() if problem.model.rank == "extensive" and self.damping is None else None
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> GampState:
         """Prior mean, or a small random start where the prior mean is a fixed point, or the start handed in."""
@@ -222,8 +222,9 @@ class _GampAllNoise(Gamp):
 
     largest_excess: ClassVar[float] = 1.0
 
-    def resumed(self, problem: Problem) -> None:
-        """There is no further version."""
+    def retry(self, problem: Problem, outcome: str) -> Gamp | None:
+        """There is no further version of a run that goes on."""
+        return None if outcome == "unsettled" else super().retry(problem, outcome)
 
 
 def _onsager_memory(state: GampState, inverse: Host) -> Array | None:
