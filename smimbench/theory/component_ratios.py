@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from smimbench.theory.curve_stages import EXACT, SAMPLED, Accuracy
 from smimbench.theory.evaluations import is_sampled
-from smimbench.theory.information import diagonals, information_at, offers_rough, susceptibility_at
+from smimbench.theory.information import (
+    diagonals,
+    information_at,
+    offers_rough,
+    overlap_at,
+    prior_moments,
+    susceptibility_at,
+)
+from smimbench.theory.types import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +28,7 @@ if TYPE_CHECKING:
     from smimbench.problem.problem import Problem
     from smimbench.theory.types import Host
 
-__all__ = ["ComponentRatios"]
+__all__ = ["ComponentRatios", "components_decouple"]
 
 ROOT = 0.02
 """Shift of the coordinate of sampled components, in log(1 + Qhat). At 0 errors of 4e-3 with 11 nodes of two layers, not 4e-4."""
@@ -62,6 +71,11 @@ class ComponentRatios:
     def sampled(self) -> bool:
         """Whether the information is a mean over random labels."""
         return any(is_sampled(method) for method in self.methods)
+
+    @property
+    def accuracy(self) -> Accuracy:
+        """How finely a curve is followed."""
+        return SAMPLED if self.sampled else EXACT
 
     def _prior_at_bottom(self) -> tuple[Host, Host, Host]:
         """Critical information, response and its error."""
@@ -141,3 +155,45 @@ class ComponentRatios:
         seen[learned] = rate[learned] > 0
         safe = np.where(seen, rate, 1.0)
         return np.where(seen, -np.log(safe), np.inf), np.where(seen, rate_error / safe, np.inf)
+
+
+def components_decouple(problem: Problem) -> bool:
+    """Whether overlaps that start diagonal stay diagonal, and components at their lowest stay there when others are learned.
+
+    The first by symmetry, where no label sees the sign of a component. Otherwise the information is probed at the prior mean
+    and at two diagonal overlaps: its off-diagonal part has to vanish within its error. The second is what a channel claims
+    that knows its ``susceptibility``; of any other it is probed. A product of two components is learned by both at once:
+    knowing one teaches the other.
+    """
+    P = problem.components
+    bottom = prior_moments(problem)[1]
+    if np.any(bottom != np.diag(np.diagonal(bottom))):
+        return False
+    if P > 1 and problem.channel.susceptibility is None and _teach_each_other(problem):
+        return False
+    if problem.channel.symmetry in ("signs", "signed-permutations"):
+        return True
+    for probe in (np.zeros(P), 0.7 * 1.9 ** np.arange(P), 5.0 / 1.7 ** np.arange(P)):
+        value, error, _ = information_at(problem, *overlap_at(problem, np.diag(probe)))
+        scale = np.sqrt(np.outer(np.diagonal(value), np.diagonal(value)))
+        mixed = np.abs(value) > 4 * error + 1e-6 * scale + 1e-12
+        if np.any(mixed & ~np.eye(P, dtype=bool)):
+            return False
+    return True
+
+
+def _teach_each_other(problem: Problem) -> bool:
+    """Whether a component that has no information at the prior mean gets some from another one."""
+    P = problem.components
+
+    def information(probe: Host) -> tuple[Host, Host]:
+        return diagonals(information_at(problem, *overlap_at(problem, np.diag(probe))))
+
+    value, error = information(np.zeros(P))
+    silent = value <= np.maximum(NOTHING, 4 * error)
+    for a in range(P):
+        value, error = information(np.where(np.arange(P) == a, 1.0, 0.0))
+        taught = silent & (np.arange(P) != a) & (value > 4 * error + 1e-4 * value.max())
+        if taught.any():
+            return True
+    return False

@@ -28,8 +28,7 @@ from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.numerics.statistics import FEWEST_EFFECTIVE, effective_sample_size
 from smimbench.problem.problem import ProblemError
 from smimbench.theory.generalization import KINDS, sampled_errors
-from smimbench.theory.information import overlap_error_at, prior_moments
-from smimbench.theory.inverse_map import inverse_map
+from smimbench.theory.information import inverse_map, overlap_error_at, prior_moments
 from smimbench.theory.types import NOTHING, Host
 
 if TYPE_CHECKING:

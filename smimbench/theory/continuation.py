@@ -26,7 +26,7 @@ import numpy as np
 
 from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.corrector import Corrector
-from smimbench.theory.curve_stages import Accuracy, Node, Stage, change, finite_gaps, polynomial, root_of_gaps
+from smimbench.theory.curve_stages import Node, Stage, change, finite_gaps, polynomial, root_of_gaps
 from smimbench.theory.evaluations import Evaluations
 from smimbench.theory.information import diagonals, information_at
 from smimbench.theory.perfect_recovery import perfect_limit
@@ -37,26 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Continuation"]
 
-FAR_CORRECTION, FAR_SHARE = 0.12, 1.2
-"""A node is tried again with half the step where its corrections exceed both this length and this share of the step."""
-
 MOST_FITTED = 4
 """Conditions by which a curve of sampled nodes is continued; doubled, their noise is amplified more than bends are met."""
-
-BEYOND = 1.15
-"""Sampled nodes are set this share of the way to an expected bifurcation; at 2 they go far beyond, where they are of no use."""
-
-LARGEST_FIRST_STEP = 0.5
-"""The first step of a stage grows up to this length where it fails; doubled, stages with more noise get started."""
-
-MOST_TRIALS = 4
-"""Points at which a bifurcation between two nodes is looked for; doubled, noise of sampled information is averaged over more."""
-
-NEARLY_PERFECT = 1e-2
-"""Share of the second moment below which errors of sampled nodes may be those of perfect recovery. Doubled: the same."""
-
-START = 1e-6
-"""Largest Qhat at the first node of components that are learned from the beginning; below it everything is proportional."""
 
 
 class Continuation:
@@ -89,11 +71,6 @@ class Continuation:
         self.highest = -np.inf
         self._begin()
 
-    @property
-    def accuracy(self) -> Accuracy:
-        """How finely this curve is followed."""
-        return self.corrector.accuracy
-
     # -- beginning ----------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
@@ -103,14 +80,14 @@ class Continuation:
         at_once = [a for a in range(P) if self.ratios.critical[a] == 0 and value[a] > max(NOTHING, 3 * error[a])]
         self.ratios.informative = set(at_once)
         x = np.zeros(P)
-        if at_once:
-            x[at_once] = np.log(START * value[at_once] / value[at_once].max())
+        if at_once:  # below so little everything is proportional to alpha
+            x[at_once] = np.log(1e-6 * value[at_once] / value[at_once].max())
             log_ratios, error = self.ratios.log_ratios(x, at_once)
             self.bifurcations += [Bifurcation(a, 0.0, 0.0) for a in sorted(at_once, key=lambda a: -value[a])]
             slope = np.zeros((P, P))
             slope[at_once, at_once] = 1.0
             node = Node(x, log_ratios, error, slope, float(log_ratios[at_once].mean()))
-            self.stages.append(Stage(list(at_once), list(at_once), [node], step=self.accuracy.first))
+            self.stages.append(Stage(list(at_once), list(at_once), [node], step=self.ratios.accuracy.first))
             return
         log_ratios, error = self.ratios.log_ratios(x, [])
         new = int(np.argmin(log_ratios))
@@ -133,7 +110,9 @@ class Continuation:
         x[new] = 0.0
         start = replace(node, x=x, slope=node.slope.copy())
         start.slope[:, new] = 0.0
-        self.stages.append(Stage([*stage.learned, new], [new], [start], list(stage.perfect), self.accuracy.first))
+        self.stages.append(
+            Stage([*stage.learned, new], [new], [start], list(stage.perfect), self.ratios.accuracy.first)
+        )
 
     # -- following the curve ------------------------------------------------------------------------------------------
 
@@ -165,7 +144,7 @@ class Continuation:
         if first and (len(stage.moving) > 1 or not self.ratios.sampled):
             self.corrector.differentiate(stage, last)
         tangent = self.corrector.tangent(stage, last.slope)
-        low, high = self.accuracy.shortest, self.accuracy.longest
+        low, high = self.ratios.accuracy.shortest, self.ratios.accuracy.longest
         grown = shrunk = False
         if self.ratios.sampled:
             stage.step = float(np.clip(self._next_bifurcation(stage), low, stage.step))
@@ -173,20 +152,20 @@ class Continuation:
         while node is None:
             step = stage.step
             node, correction = self.corrector.attempt(stage, last, *self._ahead(stage, tangent, step))
-            tolerance = max(self.accuracy.mismatch, float(np.max(node.error[stage.moving])))
+            tolerance = max(self.ratios.accuracy.mismatch, float(np.max(node.error[stage.moving])))
             mismatch = self._mismatch(stage, last, node)
             if first and len(stage.moving) == 1 and self.ratios.sampled:
                 mismatch = tolerance  # there is no slope yet to compare with
             backwards = float((node.x - last.x) @ tangent) <= 0
-            poor = not np.isfinite(node.log_alpha) or correction > max(FAR_CORRECTION, FAR_SHARE * step) or backwards
+            poor = not np.isfinite(node.log_alpha) or correction > max(0.12, 1.2 * step) or backwards
             factor = np.sqrt(tolerance / max(mismatch, 1e-12)) if np.isfinite(mismatch) else 0.3
-            stage.step = float(np.clip(step * np.clip(factor, 0.3, self.accuracy.growth), low, high))
+            stage.step = float(np.clip(step * np.clip(factor, 0.3, self.ratios.accuracy.growth), low, high))
             if not poor and (mismatch <= 3 * tolerance or grown):
                 break
             if step <= low:
                 break
             lost = first and self.ratios.sampled and not np.isfinite(correction)
-            if lost and step < LARGEST_FIRST_STEP and not shrunk:
+            if lost and step < 0.5 and not shrunk:
                 # The noise of a component that is hardly learned falls as its overlap grows.
                 stage.step, grown = 2 * step, True
             else:
@@ -219,16 +198,16 @@ class Continuation:
         rise = change(gaps[0], gaps[1])
         coming = [a for a in range(len(rise)) if a not in stage.learned and rise[a] > 0 > gaps[1][a]]
         steps = min((-gaps[1][a] / rise[a] for a in coming), default=np.inf)
-        return BEYOND * float(steps * np.linalg.norm(two.x - one.x))
+        return 1.15 * float(steps * np.linalg.norm(two.x - one.x))
 
     def _found_ahead(self, stage: Stage, last: Node) -> Node | None:
         """The next of the nodes that were found too early, if the curve up to it is known well enough now."""
         if not stage.ahead:
             return None
         node = stage.ahead[-1]
-        tolerance = max(self.accuracy.mismatch, float(np.max(node.error[stage.moving])))
+        tolerance = max(self.ratios.accuracy.mismatch, float(np.max(node.error[stage.moving])))
         distance = float(np.linalg.norm(node.x - last.x))
-        if self._mismatch(stage, last, node) <= 3 * tolerance or distance <= 2 * self.accuracy.shortest:
+        if self._mismatch(stage, last, node) <= 3 * tolerance or distance <= 2 * self.ratios.accuracy.shortest:
             return stage.ahead.pop()
         # Somewhere on the way, not just before its end.
         stage.step = min(stage.step, distance if stage.step < 0.7 * distance else distance / 2)
@@ -324,12 +303,12 @@ class Continuation:
 
         new = min(unstable, key=crossing)
         points, where = [(0.0, last), (1.0, node)], crossing(new)
-        for _ in range(MOST_TRIALS):
+        for _ in range(4):
             origin = node if self.ratios.sampled and where > 0.5 else last
             found, _ = self.corrector.attempt(stage, origin, between(where), tangent)
             points.append((where, found))
             left = gap(found, new)
-            close = abs(left) <= max(self.accuracy.gap, self.accuracy.gap_share * found.error[new])
+            close = abs(left) <= max(self.ratios.accuracy.gap, self.ratios.accuracy.gap_share * found.error[new])
             if not np.isfinite(left) or close or (where <= landing and left > 0):
                 break
             where = float(np.clip(self._crossing(points, new), landing, 1.0))
@@ -386,7 +365,7 @@ class Continuation:
         V = np.diagonal(self.ratios.overlap(self.ratios.qhat(node.x, stage.learned))[1], axis1=-2, axis2=-1)
         end = float(np.log(self.perfect.value)) if self.perfect.value > 0 else -np.inf
         before, missing = (point.log_alpha - end for point in (last, node))
-        small = bool((NEARLY_PERFECT * self.ratios.second > V).all())
+        small = bool((1e-2 * self.ratios.second > V).all())
         reached = small and abs(missing) < float(node.total_error[stage.moving].max())
         return reached, reached and before * missing <= 0
 
@@ -397,16 +376,16 @@ class Continuation:
         small = (
             self.perfect is not None
             and len(stage.learned) == P
-            and bool((self.ratios.second * self.accuracy.smallest_error > V).all())
+            and bool((self.ratios.second * self.ratios.accuracy.smallest_error > V).all())
         )
         if (
             small
-            or np.exp(node.log_alpha) > self.accuracy.largest_ratio
-            or sum(len(s.nodes) for s in self.stages) > self.accuracy.most_nodes
+            or np.exp(node.log_alpha) > self.ratios.accuracy.largest_ratio
+            or sum(len(s.nodes) for s in self.stages) > self.ratios.accuracy.most_nodes
         ):
             self.finished = True
             return
-        done = [a for a in stage.moving if qhat[a] > self.accuracy.highest]
+        done = [a for a in stage.moving if qhat[a] > self.ratios.accuracy.highest]
         together = len(stage.learned) == P and self.problem.channel.equations is not None
         if done and together and self.perfect is not None and bool((self.ratios.second * 1e-2 > V).all()):
             # Components that share their equations reach the end together, whatever the ratio of their errors.

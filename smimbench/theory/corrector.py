@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from smimbench.theory.component_ratios import ComponentRatios
-from smimbench.theory.curve_stages import EXACT, SAMPLED, Accuracy, Node, Stage, change
+from smimbench.theory.curve_stages import Node, Stage, change
 from smimbench.theory.types import Host
 
 __all__ = ["Corrector"]
@@ -22,18 +22,13 @@ class Corrector:
     def __init__(self, ratios: ComponentRatios) -> None:
         self.ratios = ratios
 
-    @property
-    def accuracy(self) -> Accuracy:
-        """How finely the curve is followed."""
-        return SAMPLED if self.ratios.sampled else EXACT
-
     def differentiate(self, stage: Stage, node: Node) -> Host:
         """Finite differences of the log alpha_a at a node, and the log alpha_a that they start from.
 
         Where information is sampled all of them come from few labels, the same at every overlap. A node where that has been done
         for some components needs it for those that are ``new`` only.
         """
-        step, few = self.accuracy.difference, self.ratios.has_rough
+        step, few = self.ratios.accuracy.difference, self.ratios.has_rough
         centre = self.ratios.log_ratios(node.x, stage.learned, rough=True)[0] if few else node.log_ratios
         for a in stage.moving if node.missed is None else stage.new:
             x = node.x.copy()
@@ -96,8 +91,8 @@ class Corrector:
         # What is left is counted in full where the slope may be far off, and by a share where it is measured: there it may be as
         # large as the error.
         known = self.ratios.has_rough and len(moving) > 1
-        enough = self.accuracy.known_correction if known else self.accuracy.correction
-        doubt = self.accuracy.doubt if known else 1.0
+        enough = self.ratios.accuracy.known_correction if known else self.ratios.accuracy.correction
+        doubt = self.ratios.accuracy.doubt if known else 1.0
         rough_x, rough_ratios = x, None
         # A stage begins where a component is 0, and what few labels miss may be another there: tables may know it.
         if known and origin.missed is not None and len(stage.nodes) > 1:
@@ -106,7 +101,7 @@ class Corrector:
             size = float(np.abs(step).max())
             if np.isfinite(size):
                 largest, x = size, self.inside(stage, x, x + step * min(1.0, 1.0 / max(size, 1e-300)))
-        for trial in range(self.accuracy.most_corrections):
+        for trial in range(self.ratios.accuracy.most_corrections):
             log_ratios, error = self.ratios.log_ratios(x, stage.learned)
             move = x - last_x
             if known and trial == 0:

@@ -18,10 +18,10 @@ from smimbench.derive.sampled_information import SCRAMBLES
 from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.linalg import spectral_function, symmetric_logarithm
 from smimbench.numerics.qmc import normal_points
+from smimbench.numerics.quadrature import gauss_legendre
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.numerics.statistics import controlled_mean
 from smimbench.theory.curve import HELD, NEVER, Curve, bayes_optimal_first, threshold_document
-from smimbench.theory.free_entropy import free_entropy_between
 from smimbench.theory.information import information_at, overlap_at, overlap_error_at, prior_moments
 from smimbench.theory.perfect_recovery import perfect_limit
 from smimbench.theory.recursion import UNFINISHED, FixedPoint, Recursion, exponential, is_same_fixed_point
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from smimbench.problem.problem import Problem
 
-__all__ = ["CoupledCurve", "linear_response", "sweep"]
+__all__ = ["CoupledCurve", "free_entropy_between", "linear_response", "sweep"]
 
 INFORMED = 1e8
 """Qhat at which the informed branch starts; doubled, the start is twice as close to the signal."""
@@ -283,3 +283,27 @@ def linear_response(problem: Problem, Q: Host, V: Host) -> tuple[Host, Host]:
         controls.append(np.einsum("npcqc->npq", G).reshape(points, -1))
     value, error = controlled_mean(samples, controls)
     return value.reshape(P, P, P, P), error.reshape(P, P, P, P)
+
+
+def free_entropy_between(problem: Problem, alpha: float, first: Host, second: Host) -> tuple[float, float]:
+    """Free entropy of the fixed point with Qhat = ``second`` less that with ``first``, both (P, P), and its error.
+
+    The path goes straight in ``log(1 + Qhat)``; 12 Gauss-Legendre nodes.
+    """
+    kappa = float(problem.model.kappa)
+    nodes, weights = gauss_legendre(12, 0.0, 1.0)
+    logs = [spectral_function(matrix, np.log1p) for matrix in (first, second)]
+
+    def overlap(t: float) -> tuple[Host, Host, Host]:
+        qhat = np.asarray(spectral_function((1 - t) * logs[0] + t * logs[1], np.expm1))
+        return qhat, *overlap_at(problem, qhat)
+
+    total, variance = 0.0, 0.0
+    for node, weight in zip(nodes, weights):
+        qhat, Q, V = overlap(node)
+        step = 1e-4
+        change = -(overlap(node + step)[2] - overlap(node - step)[2]) / (2 * step)
+        value, error, _ = information_at(problem, Q, V)
+        total += weight * 0.5 * float(np.sum((kappa * alpha * value - qhat) * change))
+        variance += (weight * 0.5 * kappa * alpha * float(np.sum(error * np.abs(change)))) ** 2
+    return total, float(np.sqrt(variance))

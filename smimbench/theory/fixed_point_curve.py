@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.numerics.memo import kept
+from smimbench.theory.component_ratios import components_decouple
 from smimbench.theory.continuation import Continuation
 from smimbench.theory.curve import HELD, NEVER, Curve, threshold_document
-from smimbench.theory.decoupling import components_decouple
-from smimbench.theory.free_entropy import free_entropy_along
 from smimbench.theory.types import Bifurcation, HardPhase, Host, Prediction, Threshold
 
 if TYPE_CHECKING:
@@ -292,6 +291,33 @@ class FixedPointCurve(Curve):
             low = self.perfect
         optimal = self.transition(low, top.value)
         return None if optimal is None else HardPhase(low, optimal, top)
+
+
+def free_entropy_along(qhat: Host, V: Host, log_alpha: Host, alpha: float, start: Host) -> float:
+    r"""Free entropy at the end of a curve of fixed points, less that of the prior mean where the curve begins.
+
+    On the curve ``kappa I = Qhat / alpha(s)``, so that at another sample ratio the integrand is known without further work:
+    ``(1/2) \int \sum_a Qhat_aa (alpha / alpha(s) - 1) dQ_aa``.
+
+    Parameters
+    ----------
+    qhat : ndarray (n, P)
+        Diagonal of Qhat along the curve.
+    V : ndarray (n, P) or (n + 1, P)
+        Diagonal of V along the curve; one more row is the end point itself, between two points of the curve.
+    log_alpha : ndarray (n,)
+        Sample ratio of which each point is a fixed point.
+    alpha : float
+    start : ndarray (P,)
+        V at the prior mean.
+    """
+    if not len(qhat):
+        return 0.0
+    force = 0.5 * qhat * np.expm1(np.log(alpha) - log_alpha)[:, None]
+    if len(V) > len(qhat):
+        force = np.vstack([force, np.zeros_like(start)])  # the end point is a fixed point at this alpha
+    head = 0.5 * force[0] * (start - V[0])
+    return float(head.sum() + np.sum(0.5 * (force[1:] + force[:-1]) * (V[:-1] - V[1:])))
 
 
 def fixed_point_curve(problem: Problem) -> FixedPointCurve | None:

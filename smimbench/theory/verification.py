@@ -28,8 +28,7 @@ from smimbench.numerics.seeds import monte_carlo_rng, words
 from smimbench.numerics.statistics import FEWEST_EFFECTIVE, effective_sample_size
 from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.generalization import FAINT
-from smimbench.theory.information import information_at, overlap_at, overlap_error_at, prior_moments
-from smimbench.theory.inverse_map import inverse_map
+from smimbench.theory.information import information_at, inverse_map, overlap_at, overlap_error_at, prior_moments
 from smimbench.theory.types import NOTHING, Host
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from smimbench.backend.device import Backend, get_backend
 from smimbench.derive.channel import complete_channel
 from smimbench.interfaces import Capabilities, Data, Posterior
 from smimbench.problem.problem import Problem
-from smimbench.theory.decoupling import components_decouple
+from smimbench.theory.component_ratios import components_decouple
 
 
 def softmax(tokens=2, **channel):

@@ -11,11 +11,10 @@ from smimbench_priors.wishart import Wishart
 
 from smimbench.derive.sampled_information import sampled_moments
 from smimbench.interfaces import Channel, Posterior, Uncertain
+from smimbench.theory.component_ratios import components_decouple
 from smimbench.theory.continuation import Continuation
-from smimbench.theory.coupled import linear_response, sweep
-from smimbench.theory.decoupling import components_decouple
+from smimbench.theory.coupled import free_entropy_between, linear_response, sweep
 from smimbench.theory.fixed_point_curve import FixedPointCurve
-from smimbench.theory.free_entropy import free_entropy_between
 from smimbench.theory.information import information_at, overlap_at
 from smimbench.theory.perfect_recovery import perfect_limit
 from smimbench.theory.predictions import competing, thresholds

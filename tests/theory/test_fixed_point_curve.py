@@ -10,7 +10,7 @@ from smimbench_priors.gaussian import Gaussian
 
 from smimbench.interfaces import Channel, Posterior, Sampling, Uncertain
 from smimbench.problem.problem import Problem
-from smimbench.theory import corrector
+from smimbench.theory import component_ratios
 from smimbench.theory.fixed_point_curve import FixedPointCurve
 
 
@@ -179,7 +179,7 @@ def test_the_curve_is_followed_to_less_than_the_noise_of_sampling(kind):
 
 
 def test_corrections_that_are_left_out_are_in_the_stated_error(monkeypatch):
-    monkeypatch.setattr(corrector, "SAMPLED", replace(corrector.SAMPLED, correction=0.012))
+    monkeypatch.setattr(component_ratios, "SAMPLED", replace(component_ratios.SAMPLED, correction=0.012))
     deviations, stated = map(np.array, zip(*on_interacting_curve()))
     assert np.abs(deviations).max() > 5 * Interacting.noise
     assert (np.abs(deviations) < 2 * stated).all()
