@@ -177,7 +177,7 @@ def test_the_better_of_two_imperfect_branches_has_the_larger_free_entropy():
 
 
 def test_one_component_agrees_with_the_scalar_solver():
-    class OneLayer:
+    class OneLayer(Channel):
         symmetry = "signs"
 
         def information(self, Q, V):

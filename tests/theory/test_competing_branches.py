@@ -356,7 +356,7 @@ def test_several_discrete_components_are_found_at_any_sample_ratio(count):
     assert not best.V.any()
 
 
-class Steps:
+class Steps(Channel):
     """Labels that jump, of two components that mix: few of them tell more, and below some error none that is drawn."""
 
     components, symmetry = 2, "none"

@@ -64,7 +64,13 @@ class Bare(Channel):
     symmetry, components = "none", 1
 
     def __init__(self, inner):
-        self.inner, self.forward, self.posterior = inner, inner.forward, inner.posterior
+        self.inner = inner
+
+    def forward(self, z, *, rng=None):
+        return self.inner.forward(z, rng=rng)
+
+    def posterior(self, y, omega, V, **options):
+        return self.inner.posterior(y, omega, V, **options)
 
 
 def completed(channel):

@@ -90,4 +90,4 @@ def test_what_is_no_point_is_refused(answer, words):
 
 def test_reasons_are_handed_on():
     assert own_theory(Claims("not yet"), LINEAR, 1.0, Conditions()) == "not yet"
-    assert own_theory(object(), LINEAR, 1.0, Conditions()) == BRINGS_NONE
+    assert own_theory(Algorithm(), LINEAR, 1.0, Conditions()) == BRINGS_NONE
