@@ -13,7 +13,6 @@ import numpy as np
 
 from smimbench.numerics import normal_points
 from smimbench_channels.sequence.softmax.deep.integrand import mixing as mixing_of_layers
-from smimbench_channels.sequence.softmax.last_layer.spreading import spread
 
 __all__ = ["ACCURACY", "Accuracy", "Host", "Tables", "make_tables", "mixing", "node_count"]
 
@@ -194,7 +193,10 @@ def _add_prior_points(
         e, f, g = p * p - 1, q * q - 1, p * q
         # A layer that the label hardly depends on must not seem to have moments because the points are few.
         moments += [jacobian * (m - weight @ m) for m in (e, f, g, e * e + f * f + 2 * g * g)]
-    sums += spread(count, positions[0], positions[1], np.stack(moments))
+    # Imported here: Numba takes half a second.
+    from smimbench_channels.sequence.softmax.last_layer.spreading import spread as over_table
+
+    sums += over_table(count, positions[0], positions[1], np.stack(moments))
     return float(weight[clipped].sum())
 
 
