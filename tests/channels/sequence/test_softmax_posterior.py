@@ -321,17 +321,6 @@ def test_backends(backend, rng, layers, tokens):
     assert float(result.error) == pytest.approx(float(expected.error), rel=1e-6)
 
 
-def test_float32_in_float32_out(rng):
-    V = np.diag((0.7, 0.3))
-    channel = SequenceSoftmax(tokens=2, layers=2)
-    omega, z = draw(rng, 50, V)
-    wide = channel.posterior(channel.forward(z), omega, V)
-    y = channel.forward(z.astype(np.float32))
-    narrow = channel.posterior(y, omega.astype(np.float32), V.astype(np.float32), second_moment=True)
-    assert narrow.mean.dtype == narrow.covariance.dtype == narrow.second_moment.dtype == np.float32
-    assert np.median(np.abs(narrow.mean - wide.mean)) < 1e-5
-
-
 @pytest.mark.parametrize(("layers", "n", "part"), [(2, 700, 100), (3, 5, 5)])
 def test_equal_inputs_give_equal_results(rng, layers, n, part):
     V = 0.3 * np.eye(layers)
