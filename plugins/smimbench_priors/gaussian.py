@@ -9,7 +9,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend import NUMPY, namespace, send, to_host
-from smimbench.interfaces import Array, Capabilities, Denoised, Overlap, ParameterError, Prior
+from smimbench.interfaces import Array, Capabilities, Denoised, Factor, Overlap, ParameterError, Prior
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -81,19 +81,15 @@ class Gaussian(Prior):
         Q, V = _gaussian_posterior(xp, Qhat)
         return Overlap(Q, V)
 
-    def draw_factor(self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None) -> Array:
-        """A random point of what gradient descent moves in, the signal itself; ParameterError if a width is asked for."""
+    @property
+    def factor(self) -> Factor:  # type: ignore[override]
+        """Gradient methods move in the signal itself; ParameterError if a width is asked for."""
+        return Factor(self._draw, lambda factor: factor, lambda factor, gradient: gradient)
+
+    def _draw(self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None) -> Array:
         if width is not None:
             raise ParameterError("width", f"must not be set with the prior 'gaussian', got {width}")
         return self.sample(rng, components, dimension)
-
-    def compose(self, factor: Array) -> Array:
-        """The signal of a factor: the identity."""
-        return factor
-
-    def pullback(self, factor: Array, gradient: Array) -> Array:
-        """Gradient with respect to the factor from that with respect to the signal: the identity."""
-        return gradient
 
 
 def _gaussian_posterior(xp: ModuleType, Qhat: Array) -> tuple[Array, Array]:

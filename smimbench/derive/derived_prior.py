@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.backend.arrays import beside, namespace, to_host
-from smimbench.interfaces import Overlap, ParameterError, Prior
+from smimbench.interfaces import Factor, Overlap, ParameterError, Prior
 from smimbench.interfaces.item import gives
 from smimbench.numerics.linalg import symmetric
 
@@ -39,9 +39,10 @@ class DerivedPrior:
 
     def __init__(self, prior: Any, *first: str) -> None:
         self.prior = prior
-        # Its own factor goes together: drawing one is of no use without what makes a signal of it.
-        factor = ("draw_factor",) if prior.compose is not None else ()
-        for name in (*first, *factor, "compose", "pullback"):
+        self.factor = prior.factor or Factor(
+            self._draw, self._symmetric, lambda factor, gradient: self._symmetric(gradient)
+        )
+        for name in first:
             if gives(Prior, type(prior), name):
                 setattr(self, name, getattr(prior, name))
 
@@ -71,20 +72,15 @@ class DerivedPrior:
         """V (P, P) for one Qhat (P, P)."""
         raise NotImplementedError
 
-    def draw_factor(self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None) -> Host:
+    def _draw(self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None) -> Host:
         """Independent N(0, 1) entries of the signal; ParameterError if a width is asked for."""
         if width is not None:
             raise ParameterError("width", f"must not be set with the prior {self.prior.name!r}, got {width}")
         return rng.standard_normal((components, dimension, dimension) if self.matrix else (components, dimension))
 
-    def compose(self, factor: Array) -> Array:
-        """The factor itself (its symmetric part)."""
-        return symmetric(factor) if self.matrix else factor
-
-    def pullback(self, factor: Array, gradient: Array) -> Array:
-        """Gradient with respect to the factor."""
-        del factor
-        return symmetric(gradient) if self.matrix else gradient
+    def _symmetric(self, signal: Array) -> Array:
+        """A signal as it is, the symmetric part of a matrix."""
+        return symmetric(signal) if self.matrix else signal
 
 
 class DerivedLaw(DerivedPrior):

@@ -27,7 +27,7 @@ from smimbench.interfaces.checks import checked_posterior
 from smimbench.interfaces.item import Item
 from smimbench.interfaces.metric import DIRECTIONS, Claims, Metric, NotMeasured
 from smimbench.interfaces.model import Model
-from smimbench.interfaces.prior import Denoised, Overlap, Prior
+from smimbench.interfaces.prior import Denoised, Factor, Overlap, Prior
 from smimbench.interfaces.problem import Data, ProblemLike, Start
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "Cost",
     "Data",
     "Denoised",
+    "Factor",
     "Info",
     "Item",
     "Metric",

@@ -112,5 +112,5 @@ class Model(Item):
 
     forward_gram: Callable[[Array, Array], tuple[Array, Callable[[Array], Array]]] | None = None
     """``forward_gram(inputs, factor)``: latents of the signal ``F F^T`` straight from F, and a function from g to the gradient of
-    ``sum(g z)`` with respect to F; for priors with a ``gram_scale``. Without it: latents are made from the signal, not from its
-    factor."""
+    ``sum(g z)`` with respect to F, for priors whose ``factor`` has a ``gram_scale``. Without it: latents are made from the
+    signal."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-__all__ = ["Denoised", "Overlap", "Prior"]
+__all__ = ["Denoised", "Factor", "Overlap", "Prior"]
 
 
 class Overlap(NamedTuple):
@@ -30,6 +30,27 @@ class Denoised(NamedTuple):
 
     estimate: Array
     V: Array
+
+
+class Factor(NamedTuple):
+    """What gradient methods move in, and how it makes the signal.
+
+    Attributes
+    ----------
+    draw : callable
+        ``draw(rng, components, dimension, width=None)``: a random point, on the host.
+    compose : callable
+        ``compose(factor)``: the signal.
+    pullback : callable
+        ``pullback(factor, gradient)``: gradient with respect to the factor from that with respect to the signal.
+    gram_scale : callable or None
+        ``gram_scale(factor)``: what turns ``F F^T`` into the signal, where it is such a product: latents can then be made from F.
+    """
+
+    draw: Callable[..., Array]
+    compose: Callable[[Array], Array]
+    pullback: Callable[[Array, Array], Array]
+    gram_scale: Callable[[Array], float] | None = None
 
 
 class Prior(Item):
@@ -82,20 +103,8 @@ class Prior(Item):
     """``denoise_continued(R, Qhat)``: the same as ``denoise`` in the limit, with no slope above 1 at finite size. Without it: an
     iteration at finite size applies `denoise`."""
 
-    draw_factor: Callable[..., Array] | None = None
-    """``draw_factor(rng, components, dimension, width)``: a random point of what gradient methods move in. Without it: gradient
-    methods move in the signal itself."""
-
-    compose: Callable[[Array], Array] | None = None
-    """``compose(factor)``: the signal of a factor. Without it: gradient methods move in the signal itself."""
-
-    pullback: Callable[[Array, Array], Array] | None = None
-    """``pullback(factor, gradient)``: gradient with respect to the factor. Without it: gradient methods move in the signal
-    itself."""
-
-    gram_scale: Callable[[Array], float] | None = None
-    """``gram_scale(factor)``: what turns ``F F^T`` into the signal. Without it: latents are made from the signal, not from its
-    factor."""
+    factor: Factor | None = None
+    """What gradient methods move in, see ``smimbench.interfaces.Factor``. Derived: the signal itself."""
 
     spectral_means: Callable[..., Uncertain] | None = None
     """``spectral_means(function, noise, breaks)``: means over the eigenvalues of ``S + sqrt(noise) Z``. Without it: no theory for

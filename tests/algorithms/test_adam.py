@@ -58,7 +58,7 @@ def test_loss_and_gradient_are_those_of_the_loss_written_out(problem, rng):
     D = 6
     instance = problem.instance(0.9, D)
     targets = np.asarray(observable(problem.channel, instance.labels))
-    factor = problem.prior.draw_factor(rng, problem.components, D)
+    factor = problem.prior.factor.draw(rng, problem.components, D)
     found = loss_gradient(problem, instance.inputs, targets, factor)
     W = factor[0] if factor.ndim == 3 else factor
 

@@ -59,7 +59,7 @@ def test_average_is_the_mean_of_the_students_run_alone(problem, alpha, table, si
     steps = together.plan(data).steps
     assert steps == single.plan(data).steps
     draws = np.random.default_rng(4)
-    factors = [problem.prior.draw_factor(draws, 1, 12, None) for _ in range(3)]
+    factors = [problem.prior.factor.draw(draws, 1, 12, None) for _ in range(3)]
     rest = draws.bit_generator.state
     signals = []
     for factor in factors:
@@ -67,7 +67,7 @@ def test_average_is_the_mean_of_the_students_run_alone(problem, alpha, table, si
         rng.bit_generator.state = rest  # the same order of samples for all
         alone = single.init(problem, data, np.random.default_rng(1))
         alone = alone._replace(factor=backend.asarray(factor), rng=rng)
-        alone = alone._replace(signal=problem.prior.compose(alone.factor))
+        alone = alone._replace(signal=problem.prior.factor.compose(alone.factor))
         for _ in range(steps):
             alone, _ = single.step(problem, data, alone)
         signals.append(to_host(single.estimate(alone)))

@@ -56,7 +56,7 @@ def test_gradient_is_the_derivative_of_the_loss(name, loss, rng):
         pytest.skip("labels are no probabilities")
     _, data = small(problem)
     targets = targets_of(problem, data)
-    factor = problem.prior.draw_factor(rng, problem.components, data.dimension)
+    factor = problem.prior.factor.draw(rng, problem.components, data.dimension)
     found = loss_gradient(problem, data.inputs, targets, factor, loss=loss)
     for _ in range(3):
         along = rng.standard_normal(factor.shape)
@@ -69,7 +69,7 @@ def test_gradient_is_the_derivative_of_the_loss(name, loss, rng):
 def test_loss_is_the_squared_distance_of_the_outputs(rng):
     problem = make("two layers")
     _, data = small(problem)
-    factor = problem.prior.draw_factor(rng, 2, data.dimension)
+    factor = problem.prior.factor.draw(rng, 2, data.dimension)
     expected = 0.0
     for x, y in zip(data.inputs, data.labels):
         z1, z2 = (x @ w / math.sqrt(data.dimension) for w in factor)
@@ -89,7 +89,7 @@ def test_students_are_independent_of_each_other(name, rng, backend):
     problem = make(name)
     _, data = small(problem, backend)
     targets = targets_of(problem, data)
-    draws = np.stack([problem.prior.draw_factor(rng, problem.components, data.dimension) for _ in range(3)])
+    draws = np.stack([problem.prior.factor.draw(rng, problem.components, data.dimension) for _ in range(3)])
     together = loss_gradient(problem, data.inputs, targets, backend.asarray(draws))
     assert together.loss.shape == (3,)
     for k in range(3):
@@ -101,7 +101,7 @@ def test_students_are_independent_of_each_other(name, rng, backend):
 def test_saturated_probabilities_do_not_break_cross_entropy(rng):
     problem = Problem({"name": "attention-indexed", "tokens": 2}, {"name": "softmax", "beta": 3000.0}, ATTENTION)
     _, data = small(problem)
-    factor = problem.prior.draw_factor(rng, 1, data.dimension)
+    factor = problem.prior.factor.draw(rng, 1, data.dimension)
     found = loss_gradient(problem, data.inputs, targets_of(problem, data), factor, loss="cross-entropy")
     assert np.isfinite(found.loss)
     assert np.isfinite(found.gradient).all()

@@ -352,12 +352,12 @@ def test_a_matrix_by_its_sampler_and_denoiser():
 )
 def test_gradients_pass_through_the_factor(prior, rng):
     shape = (1, 4) if isinstance(prior, DensityPrior) else (1, 4, 4)
-    factor, cotangent, step = (prior.draw_factor(rng, 1, 4), rng.standard_normal(shape), rng.standard_normal(shape))
+    factor, cotangent, step = (prior.factor.draw(rng, 1, 4), rng.standard_normal(shape), rng.standard_normal(shape))
     assert factor.shape == shape
-    change = prior.compose(factor + step) - prior.compose(factor)
-    assert (cotangent * change).sum() == pytest.approx((prior.pullback(factor, cotangent) * step).sum())
+    change = prior.factor.compose(factor + step) - prior.factor.compose(factor)
+    assert (cotangent * change).sum() == pytest.approx((prior.factor.pullback(factor, cotangent) * step).sum())
     with pytest.raises(ParameterError, match="width"):
-        prior.draw_factor(rng, 1, 4, 2)
+        prior.factor.draw(rng, 1, 4, 2)
 
 
 def test_what_is_complete_is_left_alone():

@@ -137,16 +137,16 @@ def test_constants():
 def test_samples_are_reproducible():
     draws = [prior.sample(np.random.default_rng(3), 2, 5) for _ in range(2)]
     np.testing.assert_array_equal(*draws)
-    factor = prior.draw_factor(np.random.default_rng(3), 2, 5)
+    factor = prior.factor.draw(np.random.default_rng(3), 2, 5)
     np.testing.assert_array_equal(factor, draws[0])
 
 
 def test_factor_is_the_signal(rng):
     W, g = rng.standard_normal((2, 2, 5))
-    assert prior.compose(W) is W
-    assert prior.pullback(W, g) is g
+    assert prior.factor.compose(W) is W
+    assert prior.factor.pullback(W, g) is g
     with pytest.raises(ParameterError, match="width"):
-        prior.draw_factor(rng, 2, 5, 3)
+        prior.factor.draw(rng, 2, 5, 3)
 
 
 def test_backends(backend, rng):

@@ -312,13 +312,13 @@ def test_moments_of_draws(rng):
 def test_the_width_really_drawn_counts(rng):
     """rho D = 7.38: seven columns; prior mean and denoiser belong to them."""
     prior, D = Wishart(0.123), 60
-    assert prior.draw_factor(rng, 1, D).shape == (1, D, 7)
+    assert prior.factor.draw(rng, 1, D).shape == (1, D, 7)
     np.testing.assert_allclose(prior.mean(2, D), np.stack([math.sqrt(7 / 60) * np.eye(D)] * 2), rtol=1e-15)
     R = goe(rng, 1, D)
     same = Wishart(7 / 60).denoise(R, np.array([[0.7]]))
     found = prior.denoise(R, np.array([[0.7]]))
     np.testing.assert_array_equal(found.estimate, same.estimate)
-    assert Wishart(1e-4).draw_factor(rng, 1, D).shape == (1, D, 1)
+    assert Wishart(1e-4).factor.draw(rng, 1, D).shape == (1, D, 1)
 
 
 # -- the prior as state evolution sees it -------------------------------------------------------------------------
@@ -379,13 +379,13 @@ def test_infinitely_thin_matrices_cannot_be_drawn(rng):
     calls = [
         lambda: prior.sample(rng, 1, 5),
         lambda: prior.mean(1, 5),
-        lambda: prior.draw_factor(rng, 1, 5),
+        lambda: prior.factor.draw(rng, 1, 5),
         lambda: prior.denoise(np.eye(5)[None], np.eye(1)),
     ]
     for call in calls:
         with pytest.raises(ParameterError, match=r"rho: must be > 0"):
             call()
-    assert prior.draw_factor(rng, 1, 5, 2).shape == (1, 5, 2)
+    assert prior.factor.draw(rng, 1, 5, 2).shape == (1, 5, 2)
 
 
 @pytest.mark.parametrize("rho", [-0.1, math.nan, math.inf, "0.5", None, True])
@@ -406,37 +406,37 @@ def test_whole_numbers_are_the_same_prior():
 @pytest.mark.parametrize("width", [None, 1, 9])
 def test_pullback_is_the_gradient(rng, width):
     prior, P, D = Wishart(0.5), 2, 6
-    W = prior.draw_factor(rng, P, D, width)
+    W = prior.factor.draw(rng, P, D, width)
     assert W.shape == (P, D, width or 3)
     G, direction = rng.standard_normal((P, D, D)), rng.standard_normal(W.shape)
-    gradient = prior.pullback(W, G)
+    gradient = prior.factor.pullback(W, G)
     assert gradient.shape == W.shape
     h = 1e-6
-    numeric = ((prior.compose(W + h * direction) - prior.compose(W - h * direction)) * G).sum() / (2 * h)
+    numeric = ((prior.factor.compose(W + h * direction) - prior.factor.compose(W - h * direction)) * G).sum() / (2 * h)
     assert (gradient * direction).sum() == pytest.approx(numeric, rel=1e-8)
 
 
 def test_compose_is_the_definition_with_leading_axes(rng):
     prior = Wishart(0.5)
     W = rng.standard_normal((3, 2, 6, 4))
-    S = prior.compose(W)
+    S = prior.factor.compose(W)
     assert S.shape == (3, 2, 6, 6)
     np.testing.assert_allclose(S[2, 1], W[2, 1] @ W[2, 1].T / math.sqrt(24), rtol=1e-14)
     G = rng.standard_normal(S.shape)
-    np.testing.assert_allclose(prior.pullback(W, G)[2, 1], prior.pullback(W[2, 1], G[2, 1]), rtol=1e-12)
+    np.testing.assert_allclose(prior.factor.pullback(W, G)[2, 1], prior.factor.pullback(W[2, 1], G[2, 1]), rtol=1e-12)
 
 
 def test_a_sample_is_a_composed_factor():
     prior = Wishart(0.4)
     S = prior.sample(np.random.default_rng(1), 2, 10)
-    W = prior.draw_factor(np.random.default_rng(1), 2, 10)
-    np.testing.assert_array_equal(S, prior.compose(W))
+    W = prior.factor.draw(np.random.default_rng(1), 2, 10)
+    np.testing.assert_array_equal(S, prior.factor.compose(W))
 
 
 @pytest.mark.parametrize("width", [0, -1, 2.5, True])
 def test_bad_width(rng, width):
     with pytest.raises(ParameterError, match="width"):
-        Wishart(0.5).draw_factor(rng, 1, 5, width)
+        Wishart(0.5).factor.draw(rng, 1, 5, width)
 
 
 # -- places and types ---------------------------------------------------------------------------------------------
@@ -456,8 +456,8 @@ def test_backends(backend, rng):
     assert_placed(overlap.Q, backend, (2, 2, 2))
     assert_placed(overlap.V, backend, (2, 2, 2))
     W = backend.asarray(rng.standard_normal((2, 5, 3)))
-    assert_placed(prior.compose(W), backend, (2, 5, 5))
-    assert_placed(prior.pullback(W, prior.compose(W)), backend, (2, 5, 3))
+    assert_placed(prior.factor.compose(W), backend, (2, 5, 5))
+    assert_placed(prior.factor.pullback(W, prior.factor.compose(W)), backend, (2, 5, 3))
     x = np.linspace(-4, 8, 50)
     for noise in (0.0, 1e-3, 0.3, 1e25, math.inf):  # a gap, one bulk, the ends of the scale
         mapped = eigenvalue_map(backend.asarray(x), noise, 0.3)

@@ -33,7 +33,7 @@ class Plain:
     def init(self, problem, data, rng):
         """Tensors, parameter and optimiser."""
         self.d = data.dimension
-        self.factor = torch.nn.Parameter(torch.tensor(problem.prior.draw_factor(rng, 1, self.d, None)[0]))
+        self.factor = torch.nn.Parameter(torch.tensor(problem.prior.factor.draw(rng, 1, self.d, None)[0]))
         self.inputs = torch.tensor(np.array(data.inputs))
         self.targets = torch.tensor(np.array(observable(problem.channel, data.labels)))
         self.optimizer = torch.optim.Adam([self.factor], lr=0.1)

@@ -115,7 +115,7 @@ class Descent(Algorithm):
             return f"channel {problem.channel.name!r} has no derivative"
         if differentiable and self.surrogate_beta is not None:
             return "surrogate_beta applies to channels without a derivative only; remove it"
-        if problem.prior.compose is None:
+        if problem.prior.factor is None:
             return f"prior {problem.prior.name!r} has no factor to descend on"
         if self.width is not None and problem.model.rank == "low":
             return "width applies to attention-indexed models only; remove it"
@@ -152,7 +152,7 @@ class Descent(Algorithm):
         xp = namespace(data.inputs)
         place, axes, prior = beside(data.inputs), _component_axes(problem, data), _prior(problem)
         shape = (problem.components, data.dimension, self.width)
-        draws = [prior.draw_factor(rng, *shape) for _ in range(students or 1)]
+        draws = [prior.factor.draw(rng, *shape) for _ in range(students or 1)]
         factor = xp.asarray(draws[0] if students is None else np.stack(draws), **place)
         if self.spherical:
             factor = _on_sphere(factor, axes)
@@ -164,7 +164,7 @@ class Descent(Algorithm):
             norm = xp.reshape(xp.asarray(second / spread, **place), (-1, *[1] * len(axes)))
         return DescentState(
             factor=factor,
-            signal=prior.compose(factor),
+            signal=prior.factor.compose(factor),
             memory=self.first_memory(factor),
             done=0,
             total=int(self.plan(data).steps or 0),
@@ -200,7 +200,7 @@ class Descent(Algorithm):
         residual = _relative_change(factor, state.factor, axes)
         new = state._replace(
             factor=factor,
-            signal=_prior(problem).compose(factor),
+            signal=_prior(problem).factor.compose(factor),
             memory=memory,
             done=state.done + 1,
             samples=state.samples + size,

@@ -74,7 +74,7 @@ def loss_gradient(
     prior: Any = problem.prior
     channel = problem.channel if channel is None else channel
     dimension = inputs.shape[-1]
-    signal = prior.compose(factor) if signal is None else signal
+    signal = prior.factor.compose(factor) if signal is None else signal
     lead = signal.ndim - len(model.signal_shape(problem.components, dimension))
     students = math.prod(signal.shape[:lead])
     passes = _passes(problem, dimension, factor, signal, students)
@@ -121,8 +121,12 @@ def _passes(problem: Problem, dimension: int, factor: Array, signal: Array, stud
     model: Any = problem.model
     prior: Any = problem.prior
     count = students * problem.components
-    if model.forward_gram is not None and prior.gram_scale is not None and factor.shape[-1] <= NARROW * dimension:
-        root = math.sqrt(prior.gram_scale(factor))
+    if (
+        model.forward_gram is not None
+        and prior.factor.gram_scale is not None
+        and factor.shape[-1] <= NARROW * dimension
+    ):
+        root = math.sqrt(prior.factor.gram_scale(factor))
         scaled = root * factor
         held = count * math.ceil(factor.shape[-1] * model.tokens / (2 * model.sites))
         return _Passes(lambda x: model.forward_gram(x, scaled), lambda total: root * total, held if count > 1 else 1)
@@ -131,7 +135,7 @@ def _passes(problem: Problem, dimension: int, factor: Array, signal: Array, stud
         return model.forward(x, signal), lambda g: model.adjoint(x, g)
 
     scale = model.adjoint_scale(dimension)
-    return _Passes(forward, lambda total: prior.pullback(factor, total / scale), count)
+    return _Passes(forward, lambda total: prior.factor.pullback(factor, total / scale), count)
 
 
 def loss_of(xp: Any, name: str, output: Array, target: Array) -> tuple[Array, Array]:

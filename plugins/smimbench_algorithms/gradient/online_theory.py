@@ -43,7 +43,7 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
         return "hardmax is replaced by an annealed softmax, whose equations are not those of the labels"
     probe = np.arange(2.0 * problem.components).reshape(problem.components, 2)
     prior: Any = problem.prior
-    if not np.array_equal(prior.compose(probe), probe):
+    if not np.array_equal(prior.factor.compose(probe), probe):
         return f"the factor of prior {prior.name!r} is not the signal"
     if D is None:
         return "its steps are counted in samples / D: it needs the dimension of the runs"
@@ -134,7 +134,7 @@ def _typical_starts(problem: Problem, D: int, spherical: bool) -> list[Overlaps]
     rng = monte_carlo_rng("online descent: typical starts", D)
     found = []
     for _ in range(online.ACCURACY.starts):
-        signal, factor = np.asarray(prior.sample(rng, P, D)), np.asarray(prior.draw_factor(rng, P, D, None))
+        signal, factor = np.asarray(prior.sample(rng, P, D)), np.asarray(prior.factor.draw(rng, P, D, None))
         if spherical:
             factor = factor / np.sqrt(np.mean(factor**2, axis=-1, keepdims=True))
         found.append(

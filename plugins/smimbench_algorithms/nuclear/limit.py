@@ -345,7 +345,8 @@ def wide_factor_point(
     """
     if why := no_theory(problem):
         return why
-    scale = problem.prior.gram_scale
+    own = problem.prior.factor
+    scale = None if own is None else own.gram_scale
     if scale is None:
         return f"prior {problem.prior.name!r} does not make its signals of W W^T"
     if dimension is None:
@@ -354,7 +355,7 @@ def wide_factor_point(
     if isinstance(seen, str):
         return seen
     prior: Any = problem.prior
-    factor = prior.draw_factor(monte_carlo_rng("shape of a factor"), 1, dimension, width)
+    factor = prior.factor.draw(monte_carlo_rng("shape of a factor"), 1, dimension, width)
     columns = factor.shape[-1]
     found = fixed_point(prior, seen, decay / (2 * dimension * scale(factor)), positive=True)
     if found.estimate.rank > columns / dimension:

@@ -11,7 +11,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend import namespace, on_device, read_together, send, to_host
-from smimbench.interfaces import Array, Capabilities, Denoised, Overlap, ParameterError, Prior, Uncertain
+from smimbench.interfaces import Array, Capabilities, Denoised, Factor, Overlap, ParameterError, Prior, Uncertain
 from smimbench.interfaces.checks import check_number
 from smimbench_priors.wishart.spectral_law import Host, continued_map, eigenvalue_map, mmse, observed_law
 
@@ -96,7 +96,7 @@ class Wishart(Prior):
 
     def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Array:
         """Draw a signal (P, D, D) on the host, float64, symmetric, positive semidefinite of rank at most r; not at rho = 0."""
-        return self.compose(self.draw_factor(rng, components, dimension))
+        return self._compose(self._draw_factor(rng, components, dimension))
 
     def mean(self, components: int, dimension: int) -> Array:
         """Prior mean ``sqrt(r/D) I`` (P, D, D), host; ParameterError if ``rho`` is 0."""
@@ -224,7 +224,14 @@ class Wishart(Prior):
         # The rule's own error is below 1e-11; rounding of nodes next to a break is larger.
         return Uncertain(values @ weights / total, 1e-10 * (np.abs(values) @ weights) / total, "quadrature")
 
-    def draw_factor(self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None) -> Array:
+    @property
+    def factor(self) -> Factor:  # type: ignore[override]
+        """W of ``S = W W^T / sqrt(width D)``."""
+        return Factor(self._draw_factor, self._compose, self._pullback, self._gram_scale)
+
+    def _draw_factor(
+        self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None
+    ) -> Array:
         """Factor ``W`` (P, D, width) with iid N(0, 1) entries, on the host; the width defaults to r.
 
         Raises
@@ -242,16 +249,16 @@ class Wishart(Prior):
             )
         return rng.standard_normal((components, dimension, width))
 
-    def compose(self, factor: Array) -> Array:
+    def _compose(self, factor: Array) -> Array:
         """``S = W W^T / sqrt(width D)`` of factors (..., D, width): (..., D, D)."""
         xp = namespace(factor)
         return xp.matmul(factor, xp.matrix_transpose(factor)) / _length(factor)
 
-    def gram_scale(self, factor: Array) -> float:
+    def _gram_scale(self, factor: Array) -> float:
         """What turns ``W W^T`` into the signal: ``1 / sqrt(width D)``."""
         return 1 / _length(factor)
 
-    def pullback(self, factor: Array, gradient: Array) -> Array:
+    def _pullback(self, factor: Array, gradient: Array) -> Array:
         """``dL/dW = (G + G^T) W / sqrt(width D)`` for ``G = dL/dS`` (..., D, D), symmetric or not."""
         xp = namespace(factor, gradient)
         return xp.matmul(gradient + xp.matrix_transpose(gradient), factor) / _length(factor)

@@ -51,7 +51,7 @@ class TorchState(NamedTuple):
 
     def signal(self) -> torch.Tensor:
         """The signal that the factor stands for."""
-        return self.problem.prior.compose(self.factor())
+        return self.problem.prior.factor.compose(self.factor())
 
 
 class _TorchAlgorithm:
@@ -101,7 +101,7 @@ class _TorchAlgorithm:
         reasons = {
             "SparseAdam wants sparse gradients, and those of a dense signal are not": sparse,
             f"channel {channel.name!r} has no derivative": channel.vjp is None,
-            f"prior {prior.name!r} has no factor to descend on": prior.compose is None,
+            f"prior {prior.name!r} has no factor to descend on": prior.factor is None,
             "width applies to attention-indexed models only; remove it": self.width is not None
             and problem.model.kappa == 1,
             f"cross-entropy needs labels that are probabilities, those of channel {channel.name!r} are not": scores,
@@ -117,7 +117,7 @@ class _TorchAlgorithm:
         """Iid N(0, 1) factor."""
         import torch
 
-        draw = problem.prior.draw_factor(rng, problem.components, data.dimension, self.width)
+        draw = problem.prior.factor.draw(rng, problem.components, data.dimension, self.width)
         # Copies: tensors that share memory with arrays that must not be written to are not for PyTorch.
         inputs = torch.tensor(np.array(to_host(data.inputs)))
         labels = torch.tensor(np.array(to_host(data.labels)))
@@ -188,9 +188,9 @@ def _latents(problem: Any, inputs: torch.Tensor, state: TorchState) -> torch.Ten
     """Latents of the student, by the model's own forward map on tensors."""
     model, prior = problem.model, problem.prior
     factor = state.factor()
-    if model.forward_gram is not None and prior.gram_scale is not None:
-        return model.forward_gram(inputs, math.sqrt(prior.gram_scale(factor)) * factor)[0]
-    return model.forward(inputs, prior.compose(factor))
+    if model.forward_gram is not None and prior.factor.gram_scale is not None:
+        return model.forward_gram(inputs, math.sqrt(prior.factor.gram_scale(factor)) * factor)[0]
+    return model.forward(inputs, prior.factor.compose(factor))
 
 
 def _type_of(parameter: inspect.Parameter) -> Any:
