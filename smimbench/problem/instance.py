@@ -162,7 +162,7 @@ class Instance:
         return values, blank, claims.remarks
 
     def claims(self, estimate: Array, V: Array | None = None) -> Claims:
-        """What metrics need beside the estimate: the teacher beside it, the symmetry removed, the error claimed.
+        """What metrics need: the teacher where the estimate is, the aligned estimate, the claimed error.
 
         Raises
         ------
@@ -240,7 +240,7 @@ def _checksum(array: Array) -> float:
 
 
 def _teacher_like(instance: Instance, estimate: Array) -> Array:
-    """The teacher beside the estimate; the copy on a device is kept, because metrics are asked for often."""
+    """The teacher where the estimate is; a copy on a device is kept, because metrics are computed often."""
     if isinstance(estimate, np.ndarray):
         return instance.signal.astype(estimate.dtype, copy=False)
     where = beside(estimate)

@@ -310,7 +310,7 @@ class _ChannelTest(_Item):
         label = flat @ (rng.standard_normal(flat.shape[1]) / (flat.std(0) + 1e-300))
         label = np.tanh((label - label.mean()) / (label.std() + 1e-300))
         direction = rng.standard_normal(z.shape[2])
-        seen = 1 + (omega @ direction) / np.std(omega @ direction, axis=0)  # a label without signs is told by omega
+        seen = 1 + (omega @ direction) / np.std(omega @ direction, axis=0)  # where labels see no sign, omega gives it
         blind = {"mean": (left @ direction) * label[:, None] * seen}
         if second is not None:
             full = np.einsum("npcpd,c,d->np", second, direction, direction)

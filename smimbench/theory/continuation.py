@@ -216,8 +216,8 @@ class Continuation:
     def _ahead(self, stage: Stage, tangent: Host, step: float) -> tuple[Host, Host]:
         """Where the curve is expected after a step, and its direction there.
 
-        Sampled nodes are dear: the curve through the last of them, and along its tangent at the last, is continued. Equal random
-        points at all nodes make their errors alike, so that they hardly bend it.
+        Sampled nodes are expensive: the curve through the last few, and along its tangent at the last, is continued. Equal random
+        points at all nodes give them similar errors, which hardly bend it.
         """
         origin = stage.nodes[-1].x
         line = origin + step * tangent
@@ -359,7 +359,7 @@ class Continuation:
         return float(inside[0] if len(inside) else line[0].real if len(line) else positions[np.argmin(np.abs(gaps))])
 
     def _at_perfect(self, stage: Stage, last: Node, node: Node) -> tuple[bool, bool]:
-        """Whether a sampled node cannot be told from perfect recovery, and whether it lies beyond it, seen from the last one."""
+        """Whether a sampled node is indistinguishable from perfect recovery, and whether it lies beyond it."""
         if self.perfect is None or not self.ratios.sampled or len(stage.learned) < self.problem.components:
             return False, False
         V = np.diagonal(self.ratios.overlap(self.ratios.qhat(node.x, stage.learned))[1], axis1=-2, axis2=-1)

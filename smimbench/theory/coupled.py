@@ -199,9 +199,9 @@ def _prediction(problem: Problem, alpha: float, found: FixedPoint, branch: str, 
     size = 0.01 if found.offset is None else 0.05  # rough values may jump by 1e-3
     shift = size if branch == "uninformed" else -size
     # A residual far below the shift is enough.
-    beside = Recursion(problem, alpha * (1 - shift)).nearby(found, 0.05 * size)
+    nearby = Recursion(problem, alpha * (1 - shift)).nearby(found, 0.05 * size)
     Q, V = overlap_at(problem, found.qhat)
-    other = overlap_at(problem, beside)[1]
+    other = overlap_at(problem, nearby)[1]
     response = np.abs(np.diagonal(V - other)) / size
     # The residual is one of log Qhat: what has hardly been learned cannot move V by more than that little.
     movable = np.minimum(np.diagonal(V), np.abs(np.diagonal(Q) - bottom))

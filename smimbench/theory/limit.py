@@ -91,7 +91,7 @@ def limit_point(
     method, branch : str
         How they were obtained; which solution they are.
     uncertain : Overlaps, optional
-        Errors of the overlaps beside the spread of evaluations; what they do to the metrics is added up.
+        Errors of the overlaps other than the spread of evaluations; their effects on the metrics are added up.
     V : ndarray (P, P), optional
         Error that the algorithm claims; needed for its Bayes predictor and for ``calibration``.
     prediction : bool

@@ -55,7 +55,7 @@ FEWEST_DRAWS = 100
 
 @dataclass(frozen=True)
 class Check:
-    """One printed number beside what draws make of it.
+    """One reported number and its value from draws.
 
     Attributes
     ----------
@@ -287,7 +287,7 @@ class _PointByDraws:
             qhat[kept] = spectral_function(log + filled(step), np.exp)
             return overlap_at(self.problem, qhat)
 
-        # Only the diagonal is asked where labels do not see signs: sampled entries beside it are noise.
+        # Only the diagonal is asked where labels do not see signs: sampled entries off it are noise.
         mask = np.ones_like(log) if len(pairs) > len(learned) else np.eye(len(log))
         part = own[::4]  # the derivative may be noisier
         enough = min(effective_sample_size(part[:, a, a]) for a in learned) >= FEWEST_EFFECTIVE

@@ -229,11 +229,10 @@ def drawn_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def reference_figure(name: str, results: Path) -> list[dict[str, Any]]:
     """What the figure of ``results/reference`` shows, drawn from the packed rows and the theory kept in ``results``."""
-    from smimbench.theory.cache import TheoryCache
-
     from smimbench import load_suite
     from smimbench.report.figures import metric_chart
     from smimbench.report.packed import read_packed
+    from smimbench.run.theory_cache import TheoryCache
 
     document, shared = read_packed(PACKED / f"{name}.json")
     suite = load_suite(name, shared["overrides"])
