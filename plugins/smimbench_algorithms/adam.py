@@ -58,8 +58,8 @@ class Adam(Descent):
         Columns of the student's factor W (attention-indexed); default: those of the teacher.
     surrogate_beta : [float, float]
         Hardmax channels have no derivative: softmax is descended on instead, with an inverse temperature that rises
-        geometrically between these two numbers; default: 1 to 20. The labels then do not tell the scale of the
-        signal, and the estimate is given the prior's.
+        geometrically between these two numbers; default: 1 to 20. The labels then do not determine the scale of
+        the signal, and the estimate is given the prior's.
     beta1, beta2, epsilon : float
         Decay of the moments and the guard of the division.
     weight_decay : float
@@ -109,7 +109,7 @@ class Adam(Descent):
         return self.weight_decay / data.dimension if self._decays_in_the_loss else 0.0
 
     def findings(self, state: DescentState) -> dict[str, Any]:
-        """With weight decay, the spectrum of a matrix."""
+        """The spectrum of a matrix, with weight decay."""
         return self._spectrum(state, self.weight_decay)
 
     def first_memory(self, factor: Array) -> tuple[Array, ...]:

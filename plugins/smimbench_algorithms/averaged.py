@@ -19,15 +19,9 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Conditions, Data, StoppingRule
     from smimbench.problem import Problem
 
-ROUNDS = 20
-"""Alignments of all students with their mean, at most. It takes two or three: doubled, nothing changes."""
-
-SAME = 1e-6
-"""Largest difference, in units of the largest entry, of two estimates that count as equal. Doubled: the same remark."""
-
 
 class AveragedState(NamedTuple):
-    """State of all students, and the problem, whose symmetry the average has to remove."""
+    """States of all students, and the problem, whose symmetry the average removes."""
 
     students: Any
     problem: Problem
@@ -42,8 +36,8 @@ class Averaged(Algorithm):
     leave a symmetry (signs, permutations), every student is first brought closest to the first one, then to the mean of
     all, until nothing changes: no teacher is needed.
 
-    All students are one computation with one more axis in front, not K runs, where the algorithm offers ``init_students``
-    (all gradient methods do). Any other algorithm takes its steps one student after the other, which a remark says. With e_1
+    All students are one computation with one more leading axis where the algorithm offers ``init_students`` (all gradient
+    methods do). Any other algorithm steps one student after the other, which a warning says. With e_1
     the error of one student and ``e_K`` that of the mean, ``e_K = b + v / K`` and ``e_1 = b + v``: spread averages out, bias
     does not.
 
@@ -99,16 +93,16 @@ class Averaged(Algorithm):
         return self._inner.init_students is not None
 
     def plan(self, data: Data) -> Plan:
-        """What the algorithm plans, for every student."""
+        """The plan of the algorithm, for every student."""
         inner = plan_of(self._inner, data)
         return inner._replace(students=inner.students * self.students)
 
     def stopping_rule(self, problem: Problem, dimension: int) -> StoppingRule:
-        """That of the algorithm, or the engine's own."""
+        """The rule of the algorithm, or the engine's default."""
         return rule_of(self._inner, problem, dimension)
 
     def refuses(self, problem: Problem) -> str | None:
-        """What the algorithm itself refuses, or was not made for."""
+        """Problems that the algorithm refuses or does not work for."""
         if not self._entry.fits(problem.model.name):
             return f"{self._entry.name} does not work for model {problem.model.name!r}"
         reason: str | None = self._inner.refuses(problem)
@@ -130,13 +124,13 @@ class Averaged(Algorithm):
 
         Draws from the posterior have ``M = Q'`` and Q the second moment: ``mse_K = (1 + 1/K) mse_Bayes``. Where all starts
         end in one estimate, ``Q' = Q``. Online descent has none here: its students learn from the same samples, and its
-        equations do not hold the overlap of two of them.
+        equations do not contain the overlap of two of them.
         """
         one = own_theory(self._inner, problem, alpha, conditions)
         if isinstance(one, str) or self.students == 1:
             return one
         if "between_students" not in one:
-            return f"the theory of {self._entry.name} does not say how far two of its students agree"
+            return f"the theory of {self._entry.name} does not contain the overlap between two of its students"
         between, truth = np.asarray(one["between_students"]), prior_moments(problem)[0]
         cross = np.asarray(one["overlap"])
         own = np.asarray(one.get("own_overlap", cross))
@@ -165,9 +159,9 @@ class Averaged(Algorithm):
         found = [self._inner.step(problem, data, student) for student in state.students]
         students, infos = zip(*found)
         name = self._entry.name
-        remark = f"averaged: {name} takes one student at a time, so time grows with their number"
+        remark = f"averaged: {name} runs one student at a time, so the time grows with their number"
         if self.students > 1 and _same(*(self._inner.estimate(student) for student in students[:2])):
-            remark += f"; {name} finds the same from every start, so that a mean of its students is one of them"
+            remark += f"; {name} finds the same estimate from every start, so averaging its students changes nothing"
         return AveragedState(students, problem), _info_of_students(infos, remark)
 
     def cost(self, problem: Problem, data: Data) -> Cost | None:
@@ -191,11 +185,11 @@ def _same(one: Array, two: Array) -> bool:
     """Whether two estimates are equal up to rounding and a common sign."""
     xp = namespace(one)
     apart = xp.minimum(xp.max(xp.abs(one - two)), xp.max(xp.abs(one + two)))
-    return bool(apart < SAME * xp.max(xp.abs(one)))
+    return bool(apart < 1e-6 * xp.max(xp.abs(one)))
 
 
 def _info_of_students(infos: Sequence[Info], remark: str) -> Info:
-    """What several students report as one: the largest of what says that something is wrong, the mean of their overlaps."""
+    """The reports of several students as one: the mean of their overlaps, the largest of everything else."""
     warnings = dict.fromkeys([remark, *(w for info in infos if (w := info.warning))])
     readings = {
         name: _over(infos, name, "mean" if name in ("predicted_overlap", "self_overlap") else "max")
@@ -206,7 +200,7 @@ def _info_of_students(infos: Sequence[Info], remark: str) -> Info:
 
 
 def _over(infos: Sequence[Info], reading: str, how: str) -> Any:
-    """Largest or mean value of one reading, left on the device if it lives there; None if a student does not report it."""
+    """Largest or mean value of one reading, on the device where it is; None if a student does not report it."""
     values = [getattr(info, reading) for info in infos]
     if any(value is None for value in values):
         return None
@@ -228,7 +222,7 @@ def mean_signal(problem: Problem, signals: Array) -> Array:
         return xp.stack([model.align(centre, signals[k, ...], symmetry) for k in range(signals.shape[0])])
 
     aligned = towards(signals[0, ...])
-    for _ in range(ROUNDS):
+    for _ in range(20):
         again = towards(xp.mean(aligned, axis=0))
         if bool(xp.all(again == aligned)):
             break

@@ -24,7 +24,7 @@ CANDIDATES = tuple(float(10.0**k) for k in np.arange(-4, 2.01, 0.5))
 
 
 class RidgeState(NamedTuple):
-    """Conjugate gradients: deviation from the prior mean, residual, direction; and what does not change.
+    """Conjugate gradients: deviation from the prior mean, residual, direction; and constants of the run.
 
     The first axis of the arrays counts penalties that are solved for together.
     """
@@ -115,18 +115,18 @@ class Ridge(LinearRegression):
         ``V = 1 / (1 / V_0 + kappa alpha I(V))``, ``I`` the channel's information and ``V_0`` the variance around the mean.
         """
         if self.regularisation == "validation":
-            return "a penalty chosen on held-out samples has none in closed form"
+            return "a penalty chosen on held-out samples has no closed form"
         if problem.model.rank == "low":
             return self._low_rank_theory(problem, alpha)
         if self.regularisation != "theory" or problem.components != 1:
-            return "for matrices there is a theory of one component at lambda = 'theory' only"
+            return "matrices have a theory for one component and regularisation = 'theory' only"
         return _best_linear(problem, alpha)
 
     def _low_rank_theory(self, problem: Problem, alpha: float) -> dict[str, Any] | str:
         linear, _ = self.observed(problem)
         second, known = prior_moments(problem)
         if np.abs(known).max() > 0 or len(linear.rows) != problem.components * problem.model.sites or not linear.alike:
-            return "there is a theory of latents that are all seen alike, and of signals around zero, only"
+            return "theory needs latents that are all observed with the same noise, and signals of mean zero"
         chosen = (
             linear.noise[0] / np.diagonal(second)
             if self.regularisation == "theory"
@@ -134,7 +134,7 @@ class Ridge(LinearRegression):
         )
         penalty = float(chosen[0])
         if np.ptp(chosen) > SAME * chosen.max():
-            return "there is a theory of one penalty for all components only"
+            return "theory needs one penalty for all components"
         noise = linear.noise[0] * np.eye(problem.components)
         try:
             found = ridge_overlaps(second, noise, alpha * problem.model.sites, penalty)

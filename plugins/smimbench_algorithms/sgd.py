@@ -82,7 +82,7 @@ class Sgd(Descent):
         return online_theory(self, problem, alpha, conditions)
 
     def findings(self, state: DescentState) -> dict[str, Any]:
-        """With weight decay, the spectrum of a matrix."""
+        """The spectrum of a matrix, with weight decay."""
         return self._spectrum(state, self.weight_decay)
 
     def first_memory(self, factor: Array) -> tuple[Array, ...]:

@@ -16,17 +16,14 @@ from smimbench_algorithms.erm.integrals import labels_of
 from smimbench_algorithms.erm.losses import LOSSES, Loss
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Conditions, Cost, Data
+    from smimbench.interfaces import Conditions, Data
     from smimbench.problem import Problem
-
-AT_ONCE = 10
-"""Iterations of L-BFGS in one step of the run. Doubled: half as many points of the trajectory, less lost at restarts."""
 
 LENGTHS = ("posterior", "loss")
 
 
 class ErmState(NamedTuple):
-    """The minimiser so far (P, D), on the host, and what does not change."""
+    """The current minimizer (P, D), on the host, and constants of the run."""
 
     weights: np.ndarray[Any, Any]
     estimate: Array
@@ -107,7 +104,7 @@ class Erm(Algorithm):
         return loss, penalty, best_length([one.overlaps for one in minima(problem, alpha, loss.name, penalty)])
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> ErmState:
-        """Zero."""
+        """Weights of zero."""
         loss, penalty, length = self._chosen(problem, data.sample_ratio)
         xp = namespace(data.inputs)
         weights = np.zeros((problem.components, data.dimension))
@@ -134,7 +131,7 @@ class Erm(Algorithm):
             penalised = value + state.penalty / 2 * float(flat @ flat)
             return penalised / n, (gradient.ravel() + state.penalty * flat) / n
 
-        limits = {"maxiter": AT_ONCE, "ftol": 0.0, "gtol": 0.0, "maxcor": 20}
+        limits = {"maxiter": 10, "ftol": 0.0, "gtol": 0.0, "maxcor": 20}
         found = minimize(objective, state.weights.ravel(), jac=True, method="L-BFGS-B", options=limits)
         weights = found.x.reshape(shape)
         value = found.fun * n - state.penalty / 2 * float(found.x @ found.x)
@@ -145,10 +142,6 @@ class Erm(Algorithm):
     def estimate(self, state: ErmState) -> Array:
         """The minimiser, at the length that was chosen."""
         return state.estimate
-
-    def cost(self, problem: Problem, data: Data) -> Cost | None:
-        """Some passes over the inputs; None, because line searches make them as many as they like."""
-        return None
 
     def findings(self, state: ErmState) -> dict[str, list[float | None]]:
         """Mean loss of a sample of the data, without the penalty; theory has an entry of the same name."""
@@ -175,7 +168,7 @@ class Erm(Algorithm):
 
 
 def _scaled(overlaps: Overlaps, length: float) -> Overlaps:
-    """Overlaps of an estimate that is as much longer."""
+    """Overlaps of an estimate that is ``length`` times as long."""
     return Overlaps(overlaps.truth, length * overlaps.cross, length**2 * overlaps.own)
 
 

@@ -1,4 +1,4 @@
-r"""What convex empirical risk minimisation achieves as D goes to infinity: the replica-symmetric fixed point.
+r"""The limit of convex empirical risk minimization: the replica-symmetric fixed point.
 
 The minimum of ``sum_mu l(y_mu, z_mu) + (lambda / 2) |W|^2`` has overlaps ``M = W W*^T / D``, ``Q = W W^T / D`` and a
 susceptibility V (all P x P) with
@@ -121,7 +121,7 @@ def minima(problem: Problem, alpha: float, loss: str, penalty: float) -> list[Mi
 
 
 def keyed(problem: Problem) -> Named[Problem]:
-    """A problem as a key of what is remembered."""
+    """A problem as the key of a cache."""
     return Named(canonical_json(problem.spec), problem)
 
 
@@ -143,7 +143,7 @@ def _easy(alpha: float) -> float:
 
 
 def order_parameters(here: Host, T: Host) -> OrderParameters:
-    """Those of V, m_hat and Q_hat (3, P, P), none by a difference that cancels."""
+    """Order parameters of V, m_hat and Q_hat (3, P, P), without differences that cancel."""
     V, m_hat, Q_hat = here
     M, blur = V @ m_hat @ T, V @ Q_hat @ V.T
     known = m_hat.T @ np.linalg.solve(Q_hat, m_hat)
@@ -153,7 +153,7 @@ def order_parameters(here: Host, T: Host) -> OrderParameters:
 
 
 class PenaltyPath:
-    """Fixed points of one problem along penalties: each is looked for where those that are known point to."""
+    """Fixed points of one problem along penalties; each search starts from an extrapolation of the known ones."""
 
     def __init__(self, problem: Problem, alpha: float, loss: Loss, scramble: int = 0) -> None:
         self.P, self.T = problem.components, prior_moments(problem)[0]
@@ -227,7 +227,7 @@ class PenaltyPath:
         return (np.log(here.ravel()) if positive else (here / size).ravel()), point, gap
 
     def _root(self, penalty: float, here: Host) -> tuple[Host, float]:
-        """A fixed point near by, found as a root, and what is left of its equations; the same point where there is none."""
+        """A nearby fixed point from a root finder, and the residual of its equations; the same point if there is none."""
         from scipy.optimize import root
 
         begin, point, gap = self._equations(penalty, here)
@@ -250,7 +250,7 @@ class PenaltyPath:
         return Overlaps(np.zeros_like(self.T), np.abs(new.M - old.M), np.abs(new.Q - old.Q))
 
     def _guess(self, penalty: float) -> Host:
-        """A power of the penalty through the two nearest that are known; of one component only."""
+        """Extrapolation by a power of the penalty through the two nearest known points (one component)."""
         x = float(np.log(penalty))
         near = sorted(self.known, key=lambda point: abs(point[0] - x))[:2]
         if not near:  # a small overlap and a small norm

@@ -98,7 +98,7 @@ def labels_of(problem: Problem) -> str | None:
 
 
 def integrals_of(problem: Problem, loss: Loss, scramble: int) -> Any:
-    """The integrals of a problem, as exact as there are any."""
+    """The most exact integrals available for a problem."""
     noise = noise_of_identity(problem) if loss.name == "square" else None
     if noise is not None:
         return SquareLossIntegrals(problem, np.asarray(noise[0] * np.eye(problem.components)))

@@ -26,7 +26,7 @@ ROUNDING = 4 * float(np.finfo(float).eps)
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss ``l(y, z)`` of one label and one latent, convex in z; what it costs a sample is the sum over its entries.
+    """A loss ``l(y, z)`` of one label and one latent, convex in z; the loss of a sample is the sum over its entries.
 
     Attributes
     ----------
@@ -132,7 +132,7 @@ def pull(
 
 
 def _one_at_a_time(loss: Loss, y: np.ndarray[Any, Any], omega: np.ndarray[Any, Any], v: float) -> np.ndarray[Any, Any]:
-    """The same for latents that are apart: Newton's steps in a bracket. The slope rises, so z lies between omega and its step."""
+    """``proximal`` for one component: Newton steps in a bracket. The slope increases, so z is between omega and its step."""
     far = omega - v * loss.slope(y, omega)
     low, high = np.minimum(omega, far), np.maximum(omega, far)
     z = (low + high) / 2

@@ -94,11 +94,12 @@ class Gamp(Algorithm):
             raise ParameterError("initial_overlap", f"must be in (0, 1), got {self.initial_overlap}")
 
     def retry(self, problem: Problem, outcome: str) -> Gamp | None:
-        """A restart: damped half way to 1, another random start, or none. Where adaptive damping has not converged it goes on
-        with all noise counted.
+        """A restart: damped half way to 1, another random start, or none. After a run with adaptive damping that has not
+        converged: the version that continues with all noise counted.
         """
         if outcome == "unsettled":
-            return _GampAllNoise() if problem.model.rank == "extensive" and self.damping is None else None
+            able = problem.model.rank == "extensive" and self.damping is None and self.largest_excess > 1
+            return _GampAllNoise() if able else None
         if self.damping:
             return replace(self, damping=(1 + self.damping) / 2)
         if problem.model.rank == "low":
@@ -221,10 +222,6 @@ class _GampAllNoise(Gamp):
     """GAMP that counts all of the noise that ``g`` carries."""
 
     largest_excess: ClassVar[float] = 1.0
-
-    def retry(self, problem: Problem, outcome: str) -> Gamp | None:
-        """There is no further version of a run that goes on."""
-        return None if outcome == "unsettled" else super().retry(problem, outcome)
 
 
 def _onsager_memory(state: GampState, inverse: Host) -> Array | None:

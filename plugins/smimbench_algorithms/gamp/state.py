@@ -1,4 +1,4 @@
-"""What GAMP iterates."""
+"""The state that GAMP iterates."""
 
 from __future__ import annotations
 

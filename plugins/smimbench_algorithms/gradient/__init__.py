@@ -1,4 +1,4 @@
-"""What all gradient methods share."""
+"""Base class and losses of the gradient methods."""
 
 from smimbench_algorithms.gradient.descent import Descent
 

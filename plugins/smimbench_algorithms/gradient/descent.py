@@ -22,13 +22,12 @@ if TYPE_CHECKING:
 SCHEDULES = ("constant", "step", "cosine", "1/t")
 
 SURROGATE_BETA = (1.0, 20.0)
-"""First and last inverse temperature of the softmax that stands in for hardmax. Doubled: nearer to hardmax, rougher loss."""
+"""First and last inverse temperature of the softmax that replaces hardmax."""
 
 DEFAULT_STEPS = 1000
-"""Steps of a run that names neither steps nor epochs. Doubled: closer to the minimum, in twice the time."""
+"""Steps of a run that gives neither steps nor epochs."""
 
-SEEN_AGAIN = "descent that sees samples again has none in closed form: every step depends on all earlier ones"
-"""Why most runs have no theory of their own."""
+SEEN_AGAIN = "descent that sees samples again has no closed form: every step depends on all earlier ones"
 
 
 class DescentState(NamedTuple):
@@ -44,7 +43,7 @@ class DescentState(NamedTuple):
     order: np.ndarray[Any, Any]  # samples of this epoch that are still to be used
     rng: np.random.Generator  # order of the samples, or the stream of fresh ones
     loss: str
-    norm: Array | None  # mean square that entries of the estimate are given, where labels cannot tell their scale
+    norm: Array | None  # mean square of the estimate's entries, where labels do not determine their scale
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ class Descent(Algorithm):
 
     def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> dict[str, Any] | str:
         """None in closed form: a step that sees samples again, or whose size adapts, depends on all earlier ones."""
-        return "steps of adaptive size have none" if self.online else SEEN_AGAIN
+        return "steps of adaptive size have no closed form" if self.online else SEEN_AGAIN
 
     def _minimum(self, problem: Problem, alpha: float, conditions: Conditions, decay: float) -> dict[str, Any] | str:
         """The minimum of ``[sum_mu l + (decay/2) |W|^2] / D``, for descent with all samples in every step; or why no theory."""
@@ -210,16 +209,16 @@ class Descent(Algorithm):
         overlap = xp.linalg.diagonal(problem.model.inner(estimate, estimate))
         overlap = xp.max(overlap, axis=0) if overlap.ndim > 1 else overlap
         if data.start is not None:
-            notes.append("the start that was handed in is not used: gradient methods begin with a random factor")
+            notes.append("the given start is not used: gradient methods begin with a random factor")
         warning = "; ".join(notes) or None
         return new, Info(residual=residual, self_overlap=overlap, warning=warning, samples=new.samples)
 
     def cost(self, problem: Problem, data: Data) -> Cost | None:
-        """One pass over a batch, forward and adjoint; products with the factor are small beside that."""
+        """One pass over a batch, forward and adjoint; products with the factor are small in comparison."""
         return problem.pass_cost(data, self.plan(data).batch)
 
     def estimate(self, state: DescentState) -> Array:
-        """The signal that the factor stands for; at the prior's norm where labels cannot tell it."""
+        """The signal of the factor; at the prior's norm where labels do not determine it."""
         if state.norm is None:
             return state.signal
         xp = namespace(state.signal)
@@ -228,7 +227,7 @@ class Descent(Algorithm):
         return state.signal * xp.sqrt(state.norm / xp.where(size > 0, size, xp.ones_like(size)))
 
     def _spectrum(self, state: DescentState, decay: float) -> dict[str, Any]:
-        """Eigenvalues of a matrix that decays, which theory may know (see ``_minimum``); nothing else is told."""
+        """Eigenvalues of a matrix under weight decay, for which there may be a theory (see ``_minimum``); otherwise nothing."""
         shape = state.signal.shape
         if not decay or len(shape) < 3 or shape[-1] != shape[-2]:
             return {}
@@ -238,7 +237,7 @@ class Descent(Algorithm):
     # -- what a method adds: only ``move`` has to be given ----------------------------------------------------------------
 
     def first_memory(self, factor: Array) -> tuple[Array, ...]:
-        """What is remembered between steps, at the first step; nothing unless a method says otherwise."""
+        """Memory of the method at the first step; empty unless a method overrides it."""
         return ()
 
     def move(
@@ -265,17 +264,17 @@ class Descent(Algorithm):
         raise NotImplementedError(f"{type(self).__name__} has no rule for its step: no method 'move'")
 
     def normalisation(self, problem: Problem, data: Data, size: int) -> float:
-        """What the gradient of the loss, summed over a batch of ``size`` samples, is multiplied by: 1 over its sample ratio."""
+        """Factor of the gradient of the loss summed over a batch of ``size`` samples: 1 over its sample ratio."""
         return 1 / problem.model.sample_ratio(size, data.dimension)
 
     def penalty(self, data: Data) -> float:
-        """Factor of ``|W|^2 / 2`` in what is descended on."""
+        """Factor of ``|W|^2 / 2`` in the objective."""
         return 0.0
 
     # -- the parts of a step ---------------------------------------------------------------------------------------
 
     def _take(self, problem: Problem, data: Data, state: DescentState) -> tuple[Array, Array, np.ndarray[Any, Any]]:
-        """Inputs and targets of this step, and what is left of the epoch."""
+        """Inputs and targets of this step, and the rest of the epoch."""
         n = data.inputs.shape[0]
         if self.online:
             assert data.fresh is not None
@@ -297,10 +296,10 @@ class Descent(Algorithm):
         return inputs, xp.take(state.targets, chosen, axis=0), order[size:]
 
     def _channel(self, problem: Problem, state: DescentState) -> tuple[Any, list[str]]:
-        """The channel to differentiate, and what the user should know."""
+        """The channel to differentiate, and warnings."""
         notes = []
         if self.online:
-            notes = ["online: every step drew fresh samples; the row stands at the sample ratio of all of them"]
+            notes = ["online: every step drew fresh samples; the row is at the sample ratio of all of them"]
         if problem.channel.vjp is not None:
             return problem.channel, notes
         low, high = self.surrogate_beta or SURROGATE_BETA

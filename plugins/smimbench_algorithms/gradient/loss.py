@@ -101,7 +101,7 @@ def loss_gradient(
 
 
 class _Passes(NamedTuple):
-    """The way from inputs to latents and back: over the signal, or straight over its factor.
+    """How to get from inputs to latents and back: through the signal, or directly through its factor.
 
     ``forward(x) -> z, pull``, ``pull(g)`` what a chunk adds, ``finish(sum)`` the gradient with respect to the factor, and
     ``held`` the number of components whose latents fill a chunk like the intermediate results do.
@@ -113,8 +113,7 @@ class _Passes(NamedTuple):
 
 
 NARROW = 0.75
-"""Width of a factor over the dimension at which products with it cost as much as those with the signal. Doubled: wide factors
-are gone through directly, which is slower."""
+"""Width of a factor over the dimension up to which products with it cost less than those with the signal."""
 
 
 def _passes(problem: Problem, dimension: int, factor: Array, signal: Array, students: int) -> _Passes:
@@ -169,25 +168,21 @@ class _Tempered(Channel):
 
 
 def surrogate(problem: Problem, beta: float) -> Any:
-    """The softmax channel of inverse temperature ``beta`` that stands in for the hardmax channel of a problem, or None.
+    """The softmax channel of inverse temperature ``beta`` that replaces the hardmax channel of a problem, or None.
 
     Attention-indexed matrices are linear in the latents, so beta multiplies them; those of one sequence layer are
     ``z z^T``, so its root does.
     """
-    base = _softmax(problem)
+    base = None
+    if problem.channel.name == "hardmax" and problem.components == 1:
+        base = _softmax(problem.model.name, problem.model.tokens)
     if base is None:
         return None
     return _Tempered(base, beta if problem.model.rank == "extensive" else math.sqrt(beta))
 
 
-def _softmax(problem: Problem) -> Any:
-    if problem.channel.name != "hardmax" or problem.components != 1:
-        return None
-    return _softmax_of(problem.model.name, problem.model.tokens)
-
-
 @functools.lru_cache(maxsize=32)
-def _softmax_of(model: str, tokens: int) -> Any:
+def _softmax(model: str, tokens: int) -> Any:
     try:
         entry = get_registry().get("channel", "softmax", model)
     except RegistryError:

@@ -116,7 +116,7 @@ class Diverges(ValueError):
 
 
 class TooLong(ValueError):
-    """There are more steps than can be made in a minute."""
+    """There are too many steps to solve within a minute."""
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ class _Points(NamedTuple):
 def local_fields(
     problem: Problem, loss: str, truth: Host, points: int | None = None
 ) -> Callable[[Host, Host], LocalFields]:
-    """What a batch does to a student in the mean, for teachers of given overlaps.
+    """Mean effect of a batch on a student, for teachers of given overlaps.
 
     Parameters
     ----------

@@ -44,12 +44,10 @@ __all__ = ["affordable", "draw_paths"]
 
 
 def affordable(problem: Problem, steps: int, batch: int, starts: int, dimension: int) -> int:
-    """Draws of every start that time allows; 0 where they are too few to tell their error."""
+    """Draws of every start that time allows; 0 where they are too few to estimate their error."""
     (fewest, most), sets = online.ACCURACY.draws, online.ACCURACY.sets
     a_draw = batch * problem.components * problem.model.sites
-    within = (online.ACCURACY.draw_latents / steps - 1000) / (
-        a_draw * starts
-    )  # a step costs as much as 1000 latents besides
+    within = (online.ACCURACY.draw_latents / steps - 1000) / (a_draw * starts)  # a step costs 1000 latents on top
     draws = int(min(within, max(most // starts, sets)))
     enough = draws >= sets and draws * starts >= fewest
     return draws if enough and dimension > 4 * problem.components else 0

@@ -1,4 +1,4 @@
-"""The theory of online ``sgd`` as the engine asks for it: its parameters and starts, and the answer as a point."""
+"""Theory of online ``sgd``: from its parameters and starts to a point of theory with a trajectory."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
     point = limit_point(problem, alpha, ends, method=method, branch="online descent")
     found = _online_trajectory(problem, path, batch)
     if closed:
-        # Means of overlaps are exact, those of their ratios are not: by how much, draws tell.
+        # Means of overlaps are exact, those of their ratios are not; the difference is estimated from draws.
         ratios = course = None
         if drawn is not None:
             ratios = limit_point(problem, alpha, _overlaps_at_end(drawn), method="", prediction=False)
@@ -110,7 +110,7 @@ def _overlaps_at_end(path: Path) -> list[list[Overlaps]]:
 
 
 def _solved(problem: Problem, path: Path, starts: Sequence[Overlaps], D: int) -> str:
-    """How the equations were solved, and that chance at the start is not in them."""
+    """How the equations were solved, with a note where chance at the start matters."""
     sets = len(path.cross)
     how = "closed form" if sets == 1 else "quadrature" if sets == len(online.ACCURACY.nodes) else "Monte Carlo"
     small = 5.0 / np.sqrt(D)
@@ -163,7 +163,7 @@ def _online_trajectory(problem: Problem, path: Path, batch: int) -> dict[str, An
 
 
 def _price(problem: Problem, loss: str, steps: int, starts: int) -> float:
-    """Latents that cost as much as making all steps one by one; a step costs as much as 500 latents besides."""
+    """Latents that cost as much as making all steps one by one; a step costs 500 latents on top."""
     return steps * (starts * latents_of_a_step(problem, loss) + 500)
 
 

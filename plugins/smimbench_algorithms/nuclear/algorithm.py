@@ -30,7 +30,7 @@ FRACTIONS = tuple(float(10.0**k) for k in np.arange(-0.5, -3.26, -0.25))
 
 
 class NuclearState(NamedTuple):
-    """Accelerated proximal gradient: estimate, extrapolated point, momentum counter; and what does not change."""
+    """Accelerated proximal gradient: estimate, extrapolated point, momentum counter; and constants of the run."""
 
     estimate: Array
     point: Array
@@ -128,7 +128,7 @@ class Nuclear(LinearRegression):
         return state.estimate
 
     def findings(self, state: NuclearState) -> dict[str, Any]:
-        """The penalty, how far the objective is above its minimum at most, relative to it, and the spectrum."""
+        """The penalty, a bound of the relative distance of the objective from its minimum, and the spectrum."""
         values = namespace(state.estimate).linalg.eigvalsh(symmetric(state.estimate))
         return {
             "regularisation": [state.threshold],
@@ -139,9 +139,9 @@ class Nuclear(LinearRegression):
     def theory(self, problem: Problem, alpha: float) -> dict[str, Any] | str:
         """The minimum in the limit, with its penalty; or in words, why there is no theory."""
         if self.regularisation == "validation":
-            return "its penalty is chosen by validation, on one part of the samples for another; give a number, or 'optimal'"
+            return "its penalty is chosen by validation on held-out samples, which has no theory; give a number, or 'optimal'"
         if why := no_theory(problem):
-            return f"nuclear-norm regression has none here: {why}"
+            return f"nuclear-norm regression has no theory here: {why}"
         linear, _ = self.observed(problem)
         seen = observations(problem, linear, alpha)
         if self.regularisation == "optimal":

@@ -51,7 +51,7 @@ error is about 0.3% above its least value."""
 
 @dataclass(frozen=True)
 class Observations:
-    """What the labels tell: ``weights`` and ``noise`` (k,) of the observations of a sample, ``c = kappa alpha``."""
+    """Linear observations of a sample: ``weights`` and ``noise`` (k,), ``c = kappa alpha``."""
 
     weights: Host
     noise: Host
@@ -116,12 +116,13 @@ def no_theory(problem: Problem) -> str | None:
     if problem.model.rank == "low" or problem.components != 1:
         return "it is for attention-indexed models of one component"
     if problem.prior.spectral_means is None:
-        return f"prior {problem.prior.name!r} does not tell the eigenvalues of its matrices under noise"
+        name = problem.prior.name
+        return f"prior {name!r} does not give the eigenvalues of its matrices under noise (spectral_means)"
     return why_theory_only(problem.prior, 1)
 
 
 def minimum_point(problem: Problem, alpha: float, found: FixedPoint, positive: bool) -> dict[str, Any]:
-    """A fixed point as a point of theory's JSON, with the spectrum. The minimum is one, so that all starts end there."""
+    """A fixed point as a point of theory's JSON, with the spectrum. The minimum is unique, so all starts end there."""
     truth = np.asarray(problem.prior.second_moment(1), dtype=float)
     cross, own = (np.array([[value]]) for value in (found.estimate.overlap, found.estimate.square))
     # The error is truth - 2 cross + own: the third of it that each may have.
@@ -138,7 +139,7 @@ def minimum_point(problem: Problem, alpha: float, found: FixedPoint, positive: b
 
 
 def observations(problem: Problem, linear: Linear, alpha: float) -> Observations:
-    """What labels that are linear in the signal tell, with the weights of ``LeastSquares``."""
+    """Observations of labels that are linear in the signal, with the weights of ``LeastSquares``."""
     least = float(linear.noise.min())
     weights = np.ones_like(linear.noise) if least == 0 else least / linear.noise
     return Observations(weights, linear.noise, problem.model.kappa * alpha)
@@ -245,7 +246,7 @@ def _theta_of_penalty(prior: Any, seen: Observations, noise: float, penalty: flo
 
 
 def vanishing_penalty(prior: Any, seen: Observations, positive: bool) -> float:
-    """Tau from which on the estimate is zero: the end of the spectrum of ``Qhat (S + sqrt(Delta) Z)`` there."""
+    """Smallest tau for which the estimate is zero: the end of the spectrum of ``Qhat (S + sqrt(Delta) Z)`` there."""
     noise = seen.spread(float(prior.second_moment(1)[0, 0]), 0.0)
     ends = [spectral_end(prior, noise, sign) for sign in ((1,) if positive else (1, -1))]
     return max(*ends, 0.0) * seen.stiffness(0.0)
@@ -361,7 +362,7 @@ def wide_factor_point(
     if found.estimate.rank > columns / dimension:
         return (
             f"a factor of {columns} columns is narrower than the minimum is of rank "
-            f"({found.estimate.rank * dimension:.0f} of D = {dimension}), and can end in others"
+            f"({found.estimate.rank * dimension:.0f} of D = {dimension}), and can end in other minima"
         )
     point = minimum_point(problem, alpha, found, positive=True)
     return point | {"method": "minimum over a wide factor, if the steps are enough to reach it; state evolution"}

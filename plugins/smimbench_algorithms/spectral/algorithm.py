@@ -43,8 +43,8 @@ class Spectral(Algorithm):
     by Lanczos' or Arnoldi's method on products with the inputs. Extensive rank: ``denoise(S_0 + Qhat^{-1} adjoint(g))``.
 
     Eigenvectors have no scale: they are given that of a posterior mean, ``sqrt(q D)`` with q the overlap that theory
-    predicts, so that the error of the estimate is ``1 - q``. Theory for overlaps, errors and outliers is shown beside the
-    runs, in place of the Bayes-optimal one.
+    predicts, so that the error of the estimate is ``1 - q``. Its own theory of overlaps, errors and outliers is shown
+    next to the runs, in place of the Bayes-optimal one.
 
     Parameters
     ----------
@@ -130,9 +130,9 @@ class Spectral(Algorithm):
         return {"leading_eigenvalues": list(state.outliers)} if state.outliers else {}
 
     def theory(self, problem: Problem, alpha: float) -> dict[str, Any]:
-        """What this estimate achieves as D goes to infinity, in the form of a point of the theory's JSON.
+        """Theory of this estimate as D goes to infinity, as a point of the theory's JSON.
 
-        Students of one data set find the same eigenvectors up to signs, which labels tell or ``averaged`` removes.
+        Students of one data set find the same eigenvectors up to signs, which the labels determine or ``averaged`` removes.
         """
         more: dict[str, Any] = {}
         if problem.model.rank == "low":

@@ -21,7 +21,7 @@ ORIGINS = ("prior-mean", "zero")
 
 
 def _origin(problem: Problem, origin: str) -> tuple[Host, Host]:
-    """Overlap Q and error V of the point that the step starts from."""
+    """Overlap Q and error V of the starting point."""
     if origin not in ORIGINS:
         raise ValueError(f"origin must be one of {', '.join(ORIGINS)}, got {origin!r}")
     second, known = prior_moments(problem)

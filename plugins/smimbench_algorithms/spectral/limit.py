@@ -1,5 +1,4 @@
-r"""What the eigenvectors of linearised message passing achieve as D goes to infinity: each mode, its outlier and its
-overlaps, for signals of low rank.
+r"""The limit of the eigenvectors of linearized message passing for signals of low rank: modes, outliers and overlaps.
 
 With ``M_mu = E[z z^T | y_mu]`` at ``omega = 0, V = I`` and ``G_mu = M_mu - I`` (both act on components times sites),
 the posterior of the signal in the Gaussian approximation that ``M`` suggests has the precision ``I - T``,
