@@ -14,7 +14,7 @@ from smimbench_algorithms.ridge import Ridge
 from smimbench_algorithms.sgd import Sgd
 from smimbench_algorithms.spectral.algorithm import Spectral
 
-from smimbench.interfaces import Conditions, ParameterError
+from smimbench.interfaces import Channel, Conditions, ParameterError
 from smimbench.theory.own import own_theory
 from tests.helpers import attention, sequence
 
@@ -72,7 +72,7 @@ def test_parameters_that_make_no_sense(cls, key, parameters):
     assert error.value.key == key
 
 
-class Steps:
+class Steps(Channel):
     """A channel without a derivative that is no hardmax."""
 
     name, components, symmetry = "steps", 1, "none"
