@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from smimbench.backend.device import Backend, get_backend
-from smimbench.interfaces import Capabilities
+from smimbench.interfaces import Capabilities, Channel
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem
 from smimbench.run.loop import LoopSettings, run_algorithm
@@ -20,7 +20,7 @@ from smimbench.run.loop import LoopSettings, run_algorithm
 ROOT = Path(__file__).resolve().parent.parent
 
 
-class Square:
+class Square(Channel):
     """Channel of phase retrieval, y = z^2: all moments of its gradients are polynomials."""
 
     name, version, reference = "square", 1, "Isserlis' theorem"

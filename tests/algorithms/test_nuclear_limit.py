@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from smimbench_algorithms.nuclear.shrinkage import null_eigenvalues, shrink, shr
 from smimbench_priors.wishart import Wishart
 
 from smimbench.derive.spectrum_prior import SpectrumPrior
+from smimbench.interfaces import Prior
 from smimbench.numerics.free_convolution import FreeConvolution
 from smimbench.problem.problem import Problem
 from smimbench.theory.predictions import competing
@@ -34,6 +34,11 @@ def attention(channel, rho=0.5, tokens=2):
 
 def linear(noise, **more):
     return {"name": "linear", "noise": noise, **more}
+
+
+def prior_of(**members):
+    """A prior with these members and the defaults of all others."""
+    return type("Given", (Prior,), members)()
 
 
 class Law:
@@ -282,7 +287,7 @@ def test_best_penalty_is_used_and_said():
 
 def test_priors_given_by_a_spectrum_have_the_theory_too():
     """Few eigenvalues are the law itself; quantiles of a continuous one are as good as their stated error."""
-    few = SpectrumPrior(SimpleNamespace(name="few", eigenvalues=[0.0, 0.0, 1.0, 3.0]))
+    few = SpectrumPrior(prior_of(name="few", eigenvalues=[0.0, 0.0, 1.0, 3.0]))
     seen = Observations(np.ones(1), np.full(1, 0.2), 0.8)
     unit = few.unit
     expected = fixed_point(Law(np.array([0.0, 1.0, 3.0]) / unit, [2.0, 1.0, 1.0]), seen, 0.2, True)
@@ -294,7 +299,7 @@ def test_priors_given_by_a_spectrum_have_the_theory_too():
     # Marchenko-Pastur's law of ratio 1 is 4 sin^2 of an angle with the density 2 cos^2.
     angles = np.linspace(0, 1, 4001)
     levels = angles + np.sin(np.pi * angles) / np.pi
-    smooth = shrunk(SpectrumPrior(SimpleNamespace(name="smooth", quantile=quantile)), 0.3, 0.4, True)
+    smooth = shrunk(SpectrumPrior(prior_of(name="smooth", quantile=staticmethod(quantile))), 0.3, 0.4, True)
     exact = shrunk(Wishart(1.0), 0.3, 0.4, True)
     assert abs(smooth.error - exact.error) < 3 * smooth.uncertain + 1e-5
     assert smooth.uncertain < 1e-2 * smooth.error
