@@ -22,27 +22,20 @@ import pluggy
 
 from smimbench import hookspecs
 from smimbench.files import error_line
-from smimbench.interfaces import DIRECTIONS, Algorithm, Capabilities, Channel, Item, Metric, Model, Prior
-from smimbench.interfaces.item import describe, gives, missing_members, with_defaults
+from smimbench.interfaces.item import describe, with_defaults
 from smimbench.registry.adapters import algorithm_class
-from smimbench.registry.parameters import ignored_default
+from smimbench.registry.declaration import BASES, KINDS, what_is_wrong
 from smimbench.registry.source import source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from smimbench.interfaces import Capabilities
+
 __all__ = ["KINDS", "Entry", "Plugin", "Registry", "RegistryError", "get_registry"]
 
 GROUP = "smimbench"
 BUILT_IN = "smimbench"
-BASES: dict[str, type[Item]] = {
-    "model": Model,
-    "channel": Channel,
-    "prior": Prior,
-    "metric": Metric,
-    "algorithm": Algorithm,
-}
-KINDS = tuple(BASES)
 
 
 class RegistryError(LookupError):
@@ -224,27 +217,9 @@ class Registry:
             item = algorithm_class(item)
         if not isinstance(item, type):
             raise RegistryError(f"{kind} {item!r} is not a class; register the class, not an instance")
-        base = BASES[kind]
-        missing, choices = missing_members(base, item)
-        if missing:
-            raise RegistryError(f"{kind} {item.__name__} lacks {', '.join(missing)}")
-        if choices:
-            raise RegistryError(f"{kind} {item.__name__} {_what_is_needed(base, item, choices)}")
-        item = with_defaults(base, item)
-        if not isinstance(item.name, str) or not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", item.name):
-            raise RegistryError(
-                f"{kind} {item.__name__}: name must be lower-case letters, digits, '.', '_' or '-', got {item.name!r}"
-            )
-        if isinstance(item.version, bool) or not isinstance(item.version, int):
-            raise RegistryError(f"{kind} {item.name}: version must be an integer, got {item.version!r}")
-        if not isinstance(item.capabilities, Capabilities):
-            raise RegistryError(f"{kind} {item.name}: capabilities must be a smimbench.Capabilities")
-        if kind == "metric" and item.direction not in DIRECTIONS:
-            raise RegistryError(
-                f"metric {item.name}: direction must be one of {', '.join(DIRECTIONS)}, got {item.direction!r}"
-            )
-        if ignored := ignored_default(item):
-            raise RegistryError(f"{kind} {item.name}: {ignored}")
+        if wrong := what_is_wrong(kind, item):
+            raise RegistryError(f"{kind} {item.__name__}: {wrong}")
+        item = with_defaults(BASES[kind], item)
         source = None if plugin.distribution == BUILT_IN else source_of(item)
         entry = Entry(kind, item.name, item, plugin.distribution, source)
         for other in self._entries:
@@ -394,21 +369,6 @@ def _unknown_hooks(module: Any) -> str | None:
     if not found:
         return f"no hook found; implement one of {', '.join(known)}"
     return None
-
-
-def _what_is_needed(base: type[Item], item: type[Any], choices: tuple[tuple[str, ...], ...]) -> str:
-    """Which methods are missing: those of the choice that was begun, or all choices."""
-    begun = [choice for choice in choices if any(gives(base, item, name) for name in choice)]
-    if begun:
-        lacking = ", ".join(name for name in begun[0] if not gives(base, item, name))
-        others = [" and ".join(choice) for choice in choices if choice is not begun[0]]
-        return f"lacks {lacking} (or give {_needed_methods_in_words(others)} instead)"
-    return f"needs {_needed_methods_in_words([', '.join(choice) for choice in choices])}"
-
-
-def _needed_methods_in_words(words: list[str]) -> str:
-    article = len(words) == 2 and all("," not in word for word in words)
-    return "a " + " or a ".join(words) if article else ", or ".join(words)
 
 
 def _overlap(first: tuple[str, ...], second: tuple[str, ...]) -> bool:

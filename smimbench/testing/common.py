@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smimbench.files import canonical_json
-from smimbench.interfaces import Capabilities, ParameterError
-from smimbench.registry.parameters import ENGINE_FILLED, build, ignored_default, parameters_of, signature_of
-from smimbench.registry.registry import KINDS, get_registry
+from smimbench.interfaces import ParameterError
+from smimbench.registry.declaration import KINDS, what_is_wrong
+from smimbench.registry.parameters import ENGINE_FILLED, build, parameters_of, signature_of
+from smimbench.registry.registry import get_registry
 from smimbench.testing.core import CheckFailed
 from smimbench.testing.publish import published
 
@@ -29,17 +29,8 @@ DTYPES = ("float64", "float32", "mixed")
 def declaration(context: CheckContext) -> None:
     """Name, version, reference, capabilities."""
     item = context.item
-    for name in ("name", "version", "reference", "capabilities"):
-        if not hasattr(item, name):
-            raise CheckFailed(f"has no attribute {name}")
-    if not isinstance(item.name, str) or not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", item.name):
-        raise CheckFailed(f"name must be lower-case letters, digits, '.', '_' or '-', got {item.name!r}")
-    if isinstance(item.version, bool) or not isinstance(item.version, int):
-        raise CheckFailed(f"version must be an integer, got {item.version!r}")
-    if not isinstance(item.reference, str) or not item.reference.strip():
-        raise CheckFailed(f"reference must say where the equations are from, got {item.reference!r}")
-    if not isinstance(item.capabilities, Capabilities):
-        raise CheckFailed(f"capabilities must be a smimbench.Capabilities, got {type(item.capabilities).__name__}")
+    if wrong := what_is_wrong(context.kind, type(item)):
+        raise CheckFailed(wrong)
     known = {entry.name for entry in get_registry().entries("model")}
     odd = [m for m in item.capabilities.models if m != "*" and m not in known]
     if context.kind != "model" and odd:
@@ -62,8 +53,6 @@ def _filled(item: Any, kind: str) -> dict[str, Any]:
 def parameters(context: CheckContext) -> None:
     """Plain JSON, and enough to make the same item again."""
     item, kind = context.item, context.kind
-    if ignored := ignored_default(type(item)):
-        raise CheckFailed(ignored)
     missing = [name for name in signature_of(type(item)) if not hasattr(item, name)]
     if missing:
         raise CheckFailed(f"takes the parameter {missing[0]!r} but has no attribute of that name")

@@ -218,14 +218,14 @@ def smimbench_register_{kind}s(register):
 @pytest.mark.parametrize(
     ("kind", "body", "message"),
     [
-        ("prior", "denoise = 1", "prior Mine lacks sample"),
-        ("prior", "sample = 1", "prior Mine lacks denoise (or give log_density"),
-        ("prior", "mean = 1", "prior Mine needs sample, denoise, or log_density, or quantile"),
-        ("algorithm", "step = 1", "algorithm Mine lacks init, estimate (or give fit instead)"),
-        ("algorithm", "run = 1", "algorithm Mine needs init, step, estimate, or fit"),
-        ("channel", "posterior = 1", "channel Mine lacks forward"),
-        ("channel", "forward = 1", "channel Mine needs a posterior or a log_likelihood"),
-        ("model", "forward = 1", "model Mine lacks rank, sample_count"),
+        ("prior", "denoise = 1", "prior Mine: lacks sample"),
+        ("prior", "sample = 1", "prior Mine: lacks denoise (or give log_density"),
+        ("prior", "mean = 1", "prior Mine: needs sample, denoise or log_density or quantile"),
+        ("algorithm", "step = 1", "algorithm Mine: lacks init, estimate (or give fit instead)"),
+        ("algorithm", "run = 1", "algorithm Mine: needs init, step, estimate or fit"),
+        ("channel", "posterior = 1", "channel Mine: lacks forward"),
+        ("channel", "forward = 1", "channel Mine: needs posterior or log_likelihood"),
+        ("model", "forward = 1", "model Mine: lacks rank, sample_count"),
     ],
 )
 def test_an_item_that_lacks_something_is_refused_in_one_line(tmp_path, kind, body, message):
