@@ -22,7 +22,7 @@ import pluggy
 
 from smimbench import hookspecs
 from smimbench.files import error_line
-from smimbench.interfaces.item import describe, with_defaults
+from smimbench.interfaces.item import describe, gives, with_defaults
 from smimbench.registry.adapters import algorithm_class
 from smimbench.registry.declaration import BASES, KINDS, what_is_wrong
 from smimbench.registry.source import source_of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import json
 import math
 import re
 import tomllib
@@ -24,7 +23,7 @@ from smimbench.suite.cells import ProblemPlan, Suite
 from smimbench.suite.errors import SuiteError
 from smimbench.suite.extends import merged, toml_text
 from smimbench.suite.overrides import check_condition, override, read_condition
-from smimbench.suite.schema import STARTS, Document, table_at
+from smimbench.suite.schema import STARTS, Document, distinct, table_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -253,7 +252,7 @@ class _Reader:
                 )
         plans = []
         for key, table in written:
-            alphas, dimensions = (self._axis(name, table, key, read) for name in ("alpha", "dimension"))
+            alphas, dimensions = (self._axis(name, table, read) for name in ("alpha", "dimension"))
             variants = list(self._variants(table, key, read.grid.max_cells))
             seeds = self._seeds(table, key, read, len(dimensions))
             self._check_size(
@@ -277,14 +276,11 @@ class _Reader:
                 "grid", f"{size:,} cells are more than grid.max_cells = {largest:,}; shorten an axis or raise it"
             )
 
-    def _axis(self, name: str, table: ProblemTable, key: str, read: Document) -> tuple[Any, ...]:
+    def _axis(self, name: str, table: ProblemTable, read: Document) -> tuple[Any, ...]:
         """Values of an axis: from the problem's own grid, or from the common one."""
-        own: tuple[Any, ...] | None = getattr(table.grid, name)
-        common: tuple[Any, ...] | None = getattr(read.grid, name)
-        values = own or common
+        values: tuple[Any, ...] | None = getattr(table.grid, name) or getattr(read.grid, name)
         if values is None:
             raise self.fail(f"grid.{name}", "is missing")
-        self._refuse_repeated(f"{key}.grid.{name}" if own else f"grid.{name}", values)
         return values
 
     def _seeds(self, table: ProblemTable, key: str, read: Document, dimensions: int) -> tuple[int, ...]:
@@ -297,16 +293,6 @@ class _Reader:
                 f"has {len(seeds)} numbers for {dimensions} dimensions; give one for each dimension, or one for all",
             )
         return seeds * dimensions if len(seeds) == 1 else seeds
-
-    def _refuse_repeated(self, key: str, values: Sequence[Any]) -> None:
-        """A value that stands twice would count its runs twice, and make the standard error too small."""
-        seen: dict[str, int] = {}
-        for i, value in enumerate(values):
-            number = isinstance(value, int) and not isinstance(value, bool)  # 1 and 1.0 are one value
-            text = json.dumps(float(value) if number else value, sort_keys=True, default=str)  # of TOML's dates, too
-            first = seen.setdefault(text, i)
-            if first != i:
-                raise self.fail(f"{key}[{i}]", f"{value!r} stands there already, as {key}[{first}]; remove one")
 
     def _variants(
         self, table: ProblemTable, key: str, largest: int
@@ -322,7 +308,10 @@ class _Reader:
                     axes.append((kind, name, value))
         self._check_size(math.prod(len(values) for _, _, values in axes), largest)
         for kind, name, values in axes:
-            self._refuse_repeated(f"{key}.{kind}.{name}", values)
+            try:
+                distinct(values)
+            except ValueError as error:
+                raise self.fail(f"{key}.{kind}.{name}", str(error)) from None
         for combination in itertools.product(*(values for _, _, values in axes)):
             chosen = {kind: dict(table) for kind, table in tables.items()}
             for (kind, name, _), value in zip(axes, combination):
@@ -406,26 +395,13 @@ class _Reader:
     # -- run options ----------------------------------------------------------------------------------------------
 
     def _check_run(self, run: RunOptions, plans: Sequence[tuple[str, ProblemPlan]]) -> None:
-        """What the run options ask of each other, of the problems and of what is registered."""
-        if run.tf32 and run.dtype != "float32":
-            raise self.fail("run.tf32", 'needs run.dtype = "float32"')
-        if not run.metrics:
-            raise self.fail("run.metrics", "must not be empty")
-        self._refuse_repeated("run.metrics", run.metrics)
+        """What the run options ask of the problems and of what is registered."""
         models = {plan.problem.model.name for _, plan in plans}
         for i, name in enumerate(run.metrics):
             self._check_metric(f"run.metrics[{i}]", name, models)
         self._check_start(run.start, models)
         for i, reference in enumerate(run.reference):
-            key = f"run.reference[{i}]"
-            self._check_metric(f"{key}.metric", reference.metric, models)
-            if len(reference.alpha) != len(reference.value):
-                raise self.fail(
-                    f"{key}.value",
-                    f"must have as many numbers as alpha ({len(reference.alpha)}), got {len(reference.value)}",
-                )
-            if len(reference.entry) == 1 or (reference.entry and reference.metric != "overlap"):
-                raise self.fail(f"{key}.entry", 'must be a row and a column, of metric = "overlap"')
+            self._check_metric(f"run.reference[{i}].metric", reference.metric, models)
 
     def _with_references(
         self, run: RunOptions, plans: Sequence[tuple[str, ProblemPlan]]

@@ -7,6 +7,7 @@ to ``RunOptions``: give it a description, say with ``InKey`` whether it can chan
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
@@ -72,6 +73,41 @@ def _positive_and_finite(value: float) -> float:
     return value
 
 
+def distinct(values: Sequence[Any]) -> Sequence[Any]:
+    """The values, none of which stands twice: its runs would count twice, and make the standard error too small.
+
+    Raises
+    ------
+    ValueError
+    """
+    seen: dict[str, int] = {}
+    for i, value in enumerate(values):
+        number = isinstance(value, int) and not isinstance(value, bool)  # 1 and 1.0 are one value
+        first = seen.setdefault(json.dumps(float(value) if number else value, sort_keys=True, default=str), i)
+        if first != i:
+            raise ValueError(f"{value!r} stands there twice, as entries {first} and {i}; remove one")
+    return values
+
+
+def _one_for_each_alpha(values: tuple[float, ...], others: pydantic.ValidationInfo) -> tuple[float, ...]:
+    wanted = len(others.data.get("alpha", values))
+    if len(values) != wanted:
+        raise ValueError(f"must have as many numbers as alpha ({wanted}), got {len(values)}")
+    return values
+
+
+def _of_overlap(entry: tuple[int, ...], others: pydantic.ValidationInfo) -> tuple[int, ...]:
+    if entry and (len(entry) != 2 or others.data.get("metric") != "overlap"):
+        raise ValueError('must be a row and a column, of metric = "overlap"')
+    return entry
+
+
+def _of_float32(tf32: bool, others: pydantic.ValidationInfo) -> bool:
+    if tf32 and others.data.get("dtype") != "float32":
+        raise ValueError('needs run.dtype = "float32"')
+    return tf32
+
+
 ListOf = Annotated[tuple[T, ...], BeforeValidator(_tuple)]
 Axis = Annotated[tuple[T, ...], BeforeValidator(as_axis), Field(min_length=1)]
 SampleRatio = Annotated[float, AfterValidator(_positive_and_finite)]
@@ -102,11 +138,12 @@ class Axes(Table):
     """The grid of one problem, ``grid = { ... }`` in its table; what it leaves out is taken from ``[grid]``."""
 
     alpha: Annotated[
-        Axis[SampleRatio] | None,
+        Annotated[Axis[SampleRatio], AfterValidator(distinct)] | None,
         Field(description="Sample ratios, n / D or n / d^2: a number > 0 or a list of different ones."),
     ] = None
     dimension: Annotated[
-        Axis[Dimension] | None, Field(description="Dimensions D or d: an integer >= 2 or a list of different ones.")
+        Annotated[Axis[Dimension], AfterValidator(distinct)] | None,
+        Field(description="Dimensions D or d: an integer >= 2 or a list of different ones."),
     ] = None
     seeds: Annotated[
         Axis[Replicates] | None,
@@ -176,17 +213,17 @@ class Reference(Table):
         ),
     ]
     alpha: Annotated[ListOf[float], Field(description="Sample ratios.")]
-    value: Annotated[ListOf[float], Field(description="Values, one for each sample ratio.")]
+    value: Annotated[
+        ListOf[float], AfterValidator(_one_for_each_alpha), Field(description="Values, one for each sample ratio.")
+    ]
     metric: Annotated[str, Field(description="Metric of the values.")] = "mse"
     component: Annotated[
         int | None, Field(description="Component of the signal, counted from 1; left out: all of them.")
     ] = None
     entry: Annotated[
         ListOf[int],
-        Field(
-            max_length=2,
-            description="Row and column, counted from 1, of an entry of the overlap matrix, instead of a component.",
-        ),
+        AfterValidator(_of_overlap),
+        Field(description="Row and column, counted from 1, of an entry of the overlap matrix, instead of a component."),
     ] = ()
     branch: Annotated[
         Literal["optimal", "uninformed", "informed"],
@@ -229,8 +266,11 @@ class RunOptions(Table):
     ] = None
     metrics: Annotated[
         ListOf[str],
+        AfterValidator(distinct),
         InKey(),
-        Field(description="Metrics that are reported. Those that cost extra are part of a cell's identity."),
+        Field(
+            min_length=1, description="Metrics that are reported. Those that cost extra are part of a cell's identity."
+        ),
     ] = ("mse", "overlap")
     start: Annotated[
         str,
@@ -250,6 +290,7 @@ class RunOptions(Table):
     ] = "float64"
     tf32: Annotated[
         bool,
+        AfterValidator(_of_float32),
         InKey(left_out_at_default=True),
         Field(description="Allow TF32 in the matrix products of float32 on an accelerator."),
     ] = False

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import array_api_compat
 import numpy as np
@@ -18,6 +18,34 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from smimbench.interfaces import Array
+
+
+class Call(NamedTuple):
+    """A method and the arrays with which checks call it.
+
+    Attributes
+    ----------
+    scale : float
+        What differences are relative to; 0: the largest number.
+    slack : float
+        Its own numerical error, relative to that.
+    single, double : float
+        Largest difference of float32 from float64, and of another namespace from NumPy.
+    typical : bool
+        Whether ``single`` is for the median of differences.
+    any_namespace : bool
+        Whether it is called with other types and namespaces, too.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    arguments: tuple[Array, ...]
+    scale: float = 0.0
+    slack: float = 0.0
+    single: float = 1e-4
+    double: float = 1e-8
+    typical: bool = False
+    any_namespace: bool = True
 
 
 def expect_pure(what: str, function: Callable[..., Any], *arrays: Any) -> Any:

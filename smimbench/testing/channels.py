@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.backend.arrays import to_host
 from smimbench.derive.labels import is_noisy, observable
 from smimbench.interfaces.checks import checked_posterior
-from smimbench.testing.arrays import expect_array, expect_pure, expect_refused, private_randomness
+from smimbench.testing.arrays import Call, expect_array, expect_refused, private_randomness
 from smimbench.testing.core import CheckFailed
-from smimbench.testing.publish import NUMPY_ONLY, WIDENED, each_model, elsewhere, in_single_precision, published
+from smimbench.testing.publish import each_model, published
 from smimbench.theory.consistency import require_likelihood
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from smimbench.backend.device import Backend
     from smimbench.interfaces import Array
     from smimbench.testing.context import CheckContext
 
@@ -43,6 +41,28 @@ def latents(
     omega = np.linalg.cholesky(Q) @ rng.standard_normal((n, P, C))
     z = omega + np.linalg.cholesky(V) @ rng.standard_normal((n, P, C))
     return Q, V, omega, z, np.asarray(channel.forward(z, rng=rng))
+
+
+def calls(context: CheckContext) -> Iterator[Call]:
+    """The methods that take arrays."""
+    for model, channel in _cases(context):
+        _, V, omega, z, y = latents(channel, model, 30, 0.5, 0.6, context.rng(41))
+        yield Call("forward: labels", lambda z, c=channel: c.forward(z, rng=context.rng(42)), (z,), double=1e-7)
+        error = float(channel.posterior(y, omega, V, rng=context.rng(42)).error)
+        scale = math.sqrt(np.trace(V) / len(V))
+        for part in ("mean", "covariance", "second_moment"):
+
+            def posterior(y: Array, omega: Array, V: Array, c: Any = channel, part: str = part) -> Array:
+                asked = part == "second_moment"
+                found: Array = getattr(c.posterior(y, omega, V, second_moment=asked, rng=context.rng(42)), part)
+                return found
+
+            name, any_namespace = f"posterior: {part}", part != "second_moment"
+            yield Call(name, posterior, (y, omega, V), scale, 20 * error, 2e-3, 1e-6, True, any_namespace)
+        if channel.log_partition is not None:
+            yield Call("log_partition", channel.log_partition, (y, omega, V), any_namespace=False)
+        if channel.vjp is not None:
+            yield Call("vjp", channel.vjp, (z, np.ones(observable(channel, y).shape)), any_namespace=False)
 
 
 @published(
@@ -133,60 +153,6 @@ def determinism(context: CheckContext, model: Any, channel: Any) -> None:
         means = [channel.posterior(one, omega, V, rng=context.rng(34)).mean for _ in range(2)]
         if not np.array_equal(*means):
             raise CheckFailed("posterior: the same seed gives different means; draw from rng only")
-
-
-@channel_check("It writes into its arguments: the data of every algorithm that comes later are spoiled.")
-def purity(context: CheckContext, model: Any, channel: Any) -> None:
-    """Arguments come back unchanged, and read-only arrays will do."""
-    _, V, omega, z, y = latents(channel, model, 12, 0.5, 0.6, context.rng(41))
-
-    expect_pure("forward", lambda z: channel.forward(z, rng=context.rng(42)), z)
-    expect_pure("posterior", lambda *a: channel.posterior(*a, second_moment=True, rng=context.rng(42)), y, omega, V)
-    if channel.log_partition is not None:
-        expect_pure("log_partition", channel.log_partition, y, omega, V)
-    if channel.vjp is not None:
-        expect_pure("vjp", channel.vjp, z, np.ones(observable(channel, y).shape))
-
-
-@channel_check(WIDENED, around=in_single_precision)
-def dtypes(context: CheckContext, model: Any, channel: Any) -> None:
-    """float32 in, float32 out, and close to float64."""
-    P, C = int(channel.components), model.sites
-    n = 60
-    _, V, omega, z, _ = latents(channel, model, n, 0.5, 0.6, context.rng(51))
-    drawn = np.asarray(channel.forward(np.float32(z), rng=context.rng(52)))
-    if drawn.dtype.kind == "f" and drawn.dtype != np.float32:
-        raise CheckFailed(f"forward: labels of float32 latents must be float32, got {drawn.dtype}")
-    y = np.float32(drawn) if drawn.dtype.kind == "f" else drawn
-    found = channel.posterior(y, np.float32(omega), np.float32(V), rng=context.rng(52))
-    expect_array("posterior: mean", found.mean, (n, P, C), "float32")
-    expect_array("posterior: covariance", found.covariance, (P, P), "float32")
-    wide = np.float64(y) if y.dtype.kind == "f" else y
-    exact = channel.posterior(wide, np.float64(np.float32(omega)), V, rng=context.rng(52))
-    gap = np.median(np.abs(found.mean - exact.mean)) / math.sqrt(np.trace(V) / P)
-    slack = 2e-3 + 10 * (float(found.error) + float(exact.error))
-    if gap > slack:
-        raise CheckFailed(f"posterior: the mean in float32 is off by {gap:.1g} of its width")
-
-
-@channel_check(NUMPY_ONLY, around=elsewhere)
-def namespace(context: CheckContext, model: Any, channel: Any, backend: Backend) -> None:
-    """The strict array API on another device gives the numbers of NumPy."""
-    P, C = int(channel.components), model.sites
-    _, V, omega, z, y = latents(channel, model, 10, 0.5, 0.6, context.rng(61))
-    there = [backend.asarray(a) for a in (z, y, omega, V)]
-    drawn = channel.forward(there[0], rng=context.rng(62))
-    here = np.asarray(channel.forward(z, rng=context.rng(62)))
-    expect_array("forward: labels", drawn, here.shape, None, there[0])
-    if not np.allclose(to_host(drawn), here, rtol=1e-7, atol=1e-9):
-        raise CheckFailed("forward: another array namespace gives other labels")
-    found = channel.posterior(*there[1:], second_moment=True, rng=context.rng(62))
-    expect_array("posterior: mean", found.mean, (10, P, C), "float64", there[0])
-    expect_array("posterior: covariance", found.covariance, (P, P), "float64", there[0])
-    exact = channel.posterior(y, omega, V, rng=context.rng(62))
-    gap = np.abs(to_host(found.mean) - exact.mean).max() / math.sqrt(np.trace(V) / P)
-    if gap > 1e-6 + 20 * float(exact.error):
-        raise CheckFailed(f"posterior: another array namespace gives a mean that is off by {gap:.1g}")
 
 
 @channel_check(

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.backend.arrays import to_host
-from smimbench.testing.arrays import expect_array, expect_pure, expect_refused, private_randomness
+from smimbench.testing.arrays import Call, expect_array, expect_refused, private_randomness
 from smimbench.testing.context import shipped
 from smimbench.testing.core import CheckFailed
-from smimbench.testing.publish import NUMPY_ONLY, WIDENED, elsewhere, in_single_precision, judged, published
+from smimbench.testing.publish import judged, published
 
 if TYPE_CHECKING:
-    from smimbench.backend.device import Backend
+    from collections.abc import Iterator
+
     from smimbench.interfaces import Array
     from smimbench.testing.context import CheckContext
     from smimbench.testing.statistics import MeanTest
@@ -42,6 +42,17 @@ def drawn(context: CheckContext, model: Any, n: int, P: int, D: int, seed: int) 
     """Inputs (n, T, D), a signal, and numbers (n, P, C) in place of latents."""
     X, S = inputs(model, n, D, context.rng(seed)), signal(model, P, D, context.rng(seed + 1))
     return X, S, context.rng(seed + 2).standard_normal((n, P, model.sites))
+
+
+def calls(context: CheckContext) -> Iterator[Call]:
+    """The methods that take arrays."""
+    model = context.item
+    X, S, g = drawn(context, model, 8, 2, 9, 71)
+    yield Call("forward", model.forward, (X, S))
+    yield Call("adjoint", model.adjoint, (X, g))
+    for name in ("inner", "squared_error", "overlap"):
+        yield Call(name, getattr(model, name), (S, 0.5 * S))
+    yield Call("align", lambda a, b: model.align(a, b, "signs"), (S, -S))
 
 
 @model_check("A method returns arrays of another shape than the contract says.", required=True)
@@ -189,17 +200,6 @@ def memory(context: CheckContext, model: Any) -> None:
             )
 
 
-@model_check("It writes into its arguments: the data of every algorithm are spoiled.")
-def purity(context: CheckContext, model: Any) -> None:
-    """Arguments come back unchanged, and read-only arrays will do."""
-    X, S, g = drawn(context, model, 8, 2, 9, 71)
-    expect_pure("forward", model.forward, X, S)
-    expect_pure("adjoint", model.adjoint, X, g)
-    expect_pure("inner", model.inner, S, 0.5 * S)
-    expect_pure("align", lambda a, b: model.align(a, b, "signs"), S, -S)
-    expect_pure("squared_error", model.squared_error, S, 0.5 * S)
-
-
 @model_check(
     "The same seed does not give the same inputs, or not the same in both precisions: runs cannot be repeated "
     "or compared."
@@ -215,38 +215,6 @@ def determinism(context: CheckContext, model: Any) -> None:
         raise CheckFailed("every seed gives the same inputs; draw from the rng that is handed over")
     if not np.allclose(inputs(model, 6, 5, context.rng(81), "float32"), one, rtol=1e-6, atol=1e-6):
         raise CheckFailed("draw_inputs fills a float32 array with other numbers than a float64 one")
-
-
-@model_check(WIDENED, around=in_single_precision)
-def dtypes(context: CheckContext, model: Any) -> None:
-    """float32 in, float32 out, and close to float64."""
-    X, S, g = drawn(context, model, 20, 2, 30, 91)
-    for name, found, exact in (
-        ("forward", model.forward(np.float32(X), np.float32(S)), model.forward(X, S)),
-        ("adjoint", model.adjoint(np.float32(X), np.float32(g)), model.adjoint(X, g)),
-    ):
-        expect_array(name, found, exact.shape, "float32")
-        gap = np.abs(found - exact).max() / np.abs(exact).max()
-        if gap > 1e-4:
-            raise CheckFailed(f"{name} in float32 is off by {gap:.1g}")
-
-
-@model_check(NUMPY_ONLY, around=elsewhere)
-def namespace(context: CheckContext, model: Any, backend: Backend) -> None:
-    """The strict array API on another device gives the numbers of NumPy."""
-    X, S, g = drawn(context, model, 8, 2, 9, 101)
-    x, s, t = (backend.asarray(a) for a in (X, S, g))
-    for name, found, exact in (
-        ("forward", model.forward(x, s), model.forward(X, S)),
-        ("adjoint", model.adjoint(x, t), model.adjoint(X, g)),
-        ("inner", model.inner(s, s), model.inner(S, S)),
-        ("squared_error", model.squared_error(s, 0.5 * s), model.squared_error(S, 0.5 * S)),
-        ("overlap", model.overlap(s, 0.5 * s), model.overlap(S, 0.5 * S)),
-        ("align", model.align(s, -s, "signs"), S),
-    ):
-        expect_array(name, found, exact.shape, "float64", x)
-        if not np.allclose(to_host(found), exact, rtol=1e-9, atol=1e-9):
-            raise CheckFailed(f"{name}: another array namespace gives other numbers")
 
 
 @model_check("Inputs of the wrong shape end in latents that mean nothing.")

@@ -11,26 +11,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench.backend.arrays import to_host
 from smimbench.interfaces import Prior
 from smimbench.interfaces.item import gives
-from smimbench.testing.arrays import expect_array, expect_pure, expect_refused, private_randomness
+from smimbench.testing.arrays import Call, expect_array, expect_refused, private_randomness
 from smimbench.testing.core import CheckFailed, CheckSkipped
-from smimbench.testing.publish import (
-    NO_PROBLEM,
-    NUMPY_ONLY,
-    WIDENED,
-    each_model,
-    elsewhere,
-    in_single_precision,
-    judged,
-    published,
-)
+from smimbench.testing.publish import NO_PROBLEM, each_model, judged, published
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from smimbench.backend.device import Backend
     from smimbench.interfaces import Array
     from smimbench.testing.context import CheckContext
     from smimbench.testing.statistics import MeanTest
@@ -125,6 +114,17 @@ def _compared(context: CheckContext, model: Any, prior: Any, P: int) -> Iterator
         yield simulated(context, model, P, number), V, slack, f"{model.name}, P = {P}, Qhat = {size}"
 
 
+def calls(context: CheckContext) -> Iterator[Call]:
+    """The methods that take arrays."""
+    for model, prior, P in _cases(context):
+        arguments = observation(context, model, prior, P, 21, 16)
+        yield Call(
+            "denoise: estimate", lambda R, Q, p=prior: p.denoise(R, Q).estimate, arguments, single=1e-3, double=1e-6
+        )
+        yield Call("denoise: V", lambda R, Q, p=prior: p.denoise(R, Q).V, arguments, single=1e-3, double=1e-6)
+        yield Call("overlap: V", lambda Q, p=prior: p.overlap(Q).V, arguments[1:], any_namespace=False)
+
+
 @prior_check("It is no law, or a method returns arrays of another shape or type than the contract says.", required=True)
 def shapes(context: CheckContext, model: Any, prior: Any, P: int) -> None:
     """Signals, their moments, estimates and order parameters."""
@@ -161,40 +161,6 @@ def determinism(context: CheckContext, model: Any, prior: Any, P: int) -> None:
         raise CheckFailed("sample: the same seed gives another signal; draw everything from rng")
     if np.array_equal(one, other):
         raise CheckFailed("sample: every seed gives the same signal; draw from the rng that is handed over")
-
-
-@prior_check("It writes into its arguments: other parts of the iteration are spoiled.")
-def purity(context: CheckContext, model: Any, prior: Any, P: int) -> None:
-    """Arguments come back unchanged, and read-only arrays will do."""
-    R, Qhat = observation(context, model, prior, P, 21)
-    expect_pure("denoise", prior.denoise, R, Qhat)
-    expect_pure("overlap", prior.overlap, Qhat)
-
-
-@prior_check(WIDENED, around=in_single_precision)
-def dtypes(context: CheckContext, model: Any, prior: Any, P: int) -> None:
-    """float32 in, float32 out, and close to float64."""
-    R, Qhat = observation(context, model, prior, P, 31, 16)
-    found = prior.denoise(np.float32(R), np.float32(Qhat))
-    exact = prior.denoise(R, Qhat)
-    expect_array("denoise: estimate", found.estimate, R.shape, "float32")
-    expect_array("denoise: V", found.V, (P, P), "float32")
-    gap = np.abs(found.estimate - exact.estimate).max() / np.abs(exact.estimate).max()
-    if gap > 1e-3:
-        raise CheckFailed(f"denoise: the estimate in float32 is off by {gap:.1g} of its size")
-
-
-@prior_check(NUMPY_ONLY, around=elsewhere)
-def namespace(context: CheckContext, model: Any, prior: Any, P: int, backend: Backend) -> None:
-    """The strict array API on another device gives the numbers of NumPy."""
-    R, Qhat = observation(context, model, prior, P, 41)
-    there = backend.asarray(R)
-    found, exact = prior.denoise(there, backend.asarray(Qhat)), prior.denoise(R, Qhat)
-    expect_array("denoise: estimate", found.estimate, R.shape, "float64", there)
-    expect_array("denoise: V", found.V, (P, P), "float64", there)
-    for name in ("estimate", "V"):
-        if not np.allclose(to_host(getattr(found, name)), getattr(exact, name), rtol=1e-6, atol=1e-8):
-            raise CheckFailed(f"denoise: another array namespace gives another {name}")
 
 
 @published(("prior",), "Arguments that do not fit together end in numbers that mean nothing.", cases=each_model)

@@ -17,10 +17,6 @@ PUBLISHED: dict[tuple[str, str], Check] = {}
 """Every check by kind and id, in the order in which they are run."""
 
 NO_PROBLEM = "It cannot be put into a problem with every model that its capabilities name, or no data can be drawn."
-WIDENED = "Single precision does not stay single precision, or is far less accurate than it should be."
-NUMPY_ONLY = (
-    "It needs NumPy arrays: it will not run on a GPU. Use the functions of smimbench.backend.device.namespace(x)."
-)
 
 
 def published(

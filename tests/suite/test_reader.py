@@ -112,10 +112,14 @@ BAD = {
     "no algorithm name": (ATTENTION + "[[algorithms]]\nsteps = 3\n", "algorithms[1].name", "is missing"),
     "no problem": (GAMP + "\n[grid]\nalpha = 1.0\ndimension = 5\n", "problem", "[problem]"),
     "problem and problems": (ATTENTION + f"[[problems]]\n{MODEL}\n{SOFTMAX}\n{WISHART}\n", "problem", "either"),
-    "a sample ratio twice": (changed("[0.1, 0.3]", "[0.1, 0.3, 0.1]"), "grid.alpha[2]", "already, as grid.alpha[0]"),
-    "a dimension twice": (changed("[30]", "[30, 30]"), "grid.dimension[1]", "already"),
-    "a parameter twice": (changed("rho = 0.5", "rho = [1, 1.0]"), "problem.prior.rho[1]", "already"),
-    "a metric twice": (ATTENTION + '[run]\nmetrics = ["mse", "mse"]\n', "run.metrics[1]", "already"),
+    "a sample ratio twice": (
+        changed("[0.1, 0.3]", "[0.1, 0.3, 0.1]"),
+        "grid.alpha: ",
+        "0.1 stands there twice, as entries 0 and 2",
+    ),
+    "a dimension twice": (changed("[30]", "[30, 30]"), "grid.dimension: ", "30 stands there twice"),
+    "a parameter twice": (changed("rho = 0.5", "rho = [1, 1.0]"), "problem.prior.rho: ", "1.0 stands there twice"),
+    "a metric twice": (ATTENTION + '[run]\nmetrics = ["mse", "mse"]\n', "run.metrics: ", "stands there twice"),
     "an algorithm twice": (
         ATTENTION + GAMP + '\nlabel = "again"\n',
         "algorithms[1]",
@@ -640,7 +644,7 @@ def test_shipped_references_disappear_where_a_parameter_differs(tmp_path, capsys
             "name = [1979-05-27]",
             "problem.model.name: must be a string, got datetime.date",
         ),
-        ("tokens = 2", "tokens = [07:32:00, 07:32:00]", "stands there already, as problem.model.tokens[0]"),
+        ("tokens = 2", "tokens = [07:32:00, 07:32:00]", "datetime.time(7, 32) stands there twice, as entries 0 and 1"),
     ],
 )
 def test_dates_are_one_line(tmp_path, old, new, said):

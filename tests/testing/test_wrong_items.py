@@ -43,8 +43,8 @@ class RatioHardmax(AttentionHardmax):
 
 
 def test_wrong_posterior_of_hardmax():
-    found = failures(RatioHardmax(tokens=2), "gradient", "nishimori", "posterior", "information")
-    assert set(found) == {"gradient", "nishimori", "posterior", "information"}
+    found = failures(RatioHardmax(tokens=2), "gradient", "nishimori", "posterior")
+    assert set(found) == {"gradient", "nishimori", "posterior"}
     assert "the mean is not that of the law its labels come from" in found["nishimori"]
     assert "E[z | y] of a sample with label" in found["posterior"]
     assert "log_partition changes by" in found["gradient"]
@@ -88,8 +88,8 @@ class WrongInformation(SequenceLinear):
 
 
 def test_wrong_information():
-    found = failures(WrongInformation(tokens=2, noise=0.4), "information")
-    assert "E sum_c g" in found["information"]
+    found = failures(WrongInformation(tokens=2, noise=0.4), "nishimori")
+    assert "information at V = " in found["nishimori"]
 
 
 @dataclass(frozen=True)
@@ -165,8 +165,8 @@ class WorkedOver(Channel):
         ("own generator", "samples", "depends on the other samples, or on a generator of its own"),
         ("default generator", "bad_input", "forward without rng draws noise all the same, and always the same"),
         ("global generator", "determinism", "the same seed gives different labels"),
-        ("writes", "purity", "forward writes into its argument 1"),
-        ("wide", "dtypes", "labels of float32 latents must be float32, got float64"),
+        ("writes", "purity", "forward: labels writes into its argument 1"),
+        ("wide", "dtypes", "forward: labels must be float32 like its inputs, got float64"),
         ("wide", "namespace", ""),
     ],
 )
