@@ -379,7 +379,7 @@ def _record(context: CheckContext, setting: Setting) -> dict[str, Any]:
         problem=problem.spec,
         algorithm={"name": item.name, "version": item.version, **parameters_of("algorithm", item)},
         alpha=alpha, dimension=dimension, replicate=0, seed=context.seed, backend="numpy",
-        run=RunOptions(max_iterations=LONGEST, timeout=SECONDS, metrics=()),
+        run=RunOptions(max_iterations=LONGEST, timeout=SECONDS),
         problem_label=setting.name, algorithm_label=problem.label,
     )  # fmt: skip
     # Items as registered, without what the engine has put around them.
