@@ -6,8 +6,9 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from smimbench.interfaces import Algorithm
-from smimbench.interfaces.item import gives
+from smimbench.interfaces.item import gives, with_defaults
 from smimbench.registry.adapters import algorithm_class
+from smimbench.registry.declaration import BASES
 from smimbench.registry.parameters import parameters_of, signature_of
 from smimbench.registry.registry import Entry, get_registry
 
@@ -64,6 +65,7 @@ def contexts(item: Any, *, seed: int = 0, parameters: Mapping[str, Any] | None =
         raise CheckError("parameters go with a class or a name; make the instance with them instead")
     if kind == "algorithm" and not gives(Algorithm, type(item), "step"):
         item = instantiate(type(item), kind, parameters_of(kind, item))
+    with_defaults(BASES[kind], type(item))
     return [CheckContext(kind, item, seed)]
 
 

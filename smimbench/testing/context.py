@@ -12,12 +12,14 @@ import numpy as np
 from smimbench.derive.channel import complete_channel
 from smimbench.derive.prior import complete_prior
 from smimbench.interfaces import ParameterError
+from smimbench.interfaces.item import with_defaults
 from smimbench.numerics.memo import kept
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.adapters import algorithm_class
+from smimbench.registry.declaration import BASES, KINDS
 from smimbench.registry.parameters import ENGINE_FILLED, build, parameters_of, signature_of
-from smimbench.registry.registry import BUILT_IN, KINDS, Entry, get_registry
+from smimbench.registry.registry import BUILT_IN, Entry, get_registry
 from smimbench.testing.core import CheckError, CheckFailed, CheckSkipped, capabilities_of
 from smimbench.theory.consistency import require_consistent
 
@@ -200,7 +202,7 @@ def instantiate(cls: type[Any], kind: str, parameters: Mapping[str, Any] | None 
     CheckError
         If a parameter is missing or wrong.
     """
-    cls = algorithm_class(cls) if kind == "algorithm" else cls
+    cls = with_defaults(BASES[kind], algorithm_class(cls) if kind == "algorithm" else cls)
     given = {**cls.example, **(parameters or {})}
     required = [n for n, p in signature_of(cls).items() if p.default is p.empty and n not in given and n != "tokens"]
     name = getattr(cls, "name", cls.__name__)
