@@ -37,7 +37,7 @@ What `import smimbench` offers; the contracts of items are in [hooks and contrac
 ::: smimbench.problem.problem
     options: { members: [Problem] }
 
-::: smimbench.report.loaded
+::: smimbench.report.notebook
 
 ::: smimbench.interfaces
     options: { members: [Channel, Prior, Algorithm, Metric, Model, Capabilities, Data, Info, Overlap] }

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from smimbench.report.loaded import Loaded
+    from smimbench.report.notebook import Loaded
     from smimbench.report.theory_document import Stage
     from smimbench.suite.cells import Suite
 
@@ -177,7 +177,7 @@ def theory(
         if "unsolved" in document:
             warnings.warn(f"{document['problem']['label']}: not solved: {document['unsolved']}", stacklevel=2)
     if verify:
-        from smimbench.report.verification import add_verification
+        from smimbench.report.theory_document import add_verification
 
         add_verification(suite, documents, verify, on_stage)
     return documents
@@ -220,7 +220,7 @@ def load(results: str | Path) -> Loaded:
     """
     from pathlib import Path
 
-    from smimbench.report.loaded import load_folder
+    from smimbench.report.notebook import load_folder
 
     return load_folder(Path(results))
 

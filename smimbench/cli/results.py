@@ -220,9 +220,8 @@ def present(results: Results, request: Request, *, figure: bool, full: bool = Fa
 def present_document(document: dict[str, Any], request: Request, folder: Path, *, full: bool = False) -> int:
     """What ``show`` prints of a document, and the exit code."""
     from smimbench.backend import machine
-    from smimbench.report.diagnostics import diagnostic_tables
     from smimbench.report.finite_size import extrapolated_tables
-    from smimbench.report.leaderboard import leaderboard_tables
+    from smimbench.report.leaderboard import diagnostic_tables, leaderboard_tables
     from smimbench.report.learning_order import learning_tables
     from smimbench.report.profiles import summary_tables
     from smimbench.report.tables import error_tables, runtime_tables, status_line

@@ -83,9 +83,7 @@ def theory(
     too: stop at any time and run the same command again to go on.
     """
     from smimbench.cli.progress import theory_progress
-    from smimbench.report import verification
-    from smimbench.report.own_theory import add_own_theory, own_theory_tables
-    from smimbench.report.theory_document import kept_of, theory_document
+    from smimbench.report.theory_document import add_own_theory, add_verification, holds, kept_of, theory_document
 
     for alpha in alphas:
         if not 0 < alpha < float("inf"):
@@ -102,21 +100,21 @@ def theory(
         document = theory_document(suite, wanted, cache, on_stage, thresholds=not no_thresholds, workers=workers)
         add_own_theory(suite, document, cache, wanted, on_stage)
         if verify:
-            verification.add_verification(suite, document, draws, on_stage)
+            add_verification(suite, document, draws, on_stage)
     solved = not any("unsolved" in one for one in document)
     paths = _draw_theory(request, suite, wanted) if figure and solved else []
     if figure and not solved:
         request.remark(["no figure, because a problem is not solved; --only problem=LABEL draws the others"])
-    code = OK if solved and (not verify or verification.holds(document)) else NOT_OK
+    code = OK if solved and (not verify or holds(document)) else NOT_OK
     if request.as_json:
         print_json(document)
         return code
-    from smimbench.report.theory_tables import theory_tables
+    from smimbench.report.theory_tables import own_theory_tables, theory_tables, verification_tables
 
     console = make_console()
     if not request.quiet:
         console.print(suite.title, style="bold")
-    tables = verification.verification_tables(document) if verify else []
+    tables = verification_tables(document) if verify else []
     for table in theory_tables(document):
         console.print(table, crop=False)
     for table in (*own_theory_tables(document), *tables):

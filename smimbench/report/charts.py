@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Chart", "Panel", "Series", "draw", "page_charts", "save", "table"]
 
-MOST = 80
-"""Points of a curve on the page; doubled, the page grows by a tenth and looks the same."""
 
 SYMBOLS = dict(zip("osD^vPX*<>hp", ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star",
                                      "triangle-left", "triangle-right", "hexagon", "pentagon")))  # fmt: skip
@@ -228,8 +226,8 @@ def _page_panel(panel: Panel, many: bool) -> dict[str, Any]:
 
 def _trace(series: Series, panel: Panel, many: bool) -> dict[str, Any]:
     known = np.isfinite(np.asarray(series.y, dtype=float)).nonzero()[0]
-    if many and len(known) > MOST:
-        known = known[np.unique(np.linspace(0, len(known) - 1, MOST).round().astype(int))]
+    if many and len(known) > 80:
+        known = known[np.unique(np.linspace(0, len(known) - 1, 80).round().astype(int))]
     x, y = ([_short(values[i]) for i in known] for values in (series.x, series.y))
     columns = {panel.xlabel.replace("α", "alpha"): x, panel.ylabel or series.name: y}
     if series.error is not None and np.ndim(series.error) == 1:

@@ -38,10 +38,6 @@ LEVEL = 0.997
 
 GONE = "no estimate any more"
 
-SHOWN = ("problem", "algorithm", "backend", "alpha", "dimension", "metric", "component", "identity", "component_word",
-         "dimension_letter")  # fmt: skip
-
-THEORIES = ("theory", "own_theory", "own_theory_error", "no_theory", "bayes")
 
 ORDER = (GONE, "worse", "only before", "differs", "within noise", "only after")
 """Verdicts, worst first; all others come after them."""
@@ -63,12 +59,28 @@ def compare_rows(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any
     found = []
     for place in dict.fromkeys((*old, *new)):
         a, b = old.get(place), new.get(place)
-        entry: dict[str, Any] = {key: (b or a or {}).get(key) for key in SHOWN}
+        entry: dict[str, Any] = {
+            key: (b or a or {}).get(key)
+            for key in (
+                "problem",
+                "algorithm",
+                "backend",
+                "alpha",
+                "dimension",
+                "metric",
+                "component",
+                "identity",
+                "component_word",
+                "dimension_letter",
+            )
+        }
         for key, name in (("", "mean"), ("_sem", "sem"), ("_seconds", "per_iteration")):
             entry[f"before{key}"], entry[f"after{key}"] = (a or {}).get(name), (b or {}).get(name)
         for key in ("own_z", "ratio_to_bayes", "n"):
             entry[f"before_{key}"], entry[f"after_{key}"] = (a or {}).get(key), (b or {}).get(key)
-        entry |= {key: (b or a or {}).get(key) for key in THEORIES}
+        entry |= {
+            key: (b or a or {}).get(key) for key in ("theory", "own_theory", "own_theory_error", "no_theory", "bayes")
+        }
         entry |= _judge_change(entry, a, b)
         entry["time_percent"] = _time_change(a, b)
         found.append(entry)

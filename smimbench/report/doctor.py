@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["diagnose", "print_diagnosis"]
 
-_EXTRAS = {"matplotlib": ("plot", "figures need it")}
-
 
 def diagnose(registry: Registry, *, ceilings: bool = False) -> dict[str, Any]:
     """Versions, BLAS, GPU and plugins, with the command that mends each shortcoming.
@@ -31,7 +29,7 @@ def diagnose(registry: Registry, *, ceilings: bool = False) -> dict[str, Any]:
     failed = [f"{p.name}: {'; '.join(p.problems)}" for p in registry.plugins if p.failed]
     advice = [
         f"pip install 'smimbench[{extra}]'  ({name}: {use})"
-        for name, (extra, use) in _EXTRAS.items()
+        for name, (extra, use) in {"matplotlib": ("plot", "figures need it")}.items()
         if find_spec(name) is None
     ]
     gpu = describe_gpu()

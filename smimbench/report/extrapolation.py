@@ -23,9 +23,6 @@ __all__ = ["FEWEST", "extrapolated_rows"]
 FEWEST = 3
 """Dimensions from which on rows are extrapolated: with two there is a line through both, and nothing tests it."""
 
-ROUNDING = 1e-9
-"""Smallest standard error, in units of the value: runs that agree better agree by rounding. Doubled: the same."""
-
 
 def extrapolated_rows(rows: Sequence[dict[str, Any]], target: float = 1e-3) -> list[dict[str, Any]]:
     """One entry for every problem, algorithm, backend, nominal sample ratio, metric and component of three dimensions or more.
@@ -78,7 +75,7 @@ def _extrapolated_row(members: Sequence[dict[str, Any]], target: float) -> dict[
     used = [i for i, error in enumerate(errors) if math.isfinite(error)]
     if len(used) < FEWEST:
         return None
-    floors = [max(float(errors[i]), ROUNDING * abs(values[i]), ROUNDING * target) for i in used]
+    floors = [max(float(errors[i]), 1e-9 * abs(values[i]), 1e-9 * target) for i in used]
     result = extrapolate([sizes[i] for i in used], [values[i] for i in used], floors, dof)
     fit, theory = result.fit, last["theory"]
     statuses: Counter[str] = Counter()

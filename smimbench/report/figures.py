@@ -25,12 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["FEWEST", "PANELS", "UNINFORMED", "Line", "is_cheap", "metric_chart", "smooth", "theory_lines", "theory_series",
            "threshold_marks"]  # fmt: skip
 
-POINTS = 120
-"""Points of a theory line; doubled, theory takes twice as long and the line looks the same."""
-
-WIDE = 20.0
-"""Largest over least sample ratio from which on they are drawn by decades: what draws fresh samples stands far to the right.
-Doubled, the marks of all others are a strip at the left."""
 
 FEWEST = 3
 """Points of theory from which on a line is drawn through them; doubled, coarse grids are drawn as bars."""
@@ -121,7 +115,7 @@ def theory_lines(theorist: TheoryCache, plan: Any, metric: str, used: Sequence[f
     grid = np.asarray(sorted(used), dtype=float)
     low, high = grid[0], grid[-1]
     margin = 0.05 * (high - low) if high > low else 0.2 * high
-    ends = (low / 1.3, high * 1.3) if high > WIDE * low else (max(low - margin, low / 2), high + margin)
+    ends = (low / 1.3, high * 1.3) if high > 20.0 * low else (max(low - margin, low / 2), high + margin)
     fine = np.unique([*_spread(*ends), *grid])
     found = theorist.thresholds_at_hand(plan.problem)
     breaks = [mark for mark, name in threshold_marks(found) if "recovery" in name]
@@ -161,7 +155,7 @@ def theory_lines(theorist: TheoryCache, plan: Any, metric: str, used: Sequence[f
 
 def _spread(low: float, high: float) -> Any:
     """Points of a line, evenly spaced on the axis that is drawn."""
-    return (np.geomspace if high > WIDE * low > 0 else np.linspace)(low, high, POINTS)
+    return (np.geomspace if high > 20.0 * low > 0 else np.linspace)(low, high, 120)
 
 
 def smooth(line: Line, breaks: Iterable[float]) -> Line:
@@ -279,7 +273,7 @@ def _metric_panel(
         about.label,
         series,
         plan.label,
-        xlog=bool(seen) and max(seen) > WIDE * min(seen),
+        xlog=bool(seen) and max(seen) > 20.0 * min(seen),
         headroom=0.06,
         ticks=6,
         thresholds=marks,

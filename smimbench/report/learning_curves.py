@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["chosen_panels", "learning_chart", "left_out", "seconds_chart", "spread", "trajectory_chart"]
 
-POINTS = 40
-"""Points of the Bayes-optimal line; doubled, theory takes twice as long and the line looks the same."""
 
 Pair = tuple["Cell", dict[str, Any]]
 Place = tuple[str, float, int]
@@ -144,7 +142,7 @@ def _learning_panel(
     series: list[Series] = []
     reaches_zero = False
     for start, stop, name, dashes in lines:
-        seen = np.geomspace(start, stop, POINTS) if curve and start < stop else np.array([stop])
+        seen = np.geomspace(start, stop, 40) if curve and start < stop else np.array([stop])
         ratios = [problem.model.sample_ratio(max(1, round(n)), dimension) for n in seen]
         points = [branches[0] for branches in theorist.points(problem, ratios)]
         expected = [theory_of(about, problem, point, components)[0] for point in points]

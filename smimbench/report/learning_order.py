@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 
     from smimbench.report.tables import Column
 
-__all__ = ["UNLEARNABLE", "learning_order", "learning_tables"]
+__all__ = ["learning_order", "learning_tables"]
 
-UNLEARNABLE = 1e-3
-"""A layer of which even the Bayes-optimal estimate holds less than this has no time to half overlap."""
 
 AXES = ("iteration", "samples", "seconds")
 LAYER = ("target", "fraction", "iterations", "samples", "epochs", "seconds")
@@ -57,7 +55,7 @@ def learning_order(
         time to the last learned layer over time to the first, ``{"mean", "sem", "runs", "axis"}``, geometric mean over
         the runs that learned all, or None.
     """
-    targets = [half if (half := 0.5 * value) > UNLEARNABLE / 2 else None for value in bayes]
+    targets = [half if (half := 0.5 * value) > 1e-3 / 2 else None for value in bayes]
     wanted = [layer for layer, target in enumerate(targets) if target is not None]
     times = [[_reach(t, layer, target) for layer, target in enumerate(targets)] for t in trajectories]
     layers = []

@@ -33,8 +33,6 @@ __all__ = ["NEEDS", "render_page"]
 NEEDS = ("jinja2", "matplotlib", "plotly")
 """What a page is made with, beside smimbench: extra ``report``."""
 
-ASSETS = Path(__file__).with_name("assets")
-
 
 def render_page(
     suite: Suite,
@@ -68,7 +66,9 @@ def render_page(
         return type(value)(printable(value)) if isinstance(value, str) else value
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=clean)
-    template = environment.from_string((ASSETS / "page.html.jinja").read_text(encoding="utf-8"))
+    template = environment.from_string(
+        (Path(__file__).with_name("assets") / "page.html.jinja").read_text(encoding="utf-8")
+    )
     name = names_with_backend(rows)
     shown = [{**row, "shown": name(row), "bad": set(row["status_counts"]) - {"ok", "skipped"}} for row in rows]
     trusted = all(row["trusted"] for row in rows)
@@ -79,8 +79,8 @@ def render_page(
     svgs = [path for path in figures if path.suffix == ".svg" and path.stem not in left_out]
     return template.render(
         suite=suite,
-        css=(ASSETS / "page.css").read_text(encoding="utf-8"),
-        js=(ASSETS / "page.js").read_text(encoding="utf-8"),
+        css=(Path(__file__).with_name("assets") / "page.css").read_text(encoding="utf-8"),
+        js=(Path(__file__).with_name("assets") / "page.js").read_text(encoding="utf-8"),
         plotly=_packed_into_page(get_plotlyjs()),
         data=json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
         verdicts=[_shown(verdict) for verdict in verdicts(rows)],

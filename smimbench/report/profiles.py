@@ -13,7 +13,7 @@ from smimbench.report.aggregate import ZERO, change_between
 from smimbench.report.charts import Chart, Panel, Series, table
 from smimbench.report.labels import grouped
 from smimbench.report.rows import draws_fresh
-from smimbench.report.runtime import EPSILONS
+from smimbench.report.run_statistics import EPSILONS
 from smimbench.report.style import Look, looks_of
 from smimbench.report.tables import make_table, number
 
@@ -35,9 +35,6 @@ CUT = 4.0
 LEVEL = 0.95
 """Of the intervals of the summary; at 0.99 they are a third wider."""
 
-MORE = 1.5
-"""Samples seen, over those that were asked for, from which on an algorithm drew more; doubled, three times as many count as
-rounding to whole batches."""
 
 READING = (
     f"Higher is better. First three: share of (instance, nearness) reached, within {', '.join(f'{e:.0%}' for e in EPSILONS)} of "
@@ -45,8 +42,6 @@ READING = (
     f"least of all; cut off at {CUT:g}. Without algorithms that draw samples of their own."
 )
 """How to read a profile."""
-
-AXES = (("seconds", "seconds"), ("iterations", "iterations"), ("samples", "samples processed"))
 
 
 def hits(
@@ -69,7 +64,7 @@ def hits(
         n = model.sample_count(cell.alpha, cell.dimension)
         trajectory = None if record["status"] in ("failed", "diverged") else store.trajectory(record)
         counts: Any = () if trajectory is None else trajectory.get("samples", ())
-        if draws_fresh(cell.algorithm) and not (len(counts) and counts[-1] <= MORE * n):
+        if draws_fresh(cell.algorithm) and not (len(counts) and counts[-1] <= 1.5 * n):
             continue
         point = theorist.points(problems[cell.problem_label], [model.sample_ratio(n, cell.dimension)])[0][0]
         bayes = np.atleast_1d(np.asarray(point["mse"], dtype=float))
@@ -118,7 +113,7 @@ def errors(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[tuple[Any, ...],
 
 def _drew_more(row: Mapping[str, Any]) -> bool:
     """Whether a row stands at a sample ratio well above the one that was asked for: rounding to whole samples is less."""
-    return bool(row["alpha"] > MORE * row.get("nominal_alpha", row["alpha"]))
+    return bool(row["alpha"] > 1.5 * row.get("nominal_alpha", row["alpha"]))
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -203,7 +198,7 @@ def profile_chart(
     if len({e["algorithm"] for e in entries}) < 2:
         return None
     looks, panels = looks_of(suite), []
-    for key, label in AXES:
+    for key, label in (("seconds", "seconds"), ("iterations", "iterations"), ("samples", "samples processed")):
         curves = share_within(entries, key)
         last = max((x[-1] for x, _ in curves.values() if len(x)), default=1.0)
         # What is near from the start stands at the left end.

@@ -85,10 +85,6 @@ def _moved(sign: str, table: dict[int, int], found: re.Match[str]) -> str:
     return f"{sign}{text}" if len(text) == 1 or text.isalnum() else f"{sign}({text})"
 
 
-FILLED = 60
-"""Letters of a line that is taken to have been broken because it was full; doubled, no paragraph is set anew."""
-
-
 def _joined(text: str) -> str:
     """Text whose paragraphs are one line each: lines of one indentation, all but the last of which are full."""
     found: list[str] = []
@@ -100,7 +96,7 @@ def _joined(text: str) -> str:
             found[-1] += " " + line.strip()
         else:
             found.append(line)
-        full = len(line) > FILLED and not line.rstrip().endswith("::")
+        full = len(line) > 60 and not line.rstrip().endswith("::")
     return "\n".join(found)
 
 

@@ -20,9 +20,7 @@ from smimbench.registry.registry import RegistryError, get_registry
 from smimbench.report.aggregate import against_theory, mean_diagnostics, ratio_to_bayes, values_of
 from smimbench.report.labels import component_word, distinguish, grouped, letter, reason_of, without_versions
 from smimbench.report.learning_order import learning_order
-from smimbench.report.near_threshold import near_threshold
-from smimbench.report.runtime import runtime
-from smimbench.report.still_moving import still_moving
+from smimbench.report.run_statistics import near_threshold, runtime, still_moving
 from smimbench.run.external import ELSEWHERE, kept_scores
 from smimbench.run.loop import Status
 from smimbench.run.store import Store
@@ -49,9 +47,6 @@ __all__ = [
     "scored_rows",
     "suite_records",
 ]
-
-LOST = (Status.DIVERGED.value, Status.FAILED.value)
-"""Runs that ended so have reached nothing on their way, whatever their trajectory says."""
 
 
 class Rows(list[dict[str, Any]]):
@@ -85,7 +80,10 @@ class _RunsOfRow:
         """A row for each metric and component."""
         records, components = self.records, len(self.bayes["overlap"])
         usable = [r for r in records if r["metrics"] and r["status"] != Status.DIVERGED.value]
-        trajectories = [None if r["status"] in LOST else store.trajectory(r) for r in records]
+        trajectories = [
+            None if r["status"] in (Status.DIVERGED.value, Status.FAILED.value) else store.trajectory(r)
+            for r in records
+        ]
         unsolved = self.bayes.get("unsolved")
         layers, order = ([], None) if unsolved else _learning_order_of_row(self, trajectories)
         own, reason = ({}, self.own) if isinstance(self.own, str) else (self.own, None)

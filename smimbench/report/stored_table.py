@@ -11,7 +11,7 @@ import pydantic
 from pydantic import Field
 
 from smimbench.files import read_json, write_atomically
-from smimbench.report.runtime import EPSILONS
+from smimbench.report.run_statistics import EPSILONS
 from smimbench.run.record import Number, check_model, digest_of
 from smimbench.run.verification import Verification, complaints_of
 

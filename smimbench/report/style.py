@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.files import printable, write_atomically
-from smimbench.report.csv_text import csv_text
+from smimbench.report.tables import csv_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "COLOURS",
     "FLOOR",
-    "LEAST",
     "ONE_COLUMN",
-    "SMALL",
     "TWO_COLUMNS",
     "Look",
     "decades_to_zero",
@@ -32,7 +30,6 @@ __all__ = [
     "floor_line",
     "floor_of",
     "lay_out",
-    "legend",
     "line_name",
     "literal",
     "log_axis",
@@ -45,8 +42,6 @@ __all__ = [
     "threshold_lines",
 ]  # fmt: skip
 
-LEAST = 1e-16
-"""The floor of a logarithmic axis at the lowest; doubled, it looks the same."""
 ONE_COLUMN, TWO_COLUMNS = 3.4, 7.0
 """Widths in inches that journals print figures at; doubled, letters are too small to read in print."""
 
@@ -59,11 +54,6 @@ MARKERS = "osD^vPX*<>hp"
 KNOWN = ("gamp", "adam", "sgd", "spectral", "ridge", "averaged", "nuclear", "adamw", "erm")
 """What ships has a colour and a marker for ever, in this order; everything else by its name."""
 
-LINE = 0.14
-"""Inches of a line of a legend; doubled, there is a gap above it."""
-
-TITLE = 8
-"""Size of a panel's title in points; doubled, most take two lines."""
 
 LETTER = 0.55
 """Width of an ordinary letter in units of its size; doubled, titles are broken where half a panel is left."""
@@ -71,10 +61,6 @@ LETTER = 0.55
 FLOOR = "0.75"
 """Grey of the line that stands for zero on a logarithmic axis."""
 
-BETWEEN = (2.0, 5.0)
-"""Marks between powers of ten; with all eight, half of the time of a figure with many panels goes into them."""
-
-SMALL = {"fontsize": 7, "color": "0.4"}
 
 STYLE: Any = {
     "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "legend.fontsize": 7, "xtick.labelsize": 7, "ytick.labelsize": 7,
@@ -179,7 +165,7 @@ def threshold_lines(axis: Any, marks: Sequence[tuple[float, str]], hard: Sequenc
             level += 1
         last[level : level + 1] = [at + half]
         axis.annotate(name, (at, 1.0), xycoords="axes fraction", xytext=(0, 2 + 8 * level), textcoords="offset points",
-                      ha="center", va="bottom", annotation_clip=False, **SMALL)  # fmt: skip
+                      ha="center", va="bottom", annotation_clip=False, fontsize=7, color="0.4")  # fmt: skip
     if hard:
         # A band that is narrower than a line would be a name in the legend without a mark.
         ends = axis.transAxes.inverted().transform(axis.transData.transform([(end, 0) for end in hard]))[:, 0]
@@ -201,11 +187,8 @@ def log_axis(axis: Any, which: str) -> None:
         one.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     else:
         one.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(value)))
-        one.set_minor_locator(LogLocator(subs=BETWEEN))
+        one.set_minor_locator(LogLocator(subs=(2.0, 5.0)))
     one.set_minor_formatter(NullFormatter())
-
-
-SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def power_of_ten(value: float) -> str:
@@ -213,7 +196,7 @@ def power_of_ten(value: float) -> str:
     if value <= 0 or not np.isfinite(value):
         return ""
     power = round(float(np.log10(value)))
-    return "10" + str(power).translate(SUPERSCRIPTS)
+    return "10" + str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def panel_title(axis: Any, text: str, *, above: float = 6.0) -> None:
@@ -227,9 +210,9 @@ def panel_title(axis: Any, text: str, *, above: float = 6.0) -> None:
     import textwrap
 
     whole = text.replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")  # what belongs together stays on a line
-    lines = textwrap.fill(whole, max(12, int(panel_points(axis) / (TITLE * LETTER))), break_long_words=False)
+    lines = textwrap.fill(whole, max(12, int(panel_points(axis) / (8 * LETTER))), break_long_words=False)
     # With a height of its own, no layout looks for one: that took a fifth of the time of a figure.
-    axis.set_title(lines, fontsize=TITLE, y=1.0, pad=above)
+    axis.set_title(lines, fontsize=8, y=1.0, pad=above)
 
 
 def floor_line(axis: Any, floor: float) -> None:
@@ -252,16 +235,6 @@ def decades_to_zero(axis: Any, floor: float, top: float) -> None:
     axis.set_ylim(floor / 1.5, top)
 
 
-def legend(axis: Any, *, beside: bool = False) -> None:
-    """A legend of one panel, beside or below it: never over what is drawn."""
-    if not axis.get_legend_handles_labels()[1]:
-        return
-    where: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
-    if not beside and axis.figure.get_figwidth() <= ONE_COLUMN:
-        where = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.22), "ncol": 2}
-    axis.legend(fontsize=7, frameon=False, handlelength=2.4, **where)
-
-
 def finish(figure: Any, axes: Iterable[Any], note: str = "") -> None:
     """One legend of all panels below them, each entry once, and a note."""
     import textwrap
@@ -277,7 +250,7 @@ def finish(figure: Any, axes: Iterable[Any], note: str = "") -> None:
     if entries:
         # Below the panels, which keep their height however many entries there are.
         lines = -(-len(entries) // columns) + (said or "").count("\n") + bool(said)
-        figure.set_figheight(figure.get_figheight() + LINE * max(0, lines - 1))
+        figure.set_figheight(figure.get_figheight() + 0.14 * max(0, lines - 1))
         figure.legend(entries.values(), entries, loc="outside lower center", ncol=columns, fontsize=7, frameon=False,
                       handlelength=2.4, title=said, title_fontproperties={"size": 7})  # fmt: skip
     lay_out(figure)
@@ -331,5 +304,5 @@ def looks_of(suite: Suite) -> dict[str, Look]:
 
 def floor_of(values: Iterable[float], target: float) -> float:
     """The lower end of a logarithmic axis: a decade below what is smallest and not 0, and below the target."""
-    positive = [value for value in values if value and value > LEAST]
+    positive = [value for value in values if value and value > 1e-16]
     return float(10.0 ** np.floor(np.log10(min([*positive, target])) - 0.3))

@@ -1,9 +1,9 @@
-"""How tables are made: cells (numbers, errors, times, statuses), columns and titles; the tables of errors and of
-runtime; rows as CSV and Markdown.
-"""
+"""How tables are made: cells, columns and titles; the tables of errors and of runtime; rows as CSV and Markdown."""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import re
 import textwrap
@@ -15,21 +15,23 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from smimbench.files import printable
 from smimbench.registry.metrics import find_metric
-from smimbench.report.csv_text import csv_text, flat
 from smimbench.report.labels import grouped, letter_of, names_with_backend, place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 __all__ = [
     "as_csv",
     "as_markdown",
+    "csv_text",
     "differs",
     "dimension_column",
     "error_tables",
+    "flat",
     "make_table",
     "markdown_table",
     "marked_z",
@@ -41,6 +43,7 @@ __all__ = [
     "titled",
     "two_verdicts",
 ]
+
 
 SHORT = {"ok": "ok", "not-converged": "n.c.", "diverged": "div.", "timeout": "t/o", "failed": "fail", "skipped": "skip"}
 
@@ -98,7 +101,6 @@ def shown(value: Any, form: str) -> str:
 
 FEW = 4
 """Runs below which z is marked: the standard error of three runs is off by half. Doubled, most quick suites are marked."""
-_WORD = 12
 
 Column = tuple[str, str, "Callable[[Any], str | Text]"]
 """Heading, ``"l"`` for words that wrap or ``"r"`` for numbers that do not, and the cell of a row."""
@@ -126,7 +128,7 @@ def titled(table: Table, title: str, caption: str = "") -> RenderableType:
             column.min_width = max(widest, *map(cell_len, column.header.split("\n")))
         else:  # words of an ordinary length stay whole, too
             words = (word for cell in (column.header, *column.cells) for word in str(cell).split())
-            column.min_width = min(max(map(cell_len, words), default=0), _WORD)
+            column.min_width = min(max(map(cell_len, words), default=0), 12)
     return Group(Text(title, style="bold"), Whole(table), *([Text(caption, style="dim")] if caption else []))
 
 
@@ -163,10 +165,6 @@ def component_column(rows: Sequence[dict[str, Any]]) -> list[Column]:
         return []
     word = rows[0].get("component_word") or "component"
     return [(word, "r", lambda r: str(r["component"] or ""))]
-
-
-SHOWN = 16
-"""Rows of a table that are shown without ``--full``. Doubled, a suite of ten algorithms fills three screens."""
 
 
 def error_tables(rows: Sequence[dict[str, Any]], *, full: bool = True) -> list[RenderableType]:
@@ -213,10 +211,10 @@ def _worst(row: dict[str, Any]) -> tuple[float, ...]:
 
 def _cut(rows: list[dict[str, Any]], full: bool, notes: list[str]) -> list[dict[str, Any]]:
     """The rows that are shown, and a note of those that are not."""
-    if full or len(rows) <= SHOWN:
+    if full or len(rows) <= 16:
         return rows
-    notes.append(f"{SHOWN} of {len(rows)} rows; --full shows all")
-    return rows[:SHOWN]
+    notes.append(f"16 of {len(rows)} rows; --full shows all")
+    return rows[:16]
 
 
 def marked_z(z: float | None, n: int | None) -> str:
@@ -371,3 +369,27 @@ def _rounded(value: Any) -> str:
 
 def _counts(counts: dict[str, int]) -> str:
     return " ".join(f"{count} {name}" for name, count in counts.items())
+
+
+def csv_text(rows: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> str:
+    """These fields of rows with all digits; blank where a row has none.
+
+    Text is one printable line, with an apostrophe in front where a spreadsheet would take it for a formula.
+    """
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(map(_harmless, fields))
+    writer.writerows([_harmless(row.get(field)) for field in fields] for row in rows)
+    return buffer.getvalue()
+
+
+def _harmless(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    text = flat(value)
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+
+
+def flat(text: str) -> str:
+    """Text on one line, without characters that steer a terminal or turn its direction."""
+    return " ".join(printable(text).split())

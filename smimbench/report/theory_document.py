@@ -1,22 +1,29 @@
-"""The JSON of ``smimbench theory``: predictions and thresholds of every problem of a suite, and published values beside them."""
+"""The JSON of ``smimbench theory``: predictions, thresholds, published values, the algorithms themselves, and plain draws."""
 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smimbench.files import error_line
 from smimbench.problem.problem import ProblemError
 from smimbench.registry.metrics import find_metric, theory_of
+from smimbench.report.labels import component_word, letter
+from smimbench.report.rows import draws_fresh, own_point, planned_ratio
 from smimbench.run.theory_cache import Kept, Progress, TheoryCache
 from smimbench.run.theory_guard import is_third_party, solve_in_processes
+from smimbench.theory.verification import DRAWS, verify_point
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from smimbench.suite.cells import ProblemPlan, Suite
+    from smimbench.run.theory_cache import TheoryCache
+    from smimbench.suite.cells import Cell, ProblemPlan, Suite
 
-__all__ = ["Stage", "kept_of", "theory_document"]
+
+__all__ = ["LARGEST_Z", "Stage", "add_own_theory", "add_verification", "holds", "kept_of", "theory_document"]
 
 
 class Stage(NamedTuple):
@@ -146,3 +153,97 @@ def _watched(cache: TheoryCache, plan: ProblemPlan, what: str, on_stage: Callabl
     """The cache, telling ``on_stage`` of what it solves next."""
     cache.watch = lambda progress: on_stage(Stage(plan.label, what, progress))
     return cache
+
+
+def add_own_theory(
+    suite: Suite,
+    documents: Sequence[dict[str, Any]],
+    cache: TheoryCache,
+    alphas: Sequence[float] | None = None,
+    on_stage: Callable[[Stage], None] = lambda stage: None,
+) -> None:
+    """Add ``algorithms`` to every problem's document: ``algorithm``, ``dimension`` and ``point``, or ``no_theory`` in words.
+
+    Beside a point stands ``overlap``, what it says of the metric of that name in the tables of runs; the point's own entry is
+    the matrix of products of the estimate with the signal.
+
+    Sample ratios are those of the suite, or ``alphas`` in their place, not the nearest ones of whole samples. What depends on
+    sizes is given for every dimension of the suite; algorithms that draw fresh samples stand at the sample ratio of all of them.
+    """
+    by_label = {document["problem"]["label"]: document for document in documents if "unsolved" not in document}
+    for document in documents:
+        document["algorithms"] = []
+    problems = {plan.label: plan.problem for plan in suite.plans}
+    seen: set[str] = set()
+    cells = [cell for cell in _cells_asked_for(suite, alphas) if cell.problem_label in by_label]
+    total, done = Counter(cell.problem_label for cell in cells), Counter[str]()
+    for cell in cells:
+        label = cell.problem_label
+        stage = Stage(label, "the algorithms themselves", Progress(done[label], total[label]), cell.algorithm_label)
+        on_stage(stage)
+        cache.watch = lambda progress: None  # its own stages are over
+        problem = problems[cell.problem_label]
+        ratio = planned_ratio(problem, cell) if draws_fresh(cell.algorithm) else cell.alpha
+        found = own_point(cache, problem, cell, ratio, trajectory=True)
+        entry: dict[str, Any] = {"algorithm": cell.algorithm_label, "alpha": ratio, "dimension": cell.dimension}
+        entry["dimension_letter"] = letter(problem.model)
+        entry["component_word"] = component_word(problem)
+        entry["fresh"] = draws_fresh(cell.algorithm)
+        if isinstance(found, str):
+            entry["no_theory"] = found
+        else:
+            overlap, _ = theory_of(find_metric("overlap"), problem, found, problem.components)
+            entry |= {"point": found, "overlap": overlap}
+        same = repr((cell.problem_label, {**entry, "dimension": None}))
+        if same not in seen:
+            seen.add(same)
+            by_label[label]["algorithms"].append(entry)
+        done[label] += 1
+        on_stage(stage._replace(progress=Progress(done[label], total[label])))
+
+
+def _cells_asked_for(suite: Suite, alphas: Sequence[float] | None) -> list[Cell]:
+    """A cell for every algorithm, dimension and sample ratio."""
+    cells = [] if suite.theory_only else [cell for cell in suite.cells() if not cell.replicate]
+    if alphas is None:
+        return cells
+    moved = [replace(cell, alpha=alpha) for cell in cells for alpha in alphas]
+    return list({cell.key: cell for cell in moved}.values())
+
+
+LARGEST_Z = 4.0
+"""Distance in standard errors that chance is allowed; doubled, errors twice as large pass."""
+
+
+def add_verification(
+    suite: Suite,
+    documents: Sequence[dict[str, Any]],
+    draws: int = DRAWS,
+    on_stage: Callable[[Stage], None] = lambda stage: None,
+) -> None:
+    """Draw at every point of the documents of ``theory_document``; each gets a list ``verification``.
+
+    Its entries name ``alpha``, ``branch``, ``quantity``, ``component`` (from 1, or None), ``printed`` with its ``error``,
+    ``drawn`` with its ``standard_error``, and ``z``, which is None where too few draws carry the mean. ``on_stage`` is called
+    with how far it is.
+    """
+    for plan, document in zip(suite.chosen_plans, documents):
+        points = document["points"]
+        document["verification"] = []
+        for k, point in enumerate(points):
+            stage, drawn = Stage(plan.label, "plain draws", Progress(k, len(points))), [0]
+            on_stage(stage)
+
+            def count(more: int, stage: Stage = stage, drawn: list[int] = drawn) -> None:
+                drawn[0] += more
+                on_stage(stage._replace(note=f"{drawn[0]} at this point"))
+
+            place = {"alpha": point["alpha"], "branch": point["branch"]}
+            checks = verify_point(plan.problem, point, draws, count)
+            document["verification"] += [{**place, **check.document()} for check in checks]
+            on_stage(stage._replace(progress=Progress(k + 1, len(points))))
+
+
+def holds(documents: Sequence[dict[str, Any]]) -> bool:
+    """Whether no printed number is more than ``LARGEST_Z`` standard errors from what was drawn."""
+    return all(abs(row["z"] or 0.0) <= LARGEST_Z for document in documents for row in document["verification"])

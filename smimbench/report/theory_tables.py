@@ -4,6 +4,7 @@ was obtained.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,22 +12,18 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from smimbench.report.tables import make_table, number
+from smimbench.report.labels import letter_of
+from smimbench.report.tables import component_column, make_table, number
+from smimbench.report.theory_document import LARGEST_Z
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rich.console import RenderableType
 
     from smimbench.report.tables import Column
 
-__all__ = ["theory_tables"]
-
-EXACT = 1e-6
-"""Relative error of a sample ratio that is not shown; doubled, fewer curves have the column."""
-
-SIDE_BY_SIDE = 4
-"""Components that stand side by side; more have a row each. Doubled, rows are wider than a terminal."""
+__all__ = ["own_theory_tables", "theory_tables", "verification_tables"]
 
 
 def theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableType]:
@@ -41,10 +38,10 @@ def theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableType]:
             continue
         several = isinstance(points[0]["mse"], list)
         # An error at a sample ratio is a sample ratio at an error: both are intervals where the curve is not exact.
-        read = any(np.max(point.get("alpha_error", 0.0)) > EXACT * point["alpha"] for point in points)
+        read = any(np.max(point.get("alpha_error", 0.0)) > 1e-6 * point["alpha"] for point in points)
         count = len(points[0]["mse"]) if several else 1
         rows: Sequence[Any] = points
-        if count <= SIDE_BY_SIDE:
+        if count <= 4:
             columns: list[Column] = [
                 ("alpha", "r", lambda p: f"{p['alpha']:.5g}"),
                 *((f"MSE {i + 1}" if several else "MSE", "r", lambda p, i=i: _one(p["mse"], i)) for i in range(count)),
@@ -169,3 +166,119 @@ def _order_of_learning(document: dict[str, Any]) -> str:
         name = f"{word} {which[0]}" if len(which) == 1 else several
         parts.append(f"{name} at {value:.5g} ± {_error(error)}")
     return ", then ".join(parts)
+
+
+def own_theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableType]:
+    """One table per problem: what theory says of each algorithm."""
+    tables: list[RenderableType] = []
+    for document in documents:
+        entries = [entry for entry in document.get("algorithms", ()) if "point" in entry]
+        others = [entry for entry in document.get("algorithms", ()) if "point" not in entry]
+        # Long and mostly the same at all sample ratios: below the table, not in a column of it.
+        notes = [
+            *_notes(
+                "{}",
+                entries,
+                lambda e: "alpha counts the samples of all its steps, each of which is new" if e.get("fresh") else None,
+            ),
+            *_notes("obtained by {}", entries, lambda e: e["point"]["method"]),
+            *_notes("no trajectory: {}", entries, lambda e: e["point"].get("no_trajectory")),
+            *_notes("no theory of its own here: {}", others, lambda e: e["no_theory"]),
+        ]
+        title, caption = f"{document['problem']['label']}: the algorithms themselves", "\n".join(notes)
+        if not entries:
+            tables += [Group(Text(title, style="bold"), Text(caption, style="dim"))] if notes else []
+            continue
+        # Curves one below the other. The sort keeps the order of what is equal.
+        order = list(dict.fromkeys(entry["algorithm"] for entry in entries))
+        entries.sort(key=lambda e: (order.index(e["algorithm"]), e["alpha"]))
+        sized, size = _sized(entries), letter_of(entries)
+        rows = [
+            {**row, "size": str(row["dimension"]) if row["algorithm"] in sized else ""}
+            for entry in entries
+            for row in _rows(entry)
+        ]
+        columns: list[Column] = [
+            ("algorithm", "l", lambda r: r["algorithm"]),
+            ("alpha", "r", lambda r: f"{r['alpha']:.5g}"),
+            *([(size, "r", lambda r: r["size"])] if sized else []),
+            *component_column(rows),
+            ("MSE", "r", lambda r: number(r["mse"], 5)),
+            ("error", "r", lambda r: f"{r['error']:.0e}" if r["error"] else "0"),
+            ("overlap", "r", lambda r: number(r["overlap"], 5)),
+        ]
+        tables.append(make_table(title, columns, rows, caption))
+    return tables
+
+
+def _sized(entries: Sequence[dict[str, Any]]) -> set[str]:
+    """Algorithms whose theory differs between dimensions, or that stand at another sample ratio for each."""
+    found: dict[tuple[str, float], int] = {}
+    for entry in entries:
+        key = (entry["algorithm"], 0.0 if entry.get("fresh") else entry["alpha"])
+        found[key] = found.get(key, 0) + 1
+    return {name for (name, _), count in found.items() if count > 1}
+
+
+def _rows(entry: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for every component of a point."""
+    point = entry["point"]
+    values = zip(np.atleast_1d(point["mse"]), np.atleast_1d(point["mse_error"]), entry["overlap"])
+    rows = [{**entry, "component": i, "mse": m, "error": e, "overlap": q} for i, (m, e, q) in enumerate(values, 1)]
+    return rows if len(rows) > 1 else [{**rows[0], "component": None}]
+
+
+def _notes(text: str, entries: Sequence[dict[str, Any]], said: Callable[[dict[str, Any]], str | None]) -> list[str]:
+    """A line for everything that is said of some algorithms, with their names in front."""
+    names: dict[str, dict[str, None]] = {}
+    for entry in entries:
+        if found := said(entry):
+            names.setdefault(found, {})[entry["algorithm"]] = None
+    return [f"{'; '.join(those)}: {text.format(found)}" for found, those in names.items()]
+
+
+def verification_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableType]:
+    """A table of numbers per problem, and a line on how their z are distributed."""
+    shown: list[RenderableType] = []
+    for document in documents:
+        rows = document["verification"]
+        if not rows:
+            continue
+        columns = [
+            ("alpha", "r", lambda row: f"{row['alpha']:.5g}"),
+            ("quantity", "l", _quantity),
+            ("printed", "r", lambda row: ("<= " if row["bound"] else "") + number(row["printed"], 5)),
+            ("error", "r", lambda row: _error(row["error"])),
+            ("drawn", "r", lambda row: number(row["drawn"], 5)),
+            ("error", "r", lambda row: _error(row["standard_error"])),
+            ("z", "r", _z),
+        ]
+        # Bounds that hold and errors that are 0 in both say nothing of the spread.
+        z = [row["z"] for row in rows if row["z"]] or [0.0]
+        worst = max(rows, key=lambda row: abs(row["z"] or 0.0))
+        summary = (
+            f"{len(rows)} numbers against plain draws: rms z {math.sqrt(sum(v * v for v in z) / len(z)):.2f}, "
+            f"largest {worst['z'] or 0.0:+.2f} ({_quantity(worst)} at alpha = {worst['alpha']:.5g})"
+        )
+        if few := sum(row["z"] is None for row in rows):
+            summary += f"; {few} not decided, because too few draws meet a jump of the labels: give more --draws"
+        if any(row["bound"] for row in rows):
+            summary += (
+                "; unlearned, perfect recovery: the rate at which a small overlap, or a small error, grows, at most 1"
+            )
+        shown.append(make_table(document["problem"]["label"], columns, rows, summary))
+    return shown
+
+
+def _z(row: dict[str, Any]) -> str:
+    if row["z"] is None:
+        return "few"
+    if row["bound"] and not row["z"]:
+        return "holds"
+    return f"{row['z']:+.2f}" + (" !" if abs(row["z"]) > LARGEST_Z else "")
+
+
+def _quantity(row: dict[str, Any]) -> str:
+    component = "" if row["component"] is None else f" {row['component']}"
+    branch = "" if row["branch"] == "unique" else f", {row['branch']}"
+    return f"{row['quantity']}{component}{branch}"

@@ -39,8 +39,6 @@ VAGUE = 0.2
 
 TIE = 0.95
 """Level of the interval of a paired difference within which two algorithms are not told apart; nearer to 1, more are tied."""
-NAMED = 2
-"""Tied algorithms that are named; of more of them, one is, and the others are counted."""
 
 
 def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -233,7 +231,7 @@ def verdict_line(verdict: dict[str, Any]) -> str:
 def tied_words(verdict: dict[str, Any]) -> str:
     """Names of the algorithms that are tied with the best, or the first of them and how many more there are."""
     names = verdict["tied"]
-    return " and ".join(names) if len(names) <= NAMED else f"{names[0]} and {len(names) - 1} more"
+    return " and ".join(names) if len(names) <= 2 else f"{names[0]} and {len(names) - 1} more"
 
 
 def near_words(one: dict[str, Any]) -> str:

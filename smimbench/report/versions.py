@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["other_version_rows", "other_version_tables"]
 
-_PARTS = ("model", "channel", "prior", "algorithm")
-_LABELS = ("problem_label", "algorithm_label")
-
 
 def other_version_rows(
     suite: Suite, cells: Sequence[Cell], records: Mapping[str, dict[str, Any]]
@@ -87,7 +84,9 @@ def _items(cell: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def _versionless_place(cell: Mapping[str, Any]) -> tuple[Any, ...]:
     """What has to be equal whatever the versions."""
     items = _items(cell)
-    named = tuple((items[part]["name"], items[part].get("distribution")) for part in _PARTS)
+    named = tuple(
+        (items[part]["name"], items[part].get("distribution")) for part in ("model", "channel", "prior", "algorithm")
+    )
     return (*named, *(cell.get(key) for key in ("alpha", "dimension", "replicate", "seed", "backend", "dtype")))
 
 
@@ -95,7 +94,7 @@ def _changed_versions(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[s
     """Versions that differ, if they and what only one version knows are all that differs; None otherwise."""
     versions: dict[str, tuple[int, int]] = {}
     ours, theirs = _items(now), _items(then)
-    for part in _PARTS:
+    for part in ("model", "channel", "prior", "algorithm"):
         one, other = ours[part], theirs[part]
         changed = any(one.get(key) != other.get(key) for key in CODE)
         if changed:
@@ -103,7 +102,7 @@ def _changed_versions(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[s
         shared = set(one) & set(other) if changed else set(one) | set(other)
         if any(one.get(key) != other.get(key) for key in shared.difference(CODE)):
             return None
-    rest = (set(now) | set(then)) - {"problem", "algorithm", *_LABELS}
+    rest = (set(now) | set(then)) - {"problem", "algorithm", "problem_label", "algorithm_label"}
     if any(now.get(key) != then.get(key) for key in rest):
         return None
     return versions or None

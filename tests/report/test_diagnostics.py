@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from smimbench.report.aggregate import mean_diagnostics as _findings
-from smimbench.report.diagnostics import diagnostic_tables
+from smimbench.report.leaderboard import diagnostic_tables
 
 
 def record(values):

@@ -8,10 +8,9 @@ import smimbench
 from smimbench.report.charts import draw, page_charts, save
 from smimbench.report.figures import metric_chart
 from smimbench.report.learning_curves import trajectory_chart
-from smimbench.report.own_theory import add_own_theory, own_theory_tables
 from smimbench.report.rows import suite_records
-from smimbench.report.theory_document import theory_document
-from smimbench.report.theory_tables import theory_tables
+from smimbench.report.theory_document import add_own_theory, theory_document
+from smimbench.report.theory_tables import own_theory_tables, theory_tables
 from smimbench.run.store import Store
 from smimbench.run.theory_cache import TheoryCache
 from smimbench.theory.predictions import point_document, solve

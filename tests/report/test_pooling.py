@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -99,15 +100,8 @@ def test_a_comparison_matches_what_was_run_not_what_it_is_called():
 
 
 def test_the_word_for_a_component():
-    class Channel:
-        layers = 2
-
-    class Problem:
-        channel = Channel()
-
-    assert component_word(Problem()) == "layer"
-    Problem.channel = object()
-    assert component_word(Problem()) == "component"
+    for spec, word in (({"name": "softmax", "layers": 2}, "layer"), ({"name": "linear"}, "component")):
+        assert component_word(SimpleNamespace(spec={"channel": spec})) == word
 
 
 def test_an_estimate_of_two_components_from_elsewhere_is_scored(tmp_path, capsys):

@@ -7,11 +7,9 @@ import pytest
 
 from smimbench.report.catalogue import print_info, print_items
 from smimbench.report.comparison import compare_rows, comparison_table
-from smimbench.report.diagnostics import diagnostic_tables
-from smimbench.report.leaderboard import leaderboard_tables
-from smimbench.report.own_theory import own_theory_tables
+from smimbench.report.leaderboard import diagnostic_tables, leaderboard_tables
 from smimbench.report.tables import error_tables, runtime_tables
-from smimbench.report.theory_tables import theory_tables
+from smimbench.report.theory_tables import own_theory_tables, theory_tables
 from tests.report.rows import on_screen, printed, row
 
 

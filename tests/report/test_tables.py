@@ -8,7 +8,7 @@ import pytest
 from smimbench.api import run
 from smimbench.report.aggregate import against_theory, ratio_to_bayes
 from smimbench.report.rows import draws_fresh, error_rows, suite_records
-from smimbench.report.runtime import first_hit
+from smimbench.report.run_statistics import first_hit
 from smimbench.report.tables import as_markdown, error_tables, number, runtime_tables, seconds, status_line, uncertain
 from smimbench.report.theory_tables import theory_tables
 from smimbench.run.store import Store

@@ -11,7 +11,7 @@ from smimbench.cli.main import main
 from smimbench.interfaces import Channel, Posterior, Sampling
 from smimbench.numerics.statistics import effective_sample_size
 from smimbench.problem.problem import Problem
-from smimbench.report import verification as verbs
+from smimbench.report import theory_document as verbs
 from smimbench.run.theory_cache import TheoryCache
 from smimbench.theory.information import prior_moments
 from smimbench.theory.verification import Check, _PointByDraws, verify_point
