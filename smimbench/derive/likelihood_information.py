@@ -70,14 +70,7 @@ class LikelihoodInformation:
         """
         Q, V = (np.asarray(a, dtype=float) for a in (Q, V))
         Q, V = np.broadcast_arrays(Q, V)
-        pairs = list(zip(Q.reshape(-1, *Q.shape[-2:]), V.reshape(-1, *V.shape[-2:])))
-        memory: dict[bytes, Uncertain] = kept(self, "values", dict)
-        keys = [q.tobytes() + v.tobytes() for q, v in pairs]
-        # A table, a figure and the thresholds ask for the same points.
-        missing = {key: pair for key, pair in zip(keys, pairs) if key not in memory}
-        if missing:
-            memory.update(zip(missing, self._informations(list(missing.values()))))
-        flat = [memory[key] for key in keys]
+        flat = self._informations(list(zip(Q.reshape(-1, *Q.shape[-2:]), V.reshape(-1, *V.shape[-2:]))))
         value = np.stack([f.value for f in flat]).reshape(Q.shape)
         error = np.stack([f.error for f in flat]).reshape(Q.shape)
         return Uncertain(value, error, flat[0].method)

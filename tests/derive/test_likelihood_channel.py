@@ -14,7 +14,7 @@ from smimbench.backend.arrays import namespace, to_host
 from smimbench.derive.channel import complete_channel, predict
 from smimbench.derive.likelihood_channel import LARGEST_DIMENSION, IntegratedChannel
 from smimbench.interfaces import Capabilities, Channel, ParameterError
-from smimbench.problem.problem import Problem
+from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.registry import Entry, Registry
 from smimbench.theory.generalization import generalization_error
 from smimbench.theory.scalar import ScalarCurve
@@ -382,7 +382,6 @@ class Blind(Probit):
         (Exact(), 1, "a continuous function of the latents without noise.*give a posterior"),
         (Crooked(), 1, r"log_likelihood must return one number per sample, shape \(16,\), got \(16, 2\)"),
         (Impossible(), 1, "log_likelihood must be finite for labels that forward has drawn.*got -inf"),
-        (Broken(), 1, "log_likelihood fails for latents of shape .*RuntimeError: two lines"),
         (Blind(), 1, "forward must return one label per sample"),
         (Sum(3, 5, 0.1), 5, f"in up to {LARGEST_DIMENSION} latent dimensions; 3 components . 5 sites"),
     ],
@@ -390,4 +389,10 @@ class Blind(Probit):
 def test_refusals(channel, count, message):
     with pytest.raises(ParameterError, match=message) as caught:
         complete_channel(channel, sites(count))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_likelihood_that_fails_is_named_with_its_problem():
+    with pytest.raises(ProblemError, match=r"channel.name: cannot be made: RuntimeError: two lines") as caught:
+        low_rank(Broken())
     assert "\n" not in str(caught.value)
