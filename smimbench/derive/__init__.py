@@ -1,4 +1,4 @@
-"""What the engine adds to an item that gives less than the whole contract, and what items may use of it.
+"""Fills in what an item leaves out of its contract, and holds what items share.
 
 Plugins import the names of this page from here.
 """

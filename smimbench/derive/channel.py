@@ -1,23 +1,274 @@
-"""Which derived channel completes a channel that gives less than the contract."""
+"""Completes channels: what can be derived from ``forward``, and posteriors that are integrated from a likelihood."""
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from smimbench.derive.derived_channel import DerivedChannel
-from smimbench.derive.labels import gives_probabilities, observable, predict
-from smimbench.derive.likelihood_channel import IntegratedChannel
-from smimbench.interfaces import Channel
+import array_api_compat
+import numpy as np
+
+from smimbench.backend.arrays import beside, clip, namespace
+from smimbench.derive.integrate import integrate
+from smimbench.derive.labels import few_labels, is_exact, is_noisy, is_smooth, observable, probe, symmetry_of_labels
+from smimbench.derive.likelihood_information import LikelihoodInformation
+from smimbench.derive.samples import Accuracy
+from smimbench.interfaces import Channel, ParameterError, Posterior
 from smimbench.interfaces.item import gives, with_defaults
+from smimbench.numerics.linalg import symmetric, symmetric_root
+from smimbench.numerics.seeds import monte_carlo_rng
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Model
+    from numpy.random import Generator
 
-__all__ = ["complete_channel", "gives_probabilities", "observable", "predict"]
+    from smimbench.derive.samples import Moments
+    from smimbench.interfaces import Array, Model, Uncertain
+
+__all__ = ["LARGEST_DIMENSION", "DerivedChannel", "IntegratedChannel", "complete_channel"]
+
+
+class DerivedChannel:
+    """A channel whose missing members are derived from its ``forward``; everything else is the channel's own."""
+
+    def __init__(self, channel: Any, sites: int) -> None:
+        self.channel = channel
+        self.sites = int(sites)
+        self.components = int(channel.components)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("channel", "sites") or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(name)
+        if getattr(self.channel, name, None) is None:
+            if name == "predict" and self.noisy:
+                return self._predict_noiseless
+            if name == "vjp" and self.smooth:
+                return self._vjp
+            if name == "symmetry":
+                return self._symmetry
+        return getattr(self.channel, name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.channel!r}, sites={self.sites})"
+
+    @cached_property
+    def noisy(self) -> bool:
+        """Whether ``forward`` draws random numbers."""
+        return is_noisy(self.channel, probe(self.channel, self.sites, 8))
+
+    @cached_property
+    def smooth(self) -> bool:
+        """Whether the noiseless label has a useful derivative."""
+        return is_smooth(self._predict, probe(self.channel, self.sites, 64))
+
+    @cached_property
+    def _symmetry(self) -> str:
+        return symmetry_of_labels(self.channel, self.sites)
+
+    def _predict(self, z: Array) -> Array:
+        direct = self.channel.predict
+        if direct is not None:
+            return direct(z)
+        return self._predict_noiseless(z) if self.noisy else observable(self.channel, self.channel.forward(z))
+
+    @property
+    def draws_predictions(self) -> bool:
+        """Whether a prediction is a mean of draws of the noise, whose square is biased by its variance."""
+        return self.channel.predict is None and self.noisy
+
+    def predict_twice(self, z: Array, *index: int) -> tuple[Array, Array]:
+        """Two predictions with independent draws of the noise: their product is unbiased.
+
+        Equal ``index`` takes equal draws, others independent ones.
+        """
+        # A product of two means needs no small noise, only many latents.
+        return self._mean_of_draws(z, 8, 0, *index), self._mean_of_draws(z, 8, 1, *index)
+
+    def _predict_noiseless(self, z: Array) -> Array:
+        """``E[y | z]`` as a mean over 64 fixed draws of the noise; give the channel a ``predict`` for the exact one."""
+        return self._mean_of_draws(z, 64)
+
+    def _mean_of_draws(self, z: Array, count: int, *index: int) -> Array:
+        total: Any = 0.0
+        for seed in range(count):
+            rng = monte_carlo_rng("prediction: labels", *index, seed)
+            total = total + namespace(z).astype(observable(self.channel, self.channel.forward(z, rng=rng)), z.dtype)
+        return total / count
+
+    def _vjp(self, z: Array, cotangent: Array) -> Array:
+        """Gradient of ``sum(cotangent * predict(z))`` (n, P, C) by differences of fourth order, in float64."""
+        xp = namespace(z, cotangent)
+        n = z.shape[0]
+        wide = xp.astype(z, xp.float64)
+        weight = xp.reshape(xp.astype(cotangent, xp.float64), (n, -1))
+        step = 1e-3
+        columns = []
+        for p in range(self.components):
+            for c in range(self.sites):
+                unit = np.zeros((1, self.components, self.sites))
+                unit[0, p, c] = step
+                shift = xp.asarray(unit, **beside(z, xp.float64))
+                total = xp.zeros((n,), **beside(z, xp.float64))
+                for factor, coefficient in ((1, 8.0), (-1, -8.0), (2, -1.0), (-2, 1.0)):
+                    y = xp.reshape(xp.astype(self._predict(wide + factor * shift), xp.float64), (n, -1))
+                    total = total + coefficient * xp.sum(weight * y, axis=1)
+                columns.append(total / (12 * step))
+        return xp.astype(xp.reshape(xp.stack(columns, axis=1), z.shape), z.dtype)
+
+
+LARGEST_DIMENSION = 12
+"""Latent dimensions up to which a likelihood is integrated; in twice as many hardly a point would be effective."""
+ACCURACY = 1e-2
+"""Default error of the posterior mean; doubled, hard samples cost up to four times less."""
+
+
+class IntegratedChannel(DerivedChannel):
+    """A channel given by ``forward`` and ``log_likelihood(y, z)``: posterior, log-partition and information by integration.
+
+    Everything else (name, version, symmetry, parameters, any optional method) is the channel's own. ``vjp`` is there if
+    the noiseless label is smooth, by finite differences; ``predict`` of a noisy channel is a mean over draws of the noise.
+
+    Parameters
+    ----------
+    channel : object
+        With ``forward(z, rng=...)``, ``log_likelihood(y, z) -> (n,)`` (up to a constant that may depend on y; ``-inf`` for
+        impossible latents) and ``components``. An attribute ``accuracy`` (1e-2 unless set) is the
+        error of the posterior mean to aim at: root mean square over samples, relative to ``sqrt(diag V)``. More than four
+        times the usual work is not spent on it; what was reached is reported in ``Posterior.error``.
+    sites : int
+        C.
+
+    Raises
+    ------
+    ParameterError
+        If there are more than 12 latent dimensions.
+
+    Notes
+    -----
+    A label that is a continuous noiseless function of the latents has no likelihood that can be integrated: such a
+    channel needs a ``posterior`` of its own.
+
+    References
+    ----------
+    Derived, checked by tests/derive/test_likelihood_channel.py.
+    """
+
+    def __init__(self, channel: Any, sites: int) -> None:
+        super().__init__(channel, sites)
+        self.dimension = self.components * self.sites
+        if self.dimension > LARGEST_DIMENSION:
+            raise ParameterError(
+                "name",
+                f"channel {getattr(channel, 'name', '?')!r} gives a log_likelihood only, which can be integrated in up to "
+                f"{LARGEST_DIMENSION} latent dimensions; {self.components} components * {self.sites} sites need a posterior",
+            )
+        self.accuracy = ACCURACY
+
+    def posterior(
+        self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: Generator | None = None
+    ) -> Posterior:
+        """Posterior of ``z ~ N(omega, V (x) I_C)`` given the label; V may be singular, and points are fixed: no rng is used.
+
+        Where no point was compatible with the label, the prior is returned and counted as an error of one width.
+        """
+        found = self._integrate(y, omega, V)
+        xp = namespace(omega)
+        n, P, C = omega.shape
+        root = symmetric_root(xp.astype(V, xp.float64))
+        # V^{1/2} (x) I_C takes whitened latents (P C,) to z - omega.
+        eye = xp.eye(C, **beside(root))
+        lift = xp.reshape(root[:, None, :, None] * eye[None, :, None, :], (P * C, P * C))
+        mean = omega + xp.astype(xp.reshape(xp.matmul(found.mean, lift), (n, P, C)), omega.dtype)
+        square = found.square - found.mean[:, :, None] * found.mean[:, None, :]
+        blocks = xp.reshape(xp.matmul(xp.matmul(lift, xp.mean(square, axis=0)), lift), (P, C, P, C))
+        covariance = symmetric(xp.sum(xp.stack([blocks[:, c, :, c] for c in range(C)]), axis=0) / C)
+        moment = None
+        if second_moment:
+            wide = xp.astype(xp.reshape(mean, (n, P * C)), xp.float64)
+            full = xp.matmul(xp.matmul(lift, square), lift) + wide[:, :, None] * wide[:, None, :]
+            moment = xp.astype(xp.reshape(full, (n, P, C, P, C)), omega.dtype)
+        error = float(xp.sqrt(xp.mean(clip(found.error, 0.0, 1.0) ** 2)))
+        return Posterior(mean, xp.astype(covariance, omega.dtype), moment, error)
+
+    def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
+        """``log int N(z; omega, V (x) I_C) exp(log_likelihood(y, z)) dz`` (n,)."""
+        found = self._integrate(y, omega, V)
+        return namespace(omega).astype(found.log_norm, omega.dtype)
+
+    def information(self, Q: Array, V: Array) -> Uncertain:
+        """The channel's own, or ``E sum_c g_c g_c^T`` (..., P, P) from its likelihood; leading axes are a batch."""
+        if self.channel.information is not None:
+            found: Uncertain = self.channel.information(Q, V)
+            return found
+        return self._information(Q, V)
+
+    @cached_property
+    def _information(self) -> LikelihoodInformation:
+        P = self.components
+        blind = P == 1 and self.symmetry not in ("none", "permutations")
+        return LikelihoodInformation(self.channel, P, self.sites, self.labels, blind, self.accuracy)
+
+    @cached_property
+    def labels(self) -> np.ndarray[Any, Any] | None:
+        """All values of a label that has few of them, and whose probabilities add up to one; None otherwise."""
+        return few_labels(self.channel, self.sites)
+
+    def check(self) -> None:
+        """Raise ParameterError, in one line, if ``forward`` and ``log_likelihood`` do not belong together."""
+
+        def refused(why: str) -> ParameterError:
+            who = getattr(self.channel, "name", type(self.channel).__name__)
+            return ParameterError("name", f"channel {who!r}: {why}")
+
+        z = probe(self.channel, self.sites, 16)
+        y = np.asarray(self.channel.forward(z, rng=monte_carlo_rng("likelihood: few labels")))
+        with np.errstate(all="ignore"):
+            found = np.asarray(self.channel.log_likelihood(y, z), dtype=float)
+        if y.ndim < 1 or len(y) != len(z):
+            raise refused(f"forward must return one label per sample, shape (16, ...), got {y.shape}")
+        if is_exact(self.channel, self.sites):
+            raise refused(
+                "the label is a continuous function of the latents without noise, so its likelihood is a delta "
+                "function that cannot be integrated; give a posterior in place of log_likelihood, or add noise to forward"
+            )
+        if found.shape != (len(z),):
+            raise refused(f"log_likelihood must return one number per sample, shape (16,), got {found.shape}")
+        if not np.isfinite(found).all():
+            raise refused(
+                "log_likelihood must be finite for labels that forward has drawn from the same latents, "
+                f"got {found[~np.isfinite(found)][0]}"
+            )
+
+    @property
+    def draws_predictions(self) -> bool:
+        """Not where a label has few values: then a prediction is exact."""
+        return self.labels is None and super().draws_predictions
+
+    def _predict_noiseless(self, z: Array) -> Array:
+        """``E[y | z]``: exact where a label has few values, otherwise a mean over fixed draws of the noise."""
+        labels = self.labels
+        if labels is None:
+            return super()._predict_noiseless(z)
+        xp = namespace(z)
+        total: Any = 0.0
+        norm: Any = 0.0
+        for value in labels:
+            one = xp.asarray(value, device=array_api_compat.device(z))
+            y = xp.broadcast_to(one, (z.shape[0], *one.shape))
+            seen = xp.astype(observable(self.channel, y), z.dtype)
+            with np.errstate(all="ignore"):
+                chance = xp.astype(xp.exp(self.channel.log_likelihood(y, z)), z.dtype)
+            norm = norm + chance
+            total = total + seen * xp.reshape(chance, (-1, *([1] * (seen.ndim - 1))))
+        return total / xp.reshape(norm, (-1, *([1] * (total.ndim - 1))))
+
+    def _integrate(self, y: Array, omega: Array, V: Array) -> Moments:
+        if omega.ndim != 3 or tuple(omega.shape[1:]) != (self.components, self.sites):
+            raise ValueError(f"omega must have shape (n, {self.components}, {self.sites}), got {tuple(omega.shape)}")
+        return integrate(self.channel, y, omega, V, Accuracy(self.accuracy))
 
 
 def complete_channel(channel: Any, model: Model) -> Any:
-    """The channel with everything the engine can add: a posterior from its likelihood, a derivative, a prediction.
+    """The channel with everything that can be derived: a posterior from its likelihood, a derivative, a prediction.
 
     Parameters
     ----------

@@ -9,8 +9,8 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend.arrays import NUMPY, beside, clip, namespace, to_host
+from smimbench.derive.channel import IntegratedChannel
 from smimbench.derive.derived_prior import DerivedLaw, Host, below_linear, error_curve
-from smimbench.derive.likelihood_channel import IntegratedChannel
 from smimbench.interfaces import Channel, Denoised, ParameterError
 from smimbench.numerics.linalg import inverse_root, is_diagonal, spectral_function
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments
@@ -70,7 +70,7 @@ class DensityPrior(DerivedLaw):
             raise ParameterError("log_density", f"must belong to a law with a positive variance, got {variance:g}")
         self._scale(centre, variance)
         self._grid = self._cumulative()
-        # Where 1/64 of the law lies within a fiftieth of its width, rules have to be told.
+        # Where 1/64 of the law lies within a fiftieth of its width, quadratures need to know where.
         points, cumulative = self._grid
         steps = np.interp(np.linspace(0, 1, 65)[1:-1], cumulative, points)
         self._finest = float(np.diff(steps).min())
@@ -105,7 +105,7 @@ class DensityPrior(DerivedLaw):
         return xp.maximum(found, xp.full_like(found, IMPOSSIBLE))
 
     def _cumulative(self) -> tuple[Host, Host]:
-        """Points and distribution function, fine enough to draw from and to make a rule of."""
+        """The distribution function on a grid fine enough to sample from."""
         low, high = -38.0, 38.0
         for _ in range(3):  # zoom to where the mass is
             t = np.linspace(low, high, 40_001)
@@ -145,7 +145,7 @@ class DensityPrior(DerivedLaw):
         return Denoised(xp.astype(xp.stack(means), R.dtype), xp.asarray(np.diag(errors), **beside(R)))
 
     def _scalar(self, r: Array, information: float) -> tuple[Array, Array]:
-        """Entries observed as r, with noise of variance 1/information: mean and variance."""
+        """Posterior mean and variance of entries observed as r with noise of variance 1/information."""
         xp = namespace(r)
         if information <= 0:
             return xp.full_like(r, self.centre), xp.full_like(r, self.variance)
@@ -164,7 +164,7 @@ class DensityPrior(DerivedLaw):
         return mean, xp.maximum(variance, xp.zeros_like(variance))
 
     def _entries(self, r: Array, information: Array, *, narrow: bool, tolerance: float) -> tuple[Array, Array, Array]:
-        """Mean, variance and the log-density of r (N,) for an information of every entry's own."""
+        """Posterior mean and variance, and the log-density of r (N,); each entry has its own information."""
         found = self._entries_along(r, information, narrow=narrow, tolerance=tolerance)
         xp = namespace(r)
         if not (narrow and self._places and self._finest**2 * float(xp.min(information)) < 1):
@@ -179,7 +179,7 @@ class DensityPrior(DerivedLaw):
     def _entries_along(
         self, r: Array, information: Array, *, narrow: bool, tolerance: float
     ) -> tuple[Array, Array, Array]:
-        """The same by a rule along the noise (``narrow``) or along the law."""
+        """The same, with nodes along the noise (``narrow``) or along the law."""
         xp = namespace(r)
         width = 1 / xp.sqrt(information)
 
@@ -215,7 +215,7 @@ class DensityPrior(DerivedLaw):
         )
 
     def _error(self, Qhat: Host) -> Host:
-        """By a curve through quadratures for diagonal ``Qhat``, by quasi-random points otherwise."""
+        """Interpolated from quadratures for diagonal ``Qhat``; by quasi-random points otherwise."""
         diagonal = np.diagonal(Qhat)
         if is_diagonal(Qhat):
             return np.diag(self._scalar_error(diagonal))

@@ -27,7 +27,7 @@ out a decade."""
 
 
 class DerivedPrior:
-    """A prior of which something is derived; everything else is its own, and so is what ``first`` names, if it has it.
+    """A prior with derived members; everything else is its own, including the members named in ``first`` if it has them.
 
     Gradient methods move in the signal itself (a symmetric matrix: in any matrix, of which the symmetric part counts)
     unless the prior has a factor of its own.
@@ -94,7 +94,7 @@ class DerivedLaw(DerivedPrior):
         self.unit = self.centre = self.variance = math.nan
 
     def _scale(self, mean: float, variance: float) -> None:
-        """Choose the unit; a mean that is small beside the width is rounding and counts as zero."""
+        """Set the unit; a mean that is tiny compared with the width is rounding error and counts as zero."""
         self.unit = 1.0 if gives(Prior, type(self.prior), "sample") else math.sqrt(variance)
         # A prior mean of any size would change what can be learned.
         mean = 0.0 if abs(mean) < 1e-6 * math.sqrt(variance + mean * mean) else mean

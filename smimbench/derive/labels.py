@@ -1,5 +1,5 @@
-"""Labels: what one would measure of them (probabilities), whether they are noisy, smooth, exact or few, and which
-symmetries of the latents they do not see.
+"""Properties of labels: what is measured (probabilities), noise, smoothness, number of values, and the symmetries of the
+latents that they cannot see.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def probe(channel: Any, sites: int, count: int) -> Array:
 
 
 def is_noisy(channel: Any, z: Array) -> bool:
-    """Whether ``forward`` draws random numbers: it refuses to go without rng, or gives other labels for another seed."""
+    """Whether ``forward`` draws random numbers: it fails without rng, or its labels depend on the seed."""
     try:
         channel.forward(z)
     except (ValueError, TypeError, AttributeError, AssertionError):  # rng is required, or None has no such method
@@ -70,7 +70,7 @@ def is_noisy(channel: Any, z: Array) -> bool:
 
 
 def is_smooth(noiseless: Callable[[Array], Array], z: Array) -> bool:
-    """Whether the noiseless label has a derivative that says something: not so for signs and positions of maxima."""
+    """Whether the noiseless label has a useful derivative; signs and positions of maxima have none."""
     direction = monte_carlo_rng("derivative: direction").standard_normal(z.shape)
 
     def slope(step: float) -> Array:

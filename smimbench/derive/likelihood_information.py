@@ -1,4 +1,4 @@
-"""What labels tell of the latents when only their likelihood is given: ``E sum_c g_c g_c^T`` and its error.
+"""Information about the latents in labels that are given by their likelihood alone: ``E sum_c g_c g_c^T`` and its error.
 
 A label with few values is summed over, in one dimension by nested quadrature; any other label is drawn.
 """
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.backend.arrays import namespace
-from smimbench.derive.integration.integrate import BLOCK, ONE_LINE, integrate
-from smimbench.derive.integration.samples import Accuracy, reflected
+from smimbench.derive.integrate import BLOCK, ONE_LINE, integrate
 from smimbench.derive.sampled_information import Labels, label_means
+from smimbench.derive.samples import Accuracy, reflected
 from smimbench.interfaces import Uncertain
 from smimbench.numerics.linalg import inverse_root, symmetric_root
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments
@@ -89,7 +89,7 @@ class LikelihoodInformation:
         return [self._sampled(q, v, labels) for q, v in pairs]
 
     def _sampled(self, Q: Array, V: Array, labels: Array | None) -> Uncertain:
-        """By sampling, where sampling is any good; its limits at both ends are known otherwise."""
+        """By sampling, except near both ends, where it follows the known limits."""
         if self.components > 1:
             return self._information(Q, V)
         q, v = float(Q[0, 0]), float(V[0, 0])
@@ -110,7 +110,7 @@ class LikelihoodInformation:
         return self._information(Q, V)
 
     def _kept(self, q: float, v: float) -> Uncertain:
-        """At an anchor, from which other values are continued."""
+        """The information at an anchor point, from which other values are extrapolated."""
         return kept(self, "anchors", lambda: self._information(np.array([[q]]), np.array([[v]])), key=(q, v))
 
     def susceptibility(self, V: float) -> Uncertain:
@@ -131,7 +131,7 @@ class LikelihoodInformation:
         return kept(self, "slopes", sample, key=V)
 
     def _information(self, Q: Array, V: Array) -> Uncertain:
-        """The best of the two samplers, with more points until the error is small or enough is enough."""
+        """By sums over labels or by labels that are drawn; with four times the points if the error is too large."""
         labels = self.labels
         points, good = (256, 1.5e-2) if labels is None else (64, 1e-3)
         # Several components are found by iterating: a number of points that changed on the way would never settle.
@@ -178,7 +178,7 @@ class LikelihoodInformation:
         return found
 
     def _by_quadrature(self, Q: Array, V: Array, labels: Array) -> list[Uncertain]:
-        """The same in one dimension for all (Q, V) at once, by an adaptive rule over omega around one over z."""
+        """The same in one dimension for all (Q, V) at once: adaptive quadrature over omega, and inside it over z."""
         xp = namespace(Q)
         scale, width = np.sqrt(Q), np.sqrt(V)
         tolerance = ONE_LINE / 10

@@ -1,4 +1,4 @@
-r"""Which derived prior completes a prior that gives less than the contract.
+r"""Completes priors that implement only part of the contract.
 
 * ``log_density(w)``: a low-rank signal with iid entries of that law. Posterior mean and error by quadrature.
 * ``quantile(u)`` or ``eigenvalues``: a rotationally invariant matrix of extensive rank with that spectrum. Posterior mean

@@ -44,7 +44,7 @@ class SimulatedPrior(DerivedPrior):
         self._size = (300, 2) if self.matrix else (1 << 14, 8)
 
     def mean(self, components: int, dimension: int) -> Host:
-        """What ``denoise`` makes of nothing."""
+        """The output of ``denoise`` without information."""
         nothing = np.zeros(self.model.signal_shape(components, dimension))
         return np.asarray(self.prior.denoise(nothing, 1e-12 * np.eye(components)).estimate)
 

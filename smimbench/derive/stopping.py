@@ -22,7 +22,7 @@ __all__ = ["OverlapRule", "Stationarity", "rule_of"]
 
 @dataclass(frozen=True)
 class Stationarity:
-    """What counts as stationary, and as agreement.
+    """Limits of the stopping rule: when overlaps are stationary, and when they agree.
 
     "Error" is the predicted squared error of a component; "fluctuation" is its overlap's standard deviation at finite size.
     """
@@ -97,7 +97,7 @@ class OverlapRule(StoppingRule):
         self.latest: Info | None = None
 
     def watch(self, info: Info) -> None:
-        """Take what a step reported, on the host."""
+        """Record what a step reported, on the host."""
         self.latest = info
         if info.predicted_overlap is not None and info.self_overlap is not None:
             self.history.append((info.predicted_overlap, info.self_overlap))
@@ -146,7 +146,7 @@ class OverlapRule(StoppingRule):
         return None
 
     def settled(self) -> str | None:
-        """Why a run that has used all its iterations may count nevertheless, or None.
+        """Why a run that used all its iterations still counts as converged, or None.
 
         Either its error is below ``precision`` and falls, or its overlaps stand still within their own fluctuation: over the
         long window, or for low rank over the second half of the run, where the fluctuation is slow. On matrices a slow
@@ -170,7 +170,7 @@ class OverlapRule(StoppingRule):
         return None
 
     def _fluctuates(self, window: int) -> bool:
-        """Whether the overlaps go about a mean in the last so many iterations.
+        """Whether the overlaps fluctuate about a constant mean over the last ``window`` iterations.
 
         They range over less than the error (the self-overlap: or its finite-size fluctuation), and the difference of the means
         over the two halves is what may linger, or a small part, ``swing``, of that range.
@@ -191,7 +191,7 @@ class OverlapRule(StoppingRule):
         return max(self.settings.lingering, self.relative / 8) * error
 
     def complaint(self) -> str | None:
-        """Where the predicted overlap and the self-overlap disagree, in words, or None."""
+        """How the predicted overlap and the self-overlap disagree, as a message, or None."""
         info = self.latest
         if info is None or info.predicted_overlap is None or info.self_overlap is None:
             return None

@@ -9,7 +9,7 @@ import numpy as np
 
 from smimbench.backend.arrays import namespace
 from smimbench.backend.streaming import StreamedInputs
-from smimbench.derive.channel import complete_channel
+from smimbench.derive import complete_channel
 from smimbench.derive.prior import complete_prior
 from smimbench.files import canonical_json, error_line
 from smimbench.interfaces import Channel, Cost, Data, Model, ParameterError, Prior, Start

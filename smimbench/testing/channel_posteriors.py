@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.derive.channel import predict
+from smimbench.derive import predict
 from smimbench.interfaces import SYMMETRIES
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.testing.arrays import expect_array

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.derive.channel import complete_channel
+from smimbench.derive import complete_channel
 from smimbench.derive.prior import complete_prior
 from smimbench.interfaces import ParameterError
 from smimbench.interfaces.item import with_defaults

@@ -10,7 +10,7 @@ from smimbench_algorithms.adam import Adam
 from smimbench_algorithms.gradient.loss import loss_gradient
 
 from smimbench.backend.device import get_backend
-from smimbench.derive.channel import observable
+from smimbench.derive import observable
 from smimbench.problem.problem import Problem
 from smimbench.run.loop import LoopSettings, Status, run_algorithm
 from tests.helpers import attention, sequence

@@ -13,7 +13,7 @@ from smimbench_algorithms.sgd import Sgd
 
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
-from smimbench.derive.channel import gives_probabilities, observable
+from smimbench.derive import gives_probabilities, observable
 from smimbench.interfaces import Start
 from smimbench.problem.problem import Problem
 from smimbench.run.loop import LoopSettings, Status, run_algorithm

@@ -15,7 +15,7 @@ from smimbench_algorithms.spectral.first_order import first_order, first_order_t
 from smimbench_algorithms.spectral.limit import direction_mode, joint_mode, spectral_theory
 
 from smimbench.backend.device import Backend, get_backend
-from smimbench.derive.channel import complete_channel
+from smimbench.derive import complete_channel
 from smimbench.interfaces import Capabilities, Data, Posterior
 from smimbench.problem.problem import Problem
 from smimbench.theory.component_ratios import components_decouple

@@ -11,8 +11,8 @@ from scipy import integrate, optimize, stats
 from scipy.special import log_ndtr, ndtr
 
 from smimbench.backend.arrays import namespace, to_host
-from smimbench.derive.channel import complete_channel, predict
-from smimbench.derive.likelihood_channel import LARGEST_DIMENSION, IntegratedChannel
+from smimbench.derive import complete_channel, predict
+from smimbench.derive.channel import LARGEST_DIMENSION, IntegratedChannel
 from smimbench.interfaces import Capabilities, Channel, ParameterError
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.registry.registry import Entry, Registry

@@ -9,7 +9,7 @@ import pytest
 from smimbench_channels.sequence.perceptron import Probit, Sign
 
 from smimbench import Problem, Uncertain
-from smimbench.derive.channel import complete_channel
+from smimbench.derive import complete_channel
 from smimbench.interfaces import Channel
 from smimbench.run.theory_cache import TheoryCache
 from smimbench.theory import generalization

@@ -11,7 +11,7 @@ from scipy.special import ndtr
 from smimbench_glm import Committee, Sign, SignProduct
 
 import smimbench
-from smimbench.derive.channel import complete_channel
+from smimbench.derive import complete_channel
 from smimbench.registry import get_registry
 from smimbench.testing import parametrize_with_checks
 from smimbench.theory.predictions import solve

@@ -10,7 +10,7 @@ from scipy.integrate import quad
 from smimbench_phase_retrieval import Modulus, NoisySquare
 
 import smimbench
-from smimbench.derive.channel import complete_channel
+from smimbench.derive import complete_channel
 from smimbench.registry import get_registry
 from smimbench.testing import parametrize_with_checks
 from smimbench.theory.information import channel_information

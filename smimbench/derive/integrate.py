@@ -1,4 +1,4 @@
-r"""Posterior integrals of a likelihood: the cheapest method that meets the posterior of each sample.
+r"""Posterior integrals of a likelihood: by the cheapest method that resolves the posterior of each sample.
 
 For ``z ~ N(omega, V (x) I_C)`` and a label y the posterior is ``N(z; omega, V (x) I_C) exp(log_likelihood(y, z)) / Z``, in
 ``P C`` dimensions. All integrals are done in the whitened latents u, ``z = omega + V^{1/2} u``, in which the prior is the
@@ -23,8 +23,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.backend.arrays import beside, clip, namespace
-from smimbench.derive.integration.fit import posterior_fits, prior_fits
-from smimbench.derive.integration.samples import Accuracy, Fits, Gaussian, Moments, Samples, effective_count, reflected
+from smimbench.derive.samples import (
+    Accuracy,
+    Fits,
+    Gaussian,
+    Moments,
+    Samples,
+    effective_count,
+    posterior_fits,
+    prior_fits,
+    reflected,
+)
 from smimbench.numerics.linalg import symmetric_root
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments
 from smimbench.numerics.masked import put_at_mask
@@ -68,7 +77,7 @@ def integrate(channel: Any, y: Array, omega: Array, V: Array, accuracy: Accuracy
 
 
 def _integrate_block_of_samples(block: Samples) -> Moments:
-    """The cheapest method that meets the posterior of each sample, and more points where the error asks for them."""
+    """The cheapest method that resolves the posterior of each sample; more points where the error is too large."""
     accuracy = block.accuracy
     if block.d == 1:
         return _on_one_line(block, min(accuracy.target, ONE_LINE), search=accuracy.effort > 0)
@@ -86,7 +95,7 @@ def _integrate_block_of_samples(block: Samples) -> Moments:
 
 
 def _integrate_hard(block: Samples, prior: Fits) -> Moments:
-    """Samples whose posterior the prior's points hardly meet: a thin sheet in latent space, or a small region."""
+    """Samples whose posterior is hardly covered by the prior's points: a thin sheet in latent space, or a small region."""
     xp, accuracy = block.xp, block.accuracy
     lines = accuracy.lines if block.d <= 3 else 4 * accuracy.lines
     if block.d <= 3:
@@ -137,7 +146,7 @@ def _again(
     method: Callable[[Samples, Fits, int], tuple[Moments, Array]],
     count: int,
 ) -> Moments:
-    """The moments with those of the samples where ``mask`` holds computed by a method."""
+    """The moments, computed anew by ``method`` for the samples where ``mask`` holds."""
     xp = block.xp
     rows = xp.nonzero(mask)[0]
     if not rows.shape[0]:

@@ -1,1 +1,0 @@
-"""Moments of a posterior in up to twelve latent dimensions, from its likelihood alone."""
