@@ -80,23 +80,14 @@ def _by_layer(law: Law, columns: list[Array]) -> Vectors:
 
 def _log_gaussians(xp: Any, gaussians: Gaussians, xi: Vectors) -> list[Array]:
     """Log-densities of the Gaussian components, relative to that of the standard normal law at 0."""
-    flat = [x for row in xi for x in row]
-    size = len(flat)
-    shrink = 1.0 / SPREAD
+    flat = xp.stack([x for row in xi for x in row], axis=1)
+    size, shrink = flat.shape[1], 1.0 / SPREAD
     logs = []
     for k in range(gaussians.centers.shape[1]):
-        center, factor = gaussians.centers[:, k, :], gaussians.factors[:, k, :, :]
-        difference = [flat[j] - center[:, j][:, None] for j in range(size)]
-        energy: Array = None
-        scale: Array = None
-        for i in range(size):
-            y = factor[:, i, i][:, None] * difference[i]
-            for j in range(i + 1, size):
-                y = y + factor[:, j, i][:, None] * difference[j]
-            energy = y * y if energy is None else energy + y * y
-            log_diagonal = xp.log(factor[:, i, i])
-            scale = log_diagonal if scale is None else scale + log_diagonal
-        logs.append((-0.5 * shrink * shrink) * energy + (scale + size * math.log(shrink))[:, None])
+        factor = gaussians.factors[:, k, :, :]
+        white = xp.matmul(xp.matrix_transpose(factor), flat - gaussians.centers[:, k, :, None])
+        scale = xp.sum(xp.log(xp.linalg.diagonal(factor)), axis=-1) + size * math.log(shrink)
+        logs.append((-0.5 * shrink * shrink) * xp.sum(white * white, axis=1) + scale[:, None])
     return logs
 
 
@@ -260,18 +251,12 @@ def draw_mixture(
     if gaussians is not None:
         count = gaussians.centers.shape[1]
         each = by_gaussian // count
-        white = move(normal_points(size, by_gaussian, "deep attention: Gaussians", seed))
-        for k in range(count):
-            own = [x[:, k * each : (k + 1) * each] for x in white]
-            columns = []
-            for i in range(size):
-                x = gaussians.centers[:, k, i][:, None] + 0.0 * own[i]
-                for j in range(i, size):
-                    # xi = center + spread * factor^{-T} x
-                    x = x + SPREAD * gaussians.inverses[:, k, j, i][:, None] * own[j]
-                columns.append(x)
-            parts.append(_by_layer(law, columns))
-            masks.append(xp.ones((n, each), dtype=xp.bool, device=device))
+        normal = normal_points(size, by_gaussian, "deep attention: Gaussians", seed)[: count * each]
+        white = array_like(normal.reshape(count, each, size).transpose(0, 2, 1), like)
+        # xi = center + spread * factor^{-T} x
+        points = gaussians.centers[..., None] + SPREAD * xp.matmul(xp.matrix_transpose(gaussians.inverses), white)
+        parts.append(_by_layer(law, [xp.reshape(points[:, :, i, :], (n, count * each)) for i in range(size)]))
+        masks.append(xp.ones((n, count * each), dtype=xp.bool, device=device))
     xi = [[xp.concat([part[a][m] for part in parts], axis=1) for m in range(tokens)] for a in range(before)]
     exists = xp.concat(masks, axis=1)
     points = log_integrand(xp, law, u, omega, xi)
