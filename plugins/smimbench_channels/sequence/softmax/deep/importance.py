@@ -198,7 +198,7 @@ def _replaced(xp: Any, old: Array, new: Array, mask: Array, change: Array) -> Ar
 
 
 def _sign_odds(xp: Any, law: Law, omega: Vectors, z: Vectors) -> tuple[list[Array], dict[tuple[int, int], Array]]:
-    """Given z up to a sign of each layer: posterior odds that layers have the other sign, alone and in pairs.
+    """Given z up to a sign of each layer: posterior odds of the other sign, alone and in pairs (none if independent).
 
     A label does not change with these signs, so only the Gaussian law tells them apart, and they are summed
     out exactly.
@@ -211,8 +211,7 @@ def _sign_odds(xp: Any, law: Law, omega: Vectors, z: Vectors) -> tuple[list[Arra
     ]
     coupled = [(a, b) for a in layers for b in layers if a < b and precision[a, b] != 0.0]
     if not coupled:
-        odds = [1.0 / (1.0 + xp.exp(clip(2.0 * k, -300.0, 300.0))) for k in field]
-        return odds, {(a, b): odds[a] * odds[b] for a in layers for b in layers if a < b}
+        return [1.0 / (1.0 + xp.exp(clip(2.0 * k, -300.0, 300.0))) for k in field], {}
     coupling = {
         (a, b): sum((z[a][m] * z[b][m] for m in tokens[1:]), z[a][0] * z[b][0]) * float(precision[a, b])
         for a, b in coupled
@@ -238,32 +237,35 @@ def _sign_odds(xp: Any, law: Law, omega: Vectors, z: Vectors) -> tuple[list[Arra
 
 
 def _weighted_sums(xp: Any, law: Law, omega: Vectors, points: Points, weight: Array, full: bool) -> Array:
-    """Sums (moments, n) over points: weight, shift, then traces or the triangle of the second moment."""
-    layers, tokens = law.layers, law.tokens
+    """Sums (moments, n) over points: weight, shift, then the second moment or its traces over tokens."""
+    n, layers, tokens = weight.shape[0], range(law.layers), law.tokens
     dz = [*points.dw, [z - o for z, o in zip(points.last, omega[-1])]]
     z = [[x + o for x, o in zip(row, mean)] for row, mean in zip(dz, omega)]
     alone, pairs = _sign_odds(xp, law, omega, z)
+    place = xp.stack([xp.stack(row, axis=1) for row in z], axis=1)  # (n, L, M, points)
     # s z - omega = dz - (1 - s) z keeps its digits where s is almost surely 1
-    moments = [weight]
-    moments += [weight * (dz[a][m] - 2.0 * alone[a] * z[a][m]) for a in range(layers) for m in range(tokens)]
-
-    def product(a: int, i: int, b: int, j: int) -> Array:
-        both = alone[a] if a == b else pairs[min(a, b), max(a, b)]
-        return (
-            dz[a][i] * dz[b][j]
-            - 2.0 * (alone[a] * z[a][i] * dz[b][j] + alone[b] * dz[a][i] * z[b][j])
-            + 4.0 * both * z[a][i] * z[b][j]
-        )
-
-    if full:
-        entries = [(a, m) for a in range(layers) for m in range(tokens)]
-        moments += [weight * product(*one, *two) for k, one in enumerate(entries) for two in entries[k:]]
-    else:
-        for a in range(layers):
-            for b in range(a, layers):
-                terms = [product(a, m, b, m) for m in range(tokens)]
-                moments.append(weight * sum(terms[1:], terms[0]))
-    return xp.stack([xp.sum(moment, axis=1) for moment in moments])
+    shift = (
+        xp.stack([xp.stack(row, axis=1) for row in dz], axis=1) - 2.0 * xp.stack(alone, axis=1)[:, :, None, :] * place
+    )
+    weighted = shift * weight[:, None, None, :]
+    size = tokens if full else 1
+    flat = xp.reshape(shift, (n, law.layers * size, -1))
+    second = xp.matmul(xp.reshape(weighted, flat.shape), xp.matrix_transpose(flat))
+    # what the signs' own scatter adds
+    scatters = [[xp.zeros_like(second[:, :size, :size]) for _ in layers] for _ in layers]
+    for a in layers:
+        for b in layers:
+            if a != b and not pairs:
+                continue
+            both = alone[a] if a == b else pairs[min(a, b), max(a, b)]
+            scatter = 4.0 * weight * (both - alone[a] * alone[b])
+            left = xp.reshape(scatter[:, None, :] * place[:, a, :, :], (n, size, -1))
+            right = xp.reshape(place[:, b, :, :], (n, size, -1))
+            scatters[a][b] = xp.matmul(left, xp.matrix_transpose(right))
+    second = second + xp.concat([xp.concat(row, axis=2) for row in scatters], axis=1)
+    first = xp.sum(weighted, axis=-1)
+    columns = [xp.reshape(array, (n, -1)) for array in (xp.sum(weight, axis=-1), first, second)]
+    return xp.permute_dims(xp.concat(columns, axis=1), (1, 0))
 
 
 class _Sums(NamedTuple):
@@ -304,9 +306,5 @@ def _moments_of_sums(xp: Any, law: Law, V: np.ndarray[Any, Any], result: _Sums, 
 
     shift = xp.reshape(xp.permute_dims(means[:size, :], (1, 0)), (-1, layers, tokens))
     rank = size if full else layers
-    place: dict[tuple[int, int], int] = {}
-    for i in range(rank):
-        for j in range(i, rank):
-            place[i, j] = place[j, i] = size + len({(min(key), max(key)) for key in place})
-    second = xp.stack([xp.stack([means[place[i, j], :] for i in range(rank)], axis=-1) for j in range(rank)], axis=-1)
+    second = xp.reshape(xp.permute_dims(means[size:, :], (1, 0)), (-1, rank, rank))
     return Moments(log_partition, shift, second, xp.where(found, error, math.inf))

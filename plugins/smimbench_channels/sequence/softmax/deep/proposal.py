@@ -251,11 +251,11 @@ def draw_mixture(
     if gaussians is not None:
         count = gaussians.centers.shape[1]
         each = by_gaussian // count
-        normal = normal_points(size, by_gaussian, "deep attention: Gaussians", seed)[: count * each]
-        white = array_like(normal.reshape(count, each, size).transpose(0, 2, 1), like)
+        standard = normal_points(size, by_gaussian, "deep attention: Gaussians", seed)[: count * each]
+        white = array_like(standard.reshape(count, each, size).transpose(0, 2, 1), like)
         # xi = center + spread * factor^{-T} x
-        points = gaussians.centers[..., None] + SPREAD * xp.matmul(xp.matrix_transpose(gaussians.inverses), white)
-        parts.append(_by_layer(law, [xp.reshape(points[:, :, i, :], (n, count * each)) for i in range(size)]))
+        drawn = gaussians.centers[..., None] + SPREAD * xp.matmul(xp.matrix_transpose(gaussians.inverses), white)
+        parts.append(_by_layer(law, [xp.reshape(drawn[:, :, i, :], (n, count * each)) for i in range(size)]))
         masks.append(xp.ones((n, count * each), dtype=xp.bool, device=device))
     xi = [[xp.concat([part[a][m] for part in parts], axis=1) for m in range(tokens)] for a in range(before)]
     exists = xp.concat(masks, axis=1)
