@@ -27,21 +27,21 @@ FORMAT = 1
 class _Place(pydantic.BaseModel):
     """Rows of one place: what they have in common, and the rest of each."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     common: dict[str, Any]
     rows: list[dict[str, Any]]
 
 
 class _Body(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True)
+    model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
 
     identities: list[dict[str, Any]]
     places: list[_Place]
 
 
 class _Packed(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     packed: int
     run: SharedDocument

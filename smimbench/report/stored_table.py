@@ -37,7 +37,7 @@ Texts = list[Text]
 
 
 class _Open(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True)
+    model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
 
 
 class _Time(_Open):

@@ -35,7 +35,7 @@ Nested = Number | bool | Text | Numbers | list[Numbers] | dict[str, Number | Tex
 class OwnPoint(pydantic.BaseModel):
     """A fixed point of theory; of every component, or pair of components, a number. Other fields hold numbers and text."""
 
-    model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True)
+    model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
     __pydantic_extra__: dict[str, Nested]
 
     mse: Value
@@ -87,7 +87,7 @@ class Point(OwnPoint):
 class Location(pydantic.BaseModel):
     """A sample ratio at which something begins or ends."""
 
-    model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True)
+    model_config = pydantic.ConfigDict(extra="allow", strict=True, frozen=True, defer_build=True)
 
     value: float
     error: float
@@ -99,7 +99,7 @@ class Location(pydantic.BaseModel):
 class Thresholds(pydantic.BaseModel):
     """Thresholds of a problem; null for one that does not exist."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     weak_recovery: Location | None
     perfect_recovery: Location | None
@@ -120,7 +120,7 @@ def _is_matrix(value: Any) -> Any:
 class Node(pydantic.BaseModel):
     """Information at one overlap: a matrix (or a stack of them) and its error."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     value: Annotated[list[Any], pydantic.AfterValidator(_is_matrix)]
     error: Any
@@ -132,12 +132,15 @@ class Node(pydantic.BaseModel):
         return self
 
 
-MODELS: dict[str, Any] = {
-    "point": Annotated[list[Point], Field(min_length=1)],
-    "thresholds": Thresholds,
-    "own": Text | OwnPoint,
-    "nodes": Node,
-}
+class _Points(pydantic.RootModel[Annotated[list[Point], Field(min_length=1)]]):
+    model_config = pydantic.ConfigDict(strict=True, defer_build=True)
+
+
+class _Own(pydantic.RootModel[Text | OwnPoint]):
+    model_config = pydantic.ConfigDict(strict=True, defer_build=True)
+
+
+MODELS: dict[str, type[pydantic.BaseModel]] = {"point": _Points, "thresholds": Thresholds, "own": _Own, "nodes": Node}
 
 
 def check_answer(kind: str, answer: Any, components: int | None) -> None:

@@ -28,7 +28,7 @@ from smimbench.problem.seeds import seed_sequence
 from smimbench.registry.adapters import refusal
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import Registry, get_registry
-from smimbench.run import heartbeat
+from smimbench.run.clock import running
 from smimbench.run.loop import LoopResult, LoopSettings, Status, run_algorithm
 from smimbench.run.record import LONGEST, check_types, plain
 from smimbench.suite.cells import Cell
@@ -43,8 +43,6 @@ INFORMED_OVERLAP = 0.9
 """Overlap with the teacher of an informed start; nearer to 1 the informed branch is followed from further inside."""
 MOST_TRIES = 6
 """Runs of a cell that runs out of the memory of its device, with chunks half as large each time; one more: half of that."""
-MOST_WARNINGS = 100
-"""Different warnings that a record keeps; doubled, a plugin that warns anew in every step makes records twice as long."""
 
 
 def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1, registry: Registry | None = None) -> dict[str, Any]:
@@ -133,7 +131,7 @@ def _whole_record(cell: Cell, found: dict[str, Any], threads: int, started: floa
 def _different(lines: list[str]) -> list[str]:
     """Each line once, and not more than anybody reads."""
     found = list(dict.fromkeys(lines))
-    return found if len(found) <= MOST_WARNINGS else [*found[:MOST_WARNINGS], f"and {len(found) - MOST_WARNINGS} more"]
+    return found if len(found) <= 100 else [*found[:100], f"and {len(found) - 100} more"]
 
 
 def _where(error: BaseException) -> str:
@@ -180,7 +178,7 @@ def _prepare_cell(cell: Cell, registry: Registry, timing: bool) -> _ReadyCell | 
     if timing and computed:
         _start_of_run(cell, problem, instance, backend, registry)
     stop = backend.stopwatch()
-    with heartbeat.running(0.0) if computed else contextlib.nullcontext():
+    with running(0.0) if computed else contextlib.nullcontext():
         start = _start_of_run(cell, problem, instance, backend, registry)
     # An informed start is a gift of the engine; a computed one is part of what the algorithm does, and of its time.
     head_start = stop().seconds if computed else 0.0

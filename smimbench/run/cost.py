@@ -39,8 +39,6 @@ LONGEST_TRIAL = 20.0
 """Seconds after which a trial of a plugin is ended from outside; doubled, a dry run of one that hangs takes twice as long."""
 USUAL = 60
 """Iterations of an algorithm that stops by itself. Doubled, runs of message passing are said to take twice as long."""
-OVERHEAD = 2e-4
-"""Seconds of an iteration beside its matrix products; doubled, small problems with many steps are said to take longer."""
 
 
 @dataclass(frozen=True)
@@ -156,14 +154,14 @@ def _products(
     else:
         products = 4.0 * (plan.batch or n) * model.tokens * signal
     read = _width(cell) * (plan.batch or n) * model.tokens * dimension / bandwidth
-    one = max(plan.students * products / rate, read) + OVERHEAD
+    one = max(plan.students * products / rate, read) + 2e-4
     return _Products(one, plan.steps or USUAL, plan.batch or n, not plan.steps)
 
 
 def _try_iterations(cell: Cell, products: Callable[[float, int], _Products], registry: Registry) -> _Trial | None:
     """Some iterations on a smaller instance; None where they fail."""
     dimension = cell.dimension
-    while dimension > 8 and products(cell.alpha, dimension).iteration > TRIAL + OVERHEAD:
+    while dimension > 8 and products(cell.alpha, dimension).iteration > TRIAL + 2e-4:
         dimension = int(0.7 * dimension)
     smaller = cell.run.model_copy(update={"timeout": PATIENCE, "max_iterations": min(cell.run.max_iterations, 8)})
     trial = dataclasses.replace(cell, dimension=dimension, run=smaller)

@@ -33,12 +33,8 @@ __all__ = ["DEVICES", "on_dask"]
 PATIENCE = 60.0
 """Seconds without any worker that could run what is left, four times those without a scheduler; doubled, a cluster that is
 gone is noticed that much later."""
-CHANCES = 5
-"""Times that a cell is sent again after the cluster lost it; Dask itself sends it to other workers before."""
 LOST = ("KilledWorker", "CancelledError", "FutureCancelledError", "TimeoutError")
 """Names of errors of a cell that went with its worker or its scheduler, and may be sent again."""
-RETRY_DELAY = 1.0
-"""Seconds until a cell that was lost is sent again, if the scheduler answers then; doubled, that much later."""
 IDLE_TIMEOUT = 20.0
 """Seconds without a cell after which the process beside a Dask worker is ended; doubled, its memory is held that much longer."""
 DEVICES = ("cupy",)
@@ -95,11 +91,11 @@ def on_dask(
         again: list[tuple[Cell, int, BaseException]] = []
         since = 0.0
         while (running or again) and (end is None or time.monotonic() < end):
-            if again and time.monotonic() - since > RETRY_DELAY:
+            if again and time.monotonic() - since > 1.0:
                 if not watch.answers():
                     raise BackendError(f"dask: the scheduler at {address} is gone; what was finished is kept")
                 for cell, chance, why in again:
-                    if chance < CHANCES:
+                    if chance < 5:  # Dask itself sends it to other workers before
                         send(cell, chance + 1)
                     else:
                         yield lost_record(cell, threads, f"the cluster lost it: {error_line(why)}")

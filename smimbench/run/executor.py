@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 
 from smimbench.files import printable, unless
-from smimbench.run import heartbeat
+from smimbench.run import clock
 from smimbench.run.loop import Status
 from smimbench.run.record import LONGEST
 from smimbench.run.worker import HEAD, send
@@ -35,18 +35,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Ended", "Executor", "Limits", "Task", "Underway"]
 
-POLL = 0.1
-"""Seconds between two looks at the processes; doubled, limits are kept that much less exactly."""
 RESERVE = 0.03
 """Part of the memory of the machine that stays free; doubled, a process that takes it all is ended that much earlier."""
 SPARE = 4
 """Processes that wait for work of their distributions besides those at work; with more, memory is held for fewer starts."""
-LARGEST_OUTPUT = 1 << 24
-"""Bytes that may be printed before what came first is dropped."""
-LAST_WORDS = 0.5
-"""Seconds in which what a process wrote before it ended is still read; doubled, its end is noticed that much later."""
-BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from smimbench.run.worker import main; main()"
-"""What ``python -P -c`` runs: the parent's path first, so that nothing of the working folder comes before it."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +171,7 @@ class Executor:
                     elif decided is None:
                         waiting.append(task)
                 try:
-                    worker, message = self._events.get(timeout=POLL)
+                    worker, message = self._events.get(timeout=0.1)
                 except queue.Empty:
                     pass
                 else:
@@ -254,13 +246,15 @@ class _Worker:
         self._begun = self._heard = time.monotonic()
         self._died: float | None = None
         with tempfile.NamedTemporaryFile(prefix="smimbench-", delete=False) as file:
-            file.write(heartbeat.STILL)
+            file.write(clock.STILL)
         self._pulse = Path(file.name)
         self._output = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed in end()
         names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        # The parent's path first, so that nothing of the working folder comes before it.
+        boot = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from smimbench.run.worker import main; main()"
         path = [entry for entry in sys.path if entry not in registry.foreign_path]
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", BOOT, json.dumps(path)],
+            [sys.executable, "-P", "-c", boot, json.dumps(path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._output,
@@ -296,7 +290,7 @@ class _Worker:
         """Whether it has ended and all that it wrote is read, also if somebody else holds its pipe open."""
         if self.process.poll() is not None:
             self._died = self._died or time.monotonic()
-        return self._died is not None and time.monotonic() - self._died > LAST_WORDS
+        return self._died is not None and time.monotonic() - self._died > 0.5
 
     def begin(self, task: Task) -> None:
         """Give it a task."""
@@ -304,7 +298,7 @@ class _Worker:
         self._begun = self._heard = time.monotonic()
         self._output.truncate(0)
         with open(self._pulse, "r+b") as file:  # it waits, and does not beat
-            file.write(heartbeat.STILL)
+            file.write(clock.STILL)
         self._tell(pickle.dumps((task.kind, *task.arguments)))
 
     def receive(self, message: bytes) -> Ended | None:
@@ -332,10 +326,10 @@ class _Worker:
         """End it if its task is beyond a limit."""
         task, now = self.task, time.monotonic()
         assert task is not None
-        if os.fstat(self._output.fileno()).st_size > LARGEST_OUTPUT:
+        if os.fstat(self._output.fileno()).st_size > 1 << 24:
             self._output.truncate(0)
         if task.timeout is not None:
-            late = heartbeat.clock_seen(self._pulse.read_bytes()) > task.timeout + max(1.0, 0.5 * task.timeout)
+            late = clock.clock_seen(self._pulse.read_bytes()) > task.timeout + max(1.0, 0.5 * task.timeout)
             self._late = self._late + 1 if late else 0
             if self._late > 1:  # the two numbers of a heartbeat are not written at once: look twice
                 reason = f"{task.timeout:g} s reached in a step that did not return; ended from outside"
@@ -351,7 +345,7 @@ class _Worker:
     def underway(self) -> Underway:
         """What it is doing."""
         assert self.task is not None
-        iterations = heartbeat.iterations_seen(self._pulse.read_bytes())
+        iterations = clock.iterations_seen(self._pulse.read_bytes())
         return Underway(self.task, time.monotonic() - self._begun, iterations)
 
     def stop(self, status: Status, reason: str) -> None:

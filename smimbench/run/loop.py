@@ -9,7 +9,7 @@ How a run ends
   or the algorithm made all the steps that it planned.
 * ``not-converged``: the largest number of iterations was reached first, or the stopping rule does not trust the end. Unless
   the rule says that the run had settled (``settled``): it is then ``ok``, and how far the metrics went about in its last
-  ``SPREAD`` iterations is recorded as ``mse_spread`` and so on.
+  40 iterations is recorded as ``mse_spread`` and so on.
 * ``timeout``: the time limit was reached first.
 
 A run that ends ``diverged`` or ``not-converged`` is started once more, with another stream of random numbers, if the
@@ -29,10 +29,8 @@ import numpy as np
 from smimbench.derive.stopping import rule_of
 from smimbench.files import error_line, printable
 from smimbench.registry.adapters import plan_of
-from smimbench.run import heartbeat
-from smimbench.run.clock import Clock, Passed, timed
-from smimbench.run.readings import Readings
-from smimbench.run.trajectory import Trajectory
+from smimbench.run.clock import Clock, Passed, iterations_made, timed
+from smimbench.run.readings import Readings, Trajectory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -184,7 +182,7 @@ class Run:
         self.warnings: list[str] = []
         self.status, self.reason = Status.NOT_CONVERGED, f"{self.last} iterations reached"
         self.iteration, self._broken = 0, False
-        heartbeat.made(0)
+        iterations_made(0)
         self.resumed: str | None = None
         self.state, passed = timed(lambda: algorithm.init(problem, data, rng), backend, self.clock.seconds)
         self.clock.add(passed)
@@ -209,7 +207,7 @@ class Run:
         """A step has been made: what it reported (on the host), the time it took, and its estimate where it is measured."""
         self.clock.add(passed)
         self.iteration += 1
-        heartbeat.made(self.iteration)
+        iterations_made(self.iteration)
         settings, iteration, steps = self.settings, self.iteration, self.steps
         if info.warning is not None and (said := printable(info.warning, 2000)) not in ("", *self.warnings):
             self.warnings.append(said)

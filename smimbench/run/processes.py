@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["cell_task", "check_record_of", "in_processes", "record_of"]
 
-CHANCES = 2
-"""Processes that a cell may lose; with more, a cell that crashes costs more before it is recorded as failed."""
-
 
 def in_processes(
     cells: Sequence[Cell],
@@ -69,7 +66,7 @@ def in_processes(
 def cell_task(cell: Cell, distributions: frozenset[str]) -> Task:
     """A cell as work for a process."""
     accept = partial(check_record_of, cell)
-    return Task("cell", (cell,), distributions, accept, chances=CHANCES, timeout=cell.run.timeout)
+    return Task("cell", (cell,), distributions, accept, chances=2, timeout=cell.run.timeout)
 
 
 def check_record_of(cell: Cell, record: Any) -> None:

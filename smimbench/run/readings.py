@@ -1,8 +1,9 @@
-"""What the loop reads of every step: its numbers on the host, and whether they have diverged."""
+"""What the loop reads: numbers of every step, whether they have diverged, and metrics of the measured ones."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,21 +12,14 @@ from smimbench.backend.arrays import read_together
 from smimbench.interfaces import STORED_NAMES, Info
 
 if TYPE_CHECKING:
+    from smimbench.interfaces import Array
+    from smimbench.problem.instance import Instance
     from smimbench.problem.problem import Problem
 
-__all__ = ["READINGS", "Readings"]
+__all__ = ["READINGS", "Readings", "Trajectory"]
 
 READINGS = (*STORED_NAMES, "integration_error")
 """Entries of ``Info`` that are arrays, beside the residual."""
-
-ORDER_PARAMETERS = ("predicted_overlap", "self_overlap", "squared_step")
-"""Readings that must be finite numbers."""
-
-LARGEST_GROWTH = 1e3
-"""Self-overlap, in second moments of the signal, above which a run has diverged. Doubled: noticed some iterations later."""
-
-COARSE = 1e-3
-"""Error of posterior integrals, in widths of the posterior, from which on the user is warned. Doubled: fewer warnings."""
 
 
 class Readings:
@@ -59,18 +53,19 @@ class Readings:
         return self.latest
 
     def _divergence(self, residual: float, found: dict[str, Any]) -> str:
-        unfinite = [name for name in ORDER_PARAMETERS if not np.isfinite(found.get(name, 0.0)).all()]
+        finite = ("predicted_overlap", "self_overlap", "squared_step")
+        unfinite = [name for name in finite if not np.isfinite(found.get(name, 0.0)).all()]
         if not math.isfinite(residual):
             return "the residual is not a finite number"
         if unfinite:
             return f"{STORED_NAMES[unfinite[0]]} is not a finite number"
-        if (found.get("self_overlap", self.second) > LARGEST_GROWTH * self.second).any():
+        if (found.get("self_overlap", self.second) > 1e3 * self.second).any():
             return f"the estimate grew to an overlap of {found['self_overlap'].max():.1e}"
         return ""
 
     def warnings(self) -> list[str]:
         """A warning if the posterior was once integrated so coarsely that it may show."""
-        if self._coarsest < COARSE:
+        if self._coarsest < 1e-3:
             return []
         return [f"posterior integrals were accurate to {self._coarsest:.0e} of their width only"]
 
@@ -79,3 +74,38 @@ class Readings:
         named = {STORED_NAMES.get(name, name): getattr(self.latest, name) for name in READINGS}
         kept = {key: value.tolist() for key, value in named.items() if value is not None}
         return {"residual": self.latest.residual, **kept}
+
+
+@dataclass
+class Trajectory:
+    """The measured points of a run: errors of the estimate, each at its iteration and its second."""
+
+    instance: Instance
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    trajectory: dict[str, list[Any]] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)
+
+    def record(self, estimate: Array, iteration: int, seconds: float, info: Info) -> None:
+        """Measure the estimate at this iteration and second, beside what its step reported."""
+        samples, damping = (math.nan if x is None else float(x) for x in (info.samples, info.damping))
+        if info.damping is not None:  # the start was not damped
+            self.trajectory.setdefault("damping", [math.nan] * len(self.trajectory["iteration"]))
+        self.metrics = values = self.instance.metrics(estimate, self.broken)
+        for name in self.broken:  # a metric that raised once has no trajectory
+            self.trajectory.pop(name, None)
+        entries = {"iteration": iteration, "seconds": seconds, **values, "residual": info.residual, "samples": samples}
+        if "damping" in self.trajectory:
+            entries["damping"] = damping
+        for name, entry in entries.items():
+            self.trajectory.setdefault(name, []).append(entry)
+
+    def spread(self) -> dict[str, list[float]]:
+        """Standard deviation of every metric, per component, over the measured ones of the last 40 iterations."""
+        iterations = self.trajectory["iteration"]
+        count = sum(iteration > iterations[-1] - 40 for iteration in iterations)
+        return {f"{name}_spread": np.std(self.trajectory[name][-count:], axis=0).tolist() for name in self.metrics}
+
+    @property
+    def finite(self) -> bool:
+        """Whether the metrics measured last are finite numbers."""
+        return all(math.isfinite(v) for values in self.metrics.values() for v in values)

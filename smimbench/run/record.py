@@ -179,10 +179,10 @@ def check_types(record: dict[str, Any]) -> None:
     check_model(Record, {"format": FORMAT, "digest": "0" * 64, **record}, "a record of smimbench")
 
 
-def check_model(model: Any, value: Any, what: str) -> None:
-    """Raise ValueError, with the first wrong field, unless a value has the structure of a pydantic model or type."""
+def check_model(model: type[pydantic.BaseModel], value: Any, what: str) -> None:
+    """Raise ValueError, with the first wrong field, unless a value has the structure of a model."""
     try:
-        pydantic.TypeAdapter(model).validate_python(value, strict=True)
+        model.model_validate(value)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = "".join(f"{part}: " for part in (".".join(map(str, first["loc"])),) if part)

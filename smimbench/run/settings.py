@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["Settings", "options_of", "settings_folder", "settings_of_suite", "settings_under", "why_none", "words_of"]
 
 FOLDER = "settings"
-READABLE = 60
-"""Letters of a folder's name before its digest; doubled, names of long settings say more and paths are longer."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ def settings_folder(suite: Suite, store: Store) -> Path:
     if not given:
         return store.folder
     text = " ".join(f"{option[2:]} {value}" for option, value in given)
-    name = re.sub(r"[^A-Za-z0-9.=+-]+", "_", " ".join(value for _, value in given))[:READABLE]
+    name = re.sub(r"[^A-Za-z0-9.=+-]+", "_", " ".join(value for _, value in given))[:60]
     return store.folder / FOLDER / f"{name}.{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 

@@ -16,11 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Array", "plan_array", "script"]
 
-FILLED = 0.5
-"""Part of the wall time that the priced cost may take: prices are rough. Doubled, more jobs have to be queued again."""
-STOP = 120.0
-"""Seconds before the wall time at which a job stops by itself; doubled, a job leaves that much more of its time unused."""
-
 
 @dataclass(frozen=True)
 class Array:
@@ -42,8 +37,8 @@ def plan_array(cells: Sequence[Cell], seconds: float, minutes: int, cpus: int, m
         What all cells are expected to take, one after the other.
     """
     wall = 60.0 * minutes
-    tasks = math.ceil(seconds / (FILLED * wall * cpus)) if cells else 1
-    budget = int(max(0.5 * wall, wall - STOP))
+    tasks = math.ceil(seconds / (0.5 * wall * cpus)) if cells else 1
+    budget = int(max(0.5 * wall, wall - 120.0))
     megabytes = math.ceil(1.5 * cpus * memory_of_a_cell(cells) / 2**20 / 256) * 256
     return Array(max(1, min(tasks, most, len(cells))), minutes, cpus, megabytes, budget)
 

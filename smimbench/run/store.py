@@ -30,10 +30,6 @@ LONG = 300
 """Iterations above which a trajectory goes to a file of its own; doubled, records get twice as long to read as text."""
 ASIDE = "set-aside"
 """Folder for files that cannot be trusted."""
-SCALARS = ("iteration", "seconds", "residual", "samples", "damping")
-"""Columns of a trajectory with one number at a time; all others have one for each component."""
-LARGEST = 1 << 28
-"""Bytes of a trajectory when unpacked; doubled, a crafted file can take twice as much memory before it is refused."""
 
 
 class Store:
@@ -159,7 +155,10 @@ class Store:
             arrays = _unpacked_npz(path, found) if "file" in found else _from_lists(found)
             if "iteration" not in arrays or not len(arrays["iteration"]):
                 raise ValueError("has no iterations")
-            if any(values.ndim != (1 if name in SCALARS else 2) for name, values in arrays.items()):
+            if any(
+                values.ndim != (1 if name in ("iteration", "seconds", "residual", "samples", "damping") else 2)
+                for name, values in arrays.items()
+            ):
                 raise ValueError("has a column of another form")
             if len({len(values) for values in arrays.values()}) != 1:
                 raise ValueError("has columns of different lengths")
@@ -244,8 +243,8 @@ def _unpacked_npz(path: Path, found: dict[str, Any]) -> dict[str, np.ndarray[Any
     if hashlib.sha256(data).hexdigest() != found["sha256"]:
         raise ValueError("was changed after it was written")
     with zipfile.ZipFile(io.BytesIO(data)) as packed:
-        if sum(part.file_size for part in packed.infolist()) > LARGEST:
-            raise ValueError(f"is larger than {LARGEST >> 20} MB when unpacked")
+        if sum(part.file_size for part in packed.infolist()) > 1 << 28:
+            raise ValueError("is larger than 256 MB when unpacked")
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         found_arrays = {key: arrays[key] for key in arrays.files}
     if any(array.dtype != np.float64 for array in found_arrays.values()):

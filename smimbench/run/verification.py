@@ -17,7 +17,6 @@ from smimbench.files import canonical_json, error_line
 from smimbench.interfaces import Conditions, Overlaps, ParameterError
 from smimbench.registry.registry import RegistryError
 from smimbench.run.answers import check_answer, document_digest, document_text, read_answer
-from smimbench.run.loop import Status
 from smimbench.run.processes import in_processes
 from smimbench.run.record import digest_of, text_of
 from smimbench.run.store import Store
@@ -38,8 +37,6 @@ __all__ = ["ELSEWHERE", "Verification", "complaints_of", "differences", "files",
 
 OTHER_TEXT = "its text is not what smimbench wrote, though its numbers are"
 
-REPEATABLE = (Status.OK.value, Status.NOT_CONVERGED.value, Status.DIVERGED.value, Status.SKIPPED.value)
-"""Ends that do not depend on a clock, on memory or on what else a machine does."""
 ELSEWHERE = 1e-5
 """Relative difference of numbers from another machine, or another number of threads, that is no disagreement. Doubled, a
 change of the sixth digit of a record from elsewhere goes unnoticed."""
@@ -218,7 +215,8 @@ def rerun(cells: Sequence[Cell], store: Store, registry: Registry, *, count: int
     """Run so many of the stored cells again, drawn at random, and compare all that does not come from a clock."""
     found = Verification()
     records = store.load()
-    known = [cell for cell in cells if (records.get(cell.key) or {}).get("status") in REPEATABLE]
+    ends = ("ok", "not-converged", "diverged", "skipped")  # those that no clock and no memory decides
+    known = [cell for cell in cells if (records.get(cell.key) or {}).get("status") in ends]
     chosen = np.random.default_rng(seed).permutation(len(known))[:count]
     threads = {cell.key: int(records[cell.key]["timing"].get("threads") or 1) for cell in known}
     for number in sorted(set(threads.values())):

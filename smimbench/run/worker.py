@@ -40,7 +40,7 @@ def main() -> None:
 
     from smimbench.files import error_line, plain_value
     from smimbench.registry.registry import Registry, set_registry
-    from smimbench.run.heartbeat import beat_to
+    from smimbench.run.clock import beat_to
 
     beat_to(Path(setup["heartbeat"]))
     registry = Registry(setup["paths"], third_party=setup["third_party"], only=setup["only"])

@@ -184,6 +184,7 @@ def test_a_different_seed_starts_the_algorithm_elsewhere_and_a_restart_does_too(
 # -- what is missing ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_to_resume_is_a_set_difference(tmp_path, registry):
     cells = cells_of(tmp_path, registry, "quiet", "gamp")
     store = Store(tmp_path / "results")
@@ -251,6 +252,7 @@ def test_serial_and_parallel_agree_bit_for_bit(tmp_path, registry):
     assert set(stored) == set(by_key)
 
 
+@pytest.mark.slow
 def test_the_order_of_cells_does_not_matter(tmp_path, registry):
     """The last instance is kept between cells: that must save time and change nothing."""
     cells = cells_of(tmp_path, registry, "gamp", "quiet")

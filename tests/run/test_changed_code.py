@@ -29,6 +29,7 @@ def cells(folder):
     return sorted(path.name for path in (folder / "r" / "small").glob("*.json") if path.name != "run.json")
 
 
+@pytest.mark.slow
 def test_changed_code_is_said_and_not_mixed(tmp_path, capsys, arguments):
     mine, given = arguments
     run = ("run", *given, "--workers", "1", "--no-figure")
@@ -60,6 +61,7 @@ def test_changed_code_is_said_and_not_mixed(tmp_path, capsys, arguments):
     ]
 
 
+@pytest.mark.slow
 def test_a_forgotten_bump_is_said_once_until_it_changes(tmp_path, capsys, arguments):
     mine, given = arguments
     assert call(capsys, "run", *given, "--workers", "1", "--no-figure")[0] == 0
@@ -72,6 +74,7 @@ def test_a_forgotten_bump_is_said_once_until_it_changes(tmp_path, capsys, argume
     assert [call(capsys, "show", *given)[2].count(SAID) for _ in range(2)] == [1, 0]
 
 
+@pytest.mark.slow
 def test_retry_solves_theory_again(tmp_path, capsys, arguments):
     _, given = arguments
     run = ("run", *given, "--workers", "1", "--no-figure")

@@ -79,6 +79,7 @@ def test_a_cluster_whose_workers_die_makes_the_serial_records(tmp_path, cluster,
     assert len(done.stderr.strip().splitlines()) == 1  # older versions of distributed print an empty line of their own
 
 
+@pytest.mark.slow
 def test_a_worker_that_has_lived_long_runs_the_code_of_today(tmp_path, cluster):
     """The plugin's file changes between two runs: the second must not get the numbers of the first under its version."""
     address, _, _ = cluster

@@ -79,6 +79,7 @@ def table(capsys, suite, results) -> list[dict]:
     return [{name: row[name] for name in ERRORS} for row in rows]
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_the_table_is_the_same_bit_for_bit(tmp_path, capsys):
     suite = write_suite(tmp_path, SUITE)
     done = call_outside("run", suite, "--results", tmp_path / "calm", "--workers", "1", "--quiet", "--no-figure")
@@ -138,6 +139,7 @@ def test_workers_do_not_outlive_a_parent_that_is_killed(tmp_path):
             os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_one_line_and_loses_nothing(tmp_path):
     suite = write_suite(tmp_path, SUITE.replace("= 8\n", "= 500\n", 1))
     folder = tmp_path / "results" / "small"
@@ -157,6 +159,7 @@ def test_ctrl_c_is_one_line_and_loses_nothing(tmp_path):
     assert store.complaints == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["starting", "working"])
 def test_ctrl_c_waits_for_no_cell(moment, tmp_path):
     """Cells of an hour: workers that are still importing, and workers in the middle of a cell, end at once and in silence."""

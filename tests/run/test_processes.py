@@ -36,6 +36,7 @@ ENDS = {
 }
 
 
+@pytest.mark.slow
 def test_one_process_outlives_every_end(tmp_path, registry):
     """One worker, cell after cell: each bad one fails with its reason, and the last is as good as alone."""
     cells = [c for c in cells_of(tmp_path, registry, *ENDS, "quiet") if c.replicate == 0 and c.alpha == 0.5]
@@ -103,6 +104,7 @@ def test_a_budget_ends_a_run_and_leaves_the_rest_to_be_run(tmp_path, registry):
     assert Store(tmp_path / "a").load() == {}
 
 
+@pytest.mark.slow
 def test_what_a_plugin_prints_is_kept_and_disturbs_nobody(tmp_path):
     text = SUITE.partition("[[algorithms]]")[0] + '\n[[algorithms]]\nname = "printer"\n'
     suite = write_suite(tmp_path, text)

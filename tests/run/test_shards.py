@@ -104,6 +104,7 @@ def test_shards_two_of_them_killed_are_the_serial_run(tmp_path):
     assert len(list(folder.rglob("*.tmp"))) <= 2  # one for each kill in the middle of a write
 
 
+@pytest.mark.slow
 def test_two_runs_into_one_folder_share_the_cells(tmp_path):
     suite = write_suite(tmp_path, TEXT)
     words = command("run", suite, "--results", tmp_path / "r", "--workers", "1", "--no-figure", "--json", "--quiet")

@@ -156,6 +156,7 @@ def test_what_ships_is_solved_here(plugin):
     assert cache._executor is None
 
 
+@pytest.mark.slow
 def test_the_rows_of_all_others_stay(plugin, tmp_path, capsys, monkeypatch):
     """A channel whose theory aborts and algorithms whose theory aborts or never ends, beside what is as it should be."""
     monkeypatch.setattr(theory_guard, "PATIENCE", 4.0)
