@@ -294,7 +294,7 @@ def complete_channel(channel: Any, model: Model) -> Any:
         integrated.check()
         return integrated
     derived = DerivedChannel(channel, model.sites)
-    if channel.symmetry is None or not gives(Channel, type(channel), "components"):
+    if channel.symmetry is None:
         return derived
     adds_prediction = channel.predict is None and derived.noisy
     adds_derivative = channel.vjp is None and derived.smooth

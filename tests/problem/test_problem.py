@@ -81,7 +81,7 @@ def test_another_process_draws_the_same_bits(problem):
 
 
 def test_a_version_that_rises_keeps_its_data(problem, monkeypatch):
-    """The version of a channel is raised when its posterior is mended: old and new results then share their instances."""
+    """The version of a channel is raised when its posterior is fixed: old and new results then share their instances."""
     before = bits(problem.instance(0.8, 20))
     monkeypatch.setattr(type(problem.channel), "version", 99)
     parts = ({k: v for k, v in problem.spec[kind].items() if k != "version"} for kind in ("model", "channel", "prior"))
@@ -286,3 +286,8 @@ def test_a_problem_says_what_it_is():
         "noise": 0.3,
     }
     assert "version" not in problem.identity
+
+
+def test_what_ships_is_used_as_it_is(problem):
+    """A channel that leaves nothing out is not wrapped: every step would pay for it."""
+    assert type(problem.channel).__module__.startswith("smimbench_channels")

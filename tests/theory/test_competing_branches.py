@@ -238,6 +238,7 @@ class ComplexModulus(Channel):
         return Posterior(mean, V, second.reshape(n, 2, 2, 2, 2))
 
 
+@pytest.mark.slow
 def test_perfect_recovery_that_is_unstable_is_no_branch():
     """An error grows there by 2 / alpha a step; from 1e-8 that takes hundreds of steps."""
     problem = Problem(ComplexModulus(), Gaussian(), 2, 2)
