@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from smimbench.files import canonical_json
+from smimbench.files import canonical_json, unless
 
 __all__ = [
     "Driver",
@@ -132,10 +132,11 @@ def reset_peak_memory() -> None:
 
     What was freed before goes back to the system first, so that it does not count for what follows.
     """
-    with contextlib.suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # another C library has none
+        if trim is not None:
+            trim(0)
+        unless(OSError, Path("/proc/self/clear_refs").write_text, "5")
 
 
 def peak_memory() -> int:

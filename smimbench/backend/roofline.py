@@ -8,7 +8,6 @@ over the time it takes is the fraction that the runtime table shows.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
@@ -19,7 +18,7 @@ import numpy as np
 
 from smimbench.backend import machine
 from smimbench.backend.device import Backend, get_backend
-from smimbench.files import StoreError, write_atomically
+from smimbench.files import StoreError, unless, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -111,8 +110,8 @@ def measure(backend: str = "numpy", threads: int = 1) -> dict[str, float]:
         "written": time.time(),
     }
     path = cache_folder() / f"ceilings-{name_of(backend, threads)}.json"
-    with contextlib.suppress(StoreError):  # a home that cannot be written to costs two seconds a run, no more
-        write_atomically(path, (json.dumps(document, indent=1) + "\n").encode())
+    # A home that cannot be written to costs two seconds a run, no more.
+    unless(StoreError, write_atomically, path, (json.dumps(document, indent=1) + "\n").encode())
     return rates
 
 

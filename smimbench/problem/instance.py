@@ -113,11 +113,21 @@ class Instance:
             if broken is None:
                 found[name] = metric.measure(self, estimate, claims)
             elif name not in broken:
-                try:
-                    found[name] = [float(value) for value in metric.measure(self, estimate, claims)]
-                except Exception as error:  # a plugin may raise anything; the other metrics are none of its business
-                    broken[name] = error_line(error)
+                values = self._measured(metric, estimate, claims)
+                if isinstance(values, str):
+                    broken[name] = values
+                else:
+                    found[name] = values
         return found
+
+    def _measured(self, metric: Any, estimate: Array, claims: Claims) -> list[float] | str:
+        """The numbers of a metric, or in words why there are none."""
+        try:
+            return [float(value) for value in metric.measure(self, estimate, claims)]
+        except NotMeasured as reason:
+            return printable(reason)
+        except Exception as error:  # a plugin may raise anything; the other metrics are none of its business
+            return error_line(error)
 
     def overlaps(self, estimate: Array) -> Overlaps:
         """Overlap matrices (P, P) of an estimate of the signal's shape, on the host, the symmetry not removed."""
@@ -153,12 +163,11 @@ class Instance:
         blank: dict[str, str] = {}
         for name in (written.partition("@")[0] for written in names):
             metric = find_metric(name, self.problem.model.name)
-            try:
-                values[name] = [float(value) for value in metric.measure(self, estimate, claims)]
-            except NotMeasured as reason:
-                blank[name] = printable(reason)
-            except Exception as error:  # a plugin may raise anything; the other metrics are none of its business
-                blank[name] = error_line(error)
+            measured = self._measured(metric, estimate, claims)
+            if isinstance(measured, str):
+                blank[name] = measured
+            else:
+                values[name] = measured
         return values, blank, claims.remarks
 
     def claims(self, estimate: Array, V: Array | None = None) -> Claims:

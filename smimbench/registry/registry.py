@@ -347,11 +347,13 @@ def _import_file(file: Path, stem: str) -> Any:
     if (beside := str(file.resolve().parent)) not in sys.path:
         sys.path.append(beside)  # last, so that a neighbour can be imported and hides nothing
     sys.modules[name] = module  # dataclasses look their module up by name
+    is_loaded = False
     try:
         spec.loader.exec_module(module)
-    except BaseException:
-        sys.modules.pop(name, None)
-        raise
+        is_loaded = True
+    finally:
+        if not is_loaded:
+            sys.modules.pop(name, None)
     return module
 
 
