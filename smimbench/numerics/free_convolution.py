@@ -31,7 +31,6 @@ import numpy as np
 from smimbench.backend.arrays import beside, clip, namespace, to_host
 from smimbench.interfaces import Uncertain
 from smimbench.numerics.quadrature import gauss_kronrod
-from smimbench.numerics.seeds import monte_carlo_rng
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["FreeConvolution"]
 
 Host = np.ndarray[Any, np.dtype[np.float64]]
-Law = Literal["exact", "quantiles", "samples"]
+Law = Literal["exact", "quantiles"]
 
 _CHUNK = 1 << 17
 """Products of atoms and points that are held at once; doubled, twice the memory."""
@@ -57,7 +56,7 @@ class FreeConvolution:
         Eigenvalues of S.
     weights : array_like (K,) or None
         Their probabilities, positive; normalised here. None: all equal.
-    law : {"exact", "quantiles", "samples"}
+    law : {"exact", "quantiles"}
         What the atoms stand for, which decides what error ``mmse`` reports.
 
         ``"exact"``
@@ -65,8 +64,6 @@ class FreeConvolution:
             integration only.
         ``"quantiles"``
             A discretisation of a continuous law: also the change when neighbours are merged in pairs.
-        ``"samples"``
-            Independent draws from a law: also the standard error of a jackknife over groups.
 
     Attributes
     ----------
@@ -102,7 +99,6 @@ class FreeConvolution:
         if law not in get_args(Law):
             raise ValueError(f"law must be one of {', '.join(get_args(Law))}, got {law!r}")
         self.law = law
-        self._drawn = atoms, weights
         self.atoms, where = np.unique(atoms, return_inverse=True)
         self.weights = np.bincount(where, weights) / weights.sum()
         self.mean = float(self.weights @ self.atoms)
@@ -168,17 +164,6 @@ class FreeConvolution:
         distance = ends.reshape(-1)[:, None] - atoms
         x: Host = (ends + (self.weights / distance).sum(1).reshape(ends.shape)) * math.sqrt(noise)
         return x
-
-    def moments(self, noise: float, order: int, *, rtol: float = 1e-10) -> Uncertain:
-        """Moments ``int mu(dx) x^k`` of the observed law, k = 0 ... order, by integration: (order + 1,).
-
-        Raises
-        ------
-        ValueError
-            As for ``support``.
-        """
-        powers = np.arange(order + 1)[:, None]
-        return self._integrate(noise, lambda p: (p.x * math.sqrt(noise)) ** powers, rtol)
 
     def means(
         self,
@@ -284,18 +269,7 @@ class FreeConvolution:
         if self.law == "exact":
             return 0.0
         # The change on halving; three times, because the ends of a law can converge more slowly than 1/K.
-        error = 3 * abs(self._halved()._mmse(noise, rtol)[0] - value)
-        if self.law == "samples":
-            atoms, weights = self._drawn
-            # parts of the samples that are left out in turn for the error of a law
-            groups = min(8, atoms.size)
-            if groups == 1:
-                return math.inf
-            label = monte_carlo_rng("free convolution: groups of atoms").permutation(atoms.size) % groups
-            rest = [FreeConvolution(atoms[label != k], weights[label != k]) for k in range(groups)]
-            values = np.array([part._mmse(noise, max(rtol, 1e-6))[0] for part in rest])
-            error = math.hypot(error, math.sqrt((groups - 1) * values.var()))
-        return float(error)
+        return 3 * abs(self._halved()._mmse(noise, rtol)[0] - value)
 
     def _halved(self) -> FreeConvolution:
         """The law with neighbouring atoms merged in pairs."""
