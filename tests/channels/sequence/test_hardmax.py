@@ -8,9 +8,13 @@ import math
 import numpy as np
 import pytest
 from scipy.special import ndtr
-from smimbench_channels.sequence.hardmax import two_tokens
 from smimbench_channels.sequence.hardmax.channel import SequenceHardmax
-from smimbench_channels.sequence.hardmax.information import information_estimates, small_error_limit
+from smimbench_channels.sequence.hardmax.information import (
+    _two_token_information,
+    information_estimates,
+    scaled_information,
+    small_error_limit,
+)
 
 from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError
@@ -218,7 +222,7 @@ def test_what_is_refused():
 
 def exact(s):
     """The scaled information of which the channel makes a polynomial."""
-    return two_tokens._two_token_information(s) / s / (1 - s * s)
+    return _two_token_information(s) / s / (1 - s * s)
 
 
 def test_against_a_plain_grid():
@@ -232,11 +236,11 @@ def test_against_a_plain_grid():
         y = np.broadcast_to(label, (len(a), 2))
         shift = channel.posterior(y, a, np.eye(1)).mean - a
         total += density @ (np.exp(channel.log_partition(y, a, np.eye(1))) * (shift**2).sum((1, 2)))
-    assert two_tokens._two_token_information(s) == pytest.approx(total, rel=1e-9)
+    assert _two_token_information(s) == pytest.approx(total, rel=1e-9)
 
 
 def test_the_polynomial_is_as_good_as_it_says():
-    found = two_tokens.scaled_information(small_error_limit(2))
+    found = scaled_information(2)
     s = np.array([0.004, 0.05, 0.17, 0.33, 0.52, 0.71, 0.88, 0.97])
     value, error = found(s)
     direct = np.array([exact(x) for x in s])

@@ -1,9 +1,18 @@
-"""Information of the hardmax channel for three tokens: estimates by exact sums over labels, averaged over quasi-random
-means omega, and both ends of the curve.
+r"""Information of the hardmax channel: integrated for two tokens, estimated for three, and both ends of the curve.
 
-Where V is small a label tells something only near the planes on which labels change: a token changes its sign, or the two
-largest positive (or the two lowest negative) tokens meet. Near a single such plane a label tells what the sign of one
-Gaussian variable does, which gives both the limit V -> 0 and control variates.
+For two tokens, in units of V, ``a = omega / sqrt(V)``, a label y is seen with the probability ``P_y(a)`` that ``z ~ N(a, I)``
+lies in a wedge or in its mirror image: tokens of opposite sign are the second and the fourth quadrant, tokens of equal sign the
+four wedges of 45 degrees between the axes and the diagonal. Then
+
+.. math:: I = \frac1V \int d^2 a\, N(a; 0, Q / V) \sum_y \frac{|\nabla P_y|^2}{P_y},
+
+and the integrand lives within a few units of the boundaries of the wedge. It is integrated in the distances from the two
+boundaries, by Gauss-Legendre's rule in panels that double in length from there on.
+
+For three tokens exact sums over labels are averaged over quasi-random means omega. Where V is small a label tells something
+only near the planes on which labels change: a token changes its sign, or the two largest positive (or the two lowest negative)
+tokens meet. Near a single such plane a label tells what the sign of one Gaussian variable does, which gives both the limit
+V -> 0 and control variates.
 """
 
 from __future__ import annotations
@@ -15,10 +24,10 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from scipy.special import log_ndtr, ndtr
 
-from smimbench.numerics import gauss_legendre, normal_points
+from smimbench.numerics import gauss_legendre, log_cdf, normal_points
 from smimbench_channels.chebyshev import Polynomials, fitted, lobatto_points
-from smimbench_channels.sequence.hardmax import two_tokens
 from smimbench_channels.sequence.hardmax.posterior import posterior_moments
 
 __all__ = [
@@ -68,7 +77,7 @@ def all_labels(tokens: int) -> np.ndarray[Any, Any]:
 def susceptibility_without_overlap(tokens: int) -> float:
     """``E sum_mk (E[z_m z_k | y] - delta_mk)^2`` at omega = 0 and V = 1: a sum over labels."""
     if tokens == 2:
-        return two_tokens.susceptibility()
+        return 12 / math.pi**2  # the mean of cos^2 and so on over the wedges
     labels = all_labels(tokens)
     found = posterior_moments(labels, np.zeros(labels.shape), True)
     G = np.asarray(found.outer) - np.eye(tokens)
@@ -98,7 +107,7 @@ def scaled_information(tokens: int, accuracy: Accuracy = ACCURACY) -> Polynomial
     Both ends are exact.
     """
     if tokens == 2:
-        return two_tokens.scaled_information(small_error_limit(tokens))
+        return _two_token_polynomial(small_error_limit(tokens))
     count = accuracy.points
     s = lobatto_points(count)
     values = np.empty((count, accuracy.scrambles))
@@ -160,8 +169,6 @@ def information_estimates(tokens: int, s: float, accuracy: Accuracy = ACCURACY) 
 
 def _probability_bound(label: np.ndarray[Any, Any], a: Host) -> Host:
     """An upper bound (n,) of the probability of a label: that of its least likely inequality, for both signs."""
-    from scipy.special import ndtr
-
     above = np.where(label == label[0], 1.0, -1.0)
     gap = (a[:, label] - a) / math.sqrt(2)
     followers = label != np.arange(len(label))
@@ -173,8 +180,6 @@ def _probability_bound(label: np.ndarray[Any, Any], a: Host) -> Host:
 
 def _sign_information(k: Host) -> Host:
     """``phi^2 / (Phi (1 - Phi))``: mean of g^2 when only the sign of ``z ~ N(k, 1)`` is seen."""
-    from scipy.special import log_ndtr
-
     return np.asarray(np.exp(-k * k - log_ndtr(k) - log_ndtr(-k)) / (2 * math.pi))
 
 
@@ -195,8 +200,73 @@ def _pair_leads(omega: Host, a: int, b: int) -> Host:
 
 def _mean_pair_leads(tokens: int) -> float:
     """Mean of ``_pair_leads`` where tokens a and b are equal."""
-    from scipy.special import ndtr
-
     x, w = gauss_legendre(200)
     v = 4 * (x + 1)
     return 8 * float(np.sum(w * np.exp(-(v**2)) * ndtr(v) ** (tokens - 2))) / math.sqrt(math.pi)
+
+
+FAR = 9.0
+"""Distance from both boundaries, in units of sqrt(V), beyond which labels are certain to 1e-18. Doubled: no change."""
+
+
+@cache
+def _two_token_polynomial(limit: float) -> Polynomials:
+    """``sqrt(V (Q + V)) (Q + V) / Q * information`` as a function of s; ``limit`` is its value at s = 0."""
+    # degree of the polynomial; with twice as many its error falls from 5e-10 to rounding
+    degree = 32
+    s = lobatto_points(degree + 1)
+    values = [
+        limit,
+        *(_two_token_information(float(x)) * x / (1 - x * x) / x**2 for x in s[1:-1]),
+        susceptibility_without_overlap(2),
+    ]
+    coefficients = np.polynomial.chebyshev.chebfit(2 * s - 1, np.array(values), degree)
+    # error of the polynomial relative to its value, as reported
+    return Polynomials(coefficients[:, None], 2e-9)
+
+
+def _two_token_information(s: float) -> float:
+    """``V I`` at ``s = sqrt(V / (Q + V))``."""
+    width = math.sqrt(1 - s * s) / s
+    one = _omega_panels(width)
+    both = [np.concatenate([-one[0][::-1], one[0]]), np.concatenate([one[1][::-1], one[1]])]
+    h, k = (axis.ravel() for axis in np.meshgrid(both[0], one[0], indexing="ij"))
+    weight = np.outer(both[1], one[1]).ravel()
+    near = np.minimum(np.abs(h), np.abs(k)) < FAR
+    h, k, weight = h[near], k[near], weight[near]
+
+    def integral(a: tuple[Host, Host], probability: Host, gradient: tuple[Host, Host]) -> float:
+        density = np.exp(-(a[0] ** 2 + a[1] ** 2) / (2 * width**2)) / (2 * math.pi * width**2)
+        tiny = np.finfo(float).tiny
+        return float(np.sum(weight * density * (gradient[0] ** 2 + gradient[1] ** 2) / np.maximum(probability, tiny)))
+
+    # h and k > 0 is half of the plane: the other half is its mirror image, which labels do not tell from it.
+    return 2 * integral(*_opposite(h, k)) + 4 * math.sqrt(2) * integral(*_equal(h, k))
+
+
+def _omega_panels(width: float) -> tuple[Host, Host]:
+    """Nodes and weights on the positive side, as far as ``N(0, width^2)`` reaches."""
+    edges = [0.0, min(1.0, width)]
+    while edges[-1] < FAR * width:
+        edges.append(2 * edges[-1])
+    # nodes of a panel
+    x, w = gauss_legendre(12, 0.0, 1.0)
+    lengths = np.diff(edges)[:, None]
+    return (np.array(edges)[:-1, None] + lengths * x).ravel(), (lengths * w).ravel()
+
+
+def _opposite(h: Host, k: Host) -> tuple[tuple[Host, Host], Host, tuple[Host, Host]]:
+    """Tokens of opposite sign, ``a = (h, k)``: a, probability and its gradient."""
+    up, down = ndtr([h, k]), ndtr([-h, -k])
+    density = np.exp(-(np.array([h, k]) ** 2) / 2) / math.sqrt(2 * math.pi)
+    probability = up[0] * down[1] + down[0] * up[1]
+    return (h, k), probability, (density[0] * (down[1] - up[1]), density[1] * (down[0] - up[0]))
+
+
+def _equal(h: Host, k: Host) -> tuple[tuple[Host, Host], Host, tuple[Host, Host]]:
+    """The first token further out than the second on the same side, ``h = a_2`` and ``k = (a_1 - a_2) / sqrt(2)``."""
+    root = math.sqrt(2)
+    above, below = log_cdf(h, k, -1 / root), log_cdf(-h, -k, -1 / root)
+    up, down = np.exp(above.value), np.exp(below.value)
+    by_h, by_k = (up * one - down * other for one, other in zip(above[1:3], below[1:3]))
+    return (h + root * k, h), up + down, (by_k / root, by_h - by_k / root)

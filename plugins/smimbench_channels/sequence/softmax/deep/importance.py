@@ -15,7 +15,7 @@ density of the whole mixture (which bounds the weights by what the best proposal
   nearly singular: without a skip connection most labels come from such.
 
 Points are drawn in independent scrambles. Errors come from the spread of the scrambles and the share of the heaviest point. The
-scheme is derived, checked by tests/channels/sequence/test_softmax_deep.py. ``integrand`` has the density and ``proposal`` the
+scheme is derived, checked by tests/channels/sequence/test_softmax_posterior.py. ``integrand`` has the density, ``proposal`` the
 mixture.
 """
 

@@ -18,7 +18,7 @@ Inner loops run over columns, without branches and with an exponential of their 
 them into vector instructions. On a device every thread has a sample, and columns one at a time. All of it is one file because
 Numba keeps machine code until the file of the outermost function changes: a helper elsewhere would go stale.
 
-The scheme is derived, checked by tests/channels/sequence/test_softmax_two_layers.py.
+The scheme is derived, checked by tests/channels/sequence/test_softmax_posterior.py.
 """
 
 from __future__ import annotations
