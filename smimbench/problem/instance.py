@@ -1,6 +1,4 @@
-"""One draw of teacher and data; its copy and checksum on a device; the metrics of an estimate with the symmetry
-removed, and what an algorithm claims.
-"""
+"""An instance: one draw of teacher and data, its copy and checksum on a device, and the metrics of an estimate."""
 
 from __future__ import annotations
 
@@ -58,7 +56,7 @@ class Instance:
         return int(self.inputs.shape[-1])
 
     def data(self, backend: Backend, start: Start | None = None, *, stream: bool | None = None) -> Data:
-        """What an algorithm may see, moved to a backend. On the host nothing is copied; NumPy views are locked.
+        """The data that an algorithm may see, moved to a backend. On the host nothing is copied; NumPy views are locked.
 
         Parameters
         ----------
@@ -88,7 +86,7 @@ class Instance:
         return Data(inputs, labels, self.sample_ratio, start, fresh)
 
     def checksum(self) -> tuple[float, ...]:
-        """Of teacher, inputs and labels: another one afterwards means that they were written to. Reads all of them once."""
+        """Checksum of teacher, inputs and labels; it changes if they were written to. Reads all of them once."""
         there = [self.signal, self.labels]
         if not isinstance(self.inputs, DrawnInputs):  # they are drawn anew whenever they are read
             there.append(self.inputs)
@@ -232,14 +230,14 @@ def stored_types(dtype: str) -> tuple[str, str]:
 
 
 def locked(array: Array) -> Array:
-    """The same numbers through a buffer that refuses to be written to, and to be unlocked; NumPy has such a thing."""
+    """The same numbers in a read-only NumPy array that cannot be made writable."""
     if not isinstance(array, np.ndarray) or not array.size:
         return array
     return np.asarray(array.data.toreadonly())
 
 
 def _checksum(array: Array) -> float:
-    """CRC-32 on the host; on a device, sums that nearly every change moves."""
+    """CRC-32 on the host; on a device, sums that change with nearly every write."""
     if isinstance(array, np.ndarray):
         return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     xp = namespace(array)

@@ -46,7 +46,7 @@ class ProblemError(ValueError):
 
 @contextmanager
 def _explained(kind: str) -> Iterator[None]:
-    """Mistakes in an item of this kind, with the key where they stand."""
+    """Turn errors of an item of this kind into a ProblemError that names the key."""
     try:
         yield
     except RegistryError as error:
@@ -234,7 +234,7 @@ class Problem:
         return inputs, labels
 
     def pass_cost(self, data: Data, samples: int | None = None) -> Cost | None:
-        """What one pass over so many samples (default: all) takes, forward and adjoint; None if the model does not say."""
+        """Cost of one pass (forward and adjoint) over ``samples`` samples, default all; None if the model does not state it."""
         ask = self.model.cost
         if ask is None:
             return None
@@ -249,7 +249,7 @@ class Problem:
     def start(
         self, instance: Instance, information: float, rng: np.random.Generator, backend: Backend, *, informed: bool
     ) -> Start:
-        """A start that holds as much as it claims: ``denoise(S + information^(-1/2) Z)``.
+        """A start whose claimed error is its true error: ``denoise(S + information^(-1/2) Z)``.
 
         Informed: S is the teacher. Uninformed: S is another draw of the prior, so the estimate has the right size
         and points nowhere.

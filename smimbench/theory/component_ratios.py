@@ -1,4 +1,4 @@
-r"""The sample ratio of which each component would make a point a fixed point: ``alpha_a(Q) = Qhat_aa / (kappa I_aa(Q))``.
+r"""The sample ratio at which a point is a fixed point, as seen by each component: ``alpha_a(Q) = Qhat_aa / (kappa I_aa(Q))``.
 
 A component that is not learned (``Q_aa`` at its lowest value) is stable below ``alpha_a``, the limit of the same ratio: with
 ``I_aa = lambda_a Q_aa`` and ``Q_aa = chi_a Qhat_aa`` it is ``1 / (kappa lambda_a chi_a)``.
@@ -158,7 +158,7 @@ class ComponentRatios:
 
 
 def components_decouple(problem: Problem) -> bool:
-    """Whether overlaps that start diagonal stay diagonal, and components at their lowest stay there when others are learned.
+    """Whether diagonal overlaps stay diagonal, and components at their lowest overlap stay there while others are learned.
 
     The first by symmetry, where no label sees the sign of a component. Otherwise the information is probed at the prior mean
     and at two diagonal overlaps: its off-diagonal part has to vanish within its error. The second is what a channel claims
@@ -183,7 +183,7 @@ def components_decouple(problem: Problem) -> bool:
 
 
 def _teach_each_other(problem: Problem) -> bool:
-    """Whether a component that has no information at the prior mean gets some from another one."""
+    """Whether a component without information at the prior mean gains some from another one."""
     P = problem.components
 
     def information(probe: Host) -> tuple[Host, Host]:

@@ -92,7 +92,7 @@ def require_consistent(problem: Problem, kinds: Sequence[str] | None = None, *, 
 
 
 def require_consistent_at(problem: Problem, points: Sequence[tuple[Host, Host]], *, clock: Callable[[], float]) -> None:
-    """The same at some of the overlaps and errors ``(Q, V)`` of points that are about to be reported.
+    """Test them again at some of the overlaps and errors ``(Q, V)`` of points that are about to be reported.
 
     Raises
     ------
@@ -185,14 +185,14 @@ def _is_third_party(problem: Problem, kind: str) -> bool:
 
 
 class _Item:
-    """An item of a problem whose methods are asked, and what is said where it fails."""
+    """An item of a problem: calls its methods and reports failures."""
 
     def __init__(self, problem: Problem, kind: str) -> None:
         self.problem, self.kind, self.item = problem, kind, getattr(problem, kind)
         self.name = problem.spec[kind]["name"]
 
     def ask(self, method: str) -> Callable[..., Any]:
-        """A method; what it raises is said in one line."""
+        """A method of the item; errors become one line."""
         asked = getattr(self.item, method)
 
         def call(*arguments: Any, **options: Any) -> Any:
@@ -207,7 +207,7 @@ class _Item:
         return call
 
     def fail(self, what: str) -> ProblemError:
-        """The error that says so."""
+        """A ProblemError with the name of the item."""
         line = f"{what}; no theory is made of it ('smimbench check {self.name}' says more)"
         return ProblemError(f"{self.kind} {self.name!r}", line)
 
@@ -319,7 +319,7 @@ class _ChannelTest(_Item):
         return left, white @ (found.mean - omega), claimed, blind, stated
 
     def _same_alone(self, z: Array, omega: Array, V: Array, point: int) -> None:
-        """What a posterior says of a sample must not depend on other samples, nor on what it was asked before."""
+        """The posterior of a sample must not depend on other samples, nor on earlier calls."""
 
         def mean(count: int, seed: str) -> tuple[Array, float]:
             y = self.item.forward(z, rng=monte_carlo_rng("consistency: labels", point))
@@ -475,7 +475,7 @@ class _PriorTest(_Item):
         return {what: np.concatenate(values) for what, values in rows.items()}, np.array(stated)
 
     def denoised(self, R: Array, Qhat: Array) -> Any:
-        """What denoise returns, after a look at its form."""
+        """The result of denoise, its shapes and types checked."""
         P = self.problem.components
         found = self.ask("denoise")(R, Qhat)
         for name, shape in (("estimate", R.shape), ("V", (P, P))):
@@ -489,7 +489,7 @@ class _PriorTest(_Item):
         return found
 
     def _mapped(self, Qhat: Array, second: Array) -> Array:
-        """V (P, P) of the prior's state-evolution map, after a look at its form."""
+        """V (P, P) of the prior's state-evolution map, its shape checked."""
         P = self.problem.components
         found = self.ask("overlap")(Qhat[None, ...])
         for name in ("Q", "V"):

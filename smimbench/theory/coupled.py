@@ -123,7 +123,7 @@ class CoupledCurve(Curve):
 
 
 class Solved(NamedTuple):
-    """A point of theory, and the fixed point that it was read off."""
+    """A prediction and the fixed point it comes from."""
 
     prediction: Prediction
     found: FixedPoint
@@ -195,7 +195,7 @@ def sweep(
 
 
 def _prediction(problem: Problem, alpha: float, found: FixedPoint, branch: str, bottom: Host) -> Prediction:
-    """What a fixed point says, and how well: by the response to alpha, from a second fixed point close by."""
+    """The prediction of a fixed point; its error from the response to alpha, by a second fixed point nearby."""
     size = 0.01 if found.offset is None else 0.05  # rough values may jump by 1e-3
     shift = size if branch == "uninformed" else -size
     # A residual far below the shift is enough.

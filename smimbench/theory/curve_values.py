@@ -1,4 +1,4 @@
-"""What values along a curve say: where it turns, how well it is interpolated, how far it is resolved, and its limit."""
+"""Analysis of values along a curve: where it turns, the error of interpolation, how far it is resolved, and its limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Information and susceptibility of a problem at the overlaps that were asked for, each evaluated once in the problem's life."""
+"""Information and susceptibility of a problem at given overlaps, each evaluated once per problem."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Evaluations:
 
     @classmethod
     def of(cls, problem: Problem) -> Evaluations:
-        """Those of a problem."""
+        """The evaluations of a problem."""
         return kept(problem, "evaluations", cls)
 
     def at(self, kind: str, Q: Array, V: Array, evaluate: Callable[[Array, Array], Uncertain]) -> Uncertain:

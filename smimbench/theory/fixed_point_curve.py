@@ -51,7 +51,7 @@ class FixedPointCurve(Curve):
     # -- reading the curve --------------------------------------------------------------------------------------------
 
     def _dense(self) -> tuple[Host, Host, Host]:
-        """The whole curve finely: number of the stage, length along it, log alpha."""
+        """The whole curve on a fine grid: number of the stage, length along it, log alpha."""
         size = sum(len(stage.nodes) for stage in self.continuation.stages)
         if self._read.get("size") != size:
             self._read = {"size": size, "dense": self._sampled_finely()}
@@ -215,7 +215,7 @@ class FixedPointCurve(Curve):
         return highest - float(np.log(self.perfect.value)) > 1e-6 + error
 
     def compete(self, low: Prediction, high: Prediction) -> bool:
-        """Whether two branches are two points: an error that is not zero is no perfect recovery, however uncertain it is."""
+        """Whether two branches are two points: a nonzero error is never perfect recovery, however uncertain it is."""
         return low.V.any() != high.V.any() or super().compete(low, high)
 
     def _threshold(self, alpha: float) -> Threshold:
@@ -321,7 +321,7 @@ def free_entropy_along(qhat: Host, V: Host, log_alpha: Host, alpha: float, start
 
 
 def fixed_point_curve(problem: Problem) -> FixedPointCurve | None:
-    """The curve of a problem whose components decouple, made once in the problem's life; None where they mix."""
+    """The curve of a problem whose components decouple, computed once per problem; None if they mix."""
     return kept(
         problem, "fixed_point_curve", lambda: FixedPointCurve(problem) if components_decouple(problem) else None
     )

@@ -70,7 +70,7 @@ def sampled_errors(problem: Problem, Q: Array, V: Array) -> dict[str, Uncertain]
 
 
 def measured_error(problem: Problem, truth: Array, cross: Array, own: Array, V: Array | None) -> dict[str, Uncertain]:
-    """Errors of prediction of an estimate that was found.
+    """Errors of prediction of a given estimate.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def curve_errors(
 
 
 def _is_interpolated(problem: Problem, Q: Sequence[Array]) -> bool:
-    """Whether a curve is so long that nodes along it are fewer."""
+    """Whether a curve is long enough for interpolation between fewer nodes."""
     return len(Q) > NODES and problem.components == 1
 
 

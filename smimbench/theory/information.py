@@ -1,4 +1,4 @@
-"""What prior and labels tell about the signal: moments, overlap at Qhat and back, and ``I = E sum_c g_c g_c^T``."""
+"""Information about the signal in prior and labels: moments, overlap at Qhat and back, and ``I = E sum_c g_c g_c^T``."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def channel_information(channel: Any, model: Model, Q: Array, V: Array) -> Uncer
 
 
 def offers_rough(problem: Problem) -> bool:
-    """Whether the channel says how many labels are enough for differences."""
+    """Whether the channel gives a number of labels that is enough for differences."""
     sampling = problem.channel.sampling
     return sampling is not None and sampling.rough_labels is not None
 
@@ -119,7 +119,7 @@ def overlap_at(problem: Problem, qhat: Array) -> tuple[Host, Host]:
 
 
 def overlap_error_at(problem: Problem, qhat: Array) -> float:
-    """Relative error of V that the prior states of its map at ``qhat`` (P, P): a number, or a function of it; else 0."""
+    """Relative error of V that the prior states for its map at ``qhat`` (P, P): a number, or a function of it; else 0."""
     stated = getattr(problem.prior, "overlap_error", 0.0)  # of derived priors
     return float(stated(np.asarray(qhat, dtype=float)) if callable(stated) else stated)
 

@@ -1,4 +1,4 @@
-"""What an estimate scores as D goes to infinity: every metric, and a point of theory, from its aligned overlaps with
+"""Metrics of an estimate as D goes to infinity, and a point of theory, from its aligned overlaps with
 the signal and with itself.
 """
 

@@ -1,6 +1,4 @@
-"""What theory says of an algorithm itself: asked of its method ``theory`` under the conditions of its runs, and checked
-before it is believed.
-"""
+"""Predictions of an algorithm by its own method ``theory``, under the conditions of its runs, and checked before use."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ BRINGS_NONE = "it brings no theory of its own"
 
 
 def own_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Conditions) -> dict[str, Any] | str:
-    """The algorithm's own point of theory, or in words why there is none.
+    """The algorithm's predicted point, or a sentence that says why there is none.
 
     Parameters
     ----------
@@ -55,7 +53,7 @@ def own_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Condi
 
 
 def _complaint(point: Any, P: int) -> str | None:
-    """What is wrong with a point, in words."""
+    """What is wrong with a point, as a sentence; None if nothing is."""
     if not isinstance(point, dict):
         return f"must return a dict or a reason in words, got {type(point).__name__}"
     missing = [name for name in ("mse", "mse_error", "overlap", "method") if name not in point]

@@ -1,4 +1,4 @@
-"""Predictions of a problem by whichever solver fits its components, the parts that can be solved apart, and a point as JSON."""
+"""Predictions and thresholds of a problem by the solver that fits it, parts that can be solved in parallel, points as JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOGETHER = 4
 
 
 def curve_of(problem: Problem) -> Curve:
-    """The curve of fixed points of a problem, made once in the problem's life by whichever solver fits its components."""
+    """The curve of fixed points of a problem, by the solver that fits it; computed once per problem."""
     if problem.components == 1:
         return ScalarCurve.of(problem)
     return fixed_point_curve(problem) or kept(problem, "coupled_curve", lambda: CoupledCurve(problem))
@@ -57,7 +57,7 @@ def thresholds(problem: Problem) -> dict[str, Any]:
 
 
 def independent_parts(problem: Problem, alphas: Sequence[float]) -> list[tuple[str, list[float]]]:
-    """Parts of a problem's theory that need nothing of one another, for ``solve_part``: nodes of a curve, or branches.
+    """Independent parts of a problem's theory, for ``solve_part``: nodes of a curve, or branches.
 
     A curve that is followed from node to node, or known in closed form, has none.
     """
@@ -71,7 +71,7 @@ def independent_parts(problem: Problem, alphas: Sequence[float]) -> list[tuple[s
 
 
 def solve_part(problem: Problem, part: tuple[str, Sequence[float]]) -> None:
-    """Evaluate what a part needs; the results are in the problem's ``Evaluations``."""
+    """Evaluate one part; the results are kept in the problem's ``Evaluations``."""
     kind, values = part
     if kind == "nodes":
         information_at(problem, *overlap_at(problem, np.exp(np.asarray(values))[:, None, None]))
@@ -103,7 +103,7 @@ def point_document(
 
 
 def _cosines(problem: Problem, prediction: Prediction) -> dict[str, Any]:
-    """What the overlap of a low-rank run estimates, a squared cosine, where the signal has another length than 1."""
+    """The squared cosine, which the overlap of a low-rank run estimates, where the signal does not have length 1."""
     second = np.diagonal(prior_moments(problem)[0])
     if problem.model.rank != "low" or np.allclose(second, 1, rtol=0, atol=1e-9):
         return {}

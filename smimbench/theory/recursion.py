@@ -37,7 +37,7 @@ MOST_CORRECTIONS = 6
 
 
 class FixedPoint(NamedTuple):
-    """Where the recursion rests.
+    """A fixed point of the recursion.
 
     Attributes
     ----------
@@ -95,7 +95,7 @@ class Recursion:
     def fixed_point(
         self, start: Host, enough: float = 1e-10, target: FixedPoint | None = None, offset: Host | None = None
     ) -> FixedPoint:
-        """The fixed point that iterations from Qhat = ``start`` (P, P) lead to.
+        """The fixed point reached by iterations from Qhat = ``start`` (P, P).
 
         Parameters
         ----------
@@ -111,7 +111,7 @@ class Recursion:
         return self._corrected(start, enough, target, offset)
 
     def nearby(self, known: FixedPoint, enough: float) -> Host:
-        """Qhat of the fixed point near one that is known of another sample ratio."""
+        """Qhat of the fixed point near a known one at another sample ratio."""
         rough = known.offset is not None
         mapped = self._mapped(known.offset, known.relative) if rough else self._mapped()
         return self._iterated(mapped, known.qhat, enough, None, rough=rough).qhat

@@ -81,12 +81,12 @@ class ScalarCurve(Curve):
 
     @classmethod
     def of(cls, problem: Problem) -> ScalarCurve:
-        """The curve of a problem, computed once in the problem's life."""
+        """The curve of a problem, computed once per problem."""
         return kept(problem, "scalar_curve", lambda: cls(problem))
 
     @cached_property
     def _evaluated(self) -> tuple[np.ndarray[Any, Any], ...]:
-        """Nodes, alpha and its error; those of a sampled curve as many as its interpolation takes."""
+        """Nodes, alpha and its error; a sampled curve gets as many nodes as its interpolation needs."""
         if not self.sampled:
             return self.log_qhat, *self.alpha_of(self.log_qhat)
         nodes = self.log_qhat
@@ -306,7 +306,7 @@ class ScalarCurve(Curve):
         return np.exp(curve(np.clip(log_qhat, nodes[0], nodes[-1])))
 
     def hard_phase(self) -> HardPhase | None:
-        """Where the Bayes-optimal error is below what the uninformed branch reaches; None where it nowhere is."""
+        """Where the Bayes-optimal error is below what the uninformed branch reaches; None if it never is."""
         extrema = self.turning_points()
         peaks = [Threshold(alpha, error) for _, alpha, error, kind in extrema if kind == "max"]
         if not peaks:

@@ -1,4 +1,4 @@
-"""What state evolution answers: predictions, thresholds and bifurcations."""
+"""Results of state evolution: predictions, thresholds and bifurcations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOTHING = 1e-9
 
 @dataclass(frozen=True)
 class Prediction:
-    """What state evolution says at one sample ratio.
+    """Result of state evolution at one sample ratio.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class Threshold:
 
 @dataclass(frozen=True)
 class HardPhase:
-    """Where two branches compete.
+    """Range of sample ratios in which two branches compete.
 
     Attributes
     ----------

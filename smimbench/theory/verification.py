@@ -1,4 +1,4 @@
-r"""A printed point of theory, checked by plain Monte Carlo: draws of teacher, label and posterior at its overlap,
+r"""Checks a reported point of theory by plain Monte Carlo: draws of teacher, label and posterior at its overlap,
 against Qhat, MSE, stability and errors of prediction.
 
 A point says that the overlap Q is a fixed point at the sample ratio alpha. At that overlap ``omega ~ N(0, Q)``,
@@ -84,7 +84,7 @@ class Check:
 
     @property
     def decided(self) -> bool:
-        """Whether enough draws carry the mean, or none should; else its standard error means nothing, and neither does z."""
+        """Whether enough draws carry the mean, or none should; otherwise neither its standard error nor z means anything."""
         return self.effective >= FEWEST_EFFECTIVE or self.printed == self.error == self.drawn == 0.0
 
     @property
@@ -108,7 +108,7 @@ class Check:
 def verify_point(
     problem: Problem, point: dict[str, Any], draws: int = DRAWS, on_draws: Callable[[int], None] = lambda count: None
 ) -> list[Check]:
-    """Every number of a printed point against plain draws.
+    """Compare every number of a reported point with plain draws.
 
     Parameters
     ----------
@@ -163,7 +163,7 @@ def verify_information(problem: Problem, Q: Host, V: Host, draws: int = DRAWS) -
 
 
 class _PointByDraws:
-    """A printed point and the draws at its overlap."""
+    """A reported point and the draws at its overlap."""
 
     def __init__(self, problem: Problem, point: dict[str, Any], draws: int, on_draws: Callable[[int], None]) -> None:
         self.problem, self.point, self.draws, self.on_draws = problem, point, draws, on_draws
@@ -257,7 +257,7 @@ class _PointByDraws:
         return found + self._errors(own)
 
     def _pairs(self) -> list[tuple[int, int]]:
-        """Entries of Qhat that are asked: the diagonal, then all others where there are any."""
+        """Entries of Qhat that are compared: the diagonal, then all others if there are any."""
         diagonal = [(a, a) for a in self.learned]
         off = [(a, b) for a in self.learned for b in self.learned if a < b]
         mixed = np.abs(self.qhat - np.diag(np.diagonal(self.qhat))).max() > 1e-6 * np.diagonal(self.qhat).max()
