@@ -75,12 +75,6 @@ def test_theory_has_the_form_of_a_point(algorithm):
     assert len(algorithm.theory(two, 0.4)["mse"]) == 2
 
 
-def test_more_regularisation_costs_overlap():
-    found = [Spectral(regularisation=e).theory(LOW, 0.6)["overlap"][0][0] for e in (0.001, 0.1, 1.0)]
-    assert found[0] > found[1] > found[2]
-    assert Spectral(kind="asymmetric").theory(LOW, 0.6)["overlap"][0][0] < found[0]
-
-
 def test_gamp_goes_on_from_it():
     instance = LOW.instance(0.9, 400)
     data = instance.data(get_backend())

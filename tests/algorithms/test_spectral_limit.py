@@ -281,20 +281,6 @@ def test_largest_real_eigenvalue_is_that_of_the_dense_asymmetric_matrix():
     assert compared >= 2
 
 
-def test_overlap_vanishes_with_dimension_below_the_transition():
-    problem = softmax()
-    means = []
-    for dimension in (60, 960):
-        runs = []
-        for replicate in range(12):
-            instance, data = data_of(problem, 0.08, dimension, replicate)
-            found = spectral_estimate(problem, data, np.random.default_rng(0))
-            runs.append(instance.metrics(found.estimate)["overlap"][0])
-        means.append(np.mean(runs))
-    assert means[1] < means[0] / 2
-    assert means[1] < 0.02
-
-
 # -- several components ---------------------------------------------------------------------------------------------
 
 
@@ -395,17 +381,6 @@ def test_a_longer_signal_is_a_longer_estimate(kind):
             errors.append(three.model.squared_error(instance.signal, found.estimate)[0])
             assert found.V[0, 0] == pytest.approx(wide.mse[0], rel=0.02)
         assert abs(np.mean(errors) - wide.mse[0]) < 3 * np.std(errors, ddof=1) / 6**0.5 + 0.1 * wide.mse[0]
-
-
-def test_two_components_of_another_length():
-    """Squared errors of a product channel scale with the second moment too."""
-    from tests.stretched import stretched
-
-    channel = {"name": "softmax", "layers": 2}
-    with stretched(channel, scale=0.5) as problem:
-        theory = spectral_theory(problem, 3.0)
-        assert np.all(theory.mse <= 0.25 + 1e-9)
-        assert np.allclose(np.diagonal(theory.gram), 0.25 - theory.mse, atol=0.02)
 
 
 class Correlated:

@@ -86,7 +86,7 @@ def first_correction(problem: Problem, alpha: float) -> list[float] | None:
 
     .. math:: E\,\mathrm{MSE} = \Delta S + \frac{b}{D}, \qquad b = -\Delta\, \frac{S + z S'}{F}.
 
-    Derived; checked by tests/algorithms/test_gamp_finite_size.py against exact posteriors of small sizes. In other problems the
+    Derived; checked by tests/algorithms/test_gamp_theory.py against exact posteriors of small sizes. In other problems the
     denoiser or the labels are not linear, and corrections contain the fluctuations of order parameters.
     """
     spec = problem.spec

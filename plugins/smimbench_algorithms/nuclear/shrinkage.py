@@ -13,7 +13,7 @@ variance of S in the direction of an eigenvector of R,
     \frac{\operatorname{div} f}{D^2 / 2} \to \iint \frac{f(x) - f(y)}{x - y} = 2 E f\, \mathrm{Re}\, g
     = \frac{E f (x - \xi)}{\Delta} .
 
-Checked by tests/algorithms/test_nuclear_limit.py against large random matrices.
+Checked by tests/algorithms/test_nuclear.py against large random matrices.
 """
 
 from __future__ import annotations

@@ -1,27 +1,26 @@
-"""The way of message passing to its fixed point: where it ends, and runs beside it, also away from the Bayes-optimal line."""
+"""Trajectories of GAMP to its fixed point, on and off the Bayes-optimal line, and the closed 1/D correction."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
 from smimbench_algorithms.gamp import theory as gamp_theory
 from smimbench_algorithms.gamp.algorithm import Gamp
 from smimbench_algorithms.gamp.mismatched import ACCURACY, OrderParameters, sampled_step
+from smimbench_algorithms.gamp.theory import first_correction
 
 import smimbench
 from smimbench.backend import get_backend
 from smimbench.interfaces import Conditions, Overlaps
 from smimbench.theory.predictions import solve
+from tests.helpers import LINE, attention, sequence, suite_text, write_suite
 
-
-def sequence(channel, tokens=2):
-    return smimbench.Problem({"name": "sequence-multi-index", "tokens": tokens}, channel, "gaussian")
-
-
-LINE = sequence({"name": "linear", "noise": 0.1})
-PAIR = sequence({"name": "linear", "noise": 0.2, "components": 2})
-PROBIT = sequence({"name": "probit", "noise": 0.5})
-SOFTMAX = sequence({"name": "softmax", "layers": 1})
+NOISY_LINE = sequence("linear", noise=0.1)
+PAIR = sequence("linear", noise=0.2, components=2)
+PROBIT = sequence("probit", noise=0.5)
+SOFTMAX = sequence(layers=1)
 MATRIX = smimbench.Problem({"name": "attention-indexed", "tokens": 2}, "linear", {"name": "wishart", "rho": 0.5})
 
 
@@ -30,7 +29,9 @@ def path(problem, alpha, **conditions):
     return Gamp(damping=0.0).theory(problem, alpha, asked)["trajectory"]
 
 
-@pytest.mark.parametrize("problem", [LINE, PAIR, PROBIT, MATRIX], ids=["linear", "two components", "probit", "matrix"])
+@pytest.mark.parametrize(
+    "problem", [NOISY_LINE, PAIR, PROBIT, MATRIX], ids=["linear", "two components", "probit", "matrix"]
+)
 def test_it_ends_at_the_fixed_point(problem):
     alpha = 0.05 if problem is MATRIX else 0.5
     found = path(problem, alpha)
@@ -39,7 +40,7 @@ def test_it_ends_at_the_fixed_point(problem):
     np.testing.assert_allclose(found["mse"][-1], expected.mse, rtol=0.02)
 
 
-@pytest.mark.parametrize(("problem", "informed"), [(LINE, False), (PROBIT, False), (SOFTMAX, True)])
+@pytest.mark.parametrize(("problem", "informed"), [(NOISY_LINE, False), (PROBIT, False), (SOFTMAX, True)])
 def test_undamped_runs_follow_it(problem, informed):
     """Six runs at D = 400, every iteration within four standard errors and 3%; from the teacher with noise, too."""
     alpha, runs, steps, backend, algorithm = 0.5, 6, 6, get_backend(), Gamp(damping=0.0)
@@ -64,8 +65,8 @@ def test_undamped_runs_follow_it(problem, informed):
 
 def test_no_path_where_it_would_not_be_exact():
     asked = Conditions(trajectory=True)
-    assert "trajectory" not in Gamp().theory(LINE, 0.5, asked)  # the damping adapts
-    assert "trajectory" not in Gamp(damping=0.3).theory(LINE, 0.5, asked)
+    assert "trajectory" not in Gamp().theory(NOISY_LINE, 0.5, asked)  # the damping adapts
+    assert "trajectory" not in Gamp(damping=0.3).theory(NOISY_LINE, 0.5, asked)
     assert "trajectory" not in Gamp(damping=0.0).theory(SOFTMAX, 0.5, asked._replace(start="spectral"))
 
 
@@ -145,6 +146,43 @@ def test_a_path_that_is_not_known_is_refused(monkeypatch):
 def test_a_path_that_rests_elsewhere_is_refused():
     """A point that is not the one the recursion comes to."""
     point = {"alpha": 0.5, "mse": 0.9, "mse_error": 0.0, "overlap": [[0.1]], "branch": "unique", "method": "m"}
-    found = Gamp(damping=0.0).theory(LINE, 0.5, Conditions(trajectory=True, points=(point,)))
+    found = Gamp(damping=0.0).theory(NOISY_LINE, 0.5, Conditions(trajectory=True, points=(point,)))
     assert "trajectory" not in found
     assert "rests at" in found["no_trajectory"]
+
+
+@pytest.mark.parametrize(("alpha", "tokens", "noise"), [(0.8, 2, 0.1), (0.3, 1, 0.5), (2.0, 3, 1.0)])
+def test_it_is_what_exact_posterior_means_miss_the_limit_by(alpha, tokens, noise):
+    """``E tr (1 + X^T X / (D noise))^{-1} / D`` over many draws, which needs neither signal nor labels."""
+    problem = sequence("linear", tokens, noise=noise)
+    rng = np.random.default_rng(0)
+    (limit,) = solve(problem, [alpha])[0].mse
+    (b,) = first_correction(problem, alpha)
+    for D, draws in ((10, 20000), (20, 8000)):
+        x = rng.standard_normal((draws, round(alpha * D) * tokens, D))
+        gram = np.swapaxes(x, 1, 2) @ x / (D * noise)
+        values = np.mean(1 / (1 + np.linalg.eigvalsh(gram)), axis=1)
+        error = values.std() / math.sqrt(draws)
+        second = abs(b) / D**2  # the next order
+        assert values.mean() == pytest.approx(limit + b / D, abs=3.5 * error + 3 * second)
+        assert abs(values.mean() - limit) > 5 * error
+
+
+def test_where_no_closed_form_is_known_there_is_none():
+    assert first_correction(sequence("hardmax"), 1.0) is None
+    assert first_correction(sequence("linear", noise=0.0), 1.0) is None
+    assert first_correction(attention("linear", noise=0.1), 0.1) is None
+
+
+def test_it_stands_beside_the_fitted_one(tmp_path):
+    text = (
+        suite_text(LINE, [1.0], 0, 0, 'name = "gamp"')
+        .replace("[0]", "[10, 20, 40]")
+        .replace("seeds     = 0", "seeds = [60, 40, 30]")
+    )
+    rows = smimbench.run(write_suite(tmp_path, text), results=tmp_path / "results")
+    found = {entry["metric"]: entry for entry in smimbench.extrapolate(rows)}
+    exact = first_correction(sequence("linear", noise=0.2), 1.0)[0]
+    assert found["mse"]["own_coefficient"] == pytest.approx(exact)
+    assert found["mse"]["coefficient"] == pytest.approx(exact, abs=4 * found["mse"]["coefficient_error"])
+    assert found["overlap"]["own_coefficient"] is None
