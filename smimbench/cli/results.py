@@ -35,7 +35,7 @@ SAID = ".said"
 
 
 class Results:
-    """All that was run of a suite on some backends, with the theory beside it, as far as it is solved before a deadline."""
+    """All results of a suite on some backends with their theory, as far as it is solved before a deadline."""
 
     def __init__(
         self, suite: Suite, store: Store, backends: Sequence[str], request: Request, deadline: float | None = None
@@ -129,7 +129,7 @@ class Results:
         return [chart for chart in found if chart is not None]
 
     def figures(self, folder: Path | None = None) -> list[Path]:
-        """Draw everything, beside the results where no folder is named; ImportError without matplotlib."""
+        """Draw everything, by default next to the results; ImportError without matplotlib."""
         from smimbench.report.charts import save
 
         return [path for chart in self.charts for path in save(chart, folder or self.folder / "figures")]

@@ -168,8 +168,8 @@ def show(
         write_packed(pack, document, shared)
     rows, limits = document["rows"], document["extrapolated"]
     if as_csv or markdown:
-        beside = f"\nAt infinite dimension:\n\n{size_markdown(limits)}" if limits else ""
-        click.echo(tables.as_csv(rows, limits) if as_csv else tables.as_markdown(rows) + beside, nl=False)
+        appended = f"\nAt infinite dimension:\n\n{size_markdown(limits)}" if limits else ""
+        click.echo(tables.as_csv(rows, limits) if as_csv else tables.as_markdown(rows) + appended, nl=False)
         return OK
     return present_document(document, request, folder, full=full)
 

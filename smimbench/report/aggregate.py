@@ -107,7 +107,7 @@ def mean_and_error(values: np.ndarray[Any, Any]) -> dict[str, float | None]:
 
 
 def against_theory(values: np.ndarray[Any, Any], expected: float | None, error: float | None) -> dict[str, Any]:
-    """Mean and standard error beside theory and its error; ``z`` is their difference in units of both errors together."""
+    """Mean, standard error, theory and its error; ``z`` is their difference in units of both errors together."""
     found = mean_and_error(values)
     mean, sem = found["mean"], found["sem"]
     difference = mean - expected if mean is not None and expected is not None else None
@@ -135,7 +135,7 @@ def ratio_to_bayes(values: np.ndarray[Any, Any], bayes: float | None, target: fl
 
 
 def mean_diagnostics(records: Sequence[dict[str, Any]], theory: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """What runs report beside their estimate (see ``Algorithm.findings``), one entry for each number, with its theory."""
+    """Further numbers that runs report (see ``Algorithm.findings``), one entry for each number, with its theory."""
     found: dict[str, list[dict[str, Any]]] = {}
     reported = [r.get("final") or {} for r in records]
     names = {

@@ -104,7 +104,7 @@ def info_documents(registry: Registry, name: str) -> list[dict[str, Any]]:
 
 
 def _own_theory(entry: Entry) -> dict[str, str]:
-    """What an algorithm says of its own theory, and of where it has none."""
+    """Documentation of the prediction of an algorithm, or why it has none."""
     if entry.kind != "algorithm":
         return {}
     ask = entry.item.theory

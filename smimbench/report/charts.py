@@ -239,7 +239,7 @@ def _trace(series: Series, panel: Panel, many: bool) -> dict[str, Any]:
     color = style["color"]
     trace: dict[str, Any] = {"name": series.name, "algorithm": series.algorithm, "x": x, "y": y, "text": texts}
     trace |= {"mode": "markers" if marks else "lines"}
-    trace |= {"colour": color if isinstance(color, str) and color.startswith("#") else None}
+    trace |= {"color": color if isinstance(color, str) and color.startswith("#") else None}
     if not marks:
         trace["dash"] = _dash(style.get("ls", "-"))
         trace |= {"shape": "hv"} if "drawstyle" in style else {}
@@ -250,7 +250,7 @@ def _trace(series: Series, panel: Panel, many: bool) -> dict[str, Any]:
         trace["symbols"] = [SYMBOLS[style["fmt"]] + ("-open" if style.get("mfc") == "white" else "")] * len(x)
         trace["error"] = columns.get("±", [0.0] * len(x))
     else:
-        trace |= {"symbol": "x-thin-open", "colour": "#888888"}
+        trace |= {"symbol": "x-thin-open", "color": "#888888"}
     return trace
 
 

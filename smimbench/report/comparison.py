@@ -52,7 +52,7 @@ def compare_rows(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any
     of two independent means. A clear change is ``better`` or ``worse`` by the direction of the metric; one in the wrong
     direction that ends nearer to theory (an error that was below it by chance) is ``nearer to theory``. Where theory is
     0, errors that both reached the suite's target are ``both at 0``. Times are compared only when both are trusted and of
-    one machine. Both verdicts stand beside them, of each table: ``own_theory`` with ``before_own_z`` and ``after_own_z``
+    one machine. Both tables also contribute ``own_theory`` with ``before_own_z`` and ``after_own_z``
     (``no_theory``: why there is none), and ``bayes`` with ``before_ratio_to_bayes`` and ``after_ratio_to_bayes``.
     """
     old, new = ({_compared_place(row): row for row in rows} for rows in (before, after))
@@ -165,7 +165,7 @@ def comparison_table(entries: Sequence[dict[str, Any]]) -> list[RenderableType]:
 
 
 def _two_verdicts() -> list[Column]:
-    """Does it do what its own theory says, and what is the best that is possible? z before is in the JSON: 80 columns."""
+    """Predicted value, z after, optimal value; z before is in the JSON only, to fit 80 columns."""
     return [
         ("predicted", "r", lambda e: number(e["own_theory"])),
         ("z", "r", lambda e: marked_z(e["after_own_z"], e["after_n"])),

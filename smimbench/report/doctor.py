@@ -19,7 +19,7 @@ __all__ = ["diagnose", "print_diagnosis"]
 
 
 def diagnose(registry: Registry, *, ceilings: bool = False) -> dict[str, Any]:
-    """Versions, BLAS, GPU and plugins, with the command that mends each shortcoming.
+    """Versions, BLAS, GPU and plugins, with the command that fixes each problem.
 
     Parameters
     ----------

@@ -33,13 +33,13 @@ def extrapolated_rows(rows: Sequence[dict[str, Any]], target: float = 1e-3) -> l
         As from ``error_rows``.
     target : float
         Absolute error that counts as reached where theory says 0 (``run.target`` of the suite): there ``z`` takes it for an
-        error beside the others.
+        additional error.
 
     Returns
     -------
     list of dict
         ``value`` and ``error`` at D = infinity; ``law`` (``"1/D"`` unless rejected), its ``coefficient`` and
-        ``coefficient_error``, beside them ``own_coefficient``, that of 1/D in closed form, where the algorithm's theory has it;
+        ``coefficient_error``, next to ``own_coefficient``, that of 1/D in closed form, where the algorithm's theory has it;
         ``chi2``, ``dof``, ``p_value``; ``first_p_value``, that of 1/D; ``exponent``, the best single
         one with its interval and the probability that 1 is as good; ``theory``, ``theory_error``, ``difference``, and ``z``,
         the difference in units of all errors together, as likely as a normal variable of that size; ``points``, what was fitted.
@@ -83,10 +83,10 @@ def _extrapolated_row(members: Sequence[dict[str, Any]], target: float) -> dict[
         statuses.update(row["status_counts"])
     verdict = _against_theory(fit.limit, result.error, dof, theory, last["theory_error"], target)
     named = ("problem", "algorithm", "backend", "metric", "component", "bayes", "identity")
-    beside = ("component_word", "dimension_letter", "own_theory", "own_theory_error", "no_theory", "own_coefficient")
+    copied = ("component_word", "dimension_letter", "own_theory", "own_theory_error", "no_theory", "own_coefficient")
     return {
         **{key: last[key] for key in named},
-        **{key: last.get(key) for key in beside},
+        **{key: last.get(key) for key in copied},
         "own_z": None if last.get("own_theory") is None else verdict["z"],
         "alpha": last["nominal_alpha"],
         "value": fit.limit,
@@ -111,7 +111,7 @@ def _extrapolated_row(members: Sequence[dict[str, Any]], target: float) -> dict[
 
 
 def _moved(row: dict[str, Any], last: dict[str, Any]) -> float:
-    """What theory says of the difference between the sample ratios of two dimensions."""
+    """Difference of the predictions at the sample ratios of two dimensions."""
     if row["theory"] is None or last["theory"] is None or row["alpha"] == last["alpha"]:
         return 0.0
     return float(last["theory"] - row["theory"])

@@ -41,7 +41,7 @@ class Line(NamedTuple):
     error: Any
 
 
-def metric_chart(suite: Suite, rows: Sequence[dict[str, Any]], theorist: TheoryCache, metric: str) -> Chart | None:
+def metric_chart(suite: Suite, rows: Sequence[dict[str, Any]], cache: TheoryCache, metric: str) -> Chart | None:
     """The figure of one metric; None where ``--only`` leaves no problem."""
     look = looks_of(suite)
     for row in rows:  # labels that were told apart by their parameters
@@ -51,7 +51,7 @@ def metric_chart(suite: Suite, rows: Sequence[dict[str, Any]], theorist: TheoryC
     if not places:
         return None
     panels = [
-        _metric_panel(suite, plan, metric, component, own, theorist, look)
+        _metric_panel(suite, plan, metric, component, own, cache, look)
         for plan, component in places[:PANELS]
         for own in [[row for row in members if row["problem"] == plan.label and row["component"] == component]]
     ]
@@ -106,7 +106,7 @@ def is_cheap(problem: Problem) -> bool:
 UNINFORMED = "uninformed branch (reached by algorithms)"
 
 
-def theory_lines(theorist: TheoryCache, plan: Any, metric: str, used: Sequence[float]) -> dict[str, dict[int, Line]]:
+def theory_lines(cache: TheoryCache, plan: Any, metric: str, used: Sequence[float]) -> dict[str, dict[int, Line]]:
     """Theory by branch and component (from 0): on a fine grid, or smooth between the sample ratios that are used.
 
     The branches are ``"Bayes-optimal"`` and, where it is another one, that of an uninformed start. A fine grid is for theory
@@ -117,19 +117,19 @@ def theory_lines(theorist: TheoryCache, plan: Any, metric: str, used: Sequence[f
     margin = 0.05 * (high - low) if high > low else 0.2 * high
     ends = (low / 1.3, high * 1.3) if high > 20.0 * low else (max(low - margin, low / 2), high + margin)
     fine = np.unique([*_spread(*ends), *grid])
-    found = theorist.thresholds_at_hand(plan.problem)
+    found = cache.thresholds_at_hand(plan.problem)
     breaks = [mark for mark, name in threshold_marks(found) if "recovery" in name]
     # A curve may fall steeply towards a threshold: points draw near it from both sides.
     steps = [s * 10.0**-k for k in (1.5, 2, 2.5, 3, 4) for s in (-1, 1)]
     near = [b * (1 + s) for b in breaks for s in steps if fine[0] < b * (1 + s) < fine[-1]]
     dense = np.unique([*fine, *near])
     about = find_metric(metric, plan.problem.model.name)
-    read = theorist.read_off(plan.problem, list(dense)) if not is_cheap(plan.problem) else None
+    read = cache.read_off(plan.problem, list(dense)) if not is_cheap(plan.problem) else None
     if read and all(value is None for value in theory_of(about, plan.problem, read[0][0], plan.problem.components)[0]):
         read = None  # errors of prediction are not read off
     fine_grid = read is not None or is_cheap(plan.problem)
     grid = dense if fine_grid else grid
-    points = theorist.points(plan.problem, list(grid)) if read is None else read
+    points = cache.points(plan.problem, list(grid)) if read is None else read
     components = len(points[0][0]["overlap"])
     uninformed = [next((p for p in branches if p["branch"] == "uninformed"), branches[0]) for branches in points]
     apart = np.array([one is not branches[0] for one, branches in zip(uninformed, points)])
@@ -161,7 +161,7 @@ def _spread(low: float, high: float) -> Any:
 def smooth(line: Line, breaks: Iterable[float]) -> Line:
     """A line through the same points that overshoots nowhere (cubic, monotone), and is broken at thresholds.
 
-    Where neither side comes near a threshold nothing is known beside it: a NaN there leaves a gap in what is drawn.
+    Between the last point before a threshold and the first one after it nothing is known: a NaN leaves a gap in the line.
     """
     from scipy.interpolate import PchipInterpolator
 
@@ -227,14 +227,14 @@ def theory_series(
 
 
 def _metric_panel(
-    suite: Suite, plan: Any, metric: str, component: int | None, rows: list[dict[str, Any]], theorist: TheoryCache,
+    suite: Suite, plan: Any, metric: str, component: int | None, rows: list[dict[str, Any]], cache: TheoryCache,
     look: dict[str, Look],
 ) -> Panel:  # fmt: skip
     used = sorted({row["alpha"] for row in rows} | set(plan.alphas))
     about, d = find_metric(metric, plan.problem.model.name), letter(plan.problem.model)
     place = {"problem": plan.label, "component": component}
     k = (component or 1) - 1
-    lines = {what: found[k] for what, found in theory_lines(theorist, plan, metric, used).items() if k in found}
+    lines = {what: found[k] for what, found in theory_lines(cache, plan, metric, used).items() if k in found}
     series = [
         theory_series(line, what, "black", "--" if what == UNINFORMED else "-", [
             row for row in table({**place, "what": what}, alpha=line.alpha.tolist(), value=line.value.tolist(),
@@ -262,7 +262,7 @@ def _metric_panel(
                            value=reference.value)  # fmt: skip
             error = None if reference.tolerance is None else np.full(len(reference.alpha), reference.tolerance)
             series.append(Series(reference.label, reference.alpha, reference.value, style, points, "marks", error))
-    found = theorist.thresholds_at_hand(plan.problem)
+    found = cache.thresholds_at_hand(plan.problem)
     word = component_word(plan.problem)
     marks = threshold_marks(found, word)
     head = plan.label if component is None else f"{plan.label}, {word} {component}"
@@ -303,8 +303,8 @@ def _runs(
     for dimension, empty in sorted({(row["dimension"], h) for row, h in zip(rows, hollow)}):
         own = [r for r, h in zip(rows, hollow) if (r["dimension"], h) == (dimension, empty)]
         k = dimensions.index(dimension)
-        style = {"fmt": look.marker, "color": look.colour, "ms": 3.0 + 2.4 * k / (len(dimensions) - 1) if several else 4.2,
-                 "capsize": 1.8, "lw": 0.9, "ls": "none", "mfc": "white" if empty else look.colour, "mew": 0.9,
+        style = {"fmt": look.marker, "color": look.color, "ms": 3.0 + 2.4 * k / (len(dimensions) - 1) if several else 4.2,
+                 "capsize": 1.8, "lw": 0.9, "ls": "none", "mfc": "white" if empty else look.color, "mew": 0.9,
                  "zorder": 3 + 0.1 * (len(dimensions) - k)}  # fmt: skip
         label = name + (f", {d} = {dimension}" if several else "") + (" (not all converged)" if empty else "")
         x, y, error = (np.array([r[key] or 0.0 for r in own], dtype=float) for key in ("alpha", "mean", "sem"))
@@ -328,4 +328,4 @@ def _predicted(rows: Sequence[dict[str, Any]], look: Look, name: str, place: dic
         {**place, "what": "predicted", "algorithm": name}, **dict(zip(("alpha", "value", "error"), zip(*known)))
     )
     dashes = "--" if look.dashes == "-" else ":"  # of another label of the same algorithm
-    return [theory_series(smooth(line, ()), f"{name}, predicted", look.colour, dashes, points, name)]
+    return [theory_series(smooth(line, ()), f"{name}, predicted", look.color, dashes, points, name)]

@@ -1,4 +1,4 @@
-"""Values at infinite dimension beside theory, as tables and figures."""
+"""Values at infinite dimension, compared with theory: tables and figures."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def kind_of(reason: str) -> str:
 
 
 def grouped(rows: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
-    """Rows by what ``key`` says of them, in the order in which they come."""
+    """Rows by their ``key``, in the order of first appearance."""
     found: dict[Any, list[Any]] = {}
     for row in rows:
         found.setdefault(key(row), []).append(row)

@@ -1,5 +1,5 @@
 """Figures of what runs do on their way: error against the samples processed, against seconds, and against the clock of the
-algorithm beside the trajectory that theory has of it.
+algorithm with the predicted trajectory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from smimbench.report.charts import Chart, Panel, Series, table
 from smimbench.report.figures import PANELS, is_cheap
 from smimbench.report.labels import component_word, grouped, letter
 from smimbench.report.rows import draws_fresh, own_point, planned_ratio
-from smimbench.report.style import COLOURS, FLOOR, Look, floor_of, line_name, looks_of
+from smimbench.report.style import COLORS, FLOOR, Look, floor_of, line_name, looks_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -31,7 +31,7 @@ Place = tuple[str, float, int]
 """Label of a problem, sample ratio, dimension."""
 
 
-def learning_chart(suite: Suite, pairs: Sequence[Pair], theorist: TheoryCache, store: Store) -> Chart | None:
+def learning_chart(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache, store: Store) -> Chart | None:
     """One panel per problem and sample ratio of what algorithms that count their samples learned, sample by sample.
 
     A sample that is processed again counts again. Thin lines are runs, thick ones their median. The Bayes-optimal line is
@@ -51,13 +51,13 @@ def learning_chart(suite: Suite, pairs: Sequence[Pair], theorist: TheoryCache, s
             panels.setdefault(place, {}).setdefault(cell.algorithm_label, []).append((record, *found))
         elif trajectory is not None and metric in trajectory and len(trajectory["iteration"]) > 2:
             whole.append((place, cell.algorithm_label, (record, *_passes(trajectory, record, metric))))
-    for place, label, run in whole:  # beside those that count their samples
+    for place, label, run in whole:  # next to those that count their samples
         if place in panels:
             panels[place].setdefault(label, []).append(run)
     if not panels:
         return None
     chosen = chosen_panels(suite, panels)
-    drawn = [_learning_panel(suite, place, metric, panels[place], theorist) for place in chosen]
+    drawn = [_learning_panel(suite, place, metric, panels[place], cache) for place in chosen]
     note = "A sample that is processed again counts again"
     names = sorted({label for place, label, _ in whole if place in chosen})
     note += f"; an iteration of {', '.join(names)} counts all samples." if names else "."
@@ -97,7 +97,7 @@ def chosen_panels(suite: Suite, places: Iterable[Place]) -> list[Place]:
 
 
 def left_out(chosen: Sequence[Place], places: Collection[Place]) -> str:
-    """What a figure says of the panels that it does not show; nothing if it shows all."""
+    """How many of all panels a figure shows; empty if it shows all."""
     if len(chosen) == len(places):
         return ""
     return f" {len(chosen)} of {len(places)} combinations of problem, sample ratio and dimension."
@@ -119,12 +119,12 @@ def _place_title(suite: Suite, place: Place) -> tuple[Any, str, dict[str, Any]]:
 
 
 def _end_marker(look: Look) -> dict[str, Any]:
-    """The marker of an algorithm at the end of its curve: in grey, colours do not tell two of them apart."""
+    """The marker of an algorithm at the end of its curve: in grey, colors do not tell two of them apart."""
     return {"marker": look.marker, "markevery": [-1], "ms": 4.5, "zorder": 3}
 
 
 def _learning_panel(
-    suite: Suite, place: Place, metric: str, algorithms: dict[str, list[Any]], theorist: TheoryCache
+    suite: Suite, place: Place, metric: str, algorithms: dict[str, list[Any]], cache: TheoryCache
 ) -> Panel:
     problem, title, at = _place_title(suite, place)
     _, alpha, dimension = place
@@ -144,7 +144,7 @@ def _learning_panel(
     for start, stop, name, dashes in lines:
         seen = np.geomspace(start, stop, 40) if curve and start < stop else np.array([stop])
         ratios = [problem.model.sample_ratio(max(1, round(n)), dimension) for n in seen]
-        points = [branches[0] for branches in theorist.points(problem, ratios)]
+        points = [branches[0] for branches in cache.points(problem, ratios)]
         expected = [theory_of(about, problem, point, components)[0] for point in points]
         for component in range(components):
             values = [found[component] for found in expected]
@@ -155,13 +155,13 @@ def _learning_panel(
             x = [*(seen if several else [first]), max(last, stop)]
             y = [*(values if several else values[-1:]), values[-1]]
             title_of_line = line_name(name, word, None if single else component)
-            style = {"color": "black" if single else COLOURS[component], "lw": 1.4, "ls": dashes, "zorder": 2}
+            style = {"color": "black" if single else COLORS[component], "lw": 1.4, "ls": dashes, "zorder": 2}
             rows = table({**at, "what": title_of_line}, samples=x, value=y)
             series.append(Series(title_of_line, x, y, style, rows))
     looks = looks_of(suite)
     for i, (algorithm, members) in enumerate(algorithms.items()):
         for component in range(components):
-            style = {"color": looks[algorithm].colour if single else COLOURS[component % len(COLOURS)]}
+            style = {"color": looks[algorithm].color if single else COLORS[component % len(COLORS)]}
             style |= {"ls": "-" if single else ("-", "-.", ":", (0, (5, 1)))[i % 4]}
             thin = {**style, "lw": 0.6, "alpha": 0.3, "zorder": 1}
             series += [Series("", samples, values[:, component], thin) for _, samples, values in members]
@@ -194,7 +194,7 @@ def _median_curve(members: Iterable[tuple[Any, Any, Any]], component: int) -> tu
 # -- against seconds ------------------------------------------------------------------------------------------------------
 
 
-def seconds_chart(suite: Suite, pairs: Sequence[Pair], theorist: TheoryCache, store: Store) -> Chart | None:
+def seconds_chart(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache, store: Store) -> Chart | None:
     """One panel per problem, sample ratio and dimension with the squared error, summed over components, against seconds.
 
     Lines are medians over the runs, each of which keeps its last error when it has ended; a mark is where the last one ended,
@@ -223,16 +223,16 @@ def seconds_chart(suite: Suite, pairs: Sequence[Pair], theorist: TheoryCache, st
     caption = (
         f"{suite.title}: squared error against seconds. Lines: median over runs; bands: quartiles; marks: the end. "
     )
-    drawn = [_seconds_panel(suite, place, panels[place], theorist) for place in chosen]
+    drawn = [_seconds_panel(suite, place, panels[place], cache) for place in chosen]
     return Chart(
         "seconds", suite.title, drawn, caption + note, note, "Error against seconds", "Median over runs.", many=True
     )
 
 
-def _seconds_panel(suite: Suite, place: Place, algorithms: dict[str, list[Any]], theorist: TheoryCache) -> Panel:
+def _seconds_panel(suite: Suite, place: Place, algorithms: dict[str, list[Any]], cache: TheoryCache) -> Panel:
     problem, title, at = _place_title(suite, place)
     ratio = problem.model.sample_ratio(problem.model.sample_count(*place[1:]), place[2])
-    bayes = float(np.sum(theorist.points(problem, [ratio])[0][0]["mse"]))
+    bayes = float(np.sum(cache.points(problem, [ratio])[0][0]["mse"]))
     looks, series = looks_of(suite), []
     lowest = [float(run[3].min()) for members in algorithms.values() for run in members]
     highest = max(float(run[3][0]) for members in algorithms.values() for run in members)
@@ -244,7 +244,7 @@ def _seconds_panel(suite: Suite, place: Place, algorithms: dict[str, list[Any]],
         read = [run[3][np.searchsorted(run[2], grid, side="right") - 1] for run in members]
         low, middle, high = (np.maximum(part, floor) for part in np.quantile(read, [0.25, 0.5, 0.75], axis=0))
         look = looks[name]
-        style = {"color": look.colour, "ls": look.dashes, **_end_marker(look)}
+        style = {"color": look.color, "ls": look.dashes, **_end_marker(look)}
         rows = table({**at, "what": name}, seconds=grid, value=middle, quartile_1=low, quartile_3=high)
         series.append(Series(name, grid, middle, style, rows, band=(low, high), algorithm=name))
     panel = Panel(title, "seconds", "MSE", series, place[0], xlog=True, ylog=True, top=3 * highest)
@@ -259,11 +259,11 @@ def _seconds_panel(suite: Suite, place: Place, algorithms: dict[str, list[Any]],
     return panel
 
 
-# -- beside the trajectory of theory --------------------------------------------------------------------------------------
+# -- with the predicted trajectory ------------------------------------------------------------------------------------------
 
 
 def trajectory_chart(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache, store: Store) -> Chart | None:
-    """Runs against their own clock, beside the trajectory that theory predicts: thin lines runs, dashed theory.
+    """Runs against their own clock, with the predicted trajectory: thin lines are runs, dashed ones theory.
 
     One panel for every problem, algorithm, sample ratio and dimension whose theory has a trajectory: error and overlap of every
     component against iterations, or against samples / D where samples are counted. None where no theory has a trajectory.
@@ -306,7 +306,7 @@ def _trajectory_panel(place: dict[str, Any], d: str, theory: dict[str, Any], run
     for index, metric in enumerate(paths):
         values = np.asarray(theory[metric], dtype=float).reshape(len(theory[clock]), -1)
         for component in range(values.shape[1]):
-            color = COLOURS[(index * values.shape[1] + component) % len(COLOURS)]
+            color = COLORS[(index * values.shape[1] + component) % len(COLORS)]
             name = find_metric(metric).label + (f" {component + 1}" if values.shape[1] > 1 else "")
             about = {**place, "metric": metric, "component": component + 1 if values.shape[1] > 1 else None}
             curves = [("predicted", at, values[:, component], {"ls": "--", "lw": 1.6})]

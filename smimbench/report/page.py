@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["NEEDS", "render_page"]
 
 NEEDS = ("jinja2", "matplotlib", "plotly")
-"""What a page is made with, beside smimbench: extra ``report``."""
+"""Packages that a page needs besides smimbench: extra ``report``."""
 
 
 def render_page(

@@ -45,7 +45,7 @@ READING = (
 
 
 def hits(
-    suite: Suite, pairs: Sequence[tuple[Cell, dict[str, Any]]], theorist: TheoryCache, store: Store
+    suite: Suite, pairs: Sequence[tuple[Cell, dict[str, Any]]], cache: TheoryCache, store: Store
 ) -> list[dict[str, Any]]:
     """When each run came near the Bayes-optimal error: one entry for each run and nearness.
 
@@ -66,7 +66,7 @@ def hits(
         counts: Any = () if trajectory is None else trajectory.get("samples", ())
         if draws_fresh(cell.algorithm) and not (len(counts) and counts[-1] <= 1.5 * n):
             continue
-        point = theorist.points(problems[cell.problem_label], [model.sample_ratio(n, cell.dimension)])[0][0]
+        point = cache.points(problems[cell.problem_label], [model.sample_ratio(n, cell.dimension)])[0][0]
         bayes = np.atleast_1d(np.asarray(point["mse"], dtype=float))
         lost = (record.get("timing") or {}).get("lost_seconds") or 0.0
         where = (cell.problem_label, cell.alpha, cell.dimension, f"{cell.seed}/{cell.replicate}")
@@ -189,11 +189,11 @@ def profile_chart(
     suite: Suite,
     rows: Sequence[Mapping[str, Any]],
     pairs: Sequence[tuple[Cell, dict[str, Any]]],
-    theorist: TheoryCache,
+    cache: TheoryCache,
     store: Store,
 ) -> Chart | None:
     """Shares of targets reached against seconds, iterations and samples, and how near to the best error each comes."""
-    entries = hits(suite, pairs, theorist, store)
+    entries = hits(suite, pairs, cache, store)
     known = errors(rows)
     if len({e["algorithm"] for e in entries}) < 2:
         return None
@@ -231,5 +231,5 @@ def profile_chart(
 
 def _steps(look: Look) -> dict[str, Any]:
     """Steps with the marker of an algorithm at their end: in grey, colors do not tell two of them apart."""
-    return {"color": look.colour, "ls": look.dashes, "drawstyle": "steps-post", "marker": look.marker, "markevery": [-1],
+    return {"color": look.color, "ls": look.dashes, "drawstyle": "steps-post", "marker": look.marker, "markevery": [-1],
             "ms": 4.5, "clip_on": False}  # fmt: skip

@@ -1,4 +1,4 @@
-"""From records to rows, with theory beside them: one row per problem, algorithm, backend, sample ratio, dimension,
+"""From records to rows with their theory: one row per problem, algorithm, backend, sample ratio, dimension,
 metric and component; in them an algorithm's own theory, when each component was learned, and in which order.
 """
 
@@ -170,13 +170,13 @@ def paired(cells: Sequence[Cell], records: Mapping[str, dict[str, Any]]) -> list
 
 
 def error_rows(
-    pairs: Sequence[tuple[Cell, dict[str, Any]]], suite: Suite, store: Store, theorist: TheoryCache
+    pairs: Sequence[tuple[Cell, dict[str, Any]]], suite: Suite, store: Store, cache: TheoryCache
 ) -> list[dict[str, Any]]:
     """Rows of the error table, in the order of the suite.
 
     A row stands for one problem, algorithm, backend, sample ratio, dimension, metric and component. ``mean`` and ``sem``
     (standard error of the mean) are over all cells that ended with a finite estimate, whatever their status;
-    ``status_counts`` counts all. Two verdicts: ``own_theory`` is what theory says of the algorithm itself, with ``own_z``
+    ``status_counts`` counts all. Two verdicts: ``own_theory`` is the prediction for the algorithm, with ``own_z``
     (None, with the reason in ``no_theory``, where it says nothing), ``bayes`` the Bayes-optimal value at the sample ratio
     really used, with ``ratio_to_bayes``. ``theory``, ``difference`` and ``z`` go by the first where there is one, else by the
     second. Runs are pooled by what was run, never by its label: ``identity`` has problem and algorithm without versions.
@@ -194,7 +194,7 @@ def error_rows(
     for identity, problem in problems.items():
         wanted = {ratio for key, ratio in ratios.items() if key[0] == identity}
         if wanted:
-            unsolved |= _solve(theorist, problem, sorted(wanted))
+            unsolved |= _solve(cache, problem, sorted(wanted))
     if (
         len(unsolved) == len(problems)
         and (complaint := next(iter(unsolved.values())))
@@ -215,32 +215,32 @@ def error_rows(
             }
             own: dict[str, Any] | str = str(bayes["unsolved"])
         else:
-            bayes = theorist.points(problem, [ratio])[0][0]
-            own = own_point(theorist, problem, cell, ratio, records)
-        near = _near(theorist, problem, records, ratio, cell.dimension) if key[0] not in unsolved else None
+            bayes = cache.points(problem, [ratio])[0][0]
+            own = own_point(cache, problem, cell, ratio, records)
+        near = _near(cache, problem, records, ratio, cell.dimension) if key[0] not in unsolved else None
         group = _RunsOfRow(place, problem, cell.algorithm, records, bayes, own, cell.alpha, near)
         rows += group.rows(suite.run.metrics, suite.run.target, store)
     return distinguish(rows)
 
 
-def _solve(theorist: TheoryCache, problem: Problem, ratios: Sequence[float]) -> dict[str, Exception]:
+def _solve(cache: TheoryCache, problem: Problem, ratios: Sequence[float]) -> dict[str, Exception]:
     """Solve the theory of a problem; what a plugin of it raises hides that theory, and no row."""
     try:
-        theorist.points(problem, ratios)
+        cache.points(problem, ratios)
     except THEORY_ERRORS as error:  # its rows say so, the others stay
         return {canonical_json(problem.spec): error}
     return {}
 
 
 def _near(
-    theorist: TheoryCache, problem: Problem, records: Sequence[dict[str, Any]], ratio: float, dimension: int
+    cache: TheoryCache, problem: Problem, records: Sequence[dict[str, Any]], ratio: float, dimension: int
 ) -> str | None:
     """The threshold near which runs did not converge, in words; asked for only where one did not."""
     stuck = any(record["status"] == Status.NOT_CONVERGED.value for record in records)
     if not stuck:
         return None
     try:
-        found = theorist.thresholds(problem)
+        found = cache.thresholds(problem)
     except THEORY_ERRORS:  # the reason of the run stands without
         return None
     low = problem.model.rank == "low"
@@ -252,7 +252,7 @@ def rows_of_points(
     suite: Suite,
     points: Sequence[Point],
     records: Sequence[dict[str, Any]],
-    theorist: TheoryCache,
+    cache: TheoryCache,
     *,
     of_suite: bool = False,
 ) -> list[dict[str, Any]]:
@@ -272,7 +272,7 @@ def rows_of_points(
         problem, found = members[0][0].plan.problem, [record for _, record in members]
         ratio = problem.model.sample_ratio(problem.model.sample_count(alpha, dimension), dimension)
         place = _place_of_row(label, algorithm, ELSEWHERE, ratio, dimension)
-        bayes = theorist.points(problem, [ratio])[0][0]
+        bayes = cache.points(problem, [ratio])[0][0]
         group = _RunsOfRow(place, problem, {}, found, bayes, nominal=alpha)
         measured = trajectory_metrics(problem.model.name)
         metrics = [name for name in suite.run.metrics if name in measured] if of_suite else list(measured)
@@ -280,10 +280,10 @@ def rows_of_points(
     return rows
 
 
-def scored_rows(suite: Suite, store: Store, theorist: TheoryCache) -> list[dict[str, Any]]:
+def scored_rows(suite: Suite, store: Store, cache: TheoryCache) -> list[dict[str, Any]]:
     """Rows of estimates from elsewhere that ``smimbench score`` has kept, of the metrics of the suite."""
     points, records = kept_scores(suite, store)
-    return rows_of_points(suite, points, records, theorist, of_suite=True)
+    return rows_of_points(suite, points, records, cache, of_suite=True)
 
 
 def _place_of_row(problem: str, algorithm: str, backend: str, alpha: float, dimension: int) -> dict[str, Any]:
@@ -331,7 +331,7 @@ def _are_matrices(start: Overlaps, components: int) -> bool:
 
 
 def own_point(
-    theorist: TheoryCache,
+    cache: TheoryCache,
     problem: Problem,
     cell: Cell,
     ratio: float,
@@ -339,7 +339,7 @@ def own_point(
     *,
     trajectory: bool = False,
 ) -> dict[str, Any] | str:
-    """What theory says of the algorithm of a cell under the conditions of its runs, or in words why there is none."""
+    """Prediction for the algorithm of a cell under the conditions of its runs, or the reason why there is none."""
     try:
         algorithm = build_algorithm(cell.algorithm, problem, get_registry())
     except (RegistryError, ParameterError) as error:
@@ -354,7 +354,7 @@ def own_point(
         trajectory=trajectory,
     )
     try:
-        return theorist.own(problem, algorithm, cell.algorithm, ratio, conditions)
+        return cache.own(problem, algorithm, cell.algorithm, ratio, conditions)
     except THEORY_ERRORS as error:  # the rows of all others are none of its business
         return f"its theory raised {error_line(error)}"
 

@@ -1,4 +1,4 @@
-"""Spectra of estimates: eigenvalues of the runs as a histogram, beside what is predicted for the algorithm."""
+"""Spectra of estimates: eigenvalues of the runs as a histogram, with the predicted density."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from smimbench.report.figures import PANELS
 from smimbench.report.labels import grouped, letter
 from smimbench.report.learning_curves import spread
 from smimbench.report.rows import own_point
-from smimbench.report.style import COLOURS
+from smimbench.report.style import COLORS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ __all__ = ["spectrum_chart"]
 Pair = tuple["Cell", dict[str, Any]]
 
 
-def spectrum_chart(suite: Suite, pairs: Sequence[Pair], theorist: TheoryCache) -> Chart | None:
+def spectrum_chart(suite: Suite, pairs: Sequence[Pair], cache: TheoryCache) -> Chart | None:
     """One panel per problem, algorithm, sample ratio and dimension whose records hold a spectrum; None without any.
 
     Bars are the eigenvalues of all runs that are not zero, a line what theory predicts; the share that is zero stands in the
@@ -40,15 +40,15 @@ def spectrum_chart(suite: Suite, pairs: Sequence[Pair], theorist: TheoryCache) -
     note = "Eigenvalues of the estimates of all runs, without those that are zero; lines: predicted."
     if len(chosen) < len(groups):
         note += f" {len(chosen)} of {len(groups)} combinations of problem, algorithm and sample ratio."
-    panels = [_spectrum_panel(suite, members, theorist) for members in chosen]
+    panels = [_spectrum_panel(suite, members, cache) for members in chosen]
     return Chart("spectrum", suite.title, panels, f"{suite.title}: {note}", note)
 
 
-def _spectrum_panel(suite: Suite, members: Sequence[Pair], theorist: TheoryCache) -> Panel:
+def _spectrum_panel(suite: Suite, members: Sequence[Pair], cache: TheoryCache) -> Panel:
     cell = members[0][0]
     problem = next(plan.problem for plan in suite.plans if plan.label == cell.problem_label)
     ratio = problem.model.sample_ratio(problem.model.sample_count(cell.alpha, cell.dimension), cell.dimension)
-    point = own_point(theorist, problem, cell, ratio, [record for _, record in members])
+    point = own_point(cache, problem, cell, ratio, [record for _, record in members])
     expected = None if isinstance(point, str) else point.get("spectrum")
     values = np.concatenate([np.asarray(record["final"]["spectrum"], dtype=float) for _, record in members])
     there = np.abs(values) > 1e-9 * np.abs(values).max(initial=1e-300)
@@ -71,7 +71,7 @@ def _spectrum_panel(suite: Suite, members: Sequence[Pair], theorist: TheoryCache
         own = table({**about, "what": what}, **{"from": ends[:-1], "to": ends[1:], "density": density})
         return [*own, {**about, "what": what, "from": 0, "to": 0, "share": share}]
 
-    style = {"color": COLOURS[0], "alpha": 0.4}
+    style = {"color": COLORS[0], "alpha": 0.4}
     series = [Series(f"{place}: {len(members)} runs, zero: {zeros:.1%}", bins, heights, style,
                      rows("runs", bins, heights, zeros), "bars")]  # fmt: skip
     if expected:

@@ -1,5 +1,5 @@
-"""A finished table as a document: its structure, and the copy beside ``run.json`` that can be shown where the plugin that made it
-is missing.
+"""A finished table as a document: its structure, and the copy next to ``run.json`` that can be shown where the plugin that made
+it is missing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 TABLE = "table/rows.json"
-"""In a folder of its own: files beside ``run.json`` are records."""
+"""In a folder of its own: files next to ``run.json`` are records."""
 Text = Annotated[str, Field(max_length=100_000)]
 Texts = list[Text]
 
@@ -234,7 +234,7 @@ def checked_document(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def kept_table(folder: Path) -> dict[str, Any] | None:
-    """The document beside a ``run.json``; None where there is none that can be trusted."""
+    """The document next to a ``run.json``; None where there is none that can be trusted."""
     try:
         return read_table(folder / TABLE)
     except (OSError, ValueError):

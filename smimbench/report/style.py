@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from smimbench.suite.cells import Suite
 
 __all__ = [
-    "COLOURS",
+    "COLORS",
     "FLOOR",
     "ONE_COLUMN",
     "TWO_COLUMNS",
@@ -45,14 +45,14 @@ __all__ = [
 ONE_COLUMN, TWO_COLUMNS = 3.4, 7.0
 """Widths in inches that journals print figures at; doubled, letters are too small to read in print."""
 
-COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#332288", "#999933"]
-"""Okabe and Ito's colours without black (that is the Bayes-optimal line) and yellow (which paper swallows), and three more."""
+COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#332288", "#999933"]
+"""Okabe and Ito's colors without black (that is the Bayes-optimal line) and yellow (which paper swallows), and three more."""
 
 MARKERS = "osD^vPX*<>hp"
-"""Apart without any colour, too."""
+"""Apart without any color, too."""
 
 KNOWN = ("gamp", "adam", "sgd", "spectral", "ridge", "averaged", "nuclear", "adamw", "erm")
-"""What ships has a colour and a marker for ever, in this order; everything else by its name."""
+"""What ships has a color and a marker for ever, in this order; everything else by its name."""
 
 
 LETTER = 0.55
@@ -75,7 +75,7 @@ STYLE: Any = {
 class Look(NamedTuple):
     """How an algorithm is drawn, everywhere."""
 
-    colour: str
+    color: str
     marker: str
     dashes: Any
 
@@ -84,9 +84,9 @@ DASHES: Sequence[Any] = ("-", (0, (6, 1.5)), "-.", (0, (2, 1)), (0, (7, 1, 1, 1,
 
 
 def looks(algorithms: Mapping[str, str]) -> dict[str, Look]:
-    """Colour, marker and dashes of each label, given the name of its algorithm.
+    """Color, marker and dashes of each label, given the name of its algorithm.
 
-    An algorithm has its colour by its name, in all figures and all runs. The plain label has its own marker, too; other
+    An algorithm has its color by its name, in all figures and all runs. The plain label has its own marker, too; other
     labels of the same algorithm have one by their own name. Where two labels of one suite would have one marker, alike in
     grey, the later one, in alphabetical order, takes the next that is free.
     """
@@ -96,15 +96,15 @@ def looks(algorithms: Mapping[str, str]) -> dict[str, Look]:
         name = algorithms[label]
         place = KNOWN.index(name) if name in KNOWN else _number(name)
         first = place if label == name else _number(label)
-        for step in range(len(COLOURS) * len(MARKERS)):
+        for step in range(len(COLORS) * len(MARKERS)):
             marker = MARKERS[(first + step) % len(MARKERS)]
-            colour = COLOURS[(place + step // len(MARKERS)) % len(COLOURS)]
+            color = COLORS[(place + step // len(MARKERS)) % len(COLORS)]
             free = len({used for _, used in taken}) < len(MARKERS)
-            if (colour, marker) not in taken and not (free and marker in {used for _, used in taken}):
+            if (color, marker) not in taken and not (free and marker in {used for _, used in taken}):
                 break
-        taken.add((colour, marker))
+        taken.add((color, marker))
         same = sum(1 for other in found if algorithms[other] == name)
-        found[label] = Look(colour, marker, DASHES[same % len(DASHES)])
+        found[label] = Look(color, marker, DASHES[same % len(DASHES)])
     return found
 
 
@@ -216,7 +216,7 @@ def panel_title(axis: Any, text: str, *, above: float = 6.0) -> None:
 
 
 def floor_line(axis: Any, floor: float) -> None:
-    """The zero of a logarithmic axis: a grey line at its lower end, with its name beside the axis."""
+    """The zero of a logarithmic axis: a grey line at its lower end, labeled 0."""
     axis.axhline(floor, color=FLOOR, lw=2.5, zorder=0)
     axis.annotate("0", (0.0, floor), xycoords=("axes fraction", "data"), xytext=(-4, 0), textcoords="offset points",
                   ha="right", va="center", fontsize=7)  # fmt: skip

@@ -85,7 +85,7 @@ def seconds(value: float | None) -> str:
 
 
 def statuses(counts: dict[str, int], moving: int = 0) -> Text:
-    """All statuses of a row, anything but ok in colour, and how many of the runs still moved at their last step."""
+    """All statuses of a row, anything but ok in color, and how many of the runs still moved at their last step."""
     text = Text()
     for i, (name, count) in enumerate(sorted(counts.items(), key=lambda kv: kv[0] != "ok")):
         text.append(" " if i else "").append(f"{count} {SHORT[name]}", style="green" if name == "ok" else "bold red")
@@ -177,7 +177,7 @@ def error_tables(rows: Sequence[dict[str, Any]], *, full: bool = True) -> list[R
 
 
 def differs(row: dict[str, Any]) -> bool:
-    """Whether what theory says of the algorithm is not what it says of the best one."""
+    """Whether the prediction for the algorithm differs from the optimal value, or is missing."""
     own = row.get("own_theory")
     return bool(row.get("no_theory")) or (own is not None and own != row["bayes"])
 

@@ -107,7 +107,7 @@ def theory_document(
 
 
 def _published_values(plan: ProblemPlan, cache: TheoryCache) -> list[dict[str, Any]]:
-    """Values of others that state how accurate they are, each beside its theory."""
+    """Published values with a stated accuracy, each with its theoretical value."""
     rows = []
     for reference in plan.references:
         if reference.tolerance is None:
@@ -164,7 +164,7 @@ def add_own_theory(
 ) -> None:
     """Add ``algorithms`` to every problem's document: ``algorithm``, ``dimension`` and ``point``, or ``no_theory`` in words.
 
-    Beside a point stands ``overlap``, what it says of the metric of that name in the tables of runs; the point's own entry is
+    Next to a point, ``overlap`` is the metric of that name as in the tables of runs; the point's own entry is
     the matrix of products of the estimate with the signal.
 
     Sample ratios are those of the suite, or ``alphas`` in their place, not the nearest ones of whole samples. What depends on

@@ -10,7 +10,7 @@ from smimbench.registry.metrics import find_metric
 from smimbench.report.charts import Chart, Panel, Series, table
 from smimbench.report.figures import PANELS, UNINFORMED, theory_lines, threshold_marks
 from smimbench.report.labels import component_word
-from smimbench.report.style import COLOURS, line_name
+from smimbench.report.style import COLORS, line_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,33 +21,30 @@ if TYPE_CHECKING:
 __all__ = ["phase_chart", "theory_charts"]
 
 
-def theory_charts(suite: Suite, theorist: TheoryCache, alphas: Sequence[float] | None = None) -> list[Chart]:
+def theory_charts(suite: Suite, cache: TheoryCache, alphas: Sequence[float] | None = None) -> list[Chart]:
     """Error and overlap against the sample ratio, one panel per problem, and the phase diagram if there is one."""
     charts = []
     for metric in ("mse", "overlap"):
-        panels = [_theory_panel(plan, metric, theorist, alphas or plan.alphas) for plan in suite.chosen_plans[:PANELS]]
+        panels = [_theory_panel(plan, metric, cache, alphas or plan.alphas) for plan in suite.chosen_plans[:PANELS]]
         label = find_metric(metric).label
         caption = f"{suite.title}: Bayes-optimal {label} against the sample ratio; upright lines: thresholds."
         charts.append(Chart(f"theory-{metric}", suite.title, panels, caption))
-    phases = phase_chart(suite, theorist)
+    phases = phase_chart(suite, cache)
     return [*charts, phases] if phases else charts
 
 
-def _theory_panel(plan: ProblemPlan, metric: str, theorist: TheoryCache, alphas: Sequence[float]) -> Panel:
+def _theory_panel(plan: ProblemPlan, metric: str, cache: TheoryCache, alphas: Sequence[float]) -> Panel:
     word, series = component_word(plan.problem), []
-    for what, lines in theory_lines(theorist, plan, metric, alphas).items():
+    for what, lines in theory_lines(cache, plan, metric, alphas).items():
         for k, line in lines.items():
             single = len(lines) == 1
             about = {"problem": plan.label, "component": k + 1, "branch": what}
             rows = table(about, alpha=line.alpha, value=line.value, error=line.error)
-            style = {
-                "color": "black" if single else COLOURS[k % len(COLOURS)],
-                "ls": "--" if what == UNINFORMED else "-",
-            }
+            style = {"color": "black" if single else COLORS[k % len(COLORS)], "ls": "--" if what == UNINFORMED else "-"}
             visible = (line.error > 2e-3 * np.maximum(np.abs(line.value), 2e-3)).any()
             band = (line.value - line.error, line.value + line.error) if visible else None
             series.append(Series(line_name(what, word, None if single else k), *line[:2], style, rows, band=band))
-    found = theorist.thresholds(plan.problem)
+    found = cache.thresholds(plan.problem)
     return Panel(plan.label, "sample ratio α", find_metric(metric).label, series, plan.label, headroom=0.06, ticks=6,
                  thresholds=threshold_marks(found, word), hard=found.get("hard_phase"))  # fmt: skip
 
@@ -67,7 +64,7 @@ def varied(plans: Sequence[ProblemPlan]) -> tuple[str, list[float]] | None:
     return (differing[0], numbers) if len(set(numbers)) == len(plans) else None
 
 
-def phase_chart(suite: Suite, theorist: TheoryCache) -> Chart | None:
+def phase_chart(suite: Suite, cache: TheoryCache) -> Chart | None:
     """Bayes-optimal error over the sample ratio and the one parameter that varies, with its thresholds as lines."""
     found = varied(suite.chosen_plans)
     if found is None:
@@ -79,9 +76,9 @@ def phase_chart(suite: Suite, theorist: TheoryCache) -> Chart | None:
     if not low < high:
         return None
     grid = np.linspace(low, high, 60)
-    error = np.array([_mean_error(theory_lines(theorist, p, "mse", p.alphas)["Bayes-optimal"], grid) for p in plans])
+    error = np.array([_mean_error(theory_lines(cache, p, "mse", p.alphas)["Bayes-optimal"], grid) for p in plans])
     rows = [row for v, own in zip(values, error) for row in table({"what": "MSE", name: v}, alpha=grid, value=own)]
-    marks = [{word: at for at, word in threshold_marks(theorist.thresholds(p.problem))} for p in plans]
+    marks = [{word: at for at, word in threshold_marks(cache.thresholds(p.problem))} for p in plans]
     series = []
     for kind in dict.fromkeys(word for one in marks for word in one):
         line = [(one[kind], value) for one, value in zip(marks, values) if kind in one]

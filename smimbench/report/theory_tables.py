@@ -79,7 +79,7 @@ def theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableType]:
 
 
 def _published_tables(rows: Sequence[dict[str, Any]]) -> list[RenderableType]:
-    """A table of each set of values of others beside their theory."""
+    """A table of each set of published values with their theory."""
     columns: list[Column] = [
         ("alpha", "r", lambda row: f"{row['alpha']:.5g}"),
         ("published", "r", lambda row: number(row["value"], 6)),
@@ -110,7 +110,7 @@ def _overlap(point: dict[str, Any], component: int) -> str:
 
 
 def _generalization(point: dict[str, Any], kind: str) -> str:
-    if point.get("component"):  # an error of all components, beside the first
+    if point.get("component"):  # one error for all components: only in the first row
         return ""
     return number((point.get("generalization_error") or {}).get(kind), 5)
 
@@ -169,7 +169,7 @@ def _order_of_learning(document: dict[str, Any]) -> str:
 
 
 def own_theory_tables(documents: Sequence[dict[str, Any]]) -> list[RenderableType]:
-    """One table per problem: what theory says of each algorithm."""
+    """One table per problem: the prediction for each algorithm."""
     tables: list[RenderableType] = []
     for document in documents:
         entries = [entry for entry in document.get("algorithms", ()) if "point" in entry]

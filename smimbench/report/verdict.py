@@ -29,10 +29,10 @@ OWN = {
     "no": "does not match its prediction",
     "unclear": "too few runs to compare with its prediction",
 }
-"""In words, whether an algorithm does what theory says of it."""
+"""Whether an algorithm matches its prediction, in words."""
 
 NEAR = 0.05
-"""Relative distance from an algorithm's own theory that corrections of finite size may have. Doubled, more runs agree."""
+"""Relative difference from a prediction that finite size may explain. Doubled, more runs agree."""
 
 VAGUE = 0.2
 """Relative width of the interval of runs to a side above which they cannot say yes. Doubled, more runs say yes."""
@@ -166,7 +166,7 @@ def _contender(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _against_own_theory(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Whether the runs match what theory says of this very algorithm, and by how much they miss it at most.
+    """Whether the runs match the prediction for their algorithm, and their largest relative difference from it.
 
     No, where one point is off by more than ``NEAR`` and than the 99% interval of its runs. Yes, only where none is and every
     point could have been refused: at least ``FEW`` runs, and an interval of at most ``VAGUE``.
@@ -208,7 +208,7 @@ def _verdict_rank(one: dict[str, Any]) -> tuple[float, ...]:
 
 
 def verdict_line(verdict: dict[str, Any]) -> str:
-    """One line: the best algorithm, its ratio to Bayes, whether it does what its own theory says, seconds."""
+    """One line: the best algorithm, its error over the optimal one, whether it matches its prediction, seconds."""
     if verdict["metric"] is None:
         return f"{verdict['problem']}: no verdict, because no metric of this suite is an error"
     best = verdict["contenders"][0]

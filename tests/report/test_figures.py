@@ -18,7 +18,7 @@ from smimbench.report.charts import Chart, Panel, draw, save
 from smimbench.report.figures import Line, metric_chart, smooth, theory_series
 from smimbench.report.learning_curves import seconds_chart
 from smimbench.report.rows import error_rows, suite_records
-from smimbench.report.style import COLOURS, KNOWN, floor_of, looks, new_figure, save_figure, threshold_lines
+from smimbench.report.style import COLORS, KNOWN, floor_of, looks, new_figure, save_figure, threshold_lines
 from smimbench.report.theory_figure import theory_charts, varied
 from smimbench.run.store import Store
 from smimbench.run.theory_cache import TheoryCache
@@ -56,18 +56,18 @@ def test_an_algorithm_looks_the_same_in_every_suite():
     other = looks({"adam fast": "adam", "adam": "adam", "mine": "my-own", "other": "another"})
     assert one["adam"] == other["adam"]
     assert one["mine"] == other["mine"]
-    assert other["adam fast"].colour == other["adam"].colour
-    assert [looks({name: name})[name].colour for name in KNOWN] == COLOURS
+    assert other["adam fast"].color == other["adam"].color
+    assert [looks({name: name})[name].color for name in KNOWN] == COLORS
 
 
 def test_no_two_look_alike():
     found = looks({f"label {i}": f"algorithm {i % 7}" for i in range(60)})
-    assert len({(look.colour, look.marker) for look in found.values()}) == 60
+    assert len({(look.color, look.marker) for look in found.values()}) == 60
 
 
-def test_colours_can_be_told_apart_without_seeing_red_from_green():
-    """Distance in luminance and blue: what a deuteranope sees of the colours, for every pair that differs in no marker."""
-    rgb = np.array([[int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in COLOURS])
+def test_colors_can_be_told_apart_without_seeing_red_from_green():
+    """Distance in luminance and blue: what a deuteranope sees of the colors, for every pair that differs in no marker."""
+    rgb = np.array([[int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in COLORS])
     seen = np.stack([rgb @ [0.35, 0.6, 0.05], rgb[:, 2]], axis=1)
     distances = [math.dist(seen[i], seen[j]) for i in range(len(seen)) for j in range(i)]
     assert min(distances) > 0.08

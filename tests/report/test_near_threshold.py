@@ -62,13 +62,13 @@ max_iterations = 5
 
 
 def test_the_rows_of_a_suite_say_it(tmp_path):
-    theorist = TheoryCache()
-    found = theorist.thresholds(Problem({"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian"))
+    cache = TheoryCache()
+    found = cache.thresholds(Problem({"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian"))
     weak = found["sequential"][0]["value"]
     path = write_suite(tmp_path, SUITE.replace("ALPHA", f"{1.05 * weak:.3g}"))
     smimbench.run(path, results=tmp_path / "results")
     suite, store = load_suite(path), Store(tmp_path / "results" / "small")
-    rows = error_rows(suite_records(suite, store, ["numpy"]), suite, store, theorist)
+    rows = error_rows(suite_records(suite, store, ["numpy"]), suite, store, cache)
     near, far = (next(row["reasons"] for row in rows if (row["alpha"] > 1) == above) for above in (False, True))
     (said,), (other,) = near, far
     assert said.startswith("not-converged: 5 iterations reached; alpha ")

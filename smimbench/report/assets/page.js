@@ -44,11 +44,11 @@
   });
   const axis = (more) => ({gridcolor: dark() ? "#3a3a3a" : "#e5e5e5", zeroline: false, ...more});
   const ink = () => dark() ? "#ffffff" : "#000000";
-  // Colours of figures are made for white paper: on a dark page those that would sink into it are mixed with white.
-  const LIGHT = 110; // luma out of 255 that is seen well on it; at the double all colours are pale
-  const shade = (colour) => {
-    const parts = /^#(..)(..)(..)$/.exec(colour || "");
-    if (!dark() || !parts) return colour || ink();
+  // Colors of figures are made for white paper: on a dark page those that would sink into it are mixed with white.
+  const LIGHT = 110; // luma out of 255 that is seen well on it; at the double all colors are pale
+  const shade = (color) => {
+    const parts = /^#(..)(..)(..)$/.exec(color || "");
+    if (!dark() || !parts) return color || ink();
     const rgb = parts.slice(1).map((part) => parseInt(part, 16)), luma = 0.299 * rgb[0] + 0.587 * rgb[1] + 0.114 * rgb[2];
     const share = luma < LIGHT ? (LIGHT - luma) / (255 - luma) : 0;
     return "rgb(" + rgb.map((part) => Math.round(part + share * (255 - part))).join(",") + ")";
@@ -72,9 +72,9 @@
     const lift = (v) => floor === null ? v : Math.max(v, floor);
     const traces = chart.traces.filter((t) => (!t.algorithm || state.algorithms.has(t.algorithm)) && !hidden[chart.group].has(t.name)).map((t) => ({
       type: "scatter", name: literal(t.name), x: t.x, y: t.y.map(lift), text: t.text, hovertemplate: "%{text}<extra></extra>",
-      mode: t.mode, line: {color: shade(t.colour), dash: t.dash, width: 2, shape: t.shape},
-      marker: {color: shade(t.colour), symbol: t.symbols || t.symbol, size: t.symbol === BAR ? 18 : 8, line: t.symbol === BAR ? {width: 2} : undefined},
-      error_y: t.error ? {type: "data", array: t.error, color: shade(t.colour), thickness: 1.2, width: 3} : undefined,
+      mode: t.mode, line: {color: shade(t.color), dash: t.dash, width: 2, shape: t.shape},
+      marker: {color: shade(t.color), symbol: t.symbols || t.symbol, size: t.symbol === BAR ? 18 : 8, line: t.symbol === BAR ? {width: 2} : undefined},
+      error_y: t.error ? {type: "data", array: t.error, color: shade(t.color), thickness: 1.2, width: 3} : undefined,
     }));
     const shapes = chart.thresholds.map((t) => ({type: "line", x0: t.at, x1: t.at, y0: 0, y1: 1, yref: "paper", line: {color: "#888", dash: "dash", width: 1}}));
     const notes = chart.thresholds.map((t, i) => ({x: wide ? Math.log10(t.at) : t.at, y: 1, yref: "paper", yanchor: "bottom", yshift: 12 * (i % 2), text: literal(t.name), showarrow: false, font: {size: 10}}));
@@ -106,17 +106,17 @@
   const SVG = "http://www.w3.org/2000/svg";
   const swatch = (trace) => {
     const svg = document.createElementNS(SVG, "svg"), path = document.createElementNS(SVG, "path");
-    const colour = trace.colour ? shade(trace.colour) : "currentColor", line = trace.mode === "lines", outline = OUTLINES[trace.symbol];
+    const color = trace.color ? shade(trace.color) : "currentColor", line = trace.mode === "lines", outline = OUTLINES[trace.symbol];
     for (const [key, value] of Object.entries({width: line ? 26 : 12, height: 12, "aria-hidden": "true"})) svg.setAttribute(key, value);
     path.setAttribute("d", line ? "M0 6H26" : trace.symbol === BAR ? "M0 6H12" : outline || "M2 2L10 10M10 2L2 10");
-    path.setAttribute("fill", !line && outline ? colour : "none");
-    if (line || !outline) path.setAttribute("stroke", colour);
+    path.setAttribute("fill", !line && outline ? color : "none");
+    if (line || !outline) path.setAttribute("stroke", color);
     if (line || trace.symbol === BAR) path.setAttribute("stroke-width", 2);
     if (line && trace.dash) path.setAttribute("stroke-dasharray", DASHES[trace.dash] ?? trace.dash.replaceAll("px", "").replaceAll(",", " "));
     svg.append(path);
     return svg;
   };
-  const swatches = []; // to be coloured again when light turns to dark
+  const swatches = []; // to be colored again when light turns to dark
   for (const group of new Set(data.charts.map((chart) => chart.group))) {
     hidden[group] = new Set();
     const legend = document.createElement("div");
@@ -188,13 +188,13 @@
   };
   form.addEventListener("input", apply);
   form.addEventListener("reset", () => setTimeout(apply));
-  const recolour = () => { swatches.forEach((again) => again()); apply(); };
-  document.getElementById("theme").addEventListener("click", () => { root.dataset.theme = dark() ? "light" : "dark"; recolour(); });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
+  const recolor = () => { swatches.forEach((again) => again()); apply(); };
+  document.getElementById("theme").addEventListener("click", () => { root.dataset.theme = dark() ? "light" : "dark"; recolor(); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolor);
   // Charts are as wide as they were drawn: for paper they are drawn at its width.
   const paper = (on) => {
     root.classList.toggle("printing", on);
-    recolour();
+    recolor();
     drawSome(true);
   };
   addEventListener("beforeprint", () => {
