@@ -48,7 +48,7 @@ Each is a function with the marker `@smimbench.hookimpl` and the argument `regis
 def section(title: str, base: type, first: str) -> str:
     """One table for what a class must have, one for what it may leave out."""
     found = describe(base)
-    optional = list(optional_members(base)) if issubclass(base, Item) else ["settled"]
+    optional = list(optional_members(base)) if issubclass(base, Item) else []
     rows = [f"\n## {title}\n\n{first}\n"]
     for head, names in (("required", [n for n in found if n not in optional]), ("optional", optional)):
         if names:
@@ -68,7 +68,8 @@ def page() -> str:
     """The page."""
     needs = {
         Channel: "Needs `forward` and either `posterior` or `log_likelihood`.",
-        Prior: "Needs `sample` and `denoise`, or `log_density`, or `quantile`, or `eigenvalues`.",
+        Prior: "Needs `sample` and `denoise`, or `log_density`, or `quantile`, or `eigenvalues`: the engine derives the "
+        "rest.",
         Metric: "Needs everything in the first table.",
         Algorithm: "Needs `init`, `step` and `estimate`, or `fit(data)` alone, as a method or as a function.",
         StoppingRule: "What `stopping_rule` of an algorithm returns.",

@@ -5,7 +5,7 @@ stopping rule.
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smimbench.interfaces.basics import Array, Cost
 from smimbench.interfaces.item import Item
@@ -175,8 +175,8 @@ class StoppingRule:
         raise NotImplementedError
 
     def settled(self) -> str | None:
-        """Why a run that has used all its iterations is ``ok`` nevertheless. Without it: it is not converged."""
-        return None
+        """Why a run that has used all its iterations is ``ok`` nevertheless, or None: it is then not converged."""
+        raise NotImplementedError
 
 
 class Algorithm(Item):
@@ -256,10 +256,6 @@ class Algorithm(Item):
         beside the errors is kept.
         """
         return {}
-
-    bayes_optimal: ClassVar[bool] = False
-    """Whether its error is the Bayes-optimal one as D grows. Without it: no check holds it to the Bayes-optimal error at infinite
-    size."""
 
     init_students: Callable[[Any, Data, np.random.Generator, int], Any] | None = None
     """``init_students(problem, data, rng, students)``: several independent starts as one state with one more axis in front, which

@@ -61,8 +61,8 @@ def missing_members(base: type[Item], cls: Any) -> tuple[list[str], tuple[tuple[
 
 
 def optional_members(base: type[Item]) -> tuple[str, ...]:
-    """Names of the attributes of a base class that have a default."""
-    needed = {*base._required, *(base._alternatives[0] if base._alternatives else ())}
+    """Attributes of a base class with a default that belong to none of its sets of methods: what any item may leave out."""
+    needed = {*base._required, *(name for choice in base._alternatives for name in choice)}
     return tuple(name for name in vars(base) if not name.startswith("_") and name not in needed)
 
 
@@ -70,9 +70,10 @@ def with_defaults(base: type[Item], cls: Class) -> Class:
     """A class, with the defaults of the base class for what it leaves out if it does not inherit from that."""
     if not issubclass(cls, base):
         for owner in (Item, base):
-            for name in optional_members(owner):
-                if not has(cls, name):
-                    setattr(cls, name, vars(owner)[name])
+            for name, default in vars(owner).items():
+                stub = callable(default) and name not in optional_members(owner)
+                if not (name.startswith("_") or stub or has(cls, name)):
+                    setattr(cls, name, default)
     return cls
 
 

@@ -56,12 +56,19 @@ class Factor(NamedTuple):
 class Prior(Item):
     """The law of the signal.
 
-    A prior has ``sample`` and ``denoise``, or gives the law of one number: ``log_density`` of iid entries for low rank,
+    A complete prior has ``sample``, ``mean``, ``second_moment``, ``mean_overlap``, ``denoise`` and ``overlap``. Less is enough:
+    ``sample`` and ``denoise``, or the law of one number: ``log_density`` of iid entries for low rank,
     ``quantile`` or ``eigenvalues`` of a rotationally invariant matrix for extensive rank. Laws are scaled to unit variance
     unless there is a ``sample`` too. See ``smimbench.derive.prior``.
     """
 
-    _alternatives = (("sample", "denoise"), ("log_density",), ("quantile",), ("eigenvalues",))
+    _alternatives = (
+        ("sample", "mean", "second_moment", "mean_overlap", "denoise", "overlap"),
+        ("sample", "denoise"),
+        ("log_density",),
+        ("quantile",),
+        ("eigenvalues",),
+    )
 
     def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Array:
         """Draw a signal on the host. Derived: drawn from the density or the spectrum, scaled to unit variance."""

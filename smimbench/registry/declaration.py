@@ -43,6 +43,7 @@ def what_is_wrong(kind: str, cls: type[Any]) -> str | None:
 
 def _missing_choice(base: type[Item], cls: type[Any], choices: tuple[tuple[str, ...], ...]) -> str:
     """Which methods are missing: those of the choice that was begun, or all choices."""
+    choices = tuple(one for one in choices if not any(set(other) < set(one) for other in choices))
     begun = [choice for choice in choices if any(gives(base, cls, name) for name in choice)]
     if not begun:
         return f"needs {' or '.join(', '.join(choice) for choice in choices)}"

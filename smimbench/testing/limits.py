@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smimbench.backend.device import get_backend
+from smimbench.interfaces import Conditions
 from smimbench.numerics.size_laws import extrapolate, pooled_errors
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.run.loop import LoopSettings, Status, run_algorithm
 from smimbench.run.theory_cache import TheoryCache
 from smimbench.testing.core import CheckFailed, CheckSkipped
 from smimbench.testing.publish import judged, published
+from smimbench.theory.own import own_theory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,16 +37,25 @@ METRICS = ("mse", "nishimori")
 
 def _problems(context: CheckContext) -> Iterator[tuple[Problem]]:
     """One problem for every model."""
-    if not context.item.bayes_optimal:
-        raise CheckSkipped("it does not claim to be Bayes-optimal (bayes_optimal = True)")
+    if context.item.theory is None or context.item.variance is None:
+        raise CheckSkipped("it does not predict its error: a variance, and a theory that is Bayes-optimal")
     tried = 0
     for model in context.models:
         taken = [p for p in context.problems(model) if not context.item.refuses(p) and model.rank in PLACES]
         for problem in sorted(taken, key=lambda p: p.channel.name != PLACES[model.rank][0])[:1]:
             tried += 1
-            yield (problem,)
+            if _predicts_optimum(context.item, problem):
+                yield (problem,)
     if not tried:
         raise CheckSkipped("it refuses every problem that ships")
+
+
+def _predicts_optimum(algorithm: Any, problem: Problem) -> bool:
+    """Whether the error that an algorithm predicts for itself is the Bayes-optimal one."""
+    alpha = PLACES[problem.model.rank][1]
+    point = TheoryCache(None).points(problem, [alpha])[0][0]
+    own = own_theory(algorithm, problem, alpha, Conditions(points=(point,)))
+    return not isinstance(own, str) and bool(np.allclose(own["mse"], point["mse"], rtol=1e-6, atol=1e-9))
 
 
 @published(

@@ -256,6 +256,9 @@ class Third(StoppingRule):
     def complaint(self):
         return "too large" if self.seen[-1] >= 1 else None
 
+    def settled(self):
+        return None
+
 
 @pytest.mark.parametrize(
     ("residual", "status", "reason"),

@@ -83,7 +83,6 @@ class Gamp(Algorithm):
     name: ClassVar[str] = "gamp"
     version: ClassVar[int] = 5
     reference: ClassVar[str] = "arXiv:2502.00901, arXiv:2506.01582"
-    bayes_optimal: ClassVar[bool] = True
     capabilities: ClassVar[Capabilities] = Capabilities()
     largest_excess: ClassVar[float] = LARGEST_EXCESS
 
