@@ -16,7 +16,7 @@ from smimbench_channels.sequence.softmax.last_layer.tables import ACCURACY, Accu
 from smimbench.backend.arrays import to_host
 from smimbench.problem.problem import Problem
 from smimbench.theory.verification import verify_information
-from tests.channels.sequence.deep_attention import product
+from tests.channels.sequence.deep_attention import outputs, product
 from tests.conftest import assert_placed
 
 
@@ -55,64 +55,52 @@ def second_moments(u, omega, v, skip):
     return result
 
 
-def labels(rng, layers, q, skip, n):
+def labels(rng, q, v, skip, n):
+    """Means of the last layer, and outputs, where the layers have the errors ``v`` and only the last one an overlap q."""
     omega = np.sqrt(q) * rng.standard_normal((n, 2))
-    z = rng.standard_normal((n, layers, 2))
-    z[:, -1] = omega + np.sqrt(1 - q) * z[:, -1]
-    u = np.einsum("nij,nj->ni", product(z[:, :-1], skip), z[:, -1])
-    return omega, u
+    z = np.sqrt(v)[:, None] * rng.standard_normal((n, len(v), 2))
+    z[:, -1] += omega
+    return omega, outputs(z, skip)
 
 
-@pytest.mark.parametrize(("skip", "q"), [(1.0, 0.0), (1.0, 0.9), (0.25, 0.6), (4.0, 0.97)])
-def test_two_layers_against_a_dense_grid(rng, skip, q):
-    omega, u = labels(rng, 2, q, skip, 4)
+@pytest.mark.parametrize(
+    ("skip", "q", "v"),
+    [
+        (1.0, 0.0, (1.0, 1.0)),
+        (1.0, 0.9, (1.0, 0.1)),
+        (0.25, 0.6, (1.0, 0.4)),
+        (4.0, 0.97, (1.0, 0.03)),
+        (1.3, 0.0, (0.4, 0.2)),
+        (0.0, 0.5, (1.0, 0.5)),
+    ],
+)
+def test_two_layers_against_a_dense_grid(rng, skip, q, v):
+    omega, u = labels(rng, q, v, skip, 4)
     axis = np.linspace(-6.0, 6.0, 321)
-    z = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 1, 2)
-    weight = np.exp(-0.5 * (z**2).sum((1, 2)))
-    found = second_moments(u, omega, np.array([1.0, 1 - q]), skip)
+    z, weight = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 1, 2), 1.0
+    if skip == 0.0:  # A(z_1) is singular where both tokens are alike: points follow the logarithm of their gap
+        mean, gap = np.meshgrid(np.linspace(-4.5, 4.5, 161), np.exp(np.linspace(-14, 2.3, 501)), indexing="ij")
+        z = np.stack([mean + gap / 2, mean - gap / 2], axis=-1).reshape(-1, 1, 2)
+        z, weight = np.concatenate([z, z[:, :, ::-1]]), np.tile(gap.ravel(), 2)
+    weight = weight * np.exp(-0.5 * (z**2).sum((1, 2)))
+    found = second_moments(u, omega, np.array(v), skip)
     assert found.shape == (4, 2, 2, 2)
     for k in range(4):
-        expected = brute_force(z, weight, u[k], omega[k], 1 - q, skip)
-        np.testing.assert_allclose(found[k], expected, rtol=2e-3, atol=2e-3)
-
-
-def test_without_skip_connection(rng):
-    # A(z_1) is singular where both tokens are alike: points follow the logarithm of their gap.
-    omega, u = labels(rng, 2, 0.5, 0.0, 3)
-    mean, gap = np.meshgrid(np.linspace(-4.5, 4.5, 161), np.exp(np.linspace(-14, 2.3, 501)), indexing="ij")
-    z = np.stack([mean + gap / 2, mean - gap / 2], axis=-1).reshape(-1, 1, 2)
-    z = np.concatenate([z, z[:, :, ::-1]])
-    weight = np.tile((gap * np.exp(-(mean**2) - gap**2 / 4)).ravel(), 2)
-    found = second_moments(u, omega, np.array([1.0, 0.5]), 0.0)
-    for k in range(3):
-        expected = brute_force(z, weight, u[k], omega[k], 0.5, 0.0)
-        np.testing.assert_allclose(found[k], expected, rtol=5e-3, atol=5e-3)
+        expected = brute_force(np.sqrt(v[0]) * z, weight, u[k], omega[k], v[1], skip)
+        np.testing.assert_allclose(found[k], expected, rtol=5e-3, atol=5e-3 if skip == 0.0 else 2e-3)
 
 
 @pytest.mark.parametrize("layers", [3, 4])
 def test_depth_against_monte_carlo(rng, layers):
-    omega, u = labels(rng, layers, 0.7, 0.8, 3)
-    z = rng.standard_normal((200_000, layers - 1, 2))
     V = np.append(np.ones(layers - 1), 0.3)
+    omega, u = labels(rng, 0.7, V, 0.8, 3)
+    z = rng.standard_normal((200_000, layers - 1, 2))
     found = second_moments(u, omega, V, 0.8)
     for k in range(3):
         parts = [brute_force(part, 1.0, u[k], omega[k], 0.3, 0.8) for part in np.split(z, 10)]
         sem = np.std(parts, axis=0, ddof=1) / np.sqrt(10)
         # a ratio of means has a bias of the order of the variance of its parts
         assert np.all(np.abs(np.mean(parts, axis=0) - found[k]) < 5 * sem + 4e-3)
-
-
-def test_variances_other_than_one(rng):
-    # z_1 = sqrt(v) zeta: the same label, described in other units.
-    skip, v = 1.3, np.array([0.4, 0.2])
-    z = np.sqrt(v)[:, None] * rng.standard_normal((5, 2, 2))
-    u = np.einsum("nij,nj->ni", product(z[:, :1], skip), z[:, 1])
-    axis = np.sqrt(v[0]) * np.linspace(-6.0, 6.0, 321)
-    grid = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 1, 2)
-    weight = np.exp(-0.5 * (grid**2).sum((1, 2)) / v[0])
-    found = second_moments(u, np.zeros((5, 2)), v, skip)
-    for k in range(5):
-        np.testing.assert_allclose(found[k], brute_force(grid, weight, u[k], 0.0, v[1], skip), rtol=3e-3, atol=1e-3)
 
 
 @pytest.fixture
@@ -214,8 +202,9 @@ def test_claimed_errors_cover_what_more_labels_change(quick):
 
 def test_posterior_moments_average_to_the_prior(rng):
     # Nishimori: E[E[z z^T | y]] = I for every layer
-    omega, u = labels(rng, 3, 0.4, 0.6, 4000)
-    moments = second_moments(u, omega, np.array([1.0, 1.0, 0.6]), 0.6)
+    V = np.array([1.0, 1.0, 0.6])
+    omega, u = labels(rng, 0.4, V, 0.6, 4000)
+    moments = second_moments(u, omega, V, 0.6)
     mean, sem = moments.mean(0), moments.std(0) / np.sqrt(4000)
     assert np.all(np.abs(mean - np.eye(2)) < 4.5 * sem)
 
