@@ -96,7 +96,7 @@ class CoupledCurve(Curve):
         elif not bottom.any():
             weak = self._spectral_threshold(Q, V)
         hard: HardPhase | None = None
-        reasons["sequential"] = "components mix: they are not learned one after the other"
+        reasons["sequential"] = "components mix, so they are not learned one after the other"
         if perfect is not None and perfect.value > 0:
             probes = [share * perfect.value for share in PROBES]
             ahead = [len(found) > 1 and found[0].branch == "informed" for found in self.competing(probes)]
@@ -106,7 +106,9 @@ class CoupledCurve(Curve):
                 hard = HardPhase(start, start, perfect)
             looked = ", ".join(f"{probe:.4g}" for probe in probes)
             for name in ("spinodal", "information_theoretic", "algorithmic"):
-                reasons[name] = f"not seen at alpha = {looked}, where components that mix are asked"
+                reasons[name] = (
+                    f"not found at alpha = {looked}, the only sample ratios that are tested where components mix"
+                )
         return threshold_document(weak, perfect, [], hard, reasons)
 
     def _spectral_threshold(self, Q: Host, V: Host) -> Threshold | None:

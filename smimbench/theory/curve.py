@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Curve", "bayes_optimal_first", "threshold_document"]
 
-HELD = "learned from alpha = 0 on, for the prior mean already has an overlap"
-NEVER = "labels say nothing of a signal without an overlap, at any alpha"
+HELD = "learned from alpha = 0 on, because the prior mean already has an overlap"
+NEVER = "labels carry no information about a signal without an overlap, at any alpha"
 NOISY = "labels are noisy or rounded: equations run out as the error falls"
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["UNFINISHED", "FixedPoint", "Recursion", "exponential", "is_same_fixed_point"]
 
 UNFINISHED = "iterations were not enough"
-NO_MORE_INFORMATION = "hardly any label tells more"
+BELOW_RESOLUTION = "information below resolution"
 MOST_ITERATIONS = 60
 """Accelerated iterations per sample ratio; doubled, fewer points end with "were not enough"."""
 SOLVED = 0.02
@@ -176,11 +176,11 @@ class Recursion:
         for count in range(MOST_ITERATIONS):
             unknown = np.diagonal(overlap_at(self.problem, exponential(x))[1]) / self.second
             if not (unknown > 1e-200).all():
-                relative, residual, method = 1.0, 1.0, method or NO_MORE_INFORMATION
+                relative, residual, method = 1.0, 1.0, method or BELOW_RESOLUTION
                 break
             image, relative, method = mapped(x)
             if not relative < 0.5 and (unknown < 1e-3).all():
-                relative, residual, method = 1.0, 1.0, f"{method}, {NO_MORE_INFORMATION}"
+                relative, residual, method = 1.0, 1.0, f"{method}, {BELOW_RESOLUTION}"
                 break
             step = image - x
             residual = float(np.abs(step).max())
