@@ -123,8 +123,8 @@ def stored_theory(suite: Suite, folder: Path, registry: Registry, *, solve: bool
         read.add(lines)
     read.remarks += [f"{others} of other suites"] * (others > 0) + [f"{old} of older versions, not read"] * (old > 0)
     if solve:
-        for key, problem in problems.items():
-            _solve_again(problem, stored[key], registry, again, nodes)
+        missed = sum(_solve_again(problem, stored[key], registry, again, nodes) for key, problem in problems.items())
+        nodes.remarks += [f"{missed} not needed for the stored answers: bytes only"] * (missed > 0)
     return {"files of theory": read, "answers of theory solved again": again, "nodes of theory evaluated again": nodes}
 
 
@@ -157,8 +157,14 @@ def _solve_again(
     registry: Registry,
     again: Verification,
     nodes: Verification,
-) -> None:
-    """Compare stored answers of a problem with answers that are found now, without a look at any file."""
+) -> int:
+    """Compare stored answers of a problem with answers that are found now, without a look at any file.
+
+    Returns
+    -------
+    int
+        How many nodes were not evaluated for them.
+    """
     fresh = GuardedTheory()
     by_kind: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
     for path, document in stored:
@@ -173,7 +179,7 @@ def _solve_again(
             again.add(_unlike(path, document, fresh.thresholds(problem)))
     except THEORY_ERRORS as error:  # what is stored of it is none the worse
         again.remarks.append(f"{problem.spec['channel']['name']}: theory raised {error_line(error)}")
-        return
+        return len(by_kind.get("nodes", ()))
     for path, document in by_kind.get("own", ()):
         _, (spec, dimension, start, starts, iterations, _, trajectory), *_ = document["problem"]
         overlaps = tuple(Overlaps(*one) for one in starts)
@@ -192,8 +198,7 @@ def _solve_again(
             missed += 1
             continue
         nodes.add(_unlike(path, document, node_answer(new)))
-    if missed:
-        nodes.remarks.append(f"{missed} not needed for the stored answers: bytes only")
+    return missed
 
 
 def _unlike(path: Path, document: dict[str, Any], new: Any) -> list[str]:
