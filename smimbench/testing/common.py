@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.files import canonical_json
-from smimbench.interfaces import ParameterError
+from smimbench.interfaces import ParameterError, Prior
+from smimbench.interfaces.item import gives
 from smimbench.registry.declaration import KINDS, what_is_wrong
 from smimbench.registry.parameters import ENGINE_FILLED, build, parameters_of, signature_of
 from smimbench.registry.registry import get_registry
@@ -111,7 +112,7 @@ def _expect_usable(context: CheckContext, kind: str, item: Any, how: str) -> Non
         if kind == "channel":
             z = context.rng(1).standard_normal((50, int(item.components), context.models[0].sites))
             drawn = np.asarray(item.forward(z, rng=context.rng(2)))
-        elif hasattr(item, "sample"):
+        elif gives(Prior, type(item), "sample"):
             drawn = np.asarray(item.sample(context.rng(3), 1, 12))
         else:
             return
