@@ -199,16 +199,16 @@ class OverlapRule(StoppingRule):
         gap = np.abs(predicted - own) / self.fluctuation
         worst = int(np.argmax(gap))
         ratio = np.full_like(gap, 0 if info.log_information_ratio is None else info.log_information_ratio)
-        # Of a component that is claimed no more than chance the data are said to carry no information: the ratio is 0 / 0.
+        # A component that is predicted no more than chance has no information in the data: the ratio is 0 / 0.
         ratio[predicted <= self.chance] = -math.inf
         tense = int(np.argmax(ratio))
         if ratio[tense] > math.log(8):
             times = math.exp(min(ratio[tense], 50))
-            return f"component {tense + 1} claims {times:.2g} times the information that its data carry"
+            return f"component {tense + 1} predicts {times:.2g} times the information in its data"
         if gap[worst] > self.settings.agreement:
             return (
-                f"component {worst + 1} claims an overlap of {predicted[worst]:.3g} "
-                f"but its estimate holds {own[worst]:.3g}"
+                f"component {worst + 1} predicts an overlap of {predicted[worst]:.3g}, "
+                f"but its estimate has {own[worst]:.3g}"
             )
         return None
 

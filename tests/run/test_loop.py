@@ -288,7 +288,7 @@ def test_a_claim_that_is_not_held_is_never_ok(problem, instance):
     broken = go(problem, instance, Scripted(lambda i: claims(0.99, -0.21, residual=0.0)))
     assert broken.attempt.status is Status.NOT_CONVERGED
     assert broken.attempt.broken_claim
-    assert "component 1 claims an overlap of 0.99 but its estimate holds -0.21" in broken.attempt.reason
+    assert "component 1 predicts an overlap of 0.99, but its estimate has -0.21" in broken.attempt.reason
 
 
 def test_a_strained_claim_is_never_ok(problem, instance):
@@ -313,20 +313,20 @@ def test_the_information_of_what_is_not_learned_is_no_claim():
 
     assert complaint((0.5, 0.0), (0.0, 20.0)) is None
     assert complaint((0.04, 20.0), (0.5, 2.0)) is None
-    assert "component 1 claims 22 times" in complaint((0.05, math.log(22)), (0.0, 20.0))
+    assert "component 1 predicts 22 times" in complaint((0.05, math.log(22)), (0.0, 20.0))
 
 
 def test_a_broken_claim_is_named_also_when_the_iterations_ran_out(problem, instance):
     result = go(problem, instance, Scripted(lambda i: claims(1.0, -0.5 + 0.01 * i)), max_iterations=30)
     assert result.attempt.status is Status.NOT_CONVERGED
-    assert "30 iterations reached; component 1 claims" in result.attempt.reason
+    assert "30 iterations reached; component 1 predicts" in result.attempt.reason
 
 
 @pytest.mark.parametrize(
     ("first", "reason"),
     [
         (lambda i: Info(residual=math.nan), "diverged: the residual is not a finite number at iteration 1"),
-        (lambda i: claims(1.0, -0.5, residual=0.0), "not-converged: component 1 claims an overlap"),
+        (lambda i: claims(1.0, -0.5, residual=0.0), "not-converged: component 1 predicts an overlap"),
     ],
 )
 def test_a_run_that_went_wrong_is_started_once_more(problem, instance, first, reason):

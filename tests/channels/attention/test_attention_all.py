@@ -9,7 +9,6 @@ import pytest
 from smimbench_channels.attention.hardmax.channel import AttentionHardmax
 from smimbench_channels.attention.linear import AttentionLinear
 from smimbench_channels.attention.softmax.channel import AttentionSoftmax
-from smimbench_channels.attention.softmax.two_layers import TwoLayerAttention
 
 from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError
@@ -228,7 +227,7 @@ def test_what_cannot_be_integrated_is_not_offered():
         (AttentionHardmax(5), "log_partition", True),
         (AttentionHardmax(6), "log_partition", False),
     ):
-        assert hasattr(channel, name) == offered
+        assert (getattr(channel, name) is not None) == offered
 
 
 @pytest.mark.parametrize(
@@ -248,7 +247,6 @@ def test_what_cannot_be_integrated_is_not_offered():
         *((AttentionSoftmax, {"tokens": 2, "beta": b}, "^beta: ") for b in (-1.0, math.nan, "1")),
         (AttentionSoftmax, {"tokens": 2, "layers": 2, "beta": 9.0}, "^beta: "),
         (AttentionSoftmax, {"tokens": 2, "skip": 0.5}, "^skip: has no effect with layers = 1"),
-        *((TwoLayerAttention, {"samples": few}, "^samples: ") for few in (100, 2048.0)),
         (AttentionSoftmax, {"tokens": 2, "skip": -1.0}, "^skip: must be a finite number >= 0"),
     ],
 )

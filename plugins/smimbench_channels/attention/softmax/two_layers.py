@@ -12,7 +12,7 @@ import numpy as np
 
 from smimbench.backend import namespace
 from smimbench.interfaces import Posterior, Uncertain
-from smimbench.interfaces.checks import check_latents, check_number, check_whole
+from smimbench.interfaces.checks import check_latents
 from smimbench.numerics import normal_scrambles, symmetric_root
 from smimbench_channels.attention.softmax.cells import integrals
 from smimbench_channels.attention.softmax.gaussian import gaussian_rule, likeliest, peak_frame, samples_of
@@ -57,6 +57,8 @@ class TwoLayerAttention(SoftmaxChannel):
 
     Notes
     -----
+    Parameters are checked by ``AttentionSoftmax``.
+
     The integral over ``(a_1, b_1)`` is adaptive: rectangles are halved until the logarithm of the weight
     hardly varies in each, and dropped when an upper bound, from the ranges of p, r and s in the rectangle,
     says that nothing is there. Where ``beta^2 V_11`` is small most weights are nearly Gaussian; then a
@@ -71,11 +73,6 @@ class TwoLayerAttention(SoftmaxChannel):
     beta: float = 1.0
     skip: float = 1.0
     samples: int = 1 << 15
-
-    def __post_init__(self) -> None:
-        check_number("beta", self.beta, positive=True, most=STEEPEST)
-        check_number("skip", self.skip, positive=False)
-        check_whole("samples", self.samples, 1024, 1 << 24)
 
     def forward(self, z: Array, *, rng: object = None) -> Array:
         """Log-probabilities (..., n, 2, 2) of the latents (..., n, 2, 3)."""
