@@ -128,7 +128,8 @@ def resealed(kind: str, data: bytes, dice: random.Random) -> bytes | None:
 def is_rounding(old: object, new: object) -> bool:
     """Whether no number differs by more than another computation would."""
     if isinstance(old, dict) and isinstance(new, dict):
-        return old.keys() == new.keys() and all(is_rounding(old[key], new[key]) for key in old)
+        same = old.keys() == new.keys()
+        return same and all(key == "generalization_error_error" or is_rounding(old[key], new[key]) for key in old)
     if isinstance(old, list) and isinstance(new, list):
         return len(old) == len(new) and all(map(is_rounding, old, new))
     if isinstance(old, float) and isinstance(new, float):
