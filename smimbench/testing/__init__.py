@@ -33,15 +33,11 @@ __all__ = [
     "CheckFailed",
     "CheckSkipped",
     "Outcome",
-    "Subject",
     "all_checks",
     "bound_checks",
     "check",
     "parametrize_with_checks",
 ]
-
-Subject = CheckContext
-"""The former name."""
 
 
 @dataclass(frozen=True, eq=False)

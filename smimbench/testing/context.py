@@ -11,6 +11,7 @@ import numpy as np
 
 from smimbench.derive import complete_channel
 from smimbench.derive.prior import complete_prior
+from smimbench.files import error_line
 from smimbench.interfaces import ParameterError
 from smimbench.interfaces.item import with_defaults
 from smimbench.numerics.memo import kept
@@ -68,22 +69,26 @@ class CheckContext:
         """One model of every kind that the item works for, with as many tokens as it takes."""
         if self.kind == "model":
             return (self.item,)
-        found = [model for model in map(self._model, self.model_names) if model is not None]
+        reasons: list[str] = []
+        found = [model for name in self.model_names for model in self._model(name, reasons)]
         if not found:
-            raise CheckFailed(
-                f"no model to check it with: capabilities.models is {capabilities_of(self.item).models}, "
-                f"registered are {', '.join(e.name for e in get_registry().entries('model'))}"
-            )
+            named = f"capabilities.models is {capabilities_of(self.item).models}, registered are "
+            registered = ", ".join(entry.name for entry in get_registry().entries("model"))
+            raise CheckFailed(f"no model to check it with: {reasons[0] if reasons else named + registered}")
         return tuple(found)
 
-    def _model(self, name: str) -> Any:
+    def _model(self, name: str, reasons: list[str]) -> Iterator[Any]:
+        """A model of this name with as many tokens as the item takes; if it takes none, why is added to the reasons."""
         entry, channel = get_registry().get("model", name), self.kind == "channel"
         own = getattr(self.item, "tokens", None) if channel else None
         for tokens in TOKENS if own is None else (own,):
             model = _made(entry, {"tokens": tokens})
-            if model is not None and (not channel or own is not None or _takes(self.item, model)):
-                return model
-        return None
+            refused = _why_refused(self.item, model) if channel and own is None and model is not None else ""
+            if model is not None and not refused:
+                yield model
+                return
+            if refused:
+                reasons.append(refused)
 
     def completed(self, model: Any) -> Any:
         """The item as the engine uses it with a model: with all that is derived, once."""
@@ -163,13 +168,14 @@ def shipped(kind: str, model: Any) -> list[Any]:
     return [item for item in found if item is not None]
 
 
-def _takes(channel: Any, model: Any) -> bool:
+def _why_refused(channel: Any, model: Any) -> str:
+    """What a channel says to latents of a model; empty if it takes them."""
     z = monte_carlo_rng("checks: latents").standard_normal((3, int(channel.components), model.sites))
     try:
         y = np.asarray(channel.forward(z, rng=monte_carlo_rng("checks: labels")))
-    except Exception:  # another number of tokens may do
-        return False
-    return y.ndim > 0 and len(y) == 3
+    except Exception as error:  # another number of tokens may do
+        return f"forward raised {error_line(error)} for latents of shape {z.shape}"
+    return "" if y.ndim > 0 and len(y) == 3 else f"forward of 3 samples returned labels of shape {y.shape}"
 
 
 def kind_of(item: Any) -> str:

@@ -114,6 +114,7 @@ def test_a_channel_that_raises_hides_no_row_of_others(tmp_path, capsys, name):
         assert all(row["theory"] is None and row["mean"] is not None for row in mine)
 
 
+@pytest.mark.slow
 def test_results_of_others_run_no_code_of_the_working_folder(tmp_path):
     text = SUITE.replace('title = "A small suite"', 'title = "A small suite"\nplugins = true')
     suite = write_suite(tmp_path, text.replace("seeds     = 2", "seeds = 1"))

@@ -143,6 +143,7 @@ def test_a_report_asks_for_its_needs_first(ran, capsys, monkeypatch, missing):
     assert f"a report needs {missing}; pip install 'smimbench[report]'" in err
 
 
+@pytest.mark.slow
 def test_a_report_writes_nothing_but_its_file(ran, tmp_path, capsys):
     shutil.copytree(ran / "results", tmp_path / "results")
     shutil.rmtree(tmp_path / "results" / "small" / "figures")

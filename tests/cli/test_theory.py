@@ -113,6 +113,7 @@ def test_only_what_is_asked_for_is_solved(tmp_path, capsys, monkeypatch):
     assert "weak recovery" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_other_processes_give_the_same_numbers(tmp_path, capsys):
     """A sampled curve, whose nodes go to several processes."""
     posterior = """

@@ -111,6 +111,7 @@ def little(tmp_path):
     set_registry(None)
 
 
+@pytest.mark.slow
 def test_everything_that_gives_little_runs_to_the_table(little, tmp_path, capsys):
     file, registry = little
     assert all(not plugin.problems for plugin in registry.plugins)

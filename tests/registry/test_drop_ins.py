@@ -24,6 +24,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_suite_that_asks_gets_the_plugins_of_the_working_folder(folder, capsys):
     suite = write_suite(folder, ASKING)
     code, out, err = call(capsys, "run", suite, "--workers", "2", "--json", *SMALL)
@@ -63,6 +64,7 @@ def test_a_suite_that_asks_for_what_is_not_there(tmp_path, monkeypatch, capsys):
     assert "suite.plugins: is true, but there is no ./plugins/*.py" in err
 
 
+@pytest.mark.slow
 def test_the_quickstart_runs_among_broken_packages(tmp_path, monkeypatch):
     """One that raises, one that is no Python, one that takes a built-in name, one that misspells its hook."""
     site = tmp_path / "site"

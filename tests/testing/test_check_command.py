@@ -47,6 +47,15 @@ def test_what_others_need_is_tested_first_and_they_are_skipped_in_one_line(capsy
     assert (document["failed"], len(document["checks"])) == (1, len(all_checks("channel")))
 
 
+def test_a_channel_that_takes_no_model_says_what_it_raised(capsys, tmp_path):
+    (tmp_path / "bare.py").write_text(RIGHT.replace('"twice"', '"bare"').replace("z, *, rng=None", "z"))
+    code, out, _ = call(capsys, "check", "bare", "--plugins", tmp_path / "bare.py", "--only", "shapes")
+    assert code == 1
+    words = " ".join(out.split())
+    assert "no model to check it with: forward raised TypeError: " in words
+    assert "unexpected keyword argument 'rng'" in words
+
+
 def test_a_check_that_never_ends_is_ended(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(core, "TIME_LIMIT", 0.5)
     (tmp_path / "endless.py").write_text(ENDLESS)
@@ -157,6 +166,7 @@ def test_without_pytest_nothing_imports_it():
     subprocess.run([sys.executable, "-c", script], check=True, env=environment(), timeout=60)
 
 
+@pytest.mark.slow
 def test_the_decorator_in_the_tests_of_a_third_party(tmp_path, drop_in):
     """Names of tests, a failure that explains itself, a skip with its reason."""
     (tmp_path / "test_mine.py").write_text(
