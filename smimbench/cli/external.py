@@ -1,4 +1,4 @@
-"""The commands for solvers elsewhere, in any language: ``data`` writes an instance, ``score`` judges an estimate."""
+"""Commands for external solvers, in any language: ``data`` exports an instance, ``score`` evaluates an estimate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from smimbench.cli.options import (
 
 @command(SUITE, output_option("The .npz file to write."), JSON)
 def data(request: Request, output: Path) -> int:
-    """An instance, to solve elsewhere in any language; --only picks which (default: the first)."""
+    """Export an instance to solve in any language; --only picks which one (default: the first)."""
     from smimbench.run.external import choose_points, write_instance
 
     suite = request.suite()
@@ -31,7 +31,7 @@ def data(request: Request, output: Path) -> int:
     if request.as_json:
         print_json(about)
     elif not request.quiet:
-        # Without the same choices the estimate would be held against another teacher.
+        # Without the same choices the estimate would be compared with another teacher.
         options = [("--only", c) for c in request.only] + [("--set", o) for o in request.overrides]
         same = "".join(f" {option} {shlex.quote(value)}" for option, value in options)
         click.echo(
@@ -59,10 +59,10 @@ def data(request: Request, output: Path) -> int:
     JSON,
 )
 def score(request: Request, paths: tuple[Path, ...], label: str) -> int:
-    """What was found elsewhere, as a row of the table; --only as given to 'data'.
+    """Score an external estimate as a row of the table; give the same --only as to 'data'.
 
-    The row is kept: run, show and report have it beside those of the suite. Another estimate of the same instance under the same
-    label takes its place.
+    The row is kept: run, show and report list it with those of the suite. Another estimate of the same instance under the same
+    label replaces it.
     """
     from smimbench.report.rows import rows_of_points
     from smimbench.report.tables import error_tables

@@ -1,4 +1,4 @@
-"""What there is and whether it works: ``list``, ``info``, ``plugins``, ``check``, ``new`` and ``doctor``."""
+"""Commands about items and the installation: ``list``, ``info``, ``plugins``, ``check``, ``new`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from smimbench.cli.options import (
     of_a_suite=False,
 )
 def list_items(request: Request, kind: str | None) -> int:
-    """What there is: models, channels, priors, metrics, algorithms, suites."""
+    """List models, channels, priors, metrics, algorithms and suites."""
     from smimbench.report.catalogue import item_documents, print_items
 
     request.answer(item_documents(request.registry, kind), print_items)
@@ -47,7 +47,7 @@ def explain(request: Request, topic: str) -> int:
 
 @command(click.Argument(["name"]), JSON, of_a_suite=False)
 def info(request: Request) -> int:
-    """Everything about one item or suite: parameters, defaults, source, equation."""
+    """Describe one item or suite: parameters, defaults, source, equation."""
     from smimbench.report.catalogue import info_documents, print_info
 
     request.answer(info_documents(request.registry, request.name), print_info)
@@ -56,7 +56,7 @@ def info(request: Request) -> int:
 
 @command(JSON, of_a_suite=False)
 def plugins(request: Request) -> int:
-    """Installed and dropped-in plugins, with what became of each."""
+    """List installed and drop-in plugins, and whether each was loaded."""
     from smimbench.report.catalogue import plugin_documents, print_plugins
 
     documents = plugin_documents(request.registry)
@@ -66,16 +66,10 @@ def plugins(request: Request) -> int:
 
 @command(
     click.Argument(["names"], metavar="NAME...", nargs=-1),
-    several("A parameter of the item; may be given often.", "KEY=VALUE", "--set", "settings"),
-    several("This check only; may be given often.", "ID", "--only", "chosen"),
-    click.Option(
-        ["--seed"],
-        type=click.IntRange(0),
-        default=0,
-        show_default=True,
-        help="Of everything that is drawn; the same seed gives the same outcomes.",
-    ),
-    flag("The checks and what a failure means; run nothing.", "--list", "list_only"),
+    several("Parameter of the item; repeatable.", "KEY=VALUE", "--set", "settings"),
+    several("Run this check only; repeatable.", "ID", "--only", "chosen"),
+    click.Option(["--seed"], type=click.IntRange(0), default=0, show_default=True, help="Seed of all random numbers."),
+    flag("List the checks and what a failure means; run nothing.", "--list", "list_only"),
     JSON,
     of_a_suite=False,
 )
@@ -87,7 +81,7 @@ def check(
     seed: int,
     list_only: bool,
 ) -> int:
-    """Whether a channel, prior, algorithm or model does what its contract says.
+    """Test whether an item does what its contract says.
 
     NAME is a registered item, as in 'smimbench list'; the checks are those of smimbench.testing. Exit code 1 if one fails.
     """
@@ -119,7 +113,7 @@ def check(
     of_a_suite=False,
 )
 def new(request: Request, kind: str, output: Path | None) -> int:
-    """A complete package for a channel, prior or algorithm of your own: works at once, made to be changed."""
+    """Create a working package for a channel, prior or algorithm of your own, to edit."""
     from smimbench.registry.scaffold import write_package
 
     made = write_package(kind, request.name, output, request.registry)
@@ -139,7 +133,7 @@ def new(request: Request, kind: str, output: Path | None) -> int:
     of_a_suite=False,
 )
 def doctor(request: Request, ceilings: bool) -> int:
-    """Versions, BLAS, GPU, and the exact pip line for CuPy."""
+    """Show versions, BLAS, GPU, and the exact pip command for CuPy."""
     from smimbench.report.doctor import diagnose, print_diagnosis
 
     document = diagnose(request.registry, ceilings=ceilings)

@@ -1,4 +1,4 @@
-"""Where every command starts: the list of commands, the exit code, and errors as one line. Nothing heavy is imported
+"""Entry point: the list of commands, exit codes, and errors as one line. Nothing heavy is imported
 before a command needs it.
 """
 
@@ -93,7 +93,7 @@ def _foreseeable() -> tuple[type[Exception], ...]:
 
 
 class _Commands(click.Group):
-    """Commands in the order of a newcomer's day, not of the alphabet."""
+    """Commands in the order in which a new user needs them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)

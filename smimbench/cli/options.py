@@ -1,4 +1,4 @@
-"""What all commands share: their options, the request they are called with (plugins, suites, result folders by name),
+"""What commands share: options, the request (plugins, suites, result folders by name),
 and how a remark is printed.
 """
 
@@ -36,14 +36,14 @@ OK, NOT_OK, BAD_INPUT, UNFORESEEN, AGAIN, INTERRUPTED = 0, 1, 2, 70, 75, 130
 
 
 def complain(line: str) -> None:
-    """One remark or error, on one line of standard error."""
-    if sys.stderr is not None:  # closed by whoever started us
+    """Print a remark or an error on one line of standard error."""
+    if sys.stderr is not None:  # closed by the parent process
         with contextlib.suppress(OSError, ValueError):
             print(f"smimbench: {' '.join(printable(line).split())}", file=sys.stderr)  # noqa: T201
 
 
 def make_console(*, error: bool = False) -> Console:
-    """A terminal, or something as wide as COLUMNS says. No text can steer it: neither rich markup nor terminal escapes."""
+    """A console for a terminal, or as wide as COLUMNS. Rich markup and terminal escapes in texts have no effect."""
     from rich.console import Console
     from rich.segment import Segment
 
@@ -60,13 +60,13 @@ def make_console(*, error: bool = False) -> Console:
 
 
 def print_json(document: Any) -> None:
-    """One JSON document on standard output."""
+    """Print one JSON document to standard output."""
     click.echo(json.dumps(document, indent=2, allow_nan=False, default=str), file=_OUT.get())
 
 
 @contextlib.contextmanager
 def only_json() -> Iterator[None]:
-    """Standard output is for the one document; what plugins print meanwhile goes to standard error."""
+    """Reserve standard output for the document; what plugins print goes to standard error."""
     token = _OUT.set(sys.stdout)
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -84,7 +84,7 @@ def flag(text: str, *names: str) -> click.Option:
 
 
 def several(text: str, metavar: str, *names: str) -> click.Option:
-    """An option that may be given often."""
+    """An option that may be repeated."""
     return click.Option(names, multiple=True, metavar=metavar, help=text)
 
 
@@ -131,18 +131,18 @@ SIZE = Quantity("SIZE", {"GB": 2**30, "MB": 2**20, "TB": 2**40})
 
 SUITE = click.Argument(["name"], metavar="SUITE", shell_complete=_complete_suite)
 SUITE_OR_FOLDER = click.Argument(["name"], metavar="SUITE|DIR", shell_complete=_complete_suite)
-JSON = flag("One JSON document on standard output and nothing else.", "--json", "as_json")
-FULL = flag("Every row of every table.", "--full")
+JSON = flag("Print one JSON document and nothing else.", "--json", "as_json")
+FULL = flag("Show every row of every table.", "--full")
 RESULTS = click.Option(
     ["--results"],
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("results"),
     show_default=True,
-    help="Where results are kept.",
+    help="Folder of results.",
 )
 _EVERY_COMMAND = (
-    flag("No progress and no remarks.", "--quiet"),
-    flag("Say on standard error what is loaded from where.", "--trace-plugins"),
+    flag("Print no progress and no remarks.", "--quiet"),
+    flag("Log to standard error what is loaded from where.", "--trace-plugins"),
     flag("Load only what ships with smimbench.", "--no-plugins"),
     several("Load plugins from a file or folder.", "PATH", "--plugins"),
 )
@@ -155,7 +155,7 @@ _OF_A_SUITE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What commands are asked alike: which suite, changed how, with which plugins, and how to answer."""
+    """The options that commands share: which suite, with which changes and plugins, and how to answer."""
 
     registry: Registry
     quiet: bool

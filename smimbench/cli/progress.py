@@ -172,7 +172,7 @@ def theory_progress(*, silent: bool, kept: Callable[[], Kept]) -> Iterator[Calla
 
 
 def _theory_lines() -> Callable[[Stage], None]:
-    """A line for every new stage, and every ten seconds about the same."""
+    """A line for every new stage, and every ten seconds about the current one."""
     begin = time.monotonic()
     last: tuple[tuple[str, str], float] | None = None
 

@@ -1,4 +1,4 @@
-"""One door for plugins: what is registered, how parameters are checked, what a new package looks like.
+"""The registry of plugins: what is registered, how parameters are checked, templates of new packages.
 
 Plugins import the names of this page from here.
 """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Fitted", "algorithm_class", "plan_of", "refusal", "sizes"]
 
 OFFERED = ("problem", "rng")
-"""What the engine hands to a fit besides the data, if it names it."""
+"""Optional arguments of a fit besides the data."""
 
 
 class FittedState(NamedTuple):
@@ -81,7 +81,7 @@ def plan_of(algorithm: Any, data: Data) -> Plan:
 
 
 def refusal(algorithm: Any, problem: ProblemLike) -> str | None:
-    """Why an algorithm does not solve a problem, in words: another model than its own, or what it says itself."""
+    """Why an algorithm does not solve a problem: it is for other models, or its own reason."""
     models, model = getattr(algorithm, "capabilities", Capabilities()).models, problem.model.name
     if "*" not in models and model not in models:
         return f"algorithm {algorithm.name!r} works for {', '.join(models)}, not for {model!r}"
@@ -97,7 +97,7 @@ def sizes(samples: int, tokens: int, dimension: int, sample_ratio: float = math.
 
 
 def _like(data: Data, values: Any) -> Array:
-    """Numbers as an array beside the data."""
+    """Numbers as an array of the type and on the device of the data."""
     xp = namespace(data.labels)
     device = array_api_compat.device(data.labels)
     if array_api_compat.is_array_api_obj(values) and not isinstance(values, (np.ndarray, np.generic)):

@@ -44,7 +44,7 @@ def is_in_trajectory(metric: Any) -> bool:
 
 
 def names_in_key(names: Iterable[str], registry: Registry | None = None) -> tuple[str, ...]:
-    """Metrics that a cell has to measure beside those of every trajectory, and all of third parties, sorted.
+    """Metrics that a cell measures in addition to those of every trajectory, and all of third parties, sorted.
 
     A version above 1 is written ``name@version``, one of another package ``name@version.code`` with a hash of its code.
     """

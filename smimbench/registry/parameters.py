@@ -135,7 +135,7 @@ def explain_validation(error: Any) -> tuple[str, str]:
 
 
 def _short(value: Any) -> str:
-    """What was written, or its beginning."""
+    """The value, or its beginning."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # thousands of digits, thousands of brackets
@@ -153,7 +153,7 @@ _WORDS = {
     "model_type": "must be a table",
     "string_too_short": "must be a non-empty string",
 }
-"""How a suite says what pydantic says of Python; the other messages need no translation."""
+"""Messages of pydantic in the words of a suite; the others need no translation."""
 
 
 def _written(location: tuple[int | str, ...]) -> list[int | str]:
@@ -163,7 +163,7 @@ def _written(location: tuple[int | str, ...]) -> list[int | str]:
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
-    """What to say of a key that nobody reads."""
+    """The message for an unknown key."""
     names = sorted(known)
     close = difflib.get_close_matches(key, names, 1)
     if close:

@@ -1,4 +1,4 @@
-"""One door for all plugins: built-in, installed and dropped in files are imported and their items registered, with
+"""The registry: built-in, installed and drop-in plugins are imported and their items registered, with
 names, versions and capabilities; an item that lacks a method is refused in words.
 
 Each plugin is loaded in its own ``try``: one that fails is kept with its reason and harms nothing else.
@@ -64,7 +64,7 @@ class Entry:
 
     @property
     def derived(self) -> tuple[str, ...]:
-        """What the item leaves to the engine, and how the engine does it."""
+        """What the item leaves to the engine, and how the engine provides it."""
         base = BASES[self.kind]
         parts = {name: text.partition("Derived: ")[2] for name, text in describe(base).items()}
         return tuple(
@@ -81,7 +81,7 @@ class Entry:
 
 @dataclass
 class Plugin:
-    """One plugin and what became of it: ``loaded`` or ``failed``, with reasons."""
+    """One plugin and its status, ``loaded`` or ``failed``, with reasons."""
 
     name: str
     distribution: str
@@ -240,7 +240,7 @@ class Registry:
         Returns
         -------
         list of Plugin
-            What was added, with what became of each.
+            The plugins that were added, each with its status.
         """
         where = str(Path(path).resolve())
         if not self.third_party or where in self.paths:

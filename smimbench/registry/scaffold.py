@@ -1,4 +1,4 @@
-"""New packages: a channel, a prior or an algorithm of one's own, complete and working, to be changed."""
+"""Templates of new packages: a working channel, prior or algorithm to edit."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _check_name(kind: str, name: str, registry: Registry) -> None:
 
 
 def _own_version() -> str:
-    """The oldest smimbench that will do: this one, without what marks builds between releases."""
+    """The required version of smimbench: this one, without the suffix of development builds."""
     from importlib.metadata import version
 
     found = re.match(r"\d+(\.\d+)*", version("smimbench"))
@@ -132,7 +132,7 @@ def _filled(template: Traversable, values: dict[str, str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """For a shell, where it needs it."""
+    """Quoted for a shell where needed."""
     return text if re.fullmatch(r"[\w@%+=:,./-]+", text) else '"' + text.replace('"', '\\"') + '"'
 
 

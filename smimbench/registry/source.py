@@ -1,4 +1,4 @@
-"""The code of an item as a short text: equal for equal code, whatever the version says."""
+"""A hash of the code of an item."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import Any
 __all__ = ["source_of"]
 
 LENGTH = 12
-"""Digits of the hash; doubled, two codes are confused even less often than never."""
+"""Digits of the hash."""
 KINDS = ("models", "channels", "priors", "metrics", "algorithms")
 SHARED = ("site-packages", "dist-packages")
-"""Folders in which a neighbour is no relative."""
+"""Folders of unrelated packages."""
 OWN = ("smimbench", *(f"smimbench_{kind}" for kind in KINDS))
 """Packages of smimbench itself, whose version stands for their code."""
 
 
 def source_of(item: type[Any]) -> str | None:
-    """Hash of the files in which an item, its base classes and what they import from beside them are written.
+    """Hash of the files of an item, of its base classes, and of what they import from the same folder.
 
     Comments, blank lines and spaces at the end of lines do not count. What another package, smimbench included, changes is
     that package's version. None where there is no code to look at, as for a class typed in at a prompt.

@@ -1,4 +1,4 @@
-"""What is raised when a suite is wrong."""
+"""The error of a suite that is wrong."""
 
 from __future__ import annotations
 

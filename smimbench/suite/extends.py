@@ -1,4 +1,4 @@
-"""A suite that extends another: one document made of both, and its text, which stands without the other."""
+"""Suites that extend another: the merged document, and its text, which no longer needs the other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ AXES = ("alpha", "dimension", "seeds")
 
 
 def merged(base: Document, own: Document) -> Document:
-    """What a suite says, over what the one that it extends says.
+    """Merge a suite into the one that it extends.
 
     Keys of tables override, problems replace those of the base, algorithms are appended. How long the base takes is no longer
     said; with other problems neither are values of others, which count the problems of the base.

@@ -69,12 +69,12 @@ def override(document: dict[str, Any], text: str, file: str) -> None:
 
 
 def _shorten(text: str) -> str:
-    """What an error says of a text of any length."""
+    """The beginning of a long text, for an error."""
     return text if len(text) <= LONGEST else text[:LONGEST] + "..."
 
 
 def _append(table: dict[str, Any], key: str, value: Any, text: str, file: str) -> None:
-    """One more entry of a list; of a list of tables, as algorithms are, a bare word is the name of the new one."""
+    """Append to a list; in a list of tables, such as the algorithms, a bare word is the name of the new entry."""
     items = table.setdefault(key, []) if key == "algorithms" else table.get(key)
     if not isinstance(items, list):
         raise SuiteError(file, key, f"is not a list of this suite, so --set {text} cannot append to it")

@@ -319,7 +319,7 @@ class _Reader:
             yield chosen, {name: value for (_, name, _), value in zip(axes, combination)}
 
     def _leave_out(self, error: SuiteError) -> None:
-        """Go on without what cannot be made, where results are stored; otherwise it is an error."""
+        """Skip what cannot be made in stored results; raise otherwise."""
         if not self.stored:
             raise error
         self.remarks.append(f"left out: {error}")
@@ -395,7 +395,7 @@ class _Reader:
     # -- run options ----------------------------------------------------------------------------------------------
 
     def _check_run(self, run: RunOptions, plans: Sequence[tuple[str, ProblemPlan]]) -> None:
-        """What the run options ask of the problems and of what is registered."""
+        """Check run options against the problems and the registry."""
         models = {plan.problem.model.name for _, plan in plans}
         for i, name in enumerate(run.metrics):
             self._check_metric(f"run.metrics[{i}]", name, models)
@@ -435,7 +435,7 @@ class _Reader:
                 raise self.fail(key, str(error)) from None
 
     def _check_start(self, start: str, models: set[str]) -> None:
-        """The engine's own words, or an algorithm that has a method ``start`` and fits every model."""
+        """Accept the engine's own starts, or an algorithm that has a method ``start`` and fits every model."""
         if start in STARTS:
             return
         names = sorted({e.name for e in self.registry.entries("algorithm") if e.item.start is not None})

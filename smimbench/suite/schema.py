@@ -56,12 +56,12 @@ class InKey:
 
 
 def _tuple(value: Any) -> Any:
-    """TOML has lists; what has been read does not change any more."""
+    """Make lists of TOML immutable."""
     return tuple(value) if isinstance(value, list) else value
 
 
 def as_axis(value: Any) -> Any:
-    """One value is an axis of one."""
+    """A single value is an axis of length 1."""
     return _tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
@@ -314,7 +314,7 @@ class RunOptions(Table):
         return found
 
     def of_cell(self, metrics: tuple[str, ...]) -> RunOptions:
-        """What a cell has to know: the options of its identity, with only those metrics that make another cell."""
+        """The options that a cell needs: those of its identity, with the metrics that are part of it."""
         kept = {name: getattr(self, name) for name in in_key()}
         return RunOptions.model_construct(**kept | {"metrics": metrics})
 
@@ -326,7 +326,7 @@ def in_key() -> dict[str, InKey]:
 
 
 class Document(Table):
-    """A suite as it is written, with all that it takes over from another."""
+    """A suite file, merged with the one that it extends."""
 
     extends: Annotated[
         str,

@@ -1,4 +1,4 @@
-"""Published checks of models, channels, priors, metrics and algorithms, for everybody who writes one.
+"""Published checks of models, channels, priors, metrics and algorithms, for their authors.
 
 In a test of your own, with pytest:
 
@@ -9,7 +9,7 @@ In a test of your own, with pytest:
 
 In a terminal, ``smimbench check NAME``; in Python, ``check(item)``. Every check has an id and says what its failure means.
 Statistical ones use fixed seeds, so that what passes today passes tomorrow; with a seed of your own a right item fails one of
-them with a probability below ``FALSE_ALARM`` (see ``smimbench.testing.statistics`` for how the thresholds are set).
+them with a probability below ``FALSE_ALARM`` (see ``smimbench.testing.publish`` for how the thresholds are set).
 """
 
 from __future__ import annotations

@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Array, Data
     from smimbench.problem.problem import Problem
     from smimbench.testing.context import CheckContext
-    from smimbench.testing.statistics import MeanTest
+    from smimbench.testing.publish import MeanTest
 
 STEPS = 3
 """Iterations that most checks look at."""
 
 LONGEST = 20
 RUNS = 8
-"""Runs at each size whose mean errors are held against the theory that an algorithm brings."""
+"""Runs at each size whose mean errors are compared with an algorithm's own theory."""
 SECONDS = 0.3
 DECOYS = 300
 
@@ -66,11 +66,11 @@ class Setting:
         return self.problem.label
 
     def data(self, backend: Backend | None = None) -> Data:
-        """What an algorithm may see."""
+        """The data of an algorithm."""
         return self.instance.data(backend or get_backend("numpy"))
 
     def planned(self, data: Data, most: int = STEPS) -> int:
-        """How many steps to make: as many as the algorithm wants, within reason."""
+        """Number of steps: the algorithm's own, limited to a few."""
         steps = plan_of(self.context.item, data).steps
         return most if steps is None else max(1, min(int(steps), most))
 

@@ -31,7 +31,7 @@ def _calls(context: CheckContext) -> Iterator[tuple[Call]]:
 array_check = partial(published, ("model", "channel", "prior"), cases=_calls)
 
 
-@array_check("It writes into its arguments: the data of every algorithm that comes later are spoiled.")
+@array_check("It writes into its arguments: algorithms that run later get other data.")
 def purity(context: CheckContext, call: Call) -> None:
     """Arguments come back unchanged, and read-only arrays will do."""
     expect_pure(call.name, call.function, *call.arguments)

@@ -1,5 +1,5 @@
-"""What checks expect of arrays and calls: the right shape and dtype, inputs left as they were, bad input refused, no
-random numbers but those that were given.
+"""Assertions about arrays and calls: shape and dtype, unchanged inputs, refused bad input, no random numbers but those of
+the generator that is passed.
 """
 
 from __future__ import annotations

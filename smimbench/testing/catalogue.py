@@ -13,7 +13,7 @@ from smimbench.registry.parameters import parameters_of, signature_of
 from smimbench.registry.registry import Entry, get_registry
 
 # Publishing a check is what importing these is for; the order is that in which checks are run.
-from smimbench.testing import algorithms, array_checks, channel_posteriors, common, limits, metrics  # noqa: F401
+from smimbench.testing import algorithms, array_checks, common, limits, metrics  # noqa: F401
 from smimbench.testing.context import CheckContext, instantiate, kind_of
 from smimbench.testing.core import Check, CheckError
 from smimbench.testing.publish import PUBLISHED
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["all_checks", "contexts", "refuse_unknown"]
 
 GENERAL = ("declaration", "parameters", "bad_parameters")
-"""Checks that come first, because nothing that an item computes can spoil them."""
+"""Checks that come first, because they need nothing that an item computes."""
 
 
 def all_checks(kind: str | None = None) -> tuple[Check, ...]:

@@ -1,4 +1,4 @@
-"""What a check is applied to: an item, instantiated, and the models, channels and priors that it is combined with."""
+"""The subject of a check: an item and the models, channels and priors that it is combined with."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TOKENS = (2, 1, 3, 4)
 
 @dataclass(frozen=True, eq=False)
 class CheckContext:
-    """An item (an instance) of a kind, the company in which it is checked, and the seed of everything that is drawn."""
+    """An item (an instance) of a kind, what it is combined with, and the seed of all random numbers."""
 
     kind: str
     item: Any

@@ -1,4 +1,4 @@
-"""What a published check is, how long it may take, and what becomes of it."""
+"""Published checks: their time limit and their outcomes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 FALSE_ALARM = 1e-4
-"""Promised probability that a right item fails one statistical check with a seed of one's own."""
+"""Upper bound of the probability that a correct item fails one statistical check with another seed."""
 
 NOT_RUN = "not run, because"
 """How the message begins of a check that needs another one."""
@@ -130,7 +130,7 @@ def _time_limit(seconds: float) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one check of one item.
+    """The outcome of one check of one item.
 
     ``status`` is ``"passed"``, ``"failed"`` or ``"skipped"``; ``message`` says what was found, or why it was skipped, and is
     empty if passed. ``meaning`` and ``false_alarm`` are those of the check.
@@ -146,7 +146,7 @@ class Outcome:
 
 
 def run_check(check: Check, context: Any) -> Outcome:
-    """Apply a check and say what became of it."""
+    """Run a check and return its outcome."""
     begin = time.perf_counter()
     status, message = "passed", ""
     try:

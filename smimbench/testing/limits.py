@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from smimbench.problem.problem import Problem
     from smimbench.testing.context import CheckContext
-    from smimbench.testing.statistics import MeanTest
+    from smimbench.testing.publish import MeanTest
 
 PLACES = {
     "extensive": ("softmax", 0.08, ((20, 12), (28, 10), (40, 8))),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array
     from smimbench.testing.context import CheckContext
-    from smimbench.testing.statistics import MeanTest
+    from smimbench.testing.publish import MeanTest
 
 model_check = partial(published, ("model",), cases=lambda context: [(context.item,)])
 
@@ -179,7 +179,7 @@ def align(context: CheckContext, model: Any) -> None:
 
 @model_check("It makes arrays as large as x x^T of every sample: problems of ordinary size will not fit into memory.")
 def memory(context: CheckContext, model: Any) -> None:
-    """Peak memory of forward and adjoint beside inputs, latents and signal."""
+    """Peak memory of forward and adjoint in addition to inputs, latents and signal."""
     model, D, n = context.item, 64, 3000
     X, S, g = drawn(context, model, n, 1, D, 61)
     model.forward(X[:10], S), model.adjoint(X[:10], g[:10])  # what is made once does not count
@@ -196,7 +196,7 @@ def memory(context: CheckContext, model: Any) -> None:
             tracemalloc.stop()
         if peak > allowed:
             raise CheckFailed(
-                f"{name} of {n} samples of D = {D} takes {peak / 2**20:.0f} MB beside {X.nbytes / 2**20:.0f} MB of inputs"
+                f"{name} of {n} samples of D = {D} takes {peak / 2**20:.0f} MB in addition to {X.nbytes / 2**20:.0f} MB of inputs"
             )
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array
     from smimbench.testing.context import CheckContext
-    from smimbench.testing.statistics import MeanTest
+    from smimbench.testing.publish import MeanTest
 
 INFORMATION = (0.3, 2.0, 15.0)
 DRAWS = 24

@@ -282,7 +282,7 @@ class Unscaled(AttentionIndexed):
 
 
 def test_wrong_models():
-    assert "MB beside" in failures(Greedy(tokens=2), "memory")["memory"]
+    assert "MB in addition to" in failures(Greedy(tokens=2), "memory")["memory"]
     assert "adjoint_scale" in failures(HalfAdjoint(tokens=2), "transpose")["transpose"]
     assert "covariance of the latents" in failures(Unscaled(tokens=2), "latents")["latents"]
 
