@@ -41,10 +41,7 @@ if TYPE_CHECKING:
 @command(
     SUITE,
     click.Option(
-        ["--alpha", "alphas"],
-        multiple=True,
-        type=float,
-        help="Sample ratios instead of the suite's; repeatable.",
+        ["--alpha", "alphas"], multiple=True, type=float, help="Sample ratios instead of the suite's; repeatable."
     ),
     flag("Check every point against plain draws of teacher and posterior; exit code 1 where |z| > 4.", "--verify"),
     click.Option(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from smimbench.backend.device import Backend
     from smimbench.registry.registry import Entry
 
-__all__ = ["CODE", "Problem", "ProblemError", "specification", "without_code"]
+__all__ = ["CODE", "Problem", "ProblemError", "explained", "specification", "without_code"]
 
 CODE = ("version", "source")
 """Keys of a specification that say which code is meant, not which mathematics."""
@@ -45,7 +45,7 @@ class ProblemError(ValueError):
 
 
 @contextmanager
-def _explained(kind: str) -> Iterator[None]:
+def explained(kind: str) -> Iterator[None]:
     """Turn errors of an item of this kind into a ProblemError that names the key."""
     try:
         yield
@@ -112,11 +112,11 @@ class Problem:
         self.model = self._make(registry, "model", model)
         self.channel = self._make(registry, "channel", channel, tokens=self.model.tokens)
         self.prior = self._make(registry, "prior", prior)
-        with _explained("channel"):
+        with explained("channel"):
             self.channel = complete_channel(self.channel, self.model)
-        with _explained("prior"):
+        with explained("prior"):
             self.prior = complete_prior(self.prior, self.model)
-        with _explained("channel"):
+        with explained("channel"):
             self.components: int = int(self.channel.components)
 
     def _make(self, registry: Registry, kind: str, what: str | Mapping[str, Any], **provided: Any) -> Any:
@@ -124,7 +124,7 @@ class Problem:
         name = table.pop("name", None)
         if not isinstance(name, str):
             raise ProblemError(f"{kind}.name", "is missing" if name is None else f"must be a string, got {name!r}")
-        with _explained(kind):
+        with explained(kind):
             entry = registry.get(kind, name, None if kind == "model" else self.model.name)
             item = build(entry.item, kind, table, provided)
         self.spec[kind] = specification(entry, item)

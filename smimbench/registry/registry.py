@@ -13,7 +13,7 @@ import importlib.util
 import os
 import re
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -347,13 +347,10 @@ def _import_file(file: Path, stem: str) -> Any:
     if (beside := str(file.resolve().parent)) not in sys.path:
         sys.path.append(beside)  # last, so that a neighbour can be imported and hides nothing
     sys.modules[name] = module  # dataclasses look their module up by name
-    is_loaded = False
-    try:
+    with ExitStack() as undo:
+        undo.callback(sys.modules.pop, name, None)
         spec.loader.exec_module(module)
-        is_loaded = True
-    finally:
-        if not is_loaded:
-            sys.modules.pop(name, None)
+        undo.pop_all()
     return module
 
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pydantic
 
-from smimbench.files import canonical_json, error_line, printable
-from smimbench.interfaces import ParameterError
-from smimbench.problem.problem import CODE, Problem, ProblemError, specification
+from smimbench.files import canonical_json, printable
+from smimbench.problem.problem import CODE, Problem, ProblemError, explained, specification
 from smimbench.registry.metrics import find_metric
 from smimbench.registry.parameters import build, explain_validation, unknown_key
 from smimbench.registry.registry import Registry, RegistryError, get_registry
@@ -376,14 +375,11 @@ class _Reader:
     def _algorithm(self, table: AlgorithmTable, key: str, plans: Sequence[tuple[str, ProblemPlan]]) -> dict[str, Any]:
         """Name, version and all parameters of an algorithm."""
         try:
-            entry = self.registry.get("algorithm", table.name)
-            item = build(entry.item, "algorithm", table.model_extra or {})
-        except RegistryError as error:
-            raise self.fail(f"{key}.name", str(error)) from None
-        except ParameterError as error:
-            raise self.fail(f"{key}.{error.key}", error.message) from None
-        except (Exception, SystemExit) as error:  # its constructor may raise anything
-            raise self.fail(f"{key}.name", f"algorithm {table.name!r} cannot be made: {error_line(error)}") from None
+            with explained("algorithm"):
+                entry = self.registry.get("algorithm", table.name)
+                item = build(entry.item, "algorithm", table.model_extra or {})
+        except ProblemError as error:
+            raise self.fail(f"{key}.{error.key.partition('.')[2]}", error.message) from None
         models = list(dict.fromkeys(plan.problem.model.name for _, plan in plans))
         if not any(map(entry.fits, models)):  # one that works for some problems is skipped on the others
             raise self.fail(

@@ -48,6 +48,14 @@ class Call(NamedTuple):
     any_namespace: bool = True
 
 
+def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Exception | None]:
+    """What a call returns, or the error that it raises."""
+    try:
+        return function(*arguments), None
+    except Exception as error:  # code of an item may raise anything
+        return None, error
+
+
 def expect_pure(what: str, function: Callable[..., Any], *arrays: Any) -> Any:
     """Call with writable arrays, which must come back as they were, and with read-only ones, which must do."""
     copies = [np.array(a) for a in arrays]
@@ -94,11 +102,9 @@ def expect_array(
 
 def expect_refused(what: str, function: Callable[..., Array], *arguments: Any) -> None:
     """Arguments that do not fit raise, whatever it is; otherwise ``what`` was accepted, and something was returned."""
-    try:
-        found = function(*arguments)
-    except Exception:  # refused, as it should be
-        return
-    raise CheckFailed(f"{what} {np.shape(found)}")
+    found, error = attempt(function, *arguments)
+    if error is None:
+        raise CheckFailed(f"{what} {np.shape(found)}")
 
 
 @contextmanager

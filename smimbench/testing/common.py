@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.files import canonical_json
+from smimbench.files import canonical_json, error_line
 from smimbench.interfaces import ParameterError, Prior
 from smimbench.interfaces.item import gives
 from smimbench.registry.declaration import KINDS, what_is_wrong
 from smimbench.registry.parameters import ENGINE_FILLED, build, parameters_of, signature_of
 from smimbench.registry.registry import get_registry
+from smimbench.testing.arrays import attempt
 from smimbench.testing.core import CheckFailed
 from smimbench.testing.publish import published
 
@@ -80,27 +81,23 @@ def bad_parameters(context: CheckContext) -> None:
     item, kind = context.item, context.kind
     usual = parameters_of(kind, item)
 
-    def attempt(changed: dict[str, Any]) -> tuple[Any, str | None]:
-        try:
-            return build(type(item), kind, {**usual, **changed}, _filled(item, kind)), None
-        except ParameterError as error:
-            return None, str(error)
-        except Exception as error:  # exactly what must not happen
-            line = " ".join(str(error).split())
-            raise CheckFailed(
-                f"{changed} raises {type(error).__name__} ({line}); raise smimbench.ParameterError(key, 'must be ..., "
-                "got ...')"
-            ) from error
+    def refusal(changed: dict[str, Any]) -> tuple[Any, str | None]:
+        values = {**usual, **changed}
+        made, error = attempt(build, type(item), kind, values, _filled(item, kind))
+        if error is not None and not isinstance(error, ParameterError):
+            advice = "raise smimbench.ParameterError(key, 'must be ..., got ...')"
+            raise CheckFailed(f"{changed} raises {error_line(error)}; {advice}") from error
+        return made, None if error is None else str(error)
 
-    if attempt({"no_such_parameter": 1})[1] is None:
+    if refusal({"no_such_parameter": 1})[1] is None:
         raise CheckFailed("takes parameters that do not exist; name every one in __init__")
     for name, value in usual.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             continue
         for wrong in (-1, -1.5, 0, 10**9):
-            other, refusal = attempt({name: int(wrong) if isinstance(value, int) else float(wrong)})
-            if refusal is not None and name not in refusal and "must" not in refusal:
-                raise CheckFailed(f"{name} = {wrong} is refused without saying what is wrong: {refusal}")
+            other, refused = refusal({name: int(wrong) if isinstance(value, int) else float(wrong)})
+            if refused is not None and name not in refused and "must" not in refused:
+                raise CheckFailed(f"{name} = {wrong} is refused without saying what is wrong: {refused}")
             if other is not None and kind in ("channel", "prior") and wrong != 10**9:
                 _expect_usable(context, kind, other, f"{name} = {wrong}")
 
@@ -108,17 +105,16 @@ def bad_parameters(context: CheckContext) -> None:
 def _expect_usable(context: CheckContext, kind: str, item: Any, how: str) -> None:
     """A value that is not refused has to work: numbers drawn with it are finite."""
     advice = "refuse it in __post_init__ with smimbench.ParameterError"
-    try:
-        if kind == "channel":
-            z = context.rng(1).standard_normal((50, int(item.components), context.models[0].sites))
-            drawn = np.asarray(item.forward(z, rng=context.rng(2)))
-        elif gives(Prior, type(item), "sample"):
-            drawn = np.asarray(item.sample(context.rng(3), 1, 12))
-        else:
-            return
-    except ParameterError:  # it says that nothing can be drawn, as a limit of theory does
+    if kind == "channel":
+        z = context.rng(1).standard_normal((50, int(item.components), context.models[0].sites))
+        drawn, error = attempt(lambda: np.asarray(item.forward(z, rng=context.rng(2))))
+    elif gives(Prior, type(item), "sample"):
+        drawn, error = attempt(lambda: np.asarray(item.sample(context.rng(3), 1, 12)))
+    else:
         return
-    except Exception as error:  # whatever a plugin raises here is the finding
-        raise CheckFailed(f"{how} is accepted and then raises {type(error).__name__}: {error}; {advice}") from error
+    if isinstance(error, ParameterError):  # it says that nothing can be drawn, as a limit of theory does
+        return
+    if error is not None:
+        raise CheckFailed(f"{how} is accepted and then raises {error_line(error)}; {advice}") from error
     if drawn.dtype.kind == "f" and not np.isfinite(drawn).all():
         raise CheckFailed(f"{how} is accepted and gives numbers that are not finite; {advice}")

@@ -21,6 +21,7 @@ from smimbench.registry.adapters import algorithm_class
 from smimbench.registry.declaration import BASES, KINDS
 from smimbench.registry.parameters import ENGINE_FILLED, build, parameters_of, signature_of
 from smimbench.registry.registry import BUILT_IN, Entry, get_registry
+from smimbench.testing.arrays import attempt
 from smimbench.testing.core import CheckError, CheckFailed, CheckSkipped, capabilities_of
 from smimbench.theory.consistency import require_consistent
 
@@ -171,9 +172,8 @@ def shipped(kind: str, model: Any) -> list[Any]:
 def _why_refused(channel: Any, model: Any) -> str:
     """What a channel says to latents of a model; empty if it takes them."""
     z = monte_carlo_rng("checks: latents").standard_normal((3, int(channel.components), model.sites))
-    try:
-        y = np.asarray(channel.forward(z, rng=monte_carlo_rng("checks: labels")))
-    except Exception as error:  # another number of tokens may do
+    y, error = attempt(lambda: np.asarray(channel.forward(z, rng=monte_carlo_rng("checks: labels"))))
+    if error is not None:  # another number of tokens may do
         return f"forward raised {error_line(error)} for latents of shape {z.shape}"
     return "" if y.ndim > 0 and len(y) == 3 else f"forward of 3 samples returned labels of shape {y.shape}"
 

@@ -48,7 +48,9 @@ def test_what_others_need_is_tested_first_and_they_are_skipped_in_one_line(capsy
 
 
 def test_a_channel_that_takes_no_model_says_what_it_raised(capsys, tmp_path):
-    (tmp_path / "bare.py").write_text(RIGHT.replace('"twice"', '"bare"').replace("z, *, rng=None", "z"))
+    (tmp_path / "bare.py").write_text(
+        RIGHT.replace("    tokens: int = 2\n", "").replace('"twice"', '"bare"').replace("z, *, rng=None", "z")
+    )
     code, out, _ = call(capsys, "check", "bare", "--plugins", tmp_path / "bare.py", "--only", "shapes")
     assert code == 1
     words = " ".join(out.split())
