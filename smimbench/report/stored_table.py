@@ -73,6 +73,12 @@ class _Order(_Open):
     factor: _Factor | None
 
 
+class _Moving(_Open):
+    runs: int
+    change: float
+    lowest: float
+
+
 class _Finding(_Open):
     mean: Number
     sem: Number
@@ -145,6 +151,7 @@ class Row(_Open):
     time_to_theory: dict[str, _Time]
     half_overlap: _Half | None
     learning_order: _Order | None
+    still_moving: _Moving | None = None
     findings: dict[str, list[_Finding]]
     restarts: int
     status_counts: dict[str, int]

@@ -127,3 +127,10 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(made, capsys):
     code, _, err = call(capsys, "show", made / "small.toml", "--results", made / "results", "--pack", where)
     assert code == 2
     assert len(err.splitlines()) == 1
+
+
+def test_every_field_of_a_row_has_a_checked_structure(made, capsys):
+    from smimbench.report.stored_table import Row
+
+    rows = json.loads(call(capsys, "show", made / "small.json", "--json")[1])["rows"]
+    assert {name for row in rows for name in row} == set(Row.model_fields)
