@@ -182,7 +182,7 @@ def plan_campaign(
         cells = cells_of_shard(cells, shard)
     if not dry_run:
         remove_leftovers(store.folder)
-    records = store.load(set_aside=not dry_run)
+    records = store.load(set_aside=not dry_run, compact=True)
     remarks = list(store.complaints) + changed_code(cells, records.values())
     if retry and not dry_run:
         keys = {cell.key for cell in cells}
