@@ -9,7 +9,7 @@ import numpy as np
 
 from smimbench.backend.arrays import beside, namespace, to_host
 from smimbench.interfaces import Factor, Overlap, ParameterError, Prior
-from smimbench.interfaces.item import gives
+from smimbench.interfaces.item import gives, with_defaults
 from smimbench.numerics.linalg import symmetric
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class DerivedPrior:
     """Relative error of V in ``overlap``, for the error of predictions: a number, or a function of Qhat."""
 
     def __init__(self, prior: Any, *first: str) -> None:
+        with_defaults(Prior, type(prior))
         self.prior = prior
         self.factor = prior.factor or Factor(
             self._draw, self._symmetric, lambda factor, gradient: self._symmetric(gradient)
