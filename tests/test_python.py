@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import smimbench
-from smimbench.report import loaded
+from smimbench.report import notebook
 from smimbench.suite.errors import SuiteError
 from tests.helpers import SUITE, attention, write_suite
 
@@ -47,7 +47,7 @@ def test_everything_that_was_run_is_loaded(ran, where):
 
 
 def test_without_frames_there_are_lists(ran, monkeypatch):
-    monkeypatch.setattr(loaded.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(notebook.importlib.util, "find_spec", lambda name: None)
     found = smimbench.load(ran[0] / "results")
     assert isinstance(found.values, list)
     assert isinstance(found.trajectories, list)
