@@ -90,10 +90,10 @@ def test_cost_counts_both_products_and_one_reading():
             data = instance.data(get_backend("numpy", dtype))
             for name in ("gamp", "adam", "ridge", "nuclear"):
                 algorithm = get_registry().get("algorithm", name).item()
-                assert algorithm.cost(problem, data) == (expected, width / 4 * cost.bytes)
+                assert algorithm.cost(problem, data)[:2] == (expected, width / 4 * cost.bytes)
             averaged = get_registry().get("algorithm", "averaged").item
-            assert averaged("adam", students=5).cost(problem, data) == (5 * expected, width / 4 * cost.bytes)
-            assert averaged("gamp", students=5).cost(problem, data) == (5 * expected, 5 * width / 4 * cost.bytes)
+            assert averaged("adam", students=5).cost(problem, data)[:2] == (5 * expected, width / 4 * cost.bytes)
+            assert averaged("gamp", students=5).cost(problem, data)[:2] == (5 * expected, 5 * width / 4 * cost.bytes)
             assert averaged("spectral").cost(sequence, data) is None
 
 
@@ -119,7 +119,7 @@ def test_the_table_shows_them_where_there_are_any():
     reader = row(ceiling_fraction=0.44, ceiling="memory", algorithm="reader", alpha=0.2)
     unknown = row(ceiling_fraction=None, ceiling=None, algorithm="unknown", alpha=0.3)
     text = printed(runtime_tables([known, reader, unknown], "here"))
-    assert "of peak" in text
+    assert "peak" in text
     assert "84% x" in text
     assert "44% r" in text
     assert max(len(line) for line in text.splitlines()) <= 80
@@ -142,7 +142,7 @@ def test_timing_mode_measures_and_records_them(quick, tmp_path, capsys):
         "seed=0",
     )
     assert code == 0
-    assert "of peak" in out
+    assert "peak" in out
     cell = load_suite(suite, (), ["algorithm=gamp"]).cells()[0]
     (path,) = (tmp_path / "r" / "small").glob(f"{cell.key}.timing-*.json")
     timing = json.loads(path.read_text())["timing"]
