@@ -72,7 +72,9 @@ class Campaign:
 
     def cost(self) -> Estimate:
         """Rough time and memory, from past runs of the suite and from trials of what was never run."""
-        return estimate_cost(self.missing, self.workers, self.store.load().values() if self.missing else ())
+        return estimate_cost(
+            self.missing, self.workers, self.store.load(compact=True, digests=False).values() if self.missing else ()
+        )
 
     def run(
         self,
@@ -182,7 +184,7 @@ def plan_campaign(
         cells = cells_of_shard(cells, shard)
     if not dry_run:
         remove_leftovers(store.folder)
-    records = store.load(set_aside=not dry_run, compact=True)
+    records = store.load(set_aside=not dry_run, compact=True, digests=not dry_run)
     remarks = list(store.complaints) + changed_code(cells, records.values())
     if retry and not dry_run:
         keys = {cell.key for cell in cells}

@@ -161,16 +161,19 @@ def record_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Record.model_json_schema()}
 
 
-def check_record(record: Any) -> None:
-    """Raise ValueError unless this is a record, of this format, as it was written, under the key of its own cell."""
+def check_record(record: Any, digests: bool = True) -> None:
+    """Raise ValueError unless this is a record, of this format, as it was written, under the key of its own cell.
+
+    Without ``digests`` only its format and the types of its fields are checked, in half of the time.
+    """
     if not isinstance(record, dict) or "digest" not in record or "cell" not in record:
         raise ValueError("not a record of smimbench")
     if record.get("format") != FORMAT:
         raise ValueError(f"written in format {_short(record.get('format'))}, this smimbench reads {FORMAT}")
-    if digest_of(record) != record["digest"]:
+    if digests and digest_of(record) != record["digest"]:
         raise ValueError("changed after it was written (digest does not match)")
     check_types(record)
-    if key_of(record["cell"]) != record["key"]:
+    if digests and key_of(record["cell"]) != record["key"]:
         raise ValueError("changed after it was written (its key is not that of the cell that it describes)")
 
 

@@ -106,7 +106,9 @@ class Store:
 
     # -- reading ------------------------------------------------------------------------------------------------
 
-    def load(self, *, set_aside: bool = False, compact: bool = False) -> dict[str, dict[str, Any]]:
+    def load(
+        self, *, set_aside: bool = False, compact: bool = False, digests: bool = True
+    ) -> dict[str, dict[str, Any]]:
         """All records that can be trusted, by file stem.
 
         Parameters
@@ -115,6 +117,8 @@ class Store:
             Move files that cannot be trusted into ``set-aside/``; otherwise they are only reported. Never deleted.
         compact : bool
             In a third of the memory: what records have in common is kept once, trajectories are arrays.
+        digests : bool
+            False for a dry run, which uses no number that a table shows: digests are not checked, trajectories are dropped.
         """
         self.complaints = []
         records: dict[str, dict[str, Any]] = {}
@@ -129,7 +133,7 @@ class Store:
                     continue
                 path = self.folder / name
                 try:
-                    record = self._read(path)
+                    record = self._read(path, digests)
                     records[path.stem] = _compacted(record, known) if compact else record
                 except (OSError, ValueError, KeyError, TypeError) as error:
                     self._complain(path, str(error) or type(error).__name__, set_aside)
@@ -138,9 +142,11 @@ class Store:
                 gc.enable()
         return records
 
-    def _read(self, path: Path) -> dict[str, Any]:
+    def _read(self, path: Path, digests: bool = True) -> dict[str, Any]:
         record: dict[str, Any] = read_json(path)
-        check_record(record)
+        check_record(record, digests)
+        if not digests:
+            record.pop("trajectory", None)
         if _file_stem(record) != path.stem:
             raise ValueError("renamed: its name is not the key of its cell")
         return record

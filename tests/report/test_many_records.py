@@ -6,6 +6,7 @@ import tracemalloc
 
 import numpy as np
 
+from smimbench.run import record
 from smimbench.run.cost import memory_of_a_cell
 from smimbench.run.store import Store
 from smimbench.suite import cells as cells_module
@@ -44,11 +45,11 @@ def test_compact_records_say_the_same_in_a_third_of_the_memory(tmp_path):
     plain, compact = loaded
     assert sizes[1] < 0.45 * sizes[0]
     assert list(plain) == list(compact)
-    for key, record in plain.items():
+    for key, found in plain.items():
         other = compact[key]
-        for name, values in store.trajectory(record).items():
+        for name, values in store.trajectory(found).items():
             assert np.array_equal(values, store.trajectory(other)[name], equal_nan=True)
-        assert {**record, "trajectory": None} == {**other, "trajectory": None}
+        assert {**found, "trajectory": None} == {**other, "trajectory": None}
 
 
 def test_the_memory_of_cells_is_found_without_making_each_of_them(tmp_path, monkeypatch):
@@ -57,3 +58,15 @@ def test_the_memory_of_cells_is_found_without_making_each_of_them(tmp_path, monk
     monkeypatch.setattr(cells_module.Cell, "rebuild", lambda self, registry: made.append(1) or rebuild(self, registry))
     assert memory_of_a_cell(suite.cells()) > 0
     assert len(made) == len(suite.algorithms)
+
+
+def test_a_dry_run_checks_the_structure_of_records_and_no_digest(tmp_path, capsys, monkeypatch):
+    suite = write(tmp_path, 8, seeds=2)
+    torn, *_ = sorted((tmp_path / "results" / "many").glob("[0-9a-f]*.json"))
+    torn.write_text(torn.read_text()[:-100])
+    asked = []
+    monkeypatch.setattr(record, "digest_of", lambda found: asked.append(found) or "")
+    code, out, err = call(capsys, "run", suite, "--results", tmp_path / "results", "--dry-run")
+    assert (code, asked) == (0, [])
+    assert "8 cells, 1 of them to run" in out
+    assert "torn or not JSON" in err
