@@ -20,7 +20,7 @@ not inherit from the base class is given the same defaults when it is registered
 All arrays follow the Python array API standard; an item works on the namespace and the device of its inputs.
 """
 
-from smimbench.interfaces.algorithm import STORED_NAMES, Algorithm, Conditions, Info, Overlaps, Plan, StoppingRule
+from smimbench.interfaces.algorithm import Algorithm, Conditions, Info, Overlaps, Plan, StoppingRule
 from smimbench.interfaces.basics import Array, Capabilities, Cost, ParameterError, Uncertain
 from smimbench.interfaces.channel import SYMMETRIES, Channel, Posterior, Sampling
 from smimbench.interfaces.checks import checked_posterior
@@ -32,7 +32,6 @@ from smimbench.interfaces.problem import Data, ProblemLike, Start
 
 __all__ = [
     "DIRECTIONS",
-    "STORED_NAMES",
     "SYMMETRIES",
     "Algorithm",
     "Array",

@@ -4,7 +4,6 @@ stopping rule.
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smimbench.interfaces.basics import Array, Cost
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces.problem import Data, Start
 
-__all__ = ["STORED_NAMES", "Algorithm", "Conditions", "Info", "Overlaps", "Plan", "StoppingRule"]
+__all__ = ["Algorithm", "Conditions", "Info", "Overlaps", "Plan", "StoppingRule"]
 
 
 class Plan(NamedTuple):
@@ -86,31 +85,8 @@ class Conditions(NamedTuple):
     trajectory: bool = False
 
 
-class _Reported(NamedTuple):
-    residual: Any
-    predicted_overlap: Array | None = None
-    self_overlap: Array | None = None
-    squared_step: Array | None = None
-    log_information_ratio: Array | None = None
-    warning: str | None = None
-    samples: float | None = None
-    integration_error: Any = None
-    damping: Any = None
-
-
-STORED_NAMES = {
-    "predicted_overlap": "claimed",
-    "self_overlap": "held",
-    "squared_step": "moved",
-    "log_information_ratio": "strain",
-}
-"""Under which key a record keeps an entry of ``Info``, where that is another name: the one that ``Info`` had at first."""
-
-
-class Info(_Reported):
+class Info(NamedTuple):
     """What a step reports to the engine's loop; nothing in it is iterated.
-
-    The names ``claimed``, ``held``, ``moved`` and ``strain``, which four entries had before, are accepted and read too.
 
     Attributes
     ----------
@@ -135,28 +111,17 @@ class Info(_Reported):
         Largest ``Posterior.error`` of this step. It may stay on the device: the engine reads it with the rest and warns.
     damping : float or None
         Weight of the old in this step, in [0, 1), on the host; recorded in the trajectory. None where nothing is damped.
-
-    Raises
-    ------
-    TypeError
-        For an entry that is unknown, or given under both of its names.
     """
 
-    __slots__ = ()
-
-    def __new__(cls, *entries: Any, **named: Any) -> Info:
-        """The entries by position or by name, former names included."""
-        for name, former in STORED_NAMES.items():
-            if former in named:
-                if name in named:
-                    raise TypeError(f"Info got {name!r} and {former!r}, which are one entry")
-                named[name] = named.pop(former)
-        return super().__new__(cls, *entries, **named)
-
-    claimed = property(attrgetter("predicted_overlap"), doc="Former name of ``predicted_overlap``.")
-    held = property(attrgetter("self_overlap"), doc="Former name of ``self_overlap``.")
-    moved = property(attrgetter("squared_step"), doc="Former name of ``squared_step``.")
-    strain = property(attrgetter("log_information_ratio"), doc="Former name of ``log_information_ratio``.")
+    residual: Any
+    predicted_overlap: Array | None = None
+    self_overlap: Array | None = None
+    squared_step: Array | None = None
+    log_information_ratio: Array | None = None
+    warning: str | None = None
+    samples: float | None = None
+    integration_error: Any = None
+    damping: Any = None
 
 
 class StoppingRule:

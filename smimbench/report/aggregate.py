@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench.interfaces import STORED_NAMES
 from smimbench.run.readings import READINGS
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ def mean_diagnostics(records: Sequence[dict[str, Any]], theory: dict[str, Any]) 
         name
         for final in reported
         for name, values in final.items()
-        if isinstance(values, list) and name not in {*READINGS, *STORED_NAMES.values(), "spectrum"}
+        if isinstance(values, list) and name not in {*READINGS, "spectrum"}
     }
     for name in sorted(names):
         lists = [final[name] for final in reported if isinstance(final.get(name), list)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.backend.arrays import read_together
-from smimbench.interfaces import STORED_NAMES, Info
+from smimbench.interfaces import Info
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["READINGS", "Readings", "Trajectory"]
 
-READINGS = (*STORED_NAMES, "integration_error")
+READINGS = ("predicted_overlap", "self_overlap", "squared_step", "log_information_ratio", "integration_error")
 """Entries of ``Info`` that are arrays, beside the residual."""
 
 
@@ -58,7 +58,7 @@ class Readings:
         if not math.isfinite(residual):
             return "the residual is not a finite number"
         if unfinite:
-            return f"{STORED_NAMES[unfinite[0]]} is not a finite number"
+            return f"{unfinite[0]} is not a finite number"
         if (found.get("self_overlap", self.second) > 1e3 * self.second).any():
             return f"the estimate grew to an overlap of {found['self_overlap'].max():.1e}"
         return ""
@@ -70,9 +70,8 @@ class Readings:
         return [f"posterior integrals were accurate to {self._coarsest:.0e} of their width only"]
 
     def final(self) -> dict[str, Any]:
-        """Last readings, under the keys of a record."""
-        named = {STORED_NAMES.get(name, name): getattr(self.latest, name) for name in READINGS}
-        kept = {key: value.tolist() for key, value in named.items() if value is not None}
+        """Last readings, as a record has them."""
+        kept = {name: value.tolist() for name in READINGS if (value := getattr(self.latest, name)) is not None}
         return {"residual": self.latest.residual, **kept}
 
 

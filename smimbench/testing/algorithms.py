@@ -22,7 +22,7 @@ import numpy as np
 
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
-from smimbench.interfaces import STORED_NAMES, Conditions, Info, Overlaps
+from smimbench.interfaces import Conditions, Info, Overlaps
 from smimbench.problem.instance import Instance
 from smimbench.registry.adapters import plan_of
 from smimbench.registry.parameters import parameters_of
@@ -145,7 +145,7 @@ def shapes(context: CheckContext, setting: Setting) -> None:
         residual = float(to_host(info.residual)) if hasattr(info.residual, "dtype") else float(info.residual)
         if not (math.isfinite(residual) and residual >= 0):
             raise CheckFailed(f"Info.residual must be a finite number >= 0, got {residual} ({setting.name})")
-        for name in STORED_NAMES:
+        for name in ("predicted_overlap", "self_overlap", "squared_step", "log_information_ratio"):
             value = getattr(info, name)
             if value is not None and np.shape(to_host(value)) != (P,):
                 raise CheckFailed(f"Info.{name} must have shape ({P},), got {np.shape(to_host(value))}")

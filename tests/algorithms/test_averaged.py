@@ -136,8 +136,8 @@ def test_algorithms_that_cannot_be_batched_run_one_after_the_other(of, backend):
     assert ("the same estimate from every start" in info.warning) == (of["name"] == "spectral")
     assert float(info.residual) == max(float(report.residual) for report in infos)
     if of["name"] == "gamp":
-        claims = [to_host(report.claimed) for report in infos]
-        assert np.allclose(to_host(info.claimed), np.mean(claims, axis=0), rtol=1e-14)
+        claims = [to_host(report.predicted_overlap) for report in infos]
+        assert np.allclose(to_host(info.predicted_overlap), np.mean(claims, axis=0), rtol=1e-14)
         assert info.samples is None
 
 

@@ -97,8 +97,8 @@ def test_attention_steps_are_the_dense_iteration(damping, monkeypatch):
         np.testing.assert_allclose(algorithm.estimate(state)[0], S, atol=1e-7)
         assert float(state.V[0, 0]) == pytest.approx(V, rel=1e-8)
         assert float(state.onsager[0, 0]) == pytest.approx(onsager, rel=1e-7)
-        assert float(info.claimed[0]) == pytest.approx(1.5 - V, abs=1e-8)
-        assert float(info.held[0]) == pytest.approx(np.trace(S @ S) / d, rel=1e-7)
+        assert float(info.predicted_overlap[0]) == pytest.approx(1.5 - V, abs=1e-8)
+        assert float(info.self_overlap[0]) == pytest.approx(np.trace(S @ S) / d, rel=1e-7)
         exceeded.append(onsager < V)
     assert any(exceeded)
 
@@ -201,20 +201,20 @@ def test_at_its_fixed_point_it_holds_what_it_claims():
     problem = sequence("linear", noise=0.3)
     instance = problem.instance(0.8, 2000)
     estimate, info = iterate(problem, instance, 60)
-    assert float(info.held[0]) == pytest.approx(float(info.claimed[0]), abs=0.03)
-    assert abs(float(info.strain[0])) < 0.05
-    assert float(info.moved[0]) < 1e-12
-    assert instance.metrics(estimate)["mse"][0] == pytest.approx(1 - float(info.claimed[0]), abs=0.03)
+    assert float(info.self_overlap[0]) == pytest.approx(float(info.predicted_overlap[0]), abs=0.03)
+    assert abs(float(info.log_information_ratio[0])) < 0.05
+    assert float(info.squared_step[0]) < 1e-12
+    assert instance.metrics(estimate)["mse"][0] == pytest.approx(1 - float(info.predicted_overlap[0]), abs=0.03)
 
 
-def test_a_wrong_account_of_its_own_error_shows_as_strain():
+def test_a_wrong_account_of_its_own_error_shows_in_the_information_ratio():
     """An estimate handed in with a tenth of its true error: the residuals tell that the claim is wrong."""
     problem = sequence("linear", noise=0.0)
     instance = problem.instance(0.4, 1000)
     honest = problem.start(instance, 1.0, np.random.default_rng(0), get_backend("numpy"), informed=True)
-    for factor, strain in ((1.0, 0.0), (0.1, math.log(10))):
+    for factor, log_ratio in ((1.0, 0.0), (0.1, math.log(10))):
         _, info = iterate(problem, instance, 1, honest._replace(V=honest.V * factor))
-        assert float(info.strain[0]) == pytest.approx(strain, abs=0.15)
+        assert float(info.log_information_ratio[0]) == pytest.approx(log_ratio, abs=0.15)
 
 
 def test_a_run_that_runs_away_is_restarted_once_with_more_damping():
@@ -288,12 +288,12 @@ def test_a_run_that_does_not_come_to_rest_counts_all_noise_and_does():
     assert (first.attempt.status, first.restarts) == (Status.NOT_CONVERGED, 0)
     assert (both.attempt.status, both.restarts) == (Status.OK, 1)
     assert both.attempt.iterations > 300
-    claimed, made = (
-        [one.attempt.final["claimed"][0] for one in (first, both)],
+    predicted, made = (
+        [one.attempt.final["predicted_overlap"][0] for one in (first, both)],
         [one.attempt.metrics["mse"][0] for one in (first, both)],
     )
-    assert (1.1 - claimed[0]) / made[0] < 0.6
-    assert (1.1 - claimed[1]) / made[1] == pytest.approx(1, abs=0.4)
+    assert (1.1 - predicted[0]) / made[0] < 0.6
+    assert (1.1 - predicted[1]) / made[1] == pytest.approx(1, abs=0.4)
 
 
 def test_noise_that_exceeds_what_is_predicted_keeps_a_run_from_claiming_too_much(monkeypatch):
@@ -303,14 +303,14 @@ def test_noise_that_exceeds_what_is_predicted_keeps_a_run_from_claiming_too_much
     for largest in (LARGEST_EXCESS, math.inf):
         monkeypatch.setattr(Gamp, "largest_excess", largest)
         runs = [run(problem, 0.05, 50, seed, Once()).attempt for seed in (20, 21)]
-        worst[largest] = max(r.metrics["mse"][0] / (1.1 - r.final["claimed"][0]) for r in runs)
+        worst[largest] = max(r.metrics["mse"][0] / (1.1 - r.final["predicted_overlap"][0]) for r in runs)
     assert worst[LARGEST_EXCESS] < 10 < 100 < worst[math.inf]
 
 
 def test_the_scale_is_not_overshot_where_labels_do_not_show_it():
     """Signs of the latents leave the scale to the prior: a first step that holds V back overshoots."""
     found = run(attention("hardmax", rho=0.1), 0.5, 50, 20, max_iterations=20).attempt
-    assert found.final["held"][0] == pytest.approx(1.1, abs=0.2)
+    assert found.final["self_overlap"][0] == pytest.approx(1.1, abs=0.2)
 
 
 def test_a_step_that_was_too_large_is_followed_by_a_shorter_one():
@@ -375,8 +375,8 @@ def test_a_scale_that_labels_do_not_show_is_found_in_few_steps():
     result = run(sequence("hardmax"), 8.0, 100, 0)
     assert result.attempt.status is Status.OK
     assert result.attempt.iterations < 150
-    (held,), (claimed,) = result.attempt.final["held"], result.attempt.final["claimed"]
-    assert held == pytest.approx(claimed, abs=0.02)
+    (own,), (predicted,) = result.attempt.final["self_overlap"], result.attempt.final["predicted_overlap"]
+    assert own == pytest.approx(predicted, abs=0.02)
     assert min(result.attempt.trajectory["damping"][1:]) < -10  # it leaped
 
 

@@ -9,10 +9,10 @@ from array_api_strict import _array_object
 
 from smimbench.backend import arrays
 from smimbench.backend.device import Backend
-from smimbench.interfaces import STORED_NAMES, Info
+from smimbench.interfaces import Info
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import Registry
-from smimbench.run.readings import Readings
+from smimbench.run.readings import READINGS, Readings
 
 REGISTRY = Registry(third_party=False)
 DEVICE = Backend("array_api_strict", array_api_strict, "float64", array_api_strict.Device("device1"))
@@ -92,7 +92,7 @@ def test_what_a_step_reports_is_read_at_once(transfers, parts, channel, algorith
     residual = watch.read(info).residual
     assert len([name for name in transfers if name != "to_device"]) == waits, transfers
     assert residual == pytest.approx(float(info.residual))
-    for name in STORED_NAMES if algorithm == "gamp" else ():
+    for name in READINGS[:4] if algorithm == "gamp" else ():
         np.testing.assert_array_equal(getattr(watch.latest, name), arrays.to_host(getattr(info, name)))
 
 
@@ -103,8 +103,8 @@ def test_numbers_of_host_and_device_may_be_mixed(mixed):
     there = DEVICE.asarray(np.array([0.25]))
     info = Info(
         residual=0.5 if mixed else DEVICE.asarray(np.array(0.5)),
-        claimed=np.array([0.125]) if mixed else there,
-        held=there,
+        predicted_overlap=np.array([0.125]) if mixed else there,
+        self_overlap=there,
         integration_error=DEVICE.asarray(np.array(2e-3)),
     )
     watch = Readings(problem)

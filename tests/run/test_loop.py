@@ -83,10 +83,10 @@ def go(problem, instance, algorithm, backend=None, make_rng=None, **settings):
     return run_algorithm(problem, instance, data, algorithm, make_rng, LoopSettings(**settings), backend)
 
 
-def claims(claimed, held=None, moved=0.0, residual=1.0, **more):
+def claims(predicted_overlap, self_overlap=None, squared_step=0.0, residual=1.0, **more):
     """An Info of one component."""
-    held = claimed if held is None else held
-    return Info(residual=residual, claimed=np.array([claimed]), held=np.array([held]), moved=np.array([moved]), **more)
+    own = predicted_overlap if self_overlap is None else self_overlap
+    return Info(residual, *(np.array([value]) for value in (predicted_overlap, own, squared_step)), **more)
 
 
 # -- how a run ends -----------------------------------------------------------------------------------------------
@@ -115,7 +115,9 @@ def test_an_algorithm_with_a_schedule_gets_all_of_it_and_no_more(problem, instan
 
 def test_overlaps_that_stand_still_are_enough(problem, instance):
     """A residual that lingers does not matter when what is claimed and what is held no longer move, and agree."""
-    result = go(problem, instance, Scripted(lambda i: claims(0.7 * (1 - 10.0**-i), moved=0.1)), max_iterations=200)
+    result = go(
+        problem, instance, Scripted(lambda i: claims(0.7 * (1 - 10.0**-i), squared_step=0.1)), max_iterations=200
+    )
     assert result.attempt.status is Status.OK
     assert "stand still" in result.attempt.reason
     assert WINDOW < result.attempt.iterations < 3 * WINDOW
@@ -123,7 +125,7 @@ def test_overlaps_that_stand_still_are_enough(problem, instance):
 
 def test_a_sign_that_flips_every_step_is_no_rest(problem, instance):
     """Both overlaps are constant on a cycle of period two; only what moved tells."""
-    script = Scripted(lambda i: claims(0.7, moved=4 * 0.7), lambda i: (-1.0) ** i)
+    script = Scripted(lambda i: claims(0.7, squared_step=4 * 0.7), lambda i: (-1.0) ** i)
     result = go(problem, instance, script, max_iterations=60)
     assert (result.attempt.status, result.attempt.iterations) == (Status.NOT_CONVERGED, 60)
 
@@ -142,8 +144,8 @@ def test_claims_must_stand_still_in_units_of_what_is_not_known_yet(problem, inst
 
 
 def test_a_fluctuation_about_a_mean_that_does_not_move_is_rest_after_a_longer_look(problem, instance):
-    def wobble(drift, moved=0.004):
-        return Scripted(lambda i: claims(0.5 + drift * i + 0.04 * math.sin(2.4 * i), moved=moved))
+    def wobble(drift, squared_step=0.004):
+        return Scripted(lambda i: claims(0.5 + drift * i + 0.04 * math.sin(2.4 * i), squared_step=squared_step))
 
     still = go(problem, instance, wobble(0.0), max_iterations=200)
     assert still.attempt.status is Status.OK
@@ -162,7 +164,7 @@ def test_a_slow_fluctuation_is_seen_over_the_second_half_of_the_run(problem, ins
     """Near a threshold overlaps swing over hundreds of iterations: within forty that is a drift."""
 
     def swing(drift):
-        return Scripted(lambda i: claims(0.5 + drift * i + 0.05 * math.sin(i / 20), moved=0.1))
+        return Scripted(lambda i: claims(0.5 + drift * i + 0.05 * math.sin(i / 20), squared_step=0.1))
 
     slow = go(problem, instance, swing(0.0), max_iterations=1000).attempt
     assert (slow.status, slow.iterations) == (Status.OK, 1000)
@@ -189,7 +191,7 @@ def test_an_error_that_falls_is_perfect_recovery_to_a_precision(problem, instanc
 def test_standing_still_is_measured_by_the_fluctuation_of_small_sizes(problem):
     """A drift by a percent of the error is nothing at D = 50, where another draw changes as much, and much at D = 2000."""
     for dimension, status in ((D, Status.OK), (2000, Status.NOT_CONVERGED)):
-        drifting = Scripted(lambda i: claims(0.5 + 2e-4 * i, moved=0.004), shape=(1, dimension))
+        drifting = Scripted(lambda i: claims(0.5 + 2e-4 * i, squared_step=0.004), shape=(1, dimension))
         found = go(problem, problem.instance(0.5, dimension), drifting, max_iterations=60).attempt
         assert found.status is status
 
@@ -200,7 +202,7 @@ def test_growth_out_of_a_symmetric_start_is_waited_for():
     growing = Scripted(lambda i: claims(min(0.5, 2e-4 * 1.1**i), residual=1e-9 if i < 5 else 1.0))
     result = go(blind, blind.instance(1.0, D), growing)
     assert result.attempt.status is Status.OK
-    assert result.attempt.final["claimed"] == [0.5]
+    assert result.attempt.final["predicted_overlap"] == [0.5]
     nothing = go(blind, blind.instance(1.0, D), Scripted(lambda i: claims(1e-4)))
     assert (nothing.attempt.status, nothing.attempt.iterations) == (Status.OK, PATIENCE)
     learned = go(blind, blind.instance(1.0, D), Scripted(lambda i: claims(0.5)))
@@ -208,13 +210,13 @@ def test_growth_out_of_a_symmetric_start_is_waited_for():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("where", ["residual", "claimed", "held", "moved"])
+@pytest.mark.parametrize("where", ["residual", "predicted_overlap", "self_overlap", "squared_step"])
 def test_numbers_that_are_not_finite_diverge_and_are_named(problem, instance, bad, where):
     def script(i):
-        parts = {"claimed": 0.5, "held": 0.5, "moved": 0.1, "residual": 1.0}
+        parts = {"predicted_overlap": 0.5, "self_overlap": 0.5, "squared_step": 0.1, "residual": 1.0}
         if i == 3:
             parts[where] = bad
-        return claims(parts["claimed"], parts["held"], parts["moved"], parts["residual"])
+        return claims(**parts)
 
     result = go(problem, instance, Scripted(script))
     assert (result.attempt.status, result.attempt.iterations) == (Status.DIVERGED, 3)
@@ -293,11 +295,15 @@ def test_a_claim_that_is_not_held_is_never_ok(problem, instance):
 
 def test_a_strained_claim_is_never_ok(problem, instance):
     """Claiming eight times the information that the data carry is too much; claiming too little is no harm."""
-    for strain, status in ((2.0, Status.OK), (2.2, Status.NOT_CONVERGED), (-5.0, Status.OK)):
-        result = go(problem, instance, Scripted(lambda i, s=strain: claims(0.5, residual=0.0, strain=np.array([s]))))
-        assert result.attempt.status is status, strain
+    for log_ratio, status in ((2.0, Status.OK), (2.2, Status.NOT_CONVERGED), (-5.0, Status.OK)):
+        result = go(
+            problem,
+            instance,
+            Scripted(lambda i, s=log_ratio: claims(0.5, residual=0.0, log_information_ratio=np.array([s]))),
+        )
+        assert result.attempt.status is status, log_ratio
         if status is not Status.OK:
-            assert f"{math.exp(strain):.2g} times the information" in result.attempt.reason
+            assert f"{math.exp(log_ratio):.2g} times the information" in result.attempt.reason
 
 
 def test_the_information_of_what_is_not_learned_is_no_claim():
@@ -509,9 +515,16 @@ def test_a_run_that_diverges_keeps_the_last_sound_metrics(problem, instance):
 
 
 def test_last_readings_are_kept(problem, instance):
-    result = go(problem, instance, Scripted(lambda i: claims(0.6, 0.5, 0.25, 0.0, strain=np.array([0.1]))))
-    final = {"residual": 0.0, "claimed": [0.6], "held": [0.5], "moved": [0.25], "strain": [0.1]}
-    assert result.attempt.final == final
+    result = go(
+        problem, instance, Scripted(lambda i: claims(0.6, 0.5, 0.25, 0.0, log_information_ratio=np.array([0.1])))
+    )
+    assert result.attempt.final == {
+        "residual": 0.0,
+        "predicted_overlap": [0.6],
+        "self_overlap": [0.5],
+        "squared_step": [0.25],
+        "log_information_ratio": [0.1],
+    }
 
 
 def test_readings_may_live_on_a_device(problem, instance):
@@ -530,8 +543,12 @@ def test_readings_may_live_on_a_device(problem, instance):
     result = go(problem, instance, Scripted(script))
     assert result.attempt.iterations == 3
     assert result.attempt.final == {
-        "residual": 0.0, "claimed": [0.5, 0.25], "held": [0.4, 0.2], "moved": [0.0, 0.1], "strain": [0.0, 0.5],
-    }  # fmt: skip
+        "residual": 0.0,
+        "predicted_overlap": [0.5, 0.25],
+        "self_overlap": [0.4, 0.2],
+        "squared_step": [0.0, 0.1],
+        "log_information_ratio": [0.0, 0.5],
+    }
 
 
 def test_every_status_has_a_word_and_a_line():

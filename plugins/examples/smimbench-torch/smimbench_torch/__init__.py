@@ -164,8 +164,8 @@ class _TorchAlgorithm:
         samples = state.samples + seen
         new = state._replace(order=order, samples=samples)
         signal = self.estimate(new)
-        held = np.diagonal(problem.model.inner(signal, signal))
-        return new, Info(residual=residual, held=held, samples=samples)
+        overlap = np.diagonal(problem.model.inner(signal, signal))
+        return new, Info(residual=residual, self_overlap=overlap, samples=samples)
 
     def estimate(self, state: TorchState) -> np.ndarray:
         """The signal that the factor stands for."""
