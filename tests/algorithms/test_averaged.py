@@ -273,6 +273,7 @@ OF_SPECTRAL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("problem", "parameters"), OF_SPECTRAL)
 def test_eigenvectors_of_several_starts_are_one_up_to_their_sign(problem, parameters):
     """Signs are told by labels or removed by the alignment: the mean is one of the students, in runs and in theory."""

@@ -308,6 +308,7 @@ def test_the_mean_of_linear_descent_is_exact_at_every_dimension():
     assert abs(T - 2 * M + Q - mse.mean()) > 6 * mse.std() / np.sqrt(runs)
 
 
+@pytest.mark.slow
 def test_long_runs_get_fewer_points_and_a_larger_error(monkeypatch):
     """Noiseless labels from a large overlap, 1200 steps: the rough answer is within a few of its stated errors."""
     algorithm = Sgd(online=True, learning_rate=0.01, batch=1000, steps=1200, loss="squared")

@@ -63,6 +63,7 @@ def test_eigenvalues_are_kept_beside_their_theory():
     assert key not in attempt(EXTENSIVE, Spectral(), 0.1, 10).final
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [Spectral(), Spectral(kind="asymmetric"), Spectral(regularisation=0.2)])
 def test_theory_has_the_form_of_a_point(algorithm):
     point = algorithm.theory(LOW, 0.6)

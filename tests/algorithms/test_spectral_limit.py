@@ -143,6 +143,7 @@ def likely(request):
     return problem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["symmetric", "asymmetric"])
 def test_a_likelihood_alone_has_the_theory_of_the_exact_posterior(likely, kind):
     """Its moments are integrated, so sum and difference are its directions within the error of that only."""

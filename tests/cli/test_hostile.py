@@ -32,6 +32,7 @@ def evil(tmp_path):
     return write_suite(tmp_path, text)
 
 
+@pytest.mark.slow
 def test_no_text_steers_a_terminal_a_spreadsheet_a_page_or_a_figure(evil, tmp_path, capsys):
     results = ("--results", tmp_path / "results")
     code, out, err = call(capsys, "run", evil, *results, "--workers", "1")

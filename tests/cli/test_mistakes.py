@@ -50,6 +50,7 @@ def test_a_plugin_that_is_not_there_is_asked_for_in_vain(capsys, what):
     assert err == "smimbench: Invalid value for '--plugins': Path 'nosuch.py' does not exist.\n"
 
 
+@pytest.mark.slow
 def test_each_settings_has_figures_and_a_run_file_of_its_own(ran):
     own = ran / "results" / "small"
     (other,) = (own / "settings").iterdir()

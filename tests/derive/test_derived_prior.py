@@ -106,6 +106,7 @@ def of_density(log_density):
     return DensityPrior(Density(log_density))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("log_density", "variance"), [(laplace, 2.0), (mixture, 1.0 + 0.05**2)])
 def test_the_error_of_a_density_is_its_integral(log_density, variance):
     for information in (0.1, 1.0, 12.0):

@@ -37,6 +37,7 @@ def here(tmp_path, monkeypatch):
     set_registry(None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LEAST)
 def test_every_block_runs(name, here, capsys):
     files = commands = scripts = 0

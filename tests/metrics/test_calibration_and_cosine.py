@@ -104,4 +104,4 @@ def test_message_passing_of_finite_size_lands_near_theory(tmp_path, capsys):
     assert rows["adam", "calibration"]["blank"] == ["it claims no error of its own"]
     assert rows["adam", "cosine"]["n"] == 6
     _, text, _ = call(capsys, "show", suite, *options)
-    assert "adam is blank: it claims no error of its own" in " ".join(text.split())
+    assert "adam: calibration is blank: it claims no error of its own" in " ".join(text.split())

@@ -54,6 +54,7 @@ def test_a_complete_package(kind, folder, capsys):
 CHECKS = {"channel": None, "prior": ["declaration", "parameters", "bad_parameters", "determinism"], "algorithm": None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_passes_its_own_checks(kind, folder, capsys, monkeypatch):
     call(capsys, "new", kind, "fresh")

@@ -32,6 +32,7 @@ def errors(document, key):
     return [row for row in document[key] if row["metric"] == "mse"]
 
 
+@pytest.mark.slow
 def test_results_of_an_older_version_are_set_apart(tmp_path, capsys, arguments):
     run = ("run", *arguments, "--workers", "1", "--no-figure", "--json")
     code, out, err = call(capsys, *run)

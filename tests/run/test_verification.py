@@ -62,6 +62,7 @@ def test_sound_results_agree_to_the_last_bit(results, capsys):
     assert before == {path: path.read_bytes() for path in results.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_digit_changed_in_any_kind_of_file_is_named(tmp_path, flips):
     folder = flips.prepare(tmp_path)
     done, missed = flips.flips(folder, 18, random.Random(20261122))
@@ -69,6 +70,7 @@ def test_a_digit_changed_in_any_kind_of_file_is_named(tmp_path, flips):
     assert set(done) == {"record", "trajectory", "run", "rows", "pack", "point", "own", "thresholds", "node"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["point", "own", "thresholds", "node", "record", "pack"])
 def test_a_changed_number_under_a_digest_that_fits_is_computed_again(tmp_path, flips, kind):
     folder, dice = flips.prepare(tmp_path), random.Random(3)

@@ -52,6 +52,7 @@ def test_a_page_has_its_figures_its_table_and_the_command_that_made_it(path):
     assert text.count("\n| ") > len(document["verdicts"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_theory_is_still_what_the_code_says(path):
     document, shared = read_packed(path)
