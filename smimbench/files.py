@@ -1,4 +1,4 @@
-"""Text and bytes on disk: canonical JSON, error messages as printable lines, and files that appear whole or not at all."""
+"""Text and bytes on disk: canonical JSON, errors as values and as printable lines, and files that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "StoreError",
+    "attempt",
     "canonical_json",
     "check_writable",
     "error_line",
@@ -80,6 +81,14 @@ def printable(value: Any, longest: int | None = None) -> str:
         half = longest // 2
         text = f"{text[:half]} ... ({len(text) - 2 * half} characters left out) ... {text[-half:]}"
     return _CONTROL.sub("\ufffd", text)
+
+
+def attempt(work: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[Any, Exception | None]:
+    """What a call returns and None, or None and the error that it raised: for code of others, which may raise anything."""
+    try:
+        return work(*arguments, **options), None
+    except Exception as error:  # code of others; every caller reports the error or lets it decide
+        return None, error
 
 
 def error_line(error: BaseException) -> str:

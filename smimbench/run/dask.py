@@ -127,7 +127,7 @@ def _asked(function: Any, *arguments: Any, **how: Any) -> tuple[Any, BaseExcepti
     """What a function of Dask returns, or what it raised: Dask has errors of its own for each way to lose a cluster."""
     try:
         return function(*arguments, **how), None
-    except (Exception, asyncio.CancelledError) as error:
+    except (Exception, asyncio.CancelledError) as error:  # the caller tells a lost cluster from a mistake
         return None, error
 
 

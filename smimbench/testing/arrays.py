@@ -12,6 +12,7 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend.arrays import namespace, to_host
+from smimbench.files import attempt
 from smimbench.testing.core import CheckFailed
 
 if TYPE_CHECKING:
@@ -46,14 +47,6 @@ class Call(NamedTuple):
     double: float = 1e-8
     typical: bool = False
     any_namespace: bool = True
-
-
-def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, Exception | None]:
-    """What a call returns, or the error that it raises."""
-    try:
-        return function(*arguments), None
-    except Exception as error:  # code of an item may raise anything
-        return None, error
 
 
 def expect_pure(what: str, function: Callable[..., Any], *arrays: Any) -> Any:

@@ -14,10 +14,11 @@ import numpy as np
 
 from smimbench.derive import predict
 from smimbench.derive.labels import is_noisy, observable
+from smimbench.files import attempt
 from smimbench.interfaces import SYMMETRIES
 from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.seeds import monte_carlo_rng
-from smimbench.testing.arrays import Call, attempt, expect_array, expect_refused, private_randomness
+from smimbench.testing.arrays import Call, expect_array, expect_refused, private_randomness
 from smimbench.testing.core import CheckFailed, CheckSkipped
 from smimbench.testing.publish import NO_PROBLEM, each_model, judged, published
 from smimbench.theory.consistency import require_likelihood

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.files import canonical_json, error_line
+from smimbench.files import attempt, canonical_json, error_line
 from smimbench.interfaces import ParameterError, Prior
 from smimbench.interfaces.item import gives
 from smimbench.registry.declaration import KINDS, what_is_wrong
 from smimbench.registry.parameters import ENGINE_FILLED, build, parameters_of, signature_of
 from smimbench.registry.registry import get_registry
-from smimbench.testing.arrays import attempt
 from smimbench.testing.core import CheckFailed
 from smimbench.testing.publish import published
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from smimbench.derive import complete_channel
 from smimbench.derive.prior import complete_prior
-from smimbench.files import error_line
+from smimbench.files import attempt, error_line
 from smimbench.interfaces import ParameterError
 from smimbench.interfaces.item import with_defaults
 from smimbench.numerics.memo import kept
@@ -21,7 +21,6 @@ from smimbench.registry.adapters import algorithm_class
 from smimbench.registry.declaration import BASES, KINDS
 from smimbench.registry.parameters import ENGINE_FILLED, build, parameters_of, signature_of
 from smimbench.registry.registry import BUILT_IN, Entry, get_registry
-from smimbench.testing.arrays import attempt
 from smimbench.testing.core import CheckError, CheckFailed, CheckSkipped, capabilities_of
 from smimbench.theory.consistency import require_consistent
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from smimbench.derive.prior import why_theory_only
 from smimbench.derive.sampled_information import POINTS, SCRAMBLES, sampled_moments
+from smimbench.files import attempt
 from smimbench.interfaces import Posterior
 from smimbench.interfaces.checks import checked_posterior
 from smimbench.numerics.linalg import inverse_root, symmetric_root
@@ -196,13 +197,13 @@ class _Item:
         asked = getattr(self.item, method)
 
         def call(*arguments: Any, **options: Any) -> Any:
-            try:
-                return asked(*arguments, **options)
-            except ProblemError:
-                raise
-            except Exception as error:  # code of a third party, asked for the first time
-                text = " ".join(str(error).split()) or "no text"
-                raise self.fail(f"{method} raised {type(error).__name__}: {text}") from error
+            found, error = attempt(asked, *arguments, **options)
+            if error is None:
+                return found
+            if isinstance(error, ProblemError):
+                raise error
+            text = " ".join(str(error).split()) or "no text"
+            raise self.fail(f"{method} raised {type(error).__name__}: {text}") from error
 
         return call
 

@@ -85,6 +85,24 @@ def test_broken_cupy_fails_in_one_line(monkeypatch):
     driver(monkeypatch, None)
     message = complaint()
     assert "CuPy cannot be imported (libcudart.so.12: cannot open shared object file)" in message
+    assert module.describe_gpu()["cupy"] == "not importable: libcudart.so.12: cannot open shared object file"
+
+
+def test_absent_torch_fails_in_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(BackendError, match=r"^backend torch: PyTorch cannot be imported \(.*\); pip install torch$"):
+        get_backend("torch")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("cudaErrorHostMemoryAlreadyRegistered"), MemoryError()])
+def test_pages_that_cannot_be_locked_are_read_without(monkeypatch, error):
+    def refuse(cupy, host):
+        raise error
+
+    cupy_that(monkeypatch)
+    monkeypatch.setattr(module, "pinned_transfers", refuse)
+    read = module.CupyBackend("cupy", np, "float64").reader(np.arange(6.0))
+    np.testing.assert_array_equal(read(slice(2, 4)), [2.0, 3.0])
 
 
 def test_the_driver_is_read_from_its_tool(monkeypatch, tmp_path):

@@ -12,6 +12,7 @@ import numpy as np
 
 from smimbench.backend.device import Backend, BackendError, Elapsed
 from smimbench.backend.prefetch import pinned_transfers
+from smimbench.files import attempt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +68,7 @@ class CupyBackend(Backend):
 
         try:
             return pinned_transfers(cupy, host)
-        except Exception:  # locked memory has limits of its own, which CUDA reports in many ways: slower, not wrong
+        except (RuntimeError, MemoryError):  # CUDA's errors and CuPy's own: locked memory has limits; slower, not wrong
             return super().reader(host)
 
     def free_memory(self) -> int | None:
@@ -161,16 +162,21 @@ def _installed_cupy() -> list[str]:
     return sorted(name for name in names if re.fullmatch(r"cupy(-cuda\d+x|-rocm-[\d-]+)?", name))
 
 
+def _load_cupy() -> tuple[Any, bool]:
+    """CuPy, and whether it finds a device. A CuPy for another CUDA or NumPy fails in many ways, here or there."""
+    import cupy
+
+    return cupy, cupy.is_available()
+
+
 def open_backend(dtype: str, *, tf32: bool = False) -> Backend:
     """The backend ``cupy``, if CuPy and a GPU are there."""
-    try:
-        import cupy
-
-        usable = cupy.is_available()
-    except Exception as error:  # a CuPy for another CUDA or NumPy fails in many ways
+    loaded, error = attempt(_load_cupy)
+    if error is not None:
         found = "CuPy is not installed" if isinstance(error, ModuleNotFoundError) else "CuPy cannot be imported"
         reason = " ".join(str(error).split())
         raise BackendError(f"backend cupy: {found} ({reason}); {cupy_advice()}") from None
+    cupy, usable = loaded
     if not usable:
         raise BackendError(f"backend cupy: CuPy is installed but finds no usable CUDA device; {cupy_advice()}")
     _set_tf32(tf32)
@@ -188,14 +194,12 @@ def describe_gpu() -> dict[str, Any]:
         "devices": [],
         "advice": None,
     }
-    try:
-        import cupy
-
-        usable = cupy.is_available()
-    except Exception as error:  # a CuPy for another CUDA or NumPy fails in many ways
+    loaded, error = attempt(_load_cupy)
+    if error is not None:
         found["cupy"] = f"not importable: {' '.join(str(error).split())}"
         found["advice"] = cupy_advice() if driver else None
         return found
+    cupy, usable = loaded
     found["cupy"] = cupy.__version__
     if usable:
         for i in range(cupy.cuda.runtime.getDeviceCount()):

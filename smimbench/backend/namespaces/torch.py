@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+
 import array_api_compat
 import numpy as np
 
 from smimbench.backend.arrays import on_device
 from smimbench.backend.device import Backend, BackendError
+from smimbench.files import attempt
 from smimbench.interfaces import Array
 
 __all__ = ["TorchBackend", "open_backend"]
@@ -22,9 +25,8 @@ class TorchBackend(Backend):
 
 def open_backend(dtype: str, *, tf32: bool = False) -> Backend:
     """The backend ``torch``, if PyTorch is there."""
-    try:
-        import torch
-    except Exception as error:  # a PyTorch for another CUDA or NumPy fails in many ways
+    torch, error = attempt(importlib.import_module, "torch")
+    if error is not None:  # a PyTorch for another CUDA or NumPy fails in many ways
         reason = " ".join(str(error).split())
         raise BackendError(f"backend torch: PyTorch cannot be imported ({reason}); pip install torch") from None
     return TorchBackend("torch", array_api_compat.array_namespace(torch.empty(0)), dtype, tf32=tf32)
