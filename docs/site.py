@@ -45,7 +45,7 @@ What `import smimbench` offers; the contracts of items are in [hooks and contrac
 SUITES = """# Choosing a suite
 
 `smimbench run NAME` runs one; `smimbench run NAME --dry-run` says first how long it takes here. A first look: `quickstart`. All
-algorithms against each other: `optimizers`. Every algorithm beside its own theory: `contenders`. Values of other groups:
+algorithms against each other: `optimizers`. Every algorithm next to its own theory: `contenders`. Values of other groups:
 `published`. How errors depend on the dimension: `finite-size`. Your own algorithm joins any of them with `--add`, and
 `extends = "NAME"` makes a suite of your own on top of one ([every key](suite.md)).
 

@@ -77,7 +77,7 @@ def mmse(rho: float, alpha: float, *, published: bool) -> float:
 
 
 def main() -> None:
-    """Print published values beside both state evolutions."""
+    """Print published values next to both state evolutions."""
     print("   rho    alpha  published  with phi2/Phi2  with grad log Phi2")
     for rho, points in PUBLISHED.items():
         for alpha, value in points:

@@ -1,11 +1,11 @@
-"""Online descent at D = 1000 beside its theory, along the whole way: ``python docs/checks/online_paths.py FOLDER [NAME ...]``.
+"""Online descent at D = 1000 next to its theory, along the whole way: ``python docs/checks/online_paths.py FOLDER [NAME ...]``.
 
 16 runs of `sgd` on fresh samples from a given overlap with every direction of the teacher, through the plateau and the escape,
 and theory from the overlaps that they began with: mean MSE of both at some 100 moments, and the largest relative difference. Runs
 are kept in FOLDER: stop at any time, and start again to go on.
 
 Chance in the overlap decides when a run escapes, and its escape decides its error from then on. What theory itself predicts for
-the standard deviation of the mean of 16 runs is printed beside the differences.
+the standard deviation of the mean of 16 runs is printed next to the differences.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs of every algorithm that has a theory, continued to infinite size, beside it.
+"""Runs of every algorithm that has a theory, continued to infinite size, next to it.
 
 ``python docs/checks/own_theory.py FOLDER [--minutes 8] [--only NAME ...]`` makes runs at three sizes and keeps them in FOLDER:
 stop it at any time, and start it again to go on. ``--table`` prints what there is; docs/contenders.md has the table of a whole
@@ -41,7 +41,7 @@ class Row:
     """One point of the table.
 
     ``start`` is the overlap with every direction of the teacher that runs of descent begin with. Teachers are orthonormal
-    then, and so is what a student begins with beside them: all runs have one start, and theory is solved once.
+    then, and so is what a student begins with next to them: all runs have one start, and theory is solved once.
     """
 
     problem: tuple

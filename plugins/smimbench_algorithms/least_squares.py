@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench.backend import beside, namespace, sample_chunks
+from smimbench.backend import matching, namespace, sample_chunks
 from smimbench.derive import predict
 from smimbench.interfaces import Algorithm, checked_posterior
 from smimbench.numerics import monte_carlo_rng
@@ -145,7 +145,7 @@ class LeastSquares:
 
     def __init__(self, problem: Problem, linear: Linear, inputs: Array, labels: Array) -> None:
         xp = namespace(inputs)
-        place = beside(inputs)
+        place = matching(inputs)
         self.problem, self.inputs = problem, inputs
         self.P, self.C = problem.components, problem.model.sites
         self.noise = float(linear.noise.min())
@@ -192,7 +192,7 @@ class LeastSquares:
         """Upper bound of the eigenvalues of ``A^T w A`` in units of ``adjoint``: 2% above what 30 power iterations find."""
         xp = namespace(self.inputs)
         start = self.problem.prior.sample(rng, self.P, self.inputs.shape[-1])
-        v = xp.asarray(start, **beside(self.inputs))
+        v = xp.asarray(start, **matching(self.inputs))
         size = 0.0
         for _ in range(30):
             v = v / xp.sqrt(xp.sum(v * v))

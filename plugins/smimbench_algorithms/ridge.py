@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench.backend import beside, namespace, to_host
+from smimbench.backend import matching, namespace, to_host
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError
 from smimbench.theory import Prediction, information_at, limit_point, point_document, prior_moments
 from smimbench_algorithms.erm.integrals import ridge_overlaps
@@ -171,7 +171,7 @@ def _begin_ridge(
 ) -> RidgeState:
     """``penalty``: a number, one per component, or as many rows of these as there are candidates."""
     xp = namespace(squares.inputs)
-    place = beside(squares.inputs)
+    place = matching(squares.inputs)
     base = xp.asarray(problem.prior.mean(problem.components, squares.inputs.shape[-1]), **place)
     penalties = xp.asarray(np.atleast_2d(penalty), **place)
     right = xp.stack([squares.normal(base, targets=True)[0]] * penalties.shape[0])

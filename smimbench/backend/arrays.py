@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NUMPY",
-    "beside",
     "clip",
     "dtype_name",
+    "matching",
     "namespace",
     "on_device",
     "read_together",
@@ -52,8 +52,8 @@ def clip(x: Array, lower: Array | float | None = None, upper: Array | float | No
     return x if upper is None else xp.minimum(x, upper)
 
 
-def beside(array: Array, dtype: Any = None) -> dict[str, Any]:
-    """Where and what an array is, for one to be made like it: ``xp.zeros(shape, **beside(array))``; ``dtype`` for another."""
+def matching(array: Array, dtype: Any = None) -> dict[str, Any]:
+    """Where and what an array is, for one to be made like it: ``xp.zeros(shape, **matching(array))``; ``dtype`` for another."""
     return {"dtype": array.dtype if dtype is None else dtype, "device": array_api_compat.device(array)}
 
 
@@ -113,7 +113,7 @@ def send(host: np.ndarray[Any, Any], like: Array) -> Array:
     if isinstance(like, np.ndarray):
         return host.astype(like.dtype, copy=False)
     host = host.astype(dtype_name(like), copy=False)
-    found = namespace(like).asarray(host, **beside(like))
+    found = namespace(like).asarray(host, **matching(like))
     _SENT.append((found, host))
     return found
 

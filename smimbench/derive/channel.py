@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.arrays import beside, clip, namespace
+from smimbench.backend.arrays import clip, matching, namespace
 from smimbench.derive.integrate import integrate
 from smimbench.derive.labels import few_labels, is_exact, is_noisy, is_smooth, observable, probe, symmetry_of_labels
 from smimbench.derive.likelihood_information import LikelihoodInformation
@@ -106,8 +106,8 @@ class DerivedChannel:
             for c in range(self.sites):
                 unit = np.zeros((1, self.components, self.sites))
                 unit[0, p, c] = step
-                shift = xp.asarray(unit, **beside(z, xp.float64))
-                total = xp.zeros((n,), **beside(z, xp.float64))
+                shift = xp.asarray(unit, **matching(z, xp.float64))
+                total = xp.zeros((n,), **matching(z, xp.float64))
                 for factor, coefficient in ((1, 8.0), (-1, -8.0), (2, -1.0), (-2, 1.0)):
                     y = xp.reshape(xp.astype(self._predict(wide + factor * shift), xp.float64), (n, -1))
                     total = total + coefficient * xp.sum(weight * y, axis=1)
@@ -175,7 +175,7 @@ class IntegratedChannel(DerivedChannel):
         n, P, C = omega.shape
         root = symmetric_root(xp.astype(V, xp.float64))
         # V^{1/2} (x) I_C takes whitened latents (P C,) to z - omega.
-        eye = xp.eye(C, **beside(root))
+        eye = xp.eye(C, **matching(root))
         lift = xp.reshape(root[:, None, :, None] * eye[None, :, None, :], (P * C, P * C))
         mean = omega + xp.astype(xp.reshape(xp.matmul(found.mean, lift), (n, P, C)), omega.dtype)
         square = found.square - found.mean[:, :, None] * found.mean[:, None, :]

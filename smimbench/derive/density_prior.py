@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import array_api_compat
 import numpy as np
 
-from smimbench.backend.arrays import NUMPY, beside, clip, namespace, to_host
+from smimbench.backend.arrays import NUMPY, clip, matching, namespace, to_host
 from smimbench.derive.channel import IntegratedChannel
 from smimbench.derive.derived_prior import DerivedLaw, Host, below_linear, error_curve
 from smimbench.interfaces import Channel, Denoised, ParameterError
@@ -142,7 +142,7 @@ class DensityPrior(DerivedLaw):
             mean, variance = self._scalar(xp.astype(R[p, :], xp.float64), float(host[p, p]))
             means.append(mean)
             errors.append(float(xp.mean(variance)))
-        return Denoised(xp.astype(xp.stack(means), R.dtype), xp.asarray(np.diag(errors), **beside(R)))
+        return Denoised(xp.astype(xp.stack(means), R.dtype), xp.asarray(np.diag(errors), **matching(R)))
 
     def _scalar(self, r: Array, information: float) -> tuple[Array, Array]:
         """Posterior mean and variance of entries observed as r with noise of variance 1/information."""
@@ -160,7 +160,7 @@ class DensityPrior(DerivedLaw):
         # Both are smooth in r, and entries are many.
         unit = math.sqrt(min(self.variance, 1 / information))
         found = values_by_panels(moments, to_host(r), 1e-6 * np.array([unit, unit * unit]))
-        mean, variance = (xp.asarray(found[:, k], **beside(r)) for k in range(2))
+        mean, variance = (xp.asarray(found[:, k], **matching(r)) for k in range(2))
         return mean, xp.maximum(variance, xp.zeros_like(variance))
 
     def _entries(self, r: Array, information: Array, *, narrow: bool, tolerance: float) -> tuple[Array, Array, Array]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.backend.arrays import beside, namespace, to_host
+from smimbench.backend.arrays import matching, namespace, to_host
 from smimbench.interfaces import Factor, Overlap, ParameterError, Prior
 from smimbench.interfaces.item import gives, with_defaults
 from smimbench.numerics.linalg import symmetric
@@ -67,7 +67,7 @@ class DerivedPrior:
         V = np.zeros(host.shape)
         for index in np.ndindex(host.shape[:-2]):
             V[index] = self._error(host[index])
-        return Overlap(xp.asarray(self.second_moment(P) - V, **beside(Qhat)), xp.asarray(V, **beside(Qhat)))
+        return Overlap(xp.asarray(self.second_moment(P) - V, **matching(Qhat)), xp.asarray(V, **matching(Qhat)))
 
     def _error(self, Qhat: Host) -> Host:
         """V (P, P) for one Qhat (P, P)."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench.backend.arrays import beside, clip, namespace
+from smimbench.backend.arrays import clip, matching, namespace
 from smimbench.derive.samples import (
     Accuracy,
     Fits,
@@ -287,7 +287,7 @@ def _gathered_moments(parts: list[_Weighted], width: Array, trusted: float, xp: 
         good = mass > 1e-3 * norm
         estimate = sum(means[group]) / xp.where(good, mass, xp.ones_like(mass))[:, None]
         halves.append(xp.where(good[:, None], estimate, mean))
-    identity = xp.eye(d, **beside(mean))
+    identity = xp.eye(d, **matching(mean))
     mean = xp.where(alive[:, None], mean, xp.zeros_like(mean))
     square = xp.where(alive[:, None, None], square, xp.broadcast_to(identity, square.shape))
     error = xp.where(alive, error, xp.ones_like(error))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.backend.arrays import beside, namespace, to_host
+from smimbench.backend.arrays import matching, namespace, to_host
 from smimbench.derive.derived_prior import LOWEST, DerivedLaw, Host, below_linear, error_curve
 from smimbench.interfaces import Denoised, ParameterError
 from smimbench.numerics.free_convolution import FreeConvolution
@@ -118,14 +118,14 @@ class SpectrumPrior(DerivedLaw):
             if not noise[p] > 0:
                 estimates.append(R[p, ...])
             elif noise[p] > 1 / LOWEST:
-                estimates.append(xp.asarray(self.centre * np.eye(dimension), **beside(R)))
+                estimates.append(xp.asarray(self.centre * np.eye(dimension), **matching(R)))
             else:
                 values, vectors = xp.linalg.eigh(R[p, ...])
                 shrunk = self._law.rie(values, float(noise[p]))
                 estimates.append(xp.matmul(vectors * shrunk[None, :], xp.matrix_transpose(vectors)))
         with np.errstate(divide="ignore"):
             V = np.diag(self._scalar_error(1 / noise))
-        return Denoised(xp.stack(estimates), xp.asarray(V, **beside(R)))
+        return Denoised(xp.stack(estimates), xp.asarray(V, **matching(R)))
 
     def spectral_means(
         self, function: Callable[[Host, Host, Host], Host], noise: float, breaks: Sequence[float] = ()

@@ -215,10 +215,10 @@ class Algorithm(Item):
         return None
 
     def findings(self, state: Any) -> dict[str, Any]:
-        """Lists of numbers by name (None for one that was not found) that are kept with the record and shown as means, beside
+        """Lists of numbers by name (None for one that was not found) that are kept with the record and shown as means, next to
         the entry of the same name of ``theory``. ``spectrum``, the eigenvalues of the estimate, is drawn as a histogram instead,
-        beside ``spectrum`` of ``theory``, a dict: ``edges`` of bins, ``mass`` in each and that of ``zeros``. Without it: nothing
-        beside the errors is kept.
+        next to ``spectrum`` of ``theory``, a dict: ``edges`` of bins, ``mass`` in each and that of ``zeros``. Without it: nothing
+        but the errors is kept.
         """
         return {}
 

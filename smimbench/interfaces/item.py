@@ -30,8 +30,8 @@ class Item:
     """Lower-case letters, digits, ``.``, ``_`` and ``-``."""
     version: ClassVar[int]
     """Integer, raised when the numbers change; part of the key of a result. ``smimbench show`` sets results of another version
-    apart. So it does, and says so, where the code of an item (its files and what they import from beside them, without comments)
-    changed under the same version."""
+    apart. It does the same, with a remark, where the code of an item changed under one version (its files and what they import
+    from the same folder, without comments)."""
     reference: ClassVar[str]
     """Where the equations are from."""
     capabilities: ClassVar[Capabilities]

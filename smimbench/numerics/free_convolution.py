@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from smimbench.backend.arrays import beside, clip, namespace, to_host
+from smimbench.backend.arrays import clip, matching, namespace, to_host
 from smimbench.interfaces import Uncertain
 from smimbench.numerics.quadrature import gauss_kronrod
 
@@ -132,7 +132,7 @@ class FreeConvolution:
         _check(noise)
         xp = namespace(x)
         root = math.sqrt(noise)
-        place = beside(x, xp.float64)
+        place = matching(x, xp.float64)
         atoms, weights = xp.asarray(self.atoms / root, **place), xp.asarray(self.weights, **place)
         target = xp.astype(x, xp.float64) / root
         low, high = target - 1, target + 1
@@ -157,7 +157,7 @@ class FreeConvolution:
         Raises
         ------
         ValueError
-            If the noise is not positive and finite, or too small beside the atoms for floating-point numbers.
+            If the noise is not positive and finite, or too small compared with the atoms for floating-point numbers.
         """
         atoms = self._scaled(noise)
         ends, _ = _intervals(atoms, self.weights)
@@ -261,7 +261,7 @@ class FreeConvolution:
         """Atoms in units of ``sqrt(noise)``."""
         _check(noise)
         if self._resolution(noise) > 0.01:
-            raise ValueError(f"the noise is too small to be resolved beside these atoms, got {noise}")
+            raise ValueError(f"the noise is too small to be resolved compared with these atoms, got {noise}")
         return self.atoms / math.sqrt(noise)
 
     def _discretisation(self, noise: float, value: float, rtol: float) -> float:

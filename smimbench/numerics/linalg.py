@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.backend.arrays import beside, clip, namespace
+from smimbench.backend.arrays import clip, matching, namespace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,11 +81,11 @@ def with_floor(matrix: Array, smallest: float) -> Array:
 def diagonal_at_least(matrix: Array, smallest: float) -> Array:
     """Matrices (..., P, P) with a diagonal of at least ``smallest``; the rest stays."""
     xp = namespace(matrix)
-    identity = xp.eye(matrix.shape[-1], **beside(matrix))
+    identity = xp.eye(matrix.shape[-1], **matching(matrix))
     missing = clip(smallest - xp.linalg.diagonal(matrix), 0.0, None)
     return matrix + identity * missing[..., None, :]
 
 
 def is_diagonal(*matrices: np.ndarray) -> bool:
-    """Whether host matrices (P, P) have nothing but zeros beside the diagonal."""
+    """Whether host matrices (P, P) have nothing but zeros off the diagonal."""
     return all(np.array_equal(matrix, np.diag(np.diagonal(matrix))) for matrix in matrices)

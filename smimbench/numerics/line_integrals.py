@@ -131,7 +131,7 @@ class _Cells(NamedTuple):
     """Cells of every line, (N, B) each.
 
     ``mass``, ``first`` and ``second`` are the integrals of 1, t - middle and its square, over ``exp(top)``. ``inner``,
-    ``left`` and ``right`` bound the log-integrand between the nodes, where the highest node beside the gap is an inner
+    ``left`` and ``right`` bound the log-integrand between the nodes, where the highest node next to the gap is an inner
     one, the left end or the right end; ``before`` and ``after`` are values next to the cell, outside of it. ``live`` is 0
     for cells that have been split, 1 for the others.
     """
@@ -251,9 +251,9 @@ class _LineIntegrator:
         )
 
     def bounds(self, values: list[Array], half: Array) -> tuple[Array, Array, Array]:
-        """How high a log-integrand that is concave in the cell may rise beside a node that is higher than its neighbours.
+        """How high a log-integrand that is concave in the cell may rise next to a node that is higher than its neighbours.
 
-        A peak lies beside such a node; the slopes on either side of a gap bound what happens in it. For the two ends the
+        A peak lies next to such a node; the slopes on either side of a gap bound what happens in it. For the two ends the
         neighbour outside decides later whether they are such nodes.
         """
         xp = self.xp
@@ -293,7 +293,7 @@ class _LineIntegrator:
         square = xp.sum(spread * factor, axis=-1) / safe + mean * mean
         log_norm = top + xp.log(safe)
         # The norm matters too, even where the integrand is so narrow that any norm gives the right mean.
-        # weight of the error of the norm beside that of the mean
+        # weight of the error of the norm relative to that of the mean
         lever = (xp.abs(offset) + cells.half + 0.1) * cells.live
         errors = xp.exp(clip(cells.log_error - log_norm[:, None], -700.0, 300.0)) * lever
         error = xp.sum(errors, axis=-1)

@@ -1,4 +1,4 @@
-"""Results kept: of functions of small arrays by their values, and beside the object that they belong to."""
+"""Results kept: of functions of small arrays by their values, and next to the object that they belong to."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ FIRST_LAW = (1.0,)
 """What is tried first: corrections of order 1/D."""
 
 LAWS: tuple[tuple[float, ...], ...] = (FIRST_LAW, (1.0, 2.0), (2.0,), (0.5,), (0.5, 1.0))
-"""Powers of 1/D beside the limit: regular corrections of first and second order, of second order alone, of fluctuations of
+"""Powers of 1/D besides the limit: regular corrections of first and second order, of second order alone, of fluctuations of
 order D^-1/2, and these with the first order."""
 
 

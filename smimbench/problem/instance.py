@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.backend.arrays import beside, namespace, to_host
+from smimbench.backend.arrays import matching, namespace, to_host
 from smimbench.backend.streaming import DrawnInputs, NarrowInputs, StreamedInputs, fits
 from smimbench.files import error_line, printable
 from smimbench.interfaces import Claims, Data, NotMeasured, Overlaps
@@ -250,7 +250,7 @@ def _teacher_like(instance: Instance, estimate: Array) -> Array:
     """The teacher where the estimate is; a copy on a device is kept, because metrics are computed often."""
     if isinstance(estimate, np.ndarray):
         return instance.signal.astype(estimate.dtype, copy=False)
-    where = beside(estimate)
+    where = matching(estimate)
     cache: dict[str, Any] = instance.__dict__.setdefault("_teacher", {})
     key = f"{namespace(estimate).__name__} {where}"
     if key not in cache:

@@ -14,7 +14,7 @@ __all__ = ["COLUMNS", "columns_page", "print_columns"]
 COLUMNS: dict[str, dict[str, str]] = {
     "Where a row is from": {
         "algorithm": "Its label in the suite, with @backend where several backends are shown. Estimates from "
-        "`smimbench score` stand beside the algorithms of the suite.",
+        "`smimbench score` stand next to the algorithms of the suite.",
         "alpha": "Sample ratio that was used: n / D, or n / d^2 for a signal of extensive rank. Algorithms that draw fresh "
         "samples stand at the ratio of all of them.",
         "D, d": "Dimension of the signal.",

@@ -133,7 +133,7 @@ class _Products(NamedTuple):
 
 
 class _Trial(NamedTuple):
-    """Seconds of an iteration beyond its matrix products, per sample, and those beside all iterations."""
+    """Seconds of an iteration beyond its matrix products, per sample, and those outside all iterations."""
 
     excess: float
     once: float

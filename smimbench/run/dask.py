@@ -1,6 +1,6 @@
 """Cells on a Dask cluster; its workers need smimbench and the same plugins, not the results folder.
 
-Cells run in processes beside the Dask worker, one for each set of distributions, that are made anew for every run: code that
+Cells run in processes next to the Dask worker, one for each set of distributions, that are made anew for every run: code that
 was changed since the worker started is loaded as it is now, and a plugin that crashes takes no worker with it.
 """
 
@@ -36,7 +36,7 @@ gone is noticed that much later."""
 LOST = ("KilledWorker", "CancelledError", "FutureCancelledError", "TimeoutError")
 """Names of errors of a cell that went with its worker or its scheduler, and may be sent again."""
 IDLE_TIMEOUT = 20.0
-"""Seconds without a cell after which the process beside a Dask worker is ended; doubled, its memory is held that much longer."""
+"""Seconds without a cell after which the process next to a Dask worker is ended; doubled, its memory is held that much longer."""
 DEVICES = ("cupy",)
 """Backends whose cells ask a worker for the resource ``GPU``."""
 
@@ -211,7 +211,7 @@ def _work_anywhere(
 
 
 class _Resting:
-    """Processes beside this Dask worker that wait for the next cell of their run, and end if none comes."""
+    """Processes next to this Dask worker that wait for the next cell of their run, and end if none comes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

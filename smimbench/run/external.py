@@ -217,7 +217,7 @@ def scores_of(store: Store) -> Store:
 
 
 def keep_scores(store: Store, records: Sequence[dict[str, Any]]) -> None:
-    """Keep scores beside the cells of a suite; an earlier estimate under the same label of the same instance is set aside.
+    """Keep scores next to the cells of a suite; an earlier estimate under the same label of the same instance is set aside.
 
     Raises
     ------

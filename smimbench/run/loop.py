@@ -289,7 +289,7 @@ class Run:
 
 
 def _findings(algorithm: Any, state: Any) -> tuple[dict[str, list[float | None]], list[str]]:
-    """What an algorithm found beside its estimate, and what of it cannot be kept: a plugin may hand in anything."""
+    """What an algorithm found besides its estimate, and what of it cannot be kept: a plugin may hand in anything."""
     try:
         given = dict(algorithm.findings(state))
     except Exception as error:  # a plugin's remark that fails must not cost the run that it remarks on

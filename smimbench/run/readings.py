@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["READINGS", "Readings", "Trajectory"]
 
 READINGS = ("predicted_overlap", "self_overlap", "squared_step", "log_information_ratio", "integration_error")
-"""Entries of ``Info`` that are arrays, beside the residual."""
+"""Entries of ``Info`` that are arrays, besides the residual."""
 
 
 class Readings:
@@ -85,7 +85,7 @@ class Trajectory:
     broken: dict[str, str] = field(default_factory=dict)
 
     def record(self, estimate: Array, iteration: int, seconds: float, info: Info) -> None:
-        """Measure the estimate at this iteration and second, beside what its step reported."""
+        """Measure the estimate at this iteration and second, with what its step reported."""
         samples, damping = (math.nan if x is None else float(x) for x in (info.samples, info.damping))
         if info.damping is not None:  # the start was not damped
             self.trajectory.setdefault("damping", [math.nan] * len(self.trajectory["iteration"]))

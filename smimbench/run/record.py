@@ -89,7 +89,7 @@ class Timing(_Open):
 
 
 class LongTrajectory(pydantic.BaseModel):
-    """A trajectory in an ``.npz`` beside the record, with the SHA-256 of that file."""
+    """A trajectory in an ``.npz`` next to the record, with the SHA-256 of that file."""
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
 

@@ -1,4 +1,4 @@
-"""Records on disk: one immutable file per finished cell, trajectories as ``.npz`` beside it, ``run.json``; written
+"""Records on disk: one immutable file per finished cell, trajectories as ``.npz`` next to it, ``run.json``; written
 atomically, never trusted without a digest.
 
 Many workers, many machines and a network file system need no lock: a file's name is the content address of its cell,
@@ -48,7 +48,7 @@ class Store:
     # -- writing ------------------------------------------------------------------------------------------------
 
     def write(self, record: dict[str, Any]) -> Path:
-        """Store one record; a long trajectory goes to an ``.npz`` beside it, first, so that the record is never short."""
+        """Store one record; a long trajectory goes to an ``.npz`` next to it, first, so that the record is never short."""
         record = {"format": FORMAT, **plain(record)}
         name = _file_stem(record)
         trajectory = record.get("trajectory")
@@ -194,7 +194,7 @@ class Store:
             self._move_aside(self.folder / f"{stem}.json")
 
     def _move_aside(self, path: Path) -> Path:
-        """Move a record, and the trajectory beside it, under names that nothing will overwrite."""
+        """Move a record, and the trajectory next to it, under names that nothing will overwrite."""
         folder = self.folder / ASIDE
         target = folder / f"{path.stem}.{uuid.uuid4().hex[:8]}.json"
         try:
@@ -259,5 +259,5 @@ def _unpacked_npz(path: Path, found: dict[str, Any]) -> dict[str, np.ndarray[Any
 
 
 def theory_folder(store: Store) -> Path:
-    """Where answers of theory are kept beside the records: one folder for all suites under the same ``--results``."""
+    """Where answers of theory are kept next to the records: one folder for all suites under the same ``--results``."""
     return store.folder.parent / "theory"

@@ -235,7 +235,7 @@ class Reference(Table):
         float | None,
         Field(
             gt=0,
-            description="How accurate the values are. With it `smimbench theory` shows them beside its own, and figures show "
+            description="How accurate the values are. With it `smimbench theory` shows them next to its own, and figures show "
             "it as a bar.",
         ),
     ] = None

@@ -4,7 +4,7 @@
 
 Once for each loss: all learn the same instance from the same start, in float64, and must agree after the first steps. Times
 are CPU time (wall time with several threads), so that others who use the machine count as little as possible; the best of
-many steps is given beside the median.
+many steps is given with the median.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from smimbench.backend import beside, namespace, sample_chunks, to_host
+from smimbench.backend import matching, namespace, sample_chunks, to_host
 from smimbench.derive import observable
 from smimbench.interfaces import Algorithm, Array, Capabilities, Info, Overlaps, ParameterError
 from smimbench.theory import limit_point
@@ -113,7 +113,7 @@ class Erm(Algorithm):
             " (the best by theory)" if self.penalty == "optimal" else ""
         )
         state = ErmState(
-            weights, xp.asarray(weights, **beside(data.inputs)), targets, loss.name, penalty, length, 0.0, 1.0, note
+            weights, xp.asarray(weights, **matching(data.inputs)), targets, loss.name, penalty, length, 0.0, 1.0, note
         )
         value, gradient = _empirical_risk(problem, data, state, weights)
         return state._replace(
@@ -135,7 +135,7 @@ class Erm(Algorithm):
         found = minimize(objective, state.weights.ravel(), jac=True, method="L-BFGS-B", options=limits)
         weights = found.x.reshape(shape)
         value = found.fun * n - state.penalty / 2 * float(found.x @ found.x)
-        estimate = namespace(data.inputs).asarray(state.length * weights, **beside(data.inputs))
+        estimate = namespace(data.inputs).asarray(state.length * weights, **matching(data.inputs))
         new = state._replace(weights=weights, estimate=estimate, training_loss=value / n)
         return new, Info(residual=float(np.linalg.norm(found.jac)) * n / state.scale, warning=state.note)
 
@@ -177,7 +177,7 @@ def _empirical_risk(
 ) -> tuple[float, np.ndarray[Any, Any]]:
     """Loss summed over the samples, and its gradient (P, D), on the host."""
     xp, model, loss = namespace(data.inputs), problem.model, LOSSES[state.loss]
-    signal = xp.asarray(weights, **beside(data.inputs))
+    signal = xp.asarray(weights, **matching(data.inputs))
     total, value = xp.zeros_like(signal), 0.0
     for part in sample_chunks(model, data.inputs, problem.components):
         inputs, y = data.inputs[part, ...], state.targets[part, ...]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from smimbench.backend import beside, dtype_name, namespace, read_together, sample_chunks, send, take_samples, to_host
+from smimbench.backend import dtype_name, matching, namespace, read_together, sample_chunks, send, take_samples, to_host
 from smimbench.derive import OverlapRule
 from smimbench.interfaces import Algorithm, Array, Capabilities, Info, ParameterError, checked_posterior
 from smimbench.numerics import diagonal_at_least, with_floor
@@ -108,7 +108,7 @@ class Gamp(Algorithm):
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> GampState:
         """Prior mean, or a small random start where the prior mean is a fixed point, or the start handed in."""
         xp = namespace(data.inputs)
-        place = beside(data.inputs)
+        place = matching(data.inputs)
         if data.start is not None:
             estimate, V = data.start
             return GampState(estimate, to_host(V), None, rng)
@@ -262,7 +262,7 @@ def _pass_by_chunks(
         if part == slice(0, n):
             return new, pushed, spread, errors
         if g is None:
-            g = xp.empty((n, *new.shape[1:]), **beside(new))
+            g = xp.empty((n, *new.shape[1:]), **matching(new))
             total, covariance = xp.zeros_like(pushed), xp.zeros_like(spread)
         g[part, ...] = new
         total += pushed

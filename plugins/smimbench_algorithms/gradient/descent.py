@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench.backend import NarrowInputs, StreamedInputs, beside, namespace, to_host
+from smimbench.backend import NarrowInputs, StreamedInputs, matching, namespace, to_host
 from smimbench.derive import gives_probabilities, observable
 from smimbench.interfaces import Algorithm, Array, Capabilities, Info, ParameterError, Plan
 from smimbench.numerics import symmetric
@@ -149,7 +149,7 @@ class Descent(Algorithm):
         if self.online and data.fresh is None:
             raise ValueError("online learning needs fresh samples, and this data has no source of them")
         xp = namespace(data.inputs)
-        place, axes, prior = beside(data.inputs), _component_axes(problem, data), _prior(problem)
+        place, axes, prior = matching(data.inputs), _component_axes(problem, data), _prior(problem)
         shape = (problem.components, data.dimension, self.width)
         draws = [prior.factor.draw(rng, *shape) for _ in range(students or 1)]
         factor = xp.asarray(draws[0] if students is None else np.stack(draws), **place)
@@ -290,7 +290,7 @@ class Descent(Algorithm):
             )
         order = state.order if len(state.order) else state.rng.permutation(n)
         xp = namespace(data.inputs)
-        chosen = xp.asarray(order[:size], **beside(data.inputs, xp.int64))
+        chosen = xp.asarray(order[:size], **matching(data.inputs, xp.int64))
         stored = data.inputs.stored if isinstance(data.inputs, NarrowInputs) else data.inputs
         inputs = xp.astype(xp.take(stored, chosen, axis=0), data.inputs.dtype, copy=False)
         return inputs, xp.take(state.targets, chosen, axis=0), order[size:]

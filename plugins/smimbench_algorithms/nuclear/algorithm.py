@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench.backend import beside, clip, namespace, to_host
+from smimbench.backend import clip, matching, namespace, to_host
 from smimbench.interfaces import Array, Capabilities, Info, ParameterError
 from smimbench.numerics import spectral_function, symmetric
 from smimbench_algorithms.least_squares import LeastSquares, Linear, LinearRegression
@@ -104,7 +104,7 @@ class Nuclear(LinearRegression):
         linear, note = self.observed(problem)
         xp = namespace(data.inputs)
         squares = LeastSquares(problem, linear, data.inputs, data.labels)
-        start = xp.asarray(problem.prior.mean(problem.components, data.dimension), **beside(data.inputs))
+        start = xp.asarray(problem.prior.mean(problem.components, data.dimension), **matching(data.inputs))
         if self.regularisation == "validation":
             threshold = self._validated(problem, data, linear, start, rng)
             note += self.chosen

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from smimbench.backend import beside, namespace
+from smimbench.backend import matching, namespace
 from smimbench.interfaces import Algorithm, Array, Capabilities, Info, ParameterError, Start
 from smimbench.theory import Prediction, point_document
 from smimbench_algorithms.spectral.eigenvectors import spectral_estimate
@@ -104,7 +104,7 @@ class Spectral(Algorithm):
         """The prior mean."""
         xp = namespace(data.inputs)
         mean = problem.prior.mean(problem.components, data.dimension)
-        return SpectralState(xp.asarray(mean, **beside(data.inputs)), rng)
+        return SpectralState(xp.asarray(mean, **matching(data.inputs)), rng)
 
     def step(self, problem: Problem, data: Data, state: SpectralState) -> tuple[SpectralState, Info]:
         """The whole computation; there is nothing to iterate, so the residual is 0."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.backend import beside, namespace, sample_chunks, to_host
+from smimbench.backend import matching, namespace, sample_chunks, to_host
 from smimbench.interfaces import checked_posterior
 from smimbench.numerics import with_floor
 from smimbench_algorithms.spectral.limit import (
@@ -90,7 +90,7 @@ def spectral_estimate(
         if problem.channel.symmetry in ("none", "permutations")
         else None
     )
-    place = beside(data.inputs)
+    place = matching(data.inputs)
     spread = xp.asarray(root, **place)
     estimate = xp.zeros((P, D), **place)
     gram, cross = np.zeros((P, P)), np.zeros((P, P))
@@ -147,7 +147,7 @@ def _sign_hints_of_eigenvectors(problem: Problem, data: Data, rng: np.random.Gen
     """``adjoint(E[z | y])`` at the prior mean: knows signs where the labels do."""
     xp = namespace(data.inputs)
     P, C, D = problem.components, problem.model.sites, data.dimension
-    place = beside(data.inputs)
+    place = matching(data.inputs)
     total = xp.zeros((P, D), **place)
     for part in sample_chunks(problem.model, data.inputs, P):
         inputs = data.inputs[part, ...]
@@ -183,14 +183,14 @@ class LinearisedMatrices:
         return u
 
     def _device(self, vector: Host, shape: tuple[int, ...]) -> Array:
-        return self.xp.reshape(self.xp.asarray(vector, **beside(self.inputs)), shape)
+        return self.xp.reshape(self.xp.asarray(vector, **matching(self.inputs)), shape)
 
     def leading_symmetric(self, regularisation: float, rng: np.random.Generator) -> tuple[float, Array]:
         """Largest eigenvalue of T and its eigenvector (k, D), by Lanczos' method."""
         from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
         xp, size = self.xp, self.P * self.D
-        identity = xp.eye(self.P * self.C, **beside(self.G))
+        identity = xp.eye(self.P * self.C, **matching(self.G))
         weights = identity - xp.linalg.inv((1 + regularisation) * identity + self.G)
         precision = float(xp.finfo(self.inputs.dtype).eps)
 
@@ -235,7 +235,7 @@ class LinearisedMatrices:
 
         def signal(v: Array) -> Array:
             weighed = self._weigh(G, v)
-            total = self.xp.zeros((self.P, self.D), **beside(v))
+            total = self.xp.zeros((self.P, self.D), **matching(v))
             for part in parts:
                 total = total + self.model.adjoint(self.inputs[part, ...], weighed[part, ...])
             return self._project(total)

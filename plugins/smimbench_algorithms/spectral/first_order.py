@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smimbench.backend import beside, namespace, sample_chunks
+from smimbench.backend import matching, namespace, sample_chunks
 from smimbench.interfaces import checked_posterior
 from smimbench.theory import information_at, overlap_at, prior_moments
 
@@ -54,7 +54,7 @@ def first_order(
     """
     model, channel = problem.model, problem.channel
     xp = namespace(data.inputs)
-    place = beside(data.inputs)
+    place = matching(data.inputs)
     n, D, P = data.inputs.shape[0], data.dimension, problem.components
     V = xp.asarray(_origin(problem, origin)[1], **place)
     base = xp.asarray(problem.prior.mean(P, D), **place)

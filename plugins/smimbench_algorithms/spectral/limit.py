@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.backend import beside, namespace
+from smimbench.backend import matching, namespace
 from smimbench.files import canonical_json
 from smimbench.interfaces import checked_posterior
 from smimbench.numerics import Named, monte_carlo_rng, normal_points, spectral_function, symmetric_root
@@ -81,7 +81,7 @@ def label_matrices(
     """``G`` (n, P, C, P, C) of labels, computed where the labels (or ``like``) live, for components of unit second moment."""
     like = labels if like is None else like
     xp = namespace(like)
-    place = beside(like)
+    place = matching(like)
     P = len(root)
     omega = xp.zeros((labels.shape[0], P, C), **place)
     V = xp.asarray(root @ root, **place)

@@ -94,7 +94,7 @@ class CupyBackend(Backend):
         self.xp.cuda.get_current_stream().synchronize()
 
     def stopwatch(self) -> Callable[[], Elapsed]:
-        """Two events on the device's own stream beside the clock on the wall."""
+        """Two events on the device's own stream, and the wall clock."""
         begin = self.clock()
         first, last = self.xp.cuda.Event(), self.xp.cuda.Event()
         first.record()

@@ -1,4 +1,4 @@
-"""Values of other groups stand beside theory within their tolerance, or a remark says why they do not."""
+"""Values of other groups stand next to theory within their tolerance, or a remark says why they do not."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def algorithm(optimizer: type[torch.optim.Optimizer], name: str | None = None) -
     Parameters
     ----------
     optimizer : type
-        A subclass of ``torch.optim.Optimizer``. Its constructor's parameters beside ``params`` become parameters of the
+        A subclass of ``torch.optim.Optimizer``. Its constructor's parameters other than ``params`` become parameters of the
         algorithm; ``step(closure)`` is called once a step.
     name : str, optional
         Under which suites find it; default: ``torch.`` and the class's name in lower case.
