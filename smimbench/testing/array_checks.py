@@ -48,7 +48,7 @@ def dtypes(context: CheckContext, call: Call) -> None:
         found = call.function(*narrow)
         exact = np.asarray(call.function(*(np.float64(a) if a.dtype.kind == "f" else a for a in narrow)))
         expect_array(call.name, found, exact.shape, "float32" if exact.dtype.kind == "f" else None)
-        gap = np.abs(found - exact)
+        gap = np.abs(np.subtract(found, exact, dtype=float))  # labels may be true or false
         size = float(np.median(gap) if call.typical else gap.max()) / (call.scale or float(np.abs(exact).max()) or 1.0)
         if size > call.single + call.slack:
             raise CheckFailed(f"{call.name} in float32 is off by {size:.1g}")
@@ -64,6 +64,8 @@ def namespace(context: CheckContext, call: Call, backend: Backend) -> None:
         there = [backend.asarray(a) for a in call.arguments]
         found, exact = call.function(*there), np.asarray(call.function(*call.arguments))
         expect_array(call.name, found, exact.shape, "float64" if exact.dtype.kind == "f" else None, there[0])
-        size = float(np.abs(to_host(found) - exact).max()) / (call.scale or float(np.abs(exact).max()) or 1.0)
+        size = float(np.abs(np.subtract(to_host(found), exact, dtype=float)).max()) / (
+            call.scale or float(np.abs(exact).max()) or 1.0
+        )
         if size > call.double + call.slack:
             raise CheckFailed(f"{call.name}: another array namespace gives other numbers, off by {size:.1g}")

@@ -59,7 +59,9 @@ def calls(context: CheckContext) -> Iterator[Call]:
     """The methods that take arrays."""
     for model, channel in _cases(context):
         _, V, omega, z, y = latents(channel, model, 30, 0.5, 0.6, context.rng(41))
-        yield Call("forward: labels", lambda z, c=channel: c.forward(z, rng=context.rng(42)), (z,), double=1e-7)
+        yield Call(
+            "forward: labels", lambda z, c=channel: c.forward(z, rng=context.rng(42)), (z,), double=1e-7, typical=True
+        )
         error = float(channel.posterior(y, omega, V, rng=context.rng(42)).error)
         scale = math.sqrt(np.trace(V) / len(V))
         for part in ("mean", "covariance", "second_moment"):

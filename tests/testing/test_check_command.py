@@ -11,7 +11,7 @@ import pytest
 
 from smimbench.testing import CheckError, CheckFailed, CheckSkipped, all_checks, bound_checks, check, core
 from smimbench.testing.catalogue import GENERAL
-from tests.helpers import CHANNEL, call, command, environment
+from tests.helpers import CHANNEL, ROOT, call, command, environment
 
 MOMENT = "m[:, :, :, None, None] * m[:, None, None, :, :]"
 RIGHT = CHANNEL.replace(
@@ -84,6 +84,11 @@ def test_what_ships_passes(capsys):
     assert "prior gaussian() for sequence-multi-index" in out
     assert "state_evolution" in out
     assert "0 failed" in out
+
+
+def test_labels_that_are_true_or_false_pass(capsys):
+    code, out, _ = call(capsys, "check", "large", "--plugins", ROOT / "plugins" / "examples" / "drop_in.py")
+    assert code == 0, out
 
 
 def test_a_wrong_drop_in_is_told_so(capsys, drop_in):

@@ -15,6 +15,7 @@ from smimbench_sparse import GaussBernoulli, Rademacher
 
 import smimbench
 from smimbench.derive.simulated_prior import SimulatedPrior
+from smimbench.interfaces import Channel
 from smimbench.registry import get_registry
 from smimbench.testing import parametrize_with_checks
 from smimbench.theory.predictions import solve, thresholds
@@ -118,7 +119,7 @@ def test_compressed_sensing():
 # -- the binary perceptron, with a channel of this test's own -------------------------------------------------------
 
 
-class _Signs:
+class _Signs(Channel):
     """Labels sign(z): information by quadrature, nothing else that theory needs."""
 
     name, version, reference, symmetry, components = "signs", 1, "none", "none", 1
