@@ -152,12 +152,12 @@ def draw(curves: dict[str, Curve], path: Path) -> None:
         )
         panel.set_xlabel(name, fontsize=8)
         panel.set_ylabel("CPU ms per iteration", fontsize=8, color="C0")
-        beside = panel.twinx()
-        beside.loglog(curve.x, curve.memory / 2**20, "s", color="C1", ms=3.5, mfc="white")
-        beside.set_ylabel("peak memory, MB", fontsize=8, color="C1")
+        memory = panel.twinx()
+        memory.loglog(curve.x, curve.memory / 2**20, "s", color="C1", ms=3.5, mfc="white")
+        memory.set_ylabel("peak memory, MB", fontsize=8, color="C1")
         panel.legend(fontsize=7, frameon=False, loc="upper left")
-        beside.set_ylim(50, 2000)
-        for side, axes in ((panel, (panel.xaxis, panel.yaxis)), (beside, (beside.yaxis,))):
+        memory.set_ylim(50, 2000)
+        for side, axes in ((panel, (panel.xaxis, panel.yaxis)), (memory, (memory.yaxis,))):
             side.tick_params(labelsize=7, which="both")
             for one in axes:
                 one.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

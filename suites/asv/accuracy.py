@@ -1,4 +1,4 @@
-"""What a run finds, beside theory. asv takes smaller for better, and here it is."""
+"""The error of a run relative to theory. asv takes smaller for better, and here it is."""
 
 import numpy as np
 

@@ -1,6 +1,6 @@
 """What is benchmarked: a small piece of every shipped suite, and every channel, prior and algorithm that is installed.
 
-Suites and plugins are discovered, so a suite that is added, or a package that is installed beside smimbench, is benchmarked
+Suites and plugins are discovered, so a suite that is added, or a package that is installed with smimbench, is benchmarked
 without a change here. Only public names of smimbench are used, because this code also runs against older commits.
 """
 
@@ -67,7 +67,7 @@ def _plans():
 
 
 def _installed(channels, priors):
-    """Problems with the channels and priors that are in no suite, each beside the first part that goes with it."""
+    """Problems with the channels and priors that are in no suite, each with the first part that goes with it."""
     registry = get_registry()
     for model in registry.entries("model"):
         for channel in registry.entries("channel"):

@@ -3,7 +3,7 @@
     python suites/asv/publish.py [--html FOLDER] [--only-pack]
 
 ``asv publish`` writes pages that load their libraries from other people's servers, and their data by requests that browsers
-refuse for local files. This runs it, puts the libraries beside the pages (from npm, pinned by their hashes, kept in the
+refuse for local files. This runs it, puts the libraries next to the pages (from npm, pinned by their hashes, kept in the
 user's cache), puts the data into a script, and checks that nothing external is left.
 """
 
@@ -156,7 +156,7 @@ def stem(address: str) -> str:
 
 
 def localise(page: str, vendor: Path) -> str:
-    """The page with every external script and stylesheet replaced by the copy beside it."""
+    """The page with every external script and stylesheet replaced by the local copy."""
     copies = [p for p in sorted(vendor.rglob("*")) if p.suffix in (".js", ".css")]
     known = {stem(p.name): p.relative_to(vendor.parent).as_posix() for p in copies}
 
