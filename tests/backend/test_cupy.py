@@ -14,10 +14,10 @@ from smimbench.backend.device import get_backend
 from smimbench.backend.streaming import DrawnInputs, sample_chunks
 from smimbench.problem import instance as instance_module
 from smimbench.problem.problem import Problem
-from smimbench.registry.registry import get_registry
 from smimbench.run import cell as runner
 from smimbench.run.readings import Readings
 from smimbench.suite.reader import load_suite
+from tests.backend.steps import after, estimate
 from tests.backend.test_philox import by_numpy
 from tests.helpers import ATTENTION, SUITE, write_suite
 
@@ -36,16 +36,9 @@ PROBLEMS = [
 def test_gamp_gives_the_numbers_of_numpy(parts, alpha, dimension):
     problem = Problem(*parts)
     instance = problem.instance(alpha, dimension)
-    found = {}
-    for name in ("numpy", "cupy"):
-        data = instance.data(get_backend(name))
-        gamp = get_registry().get("algorithm", "gamp").item()
-        state = gamp.init(problem, data, np.random.default_rng(0))
-        for _ in range(5):
-            state, _ = gamp.step(problem, data, state)
-        found[name] = instance.metrics(gamp.estimate(state))["mse"]
-        assert np.isfinite(to_host(gamp.estimate(state))).all()
-    np.testing.assert_allclose(found["cupy"], found["numpy"], rtol=0, atol=1e-8)
+    here, there = (estimate(problem, instance.data(get_backend(name)), 5) for name in ("numpy", "cupy"))
+    found, expected = instance.metrics(there)["mse"], instance.metrics(here)["mse"]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("text", [SUITE, ATTENTION])
@@ -64,9 +57,7 @@ def test_inputs_beyond_the_limit_are_streamed(tmp_path):
     instance = problem.instance(4.0, 1500)
     backend = get_backend("cupy")
     whole = instance.data(backend)
-    gamp = get_registry().get("algorithm", "gamp").item()
-    state = gamp.init(problem, whole, np.random.default_rng(0))
-    expected, _ = gamp.step(problem, whole, state)
+    expected = to_host(estimate(problem, whole, 1))
     del whole
     backend.release()
     pool.set_limit(size=pool.used_bytes() + instance.inputs.nbytes // 2)
@@ -74,11 +65,11 @@ def test_inputs_beyond_the_limit_are_streamed(tmp_path):
         data = instance.data(backend)
         assert type(data.inputs).__name__ == "StreamedInputs"
         assert len(list(sample_chunks(problem.model, data.inputs, 1))) > 8
-        found, _ = gamp.step(problem, data, state)
+        found = to_host(estimate(problem, data, 1))
         assert pool.total_bytes() <= pool.get_limit()
     finally:
         pool.set_limit(size=0)
-    np.testing.assert_allclose(to_host(found.estimate), to_host(expected.estimate), atol=1e-10)
+    np.testing.assert_allclose(found, expected, atol=1e-10)
 
 
 @pytest.mark.parametrize("tf32", [False, True])
@@ -102,15 +93,11 @@ def test_tf32_is_what_was_asked_for(tf32):
 def test_chunks_change_nothing(monkeypatch, parts, alpha, dimension):
     problem = Problem(*parts)
     data = problem.instance(alpha, dimension).data(get_backend("cupy"))
-    gamp = get_registry().get("algorithm", "gamp").item()
     found = []
     for most in (1 << 30, 1 << 16):
         monkeypatch.setattr(memory, "LARGEST_CHUNK", most)
         monkeypatch.setattr(memory, "SMALLEST_CHUNK", 1 << 14)
-        state = gamp.init(problem, data, np.random.default_rng(0))
-        for _ in range(3):
-            state, _ = gamp.step(problem, data, state)
-        found.append(to_host(gamp.estimate(state)))
+        found.append(to_host(estimate(problem, data, 3)))
         count = len(list(sample_chunks(problem.model, data.inputs, problem.components)))
         assert (count > 3) == (most < 1 << 20)
     np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1e-9)
@@ -184,11 +171,7 @@ def test_waits_of_an_iteration(monkeypatch, parts, alpha, dimension):
     watcher = pytest.importorskip("cupy._core.syncdetect")
     problem = Problem(*parts)
     data = problem.instance(alpha, dimension).data(get_backend("cupy"))
-    gamp = get_registry().get("algorithm", "gamp").item()
-    state, readings = gamp.init(problem, data, np.random.default_rng(0)), Readings(problem)
-    for _ in range(3):
-        state, _ = gamp.step(problem, data, state)
-    waits = []
+    (gamp, state, _), readings, waits = after(problem, data, 3), Readings(problem), []
     monkeypatch.setattr(watcher, "_declare_synchronize", lambda: waits.append(1))
     _, info = gamp.step(problem, data, state)
     readings.read(info)

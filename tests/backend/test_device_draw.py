@@ -12,22 +12,15 @@ from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
 from smimbench.backend.streaming import DrawnInputs, sample_chunks
 from smimbench.problem import instance as instance_module
-from smimbench.problem.problem import Problem
-from smimbench.registry.registry import get_registry
 from smimbench.run import cell as runner
 from smimbench.suite.errors import SuiteError
 from smimbench.suite.reader import load_suite
+from tests.backend.steps import estimate
 from tests.backend.test_streaming import small
 from tests.conftest import assert_placed
-from tests.helpers import write_suite
+from tests.helpers import attention, sequence, write_suite
 
-LINEAR = Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "linear", "noise": 0.3}, "gaussian")
-HARDMAX = Problem({"name": "attention-indexed", "tokens": 2}, "hardmax", {"name": "wishart", "rho": 0.5})
-
-
-def place(backend, array):
-    if backend.device is not None:
-        assert array.device == backend.device
+LINEAR, HARDMAX = sequence("linear", noise=0.3), attention("hardmax")
 
 
 @pytest.mark.parametrize("problem", [LINEAR, HARDMAX])
@@ -36,7 +29,7 @@ def test_inputs_and_labels_are_there_and_belong_together(backend, problem):
     host = problem.instance(0.5, 20, 1, seed=4)
     np.testing.assert_array_equal(found.signal, host.signal)
     assert_placed(found.inputs, backend, host.inputs.shape)
-    place(backend, found.labels)
+    assert backend.device is None or found.labels.device == backend.device
     assert not np.any(to_host(found.inputs) == host.inputs)
     z = problem.model.forward(to_host(found.inputs), found.signal)
     if problem is HARDMAX:
@@ -96,14 +89,9 @@ def test_what_does_not_fit_is_drawn_anew(monkeypatch, dtype):
 
 def test_a_run_does_not_notice_that_inputs_are_drawn_anew(monkeypatch):
     monkeypatch.setattr(instance_module, "DEVICE_BLOCK", 2 * 40 * 5)
-    gamp = get_registry().get("algorithm", "gamp").item()
-    found = []
-    for limit in (10, 10**9):
-        data = LINEAR.instance(1.5, 40, device=small(limit)).data(small(limit))
-        state = gamp.init(LINEAR, data, np.random.default_rng(0))
-        for _ in range(3):
-            state, _ = gamp.step(LINEAR, data, state)
-        found.append(gamp.estimate(state))
+    found = [
+        estimate(LINEAR, LINEAR.instance(1.5, 40, device=small(limit)).data(small(limit)), 3) for limit in (10, 10**9)
+    ]
     np.testing.assert_allclose(found[0], found[1], rtol=0, atol=1e-13)
 
 

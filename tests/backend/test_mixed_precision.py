@@ -10,17 +10,14 @@ import pytest
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
 from smimbench.backend.streaming import NarrowInputs, StreamedInputs, take_samples
-from smimbench.problem.problem import Problem
-from smimbench.registry.registry import get_registry
 from smimbench.run.cell import run_cell
 from smimbench.suite.reader import load_suite
+from tests.backend.steps import estimate
 from tests.conftest import assert_placed
 from tests.helpers import ATTENTION as ATTENTION_SUITE
-from tests.helpers import SUITE, write_suite
+from tests.helpers import SUITE, attention, sequence, write_suite
 
-SEQUENCE = Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "softmax", "layers": 2}, "gaussian")
-ATTENTION = Problem({"name": "attention-indexed", "tokens": 2}, "softmax", {"name": "wishart", "rho": 0.5})
-HARDMAX = Problem({"name": "attention-indexed", "tokens": 2}, "hardmax", {"name": "wishart", "rho": 0.5})
+SEQUENCE, ATTENTION, HARDMAX = sequence("softmax", layers=2), attention("softmax"), attention("hardmax")
 
 LARGEST_DIFFERENCE = 1e-6
 """Of the error after as many iterations as are compared here; docs/how-we-measure.md quotes it."""
@@ -28,14 +25,6 @@ LARGEST_DIFFERENCE = 1e-6
 
 def mixed(backend):
     return replace(backend, dtype="float64", storage="float32")
-
-
-def mse(problem, instance, data, steps):
-    gamp = get_registry().get("algorithm", "gamp").item()
-    state = gamp.init(problem, data, np.random.default_rng(3))
-    for _ in range(steps):
-        state, _ = gamp.step(problem, data, state)
-    return gamp.estimate(state), np.array(instance.metrics(gamp.estimate(state))["mse"])
 
 
 @pytest.mark.parametrize("problem", [SEQUENCE, ATTENTION, HARDMAX])
@@ -54,7 +43,7 @@ def test_only_the_inputs_are_narrow(backend, problem, stream):
     # Exactly what float64 finds from the same, rounded, inputs.
     expected = instance.data(backend)
     assert_placed(expected.inputs, backend, dtype="float64")
-    found, other = (mse(problem, instance, d, 2)[0] for d in (data, expected))
+    found, other = (estimate(problem, d, 2, seed=3) for d in (data, expected))
     assert_placed(found, there, instance.signal.shape, "float64")
     np.testing.assert_allclose(to_host(found), to_host(other), rtol=0, atol=1e-11)
 
@@ -65,10 +54,11 @@ def test_only_the_inputs_are_narrow(backend, problem, stream):
 def test_the_error_of_an_estimate_is_that_of_double_precision(problem, alpha, dimension):
     """Rounding the inputs to 24 bits moves the error by a millionth at most, thousands of times less than another draw."""
     plain = get_backend("numpy")
-    double, narrow = (problem.instance(alpha, dimension, dtype=dtype) for dtype in ("float64", "mixed"))
-    found = mse(problem, narrow, narrow.data(mixed(plain)), 25)[1]
-    expected = mse(problem, double, double.data(plain), 25)[1]
-    assert 0 < np.abs(found - expected).max() < LARGEST_DIFFERENCE
+    found = []
+    for dtype, there in (("float64", plain), ("mixed", mixed(plain))):
+        instance = problem.instance(alpha, dimension, dtype=dtype)
+        found.append(np.array(instance.metrics(estimate(problem, instance.data(there), 25, seed=3))["mse"]))
+    assert 0 < np.abs(found[1] - found[0]).max() < LARGEST_DIFFERENCE
 
 
 @pytest.mark.parametrize("text", [SUITE, ATTENTION_SUITE])

@@ -9,17 +9,13 @@ import pytest
 from smimbench.backend.arrays import to_host
 from smimbench.backend.device import Backend, get_backend
 from smimbench.backend.streaming import SHARE_OF_MEMORY, StreamedInputs, fits, sample_chunks
-from smimbench.problem.problem import Problem
-from smimbench.registry.registry import get_registry
 from smimbench.run import cell as runner
 from smimbench.suite.reader import load_suite
+from tests.backend.steps import estimate
 from tests.conftest import assert_placed
-from tests.helpers import SUITE, write_suite
+from tests.helpers import SUITE, attention, sequence, write_suite
 
-SEQUENCE = Problem({"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian")
-ATTENTION = Problem(
-    {"name": "attention-indexed", "tokens": 2}, {"name": "linear", "noise": 0.1}, {"name": "wishart", "rho": 0.5}
-)
+SEQUENCE, ATTENTION = sequence(), attention("linear", noise=0.1)
 
 
 class Small(Backend):
@@ -65,15 +61,10 @@ def test_the_whole_is_refused_in_words(key):
 )
 def test_results_do_not_depend_on_where_the_inputs_live(backend, problem, algorithm):
     instance = problem.instance(0.9, 16)
-    item = get_registry().get("algorithm", algorithm).item()
-    found = []
-    for stream in (False, True):
-        data = instance.data(backend, stream=stream)
-        assert isinstance(data.inputs, StreamedInputs) == stream
-        state = item.init(problem, data, np.random.default_rng(0))
-        for _ in range(2):
-            state, _ = item.step(problem, data, state)
-        found.append(item.estimate(state))
+    whole, streamed = (instance.data(backend, stream=stream) for stream in (False, True))
+    assert isinstance(streamed.inputs, StreamedInputs)
+    assert not isinstance(whole.inputs, StreamedInputs)
+    found = [estimate(problem, data, 2, algorithm) for data in (whole, streamed)]
     assert_placed(found[1], backend, instance.signal.shape)
     np.testing.assert_array_equal(to_host(found[0]), to_host(found[1]))
 
