@@ -8,6 +8,7 @@ import os
 import re
 import stat
 import time
+import traceback
 import uuid
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
@@ -21,6 +22,7 @@ __all__ = [
     "canonical_json",
     "check_writable",
     "error_line",
+    "error_place",
     "plain_value",
     "printable",
     "read_json",
@@ -94,6 +96,15 @@ def attempt(work: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[
 def error_line(error: BaseException) -> str:
     """Kind and message of an error on one line, whatever its ``__str__`` does."""
     return f"{type(error).__name__}: {' '.join(printable(error, 2000).split()) or 'no message'}"
+
+
+def error_place(error: BaseException) -> str:
+    """File and line of an error: the last ones outside of libraries, or the last of all."""
+    frames = traceback.extract_tb(error.__traceback__)
+    engine = str(Path(__file__).resolve().parent)
+    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith((engine, "<"))]
+    last = (own or frames)[-1]
+    return f"{last.filename}, line {last.lineno}"
 
 
 def read_json(path: Path, largest: int = 1 << 28) -> Any:

@@ -103,6 +103,7 @@ class Results:
             "status_counts": self.counts,
             "missing": len(self.cells) - len(self.pairs),
             "other_versions": self.others,
+            **({"left_out": list(self.suite.left_out)} if self.suite.left_out else {}),
         }
 
     @cached_property
@@ -262,7 +263,7 @@ def present_document(document: dict[str, Any], request: Request, folder: Path, *
         console.print(status_line(counts, missing))
         console.print(f"results: {folder}", soft_wrap=True)
     bad = sum(count for name, count in counts.items() if name not in ("ok", "skipped"))
-    return NOT_OK if bad or missing or not counts.get("ok") else OK
+    return NOT_OK if bad or missing or document.get("left_out") or not counts.get("ok") else OK
 
 
 def _remarks(console: Console, rows: Sequence[dict[str, Any]], request: Request) -> None:

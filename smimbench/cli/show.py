@@ -86,7 +86,7 @@ def theory(
         if not 0 < alpha < float("inf"):
             raise click.BadParameter(f"must be > 0 and finite, got {alpha}", param_hint="--alpha")
     suite = request.suite()
-    if not suite.chosen_plans:
+    if not suite.chosen_plans and not suite.unmade:
         raise click.UsageError("--only leaves no problem of this suite")
     cache, wanted = request.theory(), sorted(set(alphas)) or None
     if retry:

@@ -11,7 +11,7 @@ from smimbench.backend.arrays import namespace
 from smimbench.backend.streaming import StreamedInputs
 from smimbench.derive import complete_channel
 from smimbench.derive.prior import complete_prior
-from smimbench.files import canonical_json, error_line
+from smimbench.files import canonical_json, error_line, error_place
 from smimbench.interfaces import Channel, Cost, Data, Model, ParameterError, Prior, Start
 from smimbench.problem.instance import Instance, draw_on, stored_types
 from smimbench.problem.seeds import seed_sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from smimbench.backend.device import Backend
     from smimbench.registry.registry import Entry
 
-__all__ = ["CODE", "Problem", "ProblemError", "explained", "specification", "without_code"]
+__all__ = ["CODE", "ItemError", "Problem", "ProblemError", "explained", "specification", "without_code"]
 
 CODE = ("version", "source")
 """Keys of a specification that say which code is meant, not which mathematics."""
@@ -44,17 +44,23 @@ class ProblemError(ValueError):
         return type(self), (self.key, self.message)  # a worker process hands it to its parent
 
 
+class ItemError(ProblemError):
+    """An item cannot be made, whatever its parameters: its code raises, or what it gives is refused."""
+
+
 @contextmanager
-def explained(kind: str) -> Iterator[None]:
-    """Turn errors of an item of this kind into a ProblemError that names the key."""
+def explained(kind: str, refusal: type[ProblemError] = ProblemError) -> Iterator[None]:
+    """Turn errors of an item of this kind into a ProblemError that names the key; a ParameterError into a ``refusal``."""
     try:
         yield
     except RegistryError as error:
         raise ProblemError(f"{kind}.name", str(error)) from None
     except ParameterError as error:
-        raise ProblemError(f"{kind}.{error.key}", error.message) from None
-    except (Exception, SystemExit) as error:  # the constructor of a plugin may raise anything
-        raise ProblemError(f"{kind}.name", f"cannot be made: {error_line(error)}") from None
+        raise refusal(f"{kind}.{error.key}", error.message) from None
+    except BaseException as error:  # the constructor of a plugin may raise anything
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise ItemError(f"{kind}.name", f"cannot be made: {error_line(error)} ({error_place(error)})") from None
 
 
 def specification(entry: Entry, item: Any) -> dict[str, Any]:
@@ -112,12 +118,11 @@ class Problem:
         self.model = self._make(registry, "model", model)
         self.channel = self._make(registry, "channel", channel, tokens=self.model.tokens)
         self.prior = self._make(registry, "prior", prior)
-        with explained("channel"):
+        with explained("channel", ItemError):
             self.channel = complete_channel(self.channel, self.model)
-        with explained("prior"):
-            self.prior = complete_prior(self.prior, self.model)
-        with explained("channel"):
             self.components: int = int(self.channel.components)
+        with explained("prior", ItemError):
+            self.prior = complete_prior(self.prior, self.model)
 
     def _make(self, registry: Registry, kind: str, what: str | Mapping[str, Any], **provided: Any) -> Any:
         table = {"name": what} if isinstance(what, str) else dict(what)

@@ -103,6 +103,9 @@ def theory_document(
             if len(wanted) == 1:
                 raise
             document["unsolved"] = str(error) if isinstance(error, ProblemError) else error_line(error)
+    for one in suite.unmade:
+        problem = {"label": one.label, **one.tables}
+        documents.append({"problem": problem, "points": [], "thresholds": None, "unsolved": one.reason})
     return documents
 
 

@@ -11,7 +11,6 @@ import signal
 import time
 import traceback
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ from smimbench.backend.device import Backend, BackendError, get_backend
 from smimbench.backend.memory import cautious
 from smimbench.backend.roofline import remembered
 from smimbench.backend.streaming import DrawnInputs, NarrowInputs, StreamedInputs
-from smimbench.files import canonical_json, error_line, printable
+from smimbench.files import canonical_json, error_line, error_place, printable
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem
 from smimbench.problem.seeds import seed_sequence
@@ -78,7 +77,7 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1, registry: Re
                 raise
             tries += 1
             trace = printable("".join(traceback.format_exception(error)), LONGEST)
-            failure = {"reason": error_line(error), "where": _where(error), "traceback": trace}
+            failure = {"reason": error_line(error), "where": error_place(error), "traceback": trace}
             again = tries < MOST_TRIES and _ran_out(cell, error)
         _LATEST.clear()  # whoever raised may have written into it
         if not again:
@@ -132,15 +131,6 @@ def _different(lines: list[str]) -> list[str]:
     """Each line once, and not more than anybody reads."""
     found = list(dict.fromkeys(lines))
     return found if len(found) <= 100 else [*found[:100], f"and {len(found) - 100} more"]
-
-
-def _where(error: BaseException) -> str:
-    """File and line of an error: the last ones outside of libraries, or the last of all."""
-    frames = traceback.extract_tb(error.__traceback__)
-    engine = str(Path(__file__).resolve().parent.parent)
-    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith((engine, "<"))]
-    last = (own or frames)[-1]
-    return f"{last.filename}, line {last.lineno}"
 
 
 def _beginning(cell: Cell) -> dict[str, Any]:

@@ -7,9 +7,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from smimbench.derive.prior import why_theory_only
 from smimbench.files import canonical_json
 from smimbench.problem.problem import CODE, Problem
 from smimbench.registry.metrics import names_in_key
@@ -24,14 +23,14 @@ if TYPE_CHECKING:
 
     from smimbench.suite.schema import Reference, RunOptions
 
-__all__ = ["Cell", "ProblemPlan", "Suite", "as_table", "build_algorithm", "key_of"]
+__all__ = ["Cell", "ProblemPlan", "Suite", "Unmade", "as_table", "build_algorithm", "key_of"]
 
 
 @dataclass(frozen=True)
 class ProblemPlan:
     """One problem of a suite with the grid it is run on; ``seeds`` are the replicates at each of its dimensions.
 
-    ``references`` are the published values of exactly this problem.
+    ``references`` are the published values of exactly this problem; ``theory_only`` says why it cannot be run.
     """
 
     problem: Problem
@@ -40,7 +39,16 @@ class ProblemPlan:
     dimensions: tuple[int, ...]
     label: str
     seeds: tuple[int, ...]
+    theory_only: str | None = None
     references: tuple[Reference, ...] = ()
+
+
+class Unmade(NamedTuple):
+    """A problem of a suite that cannot be made, because code of an item fails."""
+
+    label: str
+    tables: dict[str, dict[str, Any]]
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -133,6 +141,8 @@ class Suite:
     plugins: bool = False
     duration: str = ""
     remarks: tuple[str, ...] = ()
+    unmade: tuple[Unmade, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def chosen_plans(self) -> tuple[ProblemPlan, ...]:
@@ -142,8 +152,8 @@ class Suite:
     @property
     def theory_only(self) -> str | None:
         """Why nothing of it can be run, if every problem has a theory only."""
-        reasons = [why_theory_only(plan.problem.prior, plan.problem.components) for plan in self.plans]
-        return str(reasons[0]) if all(reasons) else None
+        reasons = [plan.theory_only for plan in self.plans]
+        return reasons[0] if all(reasons) else None
 
     def plans_with_data(self) -> list[ProblemPlan]:
         """The problems of which data can be drawn.
@@ -155,7 +165,7 @@ class Suite:
         """
         if reason := self.theory_only:
             raise SuiteError(self.file, "problem.prior", reason)
-        return [p for p in self.plans if not why_theory_only(p.problem.prior, p.problem.components)]
+        return [plan for plan in self.plans if not plan.theory_only]
 
     @property
     def seeds(self) -> int:

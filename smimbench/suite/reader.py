@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import pydantic
 
+from smimbench.derive.prior import why_theory_only
 from smimbench.files import canonical_json, printable
-from smimbench.problem.problem import CODE, Problem, ProblemError, explained, specification
+from smimbench.problem.problem import CODE, ItemError, Problem, ProblemError, explained, specification
 from smimbench.registry.metrics import find_metric
 from smimbench.registry.parameters import build, explain_validation, unknown_key
 from smimbench.registry.registry import Registry, RegistryError, get_registry
-from smimbench.suite.cells import ProblemPlan, Suite
+from smimbench.suite.cells import ProblemPlan, Suite, Unmade
 from smimbench.suite.errors import SuiteError
 from smimbench.suite.extends import merged, toml_text
-from smimbench.suite.overrides import check_condition, override, read_condition
+from smimbench.suite.overrides import check_condition, override, read_condition, selects
 from smimbench.suite.schema import STARTS, Document, distinct, table_at
 
 if TYPE_CHECKING:
@@ -165,6 +166,8 @@ class _Reader:
         self.path, self.text, self.registry, self.stored = path, text, registry, stored
         self.file = str(path)
         self.remarks: list[str] = []
+        self.unmade: list[Unmade] = []
+        self.failures: list[SuiteError] = []
 
     def fail(self, key: str, message: str) -> SuiteError:
         return SuiteError(self.file, key, message)
@@ -183,14 +186,14 @@ class _Reader:
             self._drop_ins()
         plans = self._plans(read)
         if not plans:
-            raise self.fail("problem", "; ".join(self.remarks))
+            raise self.failures[0] if self.failures else self.fail("problem", "; ".join(self.remarks))
         self._refuse_same_cells(plans)
         algorithms = self._algorithms(read.algorithms, plans)
         self._check_run(read.run, plans)
         plans = self._with_references(read.run, plans)
         known = {
             "algorithm": [word for table in algorithms for word in (table["label"], table["spec"]["name"])],
-            "problem": [plan.label for _, plan in plans],
+            "problem": [*(plan.label for _, plan in plans), *(one.label for one in self.unmade)],
             "alpha": sorted({alpha for _, plan in plans for alpha in plan.alphas}),
             "dimension": sorted({dimension for _, plan in plans for dimension in plan.dimensions}),
             "seed": range(max(max(plan.seeds) for _, plan in plans)),
@@ -213,6 +216,8 @@ class _Reader:
             plugins=read.suite.plugins,
             duration=read.suite.duration,
             remarks=tuple(self.remarks),
+            unmade=tuple(one for one in self.unmade if selects(only, problem=one.label)),
+            left_out=tuple(map(str, self.failures)),
         )
 
     def _explain(self, error: pydantic.ValidationError, document: dict[str, Any]) -> SuiteError:
@@ -258,15 +263,21 @@ class _Reader:
                 len(variants) * len(alphas) * sum(seeds) * max(1, len(read.algorithms)), read.grid.max_cells
             )
             for tables, differing in variants:
-                try:
-                    problem = self._problem(tables, key)
-                except SuiteError as error:
-                    self._leave_out(error)
-                    continue
-                label = table.label or problem.label
-                if table.label and differing:
+                label = table.label
+                if label and differing:
                     label += " (" + ", ".join(f"{k}={v}" for k, v in differing.items()) + ")"
-                plans.append((key, ProblemPlan(problem, tables, alphas, dimensions, label, seeds)))
+                try:
+                    problem = Problem(**tables, registry=self.registry)
+                    with explained("prior"):
+                        theory_only = why_theory_only(problem.prior, problem.components)
+                except ProblemError as error:
+                    self._leave_out(error, f"{key}.{error.key}")
+                    if isinstance(error, ItemError):
+                        label = label or " ".join(str(one["name"]) for one in tables.values())
+                        self.unmade.append(Unmade(label, tables, str(error)))
+                    continue
+                label = label or problem.label
+                plans.append((key, ProblemPlan(problem, tables, alphas, dimensions, label, seeds, theory_only)))
         return plans
 
     def _check_size(self, size: int, largest: int) -> None:
@@ -317,17 +328,14 @@ class _Reader:
                 chosen[kind][name] = value
             yield chosen, {name: value for (_, name, _), value in zip(axes, combination)}
 
-    def _leave_out(self, error: SuiteError) -> None:
-        """Skip what cannot be made in stored results; raise otherwise."""
-        if not self.stored:
-            raise error
-        self.remarks.append(f"left out: {error}")
-
-    def _problem(self, tables: dict[str, dict[str, Any]], key: str) -> Problem:
-        try:
-            return Problem(tables["model"], tables["channel"], tables["prior"], registry=self.registry)
-        except ProblemError as error:
-            raise self.fail(f"{key}.{error.key}", error.message) from None
+    def _leave_out(self, error: ProblemError, key: str) -> None:
+        """Skip what cannot be made where its own code is at fault, or in stored results; raise otherwise."""
+        found = self.fail(key, error.message)
+        if isinstance(error, ItemError):
+            self.failures.append(found)
+        elif not self.stored:
+            raise found from None
+        self.remarks.append(f"left out: {found}")
 
     def _refuse_same_cells(self, plans: Sequence[tuple[str, ProblemPlan]]) -> None:
         """Two problems under one label, or one point under two labels, could not be told apart in a table."""
@@ -360,9 +368,9 @@ class _Reader:
             key = f"algorithms[{i}]"
             label = table.name if table.label is None else table.label
             try:
-                spec = self._algorithm(table, key, plans)
-            except SuiteError as error:
-                self._leave_out(error)
+                spec = self._algorithm(table, plans)
+            except ProblemError as error:
+                self._leave_out(error, f"{key}.{error.key.partition('.')[2]}")
                 continue
             for j, other in enumerate(found):
                 if label == other["label"]:
@@ -372,20 +380,15 @@ class _Reader:
             found.append({"label": label, "spec": spec})
         return tuple(found)
 
-    def _algorithm(self, table: AlgorithmTable, key: str, plans: Sequence[tuple[str, ProblemPlan]]) -> dict[str, Any]:
+    def _algorithm(self, table: AlgorithmTable, plans: Sequence[tuple[str, ProblemPlan]]) -> dict[str, Any]:
         """Name, version and all parameters of an algorithm."""
-        try:
-            with explained("algorithm"):
-                entry = self.registry.get("algorithm", table.name)
-                item = build(entry.item, "algorithm", table.model_extra or {})
-        except ProblemError as error:
-            raise self.fail(f"{key}.{error.key.partition('.')[2]}", error.message) from None
+        with explained("algorithm"):
+            entry = self.registry.get("algorithm", table.name)
+            item = build(entry.item, "algorithm", table.model_extra or {})
         models = list(dict.fromkeys(plan.problem.model.name for _, plan in plans))
         if not any(map(entry.fits, models)):  # one that works for some problems is skipped on the others
-            raise self.fail(
-                f"{key}.name",
-                f"algorithm {table.name!r} works for {', '.join(entry.models)}, not for {' or '.join(map(repr, models))}",
-            )
+            wrong = f"works for {', '.join(entry.models)}, not for {' or '.join(map(repr, models))}"
+            raise ProblemError("algorithm.name", f"algorithm {table.name!r} {wrong}")
         return specification(entry, item)
 
     # -- run options ----------------------------------------------------------------------------------------------
@@ -408,9 +411,9 @@ class _Reader:
         known = {plan.problem.identity for _, plan in plans}
         for i, reference in enumerate(run.reference):
             try:
-                problem = self._problem(reference.problem.tables(), f"run.reference[{i}].problem")
-            except SuiteError as error:
-                self._leave_out(error)
+                problem = Problem(**reference.problem.tables(), registry=self.registry)
+            except ProblemError as error:
+                self._leave_out(error, f"run.reference[{i}].problem.{error.key}")
                 continue
             if problem.identity in known:
                 owned.setdefault(problem.identity, []).append(reference)

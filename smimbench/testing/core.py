@@ -41,8 +41,8 @@ class CheckError(LookupError):
     """What was asked to be checked is not an item, or cannot be made; the message says what would be right."""
 
 
-class _TimeIsUp(BaseException):
-    """Not an Exception: code that catches all of those must not go on."""
+class _TimeIsUp(KeyboardInterrupt):
+    """Code that catches everything lets this one through."""
 
 
 @dataclass(frozen=True)

@@ -526,6 +526,109 @@ def test_a_problem_that_cannot_be_solved_says_so_and_the_others_stay(tmp_path, c
     assert "0.358258" in out
 
 
+RAISING = "    def __post_init__(self):\n        raise {}('no')\n\n    @property"
+POSTERIOR = CHANNEL[CHANNEL.index("    def posterior") : CHANNEL.index("@hookimpl")]
+LIKELIHOOD = "    def log_likelihood(self, y, z):\n        return 0 * z[:, 0, 0]\n\n\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("    @property", RAISING.format("ZeroDivisionError"), "ZeroDivisionError: no"),
+        ("    @property", RAISING.format("BaseException"), "BaseException: no"),
+        ("        return 1\n", "        return [][0]\n", "IndexError: list index out of range"),
+        (POSTERIOR, LIKELIHOOD, "a delta function"),
+    ],
+    ids=["constructor", "BaseException", "property", "likelihood"],
+)
+def test_a_problem_that_cannot_be_made_says_so_and_the_others_stay(tmp_path, capsys, before, after, said):
+    plugin = tmp_path / "bad.py"
+    plugin.write_text(CHANNEL.replace(before, after))
+    bad = TWICE.replace('"line"', '"bad"').replace('name = "linear", noise = 0.2', 'name = "twice"')
+    text = SUITE.replace("[problem]" + TWICE, f"[[problems]]{bad}\n[[problems]]{TWICE}")
+    suite, options = write_suite(tmp_path, text), ("--plugins", plugin, "--results", tmp_path / "r")
+    code, out, err = call(capsys, "theory", suite, *options, "--json")
+    assert code == 1, err
+    good, failed = one_document(out)
+    assert (good["problem"]["label"], len(good["points"]), "unsolved" in good) == ("line", 2, False)
+    assert (failed["problem"]["label"], failed["points"]) == ("bad", [])
+    assert said in failed["unsolved"]
+    assert said == "a delta function" or f"({plugin}, line " in failed["unsolved"]
+    code, out, err = call(capsys, "theory", suite, *options)
+    assert code == 1
+    assert "bad not solved: channel.name: " in " ".join(out.split())
+    assert "0.358258" in out
+    for words in (("run", suite, "--workers", "1", "--no-figure"), ("show", suite)):
+        code, out, err = call(capsys, *words, *options, "--json")
+        found = one_document(out)
+        assert code == 1, err
+        assert {row["problem"] for row in found["rows"]} == {"line"}
+        assert (found["status_counts"], found["missing"]) == ({"ok": 8}, 0)
+        assert said in found["left_out"][0]
+        assert said in err
+        assert err.count("left out: ") == 1
+    alone = write_suite(tmp_path, SUITE.replace("[problem]" + TWICE, f"[problem]{bad}"), "alone")
+    for verb in ("theory", "run"):
+        code, _, err = call(capsys, verb, alone, *options)
+        assert (code, err.count("\n")) == (2, 1)
+        assert said in err
+    code, _, err = call(capsys, "theory", suite, *options, "--set", "problems.bad.channel.gian=2")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "did you mean 'gain'?" in err
+
+
+PRIOR = """
+from dataclasses import dataclass
+from smimbench import hookimpl
+from smimbench_algorithms.adam import Adam
+from smimbench_priors.gaussian import Gaussian
+
+
+@dataclass(frozen=True)
+class Moody(Gaussian):
+    name = "moody"
+
+    def mean(self, components, dimension):
+        raise ZeroDivisionError("no")
+
+
+class Broken(Adam):
+    name = "broken"
+
+    def __post_init__(self):
+        raise ZeroDivisionError("none")
+
+
+@hookimpl
+def smimbench_register_priors(register):
+    register(Moody)
+
+
+@hookimpl
+def smimbench_register_algorithms(register):
+    register(Broken)
+"""
+
+
+def test_a_prior_without_a_mean_and_an_algorithm_that_cannot_be_made_leave_the_others(tmp_path, capsys):
+    plugin = tmp_path / "bad.py"
+    plugin.write_text(PRIOR)
+    bad = TWICE.replace('"line"', '"bad"').replace("gaussian", "moody")
+    text = SUITE.replace("[problem]" + TWICE, f"[[problems]]{bad}\n[[problems]]{TWICE}")
+    suite = write_suite(tmp_path, text + '\n[[algorithms]]\nname = "broken"\n')
+    options = ("--plugins", plugin, "--results", tmp_path / "r", "--json")
+    code, out, _ = call(capsys, "theory", suite, *options)
+    assert code == 1
+    assert [one.get("unsolved", "")[-1:] for one in one_document(out)] == ["", ")"]
+    code, out, _ = call(capsys, "run", suite, *options, "--workers", "1", "--no-figure")
+    assert code == 1
+    found = one_document(out)
+    assert found["status_counts"] == {"ok": 8}
+    first, second = found["left_out"]
+    assert "problems[0].prior.name: cannot be made: ZeroDivisionError: no (" in first
+    assert "algorithms[2].name: cannot be made: ZeroDivisionError: none (" in second
+
+
 def test_the_small_width_limit_has_a_theory_and_no_data(tmp_path, capsys):
     suite = write_suite(tmp_path, ATTENTION.replace("rho = 0.5", "rho = 0.0"))
     code, out, err = call(capsys, "theory", suite, "--json", "--results", tmp_path / "r")
