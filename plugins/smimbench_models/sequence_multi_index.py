@@ -15,15 +15,13 @@ from smimbench_models import sequence_mixed
 from smimbench_models.common import TokenModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from smimbench.interfaces import Array
 
 __all__ = ["SequenceMultiIndex"]
 
-# Multiplications of one product: OpenBLAS packs the factors of larger ones first, which reads and writes the inputs once more.
-# Doubled: that happens.
-_SMALL_PRODUCT = 1_000_000
+# Vectors with which the tokens are multiplied one after the other: a product with a narrow matrix takes half as long again.
+# Doubled: with six vectors the matrix product is faster.
+_FEW_VECTORS = 3
 
 # Largest D at which tokens are projected one after the other, the fastest way through memory as long as the direction stays
 # in the first-level cache. Doubled: the direction leaves it.
@@ -138,13 +136,10 @@ class SequenceMultiIndex(TokenModel):
         if _narrow(inputs, left):
             total = sequence_mixed.push(left, flat)
             return xp.reshape(total * dimension**-0.5, (*lead, components, dimension))
-        total = None
-        for part in _blocks(flat, rows):
-            product = xp.matmul(left[:, part], flat[part, :])
-            if total is None:
-                total = product
-            else:
-                total += product
+        if isinstance(flat, np.ndarray) and rows <= _FEW_VECTORS:
+            total = np.concatenate([left[k : k + 1] @ flat for k in range(rows)])
+        else:
+            total = xp.matmul(left, flat)
         return xp.reshape(total * dimension**-0.5, (*lead, components, dimension))
 
     def adjoint_scale(self, dimension: int) -> float:
@@ -176,18 +171,7 @@ def _project(xp: Any, inputs: Array, rows: Array) -> Array:
     """Products of all tokens with the rows (k, D): (n M, k)."""
     flat = xp.reshape(inputs, (-1, inputs.shape[-1]))
     count, dimension = rows.shape
-    if isinstance(flat, np.ndarray) and count <= 2 and dimension <= _MOST_BY_ROWS:
-        found = [xp.vecdot(flat, rows[k, :]) for k in range(count)]
-        return xp.reshape(found[0], (-1, 1)) if count == 1 else xp.stack(found, axis=-1)
-    columns = xp.matrix_transpose(rows)
-    found = [xp.matmul(flat[part, :], columns) for part in _blocks(flat, count)]
-    return found[0] if len(found) == 1 else xp.concat(found, axis=0)
-
-
-def _blocks(flat: Array, rows: int) -> Iterable[slice]:
-    """Slices of the tokens (k, D) for products with ``rows`` vectors that BLAS makes without packing."""
-    count, dimension = flat.shape
-    if not isinstance(flat, np.ndarray) or rows == 1 or not count:
-        return [slice(0, count)]
-    step = max(1, _SMALL_PRODUCT // (dimension * rows))
-    return [slice(start, min(start + step, count)) for start in range(0, count, step)]
+    if isinstance(flat, np.ndarray) and count <= _FEW_VECTORS:
+        found = [np.vecdot(flat, row) if dimension <= _MOST_BY_ROWS else flat @ row for row in rows]
+        return found[0][:, None] if count == 1 else np.stack(found, axis=-1)
+    return xp.matmul(flat, xp.matrix_transpose(rows))
