@@ -20,9 +20,9 @@ from smimbench.interfaces import Uncertain
 from smimbench.problem.problem import ProblemError, without_code
 from smimbench.run.answers import check_answer, document_text, read_answer, write_answer
 from smimbench.theory.consistency import require_consistent, require_consistent_at
-from smimbench.theory.evaluations import Evaluations
 from smimbench.theory.fixed_point_curve import fixed_point_curve
 from smimbench.theory.generalization import curve_errors
+from smimbench.theory.information import Evaluations
 from smimbench.theory.own import own_theory
 from smimbench.theory.predictions import competing, curve_of, point_document, thresholds
 

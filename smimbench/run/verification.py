@@ -23,7 +23,7 @@ from smimbench.run.store import Store
 from smimbench.run.theory_cache import THEORY_ERRORS, THEORY_VERSION, answer_name, node_answer, nodes_name
 from smimbench.run.theory_guard import GuardedTheory
 from smimbench.suite.cells import build_algorithm
-from smimbench.theory.evaluations import Evaluations
+from smimbench.theory.information import Evaluations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

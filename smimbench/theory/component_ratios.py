@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smimbench.theory.curve_stages import EXACT, SAMPLED, Accuracy
-from smimbench.theory.evaluations import is_sampled
 from smimbench.theory.information import (
     diagonals,
     information_at,
+    is_sampled,
     offers_rough,
     overlap_at,
     prior_moments,

@@ -27,8 +27,7 @@ import numpy as np
 from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.corrector import Corrector
 from smimbench.theory.curve_stages import Node, Stage, change, finite_gaps, polynomial, root_of_gaps
-from smimbench.theory.evaluations import Evaluations
-from smimbench.theory.information import diagonals, information_at
+from smimbench.theory.information import Evaluations, diagonals, information_at
 from smimbench.theory.perfect_recovery import perfect_limit
 from smimbench.theory.types import NOTHING, Bifurcation, Host
 

@@ -1,7 +1,10 @@
-"""Information about the signal in prior and labels: moments, overlap at Qhat and back, and ``I = E sum_c g_c g_c^T``."""
+"""Information about the signal in prior and labels, each value computed once per problem: moments, overlap at Qhat and back,
+``I = E sum_c g_c g_c^T`` and its susceptibility.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,8 +12,8 @@ import numpy as np
 from smimbench.derive.sampled_information import sampled_moments
 from smimbench.interfaces import Uncertain
 from smimbench.numerics.linalg import spectral_function, symmetric_logarithm
+from smimbench.numerics.memo import kept
 from smimbench.problem.problem import ProblemError
-from smimbench.theory.evaluations import Evaluations
 from smimbench.theory.types import NOTHING, Host
 
 if TYPE_CHECKING:
@@ -20,16 +23,85 @@ if TYPE_CHECKING:
     from smimbench.problem.problem import Problem
 
 __all__ = [
+    "Evaluations",
     "channel_information",
     "diagonals",
     "information_at",
     "inverse_map",
+    "is_sampled",
     "offers_rough",
     "overlap_at",
     "overlap_error_at",
     "prior_moments",
     "susceptibility_at",
 ]
+
+
+def is_sampled(method: str) -> bool:
+    """Whether a value was obtained from random labels."""
+    return "Monte Carlo" in method
+
+
+class Evaluations:
+    """Information and susceptibility of a problem at the (Q, V) that were asked for: the nodes of its curves.
+
+    Attributes
+    ----------
+    known : dict
+        Evaluations by their key.
+    evaluate : callable or None
+        Makes every new evaluation, given its key and the work to do, and says whether it is worth remembering; for callers
+        with a clock and a disk. None: all are remembered here.
+    watch : callable
+        Told of every new evaluation, and by those who follow a curve of the sample ratio that they have reached.
+    count : int
+        Evaluations in use, new ones and remembered ones.
+    sampled : bool
+        Whether a single evaluation was sampled. Then a batch is evaluated, and kept, one by one.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[str, Uncertain] = {}
+        self.evaluate: Callable[[str, Callable[[], Uncertain]], tuple[Uncertain, bool]] | None = None
+        self.watch: Callable[[float | None], None] = lambda alpha: None
+        self.count = 0
+        self.sampled = False
+
+    @classmethod
+    def of(cls, problem: Problem) -> Evaluations:
+        """The evaluations of a problem."""
+        return kept(problem, "evaluations", cls)
+
+    def at(self, kind: str, Q: Array, V: Array, evaluate: Callable[[Array, Array], Uncertain]) -> Uncertain:
+        """``evaluate(Q, V)``, or what it gave before; Q and V (..., P, P)."""
+        Q, V = np.asarray(Q, dtype=float), np.asarray(V, dtype=float)
+        if Q.ndim == 2 or not self.sampled:
+            return self._single(kind, Q, V, evaluate)
+        pairs = zip(Q.reshape(-1, *Q.shape[-2:]), V.reshape(-1, *V.shape[-2:]))
+        found = [self._single(kind, q, v, evaluate) for q, v in pairs]
+        value, error = (np.reshape([np.broadcast_to(f[k], Q.shape[-2:]) for f in found], Q.shape) for k in (0, 1))
+        return Uncertain(value, error, ", ".join(dict.fromkeys(f.method for f in found)))
+
+    def _single(self, kind: str, Q: Array, V: Array, evaluate: Callable[[Array, Array], Uncertain]) -> Uncertain:
+        key, is_kept = self.key(kind, Q, V), True
+        found = self.known.get(key)
+        if found is None or np.shape(found.value) != Q.shape:  # a stored one may be anything
+            if self.evaluate is None:
+                found = evaluate(Q, V)
+            else:
+                found, is_kept = self.evaluate(key, lambda: evaluate(Q, V))
+        self.sampled |= Q.ndim == 2 and is_sampled(found.method)
+        if is_kept:
+            self.known[key] = found
+            self.count += 1
+            self.watch(None)
+        return found
+
+    @staticmethod
+    def key(kind: str, Q: Array, V: Array) -> str:
+        """Name of an evaluation: equal arguments, to the last bit, have equal names."""
+        content = f"{kind} {Q.shape} ".encode() + Q.tobytes() + V.tobytes()
+        return hashlib.sha256(content).hexdigest()[:24]
 
 
 def channel_information(channel: Any, model: Model, Q: Array, V: Array) -> Uncertain:
@@ -67,39 +139,19 @@ def information_at(problem: Problem, Q: Array, V: Array, *, rough: bool = False)
 
     ``rough``: from as many labels as the channel's ``sampling`` says, which only differences should be taken of.
     """
-    channel: Any = problem.channel
-    if rough:
-        found = Evaluations.of(problem).at(
-            "rough information",
-            Q,
-            V,
-            lambda q, v: channel.information(q, v, labels=channel.sampling.rough_labels(q, v)),
-        )
-    else:
-        found = Evaluations.of(problem).at(
-            "information", Q, V, lambda q, v: channel_information(channel, problem.model, q, v)
-        )
+    found = _evaluated(
+        problem, "information", Q, V, lambda q, v: channel_information(problem.channel, problem.model, q, v), rough
+    )
     value = np.asarray(found.value, dtype=float)
     return Uncertain(value, np.broadcast_to(np.asarray(found.error, dtype=float), value.shape), found.method)
 
 
 def susceptibility_at(problem: Problem, Q: Array, V: Array, *, rough: bool = False) -> Uncertain:
     """How the information of components without overlap begins (P, P): the channel's own (``rough`` as above), or sampled."""
-    channel: Any = problem.channel
-    own = channel.susceptibility
-    if rough and own is not None:
-        return Evaluations.of(problem).at(
-            "rough susceptibility",
-            Q,
-            V,
-            lambda q, v: channel.susceptibility(q, v, labels=channel.sampling.rough_labels(q, v)),
-        )
+    own = problem.channel.susceptibility
 
-    def evaluate(q: Array, v: Array) -> Uncertain:
-        if own is not None:
-            found: Uncertain = own(q, v)
-            return found
-        found = sampled_moments(channel, problem.model.sites, q, v)[1]
+    def sampled(q: Array, v: Array) -> Uncertain:
+        found = sampled_moments(problem.channel, problem.model.sites, q, v)[1]
         if not np.isfinite(found.error).all():
             name = problem.spec["channel"]["name"]
             raise ProblemError(
@@ -109,7 +161,20 @@ def susceptibility_at(problem: Problem, Q: Array, V: Array, *, rough: bool = Fal
             )
         return found
 
-    return Evaluations.of(problem).at("susceptibility", Q, V, evaluate)
+    return _evaluated(problem, "susceptibility", Q, V, sampled if own is None else own, rough and own is not None)
+
+
+def _evaluated(
+    problem: Problem, kind: str, Q: Array, V: Array, evaluate: Callable[[Array, Array], Uncertain], rough: bool
+) -> Uncertain:
+    channel: Any = problem.channel
+
+    def roughly(q: Array, v: Array) -> Uncertain:
+        found: Uncertain = getattr(channel, kind)(q, v, labels=channel.sampling.rough_labels(q, v))
+        return found
+
+    evaluations = Evaluations.of(problem)
+    return evaluations.at(f"rough {kind}", Q, V, roughly) if rough else evaluations.at(kind, Q, V, evaluate)
 
 
 def overlap_at(problem: Problem, qhat: Array) -> tuple[Host, Host]:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smimbench.theory.evaluations import is_sampled
-from smimbench.theory.information import diagonals, information_at, overlap_at, prior_moments
+from smimbench.theory.information import diagonals, information_at, is_sampled, overlap_at, prior_moments
 from smimbench.theory.types import Threshold
 
 if TYPE_CHECKING:

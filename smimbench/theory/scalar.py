@@ -19,7 +19,6 @@ from smimbench.numerics.memo import kept
 from smimbench.numerics.roots import bracketed_roots
 from smimbench.theory.component_ratios import ComponentRatios
 from smimbench.theory.curve import HELD, NEVER, Curve, threshold_document
-from smimbench.theory.curve_values import FAINTEST, interpolation_error, limit_of, resolved, turns
 from smimbench.theory.information import information_at, overlap_at, overlap_error_at, prior_moments
 from smimbench.theory.types import NOTHING, HardPhase, Prediction, Threshold
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Array
     from smimbench.problem.problem import Problem
 
-__all__ = ["ScalarCurve"]
+__all__ = ["ScalarCurve", "resolved", "turns"]
 
 UNSURE = 0.5
 """Relative error of sampled information with which a curve ends; doubled, it ends later, at values that may be wrong."""
@@ -40,6 +39,9 @@ LATE, RISING = 3.0, 1.02
 earlier values count; the second, slower rises are taken for noise."""
 ROUNDING = 1e-13
 """Relative error of a root of a closed form; doubled, so is the smallest error that is stated."""
+SMALL, SLOWEST, FAINTEST = 1e-3, 0.5, 1e-150
+"""Errors below the first (of what the prior mean leaves) fall at least with this power of Qhat, down to the third; else the
+curve ends."""
 
 
 class ScalarCurve(Curve):
@@ -54,23 +56,19 @@ class ScalarCurve(Curve):
     """
 
     def __init__(self, problem: Problem) -> None:
-        if problem.components != 1:
-            raise ValueError(f"a scalar curve needs one component, this problem has {problem.components}")
         self.problem = problem
         self.kappa = float(self.problem.model.kappa)
         self.second, self.bottom = (float(moment[0, 0]) for moment in prior_moments(self.problem))
         self.unknown = self.second - self.bottom  # what the prior mean leaves; a wide Wishart matrix is nearly its mean
-        probe = self._information(np.array(0.0))
-        self.method = probe.method
+        self.method = self._information(np.array(0.0)).method
         # A fit through sampled values is smooth, and evaluated where it is asked.
-        self.sampled = probe.method.startswith(("Monte Carlo", "nested"))
+        self.sampled = self.method.startswith(("Monte Carlo", "nested"))
         # Sampling costs thousands of times more than a formula, and its curve is interpolated anyway. It ends where a posterior
         # mean no longer differs from its omega.
-        low, high, self.per_decade, faintest = (1e-4, 1e8, 4, 1e-11) if self.sampled else (1e-9, 1e15, 8, FAINTEST)
-        count = round(np.log10(high / low) * self.per_decade) + 1
-        self.log_qhat = np.linspace(np.log(low), np.log(high), count)
-        end = resolved(self._overlap(self.log_qhat)[1], self.log_qhat, self.unknown, faintest)
-        beyond, self.log_qhat = self.log_qhat[end : end + 1], self.log_qhat[:end]
+        low, high, per_decade, faintest = (1e-4, 1e8, 4, 1e-11) if self.sampled else (1e-9, 1e15, 8, FAINTEST)
+        nodes = np.linspace(np.log(low), np.log(high), round(np.log10(high / low) * per_decade) + 1)
+        end = resolved(self._overlap(nodes)[1], nodes, self.unknown, faintest)
+        beyond, self.log_qhat = nodes[end : end + 1], nodes[:end]
         if self.sampled and len(beyond) and self._overlap(beyond)[1][0] < faintest * self.unknown:
             # The error of a discrete signal falls by many orders of magnitude from one node to the next.
             last = bracketed_roots(
@@ -87,25 +85,24 @@ class ScalarCurve(Curve):
     @cached_property
     def _evaluated(self) -> tuple[np.ndarray[Any, Any], ...]:
         """Nodes, alpha and its error; a sampled curve gets as many nodes as its interpolation needs."""
-        if not self.sampled:
-            return self.log_qhat, *self.alpha_of(self.log_qhat)
         nodes = self.log_qhat
         alpha, error = self.alpha_of(nodes)
+        if not self.sampled:
+            return nodes, alpha, error
         sure = np.flatnonzero(np.isfinite(alpha) & (error < UNSURE * alpha))
         end = int(sure[-1]) + 1 if len(sure) else len(nodes)
-        nodes, alpha, error = nodes[:end], alpha[:end], error[:end]
+        table = np.array([nodes, alpha, error])[:, :end]
         for _ in range(3):
+            nodes, alpha, error = table
             doubt = interpolation_error(nodes, alpha)
             poor = doubt > np.maximum(INTERPOLATION, error / np.where(np.isfinite(alpha), alpha, 1.0))
             gaps = np.flatnonzero(poor[:-1] | poor[1:])
             if not len(gaps):
                 break
             between = (nodes[gaps] + nodes[gaps + 1]) / 2
-            found = self.alpha_of(between)
-            order = np.argsort(np.concatenate([nodes, between]))
-            nodes, alpha, error = (
-                np.concatenate(parts)[order] for parts in ((nodes, between), (alpha, found[0]), (error, found[1]))
-            )
+            table = np.hstack([table, [between, *self.alpha_of(between)]])
+            table = table[:, np.argsort(table[0])]
+        nodes, alpha, error = table
         unknown = np.where(np.isfinite(alpha), alpha, 0.0) * interpolation_error(nodes, alpha)
         return nodes, alpha, np.hypot(error, unknown)
 
@@ -124,10 +121,10 @@ class ScalarCurve(Curve):
         found = information_at(self.problem, Q[..., None, None], V[..., None, None])
         return Uncertain(found.value[..., 0, 0], found.error[..., 0, 0], found.method)
 
+    @cached_property
     def _at_bottom(self) -> Uncertain:
         """Information at the prior mean."""
-        found = self._information_at(np.asarray(self.bottom), np.asarray(self.second - self.bottom))
-        return Uncertain(float(found.value), float(found.error), found.method)
+        return self._information_at(np.asarray(self.bottom), np.asarray(self.unknown))
 
     def alpha_of(self, log_qhat: Array) -> tuple[Array, Array]:
         """alpha(Qhat) and its numerical error."""
@@ -138,15 +135,28 @@ class ScalarCurve(Curve):
         alpha = np.where(info.value > 0, alpha, np.inf)
         return alpha, np.where(np.isfinite(relative), relative, 1.0) * np.where(np.isfinite(alpha), alpha, 0) + 0.0
 
+    def _alpha_at(self, log_qhat: float) -> float:
+        return float(self.alpha_of(np.array([log_qhat]))[0][0])
+
+    def _alpha(self, log_qhat: Array) -> Array:
+        """alpha(Qhat); between the nodes of a sampled curve interpolated."""
+        if not self.sampled:
+            return self.alpha_of(log_qhat)[0]
+        from scipy.interpolate import PchipInterpolator
+
+        finite = np.isfinite(self.alpha)
+        nodes = self.nodes[finite]
+        curve = PchipInterpolator(nodes, np.log(self.alpha[finite]))
+        return np.exp(curve(np.clip(log_qhat, nodes[0], nodes[-1])))
+
     @cached_property
     def _along(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Nodes of log Qhat with their alpha, between which alpha is monotonic: turning points are nodes, too.
 
         Sampled curves are interpolated, and turn at nodes only.
         """
-        turns = [] if self.sampled else [(where, value) for where, value, _, _ in self.turning_points()]
-        nodes = np.concatenate([self.nodes, [where for where, _ in turns]])
-        ratios = np.concatenate([self.alpha, [value for _, value in turns]])
+        turning = [] if self.sampled else [point[:2] for point in self.turning_points()]
+        nodes, ratios = np.hstack([[self.nodes, self.alpha], np.reshape(turning, (-1, 2)).T])
         order = np.argsort(nodes)
         return nodes[order], ratios[order]
 
@@ -155,7 +165,7 @@ class ScalarCurve(Curve):
     def predict(self, alphas: Sequence[float], branch: str = "uninformed") -> list[Prediction]:
         """Solve for every alpha on one branch."""
         wanted = np.asarray(alphas, dtype=float)
-        ratios = self._along[1]
+        nodes, ratios = self._along
         reached = ratios[None, :] >= wanted[:, None]
         if branch == "uninformed":
             upper = np.where(reached.any(1), reached.argmax(1), len(ratios))
@@ -165,54 +175,42 @@ class ScalarCurve(Curve):
             if perfect is not None:  # counting says where V = 0 is stable, whatever the last node is
                 below[wanted >= perfect.value, -1] = True
             upper = np.where(below.any(1), len(ratios) - below[:, ::-1].argmax(1), 0)
-        log_qhat = np.empty_like(wanted)
+        log_qhat = np.where(upper == 0, -np.inf, np.inf)
         inside = (upper > 0) & (upper < len(ratios))
-        log_qhat[upper == 0] = -np.inf
-        log_qhat[upper == len(ratios)] = np.inf
         if inside.any():
-            log_qhat[inside] = self._roots(wanted[inside], upper[inside])
+            targets, end = np.log(wanted[inside]), upper[inside]
+            log_qhat[inside] = bracketed_roots(
+                lambda x, index: np.log(self._alpha(x)) - targets[index],
+                nodes[end - 1],
+                nodes[end],
+                values=None if self.sampled else (np.log(ratios[end - 1]) - targets, np.log(ratios[end]) - targets),
+                tolerance=ROUNDING,
+            )
         finite = np.isfinite(log_qhat)
-        Q, V, error, shift = (np.zeros_like(wanted) for _ in range(4))
-        if finite.any():
-            Q[finite], V[finite] = self._overlap(log_qhat[finite])
-            error[finite], shift[finite] = self._errors(log_qhat[finite], Q[finite], V[finite])
-        found = []
-        for i, alpha in enumerate(wanted):
-            if finite[i]:
-                found.append(self._pack(alpha, float(Q[i]), float(V[i]), float(error[i]), branch, shift[i]))
-            else:
-                found.append(self._beyond(alpha, bool(log_qhat[i] > 0), branch))
-        return found
-
-    def _roots(self, alphas: Array, upper: Array) -> Array:
-        targets = np.log(alphas)
-        nodes, ratios = self._along
-        ends = (np.log(ratios[upper - 1]) - targets, np.log(ratios[upper]) - targets)
-        return bracketed_roots(
-            lambda x, index: np.log(self._alpha(x)) - targets[index],
-            nodes[upper - 1],
-            nodes[upper],
-            values=None if self.sampled else ends,
-            tolerance=ROUNDING,
-        )
+        found = iter(self._on_curve(wanted[finite], log_qhat[finite], branch) if finite.any() else ())
+        return [
+            next(found) if on_curve else self._beyond(alpha, bool(x > 0), branch)
+            for alpha, x, on_curve in zip(wanted, log_qhat, finite)
+        ]
 
     def _beyond(self, alpha: float, informed: bool, branch: str) -> Prediction:
         """Prediction beyond an end of the curve."""
         if informed:
-            Q, V = (float(v) for v in self._overlap(self.nodes[-1]))
+            Q, V = self._overlap(self.nodes[-1])
             if self.perfect_limit() is not None:
-                return self._pack(alpha, self.second, 0.0, 0.0, branch)
-            return self._pack(alpha, Q, V, V, branch, 1.0)
+                return self._pack(alpha, self.second, 0.0, 0.0, 0.0, branch)
+            return self._pack(alpha, Q, V, V, 1.0, branch)
         # Either the prior mean is the fixed point, or alpha is so small that nothing was learned yet.
-        info = self._at_bottom()
+        info = self._at_bottom
         if info.value > NOTHING:
-            Q, V = (float(v) for v in self._overlap(np.log(alpha * self.kappa * info.value)))
-            relative = float(info.error / info.value)
-            return self._pack(alpha, Q, V, abs(Q - self.bottom) * relative, branch, relative)
-        return self._pack(alpha, self.bottom, self.second - self.bottom, 0.0, branch)
+            Q, V = self._overlap(np.log(alpha * self.kappa * info.value))
+            relative = info.error / info.value
+            return self._pack(alpha, Q, V, abs(Q - self.bottom) * relative, relative, branch)
+        return self._pack(alpha, self.bottom, self.unknown, 0.0, 0.0, branch)
 
-    def _errors(self, x: Array, Q: Array, V: Array) -> tuple[Array, Array]:
-        """Error of V at roots, and of log alpha there: the first is the second over the slope of the curve."""
+    def _on_curve(self, alphas: Array, x: Array, branch: str) -> list[Prediction]:
+        """Predictions at roots: the error of V is that of log alpha over the slope of the curve."""
+        Q, V = self._overlap(x)
         step = 0.5 / 8 if self.sampled else 1e-3
         points = x + step * np.array([-1.0, 1.0])[:, None]
         if self.sampled:
@@ -234,12 +232,13 @@ class ScalarCurve(Curve):
             with np.errstate(divide="ignore", invalid="ignore"):
                 relative = relative + np.nan_to_num(np.abs(there / here - 1))
         relative = relative + ROUNDING
-        return response * relative / np.maximum(np.abs(slope), 1e-12) + (stated + 1e-10) * V, relative
+        error = response * relative / np.maximum(np.abs(slope), 1e-12) + (stated + 1e-10) * V
+        return [self._pack(*row, branch) for row in zip(alphas, Q, V, error, relative)]
 
-    def _pack(self, alpha: float, Q: float, V: float, error: float, branch: str, shift: float = 0.0) -> Prediction:
-        """``shift`` is the error of log alpha at this overlap."""
-        matrices, errors = (np.array([[Q]]), np.array([[V]])), (np.array([error]), np.array([alpha * shift]))
-        return Prediction(float(alpha), *matrices, errors[0], branch, self.method, alpha_error=errors[1])
+    def _pack(self, alpha: Array, Q: Array, V: Array, error: Array, relative: Array, branch: str) -> Prediction:
+        """``relative`` is the error of log alpha at this overlap."""
+        Q, V, error, ratio_error = (np.array([part], dtype=float) for part in ([Q], [V], error, alpha * relative))
+        return Prediction(float(alpha), Q, V, error, branch, self.method, alpha_error=ratio_error)
 
     def folds(self) -> bool:
         """Whether alpha falls somewhere along the curve."""
@@ -259,16 +258,16 @@ class ScalarCurve(Curve):
         V = float(point.V[0, 0])
         if V == 0.0 and self.equations > 0:
             return float("inf"), 0.0
-        log_V, fine, coarse, noise = self._potential
-        x = float(np.interp(-np.log(max(V, np.exp(log_V[-1]))), -log_V, fine[0].x))
-        labels, prior = (float(f(x)) for f in fine)
-        value, other = (0.5 * (point.alpha * float(f[0](x)) - float(f[1](x))) for f in (fine, coarse))
+        x, log_V, integrals = self._potential
+        end = float(np.interp(-np.log(max(V, np.exp(log_V[-1]))), -log_V, x))
+        labels, prior, labels_coarse, prior_coarse, noise = (float(integral(end)) for integral in integrals)
+        value, other = 0.5 * (point.alpha * labels - prior), 0.5 * (point.alpha * labels_coarse - prior_coarse)
         rounding = 1e-12 * (point.alpha * abs(labels) + abs(prior))
-        return value, abs(value - other) / 8 + 0.5 * point.alpha * float(noise(x)) + rounding
+        return value, abs(value - other) / 8 + 0.5 * point.alpha * noise + rounding
 
     @cached_property
-    def _potential(self) -> tuple[Any, ...]:
-        r"""Along log Qhat: log V, and ``\int kappa I dQ``, ``\int Qhat dQ`` as splines; the same from half the points; the error.
+    def _potential(self) -> tuple[Array, Array, list[Any]]:
+        r"""Log Qhat, log V, splines of ``\int kappa I dQ`` and ``\int Qhat dQ``, also from half the points, and of the error.
 
         The free entropy is linear in the sample ratio, so these two integrals are all that there is.
         """
@@ -276,9 +275,9 @@ class ScalarCurve(Curve):
 
         x = np.linspace(self.nodes[0], self.nodes[-1], 2001)  # odd
         log_V = np.minimum.accumulate(np.log(self._overlap(x)[1]))
-        alpha = self._alpha(x)
         relative = np.interp(x, self.nodes, self.alpha_error / np.where(np.isfinite(self.alpha), self.alpha, 1.0))
         prior_term = -np.exp(x + log_V) * CubicSpline(x, log_V)(x, 1)
+        label_term = prior_term / self._alpha(x)
 
         def integral(values: Array, every: int = 1) -> Any:
             # From Q at the bottom to the first node both integrands are proportional to the square of Qhat.
@@ -286,55 +285,34 @@ class ScalarCurve(Curve):
             found.c[-1] += values[0] / 2
             return found
 
-        fine = integral(prior_term / alpha), integral(prior_term)
-        return (
-            log_V,
-            fine,
-            (integral(prior_term / alpha, 2), integral(prior_term, 2)),
-            integral(prior_term / alpha * relative),
-        )
+        integrals = [integral(values, every) for every in (1, 2) for values in (label_term, prior_term)]
+        return x, log_V, [*integrals, integral(label_term * relative)]
 
-    def _alpha(self, log_qhat: Array) -> Array:
-        """alpha(Qhat); between the nodes of a sampled curve interpolated."""
-        if not self.sampled:
-            return self.alpha_of(log_qhat)[0]
-        from scipy.interpolate import PchipInterpolator
-
-        finite = np.isfinite(self.alpha)
-        nodes = self.nodes[finite]
-        curve = PchipInterpolator(nodes, np.log(self.alpha[finite]))
-        return np.exp(curve(np.clip(log_qhat, nodes[0], nodes[-1])))
-
-    def hard_phase(self) -> HardPhase | None:
-        """Where the Bayes-optimal error is below what the uninformed branch reaches; None if it never is."""
-        extrema = self.turning_points()
-        peaks = [Threshold(alpha, error) for _, alpha, error, kind in extrema if kind == "max"]
-        if not peaks:
-            # The curve may fall from the very beginning: then the prior mean itself is the branch that is stuck.
-            weak = self.weak_limit()
-            peaks = [weak] if weak and weak.value > 0 and self.alpha[-1] < weak.value else []
-        if not peaks:
-            return None
-        top = max(peaks, key=lambda peak: peak.value)
-        lows = [Threshold(alpha, error) for _, alpha, error, kind in extrema if kind == "min"]
-        perfect = self.perfect_limit()
-        if perfect is not None:
-            lows.append(perfect)
-        low = min((one for one in lows if one.value < top.value), key=lambda one: one.value, default=None)
-        if low is None:
-            return None
-
-        optimal = self.transition(low, top.value)
-        return None if optimal is None else HardPhase(low, optimal, top)
+    # -- thresholds ---------------------------------------------------------------------------------------------
 
     def thresholds(self) -> dict[str, Any]:
         """All critical sample ratios, see ``threshold_document``."""
         weak = self.weak_limit()
         sequential = [{"layer": 1, **weak.document()}] if weak else []
         reasons = {"weak_recovery": HELD if self.bottom > 0 else NEVER}
-        return threshold_document(weak, self.perfect_limit(), sequential, self.hard_phase(), reasons)
+        return threshold_document(weak, self.perfect_limit(), sequential, self._hard_phase(weak), reasons)
 
-    # -- limits and turning points ------------------------------------------------------------------------------
+    def _hard_phase(self, weak: Threshold | None) -> HardPhase | None:
+        """Where the Bayes-optimal error is below what the uninformed branch reaches; None if it never is."""
+        extrema = {"max": [], "min": []}  # type: dict[str, list[Threshold]]
+        for _, alpha, error, kind in self.turning_points():
+            extrema[kind].append(Threshold(alpha, error))
+        peaks = extrema["max"]
+        if not peaks and weak and weak.value > 0 and self.alpha[-1] < weak.value:
+            peaks = [weak]  # the curve falls from the very beginning: the prior mean itself is the branch that is stuck
+        if not peaks:
+            return None
+        top = max(peaks, key=lambda peak: peak.value)
+        perfect = self.perfect_limit()
+        lows = [*extrema["min"], *([] if perfect is None else [perfect])]
+        low = min((one for one in lows if one.value < top.value), key=lambda one: one.value, default=None)
+        optimal = None if low is None else self.transition(low, top.value)
+        return None if low is None or optimal is None else HardPhase(low, optimal, top)
 
     def weak_limit(self) -> Threshold | None:
         """Where the prior mean becomes unstable: the limit of alpha as the overlap leaves its lowest value.
@@ -342,13 +320,12 @@ class ScalarCurve(Curve):
         0 when the prior mean itself is informative and holds nothing (a linear channel); None when the prior mean holds
         something from the beginning, so that learning starts smoothly at alpha = 0.
         """
-        info = self._at_bottom()
-        start = self._critical_information()
-        if info.value > max(NOTHING, 3 * info.error) and start == 0.0:
-            return None if self.bottom > 0 else Threshold(0.0, 0.0)
+        info, start = self._at_bottom, self._critical_information()
         if start > 0:  # the overlap stays at its lowest value up to a finite Qhat (small-width limit)
             value = start / (self.kappa * info.value)
-            return Threshold(value, value * info.error / info.value)
+            return Threshold(float(value), float(value * info.error / info.value))
+        if info.value > max(NOTHING, 3 * info.error):
+            return None if self.bottom > 0 else Threshold(0.0, 0.0)
         if self.bottom == 0 and self.problem.channel.susceptibility is not None:
             ratios = ComponentRatios(self.problem)
             log_ratio, error = ratios.log_ratios(np.zeros(1), [])
@@ -357,7 +334,7 @@ class ScalarCurve(Curve):
         if self.sampled:
             return Threshold(float(self.alpha[0]), float(self.alpha_error[0] + abs(self.alpha[1] - self.alpha[0])))
         faint = np.log([1e-4, 1e-5, 1e-6, 1e-7])
-        limit = limit_of([self.alpha_of(np.array([x]))[0][0] for x in faint])
+        limit = limit_of([self._alpha_at(x) for x in faint])
         return replace(limit, error=limit.error + limit.value * float(self._rounding(faint[-1])))
 
     def _rounding(self, log_qhat: Array) -> Array:
@@ -367,20 +344,13 @@ class ScalarCurve(Curve):
 
     def _critical_information(self) -> float:
         """Largest Qhat at which the overlap still has its lowest value."""
-        Q, _ = self._overlap(self.nodes)
-        stuck = self.bottom >= Q
-        if not stuck.any() or self._overlap(np.log(0.5))[0] > self.bottom:
+        stuck = np.flatnonzero(self._overlap(self.nodes)[0] <= self.bottom)
+        if not len(stuck) or self._overlap(np.log(0.5))[0] > self.bottom:
             return 0.0
         from scipy.optimize import brentq
 
-        last = int(np.flatnonzero(stuck)[-1])
-        edge = brentq(
-            lambda x: -1.0 if self._overlap(x)[0] <= self.bottom else 1.0,
-            self.nodes[last],
-            self.nodes[last + 1],
-            xtol=1e-15,
-        )
-        return float(np.exp(edge))
+        ends = self.nodes[stuck[-1] : stuck[-1] + 2]
+        return float(np.exp(brentq(lambda x: 1 - 2 * float(self._overlap(x)[0] <= self.bottom), *ends, xtol=1e-15)))
 
     def perfect_limit(self) -> Threshold | None:
         """Limit of alpha as the error goes to 0: where V = 0 becomes stable. None where the error never vanishes."""
@@ -399,10 +369,8 @@ class ScalarCurve(Curve):
         last, before = (float(value) for value in self.alpha_of(np.log(end / np.array([1.0, LATE])))[0])
         if not last <= RISING * before:
             return None  # noise decides at last, however little there is of it
-        values = [self.alpha_of(np.log(np.array([end / 10**k])))[0][0] for k in range(5, -1, -1)]
-        if not np.isfinite(values).all() or values[-1] > 1.5 * values[-4]:
-            return None
-        return limit_of(values)
+        values = [self._alpha_at(np.log(end / 10**k)) for k in range(5, -1, -1)]
+        return limit_of(values) if np.isfinite(values).all() and values[-1] <= 1.5 * values[-4] else None
 
     @cached_property
     def equations(self) -> float:
@@ -417,28 +385,88 @@ class ScalarCurve(Curve):
     def turning_points(self) -> list[tuple[float, float, float, str]]:
         """Local extrema of alpha(Qhat): (log Qhat, alpha, its error, ``"max"`` or ``"min"``); none where the branch is unique."""
         found = []
-        finite = np.flatnonzero(np.isfinite(self.alpha))
-        noise = 3 * self.alpha_error[finite] + (1e-9 + self._rounding(self.nodes[finite])) * self.alpha[finite]
-        for middle, kind in turns(self.alpha[finite], noise):
-            i, j, k = finite[middle - 1 : middle + 2]
-            a, b, c = self.alpha[i], self.alpha[j], self.alpha[k]
+        finite = np.isfinite(self.alpha)
+        nodes, alpha, error = self.nodes[finite], self.alpha[finite], self.alpha_error[finite]
+        for j, kind in turns(alpha, 3 * error + (1e-9 + self._rounding(nodes)) * alpha):
             if self.sampled:
-                where, value, error = self.nodes[j], b, self.alpha_error[j]
-                bend = a - 2 * b + c
-                vertex = b - (c - a) ** 2 / (8 * bend)
                 # Between the nodes the curve goes on: by the parabola, as far as that may be trusted.
-                value, error = vertex, error + abs(vertex - b)
-            else:
-                from scipy.optimize import minimize_scalar
+                a, b, c = alpha[j - 1 : j + 2]
+                vertex = b - (c - a) ** 2 / (8 * (a - 2 * b + c))
+                found.append((float(nodes[j]), float(vertex), float(error[j] + abs(vertex - b)), kind))
+                continue
+            from scipy.optimize import minimize_scalar
 
-                sign = -1.0 if kind == "max" else 1.0
-                best = minimize_scalar(
-                    lambda x, sign=sign: sign * min(self.alpha_of(np.array([x]))[0][0], 1e300),
-                    bounds=(self.nodes[i], self.nodes[k]),
-                    method="bounded",
-                    options={"xatol": 1e-9},
-                )
-                where, value = best.x, sign * best.fun
-                error = self.alpha_of(np.array([where]))[1][0] + 1e-12 * value
-            found.append((float(where), float(value), float(error), kind))
+            sign = -1.0 if kind == "max" else 1.0
+            best = minimize_scalar(
+                lambda x, sign=sign: sign * min(self._alpha_at(x), 1e300),
+                bounds=nodes[[j - 1, j + 1]],
+                method="bounded",
+                options={"xatol": 1e-9},
+            )
+            value = sign * best.fun
+            spread = self.alpha_of(np.array([best.x]))[1][0] + 1e-12 * value
+            found.append((float(best.x), float(value), float(spread), kind))
         return found
+
+
+def turns(values: Array, noise: Array) -> list[tuple[int, str]]:
+    """Inner local extrema of a sequence, ``(index, "max" or "min")``.
+
+    From each of them it moves away by more than its noise on both sides.
+    """
+    found: list[tuple[int, str]] = []
+    direction, highest, lowest = 0, 0, 0
+    for j in range(1, len(values)):
+        if direction >= 0:
+            if values[j] > values[highest]:
+                highest = j
+            elif values[j] < values[highest] - max(noise[j], noise[highest]):
+                found += [(highest, "max")] if direction else []
+                direction, lowest = -1, j
+                continue
+        if direction <= 0:
+            if values[j] < values[lowest]:
+                lowest = j
+            elif values[j] > values[lowest] + max(noise[j], noise[lowest]):
+                found += [(lowest, "min")] if direction else []
+                direction, highest = 1, j
+    return found
+
+
+def interpolation_error(nodes: Array, alpha: Array) -> Array:
+    """Relative error (G,) of alpha interpolated between nodes: from what each node says that its neighbours do not.
+
+    Without a node, the gap is twice as wide, and a cubic interpolant about eight times worse.
+    """
+    from scipy.interpolate import PchipInterpolator
+
+    found, finite = np.zeros(len(nodes)), np.flatnonzero(np.isfinite(alpha))
+    x, y = nodes[finite], np.log(alpha[finite])
+    for i in range(1, len(x) - 1):
+        others = np.delete(np.arange(max(0, i - 4), min(len(x), i + 5)), i - max(0, i - 4))
+        if len(others) > 3:
+            found[finite[i]] = abs(float(PchipInterpolator(x[others], y[others])(x[i])) - y[i]) / 8
+    return found
+
+
+def resolved(V: Array, log_qhat: Array, unknown: float, faintest: float = FAINTEST) -> int:
+    """Nodes up to which V falls as it should: a prior stops where more makes no difference in double precision."""
+    if not (SMALL * unknown > V).any():
+        return len(V)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        fall = -np.diff(np.log(V)) / np.diff(log_qhat)
+    bad = (V[1:] < SMALL * unknown) & ~((fall > SLOWEST) & (V[1:] > faintest * unknown))
+    return int(np.argmax(bad)) + 1 if bad.any() else len(V)
+
+
+def limit_of(values: Sequence[float]) -> Threshold:
+    """Limit of a sequence taken at geometrically spaced points, by Aitken's extrapolation; error from its last step."""
+    terms = np.asarray(values, dtype=float)
+    first, second = np.diff(terms)[:-1], np.diff(terms)[1:]
+    bend = second - first
+    usable = np.abs(bend) > 1e-13 * np.abs(terms[2:])
+    limits = np.where(usable, terms[2:] - second**2 / np.where(usable, bend, 1.0), terms[2:])
+    # An extrapolation that moves further than the sequence itself did is noise.
+    limits = np.where(np.abs(limits - terms[2:]) <= 3 * np.abs(second) + 1e-300, limits, terms[2:])
+    spread = abs(limits[-1] - limits[-2]) if len(limits) > 1 else abs(limits[-1] - terms[-1])
+    return Threshold(float(limits[-1]), float(spread + 1e-12 * abs(limits[-1])))

@@ -15,14 +15,13 @@ standard errors are those of independent draws.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smimbench.derive.labels import predict_twice
 from smimbench.derive.prior import why_theory_only
-from smimbench.interfaces import Posterior
 from smimbench.numerics.linalg import inverse_root, spectral_function, symmetric_logarithm, symmetric_root
 from smimbench.numerics.seeds import monte_carlo_rng, words
 from smimbench.numerics.statistics import FEWEST_EFFECTIVE, effective_sample_size
@@ -98,11 +97,29 @@ class Check:
 
     def document(self) -> dict[str, Any]:
         """As plain data; components count from 1."""
-        named = {
-            name: getattr(self, name) for name in ("quantity", "printed", "error", "drawn", "standard_error", "bound")
-        }
-        component = None if self.component is None else self.component + 1
-        return {**named, "component": component, "z": self.z if self.decided else None}
+        document = asdict(self) | {"z": self.z if self.decided else None}
+        del document["effective"]
+        return document | {"component": None if self.component is None else self.component + 1}
+
+
+def _check(
+    quantity: str,
+    component: int | None,
+    printed: float,
+    error: float,
+    samples: Host,
+    scale: float = 1.0,
+    stated: float = 0.0,
+    *,
+    bound: bool = False,
+    effective: float | None = None,
+) -> Check:
+    """A printed number next to ``scale`` times the mean of independent samples (n,), whose own error is ``stated``."""
+    spread = scale * math.hypot(samples.std(ddof=1) / math.sqrt(len(samples)), stated)
+    carried = effective_sample_size(samples) if effective is None else effective
+    return Check(
+        quantity, component, float(printed), float(error), float(scale * samples.mean()), float(spread), bound, carried
+    )
 
 
 def verify_point(
@@ -140,26 +157,8 @@ def verify_information(problem: Problem, Q: Host, V: Host, draws: int = DRAWS) -
     """
     place = {"alpha": 1.0, "overlap": Q, "mse": np.diagonal(V), "branch": str(np.diagonal(Q).tolist())}
     point = _PointByDraws(problem, place, draws, lambda count: None)
-    own, cross, bias = point._draw(Q, V, draws)
-    printed = information_at(problem, Q, V)
-    found = []
-    for name, samples, stated in (("posterior", own, bias), ("teacher", cross, 0.0)):
-        for a in point.learned:
-            one = samples[:, a, a]
-            sem = math.hypot(one.std(ddof=1) / math.sqrt(draws), stated / V[a, a])
-            value, error = float(printed.value[a, a]), float(printed.error[a, a])
-            found.append(
-                Check(
-                    f"information ({name})",
-                    a,
-                    value,
-                    error,
-                    float(one.mean()),
-                    sem,
-                    effective=effective_sample_size(one),
-                )
-            )
-    return found
+    value, error, _ = information_at(problem, Q, V)
+    return point.both_means("information", value, error, 1.0, point.draw(Q, V, draws), [(a, a) for a in point.learned])
 
 
 class _PointByDraws:
@@ -168,7 +167,7 @@ class _PointByDraws:
     def __init__(self, problem: Problem, point: dict[str, Any], draws: int, on_draws: Callable[[int], None]) -> None:
         self.problem, self.point, self.draws, self.on_draws = problem, point, draws, on_draws
         self.alpha, P = float(point["alpha"]), problem.components
-        self.kappa = float(problem.model.kappa)
+        self.scale = float(problem.model.kappa) * self.alpha
         self.second, self.bottom = prior_moments(problem)
         self.Q = np.asarray(point["overlap"], dtype=float).reshape(P, P)
         self.mse = np.asarray(point["mse"], dtype=float).reshape(P)
@@ -182,23 +181,9 @@ class _PointByDraws:
     def _rng(self, purpose: str, *index: int) -> np.random.Generator:
         return monte_carlo_rng(f"verification: {purpose}", *self.stream, *index)
 
-    def _posterior(self, y: Any, omega: Host, V: Host, chunk: int, *, second_moment: bool = False) -> Posterior:
-        """Posterior of the latents of a chunk; points that it samples are new ones for every thousand draws."""
-        channel, rng = self.problem.channel, self._rng("posterior", chunk)
-        resampled = None if channel.sampling is None else channel.sampling.resampled
-        if resampled is None:
-            return channel.posterior(y, omega, V, second_moment=second_moment, rng=rng)
-        parts = []
-        for part, start in enumerate(range(0, len(omega), SHARING)):
-            own, rows = resampled(chunk * -(-CHUNK // SHARING) + part), slice(start, start + SHARING)
-            parts.append(own.posterior(y[rows], omega[rows], V, second_moment=second_moment, rng=rng))
-        sizes = [len(part.mean) for part in parts]
-        return Posterior(
-            np.concatenate([part.mean for part in parts]),
-            np.average([part.covariance for part in parts], axis=0, weights=sizes),
-            np.concatenate([part.second_moment for part in parts]) if second_moment else None,
-            max(float(part.error) for part in parts),
-        )
+    def _error(self, name: str, a: int) -> float:
+        """Error of a printed number of a component; 0 where none is printed."""
+        return float(np.broadcast_to(np.asarray(self.point.get(f"{name}_error", 0.0), dtype=float), len(self.V))[a])
 
     def checks(self) -> list[Check]:
         """All of them."""
@@ -214,108 +199,124 @@ class _PointByDraws:
 
     # -- draws of the channel -----------------------------------------------------------------------------------------
 
-    def _chunks(self, Q: Host, V: Host, draws: int) -> Iterator[tuple[int, Host, Host, Any]]:
-        """By chunk: its number, means of the latents, the latents less their means, their labels."""
+    def _chunks(self, Q: Host, V: Host, draws: int, wanted: str) -> Iterator[tuple[Host, Host, Host, float]]:
+        """By chunk: means of the latents, the latents less their means, a part of their posterior and its stated error.
+
+        Points that a channel samples for its posterior are new ones for every thousand draws.
+        """
         shape = (self.problem.components, self.problem.model.sites)
         channel: Any = self.problem.channel
         root_Q, root_V = symmetric_root(Q), symmetric_root(V)
+        resampled = None if channel.sampling is None else channel.sampling.resampled
         for chunk, start in enumerate(range(0, draws, CHUNK)):
             n = min(CHUNK, draws - start)
             normal = self._rng("latents", chunk).standard_normal((2, n, *shape))
             omega, shift = root_Q @ normal[0], root_V @ normal[1]
-            yield chunk, omega, shift, channel.forward(omega + shift, rng=self._rng("labels", chunk))
+            y = channel.forward(omega + shift, rng=self._rng("labels", chunk))
+            rng, parts = self._rng("posterior", chunk), []
+            for part, first in enumerate(range(0, n, n if resampled is None else SHARING)):
+                own = channel if resampled is None else resampled(chunk * (CHUNK // SHARING) + part)
+                rows = slice(first, n if resampled is None else first + SHARING)
+                second = wanted == "second_moment"
+                parts.append(own.posterior(y[rows], omega[rows], V, second_moment=second, rng=rng))
+            values = np.concatenate([getattr(part, wanted) for part in parts])
+            yield omega, shift, values, max(float(part.error) for part in parts)
             self.on_draws(n)
 
-    def _draw(self, Q: Host, V: Host, draws: int) -> tuple[Host, Host, float]:
+    def draw(self, Q: Host, V: Host, draws: int) -> tuple[Host, Host, float]:
         """``sum_c g g^T`` and ``sum_c (g h^T + h g^T) / 2`` (n, P, P) of every draw, and the stated error of the first mean."""
         inverse = np.linalg.inv(V)
         own, cross, stated = [], [], 0.0
-        for chunk, omega, shift, y in self._chunks(Q, V, draws):
-            found = self._posterior(y, omega, V, chunk)
-            g, h = inverse @ (np.asarray(found.mean) - omega), inverse @ shift
+        for omega, shift, mean, error in self._chunks(Q, V, draws, "mean"):
+            g, h = inverse @ (mean - omega), inverse @ shift
             own.append(g @ np.swapaxes(g, 1, 2))
             mixed = g @ np.swapaxes(h, 1, 2)
             cross.append((mixed + np.swapaxes(mixed, 1, 2)) / 2)
-            stated = max(stated, float(found.error))
+            stated = max(stated, error)
         # An error of the posterior mean adds its square to the mean square.
         return np.concatenate(own), np.concatenate(cross), self.problem.model.sites * stated**2
 
-    def _fixed_point(self) -> list[Check]:
-        own, cross, bias = self._draw(self.Q, self.V, self.draws)
+    def both_means(
+        self,
+        name: str,
+        printed: Host,
+        error: Host,
+        scale: float,
+        drawn: tuple[Host, Host, float],
+        pairs: list[tuple[int, int]],
+    ) -> list[Check]:
+        """Entries of a matrix (P, P) next to the mean that asks the posterior alone, and to the one that asks the teacher."""
+        own, cross, bias = drawn
         found = []
-        for name, samples, stated in (("posterior", own, bias), ("teacher", cross, 0.0)):
-            mean, sem = samples.mean(0), samples.std(0, ddof=1) / math.sqrt(len(samples))
-            for a, b in self._pairs():
-                scale, relative = self.kappa * self.alpha, max(self._error("alpha", c) for c in (a, b)) / self.alpha
-                spread = scale * math.hypot(sem[a, b], stated / math.sqrt(self.V[a, a] * self.V[b, b]))
-                error = relative * math.sqrt(self.qhat[a, a] * self.qhat[b, b])
-                quantity, component = (f"Qhat ({name})", a) if a == b else (f"Qhat {a + 1}{b + 1} ({name})", None)
-                drawn, carried = scale * float(mean[a, b]), min(effective_sample_size(samples[:, c, c]) for c in (a, b))
-                found.append(
-                    Check(quantity, component, self.qhat[a, b], error, drawn, float(spread), effective=carried)
+        for source, samples, stated in (("posterior", own, bias), ("teacher", cross, 0.0)):
+            for a, b in pairs:
+                quantity, component = (
+                    (f"{name} ({source})", a) if a == b else (f"{name} {a + 1}{b + 1} ({source})", None)
                 )
-        return found + self._errors(own)
+                found.append(
+                    _check(
+                        quantity, component, printed[a, b], error[a, b], samples[:, a, b], scale,
+                        stated / math.sqrt(self.V[a, a] * self.V[b, b]),
+                        effective=min(effective_sample_size(samples[:, c, c]) for c in (a, b)),
+                    )
+                )  # fmt: skip
+        return found
 
-    def _pairs(self) -> list[tuple[int, int]]:
-        """Entries of Qhat that are compared: the diagonal, then all others if there are any."""
-        diagonal = [(a, a) for a in self.learned]
-        off = [(a, b) for a in self.learned for b in self.learned if a < b]
-        mixed = np.abs(self.qhat - np.diag(np.diagonal(self.qhat))).max() > 1e-6 * np.diagonal(self.qhat).max()
-        return [*diagonal, *off] if mixed else diagonal
+    def _fixed_point(self) -> list[Check]:
+        drawn = self.draw(self.Q, self.V, self.draws)
+        pairs = [(a, a) for a in self.learned]
+        if np.abs(self.qhat - np.diag(np.diagonal(self.qhat))).max() > 1e-6 * np.diagonal(self.qhat).max():
+            pairs += [(a, b) for a in self.learned for b in self.learned if a < b]
+        relative = np.array([self._error("alpha", a) / self.alpha for a in range(len(self.V))])
+        size = np.sqrt(np.diagonal(self.qhat))
+        error = np.maximum.outer(relative, relative) * np.outer(size, size)
+        return self.both_means("Qhat", self.qhat, error, self.scale, drawn, pairs) + self._newton(drawn[0], pairs)
 
-    def _errors(self, own: Host) -> list[Check]:
+    def _newton(self, own: Host, pairs: list[tuple[int, int]]) -> list[Check]:
         """Error of the fixed point at the printed sample ratio: a Newton step in the entries of log Qhat."""
-        if min(effective_sample_size(own[:, a, a]) for a in self.learned) < FEWEST_EFFECTIVE:
+        learned, kept = self.learned, np.ix_(self.learned, self.learned)
+
+        def carried(samples: Host) -> float:
+            return float(min(effective_sample_size(samples[:, a, a]) for a in learned))
+
+        if carried(own) < FEWEST_EFFECTIVE:
             return []  # a step from means that are not known leads nowhere; that they are not, their own rows say
-        pairs, learned, kept = self._pairs(), self.learned, np.ix_(self.learned, self.learned)
         rows, columns = np.array([[learned.index(a) for a in pair] for pair in pairs]).T
-        units = np.eye(len(pairs))
         log = symmetric_logarithm(self.qhat[kept])
+        # Only the diagonal is asked where labels do not see signs: sampled entries off it are noise.
+        mask = np.ones_like(log) if len(pairs) > len(learned) else np.eye(len(log))
+        mean = mask * own.mean(0)[kept]
+        part = own[::4]  # the derivative may be noisier
+        count = max(len(part) if carried(part) >= FEWEST_EFFECTIVE else len(own), FEWEST_DRAWS)
 
-        def entries(matrix: Host) -> Host:
-            return np.asarray(matrix[rows, columns])
-
-        def filled(values: Any) -> Host:
+        def filled(values: Host) -> Host:
             """The symmetric matrix with these entries."""
             matrix = np.zeros_like(log)
             matrix[rows, columns] = matrix[columns, rows] = values
             return matrix
 
-        def moved(step: Any) -> tuple[Host, Host]:
+        def moved(step: Host) -> tuple[Host, Host]:
             """Q and V after a step of the entries of log Qhat."""
             qhat = np.zeros_like(self.qhat)
             qhat[kept] = spectral_function(log + filled(step), np.exp)
             return overlap_at(self.problem, qhat)
 
-        # Only the diagonal is asked where labels do not see signs: sampled entries off it are noise.
-        mask = np.ones_like(log) if len(pairs) > len(learned) else np.eye(len(log))
-        part = own[::4]  # the derivative may be noisier
-        enough = min(effective_sample_size(part[:, a, a]) for a in learned) >= FEWEST_EFFECTIVE
-        count = max(len(part) if enough else len(own), FEWEST_DRAWS)
-        jacobian = np.zeros_like(units)
-        for k, unit in enumerate(units):
-            one, two = (
-                entries(symmetric_logarithm(mask * self._draw(*moved(sign * STEP * unit), count)[0].mean(0)[kept]))
-                for sign in (1.0, -1.0)
-            )
-            jacobian[:, k] = (one - two) / (2 * STEP)
-        jacobian -= units
-        mean = mask * own.mean(0)[kept]
-        residual = entries(symmetric_logarithm(self.kappa * self.alpha * mean)) - entries(log)
-        # How the residual follows the entries of the information, to first order.
-        samples = np.stack([own[:, a, b] for a, b in pairs], axis=1)
-        covariance = np.atleast_2d(np.cov(samples, rowvar=False)) / len(own)
-        derivative = np.zeros_like(units)
-        for k, unit in enumerate(units):
-            size = 1e-4 * math.sqrt(mean[rows[k], rows[k]] * mean[columns[k], columns[k]])
-            change = filled(size * unit)
-            gap = symmetric_logarithm(mean + change) - symmetric_logarithm(mean - change)
-            derivative[:, k] = entries(gap) / (2 * size)
+        def logarithm(change: Host) -> Host:
+            return np.asarray(symmetric_logarithm(mean + filled(change))[rows, columns])
+
+        def image(step: Host) -> Host:
+            drawn = self.draw(*moved(step), count)[0]
+            return np.asarray(symmetric_logarithm(mask * drawn.mean(0)[kept])[rows, columns])
+
+        equal = np.ones(len(pairs))
+        jacobian = _derivative(image, STEP * equal) - np.eye(len(pairs))
+        residual = symmetric_logarithm(self.scale * mean)[rows, columns] - log[rows, columns]
         step = -np.linalg.lstsq(jacobian, residual, rcond=None)[0]
-        response = np.linalg.lstsq(jacobian, derivative, rcond=None)[0]
-        slopes = np.stack(
-            [np.diagonal(moved(1e-4 * unit)[1] - moved(-1e-4 * unit)[1]) / 2e-4 for unit in units], axis=1
-        )
+        # How the residual follows the entries of the information, to first order.
+        covariance = np.atleast_2d(np.cov(np.stack([own[:, a, b] for a, b in pairs], axis=1), rowvar=False)) / len(own)
+        sizes = 1e-4 * np.sqrt(np.diagonal(mean)[rows] * np.diagonal(mean)[columns])
+        response = np.linalg.lstsq(jacobian, _derivative(logarithm, sizes), rcond=None)[0]
+        slopes = _derivative(lambda step: np.diagonal(moved(step)[1]), 1e-4 * equal)
         long = float(np.abs(step).max()) > 1
         drawn = np.diagonal(self.V) + slopes @ step if long else np.diagonal(moved(step)[1])
         sem = np.sqrt(np.einsum("ak,kl,al->a", slopes, response @ covariance @ response.T, slopes))
@@ -323,39 +324,30 @@ class _PointByDraws:
             Check("MSE", a, float(self.mse[a]), self._error("mse", a), float(drawn[a]), float(sem[a])) for a in learned
         ]
 
-    def _error(self, name: str, a: int) -> float:
-        """Error of a printed number of a component; 0 where none is printed."""
-        return float(np.broadcast_to(np.asarray(self.point.get(f"{name}_error", 0.0), dtype=float), len(self.V))[a])
-
     def _unlearned(self) -> list[Check]:
         """Whether components at their lowest overlap stay there at this sample ratio."""
         rest = [a for a in range(len(self.V)) if a not in self.learned]
         if not rest or np.abs(self.Q[np.ix_(rest, rest)] - self.bottom[np.ix_(rest, rest)]).max() > NOTHING:
             return []
         ratios = ComponentRatios(self.problem)
-        waiting = [a for a in rest if ratios.critical[a] == 0]
+        held, waiting = ([a for a in rest if (ratios.critical[a] > 0) is held] for held in (np.True_, np.False_))
         found = []
-        if any(a not in waiting for a in rest):
-            own, _, bias = self._draw(self.Q, self.V, self.draws)
-            for a in (a for a in rest if a not in waiting):
-                scale = self.kappa * self.alpha / ratios.critical[a]
-                sem = math.hypot(own[:, a, a].std() / math.sqrt(len(own)), bias / self.V[a, a])
-                drawn, carried = float(scale * own[:, a, a].mean()), effective_sample_size(own[:, a, a])
-                found.append(Check("unlearned", a, 1.0, 0.0, drawn, scale * sem, bound=True, effective=carried))
+        if held:
+            own, _, bias = self.draw(self.Q, self.V, self.draws)
+            for a in held:
+                scale, stated = self.scale / ratios.critical[a], bias / self.V[a, a]
+                found.append(_check("unlearned", a, 1.0, 0.0, own[:, a, a], scale, stated, bound=True))
         if waiting and self.problem.channel.symmetry in ("signs", "signed-permutations"):
-            growth = self._growth(waiting)
-            for a, samples in zip(waiting, growth.T):
-                scale = self.kappa * self.alpha * ratios.response[a]
-                sem = samples.std(ddof=1) / math.sqrt(len(samples))
-                error, drawn = self._error("alpha", a) / self.alpha, float(scale * samples.mean())
-                found.append(Check("unlearned", a, 1.0, error, drawn, float(scale * sem), bound=True))
+            for a, samples in zip(waiting, self._growth(waiting).T):
+                error = self._error("alpha", a) / self.alpha
+                scale = self.scale * ratios.response[a]
+                found.append(_check("unlearned", a, 1.0, error, samples, scale, bound=True, effective=math.inf))
         return found
 
     def _growth(self, waiting: list[int]) -> Host:
         """``sum_cc' G_cc'^2`` (n, len(waiting)) of every draw: the rate at which a small overlap makes information."""
         rows = []
-        for chunk, omega, _, y in self._chunks(self.Q, self.V, self.draws):
-            moment = np.asarray(self._posterior(y, omega, self.V, chunk, second_moment=True).second_moment)
+        for omega, _, moment, _ in self._chunks(self.Q, self.V, self.draws, "second_moment"):
             G = [moment[:, a, :, a, :] / self.V[a, a] - np.eye(omega.shape[2]) for a in waiting]
             rows.append(np.stack([(g * g).sum((1, 2)) / self.V[a, a] ** 2 for g, a in zip(G, waiting)], axis=1))
         return np.concatenate(rows)
@@ -365,18 +357,15 @@ class _PointByDraws:
         # What is unknown has the covariance of the prior: components may share a mean, but no error.
         V = SMALL * (self.second - self.bottom)
         Q = self.second - V
-        everything = np.arange(len(V))
-        qhat = inverse_map(self.problem, Q, V, everything)
-        own, _, bias = self._draw(Q, V, self.draws)
-        samples = np.einsum("npq,qp->n", own, np.linalg.inv(qhat)) / len(V)
-        scale = self.kappa * self.alpha
-        drawn, sem = scale * samples.mean(), scale * samples.std(ddof=1) / math.sqrt(len(samples))
-        slack = scale * bias * float(np.trace(np.linalg.inv(qhat) @ np.linalg.inv(V))) / len(V)
+        own, _, bias = self.draw(Q, V, self.draws)
+        inverse = np.linalg.inv(inverse_map(self.problem, Q, V, np.arange(len(V)))) / len(V)
+        samples = np.einsum("npq,qp->n", own, inverse)
+        found = _check(
+            "perfect recovery", None, 1.0, 0.0, samples, self.scale, bias * float(np.trace(inverse @ np.linalg.inv(V))),
+            bound=True,
+        )  # fmt: skip
         # Written as a rate at which the error grows, so that the bound is an upper one like others.
-        spread = float(math.hypot(sem, slack) / drawn**2)
-        return [
-            Check("perfect recovery", None, 1.0, 0.0, float(1 / drawn), spread, True, effective_sample_size(samples))
-        ]
+        return [replace(found, drawn=1 / found.drawn, standard_error=found.standard_error / found.drawn**2)]
 
     # -- draws of the signal, and of fresh labels ---------------------------------------------------------------------
 
@@ -396,28 +385,21 @@ class _PointByDraws:
             gap = signal - np.asarray(prior.denoise(R, self.qhat).estimate)
             return np.asarray(gap * gap) if low else np.diagonal(model.inner(gap, gap))[:, None]
 
-        carried: Host = np.full(P, math.inf)
+        slack = overlap_error_at(self.problem, self.qhat) * self.mse
         if low:
-            columns = squares(self.draws, 0)
-            carried = effective_sample_size(columns.T)
-            drawn, sem = columns.mean(1), columns.std(1, ddof=1) / math.sqrt(self.draws)
-        else:
-            # Matrices of finite size: what their size does is taken to fall as its inverse, and counted as an error.
-            small, large = (
-                np.concatenate([squares(factor * DIMENSION, k) for k in range(MATRICES)], axis=1) for factor in (1, 2)
-            )
-            drawn = 2 * large.mean(1) - small.mean(1)
-            spreads = [2 * large.std(1, ddof=1), small.std(1, ddof=1)]
-            sem = np.hypot(*spreads) / math.sqrt(MATRICES)
-            sem = np.hypot(sem, large.mean(1) - small.mean(1))
-        slack = overlap_error_at(self.problem, self.qhat)
+            samples = squares(self.draws, 0)
+            return [_check("signal", a, self.mse[a], slack[a], samples[a]) for a in self.learned]
+        # Matrices of finite size: what their size does is taken to fall as its inverse, and counted as an error.
+        small, large = (
+            np.concatenate([squares(factor * DIMENSION, k) for k in range(MATRICES)], axis=1) for factor in (1, 2)
+        )
+        drawn = 2 * large.mean(1) - small.mean(1)
+        sem = np.hypot(2 * large.std(1, ddof=1), small.std(1, ddof=1)) / math.sqrt(MATRICES)
+        sem = np.hypot(sem, large.mean(1) - small.mean(1))
         return [
-            Check(
-                "signal", a, float(self.mse[a]), slack * float(self.mse[a]), float(drawn[a]), float(sem[a]),
-                effective=float(carried[a]),
-            )
+            Check("signal", a, float(self.mse[a]), float(slack[a]), float(drawn[a]), float(sem[a]))
             for a in self.learned
-        ]  # fmt: skip
+        ]
 
     def _predictions(self) -> list[Check]:
         """Errors of prediction, from two draws of the posterior: the truth is one of them."""
@@ -440,12 +422,17 @@ class _PointByDraws:
             / (self.draws - 1),
         }
         errors = self.point.get("generalization_error_error") or {}
-        return [
-            Check(
-                f"generalization {kind}", None, float(printed[kind]), float(errors.get(kind, 0.0)),
-                float(loss.mean()), math.hypot(loss.std(ddof=1) / math.sqrt(self.draws), 2 * loss.mean() / self.draws),
-                effective=effective_sample_size(loss),
-            )  # of balanced labels the first term vanishes, and what is left is of second order
+        return [  # of balanced labels the first term vanishes, and what is left is of second order
+            _check(
+                f"generalization {kind}", None, printed[kind], errors.get(kind, 0.0), loss,
+                stated=2 * loss.mean() / self.draws,
+            )
             for kind, loss in losses.items()
             if kind in printed
         ]  # fmt: skip
+
+
+def _derivative(function: Callable[[Host], Host], steps: Host) -> Host:
+    """Central differences with these steps: a column for each variable."""
+    columns = [(function(step) - function(-step)) / (2 * size) for step, size in zip(np.diag(steps), steps)]
+    return np.stack(columns, axis=1)

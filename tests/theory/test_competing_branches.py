@@ -13,10 +13,10 @@ from smimbench_channels.sequence.perceptron import Probit
 from smimbench_priors.gaussian import Gaussian
 
 from smimbench.interfaces import Channel, Overlap, Posterior, Prior, Uncertain
-from smimbench.theory.curve_values import resolved, turns
 from smimbench.theory.fixed_point_curve import fixed_point_curve
 from smimbench.theory.perfect_recovery import perfect_limit
 from smimbench.theory.predictions import competing, thresholds
+from smimbench.theory.scalar import resolved, turns
 from smimbench.theory.types import Prediction, Threshold
 
 

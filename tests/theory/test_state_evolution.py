@@ -455,8 +455,6 @@ def test_the_order_of_the_question_does_not_change_the_answer():
 def test_a_branch_that_does_not_exist_is_refused(s_shaped):
     with pytest.raises(ValueError, match="branch must be"):
         solve(s_shaped, [0.5], "middle")
-    with pytest.raises(ValueError, match="one component"):
-        ScalarCurve(sequence(2, "linear", components=2))
 
 
 def test_tiny_and_huge_sample_ratios_have_answers():
