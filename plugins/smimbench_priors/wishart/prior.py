@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace, on_device, read_together, send, to_host
+from smimbench.backend import matching, namespace, on_device, read_together, send, to_host
 from smimbench.interfaces import Array, Capabilities, Denoised, Factor, Overlap, ParameterError, Prior, Uncertain
 from smimbench.interfaces.checks import check_number
 from smimbench_priors.wishart.spectral_law import Host, continued_map, eigenvalue_map, mmse, observed_law
@@ -20,11 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Wishart"]
 
-_TINY = 1e-300  # in place of eigenvalues that rounding made 0 or negative
-
-
-WIDEST = 1e6
-"""Largest rho, and one over the smallest but 0; beyond them its laws are those of the limits, to the last digit or nearly."""
 MOST_NUMBERS = 1 << 28
 """Numbers of a factor W; doubled, drawing a signal may take 4 GB."""
 
@@ -72,13 +65,8 @@ class Wishart(Prior):
     example: ClassVar[dict[str, Any]] = {"rho": 0.5}
 
     def __post_init__(self) -> None:
-        rho: object = self.rho
-        if isinstance(rho, bool) or not isinstance(rho, Real):
-            raise ParameterError("rho", f"must be a number >= 0, got {rho!r}")
-        check_number("rho", rho, positive=False, most=WIDEST)
-        if 0 < float(rho) < 1 / WIDEST:
-            raise ParameterError("rho", f"must be 0 (the limit) or at least {1 / WIDEST:g}, got {rho}")
-        object.__setattr__(self, "rho", float(rho))
+        check_number("rho", self.rho, positive=False, most=1e6)  # beyond, its laws are those of the limit
+        object.__setattr__(self, "rho", float(self.rho))
 
     def _width(self, dimension: int) -> int:
         if self.rho == 0:
@@ -96,7 +84,7 @@ class Wishart(Prior):
 
     def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Array:
         """Draw a signal (P, D, D) on the host, float64, symmetric, positive semidefinite of rank at most r; not at rho = 0."""
-        return self._compose(self._draw_factor(rng, components, dimension))
+        return _compose(self._draw_factor(rng, components, dimension))
 
     def mean(self, components: int, dimension: int) -> Array:
         """Prior mean ``sqrt(r/D) I`` (P, D, D), host; ParameterError if ``rho`` is 0."""
@@ -144,12 +132,11 @@ class Wishart(Prior):
         """Like ``denoise``, for an iteration at finite D: by ``continued_map``, the same where eigenvalues are in the bulk."""
         return self._denoised(R, Qhat, continued_map)
 
-    def _denoised(self, R: Array, Qhat: Array, shrink: Callable[[Array, float, float], Array]) -> Denoised:
+    def _denoised(self, R: Array, Qhat: Array, shrink: Callable[[Host, float, float], Host]) -> Denoised:
         components, dimension, _ = R.shape
         if tuple(Qhat.shape) != (components, components):
             raise ValueError(f"Qhat must have shape {(components, components)}, got {tuple(Qhat.shape)}")
         xp = namespace(R)
-        place = {"dtype": R.dtype, "device": array_api_compat.device(R)}
         rho = self._width(dimension) / dimension
         finite = xp.isfinite(R)
         whole = xp.all(finite)
@@ -162,12 +149,11 @@ class Wishart(Prior):
         noise = _noise_of_components(Qhat)
         V = send(np.diag(mmse(noise, rho)), R)
         if not whole:
-            return Denoised(xp.full(R.shape, math.nan, **place), V)
+            return Denoised(xp.full_like(R, math.nan), V)
         estimate = []
         for spectrum, delta, (_, vectors) in zip(spectra, noise, pairs):
-            row = np.asarray(shrink(spectrum, float(delta), rho), dtype=spectrum.dtype)
-            scaled = vectors * xp.asarray(row, **place)[None, :]
-            estimate.append(xp.matmul(scaled, xp.matrix_transpose(vectors)))
+            shrunk = xp.asarray(shrink(spectrum, float(delta), rho), **matching(R))
+            estimate.append(xp.matmul(vectors * shrunk[None, :], xp.matrix_transpose(vectors)))
         return Denoised(estimate[0][None, :, :] if components == 1 else xp.stack(estimate), V)
 
     def overlap(self, Qhat: Array) -> Overlap:
@@ -179,7 +165,6 @@ class Wishart(Prior):
         and dtype; V is diagonal.
         """
         xp = namespace(Qhat)
-        place = {"dtype": Qhat.dtype, "device": array_api_compat.device(Qhat)}
         noise = _noise_of_components(to_host(Qhat))
         if self.rho == 0:
             t = np.minimum(noise, 1.0)
@@ -189,7 +174,7 @@ class Wishart(Prior):
             gain = 1 - error
         identity = np.eye(noise.shape[-1])
         Q = self.rho + identity * gain[..., None]
-        return Overlap(xp.asarray(Q, **place), xp.asarray(identity * error[..., None], **place))
+        return Overlap(*(xp.asarray(f, **matching(Qhat)) for f in (Q, identity * error[..., None])))
 
     def spectral_means(
         self, function: Callable[[Host, Host, Host], Host], noise: float, breaks: Sequence[float] = ()
@@ -226,47 +211,35 @@ class Wishart(Prior):
 
     @property
     def factor(self) -> Factor:  # type: ignore[override]
-        """W of ``S = W W^T / sqrt(width D)``."""
-        return Factor(self._draw_factor, self._compose, self._pullback, self._gram_scale)
+        """W of ``S = W W^T / sqrt(width D)``; its width defaults to r."""
+        return Factor(self._draw_factor, _compose, _pullback, lambda factor: 1 / _length(factor))
 
     def _draw_factor(
         self, rng: np.random.Generator, components: int, dimension: int, width: int | None = None
     ) -> Array:
-        """Factor ``W`` (P, D, width) with iid N(0, 1) entries, on the host; the width defaults to r.
-
-        Raises
-        ------
-        ParameterError
-            If the width is not a whole number >= 1, or is not given and ``rho`` is 0.
-        """
-        if width is None:
-            width = self._width(dimension)
-        elif isinstance(width, bool) or not isinstance(width, (int, np.integer)) or width < 1:
-            raise ParameterError("width", f"must be a whole number >= 1, got {width!r}")
-        if (numbers := components * dimension * width) > MOST_NUMBERS:
+        shape = (components, dimension, self._width(dimension) if width is None else width)
+        if (numbers := math.prod(shape)) > MOST_NUMBERS:
             raise ParameterError(
                 "rho", f"asks for a factor of {numbers:.1e} numbers at D = {dimension}; lower rho or D"
             )
-        return rng.standard_normal((components, dimension, width))
-
-    def _compose(self, factor: Array) -> Array:
-        """``S = W W^T / sqrt(width D)`` of factors (..., D, width): (..., D, D)."""
-        xp = namespace(factor)
-        return xp.matmul(factor, xp.matrix_transpose(factor)) / _length(factor)
-
-    def _gram_scale(self, factor: Array) -> float:
-        """What turns ``W W^T`` into the signal: ``1 / sqrt(width D)``."""
-        return 1 / _length(factor)
-
-    def _pullback(self, factor: Array, gradient: Array) -> Array:
-        """``dL/dW = (G + G^T) W / sqrt(width D)`` for ``G = dL/dS`` (..., D, D), symmetric or not."""
-        xp = namespace(factor, gradient)
-        return xp.matmul(gradient + xp.matrix_transpose(gradient), factor) / _length(factor)
+        return rng.standard_normal(shape)
 
 
 def _length(factor: Array) -> float:
     """``sqrt(width D)``."""
     return math.sqrt(math.prod(factor.shape[-2:]))
+
+
+def _compose(factor: Array) -> Array:
+    """``S = W W^T / sqrt(width D)`` of factors (..., D, width): (..., D, D)."""
+    xp = namespace(factor)
+    return xp.matmul(factor, xp.matrix_transpose(factor)) / _length(factor)
+
+
+def _pullback(factor: Array, gradient: Array) -> Array:
+    """``dL/dW = (G + G^T) W / sqrt(width D)`` for ``G = dL/dS`` (..., D, D), symmetric or not."""
+    xp = namespace(factor, gradient)
+    return xp.matmul(gradient + xp.matrix_transpose(gradient), factor) / _length(factor)
 
 
 def _noise_of_components(Qhat: Host) -> Host:
@@ -286,6 +259,6 @@ def _noise_of_components(Qhat: Host) -> Host:
     broken = np.any(np.isnan(coupling), axis=(-2, -1))[..., None]
     unit = identity + np.nan_to_num(scale[..., :, None] * coupling * scale[..., None, :])
     values, vectors = np.linalg.eigh(unit)
-    with np.errstate(over="ignore"):
-        inflated = noise * np.sum(vectors**2 / np.maximum(values, _TINY)[..., None, :], axis=-1)
+    with np.errstate(over="ignore"):  # rounding may make an eigenvalue 0 or negative
+        inflated = noise * np.sum(vectors**2 / np.maximum(values, 1e-300)[..., None, :], axis=-1)
     return np.where(broken, np.nan, np.where(alone, noise, inflated))
