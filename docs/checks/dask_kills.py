@@ -7,7 +7,6 @@ every error must be that of a serial run. docs/fuzzing.md has the figures of a w
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import os
@@ -19,31 +18,14 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "plugins")]
+from jobs import ROOT, differ, options, write_suite  # isort: skip - puts the source tree on the path
 
-from smimbench.run.campaign import run_cells  # noqa: E402
-from smimbench.run.store import Store  # noqa: E402
-from smimbench.suite.reader import load_suite  # noqa: E402
+from smimbench.run.campaign import run_cells
+from smimbench.run.store import Store
+from smimbench.suite.reader import load_suite
 
-TEXT = """
-[problem]
-model   = {{ name = "sequence-multi-index", tokens = 2 }}
-channel = {{ name = "linear", noise = 0.2 }}
-prior   = {{ name = "gaussian" }}
-[grid]
-alpha     = [0.5, 1.0]
-dimension = [12]
-seeds     = {seeds}
-[[algorithms]]
-name  = "sgd"
-steps = 40
-[[algorithms]]
-name  = "gamp"
-"""
 CLIENT, SCHEDULER = (0.25, 0.5), (0.7,)
 """Parts of the cells that are there when the client and the scheduler are killed."""
-ERRORS = ("metrics", "status", "reason", "iterations", "restarts", "start", "final")
 QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
 
 
@@ -82,10 +64,7 @@ class Service:
 
 def main() -> int:
     """The whole check; 1 if a cell is missing or unlike the serial run."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pause", type=float, default=5.0, help="Seconds between two kills of a worker.")
-    parser.add_argument("--seeds", type=int, default=250, help="A quarter of the number of cells.")
-    chosen = parser.parse_args()
+    chosen = options(__doc__, pause=5.0, seeds=250)
     pause = chosen.pause
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -94,8 +73,7 @@ def main() -> int:
     paths = os.pathsep.join([str(ROOT), str(ROOT / "plugins")])
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        file = folder / "fire.toml"
-        file.write_text(TEXT.format(seeds=chosen.seeds))
+        file = write_suite(folder / "fire.toml", chosen.seeds, 'name = "sgd"\nsteps = 40', 'name = "gamp"')
         cells = load_suite(file).cells()
         begin = time.monotonic()
         calm = Store(folder / "calm")
@@ -133,9 +111,7 @@ def main() -> int:
                 service.end()
         found, right = store.load(), calm.load()
         aside = [path.name for path in (store.folder / "set-aside").glob("*")]
-    unlike = sum(
-        key not in found or any(found[key][name] != record[name] for name in ERRORS) for key, record in right.items()
-    )
+    unlike = sum(key not in found or differ(found[key], record) for key, record in right.items())
     print(f"{len(found)} of {len(right)} cells in {time.monotonic() - begin:.0f} s; killed: workers "
           f"{sum(w.killed for w in workers)} times, the client {client.killed}, the scheduler {scheduler.killed}; "
           f"the client was started {client.starts} times; "

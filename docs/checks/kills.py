@@ -8,7 +8,6 @@ killed children made is compared with a run that nobody disturbed. docs/fuzzing.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import signal
@@ -17,30 +16,11 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "plugins")]
+from jobs import differ, options, write_suite  # isort: skip - puts the source tree on the path
 
-from smimbench.run.campaign import missing_cells, run_cells  # noqa: E402
-from smimbench.run.store import Store  # noqa: E402
-from smimbench.suite.reader import load_suite  # noqa: E402
-
-TEXT = """
-[problem]
-model   = { name = "sequence-multi-index", tokens = 2 }
-channel = { name = "linear", noise = 0.2 }
-prior   = { name = "gaussian" }
-[grid]
-alpha     = [0.5, 1.0]
-dimension = [12]
-seeds     = 25
-[[algorithms]]
-name  = "adam"
-steps = 2400
-[[algorithms]]
-name  = "sgd"
-steps = 40
-"""
-ERRORS = ("metrics", "status", "reason", "iterations", "restarts", "start", "final")
+from smimbench.run.campaign import missing_cells, run_cells
+from smimbench.run.store import Store
+from smimbench.suite.reader import load_suite
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -80,16 +60,13 @@ def killed_child(cells, store: Store, dice: random.Random) -> bool:
 
 def main() -> int:
     """All kills; 1 if anything was lost."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0)
-    chosen = parser.parse_args()
+    chosen = options(__doc__, kills=300, seed=0)
     dice = random.Random(chosen.seed)
     kills = cut = lost = torn = unlike = compared = 0
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
-        file = Path(temporary) / "kills.toml"
-        file.write_text(TEXT)
+        algorithms = ('name = "adam"\nsteps = 2400', 'name = "sgd"\nsteps = 40')
+        file = write_suite(Path(temporary) / "kills.toml", 25, *algorithms)
         cells = load_suite(file).cells()
         calm = Store(Path(temporary) / "calm")
         run_cells(cells, calm)
@@ -117,7 +94,7 @@ def main() -> int:
                 compared += 1
                 paths = [one.trajectory(r) for one, r in ((store, found[key]), (calm, record))]
                 same = paths[0] is not None and paths[1] is not None and (paths[0]["mse"] == paths[1]["mse"]).all()
-                unlike += not same or any(found[key][name] != record[name] for name in ERRORS)
+                unlike += not same or differ(found[key], record)
     print(f"{kills} SIGKILLs in {time.monotonic() - begin:.0f} s, {cut} of them while a file was being written: {lost} finished "
           f"files lost or changed, {torn} torn ones believed or complained of; "
           f"{compared} cells, {unlike} unlike the calm run")  # fmt: skip

@@ -124,12 +124,12 @@ def theory_lines(cache: TheoryCache, plan: Any, metric: str, used: Sequence[floa
     near = [b * (1 + s) for b in breaks for s in steps if fine[0] < b * (1 + s) < fine[-1]]
     dense = np.unique([*fine, *near])
     about = find_metric(metric, plan.problem.model.name)
-    read = cache.read_off(plan.problem, list(dense)) if not is_cheap(plan.problem) else None
-    if read and all(value is None for value in theory_of(about, plan.problem, read[0][0], plan.problem.components)[0]):
-        read = None  # errors of prediction are not read off
-    fine_grid = read is not None or is_cheap(plan.problem)
+    line = cache.curve(plan.problem, list(dense)) if plan.problem.components > 1 or is_cheap(plan.problem) else None
+    if line and all(value is None for value in theory_of(about, plan.problem, line[0][0], plan.problem.components)[0]):
+        line = None  # without errors of prediction
+    fine_grid = line is not None
     grid = dense if fine_grid else grid
-    points = cache.points(plan.problem, list(grid)) if read is None else read
+    points = cache.points(plan.problem, list(grid)) if line is None else line
     components = len(points[0][0]["overlap"])
     uninformed = [next((p for p in branches if p["branch"] == "uninformed"), branches[0]) for branches in points]
     apart = np.array([one is not branches[0] for one, branches in zip(uninformed, points)])

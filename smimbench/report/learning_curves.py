@@ -144,7 +144,8 @@ def _learning_panel(
     for start, stop, name, dashes in lines:
         seen = np.geomspace(start, stop, 40) if curve and start < stop else np.array([stop])
         ratios = [problem.model.sample_ratio(max(1, round(n)), dimension) for n in seen]
-        points = [branches[0] for branches in cache.points(problem, ratios)]
+        found = cache.curve(problem, ratios) if curve else None
+        points = [branches[0] for branches in found or cache.points(problem, ratios)]
         expected = [theory_of(about, problem, point, components)[0] for point in points]
         for component in range(components):
             values = [found[component] for found in expected]

@@ -136,19 +136,30 @@ class _Points(pydantic.RootModel[Annotated[list[Point], Field(min_length=1)]]):
     model_config = pydantic.ConfigDict(strict=True, defer_build=True)
 
 
+class _Curve(pydantic.RootModel[list[Annotated[list[Point], Field(min_length=1)]]]):
+    model_config = pydantic.ConfigDict(strict=True, defer_build=True)
+
+
 class _Own(pydantic.RootModel[Text | OwnPoint]):
     model_config = pydantic.ConfigDict(strict=True, defer_build=True)
 
 
-MODELS: dict[str, type[pydantic.BaseModel]] = {"point": _Points, "thresholds": Thresholds, "own": _Own, "nodes": Node}
+MODELS: dict[str, type[pydantic.BaseModel]] = {
+    "point": _Points,
+    "curve": _Curve,
+    "thresholds": Thresholds,
+    "own": _Own,
+    "nodes": Node,
+}
 
 
 def check_answer(kind: str, answer: Any, components: int | None) -> None:
-    """Raise ValueError unless an answer (``"point"``, ``"thresholds"``, ``"own"`` or ``"nodes"``) has the right structure."""
+    """Raise ValueError unless an answer (its kind is a key of ``MODELS``) has the right structure."""
     if kind not in MODELS:
         raise ValueError("not an answer of theory")
     check_model(MODELS[kind], answer, "an answer of theory")
-    points = {"point": answer, "own": [answer] if isinstance(answer, dict) else []}.get(kind, [])
+    points: list[Any] = {"point": answer, "own": [answer] if isinstance(answer, dict) else []}.get(kind, [])
+    points = [point for branches in answer for point in branches] if kind == "curve" else points
     if components is not None and any(len(point["overlap"]) != components for point in points):
         raise ValueError(f"not an answer of theory: overlap must be of {components} components")
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import os
 import time
@@ -21,7 +22,7 @@ from smimbench.problem.problem import ProblemError, without_code
 from smimbench.run.answers import check_answer, document_text, read_answer, write_answer
 from smimbench.theory.consistency import require_consistent, require_consistent_at
 from smimbench.theory.fixed_point_curve import fixed_point_curve
-from smimbench.theory.generalization import curve_errors
+from smimbench.theory.generalization import curve_errors, point_errors
 from smimbench.theory.information import Evaluations
 from smimbench.theory.own import own_theory
 from smimbench.theory.predictions import competing, curve_of, point_document, thresholds
@@ -46,8 +47,10 @@ __all__ = [
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Ratio = float | tuple[float, ...] | None
+"""Sample ratio of an answer; those of a whole curve; None for thresholds."""
 
-THEORY_VERSION = 18
+THEORY_VERSION = 19
 """Raised when the numbers of the state-evolution solver itself change: remembered values of older ones are not used."""
 OWN_VERSION = 4
 """Raised when what theory says of shipped algorithms themselves changes, and their estimates do not: only these answers are then
@@ -126,7 +129,7 @@ class TheoryCache:
         self.folder = folder
         self.watch: Callable[[Progress], None] = lambda progress: None
         self.remark: Callable[[str], None] = lambda line: None
-        self._memory: dict[tuple[str, str, float | None], Any] = {}
+        self._memory: dict[tuple[str, str, Ratio], Any] = {}
         self._consistent: set[str] = set()
 
     @_boundary
@@ -152,28 +155,35 @@ class TheoryCache:
         self.begin(problem)
         for part in curve_of(problem).batches(alphas):
             solved = competing(problem, part)
-            flat = [p for branches in solved for p in branches]
-            require_consistent_at(problem, [(p.Q, p.V) for p in flat], clock=time.perf_counter)
-            errors = iter(curve_errors(problem, *zip(*((p.Q, p.V, p.error) for p in flat))))
+            require_consistent_at(problem, [(p.Q, p.V) for b in solved for p in b], clock=time.perf_counter)
             for alpha, branches in zip(part, solved):
-                yield alpha, [point_document(problem, p, next(errors)) for p in branches]
+                yield alpha, [point_document(problem, p, point_errors(problem, p.Q, p.V, p.error)) for p in branches]
 
     @_boundary
-    def read_off(self, problem: Problem, alphas: Sequence[float]) -> list[list[dict[str, Any]]] | None:
-        """As ``points``, but without errors of prediction, where fixed points are read off a curve that thresholds have followed.
+    def curve(self, problem: Problem, alphas: Sequence[float]) -> list[list[dict[str, Any]]] | None:
+        """As ``points`` for a whole line of a figure, which is one answer; None where components mix, which takes minutes.
 
-        A reading costs a hundredth of a second, the errors of prediction thirty times that. None where there is no such curve.
+        Errors of prediction are interpolated along it, or left out where several components are read off a curve that thresholds
+        have followed: a reading costs a hundredth of a second, they cost thirty times that.
         """
-        if problem.components == 1 or fixed_point_curve(problem) is None:
+        if problem.components > 1 and fixed_point_curve(problem) is None:
             return None
-        key = canonical_json(problem.spec)
-        wanted = [float(a) for a in alphas]
-        missing = [a for a in dict.fromkeys(wanted) if ("reading", key, a) not in self._memory]
-        if missing:
-            self.begin(problem)
-        for alpha, branches in zip(missing, competing(problem, missing)):
-            self._memory["reading", key, alpha] = [point_document(problem, p) for p in branches]
-        return [self._memory["reading", key, alpha] for alpha in wanted]
+        key, wanted = canonical_json(problem.spec), tuple(float(a) for a in alphas)
+        found: list[list[dict[str, Any]]] | None = self._recall("curve", problem, key, wanted)
+        if found is None:
+            found = self.solve_curve(problem, wanted)
+            self._remember("curve", problem, key, wanted, found)
+        return found
+
+    def solve_curve(self, problem: Problem, alphas: Sequence[float]) -> list[list[dict[str, Any]]]:
+        """Branches along a line, solved now."""
+        self.begin(problem)
+        solved = competing(problem, alphas)
+        flat = [p for branches in solved for p in branches]
+        errors: Iterator[Any] = itertools.repeat(None)
+        if problem.components == 1:
+            errors = iter(curve_errors(problem, *zip(*((p.Q, p.V, p.error) for p in flat))))
+        return [[point_document(problem, p, next(errors)) for p in branches] for branches in solved]
 
     @_boundary
     def thresholds(self, problem: Problem) -> dict[str, Any]:
@@ -325,14 +335,14 @@ class TheoryCache:
         assert self.folder is not None
         return self.folder / "nodes" / nodes_name(key)
 
-    def _file(self, kind: str, key: str, alpha: float | None) -> Path | None:
+    def _file(self, kind: str, key: str, alpha: Ratio) -> Path | None:
         return None if self.folder is None else self.folder / answer_name(kind, key, alpha)
 
-    def _is_kept(self, kind: str, key: str, alpha: float | None) -> bool:
+    def _is_kept(self, kind: str, key: str, alpha: Ratio) -> bool:
         file = self._file(kind, key, alpha)
         return (kind, key, alpha) in self._memory or (file is not None and file.exists())
 
-    def _recall(self, kind: str, problem: Problem, key: str, alpha: float | None) -> Any:
+    def _recall(self, kind: str, problem: Problem, key: str, alpha: Ratio) -> Any:
         file = self._file(kind, key, alpha)
         if (kind, key, alpha) not in self._memory and file is not None:
             question = {"problem": json.loads(key), "alpha": alpha}
@@ -354,7 +364,7 @@ class TheoryCache:
             self._move_aside(file)
             return None
 
-    def _remember(self, kind: str, problem: Problem, key: str, alpha: float | None, answer: Any) -> None:
+    def _remember(self, kind: str, problem: Problem, key: str, alpha: Ratio, answer: Any) -> None:
         answer = json.loads(document_text(answer))
         check_answer(kind, answer, problem.components)  # what would not be read again must not be written
         self._memory[kind, key, alpha] = answer
@@ -381,7 +391,7 @@ class _nodes_of_theory_watched:
         self._evaluations.watch = lambda alpha: None
 
 
-def answer_name(kind: str, key: str, alpha: float | None, version: int = THEORY_VERSION) -> str:
+def answer_name(kind: str, key: str, alpha: Ratio, version: int = THEORY_VERSION) -> str:
     """Name of the file of an answer: ``kind`` and a digest of its question, whose problem as canonical JSON is ``key``."""
     return f"{kind}-{_file_name(version, kind, key, alpha)}.json"
 

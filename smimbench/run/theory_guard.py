@@ -78,9 +78,17 @@ class GuardedTheory(TheoryCache):
         else:
             super().begin(problem)
 
-    def read_off(self, problem: Problem, alphas: Sequence[float]) -> list[list[dict[str, Any]]] | None:
-        """See ``TheoryCache``; None for what is solved elsewhere."""
-        return None if self._is_solved_elsewhere(*problem.spec.values()) else super().read_off(problem, alphas)
+    def curve(self, problem: Problem, alphas: Sequence[float]) -> list[list[dict[str, Any]]] | None:
+        """See ``TheoryCache``; None for several components that are solved elsewhere."""
+        elsewhere = self._is_solved_elsewhere(*problem.spec.values())
+        return None if elsewhere and problem.components > 1 else super().curve(problem, alphas)
+
+    def solve_curve(self, problem: Problem, alphas: Sequence[float]) -> list[list[dict[str, Any]]]:
+        """See ``TheoryCache``."""
+        if not self._is_solved_elsewhere(*problem.spec.values()):
+            return super().solve_curve(problem, alphas)
+        found: list[list[dict[str, Any]]] = self._ask("curve", problem, list(alphas))
+        return found
 
     def thresholds_at_hand(self, problem: Problem) -> dict[str, Any]:
         """See ``TheoryCache``."""

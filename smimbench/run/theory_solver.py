@@ -47,6 +47,8 @@ class Solver:
             return cache.begin(problem)
         if what == "points":
             return cache.points(problem, *more)
+        if what == "curve":
+            return cache.solve_curve(problem, *more)
         if what == "thresholds":
             return cache.thresholds(problem)
         if what == "part":

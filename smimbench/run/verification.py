@@ -42,7 +42,6 @@ ELSEWHERE = 1e-5
 change of the sixth digit of a record from elsewhere goes unnoticed."""
 
 
-PREDICTION = ("generalization_error", "generalization_error_error")
 ROUNDED = 1e-9
 """Relative difference of theory from this machine that is rounding, for points are solved in other batches. Doubled, a change
 of the ninth digit under a digest that fits goes unnoticed."""
@@ -96,8 +95,8 @@ def complaints_of(path: Path, text: Callable[[Path], str]) -> list[str]:
 def stored_theory(suite: Suite, folder: Path, registry: Registry, *, solve: bool = True) -> dict[str, Verification]:
     """Every stored answer of theory to the last byte, and what belongs to the suite solved again from nothing.
 
-    Answers are points, thresholds and those of algorithms, at the sample ratios that tables and figures have used; nodes are
-    what curves are made of. Those of other suites and of older versions are compared byte by byte only, and counted.
+    Answers are points, lines of figures, thresholds and those of algorithms, at the sample ratios that were used; nodes are what
+    curves are made of. Those of other suites and of older versions are compared byte by byte only, and counted.
     """
     read, again, nodes = Verification(), Verification(), Verification()
     problems = {canonical_json(plan.problem.spec): plan.problem for plan in suite.plans}
@@ -178,6 +177,8 @@ def _solve_again(
             again.add(_unlike(path, document, points[document["alpha"]]))
         for path, document in by_kind.get("thresholds", ()):
             again.add(_unlike(path, document, fresh.thresholds(problem)))
+        for path, document in by_kind.get("curve", ()):
+            again.add(_unlike(path, document, fresh.curve(problem, document["alpha"])))
     except THEORY_ERRORS as error:  # what is stored of it is none the worse
         again.remarks.append(f"{problem.spec['channel']['name']}: theory raised {error_line(error)}")
         return len(by_kind.get("nodes", ()))
@@ -205,7 +206,6 @@ def _solve_again(
 def _unlike(path: Path, document: dict[str, Any], new: Any) -> list[str]:
     """In what a stored answer differs from one that was found now, in words."""
     new = json.loads(document_text(new))
-    _accept_interpolated(document["answer"], new)
     here = document.get("machine") == machine.fingerprint() and document.get("versions") == machine.versions()
     relative, absolute = ROUNDED, ROUNDED / 100
     if not here:
@@ -216,22 +216,6 @@ def _unlike(path: Path, document: dict[str, Any], new: Any) -> list[str]:
         absolute = 4 * float(np.max(np.concatenate([[0.0], *map(np.ravel, stated)]))) + 1e-9
     differing = differences(document["answer"], new, relative, absolute=absolute)
     return [f"{path}: solved again, {line}" for line in itertools.islice(differing, 3)]
-
-
-def _accept_interpolated(old: Any, new: Any) -> None:
-    """Put stored errors of prediction in place of new ones that agree within their own error.
-
-    They are interpolated between the points that were solved together, which nobody remembers; so is their error.
-    """
-    for one, other in zip(*(answer if isinstance(answer, list) else [answer] for answer in (old, new))):
-        if not isinstance(one, dict) or not isinstance(other, dict):
-            continue
-        values, errors = ([part.get(name) or {} for part in (one, other)] for name in PREDICTION)
-        for kind in values[0].keys() & values[1].keys():
-            apart = abs((values[0][kind] or 0.0) - (values[1][kind] or 0.0))
-            if apart <= 2 * max(part.get(kind) or 0.0 for part in errors):
-                values[1][kind] = values[0][kind]
-                errors[1][kind] = errors[0].get(kind)
 
 
 def rerun(cells: Sequence[Cell], store: Store, registry: Registry, *, count: int, seed: int) -> Verification:

@@ -21,6 +21,7 @@ from numpy.polynomial import Chebyshev
 from smimbench.derive.labels import predict_twice
 from smimbench.interfaces import Uncertain
 from smimbench.numerics.linalg import symmetric_root
+from smimbench.numerics.memo import kept
 from smimbench.numerics.qmc import normal_points
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Array
     from smimbench.problem.problem import Problem
 
-__all__ = ["KINDS", "curve_errors", "generalization_error", "measured_error", "sampled_errors"]
+__all__ = ["KINDS", "curve_errors", "generalization_error", "measured_error", "point_errors",
+           "sampled_errors"]  # fmt: skip
 
 KINDS = ("bayes", "plugin", "constant")
 SCRAMBLES = 32
@@ -57,11 +59,16 @@ def generalization_error(problem: Problem, Q: Array, V: Array) -> dict[str, Unce
         error over scrambles. The Bayes error is ``E |f(z) - f(z')|^2 / 2`` with two independent draws from the posterior,
         which is unbiased; averaging draws into a predictor first would add its variance.
     """
-    closed = problem.channel.generalization_error
-    if closed is not None:
-        found: dict[str, Uncertain] = closed(Q, V)
-        return _not_negative({kind: _scalar(found[kind]) for kind in KINDS})
-    return sampled_errors(problem, Q, V)
+    known: dict[bytes, dict[str, Uncertain]] = kept(problem, "generalization_error", dict)
+    key = np.asarray(Q, dtype=float).tobytes() + np.asarray(V, dtype=float).tobytes()
+    if key not in known:
+        closed = problem.channel.generalization_error
+        known[key] = sampled_errors(problem, Q, V) if closed is None else _closed_errors(closed(Q, V))
+    return known[key]
+
+
+def _closed_errors(found: dict[str, Uncertain]) -> dict[str, Uncertain]:
+    return _not_negative({kind: _scalar(found[kind]) for kind in KINDS})
 
 
 def sampled_errors(problem: Problem, Q: Array, V: Array) -> dict[str, Uncertain]:
@@ -86,41 +93,32 @@ def measured_error(problem: Problem, truth: Array, cross: Array, own: Array, V: 
     return found
 
 
-def curve_errors(
-    problem: Problem, Q: Sequence[Array], V: Sequence[Array], uncertain: Sequence[Array] | None = None
-) -> list[dict[str, Uncertain]]:
-    """``generalization_error`` along a curve; a long curve of one component is interpolated.
+def point_errors(problem: Problem, Q: Array, V: Array, uncertain: Array) -> dict[str, Uncertain]:
+    """``generalization_error``, with what the numerical error (P,) of the diagonal of V makes of it.
 
-    ``uncertain`` (P,) for every point is the numerical error of the diagonal of V. What it makes of the prediction, to first
-    order and with the same random points, is added to the stated errors.
+    To first order and with the same random points; it is added to the stated errors.
     """
-    interpolated = _is_interpolated(problem, Q)
-    at_points = [] if interpolated else _at_points(problem, Q, V)
-    found = _errors_along_curve(problem, Q, V) if interpolated else [dict(entry) for entry in at_points]
-    for i, error in enumerate(() if uncertain is None else uncertain):
-        move = np.diag(np.minimum(np.broadcast_to(error, len(V[i])), np.maximum(np.diagonal(Q[i]), 0.0)))
-        if move.max() > 1e-8:  # less does not show
-            there = generalization_error(problem, Q[i] - move, V[i] + move)
-            here = at_points[i] if at_points else generalization_error(problem, Q[i], V[i])
-            for kind, entry in found[i].items():
-                slope = abs(there[kind].value - here[kind].value)
-                found[i][kind] = entry._replace(error=entry.error + slope)
-    return found
+    return _with_error_of_V(problem, generalization_error(problem, Q, V), Q, V, uncertain)
 
 
-def _is_interpolated(problem: Problem, Q: Sequence[Array]) -> bool:
-    """Whether a curve is long enough for interpolation between fewer nodes."""
-    return len(Q) > NODES and problem.components == 1
+def curve_errors(
+    problem: Problem, Q: Sequence[Array], V: Sequence[Array], uncertain: Sequence[Array]
+) -> list[dict[str, Uncertain]]:
+    """``point_errors`` along a curve of one component; a long one is interpolated."""
+    if len(Q) <= NODES:
+        return [point_errors(problem, *point) for point in zip(Q, V, uncertain)]
+    along = _errors_along_curve(problem, Q, V)
+    return [_with_error_of_V(problem, *point) for point in zip(along, Q, V, uncertain)]
 
 
-def _at_points(problem: Problem, Q: Sequence[Array], V: Sequence[Array]) -> list[dict[str, Uncertain]]:
-    """Without the error of V; equal points once."""
-    found: dict[bytes, dict[str, Uncertain]] = {}
-    keys = [np.asarray(q).tobytes() + np.asarray(v).tobytes() for q, v in zip(Q, V)]
-    for key, q, v in zip(keys, Q, V):
-        if key not in found:
-            found[key] = generalization_error(problem, q, v)
-    return [found[key] for key in keys]
+def _with_error_of_V(
+    problem: Problem, found: dict[str, Uncertain], Q: Array, V: Array, uncertain: Array
+) -> dict[str, Uncertain]:
+    move = np.diag(np.minimum(np.broadcast_to(uncertain, len(V)), np.maximum(np.diagonal(Q), 0.0)))
+    if move.max() <= 1e-8:  # less does not show
+        return found
+    here, there = (generalization_error(problem, q, v) for q, v in ((Q, V), (Q - move, V + move)))
+    return {k: e._replace(error=e.error + abs(there[k].value - here[k].value)) for k, e in found.items()}
 
 
 def _errors_along_curve(problem: Problem, Q: Sequence[Array], V: Sequence[Array]) -> list[dict[str, Uncertain]]:

@@ -316,6 +316,8 @@ class Theory(TheoryCache):
             )
         ]
 
+    curve = points
+
 
 def test_both_branches_are_drawn_and_every_threshold_has_its_name(tmp_path):
     suite = load_suite(write_suite(tmp_path, SUITE.replace("[0.5, 1.0]", "[0.3, 1.0, 1.8]")))
