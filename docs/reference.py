@@ -118,8 +118,9 @@ def draw(name: str) -> list[str]:
 def page(name: str, document: dict[str, Any], shared: dict[str, Any], figures: list[str], seconds: float) -> str:
     """The page of a suite: verdicts, figures, the table of contenders, the first metric in full, how it was made."""
     from smimbench.registry.metrics import find_metric
-    from smimbench.report.tables import markdown_table
-    from smimbench.report.verdict import ratio_words, verdict_line
+    from smimbench.report.columns import ratio_words
+    from smimbench.report.text_files import markdown_table
+    from smimbench.report.verdict import verdict_line
 
     rows = document["rows"]
     metric = rows[0]["metric"]

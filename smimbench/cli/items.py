@@ -39,9 +39,9 @@ def list_items(request: Request, kind: str | None) -> int:
 @command(click.Argument(["topic"], type=click.Choice(["columns"])), JSON, name="help", of_a_suite=False)
 def explain(request: Request, topic: str) -> int:
     """What the columns of the tables mean."""
-    from smimbench.report.columns import COLUMNS, print_columns
+    from smimbench.report.columns import columns_document, print_columns
 
-    request.answer(COLUMNS, print_columns)
+    request.answer(columns_document(), print_columns)
     return OK
 
 

@@ -89,8 +89,7 @@ class Results:
 
     def document(self) -> dict[str, Any]:
         """What ``show --json`` prints."""
-        from smimbench.report.profiles import summary
-        from smimbench.report.verdict import verdicts
+        from smimbench.report.verdict import summary, verdicts
 
         return {
             "suite": self.suite.name,
@@ -221,13 +220,8 @@ def present(results: Results, request: Request, *, figure: bool, full: bool = Fa
 def present_document(document: dict[str, Any], request: Request, folder: Path, *, full: bool = False) -> int:
     """What ``show`` prints of a document, and the exit code."""
     from smimbench.backend import machine
-    from smimbench.report.finite_size import extrapolated_tables
-    from smimbench.report.leaderboard import diagnostic_tables, leaderboard_tables
-    from smimbench.report.learning_order import learning_tables
-    from smimbench.report.profiles import summary_tables
-    from smimbench.report.tables import error_tables, runtime_tables, status_line
-    from smimbench.report.verdict import contender_tables, verdict_line
-    from smimbench.report.versions import other_version_tables
+    from smimbench.report import tables
+    from smimbench.report.verdict import verdict_line
 
     rows, counts, missing = document["rows"], document["status_counts"], document["missing"]
     if request.as_json:
@@ -246,21 +240,21 @@ def present_document(document: dict[str, Any], request: Request, folder: Path, *
             console.print(line, style="green", markup=False)
         console.print()
         for table in (
-            *contender_tables(document["verdicts"]),
-            *(summary_tables(document["summary"]) if len(document["verdicts"]) > 1 else ()),
-            *(leaderboard_tables(rows) if full else ()),
-            *error_tables(rows, full=full),
-            *extrapolated_tables(document["extrapolated"]),
-            *learning_tables(rows),
-            *diagnostic_tables(rows),
-            *runtime_tables(rows, machine.fingerprint(), full=full),
-            *other_version_tables(document["other_versions"]),
+            *tables.contender_tables(document["verdicts"]),
+            *(tables.summary_tables(document["summary"]) if len(document["verdicts"]) > 1 else ()),
+            *(tables.leaderboard_tables(rows) if full else ()),
+            *tables.error_tables(rows, full=full),
+            *tables.extrapolated_tables(document["extrapolated"]),
+            *tables.learning_tables(rows),
+            *tables.diagnostic_tables(rows),
+            *tables.runtime_tables(rows, machine.fingerprint(), full=full),
+            *tables.other_version_tables(document["other_versions"]),
         ):
             console.print(table, crop=False)
             console.print()
         if not request.quiet:
             _remarks(console, rows, request)
-        console.print(status_line(counts, missing))
+        console.print(tables.status_line(counts, missing))
         console.print(f"results: {folder}", soft_wrap=True)
     bad = sum(count for name, count in counts.items() if name not in ("ok", "skipped"))
     return NOT_OK if bad or missing or document.get("left_out") or not counts.get("ok") else OK

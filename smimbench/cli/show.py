@@ -154,8 +154,7 @@ def show(
     request: Request, as_csv: bool, markdown: bool, backends: tuple[str, ...], pack: Path | None, full: bool
 ) -> int:
     """The verdict, then error-against-theory and runtime tables of what has been run."""
-    from smimbench.report import tables
-    from smimbench.report.finite_size import size_markdown
+    from smimbench.report import text_files
     from smimbench.report.packed import write_packed
 
     if request.as_json + as_csv + markdown > 1:
@@ -165,8 +164,7 @@ def show(
         write_packed(pack, document, shared)
     rows, limits = document["rows"], document["extrapolated"]
     if as_csv or markdown:
-        appended = f"\nAt infinite dimension:\n\n{size_markdown(limits)}" if limits else ""
-        click.echo(tables.as_csv(rows, limits) if as_csv else tables.as_markdown(rows) + appended, nl=False)
+        click.echo((text_files.as_csv if as_csv else text_files.as_markdown)(rows, limits), nl=False)
         return OK
     return present_document(document, request, folder, full=full)
 
@@ -285,7 +283,8 @@ def compare(request: Request, before: Path, after: Path, fail_over: float | None
 
     Either may be a file that show --pack wrote, or a folder of such files: nothing is run again.
     """
-    from smimbench.report.comparison import compare_rows, comparison_table, exceeds
+    from smimbench.report.comparison import compare_rows, exceeds
+    from smimbench.report.tables import comparison_tables
 
     if fail_over is not None and math.isnan(fail_over):
         raise click.UsageError("--fail-over: must be a number, got nan")
@@ -304,7 +303,7 @@ def compare(request: Request, before: Path, after: Path, fail_over: float | None
         print_json({"rows": entries, "failing": len(failing)})
     else:
         console = make_console()
-        for table in comparison_table(entries):
+        for table in comparison_tables(entries):
             console.print(table, crop=False)
             console.print()
         if fail_over is not None:

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from smimbench.registry.parameters import ENGINE_FILLED, signature_of
 from smimbench.registry.registry import KINDS, RegistryError
+from smimbench.report.columns import Column, make_table
 from smimbench.report.prose import readable_prose, wrapped
-from smimbench.report.tables import make_table
 from smimbench.suite.errors import SuiteError
 from smimbench.suite.reader import load_suite, shipped_suites
 from smimbench.theory.own import BRINGS_NONE
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from smimbench.registry.registry import Entry, Registry
-    from smimbench.report.tables import Column
 
 __all__ = ["info_documents", "item_documents", "plugin_documents", "print_info", "print_items", "print_plugins"]
 
@@ -149,20 +148,31 @@ def plugin_documents(registry: Registry) -> list[dict[str, Any]]:
 def print_items(console: Console, documents: dict[str, list[dict[str, Any]]]) -> None:
     """A short table per kind."""
     for kind, items in documents.items():
-        columns: list[Column] = [("name ", "l", _name), ("what it is", "l", lambda i: readable_prose(i["summary"]))]
-        if kind == "suites":
-            columns = [columns[0], ("title", "l", lambda i: i.get("title") or i["summary"]),
-                       ("takes", "l", lambda i: i.get("duration", ""))]  # fmt: skip
-        elif kind != "models":
-            columns.insert(1, ("for", "l", lambda i: ", ".join(i["models"]).replace("*", "all models")))
-        console.print(make_table(kind, columns, items, padding=1))
+        console.print(make_table(kind, SUITES if kind == "suites" else ITEMS, items, padding=1))
         console.print()
     console.print("smimbench info NAME says more.", style="dim")
+
+
+def _models(item: dict[str, Any]) -> str:
+    return "" if item["kind"] == "model" else ", ".join(item["models"]).replace("*", "all models")
 
 
 def _name(item: dict[str, Any]) -> str:
     where = item.get("distribution", "smimbench")
     return item["name"] if where == "smimbench" else f"{item['name']} ({where})"
+
+
+NAME = Column("name ", _name, words=True)
+ITEMS = [
+    NAME,
+    Column("for", _models, words=True),
+    Column("what it is", lambda i: readable_prose(i["summary"]), words=True),
+]
+SUITES = [
+    NAME,
+    Column("title", lambda i: i.get("title") or i["summary"], words=True),
+    Column("takes", lambda i: i.get("duration", ""), words=True),
+]
 
 
 def print_info(console: Console, documents: list[dict[str, Any]]) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smimbench.report.columns import number
 from smimbench.report.style import (
     decades_to_zero,
     finish,
@@ -17,7 +18,6 @@ from smimbench.report.style import (
     save_figure,
     threshold_lines,
 )
-from smimbench.report.tables import number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -1,92 +1,368 @@
-"""What every column of a table means: ``smimbench help columns``, and the page docs/columns.md."""
+"""The columns of all tables: what each means and how its cells are written; tables for a terminal, for HTML, and the page
+docs/columns.md.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import html
+import math
+import textwrap
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from smimbench.report.tables import make_table
+from rich import box
+from rich.cells import cell_len
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from smimbench.files import printable
+from smimbench.report.labels import letter_of, names_with_backend
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-__all__ = ["COLUMNS", "columns_page", "print_columns"]
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-COLUMNS: dict[str, dict[str, str]] = {
-    "Where a row is from": {
-        "algorithm": "Its label in the suite, with @backend where several backends are shown. Estimates from "
-        "`smimbench score` stand next to the algorithms of the suite.",
-        "alpha": "Sample ratio that was used: n / D, or n / d^2 for a signal of extensive rank. Algorithms that draw fresh "
-        "samples stand at the ratio of all of them.",
-        "D, d": "Dimension of the signal.",
-        "component, layer": "Component of the signal, from 1.",
-        "n": "Runs with an estimate.",
-        "status": "How the runs ended: ok, n.c. (not converged), div. (diverged), t/o (timeout), fail, skip. `moving`: the "
-        "error still moved at the last step.",
-    },
-    "Errors": {
-        "mean ± s.e.m., MSE ± s.e.m.": "Mean over the runs and its standard error. One run has no standard error.",
-        "predicted": "What theory predicts for this algorithm, with its numerical error; blank if there is no such theory.",
-        "optimal": "Bayes-optimal value from state evolution at the same sample ratio.",
-        "diff": "Mean minus optimal.",
-        "z": "Mean minus prediction (minus optimal where both are the same), in units of both errors together. `?`: fewer "
-        "than 4 runs, too few for a standard error. Blank where theory is 0.",
-        "error / optimal": "Error over the Bayes-optimal error; 1 cannot be beaten as D grows. In the verdict: the geometric "
-        "mean over sample ratios. Blank where the optimal error is 0.",
-        "at 0": "Largest error where the optimal error is 0 (0: below run.target).",
-        "as predicted": "yes: at every sample ratio at least 4 runs agree with the prediction, within their 99% interval (at "
-        "most 20% wide) or 5%. no: somewhere they do not; the largest difference is shown. unclear: too few runs.",
-        "error / best": "Error over that of the first algorithm, on the same instances: geometric mean.",
-        "95% interval": "Of error / best, by Student's t on the logarithms.",
-        "instances": "Instances with an estimate, of all. Algorithms that draw samples of their own are left out.",
-    },
-    "Time": {
-        "time to 5%": "Median time until the error is within 5% of optimal (below run.target where that is 0). A run that "
-        "never gets there counts as infinity. never: most runs; partly: not at all sample ratios.",
-        "runs at 5%": "Share of runs that get within 5% of optimal.",
-        "to 50%, to 20%": "The same for 50% and 20%, in iterations where the table says so.",
-        "per run": "Mean time of a run.",
-        "iter., made": "Mean number of iterations.",
-        "first": "Time of the first iteration, which often compiles or allocates.",
-        "per iter.": "Median time of the iterations after the first.",
-        "of peak": "Share of this machine's measured rate of matrix products (x) or of reading memory (r), whichever "
-        "limits the iteration.",
-        "memory": "Largest memory of a run.",
-    },
-    "Infinite dimension": {
-        "value ± err": "Limit of the means as D grows, from at least three dimensions; the error includes lack of fit.",
-        "law": "Law of the corrections: 1/D unless its chi-square rejects it.",
-        "b ± err, b in theory": "Fitted coefficient of 1/D, and its value in closed form.",
-        "chi2": "Chi-square of the fit over its degrees of freedom.",
-        "exponent": "Best single exponent with its interval; blank if every exponent fits as well.",
-    },
-    "Order of learning": {
-        "layer 1, component 1, ...": "Median epochs (or iterations) until half of its optimal overlap; `-` where that is 0.",
-        "order (runs)": "Order in which components got there, and in how many runs.",
-        "last / first": "Time of the last component over that of the first: geometric mean and standard error.",
-        "all": "Share of runs that learned all components.",
-    },
-    "Other numbers that runs report": {
-        "no.": "Position in the list that the algorithm reports, as of eigenvalues.",
-        "theory": "What theory expects; none: there is no such value as D grows.",
-        "found": "Runs that found a value, of all.",
-    },
-    "Comparison of two results": {
-        "before, after": "Means of the two results.",
-        "change": "Relative change of the mean with its 99.7% interval, paired where the instances are the same.",
-        "made by": "Versions of the items that made the result, and those that are installed.",
-        "verdict": "better, worse, within noise, nearer to theory (worse, but closer to the prediction), both at 0, only "
-        "before, only after.",
-    },
-    "Theory": {
-        "error": "Numerical error of the number before it.",
-        "in alpha": "The same error as a change of the sample ratio.",
-        "gen. Bayes, plug-in": "Error of prediction on new data: of the posterior mean, and of the estimate put in.",
-        "branch": "unique, or where branches compete: informed (from the signal) and uninformed (from the prior mean, "
-        "reached by algorithms).",
-        "published, difference, tolerance": "Published values, theory minus them, and their accuracy; off: outside.",
-        "printed, drawn": "Of --verify: the printed number, and the same from plain draws.",
-    },
-}
+__all__ = [
+    "FEW", "Column", "columns_document", "columns_page", "html_table", "make_table", "marked_z", "number", "print_columns",
+    "ratio_words", "seconds", "signed", "statuses", "titled", "uncertain",
+]  # fmt: skip
+
+FEW = 4
+"""Runs below which z is marked: the standard error of three runs is off by half. Doubled, most quick suites are marked."""
+
+SHORT = {"ok": "ok", "not-converged": "n.c.", "diverged": "div.", "timeout": "t/o", "failed": "fail", "skipped": "skip"}
+
+
+# -- cells ----------------------------------------------------------------------------------------------------------------
+
+
+def number(value: float | None, digits: int = 4, decimals: int = 1) -> str:
+    """A number in few characters, ``decimals`` of them after the point where it needs an exponent; blank for none."""
+    if value is None:
+        return ""
+    if value == 0:
+        return "0"
+    if not math.isfinite(value):
+        return "inf" if value > 0 else "-inf"
+    if abs(value) < 10.0**-digits / 2 or abs(value) >= 1e5:
+        mantissa, _, exponent = f"{value:.{decimals}e}".partition("e")
+        return f"{mantissa}e{int(exponent)}"
+    return f"{value:.{digits}f}" if abs(value) < 10 else f"{value:.4g}"
+
+
+def uncertain(value: float | None, error: float | None, exact: float = 1e-5) -> str:
+    """Value and error; an error too small to show at this many digits is left out."""
+    if value is None or error is None:
+        return number(value)
+    return number(value, 5) if error < exact else f"{number(value)}±{number(error, decimals=0)}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration with its unit, to three digits."""
+    if value is None:
+        return ""
+    # From 1000 seconds and 100 minutes on the next unit: 3.48e+03 s is hard to read.
+    for least, unit, size in ((6000.0, "h", 3600.0), (999.5, "min", 60.0), (1.0, "s", 1.0), (1e-3, "ms", 1e-3)):
+        if value >= least:
+            return f"{value / size:.3g} {unit}"
+    return f"{value / 1e-6:.3g} us"
+
+
+def signed(value: float | None, form: str, large: float, form_of_large: str) -> str:
+    """A number with its sign, in another format from ``large`` on; blank for none."""
+    return "" if value is None else format(value, "+" + (form if abs(value) < large else form_of_large))
+
+
+def marked_z(z: float | None, n: int | None) -> str:
+    """z, marked where few runs make its standard error a guess."""
+    return signed(z, ".1f", 1000, ".0e") + ("?" if z is not None and n is not None and n < FEW else "")
+
+
+def statuses(row: Mapping[str, Any]) -> Text:
+    """All statuses of a row, anything but ok in color, and how many of the runs still moved at their last step."""
+    text = Text()
+    for i, (name, count) in enumerate(sorted(row["status_counts"].items(), key=lambda kv: kv[0] != "ok")):
+        text.append(" " if i else "").append(f"{count} {SHORT[name]}", style="green" if name == "ok" else "bold red")
+    if moving := row.get("moving") or (row.get("still_moving") or {}).get("runs"):
+        text.append(f" {moving} moving", style="yellow")
+    return text
+
+
+def ratio_words(one: Mapping[str, Any]) -> str:
+    """Error over the optimal one, with its standard error where that is known; blank where there is none."""
+    ratio, error = one["ratio_to_bayes"], one.get("ratio_error")
+    if ratio is None or error is None:
+        return _percent(ratio, ".3g")
+    digits = max(0, min(3, -math.floor(math.log10(max(error, 1e-9)))))
+    return f"{ratio:.{digits}f}±{error:.{digits}f}"
+
+
+def _percent(value: float | None, form: str = ".0%") -> str:
+    return "" if value is None else format(value, form)
+
+
+def _near(row: Mapping[str, Any], epsilon: str = "0.05") -> dict[str, Any]:
+    found: dict[str, Any] = row["time_to_theory"][epsilon]
+    return found
+
+
+def _of_peak(row: Mapping[str, Any]) -> str:
+    share = row.get("ceiling_fraction")
+    return "" if share is None else f"{100 * share:.0f}% {'x' if row['ceiling'] == 'products' else 'r'}"
+
+
+def _z(row: Mapping[str, Any]) -> float | None:
+    """Distance from the prediction; from the optimal value where nothing else is predicted."""
+    predicted = row.get("own_theory") is not None or row.get("no_theory")
+    found: float | None = row.get("own_z") if predicted else row["z"]
+    return found
+
+
+# -- columns --------------------------------------------------------------------------------------------------------------
+
+
+class Column(NamedTuple):
+    """A column: heading, text of a cell, meaning, what a page sorts by, and whether it holds words, which wrap.
+
+    Columns without any entry are left out; with ``unless_same`` those, too, in which all rows agree.
+    """
+
+    heading: str
+    text: Callable[[Any], str | Text] = str
+    meaning: str = ""
+    key: str = ""
+    words: bool = False
+    unless_same: bool = False
+
+
+COLUMNS: dict[str, list[Column]] = {
+    "Where a row is from": [
+        Column("problem", lambda r: r["problem"], "Its label in the suite.", words=True),
+        Column("algorithm", lambda r: r["algorithm"], "Its label in the suite, with @backend where several backends are shown. "
+               "Estimates from `smimbench score` stand next to the algorithms of the suite.", words=True),
+        Column("alpha", lambda r: f"{r['alpha']:.4g}", "Sample ratio that was used: n / D, or n / d^2 for a signal of extensive "
+               "rank. Algorithms that draw fresh samples stand at the ratio of all of them.", "alpha"),
+        Column("D", lambda r: str(r["dimension"]), "Dimension of the signal; d for a signal of extensive rank.", "dimension",
+               unless_same=True),
+        Column("metric", lambda r: r["metric"], "What is measured; `smimbench list metrics`.", words=True),
+        Column("component", lambda r: str(r["component"] or ""), "Component of the signal, from 1; layer where the channel has "
+               "layers."),
+        Column("n", lambda r: str(r["n"]), "Runs with an estimate."),
+        Column("status", statuses, "How the runs ended: ok, n.c. (not converged), div. (diverged), t/o (timeout), fail, skip. "
+               "`moving`: the error still moved at the last step.", words=True),
+    ],
+    "Errors": [
+        Column("mean ± s.e.m.", lambda r: uncertain(r["mean"], r["sem"], 0.0), "Mean over the runs and its standard error. One "
+               "run has no standard error.", "mean"),
+        Column("predicted", lambda r: uncertain(r.get("own_theory"), r.get("own_theory_error")), "What theory predicts for this "
+               "algorithm, with its numerical error; blank if there is no such theory.", "own_theory"),
+        Column("optimal", lambda r: number(r["bayes"]), "Bayes-optimal value from state evolution at the same sample ratio.",
+               "bayes"),
+        Column("diff", lambda r: signed(r["difference"], ".4f", 1e4, ".1e"), "Mean minus optimal.", "difference"),
+        Column("z", lambda r: marked_z(_z(r), r.get("n")), "Mean minus prediction (minus optimal where both are the same), in "
+               "units of both errors together. `?`: fewer than 4 runs, too few for a standard error. Blank where theory is 0.",
+               "own_z"),
+        Column("error / optimal", ratio_words, "Error over the Bayes-optimal error; 1 cannot be beaten as D grows. In the "
+               "verdict: the geometric mean over sample ratios. Blank where the optimal error is 0.", "ratio_to_bayes"),
+        Column("at 0", lambda c: "0" if c["zero_reached"] else number(c["where_zero"], 3), "Largest error where the optimal "
+               "error is 0 (0: below run.target).", "where_zero"),
+        Column("as predicted", meaning="yes: at every sample ratio at least 4 runs agree with the prediction, within their 99% "
+               "interval (at most 20% wide) or 5%. no: somewhere they do not; the largest difference is shown. unclear: too few "
+               "runs."),
+        Column("instances", lambda e: f"{e['instances']}/{e['all']}", "Instances with an estimate, of all. Algorithms that draw "
+               "samples of their own are left out.", "instances"),
+        Column("error / best", lambda e: number(e["to_best"], 3), "Error over that of the first algorithm, on the same "
+               "instances: geometric mean.", "to_best"),
+        Column("95% interval", lambda e: " to ".join(number(end, 3) for end in e["interval"] or ()), "Of error / best, by "
+               "Student's t on the logarithms."),
+    ],
+    "Time": [
+        Column("time to 5%", lambda r: seconds(_near(r)["seconds"]) or "never", "Median time until the error is within 5% of "
+               "optimal (below run.target where that is 0). A run that never gets there counts as infinity. never: most runs; "
+               "partly: not at all sample ratios.", "near_seconds"),
+        Column("runs at 5%", lambda r: _percent(_near(r)["fraction"]), "Share of runs that get within 5% of optimal.",
+               "near_fraction"),
+        *(Column(f"to {name}", lambda r, e=epsilon: seconds(_near(r, e)["seconds"]) or "never",  # type: ignore[misc]
+                 f"The same for {name}, in iterations where the table says so.")
+          for epsilon, name in (("0.5", "50%"), ("0.2", "20%"), ("0.05", "5%"))),
+        Column("per run", lambda r: seconds(r["seconds"]), "Mean time of a run.", "seconds"),
+        Column("iter.", lambda r: number(r["iterations"], 0), "Mean number of iterations.", "iterations"),
+        Column("first", lambda r: seconds(r["first_iteration"]), "Time of the first iteration, which often compiles."),
+        Column("per iter.", lambda r: seconds(r["per_iteration"]), "Median time of the iterations after the first."),
+        Column("of peak", _of_peak, "Share of this machine's measured rate of matrix products (x) or of reading memory (r), "
+               "whichever limits the iteration."),
+        Column("memory", lambda r: "" if r["peak_memory"] is None else f"{r['peak_memory'] / 2**20:.0f} MB", "Largest memory of "
+               "a run."),
+    ],
+    "Infinite dimension": [
+        Column("value ± err", lambda e: uncertain(e["value"], e["error"], 0.0), "Limit of the means as D grows, from at least "
+               "three dimensions; the error includes lack of fit.", "value"),
+        Column("law", meaning="Law of the corrections: 1/D unless its chi-square rejects it."),
+        Column("b ± err", lambda e: uncertain(e["coefficient"], e["coefficient_error"], 0.0), "Fitted coefficient of 1/D."),
+        Column("b in theory", lambda e: _percent(e.get("own_coefficient"), ".4g"), "Its value in closed form."),
+        Column("chi2", lambda e: f"{e['chi2']:.1f}/{e['dof']}", "Chi-square of the fit over its degrees of freedom.", "chi2"),
+        Column("exponent", meaning="Best single exponent with its interval; blank if every exponent fits as well."),
+    ],
+    "Order of learning": [
+        Column("layer 1, component 1, ...", meaning="Median epochs (or iterations) until half of its optimal overlap; `-` where "
+               "that is 0."),
+        Column("order (runs)", meaning="Order in which components got there, and in how many runs."),
+        Column("last / first", meaning="Time of the last component over that of the first: geometric mean and standard error."),
+        Column("all", lambda r: _percent(r["learning_order"]["success"]), "Share of runs that learned all components."),
+    ],
+    "Other numbers that runs report": [
+        Column("no.", lambda e: str(e["no"]), "Position in the list that the algorithm reports, as of eigenvalues.",
+               unless_same=True),
+        Column("theory", lambda e: number(e["theory"]) or "none", "What theory expects; none: no such value as D grows."),
+        Column("found", lambda e: f"{e['found']}/{e['runs']}", "Runs that found a value, of all."),
+    ],
+    "Comparison of two results": [
+        Column("before", lambda e: number(e["before"]), "Mean of the first result."),
+        Column("after", lambda e: number(e["after"]), "Mean of the second one."),
+        Column("change", meaning="Relative change of the mean with its 99.7% interval, paired where the instances are the same."),
+        Column("made by", meaning="Versions of the items that made the result, and those that are installed."),
+        Column("verdict", lambda e: e["verdict"], "better, worse, within noise, nearer to theory (worse, but closer to the "
+               "prediction), both at 0, only before, only after.", words=True),
+    ],
+    "Theory": [
+        Column("MSE", meaning="Predicted squared error per component, over that of the prior mean."),
+        Column("overlap", meaning="Predicted overlap of the estimate with the signal."),
+        Column("error", meaning="Numerical error of the number before it."),
+        Column("in alpha", meaning="The same error as a change of the sample ratio."),
+        Column("gen. Bayes", meaning="Error of prediction on new data of the posterior mean."),
+        Column("plug-in", meaning="Error of prediction on new data of the estimate put in."),
+        Column("branch", lambda p: p["branch"], "unique, or where branches compete: informed (from the signal) and uninformed "
+               "(from the prior mean, reached by algorithms).", words=True, unless_same=True),
+        Column("published", lambda row: number(row["value"], 6), "Published value."),
+        Column("difference", lambda row: f"{row['theory'] - row['value']:+.1e}", "Theory minus the published value."),
+        Column("tolerance", lambda row: f"{row['tolerance']:.0e}" + ("" if row["within"] else " off"), "Accuracy of the "
+               "published value; off: theory is outside."),
+        Column("printed", lambda row: ("<= " if row["bound"] else "") + number(row["printed"], 5), "Of --verify: the number that "
+               "theory prints."),
+        Column("drawn", lambda row: number(row["drawn"], 5), "Of --verify: the same number from plain draws."),
+    ],
+}  # fmt: skip
+_KNOWN = {column.heading: column for columns in COLUMNS.values() for column in columns}
+
+
+def _laid_out(columns: Iterable[str | Column], rows: Sequence[Any]) -> list[tuple[Column, str, list[str | Text]]]:
+    """Columns with their headings for these rows and all their cells; those that say nothing are left out."""
+    of_runs = bool(rows) and "backend" in rows[0]
+    name = names_with_backend(rows) if of_runs else None
+    word = (
+        (rows[0].get("component_word") or "component") if of_runs or (rows and "component" in rows[0]) else "component"
+    )
+    found = []
+    for one in columns:
+        column = _KNOWN[one] if isinstance(one, str) else one
+        text = name if name is not None and column.heading == "algorithm" else column.text
+        cells = [text(row) for row in rows]
+        heading = (
+            {"D": letter_of(rows), "component": word}.get(column.heading, column.heading) if rows else column.heading
+        )
+        if any(map(str, cells)) and not (column.unless_same and len(set(map(str, cells))) == 1):
+            found.append((column, heading, cells))
+    return found
+
+
+# -- on a terminal --------------------------------------------------------------------------------------------------------
+
+
+def make_table(
+    title: str, columns: Iterable[str | Column], rows: Iterable[Any], caption: str = "", padding: int = 0
+) -> RenderableType:
+    """A table of the one style of this package, ``padding`` blanks between its columns.
+
+    Parameters
+    ----------
+    columns : iterable of str or Column
+        Headings of columns that ``COLUMNS`` has, or others.
+    """
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, padding, 0, 0), show_edge=False)
+    shown = _laid_out(columns, list(rows))
+    for column, heading, _ in shown:
+        table.add_column(
+            heading, justify="left" if column.words else "right", no_wrap=not column.words, overflow="fold"
+        )
+    for line in zip(*(cells for *_, cells in shown)):
+        table.add_row(*line)
+    return titled(table, title, caption)
+
+
+def titled(table: Table, title: str, caption: str = "") -> RenderableType:
+    """A finished table under a title that may be wider than the table."""
+    for column in table.columns:
+        if column.no_wrap:  # half a number is a wrong number: rather a table wider than the screen
+            head = str(column.header)
+            widest = max((cell_len(str(cell)) for cell in column.cells), default=0)
+            column.header = textwrap.fill(head, max(widest, len(head) // 2, 1), break_long_words=False)
+            column.min_width = max(widest, *map(cell_len, column.header.split("\n")))
+        else:  # words of an ordinary length stay whole, too
+            words = (word for cell in (column.header, *column.cells) for word in str(cell).split())
+            column.min_width = min(max(map(cell_len, words), default=0), 12)
+    return Group(Text(title, style="bold"), Whole(table), *([Text(caption, style="dim")] if caption else []))
+
+
+class Whole:
+    """A table that is never narrower than its columns: on a narrow screen it reaches beyond, and no column is left out."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns, (_, right, _, left) = self.table.columns, self.table.padding
+        needed = sum((column.min_width or 0) + left + right for column in columns) + len(columns) - 1
+        yield from console.render(self.table, options.update_width(max(options.max_width, needed)))
+
+
+# -- in HTML --------------------------------------------------------------------------------------------------------------
+
+
+def html_table(
+    columns: Iterable[str | Column],
+    rows: Sequence[Any],
+    about: Callable[[Any], Mapping[str, str]] = lambda row: {},
+    more: Callable[[Any], Sequence[str]] = lambda row: (),
+) -> str:
+    """A table whose headings sort it; texts of others as they are written.
+
+    Parameters
+    ----------
+    about : callable
+        Attributes of the line of a row.
+    more : callable
+        Lines of small print in its last cell.
+    """
+    shown = _laid_out(columns, rows)
+    heads = [f"<th{' class=text' if column.words else ''}>{_escaped(heading)}</th>" for column, heading, _ in shown]
+    lines = []
+    for row, *texts in zip(rows, *(cells for *_, cells in shown)):
+        cells = [_html_cell(column, row, text) for (column, *_), text in zip(shown, texts)]
+        cells += [f"<br><small>{_escaped(line)}</small>" for line in more(row)]
+        attributes = "".join(f' {name}="{_escaped(value)}"' for name, value in about(row).items())
+        lines.append(f"<tr{attributes}>{''.join(cells)}</tr>")
+    head, body = "".join(heads), "\n".join(lines)
+    return f'<table class="sortable"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def _html_cell(column: Column, row: Any, text: str | Text) -> str:
+    value = row.get(column.key) if column.key else None
+    sorts = f' data-value="{float(value)!r}"' if isinstance(value, (int, float)) else ""
+    kind = " class=status" if column.heading == "status" else " class=text" if column.words else ""
+    return f"<td{kind}{sorts}>{_escaped(str(text))}"  # HTML ends it where the next one begins
+
+
+def _escaped(text: str) -> str:
+    return html.escape(printable(text))
+
+
+# -- what they mean -------------------------------------------------------------------------------------------------------
+
+
+def columns_document() -> dict[str, dict[str, str]]:
+    """The meaning of every column, by topic."""
+    return {topic: {column.heading: column.meaning for column in columns} for topic, columns in COLUMNS.items()}
 
 
 def columns_page() -> str:
@@ -94,20 +370,15 @@ def columns_page() -> str:
     parts = [
         "# What the columns mean\n\n<!-- `smimbench help columns` prints this; written in smimbench/report/columns.py. -->\n"
     ]
-    for title, columns in COLUMNS.items():
-        parts.append(f"## {title}\n")
-        parts.append("| column | meaning |\n|---|---|")
-        parts += [f"| {name} | {text} |" for name, text in columns.items()]
-        parts.append("")
+    for title, columns in columns_document().items():
+        lines = "\n".join(f"| {name} | {text} |" for name, text in columns.items())
+        parts.append(f"## {title}\n\n| column | meaning |\n|---|---|\n{lines}\n")
     return "\n".join(parts)
 
 
 def print_columns(console: Console, document: dict[str, dict[str, str]]) -> None:
     """A table per topic."""
+    heads = [Column("column", lambda c: c[0], words=True), Column("meaning", lambda c: c[1], words=True)]
     for title, columns in document.items():
-        console.print(
-            make_table(
-                title, [("column", "l", lambda c: c[0]), ("meaning", "l", lambda c: c[1])], columns.items(), padding=1
-            )
-        )
+        console.print(make_table(title, heads, list(columns.items()), padding=1))
         console.print()

@@ -1,37 +1,19 @@
-"""Two sets of rows side by side, worst first, for ``compare``: change of error and time, better or worse, and whether a
-limit is exceeded.
-"""
+"""Two sets of rows, worst first, for ``compare``: change of error and time, better or worse, and whether a limit is exceeded."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any
 
-from rich.text import Text
-
 from smimbench.files import canonical_json
 from smimbench.registry.metrics import find_metric, is_worse
-from smimbench.report.aggregate import change_between
-from smimbench.report.labels import distinguish, grouped, names_with_backend
-from smimbench.report.tables import (
-    component_column,
-    differs,
-    dimension_column,
-    make_table,
-    marked_z,
-    missing_values,
-    number,
-    seconds,
-)
+from smimbench.report.labels import distinguish
+from smimbench.report.statistics import change_between
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.console import RenderableType
-
-    from smimbench.report.tables import Column
-
-__all__ = ["compare_rows", "comparison_table"]
+__all__ = ["compare_rows", "exceeds"]
 
 LEVEL = 0.997
 """Level of the intervals by which a change is clear. At 0.9985, with half as many false alarms, they are a tenth wider."""
@@ -140,48 +122,3 @@ def exceeds(entry: dict[str, Any], percent: float) -> bool:
     change = abs(entry["change_percent"]) if entry["change_percent"] is not None else math.inf
     gone = entry["verdict"] in (GONE, "only before")
     return bool(slower or gone or (entry["verdict"] in ("worse", "differs") and change > percent))
-
-
-def comparison_table(entries: Sequence[dict[str, Any]]) -> list[RenderableType]:
-    """One table per problem and metric."""
-    tables = []
-    for (problem, metric), members in grouped(entries, lambda e: (e["problem"], e["metric"])).items():
-        theory: Column = ("theory", "r", lambda e: number(e["theory"]))
-        columns: list[Column] = [
-            ("algorithm", "l", names_with_backend(members)),
-            ("alpha", "r", lambda e: f"{e['alpha']:.4g}"),
-            *dimension_column(members),
-            *component_column(members),
-            ("before", "r", lambda e: number(e["before"])),
-            ("after", "r", lambda e: number(e["after"])),
-            ("change", "r", _change),
-            *(_two_verdicts() if any(map(differs, members)) else [theory]),
-            *([("per iter.", "r", _time)] if any(map(_time, members)) else []),
-            ("verdict", "l", lambda e: e["verdict"]),
-        ]
-        note = f"worst first; change with its {LEVEL:.1%} interval"
-        tables.append(make_table(f"{problem}: {find_metric(metric).label}", columns, members, note))
-    return [*tables, *(Text(line, style="dim") for line in missing_values(entries))]
-
-
-def _two_verdicts() -> list[Column]:
-    """Predicted value, z after, optimal value; z before is in the JSON only, to fit 80 columns."""
-    return [
-        ("predicted", "r", lambda e: number(e["own_theory"])),
-        ("z", "r", lambda e: marked_z(e["after_own_z"], e["after_n"])),
-        ("optimal", "r", lambda e: number(e["bayes"])),
-    ]
-
-
-def _change(entry: dict[str, Any]) -> str:
-    if entry["change_percent"] is None:
-        return ""
-    if entry["interval"] is None or not entry["before"]:
-        return f"{entry['change_percent']:+.3g}%"
-    low, high = entry["interval"]
-    return f"{entry['change_percent']:+.3g}±{50 * (high - low) / abs(entry['before']):.2g}%"
-
-
-def _time(entry: dict[str, Any]) -> str:
-    percent = entry["time_percent"]
-    return "" if percent is None else f"{seconds(entry['after_seconds'])} {percent:+.0f}%"

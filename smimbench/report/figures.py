@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.registry.metrics import find_metric, theory_of
-from smimbench.report.aggregate import ZERO
 from smimbench.report.charts import Chart, Panel, Series, table
 from smimbench.report.labels import component_word, letter
+from smimbench.report.statistics import ZERO
 from smimbench.report.style import Look, floor_of, looks, looks_of
 
 if TYPE_CHECKING:

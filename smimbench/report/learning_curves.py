@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.registry.metrics import find_metric, is_in_trajectory, theory_of
-from smimbench.report.aggregate import ZERO
 from smimbench.report.charts import Chart, Panel, Series, table
 from smimbench.report.figures import PANELS, is_cheap
 from smimbench.report.labels import component_word, grouped, letter
 from smimbench.report.rows import draws_fresh, own_point, planned_ratio
+from smimbench.report.statistics import ZERO
 from smimbench.report.style import COLORS, FLOOR, Look, floor_of, line_name, looks_of
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 from smimbench.backend import machine
 from smimbench.files import error_line
 from smimbench.registry.metrics import find_metric, theory_of
-from smimbench.report.aggregate import against_theory, ratio_to_bayes
+from smimbench.report.statistics import against_theory, ratio_to_bayes
 from smimbench.run.processes import in_processes
 from smimbench.run.theory_cache import THEORY_ERRORS
 from smimbench.run.theory_guard import GuardedTheory

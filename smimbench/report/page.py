@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from smimbench.files import printable
 from smimbench.report.charts import page_charts
-from smimbench.report.columns import COLUMNS
-from smimbench.report.finite_size import exponent_text, law_text
-from smimbench.report.labels import letter_of, names_with_backend
-from smimbench.report.profiles import LEVEL, summary
-from smimbench.report.tables import as_csv, missing_values, number, seconds
-from smimbench.report.verdict import OWN, near_words, ratio_words, tied_words, verdict_line, verdicts
+from smimbench.report.columns import columns_document, html_table, number, ratio_words, seconds
+from smimbench.report.labels import names_with_backend
+from smimbench.report.notebook import ROW
+from smimbench.report.tables import CONTENDER, LIMIT, SUMMARY, missing_values
+from smimbench.report.text_files import as_csv
+from smimbench.report.verdict import prediction_words, summary, tied_words, verdict_line, verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,80 +66,62 @@ def render_page(
         return type(value)(printable(value)) if isinstance(value, str) else value
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=clean)
-    template = environment.from_string(
-        (Path(__file__).with_name("assets") / "page.html.jinja").read_text(encoding="utf-8")
-    )
-    name = names_with_backend(rows)
-    shown = [{**row, "shown": name(row), "bad": set(row["status_counts"]) - {"ok", "skipped"}} for row in rows]
-    trusted = all(row["trusted"] for row in rows)
+    environment.filters |= {"number": number, "seconds": seconds}
+    assets = {path.name: path.read_text(encoding="utf-8") for path in Path(__file__).with_name("assets").iterdir()}
     groups, charts = page_charts(drawn, suite.run.target)
     # Figures with hundreds of curves are charts only, or the page would be ten times as large.
     left_out = {chart.name for chart in drawn if chart.many and chart.name != "profiles"}
     data = {"charts": charts, "csv": as_csv(rows, extrapolated)}
-    svgs = [path for path in figures if path.suffix == ".svg" and path.stem not in left_out]
-    return template.render(
+    name, found = names_with_backend(rows), verdicts(rows)
+    contenders = [(one["problem"], _contender_table(one)) for one in found if one["contenders"]]
+    if len(found) > 1 and (entries := summary(rows)):
+        contenders.append(
+            ("All problems together", html_table(SUMMARY, entries, lambda e: {"data-algorithm": e["algorithm"]}))
+        )
+    lines = {
+        f"{r['algorithm']} at alpha {r['alpha']:.4g}: {line}" for r in rows for line in (*r["reasons"], *r["warnings"])
+    }
+    trusted = all(row["trusted"] for row in rows)
+    return environment.from_string(assets["page.html.jinja"]).render(
         suite=suite,
-        css=(Path(__file__).with_name("assets") / "page.css").read_text(encoding="utf-8"),
-        js=(Path(__file__).with_name("assets") / "page.js").read_text(encoding="utf-8"),
+        css=assets["page.css"],
+        js=assets["page.js"],
         plotly=_packed_into_page(get_plotlyjs()),
         data=json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
-        verdicts=[_shown(verdict) for verdict in verdicts(rows)],
+        verdicts=[_shown(verdict) for verdict in found],
+        contenders=contenders,
         problems=list(dict.fromkeys(row["problem"] for row in rows)),
-        algorithms=list(dict.fromkeys(row["shown"] for row in shown)),
+        algorithms=list(dict.fromkeys(map(name, rows))),
         groups=groups,
-        rows=shown,
-        components=any(row["component"] for row in rows),
-        extrapolated=extrapolated,
-        letter=letter_of(rows),
-        law=law_text,
-        exponent=exponent_text,
+        rows=html_table(ROW, rows, lambda row: _about(row["problem"], name(row), row), lambda row: row["reasons"]),
+        extrapolated=html_table(["problem", "algorithm", "alpha", "metric", "component", "value ± err", "predicted", "z",
+                                 "optimal", *LIMIT], extrapolated) if extrapolated else "",
         counts=counts,
         missing=missing,
-        figures=[_figure(path) for path in svgs],
-        reasons=sorted(
-            {
-                f"{r['algorithm']} at alpha {r['alpha']:.4g}: {line}"
-                for r in rows
-                for line in (*r["reasons"], *r["warnings"])
-            }
-        )
-        + missing_values(rows),
+        figures=[_figure(path) for path in figures if path.suffix == ".svg" and path.stem not in left_out],
+        reasons=[*sorted(lines), *missing_values(rows)],
         timing_note="" if trusted else "Times are untrusted: cells may have run side by side.",
-        columns=COLUMNS,
-        summary=summary(rows) if len({row["problem"] for row in rows}) > 1 else [],
-        level=f"{LEVEL:.0%}",
+        columns=columns_document(),
         made=_when(shared),
         about=_made_with(suite, rows, shared),
         reproduce=_reproduce(suite, shared),
-        n=number,
-        seconds=seconds,
-        value=lambda v: "" if v is None else repr(float(v)),
-        words=lambda found: ", ".join(f"{count} {name}" for name, count in found.items()),
-        own_words=_own_words,
-        near_words=near_words,
-    )
+    )  # fmt: skip
+
+
+def _about(problem: str, algorithm: str, row: Mapping[str, Any]) -> dict[str, str]:
+    """What the filters of the page read of a line."""
+    return {"data-problem": problem, "data-algorithm": algorithm, "data-status": " ".join(row["status_counts"])}
+
+
+def _contender_table(verdict: Mapping[str, Any]) -> str:
+    columns, problem = [*CONTENDER[:-1], "iter.", CONTENDER[-1]], verdict["problem"]
+    return html_table(columns, verdict["contenders"], lambda one: _about(problem, one["algorithm"], one))
 
 
 def _shown(verdict: dict[str, Any]) -> dict[str, Any]:
     best = verdict["contenders"][0] if verdict["contenders"] and verdict["contenders"][0]["points"] else None
-    own = "" if best is None else OWN.get(best["own_theory"], "no prediction")
-    if best and best["own_theory"] == "no" and best["own_difference"] is not None:
-        own += f" ({best['own_difference']:+.0%})"
-    return {
-        **verdict,
-        "best": best,
-        "own": own,
-        "ratio": ratio_words(best) if best else "",
-        "ties": tied_words(verdict),
-        "line": verdict_line(verdict),
-    }
-
-
-def _own_words(one: Mapping[str, Any]) -> str:
-    if one["own_theory"] is None:
-        return "none"
-    off = one["own_theory"] == "no" and one["own_difference"] is not None
-    return f"no ({one['own_difference']:+.0%})" if off else str(one["own_theory"])
+    words = {"own": prediction_words(best), "ratio": ratio_words(best)} if best else {}
+    return {**verdict, "best": best, **words, "ties": tied_words(verdict), "line": verdict_line(verdict)}
 
 
 def _when(shared: Mapping[str, Any]) -> str:

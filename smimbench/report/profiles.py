@@ -9,32 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.report.aggregate import ZERO, change_between
 from smimbench.report.charts import Chart, Panel, Series, table
 from smimbench.report.labels import grouped
 from smimbench.report.rows import draws_fresh
-from smimbench.report.run_statistics import EPSILONS
+from smimbench.report.statistics import EPSILONS
 from smimbench.report.style import Look, looks_of
-from smimbench.report.tables import make_table, number
+from smimbench.report.verdict import errors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rich.console import RenderableType
-
-    from smimbench.report.tables import Column
     from smimbench.run.store import Store
     from smimbench.run.theory_cache import TheoryCache
     from smimbench.suite.cells import Cell, Suite
 
-__all__ = ["CUT", "LEVEL", "READING", "hits", "profile_chart", "share_within", "summary", "summary_tables"]
+__all__ = ["hits", "profile_chart", "share_within"]
 
 CUT = 4.0
 """Where the performance profile ends: what is further from the best is no contender. Doubled, its interesting part shrinks."""
-
-LEVEL = 0.95
-"""Of the intervals of the summary; at 0.99 they are a third wider."""
-
 
 READING = (
     f"Higher is better. First three: share of (instance, nearness) reached, within {', '.join(f'{e:.0%}' for e in EPSILONS)} of "
@@ -94,100 +86,9 @@ def share_within(entries: Sequence[Mapping[str, Any]], axis: str) -> dict[str, t
     return curves
 
 
-def errors(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[tuple[Any, ...], tuple[float, float]]]:
-    """Error and Bayes-optimal error, both summed over components, of each algorithm on each instance.
-
-    Without algorithms that draw samples of their own: they saw other data, and more of it, than the instance has.
-    """
-    found: dict[str, dict[tuple[Any, ...], tuple[float, float]]] = {}
-    own = [row for row in rows if row["metric"] == "mse" and row["bayes"] is not None and not _drew_more(row)]
-    for (name, *place), layers in grouped(
-        own, lambda r: (r["algorithm"], r["problem"], r["alpha"], r["dimension"])
-    ).items():
-        common = set.intersection(*(set(row["values"]) for row in layers))
-        for instance in sorted(common):
-            error = math.fsum(row["values"][instance] for row in layers)
-            found.setdefault(name, {})[*place, instance] = error, math.fsum(row["bayes"] for row in layers)
-    return found
-
-
-def _drew_more(row: Mapping[str, Any]) -> bool:
-    """Whether a row stands at a sample ratio well above the one that was asked for: rounding to whole samples is less."""
-    return bool(row["alpha"] > 1.5 * row.get("nominal_alpha", row["alpha"]))
-
-
-def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One entry for each algorithm over all problems of a suite, best first; empty for a single algorithm.
-
-    Returns
-    -------
-    list of dict
-        ``algorithm``; ``instances`` that it has an estimate on, ``all`` that anyone has; ``ratio_to_bayes``, geometric mean
-        over those whose Bayes-optimal error is not 0; ``to_best``, the geometric mean of its error over that of the
-        first algorithm on the same instances, with ``interval`` by Student's t on the paired logarithms (None for the first).
-    """
-    known = errors(rows)
-    if len(known) < 2:
-        return []
-    target = max((row.get("target") or 0.0 for row in rows), default=0.0)
-    everything = {place for own in known.values() for place in own}
-    logs = {
-        name: {
-            place: math.log(error / bayes)
-            for place, (error, bayes) in own.items()
-            if bayes > ZERO * target and error > 0
-        }
-        for name, own in known.items()
-    }
-    found: list[dict[str, Any]] = [
-        {
-            "algorithm": name,
-            "instances": len(known[name]),
-            "all": len(everything),
-            "ratio_to_bayes": math.exp(math.fsum(own.values()) / len(own)) if own else None,
-        }
-        for name, own in logs.items()
-    ]
-    found.sort(
-        key=lambda e: (e["all"] - e["instances"], math.inf if e["ratio_to_bayes"] is None else e["ratio_to_bayes"])
-    )
-    first = {str(place): value for place, value in logs[found[0]["algorithm"]].items()}
-    for entry in found:
-        own = {str(place): value for place, value in logs[entry["algorithm"]].items()}
-        common = first.keys() & own.keys()
-        change = (
-            change_between({k: first[k] for k in common}, {k: own[k] for k in common}, LEVEL)
-            if len(common) > 1
-            else None
-        )
-        entry["to_best"] = entry["interval"] = None
-        if entry is not found[0] and change is not None:
-            entry["to_best"] = math.exp(change.value)
-            entry["interval"] = [math.exp(change.value + side * change.half) for side in (-1, 1)]
-    return found
-
-
-def summary_tables(entries: Sequence[dict[str, Any]]) -> list[RenderableType]:
-    """The summary as a table, where there is one."""
-    if not entries:
-        return []
-    columns: list[Column] = [
-        ("algorithm", "l", lambda e: e["algorithm"]),
-        ("instances", "r", lambda e: f"{e['instances']}/{e['all']}"),
-        ("error / optimal", "r", lambda e: number(e["ratio_to_bayes"], 3)),
-        ("error / best", "r", lambda e: number(e["to_best"], 3)),
-        (f"{LEVEL:.0%} interval", "r", _interval_of_mean),
-    ]
-    return [make_table("all problems together", columns, entries)]
-
-
-def _interval_of_mean(entry: Mapping[str, Any]) -> str:
-    return "" if entry["interval"] is None else " to ".join(number(value, 3) for value in entry["interval"])
-
-
 def profile_chart(
     suite: Suite,
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[dict[str, Any]],
     pairs: Sequence[tuple[Cell, dict[str, Any]]],
     cache: TheoryCache,
     store: Store,

@@ -17,10 +17,17 @@ from smimbench.problem.problem import ProblemError
 from smimbench.registry.adapters import plan_of, sizes
 from smimbench.registry.metrics import find_metric, theory_of, trajectory_metrics
 from smimbench.registry.registry import RegistryError, get_registry
-from smimbench.report.aggregate import against_theory, mean_diagnostics, ratio_to_bayes, values_of
 from smimbench.report.labels import component_word, distinguish, grouped, letter, reason_of, without_versions
-from smimbench.report.learning_order import learning_order
-from smimbench.report.run_statistics import near_threshold, runtime, still_moving
+from smimbench.report.statistics import (
+    against_theory,
+    learning_order,
+    mean_diagnostics,
+    near_threshold,
+    ratio_to_bayes,
+    runtime,
+    still_moving,
+    values_of,
+)
 from smimbench.run.external import ELSEWHERE, kept_scores
 from smimbench.run.loop import Status
 from smimbench.run.store import Store

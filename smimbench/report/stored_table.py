@@ -11,7 +11,7 @@ import pydantic
 from pydantic import Field
 
 from smimbench.files import read_json, write_atomically
-from smimbench.report.run_statistics import EPSILONS
+from smimbench.report.statistics import EPSILONS
 from smimbench.run.record import Number, check_model, digest_of
 from smimbench.run.verification import Verification, complaints_of
 
@@ -230,8 +230,7 @@ def checked_document(document: dict[str, Any]) -> dict[str, Any]:
         If it has another structure.
     """
     from smimbench.report.extrapolation import extrapolated_rows
-    from smimbench.report.profiles import summary
-    from smimbench.report.verdict import verdicts
+    from smimbench.report.verdict import summary, verdicts
 
     check_model(Document, document, "a table of smimbench")
     rows = document["rows"]

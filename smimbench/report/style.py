@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.files import printable, write_atomically
-from smimbench.report.tables import csv_text
+from smimbench.report.text_files import csv_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

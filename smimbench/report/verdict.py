@@ -1,5 +1,5 @@
-"""The verdict of each problem: which contender is nearest to the Bayes-optimal error, by what ratio, whether that may
-be chance, and at what cost; in a line and as a table.
+"""The verdict of each problem: which algorithm is nearest to the Bayes-optimal error, by what ratio, whether that may be
+chance, and at what cost; the same over all problems together.
 """
 
 from __future__ import annotations
@@ -11,23 +11,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.registry.metrics import find_metric
-from smimbench.report.aggregate import ZERO, change_between, half_interval, mean_of
+from smimbench.report.columns import FEW, number, ratio_words, seconds
 from smimbench.report.labels import grouped, letter_of, names_with_backend, place
-from smimbench.report.tables import FEW, make_table, number, seconds, statuses
+from smimbench.report.statistics import ZERO, change_between, half_interval, mean_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from rich.console import RenderableType
-
-    from smimbench.report.tables import Column
-
-__all__ = ["OWN", "contender_tables", "near_words", "ratio_words", "tied_words", "verdict_line", "verdicts"]
+__all__ = [
+    "OWN", "TIE", "errors", "near_words", "own_words", "prediction_words", "summary", "tied_words", "verdict_line", "verdicts",
+]  # fmt: skip
 
 OWN = {
     "yes": "matches its prediction",
     "no": "does not match its prediction",
     "unclear": "too few runs to compare with its prediction",
+    None: "no prediction",
 }
 """Whether an algorithm matches its prediction, in words."""
 
@@ -38,7 +37,9 @@ VAGUE = 0.2
 """Relative width of the interval of runs to a side above which they cannot say yes. Doubled, more runs say yes."""
 
 TIE = 0.95
-"""Level of the interval of a paired difference within which two algorithms are not told apart; nearer to 1, more are tied."""
+"""Level of the intervals of paired differences: within it two algorithms are not told apart. Nearer to 1, more are tied."""
+
+Rows = list[dict[str, Any]]
 
 
 def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -62,110 +63,107 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [_verdict(problem, members) for problem, members in grouped(rows, lambda r: r["problem"]).items()]
 
 
-def _verdict(problem: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    names = dict.fromkeys(row["metric"] for row in rows)
-    metric = next((name for name in sorted(names, key=lambda n: n != "mse") if _counts_errors(name)), None)
+def _verdict(problem: str, rows: Rows) -> dict[str, Any]:
+    names = sorted(dict.fromkeys(row["metric"] for row in rows), key=lambda name: name != "mse")
+    metric = next((name for name in names if find_metric(name).direction == "lower"), None)
     largest = max(row["dimension"] for row in rows)
-    found: dict[str, Any] = {"problem": problem, "metric": metric, "dimension": largest, "contenders": []}
-    found["dimension_letter"] = letter_of(rows)
     own = [row for row in rows if row["metric"] == metric and row["dimension"] == largest]
-    name = names_with_backend(own)
-    asked = {row.get("nominal_alpha", row["alpha"]) for row in own}
-    logs = {}
-    for label, members in grouped(own, name).items():
-        one = _contender(members)
-        logs[label] = _log_ratios_to_bayes(members)
+    asked = {_asked(row) for row in own}
+    contenders, logs = [], {}
+    for label, members in grouped(own, names_with_backend(own)).items():
+        one = {"algorithm": label, **_contender(members)}
         # A sample ratio that others were run at and this one was not is no estimate, either.
-        one["missing"] += len(asked - {row.get("nominal_alpha", row["alpha"]) for row in members})
-        found["contenders"].append({"algorithm": label, **one})
-    found["contenders"].sort(key=_verdict_rank)
-    best = found["contenders"][0] if found["contenders"] else {"ratio_to_bayes": None}
-    found["tied"] = [
+        one["missing"] += len(asked - {_asked(row) for row in members})
+        contenders.append(one)
+        logs[label] = _log_ratios({(_asked(row), key[-1]): pair for row, key, pair in _by_instance(members)}, own)
+    contenders.sort(key=_rank)
+    best = contenders[0] if contenders else {"ratio_to_bayes": None}
+    tied = [
         one["algorithm"]
-        for one in found["contenders"][1:]
+        for one in contenders[1:]
         if None not in (one["ratio_to_bayes"], best["ratio_to_bayes"])
         and one["missing"] == best["missing"]
-        and _not_told_apart(best, one, logs)
+        and not _is_told_apart(best, one, logs)
     ]
+    return {"problem": problem, "metric": metric, "dimension": largest, "contenders": contenders,
+            "dimension_letter": letter_of(rows), "tied": tied}  # fmt: skip
+
+
+def _asked(row: Mapping[str, Any]) -> float:
+    """The sample ratio that the suite asked for."""
+    found: float = row.get("nominal_alpha", row["alpha"])
     return found
 
 
-def _log_ratios_to_bayes(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Logarithm of the ratio to Bayes of every run, by sample ratio and instance, where the Bayes-optimal error is not 0."""
-    found = {}
+def _by_instance(rows: Rows) -> list[tuple[dict[str, Any], tuple[Any, ...], tuple[float, float]]]:
+    """A row, place and instance, and error with the Bayes-optimal one, both summed over components."""
+    found = []
     for layers in grouped(rows, place).values():
-        if any(row["bayes"] is None for row in layers):
-            continue
-        bayes = math.fsum(row["bayes"] for row in layers)
-        if bayes <= ZERO * layers[0].get("target", 0.0):
-            continue
-        for instance in set.intersection(*(set(row.get("values", ())) for row in layers)):
-            error = math.fsum(row["values"][instance] for row in layers)
-            if error > 0:
-                found[f"{layers[0].get('nominal_alpha', layers[0]['alpha'])} {instance}"] = math.log(error / bayes)
+        if all(row["bayes"] is not None for row in layers):
+            bayes = math.fsum(row["bayes"] for row in layers)
+            for instance in sorted(set.intersection(*(set(row.get("values", ())) for row in layers))):
+                error = math.fsum(row["values"][instance] for row in layers)
+                found.append((layers[0], (*place(layers[0]), instance), (error, bayes)))
     return found
 
 
-def _not_told_apart(best: dict[str, Any], other: dict[str, Any], logs: dict[str, dict[str, float]]) -> bool:
-    """Whether the difference may be chance, by the runs or, where only means are kept, by those; of single runs nobody knows."""
+def _log_ratios(known: Mapping[Any, tuple[float, float]], rows: Sequence[Mapping[str, Any]]) -> dict[Any, float]:
+    """Logarithm of the ratio to the Bayes-optimal error, where that is not 0."""
+    zero = ZERO * max((row.get("target") or 0.0 for row in rows), default=0.0)
+    return {key: math.log(e / bayes) for key, (e, bayes) in known.items() if bayes > zero and e > 0}
+
+
+def _is_told_apart(best: Mapping[str, Any], other: Mapping[str, Any], logs: Mapping[str, dict[Any, float]]) -> bool:
+    """Whether the difference is more than chance, by the runs or, where only means are kept, by those; single runs cannot say."""
     change = change_between(logs[best["algorithm"]], logs[other["algorithm"]], TIE)
     if change is None:
-        known, new = (_mean(one) for one in (best, other))
-        change = change_between(known, new, TIE)
-    return change is None or abs(change.value) <= change.half
+        change = change_between(_mean_log(best), _mean_log(other), TIE)
+    return change is not None and abs(change.value) > change.half
 
 
-def _mean(one: dict[str, Any]) -> dict[str, Any]:
-    """Logarithm of a ratio to Bayes, and its standard error."""
+def _mean_log(one: Mapping[str, Any]) -> dict[str, Any]:
     ratio, error = one["ratio_to_bayes"], one["ratio_error"]
     return {"mean": math.log(ratio), "sem": None if error is None else error / ratio}
 
 
-def _counts_errors(metric: str) -> bool:
-    return find_metric(metric).direction == "lower"
-
-
-def _contender(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _contender(rows: Rows) -> dict[str, Any]:
     points = list(grouped(rows, place).values())
-    ratios, zeros, missing = [], [], 0
-    for layers in points:
-        if any(row["mean"] is None or row["bayes"] is None for row in layers):
-            missing += 1
-            continue
-        mean, bayes = (math.fsum(row[key] for row in layers) for key in ("mean", "bayes"))
-        if bayes <= ZERO * layers[0].get("target", 0.0):
-            zeros.append((mean, layers[0].get("target", 0.0)))
-        else:
-            error = math.hypot(*(row["sem"] or 0.0 for row in layers))
-            ratios.append((mean / bayes, error / bayes if all(row["sem"] is not None for row in layers) else None))
-    logs = [(math.log(r), e / r if e is not None else None) for r, e in ratios if r > 0]
-    ratio = math.exp(math.fsum(log for log, _ in logs) / len(logs)) if logs else None
-    known = ratio is not None and all(e is not None for _, e in logs)
     firsts = [layers[0] for layers in points]
-    near = [row["time_to_theory"]["0.05"]["seconds"] for row in firsts]
-    status: Counter[str] = Counter()
+    known = [layers for layers in points if all(None not in (row["mean"], row["bayes"]) for row in layers)]
+    logs, errors, zeros = [], [], []
+    for layers in known:
+        mean, bayes = (math.fsum(row[key] for row in layers) for key in ("mean", "bayes"))
+        target = layers[0].get("target", 0.0)
+        if bayes <= ZERO * target:
+            zeros.append((mean, target))
+        elif mean > 0:
+            sems = [math.inf if row["sem"] is None else row["sem"] for row in layers]
+            logs.append(math.log(mean / bayes))
+            errors.append(math.hypot(*sems) / bayes / (mean / bayes))
+    ratio = math.exp(math.fsum(logs) / len(logs)) if logs else None
+    error = ratio * math.hypot(*errors) / len(logs) if ratio else math.inf
+    near = [row["time_to_theory"]["0.05"] for row in firsts]
+    times = [one["seconds"] for one in near]
+    statuses: Counter[str] = Counter()
     for row in firsts:
-        status.update(row["status_counts"])
+        statuses.update(row["status_counts"])
     return {
         "ratio_to_bayes": ratio,
-        "ratio_error": ratio * math.hypot(*(e or 0.0 for _, e in logs)) / len(logs) if ratio and known else None,
+        "ratio_error": error if math.isfinite(error) else None,
         "where_zero": max((mean for mean, _ in zeros), default=None),
         "zero_reached": all(mean <= target for mean, target in zeros) if zeros else None,
-        **_against_own_theory(rows),
-        "points": len(points) - missing,
-        "missing": missing,
-        "near_seconds": None if None in near or not near else float(np.median(near)),
-        "near_fraction": mean_of([row["time_to_theory"]["0.05"]["fraction"] or 0.0 for row in firsts])
-        if len(points) > missing
-        else None,
-        "seconds": mean_of([row["seconds"] for row in firsts if row["seconds"] is not None]),
-        "iterations": mean_of([row["iterations"] for row in firsts if row["iterations"] is not None]),
-        "status_counts": dict(status),
+        **_against_prediction(rows),
+        "points": len(known),
+        "missing": len(points) - len(known),
+        "near_seconds": None if None in times or not times else float(np.median(times)),
+        "near_fraction": mean_of([one["fraction"] or 0.0 for one in near]) if known else None,
+        **{key: mean_of([r[key] for r in firsts if r[key] is not None]) for key in ("seconds", "iterations")},
+        "status_counts": dict(statuses),
         "moving": sum((row.get("still_moving") or {}).get("runs", 0) for row in firsts),
     }
 
 
-def _against_own_theory(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _against_prediction(rows: Rows) -> dict[str, Any]:
     """Whether the runs match the prediction for their algorithm, and their largest relative difference from it.
 
     No, where one point is off by more than ``NEAR`` and than the 99% interval of its runs. Yes, only where none is and every
@@ -173,9 +171,9 @@ def _against_own_theory(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """
     predicted = [row for row in rows if row.get("own_theory") is not None]
     known = [row for row in predicted if row["mean"] is not None]
-    reasons = sorted({row["no_theory"] for row in rows if row.get("no_theory")})
     if not known:
-        return {"own_theory": None, "own_difference": None, "no_theory": reasons[0] if reasons else None}
+        reason = min((row["no_theory"] for row in rows if row.get("no_theory")), default=None)
+        return {"own_theory": None, "own_difference": None, "no_theory": reason}
     distances, refused, clear = [], False, len(known) == len(predicted)
     for row in known:
         expected, difference = row["own_theory"], row["mean"] - row["own_theory"]
@@ -186,17 +184,14 @@ def _against_own_theory(rows: list[dict[str, Any]]) -> dict[str, Any]:
         half = half_interval(row["sem"], row["n"], row.get("own_theory_error"))
         refused |= abs(difference) > max(half, near)
         clear &= row["n"] >= FEW and half <= vague
-    return {
-        "own_theory": "no" if refused else "yes" if clear else "unclear",
-        "own_difference": max(distances, key=abs, default=None),
-        "no_theory": None,
-    }
+    said = "no" if refused else "yes" if clear else "unclear"
+    return {"own_theory": said, "own_difference": max(distances, key=abs, default=None), "no_theory": None}
 
 
-def _verdict_rank(one: dict[str, Any]) -> tuple[float, ...]:
+def _rank(one: Mapping[str, Any]) -> tuple[float, ...]:
     """Those with an estimate everywhere first, then by the ratio to Bayes, then by the error where theory is 0.
 
-    What was seen only where theory is 0 has no ratio: it comes after those that have one. An online run stands there often, at
+    What was seen only where theory is 0 has no ratio: it comes after those that have one. An online run is there often, at
     the sample ratio of all its fresh samples, which the others never had.
     """
     ratio, zero = one["ratio_to_bayes"], one["where_zero"]
@@ -207,7 +202,10 @@ def _verdict_rank(one: dict[str, Any]) -> tuple[float, ...]:
     )
 
 
-def verdict_line(verdict: dict[str, Any]) -> str:
+# -- in words -------------------------------------------------------------------------------------------------------------
+
+
+def verdict_line(verdict: Mapping[str, Any]) -> str:
     """One line: the best algorithm, its error over the optimal one, whether it matches its prediction, seconds."""
     if verdict["metric"] is None:
         return f"{verdict['problem']}: no verdict, because no metric of this suite is an error"
@@ -219,8 +217,7 @@ def verdict_line(verdict: dict[str, Any]) -> str:
         parts.append(f"{ratio_words(best)} times the optimal error")
     if best["where_zero"] is not None and (best["ratio_to_bayes"] is None or not best["zero_reached"]):
         parts.append(f"{'0' if best['zero_reached'] else number(best['where_zero'])} where the optimal error is 0")
-    difference = "" if best["own_difference"] is None else f" ({best['own_difference']:+.0%})"
-    parts.append(OWN.get(best["own_theory"], "no prediction") + (difference if best["own_theory"] == "no" else ""))
+    parts.append(prediction_words(best))
     if best["seconds"] is not None:
         parts.append(f"{seconds(best['seconds'])} per run")
     if verdict["tied"]:
@@ -228,55 +225,71 @@ def verdict_line(verdict: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def tied_words(verdict: dict[str, Any]) -> str:
+def prediction_words(one: Mapping[str, Any]) -> str:
+    """Whether an algorithm matches its prediction; by how much it is off, if it does not."""
+    off = one["own_theory"] == "no" and one["own_difference"] is not None
+    return OWN[one["own_theory"]] + (f" ({one['own_difference']:+.0%})" if off else "")
+
+
+def own_words(one: Mapping[str, Any]) -> str:
+    """The same as an entry of a table."""
+    off = one["own_theory"] == "no" and one["own_difference"] is not None
+    return f"no, {one['own_difference']:+.0%}" if off else one["own_theory"] or "none"
+
+
+def tied_words(verdict: Mapping[str, Any]) -> str:
     """Names of the algorithms that are tied with the best, or the first of them and how many more there are."""
     names = verdict["tied"]
     return " and ".join(names) if len(names) <= 2 else f"{names[0]} and {len(names) - 1} more"
 
 
-def near_words(one: dict[str, Any]) -> str:
+def near_words(one: Mapping[str, Any]) -> str:
     """In place of a time to within 5% of Bayes: at no sample ratio, or not at all of them; blank where nothing was run."""
     return "" if one["near_fraction"] is None else "partly" if one["near_fraction"] else "never"
 
 
-def ratio_words(one: dict[str, Any]) -> str:
-    """Ratio to Bayes with its error; blank where there is none."""
-    ratio, error = one["ratio_to_bayes"], one["ratio_error"]
-    if ratio is None:
-        return ""
-    if error is None:
-        return f"{ratio:.3g}"
-    digits = max(0, min(3, -math.floor(math.log10(max(error, 1e-9)))))
-    return f"{ratio:.{digits}f}±{error:.{digits}f}"
+# -- all problems together ------------------------------------------------------------------------------------------------
 
 
-def contender_tables(found: Sequence[dict[str, Any]]) -> list[RenderableType]:
-    """One table per problem that at least two algorithms were run on, best first."""
-    return [_contender_table(verdict) for verdict in found if len(verdict["contenders"]) > 1 and verdict["metric"]]
+def errors(rows: Sequence[dict[str, Any]]) -> dict[str, dict[tuple[Any, ...], tuple[float, float]]]:
+    """Error and Bayes-optimal error, both summed over components, of each algorithm on each instance.
+
+    Without algorithms that draw samples of their own, and stand at a sample ratio well above the one that was asked for: they
+    saw other data, and more of it, than the instance has.
+    """
+    own = [row for row in rows if row["metric"] == "mse" and row["alpha"] <= 1.5 * _asked(row)]
+    found: dict[str, dict[tuple[Any, ...], tuple[float, float]]] = {}
+    for row, (problem, _, _, *where), pair in _by_instance(own):
+        found.setdefault(row["algorithm"], {})[problem, *where] = pair
+    return found
 
 
-def _contender_table(verdict: dict[str, Any]) -> RenderableType:
-    contenders = verdict["contenders"]
-    columns: list[Column] = [("algorithm", "l", lambda c: c["algorithm"]), ("error / optimal", "r", ratio_words)]
-    if any(one["where_zero"] is not None for one in contenders):
-        columns.append(("at 0", "r", lambda c: number(c["where_zero"], 3) if not c["zero_reached"] else "0"))
-    columns += [
-        ("as predicted", "l", _own_words),
-        ("time to 5%", "r", lambda c: seconds(c["near_seconds"]) or near_words(c)),
-        ("runs at 5%", "r", lambda c: "" if c["near_fraction"] is None else f"{c['near_fraction']:.0%}"),
-        ("per run", "r", lambda c: seconds(c["seconds"])),
-        ("status", "l", lambda c: statuses(c["status_counts"], c.get("moving", 0))),
-    ]
-    notes = ["best first"]
-    if verdict["tied"]:
-        notes.append(f"tied with the first ({TIE:.0%} interval): {tied_words(verdict)}")
-    head = f"{verdict['problem']}: all algorithms, {letter_of([verdict])} = {verdict['dimension']}"
-    return make_table(head, columns, contenders, "; ".join(notes))
+def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One entry for each algorithm over all problems of a suite, best first; empty for a single algorithm.
 
-
-def _own_words(one: dict[str, Any]) -> str:
-    if one["own_theory"] is None:
-        return "none"
-    if one["own_theory"] != "no":
-        return str(one["own_theory"])
-    return "no" if one["own_difference"] is None else f"no, {one['own_difference']:+.0%}"
+    Returns
+    -------
+    list of dict
+        ``algorithm``; ``instances`` that it has an estimate on, ``all`` that anyone has; ``ratio_to_bayes``, geometric mean
+        over those whose Bayes-optimal error is not 0; ``to_best``, the geometric mean of its error over that of the
+        first algorithm on the same instances, with ``interval`` by Student's t on the paired logarithms (None for the first).
+    """
+    known = errors(rows)
+    if len(known) < 2:
+        return []
+    everything = len({where for own in known.values() for where in own})
+    logs = {name: _log_ratios(own, rows) for name, own in known.items()}
+    found: list[dict[str, Any]] = []
+    for name, own in logs.items():
+        ratio = math.exp(math.fsum(own.values()) / len(own)) if own else None
+        found.append({"algorithm": name, "instances": len(known[name]), "all": everything, "ratio_to_bayes": ratio})
+    found.sort(key=lambda e: (-e["instances"], math.inf if e["ratio_to_bayes"] is None else e["ratio_to_bayes"]))
+    first = logs[found[0]["algorithm"]]
+    for entry in found:
+        own = logs[entry["algorithm"]]
+        common = first.keys() & own.keys() if entry is not found[0] else ()
+        change = change_between({k: first[k] for k in first if k in common}, own, TIE) if len(common) > 1 else None
+        entry["to_best"] = None if change is None else math.exp(change.value)
+        ends = None if change is None else [math.exp(change.value + side * change.half) for side in (-1, 1)]
+        entry["interval"] = ends
+    return found

@@ -1,4 +1,4 @@
-"""Rows and tables of results that another version of an item made: shown as such, never among those of the version at hand."""
+"""Rows of results that another version of an item made: shown as such, never among those of the version at hand."""
 
 from __future__ import annotations
 
@@ -10,18 +10,15 @@ import numpy as np
 
 from smimbench.files import canonical_json
 from smimbench.problem.problem import CODE
-from smimbench.report.aggregate import mean_and_error
 from smimbench.report.labels import letter
+from smimbench.report.statistics import mean_and_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rich.console import RenderableType
-
-    from smimbench.report.tables import Column
     from smimbench.suite.cells import Cell, Suite
 
-__all__ = ["other_version_rows", "other_version_tables"]
+__all__ = ["other_version_rows"]
 
 
 def other_version_rows(
@@ -106,33 +103,3 @@ def _changed_versions(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[s
     if any(now.get(key) != then.get(key) for key in rest):
         return None
     return versions or None
-
-
-def other_version_tables(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
-    """One table of the errors, without theory: that of the version at hand may be another one."""
-    from smimbench.report.labels import letter_of
-    from smimbench.report.tables import make_table, uncertain
-
-    def algorithm(row: Mapping[str, Any]) -> str:
-        return str(row["algorithm"]) + ("" if row["component"] is None else f" ({row['component']})")
-
-    def made(row: Mapping[str, Any]) -> str:
-        return ", ".join(
-            f"{name} version {then}, {'with other code' if now == then else f'now {now}'}"
-            for name, (then, now) in row["versions"].items()
-        )
-
-    errors = [row for row in rows if row["metric"] == "mse"]
-    if not errors:
-        return []
-    columns: list[Column] = [
-        ("problem", "l", lambda r: r["problem"]),
-        ("algorithm", "l", algorithm),
-        ("alpha", "r", lambda r: f"{r['alpha']:.4g}"),
-        (letter_of(errors), "r", lambda r: str(r["dimension"])),
-        ("n", "r", lambda r: str(r["n"])),
-        ("mean ± s.e.m.", "r", lambda r: uncertain(r["mean"], r["sem"])),
-        ("made by", "l", made),
-    ]
-    caption = "not counted above; 'smimbench run' runs them again with the installed version"
-    return [make_table("MSE of other versions", columns, errors, caption)]

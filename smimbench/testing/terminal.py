@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from smimbench.registry.parameters import parameters_of
-from smimbench.report.tables import titled
+from smimbench.report.columns import titled
 from smimbench.testing import check
 from smimbench.testing.catalogue import all_checks, contexts, refuse_unknown
 from smimbench.testing.core import NOT_RUN, CheckError

@@ -13,7 +13,7 @@ from smimbench.backend.device import get_backend
 from smimbench.backend.roofline import fraction, measure, remembered
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import get_registry
-from smimbench.report.run_statistics import efficiency as _efficiency
+from smimbench.report.statistics import efficiency as _efficiency
 from smimbench.report.tables import runtime_tables
 from smimbench.suite.reader import load_suite
 from tests.helpers import call, write_suite

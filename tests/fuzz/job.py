@@ -41,7 +41,7 @@ from hypothesis import strategies as st  # noqa: E402
 from smimbench.cli.main import main  # noqa: E402
 from smimbench.files import StoreError  # noqa: E402
 from smimbench.report.rows import error_rows, suite_records  # noqa: E402
-from smimbench.report.tables import as_csv, as_markdown  # noqa: E402
+from smimbench.report.text_files import as_csv, as_markdown  # noqa: E402
 from smimbench.run.answers import document_digest  # noqa: E402
 from smimbench.run.campaign import plan_campaign  # noqa: E402
 from smimbench.run.external import read_estimate  # noqa: E402

@@ -7,7 +7,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from smimbench.report.comparison import compare_rows, comparison_table, exceeds
+from smimbench.report.comparison import compare_rows, exceeds
+from smimbench.report.tables import comparison_tables
 from tests.helpers import SUITE, call, ends_with, write_suite
 from tests.report.rows import printed
 
@@ -66,7 +67,7 @@ def test_both_verdicts_stand_beside_a_change():
     assert (found["own_theory"], found["bayes"]) == (1.1, 0.5)
     assert (found["before_own_z"], found["after_own_z"], found["after_ratio_to_bayes"]) == (-2.0, 0.4, 2.24)
     assert found["verdict"] == "nearer to theory"
-    text = " ".join(printed(comparison_table(list(entries.values()))).split())
+    text = " ".join(printed(comparison_tables(list(entries.values()))).split())
     assert "predicted z optimal" in text
     assert "1.1000 +0.4 0.5000" in text
     assert "adam: no prediction: it has none" in text
@@ -139,14 +140,14 @@ def test_the_page_is_whole_escaped_and_fetches_nothing(folders, capsys):
 def test_z_of_few_runs_is_marked():
     own = {"own_theory": 1.1, "own_z": -2.0, "no_theory": None, "bayes": 0.5}
     few, many = ({**row(1.0), **own, "alpha": alpha, "n": n} for alpha, n in ((0.1, 3), (0.2, 4)))
-    text = printed(comparison_table(compare_rows([few, many], [few, many])))
+    text = printed(comparison_tables(compare_rows([few, many], [few, many])))
     assert "-2.0?" in next(line for line in text.splitlines() if " 0.1 " in line)
     assert "-2.0 " in next(line for line in text.splitlines() if " 0.2 " in line)
 
 
 def test_sizes_and_backends_are_told_apart():
     before = [row(1.0), {**row(1.0), "dimension": 20}, {**row(1.0), "backend": "torch"}]
-    text = printed(comparison_table(compare_rows(before, before)))
+    text = printed(comparison_tables(compare_rows(before, before)))
     assert [line.split()[:3] for line in text.splitlines() if line.startswith("gamp")] == [
         ["gamp@numpy", "0.1", "10"],
         ["gamp@numpy", "0.1", "20"],

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from smimbench.report.tables import csv_text
+from smimbench.report.text_files import csv_text
 from tests.helpers import ATTENTION, call, write_suite
 
 STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from smimbench.report.aggregate import mean_diagnostics as _findings
-from smimbench.report.leaderboard import diagnostic_tables
+from smimbench.report.statistics import mean_diagnostics as _findings
+from smimbench.report.tables import diagnostic_tables
 
 
 def record(values):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from smimbench.report.leaderboard import leaderboard_tables
-from smimbench.report.learning_order import learning_order, learning_tables
+from smimbench.report.statistics import learning_order
+from smimbench.report.tables import leaderboard_tables, learning_tables
 
 
 def trajectory(first, second, samples=True):

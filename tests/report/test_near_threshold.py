@@ -9,7 +9,7 @@ import pytest
 import smimbench
 from smimbench.problem.problem import Problem
 from smimbench.report.rows import error_rows, suite_records
-from smimbench.report.run_statistics import near_threshold
+from smimbench.report.statistics import near_threshold
 from smimbench.run.store import Store
 from smimbench.run.theory_cache import TheoryCache
 from smimbench.suite.reader import load_suite

@@ -26,14 +26,14 @@ TEXT += "[run]\nmax_iterations = 12\n"  # too few for gamp
 SCRIPT = """
 <script>
 const look = (found) => {
-  const table = document.getElementById("rows");
+  const table = document.querySelector("#rows table");
   const column = (name) => [...table.tHead.rows[0].cells].findIndex((c) => c.textContent.trim() === name);
   const seen = () => [...table.tBodies[0].rows].filter((r) => !r.hidden);
-  const means = () => seen().map((r) => r.cells[column("mean")].dataset.value).filter((v) => v !== "").map(Number);
+  const means = () => seen().map((r) => r.cells[column("mean ± s.e.m.")].dataset.value).filter((v) => v !== "").map(Number);
   found.charts = [...document.querySelectorAll(".chart")].map((c) => c.querySelectorAll("svg .scatterlayer .trace").length);
   found.rows = seen().length;
   found.title = document.querySelector(".chart .gtitle").textContent;
-  const head = table.tHead.rows[0].cells[column("mean")];
+  const head = table.tHead.rows[0].cells[column("mean ± s.e.m.")];
   head.querySelector("button").focus();
   found.focus = document.activeElement.textContent;
   head.querySelector("button").click();
@@ -152,7 +152,7 @@ def test_it_draws_and_fetches_nothing_and_complains_of_nothing(seen):
 def test_tables_sort_and_filter_by_keyboard_and_mouse(seen):
     found, _ = seen
     assert found["rows"] == 3 * 2 * 3
-    assert found["focus"] == "mean"
+    assert found["focus"] == "mean ± s.e.m."
     assert found["sorted"] == "ascending"
     assert found["up"] == sorted(found["up"])
     assert found["down"] == sorted(found["down"], reverse=True)

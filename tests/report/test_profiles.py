@@ -9,8 +9,10 @@ import pytest
 
 import smimbench
 from smimbench.report.charts import save
-from smimbench.report.profiles import hits, profile_chart, share_within, summary, summary_tables
+from smimbench.report.profiles import hits, profile_chart, share_within
 from smimbench.report.rows import error_rows, suite_records
+from smimbench.report.tables import summary_tables
+from smimbench.report.verdict import summary
 from smimbench.run.store import Store
 from smimbench.run.theory_cache import TheoryCache
 from smimbench.suite.reader import load_suite

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from smimbench.report.run_statistics import still_moving
+from smimbench.report.statistics import still_moving
 
 STEPS = np.arange(1, 1001)
 OK = {"status": "ok", "reason": "all 1000 steps made"}

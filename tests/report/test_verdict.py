@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from smimbench.report.verdict import contender_tables, near_words, verdict_line, verdicts
+from smimbench.report.tables import contender_tables
+from smimbench.report.verdict import near_words, verdict_line, verdicts
 from tests.report.rows import printed, row
 
 

@@ -1,0 +1,425 @@
+"""Statistics over the runs of one row: means and their errors, distance from theory, time to come near it, whether the error
+still moved, when each component was learned, which threshold is near.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from smimbench.backend.roofline import fraction
+from smimbench.run.readings import READINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = [
+    "EPSILONS", "ZERO", "Change", "against_theory", "change_between", "efficiency", "first_time", "half_interval",
+    "learning_order", "mean_and_error", "mean_diagnostics", "mean_of", "near_goal", "near_threshold", "ratio_to_bayes",
+    "runtime", "still_moving", "time_near", "values_of",
+]  # fmt: skip
+
+Record = dict[str, Any]
+Trajectory = dict[str, Any]
+
+ZERO = 1e-3
+"""A Bayes-optimal error below this part of the target counts as 0: no ratio is formed. Doubled, a few more ratios are blank."""
+
+EPSILONS = (0.05, 0.2, 0.5)
+"""How near to the Bayes-optimal error a run has to come, relative: the columns of the runtime tables."""
+
+
+# -- means ----------------------------------------------------------------------------------------------------------------
+
+
+def values_of(records: Sequence[Record], metric: str, component: int) -> dict[str, float]:
+    """Finite values of a metric, component from 0, by instance (root seed and replicate), over the records that have one."""
+    found = {}
+    for i, record in enumerate(records):
+        values, cell = record["metrics"].get(metric, ()), record.get("cell") or {}
+        value = values[component] if len(values) > component else None
+        if value is not None and math.isfinite(value):
+            found[f"{cell.get('seed', 'elsewhere')}/{cell.get('replicate', i)}"] = float(value)
+    return found
+
+
+def mean_of(values: Sequence[float]) -> float | None:
+    """Mean; None of nothing."""
+    return float(np.mean(values)) if values else None
+
+
+def mean_and_error(values: np.ndarray[Any, Any]) -> dict[str, float | None]:
+    """Mean, and its standard error where there are two values."""
+    n = len(values)
+    return {
+        "mean": float(values.mean()) if n else None,
+        "sem": float(values.std(ddof=1) / math.sqrt(n)) if n > 1 else None,
+    }
+
+
+def against_theory(values: np.ndarray[Any, Any], expected: float | None, error: float | None) -> dict[str, Any]:
+    """Mean, standard error, theory and its error; ``z`` is their difference in units of both errors together."""
+    found = mean_and_error(values)
+    mean, sem = found["mean"], found["sem"]
+    difference = mean - expected if mean is not None and expected is not None else None
+    z = None
+    if difference is not None and sem is not None:
+        scale = math.hypot(sem, error or 0.0)
+        z = difference / scale if scale > 0 and expected != 0 else None
+    return {**found, "theory": expected, "theory_error": error, "difference": difference, "z": z}
+
+
+def ratio_to_bayes(values: np.ndarray[Any, Any], bayes: float | None, target: float) -> float | None:
+    """Ratio of the mean to the Bayes-optimal error; blank where theory says 0."""
+    if not len(values) or bayes is None or bayes <= target * ZERO:
+        return None
+    return float(values.mean() / bayes)
+
+
+def mean_diagnostics(records: Sequence[Record], theory: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Further numbers that runs report, one entry for each number, with its theory."""
+    reported: dict[str, list[Any]] = {}
+    for record in records:
+        for name, values in (record.get("final") or {}).items():
+            if isinstance(values, list) and name not in {*READINGS, "spectrum"}:
+                reported.setdefault(name, []).append(values)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name, lists in sorted(reported.items()):
+        expected = theory.get(name) or []
+        expected = expected if isinstance(expected, list) else []
+        found[name] = []
+        for i in range(max(map(len, lists))):
+            values = np.array([own[i] for own in lists if i < len(own) and own[i] is not None], dtype=float)
+            counts = {"found": len(values), "runs": len(lists), "theory": expected[i] if i < len(expected) else None}
+            found[name].append({**mean_and_error(values), **counts})
+    return found
+
+
+# -- intervals by Student's t ---------------------------------------------------------------------------------------------
+
+
+class Change(NamedTuple):
+    """A difference of two means, half of its interval, and the difference in standard errors."""
+
+    value: float
+    half: float
+    z: float
+
+
+def change_between(before: Mapping[str, Any], after: Mapping[str, Any], level: float) -> Change | None:
+    """How much a mean changed, with its interval by Student's t.
+
+    Runs on the same instances (at least two) are compared pair by pair, others by Welch's test. None where one run is all
+    there is.
+
+    Parameters
+    ----------
+    before, after : mapping
+        Values by instance; or rows with ``mean``, ``sem`` and ``n``, where no more is known.
+    """
+    if "sem" in before or "sem" in after:
+        if before.get("sem") is None or after.get("sem") is None:
+            return None
+        freedom = min(before.get("n", math.inf), after.get("n", math.inf)) - 1
+        return _change(after["mean"] - before["mean"], math.hypot(before["sem"], after["sem"]), freedom, level)
+    common = [key for key in before if key in after]
+    if len(common) > 1:
+        paired = np.array([after[key] - before[key] for key in common])
+        return _change(float(paired.mean()), float(paired.std(ddof=1)) / math.sqrt(len(common)), len(common) - 1, level)
+    sides = [np.array(list(side.values())) for side in (before, after)]
+    if min(map(len, sides)) < 2:
+        return None
+    parts = [float(side.var(ddof=1)) / len(side) for side in sides]
+    spread = sum(part * part / (len(side) - 1) for part, side in zip(parts, sides))
+    freedom = sum(parts) ** 2 / spread if spread > 0 else math.inf
+    return _change(float(sides[1].mean() - sides[0].mean()), math.sqrt(sum(parts)), freedom, level)
+
+
+def _change(value: float, scale: float, freedom: float, level: float) -> Change:
+    if scale == 0:
+        return Change(value, 0.0, math.copysign(math.inf, value) if value else 0.0)
+    return Change(value, _quantile(freedom, level) * scale, value / scale)
+
+
+def half_interval(sem: float | None, n: int, error: float | None, level: float = 0.99) -> float:
+    """How far a mean over n runs may be from theory of this error; infinite for a single run."""
+    return math.inf if sem is None or n < 2 else _quantile(n - 1, level) * math.hypot(sem, error or 0.0)
+
+
+def _quantile(freedom: float, level: float) -> float:
+    """Half of the interval of Student's t at this level, in standard errors."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(min(freedom, 1e9), (1 + level) / 2))
+
+
+# -- time -----------------------------------------------------------------------------------------------------------------
+
+
+def near_goal(bayes: Any, epsilon: float, target: float) -> np.ndarray[Any, Any]:
+    """Errors (P,) within ``1 + epsilon`` of the Bayes-optimal ones; the target where those are below it."""
+    expected = np.atleast_1d(np.asarray(bayes, dtype=float))
+    return np.where(expected > target, (1 + epsilon) * expected, target)
+
+
+AXES = ("iteration", "samples", "seconds")
+
+
+def first_time(trajectory: Trajectory | None, reached: np.ndarray[Any, Any] | None) -> dict[str, float]:
+    """Iteration, samples and seconds at which a condition first holds along a trajectory; infinity where it never does.
+
+    Samples are NaN where they are not counted.
+    """
+    if trajectory is None or reached is None or not reached.any():
+        return dict.fromkeys(AXES, math.inf)
+    first = int(np.argmax(reached))
+    counted = trajectory.get("samples")
+    # Nothing has been processed before the first step, so its count of samples is missing, not unknown.
+    samples = math.nan if counted is None else 0.0 if first == 0 else float(counted[first])
+    iteration, seconds = (float(trajectory[name][first]) for name in ("iteration", "seconds"))
+    return {"iteration": iteration, "samples": samples, "seconds": seconds}
+
+
+def time_near(trajectory: Trajectory | None, goal: np.ndarray[Any, Any]) -> dict[str, float]:
+    """When the error of every component was first within its goal."""
+    known = trajectory is not None and {"mse", *AXES[::2]} <= set(trajectory)
+    return first_time(trajectory, (trajectory["mse"] <= goal).all(axis=1) if known and trajectory else None)
+
+
+def runtime(
+    records: Sequence[Record], trajectories: Sequence[Trajectory | None], bayes: Mapping[str, Any], target: float
+) -> dict[str, Any]:
+    """What the runtime tables show; ``trajectories`` are None for runs that are lost, ``bayes`` is a point of theory."""
+    timings = [r["timing"] for r in records if "seconds" in r.get("timing", {})]
+    near: dict[str, Any] = {}
+    for epsilon in EPSILONS:
+        hits = [time_near(t, near_goal(bayes["mse"], epsilon, target)) for t in trajectories]
+        # An attempt that was given up counts in the time to get there.
+        times = [hit["seconds"] + (r.get("timing") or {}).get("lost_seconds", 0.0) for hit, r in zip(hits, records)]
+        near[f"{epsilon:g}"] = {
+            "seconds": _median_time(times),
+            "iterations": _median_time([hit["iteration"] for hit in hits]),
+            "fraction": mean_of([math.isfinite(time) for time in times]),
+        }
+    return {
+        "seconds": mean_of([t["seconds"] + t.get("lost_seconds", 0.0) for t in timings]),
+        "cpu_seconds": mean_of([t["cpu_seconds"] for t in timings]),
+        "iterations": mean_of([r["iterations"] for r in records if "iterations" in r]),
+        "first_iteration": mean_of([t["first_iteration"] for t in timings if t.get("first_iteration")]),
+        "per_iteration": mean_of([t["per_iteration"] for t in timings if t.get("per_iteration")]),
+        "peak_memory": max((t["peak_memory"] for t in timings if t.get("peak_memory")), default=None),
+        **efficiency(records),
+        "trusted": bool(timings) and all(t.get("trusted") for t in timings),
+        "machines": sorted({t["machine"] for t in timings}),
+        "time_to_theory": near,
+    }
+
+
+def _median_time(values: Sequence[float]) -> float | None:
+    """Median where runs that never get there count as infinity; None for infinity, or where it is not known."""
+    middle = float(np.median(values)) if values else math.inf
+    return middle if math.isfinite(middle) else None
+
+
+def efficiency(records: Sequence[Record]) -> dict[str, Any]:
+    """Mean fraction of the ceiling that bounds an iteration, and which ceiling that is; None where it is not known."""
+    found, device = [], []
+    for record in records:
+        timing, cell = record.get("timing") or {}, record.get("cell") or {}
+        if timing.get("device_seconds"):
+            device.append(timing["device_seconds"])
+        if timing.get("per_iteration") and timing.get("cost") and timing.get("ceilings"):
+            kind, tf32 = cell.get("dtype", "float64"), cell.get("tf32", False)
+            one = fraction(timing["per_iteration"], timing["cost"], timing["ceilings"], kind, tf32=tf32)
+            found += [one] if one else []
+    return {
+        "ceiling_fraction": mean_of([one.value for one in found]),
+        "ceiling": found[0].bound if found else None,
+        "device_seconds": mean_of(device),
+    }
+
+
+# -- the end of a run -----------------------------------------------------------------------------------------------------
+
+PART = 0.15
+"""Share of the steps whose mean error is compared with that of the share before. Doubled, older progress counts as movement."""
+
+
+def still_moving(
+    records: Sequence[Record], trajectories: Sequence[Trajectory | None], target: float
+) -> dict[str, Any] | None:
+    """Of the runs of one row those whose error still moved; None where fewer than three in four did.
+
+    Only runs that ended because their steps were over can: the others were ended by a rule. A run moves where the mean error of
+    its last ``PART`` differs from that of the part before by 5% and by 4 standard errors of the
+    noise within them, and the part before those in the same direction; errors below ``target`` count as 0.
+
+    Returns
+    -------
+    dict or None
+        ``runs`` that moved; ``change``, the median of their relative changes; ``lowest``, the median over them of the lowest
+        error on the way over that at the end.
+    """
+    changes = [
+        found
+        for record, trajectory in zip(records, trajectories)
+        if record["status"] == "ok" and record["reason"].startswith("all ") and trajectory is not None
+        if (found := _late_change(trajectory, target)) is not None
+    ]
+    moved = max(([one for one in changes if sign * one[0] > 0] for sign in (1, -1)), key=len)
+    if not moved or 4 * len(moved) < 3 * len(changes):
+        return None
+    change, lowest = (float(np.median(values)) for values in zip(*moved))
+    return {"runs": len(moved), "change": change, "lowest": lowest}
+
+
+def _late_change(trajectory: Trajectory, target: float) -> tuple[float, float] | None:
+    """Relative change of the error at the end of a run, 0 where it is noise, and its lowest error over the last one."""
+    if "mse" not in trajectory:
+        return None
+    at, error = np.asarray(trajectory["iteration"]), np.asarray(trajectory["mse"], dtype=float).sum(axis=1)
+    last = at[-1]
+    parts = [error[(at > (1 - (i + 1) * PART) * last) & (at <= (1 - i * PART) * last)] for i in (2, 1, 0)]
+    if min(map(len, parts)) < 4 or not np.isfinite(error).all():
+        return None
+    first, before, after = (float(part.mean()) for part in parts)
+    if max(before, after) <= target:
+        return 0.0, 1.0
+    noise = math.hypot(*(_noise(part) for part in parts[1:]))
+    change = after / before - 1 if before > 0 else math.inf
+    # Swings about a floor turn; three parts in one direction are rarely chance.
+    moves = (after - before) * (before - first) > 0 and abs(change) > 0.05 and abs(after - before) > 4 * noise
+    return (change if moves else 0.0), float(error.min() / error[-1]) if error[-1] > 0 else 1.0
+
+
+def _noise(part: np.ndarray[Any, Any]) -> float:
+    """Standard error of the mean of a part of a course about its straight line.
+
+    By means of its quarters: neighbors in time are alike, and count as few points, not as all that were measured.
+    """
+    steps = np.arange(len(part))
+    about = part - np.polyval(np.polyfit(steps, part, 1), steps)
+    means = np.array([quarter.mean() for quarter in np.array_split(about, 4)])
+    return float(max(means.std(ddof=1), about.std(ddof=1) / math.sqrt(len(part))) / 2)
+
+
+NAMES = {
+    "weak_recovery": "weak-recovery threshold",
+    "perfect_recovery": "perfect-recovery threshold",
+    "algorithmic": "algorithmic threshold",
+    "spinodal": "spinodal",
+    "information_theoretic": "information-theoretic threshold",
+}
+"""Thresholds of a problem by their key, in words; those of components are under ``sequential``."""
+
+
+def near_threshold(found: Mapping[str, Any], alpha: float, count: int, word: str = "component") -> str | None:
+    """Which threshold is nearest, if one is so near that a run of this size may honestly not converge; None if none is.
+
+    The rate at which an overlap grows out of nothing, or falls to it, is ``alpha / alpha_c`` up to a fluctuation of order
+    ``1 / sqrt(count)`` from one draw of the data to the next, with ``count = D`` directions for low rank, and n samples for
+    extensive rank: within ``|alpha - alpha_c| <= alpha_c / sqrt(count)`` either may happen.
+
+    Parameters
+    ----------
+    found : dict
+        Thresholds as ``smimbench.theory.predictions.thresholds`` gives them.
+    alpha : float
+        Sample ratio that was really used.
+    count : int
+        What fluctuates so: D for low rank, n for extensive rank.
+    word : str
+        What a component is called.
+    """
+    known = [(f"threshold of {word} {step['layer']}", step["value"]) for step in found.get("sequential") or ()]
+    for key, name in NAMES.items():
+        if found.get(key) and not (key == "weak_recovery" and known):  # the first of the components
+            known.append((name, found[key]["value"]))
+    distances = [(abs(alpha / value - 1), name, value) for name, value in known if value and math.isfinite(value)]
+    distance, name, value = min(distances, default=(math.inf, "", 0.0))
+    if distance > 1 / math.sqrt(count):
+        return None
+    return (
+        f"alpha {alpha:.3g} is within 1/sqrt({count}) = {100 / math.sqrt(count):.2g}% of the {name} at {value:.3g}: "
+        "increase D"
+    )
+
+
+# -- order of learning ----------------------------------------------------------------------------------------------------
+
+LAYER = ("target", "fraction", "iterations", "samples", "epochs", "seconds")
+
+
+def learning_order(
+    trajectories: Sequence[Trajectory | None], bayes: Sequence[float], samples: float
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """When each layer was learned, and in what order.
+
+    A layer counts as learned when its overlap first reaches half of the Bayes-optimal one. Layers count from 1.
+
+    Parameters
+    ----------
+    trajectories : sequence of dict or None
+        Of every run: ``iteration``, ``samples`` (NaN where the algorithm does not count them), ``seconds`` (t,) and
+        ``overlap`` (t, P).
+    bayes : sequence of float
+        Bayes-optimal overlap of every layer (P,).
+    samples : float
+        Samples of one run's data set: an epoch. NaN where runs draw fresh ones.
+
+    Returns
+    -------
+    layers : list of dict
+        For every layer ``target`` (None where nothing can be learned), ``fraction`` of runs that reach it, and the median
+        ``iterations``, ``samples``, ``epochs`` and ``seconds`` over all runs (runs that never get there count as infinity;
+        None stands for infinity or for samples that were not counted).
+    order : dict
+        ``sequences``: list of ``{"layers": [2, 1], "runs": 7}``, most frequent first, with the layers in the order in
+        which they were learned; ``success``: fraction of runs that learned every layer that can be learned; ``factor``:
+        time to the last learned layer over time to the first, ``{"mean", "sem", "runs", "axis"}``, geometric mean over
+        the runs that learned all, or None.
+    """
+    targets = [0.5 * value if value > 1e-3 else None for value in bayes]
+    wanted = [layer for layer, target in enumerate(targets) if target is not None]
+    times = [
+        [
+            first_time(t, None if t is None or target is None else t["overlap"][:, layer] >= target)
+            for layer, target in enumerate(targets)
+        ]
+        for t in trajectories
+    ]
+    layers = []
+    for layer, target in enumerate(targets):
+        hits = [run[layer] for run in times]
+        iterations, seen, seconds = (_median_time([hit[axis] for hit in hits]) for axis in AXES)
+        share = mean_of([math.isfinite(hit["iteration"]) for hit in hits])
+        epochs = None if seen is None or math.isnan(samples) else seen / samples
+        found = (target, share, iterations, seen, epochs, seconds)
+        layers.append(dict(zip(LAYER, found if target is not None else [None] * len(LAYER))))
+    sequences: Counter[tuple[int, ...]] = Counter()
+    complete = []
+    for run in times:
+        reached = sorted((run[layer]["iteration"], layer + 1) for layer in wanted)
+        sequences[tuple(layer for at, layer in reached if math.isfinite(at))] += 1
+        complete.append(all(math.isfinite(at) for at, _ in reached))
+    order = {
+        "sequences": [{"layers": list(key), "runs": count} for key, count in sequences.most_common()],
+        "success": mean_of(complete),
+        "factor": _last_over_first([run for run, whole in zip(times, complete) if whole], wanted),
+    }
+    return layers, order
+
+
+def _last_over_first(runs: Sequence[Sequence[dict[str, float]]], wanted: Sequence[int]) -> dict[str, Any] | None:
+    counted = not any(math.isnan(run[layer]["samples"]) for run in runs for layer in wanted)
+    axis = "samples" if counted else "iteration"
+    spans = [[run[layer][axis] for layer in wanted] for run in runs]
+    logs = np.log([max(span) / min(span) for span in spans if len(span) > 1 and min(span) > 0])
+    if not len(logs):
+        return None
+    mean, error = float(np.exp(logs.mean())), mean_and_error(logs)["sem"]
+    sem = None if error is None else mean * error
+    return {"mean": mean, "sem": sem, "runs": len(logs), "axis": "samples" if counted else "iterations"}

@@ -1,0 +1,88 @@
+"""Rows as CSV and as Markdown: no formula of a spreadsheet, no mark of Markdown, nothing that steers a terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from typing import TYPE_CHECKING, Any
+
+from smimbench.files import printable
+from smimbench.report.columns import number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = ["as_csv", "as_markdown", "csv_text", "markdown_table"]
+
+_ROW = [
+    "problem", "algorithm", "backend", "alpha", "dimension", "n", "metric", "component", "mean", "sem", "theory",
+    "theory_error", "difference", "z", "own_theory", "own_theory_error", "own_z", "bayes", "ratio_to_bayes", "seconds",
+    "iterations", "per_iteration", "status_counts",
+]  # fmt: skip
+_LIMIT = [
+    "problem", "algorithm", "backend", "alpha", "metric", "component", "n", "value", "error", "theory", "theory_error",
+    "difference", "z", "own_theory", "own_z", "bayes", "law", "coefficient", "own_coefficient", "chi2", "dof", "p_value",
+]  # fmt: skip
+
+
+def as_csv(rows: Sequence[dict[str, Any]], extrapolated: Sequence[dict[str, Any]] = ()) -> str:
+    """Rows as CSV, all digits; then, at dimension ``inf``, what is extrapolated from them, if anything is.
+
+    The columns ``law``, ``chi2`` and ``dof`` are there only then: they are blank for rows of a finite dimension.
+    """
+    limits = [{**entry, "dimension": "inf", "mean": entry["value"], "sem": entry["error"]} for entry in extrapolated]
+    fields = [*_ROW, "law", "chi2", "dof"] if limits else _ROW
+    return csv_text(({**row, "status_counts": _counts(row["status_counts"])} for row in (*rows, *limits)), fields)
+
+
+def as_markdown(rows: Sequence[dict[str, Any]], extrapolated: Sequence[dict[str, Any]] = ()) -> str:
+    """Rows as a Markdown table, rounded, and one of what is extrapolated from them."""
+    found = markdown_table([field for field in _ROW if field != "per_iteration"], rows)
+    return found + (f"\nAt infinite dimension:\n\n{markdown_table(_LIMIT, extrapolated)}" if extrapolated else "")
+
+
+def markdown_table(fields: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
+    """These fields of rows as a Markdown table, rounded."""
+    lines = ["| " + " | ".join(fields) + " |", "|" + "---|" * len(fields)]
+    lines += ["| " + " | ".join(_literal(_rounded(row.get(field))) for field in fields) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _literal(text: str) -> str:
+    """Text that Markdown, and the HTML in it, show as it is."""
+    escaped = _flat(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*\[\]|~!#])", r"\\\1", escaped)
+
+
+def _rounded(value: Any) -> str:
+    if isinstance(value, dict):
+        return _counts(value)
+    return number(value) if isinstance(value, float) else str("" if value is None else value)
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return " ".join(f"{count} {name}" for name, count in counts.items())
+
+
+def csv_text(rows: Iterable[Mapping[str, Any]], fields: Sequence[str]) -> str:
+    """These fields of rows with all digits; blank where a row has none.
+
+    Text is one printable line, with an apostrophe in front where a spreadsheet would take it for a formula.
+    """
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(map(_harmless, fields))
+    writer.writerows([_harmless(row.get(field)) for field in fields] for row in rows)
+    return buffer.getvalue()
+
+
+def _harmless(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    text = _flat(value)
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+
+
+def _flat(text: str) -> str:
+    return " ".join(printable(text).split())
