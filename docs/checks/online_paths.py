@@ -89,9 +89,9 @@ def compare(folder, name):
     runs = np.array([run["mse"] for run in found])
     starts = tuple(Overlaps(*map(np.asarray, run["start"])) for run in found)
     point = algorithm.theory(problem, algorithm.steps * algorithm.batch / D, Conditions(dimension=D, starts=starts))
-    path = point["trajectory"]
+    path = point.trajectory
     moments, theory, error = (np.array(path[key]) for key in ("iteration", "mse", "mse_error"))
-    draws = int(point["method"].split()[2]) // RUNS
+    draws = int(point.method.split()[2]) // RUNS
     predicted = error * np.sqrt(draws) / theory  # standard deviation of the mean of 16 runs
     mean, sem = runs.mean(0)[moments], runs.std(0, ddof=1)[moments] / np.sqrt(RUNS)
     for layer in range(mean.shape[1]):

@@ -28,7 +28,7 @@ from smimbench.numerics.size_laws import extrapolate
 from smimbench.registry import build, get_registry
 from smimbench.registry.metrics import find_metric
 from smimbench.run.loop import LoopSettings, run_algorithm
-from smimbench.theory.own import own_theory
+from smimbench.theory.own import own_document
 
 METRICS = ("mse", "overlap")
 LOW, MIDDLE, LARGE = {60: 1600, 120: 800, 240: 400}, {120: 1600, 240: 800, 480: 400}, {250: 512, 500: 320, 1000: 192}
@@ -226,7 +226,7 @@ def lines(name, row, path):
         one = runs[:1] if row.start is not None else runs
         starts = tuple(Overlaps(*map(np.asarray, run["start"])) for run in one) if online else ()
         if online or not wanted:
-            point = own_theory(algorithm_of(row, size), problem, row.alpha, Conditions(dimension=size, starts=starts))
+            point = own_document(algorithm_of(row, size), problem, row.alpha, Conditions(dimension=size, starts=starts))
             wanted = {m: [np.atleast_1d(x) for x in find_metric(m).theory(problem, point)] for m in METRICS}
         for metric in METRICS:
             values = np.array([run[metric] for run in runs])

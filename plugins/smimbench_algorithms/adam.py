@@ -11,7 +11,7 @@ from smimbench.interfaces import Array, ParameterError
 from smimbench_algorithms.gradient.descent import Descent, DescentState
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Conditions, Data
+    from smimbench.interfaces import AlgorithmPrediction, Conditions, Data
     from smimbench.problem import Problem
 
 
@@ -91,7 +91,7 @@ class Adam(Descent):
         if not 0 <= self.weight_decay < math.inf:
             raise ParameterError("weight_decay", f"must be a finite number >= 0, got {self.weight_decay}")
 
-    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> dict[str, Any] | str:
+    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
         """With weight decay, all samples in every step and a wide factor of a matrix: the minimum of the penalised loss.
 
         Labels have to be linear in the matrix, and the steps enough to get there. There is none for minibatches, for streams,

@@ -16,7 +16,7 @@ from smimbench.theory import limit_point, own_theory, prior_moments
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smimbench.interfaces import Conditions, Data, StoppingRule
+    from smimbench.interfaces import AlgorithmPrediction, Conditions, Data, StoppingRule
     from smimbench.problem import Problem
 
 
@@ -115,7 +115,7 @@ class Averaged(Algorithm):
             return None
         return replace(self, of={"name": self._entry.name, **parameters_of("algorithm", cautious)})
 
-    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> dict[str, Any] | str:
+    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
         r"""Theory of the mean of K students, from that of one.
 
         With M the overlap of a student with the signal, Q with itself and Q' with another student,
@@ -129,17 +129,17 @@ class Averaged(Algorithm):
         one = own_theory(self._inner, problem, alpha, conditions)
         if isinstance(one, str) or self.students == 1:
             return one
-        if "between_students" not in one:
+        if one.between_students is None:
             return f"the theory of {self._entry.name} does not contain the overlap between two of its students"
-        between, truth = np.asarray(one["between_students"]), prior_moments(problem)[0]
-        cross = np.asarray(one["overlap"])
-        own = np.asarray(one.get("own_overlap", cross))
+        between, truth = np.asarray(one.between_students), prior_moments(problem)[0]
+        cross = np.asarray(one.overlap)
+        own = cross if one.own_overlap is None else np.asarray(one.own_overlap)
         mean = Overlaps(truth, cross, between + (own - between) / self.students)
-        error = np.diag(np.atleast_1d(one["mse_error"]))
-        method = f"mean of {self.students} students; {one['method']}"
+        error = np.diag(np.atleast_1d(one.mse_error))
+        method = f"mean of {self.students} students; {one.method}"
         nothing = np.zeros_like(error)
         return limit_point(
-            problem, alpha, [[mean]], method=method, branch=one["branch"], uncertain=Overlaps(nothing, nothing, error)
+            problem, alpha, [[mean]], method=method, branch=one.branch, uncertain=Overlaps(nothing, nothing, error)
         )
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> AveragedState:

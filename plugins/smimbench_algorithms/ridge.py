@@ -4,13 +4,13 @@ samples.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from smimbench.backend import matching, namespace, to_host
-from smimbench.interfaces import Array, Capabilities, Info, ParameterError
+from smimbench.interfaces import AlgorithmPrediction, Array, Capabilities, Info, ParameterError
 from smimbench.theory import Prediction, information_at, limit_point, point_document, prior_moments
 from smimbench_algorithms.erm.integrals import ridge_overlaps
 from smimbench_algorithms.least_squares import SAME, LeastSquares, Linear, LinearRegression
@@ -108,7 +108,7 @@ class Ridge(LinearRegression):
         """Prior mean plus deviation."""
         return state.base + state.deviation[0, ...]
 
-    def theory(self, problem: Problem, alpha: float) -> dict[str, Any] | str:
+    def theory(self, problem: Problem, alpha: float) -> AlgorithmPrediction | str:
         """Error of the estimate in the limit, or in words why there is none.
 
         Low rank: the fixed point of ``erm`` with the square loss in closed form. Extensive rank: for lambda of theory,
@@ -122,7 +122,7 @@ class Ridge(LinearRegression):
             return "matrices have a theory for one component and regularisation = 'theory' only"
         return _best_linear(problem, alpha)
 
-    def _low_rank_theory(self, problem: Problem, alpha: float) -> dict[str, Any] | str:
+    def _low_rank_theory(self, problem: Problem, alpha: float) -> AlgorithmPrediction | str:
         linear, _ = self.observed(problem)
         second, known = prior_moments(problem)
         if np.abs(known).max() > 0 or len(linear.rows) != problem.components * problem.model.sites or not linear.alike:
@@ -141,10 +141,10 @@ class Ridge(LinearRegression):
         except ValueError as error:
             return str(error)
         point = limit_point(problem, alpha, [[found]], method="ridge, closed fixed point", branch="minimum")
-        return point | {"between_students": point["own_overlap"]}
+        return replace(point, between_students=point.own_overlap)
 
 
-def _best_linear(problem: Problem, alpha: float) -> dict[str, Any]:
+def _best_linear(problem: Problem, alpha: float) -> AlgorithmPrediction:
     """One component of extensive rank: the best estimate that is linear in the labels."""
     kappa = problem.model.kappa
     second, known = (float(moment[0, 0]) for moment in prior_moments(problem))
@@ -163,7 +163,7 @@ def _best_linear(problem: Problem, alpha: float) -> dict[str, Any]:
     how = "best linear estimate, fixed point"
     found = Prediction(alpha, np.array([[second - V]]), np.array([[V]]), np.array([1e-12]), "linear", how)
     point = point_document(problem, found)
-    return point | {"between_students": point["overlap"]}
+    return AlgorithmPrediction.of_point(point, between_students=point["overlap"])
 
 
 def _begin_ridge(

@@ -11,7 +11,7 @@ from smimbench_algorithms.gradient.descent import Descent, DescentState
 from smimbench_algorithms.gradient.online_theory import online_theory
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Conditions
+    from smimbench.interfaces import AlgorithmPrediction, Conditions
     from smimbench.problem import Problem
 
 
@@ -66,7 +66,7 @@ class Sgd(Descent):
         if not self.weight_decay >= 0:
             raise ParameterError("weight_decay", f"must be >= 0, got {self.weight_decay}")
 
-    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> dict[str, Any] | str:
+    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
         """On a stream (``online``) and signals of low rank: the overlaps, from what the runs began with, at their dimension.
 
         The mean over the starts of all runs; without runs over 16 random starts, as runs have them. Fluctuations of order

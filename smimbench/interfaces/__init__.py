@@ -20,7 +20,15 @@ not inherit from the base class is given the same defaults when it is registered
 All arrays follow the Python array API standard; an item works on the namespace and the device of its inputs.
 """
 
-from smimbench.interfaces.algorithm import Algorithm, Conditions, Info, Overlaps, Plan, StoppingRule
+from smimbench.interfaces.algorithm import (
+    Algorithm,
+    AlgorithmPrediction,
+    Conditions,
+    Info,
+    Overlaps,
+    Plan,
+    StoppingRule,
+)
 from smimbench.interfaces.basics import Array, Capabilities, Cost, ParameterError, Uncertain
 from smimbench.interfaces.channel import SYMMETRIES, Channel, Posterior, Sampling
 from smimbench.interfaces.checks import checked_posterior
@@ -34,6 +42,7 @@ __all__ = [
     "DIRECTIONS",
     "SYMMETRIES",
     "Algorithm",
+    "AlgorithmPrediction",
     "Array",
     "Capabilities",
     "Channel",

@@ -4,7 +4,10 @@ stopping rule.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from smimbench.interfaces.basics import Array, Cost
 from smimbench.interfaces.item import Item
@@ -12,11 +15,9 @@ from smimbench.interfaces.item import Item
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy as np
-
     from smimbench.interfaces.problem import Data, Start
 
-__all__ = ["Algorithm", "Conditions", "Info", "Overlaps", "Plan", "StoppingRule"]
+__all__ = ["Algorithm", "AlgorithmPrediction", "Conditions", "Info", "Overlaps", "Plan", "StoppingRule"]
 
 
 class Plan(NamedTuple):
@@ -83,6 +84,64 @@ class Conditions(NamedTuple):
     iterations: int | None = None
     points: tuple[dict[str, Any], ...] = ()
     trajectory: bool = False
+
+
+@dataclass(frozen=True)
+class AlgorithmPrediction:
+    """What theory says of an algorithm at one sample ratio; ``smimbench.theory.limit_point`` makes it from overlaps.
+
+    Attributes
+    ----------
+    mse, mse_error : array (P,)
+        Mean squared error of every component, and its numerical error.
+    overlap : array (P, P)
+        Of the estimate (rows) with the signal.
+    method, branch : str
+        How it was obtained; which solution it is.
+    own_overlap : array (P, P) or None
+        Of the estimate with itself; None: that with the signal, as of a posterior mean.
+    between_students : array (P, P) or None
+        Overlap of two runs on the same data that differ in their random numbers only; the theory of averages rests on it.
+    trajectory : dict or str or None
+        Lists by name, as the trajectories of runs have them: the clock (``iteration``, or ``samples`` for those that count
+        them), and values of ``mse`` and ``overlap`` per component, or of other metrics. Or in words why there is none, which is
+        ``no_trajectory`` in the JSON.
+    finite_size : dict or None
+        By metric the coefficient of 1/D of every component.
+    more : dict
+        Other entries of the point in the JSON of ``smimbench theory``: what metrics read (``cosine``, ``squared_cosine`` and
+        others with their ``..._error``, ``calibration``, ``generalization_error``), and those named as in ``findings``.
+    """
+
+    mse: Array
+    mse_error: Array
+    overlap: Array
+    method: str
+    branch: str = "own"
+    own_overlap: Array | None = None
+    between_students: Array | None = None
+    trajectory: dict[str, list[Any]] | str | None = None
+    finite_size: dict[str, list[float]] | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of_point(cls, point: dict[str, Any], **known: Any) -> AlgorithmPrediction:
+        """From a point of the JSON of ``smimbench theory``, and what else is known."""
+        names = {field.name for field in fields(cls)}
+        more = {name: value for name, value in point.items() if name not in names}
+        return cls(**{name: value for name, value in point.items() if name in names} | {"more": more} | known)
+
+    def document(self) -> dict[str, Any]:
+        """The point as JSON: of a single component ``mse`` and ``mse_error`` are numbers."""
+        found = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "more"}
+        for name in ("mse", "mse_error"):
+            values = np.asarray(found[name], dtype=float)
+            found[name] = values.item() if values.size == 1 else values.tolist()
+        for name in ("overlap", "own_overlap", "between_students"):
+            found[name] = None if found[name] is None else np.asarray(found[name]).tolist()
+        if isinstance(self.trajectory, str):
+            found["no_trajectory"] = found.pop("trajectory")
+        return {name: value for name, value in found.items() if value is not None} | self.more
 
 
 class Info(NamedTuple):
@@ -198,14 +257,11 @@ class Algorithm(Item):
         """
         return None
 
-    theory: Callable[..., dict[str, Any] | str] | None = None
-    """``theory(problem, alpha, conditions)``: what theory says of this algorithm, whether that is optimal or not: a point as in
-    the JSON of ``smimbench theory`` (``smimbench.theory.limit.limit_point`` makes it from overlaps), or in words why there is no
-    theory. ``conditions`` is a ``Conditions`` and may be left out. An entry ``trajectory`` has lists by name, as the
-    trajectories of runs have them: the clock (``iteration``, or ``samples`` for those that count them), and values of ``mse``
-    and ``overlap`` per component, or of other metrics; ``no_trajectory`` says in words why there is none. An entry
-    ``between_students`` (P, P) is the overlap of two runs on the same data that differ in their random numbers only; the theory
-    of averages rests on it. Without it: its rows are compared with the Bayes-optimal value only."""
+    theory: Callable[..., AlgorithmPrediction | str] | None = None
+    """``theory(problem, alpha, conditions)``: what theory says of this algorithm, whether that is optimal or not: an
+    ``AlgorithmPrediction`` (``smimbench.theory.limit_point`` makes it from overlaps), or in words why there is no theory.
+    ``conditions`` is a ``Conditions`` and may be left out. Without it: its rows are compared with the
+    Bayes-optimal value only."""
 
     variance: Callable[[Any], Array] | None = None
     """``variance(state)``: the error V (P, P) that it predicts for its estimate. Without it: no Bayes predictor of the label."""

@@ -24,7 +24,7 @@ from smimbench.theory.consistency import require_consistent, require_consistent_
 from smimbench.theory.fixed_point_curve import fixed_point_curve
 from smimbench.theory.generalization import curve_errors, point_errors
 from smimbench.theory.information import Evaluations
-from smimbench.theory.own import own_theory
+from smimbench.theory.own import own_document
 from smimbench.theory.predictions import competing, curve_of, point_document, thresholds
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ class TheoryCache:
         self, problem: Problem, algorithm: Any, spec: dict[str, Any], alpha: float, conditions: Conditions
     ) -> dict[str, Any] | str:
         """What theory says of an algorithm, asked for now; ``spec`` would make the same algorithm elsewhere."""
-        return own_theory(algorithm, problem, alpha, conditions)
+        return own_document(algorithm, problem, alpha, conditions)
 
     # -- what is kept ---------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from smimbench.files import canonical_json
 from smimbench.problem.problem import Problem, ProblemError
 from smimbench.run.theory_cache import TheoryCache
 from smimbench.suite.cells import as_table, build_algorithm
-from smimbench.theory.own import own_theory
+from smimbench.theory.own import own_document
 from smimbench.theory.predictions import solve_part
 
 if TYPE_CHECKING:
@@ -61,4 +61,4 @@ class Solver:
                 cache.thresholds(problem)
             return None
         algorithm, alpha, conditions = more
-        return own_theory(build_algorithm(algorithm, problem, self._registry), problem, alpha, conditions)
+        return own_document(build_algorithm(algorithm, problem, self._registry), problem, alpha, conditions)

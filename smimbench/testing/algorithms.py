@@ -448,7 +448,7 @@ def lands_on_theory(context: CheckContext, setting: Setting) -> None:
         squares.append(np.var(errors, axis=0, ddof=1) / RUNS)
     point = own_theory(algorithm, problem, alpha, Conditions(dimension=sizes[1], starts=tuple(starts[RUNS:])))
     assert not isinstance(point, str)
-    wanted, error = (np.atleast_1d(np.asarray(point[key], dtype=float)) for key in ("mse", "mse_error"))
+    wanted, error = (np.atleast_1d(np.asarray(values, dtype=float)) for values in (point.mse, point.mse_error))
     limit = 2 * means[1] - means[0]
     second = np.diagonal(np.asarray(problem.prior.second_moment(problem.components)))
     allowed = 5 * np.sqrt(4 * squares[1] + squares[0] + error**2) + 0.1 * second

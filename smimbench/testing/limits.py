@@ -55,7 +55,7 @@ def _predicts_optimum(algorithm: Any, problem: Problem) -> bool:
     alpha = PLACES[problem.model.rank][1]
     point = TheoryCache(None).points(problem, [alpha])[0][0]
     own = own_theory(algorithm, problem, alpha, Conditions(points=(point,)))
-    return not isinstance(own, str) and bool(np.allclose(own["mse"], point["mse"], rtol=1e-6, atol=1e-9))
+    return not isinstance(own, str) and bool(np.allclose(own.mse, point["mse"], rtol=1e-6, atol=1e-9))
 
 
 @published(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.interfaces import Overlaps
+from smimbench.interfaces import AlgorithmPrediction, Overlaps
 from smimbench.numerics.linalg import symmetric_root
 from smimbench.theory.generalization import measured_error
 
@@ -77,8 +77,8 @@ def limit_point(
     uncertain: Overlaps | None = None,
     V: Host | None = None,
     prediction: bool = True,
-) -> dict[str, Any]:
-    """A point of theory's JSON for an estimate that is not on the Bayes-optimal line.
+) -> AlgorithmPrediction:
+    """The prediction for an estimate that is not on the Bayes-optimal line.
 
     Parameters
     ----------
@@ -96,12 +96,6 @@ def limit_point(
         Error that the algorithm claims; needed for its Bayes predictor and for ``calibration``.
     prediction : bool
         Whether errors of prediction are wanted too (sampled, some 10 ms each).
-
-    Returns
-    -------
-    dict
-        ``mse``, ``overlap`` (P, P), ``own_overlap`` (P, P), ``squared_cosine``, each with its ``..._error``, and
-        ``generalization_error``.
     """
     moved = [[aligned(problem, overlaps) for overlaps in starts] for starts in evaluations]
     stacks = [Overlaps(*(np.stack(matrices) for matrices in zip(*starts))) for starts in moved]
@@ -112,23 +106,12 @@ def limit_point(
         spread = {name: np.std([one[name] for one in found], axis=0, ddof=1) / np.sqrt(len(found)) for name in values}
         errors = {name: np.hypot(spread[name], errors[name]) for name in values}
     low = problem.model.rank == "low"
-    document: dict[str, Any] = {
-        "alpha": float(alpha),
-        "mse": _plain(values["mse"]),
-        "mse_error": _plain(errors["mse"]),
-        "overlap": np.mean([stack.cross.mean(axis=0) for stack in stacks], axis=0).tolist(),
-        "overlap_error": _plain(errors["overlap"]),
-        "own_overlap": np.mean([stack.own.mean(axis=0) for stack in stacks], axis=0).tolist(),
-        "cosine": values["cosine"].tolist(),
-        "cosine_error": errors["cosine"].tolist(),
-        "branch": branch,
-        "method": method,
-    }
-    if low:
-        document["squared_cosine"] = values["squared_cosine"].tolist()
-        document["squared_cosine_error"] = errors["squared_cosine"].tolist()
+    names = ("cosine", "squared_cosine") if low else ("cosine",)
+    more: dict[str, Any] = {name: values[name].tolist() for name in names}
+    more |= {f"{name}_error": errors[name].tolist() for name in names}
+    more |= {"alpha": float(alpha), "overlap_error": _plain(errors["overlap"])}
     claimed = None if V is None else np.diagonal(V)
-    document["calibration"] = None if claimed is None else (claimed / np.maximum(values["mse"], 1e-300)).tolist()
+    more["calibration"] = None if claimed is None else (claimed / np.maximum(values["mse"], 1e-300)).tolist()
     if prediction:
         few = [starts[:PREDICTIONS] for starts in moved[: max(1, PREDICTIONS // len(moved[0]))]]
         each = [[measured_error(problem, *_transposed(overlaps), V) for overlaps in starts] for starts in few]
@@ -137,9 +120,17 @@ def limit_point(
         means = {kind: [np.mean([e[kind].value for e in starts]) for starts in groups] for kind in each[0][0]}
         chance = {k: np.std(v, ddof=1) / np.sqrt(len(v)) if len(v) > 1 else 0.0 for k, v in means.items()}
         sampled = {kind: np.mean([e[kind].error for starts in each for e in starts]) for kind in means}
-        document["generalization_error"] = {kind: float(np.mean(found)) for kind, found in means.items()}
-        document["generalization_error_error"] = {k: float(np.hypot(chance[k], sampled[k])) for k in means}
-    return document
+        more["generalization_error"] = {kind: float(np.mean(found)) for kind, found in means.items()}
+        more["generalization_error_error"] = {k: float(np.hypot(chance[k], sampled[k])) for k in means}
+    return AlgorithmPrediction(
+        values["mse"],
+        errors["mse"],
+        np.mean([stack.cross.mean(axis=0) for stack in stacks], axis=0),
+        method,
+        branch,
+        own_overlap=np.mean([stack.own.mean(axis=0) for stack in stacks], axis=0),
+        more=more,
+    )
 
 
 def _transposed(overlaps: Overlaps) -> tuple[Host, Host, Host]:

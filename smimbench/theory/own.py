@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import inspect
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smimbench.interfaces import AlgorithmPrediction
 from smimbench.registry.adapters import refusal
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Conditions
     from smimbench.problem.problem import Problem
 
-__all__ = ["BRINGS_NONE", "own_theory"]
+__all__ = ["BRINGS_NONE", "own_document", "own_theory"]
 
 BRINGS_NONE = "it brings no theory of its own"
 
 
-def own_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Conditions) -> dict[str, Any] | str:
-    """The algorithm's predicted point, or a sentence that says why there is none.
+def own_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
+    """The algorithm's prediction, or a sentence that says why there is none.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ def own_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Condi
     Raises
     ------
     ValueError
-        If what it returns is no point: a row would show numbers that mean nothing.
+        If what it returns is no prediction: a row would show numbers that mean nothing.
     """
     if reason := refusal(algorithm, problem):
         return reason
@@ -40,32 +40,33 @@ def own_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Condi
     if ask is None:
         return BRINGS_NONE
     wants_all = len(inspect.signature(ask).parameters) > 2
-    found = ask(problem, alpha, conditions) if wants_all else ask(problem, alpha)
+    found: AlgorithmPrediction | str | None = ask(problem, alpha, conditions) if wants_all else ask(problem, alpha)
     if found is None:
         return BRINGS_NONE
-    if isinstance(found, str):
-        return found
-    complaint = _complaint(found, problem.components)
-    if complaint:
+    if not isinstance(found, str) and (complaint := _complaint(found, problem.components)):
         raise ValueError(f"theory of algorithm {algorithm.name!r} {complaint}")
-    point: dict[str, Any] = found
-    return point
+    return found
 
 
-def _complaint(point: Any, P: int) -> str | None:
-    """What is wrong with a point, as a sentence; None if nothing is."""
-    if not isinstance(point, dict):
-        return f"must return a dict or a reason in words, got {type(point).__name__}"
-    missing = [name for name in ("mse", "mse_error", "overlap", "method") if name not in point]
-    if missing:
-        return f"lacks {', '.join(missing)}; smimbench.theory.limit.limit_point makes all of a point"
-    if np.shape(point["overlap"]) != (P, P):
-        return f"must give an overlap of shape ({P}, {P}), got {np.shape(point['overlap'])}"
+def own_document(algorithm: Any, problem: Problem, alpha: float, conditions: Conditions) -> dict[str, Any] | str:
+    """The same as a point of the JSON of ``smimbench theory``."""
+    found = own_theory(algorithm, problem, alpha, conditions)
+    return found if isinstance(found, str) else found.document()
+
+
+def _complaint(found: Any, P: int) -> str | None:
+    """What is wrong with a prediction, as a sentence; None if nothing is."""
+    if not isinstance(found, AlgorithmPrediction):
+        kind = type(found).__name__
+        return f"must return a smimbench.interfaces.AlgorithmPrediction or a reason in words, got {kind}"
+    if np.shape(found.overlap) != (P, P):
+        return f"must give an overlap of shape ({P}, {P}), got {np.shape(found.overlap)}"
     for name in ("mse", "mse_error"):
-        values = np.atleast_1d(point[name])
-        if values.shape != (P,) or not all(math.isfinite(value) and value >= 0 for value in values):
-            return f"must give {P} finite numbers >= 0 as {name}, got {point[name]}"
-    lengths = {name: len(values) for name, values in point.get("trajectory", {}).items()}
-    if len(set(lengths.values())) > 1:
-        return f"has a trajectory of lists of different lengths: {lengths}"
+        values = np.atleast_1d(getattr(found, name))
+        if values.shape != (P,) or not (np.isfinite(values) & (values >= 0)).all():
+            return f"must give {P} finite numbers >= 0 as {name}, got {getattr(found, name)}"
+    if isinstance(found.trajectory, dict):
+        lengths = {name: len(values) for name, values in found.trajectory.items()}
+        if len(set(lengths.values())) > 1:
+            return f"has a trajectory of lists of different lengths: {lengths}"
     return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from smimbench_algorithms.adam import Adam
@@ -203,9 +205,8 @@ class Draws(Algorithm):
 
     def theory(self, problem, alpha):
         point = solve(problem, [alpha])[0]
-        return limit_point(
-            problem, alpha, [[Overlaps(np.eye(1), point.Q, np.eye(1))]], method="posterior", branch="posterior"
-        ) | {"between_students": point.Q.tolist()}
+        one = Overlaps(np.eye(1), point.Q, np.eye(1))
+        return replace(limit_point(problem, alpha, [[one]], method="posterior"), between_students=point.Q)
 
     def init(self, problem, data, rng):
         return rng
@@ -234,7 +235,7 @@ NOISY = Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "linear"
 @pytest.mark.parametrize("students", [1, 2, 7])
 def test_theory_of_draws_from_the_posterior_is_one_plus_one_over_their_number(students):
     bayes = solve(NOISY, [0.6])[0].V[0, 0]
-    found = averaged_draws(students).theory(NOISY, 0.6, Conditions())["mse"]
+    found = averaged_draws(students).theory(NOISY, 0.6, Conditions()).mse
     assert found == pytest.approx((1 + 1 / students) * bayes, rel=1e-9)
 
 
@@ -243,7 +244,7 @@ def test_theory_of_draws_from_the_posterior_is_one_plus_one_over_their_number(st
 def test_runs_of_draws_land_on_the_theory_of_their_mean(alpha, students):
     """At three sizes, continued to infinite D, each known to 2% or better."""
     algorithm, sizes = averaged_draws(students), {30: 1200, 60: 600, 120: 300}
-    wanted = algorithm.theory(NOISY, alpha, Conditions())
+    wanted = algorithm.theory(NOISY, alpha, Conditions()).document()
     found = {"mse": [], "overlap": []}
     for D, count in sizes.items():
         metrics, teachers = {name: [] for name in found}, []
@@ -278,7 +279,7 @@ OF_SPECTRAL = [
 def test_eigenvectors_of_several_starts_are_one_up_to_their_sign(problem, parameters):
     """Signs are told by labels or removed by the alignment: the mean is one of the students, in runs and in theory."""
     one, mean = Spectral(**parameters), Averaged(of={"name": "spectral", **parameters}, students=5)
-    alone, averaged = one.theory(problem, 3.0), mean.theory(problem, 3.0, Conditions())
+    alone, averaged = one.theory(problem, 3.0).document(), mean.theory(problem, 3.0, Conditions()).document()
     for key in ("mse", "mse_error"):
         np.testing.assert_allclose(averaged[key], alone[key], rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(averaged.get("squared_cosine", 0), alone.get("squared_cosine", 0), rtol=1e-9)
@@ -295,7 +296,7 @@ def test_eigenvectors_of_several_starts_are_one_up_to_their_sign(problem, parame
 )
 def test_the_same_for_signals_of_another_length(channel, scale):
     with stretched(channel, scale=scale) as problem:
-        alone = Spectral().theory(problem, 3.0)
-        mean = Averaged(of="spectral", students=3).theory(problem, 3.0, Conditions())
+        alone = Spectral().theory(problem, 3.0).document()
+        mean = Averaged(of="spectral", students=3).theory(problem, 3.0, Conditions()).document()
     np.testing.assert_allclose(mean["mse"], alone["mse"], rtol=1e-9)
     np.testing.assert_allclose(mean["squared_cosine"], alone["squared_cosine"], rtol=1e-9)

@@ -85,7 +85,7 @@ def test_ridge_by_random_matrices(alpha, penalty):
     T, M, Q = (matrix[0, 0] for matrix in minimum(LINE, alpha, "square", penalty).overlaps)
     assert pytest.approx(expected, rel=1e-6) == T - 2 * M + Q
     point = Ridge(penalty).theory(LINE, alpha)
-    assert point["mse"] == pytest.approx(expected, rel=1e-6)
+    assert point.mse == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("components", [1, 2])
@@ -94,7 +94,7 @@ def test_noiseless_labels_leave_what_they_do_not_span(components):
     problem = sequence({"name": "linear", "noise": 0.0, "components": components}, 2)
     for alpha, left in ((0.2, 0.6), (0.49, 0.02), (0.7, 0.0), (50.0, 0.0)):
         for algorithm in (Erm(), Erm(penalty=1e-9)):
-            found = algorithm.theory(problem, alpha, Conditions())["mse"]
+            found = algorithm.theory(problem, alpha, Conditions()).mse
             np.testing.assert_allclose(found, left * np.ones(np.shape(found)), atol=1e-8)
 
 
@@ -153,13 +153,13 @@ def test_sampled_integrals_agree_with_quadrature(monkeypatch):
 def test_several_components_are_as_many_problems():
     two = sequence({"name": "linear", "noise": 0.3, "components": 2}, 2)
     one = Erm(penalty=0.1).theory(LINE, 0.6, Conditions())
-    np.testing.assert_allclose(Erm(penalty=0.1).theory(two, 0.6, Conditions())["mse"], one["mse"], rtol=1e-9)
+    np.testing.assert_allclose(Erm(penalty=0.1).theory(two, 0.6, Conditions()).mse, one.mse[0], rtol=1e-9)
 
 
 def test_students_of_a_convex_problem_agree():
     one = Erm(penalty=0.1).theory(LINE, 0.6, Conditions())
     mean = Averaged(of={"name": "erm", "penalty": 0.1}, students=5).theory(LINE, 0.6, Conditions())
-    assert mean["mse"] == pytest.approx(one["mse"], rel=1e-9)
+    assert mean.mse == pytest.approx(one.mse, rel=1e-9)
 
 
 LOSSES_OF = {
@@ -172,7 +172,7 @@ LOSSES_OF = {
 def total(algorithm, problem, alpha):
     point = algorithm.theory(problem, alpha, Conditions())
     assert not isinstance(point, str), point
-    return float(np.sum(point["mse"]))
+    return float(np.sum(point.mse))
 
 
 def warped_error(shape, ratio, penalty, length):
@@ -196,7 +196,7 @@ def test_bayes_then_the_best_penalty_then_any(seed, length):
     best = Erm(loss, length=length)
     lowest = total(best, problem, alpha)
     assert float(np.sum(solve(problem, [alpha])[0].mse)) <= lowest * (1 + 1e-8)
-    chosen = best.theory(problem, alpha, Conditions())["penalty"]
+    chosen = best.theory(problem, alpha, Conditions()).more["penalty"]
     for penalty in np.clip(chosen * 10 ** rng.uniform(-3, 3, 5), *PENALTIES):
         assert lowest <= total(Erm(loss, float(penalty), length), problem, alpha) * (1 + 1e-9)
 
@@ -208,8 +208,8 @@ def test_best_penalty_of_sampled_labels_is_that_of_the_closed_form(shape, length
     with warped(shape) as problem:
         found = Erm(length=length).theory(problem, alpha, Conditions())
     exact = [warped_error(shape, alpha, penalty, length) for penalty in np.geomspace(1e-3, 1e3, 3001)]
-    assert found["mse"] == pytest.approx(min(exact), rel=1e-4)
-    assert warped_error(shape, alpha, found["penalty"], length) == pytest.approx(min(exact), rel=1e-5)
+    assert found.mse == pytest.approx(min(exact), rel=1e-4)
+    assert warped_error(shape, alpha, found.more["penalty"], length) == pytest.approx(min(exact), rel=1e-5)
 
 
 @pytest.mark.parametrize("noise", [1e-9, 1e-3, 0.3, 2e3, 1e5, 1e9])
@@ -222,7 +222,7 @@ def test_best_penalty_of_linear_labels_is_their_noise(noise, alpha):
     assert best == pytest.approx(expected, rel=1e-7, abs=1e-12)
     assert best <= 1
     point = Ridge().theory(problem, alpha)
-    assert point["mse"] == pytest.approx(expected, rel=1e-7, abs=1e-12)
+    assert point.mse == pytest.approx(expected, rel=1e-7, abs=1e-12)
 
 
 @pytest.mark.parametrize("shape", ["positive part", "exponential"])
@@ -234,8 +234,8 @@ def test_sampled_labels_land_on_the_closed_form_within_the_stated_error(shape, t
     with warped(shape, tokens) as problem:
         found = Erm(penalty=penalty).theory(problem, alpha, Conditions())
     exact = warped_error(shape, tokens * alpha, penalty, "loss")
-    assert abs(found["mse"] - exact) < 6 * found["mse_error"] + 1e-9 * exact
-    assert found["mse_error"] < 1e-2 * exact
+    assert abs(found.mse - exact) < 6 * found.mse_error + 1e-9 * exact
+    assert found.mse_error < 1e-2 * exact
 
 
 def test_what_an_iteration_leaves_is_stated(monkeypatch):
@@ -257,11 +257,11 @@ def test_extreme_penalties_have_a_theory(loss, alpha, penalty):
     found = Erm(loss, penalty).theory(SIGN, alpha, Conditions())
     if penalty > 1:
         seen = alpha * 2 / np.pi
-        assert found["squared_cosine"][0] == pytest.approx(seen / (seen + 1), rel=1e-9)
+        assert found.more["squared_cosine"][0] == pytest.approx(seen / (seen + 1), rel=1e-9)
     else:
         near = Erm(loss, 1e3 * penalty).theory(SIGN, alpha, Conditions())
-        assert found["mse"] == pytest.approx(near["mse"], rel=2e-2)
-    assert found["mse_error"] < 1e-9
+        assert found.mse == pytest.approx(near.mse, rel=2e-2)
+    assert found.mse_error < 1e-9
 
 
 @pytest.mark.parametrize("penalty", PENALTIES)
@@ -287,6 +287,6 @@ def test_one_length_and_penalty_for_runs_and_theory():
     algorithm = Erm(length="loss")
     data = SIGN.instance(2.5, 40, 0).data(get_backend())
     state = algorithm.init(SIGN, data, np.random.default_rng(0))
-    assert state.penalty == algorithm.theory(SIGN, data.sample_ratio, Conditions())["penalty"]
+    assert state.penalty == algorithm.theory(SIGN, data.sample_ratio, Conditions()).more["penalty"]
     assert state.penalty == best_penalty(SIGN, data.sample_ratio, "logistic", "loss")
     assert state.length == 1

@@ -44,10 +44,10 @@ def test_runs_land_on_their_theory(algorithm, problem, alpha, dimension, runs, c
     point = own_theory(algorithm, problem, instances[0].sample_ratio, Conditions(dimension=dimension))
     attempts = [run_once(problem, one, algorithm, tolerance=1e-5, max_iterations=400) for one in instances]
     squared = problem.model.rank == "low"
-    overlap = point.get("squared_cosine", np.diagonal(point["overlap"])) if squared else np.diagonal(point["overlap"])
-    wanted = {"mse": point["mse"], "overlap": overlap}
-    if "training_loss" in point:
-        wanted["training_loss"] = point["training_loss"]
+    overlap = point.more.get("squared_cosine", np.diagonal(point.overlap)) if squared else np.diagonal(point.overlap)
+    wanted = {"mse": point.mse, "overlap": overlap}
+    if "training_loss" in point.more:
+        wanted["training_loss"] = point.more["training_loss"]
     for name, theory in wanted.items():
         found = np.array([one.metrics[name] if name in one.metrics else one.final[name] for one in attempts])
         error = 4 * found.std(axis=0, ddof=1) / np.sqrt(runs)

@@ -277,8 +277,8 @@ def test_runs_come_close_to_their_theory(channel, rho, alpha, tau, positive):
             slope = np.linalg.lstsq(control - control.mean(0), found - found.mean(0), rcond=None)[0]
         means.append((found - control @ slope).mean(0))
     error, overlap = 2 * means[1] - means[0]
-    assert error == pytest.approx(expected["mse"], rel=0.06)
-    assert overlap == pytest.approx(expected["overlap"][0][0], rel=0.03)
+    assert error == pytest.approx(expected.mse, rel=0.06)
+    assert overlap == pytest.approx(expected.overlap[0][0], rel=0.03)
 
 
 def test_best_penalty_is_used_and_said():
@@ -287,7 +287,7 @@ def test_best_penalty_is_used_and_said():
     seen = observations(problem, seen_by_labels(problem), problem.instance(0.3, 20).sample_ratio)
     assert run.final["regularisation"][0] == pytest.approx(best_penalty(problem.prior, seen, True)[0])
     assert any("best by theory" in warning for warning in run.warnings)
-    assert Nuclear("optimal").theory(problem, 0.3)["mse"] < Nuclear(1.0).theory(problem, 0.3)["mse"]
+    assert Nuclear("optimal").theory(problem, 0.3).mse < Nuclear(1.0).theory(problem, 0.3).mse
 
 
 def test_priors_given_by_a_spectrum_have_the_theory_too():
@@ -421,7 +421,7 @@ def test_descent_ends_in_the_minimum_of_nuclear(tokens, width, decay):
     minimum = run_once(problem, instance, Nuclear(tau / 2), tolerance=1e-5, max_iterations=4000).estimate
     assert np.linalg.norm(descended - minimum) < 2e-3 * np.linalg.norm(minimum)
     expected = Adam(weight_decay=decay, width=width).theory(problem, 0.4, AT)
-    assert expected["mse"] == pytest.approx(Nuclear(tau / 2).theory(problem, 0.4)["mse"], rel=1e-8)
+    assert expected.mse == pytest.approx(Nuclear(tau / 2).theory(problem, 0.4).mse, rel=1e-8)
 
 
 def test_stochastic_descent_on_the_full_batch_has_that_minimum_too():
@@ -433,7 +433,7 @@ def test_stochastic_descent_on_the_full_batch_has_that_minimum_too():
     minimum = run_once(problem, instance, Nuclear(0.25), tolerance=1e-5, max_iterations=4000).estimate
     assert np.linalg.norm(descended - minimum) < 1e-3 * np.linalg.norm(minimum)
     at = Conditions(dimension=14)
-    assert sgd.theory(problem, 0.5, at)["mse"] == Adam(weight_decay=1.0, width=14).theory(problem, 0.5, at)["mse"]
+    assert sgd.theory(problem, 0.5, at).mse == Adam(weight_decay=1.0, width=14).theory(problem, 0.5, at).mse
 
 
 def test_weights_of_the_label():

@@ -151,10 +151,10 @@ def test_runs_that_escape_from_nothing_follow_the_draws():
             state, _ = algorithm.step(SOFTMAX, data, state)
         ends.append(instance.metrics(state.factor)["mse"][0])
     point = algorithm.theory(SOFTMAX, 180.0, Conditions(dimension=D, starts=tuple(starts)))
-    assert "draws" in point["method"]
-    error = np.hypot(np.std(ends) / np.sqrt(runs), point["mse_error"])
-    assert abs(np.mean(ends) - point["mse"]) < 3.5 * error
-    assert error < 0.15 * point["mse"]
+    assert "draws" in point.method
+    error = np.hypot(np.std(ends) / np.sqrt(runs), point.mse_error)
+    assert abs(np.mean(ends) - point.mse) < 3.5 * error
+    assert error < 0.15 * point.mse
 
 
 def test_runs_follow_their_trajectory():
@@ -172,7 +172,7 @@ def test_runs_follow_their_trajectory():
             state, _ = algorithm.step(problem, data, state)
             curve.append(instance.metrics(state.factor)["mse"][0])
         curves.append(curve)
-    found = algorithm.theory(problem, 16.0, Conditions(dimension=D, starts=tuple(starts)))["trajectory"]
+    found = algorithm.theory(problem, 16.0, Conditions(dimension=D, starts=tuple(starts))).trajectory
     wanted = np.interp(np.arange(1, 81), found["iteration"], np.ravel(found["mse"]))
     error = np.std(curves, axis=0, ddof=1) / np.sqrt(runs)
     assert (np.abs(np.mean(curves, axis=0) - wanted) < 0.02 * wanted + 4 * error).all()
@@ -194,7 +194,7 @@ def test_an_escape_is_followed_all_the_way_where_chance_is_small(monkeypatch):
             state, _ = algorithm.step(SOFTMAX, data, state)
             curve.append(instance.metrics(state.factor)["mse"][0])
         curves.append(curve)
-    path = algorithm.theory(SOFTMAX, 180.0, Conditions(dimension=D, starts=tuple(starts)))["trajectory"]
+    path = algorithm.theory(SOFTMAX, 180.0, Conditions(dimension=D, starts=tuple(starts))).trajectory
     theory, mean = np.ravel(path["mse"]), np.mean(curves, axis=0)[path["iteration"]]
     assert theory[0] == pytest.approx(mean[0])
     assert theory[-1] < 0.01 * theory[0]
@@ -277,10 +277,10 @@ def test_linear_labels_have_their_closed_form(algorithm):
     """All steps are made one by one: momentum, schedules, 300 to 5000 of them."""
     gram = linear_recursion(algorithm, 1.1, 0.1, 0.9)
     point = algorithm.theory(LINE, 1.0, Conditions(dimension=SIZE, starts=(overlaps(1.1, 0.1, 0.9),)))
-    assert point["overlap"][0][0] == pytest.approx(gram[0, 1], rel=1e-9)
-    assert point["own_overlap"][0][0] == pytest.approx(gram[1, 1], rel=1e-9)
-    assert point["mse"] == pytest.approx(gram[0, 0] - 2 * gram[0, 1] + gram[1, 1], rel=1e-9)
-    assert point["trajectory"]["samples"][-1] == algorithm.batch * algorithm.steps
+    assert point.overlap[0][0] == pytest.approx(gram[0, 1], rel=1e-9)
+    assert point.own_overlap[0][0] == pytest.approx(gram[1, 1], rel=1e-9)
+    assert point.mse == pytest.approx(gram[0, 0] - 2 * gram[0, 1] + gram[1, 1], rel=1e-9)
+    assert point.trajectory["samples"][-1] == algorithm.batch * algorithm.steps
 
 
 def test_the_mean_of_linear_descent_is_exact_at_every_dimension():
@@ -298,9 +298,9 @@ def test_the_mean_of_linear_descent_is_exact_at_every_dimension():
         student = student - rate * velocity
     mse = np.mean((student - teacher) ** 2, axis=1)
     cosine = (student[:, 0] ** 2) / np.sum(student**2, axis=1)
-    assert abs(point["mse"] - mse.mean()) < 4 * mse.std() / np.sqrt(runs)
-    assert point["mse_error"] == 0.0
-    assert abs(point["squared_cosine"][0] - cosine.mean()) < 3 * point["squared_cosine_error"][0] < 0.05
+    assert abs(point.mse - mse.mean()) < 4 * mse.std() / np.sqrt(runs)
+    assert point.mse_error == 0.0
+    assert abs(point.more["squared_cosine"][0] - cosine.mean()) < 3 * point.more["squared_cosine_error"][0] < 0.05
     # Without what the square of a mean has in a batch it would be off by more than chance.
     limit = solve(LINE, "squared", online.Rule(lambda step: rate, batch / size, momentum=momentum),
                          [overlaps(1.0, 0.1, 0.9)], [0, 25])  # fmt: skip
@@ -329,7 +329,7 @@ def test_a_long_memory_does_not_count_as_divergence():
     gram = linear_recursion(algorithm, 1.0, 0.1, 1.0)
     assert gram[2, 2] > online.LARGEST
     point = algorithm.theory(LINE, 1.0, Conditions(dimension=SIZE, starts=(overlaps(1.0, 0.1, 1.0),)))
-    assert point["own_overlap"][0][0] == pytest.approx(gram[1, 1], rel=1e-9)
+    assert point.own_overlap[0][0] == pytest.approx(gram[1, 1], rel=1e-9)
 
 
 def probit_by_quadrature(noise, rate, fraction, steps, T, M, Q):

@@ -131,7 +131,7 @@ def test_noiseless_softmax_is_fitted_exactly_and_closest_to_the_prior_mean():
 
 def test_it_is_the_best_linear_estimate():
     """More and less regularisation are both worse."""
-    assert Ridge().theory(attention({"name": "softmax"}), 0.1)["mse"] == pytest.approx(1 - 4 * 0.1)
+    assert Ridge().theory(attention({"name": "softmax"}), 0.1).mse == pytest.approx(1 - 4 * 0.1)
     problem = attention({"name": "linear", "noise": 0.5})
     instance = problem.instance(0.2, 50)
     best, *others = (
@@ -143,9 +143,9 @@ def test_it_is_the_best_linear_estimate():
 def test_theory_of_every_rank():
     line = sequence({"name": "linear", "noise": 0.1})
     found = Ridge().theory(line, 0.5)  # the best linear estimate of a Gaussian signal is the best there is
-    assert found["mse"] == pytest.approx(state_evolution(line, [0.5])[0].V[0, 0], rel=1e-9)
+    assert found.mse == pytest.approx(state_evolution(line, [0.5])[0].V[0, 0], rel=1e-9)
     assert "held-out" in Ridge("validation").theory(attention("linear"), 0.5)
-    assert Ridge().theory(attention("linear"), 0.4)["mse"] == 0.0  # 0.4 * 3 * 2 > 1 equations per unknown
+    assert Ridge().theory(attention("linear"), 0.4).mse == 0.0  # 0.4 * 3 * 2 > 1 equations per unknown
 
 
 def test_validation_chooses_what_theory_would():
@@ -164,19 +164,19 @@ def test_least_squares_without_a_penalty(tokens):
     """``Delta / (r - 1)`` with more labels than directions, ``1 - r + Delta r / (1 - r)`` with fewer, ``r = alpha T``."""
     problem, noise = sequence({"name": "linear", "noise": 0.3}, tokens), 0.3
     for gap in (1e-9, 1e-6, 1e-3, 0.4):
-        found = Ridge(0.0).theory(problem, (1 + gap) / tokens)["mse"]
+        found = Ridge(0.0).theory(problem, (1 + gap) / tokens).mse
         assert found == pytest.approx(noise / gap, rel=1e-6)
-        found = Ridge(0.0).theory(problem, (1 - gap) / tokens)["mse"]
+        found = Ridge(0.0).theory(problem, (1 - gap) / tokens).mse
         assert found == pytest.approx(gap + noise * (1 - gap) / gap, rel=1e-6)
     reason = Ridge(0.0).theory(problem, 1 / tokens)
     assert "infinite error where there are just as many labels as directions" in reason
-    assert Ridge(0.0).theory(sequence({"name": "linear", "noise": 0.0}, tokens), 1 / tokens)["mse"] == 0
-    assert Ridge(1e-6).theory(problem, 1 / tokens)["mse"] > 100
+    assert Ridge(0.0).theory(sequence({"name": "linear", "noise": 0.0}, tokens), 1 / tokens).mse == 0
+    assert Ridge(1e-6).theory(problem, 1 / tokens).mse > 100
 
 
 @pytest.mark.parametrize("penalty", [1e160, 1.7e308])
 def test_an_endless_penalty_leaves_the_prior(penalty):
-    assert Ridge(penalty).theory(sequence({"name": "linear", "noise": 0.3}), 0.7)["mse"] == 1
+    assert Ridge(penalty).theory(sequence({"name": "linear", "noise": 0.3}), 0.7).mse == 1
     with pytest.raises(ParameterError, match="regularisation"):
         Ridge(math.inf)
 

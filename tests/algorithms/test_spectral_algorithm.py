@@ -50,16 +50,16 @@ def test_eigenvalues_are_kept_beside_their_theory():
         return run(problem, problem.instance(alpha, dimension, replicate), algorithm)
 
     key, asymmetric = "leading_eigenvalues", Spectral(kind="asymmetric")
-    expected = Spectral().theory(LOW, 0.8)[key]
+    expected = Spectral().theory(LOW, 0.8).more[key]
     assert attempt(LOW, Spectral(), 0.8, 400).final[key] == pytest.approx(expected, rel=0.25)
     runs = [attempt(LOW, asymmetric, 0.1, 100, replicate) for replicate in range(6)]
     missing = ["no real outlier" in " ".join(one.warnings) for one in runs]
     assert any(missing)
     assert [one.final[key] == [None] for one in runs] == missing
     # No outlier below the transition; above it is alpha F with F = 6.
-    assert asymmetric.theory(LOW, 0.1)[key] == [None]
-    assert asymmetric.theory(LOW, 0.5)[key] == pytest.approx([3.0], rel=0.01)
-    assert key not in Spectral().theory(EXTENSIVE, 0.1)
+    assert asymmetric.theory(LOW, 0.1).more[key] == [None]
+    assert asymmetric.theory(LOW, 0.5).more[key] == pytest.approx([3.0], rel=0.01)
+    assert key not in Spectral().theory(EXTENSIVE, 0.1).more
     assert key not in attempt(EXTENSIVE, Spectral(), 0.1, 10).final
 
 
@@ -69,11 +69,11 @@ def test_theory_has_the_form_of_a_point(algorithm):
     point = algorithm.theory(LOW, 0.6)
     assert set(point) >= {"alpha", "mse", "mse_error", "overlap", "branch", "method"}
     expected = spectral_theory(LOW, 0.6, algorithm.kind or "symmetric", algorithm.regularisation or 0.01)
-    assert point["squared_cosine"] == np.diagonal(expected.overlap).tolist()
-    assert point["overlap"] == [[pytest.approx(expected.overlap[0, 0])]]
-    assert point["mse"] == pytest.approx(1 - point["overlap"][0][0])
+    assert point.more["squared_cosine"] == np.diagonal(expected.overlap).tolist()
+    assert point.overlap == [[pytest.approx(expected.overlap[0, 0])]]
+    assert point.mse == pytest.approx(1 - point.overlap[0][0])
     two = Problem({"name": "sequence-multi-index", "tokens": 2}, {"name": "softmax", "layers": 2}, "gaussian")
-    assert len(algorithm.theory(two, 0.4)["mse"]) == 2
+    assert len(algorithm.theory(two, 0.4).mse) == 2
 
 
 def test_gamp_goes_on_from_it():

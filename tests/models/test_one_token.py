@@ -58,7 +58,7 @@ def test_runs(algorithm, close):
     problem = network(0.5, 0.3)
     expected = competing(problem, [0.6])[0][0].mse[0]
     if isinstance(algorithm, Nuclear):
-        expected = algorithm.theory(problem, 0.6)["mse"]
+        expected = algorithm.theory(problem, 0.6).mse[0]
     runs = [run_once(problem, problem.instance(0.6, 60, k), algorithm, tolerance=1e-3) for k in range(4)]
     assert np.mean([run.metrics["mse"][0] for run in runs]) == pytest.approx(expected, rel=close)
 

@@ -22,6 +22,7 @@ from typing import ClassVar
 import numpy as np
 import smimbench
 from smimbench import Capabilities, hookimpl
+from smimbench.interfaces import AlgorithmPrediction
 from smimbench_channels.sequence.linear import SequenceLinear
 
 
@@ -73,7 +74,7 @@ class Prophet:
             time.sleep(600)
         if self.mood == "words":
             return "none [/] is known"
-        return {"mse": [2.0], "mse_error": [0.0], "overlap": np.zeros((1, 1)), "method": "guess"}
+        return AlgorithmPrediction([2.0], [0.0], np.zeros((1, 1)), "guess")
 
 
 @hookimpl

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import smimbench
-from smimbench.interfaces import Algorithm, Conditions, Overlaps
+from smimbench.interfaces import Algorithm, AlgorithmPrediction, Conditions, Overlaps
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.theory.limit import aligned, limit_point, scores
 from smimbench.theory.own import BRINGS_NONE, own_theory
@@ -26,7 +26,7 @@ def test_metrics_are_those_of_an_estimate_with_these_overlaps(problem):
     rng = np.random.default_rng(3)
     instance = problem.instance(0.5, 30)
     estimate = -0.4 * instance.signal + 0.3 * problem.prior.sample(rng, problem.components, 30)
-    point = limit_point(problem, 0.5, [[instance.overlaps(estimate)]], method="measured")
+    point = limit_point(problem, 0.5, [[instance.overlaps(estimate)]], method="measured").document()
     names = ["mse", "overlap", "cosine", "generalization_error_plugin", "generalization_error_constant"]
     measured, _, _ = instance.measure(names, estimate)
     for name in names:
@@ -41,7 +41,7 @@ def test_several_starts_and_evaluations_are_averaged():
     rng = np.random.default_rng(4)
     eye = np.eye(2)
     many = [[Overlaps(eye, (0.5 + 0.1 * rng.random()) * eye, 0.4 * eye) for _ in range(3)] for _ in range(4)]
-    point = limit_point(LINEAR, 1.0, many, method="m", prediction=False)
+    point = limit_point(LINEAR, 1.0, many, method="m", prediction=False).document()
     cross = np.array([[start.cross[0, 0] for start in starts] for starts in many])
     assert point["mse"][0] == pytest.approx(1.4 - 2 * cross.mean())
     assert point["mse_error"][0] == pytest.approx(2 * cross.mean(axis=1).std(ddof=1) / 2)
@@ -76,11 +76,12 @@ class Claims(Algorithm):
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        ({"mse": [0.1, 0.2]}, "lacks mse_error, overlap, method"),
-        ({"mse": [0.1], "mse_error": [0, 0], "overlap": np.eye(2), "method": "m"}, "2 finite numbers"),
-        ({"mse": [0.1, np.nan], "mse_error": [0, 0], "overlap": np.eye(2), "method": "m"}, "2 finite numbers"),
-        ({"mse": [0.1, 0.1], "mse_error": [0, 0], "overlap": np.eye(3), "method": "m"}, r"shape \(2, 2\)"),
-        (0.3, "must return a dict or a reason"),
+        (AlgorithmPrediction([0.1], [0, 0], np.eye(2), "m"), "2 finite numbers"),
+        (AlgorithmPrediction([0.1, np.nan], [0, 0], np.eye(2), "m"), "2 finite numbers"),
+        (AlgorithmPrediction([0.1, 0.1], [0, 0], np.eye(3), "m"), r"shape \(2, 2\)"),
+        (AlgorithmPrediction([0.1, 0.1], [0, 0], np.eye(2), "m", trajectory={"mse": [1], "samples": []}), "lengths"),
+        (0.3, "must return a smimbench.interfaces.AlgorithmPrediction or a reason"),
+        ({"mse": [0.1, 0.2]}, "or a reason in words, got dict"),
     ],
 )
 def test_what_is_no_point_is_refused(answer, words):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from smimbench_algorithms.erm.integrals import labels_of
 from smimbench_algorithms.erm.losses import LOSSES, Loss
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Conditions, Data
+    from smimbench.interfaces import AlgorithmPrediction, Conditions, Data
     from smimbench.problem import Problem
 
 LENGTHS = ("posterior", "loss")
@@ -147,7 +147,7 @@ class Erm(Algorithm):
         """Mean loss of a sample of the data, without the penalty; theory has an entry of the same name."""
         return {"training_loss": [state.training_loss]}
 
-    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> dict[str, Any] | str:
+    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
         """The minimum in the limit: the replica-symmetric fixed point (``smimbench_algorithms.erm.fixed_point``)."""
         try:
             loss, penalty, length = self._chosen(problem, alpha)
@@ -159,12 +159,10 @@ class Erm(Algorithm):
         how = "Monte Carlo" if len(found) > 1 else "closed form" if loss.name == "square" else "quadrature"
         method = f"{loss.name} loss, penalty {penalty:.4g}: {how}"
         point = limit_point(problem, alpha, ends, method=method, branch="minimum", uncertain=left)
-        return point | {
-            "between_students": point["own_overlap"],
-            "penalty": penalty,
-            "training_loss": [float(np.mean([one.training_loss for one in found]))],
-            "test_loss": [float(np.mean([one.test_loss for one in found]))],
+        losses = {
+            name: [float(np.mean([getattr(one, name) for one in found]))] for name in ("training_loss", "test_loss")
         }
+        return replace(point, between_students=point.own_overlap, more=point.more | {"penalty": penalty} | losses)
 
 
 def _scaled(overlaps: Overlaps, length: float) -> Overlaps:

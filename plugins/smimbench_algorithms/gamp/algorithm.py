@@ -16,7 +16,7 @@ from smimbench_algorithms.gamp.state import SMALLEST_QHAT, SMALLEST_V, GampState
 from smimbench_algorithms.gamp.theory import gamp_theory, random_start_error
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Conditions, Cost, Data, StoppingRule
+    from smimbench.interfaces import AlgorithmPrediction, Conditions, Cost, Data, StoppingRule
     from smimbench.problem import Problem
 
 Host = np.ndarray[Any, Any]
@@ -200,7 +200,7 @@ class Gamp(Algorithm):
         """Posterior mean of the signal."""
         return state.estimate
 
-    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> dict[str, Any]:
+    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction:
         """The fixed point of state evolution that its start leads to, and with ``damping = 0`` the trajectory.
 
         ``finite_size``: by metric the coefficient of 1/D of every component, where it is known in closed form. Damping changes

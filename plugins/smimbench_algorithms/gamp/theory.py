@@ -12,11 +12,12 @@ line; its trajectory is sampled several times (``smimbench_algorithms.gamp.misma
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.interfaces import Overlaps
+from smimbench.interfaces import AlgorithmPrediction, Overlaps
 from smimbench.numerics import symmetric_logarithm, with_floor
 from smimbench.theory import (
     aligned,
@@ -44,8 +45,8 @@ __all__ = ["first_correction", "gamp_theory", "information_along", "random_start
 
 def gamp_theory(
     problem: Problem, alpha: float, conditions: Conditions, V: Host | None, *, damped: bool
-) -> dict[str, Any]:
-    """A point of theory's JSON, with its trajectory or the reason why there is none; ``V``: see ``_trajectory``.
+) -> AlgorithmPrediction:
+    """The prediction, with its trajectory or the reason why there is none; ``V``: see ``_trajectory``.
 
     Where two branches compete, a run that begins at the prior mean, or near it, ends on the uninformed one, and one that begins
     near the signal on the informed one. Students that start alike agree.
@@ -53,9 +54,10 @@ def gamp_theory(
     points = conditions.points or tuple(point_document(problem, found) for found in competing(problem, [alpha])[0])
     wanted = "informed" if conditions.start == "informed" else "uninformed"
     end = next((point for point in points if point["branch"] == wanted), points[0])
-    point = end | {"between_students": end["overlap"]}
-    if (correction := first_correction(problem, alpha)) is not None:
-        point |= {"finite_size": {"mse": correction}}
+    correction = first_correction(problem, alpha)
+    point = AlgorithmPrediction.of_point(
+        end, between_students=end["overlap"], finite_size=None if correction is None else {"mse": correction}
+    )
     if not conditions.trajectory:
         return point
     found: dict[str, list[Any]] | str
@@ -64,8 +66,8 @@ def gamp_theory(
     elif conditions.start not in ("uninformed", "informed"):
         found = f"its start, {conditions.start!r}, depends on the data"
     else:
-        found = _trajectory(problem, alpha, conditions, V, point)
-    return point | {"no_trajectory" if isinstance(found, str) else "trajectory": found}
+        found = _trajectory(problem, alpha, conditions, V, end)
+    return replace(point, trajectory=found)
 
 
 def random_start_error(problem: Problem, information: float) -> Host:

@@ -16,7 +16,7 @@ from smimbench_algorithms.gradient.loss import LOSSES, fitting_loss, loss_gradie
 from smimbench_algorithms.nuclear.limit import wide_factor_point
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Conditions, Cost, Data
+    from smimbench.interfaces import AlgorithmPrediction, Conditions, Cost, Data
     from smimbench.problem import Problem
 
 SCHEDULES = ("constant", "step", "cosine", "1/t")
@@ -124,11 +124,13 @@ class Descent(Algorithm):
             )
         return None
 
-    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> dict[str, Any] | str:
+    def theory(self, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
         """None in closed form: a step that sees samples again, or whose size adapts, depends on all earlier ones."""
         return "steps of adaptive size have no closed form" if self.online else SEEN_AGAIN
 
-    def _minimum(self, problem: Problem, alpha: float, conditions: Conditions, decay: float) -> dict[str, Any] | str:
+    def _minimum(
+        self, problem: Problem, alpha: float, conditions: Conditions, decay: float
+    ) -> AlgorithmPrediction | str:
         """The minimum of ``[sum_mu l + (decay/2) |W|^2] / D``, for descent with all samples in every step; or why no theory."""
         whole = not self.online and self.batch is None and not self.spherical
         if not (decay and whole and problem.model.rank == "extensive"):

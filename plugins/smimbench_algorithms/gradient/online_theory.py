@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,13 +29,13 @@ from smimbench_algorithms.gradient.online_draws import affordable, draw_paths
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smimbench.interfaces import Conditions
+    from smimbench.interfaces import AlgorithmPrediction, Conditions
     from smimbench.problem import Problem
 
 __all__ = ["online_theory", "solve"]
 
 
-def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Conditions) -> dict[str, Any] | str:
+def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
     """A point with its trajectory, or in words why there is none."""
     D = conditions.dimension
     if problem.model.rank != "low":
@@ -85,17 +86,17 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
         # Means of overlaps are exact, those of their ratios are not; the difference is estimated from draws.
         ratios = course = None
         if drawn is not None:
-            ratios = limit_point(problem, alpha, _overlaps_at_end(drawn), method="", prediction=False)
+            ratios = limit_point(problem, alpha, _overlaps_at_end(drawn), method="", prediction=False).more
             course = _online_trajectory(problem, drawn, batch)
         for name in ("cosine", "squared_cosine"):
-            point[f"{name}_error"] = _error_of_ratio(name, point, ratios, D)
+            point.more[f"{name}_error"] = _error_of_ratio(name, point.more, ratios, D)
         found["overlap_error"] = _error_of_ratio("overlap", found, course, D)
     cheap = _price(problem, loss, steps, len(starts)) < online.ACCURACY.limit_latents
     if conditions.trajectory and path is drawn and cheap:
         with suppress(Diverges, TooLong):  # the limit of large D is shown where it is known
             limit = _online_trajectory(problem, solve(problem, loss, rule, starts, wanted), 1)
             found |= {f"{name}_limit": limit[name] for name in ("mse", "overlap")}
-    return point | {"trajectory": found}
+    return replace(point, trajectory=found)
 
 
 def _overlaps_at_end(path: Path) -> list[list[Overlaps]]:

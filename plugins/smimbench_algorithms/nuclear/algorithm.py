@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from smimbench.backend import clip, matching, namespace, to_host
-from smimbench.interfaces import Array, Capabilities, Info, ParameterError
+from smimbench.interfaces import AlgorithmPrediction, Array, Capabilities, Info, ParameterError
 from smimbench.numerics import spectral_function, symmetric
 from smimbench_algorithms.least_squares import LeastSquares, Linear, LinearRegression
 from smimbench_algorithms.nuclear.limit import (
@@ -136,7 +136,7 @@ class Nuclear(LinearRegression):
             "spectrum": to_host(values).reshape(-1).tolist(),
         }
 
-    def theory(self, problem: Problem, alpha: float) -> dict[str, Any] | str:
+    def theory(self, problem: Problem, alpha: float) -> AlgorithmPrediction | str:
         """The minimum in the limit, with its penalty; or in words, why there is no theory."""
         if self.regularisation == "validation":
             return "its penalty is chosen by validation on held-out samples, which has no theory; give a number, or 'optimal'"
@@ -149,12 +149,13 @@ class Nuclear(LinearRegression):
         else:
             penalty = float(self.regularisation)
             found = fixed_point(problem.prior, seen, penalty, self.positive)
-        point = minimum_point(problem, alpha, found, self.positive)
-        point |= {"regularisation": [penalty], "relative_duality_gap": [0.0]}
+        more: dict[str, Any] = {"regularisation": [penalty], "relative_duality_gap": [0.0]}
         if not linear.noise.any():
-            ratio = perfect_recovery(problem.prior, len(linear.rows), problem.model.kappa, self.positive)
-            point["perfect_recovery"] = ratio
-        return point
+            more["perfect_recovery"] = perfect_recovery(
+                problem.prior, len(linear.rows), problem.model.kappa, self.positive
+            )
+        point = minimum_point(problem, alpha, found, self.positive)
+        return replace(point, more=point.more | more)
 
     def _proximal(self, state: NuclearState) -> tuple[NuclearState, Array]:
         """A step, and its relative length."""

@@ -24,13 +24,13 @@ tests/algorithms/test_nuclear.py against random matrices, runs of the algorithm 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smimbench.derive import predict, why_theory_only
-from smimbench.interfaces import Overlaps
+from smimbench.interfaces import AlgorithmPrediction, Overlaps
 from smimbench.numerics import monte_carlo_rng
 from smimbench.theory import limit_point
 from smimbench_algorithms.least_squares import SAME, seen_by_labels
@@ -121,8 +121,8 @@ def no_theory(problem: Problem) -> str | None:
     return why_theory_only(problem.prior, 1)
 
 
-def minimum_point(problem: Problem, alpha: float, found: FixedPoint, positive: bool) -> dict[str, Any]:
-    """A fixed point as a point of theory's JSON, with the spectrum. The minimum is unique, so all starts end there."""
+def minimum_point(problem: Problem, alpha: float, found: FixedPoint, positive: bool) -> AlgorithmPrediction:
+    """The prediction at a fixed point, with the spectrum. The minimum is unique, so all starts end there."""
     truth = np.asarray(problem.prior.second_moment(1), dtype=float)
     cross, own = (np.array([[value]]) for value in (found.estimate.overlap, found.estimate.square))
     # The error is truth - 2 cross + own: the third of it that each may have.
@@ -135,7 +135,7 @@ def minimum_point(problem: Problem, alpha: float, found: FixedPoint, positive: b
     noise = found.noise or RECOVERED * float(truth[0, 0])
     spectrum = shrunk_spectrum(problem.prior, noise, found.threshold, positive)
     # The error itself, without the cancellation of the sum.
-    return point | {"mse": found.error, "between_students": own.tolist(), "spectrum": spectrum}
+    return replace(point, mse=np.array([found.error]), between_students=own, more=point.more | {"spectrum": spectrum})
 
 
 def observations(problem: Problem, linear: Linear, alpha: float) -> Observations:
@@ -330,7 +330,7 @@ def label_observations(problem: Problem, alpha: float) -> Observations | str:
 
 def wide_factor_point(
     problem: Problem, alpha: float, decay: float, dimension: int | None, width: int | None
-) -> dict[str, Any] | str:
+) -> AlgorithmPrediction | str:
     r"""The minimum of ``(1/D) [sum_mu |y - y_hat|^2 + (decay/2) |W|^2]`` in the limit, or in words why there is no theory of it.
 
     For ``S = s W W^T`` the squared norm of the factor is a trace, ``|W|^2 = tr(S) / s``: with a loss that is convex in S and a
@@ -365,4 +365,4 @@ def wide_factor_point(
             f"({found.estimate.rank * dimension:.0f} of D = {dimension}), and can end in other minima"
         )
     point = minimum_point(problem, alpha, found, positive=True)
-    return point | {"method": "minimum over a wide factor, if the steps are enough to reach it; state evolution"}
+    return replace(point, method="minimum over a wide factor, if the steps are enough to reach it; state evolution")

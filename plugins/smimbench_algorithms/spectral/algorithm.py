@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.backend import matching, namespace
-from smimbench.interfaces import Algorithm, Array, Capabilities, Info, ParameterError, Start
+from smimbench.interfaces import Algorithm, AlgorithmPrediction, Array, Capabilities, Info, ParameterError, Start
 from smimbench.theory import Prediction, point_document
 from smimbench_algorithms.spectral.eigenvectors import spectral_estimate
 from smimbench_algorithms.spectral.first_order import ORIGINS, first_order, first_order_theory
@@ -129,8 +129,8 @@ class Spectral(Algorithm):
         """Eigenvalue of every eigenvector used, strongest first; None where the matrix has no real outlier."""
         return {"leading_eigenvalues": list(state.outliers)} if state.outliers else {}
 
-    def theory(self, problem: Problem, alpha: float) -> dict[str, Any]:
-        """Theory of this estimate as D goes to infinity, as a point of the theory's JSON.
+    def theory(self, problem: Problem, alpha: float) -> AlgorithmPrediction:
+        """Theory of this estimate as D goes to infinity.
 
         Students of one data set find the same eigenvectors up to signs, which the labels determine or ``averaged`` removes.
         """
@@ -147,8 +147,8 @@ class Spectral(Algorithm):
         else:
             overlap, V, error, how = first_order_theory(problem, alpha, self.origin or ORIGINS[0])
             own, method = overlap, f"{how}, one step"
-        more["own_overlap"] = more["between_students"] = np.asarray(own).tolist()
-        return point_document(problem, Prediction(alpha, overlap, V, error, "spectral", method)) | more
+        point = point_document(problem, Prediction(alpha, overlap, V, error, "spectral", method)) | more
+        return AlgorithmPrediction.of_point(point, own_overlap=own, between_students=own)
 
     def _low_rank(self) -> tuple[str, float]:
         return self.kind or KINDS[0], REGULARISATION if self.regularisation is None else self.regularisation
