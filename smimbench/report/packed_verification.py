@@ -10,10 +10,9 @@ from smimbench.backend import machine
 from smimbench.files import error_line
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.report.statistics import against_theory, ratio_to_bayes
-from smimbench.run.processes import in_processes
 from smimbench.run.theory_cache import THEORY_ERRORS
 from smimbench.run.theory_guard import GuardedTheory
-from smimbench.run.verification import ELSEWHERE, Verification, differences
+from smimbench.run.verification import ELSEWHERE, ROUNDED, Verification, differences, untimed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,7 +42,7 @@ def verify_packed(
     tolerance = 0.0 if here else ELSEWHERE
     found = {"rows": _statistics(path, rows)}
     if theory:
-        found["rows of theory solved again"] = _theory(path, rows, suite, tolerance)
+        found["rows of theory solved again"] = _theory(path, rows, suite, here=here)
     found["cells run again"] = _rerun(path, rows, suite, registry, tolerance, cells, seed)
     return found
 
@@ -64,7 +63,7 @@ def _statistics(path: Path, rows: Sequence[Row]) -> Verification:
     return found
 
 
-def _theory(path: Path, rows: Sequence[Row], suite: Suite, tolerance: float) -> Verification:
+def _theory(path: Path, rows: Sequence[Row], suite: Suite, *, here: bool) -> Verification:
     """Bayes-optimal values of every row."""
     found, fresh = Verification(), GuardedTheory()
     problems = {plan.label: plan.problem for plan in suite.plans}
@@ -85,9 +84,11 @@ def _theory(path: Path, rows: Sequence[Row], suite: Suite, tolerance: float) -> 
             metric = find_metric(row["metric"], problem.model.name)
             values, errors = theory_of(metric, problem, points[row["alpha"]], problem.components)
             k = (row["component"] or 1) - 1
-            slack = 0.0 if tolerance == 0 else 4 * (row["bayes_error"] or 0.0) + 1e-9
-            new = {"bayes": values[k]} if slack else {"bayes": values[k], "bayes_error": errors[k]}
-            found.add(_lines(path, row, differences({n: row[n] for n in new}, new, tolerance, absolute=slack)))
+            new = {"bayes": values[k], "bayes_error": errors[k]} if here else {"bayes": values[k]}
+            relative, absolute = (
+                (ROUNDED, ROUNDED / 100) if here else (ELSEWHERE, 4 * (row["bayes_error"] or 0.0) + 1e-9)
+            )
+            found.add(_lines(path, row, differences({n: row[n] for n in new}, new, relative, absolute=absolute)))
     if unknown:
         found.remarks.append(f"{unknown} rows of problems that the suite does not have")
     if own := sum(row["own_theory"] is not None and row["own_theory"] != row["bayes"] for row in rows):
@@ -104,6 +105,8 @@ def _rerun(
     found = Verification()
     by_place: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
+        if "timeout" in row["status_counts"]:  # a clock decided
+            continue
         place = (row["problem"], row["algorithm"], row["backend"], row["nominal_alpha"], row["dimension"])
         by_place.setdefault(place, []).append(row)
     known = []
@@ -114,9 +117,9 @@ def _rerun(
                 known.append((cell, by_place[where]))
     chosen = [known[i] for i in np.random.default_rng(seed).permutation(len(known))[:count]]
     places = {cell.key: members for cell, members in chosen}
-    for record in in_processes([cell for cell, _ in chosen], 1, 1, registry) if chosen else ():
+    for cell, record in untimed([cell for cell, _ in chosen], 1, registry):
         lines: list[str] = []
-        for row in places[record["key"]]:
+        for row in places[cell.key]:
             name = f"{record['cell']['seed']}/{record['cell']['replicate']}"
             new = record["metrics"].get(row["metric"], [])
             k = (row["component"] or 1) - 1

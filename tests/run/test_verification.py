@@ -11,9 +11,13 @@ import sys
 
 import pytest
 
+from smimbench.registry.registry import get_registry
 from smimbench.run.answers import document_digest, document_text
+from smimbench.run.cell import run_cell
 from smimbench.run.record import digest_of, text_of
 from smimbench.run.store import Store
+from smimbench.run.verification import untimed
+from smimbench.suite.reader import load_suite
 from tests.helpers import ROOT, SUITE, call, write_suite
 
 
@@ -131,6 +135,13 @@ def test_numbers_that_were_made_up_are_found_by_running_the_cell_again(results, 
     code, out, _ = call(capsys, "verify", results / "small", "--cells", "8", "--no-theory")
     assert code == 1
     assert re.search(rf"{path.name}: run again, metrics.mse\[0\] is .*, stored is", " ".join(out.split()))
+
+
+def test_no_time_limit_ends_a_cell_that_is_run_again(tmp_path):
+    cell = load_suite(write_suite(tmp_path, SUITE), ["run.timeout=1e-9"]).cells()[0]
+    assert run_cell(cell)["status"] == "timeout"
+    ((same, record),) = untimed([cell], 1, get_registry())
+    assert (same, record["status"]) == (cell, "ok")
 
 
 def test_a_record_of_another_format_is_refused_by_name(results):
