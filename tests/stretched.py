@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from smimbench import Capabilities, hookimpl
+from smimbench.interfaces import Law
 from smimbench.problem.problem import Problem
 from smimbench.registry.registry import Registry, set_registry
 
@@ -22,8 +23,9 @@ class Stretched:
     def sample(self, rng, components, dimension):
         return self.shift + self.scale * rng.standard_normal((components, dimension))
 
-    def log_density(self, w):
-        return -((w - self.shift) ** 2) / (2 * self.scale**2)
+    @property
+    def law(self):
+        return Law(log_density=lambda w: -((w - self.shift) ** 2) / (2 * self.scale**2))
 
 
 @hookimpl

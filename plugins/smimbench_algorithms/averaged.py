@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from smimbench.backend import namespace, on_device
-from smimbench.derive import rule_of
-from smimbench.interfaces import Algorithm, Array, Capabilities, Cost, Info, Overlaps, ParameterError, Plan
-from smimbench.registry import RegistryError, build, get_registry, parameters_of, plan_of
+from smimbench.interfaces import Algorithm, Array, Capabilities, Cost, Info, Overlaps, ParameterError, Plan, takes
+from smimbench.registry import RegistryError, build, get_registry, parameters_of
 from smimbench.theory import limit_point, own_theory, prior_moments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from smimbench.interfaces import AlgorithmPrediction, Conditions, Data, StoppingRule
+    from smimbench.interfaces import AlgorithmPrediction, Conditions, Data
     from smimbench.problem import Problem
 
 
@@ -36,7 +35,7 @@ class Averaged(Algorithm):
     leave a symmetry (signs, permutations), every student is first brought closest to the first one, then to the mean of
     all, until nothing changes: no teacher is needed.
 
-    All students are one computation with one more leading axis where the algorithm offers ``init_students`` (all gradient
+    All students are one computation with one more leading axis where its ``init`` takes ``students`` (all gradient
     methods do). Any other algorithm steps one student after the other, which a warning says. With e_1
     the error of one student and ``e_K`` that of the mean, ``e_K = b + v / K`` and ``e_1 = b + v``: spread averages out, bias
     does not.
@@ -90,16 +89,18 @@ class Averaged(Algorithm):
 
     @property
     def _batched(self) -> bool:
-        return self._inner.init_students is not None
+        return takes(self._inner.init, "students")
 
     def plan(self, data: Data) -> Plan:
         """The plan of the algorithm, for every student."""
-        inner = plan_of(self._inner, data)
-        return inner._replace(students=inner.students * self.students)
+        inner: Plan = self._inner.plan(data)
 
-    def stopping_rule(self, problem: Problem, dimension: int) -> StoppingRule:
-        """The rule of the algorithm, or the engine's default."""
-        return rule_of(self._inner, problem, dimension)
+        def cost(problem: Problem, data: Data) -> Cost | None:
+            """Products for every student; a batch of students reads the inputs once."""
+            one = None if inner.cost is None else inner.cost(problem, data)
+            return one and Cost(one.flops * self.students, one.bytes * (1 if self._batched else self.students))
+
+        return inner._replace(students=inner.students * self.students, cost=cost)
 
     def refuses(self, problem: Problem) -> str | None:
         """Problems that the algorithm refuses or does not work for."""
@@ -145,7 +146,7 @@ class Averaged(Algorithm):
     def init(self, problem: Problem, data: Data, rng: np.random.Generator) -> AveragedState:
         """Independent starts."""
         if self._batched:
-            students = self._inner.init_students(problem, data, rng, self.students)
+            students = self._inner.init(problem, data, rng, students=self.students)
         else:
             streams = rng.spawn(self.students)
             students = tuple(self._inner.init(problem, data, stream) for stream in streams)
@@ -163,13 +164,6 @@ class Averaged(Algorithm):
         if self.students > 1 and _same(*(self._inner.estimate(student) for student in students[:2])):
             remark += f"; {name} finds the same estimate from every start, so averaging its students changes nothing"
         return AveragedState(students, problem), _info_of_students(infos, remark)
-
-    def cost(self, problem: Problem, data: Data) -> Cost | None:
-        """Products for every student; a batch of students reads the inputs once."""
-        one = self._inner.cost(problem, data)
-        if one is None:
-            return None
-        return Cost(one.flops * self.students, one.bytes * (1 if self._batched else self.students))
 
     def estimate(self, state: AveragedState) -> Array:
         """Mean of the students' signals after removing the symmetry."""

@@ -8,11 +8,11 @@ import numpy as np
 
 from smimbench.backend import matching, namespace, sample_chunks
 from smimbench.derive import predict
-from smimbench.interfaces import Algorithm, checked_posterior
+from smimbench.interfaces import Algorithm, Plan, checked_posterior
 from smimbench.numerics import monte_carlo_rng
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Array, Cost, Data
+    from smimbench.interfaces import Array, Data
     from smimbench.problem import Problem
 
 PROBES = 16
@@ -103,9 +103,9 @@ class LinearRegression(Algorithm):
         seen = seen_by_labels(problem)
         return seen if isinstance(seen, str) else None
 
-    def cost(self, problem: Problem, data: Data) -> Cost | None:
-        """One product with the normal matrix: a pass over the inputs, forward and adjoint."""
-        return problem.pass_cost(data)
+    def plan(self, data: Data) -> Plan:
+        """One product with the normal matrix in every step: a pass over the inputs, forward and adjoint."""
+        return Plan(cost=lambda problem, data: problem.pass_cost(data))
 
     @staticmethod
     def observed(problem: Problem) -> tuple[Linear, str]:

@@ -40,10 +40,6 @@ class Gaussian(Prior):
     reference = "arXiv:2502.00901"
     capabilities = Capabilities(models=("sequence-multi-index",))
 
-    def fluctuation(self, dimension: int) -> float:
-        """Relative standard deviation of ``|w|^2 / D`` at finite size: ``sqrt(2 / D)``."""
-        return float((2 / dimension) ** 0.5)
-
     def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Array:
         """Draw a signal (P, D) on the host, float64."""
         return rng.standard_normal((components, dimension))

@@ -4,14 +4,13 @@ device, are drawn anew, or are stored in float32.
 
 from __future__ import annotations
 
-import functools
-import inspect
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smimbench.backend.arrays import namespace, to_host
 from smimbench.backend.memory import caution
+from smimbench.interfaces.item import takes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -181,20 +180,8 @@ def sample_chunks(model: Any, inputs: Array, components: int) -> Iterable[slice]
     """
     n, _, dimension = inputs.shape
     streamed = isinstance(inputs, StreamedInputs)
-    parts = _chunks(model, n, dimension, components, inputs.like if streamed else inputs, streamed)
-    return inputs.whole_blocks(parts) if isinstance(inputs, DrawnInputs) else parts
-
-
-def _chunks(model: Any, n: int, dimension: int, components: int, like: Array, streamed: bool) -> Iterable[slice]:
-    """What the model's ``chunks`` says, which is told as much as it asks for."""
+    like = inputs.like if streamed else inputs
     offered = {"itemsize": int(namespace(like).finfo(like.dtype).bits) // 8, "like": like, "streamed": streamed}
-    kind: Any = type(model)
-    asked = _options(kind)
-    parts: Iterable[slice] = model.chunks(n, dimension, components, **{k: v for k, v in offered.items() if k in asked})
-    return parts
-
-
-@functools.cache
-def _options(model: type[Any]) -> frozenset[str]:
-    """Names of the arguments that a model's ``chunks`` takes."""
-    return frozenset(inspect.signature(model.chunks).parameters)
+    asked = {name: value for name, value in offered.items() if takes(model.chunks, name)}
+    parts: Iterable[slice] = model.chunks(n, dimension, components, **asked)
+    return inputs.whole_blocks(parts) if isinstance(inputs, DrawnInputs) else parts

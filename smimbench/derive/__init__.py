@@ -5,9 +5,9 @@ Plugins import the names of this page from here.
 
 from smimbench.derive.channel import complete_channel
 from smimbench.derive.labels import gives_probabilities, observable, predict
-from smimbench.derive.prior import complete_prior, why_theory_only
+from smimbench.derive.prior import complete_prior, denoise_step, why_theory_only
 from smimbench.derive.sampled_information import LabelMeans, Labels, label_means, sampled_moments, without_overlap
-from smimbench.derive.stopping import OverlapRule, rule_of
+from smimbench.derive.stopping import OverlapRule
 
 __all__ = [
     "LabelMeans",
@@ -15,11 +15,11 @@ __all__ = [
     "OverlapRule",
     "complete_channel",
     "complete_prior",
+    "denoise_step",
     "gives_probabilities",
     "label_means",
     "observable",
     "predict",
-    "rule_of",
     "sampled_moments",
     "why_theory_only",
     "without_overlap",

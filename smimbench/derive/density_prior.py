@@ -35,7 +35,7 @@ class DensityPrior(DerivedLaw):
     Parameters
     ----------
     prior : object
-        With ``log_density(w) -> array``, elementwise on float64 arrays of any namespace, ``-inf`` outside the support. The
+        With ``law.log_density(w) -> array``, elementwise on float64 arrays of any namespace, ``-inf`` outside the support. The
         law needs a finite variance; atoms have no density: give such a prior a ``denoise``. If it has a ``sample`` of its
         own, that is used and the law is taken as it is; otherwise it is scaled to unit variance.
 
@@ -46,6 +46,7 @@ class DensityPrior(DerivedLaw):
 
     def __init__(self, prior: Any) -> None:
         super().__init__(prior)
+        self._log_density = prior.law.log_density
 
         def log_size(w: Host) -> Host:
             return np.log(np.abs(w) + 1e-300)
@@ -90,7 +91,7 @@ class DensityPrior(DerivedLaw):
     def _raw(self, w: Host) -> Host:
         """The prior's log-density on the host, in its own units."""
         with np.errstate(all="ignore"):
-            found = np.asarray(to_host(self.prior.log_density(w)), dtype=np.float64)
+            found = np.asarray(to_host(self._log_density(w)), dtype=np.float64)
         if found.shape != w.shape:
             raise ParameterError(
                 "log_density", f"must return an array of the shape of its argument {w.shape}, got {found.shape}"
@@ -101,7 +102,7 @@ class DensityPrior(DerivedLaw):
 
     def _scaled(self, w: Array) -> Array:
         xp = namespace(w)
-        found = xp.astype(self.prior.log_density(w * self.unit), xp.float64)
+        found = xp.astype(self._log_density(w * self.unit), xp.float64)
         return xp.maximum(found, xp.full_like(found, IMPOSSIBLE))
 
     def _cumulative(self) -> tuple[Host, Host]:

@@ -1,8 +1,8 @@
 r"""Completes priors that implement only part of the contract.
 
-* ``log_density(w)``: a low-rank signal with iid entries of that law. Posterior mean and error by quadrature.
-* ``quantile(u)`` or ``eigenvalues``: a rotationally invariant matrix of extensive rank with that spectrum. Posterior mean
-  and error by free convolution with a semicircle.
+* a ``law`` with a ``log_density``: a low-rank signal with iid entries of that law. Posterior mean and error by quadrature.
+* a ``law`` with ``quantile`` or ``eigenvalues``: a rotationally invariant matrix of extensive rank with that spectrum.
+  Posterior mean and error by free convolution with a semicircle.
 * ``sample`` and ``denoise``: any signal. The state-evolution map is what ``denoise`` does in simulations.
 
 In the first two the law is scaled to unit variance unless the prior draws its own samples, so that the prior mean scores 1.
@@ -16,12 +16,12 @@ from smimbench.derive.density_prior import DensityPrior
 from smimbench.derive.simulated_prior import SimulatedPrior
 from smimbench.derive.spectrum_prior import SpectrumPrior
 from smimbench.interfaces import ParameterError, Prior
-from smimbench.interfaces.item import gives, with_defaults
+from smimbench.interfaces.item import gives, takes, with_defaults
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Model
+    from smimbench.interfaces import Array, Denoised, Model
 
-__all__ = ["complete_prior", "why_theory_only"]
+__all__ = ["complete_prior", "denoise_step", "why_theory_only"]
 
 
 def complete_prior(prior: Any, model: Model) -> Any:
@@ -42,16 +42,21 @@ def complete_prior(prior: Any, model: Model) -> Any:
             raise ParameterError("name", f"{who} gives denoise but no sample; both are needed")
         return SimulatedPrior(prior, model)
     matrix = model.rank == "extensive"
-    density, spectrum = prior.log_density is not None, prior.quantile is not None or prior.eigenvalues is not None
-    if not density and not spectrum:
+    law = prior.law
+    if matrix and law.quantile is None and law.eigenvalues is None:
         raise ParameterError(
-            "name", f"{who} gives neither denoise nor log_density, quantile or eigenvalues; one of them is needed"
+            "name", f"{who} gives neither denoise nor a law with quantile or eigenvalues, for matrices"
         )
-    if matrix and not spectrum:
-        raise ParameterError("name", f"{who} gives a log_density, which is for low-rank signals")
-    if not matrix and not density:
-        raise ParameterError("name", f"{who} gives a spectrum, which is for matrices of extensive rank")
+    if not matrix and law.log_density is None:
+        raise ParameterError("name", f"{who} gives neither denoise nor a law with log_density, for low-rank signals")
     return SpectrumPrior(prior) if matrix else DensityPrior(prior)
+
+
+def denoise_step(prior: Any, R: Array, Qhat: Array) -> Denoised:
+    """``denoise`` for an iteration at finite size, ``continued`` where the prior has such an argument."""
+    options = {"continued": True} if takes(prior.denoise, "continued") else {}
+    found: Denoised = prior.denoise(R, Qhat, **options)
+    return found
 
 
 def why_theory_only(prior: Any, components: int) -> str | None:

@@ -8,16 +8,14 @@ import numpy as np
 
 from smimbench.backend.arrays import matching, namespace, to_host
 from smimbench.derive.derived_prior import LOWEST, DerivedLaw, Host, below_linear, error_curve
-from smimbench.interfaces import Denoised, ParameterError
+from smimbench.interfaces import Denoised, Law, ParameterError
 from smimbench.numerics.free_convolution import FreeConvolution
 from smimbench.numerics.linalg import is_diagonal, symmetric
 from smimbench.numerics.memo import kept
 from smimbench.numerics.quadrature import gauss_legendre
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from smimbench.interfaces import Array, Uncertain
+    from smimbench.interfaces import Array
 
 __all__ = ["SpectrumPrior"]
 
@@ -36,8 +34,8 @@ class SpectrumPrior(DerivedLaw):
     Parameters
     ----------
     prior : object
-        With ``quantile(u) -> array``, the inverse distribution function for u in (0, 1), or ``eigenvalues``, samples of
-        the law (an array, or a method without arguments); fewer than 64 are not samples but the law itself, each an atom
+        With ``law.quantile(u) -> array``, the inverse distribution function for u in (0, 1), or ``law.eigenvalues``, samples of
+        the law; fewer than 64 are not samples but the law itself, each an atom
         of equal weight. The law is scaled to unit variance, unless the prior has a
         ``sample`` of its own.
 
@@ -52,16 +50,16 @@ class SpectrumPrior(DerivedLaw):
     def __init__(self, prior: Any) -> None:
         super().__init__(prior)
         discrete = False
-        if self.prior.quantile is not None:
+        self._quantile = prior.law.quantile
+        if self._quantile is not None:
             u, weights = _probability_rule(4)
-            atoms = np.asarray(to_host(prior.quantile(u)), dtype=np.float64)
+            atoms = np.asarray(to_host(self._quantile(u)), dtype=np.float64)
             if atoms.shape != u.shape or not np.isfinite(atoms).all() or (np.diff(atoms) < 0).any():
                 raise ParameterError(
                     "quantile", "must return finite numbers that do not decrease, one for each probability"
                 )
         else:
-            found = prior.eigenvalues() if callable(prior.eigenvalues) else prior.eigenvalues
-            atoms = np.sort(np.asarray(to_host(found), dtype=np.float64).ravel())
+            atoms = np.sort(np.asarray(to_host(prior.law.eigenvalues), dtype=np.float64).ravel())
             if atoms.size < 2 or not np.isfinite(atoms).all():
                 raise ParameterError("eigenvalues", "must be at least two finite numbers")
             self._samples = atoms
@@ -81,8 +79,8 @@ class SpectrumPrior(DerivedLaw):
     def spectrum(self, dimension: int) -> Host:
         """Eigenvalues of every signal of this dimension, ascending."""
         u = (np.arange(dimension) + 0.5) / dimension
-        if self.prior.quantile is not None:
-            found = np.asarray(to_host(self.prior.quantile(u)), dtype=np.float64)
+        if self._quantile is not None:
+            found = np.asarray(to_host(self._quantile(u)), dtype=np.float64)
         elif self._samples.size < FEW:
             found = self._samples[(u * self._samples.size).astype(int)]
         else:
@@ -104,9 +102,13 @@ class SpectrumPrior(DerivedLaw):
         """Prior mean: the mean eigenvalue times the identity (P, D, D), host."""
         return np.repeat(self.centre * np.eye(dimension)[None], components, axis=0)
 
-    def fluctuation(self, dimension: int) -> float:
-        """Relative fluctuation of an overlap at finite size: the spectrum is fixed, the estimate's moves by about 1/D."""
-        return 2.0 / dimension
+    @property
+    def law(self) -> Law:
+        """Means over eigenvalues under noise (see ``FreeConvolution.means``), with the posterior mean and variance of S in their
+        direction; and the fluctuation of an overlap: the spectrum is fixed, the estimate's moves by about 1/D.
+        """
+        own: Law = self.prior.law
+        return own._replace(spectral_means=self._law.means, fluctuation=lambda dimension: 2.0 / dimension)
 
     def denoise(self, R: Array, Qhat: Array) -> Denoised:
         """Posterior mean (P, D, D) given ``R = S + Qhat^{-1/2} Z`` (symmetric), and its error V (P, P), diagonal."""
@@ -126,15 +128,6 @@ class SpectrumPrior(DerivedLaw):
         with np.errstate(divide="ignore"):
             V = np.diag(self._scalar_error(1 / noise))
         return Denoised(xp.stack(estimates), xp.asarray(V, **matching(R)))
-
-    def spectral_means(
-        self, function: Callable[[Host, Host, Host], Host], noise: float, breaks: Sequence[float] = ()
-    ) -> Uncertain:
-        """Means of ``function(x, mean, variance)`` over the eigenvalues x of ``S + sqrt(noise) Z``.
-
-        See ``FreeConvolution.means``. ``mean`` and ``variance`` are those of the posterior of S in the direction of x.
-        """
-        return self._law.means(function, noise, breaks)
 
     def _error(self, Qhat: Host) -> Host:
         """``V_pp = F([Qhat^{-1}]_pp)``."""

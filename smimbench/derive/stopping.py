@@ -17,7 +17,7 @@ from smimbench.interfaces import StoppingRule
 if TYPE_CHECKING:
     from smimbench.interfaces import Info, ProblemLike, StoppingRule
 
-__all__ = ["OverlapRule", "Stationarity", "rule_of"]
+__all__ = ["OverlapRule", "Stationarity"]
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,6 @@ class Stationarity:
     precision: float = 2e-3
     # Largest drift over a window, in units of the range there, of a run that fluctuates about a mean. Doubled: more pass.
     swing: float = 0.125
-
-
-def rule_of(algorithm: Any, problem: ProblemLike, dimension: int) -> StoppingRule:
-    """The stopping rule that an algorithm brings, or an ``OverlapRule``."""
-    rule: StoppingRule = (algorithm.stopping_rule or OverlapRule)(problem, dimension)
-    return rule
 
 
 class OverlapRule(StoppingRule):
@@ -86,8 +80,8 @@ class OverlapRule(StoppingRule):
     def __init__(self, problem: ProblemLike, dimension: int, settings: Stationarity = Stationarity()) -> None:
         self.settings = settings
         self.second = np.diagonal(np.asarray(problem.prior.second_moment(problem.components)))
-        size = problem.prior.fluctuation
-        self.relative = float(size(dimension)) if size is not None else math.sqrt(2 / dimension)
+        size = problem.prior.law.fluctuation
+        self.relative = float(size(dimension)) if size is not None else (2 / dimension) ** 0.5
         self.fluctuation = self.relative * self.second
         symmetric = problem.channel.symmetry not in (None, "none")
         bottom = np.diagonal(np.asarray(problem.prior.mean_overlap(problem.components)))

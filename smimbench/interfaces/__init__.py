@@ -32,10 +32,10 @@ from smimbench.interfaces.algorithm import (
 from smimbench.interfaces.basics import Array, Capabilities, Cost, ParameterError, Uncertain
 from smimbench.interfaces.channel import SYMMETRIES, Channel, Posterior, Sampling
 from smimbench.interfaces.checks import checked_posterior
-from smimbench.interfaces.item import Item
+from smimbench.interfaces.item import Item, takes
 from smimbench.interfaces.metric import DIRECTIONS, Claims, Metric, NotMeasured
 from smimbench.interfaces.model import Model
-from smimbench.interfaces.prior import Denoised, Factor, Overlap, Prior
+from smimbench.interfaces.prior import Denoised, Factor, Law, Overlap, Prior
 from smimbench.interfaces.problem import Data, ProblemLike, Start
 
 __all__ = [
@@ -54,6 +54,7 @@ __all__ = [
     "Factor",
     "Info",
     "Item",
+    "Law",
     "Metric",
     "Model",
     "NotMeasured",
@@ -69,4 +70,5 @@ __all__ = [
     "StoppingRule",
     "Uncertain",
     "checked_posterior",
+    "takes",
 ]

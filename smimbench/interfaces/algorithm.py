@@ -33,12 +33,20 @@ class Plan(NamedTuple):
         Estimates that are learned side by side: every product with the inputs is made so many times.
     draws_fresh : bool
         Whether it learns from samples of its own (``Data.fresh``): its rows then stand at the sample ratio of all of them.
+    cost : callable or None
+        ``cost(problem, data)``: what one step has to do, as ``problem.pass_cost`` counts it; without it the runtime table says
+        nothing of the machine's speed.
+    stopping_rule : callable or None
+        ``stopping_rule(problem, dimension)``: a rule of its own for when to end, made anew for every run. Without it the
+        residual and the overlaps that ``Info`` reports decide: they must stand still and agree.
     """
 
     steps: int | None = None
     batch: int | None = None
     students: int = 1
     draws_fresh: bool = False
+    cost: Callable[[Any, Data], Cost | None] | None = None
+    stopping_rule: Callable[[Any, int], StoppingRule] | None = None
 
 
 class Overlaps(NamedTuple):
@@ -184,22 +192,22 @@ class Info(NamedTuple):
 
 
 class StoppingRule:
-    """When a run may end, and whether its end can be trusted; an algorithm may bring one with ``stopping_rule``."""
+    """When a run may end, and whether its end can be trusted; an algorithm may bring one in its ``Plan``."""
 
     def watch(self, info: Info) -> None:
-        """Take what a step reported. Numbers are on the host: ``residual`` a float, the rest float64 arrays or None."""
+        """Take what a step reported, on the host: ``residual`` a float, the rest float64 arrays or None."""
         raise NotImplementedError
 
     def ending(self, tolerance: float) -> str | None:
-        """Why the run may end here, in words, or None. Not asked where the algorithm plans a number of steps."""
+        """Why the run may end here, or None. Not asked where the algorithm plans a number of steps."""
         raise NotImplementedError
 
     def complaint(self) -> str | None:
-        """Why an end here cannot be trusted, in words, or None: the run is then ``not-converged``."""
+        """Why an end here cannot be trusted, or None: the run is then ``not-converged``."""
         raise NotImplementedError
 
     def settled(self) -> str | None:
-        """Why a run that has used all its iterations is ``ok`` nevertheless, or None: it is then not converged."""
+        """Why a run that has used all its iterations is ``ok`` nevertheless, or None."""
         raise NotImplementedError
 
 
@@ -218,7 +226,9 @@ class Algorithm(Item):
     _alternatives = (("init", "step", "estimate"), ("fit",))
 
     def init(self, problem: Any, data: Data, rng: np.random.Generator) -> Any:
-        """First state. ``rng`` is a host generator of its own for every run."""
+        """First state. ``rng`` is a host generator of its own for every run. With an argument ``students``: so many independent
+        starts as one state with one more axis in front, which ``step`` and ``estimate`` keep; `averaged` uses it.
+        """
         raise NotImplementedError
 
     def step(self, problem: Any, data: Data, state: Any) -> tuple[Any, Info]:
@@ -230,54 +240,38 @@ class Algorithm(Item):
         raise NotImplementedError
 
     def plan(self, data: Data) -> Plan:
-        """What it means to do: steps, batch, students, whether it draws fresh samples. Only the shapes of ``data`` may be asked:
-        before a run it is a stand-in. Without it: as many steps as its parameter `steps` says, or until the stopping rule
-        decides, each on all samples, one estimate, nothing drawn.
+        """``Plan(steps, batch, students, draws_fresh, cost, stopping_rule)``, from the shapes of ``data`` alone. Without it: as
+        many steps as a parameter `steps` says, or until the engine's stopping rule ends it, each on all samples.
         """
         return Plan(steps=getattr(self, "steps", None))
 
-    stopping_rule: Callable[[Any, int], StoppingRule] | None = None
-    """``stopping_rule(problem, dimension)``: a rule of its own for when to end, made anew for every run. Derived: the residual,
-    and the overlaps that `Info` reports: they must stand still and agree."""
-
     start: Callable[[Any, Data, np.random.Generator], Start] | None = None
-    """``start(problem, data, rng)``: an estimate with its error for other algorithms to begin from. Without it: it cannot be
-    named as `start` in the table `[run]`."""
+    """``start(problem, data, rng)``: where others may begin: an estimate with its error. Without it: it is no `start`."""
 
     def retry(self, problem: Any, outcome: str) -> Any:
-        """The version of itself for the engine's one more attempt, or None. ``outcome`` is ``"diverged"`` or ``"not-converged"``
-        after a run that ended so: the version starts anew; or ``"unsettled"`` where all iterations were used and the run has not
-        come to rest: the version goes on from its state for as many again. Without it: there is no second attempt.
+        """The version of itself for one more attempt, or None. After ``"diverged"`` or ``"not-converged"`` it starts anew; after
+        ``"unsettled"`` (all iterations are used, the run still moves) it goes on from its state for as many again. Without it:
+        there is no second attempt.
         """
         return None
 
     def refuses(self, problem: Any) -> str | None:
-        """Why a problem cannot be solved, in words; its cells end as ``skipped`` with that reason. Without it: every problem
-        that its capabilities allow is tried.
+        """Why a problem cannot be solved, in words: its cells are ``skipped``. Without it: all that its capabilities allow are
+        tried.
         """
         return None
 
     theory: Callable[..., AlgorithmPrediction | str] | None = None
-    """``theory(problem, alpha, conditions)``: what theory says of this algorithm, whether that is optimal or not: an
-    ``AlgorithmPrediction`` (``smimbench.theory.limit_point`` makes it from overlaps), or in words why there is no theory.
-    ``conditions`` is a ``Conditions`` and may be left out. Without it: its rows are compared with the
-    Bayes-optimal value only."""
+    """``theory(problem, alpha, conditions)``: what theory says of this algorithm, optimal or not: an ``AlgorithmPrediction``
+    (``smimbench.theory.limit_point`` makes it from overlaps), or in words why there is none. ``conditions``, a ``Conditions``,
+    may be left out. Without it: its rows are compared with the Bayes-optimal value only."""
 
     variance: Callable[[Any], Array] | None = None
     """``variance(state)``: the error V (P, P) that it predicts for its estimate. Without it: no Bayes predictor of the label."""
 
-    def cost(self, problem: Any, data: Data) -> Cost | None:
-        """What one iteration has to do. Without it: no share of the machine's speed in the runtime table."""
-        return None
-
     def findings(self, state: Any) -> dict[str, Any]:
-        """Lists of numbers by name (None for one that was not found) that are kept with the record and shown as means, next to
-        the entry of the same name of ``theory``. ``spectrum``, the eigenvalues of the estimate, is drawn as a histogram instead,
-        next to ``spectrum`` of ``theory``, a dict: ``edges`` of bins, ``mass`` in each and that of ``zeros``. Without it: nothing
-        but the errors is kept.
+        """Lists of numbers (None: not found) by name, shown as means next to entries of the same names of
+        ``theory``. ``spectrum``, the eigenvalues of the estimate, is a histogram next to ``theory``'s ``spectrum``, a dict:
+        ``edges`` of bins, ``mass`` in each and that of ``zeros``. Without it: nothing but the errors is kept.
         """
         return {}
-
-    init_students: Callable[[Any, Data, np.random.Generator, int], Any] | None = None
-    """``init_students(problem, data, rng, students)``: several independent starts as one state with one more axis in front, which
-    ``step`` and ``estimate`` keep. Without it: `averaged` runs one student after the other."""

@@ -74,48 +74,43 @@ class Channel(Item):
     _alternatives = (("posterior",), ("log_likelihood",))
 
     def forward(self, z: Array, *, rng: np.random.Generator | None = None) -> Array:
-        """Labels of the latents ``z`` (n, P, C). ``rng`` is required by noisy channels only."""
+        """Labels of the latents ``z`` (n, P, C); ``rng`` is for noise."""
         raise NotImplementedError
 
     def posterior(
         self, y: Array, omega: Array, V: Array, *, second_moment: bool = False, rng: np.random.Generator | None = None
     ) -> Posterior:
-        """Posterior of z ~ N(omega, V (x) I_C) given y. ``rng`` is used by channels that integrate by sampling. Derived:
-        integrated from `log_likelihood`.
-        """
+        """Posterior of z ~ N(omega, V (x) I_C) given y; ``rng`` is for sampling. Derived: from `log_likelihood`."""
         raise NotImplementedError
 
     log_likelihood: Callable[[Array, Array], Array] | None = None
-    """``log_likelihood(y, z)``: ``log p(y | z)`` (n,) up to a function of y, ``-inf`` where y is impossible, in place of
-    ``posterior``: the engine integrates, in up to 12 latent dimensions, to about 1e-2 of the width of the posterior. A label
-    that is a continuous function of the latents without noise has no likelihood. Channels with few labels should give
-    normalized probabilities: sums over labels are then exact. Without it: there must be a posterior."""
+    """``log_likelihood(y, z)``: ``log p(y | z)`` (n,) up to a function of y, ``-inf`` where y is impossible: the engine
+    integrates, in up to 12 latent dimensions, to about 1e-2 of its width. A continuous label without noise has none. With few
+    labels give normalized probabilities: sums over labels are then exact. Without it: there must be a posterior."""
 
     components: Any = 1
     """P, the number of directions or layers. Derived: 1."""
 
     symmetry: Any = None
-    """The transformations of the signal that no label can see, one of ``SYMMETRIES``: ``"signs"`` of each component separately,
-    a ``"common-sign"`` of all at once, as of a product. Derived: found by trying; state it."""
+    """The transformations of the signal that no label can see, one of ``SYMMETRIES``, as ``"signs"`` of each component or one
+    ``"common-sign"``. Derived: found by trying; state it."""
 
     information: Callable[[Array, Array], Uncertain] | None = None
     """``information(Q, V)``: ``E sum_c g_c g_c^T`` (..., P, P) with ``omega ~ N(0, Q (x) I_C)``; leading axes are a batch.
-    Derived: sampled with the posterior, or nested quadrature of the likelihood."""
+    Derived: sampled, or nested quadrature of the likelihood."""
 
     susceptibility: Callable[[Array, Array], Uncertain] | None = None
     """``susceptibility(Q, V)``: how the information of components without overlap (``Q_aa = 0``) starts where no label sees
     their sign: ``I_ab = lambda_ab Q_ab`` to first order, ``lambda_ab = E sum_cc' G_a,cc' G_b,cc'`` (..., P, P) with
-    ``G_a,cc' = (E[z_ac z_ac' | y, omega] - V_aa delta_cc') / V_aa^2``. Entries of other components are 0. Derived: sampled from
-    second moments; needed only where no label sees a sign."""
+    ``G_a,cc' = (E[z_ac z_ac' | y, omega] - V_aa delta_cc') / V_aa^2``; 0 for other components. Derived: sampled, where needed."""
 
     sampling: Sampling | None = None
-    """What the engine may use of an information or a posterior that the channel samples. Without it: slopes of sampled
-    information are secants, fixed points take accurate values alone, and draws of ``theory --verify`` share the points of a
-    sampled posterior, and their error."""
+    """``Sampling(rough_labels, resampled)`` of an information or a posterior that is sampled. Without it: fixed points take
+    accurate values alone, and draws of ``theory --verify`` share the points of a sampled posterior, and their error."""
 
     equations: Any = None
-    """Number of independent equations that a noiseless label states about its latents, the limit of ``tr(V I)`` as V vanishes,
-    where all components share them. Noisy labels have none. Derived: the limit is looked at numerically."""
+    """Independent equations that a noiseless label states about its latents, the limit of ``tr(V I)`` as V vanishes, where all
+    components share them. Derived: the limit is looked at numerically."""
 
     vjp: Callable[[Array, Array], Array] | None = None
     """``vjp(z, cotangent)``: gradient (n, P, C) of ``sum(cotangent * observable(forward(z)))`` with respect to ``z``. Derived:
@@ -129,8 +124,8 @@ class Channel(Item):
     """``observable(y)``: the label as a user would measure it (probabilities). Derived: the label itself."""
 
     log_partition: Callable[[Array, Array, Array], Array] | None = None
-    """``log_partition(y, omega, V)``: logarithm (n,) of the probability of y, up to a function of y. Without it: the check
-    `gradient` is skipped."""
+    """``log_partition(y, omega, V)``: logarithm (n,) of the probability of y, up to a function of y. Without it: there is no
+    check `gradient`."""
 
     generalization_error: Callable[[Array, Array], dict[str, Uncertain]] | None = None
     """``generalization_error(Q, V)``: closed forms for ``"bayes"``, ``"plugin"`` and ``"constant"``. Derived: sampled."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import textwrap
 from typing import Any, ClassVar, TypeVar
 
 from smimbench.interfaces.basics import Capabilities
 
-__all__ = ["DERIVED", "Item", "describe", "gives", "missing_members", "optional_members", "with_defaults"]
+__all__ = ["DERIVED", "Item", "describe", "gives", "missing_members", "optional_members", "takes", "with_defaults"]
 
 Class = TypeVar("Class", bound=type[Any])
 DERIVED: Any = None
@@ -29,9 +30,8 @@ class Item:
     name: ClassVar[str]
     """Lower-case letters, digits, ``.``, ``_`` and ``-``."""
     version: ClassVar[int]
-    """Integer, raised when the numbers change; part of the key of a result. ``smimbench show`` sets results of another version
-    apart. It does the same, with a remark, where the code of an item changed under one version (its files and what they import
-    from the same folder, without comments)."""
+    """Integer, raised when the numbers change; part of the key of a result. ``smimbench show`` sets results of another version,
+    or of other code of the item, apart."""
     reference: ClassVar[str]
     """Where the equations are from."""
     capabilities: ClassVar[Capabilities]
@@ -53,6 +53,16 @@ def gives(base: type[Item], cls: Any, name: str) -> bool:
     return has(cls, name) and (not inherited or name in getattr(cls, "__dataclass_fields__", {}))
 
 
+def takes(method: Any, name: str) -> bool:
+    """Whether a method has an argument of that name: some are offered to those only that have it."""
+    return name in _arguments(getattr(method, "__func__", method))
+
+
+@functools.cache
+def _arguments(function: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
+
+
 def missing_members(base: type[Item], cls: Any) -> tuple[list[str], tuple[tuple[str, ...], ...]]:
     """What a class lacks: members that all have, and the sets of methods of which it has none whole."""
     lacking = [name for name in (*DECLARED, *base._required) if not gives(base, cls, name)]
@@ -61,8 +71,8 @@ def missing_members(base: type[Item], cls: Any) -> tuple[list[str], tuple[tuple[
 
 
 def optional_members(base: type[Item]) -> tuple[str, ...]:
-    """Attributes of a base class with a default that belong to none of its sets of methods: what any item may leave out."""
-    needed = {*base._required, *(name for choice in base._alternatives for name in choice)}
+    """Attributes of a base class that are needed neither by all items nor by the first of its sets of methods."""
+    needed = {*base._required, *(base._alternatives or ((),))[0]}
     return tuple(name for name in vars(base) if not name.startswith("_") and name not in needed)
 
 

@@ -86,11 +86,9 @@ class Metric(Item):
         raise NotImplementedError
 
     in_trajectory: ClassVar[bool] = False
-    """Measured at every recorded iteration of every run, whether a suite lists it or not, and then no part of a key. It has to
-    be cheap and to work on the device of the estimate. Without it: measured once, on the final estimate, in the cells of suites
-    that list it."""
+    """Measured at every recorded iteration of every run, cheaply and on the device of the estimate, and no part of a key. Without
+    it: measured once, on the final estimate, in suites that list it."""
 
     theory: Callable[[Any, dict[str, Any]], tuple[list[Any], list[Any]]] | None = None
-    """``theory(problem, point)``: its predicted values and their errors, two lists as long as that of ``measure``, None where
-    theory says nothing. ``point`` is a point of the JSON of ``smimbench theory``: ``overlap`` is Q (P, P), ``V = second_moment -
-    Q``. Without it: rows and figures show no theory for it."""
+    """``theory(problem, point)``: predicted values and their errors, two lists as long as that of ``measure``, None where theory
+    says nothing. ``point`` is one of the JSON of ``smimbench theory``. Without it: rows and figures show no theory for it."""

@@ -34,6 +34,7 @@ class Model(Item):
         "align",
         "squared_error",
         "overlap",
+        "cost",
     )
 
     tokens: int
@@ -41,8 +42,7 @@ class Model(Item):
     kappa: ClassVar[float]
     """Factor of ``Qhat = kappa alpha E sum_c g_c g_c^T``: 1 (low rank) or 2 (extensive rank)."""
     rank: ClassVar[Literal["low", "extensive"]]
-    """``"low"`` (P vectors, ``n = alpha D``) or ``"extensive"`` (P matrices D x D, ``n = alpha D^2``); ask for this, not for
-    ``kappa``."""
+    """``"low"`` (P vectors, ``n = alpha D``) or ``"extensive"`` (P matrices D x D, ``n = alpha D^2``)."""
 
     @property
     def sites(self) -> int:
@@ -78,7 +78,7 @@ class Model(Item):
         raise NotImplementedError
 
     def adjoint_scale(self, dimension: int) -> float:
-        """``adjoint`` divided by the transpose of ``forward``: 1 (low rank) or kappa / D (extensive rank)."""
+        """``adjoint`` divided by the transpose of ``forward``: 1, or kappa / D for extensive rank."""
         raise NotImplementedError
 
     def inner(self, first: Array, second: Array) -> Array:
@@ -88,9 +88,8 @@ class Model(Item):
     def chunks(self, n: int, dimension: int, components: int) -> Iterable[slice]:
         """Slices of the samples whose inputs and intermediate results fit the cache.
 
-        Optional keyword arguments, given by the engine to models that name them: ``itemsize``, the bytes of a number,
-        ``like``, an array on the device that will do the work, and ``streamed``, whether the inputs of a slice are moved
-        there when it is asked for.
+        With arguments of these names: ``itemsize``, the bytes of a number, ``like``, an array on the device that does the work,
+        ``streamed``, whether inputs are moved there by the slice.
         """
         raise NotImplementedError
 
@@ -106,11 +105,10 @@ class Model(Item):
         """What the metric ``overlap`` reports (P,): the squared cosine (low rank), or tr(S_hat S) / D."""
         raise NotImplementedError
 
-    cost: Callable[..., Cost] | None = None
-    """``cost(n, dimension, components, itemsize)``: what a ``forward`` and one ``adjoint`` in one pass over the inputs do, and a
-    typical prior's ``denoise``. Without it: the runtime table says nothing of the machine's speed."""
+    def cost(self, n: int, dimension: int, components: int, itemsize: int = 8) -> Cost:
+        """What a ``forward`` and one ``adjoint`` in one pass over the inputs do, and a typical prior's ``denoise``."""
+        raise NotImplementedError
 
     forward_gram: Callable[[Array, Array], tuple[Array, Callable[[Array], Array]]] | None = None
-    """``forward_gram(inputs, factor)``: latents of the signal ``F F^T`` straight from F, and a function from g to the gradient of
-    ``sum(g z)`` with respect to F, for priors whose ``factor`` has a ``gram_scale``. Without it: latents are made from the
-    signal."""
+    """``forward_gram(inputs, factor)``: latents of the signal ``F F^T`` from F, and a function from g to the gradient of ``sum(g
+    z)`` with respect to F, for priors whose ``factor`` has a ``gram_scale``. Without it: latents are made from the signal."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-__all__ = ["Denoised", "Factor", "Overlap", "Prior"]
+__all__ = ["Denoised", "Factor", "Law", "Overlap", "Prior"]
 
 
 class Overlap(NamedTuple):
@@ -53,70 +53,69 @@ class Factor(NamedTuple):
     gram_scale: Callable[[Array], float] | None = None
 
 
+class Law(NamedTuple):
+    """What is known of the law of one number of the signal: an entry for low rank, an eigenvalue for extensive rank.
+
+    One of the first three is enough for a prior. Laws are scaled to unit variance unless the prior has a ``sample`` too.
+
+    Attributes
+    ----------
+    log_density : callable or None
+        ``log_density(w)``: logarithm of the density of an entry, elementwise, not necessarily normalized.
+    quantile : callable or None
+        ``quantile(u)``: inverse distribution function of an eigenvalue, u in (0, 1).
+    eigenvalues : array or None
+        Samples of an eigenvalue; fewer than 64 are the law itself, each an atom of equal weight.
+    spectral_means : callable or None
+        ``spectral_means(function, noise, breaks)``: means over the eigenvalues of ``S + sqrt(noise) Z``; None: no theory for
+        ``nuclear``.
+    fluctuation : callable or None
+        ``fluctuation(dimension)``: relative standard deviation of a self-overlap; None: ``sqrt(2 / D)``.
+    """
+
+    log_density: Callable[[Array], Array] | None = None
+    quantile: Callable[[Array], Array] | None = None
+    eigenvalues: Any = None
+    spectral_means: Callable[..., Uncertain] | None = None
+    fluctuation: Callable[[int], float] | None = None
+
+
 class Prior(Item):
     """The law of the signal.
 
     A complete prior has ``sample``, ``mean``, ``second_moment``, ``mean_overlap``, ``denoise`` and ``overlap``. Less is enough:
-    ``sample`` and ``denoise``, or the law of one number: ``log_density`` of iid entries for low rank,
-    ``quantile`` or ``eigenvalues`` of a rotationally invariant matrix for extensive rank. Laws are scaled to unit variance
-    unless there is a ``sample`` too. See ``smimbench.derive.prior``.
+    ``sample`` and ``denoise``, or the ``law`` of one number, from which ``smimbench.derive.prior`` makes the rest.
     """
 
-    _alternatives = (
-        ("sample", "mean", "second_moment", "mean_overlap", "denoise", "overlap"),
-        ("sample", "denoise"),
-        ("log_density",),
-        ("quantile",),
-        ("eigenvalues",),
-    )
+    _alternatives = (("sample", "denoise"), ("law",))
 
     def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Array:
-        """Draw a signal on the host. Derived: drawn from the density or the spectrum, scaled to unit variance."""
+        """Draw a signal on the host. Derived: from the law, scaled to unit variance."""
         raise NotImplementedError
 
     def denoise(self, R: Array, Qhat: Array) -> Denoised:
-        """Posterior mean of the signal given ``R = S + Qhat^{-1/2} Z``, and its error V. Derived: integrated from the density,
-        or free convolution of the spectrum.
+        """Posterior mean of the signal given ``R = S + Qhat^{-1/2} Z``, and its error V. With an argument ``continued``: the same
+        in the limit, with no slope above 1 at finite size. Derived: from the law.
         """
         raise NotImplementedError
 
-    log_density: Callable[[Array], Array] | None = None
-    """``log_density(w)``: logarithm of the density of an entry, elementwise, not necessarily normalized (low rank). Without it:
-    not needed where there are `sample` and `denoise`."""
-
-    quantile: Callable[[Array], Array] | None = None
-    """``quantile(u)``: inverse distribution function of an eigenvalue, u in (0, 1) (extensive rank). Without it: not needed
-    where there are `sample` and `denoise`."""
-
-    eigenvalues: Any = None
-    """Samples of an eigenvalue (extensive rank). Without it: not needed where there are `sample` and `denoise`."""
+    law: Law = Law()
+    """``Law(log_density, quantile, eigenvalues, spectral_means, fluctuation)``: the law of an entry (low rank) or of an
+    eigenvalue (extensive rank), in place of ``sample`` and ``denoise``. Without it: the two are needed; no theory for `nuclear`.
+    """
 
     mean: Callable[[int, int], Array] = DERIVED
-    """``mean(components, dimension)``: prior mean, signal-shaped, on the host. Derived: from the law, or what `denoise` makes of
-    nothing."""
+    """``mean(components, dimension)``: prior mean, signal-shaped, on the host. Derived: from the law, or from `denoise`."""
 
     second_moment: Callable[[int], Array] = DERIVED
     """``second_moment(components)``: ``E[S S^T] / D``, (P, P), on the host. Derived: from the law, or simulated."""
 
     mean_overlap: Callable[[int], Array] = DERIVED
     """``mean_overlap(components)``: the part of ``second_moment`` that the prior mean holds (0, or rho), (P, P), on the host.
-    Derived: from the law, or simulated."""
+    Derived: as `second_moment`."""
 
     overlap: Callable[[Array], Overlap] = DERIVED
-    """``overlap(Qhat)``: the state-evolution map of ``denoise``; ``Qhat`` (..., P, P), leading axes are a batch. Derived:
-    integrated from the same, or simulated with `sample` and `denoise`."""
-
-    denoise_continued: Callable[[Array, Array], Denoised] | None = None
-    """``denoise_continued(R, Qhat)``: the same as ``denoise`` in the limit, with no slope above 1 at finite size. Without it: an
-    iteration at finite size applies `denoise`."""
+    """``overlap(Qhat)``: the state-evolution map of ``denoise``; ``Qhat`` (..., P, P). Derived: from the law, or simulated."""
 
     factor: Factor | None = None
-    """What gradient methods move in, see ``smimbench.interfaces.Factor``. Derived: the signal itself."""
-
-    spectral_means: Callable[..., Uncertain] | None = None
-    """``spectral_means(function, noise, breaks)``: means over the eigenvalues of ``S + sqrt(noise) Z``. Without it: no theory for
-    `nuclear`."""
-
-    fluctuation: Callable[[int], float] | None = None
-    """``fluctuation(dimension)``: relative standard deviation of a self-overlap. Without it: self-overlaps are taken to
-    fluctuate by sqrt(2 / D)."""
+    """``Factor(draw, compose, pullback, gram_scale)``: what gradient methods move in. Derived: the signal itself."""

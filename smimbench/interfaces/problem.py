@@ -75,6 +75,6 @@ class ProblemLike(Protocol):
     prior: Prior
     components: int
 
-    def pass_cost(self, data: Data, samples: int | None = None) -> Cost | None:
-        """What one pass over so many samples (default: all) takes, forward and adjoint; None if the model does not say."""
+    def pass_cost(self, data: Data, samples: int | None = None) -> Cost:
+        """What one pass over so many samples (default: all) takes, forward and adjoint."""
         ...

@@ -238,18 +238,14 @@ class Problem:
         assert labels is not None
         return inputs, labels
 
-    def pass_cost(self, data: Data, samples: int | None = None) -> Cost | None:
-        """Cost of one pass (forward and adjoint) over ``samples`` samples, default all; None if the model does not state it."""
-        ask = self.model.cost
-        if ask is None:
-            return None
+    def pass_cost(self, data: Data, samples: int | None = None) -> Cost:
+        """Cost of one pass (forward and adjoint) over ``samples`` samples, default all."""
         n, _, dimension = data.inputs.shape
         if isinstance(data.inputs, StreamedInputs):
             itemsize = data.inputs.itemsize
         else:
             itemsize = namespace(data.labels).finfo(data.inputs.dtype).bits // 8
-        found: Cost = ask(n if samples is None else samples, dimension, self.components, itemsize)
-        return found
+        return self.model.cost(n if samples is None else samples, dimension, self.components, itemsize)
 
     def start(
         self, instance: Instance, information: float, rng: np.random.Generator, backend: Backend, *, informed: bool

@@ -12,15 +12,15 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend.arrays import namespace
-from smimbench.interfaces import Algorithm, Capabilities, Data, Info, Plan
-from smimbench.interfaces.item import gives
+from smimbench.interfaces import Algorithm, Capabilities, Data, Info
+from smimbench.interfaces.item import gives, takes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from smimbench.interfaces import Array, ProblemLike
 
-__all__ = ["Fitted", "algorithm_class", "plan_of", "refusal", "sizes"]
+__all__ = ["Fitted", "algorithm_class", "refusal", "sizes"]
 
 OFFERED = ("problem", "rng")
 """Optional arguments of a fit besides the data."""
@@ -57,8 +57,7 @@ class Fitted(Algorithm):
             If the fit returns something else than numbers in the shape of the signal.
         """
         offered = {"problem": problem, "rng": state.rng}
-        names = inspect.signature(self.fit).parameters
-        found = _like(data, self.fit(data, **{name: offered[name] for name in OFFERED if name in names}))
+        found = _like(data, self.fit(data, **{name: offered[name] for name in OFFERED if takes(self.fit, name)}))
         wanted = problem.model.signal_shape(problem.components, data.dimension)
         if tuple(found.shape) != tuple(wanted):
             raise ValueError(f"fit must return an estimate of the shape of the signal {wanted}, got {found.shape}")
@@ -74,12 +73,6 @@ class Fitted(Algorithm):
         return state.estimate
 
 
-def plan_of(algorithm: Any, data: Data) -> Plan:
-    """What an algorithm plans to do on data of this size."""
-    plan: Plan = algorithm.plan(data)
-    return plan
-
-
 def refusal(algorithm: Any, problem: ProblemLike) -> str | None:
     """Why an algorithm does not solve a problem: it is for other models, or its own reason."""
     models, model = getattr(algorithm, "capabilities", Capabilities()).models, problem.model.name
@@ -90,7 +83,7 @@ def refusal(algorithm: Any, problem: ProblemLike) -> str | None:
 
 
 def sizes(samples: int, tokens: int, dimension: int, sample_ratio: float = math.nan) -> Data:
-    """Data that are not drawn yet: shapes without numbers, and without memory, for ``plan_of``."""
+    """Data that are not drawn yet: shapes without numbers, and without memory, for ``Algorithm.plan``."""
     zero = np.float64(0)
     inputs = np.broadcast_to(zero, (samples, tokens, dimension))
     return Data(inputs, np.broadcast_to(zero, (samples,)), sample_ratio)

@@ -14,7 +14,7 @@ import numpy as np
 from smimbench.files import canonical_json, error_line
 from smimbench.interfaces import Conditions, Overlaps, ParameterError
 from smimbench.problem.problem import ProblemError
-from smimbench.registry.adapters import plan_of, sizes
+from smimbench.registry.adapters import sizes
 from smimbench.registry.metrics import find_metric, theory_of, trajectory_metrics
 from smimbench.registry.registry import RegistryError, get_registry
 from smimbench.report.labels import component_word, distinguish, grouped, letter, reason_of, without_versions
@@ -305,7 +305,7 @@ def draws_fresh(algorithm: Mapping[str, Any]) -> bool:
         item = build_algorithm(algorithm, None, get_registry())
     except (RegistryError, ParameterError):
         return False
-    return plan_of(item, sizes(1, 1, 1)).draws_fresh
+    return bool(item.plan(sizes(1, 1, 1)).draws_fresh)
 
 
 def planned_ratio(problem: Problem, cell: Cell) -> float:
@@ -314,7 +314,7 @@ def planned_ratio(problem: Problem, cell: Cell) -> float:
     n = model.sample_count(cell.alpha, cell.dimension)
     if draws_fresh(cell.algorithm):
         algorithm = build_algorithm(cell.algorithm, problem, get_registry())
-        plan = plan_of(algorithm, sizes(n, model.tokens, cell.dimension))
+        plan = algorithm.plan(sizes(n, model.tokens, cell.dimension))
         n = int(plan.steps or 0) * int(plan.batch or n) or n
     return float(model.sample_ratio(n, cell.dimension))
 

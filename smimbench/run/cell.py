@@ -243,7 +243,8 @@ def _placement(inputs: Any) -> str:
 
 def _cost_of_iteration(algorithm: Any, problem: Problem, data: Data) -> dict[str, float] | None:
     """What an iteration has to do, for algorithms that say so."""
-    found = algorithm.cost(problem, data)
+    ask = algorithm.plan(data).cost
+    found = None if ask is None else ask(problem, data)
     return None if found is None else {"flops": float(found.flops), "bytes": float(found.bytes)}
 
 

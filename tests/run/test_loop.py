@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from smimbench.backend.device import Backend, get_backend
 from smimbench.derive.stopping import OverlapRule, Stationarity
-from smimbench.interfaces import Algorithm, Info, StoppingRule
+from smimbench.interfaces import Algorithm, Info, Plan, StoppingRule
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem
 from smimbench.run.loop import LoopSettings, Status, run_algorithm
@@ -268,7 +269,7 @@ class Third(StoppingRule):
 )
 def test_an_algorithm_may_bring_its_own_rule(problem, instance, residual, status, reason):
     script = Scripted(lambda i: Info(residual, self_overlap=0.3))
-    script.stopping_rule = Third
+    script.plan = lambda data: Plan(stopping_rule=Third)
     attempt = go(problem, instance, script, tolerance=0.01).attempt
     assert (attempt.status, attempt.iterations, attempt.reason) == (status, 3, reason)
 
@@ -276,7 +277,8 @@ def test_an_algorithm_may_bring_its_own_rule(problem, instance, residual, status
 def test_a_rule_may_be_stricter_or_laxer(problem, instance):
     script = Scripted(lambda i: claims(0.95, -0.21, residual=0.0))
     assert go(problem, instance, script).attempt.status is Status.NOT_CONVERGED
-    script.stopping_rule = lambda problem, dimension: OverlapRule(problem, dimension, Stationarity(agreement=6.0))
+    laxer = functools.partial(OverlapRule, settings=Stationarity(agreement=6.0))
+    script.plan = lambda data: Plan(stopping_rule=laxer)
     assert go(problem, instance, script).attempt.status is Status.OK
 
 

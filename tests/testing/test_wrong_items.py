@@ -18,7 +18,7 @@ from smimbench_priors.gaussian import Gaussian
 from smimbench_priors.wishart import Wishart
 
 from smimbench import Capabilities, Denoised, Info, Uncertain
-from smimbench.interfaces import Algorithm, Channel, Prior
+from smimbench.interfaces import Algorithm, Channel, Law, Prior
 from smimbench.problem.instance import Instance
 from smimbench.testing import check
 from tests.channels.attention.test_attention_hardmax import ratio_posterior
@@ -231,8 +231,7 @@ class Growing(Prior):
 
     name, version, reference, capabilities = "growing", 1, "none", LOW
 
-    def log_density(self, w):
-        return abs(w)
+    law = Law(log_density=abs)
 
 
 def test_a_law_without_a_norm():

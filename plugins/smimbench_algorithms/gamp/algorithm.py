@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from smimbench.backend import dtype_name, matching, namespace, read_together, sample_chunks, send, take_samples, to_host
-from smimbench.derive import OverlapRule
-from smimbench.interfaces import Algorithm, Array, Capabilities, Info, ParameterError, checked_posterior
+from smimbench.derive import denoise_step
+from smimbench.interfaces import Algorithm, Array, Capabilities, Info, ParameterError, Plan, checked_posterior
 from smimbench.numerics import diagonal_at_least, with_floor
 from smimbench_algorithms.gamp.damping import StepState, control_of, first_weight, mixed, next_step, reversal_overlaps
 from smimbench_algorithms.gamp.state import SMALLEST_QHAT, SMALLEST_V, GampState
 from smimbench_algorithms.gamp.theory import gamp_theory, random_start_error
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import AlgorithmPrediction, Conditions, Cost, Data, StoppingRule
+    from smimbench.interfaces import AlgorithmPrediction, Conditions, Data
     from smimbench.problem import Problem
 
 Host = np.ndarray[Any, Any]
@@ -52,7 +52,7 @@ class Gamp(Algorithm):
     A step of weight b takes ``b new + (1 - b) old`` of all of g, Qhat, the estimate and V. On an eigenmode where the data have
     strength k and the denoiser slope s, it has the Jacobian ``[[1 - b (1 - s + b s k), b s], [-b k, 1]]`` (noiseless channel),
     with determinant ``1 - b (1 - s)``: it is stable if ``s < 1`` and ``b^2 s k + 2 b (1 - s) < 4``. So a small enough b
-    stabilizes any k, but no damping stabilizes a slope above 1. Hence ``denoise_continued``, where the prior offers it: its slope
+    stabilizes any k, but no damping stabilizes a slope above 1. Hence the ``continued`` denoiser where there is one: its slope
     stays below 1 outside the bulk of the spectrum, where in the limit there are no eigenvalues.
 
     Parameters
@@ -150,7 +150,7 @@ class Gamp(Algorithm):
         Qhat = mixed(last.weight, latest, state.Qhat)
         R = state.estimate + _solve_first(Qhat, total)
         Q = _reduced_by_excess(Qhat, scale * noise / n, self.largest_excess) if model.rank == "extensive" else Qhat
-        denoised = (prior.denoise_continued or prior.denoise)(R, send(Q, R))
+        denoised = denoise_step(prior, R, send(Q, R))
         denoised_V = denoised.V
         if self.damping is None and state.step is None:
             denoised_V = to_host(denoised_V)
@@ -188,13 +188,9 @@ class Gamp(Algorithm):
         )
         return GampState(estimate, V_new, g, state.rng, total, Qhat, onsager, last), info
 
-    def stopping_rule(self, problem: Problem, dimension: int) -> StoppingRule:
-        """Stop when the overlaps are stationary and consistent with the predicted error."""
-        return OverlapRule(problem, dimension)
-
-    def cost(self, problem: Problem, data: Data) -> Cost | None:
-        """One pass over the inputs, forward and adjoint; None for a model without a cost."""
-        return problem.pass_cost(data)
+    def plan(self, data: Data) -> Plan:
+        """One pass over the inputs, forward and adjoint, until the overlaps are stationary and agree with the predicted error."""
+        return Plan(cost=lambda problem, data: problem.pass_cost(data))
 
     def estimate(self, state: GampState) -> Array:
         """Posterior mean of the signal."""

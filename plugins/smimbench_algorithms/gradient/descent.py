@@ -16,7 +16,7 @@ from smimbench_algorithms.gradient.loss import LOSSES, fitting_loss, loss_gradie
 from smimbench_algorithms.nuclear.limit import wide_factor_point
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import AlgorithmPrediction, Conditions, Cost, Data
+    from smimbench.interfaces import AlgorithmPrediction, Conditions, Data
     from smimbench.problem import Problem
 
 SCHEDULES = ("constant", "step", "cosine", "1/t")
@@ -144,10 +144,11 @@ class Descent(Algorithm):
         n = data.inputs.shape[0]
         size = n if self.batch is None else self.batch if self.online else min(self.batch, n)
         steps = int(self.epochs or 0) * math.ceil(n / size) if self.steps is None else self.steps
-        return Plan(steps=steps, batch=size, draws_fresh=self.online)
+        # Products with the factor are small in comparison.
+        return Plan(steps, size, draws_fresh=self.online, cost=lambda problem, data: problem.pass_cost(data, size))
 
     def init(self, problem: Problem, data: Data, rng: np.random.Generator, students: int | None = None) -> DescentState:
-        """Iid N(0, 1) factor; with ``students`` as many, on one leading axis."""
+        """Iid N(0, 1) factor; with ``students`` as many, on one leading axis, which see the same samples."""
         if self.online and data.fresh is None:
             raise ValueError("online learning needs fresh samples, and this data has no source of them")
         xp = namespace(data.inputs)
@@ -176,10 +177,6 @@ class Descent(Algorithm):
             loss=self.loss or fitting_loss(problem),
             norm=norm,
         )
-
-    def init_students(self, problem: Problem, data: Data, rng: np.random.Generator, students: int) -> DescentState:
-        """Several independent students; they see the same samples in the same order."""
-        return self.init(problem, data, rng, students)
 
     def step(self, problem: Problem, data: Data, state: DescentState) -> tuple[DescentState, Info]:
         """One step; the residual is the relative change of the factor (of the student that moves most)."""
@@ -214,10 +211,6 @@ class Descent(Algorithm):
             notes.append("the given start is not used: gradient methods begin with a random factor")
         warning = "; ".join(notes) or None
         return new, Info(residual=residual, self_overlap=overlap, warning=warning, samples=new.samples)
-
-    def cost(self, problem: Problem, data: Data) -> Cost | None:
-        """One pass over a batch, forward and adjoint; products with the factor are small in comparison."""
-        return problem.pass_cost(data, self.plan(data).batch)
 
     def estimate(self, state: DescentState) -> Array:
         """The signal of the factor; at the prior's norm where labels do not determine it."""

@@ -115,9 +115,9 @@ def no_theory(problem: Problem) -> str | None:
     """Why there is no theory of nuclear-norm regression for this problem, or None."""
     if problem.model.rank == "low" or problem.components != 1:
         return "it is for attention-indexed models of one component"
-    if problem.prior.spectral_means is None:
+    if problem.prior.law.spectral_means is None:
         name = problem.prior.name
-        return f"prior {name!r} does not give the eigenvalues of its matrices under noise (spectral_means)"
+        return f"prior {name!r} does not give the eigenvalues of its matrices under noise (law.spectral_means)"
     return why_theory_only(problem.prior, 1)
 
 

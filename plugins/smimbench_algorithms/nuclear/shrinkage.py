@@ -62,7 +62,7 @@ def shrink(x: Host, threshold: float, positive: bool) -> Host:
 
 
 def shrunk(prior: Any, noise: float, threshold: float, positive: bool) -> Shrunk:
-    """The denoiser of ``R = S + sqrt(noise) Z``, noise > 0, for a prior with ``spectral_means``."""
+    """The denoiser of ``R = S + sqrt(noise) Z``, noise > 0, for a prior whose ``law`` has ``spectral_means``."""
 
     def function(x: Host, mean: Host, variance: Host) -> Host:
         f = shrink(x, threshold, positive)
@@ -70,7 +70,7 @@ def shrunk(prior: Any, noise: float, threshold: float, positive: bool) -> Shrunk
         return np.stack([lost, f * mean, f * f, np.abs(f), f * (x - mean) / noise, (f != 0).astype(float)])
 
     breaks = (threshold,) if positive else (-threshold, threshold)
-    found = prior.spectral_means(function, noise, breaks)
+    found = prior.law.spectral_means(function, noise, breaks)
     return Shrunk._make([*map(float, found.value), float(np.asarray(found.error)[0])])
 
 
@@ -96,7 +96,7 @@ def shrunk_spectrum(
 
     # An eigenvalue f of the estimate comes from f + theta, or from f - theta below zero.
     breaks = {float(e) + math.copysign(threshold, e) for e in ends} | {threshold, -threshold}
-    mass = np.asarray(prior.spectral_means(function, noise, sorted(breaks)).value)
+    mass = np.asarray(prior.law.spectral_means(function, noise, sorted(breaks)).value)
     return {"edges": ends.tolist(), "mass": mass[:-1].tolist(), "zeros": float(mass[-1])}
 
 
@@ -105,7 +105,7 @@ def spectral_end(prior: Any, noise: float, sign: int) -> float:
     from scipy.optimize import brentq
 
     def beyond(end: float) -> float:
-        found = prior.spectral_means(lambda x, *_: (sign * x > end)[None, :].astype(float), noise, (sign * end,))
+        found = prior.law.spectral_means(lambda x, *_: (sign * x > end)[None, :].astype(float), noise, (sign * end,))
         return float(found.value[0]) - 1e-9
 
     high = 2 * math.sqrt(noise)
@@ -125,4 +125,4 @@ def null_eigenvalues(prior: Any) -> float:
     def function(x: Host, mean: Host, variance: Host) -> Host:
         return (np.abs(x) < size)[None, :].astype(float)
 
-    return float(prior.spectral_means(function, noise, (-size, size)).value[0])
+    return float(prior.law.spectral_means(function, noise, (-size, size)).value[0])

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.backend import matching, namespace
-from smimbench.interfaces import Algorithm, AlgorithmPrediction, Array, Capabilities, Info, ParameterError, Start
+from smimbench.interfaces import Algorithm, AlgorithmPrediction, Array, Capabilities, Info, ParameterError, Plan, Start
 from smimbench.theory import Prediction, point_document
 from smimbench_algorithms.spectral.eigenvectors import spectral_estimate
 from smimbench_algorithms.spectral.first_order import ORIGINS, first_order, first_order_theory
 from smimbench_algorithms.spectral.limit import KINDS, REGULARISATION, spectral_theory, why_not
 
 if TYPE_CHECKING:
-    from smimbench.interfaces import Cost, Data
+    from smimbench.interfaces import Data
     from smimbench.problem import Problem
 
 
@@ -69,7 +69,6 @@ class Spectral(Algorithm):
     version = 3
     reference = "arXiv:2502.00901, arXiv:2506.01582"
     capabilities = Capabilities()
-    steps = 1
 
     def __post_init__(self) -> None:
         for key, choices in (("kind", KINDS), ("origin", ORIGINS)):
@@ -121,9 +120,9 @@ class Spectral(Algorithm):
         """The estimate."""
         return state.estimate
 
-    def cost(self, problem: Problem, data: Data) -> Cost | None:
-        """Extensive rank: one pass over the inputs. Low rank: None, the eigensolver decides how often it reads them."""
-        return None if problem.model.rank == "low" else problem.pass_cost(data)
+    def plan(self, data: Data) -> Plan:
+        """Extensive rank: one pass over the inputs. Low rank: the eigensolver decides how often it reads them."""
+        return Plan(1, cost=lambda problem, data: None if problem.model.rank == "low" else problem.pass_cost(data))
 
     def findings(self, state: SpectralState) -> dict[str, list[float | None]]:
         """Eigenvalue of every eigenvector used, strongest first; None where the matrix has no real outlier."""

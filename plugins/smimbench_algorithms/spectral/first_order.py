@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from smimbench.backend import matching, namespace, sample_chunks
+from smimbench.derive import denoise_step
 from smimbench.interfaces import checked_posterior
 from smimbench.theory import information_at, overlap_at, prior_moments
 
@@ -33,7 +34,7 @@ def first_order(
 ) -> Denoised:
     r"""One step of message passing, denoised by the prior: ``denoise(S_0 + Qhat^{-1} adjoint(g), Qhat)``.
 
-    Where the prior offers it, by ``denoise_continued``. With a few samples a direction the largest eigenvalues of the step lie
+    Where the prior has it, by the ``continued`` denoiser. With a few samples a direction the largest eigenvalues of the step lie
     outside the bulk by chance; taken for spikes of the signal, they would make the error at D = 40 a fifth larger.
 
     Parameters
@@ -75,8 +76,7 @@ def first_order(
     if float(xp.min(values)) < least:  # a sample or two without information: the prior mean hardly moves
         Qhat = xp.matmul(vectors * xp.clip(values, least, None), xp.matrix_transpose(vectors))
     step = xp.reshape(xp.linalg.solve(Qhat, xp.reshape(total, (P, -1))), total.shape)
-    denoised: Denoised = (problem.prior.denoise_continued or problem.prior.denoise)(base + step, Qhat)
-    return denoised
+    return denoise_step(problem.prior, base + step, Qhat)
 
 
 def first_order_theory(problem: Problem, alpha: float, origin: str = "prior-mean") -> tuple[Host, Host, Host, str]:

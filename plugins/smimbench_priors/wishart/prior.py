@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from smimbench.backend import matching, namespace, on_device, read_together, send, to_host
-from smimbench.interfaces import Array, Capabilities, Denoised, Factor, Overlap, ParameterError, Prior, Uncertain
+from smimbench.interfaces import Array, Capabilities, Denoised, Factor, Law, Overlap, ParameterError, Prior, Uncertain
 from smimbench.interfaces.checks import check_number
 from smimbench_priors.wishart.spectral_law import Host, continued_map, eigenvalue_map, mmse, observed_law
 
@@ -73,7 +73,12 @@ class Wishart(Prior):
             raise ParameterError("rho", "must be > 0 to run; rho = 0 is the small-width limit, which only theory knows")
         return max(1, round(self.rho * dimension))
 
-    def fluctuation(self, dimension: int) -> float:
+    @property
+    def law(self) -> Law:  # type: ignore[override]
+        """Means over eigenvalues, and how much an overlap fluctuates."""
+        return Law(spectral_means=self._spectral_means, fluctuation=self._fluctuation)
+
+    def _fluctuation(self, dimension: int) -> float:
         r"""Relative standard deviation of ``|S|_F^2 / D`` at finite size, exact.
 
         ``Var tr (W W^T)^2 = 4 r D (2 r^2 + 5 r D + 2 D^2 + 5 r + 5 D + 5)`` over the square of its mean
@@ -99,7 +104,7 @@ class Wishart(Prior):
         """Overlap that the prior mean holds: ``rho`` in every entry of (P, P), host."""
         return np.full((components, components), self.rho)
 
-    def denoise(self, R: Array, Qhat: Array) -> Denoised:
+    def denoise(self, R: Array, Qhat: Array, *, continued: bool = False) -> Denoised:
         """Posterior mean of the matrices given ``R = S + Qhat^{-1/2} Z``, and its error.
 
         Eigenvectors of ``R_p`` are kept, eigenvalues go through ``eigenvalue_map``, ``V_pp = F(Delta_p)``;
@@ -112,6 +117,8 @@ class Wishart(Prior):
             variance 1/D off the diagonal and 2/D on it.
         Qhat : array (P, P)
             Symmetric, positive semidefinite. 0 returns the prior mean, infinity returns R.
+        continued : bool
+            For an iteration at finite D: by ``continued_map``, the same where eigenvalues are in the bulk.
 
         Returns
         -------
@@ -126,13 +133,7 @@ class Wishart(Prior):
         ValueError
             If Qhat is not (P, P).
         """
-        return self._denoised(R, Qhat, eigenvalue_map)
-
-    def denoise_continued(self, R: Array, Qhat: Array) -> Denoised:
-        """Like ``denoise``, for an iteration at finite D: by ``continued_map``, the same where eigenvalues are in the bulk."""
-        return self._denoised(R, Qhat, continued_map)
-
-    def _denoised(self, R: Array, Qhat: Array, shrink: Callable[[Host, float, float], Host]) -> Denoised:
+        shrink = continued_map if continued else eigenvalue_map
         components, dimension, _ = R.shape
         if tuple(Qhat.shape) != (components, components):
             raise ValueError(f"Qhat must have shape {(components, components)}, got {tuple(Qhat.shape)}")
@@ -176,7 +177,7 @@ class Wishart(Prior):
         Q = self.rho + identity * gain[..., None]
         return Overlap(*(xp.asarray(f, **matching(Qhat)) for f in (Q, identity * error[..., None])))
 
-    def spectral_means(
+    def _spectral_means(
         self, function: Callable[[Host, Host, Host], Host], noise: float, breaks: Sequence[float] = ()
     ) -> Uncertain:
         """Means over the eigenvalues of ``S + sqrt(noise) Z``, in the limit.

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from smimbench import Capabilities, ParameterError
+from smimbench.interfaces import Law
 
 __all__ = ["Spectrum"]
 
@@ -44,7 +45,8 @@ class Spectrum:
         if not all(math.isfinite(value) for value in values) or len(set(values)) < 2:
             raise ParameterError("eigenvalues", "must be at least two different finite numbers")
 
-    def quantile(self, u: Any) -> Any:
+    @property
+    def law(self) -> Law:
         """Eigenvalues below which the fractions ``u`` of all lie, for a host array of numbers in (0, 1)."""
         known = np.sort(np.asarray(self.eigenvalues, dtype=float))
-        return np.interp(u, (np.arange(len(known)) + 0.5) / len(known), known)
+        return Law(quantile=lambda u: np.interp(u, (np.arange(len(known)) + 0.5) / len(known), known))
