@@ -234,8 +234,7 @@ def test_what_cannot_be_integrated_is_not_offered():
     ("make", "parameters", "message"),
     [
         *((AttentionHardmax, {"tokens": t}, "^tokens: must be ") for t in (1, 0, -3, 17, 2.0, True, "2", None)),
-        (AttentionHardmax, {"tokens": 3, "sweeps": 1}, "^sweeps: "),
-        (AttentionHardmax, {"tokens": 3, "sweeps": 8.0}, "^sweeps: "),
+        *((AttentionHardmax, {"tokens": 3, "sweeps": s}, "^sweeps: ") for s in (1, 8.0)),
         (AttentionHardmax, {"tokens": 3, "samples": 3}, "^samples: "),
         (AttentionHardmax, {"tokens": 2, "samples": 4096}, "^samples: "),
         (AttentionSoftmax, {"tokens": 1}, "^tokens: must be an integer >= 2, got 1$"),

@@ -15,10 +15,10 @@ from smimbench.numerics import monte_carlo_rng
 from smimbench_channels.attention.hardmax import two_tokens as pair
 from smimbench_channels.attention.hardmax.agreement import diagonal_wins, disagreement
 from smimbench_channels.attention.hardmax.curve import EXACT, SCRAMBLES, information_curve
-from smimbench_channels.attention.hardmax.exact import row_posterior
-from smimbench_channels.attention.hardmax.gibbs import exact_moments, gibbs_moments
+from smimbench_channels.attention.hardmax.exact import check_labels, row_posterior
+from smimbench_channels.attention.hardmax.gibbs import SWEEPS, exact_moments, gibbs_moments
 from smimbench_channels.bases import AttentionChannel, HardmaxChannel
-from smimbench_channels.batches import on_host, shifted_second_moment, uncentred, uncertain_like
+from smimbench_channels.batches import on_host, shifted_second_moment, uncertain_like
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,6 +110,7 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
     def _log_partition(self, y: Array, omega: Array, V: Array) -> Array:
         xp = namespace(omega)
         check_latents(omega, 1, self.sites)
+        check_labels(y)
         flat, variance = xp.astype(omega[:, 0, :], xp.float64), xp.astype(V[0, 0], xp.float64)
         return xp.astype(row_posterior(y, flat, variance, self.tokens).log_partition, omega.dtype)
 
@@ -124,13 +125,16 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
         """
         check_latents(omega, 1, self.sites)
         if self.tokens == 2 and self.sweeps is None:
-            return self._pair_posterior(y, omega, V, second_moment)
+            return pair.posterior(y, omega, V, second_moment=second_moment)
+        check_labels(y)
         xp = namespace(omega)
         flat, variance = xp.astype(omega[:, 0, :], xp.float64), xp.astype(V[0, 0], xp.float64)
         rng = monte_carlo_rng("attention hardmax: posterior") if rng is None else rng
-        integrate = exact_moments if self.sweeps is None and self.tokens <= EXACT else gibbs_moments
-        sweeps = self.sweeps or 64
-        found = integrate(y, flat, variance, self.tokens, sweeps=sweeps, rng=rng, outer=second_moment)
+        arguments = (y, flat, variance, self.tokens, rng, second_moment)
+        if self.sweeps is None and self.tokens <= EXACT:
+            found = exact_moments(*arguments)
+        else:
+            found = gibbs_moments(*arguments, sweeps=self.sweeps or SWEEPS)
         shift = xp.sqrt(variance) * found.first
         second = None
         if found.outer is not None:
@@ -138,15 +142,6 @@ class AttentionHardmax(HardmaxChannel, AttentionChannel):
         covariance = xp.astype(xp.reshape(variance * xp.mean(found.variance), (1, 1)), omega.dtype)
         error = math.sqrt(float(xp.mean(found.square_error)))
         return Posterior(xp.astype((flat + shift)[:, None, :], omega.dtype), covariance, second, error)
-
-    def _pair_posterior(self, y: Array, omega: Array, V: Array, second_moment: bool) -> Posterior:
-        xp = namespace(omega)
-        found = pair.posterior(y, omega, V, full=second_moment)
-        second = None
-        if found.covariance is not None:
-            second = xp.astype(uncentred(found.mean, found.covariance), omega.dtype)
-        covariance = xp.astype(xp.astype(V, xp.float64) * (1 - found.reduction[..., None, None]), omega.dtype)
-        return Posterior(xp.astype(found.mean, omega.dtype), covariance, second, 0.0)
 
     def information(self, Q: Array, V: Array) -> Uncertain:
         """``E sum_c g_c^2`` (..., 1, 1) with ``omega ~ N(0, Q)``; leading axes are a batch, inf at V = 0.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -55,10 +55,8 @@ def small_error_constant(tokens: int) -> float:
     gauss = w * np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
     T = tokens
     with_diagonal = (T - 1) * float(np.sum(gauss * ndtr(math.sqrt(2 / 3) * x) ** (T - 2)))
-    without = 0.0
-    if T > 2:
-        below = ndtr(math.sqrt(0.5) * x) ** (T - 3) * ndtr(0.5 * x)
-        without = (T - 1) * (T - 2) / 2 * float(np.sum(gauss * below))
+    below = ndtr(math.sqrt(0.5) * x) ** (T - 3) * ndtr(0.5 * x)
+    without = (T - 1) * (T - 2) / 2 * float(np.sum(gauss * below))
     return 2 * T / math.sqrt(2 * math.pi) * one * (with_diagonal + without)
 
 
@@ -77,16 +75,13 @@ def _polynomials(tokens: int, samples: int) -> Polynomials:
     """``s (Q + V) information``."""
     s = lobatto_points(NODES)
     values = np.empty((NODES, SCRAMBLES))
-    values[0] = small_error_constant(tokens)
-    certain = [0]
-    for k in range(1, NODES):
-        if k == NODES - 1 and tokens <= EXACT:
-            values[k] = _without_overlap(tokens)
-            certain.append(k)
-        else:
-            values[k] = s[k] * _sampled_information(tokens, s[k] ** 2, samples, k)
+    certain = {0: small_error_constant(tokens)}
+    if tokens <= EXACT:
+        certain[NODES - 1] = _without_overlap(tokens)
+    for k in range(NODES):
+        values[k] = certain[k] if k in certain else s[k] * _sampled_information(tokens, s[k] ** 2, samples, k)
     spread = values.std(axis=1, ddof=1) / math.sqrt(SCRAMBLES)
-    spread[certain] = 1e-3 * spread[spread > 0].min()  # these points are as good as exact
+    spread[list(certain)] = 1e-3 * spread[spread > 0].min()  # as good as exact
     # The relative error that the degree leaves: ten times what is found for two and three tokens.
     return fitted(s, values, spread, DEGREE, 1e-4)
 
@@ -136,13 +131,10 @@ def _sampled_information(tokens: int, x: float, samples: int, stream: int) -> Ar
 
 def _gibbs_squares(y: Array, omega: Array, z: Array, x: float, T: int, rng: np.random.Generator) -> Array:
     """``V sum_c g_c^2`` without bias: the product of two chains that start from the true latents."""
-    result = []
-    for part in blocks(len(y), max(1, (1 << 17) // (2 * T * T))):
-        found = chain_moments(
-            y[part], omega[part], np.asarray(x), T, sweeps=8, burn_in=8, chains=2, rng=rng, start=z[part]
-        )  # fmt: skip
-        result.append(np.sum(found.first[0] * found.first[1], axis=1))
-    return np.concatenate(result)
+    options: Any = {"sweeps": 8, "burn_in": 8, "chains": 2, "rng": rng}
+    parts = blocks(len(y), max(1, (1 << 17) // (2 * T * T)))
+    found = [chain_moments(y[p], omega[p], np.asarray(x), T, start=z[p], **options).first for p in parts]
+    return np.concatenate([np.sum(one * two, axis=1) for one, two in found])
 
 
 def _hazard_square(k: Array) -> Array:
@@ -167,20 +159,17 @@ def _tie_mean(tokens: int, x: float) -> float:
     t, wt = gauss_legendre(96, -9.0, 9.0)
     wt = wt * np.exp(-(t**2) / 2) / math.sqrt(2 * math.pi)
     total = 0.0
-    for upper, lower, count in (
-        (2.0, 1.0, tokens - 1),
-        (1.0, 2.0, tokens - 1),
-        (1.0, 1.0, (tokens - 1) * (tokens - 2)),
-    ):
-        if count:
-            width = upper + lower
-            gap = k * math.sqrt(x * width)
-            density = np.exp(-(gap**2) / (2 * q * width)) * math.sqrt(x / (2 * math.pi * q))
-            # the lower of the two given the gap
-            low = -gap[:, None] * lower / width + math.sqrt(q * upper * lower / width) * t
-            low = low / math.sqrt(q)
-            below = ndtr(low) ** (tokens - 2)
-            if upper == lower:  # the diagonal is among the rest
-                below = ndtr(low) ** (tokens - 3) * ndtr(low / math.sqrt(2))
-            total += count * float(np.sum(wk * density * _tie(k) * (below @ wt)))
+    others = tokens - 1
+    cases = [(2.0, 1.0, others), (1.0, 2.0, others), (1.0, 1.0, others * (tokens - 2))]
+    for upper, lower, count in cases[: others + 1]:
+        width = upper + lower
+        gap = k * math.sqrt(x * width)
+        density = np.exp(-(gap**2) / (2 * q * width)) * math.sqrt(x / (2 * math.pi * q))
+        # the lower of the two given the gap
+        low = -gap[:, None] * lower / width + math.sqrt(q * upper * lower / width) * t
+        low = low / math.sqrt(q)
+        below = ndtr(low) ** (tokens - 2)
+        if upper == lower:  # the diagonal is among the rest
+            below = ndtr(low) ** (tokens - 3) * ndtr(low / math.sqrt(2))
+        total += count * float(np.sum(wk * density * _tie(k) * (below @ wt)))
     return total

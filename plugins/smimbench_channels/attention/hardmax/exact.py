@@ -11,23 +11,25 @@ Only some sets occur, and many labels differ by the names of the tokens only: se
 from __future__ import annotations
 
 import math
-import operator
-from functools import cache, reduce
-from itertools import permutations, product
+from functools import cache
+from itertools import permutations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import clip, namespace, special
-from smimbench.numerics import gauss_legendre, site_pairs, site_scales
+from smimbench.backend import clip, matching, namespace, special
+from smimbench.numerics import entry_sites, gauss_legendre, site_pairs, site_scales
+from smimbench_channels.batches import joined
 
 if TYPE_CHECKING:
-    from types import ModuleType
+    from collections.abc import Iterable
 
     from smimbench.interfaces import Array
 
-__all__ = ["Pattern", "Patterns", "RowPosterior", "label_classes", "patterns", "row_posterior"]
+__all__ = ["RowPosterior", "check_labels", "label_classes", "patterns", "row_posterior"]
+
+Host = np.ndarray[Any, Any]
 
 
 class Pattern(NamedTuple):
@@ -45,90 +47,89 @@ class Patterns(NamedTuple):
     """All labels of T tokens by their code ``sum_a y_a T^a``."""
 
     members: tuple[Pattern, ...]
-    kind: np.ndarray[Any, Any]  # (T^T,) which pattern; -1 for labels that no symmetric matrix has
-    sites: np.ndarray[Any, Any]  # (T^T, C) site of the sample behind every site of the pattern
-    places: np.ndarray[Any, Any]  # its inverse
+    kind: Host  # (T^T,) which pattern; -1 for labels that no symmetric matrix has
+    sites: Host  # (T^T, C) site of the sample behind every site of the pattern
+    places: Host  # its inverse
 
 
-def label_classes(tokens: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _in_rings(y: Array) -> Array:
+    """Whether three rows or more of a label (n, T) have maxima that point at each other in a ring.
+
+    A row's maximum is an entry of the row it points at, so along the pointers the maxima cannot fall; they
+    would all have to be equal.
+    """
+    xp = namespace(y)
+    here = y
+    for _ in range(y.shape[1]):
+        here = xp.take_along_axis(y, here, axis=1)
+    twice = xp.take_along_axis(y, xp.take_along_axis(y, here, axis=1), axis=1)
+    return xp.any(twice != here, axis=1)
+
+
+def check_labels(y: Array) -> None:
+    """Raise ValueError if a label (n, T) is one that no symmetric matrix has."""
+    if bool(namespace(y).any(_in_rings(y))):
+        raise ValueError("labels contradict each other: the row maxima of a symmetric matrix form no ring")
+
+
+def label_classes(tokens: int) -> tuple[Host, Host]:
     """One label (N, T) of each class that differs by more than the names of the tokens, and how many it stands for."""
-    index = patterns(tokens).kind
-    kinds, first, count = np.unique(index, return_index=True, return_counts=True)
-    some = first[kinds >= 0]
-    return some[:, None] // tokens ** np.arange(tokens) % tokens, count[kinds >= 0]
+    kinds, first, count = np.unique(patterns(tokens).kind, return_index=True, return_counts=True)
+    possible = kinds >= 0
+    return first[possible, None] // tokens ** np.arange(tokens) % tokens, count[possible]
 
 
 @cache
 def patterns(tokens: int) -> Patterns:
     """The few patterns of T tokens, and for every label which one it is, up to the names of the tokens."""
-    pairs = site_pairs(tokens)
-    site = {pair: c for c, pair in enumerate(pairs)}
     powers = tokens ** np.arange(tokens)
-    count = tokens**tokens
-    index = np.full(count, -1)
-    sites = np.zeros((count, len(pairs)), dtype=np.int64)
-    places = np.zeros_like(sites)
+    labels = np.arange(tokens**tokens)[:, None] // powers % tokens
+    possible = ~_in_rings(labels)
     names = np.array(list(permutations(range(tokens))))
-    renamed = [[site[min(p[a], p[b]), max(p[a], p[b])] for a, b in pairs] for p in names.tolist()]
-    moved = np.array(renamed)  # row: where a renaming takes the sites of the pattern
+    a, b = np.array(site_pairs(tokens)).T
+    # row: where a renaming takes the sites of the pattern
+    moved = np.array(entry_sites(tokens)).reshape(tokens, tokens)[names[:, a], names[:, b]]
+    kind = np.full(len(labels), -1)
+    sites = np.zeros((len(labels), len(a)), dtype=np.int64)
+    places = np.zeros_like(sites)
     members: list[Pattern] = []
-    for digits in product(range(tokens), repeat=tokens):
-        choice = digits[::-1]  # code 0, 1, .. in order
-        code = int(np.dot(choice, powers))
-        if index[code] >= 0 or not _possible(choice):
+    for code, label in enumerate(labels):
+        if kind[code] >= 0 or not possible[code]:
             continue
-        # row p(a) of the renamed label points at p(choice(a))
-        labels = np.empty_like(names)
-        np.put_along_axis(labels, names, names[:, list(choice)], axis=1)
-        codes = labels @ powers
-        index[codes] = len(members)
+        # row p(a) of the renamed label points at p(label(a))
+        renamed = np.empty_like(names)
+        np.put_along_axis(renamed, names, names[:, label], axis=1)
+        codes = renamed @ powers
+        kind[codes] = len(members)
         sites[codes] = moved
         places[codes] = np.argsort(moved, axis=1)
-        members.append(_pattern(choice))
-    return Patterns(tuple(members), index, sites, places)
+        members.append(_pattern(label.tolist()))
+    return Patterns(tuple(members), kind, sites, places)
 
 
-def _possible(choice: tuple[int, ...]) -> bool:
-    """Whether every row ends at one that points at itself, or at two that point at each other."""
-    for a in range(len(choice)):
-        for _ in range(len(choice)):
-            a = choice[a]
-        if choice[choice[a]] != a:
-            return False
-    return True
+def _pattern(label: list[int]) -> Pattern:
+    T = len(label)
+    entries = entry_sites(T)
+    pairs = [tuple(sorted({a, label[a]})) if label[label[a]] == a else (a,) for a in range(T)]
+    units = tuple(dict.fromkeys(pairs))
+    K = len(units)
+    unit_of = {a: u for u, rows in enumerate(units) for a in rows}
+    above = [unit_of[label[rows[0]]] for rows in units]
+    edges = tuple(entries[rows[0] * T + label[rows[0]]] for rows in units)
+    free = tuple(tuple(c for a in rows if (c := entries[a * T + a]) != edges[u]) for u, rows in enumerate(units))
+    between = {
+        (u, w): tuple(c for a in units[u] for b in units[w] if (c := entries[a * T + b]) != edges[u])
+        for u in range(K)
+        for w in range(K)
+        if u != w
+    }
 
+    def ready(u: int, placed: int) -> bool:
+        return above[u] == u or bool(placed >> above[u] & 1)
 
-def _pattern(choice: tuple[int, ...]) -> Pattern:
-    T = len(choice)
-    site = {pair: c for c, pair in enumerate(site_pairs(T))}
-    rows = [a for a in range(T) if choice[a] == a or choice[choice[a]] != a or a < choice[a]]
-    units = tuple((a,) if choice[choice[a]] != a or choice[a] == a else (a, choice[a]) for a in rows)
-    unit_of = {a: u for u, members in enumerate(units) for a in members}
-    edges = tuple(site[min(u[0], choice[u[0]]), max(u[0], choice[u[0]])] for u in units)
-    inside = [[(a, a) for a in u] for u in units]
-    free = tuple(tuple(site[p] for p in pairs if site[p] != edges[u]) for u, pairs in enumerate(inside))
-    between = {}
-    for u, w in product(range(len(units)), repeat=2):
-        cross = [site[min(a, b), max(a, b)] for a in units[u] for b in units[w]] if u != w else []
-        between[u, w] = tuple(c for c in cross if c != edges[u])
-    steps = []
-    for placed in range(1 << len(units)):
-        inside_set = {u for u in range(len(units)) if placed >> u & 1}
-
-        def ready(u: int, have: set[int] = inside_set) -> bool:
-            above = unit_of[choice[units[u][0]]]
-            return above == u or above in have
-
-        if all(ready(u) for u in inside_set):
-            steps += [(placed, u) for u in range(len(units)) if u not in inside_set and ready(u)]
+    closed = [placed for placed in range(1 << K) if all(ready(u, placed) for u in range(K) if placed >> u & 1)]
+    steps = ((placed, u) for placed in closed for u in range(K) if not placed >> u & 1 and ready(u, placed))
     return Pattern(units, edges, free, between, tuple(steps))
-
-
-# Half-width of the window around every row's largest entry, in its standard deviations: 7 leave errors of 5e-6. Doubled: the
-# same nodes are twice as far apart, and the posterior means of unlikely labels at small V are wrong by up to 5% of a width.
-REACH = 7.0
-# Gauss-Legendre nodes of a window. Doubled: at small V errors of 1e-6 in place of 2e-5, at up to twice the time.
-NODES = 28
 
 
 class RowPosterior(NamedTuple):
@@ -143,61 +144,57 @@ class RowPosterior(NamedTuple):
 
 
 def row_posterior(
-    y: Array, omega: Array, V: Array, tokens: int, *, nodes: int = NODES, reach: float = REACH
+    y: Array, omega: Array, V: Array, tokens: int, *, nodes: int = 28, reach: float = 7.0
 ) -> RowPosterior:
-    """Posterior of ``z ~ N(omega, V)`` given the columns of the row maxima.
+    """Posterior of ``z ~ N(omega, V)`` given the columns of the row maxima, which form no ring.
 
     ``y`` (n, T) integers, ``omega`` (n, C) and ``V`` () in double precision; the cost grows about threefold with every token.
     Accurate to about 1e-5 where the label has a probability above 1e-8; further out the windows, which are centred on omega,
-    may miss the posterior. ValueError if a label cannot come from a symmetric matrix: three rows or more that point at each
-    other in a ring.
+    may miss the posterior.
+
+    ``reach`` is the half-width of the window around every row's largest entry, in its standard deviations, ``nodes`` the
+    Gauss-Legendre nodes of a window. Doubled, ``nodes`` leave errors of 1e-6 in place of 2e-5 at small V.
     """
     xp = namespace(y, omega, V)
-    device = array_api_compat.device(omega)
     table = patterns(tokens)
-    powers = xp.asarray([tokens**a for a in range(tokens)], dtype=xp.int64, device=device)
+    kinds, all_sites, all_places = (xp.asarray(f, device=array_api_compat.device(omega)) for f in table[1:])
+    powers = xp.asarray([tokens**a for a in range(tokens)], **matching(omega, xp.int64))
     code = xp.sum(xp.astype(y, xp.int64) * powers[None, :], axis=1)
-    kind = xp.take(xp.asarray(table.kind, device=device), code)
-    if bool(xp.any(kind < 0)):
-        raise ValueError("labels contradict each other: the row maxima of a symmetric matrix form no ring")
-    scale = xp.asarray(site_scales(tokens), dtype=xp.float64, device=device)
-    mean = omega * (scale[None, :] / xp.sqrt(V))
+    kind = xp.take(kinds, code)
+    mean = omega * (xp.asarray(site_scales(tokens), **matching(omega, xp.float64))[None, :] / xp.sqrt(V))
     # On a host some dozens of intermediate arrays stay in the cache.
     size = 1 << (14 if array_api_compat.is_numpy_namespace(xp) else 21)
-    found: list[tuple[Array, ...]] = []
+    order, found = [], []
     for k, pattern in enumerate(table.members):
         where = xp.nonzero(kind == k)[0]
         rows = max(1, size // (len(pattern.units) * nodes))
         for start in range(0, where.shape[0], rows):
             part = where[start : min(start + rows, where.shape[0])]
             codes = xp.take(code, part)
-            sites = xp.take(xp.asarray(table.sites, device=device), codes, axis=0)
-            places = xp.take(xp.asarray(table.places, device=device), codes, axis=0)
+            sites, places = xp.take(all_sites, codes, axis=0), xp.take(all_places, codes, axis=0)
             own = xp.take_along_axis(xp.take(mean, part, axis=0), sites, axis=1)
-            one = _posterior_of_pattern(xp, pattern, own, tokens, nodes, reach)
-            moments = (xp.take_along_axis(f, places, axis=1) for f in one[1:])
-            found.append((part, one.log_partition, *moments))
-    order = xp.argsort(xp.concat([f[0] for f in found]))
-    return RowPosterior(*(xp.take(xp.concat([f[k] for f in found]), order, axis=0) for k in (1, 2, 3)))
+            log_partition, *moments = _posterior_of_pattern(pattern, own, tokens, nodes, reach)
+            order.append(part)
+            found.append(RowPosterior(log_partition, *(xp.take_along_axis(f, places, axis=1) for f in moments)))
+    back = xp.argsort(xp.concat(order))
+    return RowPosterior(*(xp.take(f, back, axis=0) for f in joined(found)))
 
 
 @cache
-def _rule(count: int) -> tuple[np.ndarray[Any, Any], ...]:
+def _rule(count: int) -> tuple[Host, ...]:
     """Gauss-Legendre on [0, 1]; maps from values at the nodes to integrals below and above them, and in all."""
     x, w = gauss_legendre(count)
     # Legendre coefficients of the polynomial through the values, then its primitive at the nodes
-    series = np.polynomial.legendre.legvander(x, count - 1) * w[:, None] * (np.arange(count) + 0.5)
-    identity = np.eye(count)
-    primitive = [
-        np.polynomial.legendre.legval(x, np.polynomial.legendre.legint(identity[k], lbnd=-1)) for k in range(count)
-    ]
-    below = (series @ np.array(primitive)) / 2
+    legendre = np.polynomial.legendre
+    series = legendre.legvander(x, count - 1) * w[:, None] * (np.arange(count) + 0.5)
+    below = (series @ legendre.legval(x, legendre.legint(np.eye(count), lbnd=-1))) / 2
     whole = w[:, None] / 2
     return (x + 1) / 2, w / 2, np.hstack([below, whole]), np.hstack([whole - below, whole])
 
 
-def _maxima_panels(xp: ModuleType, centre: Array, width: Array) -> tuple[Array, Array]:
+def _maxima_panels(centre: Array, width: Array) -> tuple[Array, Array]:
     """Left ends and lengths (n, K) of panels that cover the windows ``centre +- width`` without overlap."""
+    xp = namespace(centre)
     order = xp.argsort(centre, axis=1)
     centre, width = xp.take_along_axis(centre, order, axis=1), xp.take_along_axis(width, order, axis=1)
     share = width[:, :-1] / (width[:, :-1] + width[:, 1:])
@@ -208,23 +205,20 @@ def _maxima_panels(xp: ModuleType, centre: Array, width: Array) -> tuple[Array, 
     return left, right - left
 
 
-def _posterior_of_pattern(
-    xp: ModuleType, pattern: Pattern, mean: Array, tokens: int, nodes: int, reach: float
-) -> RowPosterior:
+def _posterior_of_pattern(pattern: Pattern, mean: Array, tokens: int, nodes: int, reach: float) -> RowPosterior:
     """All samples of one pattern; ``mean`` (n, C) of h in units of sqrt(V), sites named as in the pattern."""
+    xp, place = namespace(mean), matching(mean)
     n, K = mean.shape[0], len(pattern.units)
-    place = {"dtype": xp.float64, "device": array_api_compat.device(mean)}
-    scales = site_scales(tokens)
-    edges = set(pattern.edges)
-    centre = xp.stack([mean[:, c] for c in pattern.edges], axis=1)
-    width = xp.asarray([reach * scales[c] for c in pattern.edges], **place)
-    left, length = _maxima_panels(xp, centre, xp.broadcast_to(width[None, :], (n, K)))
+    scales, edges = site_scales(tokens), pattern.edges
+    centre = xp.stack([mean[:, c] for c in edges], axis=1)
+    width = xp.asarray([reach * scales[c] for c in edges], **place)
+    left, length = _maxima_panels(centre, xp.broadcast_to(width[None, :], (n, K)))
     x, w, below, above = (xp.asarray(v, **place) for v in _rule(nodes))
     m = xp.reshape(left[:, :, None] + length[:, :, None] * x, (n, K * nodes))
     weight = xp.reshape(length[:, :, None] * w, (n, K * nodes))
-    t = [(m - mean[:, c, None]) / scales[c] for c in range(len(scales))]
+    t = [(m - mean[:, c, None]) / scale for c, scale in enumerate(scales)]
     phi = [1 / math.sqrt(2 * math.pi) * xp.exp(-u * u / 2) for u in t]
-    cdf = {c: special(xp).ndtr(t[c]) for c in range(len(scales)) if c not in edges}
+    cdf = {c: special(xp).ndtr(u) for c, u in enumerate(t) if c not in edges}
 
     def cumulate(f: Array, matrix: Array, *, upwards: bool) -> tuple[Array, Array]:
         """Integral of f from its far end to every node, and over everything."""
@@ -236,71 +230,59 @@ def _posterior_of_pattern(
         before = running - whole if upwards else total[:, None] - running
         return xp.reshape(inner[:, :, :-1] + before[:, :, None], (n, K * nodes)), total
 
-    base = [
-        reduce(operator.mul, [phi[pattern.edges[u]] / scales[pattern.edges[u]], *(cdf[c] for c in pattern.free[u])])
-        for u in range(K)
-    ]
-    factors: dict[tuple[int, int], Array] = {}
+    factors = {
+        (u, 0): math.prod((cdf[c] for c in pattern.free[u]), start=phi[c] / scales[c]) for u, c in enumerate(edges)
+    }
 
     def factor(u: int, placed: int) -> Array:
         """Density of unit u's maximum, and all its entries with itself and the units above it."""
-        if not placed:
-            return base[u]
         if (u, placed) not in factors:
             w = placed.bit_length() - 1
-            rest = factor(u, placed ^ (1 << w))
-            factors[u, placed] = reduce(operator.mul, [rest, *(cdf[c] for c in pattern.between[u, w])])
+            entries = (cdf[c] for c in pattern.between[u, w])
+            factors[u, placed] = math.prod(entries, start=factor(u, placed ^ (1 << w)))
         return factors[u, placed]
 
-    one = xp.ones_like(m)
-    above_of: dict[int, Array] = {0: one}
-    terms: dict[int, list[Array]] = {}
-    for placed, u in pattern.steps:
-        if placed not in above_of:
-            above_of[placed], _ = cumulate(reduce(operator.add, terms[placed]), above, upwards=False)
-        terms.setdefault(placed | 1 << u, []).append(factor(u, placed) * above_of[placed])
-    full = (1 << K) - 1
-    below_of: dict[int, Array] = {full: one}
-    terms = {}
+    def integrals(steps: Iterable[tuple[int, int, int]], start: int, matrix: Array, *, upwards: bool) -> Any:
+        """For every set of units placed: integrals over the ones before (source to target) in the order of the steps."""
+        found = {start: xp.ones_like(m)}
+        terms: dict[int, dict[int, Any]] = {}
+        for source, target, u in steps:
+            if source not in found:
+                found[source], _ = cumulate(sum(terms[source].values()), matrix, upwards=upwards)
+            terms.setdefault(target, {})[source] = factor(u, min(source, target)) * found[source]
+        return found, terms
+
+    moves = [(placed, placed | 1 << u, u) for placed, u in pattern.steps]
+    above_of, _ = integrals(moves, 0, above, upwards=False)
+    back = [(target, placed, u) for placed, target, u in reversed(moves)]
+    _, terms = integrals(back, (1 << K) - 1, below, upwards=True)
+    _, partition = cumulate(sum(terms[0].values()), below, upwards=True)
+    # densities of the maximum of a unit, or of the lower one of two
     of_unit: list[Any] = [0.0] * K
     of_pair: dict[tuple[int, int], Any] = {}
-    for placed, u in reversed(pattern.steps):
-        target = placed | 1 << u
-        if target not in below_of:
-            below_of[target], _ = cumulate(reduce(operator.add, terms[target]), below, upwards=True)
-        term = factor(u, placed) * below_of[target]
-        terms.setdefault(placed, []).append(term)
-        density = term * above_of[placed]
+    for target, placed, u in back:
+        density = terms[placed][target] * above_of[placed]
         of_unit[u] = of_unit[u] + density
         for w in range(K):
             if placed >> w & 1:
                 key = (min(u, w), max(u, w))
                 of_pair[key] = of_pair.get(key, 0.0) + density
-    _, partition = cumulate(reduce(operator.add, terms[0]), below, upwards=True)
 
-    first: list[Any] = [None] * len(scales)
-    second: list[Any] = [None] * len(scales)
-
-    def put(c: int, density: Array, norm: Array) -> None:
-        """Moments of site c, whose lower row has its maximum at m with this density."""
-        if c in edges:
-            value = density * t[c]
-            square = value * t[c]
-        else:
-            value = -density * (phi[c] / clip(cdf[c], 1e-300, None))
-            square = density + value * t[c]
-        first[c] = xp.sum(value, axis=1) / norm
-        second[c] = xp.sum(square, axis=1) / norm
-
-    for u in range(K):
-        density = of_unit[u] * weight
-        norm = clip(xp.sum(density, axis=1), 1e-300, None)
-        for c in (pattern.edges[u], *pattern.free[u]):
-            put(c, density, norm)
-    for (u, w), density in of_pair.items():
+    # moments of every site, whose lower row has its maximum at m with a density
+    lower = [(of_unit[u], {edges[u], *pattern.free[u]}) for u in range(K)]
+    lower += [(of_pair[u, w], {*pattern.between[u, w]} & {*pattern.between[w, u]}) for u, w in of_pair]
+    first, second = [mean[:, 0]] * len(scales), [mean[:, 0]] * len(scales)
+    for density, sites in lower:
         density = density * weight
         norm = clip(xp.sum(density, axis=1), 1e-300, None)
-        for c in set(pattern.between[u, w]) & set(pattern.between[w, u]):
-            put(c, density, norm)
+        for c in sites:
+            if c in edges:
+                value = density * t[c]
+                square = value * t[c]
+            else:
+                value = -density * (phi[c] / clip(cdf[c], 1e-300, None))
+                square = density + value * t[c]
+            first[c] = xp.sum(value, axis=1) / norm
+            second[c] = xp.sum(square, axis=1) / norm
     log_partition = xp.log(clip(partition, 1e-300, None))
     return RowPosterior(log_partition, xp.stack(first, axis=1), xp.stack(second, axis=1))

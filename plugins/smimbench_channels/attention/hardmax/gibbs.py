@@ -9,30 +9,28 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import array_api_compat
 import numpy as np
 
-from smimbench.backend import clip, namespace, special
+from smimbench.backend import clip, matching, namespace, special
 from smimbench.numerics import entry_sites, site_pairs, site_scales, spread_at_mask
 from smimbench_channels.attention.hardmax.exact import row_posterior
 from smimbench_channels.batches import blocks, identity_like, joined, put_tuple
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from smimbench.interfaces import Array
 
 __all__ = [
+    "SWEEPS",
     "ChainMoments",
     "Moments",
     "chain_moments",
-    "check_labels",
     "exact_moments",
     "feasible_start",
     "gibbs_moments",
     "truncated_normal",
 ]
 
-# Limits of the arithmetic, no tuning: probabilities below Phi(-30) are formed relative to the density, and 40 standard
-# deviations away a density is 0 in double precision.
-_FAR, _NOTHING = -30.0, 40.0
+SWEEPS = 64
+"""Sweeps that each of two chains averages by default. Doubled: errors fall by sqrt(2), in twice the time."""
+_FAR = -30.0  # probabilities below Phi(_FAR) are formed relative to the density
 
 
 class ChainMoments(NamedTuple):
@@ -53,8 +51,8 @@ def truncated_normal(low: Array, high: Array, uniform: Array) -> tuple[Array, Ar
     xp = namespace(low, high, uniform)
     mirror = low + high > 0
     a, b = xp.where(mirror, -high, low), xp.where(mirror, -low, high)
-    a = xp.maximum(a, clip(b, None, 0.0) - _NOTHING)
-    inside = clip(b, _FAR, _NOTHING)
+    a = xp.maximum(a, clip(b, None, 0.0) - 40)  # there the density is 0 in double precision
+    inside = clip(b, _FAR, 40)
     p_a, p_b = special(xp).ndtr(xp.minimum(a, inside)), special(xp).ndtr(inside)
     density = 1 / math.sqrt(2 * math.pi)
     phi_a, phi_b = density * xp.exp(-a * a / 2), density * xp.exp(-inside * inside / 2)
@@ -67,7 +65,7 @@ def truncated_normal(low: Array, high: Array, uniform: Array) -> tuple[Array, Ar
     if bool(xp.any(far)):
         flat = xp.reshape(far, (-1,))
         where = xp.nonzero(flat)[0]
-        some = _truncated_tail(xp, *(xp.take(xp.reshape(v, (-1,)), where) for v in (a, b, uniform)))
+        some = _truncated_tail(*(xp.take(xp.reshape(v, (-1,)), where) for v in (a, b, uniform)))
         tail = [xp.reshape(spread_at_mask(v, flat), far.shape) for v in some]
         draw, mean, second = (xp.where(far, t, c) for t, c in zip(tail, (draw, mean, second), strict=True))
     draw, mean = clip(draw, a, b), clip(mean, a, b)
@@ -75,27 +73,25 @@ def truncated_normal(low: Array, high: Array, uniform: Array) -> tuple[Array, Ar
     return xp.where(mirror, -draw, draw), xp.where(mirror, -mean, mean), second
 
 
-def _mills(xp: ModuleType, t: Array) -> Array:
-    """``Phi(t) / phi(t)`` for negative t."""
-    return math.sqrt(math.pi / 2) * special(xp).erfcx(t * -math.sqrt(0.5))
-
-
-def _truncated_tail(xp: ModuleType, a: Array, b: Array, uniform: Array) -> tuple[Array, Array, Array]:
+def _truncated_tail(a: Array, b: Array, uniform: Array) -> tuple[Array, Array, Array]:
     """The same on ``[a, b]`` with b far below 0, everything relative to the density at b."""
-    mills = _mills(xp, b)
+    xp = namespace(a)
+
+    def mills(t: Array) -> Array:
+        return math.sqrt(math.pi / 2) * special(xp).erfcx(t * -math.sqrt(0.5))
+
+    at_b = mills(b)
     ratio = xp.exp((b - a) * (b + a) / 2)
-    mass = mills - ratio * _mills(xp, a)
+    mass = at_b - ratio * mills(a)
     # the fraction of the probability below the draw; a Rayleigh variable to first order, then Newton
-    log_share = xp.log((mills - (1 - uniform) * mass) / mills)
+    log_share = xp.log((at_b - (1 - uniform) * mass) / at_b)
     draw = -xp.sqrt(b * b - 2 * log_share)
     for _ in range(2):
-        here = _mills(xp, draw)
+        here = mills(draw)
         # log Phi(draw) - log Phi(b) - log_share
-        gap = (b - draw) * (b + draw) / 2 + xp.log(here / mills) - log_share
+        gap = (b - draw) * (b + draw) / 2 + xp.log(here / at_b) - log_share
         draw = draw - gap * here
-    mean = (ratio - 1) / mass
-    second = 1 + (a * ratio - b) / mass
-    return draw, mean, second
+    return draw, (ratio - 1) / mass, 1 + (a * ratio - b) / mass
 
 
 @cache
@@ -104,31 +100,22 @@ def _rounds(tokens: int) -> tuple[tuple[int, ...], ...]:
 
     The circle method of round-robin tournaments; a row without a partner meets itself, on the diagonal.
     """
-    if tokens % 2:
-        return tuple(tuple((k - a) % tokens for a in range(tokens)) for k in range(tokens))
-    m = tokens - 1
-    rounds = []
-    for k in range(m):
-        partner = [(k - a) % m for a in range(m)]
-        alone = next(a for a in range(m) if partner[a] == a)
-        partner[alone] = m
-        rounds.append((*partner, alone))
-    return (*rounds, tuple(range(tokens)))
+    odd = tokens - 1 + tokens % 2
+    rounds = [[(k - a) % odd for a in range(odd)] for k in range(odd)]
+    if odd == tokens:
+        return tuple(map(tuple, rounds))
+    for partner in rounds:  # the row that is alone meets the last one
+        alone = next(a for a in range(odd) if partner[a] == a)
+        partner[alone] = odd
+        partner.append(alone)
+    return (*map(tuple, rounds), tuple(range(tokens)))
 
 
-def check_labels(y: Array, tokens: int) -> None:
-    """Raise ValueError if a label (n, T) has three rows or more whose maxima point at each other in a ring.
-
-    A row's maximum is an entry of the row it points at, so along the pointers the maxima cannot fall; they
-    would all have to be equal.
-    """
-    xp = namespace(y)
-    here = y
-    for _ in range(tokens):
-        here = xp.take_along_axis(y, here, axis=1)
-    twice = xp.take_along_axis(y, xp.take_along_axis(y, here, axis=1), axis=1)
-    if bool(xp.any(twice != here)):
-        raise ValueError("labels contradict each other: the row maxima of a symmetric matrix form no ring")
+def _matrix(sites: Array, tokens: int) -> Array:
+    """Symmetric matrices (T, T, n) of sites (n, C)."""
+    xp = namespace(sites)
+    index = xp.asarray(entry_sites(tokens), device=array_api_compat.device(sites))
+    return xp.reshape(xp.matrix_transpose(xp.take(sites, index, axis=1)), (tokens, tokens, -1))
 
 
 def feasible_start(y: Array, mean: Array, tokens: int) -> Array:
@@ -140,12 +127,10 @@ def feasible_start(y: Array, mean: Array, tokens: int) -> Array:
     entries are cut off at the row maxima.
     """
     xp = namespace(y, mean)
-    device = array_api_compat.device(mean)
-    index = xp.asarray(entry_sites(tokens), device=device)
-    h = xp.reshape(xp.matrix_transpose(xp.take(mean, index, axis=1)), (tokens, tokens, mean.shape[0]))
-    weight = 1 / xp.asarray(site_scales(tokens), dtype=mean.dtype, device=device) ** 2
-    weight = xp.reshape(xp.take(weight, index), (tokens, tokens))[:, :, None]
-    points = _points(xp, y, tokens)
+    h = _matrix(mean, tokens)
+    weight = _matrix(1 / xp.asarray(site_scales(tokens), **matching(mean))[None, :] ** 2, tokens)
+    columns = xp.arange(tokens, **matching(y))
+    points = xp.matrix_transpose(y)[:, None, :] == columns[None, :, None]  # row a at column b
     zero = xp.zeros_like(h)
     own = xp.sum(xp.where(points, h, zero), axis=1)
     own_weight = xp.sum(xp.where(points, weight, zero), axis=1)
@@ -153,20 +138,38 @@ def feasible_start(y: Array, mean: Array, tokens: int) -> Array:
     for _ in range(tokens):  # Newton on a piecewise linear function: every step settles one entry at least
         above = xp.where((h > top[:, None, :]) & ~points, weight, zero)
         top = (own * own_weight + xp.sum(above * h, axis=1)) / (own_weight + xp.sum(above, axis=1))
-    least = xp.full_like(h, -math.inf)
     for _ in range(tokens):
-        below = xp.max(xp.where(points, top[:, None, :], least), axis=0)
-        top = xp.maximum(top, below)
+        top = xp.maximum(top, xp.max(xp.where(points, top[:, None, :], -math.inf), axis=0))
     capped = xp.minimum(h, xp.minimum(top[:, None, :], top[None, :, :]))
     mine = xp.where(points, top[:, None, :], capped)
-    theirs = xp.where(xp.permute_dims(points, (1, 0, 2)), top[None, :, :], capped)
-    return xp.maximum(mine, theirs)
+    return xp.maximum(mine, xp.permute_dims(mine, (1, 0, 2)))
 
 
-def _points(xp: ModuleType, y: Array, tokens: int) -> Array:
-    """Whether row a points at column b, booleans (T, T, n)."""
-    columns = xp.arange(tokens, dtype=y.dtype, device=array_api_compat.device(y))
-    return xp.matrix_transpose(y)[:, None, :] == columns[None, :, None]
+class _Round(NamedTuple):
+    """Entries without a common row, one for each pair of rows that meet."""
+
+    sites: list[int]
+    rows: Array  # smaller and larger row of every pair
+    others: Array
+    position: Array  # (T,) of every row's pair
+    met: Array  # (T, T, 1) whether an entry is one of them
+    is_max: Array  # (T, n) whether a row has its maximum there
+    scale: Array  # (sites, 1)
+    centre: Array  # (sites, n) prior means
+
+
+def _round(partner: tuple[int, ...], labels: Array, mean: Array) -> _Round:
+    """A round for labels (T, n) and prior means (n, C)."""
+    xp, T, device = namespace(mean), len(partner), array_api_compat.device(mean)
+    rows = [a for a in range(T) if a <= partner[a]]
+    sites = [entry_sites(T)[a * T + partner[a]] for a in rows]
+    position = [rows.index(min(a, partner[a])) for a in range(T)]
+    one, two, place = (xp.asarray(i, device=device) for i in (rows, [partner[a] for a in rows], position))
+    other = xp.asarray(partner, **matching(labels))[:, None]
+    met = (xp.arange(T, **matching(labels))[None, :] == other)[:, :, None]
+    scale = xp.asarray([site_scales(T)[c] for c in sites], **matching(mean))[:, None]
+    centre = xp.stack([mean[:, c] for c in sites])
+    return _Round(sites, one, two, place, met, labels == other, scale, centre)
 
 
 def chain_moments(
@@ -192,69 +195,37 @@ def chain_moments(
     posterior leaves no burn-in bias; default: ``feasible_start``. ``outer`` also averages the products of two entries.
     """
     xp = namespace(y, omega, V)
-    device = array_api_compat.device(omega)
-    n, T = y.shape[0], tokens
-    N = n * chains
-    pairs = site_pairs(T)
-    site = {pair: c for c, pair in enumerate(pairs)}
-    unit = xp.asarray(site_scales(T), dtype=xp.float64, device=device)[None, :] / xp.sqrt(V)
+    n, C = omega.shape
+    scales = xp.asarray(site_scales(tokens), **matching(omega))[None, :]
+    unit = scales / xp.sqrt(V)
     mean = omega * unit
-    if start is None:
-        h = feasible_start(y, mean, T)
-    else:
-        index = xp.asarray(entry_sites(T), device=device)
-        h = xp.reshape(xp.matrix_transpose(xp.take(start * unit, index, axis=1)), (T, T, n))
+    h = feasible_start(y, mean, tokens) if start is None else _matrix(start * unit, tokens)
     h = xp.concat([h] * chains, axis=2)
+    mean = xp.concat([mean] * chains, axis=0)
     labels = xp.concat([xp.matrix_transpose(y)] * chains, axis=1)
-    rounds = []
-    for partner in _rounds(T):
-        rows = [a for a in range(T) if a <= partner[a]]
-        sites = [site[a, partner[a]] for a in rows]
-        scale = [site_scales(T)[c] for c in sites]
-        position = {a: i for i, r in enumerate(rows) for a in (r, partner[r])}
-        other = xp.asarray(partner, dtype=labels.dtype, device=device)
-        columns = xp.arange(T, dtype=labels.dtype, device=device)
-        rounds.append(
-            (
-                sites,
-                xp.asarray(rows, device=device),
-                xp.asarray([partner[a] for a in rows], device=device),
-                xp.asarray([position[a] for a in range(T)], device=device),
-                (columns[None, :] == other[:, None])[:, :, None],
-                labels == other[:, None],
-                xp.asarray(scale, dtype=xp.float64, device=device)[:, None],
-                xp.concat([xp.stack([mean[:, c] for c in sites])] * chains, axis=1),
-            )
-        )
-    infinity = xp.asarray(math.inf, dtype=xp.float64, device=device)
-    first: list[Any] = [0.0] * len(pairs)
-    second: list[Any] = [0.0] * len(pairs)
+    rounds = [_round(partner, labels, mean) for partner in _rounds(tokens)]
+    totals: list[Any] = [0.0] * len(rounds)
     products: Any = 0.0
     for sweep in range(burn_in + sweeps):
-        for sites, rows, others, position, met, is_max, scale, centre in rounds:
-            rest = xp.max(xp.where(met, -infinity, h), axis=1)
-            low, high = xp.where(is_max, rest, -infinity), xp.where(is_max, infinity, rest)
+        for k, (sites, rows, others, position, met, is_max, scale, centre) in enumerate(rounds):
+            rest = xp.max(xp.where(met, -math.inf, h), axis=1)
+            low, high = xp.where(is_max, rest, -math.inf), xp.where(is_max, math.inf, rest)
             low = xp.maximum(xp.take(low, rows, axis=0), xp.take(low, others, axis=0))
             high = xp.minimum(xp.take(high, rows, axis=0), xp.take(high, others, axis=0))
-            uniform = xp.asarray(rng.random((len(sites), N)), dtype=xp.float64, device=device)
+            uniform = xp.asarray(rng.random((len(sites), n * chains)), **matching(h))
             # the start may hold an entry on its bound
             low, high = (low - centre) / scale, (high - centre) / scale
-            x, m, s = truncated_normal(low, xp.maximum(low, high), uniform)
+            x, *moments = truncated_normal(low, xp.maximum(low, high), uniform)
             h = xp.where(met, xp.take(centre + scale * x, position, axis=0)[:, None, :], h)
             if sweep >= burn_in:
-                for i, c in enumerate(sites):
-                    first[c] = first[c] + m[i, :]
-                    second[c] = second[c] + s[i, :]
+                totals[k] = totals[k] + xp.stack(moments)
         if outer and sweep >= burn_in:
-            shift = [h[a, b, :] - xp.concat([mean[:, c]] * chains) for c, (a, b) in enumerate(pairs)]
-            x = xp.stack([d / u for d, u in zip(shift, site_scales(T), strict=True)], axis=1)
+            x = (xp.stack([h[a, b, :] for a, b in site_pairs(tokens)], axis=1) - mean) / scales
             products = products + x[:, :, None] * x[:, None, :]
-
-    def shaped(values: list[Array]) -> Array:
-        return xp.reshape(xp.stack(values, axis=1) / sweeps, (chains, n, len(pairs)))
-
-    averaged = xp.reshape(products / sweeps, (chains, n, len(pairs), len(pairs))) if outer else None
-    return ChainMoments(shaped(first), shaped(second), averaged)
+    order = xp.argsort(xp.asarray([c for one in rounds for c in one.sites], device=array_api_compat.device(omega)))
+    averages = xp.permute_dims(xp.take(xp.concat(totals, axis=1), order, axis=1), (0, 2, 1)) / sweeps
+    first, second = (xp.reshape(averages[k, :, :], (chains, n, C)) for k in range(2))
+    return ChainMoments(first, second, xp.reshape(products / sweeps, (chains, n, C, C)) if outer else None)
 
 
 class Moments(NamedTuple):
@@ -266,35 +237,33 @@ class Moments(NamedTuple):
     square_error: Array  # (n,) mean over sites of the squared numerical error of `first`
 
 
-def exact_moments(
-    y: Array, omega: Array, V: Array, tokens: int, *, sweeps: int, rng: np.random.Generator, outer: bool
-) -> Moments:
+def exact_moments(y: Array, omega: Array, V: Array, tokens: int, rng: np.random.Generator, outer: bool) -> Moments:
     """By nested integrals; Gibbs for the few labels that were unlikely under ``omega`` (n, C)."""
     xp = namespace(y, omega, V)
-    found = row_posterior(y, omega, V, tokens)
-    covariance = _response(xp, y, omega, V, tokens, found.second - found.first**2) if outer else None
-    square = None if covariance is None else covariance + found.first[:, :, None] * found.first[:, None, :]
-    error = xp.full_like(found.first[:, 0], 1e-5**2)  # of the integration, in prior widths
-    result = Moments(found.first, found.second - found.first**2, square, error)
+    log_partition, first, second = row_posterior(y, omega, V, tokens)
+    variance, square = second - first**2, None
+    if outer:
+        square = _response(y, omega, V, tokens, variance) + first[:, :, None] * first[:, None, :]
+    # of the integration, in prior widths
+    result = Moments(first, variance, square, xp.full_like(first[:, 0], 1e-5**2))
     # The windows of the integration may miss the posterior of a label that is less likely.
-    unlikely = ~(found.log_partition > math.log(1e-8))
+    unlikely = ~(log_partition > math.log(1e-8))
     if not bool(xp.any(unlikely)):
         return result
     where = xp.nonzero(unlikely)[0]
-    some_y, some_omega = xp.take(y, where, axis=0), xp.take(omega, where, axis=0)
-    some = gibbs_moments(some_y, some_omega, V, tokens, sweeps=sweeps, rng=rng, outer=outer)
+    some = gibbs_moments(xp.take(y, where, axis=0), xp.take(omega, where, axis=0), V, tokens, rng, outer)
     # Entries that are pressed together hardly move in a chain, and two such chains look alike.
     some = some._replace(square_error=clip(some.square_error, 0.1**2, None))
     return put_tuple(result, unlikely, some)
 
 
-def _response(xp: Any, y: Array, omega: Array, V: Array, tokens: int, variance: Array) -> Array:
+def _response(y: Array, omega: Array, V: Array, tokens: int, variance: Array) -> Array:
     """Covariance between sites, (n, C, C), as the response of the mean to ``omega``: ``1 + d first / d omega``."""
-    sites = omega.shape[1]
-    eye = identity_like(sites, omega)
+    xp = namespace(omega)
+    eye = identity_like(omega.shape[1], omega)
     step, root = 0.05, xp.sqrt(V)  # in prior widths; the error is of order 4
     rows = []
-    for c in range(sites):
+    for c in range(omega.shape[1]):
         slope: Any = 0.0
         for steps, weight in ((1, 2 / 3), (2, -1 / 12)):
             for sign in (1, -1):
@@ -307,11 +276,10 @@ def _response(xp: Any, y: Array, omega: Array, V: Array, tokens: int, variance: 
 
 
 def gibbs_moments(
-    y: Array, omega: Array, V: Array, tokens: int, *, sweeps: int, rng: np.random.Generator, outer: bool
+    y: Array, omega: Array, V: Array, tokens: int, rng: np.random.Generator, outer: bool, sweeps: int = SWEEPS
 ) -> Moments:
     """From two independent chains, whose difference is the error; they start near ``omega`` (n, C), at a matrix of this label."""
     xp = namespace(y, omega, V)
-    check_labels(y, tokens)
     size = max(1, (1 << 17) // (2 * tokens**2)) * (1 if array_api_compat.is_numpy_namespace(xp) else 64)
     parts = []
     for rows in blocks(y.shape[0], size):
@@ -324,8 +292,7 @@ def gibbs_moments(
         second = (chains.second[0, ...] + chains.second[1, ...]) / 2
         square = None
         if chains.outer is not None:
-            eye = identity_like(first.shape[1], first)
-            mean = (chains.outer[0, ...] + chains.outer[1, ...]) / 2
-            square = xp.where(eye[None, :, :] > 0, second[:, :, None], mean)
+            diagonal = identity_like(first.shape[1], first)[None, :, :] > 0
+            square = xp.where(diagonal, second[:, :, None], (chains.outer[0, ...] + chains.outer[1, ...]) / 2)
         parts.append(Moments(first, second - one * two, square, xp.mean((one - two) ** 2, axis=1) / 4))
     return joined(parts)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from smimbench.backend import namespace
+from smimbench.interfaces import Posterior
 from smimbench.numerics import gauss_legendre, half_plane_hermite, log_cdf
+from smimbench_channels.batches import blocks, uncentred
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array
 
-__all__ = ["PairPosterior", "information", "log_partition", "posterior"]
+__all__ = ["information", "log_partition", "posterior"]
 
 ROOT2 = math.sqrt(2.0)
 CORRELATION = 1 / 3  # of u_1 = h_11 - h_12 and u_2 = h_22 - h_12
@@ -30,37 +32,29 @@ GRID_NODES = (64, 48)
 HERMITE_NODES = (32, 24)
 
 
-class PairPosterior(NamedTuple):
-    """Posterior of three latents: mean and centred moments in units of the prior variance V."""
-
-    mean: Array
-    reduction: Array
-    covariance: Array | None
-
-
-def _margins(y: Array, omega: Array, V: Array) -> tuple[Any, Array, Array, Array, Array, Array]:
-    """Namespace, signs of the two rows, their margins in standard deviations, and V (..., 1), in double precision."""
+def _margins(y: Array, omega: Array, V: Array) -> tuple[list[Array], list[Array], Array]:
+    """Signs of the two rows, their margins in standard deviations, and V (..., 1), in double precision."""
     xp = namespace(y, omega, V)
-    z = xp.astype(omega, xp.float64)
+    z = xp.astype(omega[..., 0, :], xp.float64)
     variance = xp.astype(V[..., 0], xp.float64)
-    one = xp.ones_like(z[..., 0, 0])
-    first = xp.where(y[..., 0] == 0, one, -one)
-    second = xp.where(y[..., 1] == 1, one, -one)
     scale = xp.sqrt(3 * variance)
-    kappa_1 = first * (ROOT2 * z[..., 0, 0] - z[..., 0, 1]) / scale
-    kappa_2 = second * (ROOT2 * z[..., 0, 2] - z[..., 0, 1]) / scale
-    return xp, first, second, kappa_1, kappa_2, variance
+    signs, kappas = [], []
+    for row, site in ((0, 0), (1, 2)):
+        sign = xp.where(y[..., row] == row, xp.ones_like(z[..., 0]), -xp.ones_like(z[..., 0]))
+        signs.append(sign)
+        kappas.append(sign * (ROOT2 * z[..., site] - z[..., 1]) / scale)
+    return signs, kappas, variance
 
 
 def log_partition(y: Array, omega: Array, V: Array) -> Array:
     """``log P(y | omega, V)`` of every sample, ``log Phi2`` of the margins."""
-    xp, first, second, kappa_1, kappa_2, _ = _margins(y, omega, V)
+    (first, second), (kappa_1, kappa_2), _ = _margins(y, omega, V)
     found = log_cdf(kappa_1, kappa_2, CORRELATION, sign=first * second)
-    return xp.astype(found.value, omega.dtype)
+    return namespace(omega).astype(found.value, omega.dtype)
 
 
-def posterior(y: Array, omega: Array, V: Array, *, full: bool) -> PairPosterior:
-    r"""Posterior mean, average loss of variance and, on request, the covariance between sites.
+def posterior(y: Array, omega: Array, V: Array, *, second_moment: bool) -> Posterior:
+    r"""Posterior of three latents.
 
     With :math:`A_i = \partial \log\Phi_2 / \partial\kappa_i` and the rows :math:`j_1 = (\sqrt2, -1, 0)`,
     :math:`j_2 = (0, -1, \sqrt2)` of the map from latents to margins
@@ -72,7 +66,8 @@ def posterior(y: Array, omega: Array, V: Array, *, full: bool) -> PairPosterior:
 
     All arrays may have an axis of instances in front; the average is over the samples of each.
     """
-    xp, first, second, kappa_1, kappa_2, variance = _margins(y, omega, V)
+    xp = namespace(y, omega, V)
+    (first, second), (kappa_1, kappa_2), variance = _margins(y, omega, V)
     found = log_cdf(kappa_1, kappa_2, CORRELATION, sign=first * second, hessian=True)
     assert found.hessian is not None
     scale = xp.sqrt(variance / 3)
@@ -82,15 +77,16 @@ def posterior(y: Array, omega: Array, V: Array, *, full: bool) -> PairPosterior:
     h_11, h_22, h_12 = found.hessian
     h_12 = first * second * h_12
     reduction = -xp.mean(3 * (h_11 + h_22) + 2 * h_12, axis=-1) / 9
-    covariance = None
-    if full:
-        cross = ROOT2 * (h_11 + h_12)
-        other = ROOT2 * (h_22 + h_12)
-        corner = 2 * h_12
+    covariance, moment = variance[..., None] * (1 - reduction[..., None, None]), None
+    if second_moment:
+        cross, other, corner = ROOT2 * (h_11 + h_12), ROOT2 * (h_22 + h_12), 2 * h_12
         rows = [[2 * h_11, -cross, corner], [-cross, h_11 + h_22 + 2 * h_12, -other], [corner, -other, 2 * h_22]]
         change = xp.stack([xp.stack(row, axis=-1) for row in rows], axis=-2) / 3
-        covariance = variance[..., None, None] * (xp.eye(3, dtype=xp.float64, device=change.device) + change)
-    return PairPosterior(mean, reduction, covariance)
+        moment = uncentred(
+            mean, variance[..., None, None] * (xp.eye(3, dtype=xp.float64, device=change.device) + change)
+        )
+        moment = xp.astype(moment, omega.dtype)
+    return Posterior(xp.astype(mean, omega.dtype), xp.astype(covariance, omega.dtype), moment)
 
 
 def _gain(h: Array, k: Array, sign: int) -> Array:
@@ -133,20 +129,13 @@ def _from_grid(ratio: Array, count: int) -> Array:
     return total
 
 
-@cache
-def _hermite(count: int) -> tuple[Array, Array]:
-    """Nodes (2, N) and weights (N,) of two independent standard normals, one half plane of the second."""
-    nodes, weight = half_plane_hermite(count)
-    keep = weight > 1e-20
-    return nodes[:, keep], weight[keep]
-
-
 def _from_hermite(ratio: Array, count: int) -> Array:
     """Expectation of the gain for overlaps of up to ``SWITCH`` times the error; exact at 0."""
-    (u, v), weight = _hermite(count)
+    nodes, weight = half_plane_hermite(count)
+    keep = weight > 1e-20
+    (u, v), weight = nodes[:, keep], weight[keep]
     total = np.zeros_like(ratio)
-    for start in range(0, ratio.size, 256):
-        part = slice(start, start + 256)
+    for part in blocks(ratio.size, 256):
         root = np.sqrt(ratio[part, None])
         for sign in (1, -1):
             r = sign * CORRELATION
@@ -174,12 +163,10 @@ def information(q: Array, v: Array) -> tuple[Array, Array]:
     """
     with np.errstate(divide="ignore", over="ignore"):
         ratio = np.where(v > 0, q / np.where(v > 0, v, 1.0), np.inf)
-    value, coarse = np.full(q.shape, np.inf), np.full(q.shape, np.inf)
+    value, error = np.full(q.shape, np.inf), np.full(q.shape, np.inf)
     wide = (ratio >= SWITCH) & np.isfinite(ratio)
     for chosen, rule, nodes in ((wide, _from_grid, GRID_NODES), (ratio < SWITCH, _from_hermite, HERMITE_NODES)):
         if chosen.any():
-            scale = 1 / (3 * v[chosen])
-            value[chosen] = rule(ratio[chosen], nodes[0]) * scale
-            coarse[chosen] = rule(ratio[chosen], nodes[1]) * scale
-    with np.errstate(invalid="ignore"):
-        return value, np.where(np.isfinite(value), np.abs(value - coarse) + 1e-13 * value, np.inf)
+            fine, coarse = (rule(ratio[chosen], count) * (1 / (3 * v[chosen])) for count in nodes)
+            value[chosen], error[chosen] = fine, np.abs(fine - coarse) + 1e-13 * fine
+    return value, error
