@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from smimbench.interfaces import Array
 
 __all__ = [
+    "Host",
     "array_like",
     "blocks",
     "identity_like",
@@ -28,6 +29,7 @@ __all__ = [
     "uncertain_like",
 ]
 
+Host = np.ndarray[Any, Any]
 T = TypeVar("T", bound=tuple[Any, ...])
 
 

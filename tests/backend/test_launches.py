@@ -40,6 +40,8 @@ def one_kernel(counts, monkeypatch):
     """The quadrature of two layers as one launch, as it is on a GPU; what it computes, the host computes."""
 
     def fused(u, omega, rule, reach, level):
+        if isinstance(u, np.ndarray):
+            return host_sums(u, omega, rule, reach, level)
         counts.launches["kernel"] += not counts._depth
         with counts.paused():
             u, omega, reach, level = map(to_host, (u, omega, reach, level))
@@ -72,9 +74,9 @@ def test_launches_and_waits_of_an_iteration(monkeypatch, problem, algorithm, lau
     assert 0 < found[1] <= waits, counts.waits
 
 
-@pytest.mark.parametrize(("stretch", "launches", "waits"), [(1.0, 60, 1), (1.5, 230, 3), (8.0, 230, 3)])
+@pytest.mark.parametrize(("stretch", "launches", "waits"), [(1.0, 60, 1), (1.5, 80, 2), (8.0, 80, 2)])
 def test_few_labels_out_of_reach_cost_few_launches(monkeypatch, stretch, launches, waits):
-    """In a larger box, or by sampling, which takes the host less time than a device takes for its ten thousand launches."""
+    """In a larger box, or by sampling: the host takes less time for them than a device for its launches."""
     rng = np.random.default_rng(5)
     V, omega = np.array([[0.05, 0.01], [0.01, 0.04]]), rng.standard_normal((200, 2, 2))
     u = output(omega + np.sqrt(0.05) * rng.standard_normal((200, 2, 2)), 1.0)

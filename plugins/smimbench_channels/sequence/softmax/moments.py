@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from smimbench.backend import namespace, on_device
 from smimbench.interfaces import Array, Posterior
 
-__all__ = ["Moments"]
+__all__ = ["Moments", "moments_of_means"]
 
 
 class Moments(NamedTuple):
@@ -48,3 +49,22 @@ class Moments(NamedTuple):
             second_moment,
             xp.sqrt(xp.mean(self.error * self.error)),
         )
+
+
+def moments_of_means(
+    mass: Array, level: Array, constant: float, means: Array, error: Array, shape: tuple[int, ...]
+) -> Moments:
+    """Moments from posterior means (k, n): those of ``dz``, layer by layer, then the rows of the second moment.
+
+    ``log Z_out = log(mass) + level - constant``; ``mass`` and ``level`` (n,), 0 mass where nothing was found; ``shape`` is
+    (n, L, M).
+    """
+    xp = namespace(mass)
+    _, layers, tokens = shape
+    found = mass > 0.0
+    log_partition = xp.where(found, xp.log(xp.where(found, mass, 1.0)) + level - constant, -math.inf)
+    rows = xp.permute_dims(means, (1, 0))
+    size = layers * tokens
+    rank = math.isqrt(rows.shape[1] - size)
+    shift, second = xp.reshape(rows[:, :size], (-1, layers, tokens)), xp.reshape(rows[:, size:], (-1, rank, rank))
+    return Moments(log_partition, shift, second, xp.where(found, error, math.inf))

@@ -21,19 +21,19 @@ mixture.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from typing import Any, NamedTuple
 
-import array_api_compat
 import numpy as np
 
-from smimbench.backend import clip, namespace
+from smimbench.backend import clip, matching, namespace
 from smimbench.interfaces import Array
-from smimbench.numerics import put_at_mask, spread_at_mask
-from smimbench_channels.batches import array_like, blocks, joined, put_tuple
-from smimbench_channels.sequence.softmax.deep.integrand import Law, Points, Vectors, make_law
-from smimbench_channels.sequence.softmax.deep.proposal import Gaussians, Proposal, Sizes, draw_mixture, propose
-from smimbench_channels.sequence.softmax.moments import Moments
+from smimbench_channels.batches import Host, array_like, blocks, joined, put_tuple
+from smimbench_channels.sequence.softmax.deep.integrand import Law, Points, Vectors, make_law, total
+from smimbench_channels.sequence.softmax.deep.proposal import Proposal, Sizes, draw_mixture, propose
+from smimbench_channels.sequence.softmax.moments import Moments, moments_of_means
 
 __all__ = ["integrate"]
 
@@ -47,14 +47,11 @@ smallest numbers of floating point is slow."""
 FEW = 40.0
 """Effective points below which an estimate is made again, its bias uncorrected. Doubled: more are done again at small V."""
 
-TAILS = 1.5
-"""Error over what the points themselves show, for eight scrambles and weights with heavy tails (checked against tables)."""
-
 
 def integrate(
     u: Array,
     omega: Array,
-    V: np.ndarray[Any, Any],
+    V: Host,
     skip: float,
     accuracy: float,
     points: int,
@@ -67,8 +64,7 @@ def integrate(
     The parameters are those of ``softmax.posterior.integrate``, for two or three tokens and ``V`` with L >= 2. Samples whose
     error is below ``accuracy`` after an eighth of the points are left at that; ``points`` are counted over all scrambles and
     rounded down to a power of 2. ``gap`` (n,) is the difference of the two tokens' ``u`` where it is known better than by
-    subtraction. The ``error`` is ``TAILS`` times a standard error over ``SCRAMBLES`` scrambles, with the share of the heaviest
-    point.
+    subtraction. The ``error`` is 1.5 times a standard error over ``SCRAMBLES`` scrambles, with the share of the heaviest point.
     """
     xp = namespace(u, omega)
     n, tokens = u.shape
@@ -77,10 +73,8 @@ def integrate(
     # from this target on, an eighth of the points is tried first
     if accuracy >= 1e-3:
         sizes.insert(0, _sizes(law, points // 8))
-    host = isinstance(u, np.ndarray)
-    # points of all samples of a block, on the host
-    # the same on a device, where few large operations are faster
-    block = max(1, ((1 << 15) if host else (1 << 22)) // sum(sizes[-1]))
+    # points of all samples of a block, on the host and on a device, where few large operations are faster
+    block = max(1, ((1 << 15) if isinstance(u, np.ndarray) else (1 << 22)) // sum(sizes[-1]))
     if tokens == 2:
         gap = u[:, 0] - u[:, 1] if gap is None else gap
         u = xp.concat([u, gap[:, None]], axis=1)
@@ -99,102 +93,90 @@ def _sizes(law: Law, points: int) -> Sizes:
     return Sizes(each // 2, 0, 0, each // 2)
 
 
-def _components(law: Law, u: Array, omega: Array) -> tuple[list[Array], Vectors]:
-    """``u`` by token, for two tokens followed by their difference; ``omega`` by layer and token."""
-    return (
-        [u[:, m][:, None] for m in range(u.shape[1])],
-        [[omega[:, layer, m][:, None] for m in range(law.tokens)] for layer in range(law.layers)],
-    )
+class _Estimate(NamedTuple):
+    """Moments of samples and the effective number of points behind each."""
+
+    log_partition: Array
+    shift: Array
+    second: Array
+    error: Array
+    effective: Array
 
 
 def _importance_block(
-    xp: Any,
-    law: Law,
-    V: np.ndarray[Any, Any],
-    u: Array,
-    omega: Array,
-    accuracy: float,
-    sizes: list[Sizes],
-    full: bool,
-    seed: int,
+    xp: Any, law: Law, V: Host, u: Array, omega: Array, accuracy: float, sizes: list[Sizes], full: bool, seed: int
 ) -> Moments:
-    outputs, means = _components(law, u, omega)
-    odds = xp.full((u.shape[0], 4), 0.25, dtype=u.dtype, device=array_api_compat.device(u))
+    def improved(u: Array, omega: Array, mixture: Proposal, number: Sizes, stage_seed: int) -> Proposal:
+        points, log_weight = draw_mixture(xp, law, *_components(law, u, omega), mixture, number, stage_seed)
+        return propose(xp, law, u[:, : law.tokens], omega, points, log_weight, seed)
+
     pilot = Sizes(PILOT, PILOT, PILOT, 0) if law.tokens == 2 else Sizes(2 * PILOT, 0, 0, 0)
-    points, log_weight = draw_mixture(xp, law, outputs, means, Proposal(None, odds), pilot, seed)
-    proposal = propose(xp, law, u[:, : law.tokens], omega, points, log_weight, seed)
-    result = _sum_over_scrambles(xp, law, outputs, means, proposal, sizes[0], seed + 100, full)
-    moments, effective = _moments_of_sums(xp, law, V, result, full), result.effective
-    # Then with all points where accuracy asks for it, and again from what the mixture found where few
-    # points count.
-    # how often samples with few effective points are done again
-    for stage in range(len(sizes) - 1 + 2):
+    proposal = improved(u, omega, Proposal(xp.full((u.shape[0], 4), 0.25, **matching(u))), pilot, seed)
+    found = _estimate(xp, law, V, u, omega, proposal, sizes[0], seed + 100, full)
+    # Then with all points where accuracy asks for it, and twice again from what the mixture found where few points count.
+    for stage in range(len(sizes) + 1):
         growing = stage < len(sizes) - 1
-        chosen = moments.error > accuracy if growing else effective < FEW
+        chosen = found.error > accuracy if growing else found.effective < FEW
         index = xp.nonzero(chosen)[0]
         if index.shape[0] == 0:
             continue
-        part_u, part_omega = xp.take(u, index, axis=0), xp.take(omega, index, axis=0)
-        outputs, means = _components(law, part_u, part_omega)
-        local = _mixture_of_samples(xp, proposal, index)
+        some_u, some_omega, *mixture = (xp.take(x, index, axis=0) for x in (u, omega, *proposal))
+        local = Proposal(*mixture)
         if not growing:
-            points, log_weight = draw_mixture(xp, law, outputs, means, local, sizes[-1], seed + 20 + stage)
-            local = propose(xp, law, part_u[:, : law.tokens], part_omega, points, log_weight, seed)
-        result = _sum_over_scrambles(xp, law, outputs, means, local, sizes[-1], seed + 200 + 100 * stage, full)
-        better = result.effective > xp.take(effective, index, axis=0)
-        change = chosen & spread_at_mask(better, chosen)
-        again = _moments_of_sums(xp, law, V, result, full)
-        moments = Moments(*(_replaced(xp, old, new, chosen, change) for old, new in zip(moments, again)))
-        effective = _replaced(xp, effective, result.effective, chosen, change)
-        if not growing:
-            proposal = _updated_mixture(proposal, local, chosen)
-    return moments
+            local = improved(some_u, some_omega, local, sizes[-1], seed + 20 + stage)
+            proposal = put_tuple(proposal, chosen, local)
+        again = _estimate(xp, law, V, some_u, some_omega, local, sizes[-1], seed + 200 + 100 * stage, full)
+        old = _Estimate(*(xp.take(values, index, axis=0) for values in found))
+        better = again.effective > old.effective
+        part = [xp.where(xp.reshape(better, (-1, *[1] * (a.ndim - 1))), a, b) for a, b in zip(again, old)]
+        found = put_tuple(found, chosen, part)
+    return Moments(*found[:4])
 
 
-def _mixture_of_samples(xp: Any, proposal: Proposal, index: Array) -> Proposal:
-    """The mixture of some of the samples."""
-    gaussians = proposal.gaussians and Gaussians(*(xp.take(x, index, axis=0) for x in proposal.gaussians))
-    return Proposal(gaussians, xp.take(proposal.odds, index, axis=0))
+def _components(law: Law, u: Array, omega: Array) -> tuple[list[Array], Vectors]:
+    """``u`` by token, for two tokens followed by their difference; ``omega`` by layer and token."""
+    rows = [[omega[:, layer, m][:, None] for m in range(law.tokens)] for layer in range(law.layers)]
+    return [u[:, m][:, None] for m in range(u.shape[1])], rows
 
 
-def _updated_mixture(old: Proposal, new: Proposal, chosen: Array) -> Proposal:
-    """``old`` with the mixture ``new`` for the samples of the mask ``chosen``."""
-    gaussians = None
-    if old.gaussians is not None and new.gaussians is not None:
-        gaussians = put_tuple(old.gaussians, chosen, new.gaussians)
-    return Proposal(gaussians, put_at_mask(old.odds, chosen, new.odds))
-
-
-def _sum_over_scrambles(
-    xp: Any, law: Law, u: list[Array], omega: Vectors, proposal: Proposal, sizes: Sizes, seed: int, full: bool
-) -> _Sums:
-    """All scrambles of the mixture; weights are kept relative to the largest one seen."""
-    level: Array = None
-    squares: Array = None
+def _estimate(
+    xp: Any, law: Law, V: Host, u: Array, omega: Array, proposal: Proposal, sizes: Sizes, seed: int, full: bool
+) -> _Estimate:
+    """All scrambles of the mixture; weights are kept relative to the largest one seen. Infinite errors where none has any."""
+    outputs, means = _components(law, u, omega)
+    level, squares = xp.full_like(u[:, 0], -1e300), xp.zeros_like(u[:, 0])
     parts: list[Array] = []
     for scramble in range(SCRAMBLES):
-        points, log_weight = draw_mixture(xp, law, u, omega, proposal, sizes, seed + scramble)
-        top = xp.max(log_weight, axis=1)
-        top = xp.where(top > -math.inf, top, -1e300)
-        if level is None:
-            level, squares = top, xp.zeros_like(top)
-        higher = xp.maximum(level, top)
-        fade = xp.exp(xp.maximum(level - higher, -700.0 + 0.0 * level))
+        points, log_weight = draw_mixture(xp, law, outputs, means, proposal, sizes, seed + scramble)
+        higher = xp.maximum(level, xp.max(log_weight, axis=1))
+        fade = xp.exp(clip(level - higher, -700.0))
         parts = [part * fade for part in parts]
-        squares, level = squares * fade * fade, higher
+        level = higher
         height = log_weight - level[:, None]
-        weight = xp.where(height > -DARKEST, xp.exp(xp.maximum(height, -DARKEST + 0.0 * points.log_total)), 0.0)
-        squares = squares + xp.sum(weight * weight, axis=1)
-        parts.append(_weighted_sums(xp, law, omega, points, weight, full) / sum(sizes))
+        weight = xp.where(height > -DARKEST, xp.exp(clip(height, -DARKEST)), 0.0)
+        squares = squares * fade * fade + xp.sum(weight * weight, axis=1)
+        parts.append(_weighted_sums(xp, law, means, points, weight, full) / sum(sizes))
     sums = xp.stack(parts)
-    mass = xp.sum(sums[:, 0, :], axis=0) * sum(sizes)
-    effective = mass * mass / xp.where(squares > 0.0, squares, 1.0)
-    return _Sums(sums, level, effective, 1.0 / xp.where(mass > 0.0, mass, 1.0))
-
-
-def _replaced(xp: Any, old: Array, new: Array, mask: Array, change: Array) -> Array:
-    """Rows of ``old`` where ``change``, from ``new`` whose rows stand for those of ``mask``."""
-    return xp.where(xp.reshape(change, (-1, *[1] * (old.ndim - 1))), spread_at_mask(new, mask), old)
+    mass = xp.mean(sums[:, 0, :], axis=0)
+    points_of_mass = xp.sum(sums[:, 0, :], axis=0) * sum(sizes)
+    effective = points_of_mass * points_of_mass / xp.where(squares > 0.0, squares, 1.0)
+    # Ratios of the scrambles' sums and their variance, less their bias where many points count.
+    safe = xp.where(mass > 0.0, mass, 1.0)
+    ratios = xp.mean(sums[:, 1:, :], axis=0) / safe
+    share = sums[:, :1, :] / safe
+    deviation = sums[:, 1:, :] / safe - ratios * share
+    scale = 1.0 / (SCRAMBLES * (SCRAMBLES - 1.0))
+    bias = scale * xp.sum(deviation * (share - 1.0), axis=0)
+    ratios = ratios + xp.where(effective > FEW, bias, 0.0)
+    size = law.layers * law.tokens
+    spread = scale * xp.sum(deviation[:, :size, :] * deviation[:, :size, :], axis=0)
+    variance = array_like(np.repeat(np.diagonal(V), law.tokens), mass)
+    # What no point has met is about as much as the heaviest point stands for; the bias of a ratio of means is less.
+    heaviest = 1.0 / xp.where(points_of_mass > 0.0, points_of_mass, 1.0)
+    # 1.5 is for eight scrambles and weights with heavy tails (checked against tables)
+    error = 1.5 * xp.sqrt(xp.mean(spread / variance[:, None], axis=0) + heaviest * heaviest)
+    constant = 0.5 * law.tokens * math.log(2.0 * math.pi * law.noise)
+    return _Estimate(*moments_of_means(mass, level, constant, ratios, error, omega.shape), effective)
 
 
 def _sign_odds(xp: Any, law: Law, omega: Vectors, z: Vectors) -> tuple[list[Array], dict[tuple[int, int], Array]]:
@@ -206,105 +188,56 @@ def _sign_odds(xp: Any, law: Law, omega: Vectors, z: Vectors) -> tuple[list[Arra
     layers, tokens = range(law.layers), range(law.tokens)
     precision = law.precision
     field = [
-        sum(float(precision[a, b]) * omega[b][m] * z[a][m] for m in tokens for b in layers if precision[a, b] != 0.0)
+        total(float(precision[a, b]) * omega[b][m] * z[a][m] for m in tokens for b in layers if precision[a, b] != 0.0)
         for a in layers
     ]
-    coupled = [(a, b) for a in layers for b in layers if a < b and precision[a, b] != 0.0]
-    if not coupled:
-        return [1.0 / (1.0 + xp.exp(clip(2.0 * k, -300.0, 300.0))) for k in field], {}
+    pairs = list(itertools.combinations(layers, 2))
     coupling = {
-        (a, b): sum((z[a][m] * z[b][m] for m in tokens[1:]), z[a][0] * z[b][0]) * float(precision[a, b])
-        for a, b in coupled
+        (a, b): total(z[a][m] * z[b][m] for m in tokens) * float(precision[a, b])
+        for a, b in pairs
+        if precision[a, b] != 0.0
     }
-    patterns = []
-    top = 0.0 * field[0]
-    for code in range(1, 1 << law.layers):
-        flipped = [a for a in layers if code >> a & 1]
-        gain = sum((-2.0 * field[a] for a in flipped[1:]), -2.0 * field[flipped[0]])
-        for pair in coupled:
-            if (pair[0] in flipped) != (pair[1] in flipped):
-                gain = gain + 2.0 * coupling[pair]
-        patterns.append((flipped, gain))
-        top = xp.maximum(top, gain)
-    weights = [(flipped, xp.exp(xp.maximum(gain - top, -300.0 + 0.0 * top))) for flipped, gain in patterns]
-    scale = 1.0 / sum((weight for _, weight in weights), xp.exp(xp.maximum(-top, -300.0 + 0.0 * top)))
+    if not coupling:
+        return [1.0 / (1.0 + xp.exp(clip(2.0 * k, -300.0, 300.0))) for k in field], {}
+    flipped = [[a for a in layers if code >> a & 1] for code in range(1 << law.layers)]
+    gains = [xp.zeros_like(field[0])]
+    for some in flipped[1:]:
+        split = [2.0 * value for pair, value in coupling.items() if (pair[0] in some) != (pair[1] in some)]
+        gains.append(total([*(-2.0 * field[a] for a in some), *split]))
+    top = functools.reduce(xp.maximum, gains)
+    weights = [xp.exp(clip(gain - top, -300.0)) for gain in gains]
+    scale = 1.0 / total(weights)
 
     def share(*members: int) -> Array:
-        chosen = [weight for flipped, weight in weights if all(a in flipped for a in members)]
-        return scale * sum(chosen[1:], chosen[0])
+        return scale * total(weight for some, weight in zip(flipped, weights) if {*members} <= {*some})
 
-    return [share(a) for a in layers], {(a, b): share(a, b) for a in layers for b in layers if a < b}
+    return [share(a) for a in layers], {pair: share(*pair) for pair in pairs}
 
 
 def _weighted_sums(xp: Any, law: Law, omega: Vectors, points: Points, weight: Array, full: bool) -> Array:
     """Sums (moments, n) over points: weight, shift, then the second moment or its traces over tokens."""
-    n, layers, tokens = weight.shape[0], range(law.layers), law.tokens
+    n, layers = weight.shape[0], range(law.layers)
     dz = [*points.dw, [z - o for z, o in zip(points.last, omega[-1])]]
     z = [[x + o for x, o in zip(row, mean)] for row, mean in zip(dz, omega)]
     alone, pairs = _sign_odds(xp, law, omega, z)
-    place = xp.stack([xp.stack(row, axis=1) for row in z], axis=1)  # (n, L, M, points)
-    # s z - omega = dz - (1 - s) z keeps its digits where s is almost surely 1
-    shift = (
-        xp.stack([xp.stack(row, axis=1) for row in dz], axis=1) - 2.0 * xp.stack(alone, axis=1)[:, :, None, :] * place
-    )
+    deviation, place = (xp.stack([xp.stack(row, axis=1) for row in rows], axis=1) for rows in (dz, z))
+    # (n, L, M, points); s z - omega = dz - (1 - s) z keeps its digits where s is almost surely 1
+    shift = deviation - 2.0 * xp.stack(alone, axis=1)[:, :, None, :] * place
     weighted = shift * weight[:, None, None, :]
-    size = tokens if full else 1
-    flat = xp.reshape(shift, (n, law.layers * size, -1))
-    second = xp.matmul(xp.reshape(weighted, flat.shape), xp.matrix_transpose(flat))
+    size = law.tokens if full else 1
+
+    def products(left: Array, right: Array, rank: int) -> Array:
+        left, right = (xp.reshape(array, (n, rank, -1)) for array in (left, right))
+        return xp.matmul(left, xp.matrix_transpose(right))
+
+    second = products(weighted, shift, law.layers * size)
     # what the signs' own scatter adds
     scatters = [[xp.zeros_like(second[:, :size, :size]) for _ in layers] for _ in layers]
-    for a in layers:
-        for b in layers:
-            if a != b and not pairs:
-                continue
+    for a, b in itertools.product(layers, layers):
+        if a == b or pairs:
             both = alone[a] if a == b else pairs[min(a, b), max(a, b)]
             scatter = 4.0 * weight * (both - alone[a] * alone[b])
-            left = xp.reshape(scatter[:, None, :] * place[:, a, :, :], (n, size, -1))
-            right = xp.reshape(place[:, b, :, :], (n, size, -1))
-            scatters[a][b] = xp.matmul(left, xp.matrix_transpose(right))
+            scatters[a][b] = products(scatter[:, None, :] * place[:, a, :, :], place[:, b, :, :], size)
     second = second + xp.concat([xp.concat(row, axis=2) for row in scatters], axis=1)
-    first = xp.sum(weighted, axis=-1)
-    columns = [xp.reshape(array, (n, -1)) for array in (xp.sum(weight, axis=-1), first, second)]
+    columns = [xp.reshape(array, (n, -1)) for array in (xp.sum(weight, axis=-1), xp.sum(weighted, axis=-1), second)]
     return xp.permute_dims(xp.concat(columns, axis=1), (1, 0))
-
-
-class _Sums(NamedTuple):
-    """Sums (scrambles, moments, n) relative to ``exp(level)``, the effective number of points, the share of the heaviest."""
-
-    sums: Array
-    level: Array
-    effective: Array
-    heaviest: Array
-
-
-def _ratios(xp: Any, sums: Array, trusted: Array) -> tuple[Array, Array]:
-    """Ratios (moments - 1, n) of the scrambles' sums and their variance; less their bias where ``trusted``."""
-    count = sums.shape[0]
-    mass = xp.mean(sums[:, 0, :], axis=0)
-    safe = xp.where(mass > 0.0, mass, 1.0)
-    means = xp.mean(sums[:, 1:, :], axis=0) / safe
-    share = sums[:, :1, :] / safe
-    deviation = sums[:, 1:, :] / safe - means * share
-    scale = 1.0 / (count * (count - 1.0))
-    bias = scale * xp.sum(deviation * (share - 1.0), axis=0)
-    return means + xp.where(trusted, bias, 0.0), scale * xp.sum(deviation * deviation, axis=0)
-
-
-def _moments_of_sums(xp: Any, law: Law, V: np.ndarray[Any, Any], result: _Sums, full: bool) -> Moments:
-    """Moments and errors; the error is infinite where no point has any weight."""
-    layers, tokens = law.layers, law.tokens
-    size = layers * tokens
-    sums = result.sums
-    mass = xp.mean(sums[:, 0, :], axis=0)
-    found = mass > 0.0
-    means, spread = _ratios(xp, sums, result.effective > FEW)
-    variance = array_like(np.repeat(np.diagonal(V), tokens), mass)
-    # What no point has met is about as much as the heaviest point stands for; the bias of a ratio of means is less.
-    error = TAILS * xp.sqrt(xp.mean(spread[:size, :] / variance[:, None], axis=0) + result.heaviest * result.heaviest)
-    constant = 0.5 * tokens * math.log(2.0 * math.pi * law.noise)
-    log_partition = xp.where(found, xp.log(xp.where(found, mass, 1.0)) + result.level - constant, -math.inf)
-
-    shift = xp.reshape(xp.permute_dims(means[:size, :], (1, 0)), (-1, layers, tokens))
-    rank = size if full else layers
-    second = xp.reshape(xp.permute_dims(means[size:, :], (1, 0)), (-1, rank, rank))
-    return Moments(log_partition, shift, second, xp.where(found, error, math.inf))

@@ -6,7 +6,10 @@ of magnitude faster than stacks of small matrices. Up to four layers have two to
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +17,7 @@ import numpy as np
 from smimbench.backend import clip, namespace
 from smimbench.interfaces import Array
 from smimbench.numerics import is_diagonal
+from smimbench_channels.batches import Host
 
 __all__ = [
     "SINGULAR",
@@ -21,20 +25,20 @@ __all__ = [
     "Law",
     "Points",
     "Vectors",
+    "adjugate",
     "combine",
-    "determinant_of",
     "log_integrand",
+    "log_of_sum",
     "make_law",
     "mixed",
     "mixing",
     "output_gap",
-    "solve",
     "squares",
+    "total",
     "unmixed",
 ]
 
 Vectors = list[list[Array]]
-Matrix = list[list[Array]]
 
 TINY = 1e-300  # added where a logarithm could be taken of 0
 SINGULAR = 1e-70  # determinants below this count as this: large numbers without weight, but never infinite
@@ -86,10 +90,10 @@ def mixed(B: Mixing, z: list[Array], skip: float) -> list[Array]:
     return [scale * (z[0] - B.one * difference), scale * (z[1] + B.two * difference)]
 
 
-def unmixed(xp: Any, B: Mixing, u: list[Array], difference: Array, skip: float) -> list[Array]:
+def unmixed(B: Mixing, u: list[Array], difference: Array, skip: float) -> list[Array]:
     """``B^{-1} u``, exact where B is nearly singular: nothing is subtracted but ``difference``, which is ``u_1 - u_2``."""
     scale = (1.0 + skip) ** -B.layers
-    step = scale * difference / xp.maximum(B.determinant, SINGULAR + 0.0 * B.determinant)
+    step = scale * difference / clip(B.determinant, SINGULAR)
     return [scale * u[0] + B.one * step, scale * u[1] - B.two * step]
 
 
@@ -101,59 +105,45 @@ def output_gap(z: Array, skip: float) -> Array:
     return (1.0 + skip) ** before * mixing(namespace(z), w, skip, last).determinant * last
 
 
-def attention(xp: Any, v: list[Array], skip: float) -> Matrix:
+def attention(xp: Any, v: list[Array], skip: float) -> Vectors:
     """``A(v) = c I + S(v)`` of three tokens."""
     rows = []
-    for m in range(3):
-        weights = [xp.exp(clip(v[m] * (v[k] - v[m]), -300.0, 300.0)) for k in range(3)]
-        scale = 1.0 / sum(weights[1:], weights[0])
+    for m, own in enumerate(v):
+        weights = [xp.exp(clip(own * (other - own), -300.0, 300.0)) for other in v]
+        scale = 1.0 / total(weights)
         rows.append([weight * scale for weight in weights])
         rows[m][m] = rows[m][m] + skip
     return rows
 
 
-def determinant_of(A: Matrix) -> Array:
-    """Determinant of matrices of three rows."""
-    return (
-        A[0][0] * (A[1][1] * A[2][2] - A[1][2] * A[2][1])
-        - A[0][1] * (A[1][0] * A[2][2] - A[1][2] * A[2][0])
-        + A[0][2] * (A[1][0] * A[2][1] - A[1][1] * A[2][0])
-    )
-
-
-def solve(xp: Any, A: Matrix, determinant: Array, v: list[Array]) -> list[Array]:
-    """``A^{-1} v`` by cofactors. Singular matrices give large numbers (no weight), but never infinite ones."""
-    inverse = 1.0 / xp.where(xp.abs(determinant) < SINGULAR, SINGULAR, determinant)
-    if len(v) == 2:
-        return [(A[1][1] * v[0] - A[0][1] * v[1]) * inverse, (A[0][0] * v[1] - A[1][0] * v[0]) * inverse]
-    result = []
-    for k in range(3):
-        i, j = (k + 1) % 3, (k + 2) % 3
-        # row k of the adjugate: cofactors of column k
-        terms = [
-            (A[(m + 1) % 3][i] * A[(m + 2) % 3][j] - A[(m + 1) % 3][j] * A[(m + 2) % 3][i]) * v[m] for m in range(3)
+def adjugate(A: Vectors) -> tuple[Vectors, Array]:
+    """Adjugate and determinant of matrices of two or three rows: ``A^{-1}`` is their ratio."""
+    if len(A) == 2:
+        rows = [[A[1][1], -A[0][1]], [-A[1][0], A[0][0]]]
+    else:
+        rows = [
+            [A[m - 2][k - 2] * A[m - 1][k - 1] - A[m - 2][k - 1] * A[m - 1][k - 2] for m in range(3)] for k in range(3)
         ]
-        result.append((terms[0] + terms[1] + terms[2]) * inverse)
-    return result
+    return rows, total(a * row[0] for a, row in zip(A[0], rows))
 
 
-def combine(rows: np.ndarray[Any, Any], vectors: Vectors) -> Vectors:
+def total(arrays: Iterable[Array]) -> Array:
+    """Their sum."""
+    return functools.reduce(operator.add, arrays)
+
+
+def combine(rows: Host, vectors: Vectors) -> Vectors:
     """``sum_k rows[l, k] vectors[k]`` for every l; terms whose coefficient is 0 cost nothing."""
     result = []
     for row in rows:
-        terms = [(float(r), vector) for r, vector in zip(row, vectors) if r != 0.0]
-        if not terms:
-            result.append([0.0 * x for x in vectors[0]])
-            continue
-        (r, vector), *others = terms
-        result.append([sum((s * v[m] for s, v in others), r * vector[m]) for m in range(len(vector))])
+        terms = [(float(r), vector) for r, vector in zip(row, vectors) if r != 0.0] or [(0.0, vectors[0])]
+        result.append([total(r * vector[m] for r, vector in terms) for m in range(len(vectors[0]))])
     return result
 
 
 def squares(vectors: Vectors) -> Array:
     """Sum of the squares of all entries."""
-    flat = [x for row in vectors for x in row]
-    return sum((x * x for x in flat[1:]), flat[0] * flat[0])
+    return total(x * x for row in vectors for x in row)
 
 
 class Law(NamedTuple):
@@ -162,33 +152,30 @@ class Law(NamedTuple):
     layers: int
     tokens: int
     skip: float
-    root: np.ndarray[Any, Any]  # V of the layers before the last = root root^T
-    slopes: np.ndarray[Any, Any]  # E[dz_L | dw] = sum_l slopes_l dw_l
+    root: Host  # V of the layers before the last = root root^T
+    slopes: Host  # E[dz_L | dw] = sum_l slopes_l dw_l
     noise: float  # conditional variance of z_L
     variance: float  # of z_L
-    other_root: np.ndarray[Any, Any]  # root of V with layer L - 1 left out
-    precision: np.ndarray[Any, Any]  # V^{-1}
+    other_root: Host  # root of V with layer L - 1 left out
+    precision: Host  # V^{-1}
 
 
-def make_law(V: np.ndarray[Any, Any], tokens: int, skip: float) -> Law:
+def make_law(V: Host, tokens: int, skip: float) -> Law:
     """Factors of V (L, L) that points and weights need."""
-    layers = V.shape[0]
-    before = list(range(layers - 1))
+    layers = len(V)
     rest = [*range(layers - 2), layers - 1]
-    inner, mixed = V[np.ix_(before, before)], V[before, layers - 1]
-    slopes = np.linalg.solve(inner, mixed)
-    noise = float(V[-1, -1] - slopes @ mixed)
-    precision = np.diag(1.0 / np.diagonal(V)) if is_diagonal(V) else np.linalg.inv(V)
+    mixed = V[:-1, -1]
+    slopes = np.linalg.solve(V[:-1, :-1], mixed)
     return Law(
         layers,
         tokens,
         skip,
-        np.linalg.cholesky(inner),
+        np.linalg.cholesky(V[:-1, :-1]),
         slopes,
-        noise,
+        float(V[-1, -1] - slopes @ mixed),
         float(V[-1, -1]),
         np.linalg.cholesky(V[np.ix_(rest, rest)]),
-        precision,
+        np.diag(1.0 / np.diagonal(V)) if is_diagonal(V) else np.linalg.inv(V),
     )
 
 
@@ -201,9 +188,10 @@ class Points(NamedTuple):
     log_plus: Array
     log_minus: Array
     log_total: Array
-    jacobian: Array  # log |d z_L / d z_{L-1}| at fixed u, two tokens only
-    side: Array  # h_1 - h_2 of the layer before the last, two tokens only
-    mixed: Array  # determinant of B_{L-2} / (1 + c)^{L-2}, two tokens only
+    # Of two tokens only.
+    jacobian: Array = None  # log |d z_L / d z_{L-1}| at fixed u
+    side: Array = None  # h_1 - h_2 of the layer before the last
+    mixed: Array = None  # determinant of B_{L-2} / (1 + c)^{L-2}
 
 
 def log_integrand(xp: Any, law: Law, u: list[Array], omega: Vectors, xi: Vectors) -> Points:
@@ -214,35 +202,38 @@ def log_integrand(xp: Any, law: Law, u: list[Array], omega: Vectors, xi: Vectors
     before, skip = law.layers - 1, law.skip
     dw = combine(law.root, xi)
     w = [[o + x for o, x in zip(mean, shift)] for mean, shift in zip(omega, dw)]
+    of_two_tokens: tuple[Array, ...] = ()
     if law.tokens == 2:
         inner = mixing(xp, w[:-1], skip, w[-1][0])
         outer = mix_one_more(xp, inner, w[-1], skip)
-        determinant, side = outer.determinant, outer.gap
-        last = unmixed(xp, outer, u[:2], u[2], skip)
+        determinant = outer.determinant
+        last = unmixed(outer, u[:2], u[2], skip)
         # |det d(A^{-1} u)/dh| = 2 d^2 p (1-p) q (1-q) (v_1 - v_2)^2 / det A,  v = A^{-1} u, v_1 - v_2 = det B_{L-2} (z_1 - z_2)_L
-        step = (1.0 + skip) ** -before * u[2] / xp.maximum(determinant, SINGULAR + 0.0 * determinant)
+        step = (1.0 + skip) ** -before * u[2] / clip(determinant, SINGULAR)
         gap = (1.0 + skip) ** (before - 1) * inner.determinant * step
-        product = outer.slopes * (side * gap) ** 2 * 2.0 / (1.0 + skip) ** 2
+        product = outer.slopes * (outer.gap * gap) ** 2 * 2.0 / (1.0 + skip) ** 2
         jacobian = _log(xp, product) + _log(xp, inner.determinant) - _log(xp, determinant)
+        of_two_tokens = jacobian, outer.gap, inner.determinant
+        size = _log(xp, xp.abs(determinant)) + 2.0 * before * math.log1p(skip)
     else:
-        A = attention(xp, w[-1], skip)
-        determinant = determinant_of(A)
-        last = solve(xp, A, determinant, u)
+        rows, determinant = adjugate(attention(xp, w[-1], skip))
+        inverse = 1.0 / xp.where(xp.abs(determinant) < SINGULAR, SINGULAR, determinant)
+        last = [total(a * x for a, x in zip(row, u)) * inverse for row in rows]
+        size = _log(xp, xp.abs(determinant))
     center = combine(law.slopes[None, :], dw)[0]
     energy = 0.5 * squares(xi)
     logs = []
     for sign in (1.0, -1.0):
         residual = [sign * z - o - x for z, o, x in zip(last, omega[before], center)]
-        logs.append(-energy - (0.5 / law.noise) * squares([residual]))
-    size = _log(xp, xp.abs(determinant))
-    if law.tokens == 2:
-        size = size + 2.0 * before * math.log1p(skip)
-    log_plus, log_minus = logs[0] - size, logs[1] - size
-    total = xp.maximum(log_plus, log_minus) + xp.log1p(xp.exp(-xp.abs(log_plus - log_minus)))
-    if law.tokens == 3:  # which have no use for the rest
-        return Points(xi, dw, last, log_plus, log_minus, total, size, size, size)
-    return Points(xi, dw, last, log_plus, log_minus, total, jacobian, side, inner.determinant)
+        logs.append(-energy - (0.5 / law.noise) * squares([residual]) - size)
+    plus, minus = logs
+    return Points(xi, dw, last, plus, minus, log_of_sum(xp, plus, minus), *of_two_tokens)
+
+
+def log_of_sum(xp: Any, a: Array, b: Array) -> Array:
+    """``log(exp(a) + exp(b))``."""
+    return xp.maximum(a, b) + xp.log1p(xp.exp(-xp.abs(a - b)))
 
 
 def _log(xp: Any, x: Array) -> Array:
-    return xp.log(xp.maximum(x, TINY + 0.0 * x))
+    return xp.log(clip(x, TINY))

@@ -13,7 +13,6 @@ from numba import cuda
 from smimbench.backend import namespace
 from smimbench.interfaces import Array
 from smimbench_channels.sequence.softmax.two_layers.kernel import TABLE, kernel
-from smimbench_channels.sequence.softmax.two_layers.rule import Rule
 
 __all__ = ["device_sums"]
 
@@ -30,7 +29,7 @@ def _integrate_samples(u: Any, omega: Any, reach: Any, level: Any, rule: Any, re
         error[row] = _integrate((u[row], omega[row], reach[row], level[row]), rule, scratch, result[:, row])
 
 
-def device_sums(u: Array, omega: Array, rule: Rule, reach: Array, level: Array) -> tuple[Array, Array]:
+def device_sums(u: Array, omega: Array, rule: Any, reach: Array, level: Array) -> tuple[Array, Array]:
     """``host_sums`` for arrays on a CUDA device, which stay there: a thread for every sample."""
     xp = namespace(u)
     arrays = [xp.asarray(array, dtype=xp.float64, order="C") for array in (u, omega, reach, level)]

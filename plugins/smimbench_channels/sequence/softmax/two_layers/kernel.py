@@ -32,7 +32,6 @@ from numba import njit
 
 from smimbench.interfaces import Array
 from smimbench_channels.sequence.softmax.compiling import compiled
-from smimbench_channels.sequence.softmax.two_layers.rule import Rule
 
 __all__ = ["TABLE", "host_sums", "kernel"]
 
@@ -71,22 +70,18 @@ def _bounded_log(x: Any) -> Any:
     m = np.int64(bits - (power << 52) + root_half).view(np.float64)
     s = (m - 1.0) / (m + 1.0)
     t = s * s
-    p = ((t * (1.0 / 21.0) + 1.0 / 19.0) * t + 1.0 / 17.0) * t + 1.0 / 15.0
-    p = ((p * t + 1.0 / 13.0) * t + 1.0 / 11.0) * t + 1.0 / 9.0
-    p = (((p * t + 1.0 / 7.0) * t + 1.0 / 5.0) * t + 1.0 / 3.0) * t + 1.0
+    p = 1.0 / 21.0
+    for n in range(19, 0, -2):
+        p = p * t + 1.0 / n
     return power * 0.6931471805599453 + 2.0 * s * p
 
 
 @_inline
 def _one_minus_exp(t: Any) -> Any:
     # 1 - exp(t) for -1/2 <= t <= 0, without cancellation
-    p = (t * (1.0 / 15.0) + 1.0) * (t * (1.0 / 14.0)) + 1.0
-    p = (p * (t * (1.0 / 13.0)) + 1.0) * (t * (1.0 / 12.0)) + 1.0
-    p = (p * (t * (1.0 / 11.0)) + 1.0) * (t * (1.0 / 10.0)) + 1.0
-    p = (p * (t * (1.0 / 9.0)) + 1.0) * (t * (1.0 / 8.0)) + 1.0
-    p = (p * (t * (1.0 / 7.0)) + 1.0) * (t * (1.0 / 6.0)) + 1.0
-    p = (p * (t * (1.0 / 5.0)) + 1.0) * (t * (1.0 / 4.0)) + 1.0
-    p = (p * (t * (1.0 / 3.0)) + 1.0) * (t * (1.0 / 2.0)) + 1.0
+    p = 1.0
+    for n in range(15, 1, -1):
+        p = p * (t * (1.0 / n)) + 1.0
     return -t * p
 
 
@@ -162,6 +157,8 @@ def _expected(ratio: Any) -> Any:
 
 
 TABLE = 46  # rows of a kernel's table
+NEGLIGIBLE = 1e-4  # columns and pieces below this times the accuracy of the whole are not refined
+SHARE = 0.2  # part of the error that columns may have; doubled: the same true error, a tenth more reported
 
 
 def kernel(jit: Compiler, inline: Compiler, width: int, stride: int) -> Callable[..., Any]:
@@ -352,7 +349,7 @@ def kernel(jit: Compiler, inline: Compiler, width: int, stride: int) -> Callable
     def refine_columns(t: Any, size: Any, constants: Any, rule: Any, partition: Any, sums: Any) -> None:
         # From the sums of columns (NEXT) on, double their points until halves agree; add each to its piece once it is done.
         problem, limits, full = rule
-        points, rounds, accuracy, negligible, share = limits
+        points, rounds, accuracy = limits
         number = 15 if full else 8
         count = points
         for round_ in range(rounds + 1):
@@ -364,14 +361,14 @@ def kernel(jit: Compiler, inline: Compiler, width: int, stride: int) -> Callable
             for j in range(size):
                 if round_ == 0:
                     error = 0.0
-                    failing = t[NEXT + j] > negligible * accuracy * partition
+                    failing = t[NEXT + j] > NEGLIGIBLE * accuracy * partition
                 else:
                     ratio = _half_difference(five(t, SUMS + j), five(t, NEXT + j), problem)
                     for moment in range(number):
                         i = moment * stride + j
                         t[SUMS + i] = 0.5 * (t[SUMS + i] + t[NEXT + i])
                     error = ratio * ratio * t[SUMS + j]
-                    failing = ratio >= 1.0 or _expected(ratio) * t[SUMS + j] > share * accuracy * partition
+                    failing = ratio >= 1.0 or _expected(ratio) * t[SUMS + j] > SHARE * accuracy * partition
                     t[STEP + j] *= 0.5
                 if failing and round_ < rounds:
                     for row in range(10):
@@ -394,7 +391,7 @@ def kernel(jit: Compiler, inline: Compiler, width: int, stride: int) -> Callable
         # columns for the moments, the last one for errors.
         t, pieces, sums, state = scratch
         problem, limits, full = rule
-        points, rounds, accuracy, negligible, _ = limits
+        points, rounds, accuracy = limits
         number = 15 if full else 8
         _, omega, _, level = sample
         v11, _, b, noise, c = problem[:5]
@@ -445,7 +442,7 @@ def kernel(jit: Compiler, inline: Compiler, width: int, stride: int) -> Callable
             for k in range(active):
                 piece = int(state[ORDER, k])
                 ratio, share = state[RATIO, piece], sums[piece, 0]
-                failing = share > negligible * accuracy * partition
+                failing = share > NEGLIGIBLE * accuracy * partition
                 if round_ > 0:
                     failing = failing and (ratio >= 1.0 or _expected(ratio) * share > accuracy * partition)
                 state[UNFINISHED, piece] = 1.0 if failing else 0.0
@@ -472,10 +469,10 @@ def _integrate_block(u: Any, omega: Any, reach: Any, level: Any, rule: Any, resu
 _host_kernel = compiled(_integrate_block)
 
 
-def host_sums(u: Array, omega: Array, rule: Rule, reach: Array, level: Array) -> tuple[Array, Array]:
+def host_sums(u: Array, omega: Array, rule: Any, reach: Array, level: Array) -> tuple[Array, Array]:
     """Integrals over the boxes of a block of samples; NumPy arrays.
 
-    ``u`` (n, 2) are outputs up to sign, ``omega`` (n, 2, 2) means, layers by tokens; ``rule`` is the problem and when to stop;
+    ``u`` (n, 2) are outputs up to sign, ``omega`` (n, 2, 2) means, layers by tokens; ``rule`` is the ``Rule`` of ``posterior``;
     ``reach`` (n,) the half width of the box around ``omega`` in units of ``sqrt(V)``, ``level`` (n,) the logarithm in units of
     which the integrand is summed. Returns sums (8 or 15, n) of 1, the four entries of ``z - omega`` and their products, as
     ``_with_traces`` or ``_with_squares`` order them, and the relative error (n,) of the first.
