@@ -101,13 +101,13 @@ def line_moments(
 
     def integrand(t: Host, lines: Host) -> Host:
         ell = log_weight(xp.asarray(t, dtype=xp.float64, device=device), xp.asarray(lines, device=device))
-        return np.maximum(to_host(ell), IMPOSSIBLE) - t * t / 2
+        return np.asarray(np.maximum(to_host(ell), IMPOSSIBLE) - t * t / 2)
 
     ends = [e for e in (*_EDGES, *places) if abs(e) < reach] + [reach]
     edges = np.unique([*ends, *(-e for e in _EDGES if e < reach), -reach])
     found = LineMoments(np.full(count, IMPOSSIBLE), np.zeros(count), np.ones(count), np.full(count, np.inf))
     _integrate(integrand, np.arange(count), edges, tolerance, rounds, found)
-    lost = np.flatnonzero(np.isinf(found.error)) if search else []
+    lost: Host = np.flatnonzero(np.isinf(found.error) & search)
     for start in range(0, len(lost), 256):
         _integrate(integrand, lost[start : start + 256], _COMB, tolerance, rounds, found)
     return LineMoments(*(xp.asarray(part, dtype=xp.float64, device=device) for part in found))

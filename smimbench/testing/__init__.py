@@ -117,7 +117,7 @@ def check(
     only: Iterable[str] | None = None,
     seed: int = 0,
     parameters: Mapping[str, Any] | None = None,
-    on_outcome: Callable[[CheckContext, Outcome], None] | None = None,
+    on_outcome: Callable[[Outcome], None] | None = None,
 ) -> list[Outcome]:
     """Run the published checks of an item.
 
@@ -158,5 +158,5 @@ def check(
             if wanted is None or one.id in wanted:
                 outcomes.append(run_check(one, context))
                 if on_outcome is not None:
-                    on_outcome(context, outcomes[-1])
+                    on_outcome(outcomes[-1])
     return outcomes

@@ -1,6 +1,4 @@
-"""Assertions about arrays and calls: shape and dtype, unchanged inputs, refused bad input, no random numbers but those of
-the generator that is passed.
-"""
+"""What checks do with arrays: shape and dtype, unchanged inputs, no random numbers but those of the generator that is passed."""
 
 from __future__ import annotations
 
@@ -12,7 +10,6 @@ import array_api_compat
 import numpy as np
 
 from smimbench.backend.arrays import namespace, to_host
-from smimbench.files import attempt
 from smimbench.testing.core import CheckFailed
 
 if TYPE_CHECKING:
@@ -49,23 +46,27 @@ class Call(NamedTuple):
     any_namespace: bool = True
 
 
-def expect_pure(what: str, function: Callable[..., Any], *arrays: Any) -> Any:
-    """Call with writable arrays, which must come back as they were, and with read-only ones, which must do."""
-    copies = [np.array(a) for a in arrays]
-    result = function(*copies)
-    for k, (copy, array) in enumerate(zip(copies, arrays)):
-        if copy.shape != np.shape(array) or not np.array_equal(copy, array, equal_nan=copy.dtype.kind == "f"):
-            raise CheckFailed(f"{what} writes into its argument {k + 1}; work on a copy")
-    locked = [np.array(a) for a in arrays]
-    for copy in locked:
-        copy.flags.writeable = False
+class Draw(NamedTuple):
+    """Something that an item draws with the generator it is given; whether another seed must give other numbers."""
+
+    name: str
+    function: Callable[[np.random.Generator], Array]
+    varies: bool = False
+
+
+def expect_pure(what: str, function: Callable[..., Any], *arrays: Any) -> None:
+    """Read-only arrays will do, and come back as they were (compiled code may not ask what is read-only)."""
+    given = [np.array(a) for a in arrays]
+    for array in given:
+        array.flags.writeable = False
     try:
-        function(*locked)
+        function(*given)
     except ValueError as error:
-        if "read-only" in str(error):
-            raise CheckFailed(f"{what} cannot take read-only arrays: {error}") from error
-        raise
-    return result
+        if "read-only" not in str(error):
+            raise
+        raise CheckFailed(f"{what} writes into its arguments, work on a copy: {error}") from error
+    if not all(np.array_equal(one, other, equal_nan=one.dtype.kind == "f") for one, other in zip(given, arrays)):
+        raise CheckFailed(f"{what} writes into its arguments; work on a copy")
 
 
 def expect_array(
@@ -76,41 +77,32 @@ def expect_array(
         raise CheckFailed(f"{what} must be an array, got {type(array).__name__}")
     if tuple(array.shape) != shape:
         raise CheckFailed(f"{what} must have shape {shape}, got {tuple(array.shape)}")
-    xp = namespace(array)
     if like is not None:
-        if array_api_compat.array_namespace(array) is not array_api_compat.array_namespace(like):
-            raise CheckFailed(
-                f"{what} comes as {type(array).__module__}.{type(array).__name__}, its inputs were "
-                f"{type(like).__module__}.{type(like).__name__}"
-            )
-        if array_api_compat.device(array) != array_api_compat.device(like):
-            raise CheckFailed(
-                f"{what} is on {array_api_compat.device(array)}, its inputs on {array_api_compat.device(like)}"
-            )
+        found, wanted = (
+            f"{array_api_compat.array_namespace(a).__name__} on {array_api_compat.device(a)}" for a in (array, like)
+        )
+        if found != wanted:
+            raise CheckFailed(f"{what} is an array of {found}, its inputs are of {wanted}")
+    xp = namespace(array)
     if dtype is not None and array.dtype != getattr(xp, dtype):
         raise CheckFailed(f"{what} must be {dtype} like its inputs, got {array.dtype}")
     if xp.isdtype(array.dtype, "real floating") and not np.isfinite(to_host(array)).all():
         raise CheckFailed(f"{what} is not made of finite numbers")
 
 
-def expect_refused(what: str, function: Callable[..., Array], *arguments: Any) -> None:
-    """Arguments that do not fit raise, whatever it is; otherwise ``what`` was accepted, and something was returned."""
-    found, error = attempt(function, *arguments)
-    if error is None:
-        raise CheckFailed(f"{what} {np.shape(found)}")
-
-
 @contextmanager
 def private_randomness(what: str) -> Iterator[None]:
     """What happens inside must not draw from the global generators of NumPy and of Python."""
 
-    def fingerprint() -> tuple[str, str]:
-        state: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - looked at, never drawn from
-        return repr(state["state"]["key"].tobytes()) + repr(state["state"]["pos"]), repr(random.getstate())
+    def states() -> dict[str, str]:
+        numpy: Any = np.random.get_state()  # noqa: NPY002 - looked at, never drawn from
+        return {
+            "NumPy's global generator": str([*numpy[1], *numpy[2:]]),
+            "Python's random module": str(random.getstate()),
+        }
 
-    before = fingerprint()
+    before = states()
     yield
-    after = fingerprint()
-    for name, one, two in zip(("NumPy's global generator", "Python's random module"), before, after):
-        if one != two:
+    for name, state in states().items():
+        if state != before[name]:
             raise CheckFailed(f"{what} draws from {name}: take every random number from the rng that is handed over")

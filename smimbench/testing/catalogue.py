@@ -13,7 +13,7 @@ from smimbench.registry.parameters import parameters_of, signature_of
 from smimbench.registry.registry import Entry, get_registry
 
 # Publishing a check is what importing these is for; the order is that in which checks are run.
-from smimbench.testing import algorithms, array_checks, common, limits, metrics  # noqa: F401
+from smimbench.testing import common, contract, limits, metrics  # noqa: F401
 from smimbench.testing.context import CheckContext, instantiate, kind_of
 from smimbench.testing.core import Check, CheckError
 from smimbench.testing.publish import PUBLISHED
@@ -76,16 +76,13 @@ def _named(name: str, parameters: Mapping[str, Any] | None) -> list[Entry]:
     distribution, _, plain = name.rpartition(":")
     found = [e for e in entries if e.name == plain and distribution in ("", e.distribution)]
     if not found:
-        known = sorted({e.name for e in entries})
-        close = difflib.get_close_matches(plain, known, 3)
+        close = difflib.get_close_matches(plain, {e.name for e in entries}, 3)
         hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "see 'smimbench list'"
         raise CheckError(f"nothing is called {name!r}; {hint}")
-    if parameters:
-        # The same name may stand for several items: parameters say which are meant.
-        taking = [e for e in found if set(parameters) <= set(signature_of(e.item))]
-        if not taking:
-            known = sorted({p for e in found for p in signature_of(e.item)})
-            odd = ", ".join(sorted(set(parameters) - set(known)))
-            raise CheckError(f"{name!r} has no parameter {odd}; it takes {', '.join(known) or 'no parameters'}")
-        found = taking
-    return found
+    # The same name may stand for several items: parameters say which are meant.
+    taking = [e for e in found if set(parameters or ()) <= set(signature_of(e.item))]
+    if not taking:
+        known = sorted({p for e in found for p in signature_of(e.item)})
+        odd = ", ".join(sorted(set(parameters or ()) - set(known)))
+        raise CheckError(f"{name!r} has no parameter {odd}; it takes {', '.join(known) or 'no parameters'}")
+    return taking

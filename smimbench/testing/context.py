@@ -44,13 +44,11 @@ class CheckContext:
     @property
     def label(self) -> str:
         """Name and the parameters that do not have their default: part of a test's name."""
-        usual = signature_of(type(self.item))
         parts = [str(getattr(self.item, "name", type(self.item).__name__))]
-        for name, parameter in usual.items():
+        for name, parameter in signature_of(type(self.item)).items():
             value = getattr(self.item, name, None)
             if value != parameter.default:
-                inner = value.get("name", "") if isinstance(value, dict) else value
-                parts.append(f"{name}{inner}")
+                parts.append(name + str(value.get("name", "") if isinstance(value, dict) else value))
         return re.sub(r"[^0-9A-Za-z_.]+", "_", "_".join(parts)).strip("_")
 
     def rng(self, *key: int) -> np.random.Generator:
@@ -60,9 +58,9 @@ class CheckContext:
     @cached_property
     def model_names(self) -> tuple[str, ...]:
         """Models that the item's capabilities name, as far as they are registered."""
-        capabilities = capabilities_of(self.item)
-        known = [entry.name for entry in get_registry().entries("model")]
-        return tuple(name for name in known if "*" in capabilities.models or name in capabilities.models)
+        named = capabilities_of(self.item).models
+        known = (entry.name for entry in get_registry().entries("model"))
+        return tuple(name for name in known if "*" in named or name in named)
 
     @cached_property
     def models(self) -> tuple[Any, ...]:
@@ -72,9 +70,8 @@ class CheckContext:
         reasons: list[str] = []
         found = [model for name in self.model_names for model in self._model(name, reasons)]
         if not found:
-            named = f"capabilities.models is {capabilities_of(self.item).models}, registered are "
-            registered = ", ".join(entry.name for entry in get_registry().entries("model"))
-            raise CheckFailed(f"no model to check it with: {reasons[0] if reasons else named + registered}")
+            unknown = f"none of {capabilities_of(self.item).models} (its capabilities) is registered"
+            raise CheckFailed(f"no model to check it with: {next(iter(reasons), unknown)}")
         return tuple(found)
 
     def _model(self, name: str, reasons: list[str]) -> Iterator[Any]:
@@ -82,7 +79,7 @@ class CheckContext:
         entry, channel = get_registry().get("model", name), self.kind == "channel"
         own = getattr(self.item, "tokens", None) if channel else None
         for tokens in TOKENS if own is None else (own,):
-            model = _made(entry, {"tokens": tokens})
+            model = _made(entry, tokens)
             refused = _why_refused(self.item, model) if channel and own is None and model is not None else ""
             if model is not None and not refused:
                 yield model
@@ -105,7 +102,7 @@ class CheckContext:
         for one in self.models if model is None else (model,):
             for channel in [self.item] if self.kind == "channel" else shipped("channel", one):
                 for prior in [self.item] if self.kind == "prior" else shipped("prior", one)[:1]:
-                    yield assembled(one, channel, prior)
+                    yield _assembled(model=one, channel=channel, prior=prior)
 
     def consistent(self, model: Any, test: Callable[..., None] = require_consistent, **options: Any) -> None:
         """Put the item to a test that theory makes of it before it is used.
@@ -126,9 +123,8 @@ class CheckContext:
         raise CheckSkipped(f"there is nothing to combine it with for model {model.name!r}")
 
 
-def assembled(model: Any, channel: Any, prior: Any) -> Problem:
+def _assembled(**parts: Any) -> Problem:
     """A problem of instances, made the way a suite makes it: from names and parameters."""
-    parts = {"model": model, "channel": channel, "prior": prior}
     tables = {kind: {"name": item.name, **parameters_of(kind, item)} for kind, item in parts.items()}
     return Problem(**tables, registry=OverlayRegistry(parts))  # type: ignore[arg-type]
 
@@ -151,11 +147,11 @@ class OverlayRegistry:
         return get_registry().entries(kind)
 
 
-def _made(entry: Entry, provided: Mapping[str, Any]) -> Any:
+def _made(entry: Entry, tokens: int) -> Any:
     """An instance with the parameters that its class suggests for checks (``example``), or None if it needs others."""
-    usual = {k: v for k, v in provided.items() if k in signature_of(entry.item)}
+    filled = {"tokens": tokens} if "tokens" in signature_of(entry.item) else {}
     try:
-        return entry.item(**{**entry.item.example, **usual})
+        return entry.item(**{**entry.item.example, **filled})
     except (ParameterError, TypeError):
         return None
 
@@ -164,8 +160,7 @@ def shipped(kind: str, model: Any) -> list[Any]:
     """What ships for a model, with parameters as they come; for a model of somebody else, all that fit."""
     entries = [e for e in get_registry().entries(kind) if e.fits(model.name)]
     own = [e for e in entries if e.distribution == BUILT_IN] or entries
-    found = [_made(entry, {"tokens": getattr(model, "tokens", 2)}) for entry in own]
-    return [item for item in found if item is not None]
+    return [item for entry in own if (item := _made(entry, getattr(model, "tokens", 2))) is not None]
 
 
 def _why_refused(channel: Any, model: Any) -> str:
@@ -209,7 +204,8 @@ def instantiate(cls: type[Any], kind: str, parameters: Mapping[str, Any] | None 
     """
     cls = with_defaults(BASES[kind], algorithm_class(cls) if kind == "algorithm" else cls)
     given = {**cls.example, **(parameters or {})}
-    required = [n for n, p in signature_of(cls).items() if p.default is p.empty and n not in given and n != "tokens"]
+    usual = signature_of(cls)
+    required = [n for n, p in usual.items() if p.default is p.empty and n not in given and n != "tokens"]
     name = getattr(cls, "name", cls.__name__)
     if required:
         raise CheckError(
@@ -217,14 +213,12 @@ def instantiate(cls: type[Any], kind: str, parameters: Mapping[str, Any] | None 
             f"attribute example = {{'{required[0]}': ...}}"
         )
     filled = ENGINE_FILLED.get(kind, ())
-    free = "tokens" in signature_of(cls) and "tokens" not in given
-    last: Exception | None = None
-    for tokens in TOKENS if free else (None,):
-        values = {**given, **({} if tokens is None else {"tokens": tokens})}
-        engine = {k: v for k, v in values.items() if k in filled}
-        written = {k: v for k, v in values.items() if k not in filled}
+    reasons = []
+    for tokens in TOKENS if "tokens" in usual and "tokens" not in given else (given.get("tokens"),):
+        values = {"tokens": tokens, **given} if "tokens" in usual else given
+        engine = {k: values[k] for k in filled if k in values}
         try:
-            return build(cls, kind, written, engine)
+            return build(cls, kind, {k: v for k, v in values.items() if k not in filled}, engine)
         except ParameterError as error:
-            last = last or error
-    raise CheckError(f"{kind} {name!r} cannot be made: {last}")
+            reasons.append(str(error))
+    raise CheckError(f"{kind} {name!r} cannot be made: {reasons[0]}")

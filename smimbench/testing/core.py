@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.files import printable
+from smimbench.files import error_line
 from smimbench.interfaces import Capabilities
 
 if TYPE_CHECKING:
@@ -83,28 +83,20 @@ class Check:
         if context.broken and self.id not in context.broken:
             raise CheckSkipped(f"{NOT_RUN} {context.broken[0]} failed")
         try:
-            self._run(context)
-        except CheckFailed:
+            with warnings.catch_warnings(), np.errstate(all="ignore"), _time_limit(TIME_LIMIT):
+                warnings.simplefilter("ignore")
+                self.function(context)
+        except CheckSkipped:
+            raise
+        except (Exception, SystemExit, _TimeIsUp) as error:  # the item's own: it may raise anything
             if self.required:
                 context.broken.append(self.id)
-            raise
-
-    def _run(self, context: Any) -> None:
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
-            try:
-                with _time_limit(TIME_LIMIT):
-                    self.function(context)
-            except (CheckFailed, CheckSkipped):
+            if isinstance(error, CheckFailed):
                 raise
-            except _TimeIsUp:
+            if isinstance(error, _TimeIsUp):
                 raise CheckFailed(f"took longer than {TIME_LIMIT:g} s") from None
-            except (Exception, SystemExit) as error:  # the item's own: it may raise anything
-                where = traceback.extract_tb(error.__traceback__)[-1]
-                line = " ".join(printable(error, 2000).split()) or "no message"
-                raise CheckFailed(
-                    f"raised {type(error).__name__}: {line} ({where.name}, {where.filename}:{where.lineno})"
-                ) from error
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            raise CheckFailed(f"raised {error_line(error)} ({where.name}, {where.filename}:{where.lineno})") from error
 
 
 @contextmanager

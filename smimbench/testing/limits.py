@@ -1,18 +1,22 @@
-"""Checks of algorithms that claim to be Bayes-optimal: what they reach at several sizes, continued to infinite size."""
+"""Checks that compare runs at several sizes with theory: of algorithms that claim to be Bayes-optimal, and of those that predict
+their own error.
+"""
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smimbench.backend.device import get_backend
-from smimbench.interfaces import Conditions
+from smimbench.interfaces import Conditions, Overlaps
 from smimbench.numerics.size_laws import extrapolate, pooled_errors
 from smimbench.registry.metrics import find_metric, theory_of
 from smimbench.run.loop import LoopSettings, Status, run_algorithm
 from smimbench.run.theory_cache import TheoryCache
+from smimbench.testing.algorithms import Setting, once_per_model
 from smimbench.testing.core import CheckFailed, CheckSkipped
 from smimbench.testing.publish import judged, published
 from smimbench.theory.own import own_theory
@@ -24,19 +28,33 @@ if TYPE_CHECKING:
     from smimbench.testing.context import CheckContext
     from smimbench.testing.publish import MeanTest
 
-PLACES = {
-    "extensive": ("softmax", 0.08, ((20, 12), (28, 10), (40, 8))),
-    "low": ("linear", 0.35, ((40, 24), (80, 16), (160, 12))),
-}
-"""By rank: channel (the first that fits where an algorithm refuses it), sample ratio, and dimensions with the runs at each. No
+PLACES = {"extensive": ("softmax", 0.08, {20: 12, 28: 10, 40: 8}), "low": ("linear", 0.35, {40: 24, 80: 16, 160: 12})}
+"""By rank: channel (the first that fits where an algorithm refuses it), sample ratio, and the runs at each dimension. No
 threshold is near. With twice the runs a bias half as large is seen."""
 
 METRICS = ("mse", "nishimori")
 """What must land on theory: the error, and the ratio that shows at first order what the error shows at second."""
 
 
-def _problems(context: CheckContext) -> Iterator[tuple[Problem]]:
-    """One problem for every model."""
+def _runs(
+    context: CheckContext, problem: Problem, alpha: float, D: int, count: int, settings: LoopSettings
+) -> Iterator[tuple[Any, Any]]:
+    """Instances, and where the engine's loop ends on them."""
+    backend = get_backend("numpy")
+    for run in range(count):
+        instance = problem.instance(alpha, D, run, seed=context.seed)
+        data = instance.data(backend)
+        result = run_algorithm(
+            problem, instance, data, context.item, partial(context.rng, 91, D, run), settings, backend
+        )
+        if result.attempt.status is Status.DIVERGED or result.attempt.estimate is None:
+            where = f"at D = {D} ({problem.label}, alpha = {alpha:g})"
+            raise CheckFailed(f"diverges {where}: {result.attempt.reason}")
+        yield instance, result.attempt
+
+
+def _problems(context: CheckContext) -> Iterator[tuple[Problem, dict[str, Any]]]:
+    """One problem for every model, with what theory says of its Bayes-optimal error, where the algorithm predicts the same."""
     if context.item.theory is None or context.item.variance is None:
         raise CheckSkipped("it does not predict its error: a variance, and a theory that is Bayes-optimal")
     tried = 0
@@ -44,18 +62,13 @@ def _problems(context: CheckContext) -> Iterator[tuple[Problem]]:
         taken = [p for p in context.problems(model) if not context.item.refuses(p) and model.rank in PLACES]
         for problem in sorted(taken, key=lambda p: p.channel.name != PLACES[model.rank][0])[:1]:
             tried += 1
-            if _predicts_optimum(context.item, problem):
-                yield (problem,)
+            alpha = PLACES[model.rank][1]
+            point = TheoryCache(None).points(problem, [alpha])[0][0]
+            own = own_theory(context.item, problem, alpha, Conditions(points=(point,)))
+            if not isinstance(own, str) and np.allclose(own.mse, point["mse"], rtol=1e-6, atol=1e-9):
+                yield problem, point
     if not tried:
         raise CheckSkipped("it refuses every problem that ships")
-
-
-def _predicts_optimum(algorithm: Any, problem: Problem) -> bool:
-    """Whether the error that an algorithm predicts for itself is the Bayes-optimal one."""
-    alpha = PLACES[problem.model.rank][1]
-    point = TheoryCache(None).points(problem, [alpha])[0][0]
-    own = own_theory(algorithm, problem, alpha, Conditions(points=(point,)))
-    return not isinstance(own, str) and bool(np.allclose(own.mse, point["mse"], rtol=1e-6, atol=1e-9))
 
 
 @published(
@@ -65,41 +78,53 @@ def _predicts_optimum(algorithm: Any, problem: Problem) -> bool:
     cases=_problems,
     around=judged,
 )
-def bayes_optimal(context: CheckContext, problem: Problem, test: MeanTest) -> None:
+def bayes_optimal(context: CheckContext, problem: Problem, point: dict[str, Any], test: MeanTest) -> None:
     """Error and Nishimori ratio at three sizes, extrapolated with corrections of order 1/D."""
     _, alpha, sizes = PLACES[problem.model.rank]
-    runs = {D: [_run_at_size(context, problem, alpha, D, k) for k in range(n)] for D, n in sizes}
-    point = TheoryCache(None).points(problem, [alpha])[0][0]
+    measured = [
+        [
+            instance.measure(METRICS, attempt.estimate, attempt.V)[0]
+            for instance, attempt in _runs(context, problem, alpha, D, count, LoopSettings())
+        ]
+        for D, count in sizes.items()
+    ]
     for name in METRICS:
         metric = find_metric(name, problem.model.name)
-        expected, errors = theory_of(metric, problem, point, problem.components)
-        for component, (target, error) in enumerate(zip(expected, errors)):
+        for component, (target, error) in enumerate(zip(*theory_of(metric, problem, point, problem.components))):
             if target is None:
                 continue
-            values = [np.array([measured[name][component] for measured in runs[D]]) for D, _ in sizes]
-            noise, dof = pooled_errors(list(runs), [v.std(ddof=1) for v in values], [len(v) for v in values])
-            found = extrapolate(list(runs), [v.mean() for v in values], np.maximum(noise, 1e-12), dof)
-            what = f"{metric.label} at infinite D, from D = {', '.join(map(str, runs))} ({problem.label}, alpha = {alpha:g})"
-            test.add(what, found.fit.limit, target, math.hypot(found.error, error or 0.0), dof=dof)
+            values = [np.array([one[name][component] for one in runs]) for runs in measured]
+            noise, dof = pooled_errors(list(sizes), [v.std(ddof=1) for v in values], list(map(len, values)))
+            found = extrapolate(list(sizes), [v.mean() for v in values], np.maximum(noise, 1e-12), dof)
+            where = f"from D = {', '.join(map(str, sizes))} ({problem.label}, alpha = {alpha:g})"
+            total = math.hypot(found.error, error or 0.0)
+            test.add(f"{metric.label} at infinite D, {where}", found.fit.limit, target, total, dof=dof)
 
 
-def _run_at_size(
-    context: CheckContext, problem: Problem, alpha: float, dimension: int, replicate: int
-) -> dict[str, list[float]]:
-    """Metrics at the end of a run through the engine's loop."""
-    backend = get_backend("numpy")
-    instance = problem.instance(alpha, dimension, replicate, seed=context.seed)
-    data = instance.data(backend)
-    result = run_algorithm(
-        problem,
-        instance,
-        data,
-        context.item,
-        lambda k: context.rng(91, dimension, replicate, k),
-        LoopSettings(),
-        backend,
-    )
-    attempt = result.attempt
-    if attempt.status is Status.DIVERGED or attempt.estimate is None:
-        raise CheckFailed(f"diverges at D = {dimension} ({problem.label}, alpha = {alpha:g}): {attempt.reason}")
-    return instance.measure(METRICS, attempt.estimate, attempt.V)[0]
+@once_per_model(
+    "Its runs do not land on what it says of itself: its theory is that of something else, or its code has a mistake, and the "
+    "verdict that compares them means nothing."
+)
+def lands_on_theory(context: CheckContext, setting: Setting) -> None:
+    """Mean errors of eight runs at two sizes, extrapolated in 1/D, within five standard errors and a tenth of the signal."""
+    problem, runs = setting.problem, 8
+    alpha, sizes = (0.7, (60, 120)) if problem.model.rank == "low" else (0.25, (20, 40))
+    if context.item.theory is None:
+        raise CheckSkipped("it has no theory of its own")
+    asked = own_theory(context.item, problem, alpha, Conditions(dimension=sizes[1]))
+    if isinstance(asked, str):
+        raise CheckSkipped(f"it has no theory of its own here: {asked}")
+    limits = LoopSettings(max_iterations=100, timeout=6.0)
+    small, large = ([attempt for _, attempt in _runs(context, problem, alpha, D, runs, limits)] for D in sizes)
+    starts = tuple(Overlaps(*attempt.start.values()) for attempt in large)
+    point: Any = own_theory(context.item, problem, alpha, Conditions(dimension=sizes[1], starts=starts))
+    first, second = (np.array([attempt.metrics["mse"] for attempt in attempts]) for attempts in (small, large))
+    limit = 2 * second.mean(0) - first.mean(0)
+    variance = (4 * second.var(0, ddof=1) + first.var(0, ddof=1)) / runs
+    allowed = 5 * np.sqrt(variance + np.square(point.mse_error, dtype=float))
+    allowed += 0.1 * np.diagonal(np.asarray(problem.prior.second_moment(problem.components)))
+    if not (np.abs(limit - point.mse) <= allowed).all():
+        raise CheckFailed(
+            f"runs end at an error of {limit.round(4).tolist()} as D grows, its own theory says {point.mse} "
+            f"({setting.name}, alpha = {alpha})"
+        )

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 PUBLISHED: dict[tuple[str, str], Check] = {}
 """Every check by kind and id, in the order in which they are run."""
 
-NO_PROBLEM = "It cannot be put into a problem with every model that its capabilities name, or no data can be drawn."
-
 
 def published(
     kinds: Sequence[str],
@@ -63,11 +61,8 @@ def published(
 
             around(context, run)
 
-        id = function.__name__.rstrip("_")
-        for kind in kinds:
-            assert (kind, id) not in PUBLISHED, f"{kind} {id} is published twice"
-            rate = FALSE_ALARM if around is judged else 0.0
-            PUBLISHED[kind, id] = Check(id, kind, meaning, rate, check, required)
+        id, rate = function.__name__, FALSE_ALARM if around is judged else 0.0
+        PUBLISHED.update({(kind, id): Check(id, kind, meaning, rate, check, required) for kind in kinds})
         return function
 
     return decorate
@@ -131,28 +126,24 @@ class MeanTest:
     def __init__(self) -> None:
         self.rows: list[tuple[str, float, float, float, float]] = []
 
-    def mean(self, what: str, samples: Array, target: Any = 0.0, *, allowance: Any = 0.0) -> None:
+    def mean(self, what: str, samples: Any, target: Any = 0.0, *, allowance: Any = 0.0) -> None:
         """Independent samples (n, ...) whose means must be ``target``, give or take ``allowance``."""
         samples = np.asarray(samples, dtype=float)
-        flat = samples.reshape(len(samples), -1)
-        goal = np.broadcast_to(np.asarray(target, dtype=float), samples.shape[1:]).ravel()
-        slack = np.broadcast_to(np.asarray(allowance, dtype=float), samples.shape[1:]).ravel()
-        error = flat.std(axis=0, ddof=1) / math.sqrt(len(flat))
-        for k, value in enumerate(flat.mean(axis=0)):
-            index = np.unravel_index(k, samples.shape[1:]) if samples.ndim > 1 else ()
-            place = f"[{', '.join(map(str, map(int, index)))}]" if index else ""
-            self.add(f"{what}{place}", value, goal[k], error[k], slack[k], len(flat) - 1)
+        error = samples.std(axis=0, ddof=1) / math.sqrt(len(samples))
+        self.add(what, samples.mean(axis=0), target, error, allowance, len(samples) - 1)
 
-    def add(
-        self, what: str, value: float, target: float, error: float, allowance: float = 0.0, dof: float = 1e9
-    ) -> None:
-        """One number with its standard error."""
-        if not all(map(math.isfinite, (value, target, error))):
-            raise CheckFailed(f"{what} is {value:.4g} +- {error:.2g}: not a finite number")
-        # Rounding is no chance: everything that is compared here is made of numbers of order one.
-        gap = max(0.0, abs(value - target) - allowance - ROUNDING)
-        score = gap / error if error > 0 else (math.inf if gap > 0 else 0.0)
-        self.rows.append((what, value, target, error, normal_score(score, dof)))
+    def add(self, what: str, value: Any, target: Any, error: Any, allowance: Any = 0.0, dof: float = 1e9) -> None:
+        """Numbers with their standard errors; all but ``dof`` may be arrays."""
+        columns: Sequence[Array] = np.broadcast_arrays(value, target, error, allowance)
+        for place in np.ndindex(columns[0].shape):
+            found, wanted, sem, slack = (float(column[place]) for column in columns)
+            name = what + (f"[{', '.join(map(str, place))}]" if place else "")
+            if not all(map(math.isfinite, (found, wanted, sem))):
+                raise CheckFailed(f"{name} is {found:.4g} +- {sem:.2g}: not a finite number")
+            # Rounding is no chance: everything that is compared here is made of numbers of order one.
+            gap = max(0.0, abs(found - wanted) - slack - ROUNDING)
+            score = gap / sem if sem > 0 else (math.inf if gap > 0 else 0.0)
+            self.rows.append((name, found, wanted, sem, normal_score(score, dof)))
 
     def judge(self) -> None:
         """Raise CheckFailed if the worst of all is too far off for chance."""
@@ -161,8 +152,7 @@ class MeanTest:
         if not self.rows:
             raise CheckSkipped("there was nothing to compare")
         threshold = float(-ndtri(NOMINAL_RATE / (2 * len(self.rows))))
-        worst = max(self.rows, key=lambda row: row[-1])
-        what, value, target, error, score = worst
+        what, value, target, error, score = max(self.rows, key=lambda row: row[-1])
         if score > threshold:
             bad = sum(row[-1] > threshold for row in self.rows)
             raise CheckFailed(

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from smimbench.testing.context import CheckContext
     from smimbench.testing.core import Outcome
 
 __all__ = ["list_documents", "print_list", "read_parameters", "run_checks"]
@@ -74,9 +73,12 @@ def run_checks(
             "parameters": parameters_of(context.kind, context.item),
             "seed": seed,
         }
+        on_outcome = None
         if console is not None:
-            _print_title(console, document)
-        on_outcome = partial(_print_outcome, console, quiet) if console is not None else None
+            inner = ", ".join(f"{k} = {v}" for k, v in document["parameters"].items())
+            models = f" for {', '.join(document['models'])}" if document["models"] else ""
+            console.print(f"{context.kind} {context.item.name}({inner}){models}", style="bold")
+            on_outcome = partial(_print_outcome, console, quiet)
         outcomes = check(context, only=only or None, on_outcome=on_outcome)
         document |= {status: sum(o.status == status for o in outcomes) for status in STYLES}
         document["checks"] = [asdict(outcome) for outcome in outcomes]
@@ -86,13 +88,7 @@ def run_checks(
     return documents
 
 
-def _print_title(console: Console, document: Mapping[str, Any]) -> None:
-    inner = ", ".join(f"{k} = {v}" for k, v in document["parameters"].items())
-    models = f" for {', '.join(document['models'])}" if document["models"] else ""
-    console.print(f"{document['kind']} {document['name']}({inner}){models}", style="bold")
-
-
-def _print_outcome(console: Console, quiet: bool, context: CheckContext, outcome: Outcome) -> None:
+def _print_outcome(console: Console, quiet: bool, outcome: Outcome) -> None:
     """Status, check and message on a line; what the check means where it failed."""
     from rich.table import Table
     from rich.text import Text
@@ -100,8 +96,8 @@ def _print_outcome(console: Console, quiet: bool, context: CheckContext, outcome
     if outcome.message.startswith(NOT_RUN) or (quiet and outcome.status != "failed"):
         return
     line = Table.grid(padding=(0, 2, 0, 0), expand=True)
-    line.add_column(no_wrap=True, width=7)
-    line.add_column(no_wrap=True, width=15)
+    for width in (7, 15):
+        line.add_column(no_wrap=True, width=width)
     line.add_column(ratio=1, overflow="fold")
     text = Text(outcome.message)
     if outcome.status == "failed":
@@ -115,9 +111,8 @@ def _print_counts(console: Console, document: Mapping[str, Any], quiet: bool) ->
     left = [one for one in document["checks"] if one["message"].startswith(NOT_RUN)]
     if left and not quiet:
         console.print(f"{left[0]['message']}: {', '.join(one['check'] for one in left)}", style=STYLES["skipped"])
-    failed, style = document["failed"], "bold red" if document["failed"] else "green"
-    console.print(f"{document['passed']} passed, {failed} failed, {document['skipped']} skipped", style=style)
-    console.print()
+    counts = ", ".join(f"{document[status]} {status}" for status in STYLES)
+    console.print(f"{counts}\n", style=STYLES["failed" if document["failed"] else "passed"])
 
 
 def list_documents() -> list[dict[str, Any]]:
