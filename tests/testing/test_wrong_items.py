@@ -316,7 +316,7 @@ SEED = "ignores its seed: every seed gives the same estimate"
         ),
         (
             spoiled(Gaussian(), overlap=lambda o, *_: o._replace(Q=o.Q - SHIFT(o), V=o.V + SHIFT(o))),
-            {"state_evolution": "simulated", "nishimori": "V of the map overlap is not that of denoise"},
+            {"state_evolution": "simulated", "nishimori": "V in units of the variance is"},
             ("derivative",),
         ),
         (Growing(), {"shapes": "log_density: must belong to a law with a finite variance"}, "all"),
