@@ -7,18 +7,15 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-import array_api_compat
 import numpy as np
 
-from smimbench.backend import namespace
+from smimbench.backend import namespace, to_host
 from smimbench.interfaces import Posterior, Uncertain
 from smimbench.interfaces.checks import check_latents
 from smimbench.numerics import normal_scrambles, symmetric_root
-from smimbench_channels.attention.softmax.cells import integrals
-from smimbench_channels.attention.softmax.gaussian import gaussian_rule, likeliest, peak_frame, samples_of
 from smimbench_channels.attention.softmax.weight import ACCURACY, DIRECTIONS, ROOT2, reduced
 from smimbench_channels.bases import SoftmaxChannel, log_softmax, softmax_vjp
-from smimbench_channels.batches import blocks, identity_like, on_host, uncertain_like
+from smimbench_channels.batches import array_like, identity_like, on_host, uncertain_like
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +25,7 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array
 
-__all__ = ["TwoLayerAttention", "sampled_information"]
+__all__ = ["STEEPEST", "TwoLayerAttention", "sampled_information"]
 
 STEEPEST = 8.0
 """Largest beta: above it the weights are narrower than the integrals find; doubled, posteriors come out as NaN."""
@@ -59,10 +56,7 @@ class TwoLayerAttention(SoftmaxChannel):
     -----
     Parameters are checked by ``AttentionSoftmax``.
 
-    The integral over ``(a_1, b_1)`` is adaptive: rectangles are halved until the logarithm of the weight
-    hardly varies in each, and dropped when an upper bound, from the ranges of p, r and s in the rectangle,
-    says that nothing is there. Where ``beta^2 V_11`` is small most weights are nearly Gaussian; then a
-    Gauss-Hermite rule in the frame of its own moments is tried first. Derived, checked by
+    Posteriors are integrals over the first layer, computed on the host (``quadrature``). Derived, checked by
     tests/channels/attention/test_attention_two_layers.py.
 
     References
@@ -108,52 +102,40 @@ class TwoLayerAttention(SoftmaxChannel):
         integrals are deterministic, and ``error`` comes from integrating some of the samples again on finer squares.
         ValueError if V is not positive definite; correlated layers are allowed.
         """
+        from smimbench_channels.attention.softmax.quadrature import integrals
+
         check_latents(omega, 2, 3)
-        xp = namespace(y, omega, V)
-        wide = xp.astype(omega, xp.float64)
-        margins, centre, weight = reduced(self.beta, self.skip, y, wide, V)
-        found = integrals(xp, weight, margins, centre)
-        # one sample in so many is integrated twice for the error
-        few = min(max(16, omega.shape[0] // 64), omega.shape[0])
-        fine = integrals(xp, weight, margins[:few, :], centre[:few, :], variation=ACCURACY.fine_variation, quick=False)
-        difference = float(xp.mean((fine.mean - found.mean[:few, :]) ** 2)) if few else 0.0
-        place = {"dtype": xp.float64, "device": array_api_compat.device(omega)}
-        matrix = xp.astype(V, xp.float64)
         n = omega.shape[0]
+        samples, weight = reduced(self.beta, self.skip, y, omega, V)
+        found = integrals(samples, weight)
+        # one sample in so many is integrated twice for the error
+        few = min(max(16, n // 64), n)
+        fine = integrals(samples[:few], weight, ACCURACY.fine_variation, quick=False)
+        difference = float(np.mean((fine.mean - found.mean[:few]) ** 2)) if few else 0.0
+        means, matrix, seen = to_host(omega).astype(np.float64), to_host(V).astype(np.float64), np.array(DIRECTIONS[:2])
         # (a_1, b_1, a_2, b_2) in their own units, each layer and direction apart
-        root = xp.sqrt(xp.linalg.diagonal(matrix))
-        unit = xp.stack([root[0], root[0], root[1], root[1]])
-        seen = xp.asarray(DIRECTIONS[:2], **place)
-        moved = xp.reshape(found.mean * unit[None, :], (n, 2, 2))
-        mean = wide + xp.matmul(moved, seen)
-        spread = found.square - found.mean[:, :, None] * found.mean[:, None, :]
-        inner = spread * (unit[:, None] * unit[None, :])[None, :, :]
+        unit = np.repeat(np.sqrt(np.diagonal(matrix)), 2)
+        mean = means + (found.mean * unit).reshape(n, 2, 2) @ seen
+        inner = (found.square - found.mean[:, :, None] * found.mean[:, None, :]) * np.outer(unit, unit)
         # of no samples nothing is known
-        average = xp.mean(inner, axis=0) if n else xp.zeros((4, 4), **place)
-        average = xp.reshape(average, (2, 2, 2, 2))
+        average = (inner.mean(axis=0) if n else np.zeros((4, 4))).reshape(2, 2, 2, 2)
         covariance = (average[:, 0, :, 0] + average[:, 1, :, 1] + matrix) / 3
         second = None
         if second_moment:
-            eye = xp.eye(2, **place)
-            lift = eye[:, None, :, None] * xp.matrix_transpose(seen)[None, :, None, :]
-            lift = xp.reshape(lift, (6, 4))
-            blind = xp.asarray(DIRECTIONS[2], **place)
-            hidden = matrix[:, None, :, None] * (blind[:, None] * blind[None, :])[None, :, None, :]
-            flat = xp.reshape(mean, (n, 6))
-            total = xp.matmul(xp.matmul(lift, inner), xp.matrix_transpose(lift))
-            total = total + xp.reshape(hidden, (6, 6))[None, :, :] + flat[:, :, None] * flat[:, None, :]
-            second = xp.astype(xp.reshape(total, (n, 2, 3, 2, 3)), omega.dtype)
+            lift, flat = np.kron(np.eye(2), seen.T), mean.reshape(n, 6)
+            hidden = np.kron(matrix, np.outer(DIRECTIONS[2], DIRECTIONS[2]))
+            total = lift @ inner @ lift.T + hidden + flat[:, :, None] * flat[:, None, :]
+            second = array_like(total.reshape(n, 2, 3, 2, 3), omega)
         # two of three directions are integrated; what was given up may be wrong by a prior width
-        error = math.sqrt((difference + float(xp.mean(found.rough)) if n else 0.0) * 2 / 3)
-        return Posterior(xp.astype(mean, omega.dtype), xp.astype(covariance, omega.dtype), second, error)
+        error = math.sqrt((difference + float(np.mean(found.rough)) if n else 0.0) * 2 / 3)
+        return Posterior(array_like(mean, omega), array_like(covariance, omega), second, error)
 
     def log_partition(self, y: Array, omega: Array, V: Array) -> Array:
         """Logarithm (n,) of the density of the two margins ``(M_11 - M_12, M_22 - M_12)`` of the label."""
+        from smimbench_channels.attention.softmax.quadrature import integrals
+
         check_latents(omega, 2, 3)
-        xp = namespace(y, omega, V)
-        margins, centre, weight = reduced(self.beta, self.skip, y, xp.astype(omega, xp.float64), V)
-        found = integrals(xp, weight, margins, centre)
-        return xp.astype(found.log_weight, omega.dtype)
+        return array_like(integrals(*reduced(self.beta, self.skip, y, omega, V)).log_weight, omega)
 
     def information(self, Q: Array, V: Array, *, labels: int | None = None) -> Uncertain:
         """``E sum_c g_c g_c^T`` (..., 2, 2) with ``omega ~ N(0, Q (x) I_3)``; leading axes are a batch.
@@ -211,28 +193,16 @@ def _label_products(
     forward: Callable[[Array], Array], beta: float, skip: float, Q: Array, V: Array, normal: Array, *, exact: bool
 ) -> tuple[Array, Array]:
     """Entries 11, 22 and 12 of ``sum_c g_c g_c^T`` (3, N), exact if asked for, and from the crude mean."""
+    from smimbench_channels.attention.softmax.quadrature import crude_means, integrals
+
     # (sample, layer, direction)
     omega = np.einsum("lk,nkd->nld", symmetric_root(Q), normal[:, 0])
     truth = omega + np.einsum("lk,nkd->nld", symmetric_root(V), normal[:, 1])
-    xp = namespace(omega)
     seen = np.array(DIRECTIONS[:2])
-    margins, centre, weight = reduced(beta, skip, forward(truth @ seen), omega @ seen, V)
-    t, v = truth[:, 0, 0] * (ROOT2 * beta), truth[:, 0, 1] * (2 * beta)
-    crude = []
-    for part in blocks(len(omega), 512):
-        samples = samples_of(xp, weight, margins[part], centre[part], align=False)
-        peak_t, peak_v, _, normal_equations = likeliest(xp, weight, samples, t[part], v[part])
-        frame = peak_frame(xp, peak_t, peak_v, normal_equations)
-        point, _ = gaussian_rule(xp, weight, samples, frame, 1)
-        _, frame = gaussian_rule(xp, weight, samples, frame, 8)
-        mean = gaussian_rule(xp, weight, samples, frame, 10)[0].mean
-        # a rule whose frame has slipped off the weight is worse than the likeliest point itself
-        lost = np.abs(mean).max(axis=1, keepdims=True) > 4
-        crude.append(np.clip(np.where(lost, point.mean, mean), -4, 4))
-    means = [np.concatenate(crude)]
+    samples, weight = reduced(beta, skip, forward(truth @ seen), omega @ seen, V)
+    means = [crude_means(samples, weight, truth[:, 0, 0] * (ROOT2 * beta), truth[:, 0, 1] * (2 * beta))]
     if exact:
-        found = integrals(xp, weight, margins, centre, variation=ACCURACY.crude_variation)
-        means.insert(0, found.mean)
+        means.insert(0, integrals(samples, weight, ACCURACY.crude_variation).mean)
     inverse, unit = np.linalg.inv(V), np.sqrt(np.diagonal(V))[:, None]
     products = []
     for mean in means:
