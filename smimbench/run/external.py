@@ -88,7 +88,7 @@ def _points_of_problem(suite: Suite) -> Iterator[Point]:
             if seed >= sizes[dimension]:
                 continue
             where = {"alpha": alpha, "dimension": dimension, "seed": seed}
-            if selects(suite.only, problem=plan.label, numbers=where):
+            if selects(suite.only, problem=plan.label, **where):
                 yield Point(plan, alpha, dimension, seed)
 
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from smimbench.files import canonical_json
-from smimbench.problem.problem import CODE, Problem
+from smimbench.problem.problem import CODE, Problem, specification
 from smimbench.registry.metrics import names_in_key
 from smimbench.registry.parameters import build
 from smimbench.registry.registry import BUILT_IN, Entry, Registry, RegistryError, get_registry
@@ -30,9 +30,11 @@ __all__ = ["Cell", "ProblemPlan", "Suite", "Unmade", "as_table", "build_algorith
 class ProblemPlan:
     """One problem of a suite with the grid it is run on; ``seeds`` are the replicates at each of its dimensions.
 
-    ``references`` are the published values of exactly this problem; ``theory_only`` says why it cannot be run.
+    ``key`` is where it is written, ``references`` are the published values of exactly this problem; ``theory_only`` says why it
+    cannot be run.
     """
 
+    key: str
     problem: Problem
     tables: dict[str, dict[str, Any]]
     alphas: tuple[float, ...]
@@ -101,23 +103,21 @@ class Cell:
             If an item is here in another version, or with other code, than the cell asks for: its numbers would go under a
             wrong key.
         """
-        tables = {kind: as_table(spec) for kind, spec in self.problem.items()}
-        problem = Problem(tables["model"], tables["channel"], tables["prior"], registry=registry)
+        problem = Problem(**{kind: as_table(spec) for kind, spec in self.problem.items()}, registry=registry)
         algorithm = build_algorithm(self.algorithm, problem, registry)
+        here = {
+            **problem.spec,
+            "algorithm": specification(_algorithm_entry(self.algorithm, problem, registry), algorithm),
+        }
         for kind, spec in {**self.problem, "algorithm": self.algorithm}.items():
-            if kind == "algorithm":
-                here, code = algorithm.version, _algorithm_entry(spec, problem, registry).source
-            else:
-                here, code = problem.spec[kind]["version"], problem.spec[kind].get("source")
-            if here == spec["version"] and code != spec.get("source"):
+            own, asked = (
+                f"version {one['version']}" + (f" with the code {one['source']}" if "source" in one else "")
+                for one in (here[kind], spec)
+            )
+            if own != asked:
                 raise RegistryError(
-                    f"{kind} {spec['name']!r} has other code here than the cell asks for, under the same version {here}; "
-                    "install the same packages wherever cells are run, and start again after changing one"
-                )
-            if here != spec["version"]:
-                raise RegistryError(
-                    f"{kind} {spec['name']!r} is version {here} here, the cell asks for version {spec['version']}; "
-                    "install the same packages wherever cells are run"
+                    f"{kind} {spec['name']!r} is {own} here, the cell asks for {asked}; install the same packages wherever cells "
+                    "are run, and start again after changing one"
                 )
         return problem, algorithm
 
@@ -180,23 +180,21 @@ class Suite:
         SuiteError
             If every problem has a theory only.
         """
-        registry = registry or get_registry()
-        plans = self.plans_with_data()
-        points = [(plan, *one) for plan in plans for one in zip(plan.dimensions, plan.seeds)]
+        only, plans = self.only, self.plans_with_data()
         # Metrics of the trajectory are always measured; only the others make another cell.
-        run = self.run.of_cell(names_in_key(self.run.metrics, registry))
+        run = self.run.of_cell(names_in_key(self.run.metrics, registry or get_registry()))
         # An algorithm's name picks it as well as its label, unless another algorithm has that label.
         labels = {table["label"] for table in self.algorithms}
-        words = {table["label"]: (table["label"], *({table["spec"]["name"]} - labels)) for table in self.algorithms}
-        only = self.only
-        replicates = [r for r in range(self.seeds) if selects(only, numbers={"seed": r})]
+        words = [(table, (table["label"], *({table["spec"]["name"]} - labels))) for table in self.algorithms]
+        algorithms = [table for table, known in words if selects(only, algorithm=known)]
+        replicates = [r for r in range(self.seeds) if selects(only, seed=r)]
+        alphas = {alpha for plan in plans for alpha in plan.alphas if selects(only, alpha=alpha)}
         points = [
-            one
-            for one in points
-            if selects(only, problem=one[0].label) and selects(only, numbers={"dimension": one[1]})
+            (plan, dimension, seeds)
+            for plan in plans
+            for dimension, seeds in zip(plan.dimensions, plan.seeds)
+            if selects(only, problem=plan.label, dimension=dimension)
         ]
-        alphas = {alpha for plan in plans for alpha in plan.alphas if selects(only, numbers={"alpha": alpha})}
-        algorithms = [table for table in self.algorithms if selects(only, algorithm=words[table["label"]])]
         return [
             Cell(
                 problem=plan.problem.spec,

@@ -15,7 +15,7 @@ import pydantic
 
 from smimbench.derive.prior import why_theory_only
 from smimbench.files import canonical_json, printable
-from smimbench.problem.problem import CODE, ItemError, Problem, ProblemError, explained, specification
+from smimbench.problem.problem import ItemError, Problem, ProblemError, explained, specification
 from smimbench.registry.metrics import find_metric
 from smimbench.registry.parameters import build, explain_validation, unknown_key
 from smimbench.registry.registry import Registry, RegistryError, get_registry
@@ -23,10 +23,10 @@ from smimbench.suite.cells import ProblemPlan, Suite, Unmade
 from smimbench.suite.errors import SuiteError
 from smimbench.suite.extends import merged, toml_text
 from smimbench.suite.overrides import check_condition, override, read_condition, selects
-from smimbench.suite.schema import STARTS, Document, distinct, table_at
+from smimbench.suite.schema import STARTS, Axes, Document, distinct, table_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from smimbench.suite.overrides import Condition
     from smimbench.suite.schema import AlgorithmTable, ProblemTable, Reference, RunOptions
@@ -176,27 +176,26 @@ class _Reader:
         try:
             read = Document.model_validate(document)
         except pydantic.ValidationError as error:
-            raise self._explain(error, document) from None
-        if read.suite.plugins and self.stored:
-            if len(self.registry.paths) == 0:
-                self.remarks.append(
-                    "its suite asks for ./plugins, which are not run for stored results: --plugins does that"
-                )
-        elif read.suite.plugins:
+            raise self._explain(error) from None
+        if read.suite.plugins and not self.stored:
             self._drop_ins()
+        elif read.suite.plugins and not self.registry.paths:
+            self.remarks.append(
+                "its suite asks for ./plugins, which are not run for stored results: --plugins does that"
+            )
         plans = self._plans(read)
         if not plans:
             raise self.failures[0] if self.failures else self.fail("problem", "; ".join(self.remarks))
         self._refuse_same_cells(plans)
         algorithms = self._algorithms(read.algorithms, plans)
-        self._check_run(read.run, plans)
+        self._check_run(read.run, {plan.problem.model.name for plan in plans})
         plans = self._with_references(read.run, plans)
         known = {
             "algorithm": [word for table in algorithms for word in (table["label"], table["spec"]["name"])],
-            "problem": [*(plan.label for _, plan in plans), *(one.label for one in self.unmade)],
-            "alpha": sorted({alpha for _, plan in plans for alpha in plan.alphas}),
-            "dimension": sorted({dimension for _, plan in plans for dimension in plan.dimensions}),
-            "seed": range(max(max(plan.seeds) for _, plan in plans)),
+            "problem": [*(plan.label for plan in plans), *(one.label for one in self.unmade)],
+            "alpha": sorted({alpha for plan in plans for alpha in plan.alphas}),
+            "dimension": sorted({dimension for plan in plans for dimension in plan.dimensions}),
+            "seed": range(max(max(plan.seeds) for plan in plans)),
         }
         for condition in only:
             check_condition(condition, known)
@@ -207,7 +206,7 @@ class _Reader:
             title=read.suite.title or self.path.stem,
             description=read.suite.description,
             reference=read.suite.reference,
-            plans=tuple(plan for _, plan in plans),
+            plans=tuple(plans),
             algorithms=algorithms,
             seed=read.grid.seed,
             run=read.run,
@@ -220,7 +219,7 @@ class _Reader:
             left_out=tuple(map(str, self.failures)),
         )
 
-    def _explain(self, error: pydantic.ValidationError, document: dict[str, Any]) -> SuiteError:
+    def _explain(self, error: pydantic.ValidationError) -> SuiteError:
         """The first mistake as one line."""
         first = error.errors(include_url=False)[0]
         key, message = explain_validation(error)
@@ -228,8 +227,6 @@ class _Reader:
             message = unknown_key(str(first["loc"][-1]), table_at(first["loc"][:-1]).model_fields)
             if first["loc"][-1] == "extends":
                 message = "must stand above the first table"
-        if key.endswith("[0]") and not isinstance(_value_at(document, first["loc"][:-1]), list):
-            key = key.removesuffix("[0]")  # one value that serves as an axis
         return self.fail(key, message)
 
     def _drop_ins(self) -> None:
@@ -241,28 +238,32 @@ class _Reader:
 
     # -- problems -------------------------------------------------------------------------------------------------
 
-    def _plans(self, read: Document) -> list[tuple[str, ProblemPlan]]:
-        """Every problem with its grid, and the key where it is written."""
+    def _plans(self, read: Document) -> list[ProblemPlan]:
+        """Every problem with its grid."""
         if bool(read.problem) == bool(read.problems):
             raise self.fail("problem", "give either one [problem] or several [[problems]]")
-        written = [(f"problems[{i}]", table) for i, table in enumerate(read.problems)]
+        written = {f"problems[{i}]": table for i, table in enumerate(read.problems)}
         if read.problem:
-            written = [("problem", read.problem)]
-        for name in ("alpha", "dimension", "seeds"):
+            written = {"problem": read.problem}
+        for name in Axes.model_fields:
             # An axis that nobody reads would be a setting that does nothing.
-            if getattr(read.grid, name) is not None and all(getattr(t.grid, name) for _, t in written):
-                raise self.fail(
-                    f"grid.{name}", f"is used by no problem; each has its own, the first in {written[0][0]}.grid.{name}"
-                )
+            if getattr(read.grid, name) and all(getattr(table.grid, name) for table in written.values()):
+                first = f"{next(iter(written))}.grid.{name}"
+                raise self.fail(f"grid.{name}", f"is used by no problem; each has its own, the first in {first}")
         plans = []
-        for key, table in written:
-            alphas, dimensions = (self._axis(name, table, read) for name in ("alpha", "dimension"))
-            variants = list(self._variants(table, key, read.grid.max_cells))
-            seeds = self._seeds(table, key, read, len(dimensions))
-            self._check_size(
-                len(variants) * len(alphas) * sum(seeds) * max(1, len(read.algorithms)), read.grid.max_cells
-            )
-            for tables, differing in variants:
+        for key, table in written.items():
+            alphas, dimensions, seeds = (getattr(table.grid, n) or getattr(read.grid, n) for n in Axes.model_fields)
+            if not alphas or not dimensions:
+                raise self.fail("grid.dimension" if alphas else "grid.alpha", "is missing")
+            seeds = seeds or (1,)
+            if len(seeds) not in (1, len(dimensions)):
+                raise self.fail(
+                    f"{key}.grid.seeds" if table.grid.seeds else "grid.seeds",
+                    f"has {len(seeds)} numbers for {len(dimensions)} dimensions; give one for each dimension, or one for all",
+                )
+            seeds = seeds * len(dimensions) if len(seeds) == 1 else seeds
+            cells = len(alphas) * sum(seeds) * max(1, len(read.algorithms))
+            for tables, differing in self._variants(table, key, read.grid.max_cells, cells):
                 label = table.label
                 if label and differing:
                     label += " (" + ", ".join(f"{k}={v}" for k, v in differing.items()) + ")"
@@ -276,57 +277,40 @@ class _Reader:
                         label = label or " ".join(str(one["name"]) for one in tables.values())
                         self.unmade.append(Unmade(label, tables, str(error)))
                     continue
-                label = label or problem.label
-                plans.append((key, ProblemPlan(problem, tables, alphas, dimensions, label, seeds, theory_only)))
+                plans.append(
+                    ProblemPlan(key, problem, tables, alphas, dimensions, label or problem.label, seeds, theory_only)
+                )
         return plans
 
-    def _check_size(self, size: int, largest: int) -> None:
-        if size > largest:
-            raise self.fail(
-                "grid", f"{size:,} cells are more than grid.max_cells = {largest:,}; shorten an axis or raise it"
-            )
-
-    def _axis(self, name: str, table: ProblemTable, read: Document) -> tuple[Any, ...]:
-        """Values of an axis: from the problem's own grid, or from the common one."""
-        values: tuple[Any, ...] | None = getattr(table.grid, name) or getattr(read.grid, name)
-        if values is None:
-            raise self.fail(f"grid.{name}", "is missing")
-        return values
-
-    def _seeds(self, table: ProblemTable, key: str, read: Document, dimensions: int) -> tuple[int, ...]:
-        """Replicates at each dimension."""
-        where = "grid.seeds" if table.grid.seeds is None else f"{key}.grid.seeds"
-        seeds = table.grid.seeds or read.grid.seeds or (1,)
-        if len(seeds) not in (1, dimensions):
-            raise self.fail(
-                where,
-                f"has {len(seeds)} numbers for {dimensions} dimensions; give one for each dimension, or one for all",
-            )
-        return seeds * dimensions if len(seeds) == 1 else seeds
-
     def _variants(
-        self, table: ProblemTable, key: str, largest: int
-    ) -> Iterator[tuple[dict[str, dict[str, Any]], dict[str, Any]]]:
-        """Every combination of the parameters that were given as lists."""
+        self, table: ProblemTable, key: str, largest: int, cells: int
+    ) -> list[tuple[dict[str, dict[str, Any]], dict[str, Any]]]:
+        """Every combination of the parameters that were given as lists, with what differs in it."""
         tables = table.tables()
-        axes: list[tuple[str, str, list[Any]]] = []
-        for kind, parameters in tables.items():
-            for name, value in parameters.items():
-                if isinstance(value, list):
-                    if not value:
-                        raise self.fail(f"{key}.{kind}.{name}", "must not be an empty list")
-                    axes.append((kind, name, value))
-        self._check_size(math.prod(len(values) for _, _, values in axes), largest)
-        for kind, name, values in axes:
+        axes = {
+            (kind, name): values
+            for kind, parameters in tables.items()
+            for name, values in parameters.items()
+            if isinstance(values, list)
+        }
+        for (kind, name), values in axes.items():
+            if not values:
+                raise self.fail(f"{key}.{kind}.{name}", "must not be an empty list")
+        if (size := cells * math.prod(map(len, axes.values()))) > largest:
+            why = f"{size:,} cells are more than grid.max_cells = {largest:,}"
+            raise self.fail("grid", f"{why}; shorten an axis or raise it")
+        for (kind, name), values in axes.items():
             try:
                 distinct(values)
             except ValueError as error:
                 raise self.fail(f"{key}.{kind}.{name}", str(error)) from None
-        for combination in itertools.product(*(values for _, _, values in axes)):
-            chosen = {kind: dict(table) for kind, table in tables.items()}
-            for (kind, name, _), value in zip(axes, combination):
+        found = []
+        for combination in itertools.product(*axes.values()):
+            chosen = {kind: dict(parameters) for kind, parameters in tables.items()}
+            for (kind, name), value in zip(axes, combination):
                 chosen[kind][name] = value
-            yield chosen, {name: value for (_, name, _), value in zip(axes, combination)}
+            found.append((chosen, {name: value for (_, name), value in zip(axes, combination)}))
+        return found
 
     def _leave_out(self, error: ProblemError, key: str) -> None:
         """Skip what cannot be made where its own code is at fault, or in stored results; raise otherwise."""
@@ -337,38 +321,36 @@ class _Reader:
             raise found from None
         self.remarks.append(f"left out: {found}")
 
-    def _refuse_same_cells(self, plans: Sequence[tuple[str, ProblemPlan]]) -> None:
+    def _refuse_same_cells(self, plans: Sequence[ProblemPlan]) -> None:
         """Two problems under one label, or one point under two labels, could not be told apart in a table."""
         labels: dict[str, str] = {}
         points: dict[tuple[str, float, int], str] = {}
-        for key, plan in plans:
+        for plan in plans:
             if plan.label in labels:
-                raise self.fail(
-                    f"{key}.label",
-                    f"{plan.label!r} is the label of {labels[plan.label]} too; give each a label of its own",
-                )
-            labels[plan.label] = key
+                other = f"{plan.label!r} is the label of {labels[plan.label]} too"
+                raise self.fail(f"{plan.key}.label", f"{other}; give each a label of its own")
+            labels[plan.label] = plan.key
             for alpha, dimension in itertools.product(plan.alphas, plan.dimensions):
                 first = points.setdefault((plan.problem.identity, alpha, dimension), plan.label)
                 if first != plan.label:
-                    raise self.fail(
-                        key,
-                        f"is the same problem as {first!r} ({labels[first]}) at alpha = {alpha:g}, dimension = {dimension}; "
-                        "remove one",
-                    )
+                    where = f"{first!r} ({labels[first]}) at alpha = {alpha:g}, dimension = {dimension}"
+                    raise self.fail(plan.key, f"is the same problem as {where}; remove one")
 
     # -- algorithms -----------------------------------------------------------------------------------------------
 
-    def _algorithms(
-        self, tables: Sequence[AlgorithmTable], plans: Sequence[tuple[str, ProblemPlan]]
-    ) -> tuple[dict[str, Any], ...]:
+    def _algorithms(self, tables: Sequence[AlgorithmTable], plans: Sequence[ProblemPlan]) -> tuple[dict[str, Any], ...]:
         """Label and full specification of every algorithm."""
+        models = list(dict.fromkeys(plan.problem.model.name for plan in plans))
         found: list[dict[str, Any]] = []
         for i, table in enumerate(tables):
-            key = f"algorithms[{i}]"
-            label = table.name if table.label is None else table.label
+            key, label = f"algorithms[{i}]", table.label or table.name
             try:
-                spec = self._algorithm(table, plans)
+                with explained("algorithm"):
+                    entry = self.registry.get("algorithm", table.name)
+                    spec = specification(entry, build(entry.item, "algorithm", table.model_extra or {}))
+                if not any(map(entry.fits, models)):  # one that works for some problems is skipped on the others
+                    fit = f"works for {', '.join(entry.models)}, not for {' or '.join(map(repr, models))}"
+                    raise ProblemError("algorithm.name", f"algorithm {table.name!r} {fit}")
             except ProblemError as error:
                 self._leave_out(error, f"{key}.{error.key.partition('.')[2]}")
                 continue
@@ -380,97 +362,40 @@ class _Reader:
             found.append({"label": label, "spec": spec})
         return tuple(found)
 
-    def _algorithm(self, table: AlgorithmTable, plans: Sequence[tuple[str, ProblemPlan]]) -> dict[str, Any]:
-        """Name, version and all parameters of an algorithm."""
-        with explained("algorithm"):
-            entry = self.registry.get("algorithm", table.name)
-            item = build(entry.item, "algorithm", table.model_extra or {})
-        models = list(dict.fromkeys(plan.problem.model.name for _, plan in plans))
-        if not any(map(entry.fits, models)):  # one that works for some problems is skipped on the others
-            wrong = f"works for {', '.join(entry.models)}, not for {' or '.join(map(repr, models))}"
-            raise ProblemError("algorithm.name", f"algorithm {table.name!r} {wrong}")
-        return specification(entry, item)
-
     # -- run options ----------------------------------------------------------------------------------------------
 
-    def _check_run(self, run: RunOptions, plans: Sequence[tuple[str, ProblemPlan]]) -> None:
-        """Check run options against the problems and the registry."""
-        models = {plan.problem.model.name for _, plan in plans}
-        for i, name in enumerate(run.metrics):
-            self._check_metric(f"run.metrics[{i}]", name, models)
-        self._check_start(run.start, models)
-        for i, reference in enumerate(run.reference):
-            self._check_metric(f"run.reference[{i}].metric", reference.metric, models)
+    def _check_run(self, run: RunOptions, models: set[str]) -> None:
+        """Metrics that are known and work for every model; a start of the engine, or of an algorithm that fits every model."""
+        metrics = {f"run.metrics[{i}]": name for i, name in enumerate(run.metrics)}
+        metrics |= {f"run.reference[{i}].metric": one.metric for i, one in enumerate(run.reference)}
+        for (key, name), model in itertools.product(metrics.items(), models):
+            try:
+                find_metric(name, model, self.registry)
+            except RegistryError as error:
+                raise self.fail(key, str(error)) from None
+        if run.start in STARTS:
+            return
+        offered = [entry for entry in self.registry.entries("algorithm") if entry.item.start is not None]
+        if not all(any(entry.name == run.start and entry.fits(model) for entry in offered) for model in models):
+            known = f"{', '.join(map(repr, STARTS))} or the name of an algorithm with a method start"
+            names = ", ".join(sorted({f"{entry.name} for {', '.join(entry.models)}" for entry in offered})) or "none"
+            raise self.fail("run.start", f"must be {known} ({names}), got {run.start!r}")
 
-    def _with_references(
-        self, run: RunOptions, plans: Sequence[tuple[str, ProblemPlan]]
-    ) -> list[tuple[str, ProblemPlan]]:
+    def _with_references(self, run: RunOptions, plans: Sequence[ProblemPlan]) -> list[ProblemPlan]:
         """The plans, each with the published values of exactly its problem; a remark names those of no problem here."""
-        owned: dict[str, list[Reference]] = {}
-        elsewhere: dict[str, list[str]] = {}
-        known = {plan.problem.identity for _, plan in plans}
+        owned: dict[str, list[Reference]] = {plan.problem.identity: [] for plan in plans}
+        elsewhere = []
         for i, reference in enumerate(run.reference):
             try:
                 problem = Problem(**reference.problem.tables(), registry=self.registry)
             except ProblemError as error:
                 self._leave_out(error, f"run.reference[{i}].problem.{error.key}")
                 continue
-            if problem.identity in known:
-                owned.setdefault(problem.identity, []).append(reference)
-            else:
-                difference = min((_differences(problem, plan.problem) for _, plan in plans), key=len)
-                elsewhere.setdefault(", ".join(difference), []).append(repr(reference.label))
+            if problem.identity not in owned:
+                elsewhere.append(f"{reference.label!r} of {problem.label}")
+            owned.setdefault(problem.identity, []).append(reference)
         if elsewhere:
-            parts = [f"{', '.join(labels)} for {difference}" for difference, labels in elsewhere.items()]
-            self.remarks.append(f"published values of another problem are left out: {'; '.join(parts)}")
-        return [(key, replace(plan, references=tuple(owned.get(plan.problem.identity, ())))) for key, plan in plans]
-
-    def _check_metric(self, key: str, name: str, models: set[str]) -> None:
-        """Refuse a metric that is unknown or does not work for a model of the suite."""
-        for model in models:
-            try:
-                find_metric(name, model, self.registry)
-            except RegistryError as error:
-                raise self.fail(key, str(error)) from None
-
-    def _check_start(self, start: str, models: set[str]) -> None:
-        """Accept the engine's own starts, or an algorithm that has a method ``start`` and fits every model."""
-        if start in STARTS:
-            return
-        names = sorted({e.name for e in self.registry.entries("algorithm") if e.item.start is not None})
-        try:
-            if all(self.registry.get("algorithm", start, model).item.start is not None for model in models):
-                return
-        except RegistryError as error:
-            if start in names:  # it exists, but not for every model
-                raise self.fail("run.start", str(error)) from None
-        raise self.fail(
-            "run.start",
-            f"must be {', '.join(map(repr, STARTS))} or the name of an algorithm with a method start "
-            f"({', '.join(names) or 'none'}), got {start!r}",
-        )
-
-
-def _value_at(document: Any, location: Sequence[int | str]) -> Any:
-    """What is written at a place of a document."""
-    for part in location:
-        document = document[part]
-    return document
-
-
-def _differences(wanted: Problem, here: Problem) -> list[str]:
-    """``prior.rho = 0.5, not 0.3``: every parameter in which a problem differs from the one that is here."""
-    one, other = (
-        {
-            f"{kind}.{key}": value
-            for kind, spec in problem.spec.items()
-            for key, value in spec.items()
-            if key not in CODE
-        }
-        for problem in (wanted, here)
-    )
-    return [
-        f"{key} = {one.get(key, 'unset')}, not {other.get(key, 'unset')}"
-        for key in {**one, **other}
-        if one.get(key) != other.get(key)
-    ]
+            self.remarks.append(
+                f"published values of another problem are left out: {'; '.join(dict.fromkeys(elsewhere))}"
+            )
+        return [replace(plan, references=tuple(owned[plan.problem.identity])) for plan in plans]
