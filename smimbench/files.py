@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 __all__ = [
     "StoreError",
@@ -28,6 +28,7 @@ __all__ = [
     "read_json",
     "remove_leftovers",
     "steady_folder",
+    "suggestion",
     "sync_folder",
     "unless",
     "write_atomically",
@@ -96,6 +97,19 @@ def attempt(work: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[
 def error_line(error: BaseException) -> str:
     """Kind and message of an error on one line, whatever its ``__str__`` does."""
     return f"{type(error).__name__}: {' '.join(printable(error, 2000).split()) or 'no message'}"
+
+
+def suggestion(word: str, known: Iterable[Any], shown: int = 40) -> str:
+    """``did you mean 'gamp'?``, or what there is to choose from."""
+    import difflib
+
+    words = [str(one) for one in known]
+    close = difflib.get_close_matches(word, words, 1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return (
+        f"choose from {', '.join(words if len(words) <= shown else [*words[: shown // 2], '...', words[-1]]) or 'none'}"
+    )
 
 
 def error_place(error: BaseException) -> str:

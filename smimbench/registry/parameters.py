@@ -5,7 +5,6 @@ signature, unknown keys explained.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import inspect
 import json
@@ -14,7 +13,7 @@ import typing
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from smimbench.files import plain_value
+from smimbench.files import plain_value, suggestion
 from smimbench.interfaces import ParameterError
 
 if TYPE_CHECKING:
@@ -165,10 +164,7 @@ def _written(location: tuple[int | str, ...]) -> list[int | str]:
 def unknown_key(key: str, known: Iterable[str]) -> str:
     """The message for an unknown key."""
     names = sorted(known)
-    close = difflib.get_close_matches(key, names, 1)
-    if close:
-        return f"unknown key, did you mean {close[0]!r}?"
-    return f"unknown key, choose from {', '.join(names)}" if names else "unknown key, it takes no parameters"
+    return f"unknown key, {suggestion(key, names) if names else 'it takes no parameters'}"
 
 
 def _tuples(params: dict[str, Any], hints: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ Each plugin is loaded in its own ``try``: one that fails is kept with its reason
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib.metadata
 import importlib.util
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from smimbench import hookspecs
-from smimbench.files import error_line
+from smimbench.files import error_line, suggestion
 from smimbench.interfaces.item import describe, gives, with_defaults
 from smimbench.registry.adapters import algorithm_class
 from smimbench.registry.declaration import BASES, KINDS, what_is_wrong
@@ -145,23 +144,19 @@ class Registry:
 
     def _load_installed(self) -> None:
         points = [(point, *_distribution(point)) for point in importlib.metadata.entry_points(group=GROUP)]
-        points.sort(key=lambda triple: (triple[1] != BUILT_IN, triple[1], triple[0].name))
-        seen: set[tuple[str, str]] = set()
-        for point, distribution, version in points:
+        found: dict[tuple[str, str], Plugin] = {}
+        for point, distribution, version in sorted(points, key=lambda p: (p[1] != BUILT_IN, p[1], p[0].name)):
             wanted = distribution == BUILT_IN or (self.third_party and self._is_wanted(distribution))
-            if (distribution, point.value) in seen or not wanted:
-                continue
-            seen.add((distribution, point.value))
-            plugin = Plugin(point.name, distribution, version, point.value)
-            self._load(plugin, point.load)
+            if wanted and (distribution, point.value) not in found:
+                plugin = found[distribution, point.value] = Plugin(point.name, distribution, version, point.value)
+                self._load(plugin, point.load)
 
     def _load_path(self, path: Path) -> None:
         package = path / "__init__.py"
         files = [package] if package.exists() else sorted(path.glob("*.py")) if path.is_dir() else [path]
         if not path.exists() or not files:
-            problem = f"no *.py file in folder {path}" if path.exists() else f"no such file or folder: {path}"
-            plugin = Plugin(path.name, path.name, "", str(path), problems=[problem], failed=True)
-            self.plugins.append(plugin)
+            problem = f"{path} is no file, and no folder with a *.py file"
+            self.plugins.append(Plugin(path.name, path.name, "", str(path), problems=[problem], failed=True))
             return
         for file in files:
             stem = file.parent.name if file.name == "__init__.py" else file.stem
@@ -183,21 +178,17 @@ class Registry:
         try:
             with _no_exit():
                 module = load()
-            unknown = _unknown_hooks(module)
-            if unknown:
-                raise RegistryError(unknown)
+            _require_hooks(module)
+            others = self._manager.get_plugins()
             self._manager.register(module, name=f"{plugin.distribution}:{plugin.name}:{plugin.origin}")
             for kind in KINDS:
-                hook = getattr(self._manager.hook, f"smimbench_register_{kind}s")
-                others = [m for m in self._manager.get_plugins() if m is not module]
-                subset = self._manager.subset_hook_caller(hook.name, others)
-                subset(register=lambda item, kind=kind: self._register(plugin, kind, item))
+                hook = self._manager.subset_hook_caller(f"smimbench_register_{kind}s", others)
+                hook(register=functools.partial(self._register, plugin, kind))
         except BaseException as error:  # a plugin may raise anything, and must harm nothing else
             if isinstance(error, KeyboardInterrupt):
                 raise
             plugin.failed = True
-            line = error_line(error)
-            plugin.problems.append(line.partition(": ")[2] if isinstance(error, RegistryError) else line)
+            plugin.problems.append(error_line(error).removeprefix("RegistryError: "))
             self._entries = [entry for entry in self._entries if entry not in plugin.entries]
             plugin.entries.clear()
         finally:
@@ -207,10 +198,8 @@ class Registry:
             if self._only is None and plugin.distribution != BUILT_IN and dict(os.environ) != environment:
                 os.environ.clear()  # what it wants to find there is set again in processes of its own
                 os.environ.update(environment)
-        for problem in plugin.problems:
-            self._trace(f"  {problem}")
-        for entry in plugin.entries:
-            self._trace(f"  {entry.kind} {entry.name}")
+        for line in (*plugin.problems, *(f"{entry.kind} {entry.name}" for entry in plugin.entries)):
+            self._trace(f"  {line}")
 
     def _register(self, plugin: Plugin, kind: str, item: type[Any]) -> None:
         if kind == "algorithm":
@@ -222,15 +211,16 @@ class Registry:
         item = with_defaults(BASES[kind], item)
         source = None if plugin.distribution == BUILT_IN else source_of(item)
         entry = Entry(kind, item.name, item, plugin.distribution, source)
-        for other in self._entries:
-            if other.kind == kind and other.name == entry.name and _overlap(other.models, entry.models):
-                where = f"packages {other.distribution!r} and {entry.distribution!r}"
-                if other.distribution == entry.distribution:
-                    raise RegistryError(f"{kind} {entry.name!r} is registered twice by {entry.distribution!r}")
-                plugin.problems.append(
-                    f"{kind} {entry.name!r} is claimed by {where}; "
-                    f"write {entry.distribution}:{entry.name} to use this one"
-                )
+        for other in self.entries(kind):
+            if other.name != entry.name or not (
+                "*" in (*other.models, *entry.models) or {*other.models} & {*entry.models}
+            ):
+                continue
+            if other.distribution == entry.distribution:
+                raise RegistryError(f"{kind} {entry.name!r} is registered twice by {entry.distribution!r}")
+            claim = f"packages {other.distribution!r} and {entry.distribution!r}"
+            hint = f"write {entry.distribution}:{entry.name} to use this one"
+            plugin.problems.append(f"{kind} {entry.name!r} is claimed by {claim}; {hint}")
         plugin.entries.append(entry)
         self._entries.append(entry)
 
@@ -273,29 +263,27 @@ class Registry:
         """
         distribution, _, plain = name.rpartition(":")
         named = [e for e in self.entries(kind) if e.name == plain and distribution in ("", e.distribution)]
-        if not named:
-            known = sorted({e.name for e in self.entries(kind) if e.fits(model)})
-            close = difflib.get_close_matches(plain, known, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(known) or '(none)'}"
-            raise RegistryError(f"unknown {kind} {name!r}; {hint}")
         fitting = [entry for entry in named if entry.fits(model)]
         if not fitting:
-            theirs = ", ".join(sorted({m for e in named for m in e.models}))
-            ours = ", ".join(sorted({e.name for e in self.entries(kind) if e.fits(model)}))
+            known = sorted({e.name for e in self.entries(kind) if e.fits(model)})
+            if not named:
+                raise RegistryError(f"unknown {kind} {name!r}; {suggestion(plain, known)}")
+            theirs, ours = _models(named), ", ".join(known) or "none"
             raise RegistryError(
-                f"{kind} {name!r} belongs to model {theirs}, not to {model!r}; {kind}s of {model!r}: {ours or 'none'}"
+                f"{kind} {name!r} belongs to model {theirs}, not to {model!r}; {kind}s of {model!r}: {ours}"
             )
-        if len(fitting) > 1 and not distribution:
-            # What ships keeps its plain name: an added package must not change what an old suite means.
-            built_in = [entry for entry in fitting if entry.distribution == BUILT_IN]
-            if not built_in and len({entry.distribution for entry in fitting}) > 1:
-                choices = " or ".join(f"{entry.distribution}:{plain}" for entry in fitting)
-                raise RegistryError(f"{kind} {plain!r} is claimed by several packages; write {choices}")
-            fitting = built_in or fitting
+        # What ships keeps its plain name: an added package must not change what an old suite means.
+        fitting = [entry for entry in fitting if entry.distribution == BUILT_IN] or fitting
+        if len({entry.distribution for entry in fitting}) > 1:
+            choices = " or ".join(f"{entry.distribution}:{plain}" for entry in fitting)
+            raise RegistryError(f"{kind} {plain!r} is claimed by several packages; write {choices}")
         if len(fitting) > 1 and model is None:
-            theirs = ", ".join(sorted({m for e in fitting for m in e.models}))
-            raise RegistryError(f"{kind} {plain!r} exists for several models ({theirs}); say which")
+            raise RegistryError(f"{kind} {plain!r} exists for several models ({_models(fitting)}); say which")
         return fitting[0]
+
+
+def _models(entries: Iterable[Entry]) -> str:
+    return ", ".join(sorted({model for entry in entries for model in entry.models}))
 
 
 def get_registry() -> Registry:
@@ -354,21 +342,14 @@ def _import_file(file: Path, stem: str) -> Any:
     return module
 
 
-def _unknown_hooks(module: Any) -> str | None:
+def _require_hooks(module: Any) -> None:
+    """Refuse a module without a hook, and one with a hook that would never be called."""
     known = [name for name in dir(hookspecs) if name.startswith("smimbench_")]
     found = [name for name in dir(module) if name.startswith("smimbench_register")]
-    for name in found:
-        marked = hasattr(getattr(module, name), f"{hookspecs.PROJECT}_impl")
-        if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {close[0]}?" if close else f"; hooks are {', '.join(known)}"
-            return f"unknown hook {name}{hint}"
-        if not marked:
-            return f"{name} is not marked with @smimbench.hookimpl"
     if not found:
-        return f"no hook found; implement one of {', '.join(known)}"
-    return None
-
-
-def _overlap(first: tuple[str, ...], second: tuple[str, ...]) -> bool:
-    return "*" in first or "*" in second or bool(set(first) & set(second))
+        raise RegistryError(f"no hook found; implement one of {', '.join(known)}")
+    for name in found:
+        if name not in known:
+            raise RegistryError(f"unknown hook {name}; {suggestion(name, known)}")
+        if not hasattr(getattr(module, name), f"{hookspecs.PROJECT}_impl"):
+            raise RegistryError(f"{name} is not marked with @smimbench.hookimpl")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from typing import TYPE_CHECKING, Any
 
 from rich.padding import Padding
 from rich.text import Text
 
+from smimbench.files import suggestion
 from smimbench.registry.parameters import ENGINE_FILLED, signature_of
 from smimbench.registry.registry import KINDS, RegistryError
 from smimbench.report.columns import Column, make_table
@@ -95,10 +95,7 @@ def info_documents(registry: Registry, name: str) -> list[dict[str, Any]]:
         documents.append({**_suite_document(registry, name), "parameters": [], "documentation": suite.text})
     if not documents:
         known = sorted({entry.name for entry in registry.entries()} | set(shipped_suites()))
-        close = difflib.get_close_matches(name, known, 1)
-        raise RegistryError(
-            f"nothing is called {name!r}; " + (f"did you mean {close[0]!r}?" if close else "see 'smimbench list'")
-        )
+        raise RegistryError(f"nothing is called {name!r}; {suggestion(name, known)}")
     return documents
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import tomllib
 from typing import TYPE_CHECKING, Any
 
-from smimbench.files import error_line
+from smimbench.files import error_line, suggestion
 from smimbench.suite.errors import SuiteError
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ def read_condition(text: str) -> Condition:
     """
     key, equals, value = text.partition("=")
     if not equals or key not in CONDITIONS:
-        raise SuiteError("--only", text, f"must look like algorithm=gamp; keys are {', '.join(CONDITIONS)}")
+        raise SuiteError("--only", text, f"must look like algorithm=gamp; {suggestion(key, CONDITIONS)}")
     if key in ("alpha", "dimension", "seed"):
         try:
             float(value)
@@ -109,10 +108,8 @@ def check_condition(condition: Condition, known: Mapping[str, Sequence[Any]]) ->
     words = list(dict.fromkeys(known[key]))
     if any(_meets(key, value, (word,) if key == "algorithm" else word) for word in words):
         return
-    words = [str(word) for word in words]
-    close = difflib.get_close_matches(value, words, 1) if key in ("problem", "algorithm") else ()
-    shown = words if len(words) <= 12 else [*words[:6], "...", words[-1]]
-    hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(shown) or 'none'}"
+    # A number that is close to one of the suite was meant as it is.
+    hint = suggestion(value if key in ("problem", "algorithm") else "", words, 12)
     raise SuiteError("--only", f"{key}={value}", f"the suite has no such {key}; {hint}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import math
 import re
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pydantic
 
 from smimbench.derive.prior import why_theory_only
-from smimbench.files import canonical_json, printable
+from smimbench.files import canonical_json, printable, suggestion
 from smimbench.problem.problem import ItemError, Problem, ProblemError, explained, specification
 from smimbench.registry.metrics import find_metric
 from smimbench.registry.parameters import build, explain_validation, unknown_key
@@ -57,9 +56,7 @@ def find_suite(name: str) -> Path:
     known = shipped_suites()
     if name in known:
         return known[name]
-    close = difflib.get_close_matches(name, known, 1)
-    hint = f"did you mean {close[0]!r}?" if close else f"shipped suites are {', '.join(known)}"
-    raise SuiteError(name, "", f"no such file and no shipped suite; {hint}")
+    raise SuiteError(name, "", f"no such file and no shipped suite; {suggestion(name, known)}")
 
 
 def load_suite(

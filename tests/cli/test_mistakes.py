@@ -104,7 +104,7 @@ def test_another_seed_is_no_worse(ran, capsys):
 @pytest.mark.parametrize(
     ("condition", "words"),
     [("algorithm=gmap", "did you mean 'gamp'"), ("problem=lone", "did you mean 'line'"), ("alpha=0.7", "choose from 0.5, 1.0"),
-     ("seed=2", "choose from 0, 1"), ("algoritm=gamp", "did you mean algorithm=gamp")],
+     ("seed=2", "choose from 0, 1"), ("algoritm=gamp", "did you mean 'algorithm'")],
 )  # fmt: skip
 def test_a_slip_in_only_is_answered_with_a_guess(tmp_path, capsys, condition, words):
     code, out, err = call(capsys, "run", write_suite(tmp_path, SUITE), "--only", condition, "--results", tmp_path / "r")

@@ -105,7 +105,7 @@ BROKEN = {
     "says_nothing": ("raise ValueError", "ValueError: no message"),
     "misspelled": (
         CHANNEL.replace("register_channels", "register_chanels"),
-        "did you mean smimbench_register_channels",
+        "did you mean 'smimbench_register_channels'",
     ),
     "unmarked": (CHANNEL.replace("@hookimpl", ""), "not marked with @smimbench.hookimpl"),
     "no_hook": ("x = 1", "no hook found; implement one of smimbench_register_"),
@@ -263,7 +263,7 @@ def test_loading_can_be_watched(tmp_path):
     ("kind", "name", "model", "words"),
     [
         ("channel", "sofmax", "attention-indexed", ["unknown channel 'sofmax'", "did you mean 'softmax'"]),
-        ("prior", "zzz", None, ["unknown prior 'zzz'", "choose one of", "gaussian", "wishart"]),
+        ("prior", "zzz", None, ["unknown prior 'zzz'", "choose from", "gaussian", "wishart"]),
         ("prior", "wishart", "sequence-multi-index", ["belongs to model attention-indexed", "gaussian"]),
         ("prior", "gaussian", "attention-indexed", ["belongs to model sequence-multi-index", "wishart"]),
         ("channel", "nobody:softmax", "attention-indexed", ["unknown channel 'nobody:softmax'"]),
