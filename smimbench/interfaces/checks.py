@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from smimbench.interfaces.basics import Array
     from smimbench.interfaces.channel import Posterior
 
-__all__ = ["check_latents", "check_number", "check_whole", "checked_posterior"]
+__all__ = ["check_latents", "check_number", "check_whole", "checked_posterior", "shown"]
 
 
 MOST_TOKENS = 512
@@ -26,9 +26,9 @@ LARGEST = 1e9
 def check_whole(key: str, value: object, least: int, most: int = 1 << 30) -> None:
     """Raise ParameterError unless ``value`` is an integer of at least ``least`` and at most ``most``."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ParameterError(key, f"must be an integer >= {least}, got {_shown(value)}")
+        raise ParameterError(key, f"must be an integer >= {least}, got {shown(value)}")
     if int(value) > most:
-        raise ParameterError(key, f"must be at most {most}, got {_shown(value)}")
+        raise ParameterError(key, f"must be at most {most}, got {shown(value)}")
 
 
 def check_number(key: str, value: object, *, positive: bool, most: float = LARGEST) -> None:
@@ -41,18 +41,18 @@ def check_number(key: str, value: object, *, positive: bool, most: float = LARGE
     except OverflowError:
         number = math.inf
     if not math.isfinite(number) or number < 0 or (positive and number == 0):
-        raise ParameterError(key, f"must be a finite number {'> 0' if positive else '>= 0'}, got {_shown(value)}")
+        raise ParameterError(key, f"must be a finite number {'> 0' if positive else '>= 0'}, got {shown(value)}")
     if number > most or 0 < number < 1 / LARGEST:
         zero = "" if positive else "0 or "
-        raise ParameterError(key, f"must be {zero}between {1 / LARGEST:g} and {most:g}, got {_shown(value)}")
+        raise ParameterError(key, f"must be {zero}between {1 / LARGEST:g} and {most:g}, got {shown(value)}")
 
 
-def _shown(value: object) -> str:
-    """What was given, or that it is too long to be shown."""
+def shown(value: object) -> str:
+    """What was given, or its beginning."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):
-        return f"a {type(value).__name__} of too many digits"
+    except (ValueError, RecursionError):  # thousands of digits, thousands of brackets
+        return f"a {type(value).__name__} that is too large to be shown"
     return text if len(text) < 100 else f"{text[:90]} ..."
 
 

@@ -4,6 +4,7 @@ states no plan gets one; why an algorithm refuses a problem.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -126,43 +127,30 @@ def _class_of(function: Callable[..., Array]) -> type[Any]:
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
         raise TypeError(f"{function.__name__} must take the data as its first argument")
-    settings = []
-    for parameter in parameters[1:]:
-        if parameter.name in OFFERED:
-            continue
-        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
-            raise TypeError(f"{function.__name__} must name its parameters, not take *args or **kwargs")
-        settings.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-    names = [parameter.name for parameter in settings]
+    if any(parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) for parameter in parameters):
+        raise TypeError(f"{function.__name__} must name its parameters, not take *args or **kwargs")
+    settings = [parameter for parameter in parameters[1:] if parameter.name not in OFFERED]
     asked = [parameter.name for parameter in parameters[1:] if parameter.name in OFFERED]
 
-    def __init__(self: Any, **values: Any) -> None:
-        bound = inspect.Signature(settings).bind(**values)
-        bound.apply_defaults()
-        for name, value in bound.arguments.items():
-            object.__setattr__(self, name, value)
-
     def fit(self: Any, data: Data, problem: Any = None, rng: Any = None) -> Array:
-        offered = {"problem": problem, "rng": rng}
-        given = {name: offered[name] for name in asked}
-        return function(data, **given, **{name: getattr(self, name) for name in names})
+        offered = {"problem": problem, "rng": rng, **{p.name: getattr(self, p.name) for p in settings}}
+        return function(data, **{name: offered[name] for name in (*asked, *(p.name for p in settings))})
 
-    def __setattr__(self: Any, name: str, value: Any) -> None:
-        raise AttributeError(f"{function.__name__} cannot be changed")
-
-    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    __init__.__signature__ = inspect.Signature([own, *settings])  # type: ignore[attr-defined]
-    __init__.__annotations__ = {k: v for k, v in getattr(function, "__annotations__", {}).items() if k in names}
+    fields = [(p.name, Any if p.annotation is p.empty else p.annotation, _field(p)) for p in settings]
     body = {
-        "__init__": __init__,
-        "__setattr__": __setattr__,
         "__doc__": function.__doc__ or f"The function {function.__name__}.",
         "__module__": function.__module__,
-        "__signature__": inspect.Signature(settings),
         "name": getattr(function, "name", function.__name__.replace("_", "-")),
         "version": getattr(function, "version", 1),
         "reference": getattr(function, "reference", function.__module__),
         "capabilities": getattr(function, "capabilities", Capabilities()),
         "fit": fit,
     }
-    return type(function.__name__, (Fitted,), body)
+    return dataclasses.make_dataclass(
+        function.__name__, fields, bases=(Fitted,), namespace=body, frozen=True, kw_only=True
+    )
+
+
+def _field(parameter: inspect.Parameter) -> Any:
+    default = dataclasses.MISSING if parameter.default is parameter.empty else parameter.default
+    return dataclasses.field(default=default)

@@ -10,11 +10,11 @@ import inspect
 import json
 import math
 import typing
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from smimbench.files import plain_value, suggestion
 from smimbench.interfaces import ParameterError
+from smimbench.interfaces.checks import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -27,14 +27,9 @@ ENGINE_FILLED = {"channel": ("tokens",)}
 
 def signature_of(cls: Any) -> Mapping[str, inspect.Parameter]:
     """Parameters of a class's constructor, without ``self`` and catch-alls."""
-    return _signature(cls)
-
-
-@functools.cache
-def _signature(cls: Any) -> Mapping[str, inspect.Parameter]:
     wanted = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     found = inspect.signature(cls).parameters.values()
-    return MappingProxyType({p.name: p for p in found if p.kind in wanted})
+    return {p.name: p for p in found if p.kind in wanted}
 
 
 def ignored_default(cls: Any) -> str | None:
@@ -78,11 +73,10 @@ def build(cls: Any, kind: str, params: Mapping[str, Any], provided: Mapping[str,
     except pydantic.ValidationError as error:
         key, message = explain_validation(error)
         raise ParameterError(key, message) from None
-    for key in checked.model_fields_set:
-        value = getattr(checked, key)
+    values = {name: getattr(checked, name) for name in accepted if name in checked.model_fields_set}
+    for key, value in values.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ParameterError(key, f"must be a finite number, got {value}")
-    values = {name: getattr(checked, name) for name in accepted if name in checked.model_fields_set}
     return cls(**values, **supplied)
 
 
@@ -118,10 +112,7 @@ def explain_validation(error: Any) -> tuple[str, str]:
     # A union reports each member it tried; the one that got furthest into the value is the one that was meant.
     own = _written(found[0]["loc"])
     first = max((e for e in found if _written(e["loc"])[: len(own)] == own), key=lambda e: len(_written(e["loc"])))
-    parts = _written(first["loc"])
-    key = ""
-    for part in parts:
-        key += f"[{part}]" if isinstance(part, int) else f".{part}" if key else str(part)
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in _written(first["loc"]))[1:]
     if first["type"] == "missing":
         return key, "is missing"
     if first["type"] == "value_error":
@@ -130,16 +121,7 @@ def explain_validation(error: Any) -> tuple[str, str]:
         return key, "must not be empty"
     message = _WORDS.get(first["type"], "").format_map(first.get("ctx", {})) or str(first["msg"])
     message = message.replace("Input should be", "must be").replace("must be a valid", "must be a")
-    return key, f"{message}, got {_short(first['input'])}"
-
-
-def _short(value: Any) -> str:
-    """The value, or its beginning."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # thousands of digits, thousands of brackets
-        return f"a {type(value).__name__} that is too large to be shown"
-    return text if len(text) <= 200 else f"{text[:190]} ..."
+    return key, f"{message}, got {shown(first['input'])}"
 
 
 _WORDS = {
