@@ -8,12 +8,13 @@ import numpy as np
 
 from smimbench.backend import matching, namespace, sample_chunks
 from smimbench.derive import predict
-from smimbench.interfaces import Algorithm, Plan, checked_posterior
+from smimbench.interfaces import Algorithm, Overlaps, Plan, checked_posterior
 from smimbench.numerics import monte_carlo_rng
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Array, Data
     from smimbench.problem import Problem
+    from smimbench.theory import Host
 
 PROBES = 16
 """Random labels at which a posterior is tested for being Gaussian."""
@@ -91,6 +92,55 @@ def noise_of_identity(problem: Problem) -> np.ndarray[Any, Any] | None:
         return None
     seen = seen_by_labels(problem)
     return None if isinstance(seen, str) or not seen.alike or len(seen.rows) != z[0].size else seen.noise
+
+
+class RidgeShares(NamedTuple):
+    """Shares of the signal and of noise in ridge regression, numbers between 0 and 1.
+
+    Attributes
+    ----------
+    seen, unseen : float
+        Share of the signal in the estimate, and what is missing to 1.
+    fitted : float
+        ``v / (1 + v)`` of the susceptibility v: how far a label pulls its latent.
+    kept : float
+        1 minus ``seen * fitted``: the error is ``(unseen^2 T + seen * fitted * noise) / kept``.
+    """
+
+    seen: float
+    unseen: float
+    fitted: float
+    kept: float
+
+
+def ridge_shares(ratio: float, penalty: float) -> RidgeShares:
+    """For ``ratio`` latents seen for each direction and any penalty >= 0: a quadratic equation has the susceptibility as root."""
+    b = (penalty + ratio - 1) / 2
+    root = float(np.hypot(b, np.sqrt(penalty)))
+    if b >= 0:  # both forms are without cancellation, each on its side
+        unseen, fitted, free = penalty / (b + root) if penalty else 0.0, 1 / (b + root + 1), (b + root) / (b + root + 1)
+    else:
+        unseen, fitted, free = root - b, (root - b) / (root - b + penalty), penalty / (root - b + penalty)
+    return RidgeShares(ratio * fitted, unseen, fitted, unseen * fitted + free)
+
+
+def ridge_overlaps(T: Host, noise: Host, ratio: float, penalty: float) -> Overlaps:
+    """Overlaps of ridge regression on labels ``z + noise``, ``noise`` its covariance (P, P), for any penalty >= 0.
+
+    Raises
+    ------
+    ValueError
+        Without a penalty, where there are just as many labels as directions: noise makes the error infinite.
+    """
+    seen, unseen, fitted, kept = ridge_shares(ratio, penalty)
+    wrong = unseen**2 * T + noise
+    if kept == 0 and np.abs(wrong).max() > 0:
+        raise ValueError(
+            "least squares without a penalty has an infinite error where there are just as many labels as directions "
+            "(alpha = 1 / sites) and noise; any penalty above 0 has a finite one"
+        )
+    spread = seen * fitted / kept * wrong if kept else 0 * wrong
+    return Overlaps(T, seen * T, seen**2 * T + spread)
 
 
 class LinearRegression(Algorithm):

@@ -12,8 +12,7 @@ import numpy as np
 from smimbench.backend import matching, namespace, to_host
 from smimbench.interfaces import AlgorithmPrediction, Array, Capabilities, Info, ParameterError
 from smimbench.theory import Prediction, information_at, limit_point, point_document, prior_moments
-from smimbench_algorithms.erm.integrals import ridge_overlaps
-from smimbench_algorithms.least_squares import SAME, LeastSquares, Linear, LinearRegression
+from smimbench_algorithms.least_squares import SAME, LeastSquares, Linear, LinearRegression, ridge_overlaps
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Data

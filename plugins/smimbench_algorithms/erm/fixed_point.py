@@ -22,8 +22,7 @@ components derived, checked by tests/algorithms/test_erm.py.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -31,15 +30,9 @@ from smimbench.files import canonical_json
 from smimbench.interfaces import Overlaps
 from smimbench.numerics import Named
 from smimbench.theory import Host, prior_moments
-from smimbench_algorithms.erm.integrals import (
-    ACCURACY,
-    OrderParameters,
-    SignIntegrals,
-    SquareLossIntegrals,
-    integrals_of,
-    labels_of,
-)
+from smimbench_algorithms.erm.integrals import ACCURACY, OrderParameters, integrals_of, labels_of
 from smimbench_algorithms.erm.losses import LOSSES, Loss
+from smimbench_algorithms.least_squares import noise_of_identity, ridge_overlaps, ridge_shares
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,27 +43,21 @@ PENALTIES = (1e-12, 1e12)
 """Smallest and largest penalty: estimates beyond are as good as not penalized, or zero."""
 
 
-@dataclass(frozen=True)
-class Minimum:
+class Minimum(NamedTuple):
     """The minimum in the limit.
 
     Attributes
     ----------
     overlaps : Overlaps
-    V : ndarray (P, P)
-        Susceptibility.
     training_loss, test_loss : float
         Mean loss of a sample, of those that were fitted and of others; without the penalty.
-    penalty : float
     uncertain : Overlaps
         How far the overlaps are from the fixed point, from one step of Newton's method.
     """
 
     overlaps: Overlaps
-    V: Host
     training_loss: float
     test_loss: float
-    penalty: float
     uncertain: Overlaps
 
 
@@ -95,51 +82,46 @@ def why_not(problem: Problem, loss: Loss | None) -> str | None:
     return None
 
 
-def minimum(problem: Problem, alpha: float, loss: str, penalty: float, scramble: int = 0) -> Minimum:
-    """The fixed point for one penalty > 0.
+def minima(problem: Problem, alpha: float, loss: str, penalty: float) -> list[Minimum]:
+    """The fixed point for one penalty > 0, by every independent evaluation of the integrals; one where they are exact.
 
     Raises
     ------
     ValueError
         If the iteration does not come to rest.
     """
-    return _fixed_point(keyed(problem), float(alpha), loss, float(penalty), scramble)
-
-
-def evaluations(problem: Problem, loss: str) -> int:
-    """Independent evaluations that ``minimum`` offers: one where integrals are deterministic."""
-    return (
-        1
-        if isinstance(integrals_of(problem, LOSSES[loss], 0), (SquareLossIntegrals, SignIntegrals))
-        else ACCURACY.scrambles
-    )
-
-
-def minima(problem: Problem, alpha: float, loss: str, penalty: float) -> list[Minimum]:
-    """``minimum`` of every independent evaluation."""
-    return [minimum(problem, alpha, loss, penalty, k) for k in range(evaluations(problem, loss))]
-
-
-def keyed(problem: Problem) -> Named[Problem]:
-    """A problem as the key of a cache."""
-    return Named(canonical_json(problem.spec), problem)
+    return _minima(Named(canonical_json(problem.spec), problem), float(alpha), loss, float(penalty))
 
 
 @functools.lru_cache(maxsize=256)
-def _fixed_point(named: Named[Problem], alpha: float, loss: str, penalty: float, scramble: int) -> Minimum:
-    path = PenaltyPath(named.value, alpha, LOSSES[loss], scramble)
-    easy = _easy(alpha)
-    count = max(0, int(np.ceil(np.log(easy / penalty) / np.log(10.0)))) if penalty < easy else 0
-    for step in np.geomspace(easy, penalty, count + 1) if count else [penalty]:
-        here = path.settled(float(step))
-    at, off = order_parameters(here, path.T), path.uncertain(penalty, here)
-    found = path.integrals(at)
-    return Minimum(Overlaps(at.T, at.M, at.Q), at.V, float(found.training_loss), float(found.test_loss), penalty, off)
+def _minima(named: Named[Problem], alpha: float, loss: str, penalty: float) -> list[Minimum]:
+    return [path.minimum(penalty) for path in _paths(named.value, alpha, LOSSES[loss])]
 
 
-def _easy(alpha: float) -> float:
-    """A penalty at which the iteration always converges; smaller ones are reached from there in steps of at most 10."""
-    return max(alpha, 1.0)
+def _paths(problem: Problem, alpha: float, loss: Loss) -> list[Any]:
+    noise = noise_of_identity(problem) if loss.name == "square" else None
+    if noise is not None:
+        return [ClosedForm(problem, alpha, noise[0] * np.eye(problem.components))]
+    return [PenaltyPath(problem, alpha, integrals) for integrals in integrals_of(problem, loss)]
+
+
+class ClosedForm:
+    """Square loss on labels ``z + noise``: ridge regression."""
+
+    def __init__(self, problem: Problem, alpha: float, noise: Host) -> None:
+        self.T, self.noise, self.sites = prior_moments(problem)[0], noise, problem.model.sites
+        self.ratio = alpha * self.sites
+
+    def overlaps(self, penalty: float) -> Overlaps:
+        """Overlaps at the minimum."""
+        return ridge_overlaps(self.T, self.noise, self.ratio, penalty)
+
+    def minimum(self, penalty: float) -> Minimum:
+        """The minimum; nothing is uncertain. A label that is fitted keeps ``1 / (1 + v)`` of its residual."""
+        T, M, Q = found = self.overlaps(penalty)
+        test = self.sites * float(np.trace(T - M - M.T + Q + self.noise)) / 2
+        left = 1 - ridge_shares(self.ratio, penalty).fitted
+        return Minimum(found, left**2 * test, test, Overlaps(0 * T, 0 * T, 0 * T))
 
 
 def order_parameters(here: Host, T: Host) -> OrderParameters:
@@ -155,10 +137,24 @@ def order_parameters(here: Host, T: Host) -> OrderParameters:
 class PenaltyPath:
     """Fixed points of one problem along penalties; each search starts from an extrapolation of the known ones."""
 
-    def __init__(self, problem: Problem, alpha: float, loss: Loss, scramble: int = 0) -> None:
+    def __init__(self, problem: Problem, alpha: float, integrals: Any) -> None:
         self.P, self.T = problem.components, prior_moments(problem)[0]
-        self.alpha, self.integrals = alpha, integrals_of(problem, loss, scramble)
+        self.alpha, self.integrals = alpha, integrals
         self.known: list[tuple[float, Host]] = []
+
+    @property
+    def easy(self) -> float:
+        """A penalty at which the iteration always converges; smaller ones are reached from there in steps of at most 10."""
+        return max(self.alpha, 1.0)
+
+    def minimum(self, penalty: float) -> Minimum:
+        """The minimum at a penalty, with its losses and errors."""
+        steps = int(np.ceil(np.log10(self.easy / penalty)))
+        for step in np.geomspace(self.easy, penalty, steps + 1) if steps > 0 else [penalty]:
+            here = self.settled(float(step))
+        at = order_parameters(here, self.T)
+        found = self.integrals(at)
+        return Minimum(Overlaps(at.T, at.M, at.Q), found.training_loss, found.test_loss, self.uncertain(penalty, here))
 
     def overlaps(self, penalty: float) -> Overlaps:
         """Overlaps at the fixed point."""
@@ -167,8 +163,6 @@ class PenaltyPath:
 
     def settled(self, penalty: float) -> Host:
         """V, m_hat and Q_hat (3, P, P) at the fixed point."""
-        if isinstance(self.integrals, SquareLossIntegrals):
-            return self.integrals.fixed_point(self.alpha, penalty, self.T)
         here, gap = self._guess(penalty), np.inf
         if self.known:
             here, gap = self._root(penalty, here)
@@ -239,8 +233,6 @@ class PenaltyPath:
 
     def uncertain(self, penalty: float, here: Host) -> Overlaps:
         """How far the overlaps of this point are from the fixed point, by one step of Newton's method."""
-        if isinstance(self.integrals, SquareLossIntegrals):
-            return Overlaps(*(np.zeros_like(self.T) for _ in range(3)))
         x, point, gap = self._equations(penalty, here)
         at = gap(x)
         nudge = 1e-5
@@ -275,47 +267,37 @@ def best_penalty(problem: Problem, alpha: float, loss: str, length: str) -> floa
     ValueError
         If no fixed point is found.
     """
-    return _best_of(keyed(problem), float(alpha), loss, length)
+    return _best_of(Named(canonical_json(problem.spec), problem), float(alpha), loss, length)
 
 
 @functools.lru_cache(maxsize=256)
 def _best_of(named: Named[Problem], alpha: float, loss: str, length: str) -> float:
     from scipy.optimize import minimize_scalar
 
-    problem = named.value
-    paths = [PenaltyPath(problem, alpha, LOSSES[loss], k) for k in range(evaluations(problem, loss))]
+    paths = _paths(named.value, alpha, LOSSES[loss])
     prior = float(np.trace(paths[0].T))
     known: dict[float, float] = {}
 
-    def gained(x: float) -> float:
-        """Error less that of an estimate of zero, at the logarithm of a penalty."""
-        found = [path.overlaps(float(np.exp(x))) for path in paths]
+    def tried(x: float) -> float:
+        """Error less that of an estimate of zero, at the logarithm of a penalty; infinite where no fixed point is found."""
+        try:
+            found = [path.overlaps(float(np.exp(x))) for path in paths]
+        except ValueError:  # where an overlap or an error is too close to its end for doubles
+            return np.inf
         scale = best_length(found) if length == "posterior" else 1.0
         M, Q = (np.mean([np.trace(each[k]) for each in found]) for k in (1, 2))
         known[x] = float(scale * (scale * Q - 2 * M))
         return known[x]
 
-    def tried(x: float) -> float:
-        try:
-            return gained(x)
-        except ValueError:  # where an overlap or an error is too close to its end for doubles
-            return np.inf
-
-    def behind(value: float) -> bool:
-        best = min(known.values())
-        return prior + value > 1.02 * (prior + best) or value > 0.98 * best
-
     # From a penalty at which the iteration always settles down to where the minimum is behind; up, where it is there.
-    smallest, largest = np.log(PENALTIES)
-    start, distance = float(np.log(_easy(alpha))), float(np.log(10.0))
-    try:
-        gained(start)
-    except ValueError as why:
-        raise ValueError(f"the best penalty is not found at alpha = {alpha:g} ({why}); give it as a number") from None
-    x = start
+    (smallest, largest), distance = np.log(PENALTIES), float(np.log(10.0))
+    x = start = float(np.log(max(alpha, 1.0)))
+    if not np.isfinite(tried(start)):
+        raise ValueError(f"the best penalty is not found at alpha = {alpha:g} by theory; give it as a number")
     while x > smallest:
         x = max(x - distance, smallest)
-        if behind(tried(x)):
+        value, least = tried(x), min(known.values())
+        if prior + value > 1.02 * (prior + least) or value > 0.98 * least:
             break
     x = start
     while x < largest and min(known, key=known.__getitem__) == x:

@@ -1,4 +1,4 @@
-"""The integrals over ``(z*, omega)`` of convex risk minimisation: in closed form, by quadrature, or over sampled labels."""
+"""The integrals over ``(z*, omega)`` of convex risk minimisation: by quadrature, or over sampled labels."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from smimbench.derive import observable
-from smimbench.interfaces import Overlaps
 from smimbench.numerics import monte_carlo_rng, symmetric_root, whitened_points
 from smimbench.theory import Host, prior_moments
 from smimbench_algorithms.erm.losses import ROUNDING, Loss, proximal, pull
-from smimbench_algorithms.least_squares import noise_of_identity
 
 if TYPE_CHECKING:
     from smimbench.problem import Problem
@@ -61,7 +59,7 @@ class OrderParameters(NamedTuple):
     T, M, Q : ndarray
         Overlaps of the signal with itself, of the estimate with it, of the estimate with itself.
     V : ndarray
-        Susceptibility.
+        Susceptibility; diagonal, as the loss is a sum over components.
     rest : ndarray
         Covariance of z* where omega is known, ``T - M^T Q^-1 M``.
     blur : ndarray
@@ -97,14 +95,11 @@ def labels_of(problem: Problem) -> str | None:
     return "signs" if bool(np.isin(y, (-1, 1)).all()) else "numbers"
 
 
-def integrals_of(problem: Problem, loss: Loss, scramble: int) -> Any:
-    """The most exact integrals available for a problem."""
-    noise = noise_of_identity(problem) if loss.name == "square" else None
-    if noise is not None:
-        return SquareLossIntegrals(problem, np.asarray(noise[0] * np.eye(problem.components)))
+def integrals_of(problem: Problem, loss: Loss) -> list[Any]:
+    """The most exact integrals available for a problem: one by quadrature, or several independent ones over samples."""
     if problem.components == 1 and labels_of(problem) == "signs" and _sites_apart(problem):
-        return SignIntegrals(problem, loss)
-    return SampledIntegrals(problem, loss, scramble)
+        return [SignIntegrals(problem, loss)]
+    return [SampledIntegrals(problem, loss, scramble) for scramble in range(ACCURACY.scrambles)]
 
 
 def _sites_apart(problem: Problem) -> bool:
@@ -116,80 +111,6 @@ def _sites_apart(problem: Problem) -> bool:
     other[:, :, 1:] *= -1
     one, two = (np.asarray(problem.channel.posterior(labels, omega, np.eye(1)).mean)[:, :, 0] for labels in (y, other))
     return bool(np.allclose(one, two, rtol=0, atol=1e-12))
-
-
-class RidgeShares(NamedTuple):
-    """Shares of the signal and of noise in ridge regression, numbers between 0 and 1.
-
-    Attributes
-    ----------
-    seen, unseen : float
-        Share of the signal in the estimate, and what is missing to 1.
-    fitted : float
-        ``v / (1 + v)`` of the susceptibility v: how far a label pulls its latent.
-    kept : float
-        1 minus ``seen * fitted``: the error is ``(unseen^2 T + seen * fitted * noise) / kept``.
-    """
-
-    seen: float
-    unseen: float
-    fitted: float
-    kept: float
-
-
-def ridge_shares(ratio: float, penalty: float) -> RidgeShares:
-    """For ``ratio`` latents seen for each direction and any penalty >= 0: a quadratic equation has the susceptibility as root."""
-    b = (penalty + ratio - 1) / 2
-    root = float(np.hypot(b, np.sqrt(penalty)))
-    if b >= 0:  # both forms are without cancellation, each on its side
-        unseen, fitted, free = penalty / (b + root) if penalty else 0.0, 1 / (b + root + 1), (b + root) / (b + root + 1)
-    else:
-        unseen, fitted, free = root - b, (root - b) / (root - b + penalty), penalty / (root - b + penalty)
-    return RidgeShares(ratio * fitted, unseen, fitted, unseen * fitted + free)
-
-
-def ridge_overlaps(T: Host, noise: Host, ratio: float, penalty: float) -> Overlaps:
-    """Overlaps of ridge regression on labels ``z + noise``, ``noise`` its covariance (P, P), for any penalty >= 0.
-
-    Raises
-    ------
-    ValueError
-        Without a penalty, where there are just as many labels as directions: noise makes the error infinite.
-    """
-    seen, unseen, fitted, kept = ridge_shares(ratio, penalty)
-    wrong = unseen**2 * T + noise
-    if kept == 0 and np.abs(wrong).max() > 0:
-        raise ValueError(
-            "least squares without a penalty has an infinite error where there are just as many labels as directions "
-            "(alpha = 1 / sites) and noise; any penalty above 0 has a finite one"
-        )
-    spread = seen * fitted / kept * wrong if kept else 0 * wrong
-    return Overlaps(T, seen * T, seen**2 * T + spread)
-
-
-class SquareLossIntegrals:
-    """Square loss on labels ``z + noise``: closed form."""
-
-    def __init__(self, problem: Problem, noise: Host) -> None:
-        self.C, self.noise = problem.model.sites, noise
-
-    def fixed_point(self, alpha: float, penalty: float, T: Host) -> Host:
-        """V, m_hat and Q_hat (3, P, P): V and m_hat are numbers, and Q_hat is linear in noise and unseen signal."""
-        ratio = alpha * self.C
-        share = ridge_shares(ratio, penalty)
-        v = share.unseen / penalty
-        Q_hat = ratio / (1 + v) ** 2 / share.kept * (share.unseen**2 * T + self.noise)
-        one = np.eye(len(T))
-        return np.stack([v * one, ratio / (1 + v) * one, Q_hat])
-
-    def __call__(self, at: OrderParameters) -> Moments:
-        """The integrals at a point."""
-        T, M, Q, V = at[:4]
-        gain = np.asarray(np.linalg.inv(np.eye(len(V)) + V), dtype=float)
-        gap = T - M - M.T + Q + self.noise
-        square = gain @ gap @ gain.T
-        training, test = (float(self.C * np.trace(each) / 2) for each in (square, gap))
-        return Moments(self.C * gain, self.C * gain, self.C * square, self.C * gain @ (T - M), training, test)
 
 
 class SignIntegrals:
@@ -236,11 +157,10 @@ class SignIntegrals:
         chance = np.interp(nodes, nodes[resolved], shares) if resolved.any() else np.full_like(nodes, 0.5)
         total = np.zeros(6)
         for y, mean, p in ((1.0, plus, chance), (-1.0, minus, 1 - chance)):
-            labels = np.full((len(omega), 1, 1), y)
-            h = proximal(self.loss, labels, omega[:, None, None], at.V)
-            g = pull(self.loss, labels, omega[:, None, None], h, at.V)[:, 0, 0]
-            h = h[:, 0, 0]
-            bend = self.loss.curvature(labels[:, 0, 0], h)
+            labels = np.full_like(omega, y)
+            h = proximal(self.loss, labels, omega, v)
+            g = pull(self.loss, labels, omega, h, v)
+            bend = self.loss.curvature(labels, h)
             parts = bend / (1 + v * bend), g * (mean - known) / left, g * g, g * mean
             losses = self.loss.value(y, h), self.loss.value(y, omega)
             total += np.array([np.sum(weights * p * part) for part in (*parts, *losses)])
@@ -267,15 +187,12 @@ class SampledIntegrals:
     def __call__(self, at: OrderParameters) -> Moments:
         """The integrals at a point."""
         omega = (at.M @ self.inverse) @ self.z + symmetric_root(at.blur) @ self.other
-        y, V = self.y, at.V
-        h = proximal(self.loss, y, omega, V)
-        g = pull(self.loss, y, omega, h, V)
-        n, P = len(y), len(V)
-        bend = self.loss.curvature(y, h)  # diagonal: dg/domega = -(V + bend^{-1})^{-1} = -(I + bend V)^{-1} bend
-        sites = np.moveaxis(bend, 1, 2).reshape(-1, P)
-        slope = np.linalg.solve(np.eye(P) + sites[:, :, None] * V, sites[:, :, None] * np.eye(P))
+        y, n, v = self.y, len(self.y), np.diagonal(at.V)[:, None]
+        h = proximal(self.loss, y, omega, v)
+        g = pull(self.loss, y, omega, h, v)
+        bend = self.loss.curvature(y, h)
+        V_hat = np.diag(np.sum(bend / (1 + v * bend), axis=(0, 2)) / n)
         losses = (float(np.sum(self.loss.value(y, latents)) / n) for latents in (h, omega))
         square, along = (np.einsum("npc,nqc->pq", g, other) / n for other in (g, self.z))
-        V_hat = slope.sum(axis=0) / n
         # Stein's lemma: E g z*^T = -V_hat M + m_hat T.
         return Moments(V_hat, (along + V_hat @ at.M) @ self.inverse, square, along, *losses)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,12 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from smimbench.interfaces import Array
-
-NEWTON_STEPS = 100
-"""Most steps of a proximal operator, which takes about ten."""
-
-EXACT = 1e-13
-"""Relative residual at which they end."""
+    from smimbench.theory import Host
 
 ROUNDING = 4 * float(np.finfo(float).eps)
 """Relative size of a residual, or difference of two posterior means, that counts as rounding."""
@@ -86,58 +81,16 @@ LOSSES = {
 """``(y - z)^2 / 2``, ``log(1 + exp(-y z))`` and ``max(0, 1 - y z)^2 / 2``."""
 
 
-def proximal(
-    loss: Loss, y: np.ndarray[Any, Any], omega: np.ndarray[Any, Any], V: np.ndarray[Any, Any]
-) -> np.ndarray[Any, Any]:
-    r"""``argmin_z sum_p l(y_p, z_p) + (z - omega)^T V^{-1} (z - omega) / 2`` for every sample and site, on the host.
+def proximal(loss: Loss, y: Host, omega: Host, v: Host) -> Host:
+    """``argmin_z l(y, z) + (z - omega)^2 / (2 v)``, elementwise, on the host; y and v > 0 broadcast with omega.
 
-    Solves ``z + V l'(z) = omega`` by Newton's method, with halved steps where the residual would grow (it is monotone).
-    ``y`` and ``omega`` (n, P, C), V (P, P) positive definite.
+    Solves ``z + v l'(z) = omega`` by Newton steps in a bracket: the slope increases, so z is between omega and its step.
     """
-    P = V.shape[0]
-    if P == 1:
-        return _one_at_a_time(loss, np.broadcast_to(y, omega.shape), omega, float(V[0, 0]))
-    shape = omega.shape
-    target = np.moveaxis(omega, -2, -1).reshape(-1, P)
-    labels = np.moveaxis(np.broadcast_to(y, shape), -2, -1).reshape(-1, P)
-    z = target.copy()
-    step = np.ones(len(z))
-    residual = z + loss.slope(labels, z) @ V.T - target
-    size = np.abs(residual).max(axis=1)
-    scale = 1 + np.abs(target).max(axis=1)
-    for _ in range(NEWTON_STEPS):
-        active = size > EXACT * scale
-        if not active.any():
-            break
-        bend = np.eye(P) + V * loss.curvature(labels[active], z[active])[:, None, :]
-        move = np.linalg.solve(bend, residual[active][:, :, None])[:, :, 0]
-        tried = z[active] - step[active, None] * move
-        new = tried + loss.slope(labels[active], tried) @ V.T - target[active]
-        better = np.abs(new).max(axis=1) < size[active]
-        rows = np.flatnonzero(active)
-        good, bad = rows[better], rows[~better]
-        z[good], residual[good], size[good] = tried[better], new[better], np.abs(new[better]).max(axis=1)
-        step[good], step[bad] = np.minimum(2 * step[good], 1.0), step[bad] / 2
-        size[bad[step[bad] < EXACT]] = 0.0  # rounding: no step makes the residual smaller
-    return np.moveaxis(z.reshape(*shape[:-2], shape[-1], P), -1, -2)
-
-
-def pull(
-    loss: Loss, y: np.ndarray[Any, Any], omega: np.ndarray[Any, Any], z: np.ndarray[Any, Any], V: np.ndarray[Any, Any]
-) -> np.ndarray[Any, Any]:
-    """``V^{-1} (z - omega)`` at the proximal point z, or minus the slope of the loss, its equal: the one that rounding spares."""
-    if np.linalg.eigvalsh(V).max() < 1:
-        return np.asarray(-loss.slope(y, z))
-    return np.asarray(np.linalg.solve(V, z - omega))
-
-
-def _one_at_a_time(loss: Loss, y: np.ndarray[Any, Any], omega: np.ndarray[Any, Any], v: float) -> np.ndarray[Any, Any]:
-    """``proximal`` for one component: Newton steps in a bracket. The slope increases, so z is between omega and its step."""
     far = omega - v * loss.slope(y, omega)
     low, high = np.minimum(omega, far), np.maximum(omega, far)
     z = (low + high) / 2
     before, last = high - low, high - low
-    for _ in range(NEWTON_STEPS):
+    for _ in range(100):  # about ten are made
         pull, rise = v * loss.slope(y, z), v * loss.curvature(y, z)
         gap = z + pull - omega
         # What a rounding of z does to the residual.
@@ -149,6 +102,11 @@ def _one_at_a_time(loss: Loss, y: np.ndarray[Any, Any], omega: np.ndarray[Any, A
         sound = (z + move >= low) & (z + move <= high) & (np.abs(move) <= before / 2)
         new = np.where(sound, z + move, (low + high) / 2)
         before, last, z = last, np.abs(new - z), new
-        if np.all(last <= EXACT * (1 + np.abs(z))):
+        if np.all(last <= 1e-13 * (1 + np.abs(z))):
             break
     return np.asarray(z)
+
+
+def pull(loss: Loss, y: Host, omega: Host, z: Host, v: Host) -> Host:
+    """``(z - omega) / v`` at the proximal point z, or minus the slope of the loss, its equal: the one that rounding spares."""
+    return np.where(v < 1, -loss.slope(y, z), (z - omega) / v)
