@@ -133,7 +133,7 @@ class Gamp(Algorithm):
         """One iteration."""
         inverse = np.linalg.inv(state.V)
         memory = _onsager_memory(state, inverse)
-        g, total, covariance, integration_errors = _pass_by_chunks(problem, data, state, memory, inverse)
+        g, total, covariance, integration_errors = pass_by_chunks(problem, data, state, memory, inverse)
         model, prior = problem.model, problem.prior
         n, V = data.inputs.shape[0], state.V
         last = state.step
@@ -148,7 +148,7 @@ class Gamp(Algorithm):
         information = inverse - inverse @ (covariance / n @ inverse)
         latest = with_floor(scale * model.sites * information, SMALLEST_QHAT)
         Qhat = mixed(last.weight, latest, state.Qhat)
-        R = state.estimate + _solve_first(Qhat, total)
+        R = state.estimate + solve_first(Qhat, total)
         Q = _reduced_by_excess(Qhat, scale * noise / n, self.largest_excess) if model.rank == "extensive" else Qhat
         denoised = denoise_step(prior, R, send(Q, R))
         denoised_V = denoised.V
@@ -233,7 +233,7 @@ def _reduced_by_excess(Qhat: Host, found: Host, largest: float) -> Host:
     return np.asarray(Qhat * scale[:, None] * scale[None, :])
 
 
-def _pass_by_chunks(
+def pass_by_chunks(
     problem: Problem, data: Data, state: GampState, memory: Array | None, inverse: Host
 ) -> tuple[Array, Array, Array, list[Any]]:
     """Forward, posterior and adjoint of one chunk before the next, so that the inputs are read once.
@@ -288,7 +288,7 @@ def _products(g: Array) -> Array:
     return xp.matmul(flat, xp.matrix_transpose(flat))
 
 
-def _solve_first(matrix: Host, signal: Array) -> Array:
+def solve_first(matrix: Host, signal: Array) -> Array:
     """``matrix^{-1}`` (P, P), on the host, applied to the components of a signal (P, D) or (P, D, D)."""
     if len(matrix) == 1:
         return signal / float(matrix[0, 0])

@@ -17,6 +17,8 @@ from smimbench_algorithms.spectral.first_order import ORIGINS, first_order, firs
 from smimbench_algorithms.spectral.limit import KINDS, REGULARISATION, spectral_theory, why_not
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from smimbench.interfaces import Data
     from smimbench.problem import Problem
 
@@ -26,7 +28,7 @@ class SpectralState(NamedTuple):
 
     estimate: Array
     rng: np.random.Generator
-    outliers: tuple[float | None, ...] = ()
+    outliers: Sequence[float | None] = ()
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from smimbench_algorithms.spectral.limit import (
     REGULARISATION,
     Mode,
     SpectralTheory,
+    along_direction,
     label_matrices,
     second_moment_root,
     spectral_theory,
@@ -32,8 +32,7 @@ RIGHTMOST = 8
 """Eigenvalues of K among which a real one is looked for. More: found more often behind complex ones, with more products."""
 
 
-@dataclass(frozen=True)
-class SpectralEstimate:
+class SpectralEstimate(NamedTuple):
     """Estimate (P, D), the error V (P, P) that theory predicts for it, the eigenvalues found, and remarks.
 
     ``eigenvalues`` are those of the eigenvectors used; ``outliers`` those of the matrix that was asked for, None where it
@@ -42,9 +41,9 @@ class SpectralEstimate:
 
     estimate: Array
     V: Array
-    eigenvalues: tuple[float, ...]
-    remarks: tuple[str, ...]
-    outliers: tuple[float | None, ...]
+    eigenvalues: list[float]
+    remarks: list[str]
+    outliers: list[float | None]
 
 
 def spectral_estimate(
@@ -76,21 +75,13 @@ def spectral_estimate(
     ArithmeticError
         If Lanczos' method does not converge.
     """
-    xp = namespace(data.inputs)
+    xp, place = namespace(data.inputs), matching(data.inputs)
     P, C, D = problem.components, problem.model.sites, data.dimension
     root = second_moment_root(problem)
-    pieces = [
-        label_matrices(problem.channel, data.labels[part, ...], root, C, rng=rng, like=data.inputs)
-        for part in sample_chunks(problem.model, data.inputs, P * C)
-    ]
-    G = pieces[0] if len(pieces) == 1 else xp.concat(pieces, axis=0)
+    parts = sample_chunks(problem.model, data.inputs, P * C)
+    G = xp.concat([label_matrices(problem.channel, data.labels[k, ...], root, C, rng, data.inputs) for k in parts])
     theory = spectral_theory(problem, data.sample_ratio, kind, regularisation)
-    hints = (
-        _sign_hints_of_eigenvectors(problem, data, rng)
-        if problem.channel.symmetry in ("none", "permutations")
-        else None
-    )
-    place = matching(data.inputs)
+    hints = _sign_hints(problem, data, rng) if problem.channel.symmetry in ("none", "permutations") else None
     spread = xp.asarray(root, **place)
     estimate = xp.zeros((P, D), **place)
     gram, cross = np.zeros((P, P)), np.zeros((P, P))
@@ -100,41 +91,30 @@ def spectral_estimate(
     removed: list[Any] = []
     for mode in theory.modes:
         e = None if mode.direction is None else xp.asarray(mode.direction, **place)
-        matrices = LinearisedMatrices(problem, data, G if e is None else _projected_on_eigenvector(xp, G, e), removed)
+        matrices = LinearisedMatrices(problem, data, G if e is None else along_direction(G, e), removed)
         found = matrices.leading_asymmetric(rng) if kind == "asymmetric" else None
-        used = mode
+        outliers.append(None if found is None else found[0])
         if found is None:
-            if kind == "asymmetric":
-                remarks.append("the asymmetric matrix has no real outlier; the symmetric one was used")
-                used = _same_direction(spectral_theory(problem, data.sample_ratio, "symmetric", regularisation), mode)
             found = matrices.leading_symmetric(regularisation, rng)
-            outliers.append(None if kind == "asymmetric" else found[0])
-        else:
-            outliers.append(found[0])
+            if kind == "symmetric":
+                outliers[-1] = found[0]
+            else:
+                remarks = ["the asymmetric matrix has no real outlier; the symmetric one was used"]
+                mode = _same_direction(spectral_theory(problem, data.sample_ratio, "symmetric", regularisation), mode)
         eigenvalue, u = found
-        if used.found and e is not None:
+        if mode.found and e is not None:
             removed.append(u[0, :])
         U = u if e is None else e[:, None] * u
         if hints is not None and float(xp.sum(hints * xp.matmul(spread, U))) < 0:
             U = -U
-        scale = max(used.scale**2, 1 / D)
+        scale = max(mode.scale**2, 1 / D)
         estimate = estimate + (scale * D) ** 0.5 * U
-        gram += scale * used.gram
+        gram += scale * mode.gram
         # an eigenvector of all components at once does not hold as much of each as it is long
-        cross += scale**0.5 * used.A if used.found else scale * used.gram
+        cross += scale**0.5 * mode.A if mode.found else scale * mode.gram
         eigenvalues.append(eigenvalue)
-    V = np.eye(P) - cross - cross.T + gram
-    V = root @ with_floor(V, SMALLEST_V) @ root
-    estimate = xp.matmul(spread, estimate)
-    return SpectralEstimate(
-        estimate, xp.asarray(V, **place), tuple(eigenvalues), tuple(dict.fromkeys(remarks)), tuple(outliers)
-    )
-
-
-def _projected_on_eigenvector(xp: Any, G: Array, e: Array) -> Array:
-    """``e^T G e`` (n, 1, C, 1, C)."""
-    left = xp.sum(G * e[None, :, None, None, None], axis=1, keepdims=True)
-    return xp.sum(left * e[None, None, None, :, None], axis=3, keepdims=True)
+    V = root @ with_floor(np.eye(P) - cross - cross.T + gram, SMALLEST_V) @ root
+    return SpectralEstimate(xp.matmul(spread, estimate), xp.asarray(V, **place), eigenvalues, remarks, outliers)
 
 
 def _same_direction(theory: SpectralTheory, mode: Mode) -> Mode:
@@ -143,27 +123,24 @@ def _same_direction(theory: SpectralTheory, mode: Mode) -> Mode:
     return max(theory.modes, key=lambda other: abs(float(other.direction @ mode.direction)))  # type: ignore[operator]
 
 
-def _sign_hints_of_eigenvectors(problem: Problem, data: Data, rng: np.random.Generator) -> Array:
+def _sign_hints(problem: Problem, data: Data, rng: np.random.Generator) -> Array:
     """``adjoint(E[z | y])`` at the prior mean: knows signs where the labels do."""
-    xp = namespace(data.inputs)
-    P, C, D = problem.components, problem.model.sites, data.dimension
-    place = matching(data.inputs)
-    total = xp.zeros((P, D), **place)
+    xp, place, P = namespace(data.inputs), matching(data.inputs), problem.components
+    total = xp.zeros((P, data.dimension), **place)
+    V = xp.asarray(problem.prior.second_moment(P), **place)
     for part in sample_chunks(problem.model, data.inputs, P):
         inputs = data.inputs[part, ...]
-        omega = xp.zeros((inputs.shape[0], P, C), **place)
-        V = xp.asarray(problem.prior.second_moment(P), **place)
+        omega = xp.zeros((inputs.shape[0], P, problem.model.sites), **place)
         found = problem.channel.posterior(data.labels[part, ...], omega, V, rng=rng)
-        mean = checked_posterior(found, omega).mean
         # the gradient V^{-1} E[z | y], seen through V again
-        total = total + problem.model.adjoint(inputs, mean)
+        total = total + problem.model.adjoint(inputs, checked_posterior(found, omega).mean)
     return total
 
 
 class LinearisedMatrices:
     """T and K as linear operators, for one direction of the components or for all of them.
 
-    Only the weights (n, k, C, k, C) are held; a product reads the inputs chunk by chunk.
+    Only the weights (n, k, C, k, C) and latents (n, k, C) are held; a product reads the inputs chunk by chunk.
     """
 
     def __init__(self, problem: Problem, data: Data, G: Array, removed: list[Array]) -> None:
@@ -172,15 +149,22 @@ class LinearisedMatrices:
         self.n, self.P, self.C = G.shape[:3]
         self.D = data.dimension
         self.G = self.xp.reshape(G, (self.n, self.P * self.C, self.P * self.C))
+        self.parts = list(sample_chunks(self.model, self.inputs, self.P))
 
     def _weigh(self, weights: Array, z: Array) -> Array:
-        vector = self.xp.reshape(z, (z.shape[0], self.P * self.C, 1))
-        return self.xp.reshape(self.xp.matmul(weights, vector), z.shape)
+        vector = self.xp.reshape(z, (self.n, self.P * self.C, 1))
+        return self.xp.reshape(self.xp.matmul(weights, vector), (self.n, self.P, self.C))
 
     def _project(self, u: Array) -> Array:
         for v in self.removed:
             u = u - self.xp.matmul(u, v[:, None]) * v[None, :]
         return u
+
+    def _latents(self, u: Array) -> Array:
+        return self.xp.concat([self.model.forward(self.inputs[part, ...], u) for part in self.parts])
+
+    def _signal(self, z: Array) -> Array:
+        return self._project(sum(self.model.adjoint(self.inputs[part, ...], z[part, ...]) for part in self.parts))
 
     def _device(self, vector: Host, shape: tuple[int, ...]) -> Array:
         return self.xp.reshape(self.xp.asarray(vector, **matching(self.inputs)), shape)
@@ -189,34 +173,25 @@ class LinearisedMatrices:
         """Largest eigenvalue of T and its eigenvector (k, D), by Lanczos' method."""
         from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
-        xp, size = self.xp, self.P * self.D
-        identity = xp.eye(self.P * self.C, **matching(self.G))
-        weights = identity - xp.linalg.inv((1 + regularisation) * identity + self.G)
-        precision = float(xp.finfo(self.inputs.dtype).eps)
+        shape, size = (self.P, self.D), self.P * self.D
+        identity = self.xp.eye(self.P * self.C, **matching(self.G))
+        weights = identity - self.xp.linalg.inv((1 + regularisation) * identity + self.G)
 
         def product(vector: Host) -> Host:
-            u = self._project(self._device(vector, (self.P, self.D)))
-            total = xp.zeros_like(u)
-            for part in sample_chunks(self.model, self.inputs, self.P):
-                inputs = self.inputs[part, ...]
-                total = total + self.model.adjoint(
-                    inputs, self._weigh(weights[part, ...], self.model.forward(inputs, u))
-                )
-            return to_host(self._project(total)).astype(np.float64).reshape(-1)
+            u = self._project(self._device(vector, shape))
+            return to_host(self._signal(self._weigh(weights, self._latents(u)))).astype(np.float64).reshape(-1)
 
-        operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
         start = rng.standard_normal(size)
         if size <= 40:  # Lanczos' method needs a space much larger than its basis
             dense = np.stack([product(column) for column in np.eye(size)])
             values, vectors = np.linalg.eigh((dense + dense.T) / 2)
-            return float(values[-1]), self._device(vectors[:, -1], (self.P, self.D))
+            return float(values[-1]), self._device(vectors[:, -1], shape)
+        operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
         try:
-            values, vectors = eigsh(
-                operator, k=1, which="LA", v0=start, ncv=min(size, 60), tol=max(1e-6, 10 * precision), maxiter=400
-            )
+            values, vectors = eigsh(operator, k=1, which="LA", v0=start, ncv=min(size, 60), tol=1e-6, maxiter=400)
         except ArpackNoConvergence as error:
             raise ArithmeticError(f"Lanczos' method did not converge: {error}") from None
-        return float(values[0]), self._device(vectors[:, 0], (self.P, self.D))
+        return float(values[0]), self._device(vectors[:, 0], shape)
 
     def leading_asymmetric(self, rng: np.random.Generator) -> tuple[float, Array] | None:
         """Largest real eigenvalue of K and the signal (k, D) of its eigenvector, by Arnoldi's method.
@@ -225,44 +200,24 @@ class LinearisedMatrices:
         """
         from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs
 
-        G, shape = self.G, (self.n, self.P, self.C)
         size = self.n * self.P * self.C
         # Labels such as signs change no second moments: K is zero, and has no eigenvector to look for.
-        if size < 2 * RIGHTMOST + 4 or not bool(self.xp.max(self.xp.abs(G)) > 1e-12):
+        if size < 2 * RIGHTMOST + 4 or not bool(self.xp.max(self.xp.abs(self.G)) > 1e-12):
             return None
 
-        parts = list(sample_chunks(self.model, self.inputs, self.P))
-
-        def signal(v: Array) -> Array:
-            weighed = self._weigh(G, v)
-            total = self.xp.zeros((self.P, self.D), **matching(v))
-            for part in parts:
-                total = total + self.model.adjoint(self.inputs[part, ...], weighed[part, ...])
-            return self._project(total)
-
         def product(vector: Host) -> Host:
-            v = self._device(vector, shape)
-            u = signal(v)
-            latents = self.xp.concat([self.model.forward(self.inputs[part, ...], u) for part in parts], axis=0)
-            return to_host(latents - self._weigh(G, v)).astype(np.float64).reshape(-1)
+            weighed = self._weigh(self.G, self._device(vector, (-1,)))
+            return to_host(self._latents(self._signal(weighed)) - weighed).astype(np.float64).reshape(-1)
 
         operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
+        start, ncv = rng.standard_normal(size), min(size, 80)
         try:
-            values, vectors = eigs(
-                operator,
-                k=RIGHTMOST,
-                which="LR",
-                v0=rng.standard_normal(size),
-                ncv=min(size, 80),
-                tol=1e-6,
-                maxiter=200,
-            )
+            values, vectors = eigs(operator, k=RIGHTMOST, which="LR", v0=start, ncv=ncv, tol=1e-6, maxiter=200)
         except ArpackNoConvergence as error:
             values, vectors = error.eigenvalues, error.eigenvectors
         real = [i for i in np.argsort(-values.real) if abs(values[i].imag) <= 1e-9 * abs(values[i])]
         # Where there is an outlier it is alpha F > 1; a smaller one belongs to the bulk.
         if not real or values[real[0]].real <= 1:
             return None
-        u = signal(self._device(vectors[:, real[0]].real, shape))
-        norm = self.xp.sqrt(self.xp.sum(u * u))
-        return float(values[real[0]].real), u / norm
+        u = self._signal(self._weigh(self.G, self._device(vectors[:, real[0]].real, (-1,))))
+        return float(values[real[0]].real), u / self.xp.sqrt(self.xp.sum(u * u))

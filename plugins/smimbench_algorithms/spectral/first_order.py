@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smimbench.backend import matching, namespace, sample_chunks
+from smimbench.backend import dtype_name, matching, namespace, send, to_host
 from smimbench.derive import denoise_step
-from smimbench.interfaces import checked_posterior
+from smimbench.numerics import with_floor
 from smimbench.theory import information_at, overlap_at, prior_moments
+from smimbench_algorithms.gamp.algorithm import pass_by_chunks, solve_first
+from smimbench_algorithms.gamp.state import GampState
 
 if TYPE_CHECKING:
     from smimbench.interfaces import Data, Denoised
@@ -23,8 +25,6 @@ ORIGINS = ("prior-mean", "zero")
 
 def _origin(problem: Problem, origin: str) -> tuple[Host, Host]:
     """Overlap Q and error V of the starting point."""
-    if origin not in ORIGINS:
-        raise ValueError(f"origin must be one of {', '.join(ORIGINS)}, got {origin!r}")
     second, known = prior_moments(problem)
     return (known, second - known) if origin == "prior-mean" else (np.zeros_like(second), second)
 
@@ -53,30 +53,20 @@ def first_order(
     ----------
     arXiv:2506.01582; checked against ``first_order_theory`` by tests/algorithms/test_spectral_limit.py.
     """
-    model, channel = problem.model, problem.channel
-    xp = namespace(data.inputs)
-    place = matching(data.inputs)
-    n, D, P = data.inputs.shape[0], data.dimension, problem.components
-    V = xp.asarray(_origin(problem, origin)[1], **place)
-    base = xp.asarray(problem.prior.mean(P, D), **place)
+    prior, P, n = problem.prior, problem.components, data.inputs.shape[0]
+    base = namespace(data.inputs).asarray(prior.mean(P, data.dimension), **matching(data.inputs))
     if origin == "zero":
-        base = xp.zeros_like(base)
-    inverse = xp.linalg.inv(V)
-    total, covariance = xp.zeros_like(base), xp.zeros_like(V)
-    for part in sample_chunks(model, data.inputs, P):
-        inputs = data.inputs[part, ...]
-        omega = model.forward(inputs, base)
-        found = checked_posterior(channel.posterior(data.labels[part, ...], omega, V, rng=rng), omega)
-        total = total + model.adjoint(inputs, xp.matmul(inverse, found.mean - omega))
-        covariance = covariance + found.covariance * inputs.shape[0]
-    information = inverse - xp.matmul(inverse, xp.matmul(covariance / n, inverse))
-    Qhat = model.kappa * data.sample_ratio * model.sites * (information + xp.matrix_transpose(information)) / 2
-    values, vectors = xp.linalg.eigh(Qhat)
-    least = 1e-9 * float(xp.max(xp.abs(inverse)))
-    if float(xp.min(values)) < least:  # a sample or two without information: the prior mean hardly moves
-        Qhat = xp.matmul(vectors * xp.clip(values, least, None), xp.matrix_transpose(vectors))
-    step = xp.reshape(xp.linalg.solve(Qhat, xp.reshape(total, (P, -1))), total.shape)
-    return denoise_step(problem.prior, base + step, Qhat)
+        base = 0 * base
+    V = np.asarray(_origin(problem, origin)[1], dtype=dtype_name(base))
+    inverse = np.linalg.inv(V)
+    _, total, covariance, _ = pass_by_chunks(problem, data, GampState(base, V, None, rng), None, inverse)
+    information = inverse - inverse @ (to_host(covariance) / n @ inverse)
+    # A sample or two without information: the prior mean hardly moves.
+    Qhat = with_floor(
+        problem.model.kappa * data.sample_ratio * problem.model.sites * information, 1e-9 * np.abs(inverse).max()
+    )
+    R = base + solve_first(Qhat, total)
+    return denoise_step(prior, R, send(Qhat, R))
 
 
 def first_order_theory(problem: Problem, alpha: float, origin: str = "prior-mean") -> tuple[Host, Host, Host, str]:

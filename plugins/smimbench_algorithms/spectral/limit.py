@@ -75,14 +75,9 @@ def second_moment_root(problem: Problem) -> Host:
     return np.eye(len(found)) if np.allclose(found, np.eye(len(found)), rtol=0, atol=1e-12) else found
 
 
-def label_matrices(
-    channel: Any, labels: Array, root: Host, C: int, *, rng: np.random.Generator, like: Array | None = None
-) -> Array:
-    """``G`` (n, P, C, P, C) of labels, computed where the labels (or ``like``) live, for components of unit second moment."""
-    like = labels if like is None else like
-    xp = namespace(like)
-    place = matching(like)
-    P = len(root)
+def label_matrices(channel: Any, labels: Array, root: Host, C: int, rng: np.random.Generator, like: Array) -> Array:
+    """``G`` (n, P, C, P, C) of labels, computed where ``like`` lives, for components of unit second moment."""
+    xp, place, P = namespace(like), matching(like), len(root)
     omega = xp.zeros((labels.shape[0], P, C), **place)
     V = xp.asarray(root @ root, **place)
     found = channel.posterior(labels, omega, V, second_moment=True, rng=rng)
@@ -178,18 +173,7 @@ def spectral_theory(
     kind : {"symmetric", "asymmetric"}
     regularisation : float
         epsilon > 0; the symmetric matrix only.
-
-    Raises
-    ------
-    ValueError
-        If the signal is of extensive rank, its prior has a nonzero mean, or ``kind`` is unknown.
     """
-    if problem.model.rank != "low":
-        raise ValueError("the matrices of linearised message passing are for low rank; use first_order_theory")
-    if kind not in KINDS:
-        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
-    if reason := why_not(problem):
-        raise ValueError(reason)
     key = canonical_json(problem.spec)
     return _cached_theory(Named(key, problem), float(alpha), kind, float(regularisation))
 
@@ -215,7 +199,7 @@ def _sampled_labels(keyed: Named[Problem]) -> Host:
         z = root @ normal.reshape(POINTS, P, C)
         rng = monte_carlo_rng("spectral limit: labels", scramble)
         labels = problem.channel.forward(z, rng=rng)
-        found.append(label_matrices(problem.channel, labels, root, C, rng=rng, like=z))
+        found.append(label_matrices(problem.channel, labels, root, C, rng, z))
     return np.stack(found)
 
 
@@ -264,20 +248,20 @@ def _solve_modes(
 
 def direction_mode(G: Host, e: Host, alpha: float, kind: str, regularisation: float) -> Mode:
     """The mode of one common eigenvector e: everything depends on the eigenvalues of ``e^T G e`` (C, C)."""
-    block = np.einsum("p,npcqd,q->ncd", e, G, e)
+    block = along_direction(G, e)[:, 0, :, 0]
     g = np.linalg.eigvalsh((block + block.swapaxes(1, 2)) / 2)
 
     def mean(values: Host) -> float:
         return float(values.sum() / len(g))
 
-    F = mean(g * g)
-    outer = np.outer(e, e)
-    nothing = Mode(np.nan, e, np.zeros_like(outer), outer, alpha * F)
+    F, outer = mean(g * g), np.outer(e, e)
+
+    def mode(eigenvalue: float, q: float) -> Mode:
+        return Mode(eigenvalue, e, np.sqrt(q) * outer, outer, alpha * F)
+
+    nothing = mode(np.nan, 0.0)
     if kind == "asymmetric":
-        if alpha * F <= 1:
-            return nothing
-        q = (alpha - 1 / F) / (alpha + mean(g**3) / F**2)
-        return Mode(alpha * F, e, np.sqrt(q) * outer, outer, alpha * F)
+        return mode(alpha * F, (alpha - 1 / F) / (alpha + mean(g**3) / F**2)) if alpha * F > 1 else nothing
     t = 1 - 1 / (1 + g + regularisation)
     top = float(t.max())
     if top <= 0:
@@ -298,7 +282,14 @@ def direction_mode(G: Host, e: Host, alpha: float, kind: str, regularisation: fl
     chi = brentq(outlier, 1e-9 * end, end, xtol=1e-15)
     J = t / (1 - chi * t)
     q = (1 / chi**2 - alpha * mean(J * J)) / (1 / chi**2 + alpha * mean(g * J * J))
-    return Mode(1 / chi + alpha * mean(J), e, np.sqrt(max(q, 0.0)) * outer, outer, alpha * F)
+    return mode(1 / chi + alpha * mean(J), max(q, 0.0))
+
+
+def along_direction(G: Array, e: Array) -> Array:
+    """``e^T G e`` (n, 1, C, 1, C)."""
+    xp = namespace(G)
+    left = xp.sum(G * e[None, :, None, None, None], axis=1, keepdims=True)
+    return xp.sum(left * e[None, None, None, :, None], axis=3, keepdims=True)
 
 
 def joint_mode(G: Host, alpha: float, kind: str, regularisation: float) -> Mode:
