@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 from scipy.special import ndtr
-from smimbench_algorithms.gradient import online, online_draws
+from smimbench_algorithms.gradient import online, online_fields
 from smimbench_algorithms.gradient.loss import fitting_loss
-from smimbench_algorithms.gradient.online_theory import solve
+from smimbench_algorithms.gradient.online import solve
 from smimbench_algorithms.sgd import Sgd
 
 import smimbench
@@ -20,7 +20,7 @@ from tests.helpers import Square
 
 
 def accuracy(monkeypatch, **choices):
-    monkeypatch.setattr(online, "ACCURACY", online.ACCURACY._replace(**choices))
+    monkeypatch.setattr(online_fields, "ACCURACY", online_fields.ACCURACY._replace(**choices))
 
 
 def sequence(channel, tokens=2):
@@ -40,7 +40,7 @@ class Retrieval:
 def test_phase_retrieval_has_its_closed_form():
     """``g = 4 z (z^2 - z*^2)``: Isserlis' theorem gives all moments."""
     M, Q, T = 0.3, 0.8, 1.1
-    fields = online.local_fields(Retrieval(), "squared", np.full((1, 1, 1), T))
+    fields = online_fields.local_fields(Retrieval(), "squared", np.full((1, 1, 1), T))
     found = fields(np.full((2, 1, 1, 1), M), np.full((2, 1, 1, 1), Q))
     on_teacher, on_student, square = (part.ravel() for part in found)
     np.testing.assert_allclose(on_teacher * M + on_student * Q, 4 * (3 * Q**2 - Q * T - 2 * M**2), rtol=1e-10)
@@ -118,7 +118,7 @@ def test_draws_have_the_law_of_the_algorithm(problem, parameters):
         lambda step: algorithm.learning_rate, batch / D, algorithm.weight_decay, algorithm.momentum,
         algorithm.nesterov, algorithm.spherical,
     )  # fmt: skip
-    path = online_draws.draw_paths(problem, "squared", rule, [start], [0, 2], draws, batch, D)
+    path = online.draw_paths(problem, "squared", rule, [start], [0, 2], draws, batch, D)
     drawn = np.concatenate([part[:, -1, 0].reshape(draws, -1) for part in (path.cross, path.own)], axis=1)
     runs = np.array(ends)
     for k in range(runs.shape[1]):
@@ -130,7 +130,7 @@ def test_draws_have_the_law_of_the_algorithm(problem, parameters):
 def test_draws_become_the_equations_as_the_dimension_grows():
     rule, start = (online.Rule(lambda step: 0.2, 0.1), Overlaps(*(np.array([[value]]) for value in (1.0, 0.2, 0.9))))
     solved = solve(SOFTMAX, "squared", rule, [start], [0, 20])
-    drawn = online_draws.draw_paths(SOFTMAX, "squared", rule, [start], [0, 20], 16, 2000, 20_000)
+    drawn = online.draw_paths(SOFTMAX, "squared", rule, [start], [0, 20], 16, 2000, 20_000)
     for name in ("cross", "own"):
         wanted, found = getattr(solved, name)[:, -1].ravel(), getattr(drawn, name)[:, -1].ravel()
         error = np.hypot(wanted.std() / 2, found.std() / 4)
@@ -204,7 +204,7 @@ def test_an_escape_is_followed_all_the_way_where_chance_is_small(monkeypatch):
 def test_a_draw_with_long_memory_does_not_count_as_diverged():
     """Velocities are ``1/(1 - m)`` times as large as gradients; the student hardly moves."""
     rule, start = (online.Rule(lambda step: 1e-7, 0.5, momentum=0.999), Overlaps(np.eye(1), 0.1 * np.eye(1), np.eye(1)))
-    drawn = online_draws.draw_paths(LINE, "squared", rule, [start], [0, 600], 4, 250, 500)
+    drawn = online.draw_paths(LINE, "squared", rule, [start], [0, 600], 4, 250, 500)
     assert drawn.own[:, -1].mean() == pytest.approx(1, abs=0.2)
 
 
@@ -213,7 +213,7 @@ def test_noise_that_differs_by_rounding_is_one_noise(components):
     for tokens in (1, 2, 3):
         for noise in (0.0, 0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 0.9, 1.0, 2.0):
             kind = sequence({"name": "linear", "noise": noise, "components": components}, tokens)
-            assert online.evaluations(kind, "squared") == 1, (tokens, noise)
+            assert online_fields.evaluations(kind, "squared") == 1, (tokens, noise)
 
 
 SIZE, SITES, NOISE = 500, 2, 0.3
@@ -316,8 +316,8 @@ def test_long_runs_get_fewer_points_and_a_larger_error(monkeypatch):
     exact = algorithm.theory(SOFTMAX, 1.0, conditions)
     accuracy(monkeypatch, latents=2.5e6)  # instead of 1.7e7
     rough = algorithm.theory(SOFTMAX, 1.0, conditions)
-    assert 0 <= exact["mse_error"] < rough["mse_error"]
-    assert abs(rough["mse"] - exact["mse"]) <= 5 * rough["mse_error"]
+    assert 0 <= exact.mse_error < rough.mse_error
+    assert abs(rough.mse - exact.mse) <= 5 * rough.mse_error
     accuracy(monkeypatch, latents=1e5)
     reason = algorithm.theory(SOFTMAX, 1.0, conditions)
     assert "1200 steps take longer than a minute" in reason

@@ -11,20 +11,10 @@ import numpy as np
 from smimbench.interfaces import Overlaps
 from smimbench.numerics import monte_carlo_rng
 from smimbench.theory import aligned, limit_point, scores
-from smimbench_algorithms.gradient import online
+from smimbench_algorithms.gradient import online_fields
 from smimbench_algorithms.gradient.loss import fitting_loss
-from smimbench_algorithms.gradient.online import (
-    Diverges,
-    Path,
-    Recursion,
-    Rule,
-    TooLong,
-    evaluations,
-    gram_of,
-    latents_of_a_step,
-    local_fields,
-)
-from smimbench_algorithms.gradient.online_draws import affordable, draw_paths
+from smimbench_algorithms.gradient.online import Diverges, Path, Rule, TooLong, affordable, draw_paths, price, solve
+from smimbench_algorithms.gradient.online_fields import evaluations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +22,7 @@ if TYPE_CHECKING:
     from smimbench.interfaces import AlgorithmPrediction, Conditions
     from smimbench.problem import Problem
 
-__all__ = ["online_theory", "solve"]
+__all__ = ["online_theory"]
 
 
 def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Conditions) -> AlgorithmPrediction | str:
@@ -62,7 +52,8 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
         spread=1 / (batch * problem.model.sites) if closed else 0.0,
     )
     starts = conditions.starts or _typical_starts(problem, D, algorithm.spherical)
-    wanted = sorted({0, *np.unique(np.geomspace(1, steps, online.ACCURACY.moments).round().astype(int)).tolist()})
+    accuracy = online_fields.ACCURACY
+    wanted = sorted({0, *np.unique(np.geomspace(1, steps, accuracy.moments).round().astype(int)).tolist()})
     draws = affordable(problem, steps, batch, len(starts) * (8 if closed else 1), D)
     drawn = None
     try:
@@ -75,11 +66,10 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
         return f"at learning rate {algorithm.learning_rate:g} its equations diverge: the steps are too long"
     ends = _overlaps_at_end(path)
     lost = 1 - sum(map(len, ends)) / path.cross[:, 0, :, 0, 0].size
+    method = _solved(problem, path, starts, D)
     if path is drawn:
         method = f"mean of {draws * len(starts)} draws of the overlaps at this dimension"
         method += f"; {lost:.1%} of them diverge and are left out" if lost else ""
-    else:
-        method = _solved(problem, path, starts, D)
     point = limit_point(problem, alpha, ends, method=method, branch="online descent")
     found = _online_trajectory(problem, path, batch)
     if closed:
@@ -91,7 +81,7 @@ def online_theory(algorithm: Any, problem: Problem, alpha: float, conditions: Co
         for name in ("cosine", "squared_cosine"):
             point.more[f"{name}_error"] = _error_of_ratio(name, point.more, ratios, D)
         found["overlap_error"] = _error_of_ratio("overlap", found, course, D)
-    cheap = _price(problem, loss, steps, len(starts)) < online.ACCURACY.limit_latents
+    cheap = price(problem, loss, steps, len(starts)) < accuracy.limit_latents
     if conditions.trajectory and path is drawn and cheap:
         with suppress(Diverges, TooLong):  # the limit of large D is shown where it is known
             limit = _online_trajectory(problem, solve(problem, loss, rule, starts, wanted), 1)
@@ -113,7 +103,7 @@ def _overlaps_at_end(path: Path) -> list[list[Overlaps]]:
 def _solved(problem: Problem, path: Path, starts: Sequence[Overlaps], D: int) -> str:
     """How the equations were solved, with a note where chance at the start matters."""
     sets = len(path.cross)
-    how = "closed form" if sets == 1 else "quadrature" if sets == len(online.ACCURACY.nodes) else "Monte Carlo"
+    how = "closed form" if sets == 1 else "quadrature" if sets == len(online_fields.ACCURACY.nodes) else "Monte Carlo"
     small = 5.0 / np.sqrt(D)
     if problem.channel.symmetry != "none" and max(np.abs(start.cross).max() for start in starts) < small:
         how += ", from overlaps of order 1/sqrt(D): when a run escapes from these is chance, too"
@@ -134,7 +124,7 @@ def _typical_starts(problem: Problem, D: int, spherical: bool) -> list[Overlaps]
     prior: Any = problem.prior
     rng = monte_carlo_rng("online descent: typical starts", D)
     found = []
-    for _ in range(online.ACCURACY.starts):
+    for _ in range(online_fields.ACCURACY.starts):
         signal, factor = np.asarray(prior.sample(rng, P, D)), np.asarray(prior.factor.draw(rng, P, D, None))
         if spherical:
             factor = factor / np.sqrt(np.mean(factor**2, axis=-1, keepdims=True))
@@ -161,34 +151,3 @@ def _online_trajectory(problem: Problem, path: Path, batch: int) -> dict[str, An
         error = means.std(axis=0, ddof=1) / np.sqrt(sets) if sets > 1 else np.zeros_like(mean)
         values[name], values[f"{name}_error"] = mean.tolist(), error.tolist()
     return {"iteration": path.steps.tolist(), "samples": (path.steps * batch).tolist(), **values}
-
-
-def _price(problem: Problem, loss: str, steps: int, starts: int) -> float:
-    """Latents that cost as much as making all steps one by one; a step costs 500 latents on top."""
-    return steps * (starts * latents_of_a_step(problem, loss) + 500)
-
-
-def solve(problem: Problem, loss: str, rule: Rule, starts: Sequence[Overlaps], wanted: Sequence[int]) -> Path:
-    """Overlaps after some numbers of steps, from fewer points where there are many steps.
-
-    Parameters
-    ----------
-    starts : sequence of Overlaps
-        With the teacher, at step 0, for every run.
-    wanted : sequence of int
-        Steps, ascending, the first one 0.
-
-    Raises
-    ------
-    Diverges, TooLong
-    """
-    accuracy, steps = online.ACCURACY, int(wanted[-1])
-    points = accuracy.points
-    if steps > accuracy.fewest_steps:
-        points = min(points, int(points * accuracy.latents / _price(problem, loss, steps, len(starts))))
-    if points < accuracy.fewest_points:
-        raise TooLong(f"{steps} steps")
-    P, gram = problem.components, gram_of(starts, rule.momentum)
-    recursion = Recursion(local_fields(problem, loss, gram[:, :P, :P], points), rule, P)
-    state = np.broadcast_to(gram, (evaluations(problem, loss), *gram.shape)).copy()
-    return Path.of(wanted, recursion.iterate(state, [int(step) for step in wanted]), P)
