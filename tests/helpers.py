@@ -123,7 +123,7 @@ def run_once(problem: Problem, instance: Instance, algorithm, backend: Backend |
     backend = backend or get_backend()
     data = instance.data(backend)
     how = LoopSettings(**settings)
-    return run_algorithm(problem, instance, data, algorithm, np.random.default_rng, how, backend).attempt
+    return run_algorithm(problem, instance, data, algorithm, np.random.default_rng, how, backend)
 
 
 def write_suite(folder: Path, text: str = SUITE, name: str = "small") -> Path:

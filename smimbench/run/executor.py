@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 
 from smimbench.files import printable, unless
-from smimbench.run import clock
+from smimbench.run.clock import STILL, read_beat
 from smimbench.run.loop import Status
 from smimbench.run.record import LONGEST
 from smimbench.run.worker import HEAD, send
@@ -130,7 +130,7 @@ class Executor:
 
     def __init__(self, most: int, threads: int, registry: Any, **setup: Any) -> None:
         self.workers: list[_Worker] = []
-        self._most, self._threads, self._registry, self._setup = most, threads, registry, setup
+        self._most, self._registry, self._setup = most, registry, {**setup, "threads": threads}
         self._events: queue.Queue[tuple[_Worker, bytes | None]] = queue.Queue()
 
     def run(
@@ -153,7 +153,6 @@ class Executor:
         on_look : callable
             Told several times a second what is at work.
         """
-        limits = limits or Limits()
         waiting = deque(tasks)
         if len({task.distributions for task in waiting}) > SPARE:  # else nearly every one would start a process
             waiting = deque(sorted(waiting, key=lambda task: sorted(task.distributions)))
@@ -161,39 +160,41 @@ class Executor:
             while waiting or any(worker.task for worker in self.workers):
                 if end is not None and time.monotonic() > end:
                     return
-                for _ in range(len(waiting)):
-                    if (worker := self._idle(waiting[0].distributions)) is None:
-                        break
-                    task = waiting.popleft()
-                    decided = may_begin(task)
-                    if decided:
-                        worker.begin(task)
-                    elif decided is None:
-                        waiting.append(task)
-                try:
-                    worker, message = self._events.get(timeout=0.1)
-                except queue.Empty:
-                    pass
-                else:
-                    found = None
-                    if worker in self.workers:  # else its end was noticed before
-                        found = worker.receive(message) if message is not None else self._ended(worker)
+                self._begin(waiting, may_begin)
+                worker, message = unless(queue.Empty, self._events.get, True, 0.1) or (None, None)
+                if worker in self.workers:  # else its end was noticed before
+                    found = worker.receive(message) if message is not None else worker.on_exit()
+                    if message is None:
+                        self.workers.remove(worker)
                     if isinstance(found, Task):
                         waiting.appendleft(found)
                     elif found is not None:
                         yield found
-                self._watch(limits)
-                on_look([worker.underway() for worker in self.workers if worker.task and worker.verdict is None])
+                self._watch(limits or Limits())
+                on_look([worker.underway() for worker in self.workers if worker.is_busy])
         finally:
-            for worker in [worker for worker in self.workers if worker.task]:  # nobody waits for it any more
-                worker.end()
-                self.workers.remove(worker)
+            self._dismiss([worker for worker in self.workers if worker.task])  # nobody waits for it any more
 
     def end(self) -> None:
         """End all processes, whatever they do."""
-        for worker in self.workers:
+        self._dismiss(list(self.workers))
+
+    def _dismiss(self, workers: Iterable[_Worker]) -> None:
+        for worker in workers:
             worker.end()
-        self.workers.clear()
+            self.workers.remove(worker)
+
+    def _begin(self, waiting: deque[Task], may_begin: Callable[[Task], bool | None]) -> None:
+        """Give tasks to processes as long as there are both."""
+        for _ in range(len(waiting)):
+            if (worker := self._idle(waiting[0].distributions)) is None:
+                return
+            task = waiting.popleft()
+            decided = may_begin(task)
+            if decided:
+                worker.begin(task)
+            elif decided is None:
+                waiting.append(task)
 
     def _idle(self, distributions: frozenset[str]) -> _Worker | None:
         """A process for these distributions with nothing to do; None if as many as may be are at work."""
@@ -203,22 +204,16 @@ class Executor:
         for worker in free:
             if worker.distributions == distributions:
                 return worker
-        for worker in free[: max(0, len(self.workers) - self._most - SPARE + 1)]:
-            worker.end()
-            self.workers.remove(worker)
-        self.workers.append(_Worker(self._registry, distributions, self._threads, self._setup, self._events))
+        self._dismiss(free[: max(0, len(self.workers) - self._most - SPARE + 1)])
+        self.workers.append(_Worker(self._registry, distributions, self._setup, self._events))
         return self.workers[-1]
-
-    def _ended(self, worker: _Worker) -> Ended | Task | None:
-        self.workers.remove(worker)
-        return worker.on_exit()
 
     def _watch(self, limits: Limits) -> None:
         """End what is beyond its limits; where memory runs out, the process that has most of it."""
         for worker in self.workers:
             if worker.is_silent:
                 self._events.put((worker, None))
-        busy = [worker for worker in self.workers if worker.task and worker.verdict is None]
+        busy = [worker for worker in self.workers if worker.is_busy]
         for worker in busy:
             worker.enforce_limits(limits)
         memory = psutil.virtual_memory()
@@ -235,18 +230,17 @@ class _Worker:
         self,
         registry: Any,
         distributions: frozenset[str],
-        threads: int,
         setup: dict[str, Any],
         events: queue.Queue[tuple[_Worker, bytes | None]],
     ) -> None:
         self.distributions = distributions
         self.task: Task | None = None
-        self.verdict: tuple[Status, str] | None = None
-        self._ready, self._late = False, 0
+        self._verdict: tuple[Status, str] | None = None
+        self._ready = False
         self._begun = self._heard = time.monotonic()
         self._died: float | None = None
         with tempfile.NamedTemporaryFile(prefix="smimbench-", delete=False) as file:
-            file.write(clock.STILL)
+            file.write(STILL)
         self._pulse = Path(file.name)
         self._output = tempfile.TemporaryFile("a+b")  # noqa: SIM115 - closed in end()
         names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -258,14 +252,14 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._output,
-            env=dict.fromkeys(names, str(threads)) | dict(os.environ),
+            env=dict.fromkeys(names, str(setup["threads"])) | dict(os.environ),
             start_new_session=True,  # Ctrl-C reaches the parent alone, and what a plugin starts ends with it
         )
         plugins = {"paths": registry.paths, "third_party": bool(distributions), "only": sorted(distributions)}
-        self._tell(json.dumps({**plugins, **setup, "threads": threads, "heartbeat": str(self._pulse)}).encode())
+        self._send(json.dumps({**plugins, **setup, "heartbeat": str(self._pulse)}).encode())
         threading.Thread(target=self._listen, args=(events,), daemon=True).start()
 
-    def _tell(self, message: bytes) -> None:
+    def _send(self, message: bytes) -> None:
         unless(OSError, send, self.process.stdin, message)  # if it is dead, the other pipe says so too
 
     def _listen(self, events: queue.Queue[tuple[_Worker, bytes | None]]) -> None:
@@ -283,7 +277,12 @@ class _Worker:
     @property
     def is_idle(self) -> bool:
         """Whether it can be given a task."""
-        return self.task is None and self.verdict is None and self.process.poll() is None
+        return self.task is None and self._verdict is None and self.process.poll() is None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it is at work, and allowed to be."""
+        return self.task is not None and self._verdict is None
 
     @property
     def is_silent(self) -> bool:
@@ -294,12 +293,12 @@ class _Worker:
 
     def begin(self, task: Task) -> None:
         """Give it a task."""
-        self.task, self._late = task, 0
+        self.task = task
         self._begun = self._heard = time.monotonic()
         self._output.truncate(0)
-        with open(self._pulse, "r+b") as file:  # it waits, and does not beat
-            file.write(clock.STILL)
-        self._tell(pickle.dumps((task.kind, *task.arguments)))
+        with open(self._pulse, "r+b") as file:
+            file.write(STILL)
+        self._send(pickle.dumps((task.kind, *task.arguments)))
 
     def receive(self, message: bytes) -> Ended | None:
         """How its task ended, if that is what it said."""
@@ -324,48 +323,42 @@ class _Worker:
 
     def enforce_limits(self, limits: Limits) -> None:
         """End it if its task is beyond a limit."""
-        task, now = self.task, time.monotonic()
-        assert task is not None
+        task: Any = self.task
+        now, after = time.monotonic(), "ended from outside"
         if os.fstat(self._output.fileno()).st_size > 1 << 24:
             self._output.truncate(0)
-        if task.timeout is not None:
-            late = clock.clock_seen(self._pulse.read_bytes()) > task.timeout + max(1.0, 0.5 * task.timeout)
-            self._late = self._late + 1 if late else 0
-            if self._late > 1:  # the two numbers of a heartbeat are not written at once: look twice
-                reason = f"{task.timeout:g} s reached in a step that did not return; ended from outside"
-                self.stop(Status.TIMEOUT, reason)
+        if task.timeout is not None and read_beat(self._pulse)[0] > task.timeout + max(1.0, 0.5 * task.timeout):
+            self.stop(Status.TIMEOUT, f"{task.timeout:g} s reached in a step that did not return; {after}")
         if limits.seconds is not None and self._ready and now - self._begun > limits.seconds:
-            self.stop(Status.TIMEOUT, f"the cell took more than {limits.seconds:g} s; ended from outside")
+            self.stop(Status.TIMEOUT, f"the cell took more than {limits.seconds:g} s; {after}")
         if task.patience is not None and self._ready and now - self._heard > task.patience:
-            self.stop(Status.TIMEOUT, f"no new number for {task.patience:g} s; ended from outside")
+            self.stop(Status.TIMEOUT, f"no new number for {task.patience:g} s; {after}")
         if limits.memory is not None and (size := self.memory()) > limits.memory:
             sizes = f"{size / 2**30:.3g} GB, more than {limits.memory / 2**30:.3g}"
-            self.stop(Status.FAILED, f"the cell took {sizes}; ended from outside")
+            self.stop(Status.FAILED, f"the cell took {sizes}; {after}")
 
     def underway(self) -> Underway:
         """What it is doing."""
         assert self.task is not None
-        iterations = clock.iterations_seen(self._pulse.read_bytes())
-        return Underway(self.task, time.monotonic() - self._begun, iterations)
+        return Underway(self.task, time.monotonic() - self._begun, read_beat(self._pulse)[1])
 
     def stop(self, status: Status, reason: str) -> None:
         """End it, and what it started; ``status`` and ``reason`` are how its task ended."""
-        self.verdict = self.verdict or (status, reason)
+        self._verdict = self._verdict or (status, reason)
         self._kill()
 
     def on_exit(self) -> Ended | Task | None:
         """It has ended: how its task did, or the task, to be begun again."""
         printed = self._printed()
-        end = time.monotonic() + 2  # it may have closed its pipe and go on without
-        while self.verdict is None and self.process.poll() is None and time.monotonic() < end:
-            time.sleep(0.02)
+        if self._verdict is None:  # it may have closed its pipe and go on without
+            unless(subprocess.TimeoutExpired, self.process.wait, 2.0)
         died = how_it_ended(self.process.returncode)
         self.end()
         task, self.task = self.task, None
         if task is None:
             return None
-        if self.verdict is not None:
-            return Ended(task, printed, None, self.verdict[1], self.verdict[0])
+        if self._verdict is not None:
+            return Ended(task, printed, None, self._verdict[1], self._verdict[0])
         task.lost += 1
         return task if task.lost < task.chances else Ended(task, printed, None, died)
 
@@ -392,7 +385,7 @@ class _Worker:
             unless(psutil.Error, one.kill)
 
     def end(self) -> None:
-        """End it and let go of it. The pipe of its answers belongs to the thread that reads it: somebody may hold it open."""
+        """End it and let go of it. The pipe of its answers belongs to the thread that reads it."""
         self._kill()
         self.process.wait()
         for stream in (self.process.stdin, self._output):

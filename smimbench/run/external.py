@@ -18,8 +18,8 @@ from smimbench.backend import machine
 from smimbench.files import canonical_json, error_line, write_atomically
 from smimbench.problem.problem import CODE
 from smimbench.run.loop import Status
+from smimbench.run.record import new_record
 from smimbench.run.store import Store
-from smimbench.suite.cells import key_of
 from smimbench.suite.errors import SuiteError
 from smimbench.suite.overrides import selects
 
@@ -195,11 +195,7 @@ def score_record(suite: Suite, point: Point, estimate: np.ndarray[Any, Any], lab
         "backend": ELSEWHERE,
         "dtype": suite.run.dtype,
     }
-    return {
-        "key": key_of(cell),
-        "cell": cell,
-        "problem": point.plan.label,
-        "algorithm": label,
+    found = {
         "status": Status.OK.value if finite else Status.DIVERGED.value,
         "reason": "scored" if finite else "the estimate is not made of finite numbers",
         "metrics": instance.metrics(np.asarray(estimate, dtype=np.float64)) if finite else {},
@@ -207,8 +203,8 @@ def score_record(suite: Suite, point: Point, estimate: np.ndarray[Any, Any], lab
         "samples": int(instance.inputs.shape[0]),
         "trajectory": None,
         "timing": {"machine": machine.fingerprint()},
-        "versions": machine.versions(),
     }
+    return new_record(cell, point.plan.label, label, found)
 
 
 def scores_of(store: Store) -> Store:

@@ -21,25 +21,25 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from smimbench.derive.stopping import OverlapRule
-from smimbench.files import error_line, printable
-from smimbench.run.clock import Clock, Passed, iterations_made, timed
+from smimbench.files import printable
+from smimbench.run.clock import Clock, iterations_made
 from smimbench.run.readings import Readings, Trajectory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import numpy as np
 
     from smimbench.backend.device import Backend
     from smimbench.interfaces import Array, Data, Info
     from smimbench.problem.instance import Instance
     from smimbench.problem.problem import Problem
 
-__all__ = ["LoopResult", "LoopSettings", "Run", "Status", "run_algorithm"]
+__all__ = ["LoopResult", "LoopSettings", "Status", "run_algorithm"]
 
 
 class Status(enum.Enum):
@@ -88,36 +88,39 @@ class LoopSettings:
 
 
 @dataclass
-class Attempt:
-    """One pass of the loop."""
+class LoopResult:
+    """How a run ended, and what it found.
+
+    Attributes
+    ----------
+    metrics, blank : dict
+        Of the last estimate, by name; metrics that raised, and what.
+    start, final : dict
+        Overlaps of the first estimate; what the last step reported, and findings.
+    V : ndarray or None
+        Error that the algorithm claims.
+    broken_claim : bool
+        Whether the stopping rule does not trust the end.
+    restarts : int
+        1 if the algorithm was started anew or resumed, for ``restart_reason``; ``lost_seconds`` went into the first start.
+    """
 
     status: Status
     reason: str
     metrics: dict[str, list[float]]
     iterations: int
-    seconds: float
-    cpu_seconds: float
-    iteration_seconds: list[float]
-    device_seconds: float | None
+    clock: Clock
     trajectory: dict[str, list[Any]]
     final: dict[str, Any]
-    warnings: list[str] = field(default_factory=list)
-    estimate: Array | None = None
-    V: Array | None = None
-    broken_claim: bool = False
-    start: dict[str, Any] = field(default_factory=dict)
-    blank: dict[str, str] = field(default_factory=dict)
-    resumed: str | None = None
-
-
-@dataclass
-class LoopResult:
-    """The attempt that counts, and how often the algorithm had to start anew."""
-
-    attempt: Attempt
-    restarts: int
-    restart_reason: str | None
-    lost_seconds: float
+    warnings: list[str]
+    estimate: Array
+    V: Array | None
+    broken_claim: bool
+    start: dict[str, Any]
+    blank: dict[str, str]
+    restarts: int = 0
+    restart_reason: str | None = None
+    lost_seconds: float = 0.0
 
 
 def run_algorithm(
@@ -136,29 +139,20 @@ def run_algorithm(
     make_rng : callable
         Gives the generator of attempt 0, 1, ...: every start has a stream of its own.
     """
-    first = Run(problem, instance, data, algorithm, make_rng(0), settings, backend).drive()
+    first = _Run(problem, instance, data, algorithm, make_rng(0), settings, backend).drive()
     version = None
-    if not first.resumed and first.status in (Status.DIVERGED, Status.NOT_CONVERGED):
+    if not first.restarts and first.status in (Status.DIVERGED, Status.NOT_CONVERGED):
         version = algorithm.retry(problem, first.status.value)
-    if version is None:  # a run that was resumed had its second chance, and lost no time
-        return LoopResult(first, int(first.resumed is not None), first.resumed, 0.0)
-    second = Run(problem, instance, data, version, make_rng(1), settings, backend).drive()
-    second.warnings = first.warnings + [w for w in second.warnings if w not in first.warnings]
-    return LoopResult(second, 1, f"{first.status.value}: {first.reason}", first.seconds)
+    if version is None:
+        return first
+    second = _Run(problem, instance, data, version, make_rng(1), settings, backend).drive()
+    warnings = list(dict.fromkeys(first.warnings + second.warnings))
+    reason, lost = f"{first.status.value}: {first.reason}", first.clock.seconds
+    return replace(second, warnings=warnings, restarts=1, restart_reason=reason, lost_seconds=lost)
 
 
-class Run:
-    """One pass of the loop, between two steps: what is known of it, whether it goes on, and how it ended.
-
-    Attributes
-    ----------
-    state : object
-        What the algorithm iterates.
-    over : bool
-        Whether it has ended.
-    resumed : str or None
-        Why it goes on, or went on, as another version of the algorithm.
-    """
+class _Run:
+    """One pass of the loop: what is known of it, whether it goes on, and how it ended."""
 
     def __init__(
         self,
@@ -181,33 +175,30 @@ class Run:
         self.clock = Clock(settings.head_start)
         self.warnings: list[str] = []
         self.status, self.reason = Status.NOT_CONVERGED, f"{self.last} iterations reached"
-        self.iteration, self._broken = 0, False
-        iterations_made(0)
+        self.iteration, self.broken_claim = 0, False
         self.resumed: str | None = None
-        self.state, passed = timed(lambda: algorithm.init(problem, data, rng), backend, self.clock.seconds)
-        self.clock.add(passed)
+        iterations_made(0)
+        self.state = self.clock.time(lambda: algorithm.init(problem, data, rng), backend)
         estimate = algorithm.estimate(self.state)
         self.course.record(estimate, 0, self.clock.seconds, self.readings.latest)
         self.start = instance.overlaps(estimate)
         self.over = self.last <= 0
 
-    def drive(self) -> Attempt:
+    def drive(self) -> LoopResult:
         """Step until it has ended."""
-
-        def step() -> tuple[Any, Info]:
-            new, info = self.algorithm.step(self.problem, self.data, self.state)
-            return new, self.readings.read(info)  # the one transfer of an iteration
-
         while not self.over:
-            (self.state, info), passed = timed(step, self.backend, self.clock.seconds)
-            self.take(info, passed, lambda: self.algorithm.estimate(self.state))
-        return self.result()
+            info = self.clock.time(self._step, self.backend)
+            self.iteration += 1
+            iterations_made(self.iteration)
+            self._take(info)
+        return self._result()
 
-    def take(self, info: Info, passed: Passed, estimate: Callable[[], Array]) -> None:
-        """A step has been made: what it reported (on the host), the time it took, and its estimate where it is measured."""
-        self.clock.add(passed)
-        self.iteration += 1
-        iterations_made(self.iteration)
+    def _step(self) -> Info:
+        self.state, info = self.algorithm.step(self.problem, self.data, self.state)
+        return self.readings.read(info)  # the one transfer of an iteration
+
+    def _take(self, info: Info) -> None:
+        """A step was made and reported this: measure it, and see whether it was the last."""
         settings, iteration, steps = self.settings, self.iteration, self.steps
         if info.warning is not None and (said := printable(info.warning, 2000)) not in ("", *self.warnings):
             self.warnings.append(said)
@@ -218,31 +209,22 @@ class Run:
         self.rule.watch(info)
         # An algorithm with a schedule of its own is given all of it: stopping it early would change the recipe.
         ending = self.rule.ending(settings.tolerance) if steps is None else None
-        finished = steps is not None and iteration == steps
+        if steps is not None and self.over:
+            ending = f"all {steps} steps made"
         late = settings.timeout is not None and self.clock.seconds > settings.timeout
-        if ending or finished or late or self.over or _is_logged(iteration, self.last):
-            self.course.record(estimate(), iteration, self.clock.seconds, info)
-        if ending or finished:
+        if ending or late or self.over or _is_logged(iteration, self.last):
+            self.course.record(self.algorithm.estimate(self.state), iteration, self.clock.seconds, info)
+        if ending:
             complaint = self.rule.complaint()
-            self._broken = bool(complaint)
-            if complaint:
-                self._end(Status.NOT_CONVERGED, complaint)
-            else:
-                self._end(Status.OK, ending or f"all {steps} steps made")
+            self.broken_claim = bool(complaint)
+            self._end(Status.NOT_CONVERGED if complaint else Status.OK, complaint or ending)
         elif late:
             self._end(Status.TIMEOUT, f"{settings.timeout:g} s reached after {iteration} iterations")
-        elif self.over and self.steps is None and self._settled() is None:
+        elif self.over and self.resumed is None and (self.rule.complaint() or not self.rule.settled()):
             self._resume()
 
-    def _settled(self) -> str | None:
-        """Why it may count though nothing ended it, or None."""
-        settled: str | None = None if self.rule.complaint() else self.rule.settled()
-        return settled
-
     def _resume(self) -> None:
-        """Go on for as many iterations again where the algorithm has a version for that, once."""
-        if self.resumed is not None:
-            return
+        """Go on for as many iterations again where the algorithm has a version for that."""
         version = self.algorithm.retry(self.problem, "unsettled")
         if version is not None:
             self.algorithm, self.over = version, False
@@ -253,47 +235,39 @@ class Run:
     def _end(self, status: Status, reason: str) -> None:
         self.status, self.reason, self.over = status, reason, True
 
-    def result(self) -> Attempt:
-        """How it ended."""
-        rule, course, algorithm = self.rule, self.course, self.algorithm
+    def _result(self) -> LoopResult:
+        course, algorithm = self.course, self.algorithm
         spread: dict[str, list[float]] = {}
         if not course.finite:
             self.status, self.reason = Status.DIVERGED, "the estimate is not made of finite numbers"
-        if self.status is Status.NOT_CONVERGED and not self._broken:
-            complaint = rule.complaint()
-            if complaint:
-                self.reason, self._broken = f"{self.reason}; {complaint}", True
-            elif self.steps is None and (settled := self._settled()):
+        if self.status is Status.NOT_CONVERGED and not self.broken_claim:
+            if complaint := self.rule.complaint():
+                self.reason, self.broken_claim = f"{self.reason}; {complaint}", True
+            elif self.steps is None and (settled := self.rule.settled()):
                 self.status, self.reason = Status.OK, f"{settled}, after {self.last} iterations"
                 spread = course.spread()
-        found, remarks = _findings(algorithm, self.state)
-        return Attempt(
+        found, remarks = _findings(algorithm.findings(self.state))
+        return LoopResult(
             status=self.status,
             reason=self.reason,
             metrics=course.metrics,
             iterations=self.iteration,
-            seconds=self.clock.seconds,
-            cpu_seconds=self.clock.cpu_seconds,
-            iteration_seconds=self.clock.durations[1:],
-            device_seconds=self.clock.device_seconds,
+            clock=self.clock,
             trajectory=course.trajectory,
             final={**self.readings.final(), **spread, **found},
             warnings=self.warnings + self.readings.warnings() + remarks,
             estimate=algorithm.estimate(self.state),
             V=algorithm.variance(self.state) if algorithm.variance is not None else None,
-            broken_claim=self._broken,
+            broken_claim=self.broken_claim,
             start={name: matrix.tolist() for name, matrix in self.start._asdict().items()},
             blank=course.broken,
-            resumed=self.resumed,
+            restarts=int(self.resumed is not None),  # what was resumed had its second chance, and lost no time
+            restart_reason=self.resumed,
         )
 
 
-def _findings(algorithm: Any, state: Any) -> tuple[dict[str, list[float | None]], list[str]]:
+def _findings(given: dict[str, Any]) -> tuple[dict[str, list[float | None]], list[str]]:
     """What an algorithm found besides its estimate, and what of it cannot be kept: a plugin may hand in anything."""
-    try:
-        given = dict(algorithm.findings(state))
-    except Exception as error:  # a plugin's remark that fails must not cost the run that it remarks on
-        return {}, [f"its findings cannot be had: {error_line(error)}"]
     kept: dict[str, list[float | None]] = {}
     remarks = []
     for name, values in given.items():

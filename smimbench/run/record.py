@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field
 
+from smimbench.backend import machine
 from smimbench.files import canonical_json, printable
 from smimbench.suite.cells import key_of
 
@@ -22,6 +23,7 @@ __all__ = [
     "check_record",
     "check_types",
     "digest_of",
+    "new_record",
     "plain",
     "record_schema",
     "text_of",
@@ -154,6 +156,13 @@ class Record(_Open):
     digest: Annotated[
         str, Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the canonical JSON of all other fields.")
     ]
+
+
+def new_record(cell: dict[str, Any], problem: str, algorithm: str, found: dict[str, Any]) -> dict[str, Any]:
+    """What was found of a cell, given by its identity and labels, with what all records begin and end with."""
+    record = {"key": key_of(cell), "cell": cell, "problem": problem, "algorithm": algorithm, **found}
+    record.setdefault("metrics", {})
+    return record | {"machine": machine.machine_info(), "versions": machine.versions()}
 
 
 def record_schema() -> dict[str, Any]:

@@ -47,10 +47,10 @@ def _runs(
         result = run_algorithm(
             problem, instance, data, context.item, partial(context.rng, 91, D, run), settings, backend
         )
-        if result.attempt.status is Status.DIVERGED or result.attempt.estimate is None:
+        if result.status is Status.DIVERGED or result.attempt.estimate is None:
             where = f"at D = {D} ({problem.label}, alpha = {alpha:g})"
-            raise CheckFailed(f"diverges {where}: {result.attempt.reason}")
-        yield instance, result.attempt
+            raise CheckFailed(f"diverges {where}: {result.reason}")
+        yield instance, result
 
 
 def _problems(context: CheckContext) -> Iterator[tuple[Problem, dict[str, Any]]]:

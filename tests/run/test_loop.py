@@ -95,23 +95,23 @@ def claims(predicted_overlap, self_overlap=None, squared_step=0.0, residual=1.0,
 
 def test_a_small_residual_ends_a_run(problem, instance):
     result = go(problem, instance, Scripted(lambda i: Info(residual=10.0**-i)), tolerance=1e-4)
-    assert result.attempt.status is Status.OK
-    assert result.attempt.iterations == 4
-    assert "residual 1.0e-04 below tolerance" in result.attempt.reason
+    assert result.status is Status.OK
+    assert result.iterations == 4
+    assert "residual 1.0e-04 below tolerance" in result.reason
     assert result.restarts == 0
 
 
 def test_too_many_iterations_are_not_converged(problem, instance):
     result = go(problem, instance, Scripted(lambda i: Info(residual=1.0)), max_iterations=17)
-    assert (result.attempt.status, result.attempt.iterations) == (Status.NOT_CONVERGED, 17)
-    assert "17 iterations reached" in result.attempt.reason
+    assert (result.status, result.iterations) == (Status.NOT_CONVERGED, 17)
+    assert "17 iterations reached" in result.reason
 
 
 def test_an_algorithm_with_a_schedule_gets_all_of_it_and_no_more(problem, instance):
     """Neither a residual of zero nor the engine's own largest number of iterations cuts a recipe short."""
     result = go(problem, instance, Scripted(lambda i: Info(residual=0.0), steps=23), max_iterations=5)
-    assert (result.attempt.status, result.attempt.iterations) == (Status.OK, 23)
-    assert result.attempt.reason == "all 23 steps made"
+    assert (result.status, result.iterations) == (Status.OK, 23)
+    assert result.reason == "all 23 steps made"
 
 
 def test_overlaps_that_stand_still_are_enough(problem, instance):
@@ -119,29 +119,29 @@ def test_overlaps_that_stand_still_are_enough(problem, instance):
     result = go(
         problem, instance, Scripted(lambda i: claims(0.7 * (1 - 10.0**-i), squared_step=0.1)), max_iterations=200
     )
-    assert result.attempt.status is Status.OK
-    assert "stand still" in result.attempt.reason
-    assert WINDOW < result.attempt.iterations < 3 * WINDOW
+    assert result.status is Status.OK
+    assert "stand still" in result.reason
+    assert WINDOW < result.iterations < 3 * WINDOW
 
 
 def test_a_sign_that_flips_every_step_is_no_rest(problem, instance):
     """Both overlaps are constant on a cycle of period two; only what moved tells."""
     script = Scripted(lambda i: claims(0.7, squared_step=4 * 0.7), lambda i: (-1.0) ** i)
     result = go(problem, instance, script, max_iterations=60)
-    assert (result.attempt.status, result.attempt.iterations) == (Status.NOT_CONVERGED, 60)
+    assert (result.status, result.iterations) == (Status.NOT_CONVERGED, 60)
 
 
 def test_a_slow_drift_is_no_rest(problem, instance):
     result = go(problem, instance, Scripted(lambda i: claims(0.004 * i)), max_iterations=100)
-    assert result.attempt.status is Status.NOT_CONVERGED
+    assert result.status is Status.NOT_CONVERGED
 
 
 def test_claims_must_stand_still_in_units_of_what_is_not_known_yet(problem, instance):
     """The same absolute wobble of a claim is rest at an error of one half and unrest near perfect recovery."""
     loose = go(problem, instance, Scripted(lambda i: claims(0.5 + 1e-4 * (-1) ** i)), max_iterations=50)
     tight = go(problem, instance, Scripted(lambda i: claims(0.9998 + 1e-4 * (-1) ** i)), max_iterations=50)
-    assert loose.attempt.status is Status.OK
-    assert tight.attempt.status is Status.NOT_CONVERGED
+    assert loose.status is Status.OK
+    assert tight.status is Status.NOT_CONVERGED
 
 
 def test_a_fluctuation_about_a_mean_that_does_not_move_is_rest_after_a_longer_look(problem, instance):
@@ -149,16 +149,16 @@ def test_a_fluctuation_about_a_mean_that_does_not_move_is_rest_after_a_longer_lo
         return Scripted(lambda i: claims(0.5 + drift * i + 0.04 * math.sin(2.4 * i), squared_step=squared_step))
 
     still = go(problem, instance, wobble(0.0), max_iterations=200)
-    assert still.attempt.status is Status.OK
-    assert still.attempt.iterations >= LONG_WINDOW
-    assert "lingers" in still.attempt.reason
-    assert go(problem, instance, wobble(1e-3), max_iterations=200).attempt.status is Status.NOT_CONVERGED
+    assert still.status is Status.OK
+    assert still.iterations >= LONG_WINDOW
+    assert "lingers" in still.reason
+    assert go(problem, instance, wobble(1e-3), max_iterations=200).status is Status.NOT_CONVERGED
     # The same means, but an estimate that goes back and forth by a fifth of its error: all iterations, then an error bar.
-    swinging = go(problem, instance, wobble(0.0, 0.1), max_iterations=200).attempt
+    swinging = go(problem, instance, wobble(0.0, 0.1), max_iterations=200)
     assert (swinging.status, swinging.iterations) == (Status.OK, 200)
     assert "within their own fluctuation" in swinging.reason
     assert swinging.final["mse_spread"] == [0.0]
-    assert "mse_spread" not in still.attempt.final
+    assert "mse_spread" not in still.final
 
 
 def test_a_slow_fluctuation_is_seen_over_the_second_half_of_the_run(problem, instance):
@@ -167,10 +167,10 @@ def test_a_slow_fluctuation_is_seen_over_the_second_half_of_the_run(problem, ins
     def swing(drift):
         return Scripted(lambda i: claims(0.5 + drift * i + 0.05 * math.sin(i / 20), squared_step=0.1))
 
-    slow = go(problem, instance, swing(0.0), max_iterations=1000).attempt
+    slow = go(problem, instance, swing(0.0), max_iterations=1000)
     assert (slow.status, slow.iterations) == (Status.OK, 1000)
     assert "within their own fluctuation" in slow.reason
-    assert go(problem, instance, swing(2e-4), max_iterations=1000).attempt.status is Status.NOT_CONVERGED
+    assert go(problem, instance, swing(2e-4), max_iterations=1000).status is Status.NOT_CONVERGED
 
 
 def test_an_error_that_falls_is_perfect_recovery_to_a_precision(problem, instance):
@@ -179,21 +179,21 @@ def test_an_error_that_falls_is_perfect_recovery_to_a_precision(problem, instanc
     def falling(factor, first=1e-2):
         return Scripted(lambda i: claims(second * (1 - first * factor**i)))
 
-    found = go(problem, instance, falling(0.97), max_iterations=120).attempt
+    found = go(problem, instance, falling(0.97), max_iterations=120)
     assert (found.status, found.iterations) == (Status.OK, 120)
     assert "precision of 0.002" in found.reason
-    assert go(problem, instance, falling(0.99), max_iterations=120).attempt.status is Status.NOT_CONVERGED
-    slow = go(problem, instance, falling(0.97), max_iterations=400).attempt
+    assert go(problem, instance, falling(0.99), max_iterations=120).status is Status.NOT_CONVERGED
+    slow = go(problem, instance, falling(0.97), max_iterations=400)
     assert (slow.status, slow.iterations) == (Status.OK, 227)
     assert "slowly below a precision of 1e-05" in slow.reason
-    assert "stand still" in go(problem, instance, falling(0.8), max_iterations=400).attempt.reason
+    assert "stand still" in go(problem, instance, falling(0.8), max_iterations=400).reason
 
 
 def test_standing_still_is_measured_by_the_fluctuation_of_small_sizes(problem):
     """A drift by a percent of the error is nothing at D = 50, where another draw changes as much, and much at D = 2000."""
     for dimension, status in ((D, Status.OK), (2000, Status.NOT_CONVERGED)):
         drifting = Scripted(lambda i: claims(0.5 + 2e-4 * i, squared_step=0.004), shape=(1, dimension))
-        found = go(problem, problem.instance(0.5, dimension), drifting, max_iterations=60).attempt
+        found = go(problem, problem.instance(0.5, dimension), drifting, max_iterations=60)
         assert found.status is status
 
 
@@ -202,12 +202,12 @@ def test_growth_out_of_a_symmetric_start_is_waited_for():
     blind = Problem({"name": "sequence-multi-index", "tokens": 2}, "softmax", "gaussian")
     growing = Scripted(lambda i: claims(min(0.5, 2e-4 * 1.1**i), residual=1e-9 if i < 5 else 1.0))
     result = go(blind, blind.instance(1.0, D), growing)
-    assert result.attempt.status is Status.OK
-    assert result.attempt.final["predicted_overlap"] == [0.5]
+    assert result.status is Status.OK
+    assert result.final["predicted_overlap"] == [0.5]
     nothing = go(blind, blind.instance(1.0, D), Scripted(lambda i: claims(1e-4)))
-    assert (nothing.attempt.status, nothing.attempt.iterations) == (Status.OK, PATIENCE)
+    assert (nothing.status, nothing.iterations) == (Status.OK, PATIENCE)
     learned = go(blind, blind.instance(1.0, D), Scripted(lambda i: claims(0.5)))
-    assert learned.attempt.iterations == WINDOW + 1
+    assert learned.iterations == WINDOW + 1
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -220,20 +220,20 @@ def test_numbers_that_are_not_finite_diverge_and_are_named(problem, instance, ba
         return claims(**parts)
 
     result = go(problem, instance, Scripted(script))
-    assert (result.attempt.status, result.attempt.iterations) == (Status.DIVERGED, 3)
-    assert where in result.attempt.reason
-    assert "iteration 3" in result.attempt.reason
+    assert (result.status, result.iterations) == (Status.DIVERGED, 3)
+    assert where in result.reason
+    assert "iteration 3" in result.reason
 
 
 def test_an_estimate_that_is_not_finite_diverges_though_the_reports_look_sound(problem, instance):
     result = go(problem, instance, Scripted(lambda i: Info(residual=0.0), lambda i: math.nan if i else 1.0))
-    assert result.attempt.status is Status.DIVERGED
-    assert "finite" in result.attempt.reason
+    assert result.status is Status.DIVERGED
+    assert "finite" in result.reason
 
 
 def test_a_residual_below_the_tolerance_at_the_last_iteration_counts(problem, instance):
     result = go(problem, instance, Scripted(lambda i: Info(residual=1.0 if i < 9 else 0.0)), max_iterations=9)
-    assert result.attempt.status is Status.OK
+    assert result.status is Status.OK
 
 
 def test_an_estimate_of_the_wrong_shape_is_an_error(problem, instance):
@@ -270,16 +270,16 @@ class Third(StoppingRule):
 def test_an_algorithm_may_bring_its_own_rule(problem, instance, residual, status, reason):
     script = Scripted(lambda i: Info(residual, self_overlap=0.3))
     script.plan = lambda data: Plan(stopping_rule=Third)
-    attempt = go(problem, instance, script, tolerance=0.01).attempt
+    attempt = go(problem, instance, script, tolerance=0.01)
     assert (attempt.status, attempt.iterations, attempt.reason) == (status, 3, reason)
 
 
 def test_a_rule_may_be_stricter_or_laxer(problem, instance):
     script = Scripted(lambda i: claims(0.95, -0.21, residual=0.0))
-    assert go(problem, instance, script).attempt.status is Status.NOT_CONVERGED
+    assert go(problem, instance, script).status is Status.NOT_CONVERGED
     laxer = functools.partial(OverlapRule, settings=Stationarity(agreement=6.0))
     script.plan = lambda data: Plan(stopping_rule=laxer)
-    assert go(problem, instance, script).attempt.status is Status.OK
+    assert go(problem, instance, script).status is Status.OK
 
 
 # -- claims and the one restart -----------------------------------------------------------------------------------
@@ -288,11 +288,11 @@ def test_a_rule_may_be_stricter_or_laxer(problem, instance):
 def test_a_claim_that_is_not_held_is_never_ok(problem, instance):
     """The fluctuation of an overlap at D = 50 is 0.2: a gap of 0.9 is one of them, a gap of 1.2 is not tolerated."""
     fine = go(problem, instance, Scripted(lambda i: claims(0.95, 0.05, residual=0.0)))
-    assert fine.attempt.status is Status.OK
+    assert fine.status is Status.OK
     broken = go(problem, instance, Scripted(lambda i: claims(0.99, -0.21, residual=0.0)))
-    assert broken.attempt.status is Status.NOT_CONVERGED
-    assert broken.attempt.broken_claim
-    assert "component 1 predicts an overlap of 0.99, but its estimate has -0.21" in broken.attempt.reason
+    assert broken.status is Status.NOT_CONVERGED
+    assert broken.broken_claim
+    assert "component 1 predicts an overlap of 0.99, but its estimate has -0.21" in broken.reason
 
 
 def test_a_strained_claim_is_never_ok(problem, instance):
@@ -303,9 +303,9 @@ def test_a_strained_claim_is_never_ok(problem, instance):
             instance,
             Scripted(lambda i, s=log_ratio: claims(0.5, residual=0.0, log_information_ratio=np.array([s]))),
         )
-        assert result.attempt.status is status, log_ratio
+        assert result.status is status, log_ratio
         if status is not Status.OK:
-            assert f"{math.exp(log_ratio):.2g} times the information" in result.attempt.reason
+            assert f"{math.exp(log_ratio):.2g} times the information" in result.reason
 
 
 def test_the_information_of_what_is_not_learned_is_no_claim():
@@ -326,8 +326,8 @@ def test_the_information_of_what_is_not_learned_is_no_claim():
 
 def test_a_broken_claim_is_named_also_when_the_iterations_ran_out(problem, instance):
     result = go(problem, instance, Scripted(lambda i: claims(1.0, -0.5 + 0.01 * i)), max_iterations=30)
-    assert result.attempt.status is Status.NOT_CONVERGED
-    assert "30 iterations reached; component 1 predicts" in result.attempt.reason
+    assert result.status is Status.NOT_CONVERGED
+    assert "30 iterations reached; component 1 predicts" in result.reason
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_a_run_that_went_wrong_is_started_once_more(problem, instance, first, re
     cautious = Scripted(lambda i: Info(residual=0.0))
     bold = Scripted(first, cautious=cautious)
     result = go(problem, instance, bold)
-    assert result.attempt.status is Status.OK
+    assert result.status is Status.OK
     assert result.restarts == 1
     assert result.restart_reason.startswith(reason)
     assert bold.offers == 1
@@ -354,14 +354,14 @@ def test_there_is_no_second_restart(problem, instance):
     last = Scripted(lambda i: Info(residual=math.nan))
     middle = Scripted(lambda i: Info(residual=math.nan), cautious=last)
     result = go(problem, instance, Scripted(lambda i: Info(residual=math.nan), cautious=middle))
-    assert (result.attempt.status, result.restarts) == (Status.DIVERGED, 1)
+    assert (result.status, result.restarts) == (Status.DIVERGED, 1)
     assert last.draws == []
 
 
 def test_a_run_without_a_fixed_point_is_started_once_more(problem, instance):
     slow = Scripted(lambda i: Info(residual=1.0), cautious=Scripted(lambda i: Info(residual=0.0)))
     result = go(problem, instance, slow, max_iterations=5)
-    assert (result.attempt.status, result.restarts) == (Status.OK, 1)
+    assert (result.status, result.restarts) == (Status.OK, 1)
     assert result.restart_reason == "not-converged: 5 iterations reached"
 
 
@@ -381,10 +381,10 @@ def test_a_run_that_has_not_come_to_rest_is_resumed_where_it_stands(problem, ins
     first, second = (Resumable(lambda i: Info(residual=1.0 if i < 8 else 0.0)) for _ in range(2))
     first.version = second
     result = go(problem, instance, first, max_iterations=5)
-    assert (result.attempt.status, result.restarts, result.lost_seconds) == (Status.OK, 1, 0.0)
+    assert (result.status, result.restarts, result.lost_seconds) == (Status.OK, 1, 0.0)
     assert result.restart_reason == "not-converged: 5 iterations reached, then resumed"
-    assert result.attempt.iterations == 8
-    assert result.attempt.trajectory["iteration"] == list(range(9))
+    assert result.iterations == 8
+    assert result.trajectory["iteration"] == list(range(9))
     assert (first.offers, second.offers, len(first.draws), len(second.draws)) == (1, 0, 1, 0)
 
 
@@ -392,8 +392,8 @@ def test_a_run_is_resumed_once_and_not_restarted_after_that(problem, instance):
     first, second, third = (Resumable(lambda i: Info(residual=1.0)) for _ in range(3))
     first.version, second.version, second.cautious = second, third, third
     result = go(problem, instance, first, max_iterations=5)
-    assert (result.attempt.status, result.restarts, result.attempt.iterations) == (Status.NOT_CONVERGED, 1, 10)
-    assert result.attempt.reason == "10 iterations reached"
+    assert (result.status, result.restarts, result.iterations) == (Status.NOT_CONVERGED, 1, 10)
+    assert result.reason == "10 iterations reached"
     assert (second.offers, third.offers) == (0, 0)
 
 
@@ -416,8 +416,8 @@ def test_a_run_that_ended_well_or_late_is_not_restarted(problem, instance, slow_
     other = Scripted(lambda i: Info(residual=0.0))
     fine = Scripted(lambda i: Info(residual=0.0), cautious=other)
     late = Scripted(lambda i: Info(residual=1.0), cautious=other, cost=5.0, clock=slow_metrics)
-    assert go(problem, instance, fine).attempt.status is Status.OK
-    assert go(problem, instance, late, slow_metrics, timeout=7.0).attempt.status is Status.TIMEOUT
+    assert go(problem, instance, fine).status is Status.OK
+    assert go(problem, instance, late, slow_metrics, timeout=7.0).status is Status.TIMEOUT
     assert (fine.offers, late.offers) == (0, 0)
 
 
@@ -426,7 +426,7 @@ def test_warnings_are_kept_once_and_survive_a_restart(problem, instance):
         return lambda i: Info(residual=math.nan if i == 5 else 1.0, warning=text)
 
     result = go(problem, instance, Scripted(warn("first"), cautious=Scripted(warn("second"))))
-    assert result.attempt.warnings == ["first", "second"]
+    assert result.warnings == ["first", "second"]
 
 
 # -- the clock ----------------------------------------------------------------------------------------------------
@@ -449,9 +449,9 @@ def slow_metrics(monkeypatch):
 def test_the_clock_stands_still_while_metrics_are_computed(problem, instance, slow_metrics):
     script = Scripted(lambda i: Info(residual=1.0), cost=0.5, clock=slow_metrics)
     result = go(problem, instance, script, slow_metrics, max_iterations=8)
-    attempt = result.attempt
-    assert attempt.seconds == pytest.approx(0.5 + 8 * 0.5)
-    assert attempt.iteration_seconds == pytest.approx([0.5] * 8)
+    attempt = result
+    assert attempt.clock.seconds == pytest.approx(0.5 + 8 * 0.5)
+    assert attempt.clock.durations[1:] == pytest.approx([0.5] * 8)
     np.testing.assert_allclose(attempt.trajectory["seconds"], 0.5 * np.arange(1, 10))
     assert slow_metrics.now > 9000
 
@@ -459,15 +459,15 @@ def test_the_clock_stands_still_while_metrics_are_computed(problem, instance, sl
 def test_the_time_limit_counts_the_algorithm_only(problem, instance, slow_metrics):
     script = Scripted(lambda i: Info(residual=1.0), cost=0.5, clock=slow_metrics)
     result = go(problem, instance, script, slow_metrics, timeout=3.2)
-    assert result.attempt.status is Status.TIMEOUT
-    assert result.attempt.iterations == 6
-    assert "3.2 s reached after 6 iterations" in result.attempt.reason
-    assert result.attempt.trajectory["iteration"][-1] == 6
+    assert result.status is Status.TIMEOUT
+    assert result.iterations == 6
+    assert "3.2 s reached after 6 iterations" in result.reason
+    assert result.trajectory["iteration"][-1] == 6
 
 
 def test_an_end_in_time_beats_the_time_limit(problem, instance, slow_metrics):
     script = Scripted(lambda i: Info(residual=0.0), cost=5.0, clock=slow_metrics)
-    assert go(problem, instance, script, slow_metrics, timeout=3.2).attempt.status is Status.OK
+    assert go(problem, instance, script, slow_metrics, timeout=3.2).status is Status.OK
 
 
 def test_time_lost_before_a_restart_is_counted_apart(problem, instance, slow_metrics):
@@ -477,7 +477,7 @@ def test_time_lost_before_a_restart_is_counted_apart(problem, instance, slow_met
     )
     result = go(problem, instance, bold, slow_metrics)
     assert result.lost_seconds == pytest.approx(2.5)
-    assert result.attempt.seconds == pytest.approx(0.5)
+    assert result.clock.seconds == pytest.approx(0.5)
 
 
 # -- the trajectory -----------------------------------------------------------------------------------------------
@@ -485,26 +485,26 @@ def test_time_lost_before_a_restart_is_counted_apart(problem, instance, slow_met
 
 def test_every_iteration_of_a_short_run_is_logged_and_the_last_one_is_the_result(problem, instance):
     result = go(problem, instance, Scripted(lambda i: Info(residual=1.0 / i), lambda i: 0.1 * i), max_iterations=12)
-    path = result.attempt.trajectory
+    path = result.trajectory
     assert path["iteration"] == list(range(13))
     assert path["residual"][1:] == [1.0 / i for i in range(1, 13)]
     signal = instance.signal[0]
     for i, value in enumerate(path["mse"]):
         assert value[0] == pytest.approx(np.sum((signal - 0.1 * i) ** 2) / D)
-    assert result.attempt.metrics["mse"] == path["mse"][-1]
-    np.testing.assert_array_equal(result.attempt.estimate, np.full((1, D), 0.1 * 12))
+    assert result.metrics["mse"] == path["mse"][-1]
+    np.testing.assert_array_equal(result.estimate, np.full((1, D), 0.1 * 12))
 
 
 def test_damping_is_logged_where_it_is_reported(problem, instance):
     reported = go(problem, instance, Scripted(lambda i: Info(residual=1.0, damping=0.5 / i)), max_iterations=4)
-    np.testing.assert_array_equal(reported.attempt.trajectory["damping"], [math.nan, *(0.5 / i for i in range(1, 5))])
+    np.testing.assert_array_equal(reported.trajectory["damping"], [math.nan, *(0.5 / i for i in range(1, 5))])
     silent = go(problem, instance, Scripted(lambda i: Info(residual=1.0)), max_iterations=4)
-    assert "damping" not in silent.attempt.trajectory
+    assert "damping" not in silent.trajectory
 
 
 def test_a_long_run_is_logged_often_enough_to_time_a_target_to_two_percent(problem, instance):
     result = go(problem, instance, Scripted(lambda i: Info(residual=1.0), steps=3001))
-    logged = np.array(result.attempt.trajectory["iteration"])
+    logged = np.array(result.trajectory["iteration"])
     assert len(logged) < 500
     assert logged[-1] == 3001
     assert (np.diff(logged[1:]) <= np.maximum(1, 0.02 * logged[1:-1] + 1e-9)).all()
@@ -512,15 +512,15 @@ def test_a_long_run_is_logged_often_enough_to_time_a_target_to_two_percent(probl
 
 def test_a_run_that_diverges_keeps_the_last_sound_metrics(problem, instance):
     result = go(problem, instance, Scripted(lambda i: Info(residual=math.nan if i == 4 else 1.0)))
-    assert result.attempt.trajectory["iteration"] == [0, 1, 2, 3]
-    assert all(math.isfinite(v[0]) for v in result.attempt.trajectory["mse"])
+    assert result.trajectory["iteration"] == [0, 1, 2, 3]
+    assert all(math.isfinite(v[0]) for v in result.trajectory["mse"])
 
 
 def test_last_readings_are_kept(problem, instance):
     result = go(
         problem, instance, Scripted(lambda i: claims(0.6, 0.5, 0.25, 0.0, log_information_ratio=np.array([0.1])))
     )
-    assert result.attempt.final == {
+    assert result.final == {
         "residual": 0.0,
         "predicted_overlap": [0.6],
         "self_overlap": [0.5],
@@ -543,8 +543,8 @@ def test_readings_may_live_on_a_device(problem, instance):
         return Info(on_device(1.0 if i < 3 else 0.0), *parts)
 
     result = go(problem, instance, Scripted(script))
-    assert result.attempt.iterations == 3
-    assert result.attempt.final == {
+    assert result.iterations == 3
+    assert result.final == {
         "residual": 0.0,
         "predicted_overlap": [0.5, 0.25],
         "self_overlap": [0.4, 0.2],
