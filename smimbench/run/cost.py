@@ -174,7 +174,8 @@ def _work(problem: Problem, algorithm: Any, cell: Cell, alpha: float, dimension:
     plan = algorithm.plan(sizes(samples, model.tokens, dimension, alpha))
     batch = plan.batch or samples
     cost = model.cost(batch, dimension, problem.components)
-    return _Work(plan.students * (cost.flops + cost.denoiser), _width(cell) * batch * model.tokens * dimension, plan.steps or None)
+    read = _width(cell) * batch * model.tokens * dimension
+    return _Work(plan.students * (cost.flops + cost.denoiser), read, plan.steps or None)
 
 
 def _memory(problem: Problem, cell: Cell) -> int:
