@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 __all__ = [
+    "Document",
     "StoreError",
     "attempt",
     "canonical_json",
@@ -36,6 +37,8 @@ __all__ = [
 
 
 T = TypeVar("T")
+Document = dict[str, Any]
+"""A JSON object: a record, an answer of theory, ``run.json``."""
 
 LEFTOVER = 3600.0
 """Seconds after which a temporary file has no writer any more; doubled, what a killed run left lies there that much longer."""

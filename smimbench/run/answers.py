@@ -17,6 +17,8 @@ from smimbench.run.record import Number, Numbers, Text, check_model
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from smimbench.files import Document
+
 __all__ = [
     "OwnPoint",
     "Point",
@@ -164,13 +166,13 @@ def check_answer(kind: str, answer: Any, components: int | None) -> None:
         raise ValueError(f"not an answer of theory: overlap must be of {components} components")
 
 
-def write_answer(file: Path, question: dict[str, Any], answer: Any) -> None:
+def write_answer(file: Path, question: Document, answer: Any) -> None:
     """Write an answer with its question, and with the machine and the versions that it was found with."""
     found = {**question, "answer": answer, "machine": machine.fingerprint(), "versions": machine.versions()}
     write_atomically(file, document_text({**found, "digest": document_digest(found)}).encode())
 
 
-def read_answer(file: Path, question: dict[str, Any] | None = None) -> dict[str, Any]:
+def read_answer(file: Path, question: Document | None = None) -> Document:
     """The document of an answer as it was written, its digest left out.
 
     Raises

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -34,6 +34,7 @@ from smimbench.suite.errors import SuiteError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from smimbench.files import Document
     from smimbench.suite.cells import Cell, Suite
 
 __all__ = ["Campaign", "changed_code", "missing_cells", "plan_campaign", "run_cells", "shared_document"]
@@ -49,22 +50,22 @@ class Campaign:
         All that the suite asks for, and those without a record.
     workers : int
         Cells at a time.
-    remarks : tuple of str
+    remarks : list of str
         What the user should know before it runs: files that are not used, settings that are not, memory that may not do.
+    how : dict
+        Further arguments of ``run_cells``.
     """
 
     suite: Suite
     store: Store
-    registry: Registry
     cells: list[Cell]
     missing: list[Cell]
     workers: int
-    timing: bool
-    threads: int
-    dask: str | None
-    remarks: tuple[str, ...]
-    isolated: bool = False
-    limits: Limits | None = None
+    remarks: list[str]
+    dask: str | None = None
+    timing: bool = False
+    limits: Limits = field(default_factory=Limits)
+    how: Document = field(default_factory=dict)
 
     def left(self) -> int:
         """How many of its cells have no record by now."""
@@ -72,61 +73,47 @@ class Campaign:
 
     def cost(self) -> Estimate:
         """Rough time and memory, from past runs of the suite and from trials of what was never run."""
-        return estimate_cost(
-            self.missing, self.workers, self.store.load(compact=True, digests=False).values() if self.missing else ()
-        )
+        past = self.store.load(compact=True, digests=False).values() if self.missing else ()
+        return estimate_cost(self.missing, self.workers, past)
 
     def run(
         self,
-        on_record: Callable[[dict[str, Any]], None] | None = None,
+        on_record: Callable[[Document], None] | None = None,
         on_look: Callable[[list[Underway]], None] | None = None,
-    ) -> list[dict[str, Any]]:
+    ) -> list[Document]:
         """Run what is missing; see ``run_cells``.
 
         Raises
         ------
         ProblemError
-            If no problem could be held against theory: an item of somebody else contradicts itself in all of them.
+            If no problem could be compared with theory: an item of somebody else contradicts itself in all of them.
         """
         limits, begin = self.limits, time.monotonic()
-        budget = None if limits is None else limits.budget
-        self._refuse_inconsistent_items(None if budget is None else begin + budget)
-        if limits is not None and budget is not None:
-            limits = replace(limits, budget=max(0.0, begin + budget - time.monotonic()))
-        return run_cells(
-            self.missing,
-            self.store,
-            workers=self.workers,
-            timing=self.timing,
-            threads=self.threads,
-            registry=self.registry,
-            dask=self.dask,
-            isolated=self.isolated,
-            limits=limits,
-            on_record=on_record,
-            on_look=on_look,
-        )
+        self._refuse_inconsistent_items(None if limits.budget is None else begin + limits.budget)
+        if limits.budget is not None:
+            limits = replace(limits, budget=max(0.0, begin + limits.budget - time.monotonic()))
+        how = {"workers": self.workers, "dask": self.dask, "timing": self.timing, "limits": limits, **self.how}
+        return run_cells(self.missing, self.store, on_record=on_record, on_look=on_look, **how)
 
     def _refuse_inconsistent_items(self, deadline: float | None) -> None:
         """Before hours are spent: runs of an inconsistent posterior mean nothing, and their tables would be refused."""
         labels = {cell.problem_label for cell in self.missing}
         problems = [plan.problem for plan in self.suite.plans if plan.label in labels]
-        if not problems or not all(is_third_party(*problem.spec.values()) for problem in problems):
+        if not all(is_third_party(*problem.spec.values()) for problem in problems):
             return
-        cache, complaint = GuardedTheory(theory_folder(self.store), deadline), None
+        cache, complaints = GuardedTheory(theory_folder(self.store), deadline), []
         for problem in problems:
             try:
                 cache.begin(problem)
+                return
             except ProblemError as error:
                 if error.key == "theory":  # its process ended: rows say so, the runs may be good
                     return
-                complaint = complaint or error
+                complaints.append(error)
             except TheoryError:  # its rows say so
                 return
-            else:
-                return
-        if complaint is not None:
-            raise complaint
+        if complaints:
+            raise complaints[0]
 
 
 def plan_campaign(
@@ -136,14 +123,13 @@ def plan_campaign(
     *,
     workers: int | None = None,
     timing: bool = False,
-    threads: int = 1,
     dask: str | None = None,
     retry: Sequence[str] = (),
-    isolated: bool = False,
     limits: Limits | None = None,
     shard: Shard | None = None,
     dry_run: bool = False,
     registry: Registry | None = None,
+    **how: Any,
 ) -> Campaign:
     """What is missing of a suite, and how many cells to run at a time; what its records share is written already.
 
@@ -153,12 +139,12 @@ def plan_campaign(
         Processes side by side; None: one per core, fewer where the memory would not hold so many.
     retry : sequence of str
         Records with one of these states are moved out of the way, so that their cells run again.
-    isolated, limits
-        See ``run_cells``.
     shard : Shard or None
         Run this part of the cells only.
     dry_run : bool
         Write and move nothing.
+    how
+        Further arguments of ``run_cells``.
 
     Raises
     ------
@@ -172,9 +158,8 @@ def plan_campaign(
     places = [get_backend(one, suite.run.dtype) for one in backends if not (dask and one in DEVICES)]
     cells = [cell for backend in backends for cell in suite.cells(backend, registry)]
     if not suite.algorithms:
-        raise SuiteError(
-            suite.file, "algorithms", "is empty, so there is nothing to run; 'smimbench theory' needs none"
-        )
+        reason = "is empty, so there is nothing to run; 'smimbench theory' needs none"
+        raise SuiteError(suite.file, "algorithms", reason)
     if not cells:
         raise SuiteError(suite.file, "", "--only leaves no cell of this suite")
     device = next((place.name for place in places if place.accelerated), None)
@@ -185,7 +170,7 @@ def plan_campaign(
     if not dry_run:
         remove_leftovers(store.folder)
     records = store.load(set_aside=not dry_run, compact=True, digests=not dry_run)
-    remarks = list(store.complaints) + changed_code(cells, records.values())
+    remarks = store.complaints + changed_code(cells, records.values())
     if retry and not dry_run:
         keys = {cell.key for cell in cells}
         store.retire(stem for stem, r in records.items() if r["status"] in retry and r["key"] in keys)
@@ -200,8 +185,8 @@ def plan_campaign(
     remarks += [] if dask else said
     if not dry_run:
         Store(settings_folder(suite, store)).write_shared(shared_document(suite))
-    how = (workers, timing, threads, dask, tuple(remarks), isolated, limits)
-    return Campaign(suite, store, registry, cells, missing, *how)
+    how["registry"] = registry
+    return Campaign(suite, store, cells, missing, workers, remarks, dask, timing, limits or Limits(), how)
 
 
 def _refuse_what_never_fits(suite: Suite, cells: Sequence[Cell]) -> None:
@@ -215,42 +200,42 @@ def _refuse_what_never_fits(suite: Suite, cells: Sequence[Cell]) -> None:
 def _cells_at_a_time(missing: Sequence[Cell], asked: int | None, alone: str | None) -> tuple[int, list[str]]:
     """How many cells to run at a time, and why fewer than one per core, or fewer than asked."""
     if alone:
-        unused = f"--workers {asked} is not used: {alone} runs one cell at a time"
-        return 1, [unused] if asked is not None and asked > 1 else []
+        return 1, [f"--workers {asked} is not used: {alone} runs one cell at a time"] * (
+            asked is not None and asked > 1
+        )
     needed, free = memory_of_a_cell(missing), psutil.virtual_memory().available
     cores = os.cpu_count() or 1
     workers = asked or max(1, min(cores, free // max(1, needed)))
     size = f"a cell takes up to {needed / 2**30:.1f} GB and {free / 2**30:.1f} GB are free"
     if missing and needed * min(workers, len(missing)) > free:
         return workers, [f"the memory may not suffice for {workers} at a time: {size}"]
-    if workers < min(cores, len(missing)) and asked is None:
-        return workers, [f"{workers} at a time instead of {cores}: {size}"]
-    return workers, []
+    return workers, [f"{workers} at a time instead of {cores}: {size}"] * (
+        workers < min(cores, len(missing)) and not asked
+    )
 
 
-def missing_cells(cells: Sequence[Cell], records: dict[str, dict[str, Any]], *, timing: bool = False) -> list[Cell]:
+def missing_cells(cells: Sequence[Cell], records: dict[str, Document], *, timing: bool = False) -> list[Cell]:
     """Cells without a record; in timing mode, without trusted times of this machine."""
-    suffix = f".timing-{machine.fingerprint()}" if timing else ""
-    timed = {stem.partition(".")[0] for stem in records}
-    return [c for c in cells if (f"{c.key}{suffix}" not in records if timing else c.key not in timed)]
+    if timing:
+        return [cell for cell in cells if f"{cell.key}.timing-{machine.fingerprint()}" not in records]
+    there = {stem.partition(".")[0] for stem in records}
+    return [cell for cell in cells if cell.key not in there]
 
 
-def changed_code(cells: Sequence[Cell], records: Iterable[dict[str, Any]]) -> list[str]:
+def changed_code(cells: Sequence[Cell], records: Iterable[Document]) -> list[str]:
     """A line for every item whose code is another one than when some records were made, though its version is not."""
     keys = {cell.key for cell in cells}
-    others = [record for record in records if record["key"] not in keys]
-    if not others:
-        return []
-    now = {_without_code(cell.identity()): cell for cell in cells}
+    others = [record["cell"] for record in records if record["key"] not in keys]
+    now = {_without_code(identity): identity for identity in (cell.identity() for cell in cells)} if others else {}
     found: Counter[str] = Counter()
-    for record in others:
-        cell = now.get(_without_code(record["cell"]))
-        if cell is None:
+    for there in others:
+        here = now.get(_without_code(there))
+        if here is None:
             continue
-        here, there = ({**c["problem"], "algorithm": c["algorithm"]} for c in (cell.identity(), record["cell"]))
-        for kind, spec in here.items():
-            if spec.get("source") != there[kind].get("source"):
-                found[f"{kind} {spec['name']!r} has other code under the same version {spec['version']}"] += 1
+        for kind in (*here["problem"], "algorithm"):
+            new, old = (cell["algorithm"] if kind == "algorithm" else cell["problem"][kind] for cell in (here, there))
+            if new.get("source") != old.get("source"):
+                found[f"{kind} {new['name']!r} has other code under the same version {new['version']}"] += 1
     return [
         f"{what} than when {count} cell{'' if count == 1 else 's'} of this suite ran: they are kept apart; "
         "raise its version when its numbers change"
@@ -259,8 +244,7 @@ def changed_code(cells: Sequence[Cell], records: Iterable[dict[str, Any]]) -> li
 
 
 def _without_code(cell: Mapping[str, Any]) -> str:
-    bare = {key: value for key, value in cell.items() if key not in ("metrics", "problem_label", "algorithm_label")}
-    return canonical_json(without_code(bare))
+    return canonical_json(without_code({key: value for key, value in cell.items() if key != "metrics"}))
 
 
 def run_cells(
@@ -274,9 +258,9 @@ def run_cells(
     dask: str | None = None,
     isolated: bool = False,
     limits: Limits | None = None,
-    on_record: Callable[[dict[str, Any]], None] | None = None,
+    on_record: Callable[[Document], None] | None = None,
     on_look: Callable[[list[Underway]], None] | None = None,
-) -> list[dict[str, Any]]:
+) -> list[Document]:
     """Run cells and store each as it finishes.
 
     Parameters
@@ -302,26 +286,21 @@ def run_cells(
         If Dask is not installed or the scheduler does not answer.
     """
     registry = registry or get_registry()
-    records = []
     workers = 1 if timing else min(workers, len(cells))
     if timing:  # a time that is trusted can also be judged
         for backend in sorted({cell.backend for cell in cells}):
             ceilings(backend, threads)
-    source: Iterator[dict[str, Any]]
-    claims: Claims | None = None
+    source: Iterator[Document]
+    claims = None
     if dask is not None:
         source = on_dask(cells, dask, threads, registry, limits)
     elif workers <= 1 and not isolated and limits in (None, Limits()) and not registry.has_third_party:
         source = (run_cell(cell, timing=timing, threads=threads, registry=registry) for cell in cells)
     else:
         claims = None if timing else Claims(store.folder)
-        how: dict[str, Any] = {
-            "timing": timing,
-            "limits": limits,
-            "claims": claims,
-            "on_look": on_look or (lambda underway: None),
-        }
+        how: Document = {"timing": timing, "limits": limits, "claims": claims, "on_look": on_look}
         source = in_processes(cells, max(1, workers), threads, registry, **how)
+    records = []
     for record in source:
         store.write(record)
         if claims is not None:
@@ -333,7 +312,7 @@ def run_cells(
     return records
 
 
-def shared_document(suite: Suite) -> dict[str, Any]:
+def shared_document(suite: Suite) -> Document:
     """What ``run.json`` holds."""
     return {
         "suite": suite.name,

@@ -11,7 +11,6 @@ import signal
 import time
 import traceback
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from smimbench.backend.device import Backend, BackendError, get_backend
 from smimbench.backend.memory import cautious
 from smimbench.backend.roofline import remembered
 from smimbench.backend.streaming import DrawnInputs, NarrowInputs, StreamedInputs
-from smimbench.files import canonical_json, error_line, printable
+from smimbench.files import canonical_json, error_line, error_place, printable
 from smimbench.problem.instance import Instance
 from smimbench.problem.problem import Problem
 from smimbench.problem.seeds import seed_sequence
@@ -35,6 +34,7 @@ from smimbench.suite.cells import Cell
 from smimbench.suite.schema import STARTS
 
 if TYPE_CHECKING:
+    from smimbench.files import Document
     from smimbench.interfaces import Start
 
 __all__ = ["INFORMED_OVERLAP", "is_user_interrupt", "lost_record", "run_cell"]
@@ -45,7 +45,7 @@ MOST_TRIES = 6
 """Runs of a cell that runs out of the memory of its device, with chunks half as large each time; one more: half of that."""
 
 
-def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1, registry: Registry | None = None) -> dict[str, Any]:
+def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1, registry: Registry | None = None) -> Document:
     """Run one cell and report whatever happens: a record always comes back.
 
     Parameters
@@ -77,7 +77,7 @@ def run_cell(cell: Cell, *, timing: bool = False, threads: int = 1, registry: Re
                 raise
             tries += 1
             trace = printable("".join(traceback.format_exception(error)), LONGEST)
-            failure = {"reason": error_line(error), "where": _where(error), "traceback": trace}
+            failure = {"reason": error_line(error), "where": error_place(error), "traceback": trace}
             again = tries < MOST_TRIES and not isinstance(error, BackendError) and _backend(cell).ran_out(error)
         _LATEST.clear()  # whoever raised may have written into it
         if not again:
@@ -96,7 +96,7 @@ def is_user_interrupt(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
 
 
-def _record(cell: Cell, found: dict[str, Any], threads: int, started: float, *, timing: bool) -> dict[str, Any]:
+def _record(cell: Cell, found: Document, threads: int, started: float, *, timing: bool) -> Document:
     """The whole record, as plain values; ValueError if a plugin has put into it what a record cannot hold."""
     timed = "timing" in found
     ends = {
@@ -111,16 +111,16 @@ def _record(cell: Cell, found: dict[str, Any], threads: int, started: float, *, 
         "total_seconds": time.time() - started,
     }
     record = _of_cell(cell, {**found, "timing": ends})
-    whole: dict[str, Any] = plain(record)
+    whole: Document = plain(record)
     check_types(whole)
     return whole | {"cell": record["cell"]}
 
 
-def _of_cell(cell: Cell, found: dict[str, Any]) -> dict[str, Any]:
+def _of_cell(cell: Cell, found: Document) -> Document:
     return new_record(cell.identity(), cell.problem_label, cell.algorithm_label, found)
 
 
-def lost_record(cell: Cell, threads: int, reason: str) -> dict[str, Any]:
+def lost_record(cell: Cell, threads: int, reason: str) -> Document:
     """The record of a cell whose process ended before it could report."""
     timing = {"trusted": False, "machine": machine.fingerprint(), "threads": threads}
     return _of_cell(cell, {"status": Status.FAILED.value, "reason": reason, "timing": timing})
@@ -132,16 +132,7 @@ def _different(lines: list[str]) -> list[str]:
     return found if len(found) <= 100 else [*found[:100], f"and {len(found) - 100} more"]
 
 
-def _where(error: BaseException) -> str:
-    """File and line of an error: the last ones outside of libraries, or the last of all."""
-    frames = traceback.extract_tb(error.__traceback__)
-    engine = str(Path(__file__).resolve().parent.parent)
-    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith((engine, "<"))]
-    last = (own or frames)[-1]
-    return f"{last.filename}, line {last.lineno}"
-
-
-def _run(cell: Cell, registry: Registry, timing: bool) -> dict[str, Any]:
+def _run(cell: Cell, registry: Registry, timing: bool) -> Document:
     """What a record says of a run, or of a cell that the algorithm refuses."""
     problem, algorithm = cell.rebuild(registry)
     if reason := refusal(algorithm, problem):

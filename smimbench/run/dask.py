@@ -25,6 +25,7 @@ from smimbench.run.processes import cell_task, check_record_of, record_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from smimbench.files import Document
     from smimbench.registry.registry import Registry
     from smimbench.suite.cells import Cell
 
@@ -43,7 +44,7 @@ DEVICES = ("cupy",)
 
 def on_dask(
     cells: Sequence[Cell], address: str, threads: int, registry: Registry, limits: Limits | None = None
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Document]:
     """Run on a Dask cluster. A cell whose worker dies is tried again elsewhere, and is a failed cell in the end.
 
     Raises
@@ -154,7 +155,7 @@ class _Watch:
         """Whether the scheduler does."""
         return self._workers() is not None
 
-    def _workers(self) -> dict[str, Any] | None:
+    def _workers(self) -> Document | None:
         """The workers that the scheduler knows; None if it does not answer."""
         if self._client.status != "running":
             return None
@@ -179,7 +180,7 @@ class _Watch:
             raise BackendError(f"dask: {what} at {self._address} for {PATIENCE:.0f} s; what was finished is kept")
 
 
-def _checked(record: Any, cell: Cell, threads: int) -> dict[str, Any]:
+def _checked(record: Any, cell: Cell, threads: int) -> Document:
     """What a worker sent, if it is a record of the cell."""
     try:
         check_record_of(cell, record)
@@ -198,7 +199,7 @@ def _work_anywhere(
     version: str | None,
     limits: Limits,
     run: str,
-) -> dict[str, Any]:
+) -> Document:
     here = machine.versions().get("smimbench")
     if here != version:
         return lost_record(cell, threads, f"the worker has smimbench {here}, the client {version}; install the same")
@@ -215,39 +216,32 @@ class _Resting:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._executors: list[tuple[str, Executor, float]] = []
-        self._watched = False
+        self._executors: list[tuple[str, Executor, threading.Timer]] = []
 
     def take(self, run: str) -> Executor | None:
         """One of this run, if there is one; those of other runs may have other code and are not touched."""
         with self._lock:
-            for i, (of, executor, _) in enumerate(self._executors):
-                if of == run:
-                    del self._executors[i]
-                    return executor
-        return None
+            found = next((one for one in self._executors if one[0] == run), None)
+            if found is None:
+                return None
+            self._executors.remove(found)
+            found[2].cancel()
+            return found[1]
 
     def put(self, run: str, executor: Executor) -> None:
         """Let it rest."""
+        timer = threading.Timer(IDLE_TIMEOUT, self._end, [executor])
+        timer.daemon = True
         with self._lock:
-            self._executors.append((run, executor, time.monotonic()))
-            if not self._watched:
-                self._watched = True
-                threading.Thread(target=self._watch, daemon=True).start()
+            self._executors.append((run, executor, timer))
+        timer.start()
 
-    def _watch(self) -> None:
-        """End those that rest long, until there are none."""
-        while True:
-            time.sleep(IDLE_TIMEOUT / 4)
-            with self._lock:
-                late = [one for one in self._executors if time.monotonic() - one[2] >= IDLE_TIMEOUT]
-                self._executors = [one for one in self._executors if one not in late]
-                self._watched = bool(self._executors)
-                again = self._watched
-            for _, executor, _ in late:
-                executor.end()
-            if not again:
-                return
+    def _end(self, executor: Executor) -> None:
+        with self._lock:
+            left = [one for one in self._executors if one[1] is not executor]
+            is_taken, self._executors = len(left) == len(self._executors), left
+        if not is_taken:
+            executor.end()
 
 
 _RESTING = _Resting()

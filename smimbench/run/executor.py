@@ -33,6 +33,8 @@ from smimbench.run.worker import HEAD, send
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from smimbench.files import Document
+
 __all__ = ["Ended", "Executor", "Limits", "Task", "Underway"]
 
 RESERVE = 0.03
@@ -88,7 +90,7 @@ class Task:
     arguments: tuple[Any, ...]
     distributions: frozenset[str]
     accept: Callable[[Any], None] = lambda answer: None
-    on_event: Callable[[dict[str, Any]], None] = lambda event: None
+    on_event: Callable[[Document], None] = lambda event: None
     chances: int = 1
     timeout: float | None = None
     patience: float | None = None
@@ -100,7 +102,7 @@ class Ended(NamedTuple):
 
     task: Task
     output: str
-    event: dict[str, Any] | None = None
+    event: Document | None = None
     reason: str = ""
     status: Status | None = None
 
@@ -230,7 +232,7 @@ class _Worker:
         self,
         registry: Any,
         distributions: frozenset[str],
-        setup: dict[str, Any],
+        setup: Document,
         events: queue.Queue[tuple[_Worker, bytes | None]],
     ) -> None:
         self.distributions = distributions

@@ -26,6 +26,7 @@ from smimbench.suite.overrides import selects
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from smimbench.files import Document
     from smimbench.problem.instance import Instance
     from smimbench.suite.cells import ProblemPlan, Suite
 
@@ -55,7 +56,7 @@ class Point:
     dimension: int
     replicate: int
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Document:
         """The point as plain data, enough to find it again."""
         return {
             "problem": self.plan.problem.spec,
@@ -105,7 +106,7 @@ def draw(suite: Suite, point: Point) -> Instance:
     )
 
 
-def write_instance(suite: Suite, point: Point, output: Path) -> dict[str, Any]:
+def write_instance(suite: Suite, point: Point, output: Path) -> Document:
     """Write inputs, labels and a JSON description to an ``.npz``; the teacher stays hidden.
 
     Returns
@@ -173,7 +174,7 @@ def _short(shape: tuple[int, ...]) -> str:
     return str(tuple(shape)) if len(shape) < 10 else f"one of {len(shape)} axes"
 
 
-def score_record(suite: Suite, point: Point, estimate: np.ndarray[Any, Any], label: str, path: Path) -> dict[str, Any]:
+def score_record(suite: Suite, point: Point, estimate: np.ndarray[Any, Any], label: str, path: Path) -> Document:
     """A record like that of a cell, for an estimate from elsewhere: no clock ran, and nothing was seen on the way.
 
     Raises
@@ -212,7 +213,7 @@ def scores_of(store: Store) -> Store:
     return Store(store.folder / "scored")
 
 
-def keep_scores(store: Store, records: Sequence[dict[str, Any]]) -> None:
+def keep_scores(store: Store, records: Sequence[Document]) -> None:
     """Keep scores next to the cells of a suite; an earlier estimate under the same label of the same instance is set aside.
 
     Raises
@@ -228,18 +229,18 @@ def keep_scores(store: Store, records: Sequence[dict[str, Any]]) -> None:
     scores.sync()
 
 
-def kept_scores(suite: Suite, store: Store) -> tuple[list[Point], list[dict[str, Any]]]:
+def kept_scores(suite: Suite, store: Store) -> tuple[list[Point], list[Document]]:
     """Points of a suite, as its ``--only`` conditions leave them, that were scored, and the record of each."""
     found = list(scores_of(store).load().values())
     if not found:
         return [], []
     wanted = [value for key, value in suite.only if key == "algorithm"]
-    by_place: dict[Any, list[dict[str, Any]]] = {}
+    by_place: dict[Any, list[Document]] = {}
     for record in found:
         by_place.setdefault(_place(record["cell"]), []).append(record)
     points, records = [], []
     for point in _points_of_problem(suite):
-        cell: dict[str, Any] = {"alpha": point.alpha, "dimension": point.dimension, "replicate": point.replicate}
+        cell: Document = {"alpha": point.alpha, "dimension": point.dimension, "replicate": point.replicate}
         cell |= {"problem": point.plan.problem.spec, "seed": suite.seed, "dtype": suite.run.dtype}
         for record in by_place.get(_place(cell), ()):
             if not wanted or record["algorithm"] in wanted:

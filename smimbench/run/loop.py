@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from smimbench.backend.device import Backend
+    from smimbench.files import Document
     from smimbench.interfaces import Array, Data, Info
     from smimbench.problem.instance import Instance
     from smimbench.problem.problem import Problem
@@ -111,12 +112,12 @@ class LoopResult:
     iterations: int
     clock: Clock
     trajectory: dict[str, list[Any]]
-    final: dict[str, Any]
+    final: Document
     warnings: list[str]
     estimate: Array
     V: Array | None
     broken_claim: bool
-    start: dict[str, Any]
+    start: Document
     blank: dict[str, str]
     restarts: int = 0
     restart_reason: str | None = None
@@ -266,7 +267,7 @@ class _Run:
         )
 
 
-def _findings(given: dict[str, Any]) -> tuple[dict[str, list[float | None]], list[str]]:
+def _findings(given: Document) -> tuple[dict[str, list[float | None]], list[str]]:
     """What an algorithm found besides its estimate, and what of it cannot be kept: a plugin may hand in anything."""
     kept: dict[str, list[float | None]] = {}
     remarks = []

@@ -11,7 +11,7 @@ import pydantic
 from pydantic import Field
 
 from smimbench.backend import machine
-from smimbench.files import canonical_json, printable
+from smimbench.files import Document, canonical_json, printable
 from smimbench.suite.cells import key_of
 
 __all__ = [
@@ -107,9 +107,9 @@ class SharedDocument(_Open):
     text: str
     overrides: list[str] = []
     only: list[str] = []
-    run: dict[str, Any] = {}
+    run: Document = {}
     versions: dict[str, str] = {}
-    machine: dict[str, Any] = {}
+    machine: Document = {}
     fingerprint: str = ""
     git_commit: str | None = None
     written: float | int = 0
@@ -151,21 +151,21 @@ class Record(_Open):
         ),
     ] = None
     timing: Timing
-    machine: Annotated[dict[str, Any], Field(default_factory=dict)]
+    machine: Annotated[Document, Field(default_factory=dict)]
     versions: Annotated[dict[str, str], Field(default_factory=dict)]
     digest: Annotated[
         str, Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the canonical JSON of all other fields.")
     ]
 
 
-def new_record(cell: dict[str, Any], problem: str, algorithm: str, found: dict[str, Any]) -> dict[str, Any]:
+def new_record(cell: Document, problem: str, algorithm: str, found: Document) -> Document:
     """What was found of a cell, given by its identity and labels, with what all records begin and end with."""
     record = {"key": key_of(cell), "cell": cell, "problem": problem, "algorithm": algorithm, **found}
     record.setdefault("metrics", {})
     return record | {"machine": machine.machine_info(), "versions": machine.versions()}
 
 
-def record_schema() -> dict[str, Any]:
+def record_schema() -> Document:
     """JSON Schema of a record."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Record.model_json_schema()}
 
@@ -186,7 +186,7 @@ def check_record(record: Any, digests: bool = True) -> None:
         raise ValueError("changed after it was written (its key is not that of the cell that it describes)")
 
 
-def check_types(record: dict[str, Any]) -> None:
+def check_types(record: Document) -> None:
     """Raise ValueError unless all fields have the types of a record; ``format`` and ``digest`` may still be missing."""
     check_model(Record, {"format": FORMAT, "digest": "0" * 64, **record}, "a record of smimbench")
 
@@ -208,13 +208,13 @@ def _short(value: Any) -> str:
     return text if len(text) < 60 else f"{text[:56]}..."
 
 
-def digest_of(record: dict[str, Any]) -> str:
+def digest_of(record: Document) -> str:
     """SHA-256 of a record without its digest."""
     body = {k: v for k, v in record.items() if k != "digest"}
     return hashlib.sha256(canonical_json(body).encode()).hexdigest()
 
 
-def text_of(record: dict[str, Any]) -> str:
+def text_of(record: Document) -> str:
     """A record as its file holds it, to the last byte."""
     return json.dumps(record, indent=1, allow_nan=False) + "\n"
 

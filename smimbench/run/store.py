@@ -24,6 +24,8 @@ from smimbench.run.record import FORMAT, SharedDocument, check_model, check_reco
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from smimbench.files import Document
+
 __all__ = ["Store", "theory_folder"]
 
 LONG = 300
@@ -47,7 +49,7 @@ class Store:
 
     # -- writing ------------------------------------------------------------------------------------------------
 
-    def write(self, record: dict[str, Any]) -> Path:
+    def write(self, record: Document) -> Path:
         """Store one record; a long trajectory goes to an ``.npz`` next to it, first, so that the record is never short."""
         record = {"format": FORMAT, **plain(record)}
         name = _file_stem(record)
@@ -68,12 +70,12 @@ class Store:
         """Make the names of all records durable; after a power cut before this, the latest cells just run again."""
         sync_folder(self.folder)
 
-    def write_shared(self, document: dict[str, Any]) -> None:
+    def write_shared(self, document: Document) -> None:
         """Write ``run.json``: what all cells share."""
         found = plain(document)
         write_atomically(self.folder / "run.json", text_of({**found, "digest": digest_of(found)}).encode())
 
-    def read_shared(self) -> dict[str, Any]:
+    def read_shared(self) -> Document:
         """Read ``run.json``; empty if there is none, or (with a complaint) if it cannot be trusted."""
         try:
             return self.check_shared()
@@ -83,7 +85,7 @@ class Store:
             self.complaints.append(f"{self.folder / 'run.json'}: {error}; not used")
         return {}
 
-    def check_shared(self) -> dict[str, Any]:
+    def check_shared(self) -> Document:
         """Read ``run.json``.
 
         Raises
@@ -106,9 +108,7 @@ class Store:
 
     # -- reading ------------------------------------------------------------------------------------------------
 
-    def load(
-        self, *, set_aside: bool = False, compact: bool = False, digests: bool = True
-    ) -> dict[str, dict[str, Any]]:
+    def load(self, *, set_aside: bool = False, compact: bool = False, digests: bool = True) -> dict[str, Document]:
         """All records that can be trusted, by file stem.
 
         Parameters
@@ -121,8 +121,8 @@ class Store:
             False for a dry run, which uses no number that a table shows: digests are not checked, trajectories are dropped.
         """
         self.complaints = []
-        records: dict[str, dict[str, Any]] = {}
-        known: dict[str, Any] = {}
+        records: dict[str, Document] = {}
+        known: Document = {}
         if not self.folder.is_dir():
             return records
         collecting = gc.isenabled()
@@ -142,8 +142,8 @@ class Store:
                 gc.enable()
         return records
 
-    def _read(self, path: Path, digests: bool = True) -> dict[str, Any]:
-        record: dict[str, Any] = read_json(path)
+    def _read(self, path: Path, digests: bool = True) -> Document:
+        record: Document = read_json(path)
         check_record(record, digests)
         if not digests:
             record.pop("trajectory", None)
@@ -151,7 +151,7 @@ class Store:
             raise ValueError("renamed: its name is not the key of its cell")
         return record
 
-    def trajectory(self, record: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]] | None:
+    def trajectory(self, record: Document) -> dict[str, np.ndarray[Any, Any]] | None:
         """Trajectory of a record, from its ``.npz`` if it is long; None (and a complaint) if that file is not right."""
         found = record.get("trajectory")
         if not found:
@@ -206,7 +206,7 @@ class Store:
         return target
 
 
-def _file_stem(record: dict[str, Any]) -> str:
+def _file_stem(record: Document) -> str:
     """The cell's key; timings that may be trusted are a file of their own per machine."""
     timing = record.get("timing") or {}
     suffix = f".timing-{timing['machine']}" if timing.get("trusted") else ""
@@ -219,10 +219,10 @@ def _npz(arrays: dict[str, np.ndarray[Any, Any]]) -> bytes:
     return buffer.getvalue()
 
 
-def _compacted(record: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+def _compacted(record: Document, known: Document) -> Document:
     """A record for ``load(compact=True)``; ``known`` is what earlier ones have in common with it."""
 
-    def shared(table: dict[str, Any]) -> dict[str, Any]:
+    def shared(table: Document) -> Document:
         return {known.setdefault(key, key): value for key, value in table.items()}
 
     found = shared(record) | {name: shared(record[name]) for name in ("cell", "metrics", "timing")}
@@ -236,12 +236,12 @@ def _compacted(record: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _from_lists(found: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+def _from_lists(found: Document) -> dict[str, np.ndarray[Any, Any]]:
     """Columns as arrays; null is not-a-number."""
     return {key: np.asarray(values, dtype=float) for key, values in found.items()}
 
 
-def _unpacked_npz(path: Path, found: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+def _unpacked_npz(path: Path, found: Document) -> dict[str, np.ndarray[Any, Any]]:
     """Arrays of an ``.npz``, if it is the file that was written and does not unpack to more than memory should hold."""
     if path.exists() and not path.is_file():
         raise ValueError("is not in an ordinary file")

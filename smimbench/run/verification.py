@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from smimbench.files import Document
     from smimbench.problem.problem import Problem
     from smimbench.registry.registry import Registry
     from smimbench.suite.cells import Cell, Suite
@@ -90,7 +91,7 @@ def files(store: Store) -> Verification:
     return found
 
 
-def _with_digest(document: dict[str, Any]) -> dict[str, Any]:
+def _with_digest(document: Document) -> Document:
     return {**document, "digest": digest_of(document)}
 
 
@@ -110,7 +111,7 @@ def stored_theory(suite: Suite, folder: Path, registry: Registry, *, solve: bool
     """
     read, again, nodes = Verification(), Verification(), Verification()
     problems = {canonical_json(plan.problem.spec): plan.problem for plan in suite.plans}
-    stored: dict[str, list[tuple[Path, dict[str, Any]]]] = {key: [] for key in problems}
+    stored: dict[str, list[tuple[Path, Document]]] = {key: [] for key in problems}
     others = old = 0
     for path in sorted([*folder.glob("*-*.json"), *folder.glob("nodes/*/*.json")]):
         kind = "nodes" if path.parent != folder else path.name.partition("-")[0]
@@ -138,11 +139,11 @@ def stored_theory(suite: Suite, folder: Path, registry: Registry, *, solve: bool
     return {"files of theory": read, "answers of theory solved again": again, "nodes of theory evaluated again": nodes}
 
 
-def _sealed(document: dict[str, Any]) -> dict[str, Any]:
+def _sealed(document: Document) -> Document:
     return {**document, "digest": document_digest(document)}
 
 
-def _is_named_by_its_question(path: Path, kind: str, document: dict[str, Any]) -> bool:
+def _is_named_by_its_question(path: Path, kind: str, document: Document) -> bool:
     """Whether an answer of this version has the name of its question; False for one of an older version.
 
     Raises
@@ -163,7 +164,7 @@ def _is_named_by_its_question(path: Path, kind: str, document: dict[str, Any]) -
 
 def _solve_again(
     problem: Problem,
-    stored: Sequence[tuple[Path, dict[str, Any]]],
+    stored: Sequence[tuple[Path, Document]],
     registry: Registry,
     again: Verification,
     nodes: Verification,
@@ -176,7 +177,7 @@ def _solve_again(
         How many nodes were not evaluated for them.
     """
     fresh = GuardedTheory()
-    by_kind: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
+    by_kind: dict[str, list[tuple[Path, Document]]] = {}
     for path, document in stored:
         kind = "nodes" if "node" in document else path.name.partition("-")[0]
         by_kind.setdefault(kind, []).append((path, document))
@@ -213,7 +214,7 @@ def _solve_again(
     return missed
 
 
-def _unlike(path: Path, document: dict[str, Any], new: Any) -> list[str]:
+def _unlike(path: Path, document: Document, new: Any) -> list[str]:
     """In what a stored answer differs from one that was found now, in words."""
     new = json.loads(document_text(new))
     here = document.get("machine") == machine.fingerprint() and document.get("versions") == machine.versions()
@@ -248,7 +249,7 @@ def rerun(cells: Sequence[Cell], store: Store, registry: Registry, *, count: int
     return found
 
 
-def untimed(cells: Sequence[Cell], threads: int, registry: Registry) -> Iterator[tuple[Cell, dict[str, Any]]]:
+def untimed(cells: Sequence[Cell], threads: int, registry: Registry) -> Iterator[tuple[Cell, Document]]:
     """Cells with their records, run again without a time limit, which a busy machine would reach earlier."""
     again = {
         (free := replace(cell, run=cell.run.model_copy(update={"timeout": None}))).key: (cell, free) for cell in cells
@@ -257,7 +258,7 @@ def untimed(cells: Sequence[Cell], threads: int, registry: Registry) -> Iterator
         yield again[record["key"]][0], record
 
 
-def _timeless(record: dict[str, Any]) -> dict[str, Any]:
+def _timeless(record: Document) -> Document:
     """What of a record does not come from a clock or a place."""
     names = ("status", "metrics", "samples", "sample_ratio", "iterations", "restarts", "final", "blank")
     return json.loads(json.dumps({name: record.get(name) for name in names}))  # type: ignore[no-any-return]

@@ -146,7 +146,9 @@ def test_the_cells_of_a_run_share_a_process_that_rests_between_them(tmp_path, mo
     assert second is not first
     assert work("b") is not second
     monkeypatch.setattr(dask, "IDLE_TIMEOUT", 0.1)
-    resting.put("c", dask.Executor(1, 1, Registry()))
-    resting._watch()
-    assert second.poll() is not None
-    assert resting._executors == []
+    assert work("a") is second
+    assert second.wait(20) is not None
+    ((run, other, timer),) = resting._executors
+    assert run == "b"
+    timer.cancel()
+    other.end()
