@@ -47,7 +47,7 @@ def _runs(
         result = run_algorithm(
             problem, instance, data, context.item, partial(context.rng, 91, D, run), settings, backend
         )
-        if result.status is Status.DIVERGED or result.attempt.estimate is None:
+        if result.status is Status.DIVERGED:
             where = f"at D = {D} ({problem.label}, alpha = {alpha:g})"
             raise CheckFailed(f"diverges {where}: {result.reason}")
         yield instance, result
