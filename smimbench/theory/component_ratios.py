@@ -6,11 +6,11 @@ A component that is not learned (``Q_aa`` at its lowest value) is stable below `
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smimbench.theory.curve_stages import EXACT, SAMPLED, Accuracy
 from smimbench.theory.information import (
     diagonals,
     information_at,
@@ -28,18 +28,79 @@ if TYPE_CHECKING:
     from smimbench.problem.problem import Problem
     from smimbench.theory.types import Host
 
-__all__ = ["ComponentRatios", "components_decouple"]
+__all__ = ["Accuracy", "ComponentRatios", "components_decouple"]
 
 ROOT = 0.02
-"""Shift of the coordinate of sampled components, in log(1 + Qhat). At 0 errors of 4e-3 with 11 nodes of two layers, not 4e-4."""
+"""Shift of the coordinate of a component, in log(1 + Qhat). At 0 errors of 4e-3 with 11 nodes of two layers, not 4e-4."""
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How finely a curve of fixed points is followed. Lengths are in coordinates of Qhat (logarithms).
+
+    Attributes
+    ----------
+    difference : float
+        Length of finite differences.
+    first : float
+        First step of a stage; doubled, one or two nodes fewer at its beginning.
+    shortest, longest : float
+        Bounds of a step from node to node.
+    mismatch : float
+        Wanted difference of log alpha at a new node from its extrapolation; it sets the step. Doubled, steps grow by 1.4.
+    correction : float
+        Largest correction across the curve that is not evaluated again, but counted as an error.
+    known_correction, doubt : float
+        The same where the slope across the curve is measured at the node, and the share of such a correction that is counted;
+        doubled, fewer evaluations and larger errors.
+    gap : float
+        Largest distance from a bifurcation, in log alpha.
+    gap_share : float
+        The same as a share of the error there.
+    highest : float
+        Qhat above which a component counts as recovered.
+    growth : float
+        Largest factor from step to step. Doubled: fewer nodes, and more that are found too early.
+    """
+
+    difference: float = 1e-3
+    first: float = 0.04
+    shortest: float = 2e-3
+    longest: float = 1.5
+    mismatch: float = 5e-4
+    correction: float = 1e-6
+    known_correction: float = 1e-6
+    doubt: float = 1.0
+    gap: float = 1e-8
+    gap_share: float = 0.1
+    highest: float = 1e8
+    growth: float = 2.0
+
+
+EXACT = Accuracy()
+SAMPLED = Accuracy(
+    difference=0.15,
+    first=0.15,
+    shortest=0.02,
+    longest=0.5,
+    mismatch=5e-3,
+    correction=2e-3,
+    known_correction=5e-3,
+    doubt=0.1,
+    gap=2e-4,
+    gap_share=0.7,
+    highest=1e6,
+    growth=1.6,
+)
+"""For sampled information, which costs seconds and has errors of 1e-3."""
 
 
 class ComponentRatios:
     """The functions ``alpha_a`` of a problem whose components decouple, over coordinates x of Qhat.
 
-    The coordinate of a component that has information at the prior mean is ``log Qhat_aa``; of any other it is ``l = log(1 +
-    Qhat_aa - critical_a)``, or where information is sampled ``sqrt(l + ROOT) - sqrt(ROOT)``: beyond weak recovery alpha rises
-    steeply at first, and a curve through few nodes is smoother in a root.
+    The coordinate of a component that has information at the prior mean is ``log Qhat_aa``; of any other it is ``sqrt(l + ROOT)
+    - sqrt(ROOT)``, ``l = log(1 + Qhat_aa - critical_a)``: beyond weak recovery alpha rises steeply at first, and a curve through
+    few nodes is smoother in a root.
 
     Attributes
     ----------
@@ -58,14 +119,34 @@ class ComponentRatios:
     """
 
     def __init__(self, problem: Problem) -> None:
-        P = problem.components
         self.problem = problem
         self.kappa = float(problem.model.kappa)
-        self.second = np.diagonal(np.asarray(problem.prior.second_moment(P), dtype=float))
-        self.bottom = np.diagonal(np.asarray(problem.prior.mean_overlap(P), dtype=float))
+        self.second, self.bottom = (np.diagonal(moment) for moment in prior_moments(problem))
         self.methods: dict[str, None] = {}
         self.informative: set[int] = set()
-        self.critical, self.response, self.response_error = self._prior_at_bottom()
+        # Richardson's extrapolation to second order; the third one says how well it does.
+        slopes = [self._gained(step) / step for step in (8e-4, 4e-4, 2e-4, 1e-4)]
+        before, self.response = ((one - 6 * two + 8 * three) / 3 for one, two, three in (slopes[:3], slopes[1:]))
+        next_order = np.abs(self.response - before) / 7
+        self.response_error = next_order / np.where(self.response > 0, self.response, 1.0) + 1e-11
+        self.critical = np.array([0.0 if slope else self._critical(a) for a, slope in enumerate(self.response)])
+
+    def _gained(self, qhat: float) -> Host:
+        """Overlap less its lowest value (P,) where all components have this Qhat."""
+        # V keeps its digits where Q - bottom does not
+        V = np.diagonal(self.overlap(np.full(len(self.second), qhat))[1])
+        return np.maximum(self.second - self.bottom - V, 0.0)
+
+    def _critical(self, a: int) -> float:
+        """Largest Qhat at which the overlap of a component still has its lowest value."""
+        from scipy.optimize import brentq
+
+        def grown(log_qhat: float) -> float:
+            return 1.0 if self._gained(np.exp(log_qhat))[a] > 0 else -1.0
+
+        nodes = np.linspace(np.log(1e-9), np.log(1e15), 193)
+        end = next((k for k, node in enumerate(nodes) if grown(node) > 0), len(nodes) - 1)
+        return float(np.exp(brentq(grown, nodes[end - 1], nodes[end], xtol=1e-15)))
 
     @property
     def sampled(self) -> bool:
@@ -77,32 +158,6 @@ class ComponentRatios:
         """How finely a curve is followed."""
         return SAMPLED if self.sampled else EXACT
 
-    def _prior_at_bottom(self) -> tuple[Host, Host, Host]:
-        """Critical information, response and its error."""
-        P = self.problem.components
-
-        def gain(qhat: float) -> Host:
-            # V keeps its digits where Q - bottom does not
-            V = np.diagonal(np.asarray(self.problem.prior.overlap(qhat * np.eye(P)).V))
-            found: Host = np.maximum(self.second - self.bottom - V, 0.0)
-            return found
-
-        # Richardson's extrapolation to second order; the third one says how well it does.
-        slopes = [gain(step) / step for step in (8e-4, 4e-4, 2e-4, 1e-4)]
-        before, response = ((one - 6 * two + 8 * three) / 3 for one, two, three in (slopes[:3], slopes[1:]))
-        next_order = np.abs(response - before) / 7
-        error = next_order / np.where(response > 0, response, 1.0) + 1e-11
-        critical = np.zeros(P)
-        for a in np.flatnonzero(response == 0):
-            low, high = 1e-5, 1.0
-            while gain(high)[a] == 0 and high < 1e8:
-                low, high = high, 4 * high
-            while high - low > 1e-14 * high:
-                middle = (low + high) / 2
-                low, high = (low, middle) if gain(middle)[a] > 0 else (middle, high)
-            critical[a] = high
-        return critical, response, error
-
     def qhat(self, x: Host, learned: Sequence[int]) -> Host:
         """Diagonal of Qhat (..., P) at coordinates x (..., P); 0 for components that are not learned."""
         found = np.zeros(x.shape)
@@ -112,7 +167,7 @@ class ComponentRatios:
 
     def gain(self, x: Host) -> Host:
         """``Qhat_aa - critical_a`` at the coordinate x of a component without information at the prior mean."""
-        return np.asarray(np.expm1(x * (x + 2 * np.sqrt(ROOT)) if self.sampled else x))
+        return np.asarray(np.expm1(x * (x + 2 * np.sqrt(ROOT))))
 
     def overlap(self, qhat: Host) -> tuple[Host, Host]:
         """Q and V (..., P, P) of a diagonal Qhat (..., P)."""
@@ -130,31 +185,22 @@ class ComponentRatios:
         Infinite for components that no number of samples teaches. ``rough`` asks for differences: from few labels, the same at
         every overlap.
         """
-        P = len(x)
         qhat = self.qhat(x, learned)
         Q, V = self.overlap(qhat)
-        learned = [a for a in learned if qhat[a] > 0]
-        waiting = [a for a in range(P) if a not in learned and self.critical[a] == 0]
         information = information_at(self.problem, Q, V, rough=rough)
         self.methods[information.method] = None
-        value, error = diagonals(information)
-        rate, rate_error = np.zeros(P), np.zeros(P)
-        for a in range(P):
-            if a in learned:
-                rate[a], rate_error[a] = value[a] / qhat[a], error[a] / qhat[a]
-            elif self.critical[a] > 0:
-                rate[a], rate_error[a] = value[a] / self.critical[a], error[a] / self.critical[a]
-        if waiting:
+        needed = np.where(qhat > 0, qhat, self.critical)
+        waiting = needed == 0
+        rate, error = (part / np.where(waiting, 1.0, needed) for part in diagonals(information))
+        if waiting.any():
             found = susceptibility_at(self.problem, Q, V, rough=rough)
             self.methods[found.method] = None
-            response, response_error = diagonals(found)
-            for a in waiting:
-                rate[a], rate_error[a] = response[a] * self.response[a], response_error[a] * self.response[a]
-        rate, rate_error = self.kappa * rate, self.kappa * rate_error
-        seen = rate > np.maximum(3 * rate_error, 1e-300)
-        seen[learned] = rate[learned] > 0
+            first, first_error = (part * self.response for part in diagonals(found))
+            rate, error = np.where(waiting, first, rate), np.where(waiting, first_error, error)
+        rate, error = self.kappa * rate, self.kappa * error
+        seen = rate > np.where(qhat > 0, 0.0, np.maximum(3 * error, 1e-300))
         safe = np.where(seen, rate, 1.0)
-        return np.where(seen, -np.log(safe), np.inf), np.where(seen, rate_error / safe, np.inf)
+        return np.where(seen, -np.log(safe), np.inf), np.where(seen, error / safe, np.inf)
 
 
 def components_decouple(problem: Problem) -> bool:
@@ -176,8 +222,7 @@ def components_decouple(problem: Problem) -> bool:
     for probe in (np.zeros(P), 0.7 * 1.9 ** np.arange(P), 5.0 / 1.7 ** np.arange(P)):
         value, error, _ = information_at(problem, *overlap_at(problem, np.diag(probe)))
         scale = np.sqrt(np.outer(np.diagonal(value), np.diagonal(value)))
-        mixed = np.abs(value) > 4 * error + 1e-6 * scale + 1e-12
-        if np.any(mixed & ~np.eye(P, dtype=bool)):
+        if np.any((np.abs(value) > 4 * error + 1e-6 * scale + 1e-12) & ~np.eye(P, dtype=bool)):
             return False
     return True
 

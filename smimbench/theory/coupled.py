@@ -21,7 +21,7 @@ from smimbench.numerics.qmc import normal_points
 from smimbench.numerics.quadrature import gauss_legendre
 from smimbench.numerics.seeds import monte_carlo_rng
 from smimbench.numerics.statistics import controlled_mean
-from smimbench.theory.curve import HELD, NEVER, Curve, bayes_optimal_first, threshold_document
+from smimbench.theory.curve import HELD, NEVER, Curve, bayes_optimal_first, perfect_prediction, threshold_document
 from smimbench.theory.information import information_at, overlap_at, overlap_error_at, prior_moments
 from smimbench.theory.perfect_recovery import perfect_limit
 from smimbench.theory.recursion import UNFINISHED, FixedPoint, Recursion, exponential, is_same_fixed_point
@@ -256,11 +256,8 @@ def _walk_up(problem: Problem, alpha: float, start: Host, growth: float) -> Host
 
 
 def _perfect(problem: Problem, alpha: float, branch: str) -> Solved:
-    P = problem.components
-    zero, known = np.zeros(P), INFORMED**2 * np.eye(P)
-    method = "counting of equations"
-    prediction = Prediction(alpha, prior_moments(problem)[0], np.zeros((P, P)), zero, branch, method, alpha_error=zero)
-    return Solved(prediction, FixedPoint(known, 0.0, 0.0, method))
+    prediction = perfect_prediction(problem, alpha, branch)
+    return Solved(prediction, FixedPoint(INFORMED**2 * np.eye(problem.components), 0.0, 0.0, prediction.method))
 
 
 def linear_response(problem: Problem, Q: Host, V: Host) -> tuple[Host, Host]:

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.theory.information import prior_moments
-from smimbench.theory.types import HardPhase, Prediction, Threshold
+from smimbench.theory.types import HardPhase, Host, Prediction, Threshold
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from smimbench.problem.problem import Problem
 
-__all__ = ["Curve", "bayes_optimal_first", "threshold_document"]
+__all__ = ["Curve", "bayes_optimal_first", "branch_ends", "perfect_prediction", "threshold_document"]
 
 HELD = "learned from alpha = 0 on, because the prior mean already has an overlap"
 NEVER = "labels carry no information about a signal without an overlap, at any alpha"
@@ -119,6 +119,24 @@ class Curve(ABC):
         rise = (self._lead(good + step)[0] - self._lead(good - step)[0]) / (2 * step)
         error = self._lead(good)[1] / rise if np.isfinite(rise) and rise > 0 else 0.0
         return Threshold(good, float(error) + good - behind + 1e-12 * good)
+
+
+def branch_ends(ratios: Host, wanted: Host, branch: str) -> Host:
+    """Index along a curve (n,) of the node before which a branch has each of the ``wanted`` ratios (k,); n beyond the last.
+
+    The uninformed branch comes from the first node and ends where the ratio is reached, the informed one from the last.
+    """
+    reached = ratios >= wanted[:, None]
+    if branch == "uninformed":
+        return np.where(reached.any(1), reached.argmax(1), len(ratios))
+    return np.where(reached.all(1), 0, len(ratios) - (~reached)[:, ::-1].argmax(1))
+
+
+def perfect_prediction(problem: Problem, alpha: float, branch: str) -> Prediction:
+    """Everything is known, without an error."""
+    zero = np.zeros(problem.components)
+    second = prior_moments(problem)[0]
+    return Prediction(alpha, second, np.diag(zero), zero, branch, "counting of equations", alpha_error=zero)
 
 
 def bayes_optimal_first(pair: list[Prediction]) -> list[Prediction]:

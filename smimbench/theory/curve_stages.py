@@ -1,6 +1,4 @@
-"""What a curve of fixed points is made of: nodes, stages of nodes, interpolation and roots between nodes, and how
-finely they are set.
-"""
+"""What a curve of fixed points is made of: nodes, stages of nodes, interpolation between them, corrections across it."""
 
 from __future__ import annotations
 
@@ -9,84 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from smimbench.numerics.memo import kept
 from smimbench.theory.types import Host
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from smimbench.theory.component_ratios import ComponentRatios
 
-__all__ = ["EXACT", "SAMPLED", "Accuracy", "Node", "Stage", "change", "finite_gaps", "polynomial", "root_of_gaps"]
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """How finely and how far a curve of fixed points is followed. Lengths are in coordinates of Qhat (logarithms).
-
-    Attributes
-    ----------
-    difference : float
-        Length of finite differences.
-    first : float
-        First step of a stage; doubled, one or two nodes fewer at its beginning.
-    shortest, longest : float
-        Bounds of a step from node to node.
-    mismatch : float
-        Wanted difference of log alpha at a new node from its extrapolation; it sets the step. Doubled, steps grow by 1.4.
-    correction : float
-        Largest correction across the curve that is not evaluated again, but counted as an error.
-    known_correction, doubt : float
-        The same where the slope across the curve is measured at the node, and the share of such a correction that is counted;
-        doubled, fewer evaluations and larger errors.
-    most_corrections : int
-        Evaluations for one node before its step is halved.
-    gap : float
-        Largest distance from a bifurcation, in log alpha.
-    gap_share : float
-        The same as a share of the error there.
-    highest : float
-        Qhat above which a component counts as recovered.
-    smallest_error : float
-        The curve ends where all errors are below this share of the second moment and zero is stable.
-    largest_ratio : float
-        The curve ends at this alpha.
-    most_nodes : int
-    growth : float
-        Largest factor from step to step. Doubled: fewer nodes, and more that are found too early.
-    """
-
-    difference: float = 1e-3
-    first: float = 0.04
-    shortest: float = 2e-3
-    longest: float = 1.5
-    mismatch: float = 5e-4
-    correction: float = 1e-6
-    known_correction: float = 1e-6
-    doubt: float = 1.0
-    most_corrections: int = 6
-    gap: float = 1e-8
-    gap_share: float = 0.1
-    highest: float = 1e8
-    smallest_error: float = 1e-4
-    largest_ratio: float = 1e3
-    most_nodes: int = 200
-    growth: float = 2.0
-
-
-EXACT = Accuracy()
-SAMPLED = Accuracy(
-    difference=0.15,
-    first=0.15,
-    shortest=0.02,
-    longest=0.5,
-    mismatch=5e-3,
-    correction=2e-3,
-    known_correction=5e-3,
-    doubt=0.1,
-    gap=2e-4,
-    gap_share=0.7,
-    highest=1e6,
-    growth=1.6,
-)
-"""For sampled information, which costs seconds and has errors of 1e-3."""
+__all__ = ["Corrector", "Node", "Stage", "change", "lengths", "polynomial"]
 
 
 @dataclass
@@ -102,8 +29,8 @@ class Node:
     slope : ndarray (P, P)
         ``d log_ratios / dx``.
     log_alpha : float
-    residual : ndarray (P,) or None
-        How far ``log_ratios`` may be from ``log_alpha`` because the corrections ended there; None is 0.
+    residual : ndarray (P,) or float
+        How far ``log_ratios`` may be from ``log_alpha`` because the corrections ended there.
     missed : ndarray (P,) or None
         What few labels miss of ``log_ratios``, where they were asked.
     """
@@ -113,13 +40,13 @@ class Node:
     error: Host
     slope: Host
     log_alpha: float
-    residual: Host | None = None
+    residual: Host | float = 0.0
     missed: Host | None = None
 
     @property
     def total_error(self) -> Host:
         """Error of ``log_alpha`` as each component tells it (P,)."""
-        return self.error if self.residual is None else self.error + self.residual
+        return self.error + self.residual
 
 
 @dataclass
@@ -133,49 +60,45 @@ class Stage:
     learned: list[int]
     new: list[int]
     nodes: list[Node]
-    perfect: list[int] = field(default_factory=list)
-    step: float = EXACT.first
+    perfect: list[int]
+    step: float
     direction: Host | None = None
     ahead: list[Node] = field(default_factory=list)
-    tables: dict[str, Any] = field(default_factory=dict)
 
     @property
     def moving(self) -> list[int]:
         """The learned components that are not at their end."""
         return [a for a in self.learned if a not in self.perfect]
 
-    def arrays(self) -> tuple[Host, Host, Host]:
-        """Distance along the curve (n,), coordinates (n, P), log alpha (n,)."""
-        x = np.array([node.x for node in self.nodes])
-        s = np.concatenate([[0.0], np.cumsum(np.linalg.norm(np.diff(x, axis=0), axis=1))])
-        return s, x, np.array([node.log_alpha for node in self.nodes])
+    def mean_error(self, node: Node) -> float:
+        """Root mean square over the moving components of the error of ``log_alpha`` at a node."""
+        return float(np.sqrt((node.total_error[self.moving] ** 2).mean()))
 
     def interpolants(self) -> tuple[Any, Any]:
         """The curve (x and log alpha) as a function of its length: smooth, and a cautious one to compare with."""
+        return kept(self, "interpolants", self._interpolants, len(self.nodes))
+
+    def _interpolants(self) -> tuple[Any, Any]:
         from scipy.interpolate import CubicSpline, PchipInterpolator
 
-        if self.tables.get("size") != len(self.nodes):
-            s, x, log_alpha = self.arrays()
-            values = np.column_stack([x, log_alpha])
-            if len(s) == 2:
-                middle = (s[0] + s[1]) / 2
-                s, values = np.insert(s, 1, middle), np.insert(values, 1, values.mean(0), axis=0)
-            cautious = PchipInterpolator(s, values)
-            smooth = CubicSpline(s, values) if len(s) > 3 else cautious
-            # Cubics of four neighbours are eight times as far from a smooth curve as the spline is.
-            cautious = Neighbours(s, values) if len(s) > 4 else cautious
-            self.tables = {"size": len(self.nodes), "both": (smooth, cautious)}
-        found: tuple[Any, Any] = self.tables["both"]
-        return found
+        s, values = lengths(self.nodes), np.array([[*node.x, node.log_alpha] for node in self.nodes])
+        if len(s) == 2:
+            s, values = np.insert(s, 1, (s[0] + s[1]) / 2), np.insert(values, 1, values.mean(0), axis=0)
+        cautious = PchipInterpolator(s, values)
+        if len(s) <= 3:
+            return cautious, cautious
+        # Cubics of four neighbours are eight times as far from a smooth curve as the spline is.
+        return CubicSpline(s, values), cautious if len(s) == 4 else Neighbours(s, values)
 
 
+@dataclass
 class Neighbours:
     """A curve through nodes ``(s_k, values_k)``: between two of them the cubic through the four that are nearest, at the ends the
     parabola through three.
     """
 
-    def __init__(self, s: Host, values: Host) -> None:
-        self.s, self.values = s, values
+    s: Host
+    values: Host
 
     def __call__(self, where: float) -> Host:
         """Its values at one place."""
@@ -184,18 +107,17 @@ class Neighbours:
         return polynomial(self.s[near], self.values[near], where)
 
 
-def polynomial(t: Host, values: Host, end: float) -> Host:
+def lengths(nodes: list[Node]) -> Host:
+    """Distance of nodes from the first along the curve (n,)."""
+    x = np.array([node.x for node in nodes])
+    return np.concatenate([[0.0], np.cumsum(np.linalg.norm(np.diff(x, axis=0), axis=1))])
+
+
+def polynomial(t: Host, values: Any, end: float) -> Host:
     """The polynomial through all points ``(t_k, values_k)``, at ``end``."""
     from scipy.interpolate import krogh_interpolate
 
     return np.asarray(krogh_interpolate(t, np.asarray(values, dtype=float), end))
-
-
-def finite_gaps(points: list[tuple[float, Node]], new: int) -> tuple[Host, Host, Host]:
-    """Positions between two nodes, gaps of log alpha to that of component ``new``, log alpha: where all are finite."""
-    rows = np.array([(where, node.log_alpha - node.log_ratios[new], node.log_alpha) for where, node in points])
-    rows = rows[np.isfinite(rows).all(axis=1)]
-    return rows[:, 0], rows[:, 1], rows[:, 2]
 
 
 def change(first: Host, second: Host) -> Host:
@@ -204,20 +126,121 @@ def change(first: Host, second: Host) -> Host:
     return np.where(both, np.where(both, second, 0.0) - np.where(both, first, 0.0), 0.0)
 
 
-def root_of_gaps(positions: Sequence[float], gaps: Sequence[float]) -> float:
-    """Root of the parabola through the three points nearest to zero, or of the line through the two that bracket it."""
-    s, g = np.asarray(positions), np.asarray(gaps)
-    left = max((i for i in range(len(g)) if g[i] <= 0), key=lambda i: g[i], default=int(np.argmin(s)))
-    right = min((i for i in range(len(g)) if g[i] > 0), key=lambda i: g[i], default=int(np.argmax(s)))
-    line = s[left] - g[left] * (s[right] - s[left]) / (g[right] - g[left]) if g[right] != g[left] else s[left]
-    order = np.argsort(np.abs(g))[:3]
-    if len(order) == 3 and len(set(g[order])) == 3:
-        a, b, c = g[order]
-        inverse = (
-            s[order[0]] * b * c / ((a - b) * (a - c))
-            + s[order[1]] * a * c / ((b - a) * (b - c))
-            + s[order[2]] * a * b / ((c - a) * (c - b))
-        )
-        if min(s[left], s[right]) <= inverse <= max(s[left], s[right]):
-            return float(inverse)
-    return float(line)
+class Corrector:
+    """Finds points of the curve on which the ``alpha_a`` of all moving components agree.
+
+    Parameters
+    ----------
+    ratios : ComponentRatios
+    """
+
+    def __init__(self, ratios: ComponentRatios) -> None:
+        self.ratios = ratios
+
+    def differentiate(self, stage: Stage, node: Node) -> Host:
+        """Finite differences of the log alpha_a at a node, and the log alpha_a that they start from.
+
+        Where information is sampled all of them come from few labels, the same at every overlap. A node where that has been done
+        for some components needs it for those that are ``new`` only.
+        """
+        step, few = self.ratios.accuracy.difference, self.ratios.has_rough
+        centre = self.ratios.log_ratios(node.x, stage.learned, rough=True)[0] if few else node.log_ratios
+        for a in stage.moving if node.missed is None else stage.new:
+            x = node.x.copy()
+            x[a] += step
+            node.slope[:, a] = change(centre, self.ratios.log_ratios(x, stage.learned, rough=few)[0]) / step
+        return centre
+
+    def tangent(self, stage: Stage, slope: Host) -> Host:
+        """Direction of the curve at a node of this slope, forwards."""
+        moving = stage.moving
+        tangent = np.zeros(len(slope))
+        if len(moving) == 1:
+            tangent[moving] = 1.0
+            return tangent
+        block = slope[np.ix_(moving, moving)]
+        tangent[moving] = np.linalg.svd(block[1:] - block[:1])[2][-1]
+        forward = tangent[stage.new].sum() if stage.direction is None else tangent @ stage.direction
+        return tangent if forward > 0 else -tangent
+
+    def _across(self, moving: list[int], slope: Host, tangent: Host) -> Host:
+        """Differences of the slopes of the moving components, and the direction along the curve as its last row."""
+        block = slope[np.ix_(moving, moving)]
+        return np.vstack([block[1:] - block[:1], tangent[moving]])
+
+    def _noise(self, moving: list[int], error: Host, slope: Host, tangent: Host) -> float:
+        """Standard error of a correction across the curve, from that of the log alpha_a."""
+        if len(moving) < 2:
+            return 0.0
+        inverse = np.linalg.pinv(self._across(moving, slope, tangent), rcond=1e-10)[:, :-1]
+        weights = np.hstack([inverse.sum(axis=1, keepdims=True), -inverse])
+        return float(np.sqrt((weights**2 @ error[moving] ** 2).max()))
+
+    def _correction(self, moving: list[int], log_ratios: Host, slope: Host, tangent: Host) -> Host:
+        """Newton step across the curve that makes the moving components agree."""
+        step = np.zeros(len(log_ratios))
+        if len(moving) > 1:
+            wanted = np.append(log_ratios[moving[0]] - log_ratios[moving[1:]], 0.0)
+            step[moving] = np.linalg.lstsq(self._across(moving, slope, tangent), wanted, rcond=1e-10)[0]
+        return step
+
+    def inside(self, stage: Stage, start: Host, end: Host) -> Host:
+        """``end``, but a learned component goes at most two thirds of the way back to its lowest overlap."""
+        bounded = [a for a in stage.moving if a not in self.ratios.informative]
+        end = end.copy()
+        end[bounded] = np.maximum(end[bounded], start[bounded] / 3)
+        return end
+
+    def attempt(self, stage: Stage, origin: Node, x: Host, tangent: Host) -> tuple[Node, float]:
+        """The point of the curve near ``x``, and the size of the largest correction that it took, beyond what noise explains.
+
+        Broyden's method across the curve. The last correction is not evaluated again: what it changes in the ``alpha_a`` is
+        part of their residual. Where few labels cost little they are asked first: what they miss hardly changes from node to
+        node, so that one evaluation with all labels is mostly enough.
+        """
+        accuracy, moving, largest = self.ratios.accuracy, stage.moving, 0.0
+        slope, last_x, last_ratios = origin.slope.copy(), origin.x, origin.log_ratios
+        # What is left is counted in full where the slope may be far off, and by a share where it is measured: there it may be as
+        # large as the error.
+        known = self.ratios.has_rough and len(moving) > 1
+        rough_x, rough_ratios = x, None
+        # A stage begins where a component is 0, and what few labels miss may be another there: tables may know it.
+        if known and origin.missed is not None and len(stage.nodes) > 1:
+            rough_ratios = self.differentiate(stage, Node(x, last_ratios, last_ratios, slope, np.nan))
+            step = self._correction(moving, rough_ratios + origin.missed, slope, tangent)
+            size = float(np.abs(step).max())
+            if np.isfinite(size):
+                largest, x = size, self.inside(stage, x, x + step * min(1.0, 1.0 / max(size, 1e-300)))
+        for trial in range(6):  # then the step is halved
+            log_ratios, error = self.ratios.log_ratios(x, stage.learned)
+            move = x - last_x
+            if known and trial == 0:
+                if rough_ratios is None:
+                    rough_ratios = self.differentiate(stage, Node(x, log_ratios, error, slope, np.nan))
+            elif move @ move > 0:
+                slope = slope + np.outer(change(last_ratios, log_ratios) - slope @ move, move) / (move @ move)
+            step = self._correction(moving, log_ratios, slope, tangent)
+            size = float(np.abs(step).max())
+            if not np.isfinite(size):
+                return Node(x, log_ratios, error, slope, np.nan), np.inf
+            largest = max(largest, size - self._noise(moving, error, slope, tangent))
+            enough = max(accuracy.known_correction, float(error[moving].max())) if known else accuracy.correction
+            if size <= enough:
+                break
+            last_x, last_ratios = x, log_ratios
+            wanted = x + step * min(1.0, 1.0 / size)
+            x = self.inside(stage, x, wanted)
+            if (x != wanted).any() and len(stage.nodes) == 1:
+                # Back to the lowest overlap where it has just been left: noise, for this step is too short.
+                step, largest, x = np.zeros_like(step), np.inf, last_x
+                break
+        else:
+            step, largest = np.zeros_like(step), np.inf
+        missed = None if rough_ratios is None else change(rough_ratios + slope @ (x - rough_x), log_ratios)
+        moved = slope @ step
+        log_ratios = np.where(np.isfinite(log_ratios), log_ratios + moved, log_ratios)
+        log_alpha = float(log_ratios[moving].mean())
+        residual = np.zeros(len(x))
+        residual[moving] = (accuracy.doubt if known else 1.0) * np.abs(moved)[moving]
+        residual[moving] += np.abs(log_ratios[moving] - log_alpha)
+        return Node(self.inside(stage, x, x + step), log_ratios, error, slope, log_alpha, residual, missed), largest

@@ -18,7 +18,7 @@ from smimbench.interfaces import Uncertain
 from smimbench.numerics.memo import kept
 from smimbench.numerics.roots import bracketed_roots
 from smimbench.theory.component_ratios import ComponentRatios
-from smimbench.theory.curve import HELD, NEVER, Curve, threshold_document
+from smimbench.theory.curve import HELD, NEVER, Curve, branch_ends, threshold_document
 from smimbench.theory.information import information_at, overlap_at, overlap_error_at, prior_moments
 from smimbench.theory.types import NOTHING, HardPhase, Prediction, Threshold
 
@@ -166,15 +166,10 @@ class ScalarCurve(Curve):
         """Solve for every alpha on one branch."""
         wanted = np.asarray(alphas, dtype=float)
         nodes, ratios = self._along
-        reached = ratios[None, :] >= wanted[:, None]
-        if branch == "uninformed":
-            upper = np.where(reached.any(1), reached.argmax(1), len(ratios))
-        else:
-            below = ~reached
-            perfect = self.perfect_limit()
-            if perfect is not None:  # counting says where V = 0 is stable, whatever the last node is
-                below[wanted >= perfect.value, -1] = True
-            upper = np.where(below.any(1), len(ratios) - below[:, ::-1].argmax(1), 0)
+        upper = branch_ends(ratios, wanted, branch)
+        perfect = self.perfect_limit() if branch == "informed" else None
+        if perfect is not None:  # counting says where V = 0 is stable, whatever the last node is
+            upper[wanted >= perfect.value] = len(ratios)
         log_qhat = np.where(upper == 0, -np.inf, np.inf)
         inside = (upper > 0) & (upper < len(ratios))
         if inside.any():

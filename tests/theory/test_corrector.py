@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from smimbench.theory.corrector import Corrector
+from smimbench.theory.curve_stages import Corrector
 
 
 def test_noise_of_a_correction_is_that_of_noisy_sample_ratios():
