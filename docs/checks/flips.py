@@ -26,8 +26,8 @@ from jobs import options, write_suite  # isort: skip - puts the source tree on t
 from smimbench.cli.main import main as smimbench
 from smimbench.report.packed import _text_of
 from smimbench.run import theory_cache
-from smimbench.run.answers import document_digest, document_text
-from smimbench.run.record import digest_of, text_of
+from smimbench.run.answers import document_text
+from smimbench.run.record import sealed, text_of
 
 ALGORITHMS = ('name = "gamp"', 'name = "ridge"', 'name = "adam"\nsteps = 2400')
 DIGIT = re.compile(rb"[0-9]")
@@ -100,10 +100,10 @@ def resealed(kind: str, data: bytes, dice: random.Random) -> bytes | None:
         if not is_rounding(holder[name], after):
             holder[name] = after
             if kind == "record":
-                return text_of({**document, "digest": digest_of(document)}).encode()
+                return text_of(sealed(document)).encode()
             if kind == "pack":
                 return _text_of(document).encode()
-            return document_text({**document, "digest": document_digest(document)}).encode()
+            return document_text(sealed(document)).encode()
     return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,23 +11,14 @@ from pydantic import Field
 
 from smimbench.backend import machine
 from smimbench.files import plain_value, read_json, write_atomically
-from smimbench.run.record import Number, Numbers, Text, check_model
+from smimbench.run.record import Number, Numbers, Text, check_model, digest_of, sealed
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from smimbench.files import Document
 
-__all__ = [
-    "OwnPoint",
-    "Point",
-    "Thresholds",
-    "check_answer",
-    "document_digest",
-    "document_text",
-    "read_answer",
-    "write_answer",
-]
+__all__ = ["OwnPoint", "Point", "Thresholds", "check_answer", "document_text", "read_answer", "write_answer"]
 
 Value = float | list[float]
 Nested = Number | bool | Text | Numbers | list[Numbers] | dict[str, Number | Text | Numbers | list[Numbers]]
@@ -169,7 +159,7 @@ def check_answer(kind: str, answer: Any, components: int | None) -> None:
 def write_answer(file: Path, question: Document, answer: Any) -> None:
     """Write an answer with its question, and with the machine and the versions that it was found with."""
     found = {**question, "answer": answer, "machine": machine.fingerprint(), "versions": machine.versions()}
-    write_atomically(file, document_text({**found, "digest": document_digest(found)}).encode())
+    write_atomically(file, document_text(sealed(found)).encode())
 
 
 def read_answer(file: Path, question: Document | None = None) -> Document:
@@ -185,10 +175,9 @@ def read_answer(file: Path, question: Document | None = None) -> Document:
     found = read_json(file)
     if not isinstance(found, dict) or not {"problem", "answer", "digest"} <= found.keys():
         raise ValueError("not an answer of theory")
-    digest = found.pop("digest")
-    if digest != document_digest(found):
+    if digest_of(found) != found.pop("digest"):
         raise ValueError("changed after it was written (digest does not match)")
-    if question is not None and document_digest({k: found.get(k) for k in question}) != document_digest(question):
+    if question is not None and digest_of({k: found.get(k) for k in question}) != digest_of(question):
         raise ValueError("renamed: it answers another question than its name says")
     return found
 
@@ -196,9 +185,3 @@ def read_answer(file: Path, question: Document | None = None) -> Document:
 def document_text(document: Any) -> str:
     """A document as its file holds it, to the last byte."""
     return json.dumps(document, default=plain_value)
-
-
-def document_digest(document: Any) -> str:
-    """SHA-256 of a document as JSON with sorted keys; numbers that are none are allowed."""
-    text = json.dumps(document, sort_keys=True, separators=(",", ":"), default=plain_value)
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -11,7 +11,7 @@ import pydantic
 from pydantic import Field
 
 from smimbench.backend import machine
-from smimbench.files import Document, canonical_json, printable
+from smimbench.files import Document, plain_value, printable
 from smimbench.suite.cells import key_of
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "new_record",
     "plain",
     "record_schema",
+    "sealed",
     "text_of",
 ]
 
@@ -208,10 +209,16 @@ def _short(value: Any) -> str:
     return text if len(text) < 60 else f"{text[:56]}..."
 
 
-def digest_of(record: Document) -> str:
-    """SHA-256 of a record without its digest."""
-    body = {k: v for k, v in record.items() if k != "digest"}
-    return hashlib.sha256(canonical_json(body).encode()).hexdigest()
+def digest_of(document: Document) -> str:
+    """SHA-256 of a document without its digest, as JSON with sorted keys; numbers that are none are allowed."""
+    body = {key: value for key, value in document.items() if key != "digest"}
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), default=plain_value)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def sealed(document: Document) -> Document:
+    """A document with its digest."""
+    return {**document, "digest": digest_of(document)}
 
 
 def text_of(record: Document) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.files import StoreError, read_json, sync_folder, unless, write_atomically
-from smimbench.run.record import FORMAT, SharedDocument, check_model, check_record, digest_of, plain, text_of
+from smimbench.run.record import FORMAT, SharedDocument, check_model, check_record, digest_of, plain, sealed, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -72,8 +72,7 @@ class Store:
 
     def write_shared(self, document: Document) -> None:
         """Write ``run.json``: what all cells share."""
-        found = plain(document)
-        write_atomically(self.folder / "run.json", text_of({**found, "digest": digest_of(found)}).encode())
+        write_atomically(self.folder / "run.json", text_of(sealed(plain(document))).encode())
 
     def read_shared(self) -> Document:
         """Read ``run.json``; empty if there is none, or (with a complaint) if it cannot be trusted."""

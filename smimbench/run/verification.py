@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,9 +16,9 @@ from smimbench.backend import machine
 from smimbench.files import canonical_json, error_line
 from smimbench.interfaces import Conditions, Overlaps, ParameterError
 from smimbench.registry.registry import RegistryError
-from smimbench.run.answers import check_answer, document_digest, document_text, read_answer
+from smimbench.run.answers import check_answer, document_text, read_answer
 from smimbench.run.processes import in_processes
-from smimbench.run.record import digest_of, text_of
+from smimbench.run.record import sealed, text_of
 from smimbench.run.store import Store
 from smimbench.run.theory_cache import THEORY_ERRORS, THEORY_VERSION, answer_name, node_answer, nodes_name
 from smimbench.run.theory_guard import GuardedTheory
@@ -87,12 +87,8 @@ def files(store: Store) -> Verification:
             store.trajectory(record)
             found.add(store.complaints[before:])
     for path in sorted({*store.folder.glob("run.json"), *store.folder.glob("settings/*/run.json")}):
-        found.add(complaints_of(path, lambda path: text_of(_with_digest(Store(path.parent).check_shared()))))
+        found.add(complaints_of(path, lambda path: text_of(sealed(Store(path.parent).check_shared()))))
     return found
-
-
-def _with_digest(document: Document) -> Document:
-    return {**document, "digest": digest_of(document)}
 
 
 def complaints_of(path: Path, text: Callable[[Path], str]) -> list[str]:
@@ -111,36 +107,38 @@ def stored_theory(suite: Suite, folder: Path, registry: Registry, *, solve: bool
     """
     read, again, nodes = Verification(), Verification(), Verification()
     problems = {canonical_json(plan.problem.spec): plan.problem for plan in suite.plans}
-    stored: dict[str, list[tuple[Path, Document]]] = {key: [] for key in problems}
-    others = old = 0
+    stored: dict[str, list[_Stored]] = {}
+    old = 0
     for path in sorted([*folder.glob("*-*.json"), *folder.glob("nodes/*/*.json")]):
         kind = "nodes" if path.parent != folder else path.name.partition("-")[0]
         try:
             document = read_answer(path)
-            own = document["problem"]
-            key = canonical_json(own[0] if kind == "own" else own)
+            problem = document["problem"]
+            key = canonical_json(problem[0] if kind == "own" else problem)
             if not _is_named_by_its_question(path, kind, document):
                 old += 1
                 continue
-            components = problems[key].components if key in problems else None
-            check_answer(kind, document["answer"], components)
-            lines = complaints_of(path, lambda _, document=document: document_text(_sealed(document)))  # type: ignore[misc]
+            check_answer(kind, document["answer"], problems[key].components if key in problems else None)
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-            lines = [f"{path}: {error}"]
-        else:
-            others += key not in problems
-            if key in problems and not lines:
-                stored[key].append((path, document))
+            read.add([f"{path}: {error}"])
+            continue
+        text = document_text(sealed(document))
+        lines = complaints_of(path, lambda path, text=text: text)  # type: ignore[misc]
         read.add(lines)
+        if not lines:
+            stored.setdefault(key, []).append(_Stored(path, kind, document))
+    others = sum(len(answers) for key, answers in stored.items() if key not in problems)
     read.remarks += [f"{others} of other suites"] * (others > 0) + [f"{old} of older versions, not read"] * (old > 0)
     if solve:
-        missed = sum(_solve_again(problem, stored[key], registry, again, nodes) for key, problem in problems.items())
+        missed = sum(_solve_again(p, stored.get(key, []), registry, again, nodes) for key, p in problems.items())
         nodes.remarks += [f"{missed} not needed for the stored answers: bytes only"] * (missed > 0)
     return {"files of theory": read, "answers of theory solved again": again, "nodes of theory evaluated again": nodes}
 
 
-def _sealed(document: Document) -> Document:
-    return {**document, "digest": document_digest(document)}
+class _Stored(NamedTuple):
+    path: Path
+    kind: str
+    document: Document
 
 
 def _is_named_by_its_question(path: Path, kind: str, document: Document) -> bool:
@@ -163,11 +161,7 @@ def _is_named_by_its_question(path: Path, kind: str, document: Document) -> bool
 
 
 def _solve_again(
-    problem: Problem,
-    stored: Sequence[tuple[Path, Document]],
-    registry: Registry,
-    again: Verification,
-    nodes: Verification,
+    problem: Problem, stored: Sequence[_Stored], registry: Registry, again: Verification, nodes: Verification
 ) -> int:
     """Compare stored answers of a problem with answers that are found now, without a look at any file.
 
@@ -177,40 +171,36 @@ def _solve_again(
         How many nodes were not evaluated for them.
     """
     fresh = GuardedTheory()
-    by_kind: dict[str, list[tuple[Path, Document]]] = {}
-    for path, document in stored:
-        kind = "nodes" if "node" in document else path.name.partition("-")[0]
-        by_kind.setdefault(kind, []).append((path, document))
-    try:
-        alphas = sorted({float(document["alpha"]) for _, document in by_kind.get("point", ())})
-        points = dict(zip(alphas, fresh.points(problem, alphas)))
-        for path, document in by_kind.get("point", ()):
-            again.add(_unlike(path, document, points[document["alpha"]]))
-        for path, document in by_kind.get("thresholds", ()):
-            again.add(_unlike(path, document, fresh.thresholds(problem)))
-        for path, document in by_kind.get("curve", ()):
-            again.add(_unlike(path, document, fresh.curve(problem, document["alpha"])))
-    except THEORY_ERRORS as error:  # what is stored of it is none the worse
-        again.remarks.append(f"{problem.spec['channel']['name']}: theory raised {error_line(error)}")
-        return len(by_kind.get("nodes", ()))
-    for path, document in by_kind.get("own", ()):
+    alphas = sorted({float(one.document["alpha"]) for one in stored if one.kind == "point"})
+
+    def own(document: Document) -> Any:
         _, (spec, dimension, start, starts, iterations, _, trajectory), *_ = document["problem"]
         overlaps = tuple(Overlaps(*one) for one in starts)
         conditions = Conditions(dimension, start, overlaps, iterations, trajectory=trajectory)
-        try:
-            algorithm = build_algorithm(spec, problem, registry)
-            found = fresh.own(problem, algorithm, spec, document["alpha"], conditions)
-        except (*THEORY_ERRORS, RegistryError, ParameterError) as error:
-            again.remarks.append(f"{spec['name']}: its theory raised {error_line(error)}")
-            continue
-        again.add(_unlike(path, document, found))
-    known, missed = Evaluations.of(problem).known, 0
-    for path, document in by_kind.get("nodes", ()):
-        new = known.get(document["node"])
-        if new is None:
-            missed += 1
-            continue
-        nodes.add(_unlike(path, document, node_answer(new)))
+        return fresh.own(problem, build_algorithm(spec, problem, registry), spec, document["alpha"], conditions)
+
+    known = Evaluations.of(problem).known
+    solvers: dict[str, Callable[[Document], Any]] = {
+        "point": lambda document: fresh.points(problem, alphas)[alphas.index(document["alpha"])],
+        "thresholds": lambda document: fresh.thresholds(problem),
+        "curve": lambda document: fresh.curve(problem, document["alpha"]),
+        "own": own,
+        "nodes": lambda document: known.get(document["node"]) and node_answer(known[document["node"]]),
+    }
+    missed = 0
+    failed = set()
+    for kind, solve in solvers.items():
+        for path, _, document in (one for one in stored if one.kind == kind):
+            name = document["problem"][1][0]["name"] if kind == "own" else problem.spec["channel"]["name"]
+            try:
+                found = None if name in failed else solve(document)
+            except (*THEORY_ERRORS, RegistryError, ParameterError) as error:  # what is stored of it is none the worse
+                failed.add(name)
+                again.remarks.append(f"{name}: its theory raised {error_line(error)}")
+                continue
+            if found is not None:
+                (nodes if kind == "nodes" else again).add(_unlike(path, document, found))
+            missed += kind == "nodes" and found is None
     return missed
 
 

@@ -42,7 +42,6 @@ from smimbench.cli.main import main  # noqa: E402
 from smimbench.files import StoreError  # noqa: E402
 from smimbench.report.rows import error_rows, suite_records  # noqa: E402
 from smimbench.report.text_files import as_csv, as_markdown  # noqa: E402
-from smimbench.run.answers import document_digest  # noqa: E402
 from smimbench.run.campaign import plan_campaign  # noqa: E402
 from smimbench.run.external import read_estimate  # noqa: E402
 from smimbench.run.record import digest_of  # noqa: E402
@@ -208,7 +207,7 @@ def change_structure(file: Path, dice: random.Random) -> None:
     document[part] = changed(document[part], dice)
     document.pop("digest")
     with contextlib.suppress(ValueError, TypeError):
-        document["digest"] = document_digest(document)
+        document["digest"] = digest_of(document)
     file.write_text(json.dumps(document))
 
 

@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from smimbench.run.record import FORMAT, digest_of, plain, text_of
+from smimbench.run.record import FORMAT, plain, sealed, text_of
 from smimbench.suite.reader import load_suite
 from tests.helpers import LINE
 
@@ -42,7 +42,7 @@ def write(folder: Path, count: int, seeds: int = 50) -> Path:
             "timing": {"machine": "m", "seconds": 0.02, "cpu_seconds": 0.02, "total_seconds": 0.03},
         }  # fmt: skip
         record = json.loads(json.dumps(plain(record)))
-        (results / f"{cell.key}.json").write_text(text_of({**record, "digest": digest_of(record)}))
+        (results / f"{cell.key}.json").write_text(text_of(sealed(record)))
     return path
 
 

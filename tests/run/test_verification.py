@@ -12,9 +12,9 @@ import sys
 import pytest
 
 from smimbench.registry.registry import get_registry
-from smimbench.run.answers import document_digest, document_text
+from smimbench.run.answers import document_text
 from smimbench.run.cell import run_cell
-from smimbench.run.record import digest_of, text_of
+from smimbench.run.record import sealed, text_of
 from smimbench.run.store import Store
 from smimbench.run.verification import untimed
 from smimbench.suite.reader import load_suite
@@ -91,8 +91,7 @@ def test_half_of_the_mse_with_a_new_digest_is_found(results, capsys):
     for path in sorted((results / "theory").glob("point-*.json")):
         found = json.loads(path.read_text())
         found["answer"][0]["mse"] /= 2
-        found["digest"] = document_digest({name: value for name, value in found.items() if name != "digest"})
-        path.write_text(document_text(found))
+        path.write_text(document_text(sealed(found)))
         code, out, _ = call(capsys, "verify", results / "small", "--cells", "0", "--json")
         assert code == 1
         assert any(path.name in line and "[0].mse is" in line for line in json.loads(out)["wrong"])
@@ -106,7 +105,7 @@ def test_fewer_seeds_in_run_json_are_named(results, capsys):
         assert code == 2
         assert "run.json cannot be used: changed after it was written" in err
     document = json.loads(path.read_text())
-    path.write_text(text_of({**document, "digest": digest_of(document)}))  # as if the suite had always been this one
+    path.write_text(text_of(sealed(document)))  # as if the suite had always been this one
     code, out, _ = call(capsys, "verify", results / "small", "--cells", "0")
     assert code == 0
     assert "4 records that the suite does not ask for are in no table" in " ".join(out.split())
@@ -129,8 +128,7 @@ def test_numbers_that_were_made_up_are_found_by_running_the_cell_again(results, 
     path = next(p for p in sorted((results / "small").glob("*.json")) if p.name != "run.json")
     record = json.loads(path.read_text())
     record["metrics"]["mse"][0] *= 1 + 1e-12
-    record["digest"] = digest_of(record)
-    path.write_text(text_of(record))
+    path.write_text(text_of(sealed(record)))
     assert len(Store(results / "small").load()) == 8  # no file can tell
     code, out, _ = call(capsys, "verify", results / "small", "--cells", "8", "--no-theory")
     assert code == 1
@@ -147,7 +145,7 @@ def test_no_time_limit_ends_a_cell_that_is_run_again(tmp_path):
 def test_a_record_of_another_format_is_refused_by_name(results):
     path = next(p for p in sorted((results / "small").glob("*.json")) if p.name != "run.json")
     record = json.loads(path.read_text()) | {"format": 0}
-    path.write_text(text_of(record | {"digest": digest_of(record)}))
+    path.write_text(text_of(sealed(record)))
     store = Store(results / "small")
     assert len(store.load()) == 7
     assert store.complaints == [f"{path}: written in format 0, this smimbench reads 1; not used"]
