@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import struct
-import tokenize
 import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from smimbench.backend import machine
-from smimbench.files import canonical_json, error_line, write_atomically
+from smimbench.files import attempt, canonical_json, error_line, write_atomically
 from smimbench.problem.problem import CODE
 from smimbench.run.loop import Status
 from smimbench.run.record import new_record
@@ -27,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from smimbench.files import Document
+    from smimbench.interfaces import Array
     from smimbench.problem.instance import Instance
     from smimbench.suite.cells import ProblemPlan, Suite
 
@@ -75,21 +73,19 @@ def choose_points(suite: Suite, count: int = 1) -> list[Point]:
     SuiteError
         If there are fewer, or if every problem has a theory only.
     """
-    found = list(itertools.islice(_points_of_problem(suite), count))
+    found = list(itertools.islice(_points(suite), count))
     if len(found) < count:
         left = f"{len(found)} for {count} estimates" if found else "none"
         raise SuiteError(suite.file, "--only", f"leaves too few points of this suite: {left}")
     return found
 
 
-def _points_of_problem(suite: Suite) -> Iterator[Point]:
+def _points(suite: Suite) -> Iterator[Point]:
     for plan in suite.plans_with_data():
         sizes = dict(zip(plan.dimensions, plan.seeds))
         for dimension, alpha, seed in itertools.product(plan.dimensions, plan.alphas, range(max(plan.seeds))):
-            if seed >= sizes[dimension]:
-                continue
             where = {"alpha": alpha, "dimension": dimension, "seed": seed}
-            if selects(suite.only, problem=plan.label, **where):
+            if seed < sizes[dimension] and selects(suite.only, problem=plan.label, numbers=where):
                 yield Point(plan, alpha, dimension, seed)
 
 
@@ -128,7 +124,7 @@ def write_instance(suite: Suite, point: Point, output: Path) -> Document:
     return {**about, "inputs": list(instance.inputs.shape), "labels": list(instance.labels.shape)}
 
 
-def read_estimate(path: Path, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+def read_estimate(path: Path, shape: tuple[int, ...]) -> Array:
     """The array ``estimate`` of an ``.npz``: real numbers in this shape. Nothing is unpacked before its head says so.
 
     Raises
@@ -136,45 +132,43 @@ def read_estimate(path: Path, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     SuiteError
         Unreadable file, no such array, another shape, or something else than real numbers.
     """
-
-    def fail(key: str, message: str) -> SuiteError:
-        return SuiteError(str(path), key, message)
-
     if not path.is_file():  # a pipe or a device may never end
-        raise fail("", "is no regular file; write the estimate to an .npz first" if path.exists() else "does not exist")
-    try:
-        with zipfile.ZipFile(path) as packed:
-            names = [name.removesuffix(".npy") for name in packed.namelist()]
-            if "estimate" not in names:
-                raise fail("estimate", f"is missing; the file holds {', '.join(names[:20]) or 'nothing'}")
-            if names.count("estimate") > 1:
-                raise fail("estimate", "is in the file twice")
-            with packed.open("estimate.npy" if "estimate.npy" in packed.namelist() else "estimate") as part:
-                version = np.lib.format.read_magic(part)
-                read_head = (
-                    np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-                )
-                found, _, dtype = read_head(part)
-        if dtype.kind not in "fiu":
-            kind = {"c": "complex numbers", "M": "dates", "m": "time spans", "b": "truth values", "O": "objects"}
-            raise fail("estimate", f"must be real numbers, got {kind.get(dtype.kind, f'the type {dtype}')}")
-        if tuple(found) != tuple(shape):
-            raise fail("estimate", f"must have the shape {tuple(shape)}, got {_short(found)}")
-        with np.load(path, allow_pickle=False) as arrays:
-            estimate: np.ndarray[Any, Any] = np.asarray(arrays["estimate"], dtype=np.float64)
-            return estimate
-    except SuiteError:
-        raise
-    except (OSError, EOFError, ValueError, TypeError, KeyError, IndexError, SyntaxError, OverflowError, MemoryError,
-            RuntimeError, struct.error, zlib.error, zipfile.BadZipFile, tokenize.TokenError) as error:  # fmt: skip
-        raise fail("", f"cannot be read as .npz: {error_line(error)}") from None
+        reason = "is no regular file; write the estimate to an .npz first" if path.exists() else "does not exist"
+        raise SuiteError(str(path), "", reason)
+    found, error = attempt(_estimate_in, path, shape)
+    if error is None:
+        estimate: Array = found
+        return estimate
+    if isinstance(error, SuiteError):
+        raise error
+    raise SuiteError(str(path), "", f"cannot be read as .npz: {error_line(error)}")
 
 
-def _short(shape: tuple[int, ...]) -> str:
-    return str(tuple(shape)) if len(shape) < 10 else f"one of {len(shape)} axes"
+def _estimate_in(path: Path, shape: tuple[int, ...]) -> Array:
+    def refuse(reason: str) -> SuiteError:
+        return SuiteError(str(path), "estimate", reason)
+
+    with zipfile.ZipFile(path) as packed:
+        names = [name.removesuffix(".npy") for name in packed.namelist()]
+        if "estimate" not in names:
+            raise refuse(f"is missing; the file holds {', '.join(names[:20]) or 'nothing'}")
+        if names.count("estimate") > 1:
+            raise refuse("is in the file twice")
+        with packed.open("estimate.npy" if "estimate.npy" in packed.namelist() else "estimate") as part:
+            heads = {(1, 0): np.lib.format.read_array_header_1_0}
+            read_head = heads.get(np.lib.format.read_magic(part), np.lib.format.read_array_header_2_0)
+            found, _, dtype = read_head(part)
+    if dtype.kind not in "fiu":
+        kind = {"c": "complex numbers", "M": "dates", "m": "time spans", "b": "truth values", "O": "objects"}
+        raise refuse(f"must be real numbers, got {kind.get(dtype.kind, f'the type {dtype}')}")
+    if found != tuple(shape):
+        short = str(found) if len(found) < 10 else f"one of {len(found)} axes"
+        raise refuse(f"must have the shape {tuple(shape)}, got {short}")
+    with np.load(path, allow_pickle=False) as arrays:
+        return np.asarray(arrays["estimate"], dtype=np.float64)
 
 
-def score_record(suite: Suite, point: Point, estimate: np.ndarray[Any, Any], label: str, path: Path) -> Document:
+def score_record(suite: Suite, point: Point, estimate: Array, label: str, path: Path) -> Document:
     """A record like that of a cell, for an estimate from elsewhere: no clock ran, and nothing was seen on the way.
 
     Raises
@@ -186,16 +180,8 @@ def score_record(suite: Suite, point: Point, estimate: np.ndarray[Any, Any], lab
     if estimate.shape != instance.signal.shape:
         raise SuiteError(str(path), "estimate", f"must have the shape {instance.signal.shape}, got {estimate.shape}")
     finite = bool(np.isfinite(estimate).all())
-    cell = {
-        "problem": point.plan.problem.spec,
-        "algorithm": {"name": label, "version": 0},  # nobody here can tell one version of it from another
-        "alpha": point.alpha,
-        "dimension": point.dimension,
-        "replicate": point.replicate,
-        "seed": suite.seed,
-        "backend": ELSEWHERE,
-        "dtype": suite.run.dtype,
-    }
+    # Nobody here can tell one version of an estimate from another.
+    cell = _identity(suite, point) | {"algorithm": {"name": label, "version": 0}, "backend": ELSEWHERE}
     found = {
         "status": Status.OK.value if finite else Status.DIVERGED.value,
         "reason": "scored" if finite else "the estimate is not made of finite numbers",
@@ -206,6 +192,18 @@ def score_record(suite: Suite, point: Point, estimate: np.ndarray[Any, Any], lab
         "timing": {"machine": machine.fingerprint()},
     }
     return new_record(cell, point.plan.label, label, found)
+
+
+def _identity(suite: Suite, point: Point) -> Document:
+    """The part of a cell's identity that says which instance it is."""
+    return {
+        "problem": point.plan.problem.spec,
+        "alpha": point.alpha,
+        "dimension": point.dimension,
+        "replicate": point.replicate,
+        "seed": suite.seed,
+        "dtype": suite.run.dtype,
+    }
 
 
 def scores_of(store: Store) -> Store:
@@ -231,25 +229,20 @@ def keep_scores(store: Store, records: Sequence[Document]) -> None:
 
 def kept_scores(suite: Suite, store: Store) -> tuple[list[Point], list[Document]]:
     """Points of a suite, as its ``--only`` conditions leave them, that were scored, and the record of each."""
-    found = list(scores_of(store).load().values())
-    if not found:
-        return [], []
     wanted = [value for key, value in suite.only if key == "algorithm"]
-    by_place: dict[Any, list[Document]] = {}
-    for record in found:
-        by_place.setdefault(_place(record["cell"]), []).append(record)
-    points, records = [], []
-    for point in _points_of_problem(suite):
-        cell: Document = {"alpha": point.alpha, "dimension": point.dimension, "replicate": point.replicate}
-        cell |= {"problem": point.plan.problem.spec, "seed": suite.seed, "dtype": suite.run.dtype}
-        for record in by_place.get(_place(cell), ()):
-            if not wanted or record["algorithm"] in wanted:
-                points.append(point)
-                records.append({**record, "problem": point.plan.label})
-    return points, records
+    by_instance: dict[str, list[Document]] = {}
+    for record in scores_of(store).load().values():
+        if not wanted or record["algorithm"] in wanted:
+            by_instance.setdefault(_instance_name(record["cell"]), []).append(record)
+    found = [
+        (point, {**record, "problem": point.plan.label})
+        for point in (_points(suite) if by_instance else ())
+        for record in by_instance.get(_instance_name(_identity(suite, point)), ())
+    ]
+    return [point for point, _ in found], [record for _, record in found]
 
 
-def _place(cell: Mapping[str, Any]) -> tuple[Any, ...]:
+def _instance_name(cell: Mapping[str, Any]) -> str:
     """The instance that an estimate was made of: what its data depend on, and that is no version."""
     bare = {kind: {k: v for k, v in item.items() if k not in CODE} for kind, item in cell["problem"].items()}
-    return (canonical_json(bare), *(cell.get(key) for key in ("alpha", "dimension", "replicate", "seed", "dtype")))
+    return canonical_json([bare, *(cell.get(key) for key in ("alpha", "dimension", "replicate", "seed", "dtype"))])
