@@ -85,7 +85,7 @@ def _points(suite: Suite) -> Iterator[Point]:
         sizes = dict(zip(plan.dimensions, plan.seeds))
         for dimension, alpha, seed in itertools.product(plan.dimensions, plan.alphas, range(max(plan.seeds))):
             where = {"alpha": alpha, "dimension": dimension, "seed": seed}
-            if seed < sizes[dimension] and selects(suite.only, problem=plan.label, numbers=where):
+            if seed < sizes[dimension] and selects(suite.only, problem=plan.label, **where):
                 yield Point(plan, alpha, dimension, seed)
 
 
