@@ -12,10 +12,10 @@ from smimbench.cli.options import complain, make_console
 from smimbench.report.labels import kind_of, reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from rich.console import Console
-    from rich.progress import Progress, TaskID
+    from rich.progress import TaskID
 
     from smimbench.report.theory_document import Stage
     from smimbench.run.campaign import Campaign
@@ -42,11 +42,9 @@ class RunProgress(NamedTuple):
 
 
 class _Bars:
-    """Bars by name, and below them lines of what has no total; on a narrow terminal names and notes give way to numbers."""
+    """Bars by name; on a narrow terminal names and notes give way to numbers."""
 
     def __init__(self, console: Console) -> None:
-        from rich.console import Group
-        from rich.live import Live
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.table import Column
 
@@ -54,60 +52,47 @@ class _Bars:
             column = Column(no_wrap=True, overflow="ellipsis", ratio=ratio)
             return TextColumn(f"{{task.{field}}}", markup=False, table_column=column)
 
-        whole, name, count = Column(no_wrap=True), text("description", 3), text("fields[count]")
+        whole = Column(no_wrap=True)
         times = (TimeElapsedColumn(table_column=whole), TimeRemainingColumn(table_column=whole))
-        bar = BarColumn(16, table_column=whole)
-        self.counted = Progress(SpinnerColumn(), name, bar, count, *times, text("fields[note]", 2), expand=True)
-        self.others = Progress(SpinnerColumn(), name, count, expand=True)
-        self.display = Live(Group(self.counted, self.others), console=console, transient=True)
-        self.tasks: dict[Any, tuple[Progress, TaskID]] = {}
+        columns = (SpinnerColumn(), text("description", 3), BarColumn(16), text("fields[count]"), *times)
+        self.display = Progress(*columns, text("fields[note]", 2), console=console, transient=True, expand=True)
+        self.tasks: dict[Any, TaskID] = {}
 
-    def show(
-        self, key: Any, name: str, done: int = 0, total: int | None = None, count: str = "", note: str = ""
-    ) -> None:
-        """Add or update a bar, or a line where there is no total."""
-        count = count or f"{done} / {total}"
+    def show(self, key: Any, name: str, count: str, done: int = 0, total: int | None = None, note: str = "") -> None:
+        """Add or update a bar, which moves to and fro where there is no total."""
         if key not in self.tasks:
-            of = self.others if total is None else self.counted
-            self.tasks[key] = of, of.add_task(name, total=total, count=count, note=note)
-        of, task = self.tasks[key]
-        of.update(task, completed=done, total=total, count=count, note=note)
+            self.tasks[key] = self.display.add_task(name, count=count, note=note)
+        self.display.update(self.tasks[key], completed=done, total=total, count=count, note=note)
 
-    def keep_only(self, keys: Any) -> None:
+    def keep_only(self, keys: Iterable[Any]) -> None:
         """Remove all others."""
-        for key in [key for key in self.tasks if key not in keys]:
-            of, task = self.tasks.pop(key)
-            of.remove_task(task)
+        for key in self.tasks.keys() - set(keys):
+            self.display.remove_task(self.tasks.pop(key))
+            self.display.refresh()
 
 
 @contextlib.contextmanager
 def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunProgress]:
     """Say how far a campaign is, and which cells take long."""
-    console = make_console(error=True)
     if silent:
         yield RunProgress(lambda record: None, lambda underway: None)
-    elif console.is_terminal:
-        bars, done, name, total = _Bars(console), [0], campaign.suite.name, len(campaign.missing)
+        return
+    console, name, total = make_console(error=True), campaign.suite.name, len(campaign.missing)
+    said: set[tuple[str, str]] = set()
 
-        def on_look(underway: list[Underway]) -> None:
-            slow = {one.task.arguments[0].key: one for one in underway if one.seconds > LONG_CELL}
-            bars.keep_only({name, *slow})
-            for key, one in slow.items():
-                bars.show(key, _cell_name(one), count=f"{_iterations(one)}, {_clock(one.seconds)}")
+    def report(record: dict[str, Any]) -> None:
+        """Print why a cell did not end well; what repeats, for its first cell only."""
+        reason = "ok" if record["status"] == "ok" else reason_of(record)
+        kind = (record["algorithm"], kind_of(reason))
+        if reason != "ok" and kind not in said:
+            said.add(kind)
+            line = f"{record['algorithm']} at alpha {record['cell']['alpha']:g}: {reason}"
+            console.print(line, style="yellow", soft_wrap=True, markup=False)
 
-        def on_record(record: dict[str, Any]) -> None:
-            done[0] += 1
-            bars.show(name, name, done[0], total)
-            report(record)
-
-        report = _failures(console)
-        bars.show(name, name, 0, total)
-        with bars.display:
-            yield RunProgress(on_record, on_look)
-    else:
-        if campaign.missing:
+    if not console.is_terminal:
+        if total:
             where = f"on {campaign.dask}" if campaign.dask else f"{campaign.workers} at a time"
-            click.echo(f"{campaign.suite.name}: running {len(campaign.missing)} cells, {where}", err=True)
+            click.echo(f"{name}: running {total} cells, {where}", err=True)
         due: dict[str, float] = {}
 
         def say(underway: list[Underway]) -> None:
@@ -117,24 +102,24 @@ def run_progress(campaign: Campaign, *, silent: bool) -> Iterator[RunProgress]:
                     due[key] = 2 * one.seconds
                     complain(f"running for {_clock(one.seconds)}: {_cell_name(one)}: {_iterations(one)}")
 
-        yield RunProgress(_failures(console), say)
+        yield RunProgress(report, say)
+        return
+    bars, done = _Bars(console), [0]
 
-
-def _failures(console: Console) -> Callable[[dict[str, Any]], None]:
-    """Print why a cell did not end well; what repeats, for its first cell only."""
-    said: set[tuple[str, str]] = set()
+    def on_look(underway: list[Underway]) -> None:
+        slow = {one.task.arguments[0].key: one for one in underway if one.seconds > LONG_CELL}
+        bars.keep_only({name, *slow})
+        for key, one in slow.items():
+            bars.show(key, _cell_name(one), f"{_iterations(one)}, {_clock(one.seconds)}")
 
     def on_record(record: dict[str, Any]) -> None:
-        if record["status"] == "ok":
-            return
-        reason = reason_of(record)
-        kind = (record["algorithm"], kind_of(reason))
-        if kind not in said:
-            said.add(kind)
-            line = f"{record['algorithm']} at alpha {record['cell']['alpha']:g}: {reason}"
-            console.print(line, style="yellow", soft_wrap=True, markup=False)
+        done[0] += 1
+        bars.show(name, name, f"{done[0]} / {total}", done[0], total)
+        report(record)
 
-    return on_record
+    bars.show(name, name, f"0 / {total}", 0, total)
+    with bars.display:
+        yield RunProgress(on_record, on_look)
 
 
 @contextlib.contextmanager
@@ -147,46 +132,31 @@ def theory_progress(*, silent: bool, kept: Callable[[], Kept]) -> Iterator[Calla
         After Ctrl-C.
     """
     console = make_console(error=True)
+    bars = _Bars(console) if console.is_terminal and not silent else None
+    begin, last = time.monotonic(), [("", "", 0.0)]
+
+    def on_stage(stage: Stage) -> None:
+        key, done, total = (stage.problem, stage.what), stage.progress.done, stage.progress.total
+        if bars is not None:
+            bars.show(key, f"{stage.problem}: {stage.what}", f"{done} / {total}", done, total, _where(stage))
+            if done >= total:
+                bars.keep_only(bars.tasks.keys() - {key})
+        elif not silent:  # a line for every new stage, and every ten seconds about the current one
+            now = time.monotonic() - begin
+            if now >= PATIENCE and (last[0][:2] != key or now - last[0][2] >= 10):
+                last[0] = (*key, now)
+                found = ", ".join(filter(None, (f"{done} of {total} found", _where(stage))))
+                complain(f"theory of {stage.problem}: {stage.what}, {found} ({now:.0f} s so far)")
+
     try:
-        if silent:
-            yield lambda stage: None
-        elif console.is_terminal:
-            bars = _Bars(console)
-
-            def on_stage(stage: Stage) -> None:
-                key, done, total = (stage.problem, stage.what), stage.progress.done, stage.progress.total
-                bars.show(key, f"{stage.problem}: {stage.what}", done, total, note=_where(stage))
-                if done >= total:
-                    bars.keep_only(bars.tasks.keys() - {key})
-
-            with bars.display:
-                yield on_stage
-        else:
-            yield _theory_lines()
+        with contextlib.nullcontext() if bars is None else bars.display:
+            yield on_stage
     except KeyboardInterrupt:
         points, thresholds, nodes = kept()
         raise Interrupted(
             f"interrupted; kept so far: {_count(nodes, 'node')} of curves, {_count(points, 'sample ratio')} and the "
             f"thresholds of {_count(thresholds, 'problem')}; run the same command again to go on from there"
         ) from None
-
-
-def _theory_lines() -> Callable[[Stage], None]:
-    """A line for every new stage, and every ten seconds about the current one."""
-    begin = time.monotonic()
-    last: tuple[tuple[str, str], float] | None = None
-
-    def say(stage: Stage) -> None:
-        nonlocal last
-        now, name = time.monotonic(), (stage.problem, stage.what)
-        if now - begin < PATIENCE or (last is not None and last[0] == name and now - last[1] < 10):
-            return
-        last = name, now
-        where = f", {_where(stage)}" if _where(stage) else ""
-        found = f"{stage.progress.done} of {stage.progress.total} found"
-        complain(f"theory of {stage.problem}: {stage.what}, {found}{where} ({now - begin:.0f} s so far)")
-
-    return say
 
 
 def _where(stage: Stage) -> str:
