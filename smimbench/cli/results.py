@@ -4,7 +4,6 @@ remarks, figures and exit code.
 
 from __future__ import annotations
 
-import hashlib
 import textwrap
 import time
 from collections import Counter
@@ -155,16 +154,15 @@ def _not_said_before(suite: Suite, store: Store, remarks: list[str]) -> list[str
 
     mark, which = store.folder / SAID, options_of(suite)
     specs = [*(plan.problem.spec for plan in suite.plans), *(table["spec"] for table in suite.algorithms)]
-    now = hashlib.sha256(canonical_json([remarks, specs]).encode()).hexdigest() if remarks else None
+    now = canonical_json([remarks, specs]) if remarks else None
     try:
-        before = read_json(mark) if mark.is_file() else {}
-        said = before if isinstance(before, dict) else {}
-        if said.get(which) != now:
-            write_atomically(mark, canonical_json({**said, which: now}).encode(), durable_name=False)
-            return remarks
-    except (OSError, ValueError):  # results that only others may write: said every time
-        return remarks
-    return []
+        said = read_json(mark) if mark.is_file() else {}
+        if said.get(which) == now:
+            return []
+        write_atomically(mark, canonical_json({**said, which: now}).encode(), durable_name=False)
+    except (OSError, ValueError, AttributeError):  # results that only others may write: said every time
+        pass
+    return remarks
 
 
 def _nothing_of(request: Request, suite: Suite, store: Store, *, others: bool) -> str:
@@ -172,17 +170,16 @@ def _nothing_of(request: Request, suite: Suite, store: Store, *, others: bool) -
     from smimbench.run.settings import options_of, settings_of_suite
 
     asked = options_of(suite)
-    line = f"no results of {suite.name} {f'with {asked} ' if asked else ''}in {store.folder}"
-    if others:
-        line += f" of the versions at hand; 'smimbench show {' '.join(filter(None, (request.name, asked)))}' has those of others"
+    named = " ".join(filter(None, (request.name, asked)))
+    parts = [f"no results of {suite.name} {f'with {asked} ' if asked else ''}in {store.folder}"]
     there = settings_of_suite(store.folder)
-    same = [one for one in there if one.words == asked]
-    if same and not others:
-        line += f" of the suite as it is now; of its earlier text: 'smimbench show {same[0].folder}'"
-    elsewhere = [one.words or "the suite's own settings" for one in there if one.words != asked]
-    if elsewhere:
-        line += f"; there are some with {', or with '.join(elsewhere)}"
-    return f"{line}; run '{' '.join(filter(None, ('smimbench run', request.name, asked)))}' first"
+    if others:
+        parts.append(f"there are some of other versions of an item: 'smimbench show {named}'")
+    elif same := [one.folder for one in there if one.words == asked]:
+        parts.append(f"there are some of an earlier text of the suite: 'smimbench show {same[0]}'")
+    if elsewhere := [one.words or "the suite's own settings" for one in there if one.words != asked]:
+        parts.append(f"there are some with {', or with '.join(elsewhere)}")
+    return f"{'; '.join(parts)}; run 'smimbench run {named}' first"
 
 
 def kept_document(request: Request, reason: str) -> dict[str, Any] | None:
@@ -265,23 +262,18 @@ def _remarks(console: Console, rows: Sequence[dict[str, Any]], request: Request)
     from smimbench.report.tables import missing_values
 
     reasons = _reasons(rows)
-    for line in reasons[:20]:
-        console.print(line, style="yellow", soft_wrap=True, markup=False)
-    if len(reasons) > 20:
-        console.print(f"... and {len(reasons) - 20} more reasons (--json has all)", style="yellow")
-    for algorithm, warning in sorted({(row["algorithm"], w) for row in rows for w in row["warnings"]}):
-        console.print(f"{algorithm}: note: {warning}", style="yellow", soft_wrap=True, markup=False)
+    more = [f"... and {len(reasons) - 20} more reasons (--json has all)"] if len(reasons) > 20 else []
+    notes = sorted({f"{row['algorithm']}: note: {warning}" for row in rows for warning in row["warnings"]})
+    last = []
+    if again := sorted({name for row in rows for name in row["status_counts"] if name in ("failed", "timeout")}):
+        retry = " ".join(f"--retry {name}" for name in again)
+        last.append(f"once that is fixed: smimbench run {request.name} {retry}")
+    if restarts := sum({place(row): row["restarts"] for row in rows}.values()):
+        last.append(f"{restarts} runs were restarted once, more cautiously")
     for line in missing_values(rows):
         console.print(line, style="yellow", markup=False)
-    for line in _moving(rows):
+    for line in (*reasons[:20], *more, *notes, *_moving(rows), *last):
         console.print(line, style="yellow", soft_wrap=True, markup=False)
-    again = sorted({name for row in rows for name in row["status_counts"] if name in ("failed", "timeout")})
-    if again:
-        retry = " ".join(f"--retry {name}" for name in again)
-        console.print(f"once that is fixed: smimbench run {request.name} {retry}", style="yellow", soft_wrap=True)
-    restarts = sum({place(row): row["restarts"] for row in rows}.values())
-    if restarts:
-        console.print(f"{restarts} runs were restarted once, more cautiously", style="yellow")
 
 
 _ENDED = {"failed": "failed", "diverged": "diverged", "not-converged": "did not converge", "timeout": "timed out"}
@@ -292,37 +284,36 @@ def _reasons(rows: Sequence[dict[str, Any]]) -> list[str]:
     from smimbench.report.labels import kind_of, place
 
     cells: Counter[tuple[str, str]] = Counter()
-    first: dict[tuple[str, str], dict[str, tuple[float, str]]] = {}
+    first: dict[tuple[str, str], dict[str, str]] = {}
     for row in {place(row): row for row in sorted(rows, key=lambda r: r["alpha"])}.values():
         for status, count in row["status_counts"].items():
             cells[row["algorithm"], status] += count
         for line in row["reasons"]:
             status, _, reason = line.partition(": ")
             kinds = first.setdefault((row["algorithm"], status), {})
-            kinds.setdefault(kind_of(line), (row["alpha"], reason))
+            kinds.setdefault(kind_of(line), f"at alpha {row['alpha']:.4g}: {reason}")
     lines = []
     for (algorithm, status), kinds in sorted(first.items()):
-        count, ended = cells[algorithm, status], _ENDED.get(status, f"{'was' if count == 1 else 'were'} {status}")
-        (alpha, reason), *others = kinds.values()
-        lines.append(
-            f"{algorithm}: {count} cell{'' if count == 1 else 's'} {ended}, first at alpha {alpha:.4g}: {reason}"
-        )
-        lines += [f"{algorithm} at alpha {alpha:.4g}: {status}: {reason}" for alpha, reason in others]
+        count = cells[algorithm, status]
+        ended = _ENDED.get(status, f"{'was' if count == 1 else 'were'} {status}")
+        beginning, *others = kinds.values()
+        lines.append(f"{algorithm}: {count} cell{'' if count == 1 else 's'} {ended}, first {beginning}")
+        lines += [f"{algorithm}: {status} {other}" for other in others]
     return lines
 
 
 def _moving(rows: Sequence[dict[str, Any]]) -> list[str]:
     """A line for every algorithm and problem whose error still moved at the last step, where it moved most."""
-    most: dict[tuple[str, str], tuple[float, float, float]] = {}
-    for row in rows:
-        if found := row.get("still_moving"):
-            one = (found["change"], found["lowest"], row["alpha"])
-            key = (row["problem"], row["algorithm"])
-            most[key] = max(most.get(key, one), one, key=lambda o: abs(o[0]))
+    most: dict[tuple[str, str], dict[str, Any]] = {}
+    moving = [row for row in rows if row.get("still_moving")]
+    for row in sorted(moving, key=lambda row: abs(row["still_moving"]["change"])):
+        most[row["problem"], row["algorithm"]] = row
     return [
-        f"{problem}: {algorithm}: the error still moved at the last step, by {change:+.0%} from the second last 15% of the steps "
-        f"to the last at alpha {alpha:.4g}" + (f"; on the way it was {lowest:.2g} times the last" if change > 0 else "")
-        for (problem, algorithm), (change, lowest, alpha) in most.items()
+        f"{problem}: {algorithm}: the error still moved at the last step, by {found['change']:+.0%} from the second last 15% of "
+        f"the steps to the last at alpha {row['alpha']:.4g}"
+        + (f"; on the way it was {found['lowest']:.2g} times the last" if found["change"] > 0 else "")
+        for (problem, algorithm), row in most.items()
+        for found in (row["still_moving"],)
     ]
 
 

@@ -284,7 +284,7 @@ def test_results_of_an_earlier_text_of_a_suite_are_named(ran, tmp_path, capsys):
     code, _, err = call(capsys, "show", changed, "--results", ran / "results")
     assert (code, len(err.splitlines())) == (2, 1)
     folder = ran / "results" / "small"
-    assert f"of the suite as it is now; of its earlier text: 'smimbench show {folder}'" in err
+    assert f"of an earlier text of the suite: 'smimbench show {folder}'" in err
     assert call(capsys, "show", folder)[0] == 0
 
 
