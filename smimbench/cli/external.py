@@ -16,6 +16,7 @@ from smimbench.cli.options import (
     Request,
     command,
     make_console,
+    option,
     output_option,
     print_json,
 )
@@ -47,14 +48,15 @@ def data(request: Request, output: Path) -> int:
 
 @command(
     SUITE,
-    click.Option(
-        ["--estimate", "paths"],
+    option(
+        "An .npz with the array 'estimate'; given several times, of one point each, in the order of the suite.",
+        "--estimate",
+        "paths",
         multiple=True,
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         required=True,
-        help="An .npz with the array 'estimate'; given several times, of one point each, in the order of the suite.",
     ),
-    click.Option(["--label"], default="external", show_default=True, help="Name of the algorithm in the table."),
+    option("Name of the algorithm in the table.", "--label", default="external"),
     RESULTS,
     JSON,
 )

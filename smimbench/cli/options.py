@@ -78,20 +78,25 @@ def only_json() -> Iterator[None]:
 _OUT: contextvars.ContextVar[Any] = contextvars.ContextVar("out", default=None)
 
 
+def option(text: str, *names: str, **more: Any) -> click.Option:
+    """An option with a value, whose default the help shows."""
+    return click.Option(names, help=text, show_default="default" in more, **more)
+
+
 def flag(text: str, *names: str) -> click.Option:
     """An option without a value."""
-    return click.Option(names, is_flag=True, help=text)
+    return option(text, *names, is_flag=True)
 
 
 def several(text: str, metavar: str, *names: str) -> click.Option:
     """An option that may be repeated."""
-    return click.Option(names, multiple=True, metavar=metavar, help=text)
+    return option(text, *names, multiple=True, metavar=metavar)
 
 
 def output_option(text: str, *, folder: bool = False, required: bool = True) -> click.Option:
     """Where to write: a file or a folder."""
     where = click.Path(file_okay=not folder, dir_okay=folder, path_type=Path)
-    return click.Option(["--output"], type=where, required=required, callback=_with_a_name, help=text)
+    return option(text, "--output", type=where, required=required, callback=_with_a_name)
 
 
 def _with_a_name(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
@@ -133,12 +138,8 @@ SUITE = click.Argument(["name"], metavar="SUITE", shell_complete=_complete_suite
 SUITE_OR_FOLDER = click.Argument(["name"], metavar="SUITE|DIR", shell_complete=_complete_suite)
 JSON = flag("Print one JSON document and nothing else.", "--json", "as_json")
 FULL = flag("Show every row of every table.", "--full")
-RESULTS = click.Option(
-    ["--results"],
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("results"),
-    show_default=True,
-    help="Folder of results.",
+RESULTS = option(
+    "Folder of results.", "--results", type=click.Path(file_okay=False, path_type=Path), default=Path("results")
 )
 _EVERY_COMMAND = (
     flag("Print no progress and no remarks.", "--quiet"),
@@ -173,17 +174,14 @@ class Request:
         try:
             if (found := self.settings()) is None:
                 suite = load_suite(self.name, self.overrides, self.only, registry=self.registry)
-                self.remark(suite.remarks)
-                return suite
-            given, only = (
-                [*found.shared.get("overrides", []), *self.overrides],
-                self.only or found.shared.get("only", []),
-            )
-            if found.folder != Path(self.name) and (self.overrides or self.only):
-                given, only = [*self.overrides], self.only  # of the suite as it is written, not of another change of it
-            # Results may come from anybody: to look at them must not run what lies in the folder where one stands.
-            path, text = Path(f"{found.suite}.toml"), found.shared["text"]
-            suite = parse_suite(path, text, given, only, registry=self.registry, stored=True)
+            else:
+                given = [*found.shared.get("overrides", []), *self.overrides]
+                only = self.only or found.shared.get("only", [])
+                if found.folder != Path(self.name) and (self.overrides or self.only):
+                    given, only = [*self.overrides], self.only  # of the suite as written, not of another change of it
+                # Results may come from anybody: to look at them must not run what lies in the folder where one stands.
+                path, text = Path(f"{found.suite}.toml"), found.shared["text"]
+                suite = parse_suite(path, text, given, only, registry=self.registry, stored=True)
             self.remark(suite.remarks)
             return suite
         finally:

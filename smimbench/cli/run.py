@@ -21,6 +21,7 @@ from smimbench.cli.options import (
     Request,
     command,
     flag,
+    option,
     print_json,
     several,
 )
@@ -34,30 +35,24 @@ if TYPE_CHECKING:
 @command(
     SUITE,
     several("Array backend: numpy, cupy, ...; may be given twice.", "NAME", "--backend", "backends"),
-    click.Option(
-        ["--workers"], type=click.IntRange(1), default=None, help="Processes side by side [default: one per core]."
-    ),
-    click.Option(
-        ["--shard"],
-        metavar="K/N",
-        help="Run the K-th of N parts of about the same cost [default: of a SLURM job array].",
-    ),
-    click.Option(["--dask"], default=None, metavar="ADDRESS", help="Run the cells on the workers of a Dask scheduler."),
+    option("Processes side by side [default: one per core].", "--workers", type=click.IntRange(1)),
+    option("Run the K-th of N parts of about the same cost [default: of a SLURM job array].", "--shard", metavar="K/N"),
+    option("Run the cells on the workers of a Dask scheduler.", "--dask", metavar="ADDRESS"),
     RESULTS,
     flag("Times that can be trusted: serial, fixed BLAS threads, warmed up.", "--timing"),
-    click.Option(["--threads"], type=click.IntRange(1), default=1, show_default=True, help="BLAS threads per process."),
-    click.Option(
-        ["--retry"],
+    option("BLAS threads per process.", "--threads", type=click.IntRange(1), default=1),
+    option(
+        "Run cells of this status again; theory: solve again what is kept of it.",
+        "--retry",
         multiple=True,
         type=click.Choice(["not-converged", "diverged", "timeout", "failed", "skipped", "theory"]),
-        help="Run cells of this status again; theory: solve again what is kept of it.",
     ),
-    click.Option(["--cell-time"], type=DURATION, help="End a cell from outside after so long (90s, 10m, 2h)."),
-    click.Option(["--cell-memory"], type=SIZE, help="End a cell from outside that takes more (500MB, 4GB)."),
-    click.Option(
-        ["--budget"],
+    option("End a cell from outside after so long (90s, 10m, 2h).", "--cell-time", type=DURATION),
+    option("End a cell from outside that takes more (500MB, 4GB).", "--cell-memory", type=SIZE),
+    option(
+        "End the run, its theory included, after so long; what is not finished stays to be run.",
+        "--budget",
         type=DURATION,
-        help="End the run, its theory included, after so long; what is not finished stays to be run.",
     ),
     flag("Count cells, time and memory by past runs and short trials; run nothing.", "--dry-run"),
     flag("Tables only.", "--no-figure"),

@@ -26,6 +26,7 @@ from smimbench.cli.options import (
     command,
     flag,
     make_console,
+    option,
     output_option,
     print_json,
     several,
@@ -40,25 +41,21 @@ if TYPE_CHECKING:
 
 @command(
     SUITE,
-    click.Option(
-        ["--alpha", "alphas"], multiple=True, type=float, help="Sample ratios instead of the suite's; repeatable."
-    ),
+    option("Sample ratios instead of the suite's; repeatable.", "--alpha", "alphas", multiple=True, type=float),
     flag("Check every point against plain draws of teacher and posterior; exit code 1 where |z| > 4.", "--verify"),
-    click.Option(
-        ["--draws"],
+    option(
+        "Draws of each point for --verify; four times as many halve the errors.",
+        "--draws",
         type=click.IntRange(100),
         default=20_000,
-        show_default=True,
-        help="Draws of each point for --verify; four times as many halve the errors.",
     ),
     flag("Draw the curves with their thresholds, under figures in --results.", "--figure"),
     flag("Only the curve.", "--no-thresholds"),
-    click.Option(
-        ["--workers"],
+    option(
+        "Processes side by side, for problems and for nodes that do not need one another.",
+        "--workers",
         type=click.IntRange(1),
         default=1,
-        show_default=True,
-        help="Processes side by side, for problems and for nodes that do not need one another.",
     ),
     flag("Solve again what is kept; nothing is deleted.", "--retry"),
     RESULTS,
@@ -141,11 +138,11 @@ def _draw_theory(request: Request, suite: Suite, alphas: Sequence[float] | None)
     flag("All rows as CSV.", "--csv", "as_csv"),
     flag("All rows as a Markdown table.", "--markdown"),
     several("Show these backends only.", "NAME", "--backend", "backends"),
-    click.Option(
-        ["--pack"],
+    option(
+        "Also write the table, and what it was made with, into one file that show and compare read.",
+        "--pack",
         type=click.Path(dir_okay=False, path_type=Path),
         metavar="FILE",
-        help="Also write the table, and what it was made with, into one file that show and compare read.",
     ),
     FULL,
     JSON,
@@ -269,12 +266,11 @@ def _pairs_of_runs(
 @command(
     click.Argument(["before"], type=click.Path(exists=True, path_type=Path)),
     click.Argument(["after"], type=click.Path(exists=True, path_type=Path)),
-    click.Option(
-        ["--fail-over"],
+    option(
+        "Exit code 1 if an error is clearly worse, or a comparable time slower, by more.",
+        "--fail-over",
         type=click.FloatRange(0),
-        default=None,
         metavar="PERCENT",
-        help="Exit code 1 if an error is clearly worse, or a comparable time slower, by more.",
     ),
     JSON,
 )

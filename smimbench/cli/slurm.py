@@ -7,25 +7,19 @@ from pathlib import Path
 
 import click
 
-from smimbench.cli.options import OK, RESULTS, SUITE, Request, command, complain, output_option
+from smimbench.cli.options import OK, RESULTS, SUITE, Request, command, complain, option, output_option
 
 __all__ = ["slurm"]
 
 
 @command(
     SUITE,
-    click.Option(["--minutes"], type=click.IntRange(5, 60 * 24 * 30), default=60, show_default=True, help="Wall time."),
-    click.Option(
-        ["--cpus"], type=click.IntRange(1, 1024), default=1, show_default=True, help="Cells at a time per task."
+    option("Wall time.", "--minutes", type=click.IntRange(5, 60 * 24 * 30), default=60),
+    option("Cells at a time per task.", "--cpus", type=click.IntRange(1, 1024), default=1),
+    option(
+        "Most tasks: MaxArraySize - 1 of 'scontrol show config'.", "--max-array", type=click.IntRange(1), default=1000
     ),
-    click.Option(
-        ["--max-array"],
-        type=click.IntRange(1),
-        default=1000,
-        show_default=True,
-        help="Most tasks: MaxArraySize - 1 of 'scontrol show config'.",
-    ),
-    click.Option(["--backend"], default="numpy", show_default=True, help="Array backend of the cells."),
+    option("Array backend of the cells.", "--backend", default="numpy"),
     output_option("File; default: standard output.", required=False),
     RESULTS,
 )

@@ -17,6 +17,7 @@ from smimbench.cli.options import (
     command,
     flag,
     make_console,
+    option,
     print_json,
 )
 
@@ -28,8 +29,8 @@ __all__ = ["verify"]
 
 @command(
     SUITE_OR_FOLDER,
-    click.Option(["--cells"], type=click.IntRange(0), default=5, show_default=True, help="Cells to run again."),
-    click.Option(["--seed"], type=click.IntRange(0), default=0, show_default=True, help="Which ones, at random."),
+    option("Cells to run again.", "--cells", type=click.IntRange(0), default=5),
+    option("Which ones, at random.", "--seed", type=click.IntRange(0), default=0),
     flag("Do not solve theory again.", "--no-theory"),
     RESULTS,
     JSON,
