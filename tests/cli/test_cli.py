@@ -14,27 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from smimbench.registry.registry import set_registry
 from tests.helpers import ATTENTION, CHANNEL, ROOT, SUITE, call, call_outside, command, environment, write_suite
 
 TROUBLE = str(ROOT / "tests" / "faulty_algorithms.py")
-COMMANDS = ("run", "theory", "show", "list", "info", "plugins", "doctor")
-
-
-@pytest.fixture(autouse=True)
-def _fresh_registry():
-    yield
-    set_registry(None)
-
-
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory):
-    """A suite that was run once from a shell: folder, finished process."""
-    folder = tmp_path_factory.mktemp("ran")
-    suite = write_suite(folder, SUITE)
-    done = call_outside("run", suite, "--results", folder / "results", "--workers", "2")
-    assert done.returncode == 0, done.stderr
-    return folder, done
 
 
 def with_algorithm(folder: Path, *names: str) -> Path:
@@ -245,36 +227,6 @@ def test_a_spoiled_record_is_reported_and_run_again(tmp_path, capsys):
     assert [row["mean"] for row in after["rows"]] == [row["mean"] for row in before["rows"]]
 
 
-def test_a_suite_without_algorithms_has_a_theory_only(tmp_path, capsys):
-    suite = write_suite(tmp_path, SUITE.partition("[[algorithms]]")[0])
-    code, _, err = call(capsys, "run", suite)
-    assert code == 2
-    assert "algorithms: is empty" in err
-    assert call(capsys, "theory", suite)[0] == 0
-
-
-def test_cupy_without_cupy_is_one_line_with_the_way_out(tmp_path, capsys):
-    try:
-        import cupy
-    except ImportError:
-        cupy = None
-    if cupy is not None and cupy.is_available():
-        pytest.skip("there is a GPU")
-    code, out, err = call(capsys, "run", write_suite(tmp_path, SUITE), "--backend", "cupy", "--results", tmp_path / "r")
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 1
-    assert "smimbench[cuda12]" in err or "smimbench doctor" in err
-
-
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, capsys):
-    (tmp_path / "r").mkdir()
-    (tmp_path / "r" / "small").write_text("in the way")
-    code, _, err = call(capsys, "run", write_suite(tmp_path, SUITE), "--results", tmp_path / "r", "--workers", "1")
-    assert code == 2
-    assert err.count("\n") == 1
-    assert "cannot write" in err
-
-
 # -- theory -------------------------------------------------------------------------------------------------------
 
 
@@ -381,17 +333,6 @@ def test_show_tells_what_has_not_run(ran, capsys):
     assert "adam" not in out
 
 
-@pytest.mark.parametrize("target", ["empty", "nothing"])
-def test_show_without_results_says_what_to_do(tmp_path, capsys, target):
-    (tmp_path / "empty").mkdir()
-    suite = write_suite(tmp_path, SUITE)
-    arguments = [tmp_path / "empty"] if target == "empty" else [suite, "--results", tmp_path / "nothing"]
-    code, out, err = call(capsys, "show", *arguments)
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 1
-    assert ("no readable run.json" if target == "empty" else "smimbench run") in err
-
-
 # -- list, info, plugins, doctor ----------------------------------------------------------------------------------
 
 
@@ -409,15 +350,6 @@ def test_list_has_everything_by_kind(capsys):
     code, out, _ = call(capsys, "list")
     for name in set().union(*names.values()):
         assert name in out
-
-
-def test_list_of_one_kind(capsys):
-    code, out, _ = call(capsys, "list", "priors", "--json")
-    assert code == 0
-    assert list(one_document(out)) == ["priors"]
-    code, _, err = call(capsys, "list", "colours")
-    assert code == 2
-    assert err.count("\n") == 1
 
 
 def test_info_of_a_name_shows_all_that_bear_it(capsys):
@@ -696,18 +628,6 @@ def test_doctor_tells_what_is_here_and_what_would_help(tmp_path, capsys):
 # -- the command line as a whole ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", COMMANDS)
-def test_every_command_explains_itself(capsys, verb):
-    for option in ("--help", "-h"):
-        code, out, err = call(capsys, verb, option)
-        assert (code, err) == (0, "")
-        assert out.startswith(f"Usage: smimbench {verb}")
-        for common in ("--json", "--plugins", "--no-plugins", "--trace-plugins", "--quiet"):
-            assert common in out
-    code, out, _ = call(capsys, "--help")
-    assert f"\n  {verb} " in out
-
-
 def test_help_names_the_first_thing_to_do_and_the_version_is_there(capsys):
     code, out, _ = call(capsys, "--help")
     assert code == 0
@@ -715,18 +635,6 @@ def test_help_names_the_first_thing_to_do_and_the_version_is_there(capsys):
     code, out, _ = call(capsys, "--version")
     assert code == 0
     assert out.startswith("smimbench, version ")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["fly"], ["run"], ["run", "quickstart", "--fly"], ["run", "quickstart", "--workers", "0"], ["info"],
-     ["run", "quickstart", "--backend", "abacus"], ["theory", "quickstart", "--alpha", "many"]],
-)  # fmt: skip
-def test_wrong_usage_is_one_line(capsys, arguments):
-    code, out, err = call(capsys, *arguments)
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 1
-    assert err.startswith("smimbench: ")
 
 
 def test_help_loads_nothing_heavy():

@@ -10,19 +10,12 @@ import subprocess
 
 import pytest
 
-from smimbench.registry.registry import set_registry
 from smimbench.run.store import Store
 from tests.helpers import CHANNEL, ROOT, SUITE, call, call_outside, command, environment, write_suite
 
 TROUBLE = str(ROOT / "tests" / "faulty_algorithms.py")
 EVIL = "[/] $x_ [red]=1+1| <b>&amp;` \\u001b]0;x\\u0007 \\u202e"
 """A title and labels of it: rich markup, broken mathematics, HTML, Markdown, terminal escapes, text from right to left."""
-
-
-@pytest.fixture(autouse=True)
-def _fresh_registry():
-    yield
-    set_registry(None)
 
 
 @pytest.fixture
@@ -134,46 +127,12 @@ def test_results_of_others_run_no_code_of_the_working_folder(tmp_path):
     assert not (elsewhere / "sprung").exists()
 
 
-@pytest.mark.parametrize("name", ["...toml", ".toml", "theory.toml", "..toml", "a\x1bb.toml"])
-def test_the_name_of_a_suite_leads_nowhere_else(tmp_path, capsys, name):
-    path = tmp_path / name
-    path.write_text(SUITE)
-    code, out, err = call(capsys, "run", path, "--results", tmp_path / "results")
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert "the name of a suite" in err
-    assert "\x1b" not in err
-    assert not (tmp_path / "results").exists()
-
-
 def test_a_folder_does_not_take_the_name_of_a_shipped_suite(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "quickstart").mkdir()
     code, out, err = call(capsys, "run", "quickstart", "--dry-run", "--only", "algorithm=gamp", "--only", "alpha=0.2")
     assert code == 0, err
     assert "cells" in out
-
-
-LARGE = {
-    "digits": "grid.seed=" + "9" * 5000,
-    "brackets": "grid.alpha=" + "[" * 1000 + "]" * 1000,
-    "an integer beyond floats": "grid.alpha=[1" + "0" * 400 + "]",
-}
-
-
-@pytest.mark.parametrize("name", LARGE)
-@pytest.mark.parametrize("where", ["suite", "--set"])
-def test_numbers_and_lists_beyond_measure_are_one_line(tmp_path, capsys, name, where):
-    given = LARGE[name]
-    suite = write_suite(tmp_path)
-    options = ("--set", given)
-    if where == "suite":
-        path, _, value = given.partition("=")
-        suite.write_text(SUITE + f"\n[x]\n{path.rpartition('.')[2]} = {value}\n")
-        options = ()
-    code, out, err = call(capsys, "theory", suite, *options)
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert len(err) < 600
-    assert "unforeseen" not in err
 
 
 @pytest.mark.parametrize("columns", ["abc", "", "-1", "0", "9" * 30])
@@ -212,13 +171,3 @@ def test_an_unforeseen_error_is_one_line_with_the_way_to_its_place(tmp_path, cap
     assert len(err.splitlines()) == 1
     assert "unforeseen ZeroDivisionError: division by zero" in err
     assert "SMIMBENCH_TRACEBACK=1" in err
-
-
-def test_run_json_of_another_making_is_one_line(tmp_path, capsys):
-    for text in ('{"text": 1, "suite": "x"}', '{"text": "", "suite": "../../x"}', '{"text": "a", "overrides": {"a": 1}}',
-                 "[" * 10**5, '{"text": "", "only": [1]}'):  # fmt: skip
-        (tmp_path / "run.json").write_text(text)
-        for words in (("show", tmp_path), ("report", tmp_path, "--output", tmp_path / "p.html")):
-            code, _, err = call(capsys, *words)
-            assert (code, len(err.splitlines())) == (2, 1)
-            assert "unforeseen" not in err

@@ -188,18 +188,6 @@ def test_a_bad_suite_is_one_line_with_file_and_key(tmp_path, capsys, name):
     assert not (tmp_path / "results").exists()
 
 
-@pytest.mark.parametrize(
-    "name", ["unknown table", "rho negative", "alpha zero", "prior that stayed with the other model"]
-)
-def test_every_command_that_reads_a_suite_refuses_it(tmp_path, capsys, name):
-    path = write_suite(tmp_path, BAD[name][0])
-    for verb in ("theory", "show", "run"):
-        code, out, err = call(capsys, verb, path)
-        assert (code, out) == (2, "")
-        assert err.count("\n") == 1
-        assert BAD[name][2] in err
-
-
 def test_from_a_shell_it_is_the_same_line(tmp_path):
     path = write_suite(tmp_path, BAD["rho negative"][0])
     done = call_outside("run", path, "--results", tmp_path / "results")
@@ -214,26 +202,6 @@ def test_rho_zero_has_a_theory_but_nothing_to_run(tmp_path, capsys):
     assert code == 2
     assert f"{path}: problem.prior" in err
     assert "rho" in err
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("quickstrat", "did you mean 'quickstart'"), ("zzz", "choose from "), ("nowhere/x.toml", "no such file")],
-)
-def test_a_suite_that_is_not_there(capsys, name, words):
-    code, _, err = call(capsys, "run", name)
-    assert code == 2
-    assert err.startswith(f"smimbench: {name}: ")
-    assert words in err
-
-
-def test_a_suite_that_is_not_text(tmp_path, capsys):
-    path = tmp_path / "binary.toml"
-    path.write_bytes(b"\xff\xfe\x00")
-    code, _, err = call(capsys, "run", path)
-    assert code == 2
-    assert err.count("\n") == 1
-    assert "cannot be read" in err
 
 
 # -- what a sound suite becomes -----------------------------------------------------------------------------------
@@ -406,34 +374,6 @@ def test_set_reaches_into_a_part_that_is_only_a_name(tmp_path):
 def test_later_overrides_win(tmp_path):
     suite = load_suite(write_suite(tmp_path, ATTENTION), ["grid.seeds=5", "grid.seeds=7"])
     assert suite.seeds == 7
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "words"),
-    [
-        ("--set", "problem.prior.rho", "must look like problem.prior.rho=0.2"),
-        ("--set", "=3", "must look like"),
-        ("--set", "problem.prior.rho=-1", "problem.prior.rho: must be"),
-        ("--set", "problem.prior.rgo=1", "problem.prior.rgo: unknown key, did you mean 'rho'"),
-        ("--set", "problem.prior.rho.deep=1", "problem.prior.rho"),
-        ("--set", "problem.label.deep=1", "problem.label"),
-        ("--set", "algorithms.nobody.steps=3", "choose from gamp"),
-        ("--set", "algorithms=3", "algorithms"),
-        ("--set", "grid.alpha=many", "grid.alpha"),
-        ("--set", "nonsense=1", "nonsense: unknown key"),
-        ("--only", "algorithm", "must look like algorithm=gamp"),
-        ("--only", "colour=red", "choose from algorithm, alpha, dimension, seed, problem"),
-        ("--only", "alpha=much", "alpha must be a number"),
-        ("--only", "algorithm=nobody", "no such algorithm; choose from gamp"),
-    ],
-)
-def test_bad_options_are_one_line(tmp_path, capsys, option, value, words):
-    path = write_suite(tmp_path, ATTENTION)
-    code, out, err = call(capsys, "run", path, option, value, "--results", tmp_path / "results")
-    assert (code, out) == (2, ""), err
-    assert err.count("\n") == 1
-    assert words in err
-    assert not (tmp_path / "results").exists()
 
 
 @pytest.mark.parametrize(
