@@ -16,7 +16,7 @@ from smimbench.numerics import entry_sites, site_entries, site_pairs, site_value
 from smimbench_models.common import TokenModel, slices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from types import ModuleType
 
     import numpy as np
@@ -171,8 +171,8 @@ class AttentionIndexed(TokenModel):
             for k in range(students):
                 for p in range(components):
                     xs = xp.reshape(xp.matmul(rows, matrices[k, p, :, :]), x.shape)
-                    if apart:
-                        forms = _forms_apart(xp, xs, x, pairs)
+                    if apart:  # one pair of tokens after the other
+                        forms = xp.stack([xp.sum(xs[:, a, :] * x[:, b, :], axis=-1) for a, b in pairs], axis=-1)
                     else:
                         forms = xp.take(xp.reshape(xp.matmul(xs, columns), (x.shape[0], -1)), pick, axis=1)
                     z[k, s, p, :] = (forms - traces[k, p, :]) * scale
@@ -202,8 +202,7 @@ class AttentionIndexed(TokenModel):
         pick, factors = self._sites_of_entries(xp, dtype, device)
         scale = factors * (2 / dimension**1.5)
         pieces = self._pieces(n, dimension, components, _itemsize(xp, dtype), inputs)
-        apart = self._apart(inputs)
-        bands = _bands_for(inputs)
+        apart, bands = self._apart(inputs), _bands(dimension) if chunk_bytes(inputs) is None else (slice(0, dimension),)
 
         def one(k: int, p: int) -> Array:
             total = xp.zeros((dimension, dimension), dtype=dtype, device=device)
@@ -213,13 +212,9 @@ class AttentionIndexed(TokenModel):
                 weights = xp.take(gradients[k, s, p, :], pick, axis=1) * scale
                 trace = trace + xp.sum(weights[:, :: self.tokens + 1])
                 weights = xp.reshape(weights, (-1, self.tokens, self.tokens))
-                if apart:
-                    gx = _mixed_apart(weights, x)
-                else:
-                    gx = xp.matmul(weights, x)
-                gx = xp.reshape(gx, (-1, dimension))
+                gx = xp.reshape(_mixed_apart(weights, x) if apart else xp.matmul(weights, x), (-1, dimension))
                 columns = xp.matrix_transpose(xp.reshape(x, (-1, dimension)))
-                if len(bands) == 1:
+                if len(bands) == 1:  # a band is no view that a GPU can add to in place
                     total += xp.matmul(columns, gx)
                     continue
                 for band in bands:
@@ -230,12 +225,8 @@ class AttentionIndexed(TokenModel):
             flat[:: dimension + 1] = flat[:: dimension + 1] - trace
             return xp.reshape(flat, (dimension, dimension))
 
-        if count == 1:
-            return xp.reshape(one(0, 0), (*lead, components, dimension, dimension))
-        result = xp.empty((count, dimension, dimension), dtype=dtype, device=device)
-        for i in range(count):
-            result[i, :, :] = one(*divmod(i, components))
-        return xp.reshape(result, (*lead, components, dimension, dimension))
+        found = [one(*divmod(i, components)) for i in range(count)]
+        return xp.reshape(found[0] if count == 1 else xp.stack(found), (*lead, components, dimension, dimension))
 
     def forward_gram(self, inputs: Array, factor: Array) -> tuple[Array, Callable[[Array], Array]]:
         r"""Latents of the signal ``F F^T`` and the way back to F, without a (d, d) matrix.
@@ -253,38 +244,27 @@ class AttentionIndexed(TokenModel):
         self._check_inputs(inputs, dimension)
         dtype, device = xp.result_type(inputs, factor), array_api_compat.device(inputs)
         n, count = inputs.shape[0], math.prod(lead) * components
+        swapped = (*range(len(lead)), len(lead) + 1, len(lead), len(lead) + 2)  # components and samples exchanged
         rows = xp.reshape(inputs, (-1, dimension))
         flat = xp.reshape(factor, (count, dimension, width))
-        if count == 1:
-            y = xp.reshape(xp.matmul(rows, flat[0, :, :]), (1, n, self.tokens, width))
-        else:
-            columns = xp.reshape(xp.permute_dims(flat, (1, 0, 2)), (dimension, count * width))
-            y = xp.reshape(xp.matmul(rows, columns), (n, self.tokens, count, width))
-            y = xp.permute_dims(y, (2, 0, 1, 3))
+        columns = xp.reshape(xp.permute_dims(flat, (1, 0, 2)), (dimension, count * width))
+        y = xp.reshape(xp.matmul(rows, columns), (n, self.tokens, count, width))
+        y = xp.permute_dims(y, (2, 0, 1, 3))
         forms = xp.reshape(xp.matmul(y, xp.matrix_transpose(y)), (count, n, -1))
         pick, scale, on_diagonal = self._sites_of_forms(xp, dimension, dtype, device)
         traces = xp.sum(flat * flat, axis=(-2, -1))[:, None, None] * on_diagonal
         z = (xp.take(forms, pick, axis=-1) - traces) * scale
-        if count == 1:
-            z = xp.reshape(z, (*lead, n, components, self.sites))
-        else:
-            z = xp.permute_dims(xp.reshape(z, (*lead, components, n, self.sites)), _swapped_axes(len(lead)))
+        z = xp.permute_dims(xp.reshape(z, (*lead, components, n, self.sites)), swapped)
 
         def pull(g: Array) -> Array:
-            if count > 1:
-                g = xp.permute_dims(g, _swapped_axes(len(lead)))
             pick, factors = self._sites_of_entries(xp, dtype, device)
-            weights = xp.take(xp.reshape(g, (count, n, self.sites)), pick, axis=-1)
+            weights = xp.take(xp.reshape(xp.permute_dims(g, swapped), (count, n, self.sites)), pick, axis=-1)
             weights = weights * (factors * (2 / math.sqrt(dimension)))
             trace = xp.sum(weights[:, :, :: self.tokens + 1], axis=(-2, -1))
             gy = xp.matmul(xp.reshape(weights, (count, n, self.tokens, self.tokens)), y)
-            if count == 1:
-                back = xp.matmul(xp.matrix_transpose(rows), xp.reshape(gy, (-1, width)))
-                back = xp.reshape(back, (1, dimension, width))
-            else:
-                gy = xp.reshape(xp.permute_dims(gy, (1, 2, 0, 3)), (-1, count * width))
-                back = xp.reshape(xp.matmul(xp.matrix_transpose(rows), gy), (dimension, count, width))
-                back = xp.permute_dims(back, (1, 0, 2))
+            gy = xp.reshape(xp.permute_dims(gy, (1, 2, 0, 3)), (-1, count * width))
+            back = xp.reshape(xp.matmul(xp.matrix_transpose(rows), gy), (dimension, count, width))
+            back = xp.permute_dims(back, (1, 0, 2))
             return xp.reshape(back - trace[:, None, None] * flat, factor.shape)
 
         return z, pull
@@ -318,31 +298,12 @@ class AttentionIndexed(TokenModel):
         return xp.sum(signal * estimate, axis=(-2, -1)) / signal.shape[-1]
 
 
-def _bands_for(inputs: Array) -> tuple[slice, ...]:
-    """Bands of rows in which the symmetric sum is made where the inputs live.
-
-    A band is no view that a GPU can add to in place: each would be copied, hundreds of megabytes a chunk.
-    """
-    dimension = inputs.shape[-1]
-    return _bands(dimension) if chunk_bytes(inputs) is None else (slice(0, dimension),)
-
-
-def _forms_apart(xp: Any, xs: Array, x: Array, pairs: Sequence[tuple[int, int]]) -> Array:
-    """``sum_i xs_ai x_bi`` of pairs of tokens, one pair after the other: twice (..., n, T, d) to (..., n, C)."""
-    return xp.stack([xp.sum(xs[..., a, :] * x[..., b, :], axis=-1) for a, b in pairs], axis=-1)
-
-
 def _mixed_apart(weights: Array, x: Array) -> Array:
     """``sum_b weights_ab x_b``, one token after the other: (..., n, T, T) and (..., n, T, d) to (..., n, T, d)."""
     gx = weights[..., :1] * x[..., :1, :]
     for b in range(1, x.shape[-2]):
         gx += weights[..., b : b + 1] * x[..., b : b + 1, :]
     return gx
-
-
-def _swapped_axes(lead: int) -> tuple[int, ...]:
-    """Order of axes that exchanges components and samples behind ``lead`` axes."""
-    return (*range(lead), lead + 1, lead, lead + 2)
 
 
 def _itemsize(xp: Any, dtype: Any) -> int:

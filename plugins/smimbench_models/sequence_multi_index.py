@@ -102,18 +102,15 @@ class SequenceMultiIndex(TokenModel):
         self._check_inputs(inputs, dimension)
         n, students = inputs.shape[0], math.prod(lead)
         rows = xp.reshape(signal, (students * components, dimension)) * dimension**-0.5
-        narrow = _narrow(inputs, rows)
-        product = (
-            sequence_mixed.project(xp.reshape(inputs, (-1, dimension)), rows) if narrow else _project(xp, inputs, rows)
-        )
-        if students * components == 1:
-            return xp.reshape(product, (*lead, n, 1, self.tokens))
-        product = xp.reshape(product, (n, self.tokens, students, components))
-        z = xp.empty(
-            (students, n, components, self.tokens), dtype=product.dtype, device=array_api_compat.device(product)
-        )
-        z[...] = xp.permute_dims(product, (2, 0, 3, 1))
-        return xp.reshape(z, (*lead, n, components, self.tokens))
+        flat = xp.reshape(inputs, (-1, dimension))
+        if _narrow(inputs, rows):
+            product = sequence_mixed.project(flat, rows)
+        elif isinstance(flat, np.ndarray) and len(rows) <= _FEW_VECTORS:
+            product = np.stack([np.vecdot(flat, w) if dimension <= _MOST_BY_ROWS else flat @ w for w in rows], axis=-1)
+        else:
+            product = xp.matmul(flat, xp.matrix_transpose(rows))
+        z = xp.permute_dims(xp.reshape(product, (n, self.tokens, students, components)), (2, 0, 3, 1))
+        return xp.reshape(z, (*lead, n, components, self.tokens), copy=True)
 
     def adjoint(self, inputs: Array, g: Array) -> Array:
         """Transpose of ``forward``: ``sum_{mu, m} g_pm x_m / sqrt(D)``.
@@ -127,16 +124,12 @@ class SequenceMultiIndex(TokenModel):
         self._check_gradient(inputs, g)
         students = math.prod(lead)
         rows = students * components
-        if rows == 1:
-            left = xp.reshape(g, (1, n * sites))
-        else:
-            left = xp.reshape(g, (students, n, components, sites))
-            left = xp.reshape(xp.permute_dims(left, (0, 2, 1, 3)), (rows, n * sites))
+        left = xp.permute_dims(xp.reshape(g, (students, n, components, sites)), (0, 2, 1, 3))
+        left = xp.reshape(left, (rows, n * sites))
         flat = xp.reshape(inputs, (-1, dimension))
         if _narrow(inputs, left):
             total = sequence_mixed.push(left, flat)
-            return xp.reshape(total * dimension**-0.5, (*lead, components, dimension))
-        if isinstance(flat, np.ndarray) and rows <= _FEW_VECTORS:
+        elif isinstance(flat, np.ndarray) and rows <= _FEW_VECTORS:
             total = np.concatenate([left[k : k + 1] @ flat for k in range(rows)])
         else:
             total = xp.matmul(left, flat)
@@ -165,13 +158,3 @@ def _narrow(inputs: Array, rows: Array) -> bool:
     """Whether a GPU is given inputs of float32 to be multiplied with few vectors of float64."""
     few = rows.shape[0] <= sequence_mixed.MOST_COMPONENTS
     return bool(few and inputs.dtype != rows.dtype and array_api_compat.is_cupy_array(inputs))
-
-
-def _project(xp: Any, inputs: Array, rows: Array) -> Array:
-    """Products of all tokens with the rows (k, D): (n M, k)."""
-    flat = xp.reshape(inputs, (-1, inputs.shape[-1]))
-    count, dimension = rows.shape
-    if isinstance(flat, np.ndarray) and count <= _FEW_VECTORS:
-        found = [np.vecdot(flat, row) if dimension <= _MOST_BY_ROWS else flat @ row for row in rows]
-        return found[0][:, None] if count == 1 else np.stack(found, axis=-1)
-    return xp.matmul(flat, xp.matrix_transpose(rows))
