@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from smimbench.files import LEFTOVER, StoreError, remove_leftovers, write_atomically
-from smimbench.run.record import digest_of, plain
+from smimbench.run.record import plain, sealed
 from smimbench.run.store import ASIDE, LONG, Store
 from smimbench.suite.cells import key_of
 from tests.helpers import environment
@@ -54,13 +54,18 @@ def files(store: Store) -> list[str]:
 
 def test_what_is_written_is_read_to_the_last_digit(tmp_path):
     store = Store(tmp_path / "deep" / "folder")
-    path = store.write(record())
+    assert store.load() == {}
+    extra = {"array": np.arange(3.0), "scalar": np.float64(2.5), "pair": (1, 2)}
+    given = record(trajectory=long_path(), extra=extra)
+    before = repr(given)
+    path = store.write(given)
+    assert repr(given) == before
     assert path == tmp_path / "deep" / "folder" / f"{key()}.json"
     found = store.load()[key()]
     assert found["metrics"]["mse"] == [0.1 + 0.2, 1e-17]
     assert found["timing"]["seconds"] == 0.25
+    assert found["extra"] == {"array": [0.0, 1.0, 2.0], "scalar": 2.5, "pair": [1, 2]}
     assert store.complaints == []
-    assert files(store) == [f"{key()}.json"]
 
 
 def test_numbers_that_json_cannot_hold_become_null_and_come_back_as_nan(tmp_path):
@@ -72,23 +77,6 @@ def test_numbers_that_json_cannot_hold_become_null_and_come_back_as_nan(tmp_path
     path = store.trajectory(store.load()[key()])
     assert np.isnan(path["residual"][0])
     assert path["residual"][1] == 0.5
-
-
-def test_arrays_and_tuples_are_written_as_lists(tmp_path):
-    store = Store(tmp_path)
-    store.write(record(extra={"array": np.arange(3.0), "scalar": np.float64(2.5), "pair": (1, 2)}))
-    assert store.load()[key()]["extra"] == {"array": [0.0, 1.0, 2.0], "scalar": 2.5, "pair": [1, 2]}
-
-
-def test_a_record_is_not_changed_by_writing_it(tmp_path):
-    given = record(trajectory=long_path())
-    before = json.dumps(given, sort_keys=True)
-    Store(tmp_path).write(given)
-    assert json.dumps(given, sort_keys=True) == before
-
-
-def test_the_folder_need_not_exist_to_be_read(tmp_path):
-    assert Store(tmp_path / "nothing").load() == {}
 
 
 # -- trajectories -------------------------------------------------------------------------------------------------
@@ -103,25 +91,16 @@ def long_path(count: int = LONG + 1):
     }
 
 
-def test_a_long_trajectory_goes_beside_the_record_without_pickle(tmp_path):
-    store = Store(tmp_path)
-    given = long_path()
+@pytest.mark.parametrize("count", [LONG, LONG + 1])
+def test_a_long_trajectory_goes_to_a_file_of_its_own_without_pickle(tmp_path, count):
+    store, given = Store(tmp_path), long_path(count)
     store.write(record(trajectory=given))
-    assert files(store) == [f"{key()}.json", f"{key()}.npz"]
+    assert files(store) == [f"{key()}.json"] + [f"{key()}.npz"] * (count > LONG)
     (found,) = store.load().values()
-    assert set(found["trajectory"]) == {"file", "sha256"}
+    assert (set(found["trajectory"]) == {"file", "sha256"}) == (count > LONG)
     arrays = store.trajectory(found)
     for name, values in given.items():
         np.testing.assert_array_equal(arrays[name], values)
-    with np.load(tmp_path / f"{key()}.npz", allow_pickle=False) as direct:
-        assert direct["mse"].shape == (LONG + 1, 2)
-
-
-def test_a_short_trajectory_stays_in_the_record(tmp_path):
-    store = Store(tmp_path)
-    store.write(record(trajectory=long_path(LONG)))
-    assert files(store) == [f"{key()}.json"]
-    assert store.trajectory(store.load()[key()])["mse"].shape == (LONG, 2)
 
 
 def test_a_trajectory_that_was_changed_or_lost_is_not_used(tmp_path):
@@ -136,11 +115,6 @@ def test_a_trajectory_that_was_changed_or_lost_is_not_used(tmp_path):
     path.unlink()
     assert store.trajectory(found) is None
     assert "missing" in store.complaints[-1]
-
-
-def test_no_trajectory_is_no_trajectory(tmp_path):
-    assert Store(tmp_path).trajectory({"trajectory": None}) is None
-    assert Store(tmp_path).trajectory({}) is None
 
 
 # -- atomic -------------------------------------------------------------------------------------------------------
@@ -209,24 +183,43 @@ def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
 # -- what cannot be trusted ---------------------------------------------------------------------------------------
 
 
-def _edit(path, change):
-    found = json.loads(path.read_text())
-    change(found)
-    path.write_text(json.dumps(found))
+def _edit(change, *, seal=False):
+    """A change of what a record says; with ``seal`` under a digest that fits."""
+
+    def edit(path):
+        found = json.loads(path.read_text())
+        change(found)
+        path.write_text(json.dumps(sealed(found) if seal else found))
+
+    return edit
+
+
+def _write(data):
+    return lambda path: path.write_bytes(data)
 
 
 SPOILED = {
     "torn": (lambda p: p.write_bytes(p.read_bytes()[:100]), "torn or not JSON"),
-    "empty": (lambda p: p.write_bytes(b""), "torn or not JSON"),
-    "not text": (lambda p: p.write_bytes(b"\xff\x00\xfe"), "torn or not JSON"),
-    "foreign": (lambda p: p.write_text('{"hello": "world"}'), "not a record of smimbench"),
-    "a list": (lambda p: p.write_text("[1, 2]"), "not a record of smimbench"),
-    "hand-edited": (lambda p: _edit(p, lambda r: r["metrics"].update(mse=[0.0, 0.0])), "digest does not match"),
-    "a status made ok": (lambda p: _edit(p, lambda r: r.update(status="failed")), "digest does not match"),
-    "a key added": (lambda p: _edit(p, lambda r: r.update(note="mine")), "digest does not match"),
-    "without digest": (lambda p: _edit(p, lambda r: r.pop("digest")), "not a record of smimbench"),
-    "of the future": (lambda p: _edit(p, lambda r: r.update(format=99)), "written in format 99"),
-}
+    "empty": (_write(b""), "torn or not JSON"),
+    "not text": (_write(b"\xff\x00\xfe"), "torn or not JSON"),
+    "foreign": (_write(b'{"hello": "world"}'), "not a record of smimbench"),
+    "a list": (_write(b"[1, 2]"), "not a record of smimbench"),
+    "hand-edited": (_edit(lambda r: r["metrics"].update(mse=[0.0, 0.0])), "digest does not match"),
+    "a status made ok": (_edit(lambda r: r.update(status="failed")), "digest does not match"),
+    "a key added": (_edit(lambda r: r.update(note="mine")), "digest does not match"),
+    "without digest": (_edit(lambda r: r.pop("digest")), "not a record of smimbench"),
+    "of the future": (_edit(lambda r: r.update(format=99)), "written in format 99"),
+    "another cell": (_edit(lambda r: r.update(cell=cell("b"), key=key("b")), seal=True), "renamed"),
+    "the key of another cell": (_edit(lambda r: r.update(key=key("b")), seal=True), "its key is not that of the cell"),
+    "a word for a number": (_edit(lambda r: r["metrics"].update(mse=["small"]), seal=True), "metrics.mse"),
+    "a list for a reason": (_edit(lambda r: r.update(reason=[1]), seal=True), "reason"),
+    "a status of its own": (_edit(lambda r: r.update(status="splendid"), seal=True), "status"),
+    "warnings that are no text": (_edit(lambda r: r.update(warnings=[{"a": 1}]), seal=True), "warnings.0"),
+    "findings in a table": (_edit(lambda r: r.update(final={"found": {"a": [1]}}), seal=True), "final.found"),
+    "a path out of the folder": (
+        _edit(lambda r: r.update(trajectory={"file": "../x.npz", "sha256": "0" * 64}), seal=True), "trajectory"
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SPOILED)
@@ -234,7 +227,8 @@ def test_a_spoiled_file_is_reported_set_aside_and_kept(tmp_path, name):
     spoil, reason = SPOILED[name]
     store = Store(tmp_path)
     path = store.write(record())
-    store.write(record("sound"))
+    sound = store.write(record("sound"))
+    sound.write_text(json.dumps(json.loads(sound.read_text())))  # other whitespace is no change
     spoil(path)
     content = path.read_bytes()
 
@@ -254,14 +248,6 @@ def test_a_spoiled_file_is_reported_set_aside_and_kept(tmp_path, name):
     assert store.complaints == []
 
 
-def test_a_renamed_file_does_not_stand_for_another_cell(tmp_path):
-    store = Store(tmp_path)
-    store.write(record("aaaa")).rename(tmp_path / f"{key('bbbb')}.json")
-    assert store.load(set_aside=True) == {}
-    assert "renamed" in store.complaints[0]
-    assert len(list((tmp_path / ASIDE).iterdir())) == 1
-
-
 def test_setting_aside_never_overwrites(tmp_path):
     store = Store(tmp_path)
     for i in range(3):
@@ -271,18 +257,12 @@ def test_setting_aside_never_overwrites(tmp_path):
     assert kept == ["spoiled 0", "spoiled 1", "spoiled 2"]
 
 
-def test_whitespace_is_no_change(tmp_path):
-    store = Store(tmp_path)
-    path = store.write(record())
-    path.write_text(json.dumps(json.loads(path.read_text())))
-    assert list(store.load()) == [key()]
-
-
 def test_retired_records_are_moved_not_deleted(tmp_path):
     store = Store(tmp_path)
     store.write(record("aaaa", trajectory=long_path()))
     store.write(record("bbbb"))
-    store.retire([key("aaaa")])
+    for _ in range(2):  # two runs may retire the same records
+        store.retire([key("aaaa")])
     assert list(store.load()) == [key("bbbb")]
     kept = {path.suffix: path for path in (tmp_path / ASIDE).iterdir()}
     assert set(kept) == {".json", ".npz"}
@@ -318,39 +298,6 @@ def test_what_is_shared_is_read_back_or_empty(tmp_path):
         assert len(store.complaints) == 1
 
 
-# -- made up ------------------------------------------------------------------------------------------------------
-
-
-def _sealed(path, change):
-    """Change a record and give it the digest that belongs to what it now says."""
-    found = json.loads(path.read_text())
-    change(found)
-    found["digest"] = digest_of(found)
-    target = path.with_name(f"{found['key']}.json")
-    target.write_text(json.dumps(found))
-
-
-MADE_UP = {
-    "under the key of another cell": (lambda r: r.update(key=key("other")), "its key is not that of the cell"),
-    "a word for a number": (lambda r: r["metrics"].update(mse=["small"]), "metrics.mse"),
-    "a list for a reason": (lambda r: r.update(reason=[1]), "reason"),
-    "a status of its own": (lambda r: r.update(status="splendid"), "status"),
-    "warnings that are no text": (lambda r: r.update(warnings=[{"a": 1}]), "warnings.0"),
-    "findings in a table": (lambda r: r.update(final={"found": {"a": [1]}}), "final.found"),
-    "a path out of the folder": (lambda r: r.update(trajectory={"file": "../x.npz", "sha256": "0" * 64}), "trajectory"),
-}
-
-
-@pytest.mark.parametrize("name", MADE_UP)
-def test_a_record_whose_digest_was_made_to_fit_must_still_be_one(tmp_path, name):
-    change, reason = MADE_UP[name]
-    store = Store(tmp_path)
-    _sealed(store.write(record()), change)
-    found = store.load()
-    assert reason in " ".join(store.complaints)
-    assert all(one["key"] == key() and one["status"] == "ok" for one in found.values())
-
-
 def test_pipes_deep_and_huge_files_are_reported_at_once(tmp_path):
     store = Store(tmp_path)
     store.write(record())
@@ -372,14 +319,6 @@ def test_pipes_deep_and_huge_files_are_reported_at_once(tmp_path):
     }
 
 
-def test_two_runs_may_retire_the_same_records(tmp_path):
-    store = Store(tmp_path)
-    store.write(record(trajectory=long_path()))
-    store.retire([key()])
-    store.retire([key()])
-    assert store.load() == {}
-
-
 def test_a_trajectory_that_unpacks_to_more_than_memory_is_not_read(tmp_path):
     store = Store(tmp_path)
     packed = zipfile.ZipFile(tmp_path / f"{key()}.npz", "w", zipfile.ZIP_DEFLATED)
@@ -395,6 +334,7 @@ def test_a_trajectory_that_unpacks_to_more_than_memory_is_not_read(tmp_path):
 
 def test_columns_of_different_lengths_are_no_trajectory(tmp_path):
     store = Store(tmp_path)
+    assert store.trajectory({"trajectory": None}) is None
     assert store.trajectory(record(trajectory={"iteration": [0, 1], "mse": [[1.0]]})) is None
     assert store.trajectory(record(trajectory={"mse": [[1.0], [1.0, 2.0]]})) is None
     assert len(store.complaints) == 2
