@@ -13,25 +13,12 @@ import pytest
 
 from smimbench.backend import machine
 from smimbench.backend.device import Backend, get_backend
-from smimbench.registry.registry import Registry, set_registry
 from smimbench.run import cost
 from smimbench.run.campaign import missing_cells, run_cells, shared_document
 from smimbench.run.cell import INFORMED_OVERLAP, run_cell
 from smimbench.run.store import Store
 from smimbench.suite.reader import load_suite
-from tests.helpers import ATTENTION, ROOT, SUITE, environment, write_suite
-
-PLUGIN = str(ROOT / "tests" / "faulty_algorithms.py")
-
-
-@pytest.fixture(scope="module")
-def registry():
-    """All that ships, and the faulty_algorithms; workers are given the same."""
-    found = Registry([PLUGIN])
-    assert not [plugin for plugin in found.plugins if plugin.failed]
-    set_registry(found)
-    yield found
-    set_registry(None)
+from tests.helpers import ATTENTION, SUITE, environment, write_suite
 
 
 def cells_of(tmp_path, registry, *algorithms: str, text: str = SUITE, **overrides):
@@ -199,15 +186,6 @@ def test_to_resume_is_a_set_difference(tmp_path, registry):
     assert {c.replicate for c in missing_cells(more, store.load())} == {2}
 
 
-def test_a_torn_record_is_missing_again(tmp_path, registry):
-    cells = cells_of(tmp_path, registry, "quiet")
-    store = Store(tmp_path / "results")
-    run_cells(cells, store, registry=registry)
-    path = tmp_path / "results" / f"{cells[1].key}.json"
-    path.write_text(path.read_text()[:200])
-    assert missing_cells(cells, store.load(set_aside=True)) == [cells[1]]
-
-
 def test_trusted_timings_are_records_of_their_own_and_bound_to_the_machine(tmp_path, registry, monkeypatch):
     cells = cells_of(tmp_path, registry, "quiet")[:2]
     store = Store(tmp_path / "results")
@@ -215,6 +193,11 @@ def test_trusted_timings_are_records_of_their_own_and_bound_to_the_machine(tmp_p
     assert missing_cells(cells, store.load()) == []
     assert missing_cells(cells, store.load(), timing=True) == cells
     run_cells(cells, store, registry=registry, timing=True, workers=4)
+    for cell in cells:  # a timing alone also answers for the error
+        (tmp_path / "results" / f"{cell.key}.json").rename(tmp_path / f"{cell.key}.json")
+    assert missing_cells(cells, store.load()) == []
+    for cell in cells:
+        (tmp_path / f"{cell.key}.json").rename(tmp_path / "results" / f"{cell.key}.json")
     assert missing_cells(cells, store.load(), timing=True) == []
     records = store.load()
     assert len(records) == 4
@@ -227,13 +210,6 @@ def test_trusted_timings_are_records_of_their_own_and_bound_to_the_machine(tmp_p
     monkeypatch.setattr(machine, "fingerprint", lambda: "elsewhere")
     assert missing_cells(cells, records, timing=True) == cells
     assert missing_cells(cells, records) == []
-
-
-def test_a_timing_alone_also_answers_for_the_error(tmp_path, registry):
-    cells = cells_of(tmp_path, registry, "quiet")
-    store = Store(tmp_path / "results")
-    run_cells(cells[:1], store, registry=registry, timing=True)
-    assert missing_cells(cells, store.load()) == cells[1:]
 
 
 # -- processes ----------------------------------------------------------------------------------------------------
@@ -284,10 +260,69 @@ def test_a_process_that_dies_takes_only_its_own_cell(tmp_path, registry):
     assert missing_cells(cells, records) == []
 
 
-def test_workers_have_the_plugins_of_the_parent(tmp_path, registry):
-    cells = cells_of(tmp_path, registry, "quiet")
-    records = run_cells(cells, Store(tmp_path / "results"), registry=registry, workers=2)
-    assert {record["status"] for record in records} == {"ok"}
+# -- plugins that do what they should not: each harms itself alone, and what it did is said -------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("unlocker", "cannot set WRITEABLE flag"),
+        ("digger", "wrote into the data that all algorithms share"),
+        ("raising-digger", "cannot open [/data/x]"),
+    ],
+)
+def test_data_cannot_be_spoiled_for_siblings(tmp_path, registry, name, reason):
+    """The sibling runs afterwards on the same instance, and finds the very numbers that it finds alone."""
+    alone = run_cell(cells_of(tmp_path, registry, "gamp")[0], registry=registry)
+    bad, sibling = cells_of(tmp_path, registry, name, "gamp")[:2]
+    records = run_cells([bad, sibling], Store(tmp_path / "results"), registry=registry)
+    assert records[0]["status"] == "failed"
+    assert reason in records[0]["reason"]
+    assert not records[0]["metrics"]
+    assert numbers(records[1]) == numbers(alone)
+
+
+def test_odd_findings_and_warnings_are_named_and_dropped(tmp_path, registry):
+    record = run_cell(cells_of(tmp_path, registry, "odd-reporter")[0], registry=registry)
+    assert record["status"] == "ok"
+    assert record["final"]["fine"] == [1.5, None]
+    assert record["final"]["3"] == [1.0, None]
+    dropped = [line for line in record["warnings"] if "must be a list of numbers" in line]
+    assert [line.split("'")[1] for line in dropped] == ["table", "text", "object", "deep"]
+    assert "\x1b" not in json.dumps(record, ensure_ascii=False)
+
+
+def test_an_error_of_any_kind_is_a_record(tmp_path, registry):
+    record = run_cell(cells_of(tmp_path, registry, "unspeakable")[0], registry=registry)
+    assert record["status"] == "failed"
+    assert record["reason"] == "Silent: (a Silent whose text cannot be had)"
+
+
+def test_warnings_without_end_are_cut(tmp_path, registry):
+    record = run_cell(cells_of(tmp_path, registry, "tower")[0], registry=registry)
+    assert record["status"] == "ok"
+    assert len(record["warnings"]) == 101
+    assert record["warnings"][-1] == "and 200 more"
+    assert len(json.dumps(record)) < 500_000
+
+
+def test_what_a_record_cannot_hold_fails_its_cell_alone(tmp_path, registry, monkeypatch):
+    from smimbench_metrics.mse import MSE
+
+    monkeypatch.setattr(MSE, "measure", lambda *_: ["nought"])
+    record = run_cell(cells_of(tmp_path, registry, "quiet")[0], registry=registry)
+    assert record["status"] in ("ok", "failed")
+    Store(tmp_path / "results").write(record)
+    assert len(Store(tmp_path / "results").load()) == 1
+
+
+def test_data_are_handed_out_without_copies(tmp_path, registry):
+    suite = load_suite(write_suite(tmp_path, SUITE), registry=registry)
+    instance = suite.plans[0].problem.instance(1.0, 30)
+    data = instance.data(get_backend("numpy"))
+    assert np.shares_memory(data.inputs, instance.inputs)
+    assert not data.inputs.flags.writeable
+    assert not data.labels.flags.writeable
 
 
 # -- starts -------------------------------------------------------------------------------------------------------

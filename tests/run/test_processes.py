@@ -8,23 +8,12 @@ import time
 
 import pytest
 
-from smimbench.registry.registry import Registry, set_registry
 from smimbench.run.campaign import run_cells
 from smimbench.run.executor import Limits
 from smimbench.run.store import Store
-from tests.helpers import ROOT, SUITE, call_outside, write_suite
+from tests.helpers import SUITE, call_outside, write_suite
+from tests.run.conftest import PLUGIN
 from tests.run.test_campaign import cells_of, numbers
-
-PLUGIN = str(ROOT / "tests" / "faulty_algorithms.py")
-
-
-@pytest.fixture(scope="module")
-def registry():
-    found = Registry([PLUGIN])
-    set_registry(found)
-    yield found
-    set_registry(None)
-
 
 ENDS = {
     "aborter": "the worker process died 2 times: SIGABRT",

@@ -53,25 +53,20 @@ def test_a_shard_that_is_none_is_one_line(tmp_path, capsys, text):
 
 
 def shard(suite, results, number):
-    return subprocess.Popen(
-        command(
-            "run",
-            suite,
-            "--results",
-            results,
-            "--workers",
-            "1",
-            "--shard",
-            f"{number}/{SHARDS}",
-            "--quiet",
-            "--no-figure",
-        ),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-        start_new_session=True,
+    words = (
+        "run",
+        suite,
+        "--results",
+        results,
+        "--workers",
+        "1",
+        "--shard",
+        f"{number}/{SHARDS}",
+        "--quiet",
+        "--no-figure",
     )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command(*words), **pipes, text=True, env=environment(), start_new_session=True)
 
 
 @pytest.mark.slow
@@ -164,6 +159,7 @@ def test_a_batch_script_covers_all_cells_and_is_a_shell_script(tmp_path, capsys)
     (tasks,) = map(int, re.findall(r"^#SBATCH --array=1-(\d+)$", out, re.M))
     assert 1 <= tasks <= 3
     assert f'--shard "$SLURM_ARRAY_TASK_ID/{tasks}"' in out
+    assert out.count(" -P -m smimbench ") == 2  # nothing is imported from its folder
     assert "--set 'grid.alpha=[0.5]'" in out
     assert f"'{suite}'" in out
     assert "--budget 180s" in out
