@@ -18,30 +18,19 @@ empty-handed. Points are randomised in independent replicates; their spread is t
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+import array_api_compat
 import numpy as np
 
 from smimbench.backend.arrays import clip, matching, namespace
-from smimbench.derive.samples import (
-    Accuracy,
-    Fits,
-    Gaussian,
-    Moments,
-    Samples,
-    effective_count,
-    posterior_fits,
-    prior_fits,
-    reflected,
-)
+from smimbench.derive.samples import Accuracy, Moments, Samples
 from smimbench.numerics.linalg import symmetric_root
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments
 from smimbench.numerics.masked import put_at_mask
-from smimbench.numerics.qmc import whitened_points
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
     from smimbench.interfaces import Array
 
@@ -72,225 +61,150 @@ def integrate(channel: Any, y: Array, omega: Array, V: Array, accuracy: Accuracy
         for start in range(0, n, size):
             part = slice(start, min(start + size, n))
             wide = xp.astype(omega[part, ...], xp.float64)
-            blocks.append(_integrate_block_of_samples(Samples(channel, y[part, ...], wide, root, start, accuracy)))
-    return _joined(blocks, xp)
+            block = Samples.on_prior(channel, y[part, ...], wide, root, accuracy, start)
+            blocks.append(_on_one_line(block) if P * C == 1 else _from_prior(block))
+    return Moments(*(xp.concat(list(column), axis=0) for column in zip(*blocks)))
 
 
-def _integrate_block_of_samples(block: Samples) -> Moments:
-    """The cheapest method that resolves the posterior of each sample; more points where the error is too large."""
+def _from_prior(block: Samples) -> Moments:
+    """Points of the prior; another method for samples of which too few points are effective."""
     accuracy = block.accuracy
-    if block.d == 1:
-        return _on_one_line(block, min(accuracy.target, ONE_LINE), search=accuracy.effort > 0)
-    xp = block.xp
-    prior = prior_fits(block)
-    found, effective = _on_points(block, prior, accuracy.points)
+    found = _on_points(block, accuracy.points)
     # Where errors of single samples average out, a few effective points will do.
-    easy = effective >= (1.0 if accuracy.effort > 1 else 0.2) * accuracy.enough * accuracy.points
-    found = _more_points(block, prior, found, easy)
-    hard = xp.nonzero(~easy)[0]
-    if hard.shape[0]:
-        some = block.take(hard)
-        found = _merged(found, _integrate_hard(some, _taken(prior, hard)), ~easy)
-    return found
+    enough = (1.0 if accuracy.effort > 1 else 0.2) * accuracy.enough
+    easy = found.effective >= enough * accuracy.points * accuracy.replicates
+    return _redone(block, _with_more_points(block, found, easy), ~easy, _hard)
 
 
-def _integrate_hard(block: Samples, prior: Fits) -> Moments:
+def _hard(block: Samples) -> Moments:
     """Samples whose posterior is hardly covered by the prior's points: a thin sheet in latent space, or a small region."""
-    xp, accuracy = block.xp, block.accuracy
+    accuracy = block.accuracy
+    if block.d > 3:
+        return _from_fit(block)
+    # Lines through all of the prior miss no part of a sheet; a fit might settle on one.
+    found = _on_lines(block, accuracy.lines)
+    met = found.effective >= accuracy.trusted
+    if accuracy.effort > 1:
+        found = _redone(
+            block, found, met & (found.error > accuracy.target), partial(_on_lines, count=4 * accuracy.lines)
+        )
+    return _redone(block, found, ~met, _from_fit)
+
+
+def _from_fit(block: Samples) -> Moments:
+    """Points of a Gaussian that covers the posterior; lines where even those are hardly effective."""
+    block, accuracy = block.fitted(), block.accuracy
+    found = _on_points(block, accuracy.points)
+    thin = found.effective < accuracy.thin * accuracy.points * accuracy.replicates
     lines = accuracy.lines if block.d <= 3 else 4 * accuracy.lines
-    if block.d <= 3:
-        # Lines through all of the prior miss no part of a sheet; a fit might settle on one.
-        found, effective = _on_lines(block, prior, lines)
-        met = effective >= accuracy.trusted
-        rough = met & (found.error > accuracy.target)
-        if accuracy.effort > 1:
-            found = _again(block, prior, found, rough, _on_lines, 4 * lines)
-        rest = xp.nonzero(~met)[0]
-        if not rest.shape[0]:
-            return found
-        return _merged(found, _integrate_fitted(block.take(rest), lines), ~met)
-    return _integrate_fitted(block, lines)
+    return _redone(block, _with_more_points(block, found, ~thin), thin, partial(_on_lines, count=lines))
 
 
-def _integrate_fitted(block: Samples, lines: int) -> Moments:
-    fits = posterior_fits(block)
-    found, effective = _on_points(block, fits, block.accuracy.points)
-    thin = effective < block.accuracy.thin * block.accuracy.points
-    found = _more_points(block, fits, found, ~thin)
-    return _again(block, fits, found, thin, _on_lines, lines)
-
-
-def _more_points(block: Samples, fits: Fits, found: Moments, where: Array) -> Moments:
-    count, effort, target = block.accuracy.points, block.accuracy.effort, block.accuracy.target
+def _with_more_points(block: Samples, found: Moments, where: Array) -> Moments:
+    """Four times as many points, and again, for samples whose error is above the target, as far as the effort goes."""
+    count, effort = 4 * block.accuracy.points, block.accuracy.effort
     while effort > 1:
-        effort, count = effort // 4, count * 4
-        found = _again(block, fits, found, where & (found.error > target), _on_points, count)
+        wrong = where & (found.error > block.accuracy.target)
+        found = _redone(block, found, wrong, partial(_on_points, count=count))
+        count, effort = 4 * count, effort // 4
     return found
 
 
-def _taken(fits: Fits, rows: Array) -> Fits:
-    xp = namespace(rows)
-    return tuple(Gaussian(*(xp.take(a, rows, axis=0) for a in fit)) for fit in fits)
-
-
-def _merged(found: Moments, new: Moments, mask: Array) -> Moments:
-    """``found`` with the samples where ``mask`` holds replaced, in order, by ``new``."""
-    return Moments(*(put_at_mask(old, mask, part) for part, old in zip(new, found)))
-
-
-def _again(
-    block: Samples,
-    fits: Fits,
-    found: Moments,
-    mask: Array,
-    method: Callable[[Samples, Fits, int], tuple[Moments, Array]],
-    count: int,
-) -> Moments:
-    """The moments, computed anew by ``method`` for the samples where ``mask`` holds."""
+def _redone(block: Samples, found: Moments, mask: Array, method: Callable[[Samples], Moments]) -> Moments:
+    """The moments, those of the samples where ``mask`` holds computed anew, 128 samples at a time."""
     xp = block.xp
     rows = xp.nonzero(mask)[0]
-    if not rows.shape[0]:
+    starts = range(0, rows.shape[0], 128)
+    if not starts:
         return found
-    parts = []
-    for start in range(0, rows.shape[0], 128):
-        some = rows[start : min(start + 128, rows.shape[0])]
-        parts.append(method(block.take(some), _taken(fits, some), count)[0])
-    return _merged(found, _joined(parts, xp), mask)
+    parts = [method(block.take(rows[i : min(i + 128, rows.shape[0])])) for i in starts]
+    return Moments(*(put_at_mask(old, mask, xp.concat(list(new), axis=0)) for old, new in zip(found, zip(*parts))))
 
 
-def _joined(parts: list[Moments], xp: ModuleType) -> Moments:
-    """Moments of some samples after those of others."""
-    return Moments(*(xp.concat(list(column), axis=0) for column in zip(*parts)))
-
-
-def _on_one_line(block: Samples, accuracy: float, *, search: bool) -> Moments:
-    """One latent dimension: adaptive quadrature; ``search`` looks for narrow peaks."""
-    xp = block.xp
+def _on_one_line(block: Samples) -> Moments:
+    """One latent dimension: adaptive quadrature, which looks for narrow peaks where errors matter."""
+    accuracy, device = block.accuracy, array_api_compat.device(block.omega)
 
     def log_weight(t: Array, lines: Array) -> Array:
         return block.log_likelihood(t[..., None], lines)
 
-    found = line_moments(log_weight, block.n, xp, block.device, tolerance=accuracy, search=search)
+    found = line_moments(
+        log_weight, block.omega.shape[0], block.xp, device,
+        tolerance=min(accuracy.target, ONE_LINE), search=accuracy.effort > 0,
+    )  # fmt: skip
     mean = found.mean[:, None]
-    return Moments(found.log_norm, mean, found.square[:, None, None], found.error, mean, mean)
+    return Moments(found.log_norm, mean, found.square[:, None, None], found.error, mean, mean, found.log_norm)
 
 
-def _on_lines(block: Samples, fits: Fits, count: int) -> tuple[Moments, Array]:
-    """Adaptive quadrature along ``count`` parallel lines per sample and replicate, and how many were effective in all."""
-    xp, n, d = block.xp, block.n, block.d
-    owner = xp.reshape(xp.broadcast_to(xp.arange(n, device=block.device)[:, None], (n, count)), (-1,))
-    parts = []
-    for replicate, fit in enumerate(fits):
-        direction = xp.matmul(fit.factor, fit.axis[..., None])[..., 0]
-        across = block.asarray(whitened_points(d - 1, count, "likelihood: lines", replicate))
-        across = xp.concat([xp.zeros_like(across[:, :1]), across], axis=1)
-        across = reflected(xp.broadcast_to(across[None, ...], (n, count, d)), fit.axis, xp)
-        base = fit.mean[:, None, :] + xp.matmul(across, xp.matrix_transpose(fit.factor))
-        flat = xp.reshape(base, (n * count, d))
-        constant = xp.reshape(xp.sum(across * across, axis=-1), (-1,)) / 2
+def _on_lines(block: Samples, count: int) -> Moments:
+    """Adaptive quadrature along ``count`` parallel lines per sample and replicate."""
+    xp, (R, n, d), device = block.xp, block.mean.shape, array_api_compat.device(block.omega)
+    direction = xp.matmul(block.factor, block.axis[..., None])[..., 0]
+    across = block.points(d - 1, count, "likelihood: lines")
+    across, base = block.placed(xp.concat([xp.zeros_like(across[..., :1]), across], axis=-1))
+    constant = xp.reshape(xp.sum(across * across, axis=-1), (-1,)) / 2
+    owner = xp.broadcast_to(xp.arange(n, device=device)[None, :, None], (R, n, count))
+    along = xp.broadcast_to(direction[:, :, None, :], base.shape)
+    origins, ways, owner = xp.reshape(base, (-1, d)), xp.reshape(along, (-1, d)), xp.reshape(owner, (-1,))
 
-        along = xp.take(direction, owner, axis=0)
-        log_weight = partial(_on_the_line, block, flat, along, constant, owner)
-        found = line_moments(
-            log_weight, n * count, xp, block.device, tolerance=2e-3, reach=8.0, rounds=20, search=False
-        )  # fmt: skip
-        weight, mean, square = (xp.reshape(a, (n, count)) for a in found[:3])
-        points = base + mean[..., None] * direction[:, None, :]
-        scatter = clip(square - mean * mean, 0.0, None)
-        parts.append(_Weighted(weight + _log_determinant(fit, xp)[:, None], points, scatter, direction))
-    effective = effective_count(xp.concat([part.weight for part in parts], axis=1), xp)
-    return _gathered_moments(parts, _width(fits), block.accuracy.trusted, xp), effective
+    def log_weight(t: Array, lines: Array) -> Array:
+        """The Gaussian that the lines follow is divided out, the prior is put in."""
+        start, way = (xp.take(a, lines, axis=0)[:, None, :] for a in (origins, ways))
+        weight = block.log_weight(start + t[..., None] * way, xp.take(owner, lines))
+        return weight + t * t / 2 + xp.take(constant, lines)[:, None]
+
+    found = line_moments(log_weight, R * n * count, xp, device, tolerance=2e-3, reach=8.0, rounds=20, search=False)
+    weight, mean, square = (xp.reshape(a, (R, n, count)) for a in found[:3])
+    scatter = clip(square - mean * mean, 0.0, None)
+    return _gathered(block, weight, base + mean[..., None] * along, scatter[..., None] * along)
 
 
-def _on_the_line(
-    block: Samples, base: Array, along: Array, constant: Array, owner: Array, t: Array, lines: Array
-) -> Array:
-    """Log-weight of points on lines: the Gaussian that the lines follow is divided out, the prior is put in."""
-    xp = block.xp
-    u = xp.take(base, lines, axis=0)[:, None, :] + t[..., None] * xp.take(along, lines, axis=0)[:, None, :]
-    prior = xp.take(constant, lines)[:, None] + t * t / 2 - xp.sum(u * u, axis=-1) / 2
-    return block.log_likelihood(u, xp.take(owner, lines)) + prior
+def _on_points(block: Samples, count: int) -> Moments:
+    """Importance sampling with ``count`` quasi-random points per sample and replicate."""
+    xp, (R, n, d) = block.xp, block.mean.shape
+    nodes, u = block.placed(block.points(d, count, "likelihood: modes"))
+    owner = xp.broadcast_to(xp.arange(n, device=array_api_compat.device(u)), (R, n))
+    weight = block.log_weight(xp.reshape(u, (R * n, count, d)), xp.reshape(owner, (-1,)))
+    return _gathered(block, xp.reshape(weight, (R, n, count)) + xp.sum(nodes * nodes, axis=-1) / 2, u)
 
 
-def _on_points(block: Samples, fits: Fits, count: int) -> tuple[Moments, Array]:
-    """Importance sampling with ``count`` quasi-random points per sample and replicate, and how many were effective (n,)."""
-    xp, n, d = block.xp, block.n, block.d
-    parts = []
-    effective = xp.zeros((n,), dtype=xp.float64, device=block.device)
-    for replicate, fit in enumerate(fits):
-        nodes = block.asarray(whitened_points(d, count, "likelihood: modes", replicate))
-        nodes = reflected(xp.broadcast_to(nodes[None, ...], (n, count, d)), fit.axis, xp)
-        u = fit.mean[:, None, :] + xp.matmul(nodes, xp.matrix_transpose(fit.factor))
-        weight = block.log_likelihood(u) - xp.sum(u * u, axis=-1) / 2 + xp.sum(nodes * nodes, axis=-1) / 2
-        effective = effective + effective_count(weight, xp) / block.accuracy.replicates
-        parts.append(_Weighted(weight + _log_determinant(fit, xp)[:, None], u))
-    return _gathered_moments(parts, _width(fits), block.accuracy.trusted, xp), effective
+def _gathered(block: Samples, weight: Array, points: Array, scatter: Array | None = None) -> Moments:
+    """Moments from log-weights (R, n, K) and points (R, n, K, d) in independent replicates.
 
-
-class _Weighted(NamedTuple):
-    """One replicate: log-weights (n, K), points (n, K, d), and for lines the variance along them (n, K), (n, d)."""
-
-    weight: Array
-    points: Array
-    scatter: Array | None = None
-    direction: Array | None = None
-
-
-def _log_determinant(fit: Gaussian, xp: ModuleType) -> Array:
-    return xp.sum(xp.log(xp.linalg.diagonal(fit.factor)), axis=-1)
-
-
-def _width(fits: Fits) -> Array:
-    """Size (n,) of the clouds of points in one direction, and their distance."""
-    xp = namespace(fits[0].mean)
-    sizes = [xp.mean(xp.sum(fit.factor * fit.factor, axis=-1), axis=-1) for fit in fits]
-    centre = sum(fit.mean for fit in fits) / len(fits)
-    apart = [xp.mean((fit.mean - centre) ** 2, axis=-1) for fit in fits]
-    return xp.sqrt((sum(sizes) + sum(apart)) / len(fits))
-
-
-def _gathered_moments(parts: list[_Weighted], width: Array, trusted: float, xp: ModuleType) -> Moments:
-    """Moments from weighted points in independent replicates.
-
-    Where a few points carry everything the spread of the replicates says nothing: the error is then at least the size
-    ``width`` of the cloud over the square root of their number.
+    ``scatter`` (R, n, K, d) is the variance along lines times their direction. Where a few points carry everything the spread
+    of the replicates says nothing: the error is then at least the size of the cloud over the square root of their number.
+    Where no point is possible, the prior is left, with an error of its width.
     """
-    top = xp.max(xp.stack([xp.max(part.weight, axis=1) for part in parts]), axis=0)
-    alive = top > 0.5 * IMPOSSIBLE
-    norms, means, squares = [], [], []
-    for part in parts:
-        p = xp.exp(clip(part.weight - top[:, None], -700.0, 0.0))
-        p = p * xp.astype(part.weight > 0.5 * IMPOSSIBLE, xp.float64) / part.weight.shape[1]
-        norms.append(xp.sum(p, axis=1))
-        means.append(xp.sum(p[..., None] * part.points, axis=1))
-        square = xp.matmul(xp.matrix_transpose(part.points * p[..., None]), part.points)
-        if part.scatter is not None and part.direction is not None:
-            outer = part.direction[:, :, None] * part.direction[:, None, :]
-            square = square + xp.sum(p * part.scatter, axis=1)[:, None, None] * outer
-        squares.append(square)
-    norm = sum(norms) / len(parts)
+    xp, (R, _, d) = block.xp, block.mean.shape
+    weight = weight + xp.sum(xp.log(xp.linalg.diagonal(block.factor)), axis=-1)[..., None]
+    top = xp.max(weight, axis=(0, 2))
+    p = xp.exp(clip(weight - top[None, :, None], -700.0, 0.0))
+    p = p * xp.astype(weight > 0.5 * IMPOSSIBLE, xp.float64) / weight.shape[2]
+    norms = xp.sum(p, axis=2)
+    means = xp.sum(p[..., None] * points, axis=2)
+    squares = xp.matmul(xp.matrix_transpose(points * p[..., None]), points)
+    if scatter is not None:
+        way = xp.matmul(block.factor, block.axis[..., None])
+        squares = squares + xp.sum(p[..., None] * scatter, axis=2)[..., None] * xp.matrix_transpose(way)
+    norm = xp.mean(norms, axis=0)
+    alive = norm > 0
     safe = xp.where(alive, norm, xp.ones_like(norm))
-    mean = sum(means) / len(parts) / safe[:, None]
-    square = sum(squares) / len(parts) / safe[:, None, None]
+    mean = xp.mean(means, axis=0) / safe[:, None]
+    unknown = xp.astype(~alive, xp.float64)[:, None, None] * xp.eye(d, **matching(mean))
+    square = xp.mean(squares, axis=0) / safe[:, None, None] + unknown
     # Standard error of a ratio over the replicates.
-    residuals = [xp.sum((m - r[:, None] * mean) ** 2, axis=1) for m, r in zip(means, norms)]
-    replicates = len(parts)
-    variance = sum(residuals) / safe**2 / (replicates * (replicates - 1))
-    d = mean.shape[1]
-    effective = effective_count(xp.concat([part.weight for part in parts], axis=1), xp)
-    floor = xp.where(effective < trusted, width / xp.sqrt(clip(effective, 1.0, None)), xp.zeros_like(width))
-    error = xp.maximum(xp.sqrt(variance / d), floor)
-    half = replicates // 2
+    residuals = xp.sum((means - norms[..., None] * mean) ** 2, axis=(0, 2))
+    error = xp.sqrt(residuals / (R * (R - 1) * d)) / safe
+    effective = (R * norm) ** 2 / clip(xp.sum(p * p, axis=(0, 2)), 1e-300, None)
+    apart = xp.sum((block.mean - xp.mean(block.mean, axis=0)) ** 2, axis=(0, 2))
+    width = xp.sqrt((xp.sum(block.factor**2, axis=(0, 2, 3)) + apart) / (R * d))
+    few = effective < block.accuracy.trusted
+    error = xp.where(few, xp.maximum(error, width / xp.sqrt(clip(effective, 1.0, None))), error)
     halves = []
-    for group in (slice(0, half), slice(half, replicates)):
-        mass = sum(norms[group])
+    for group in (slice(0, R // 2), slice(R // 2, R)):
+        mass = xp.sum(norms[group, :], axis=0)
         good = mass > 1e-3 * norm
-        estimate = sum(means[group]) / xp.where(good, mass, xp.ones_like(mass))[:, None]
+        estimate = xp.sum(means[group, ...], axis=0) / xp.where(good, mass, xp.ones_like(mass))[:, None]
         halves.append(xp.where(good[:, None], estimate, mean))
-    identity = xp.eye(d, **matching(mean))
-    mean = xp.where(alive[:, None], mean, xp.zeros_like(mean))
-    square = xp.where(alive[:, None, None], square, xp.broadcast_to(identity, square.shape))
-    error = xp.where(alive, error, xp.ones_like(error))
     log_norm = xp.where(alive, top + xp.log(safe), top)
-    halves = [xp.where(alive[:, None], h, xp.zeros_like(h)) for h in halves]
-    return Moments(log_norm, mean, square, error, *halves)
+    return Moments(log_norm, mean, square, error, halves[0], halves[1], effective)

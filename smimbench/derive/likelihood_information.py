@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from smimbench.backend.arrays import namespace
+from smimbench.backend.arrays import NUMPY
 from smimbench.derive.integrate import BLOCK, ONE_LINE, integrate
 from smimbench.derive.sampled_information import Labels, label_means
 from smimbench.derive.samples import Accuracy, reflected
 from smimbench.interfaces import Uncertain
-from smimbench.numerics.linalg import inverse_root, symmetric_root
+from smimbench.numerics.linalg import inverse_root, symmetric, symmetric_root
 from smimbench.numerics.line_integrals import IMPOSSIBLE, line_moments
 from smimbench.numerics.memo import kept
 from smimbench.numerics.qmc import whitened_points
@@ -28,18 +28,19 @@ if TYPE_CHECKING:
 
 __all__ = ["LikelihoodInformation"]
 
+Host = np.ndarray[Any, Any]
+
 SCRAMBLES = 8
 """Independent scrambles, whose spread is the error; doubled, it costs twice as much and is known 1.4 times better."""
-THINNEST = 1e-3
-"""V/Q below which sums over labels follow a power law, because few labels are in doubt; doubled, earlier."""
+THINNEST, NARROWEST = 1e-3, 1e-7
+"""V/Q below which sums over labels follow a power law, because few labels are in doubt, and quadratures, because no rule meets so
+narrow a boundary; doubled, earlier."""
 FAINT = 0.02
 """Relative overlap below which labels that see no sign are interpolated to zero; doubled, earlier."""
-NARROWEST = 1e-7
-"""V/Q below which quadratures follow a power law, because no rule meets so narrow a boundary; doubled, earlier."""
-WIDTHS = ((1.0, 256), (1.6, 128), (2.6, 128))
+WIDTHS = ((1.0, 512), (1.6, 256), (2.6, 256))
 """Standard deviations of the Gaussians from which points come, and their numbers; more points cost as much more."""
-TRUSTED = 20.0
-"""Effective points from which two independent means are multiplied; doubled, pairs are counted more often."""
+LOST = 4e-3
+"""Share of the information in labels that too few points meet to be counted; it halves where points are doubled."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +54,7 @@ class LikelihoodInformation:
     channel: Any
     components: int
     sites: int
-    labels: np.ndarray[Any, Any] | None
+    labels: Any
     blind_to_signs: bool
     target: float
 
@@ -68,50 +69,59 @@ class LikelihoodInformation:
         Quasi-random points in independent scrambles, whose spread is the error. A label with few values is summed over;
         any other is drawn, for ``label_means``.
         """
-        Q, V = (np.asarray(a, dtype=float) for a in (Q, V))
-        Q, V = np.broadcast_arrays(Q, V)
-        flat = self._informations(list(zip(Q.reshape(-1, *Q.shape[-2:]), V.reshape(-1, *V.shape[-2:]))))
-        value = np.stack([f.value for f in flat]).reshape(Q.shape)
-        error = np.stack([f.error for f in flat]).reshape(Q.shape)
-        return Uncertain(value, error, flat[0].method)
+        Q, V = np.broadcast_arrays(np.asarray(Q, dtype=float), np.asarray(V, dtype=float))
+        P, shape = self.components, Q.shape
+        if P == 1:
+            value, error = self._of_scalars(Q.ravel(), V.ravel())
+        else:
+            pairs = zip(Q.reshape(-1, P, P), V.reshape(-1, P, P))
+            value, error = (np.stack(part) for part in zip(*(self._estimate(*pair) for pair in pairs)))
+        how = "posterior integrated from the likelihood" if self.labels is None else "labels added up"
+        sampled = f"Monte Carlo ({SCRAMBLES} Sobol scrambles; {how})"
+        method = "nested quadrature of the likelihood" if self._is_exact else sampled
+        return Uncertain(value.reshape(shape), error.reshape(shape), method)
 
-    def _informations(self, pairs: list[tuple[Array, Array]]) -> list[Uncertain]:
-        labels = self.labels
-        if labels is not None and self.dimension == 1:
-            Q, V = (np.array([pair[i][0, 0] for pair in pairs]) for i in range(2))
-            far = V < NARROWEST * Q
-            if not far.any():
-                return self._by_quadrature(Q, V, labels)
-            # No rule meets a boundary that is this narrow unless it knows where: follow the power law on the way to it.
-            near = [np.where(far, factor * NARROWEST * Q, V) for factor in (1.0, 10.0)]
-            found, wider = (self._by_quadrature(Q, np.maximum(v, V), labels) for v in near)
-            return [_continued(f, w, v, low) if out else f for f, w, v, low, out in zip(found, wider, V, near[0], far)]
-        return [self._sampled(q, v, labels) for q, v in pairs]
+    @property
+    def _is_exact(self) -> bool:
+        """Whether there is a quadrature."""
+        return self.labels is not None and self.dimension == 1
 
-    def _sampled(self, Q: Array, V: Array, labels: Array | None) -> Uncertain:
-        """By sampling, except near both ends, where it follows the known limits."""
-        if self.components > 1:
-            return self._information(Q, V)
-        q, v = float(Q[0, 0]), float(V[0, 0])
-        if labels is not None and v < THINNEST * q:
-            # So few labels are in doubt that none would be met; their share falls like the width of the posterior.
-            at = THINNEST * q
-            found, wider = (self._kept(q + v - e, e) for e in (at, 10 * at))
-            return _continued(found, wider, v, at)
-        faint = FAINT * (q + v)
-        if q < faint and self.blind_to_signs:
+    def _of_scalars(self, Q: Host, V: Host) -> tuple[Host, Host]:
+        """Values and errors for overlaps and errors (N,); near both ends they follow the known limits."""
+        least = 0.0 if self.labels is None else NARROWEST if self._is_exact else THINNEST
+        far = least * Q > V
+        at = np.where(far, least * Q, V)
+        value, error = self._at(Q + V - at, at)
+        if far.any():
+            # So few labels are in doubt that none would be met; their share follows a power law on the way there.
+            wider, doubt = self._at((Q + V - 10 * at)[far], 10 * at[far])
+            here, distance = value[far], np.log(at[far] / V[far])
+            with np.errstate(all="ignore"):
+                # Labels tell at most the width of the posterior, and never less of a narrower one.
+                power = np.where((here > 0) & (wider > 0), np.clip(np.log10(here / wider), 0.0, 1.0), 0.0)
+                spread = error[far] / here * (1 + distance / math.log(10)) + doubt / wider * distance / math.log(10)
+            value[far] = here * np.exp(power * distance)
+            error[far] = value[far] * np.minimum(np.nan_to_num(spread, nan=1.0), 1.0)
+        total = Q + V
+        for k in np.flatnonzero((FAINT * total > Q) & self.blind_to_signs & (not self._is_exact)):
             # Labels that see no sign tell nothing at first, and then in proportion to what is known.
-            start = self.susceptibility(q + v)
-            near = self._kept(faint, q + v - faint)
-            end = float(near.value[0, 0]) / faint
-            value = q * (start.value + (end - start.value) * q / faint)
-            error = q * math.hypot(start.error, float(near.error[0, 0]) / faint * q / faint)
-            return Uncertain(np.array([[value]]), np.array([[error]]), near.method)
-        return self._information(Q, V)
+            start, faint = self.susceptibility(total[k]), FAINT * total[k]
+            end, doubt = (float(part[0]) / faint for part in self._at(np.array([faint]), np.array([total[k] - faint])))
+            share = Q[k] / faint
+            value[k] = Q[k] * (start.value + (end - start.value) * share)
+            error[k] = Q[k] * math.hypot(start.error, doubt * share)
+        return value, error
 
-    def _kept(self, q: float, v: float) -> Uncertain:
-        """The information at an anchor point, from which other values are extrapolated."""
-        return kept(self, "anchors", lambda: self._information(np.array([[q]]), np.array([[v]])), key=(q, v))
+    def _at(self, Q: Host, V: Host) -> tuple[Host, Host]:
+        """Value and error for each of the scalars (N,), whatever they are; those that are sampled are kept."""
+        if self._is_exact:
+            return self._by_quadrature(Q, V)
+
+        def one(q: float, v: float) -> tuple[Host, Host]:
+            return kept(self, "values", lambda: self._estimate(np.array([[q]]), np.array([[v]])), key=(q, v))
+
+        value, error = (np.array(part).reshape(-1) for part in zip(*map(one, Q.tolist(), V.tolist())))
+        return value, error
 
     def susceptibility(self, V: float) -> Uncertain:
         """``E sum_cc' ((E[z_c z_c' | y] - V delta_cc') / V^2)^2`` at omega = 0: the slope of the information in the overlap."""
@@ -130,57 +140,57 @@ class LikelihoodInformation:
 
         return kept(self, "slopes", sample, key=V)
 
-    def _information(self, Q: Array, V: Array) -> Uncertain:
-        """By sums over labels or by labels that are drawn; with four times the points if the error is too large."""
-        labels = self.labels
-        points, good = (256, 1.5e-2) if labels is None else (64, 1e-3)
+    def _estimate(self, Q: Host, V: Host) -> tuple[Host, Host]:
+        """Value and error (P, P) by sums over labels or by labels that are drawn; with more points if the error is too large."""
+        method, points, good = (
+            (self._over_samples, 256, 1.5e-2) if self.labels is None else (self._sum_over_labels, 64, 1e-3)
+        )
         # Several components are found by iterating: a number of points that changed on the way would never settle.
-        attempts = 2 if self.components == 1 else 1
-        points = points if attempts == 2 else max(points, 128)
-        for attempt in range(attempts):
-            if labels is None:
-                value, error = self._over_samples(Q, V, points)
-            else:
-                estimates = np.stack([self._sum_over_labels(Q, V, labels, points, k) for k in range(SCRAMBLES)])
-                value, error = estimates.mean(0), estimates.std(axis=0, ddof=1) / math.sqrt(SCRAMBLES)
-            if np.trace(error) <= good * abs(np.trace(value)) or attempt == attempts - 1:
-                break
-            points *= 4
-        what = "labels added up" if labels is not None else "posterior integrated from the likelihood"
-        return Uncertain(value, error, f"Monte Carlo ({SCRAMBLES} Sobol scrambles of {points}; {what})")
+        value, error = method(Q, V, points if self.components == 1 else max(points, 128))
+        if self.components == 1 and error[0, 0] > good * value[0, 0]:
+            value, error = method(Q, V, 4 * points)
+        return value, error if self.labels is None else np.hypot(error, LOST * value)
 
-    def _sum_over_labels(self, Q: Array, V: Array, labels: Array, points: int, scramble: int) -> Array:
-        """``E sum_y P(y | omega) g g^T``, one scramble."""
+    def _sum_over_labels(self, Q: Host, V: Host, points: int) -> tuple[Host, Host]:
+        """``E sum_y P(y | omega) g g^T`` and its error."""
         P, C, d = self.components, self.sites, self.dimension
-        omega = symmetric_root(Q) @ whitened_points(
-            d, points, "likelihood information: latents", scramble, paired=False
-        ).reshape(points, P, C)
-        root_V = symmetric_root(V)
-        axes = monte_carlo_rng("likelihood information: axes", scramble).standard_normal((2, points, d))
-        axes /= np.linalg.norm(axes, axis=2, keepdims=True)
-        sets = [_wide_points(d, 2 * scramble + i) for i in (0, 1)]
-        total = np.zeros((d, d))
-        step = max(1, BLOCK // sets[0][0].size)
-        for start in range(0, points, step):
-            part = slice(start, start + step)
-            parts = []
-            for (u, weight), axis in zip(sets, axes):
-                # Turned for every omega, so that the errors of different omegas are independent.
-                turned = reflected(np.broadcast_to(u, (len(omega[part]), *u.shape)), axis[part], np)
-                z = omega[part, None] + root_V @ turned.reshape(-1, len(u), P, C)
-                likelihood = self._likelihoods(z.reshape(-1, P, C), labels).reshape(len(labels), -1, len(u))
-                parts.append((weight * likelihood, turned))
-            total += _sum_of_squares(*parts[0], *parts[1])
-        total = (total + total.T) / (2 * points)
-        blocks = total.reshape(P, C, P, C)
+        root_Q, root_V = symmetric_root(Q), symmetric_root(V)
         white = np.linalg.inv(root_V)
-        found: np.ndarray[Any, Any] = white @ sum(blocks[:, c, :, c] for c in range(C)) @ white
-        return found
+        estimates = []
+        for scramble in range(SCRAMBLES):
+            normal = whitened_points(d, points, "likelihood information: latents", scramble, paired=False)
+            omega = root_Q @ normal.reshape(points, P, C)
+            axes = monte_carlo_rng("likelihood information: axes", scramble).standard_normal((2, points, d))
+            axes /= np.linalg.norm(axes, axis=2, keepdims=True)
+            sets = [_wide_points(d, 2 * scramble + half) for half in range(2)]
+            step = max(1, BLOCK // sets[0][0].size)
+            parts = [slice(start, start + step) for start in range(0, points, step)]
+            total = sum(self._squares(omega[part], root_V, sets, axes[:, part]) for part in parts)
+            blocks = symmetric(total / points).reshape(P, C, P, C)
+            estimates.append(white @ np.einsum("pcqc->pq", blocks) @ white)
+        return np.mean(estimates, axis=0), np.std(estimates, axis=0, ddof=1) / math.sqrt(SCRAMBLES)
 
-    def _by_quadrature(self, Q: Array, V: Array, labels: Array) -> list[Uncertain]:
+    def _squares(self, omega: Host, root_V: Host, sets: list[tuple[Host, Host]], axes: Host) -> Host:
+        """``sum_y P(y | omega) m m^T`` (d, d) summed over omegas (n, P, C), for m the mean of the whitened latents given y.
+
+        Two independent sets of points give two means of each: noise has mean zero in their product, but not in a square.
+        """
+        masses, means = [], []
+        for (u, weight), axis in zip(sets, axes):
+            # Turned for every omega, so that the errors of different omegas are independent.
+            turned = reflected(np.broadcast_to(u, (len(omega), *u.shape)), axis, np)
+            z = omega[:, None] + root_V @ turned.reshape(-1, len(u), *omega.shape[1:])
+            z = z.reshape(-1, *omega.shape[1:])
+            with np.errstate(all="ignore"):
+                logs = [self.channel.log_likelihood(np.broadcast_to(y, (len(z), *y.shape)), z) for y in self.labels]
+            w = weight * np.exp(np.array(logs, dtype=float)).reshape(-1, len(omega), len(u))
+            masses.append(w.sum(axis=2))
+            means.append((w[:, :, None, :] @ turned)[:, :, 0, :])
+        return np.asarray(np.einsum("yn,yni,ynj->ij", 2 / np.maximum(sum(masses), 1e-300), *means))
+
+    def _by_quadrature(self, Q: Host, V: Host) -> tuple[Host, Host]:
         """The same in one dimension for all (Q, V) at once: adaptive quadrature over omega, and inside it over z."""
-        xp = namespace(Q)
-        scale, width = np.sqrt(Q), np.sqrt(V)
+        scale, width, labels = np.sqrt(Q), np.sqrt(V), self.labels
         tolerance = ONE_LINE / 10
 
         def inner(omega: Array, spread: Array) -> Array:
@@ -194,7 +204,7 @@ class LikelihoodInformation:
                 return np.maximum(found, IMPOSSIBLE).reshape(u.shape)
 
             count = len(omega) * len(labels)
-            found = line_moments(log_weight, count, xp, None, tolerance=tolerance, search=False)
+            found = line_moments(log_weight, count, NUMPY, None, tolerance=tolerance, search=False)
             chance = np.exp(np.clip(found.log_norm, -700, None))
             return (chance * found.mean**2).reshape(len(omega), len(labels)).sum(axis=1)
 
@@ -206,18 +216,10 @@ class LikelihoodInformation:
             return np.log(np.concatenate(parts)).reshape(t.shape)
 
         with np.errstate(all="ignore"):
-            found = line_moments(log_square, len(Q), xp, None, tolerance=tolerance)
+            found = line_moments(log_square, len(Q), NUMPY, None, tolerance=tolerance)
         value = np.exp(found.log_norm) / V
         # The rule keeps the error of the norm below ten times that of the mean.
-        error = value * np.clip(10 * found.error, 0.0, 1.0)
-        method = "nested quadrature of the likelihood"
-        return [Uncertain(np.array([[v]]), np.array([[e if v > 0 else 0.0]]), method) for v, e in zip(value, error)]
-
-    def _likelihoods(self, z: Array, labels: Array) -> Array:
-        """``P(y | z)`` of every label, (Y, n)."""
-        with np.errstate(all="ignore"):
-            repeated = (np.broadcast_to(value, (len(z), *value.shape)) for value in labels)
-            return np.stack([np.exp(np.asarray(self.channel.log_likelihood(y, z), dtype=float)) for y in repeated])
+        return value, np.where(value > 0, value * np.clip(10 * found.error, 0.0, 1.0), 0.0)
 
     def _over_samples(self, Q: Array, V: Array, points: int) -> tuple[Array, Array]:
         """Value and error from labels that are drawn: two independent halves of the points give two means of each."""
@@ -239,59 +241,17 @@ class LikelihoodInformation:
         return label_means(labels, Q, V, scrambles=SCRAMBLES)[:2]
 
 
-def _sum_of_squares(w: Array, u: Array, other_w: Array, other_u: Array) -> Array:
-    """``sum_y P(y) m m^T`` (d, d) summed over omegas, for ``m`` the mean of u given y, free of the noise of the means.
-
-    Weights (Y, n, K) and points (n, K, d) come in two independent sets. One mean from each makes an unbiased square
-    where both have points to speak of. Where a label was met by few points of either, pairs of different points are
-    counted, which loses singles only.
-    """
-    mass, other_mass = w.sum(2), other_w.sum(2)
-    first, second = np.einsum("ynk,nki->yni", w, u), np.einsum("ynk,nki->yni", other_w, other_u)
-    both = mass + other_mass
-    squares = (w * w).sum(2) + (other_w * other_w).sum(2)
-    few = both * both < TRUSTED * 2 * squares
-    safe = np.where(both > 0, both, 1.0)
-    share = np.where(few, 0.0, 2 / safe)[..., None]
-    total = np.einsum("yni,ynj->ij", first * share, second)
-    label, sample = np.nonzero(few & (both > 0))
-    if len(label):
-        weight = np.concatenate([w[label, sample], other_w[label, sample]], axis=1)
-        points = np.concatenate([u[sample], other_u[sample]], axis=1)
-        rest = both[label, sample][:, None] - weight
-        # Rounding can leave something of a single: it has no partner.
-        portion = np.where(rest > 1e-9 * weight, weight / np.where(rest > 0, rest, 1.0), 0.0)
-        moved = (first + second)[label, sample]
-        pairs = np.einsum("mk,mki,mj->ij", portion, points, moved)
-        total = total + (pairs - np.einsum("mk,mki,mkj->ij", portion * weight, points, points)) / 2
-    return total
-
-
 @lru_cache(maxsize=64)
-def _wide_points(dimension: int, seed: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _wide_points(dimension: int, seed: int) -> tuple[Array, Array]:
     """Points from Gaussians of several widths at once, and their weights as points of the standard normal law."""
-    parts = [
-        scale * whitened_points(dimension, count, "likelihood: mixture", seed, i, paired=True)
-        for i, (scale, count) in enumerate(WIDTHS)
-    ]
-    u = np.concatenate(parts)
-    square = (u * u).sum(1)
-    total = sum(count for _, count in WIDTHS)
+    u = np.concatenate(
+        [
+            scale * whitened_points(dimension, count, "likelihood: mixture", seed, i)
+            for i, (scale, count) in enumerate(WIDTHS)
+        ]
+    )
+    square, total = (u * u).sum(1), sum(count for _, count in WIDTHS)
     logs = [math.log(count / total) - dimension * math.log(scale) - square / (2 * scale**2) for scale, count in WIDTHS]
-    weight = np.exp(-square / 2 - np.logaddexp.reduce(np.stack(logs), axis=0)) / total
+    weight = np.exp(-square / 2 - np.logaddexp.reduce(logs))
     weight /= weight.sum()
     return u @ inverse_root((u * weight[:, None]).T @ u), weight
-
-
-def _continued(found: Uncertain, wider: Uncertain, V: float, at: float) -> Uncertain:
-    """The power law through the information at the error ``at`` and at ten times that, continued to V."""
-    value, other = float(found.value[0, 0]), float(wider.value[0, 0])
-    if not (value > 0 and other > 0):
-        return found
-    # Labels tell at most the width of the posterior, and never less of a narrower one.
-    power = min(max(math.log10(value / other), 0.0), 1.0)
-    distance = math.log(at / V)
-    relative = [float(f.error[0, 0]) / float(f.value[0, 0]) for f in (found, wider)]
-    spread = relative[0] + sum(relative) * distance / math.log(10)
-    grown = np.array([[value * math.exp(power * distance)]])
-    return Uncertain(grown, grown * min(spread, 1.0), f"{found.method}, continued as a power law")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import array_api_compat
 import numpy as np
 
 from smimbench.backend.arrays import clip, namespace
 from smimbench.numerics.line_integrals import IMPOSSIBLE
+from smimbench.numerics.masked import put_at_mask
 from smimbench.numerics.qmc import whitened_points
 from smimbench.numerics.seeds import monte_carlo_rng
 
@@ -19,17 +20,7 @@ if TYPE_CHECKING:
 
     from smimbench.interfaces import Array
 
-__all__ = [
-    "Accuracy",
-    "Fits",
-    "Gaussian",
-    "Moments",
-    "Samples",
-    "effective_count",
-    "posterior_fits",
-    "prior_fits",
-    "reflected",
-]
+__all__ = ["Accuracy", "Moments", "Samples", "effective_count", "reflected"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +53,9 @@ class Accuracy:
 
 
 class Moments(NamedTuple):
-    """``log Z`` (n,), ``E[u]`` (n, d), ``E[u u^T]`` (n, d, d), error of the mean (n,), two independent estimates of the mean."""
+    """``log Z`` (n,), ``E[u]`` (n, d), ``E[u u^T]`` (n, d, d), error of the mean (n,), two independent estimates of the mean, and
+    how many points were effective (n,).
+    """
 
     log_norm: Array
     mean: Array
@@ -70,50 +63,75 @@ class Moments(NamedTuple):
     error: Array
     half: Array
     other_half: Array
+    effective: Array
 
 
-class Gaussian(NamedTuple):
-    """Where to put the points of every sample: N(mean, factor factor^T), and along which direction to draw lines."""
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Some samples with their labels (n, ...), omegas (n, P, C) and ``V^{1/2}``; where their points are put.
 
+    Points of replicate r come from ``N(mean, factor factor^T)``, (R, n, d) and (R, n, d, d); lines are drawn along ``axis``
+    (R, n, d), and points reflected by it, so that samples have independent errors.
+    """
+
+    channel: Any
+    y: Array
+    omega: Array
+    root: Array
+    accuracy: Accuracy
     mean: Array
     factor: Array
     axis: Array
 
+    @classmethod
+    def on_prior(cls, channel: Any, y: Array, omega: Array, root: Array, accuracy: Accuracy, start: int) -> Samples:
+        """Samples whose points come from the prior; ``start`` numbers the block."""
+        xp, device = namespace(omega), array_api_compat.device(omega)
+        R, n, d = accuracy.replicates, omega.shape[0], omega.shape[1] * omega.shape[2]
+        axis = monte_carlo_rng("likelihood: block", d, start).standard_normal((n, d))
+        axis = xp.asarray(axis / np.linalg.norm(axis, axis=1, keepdims=True), dtype=xp.float64, device=device)
+        mean = xp.zeros((R, n, d), dtype=xp.float64, device=device)
+        factor = xp.broadcast_to(xp.eye(d, dtype=xp.float64, device=device), (R, n, d, d))
+        return cls(channel, y, omega, root, accuracy, mean, factor, xp.broadcast_to(axis, (R, n, d)))
 
-Fits: TypeAlias = "tuple[Gaussian, ...]"
-"""One Gaussian for every replicate."""
+    @property
+    def xp(self) -> ModuleType:
+        """Namespace of the samples."""
+        return namespace(self.omega)
 
-
-class Samples:
-    """Some samples with their labels (n, ...), omegas (n, P, C) and ``V^{1/2}``; the likelihood in whitened latents."""
-
-    def __init__(self, channel: Any, y: Array, omega: Array, root: Array, start: int, accuracy: Accuracy) -> None:
-        self.channel, self.y, self.omega, self.root, self.start = channel, y, omega, root, start
-        self.accuracy = accuracy
-        self.xp = namespace(omega)
-        self.device = array_api_compat.device(omega)
-        self.n, self.P, self.C = omega.shape
-        self.d = self.P * self.C
+    @property
+    def d(self) -> int:
+        """P C."""
+        return int(self.mean.shape[2])
 
     def take(self, rows: Array) -> Samples:
         """Some of the samples."""
+        take = self.xp.take
+        y, omega = (take(a, rows, axis=0) for a in (self.y, self.omega))
+        mean, factor, axis = (take(a, rows, axis=1) for a in (self.mean, self.factor, self.axis))
+        return replace(self, y=y, omega=omega, mean=mean, factor=factor, axis=axis)
+
+    def points(self, dimension: int, count: int, purpose: str) -> Array:
+        """Quasi-random points (R, 1, count, dimension), the same for all samples, others for every replicate."""
+        host = [whitened_points(dimension, count, purpose, r) for r in range(self.accuracy.replicates)]
+        return self.xp.asarray(
+            np.stack(host)[:, None], dtype=self.xp.float64, device=array_api_compat.device(self.omega)
+        )
+
+    def placed(self, points: Array) -> tuple[Array, Array]:
+        """Points (R, 1, k, d) of the standard normal law, reflected, and where the Gaussians put them, (R, n, k, d) each."""
         xp = self.xp
+        turned = reflected(xp.broadcast_to(points, (*self.mean.shape[:2], *points.shape[2:])), self.axis, xp)
+        return turned, self.mean[:, :, None, :] + xp.matmul(turned, xp.matrix_transpose(self.factor))
+
+    def log_likelihood(self, u: Array, rows: Array) -> Array:
+        """``log_likelihood`` (N, k) at whitened latents (N, k, d) of the samples ``rows`` (N,)."""
+        xp, (N, k, _) = self.xp, u.shape
         y, omega = (xp.take(a, rows, axis=0) for a in (self.y, self.omega))
-        return Samples(self.channel, y, omega, self.root, self.start, self.accuracy)
-
-    def asarray(self, host: Any) -> Array:
-        """A host array where the samples live, float64."""
-        return self.xp.asarray(host, dtype=self.xp.float64, device=self.device)
-
-    def log_likelihood(self, u: Array, rows: Array | None = None) -> Array:
-        """``log_likelihood`` (N, k) at whitened latents (N, k, d) of the samples ``rows`` (N,); default: all."""
-        xp = self.xp
-        N, k, _ = u.shape
-        y = self.y if rows is None else xp.take(self.y, rows, axis=0)
-        omega = self.omega if rows is None else xp.take(self.omega, rows, axis=0)
-        shift = xp.reshape(u, (N * k, self.P, self.C))
-        shift = self.root[0, 0] * shift if self.P == 1 else xp.matmul(self.root, shift)
-        z = xp.reshape(omega[:, None, :, :] + xp.reshape(shift, (N, k, self.P, self.C)), (N * k, self.P, self.C))
+        P, C = omega.shape[1:]
+        shift = xp.reshape(u, (N * k, P, C))
+        shift = self.root[0, 0] * shift if P == 1 else xp.matmul(self.root, shift)
+        z = xp.reshape(omega[:, None, :, :] + xp.reshape(shift, (N, k, P, C)), (N * k, P, C))
         repeated = xp.reshape(xp.broadcast_to(y[:, None, ...], (N, k, *y.shape[1:])), (N * k, *y.shape[1:]))
         found = xp.astype(self.channel.log_likelihood(repeated, z), xp.float64)
         if found.shape != (N * k,):
@@ -122,7 +140,53 @@ class Samples:
             )
         if bool(xp.any(xp.isnan(found) | (found == math.inf))):
             raise ValueError("log_likelihood returned a number that is not finite (only -inf is allowed)")
-        return xp.reshape(xp.maximum(found, xp.full_like(found, IMPOSSIBLE)), (N, k))
+        return xp.reshape(clip(found, IMPOSSIBLE, None), (N, k))
+
+    def log_weight(self, u: Array, rows: Array) -> Array:
+        """Logarithm of likelihood times prior, but for a constant, (N, k)."""
+        return self.log_likelihood(u, rows) - self.xp.sum(u * u, axis=-1) / 2
+
+    def fitted(self) -> Samples:
+        """For every sample and replicate a Gaussian that covers the posterior.
+
+        Fit, move, repeat, with the weights raised to the power that keeps the fraction ``Accuracy.fitted`` of the points
+        effective. Every replicate has a fit of its own: where one has missed something, the replicates disagree and the
+        error says so.
+        """
+        xp, accuracy = self.xp, self.accuracy
+        R, n, d = self.mean.shape
+        count = 128 if d <= 3 else 512
+        nodes = self.points(d, count, "likelihood: nodes")
+        nodes = xp.reshape(xp.broadcast_to(nodes, (R, n, count, d)), (R * n, count, d))
+        owner = xp.reshape(xp.broadcast_to(xp.arange(n, device=array_api_compat.device(nodes)), (R, n)), (-1,))
+        mean, covariance = xp.zeros_like(nodes[:, 0, :]), xp.reshape(self.factor * 0, (R * n, d, d))
+        covariance = covariance + xp.eye(d, dtype=xp.float64, device=array_api_compat.device(nodes))
+        identity, going = covariance[:1, ...], owner >= 0
+        for _ in range(accuracy.rounds):
+            rows = xp.nonzero(going)[0]
+            here, wide, own = (xp.take(a, rows, axis=0) for a in (mean, covariance, nodes))
+            u = here[:, None, :] + xp.matmul(own, xp.matrix_transpose(xp.linalg.cholesky(wide)))
+            weight = self.log_weight(u, xp.take(owner, rows)) + xp.sum(own * own, axis=-1) / 2
+            rest = effective_count(weight, xp) < accuracy.fitted * count
+            going = put_at_mask(going, going, rest)
+            rows = xp.nonzero(rest)[0]
+            if not rows.shape[0]:
+                break
+            here, wide, u, weight = (xp.take(a, rows, axis=0) for a in (here, wide, u, weight))
+            centre, square = _tempered_fit(u, weight, here, wide, accuracy.fitted, xp)
+            square = accuracy.inflation * square + 1e-9 / d * xp.linalg.trace(square)[:, None, None] * identity
+            # Nothing found: look further out.
+            alive = xp.max(weight, axis=1) > 0.5 * IMPOSSIBLE
+            mean = put_at_mask(mean, going, xp.where(alive[:, None], centre, here))
+            covariance = put_at_mask(covariance, going, xp.where(alive[:, None, None], square, 4 * wide))
+        factor = xp.linalg.cholesky(covariance)
+        # Two peaks that no single Gaussian can tell apart lie along its longest axis: draw the lines that way.
+        axis = xp.linalg.solve(factor, xp.linalg.eigh(covariance)[1][:, :, -1:])[..., 0]
+        axis = axis / xp.linalg.vector_norm(axis, axis=1, keepdims=True)
+        shape = (R, n, d)
+        return replace(
+            self, mean=xp.reshape(mean, shape), factor=xp.reshape(factor, (*shape, d)), axis=xp.reshape(axis, shape)
+        )
 
 
 def effective_count(weight: Array, xp: ModuleType) -> Array:
@@ -134,76 +198,11 @@ def effective_count(weight: Array, xp: ModuleType) -> Array:
 
 
 def reflected(points: Array, axis: Array, xp: ModuleType) -> Array:
-    """Points (n, K, d) after the reflection that takes the first unit vector to ``axis`` (n, d), up to sign."""
-    d = axis.shape[1]
-    unit = xp.astype(xp.arange(d, device=array_api_compat.device(axis)) == 0, axis.dtype)
-    sign = xp.where(axis[:, :1] > 0, -xp.ones_like(axis[:, :1]), xp.ones_like(axis[:, :1]))
-    normal = sign * axis - unit
-    normal = normal / xp.linalg.vector_norm(normal, axis=1, keepdims=True)
-    along = xp.matmul(points, normal[..., None])
-    return points - 2 * along * normal[:, None, :]
-
-
-def prior_fits(block: Samples) -> Fits:
-    """The prior itself for every replicate."""
-    xp, n, d = block.xp, block.n, block.d
-    identity = xp.broadcast_to(xp.eye(d, dtype=xp.float64, device=block.device), (n, d, d))
-    centre = xp.zeros((n, d), dtype=xp.float64, device=block.device)
-    return (Gaussian(centre, identity, _random_axes(block)),) * block.accuracy.replicates
-
-
-def posterior_fits(block: Samples) -> Fits:
-    """For every replicate a Gaussian that covers the posterior of every sample, in whitened latents.
-
-    Fit, move, repeat, with the weights raised to the power that keeps the fraction ``Accuracy.fitted`` of the points
-    effective. Every replicate has a fit of its own: where one has missed something, the replicates disagree and the error
-    says so.
-    """
-    count = 128 if block.d <= 3 else 512
-    seeds = range(70, 70 + block.accuracy.replicates)
-    return tuple(
-        _adapt_fit(block, block.asarray(whitened_points(block.d, count, "likelihood: nodes", seed))) for seed in seeds
-    )
-
-
-def _adapt_fit(block: Samples, nodes: Array) -> Gaussian:
-    xp, d, accuracy = block.xp, block.d, block.accuracy
-    count = nodes.shape[0]
-    identity = xp.eye(d, dtype=xp.float64, device=block.device)
-    spread = xp.sum(nodes * nodes, axis=1)[None, :] / 2
-    mean = xp.zeros((block.n, d), dtype=xp.float64, device=block.device)
-    covariance = xp.broadcast_to(identity, (block.n, d, d))
-    scale = xp.ones((block.n,), dtype=xp.float64, device=block.device)
-    rows = xp.arange(block.n, device=block.device)
-    finished: list[tuple[Array, Array, Array]] = []
-    for step in range(accuracy.rounds + 1):
-        factor = xp.linalg.cholesky(covariance)
-        u = mean[:, None, :] + xp.matmul(xp.broadcast_to(nodes, (block.n, count, d)), xp.matrix_transpose(factor))
-        weight = block.log_likelihood(u) - xp.sum(u * u, axis=-1) / 2 + spread
-        done = effective_count(weight, xp) >= accuracy.fitted * count
-        if step == accuracy.rounds:
-            done = xp.ones_like(done)
-        here, rest = xp.nonzero(done)[0], xp.nonzero(~done)[0]
-        finished.append((xp.take(rows, here), xp.take(mean, here, axis=0), xp.take(covariance, here, axis=0)))
-        if not rest.shape[0]:
-            break
-        block, rows, scale = block.take(rest), xp.take(rows, rest), xp.take(scale, rest)
-        mean, covariance, u, weight = (xp.take(a, rest, axis=0) for a in (mean, covariance, u, weight))
-        alive = xp.max(weight, axis=1) > 0.5 * IMPOSSIBLE
-        centre, square = _tempered_fit(u, weight, mean, covariance, accuracy.fitted, xp)
-        size = xp.linalg.trace(square)[:, None, None] / d
-        square = accuracy.inflation * square + 1e-9 * size * identity
-        # Nothing found: look further out.
-        scale = xp.where(alive, scale, 2 * scale)
-        covariance = xp.where(alive[:, None, None], square, (scale**2)[:, None, None] * identity)
-        mean = xp.where(alive[:, None], centre, mean)
-    order = xp.argsort(xp.concat([who for who, _, _ in finished]))
-    mean, covariance = (xp.take(xp.concat([f[i] for f in finished]), order, axis=0) for i in (1, 2))
-    factor = xp.linalg.cholesky(covariance)
-    _, vectors = xp.linalg.eigh(covariance)
-    # Two peaks that no single Gaussian can tell apart lie along its longest axis: draw the lines that way.
-    axis = xp.linalg.solve(factor, vectors[:, :, -1:])[..., 0]
-    return Gaussian(mean, factor, axis / xp.linalg.vector_norm(axis, axis=1, keepdims=True))
+    """Points (..., K, d) after the reflection that takes the first unit vector to ``axis`` (..., d), up to sign."""
+    unit = xp.astype(xp.arange(axis.shape[-1], device=array_api_compat.device(axis)) == 0, axis.dtype)
+    normal = axis - unit * xp.where(axis[..., :1] > 0, -xp.ones_like(unit), xp.ones_like(unit))
+    normal = normal / xp.linalg.vector_norm(normal, axis=-1, keepdims=True)
+    return points - 2 * xp.matmul(points, normal[..., None]) * normal[..., None, :]
 
 
 def _tempered_fit(
@@ -214,40 +213,23 @@ def _tempered_fit(
     While that power is below one the cloud is still on its way: its extent along the way is kept, or it would shrink
     before it arrives.
     """
-    d = u.shape[-1]
-    power = _tempering(weight, fitted * weight.shape[1], xp)
-    p = xp.exp(clip(power[:, None] * (weight - xp.max(weight, axis=1, keepdims=True)), -700.0, 0.0))
-    p = p * xp.astype(weight > 0.5 * IMPOSSIBLE, xp.float64) + 1e-300
-    p = p / xp.sum(p, axis=1, keepdims=True)
-    centre = xp.sum(p[..., None] * u, axis=1)
-    away = u - centre[:, None, :]
-    square = xp.matmul(xp.matrix_transpose(away * p[..., None]), away)
-    way = centre - mean
-    square = square + (1 - power)[:, None, None] * way[:, :, None] * way[:, None, :]
-    # Few points determine no covariance: lean on the present one.
-    few = clip((d + 2) * xp.sum(p * p, axis=1), 0.0, 1.0)[:, None, None]
-    return centre, (1 - few) * square + few * covariance / 4
-
-
-def _tempering(weight: Array, wanted: float, xp: ModuleType) -> Array:
-    """Largest power in (0, 1] of the weights that keeps ``wanted`` points effective, or half of the possible ones."""
-    possible = weight > 0.5 * IMPOSSIBLE
-    # Impossible points stay impossible at any power.
-    gap = xp.where(possible, weight - xp.max(weight, axis=1, keepdims=True), xp.full_like(weight, math.inf))
-    goal = clip(xp.sum(xp.astype(possible, xp.float64), axis=1) / 2, 1.0, wanted)
-    low = xp.full_like(goal, -50.0)
-    high = xp.zeros_like(goal)
-    exponent = high
+    possible = xp.astype(weight > 0.5 * IMPOSSIBLE, xp.float64)
+    gap = clip(weight - xp.max(weight, axis=1, keepdims=True), -1e9, None)
+    # Half of the possible points are as many as can be asked for; impossible points stay impossible at any power.
+    goal = clip(xp.sum(possible, axis=1) / 2, 1.0, fitted * weight.shape[1])
+    low, exponent, high = xp.full_like(goal, -50.0), xp.zeros_like(goal), xp.zeros_like(goal)
     for _ in range(16):
-        scaled = xp.where(possible, (2.0**exponent)[:, None] * gap, xp.full_like(gap, -700.0))
-        enough = effective_count(scaled, xp) >= goal
+        p = xp.exp(clip((2.0**exponent)[:, None] * gap, -700.0, None)) * possible + 1e-300
+        enough = xp.sum(p, axis=1) ** 2 / xp.sum(p * p, axis=1) >= goal
         low, high = xp.where(enough, exponent, low), xp.where(enough, high, exponent)
         exponent = (low + high) / 2
-    return 2.0**low
-
-
-def _random_axes(block: Samples) -> Array:
-    """A fixed direction for every sample: points that are reflected differently make independent errors."""
-    rng = monte_carlo_rng("likelihood: block", block.d, block.start)
-    axis = rng.standard_normal((block.n, block.d))
-    return block.asarray(axis / np.linalg.norm(axis, axis=1, keepdims=True))
+    power = 2.0**low
+    p = xp.exp(clip(power[:, None] * gap, -700.0, None)) * possible + 1e-300
+    p = p / xp.sum(p, axis=1, keepdims=True)
+    centre = xp.sum(p[..., None] * u, axis=1)
+    away, way = u - centre[:, None, :], centre - mean
+    square = xp.matmul(xp.matrix_transpose(away * p[..., None]), away)
+    square = square + (1 - power)[:, None, None] * way[:, :, None] * way[:, None, :]
+    # Few points determine no covariance: lean on the present one.
+    few = clip((u.shape[-1] + 2) * xp.sum(p * p, axis=1), 0.0, 1.0)[:, None, None]
+    return centre, (1 - few) * square + few * covariance / 4
