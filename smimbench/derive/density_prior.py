@@ -19,8 +19,6 @@ from smimbench.numerics.panels import values_by_panels
 from smimbench.numerics.seeds import monte_carlo_rng
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from smimbench.interfaces import Array
 
 __all__ = ["DensityPrior"]
@@ -48,45 +46,38 @@ class DensityPrior(DerivedLaw):
         super().__init__(prior)
         self._log_density = prior.law.log_density
 
-        def log_size(w: Host) -> Host:
-            return np.log(np.abs(w) + 1e-300)
-
-        t = np.linspace(-38.0, 38.0, 4001)
-        weight = self._raw(np.sinh(t)) + np.log(np.cosh(t)) + 2 * log_size(np.sinh(t))  # of the second moment
-        if max(weight[0], weight[-1]) > max(weight.max() - 1, IMPOSSIBLE / 2):  # or the integrals below never end
-            raise ParameterError(
-                "log_density", "must belong to a law with a finite variance; it does not fall far from 0"
-            )
-        total = self._moment(np.zeros_like)
-        positive = self._moment(lambda w: np.where(w > 0, log_size(w), IMPOSSIBLE))
-        negative = self._moment(lambda w: np.where(w < 0, log_size(w), IMPOSSIBLE))
-        square = self._moment(lambda w: 2 * log_size(w))
-        if not (math.isfinite(total) and total > 0.5 * IMPOSSIBLE and math.isfinite(square)):
-            raise ParameterError("log_density", "must belong to a law with a finite norm and variance")
-        self._norm = total + math.log(math.sqrt(2 * math.pi))
-        centre = math.exp(positive - total) - math.exp(negative - total)
-        second = math.exp(square - total)
+        low, high = -38.0, 38.0
+        for last in (False, False, False, True):  # zoom to where the mass is
+            t = np.linspace(low, high, 40_001)
+            w = np.sinh(t)
+            mass = self._raw(w) + np.log(np.cosh(t))
+            # The tails of the second moment decide whether there is one.
+            tails = (mass + 2 * np.log(np.abs(w) + 1e-300))[[0, -1]]
+            if high == 38.0 and tails.max() > max(mass.max() - 1, IMPOSSIBLE / 2):
+                raise ParameterError(
+                    "log_density", "must belong to a law with a finite variance; it does not fall far from 0"
+                )
+            if not last:
+                inside = np.flatnonzero(mass >= mass.max() - 60)
+                low, high = t[max(inside[0] - 1, 0)], t[min(inside[-1] + 1, len(t) - 1)]
+        height = np.exp(mass - mass.max())
+        cumulative = np.concatenate([[0.0], np.cumsum((height[1:] + height[:-1]) / 2)])
+        self._norm = mass.max() + math.log(cumulative[-1] * (t[1] - t[0]))
+        # A trapezoidal rule that is good to 1e-4 even where a law jumps.
+        share = height / height.sum()
+        centre, second = float(share @ w), float(share @ w**2)
         variance = second - centre * centre
-        if not variance > 1e-12 * second:
-            raise ParameterError("log_density", f"must belong to a law with a positive variance, got {variance:g}")
+        if not (self._norm > IMPOSSIBLE / 2 and variance > 1e-12 * second):
+            raise ParameterError(
+                "log_density", f"must belong to a law with a finite norm and variance, got {variance:g}"
+            )
         self._scale(centre, variance)
-        self._grid = self._cumulative()
+        self._grid = w / self.unit, cumulative / cumulative[-1]
         # Where 1/64 of the law lies within a fiftieth of its width, quadratures need to know where.
-        points, cumulative = self._grid
-        steps = np.interp(np.linspace(0, 1, 65)[1:-1], cumulative, points)
+        steps = np.interp(np.linspace(0, 1, 65)[1:-1], self._grid[1], self._grid[0])
         self._finest = float(np.diff(steps).min())
         fine = np.diff(steps) < 0.02 * math.sqrt(self.variance)
         self._places = np.unique(np.concatenate([steps[:-1][fine], steps[1:][fine]])).tolist()
-
-    def _moment(self, factor: Callable[[Host], Host]) -> float:
-        """Logarithm of the integral of ``exp(factor(w))`` over the law, in ``w = sinh(t)``: scales up to 1e16 are reached."""
-
-        def log_weight(t: Array, lines: Array) -> Array:
-            w = np.sinh(t)
-            return self._raw(w) + factor(w) + np.log(np.cosh(t)) + t * t / 2
-
-        found = line_moments(log_weight, 1, NUMPY, None, tolerance=1e-8, reach=38.0, rounds=400)
-        return float(found.log_norm[0])
 
     def _raw(self, w: Host) -> Host:
         """The prior's log-density on the host, in its own units."""
@@ -99,25 +90,6 @@ class DensityPrior(DerivedLaw):
         if np.isnan(found).any() or (found == math.inf).any():
             raise ParameterError("log_density", "returned a number that is not finite (only -inf is allowed)")
         return np.maximum(found, IMPOSSIBLE)
-
-    def _scaled(self, w: Array) -> Array:
-        xp = namespace(w)
-        found = xp.astype(self._log_density(w * self.unit), xp.float64)
-        return xp.maximum(found, xp.full_like(found, IMPOSSIBLE))
-
-    def _cumulative(self) -> tuple[Host, Host]:
-        """The distribution function on a grid fine enough to sample from."""
-        low, high = -38.0, 38.0
-        for _ in range(3):  # zoom to where the mass is
-            t = np.linspace(low, high, 40_001)
-            mass = self._raw(np.sinh(t)) + np.log(np.cosh(t))
-            inside = np.flatnonzero(mass > mass.max() - 60)
-            low, high = t[max(inside[0] - 1, 0)], t[min(inside[-1] + 1, len(t) - 1)]
-        t = np.linspace(low, high, 40_001)
-        mass = self._raw(np.sinh(t)) + np.log(np.cosh(t))
-        height = np.exp(mass - mass.max())
-        cumulative = np.concatenate([[0.0], np.cumsum((height[1:] + height[:-1]) / 2)])
-        return np.sinh(t) / self.unit, cumulative / cumulative[-1]
 
     def sample(self, rng: np.random.Generator, components: int, dimension: int) -> Host:
         """Draw a signal (P, D) on the host, float64."""
@@ -133,73 +105,57 @@ class DensityPrior(DerivedLaw):
 
         ``Qhat`` (P, P) is positive semidefinite; where it is 0 nothing is known beyond the prior.
         """
-        xp = namespace(R)
         host = np.asarray(to_host(Qhat), dtype=np.float64)
-        P = R.shape[0]
         if not is_diagonal(host):
             return self._denoise_jointly(R, host)
-        means, errors = [], []
-        for p in range(P):
-            mean, variance = self._scalar(xp.astype(R[p, :], xp.float64), float(host[p, p]))
-            means.append(mean)
-            errors.append(float(xp.mean(variance)))
-        return Denoised(xp.astype(xp.stack(means), R.dtype), xp.asarray(np.diag(errors), **matching(R)))
+        rows = np.asarray(to_host(R), dtype=np.float64)
+        found = [self._posterior(r, float(q)) for r, q in zip(rows, np.diagonal(host))]
+        xp, errors = namespace(R), [variance.mean() for _, variance in found]
+        estimate = np.stack([mean for mean, _ in found])
+        return Denoised(xp.asarray(estimate, **matching(R)), xp.asarray(np.diag(errors), **matching(R)))
 
-    def _scalar(self, r: Array, information: float) -> tuple[Array, Array]:
+    def _posterior(self, r: Host, information: float) -> tuple[Host, Host]:
         """Posterior mean and variance of entries observed as r with noise of variance 1/information."""
-        xp = namespace(r)
         if information <= 0:
-            return xp.full_like(r, self.centre), xp.full_like(r, self.variance)
+            return np.full_like(r, self.centre), np.full_like(r, self.variance)
         if math.isinf(information):
-            return r, xp.zeros_like(r)
-
-        def moments(entries: Host) -> Host:
-            here = xp.asarray(entries, dtype=xp.float64, device=array_api_compat.device(r))
-            found = self._entries(here, xp.full_like(here, information), narrow=information >= 1, tolerance=1e-6)
-            return np.stack([to_host(part) for part in found[:2]], axis=1)
-
+            return r, np.zeros_like(r)
         # Both are smooth in r, and entries are many.
         unit = math.sqrt(min(self.variance, 1 / information))
-        found = values_by_panels(moments, to_host(r), 1e-6 * np.array([unit, unit * unit]))
-        mean, variance = (xp.asarray(found[:, k], **matching(r)) for k in range(2))
-        return mean, xp.maximum(variance, xp.zeros_like(variance))
+        found = values_by_panels(
+            lambda x: self._entries(x, np.full_like(x, information), 1e-6)[:2].T,
+            r,
+            1e-6 * np.array([unit, unit * unit]),
+        )
+        return found[:, 0], np.maximum(found[:, 1], 0.0)
 
-    def _entries(self, r: Array, information: Array, *, narrow: bool, tolerance: float) -> tuple[Array, Array, Array]:
-        """Posterior mean and variance, and the log-density of r (N,); each entry has its own information."""
-        found = self._entries_along(r, information, narrow=narrow, tolerance=tolerance)
-        xp = namespace(r)
-        if not (narrow and self._places and self._finest**2 * float(xp.min(information)) < 1):
-            return found
-        # A part of the law narrower than the noise may be missed along the noise, noise narrower than a law's steps along the
-        # law: what is missed lowers the density.
-        other = self._entries_along(r, information, narrow=False, tolerance=tolerance)
-        more = other[2] > found[2]
-        mean, variance, log_density = (xp.where(more, new, old) for new, old in zip(other, found))
-        return mean, variance, log_density
-
-    def _entries_along(
-        self, r: Array, information: Array, *, narrow: bool, tolerance: float
-    ) -> tuple[Array, Array, Array]:
-        """The same, with nodes along the noise (``narrow``) or along the law."""
-        xp = namespace(r)
-        width = 1 / xp.sqrt(information)
-
+    def _entries(self, r: Host, information: Host, tolerance: float) -> Host:
+        """Posterior mean and variance, and the log-density of r, (3, N); each entry has its own information."""
         # The narrower of noise and law is the Gaussian along which the other one is integrated.
-        def log_weight(t: Array, lines: Array) -> Array:
-            here = xp.take(r, lines)[:, None]
-            if narrow:
-                return self._scaled(here + xp.take(width, lines)[:, None] * t)
-            gap = t - here
-            return self._scaled(t) - gap * gap * xp.take(information, lines)[:, None] / 2 + t * t / 2
+        narrow, width = information >= 1, 1 / np.sqrt(information)
+        found = self._entries_along(r, information, np.where(narrow, r, 0.0), np.where(narrow, width, 1.0), tolerance)
+        again = narrow & bool(self._places) & (self._finest < width)
+        if again.any():
+            # A part of the law narrower than the noise may be missed along the noise, noise narrower than a law's steps along
+            # the law: what is missed lowers the density.
+            zero = np.zeros(again.sum())
+            other = self._entries_along(r[again], information[again], zero, zero + 1, tolerance)
+            found[:, again] = np.where(other[2] > found[2, again], other, found[:, again])
+        return found
 
-        device = array_api_compat.device(r)
-        places = () if narrow else self._places
-        found = line_moments(log_weight, r.shape[0], xp, device, tolerance=tolerance, rounds=80, places=places)
-        variance = clip(found.square - found.mean * found.mean, 0.0, None)
-        log_density = found.log_norm - self._norm + math.log(self.unit)
-        if narrow:
-            return r + width * found.mean, width * width * variance, log_density
-        return found.mean, variance, log_density - xp.log(width)
+    def _entries_along(self, r: Host, information: Host, origin: Host, scale: Host, tolerance: float) -> Host:
+        """The same, with nodes ``w = origin + scale t``."""
+
+        def log_weight(t: Host, lines: Host) -> Host:
+            start, step, seen, known = (a[lines][:, None] for a in (origin, scale, r, information))
+            w = start + step * t
+            return np.asarray(self._raw(w * self.unit) - (w - seen) ** 2 * known / 2 + t * t / 2)
+
+        places = self._places if (scale == 1).any() else ()
+        found = line_moments(log_weight, len(r), NUMPY, None, tolerance=tolerance, rounds=80, places=places)
+        variance = np.maximum(found.square - found.mean**2, 0.0)
+        log_density = found.log_norm - self._norm + np.log(self.unit * scale * np.sqrt(information))
+        return np.stack([origin + scale * found.mean, scale**2 * variance, log_density])
 
     def _denoise_jointly(self, R: Array, Qhat: Host) -> Denoised:
         xp = namespace(R)
@@ -234,16 +190,13 @@ class DensityPrior(DerivedLaw):
         """``E Var(w | r)`` (N,), by an adaptive rule over r around the one over w."""
         scale = np.sqrt(self.variance + 1 / information)
 
-        def log_weight(t: Array, lines: Array) -> Array:
+        def log_weight(t: Host, lines: Host) -> Host:
             r = (self.centre + scale[lines][:, None] * t).ravel()
-            known = np.broadcast_to(information[lines][:, None], t.shape).ravel()
-            log_error = np.empty_like(r)
-            for narrow in (False, True):
-                (rows,) = np.nonzero((known >= 1) == narrow)
-                for part in np.array_split(rows, len(rows) // 4096 + 1) if len(rows) else []:
-                    _, variance, log_density = self._entries(r[part], known[part], narrow=narrow, tolerance=1e-4)
-                    log_error[part] = log_density + np.log(variance)
-            return (log_error.reshape(t.shape) + np.log(scale[lines])[:, None]) + t * t / 2
+            known = np.repeat(information[lines], t.shape[1])
+            parts = np.array_split(np.arange(len(r)), len(r) // 4096 + 1)
+            found = np.concatenate([self._entries(r[part], known[part], 1e-4) for part in parts], axis=1)
+            log_error = (found[2] + np.log(found[1])).reshape(t.shape)
+            return np.asarray(log_error + np.log(scale[lines])[:, None] + t * t / 2)
 
         with np.errstate(divide="ignore"):
             found = line_moments(log_weight, len(information), NUMPY, None, tolerance=3e-5, rounds=60)
@@ -261,4 +214,5 @@ class _Columns(Channel):
 
     def log_likelihood(self, y: Array, z: Array) -> Array:
         del y
-        return namespace(z).sum(self.prior._scaled(z[:, :, 0]), axis=1)
+        logs = self.prior._log_density(z[:, :, 0] * self.prior.unit)
+        return namespace(z).sum(clip(logs, IMPOSSIBLE, None), axis=1)

@@ -14,6 +14,7 @@ from smimbench.backend.arrays import to_host
 from smimbench.interfaces import ParameterError
 from smimbench.numerics.free_convolution import FreeConvolution
 from tests.conftest import assert_placed
+from tests.numerics.test_free_convolution import support
 
 RHOS = [0.01, 0.1, 0.5, 0.97, 1.0, 1.2, 10.0]
 
@@ -119,7 +120,7 @@ def test_mmse_is_smooth_through_the_merger(rho):
 def test_agrees_with_subordination(rho, noise):
     law = FreeConvolution(*marchenko_pastur(rho))
     assert mmse(noise, rho) == pytest.approx(law.mmse(noise).value, rel=2e-10)
-    edges = law.support(noise)
+    edges = support(law, noise)
     width = edges[-1, 1] - edges[0, 0]
     x = np.linspace(edges[0, 0] - width, edges[-1, 1] + width, 290)
     np.testing.assert_allclose(eigenvalue_map(x, noise, rho), law.rie(x, noise), rtol=1e-7, atol=3e-11 * width)
